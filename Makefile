@@ -1,0 +1,40 @@
+# Every target sets up what it needs: a virtual environment, torch first, then the package.
+PYTHON ?= python3
+VENV ?= .venv
+OUT ?= build/demo
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+export HF_HUB_DISABLE_TELEMETRY := 1
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: help demo test lint types check clean
+
+help: ## show this list
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+
+demo: $(READY) ## sample traces -> rows -> a trained tiny adapter, under OUT (build/demo)
+	$(BIN)/python jobs/demo.py --out $(OUT)
+
+test: $(READY) ## run the tests (benchmarks are apart, see tests/benchmarks)
+	$(BIN)/python -m pytest
+
+lint: $(READY) ## formatting and style
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: $(READY) ## mypy, strict
+	$(BIN)/mypy
+
+check: lint types test ## all of the above
+
+clean: ## remove what was built, keep the environment
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or later is needed, this is " + sys.version.split()[0]) if sys.version_info < (3, 11) else None'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch==2.13.0
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[train]" --group dev
+	touch $(READY)

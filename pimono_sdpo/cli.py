@@ -1,0 +1,184 @@
+"""The front door: `pimono-sdpo COMMAND`.
+
+The one module of this package that imports its siblings, inside its commands.
+"""
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from pimono_sdpo import __version__
+from pimono_sdpo.errors import EmptySelection, PimonoError
+from pimono_sdpo.schema import Unit
+
+app = typer.Typer(
+    help="Recorded coding-agent sessions in, SDPO training rows out.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+
+def run_filter(
+    source: str,
+    out: Path,
+    unit: Unit = "session",
+    min_score: float = 0.0,
+    max_samples: int | None = None,
+    seed: int = 42,
+    licence: str | None = None,
+) -> dict[str, Any]:
+    """Filter traces into SDPO rows under `out` and return the report.
+
+    `out` gets `data/*.parquet`, `rejects/*.parquet`, `report.json`, `report.png` and `README.md`.
+    Raises SourceError, OutputError or EmptySelection; then `out` is as it was before.
+    """
+    from tqdm.auto import tqdm
+
+    from cards import render_dataset_card, write_report_plot
+    from pimono_sdpo.assemble import assemble, choose
+    from pimono_sdpo.export import open_source
+    from pimono_sdpo.report import build_report
+    from pimono_sdpo.shards import publish_folder, quiet_datasets, run_shards, work_folder
+    from processors import pipeline
+    from processors.grade import WEIGHTS
+
+    opened = open_source(source)
+    work = work_folder(out)
+    stages = pipeline(unit, min_score)
+    run_options = {"unit": unit, "min_score": min_score}
+    total = sum(shard.sessions for shard in opened.shards)
+    with quiet_datasets(), tqdm(total=total, unit="session", desc="filter") as bar:
+        records = run_shards(opened.shards, stages, work, run_options, bar.update)
+    last = choose(sorted((work / "rows").glob("*.parquet")), max_samples, seed)
+    finished, cut = assemble(work, last, seed)
+    options = {**run_options, "max_samples": max_samples, "seed": seed, "licence": licence}
+    report = build_report(opened, options, WEIGHTS, records, cut, finished)
+    if not report["kept"]:
+        shutil.rmtree(work)
+        raise EmptySelection(_nothing_left(source, report))
+    (finished / "report.json").write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n")
+    write_report_plot(report, finished / "report.png")
+    (finished / "README.md").write_text(render_dataset_card(report))
+    publish_folder(finished, out)
+    shutil.rmtree(work)
+    return report
+
+
+def _nothing_left(source: str, report: dict[str, Any]) -> str:
+    reasons = ", ".join(f"{count} {reason}" for reason, count in report["drop_reasons"].items())
+    advice = (
+        "lower --min-score"
+        if "below_min_score" in report["drop_reasons"]
+        else "give traces with tool errors, failed commands or user corrections"
+    )
+    return (
+        f"None of the {report['sessions']} sessions of `{source}` was kept ({reasons}); {advice}."
+    )
+
+
+@app.command("filter")
+def filter_command(
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="Folder, file or glob of viewer-export parquet or session JSONL, a saved "
+            "dataset, or a Hub dataset id (ns/name, read at refs/convert/parquet)."
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="Folder to write; an earlier output is replaced.")],
+    unit: Annotated[
+        str, typer.Option(help="One row per `session`, or per `episode` (a request of its own).")
+    ] = "session",
+    min_score: Annotated[float, typer.Option(help="Drop rows that score less.")] = 0.0,
+    max_samples: Annotated[
+        int | None, typer.Option(help="Keep the best N rows.", min=1, show_default="all")
+    ] = None,
+    seed: Annotated[
+        int, typer.Option(help="Decides among equal scores when --max-samples cuts.")
+    ] = 42,
+    license: Annotated[
+        str | None, typer.Option(help="SPDX id of the traces' licence, for the dataset card.")
+    ] = None,
+) -> None:
+    """Turn recorded sessions into SDPO rows, a report and a dataset card."""
+    if unit not in ("session", "episode"):
+        raise typer.BadParameter(f"`{unit}` is neither session nor episode", param_hint="--unit")
+    chosen: Unit = "episode" if unit == "episode" else "session"
+    report = run_filter(source, out, chosen, min_score, max_samples, seed, license)
+    typer.echo(_summary(report, out))
+
+
+def _summary(report: dict[str, Any], out: Path) -> str:
+    score = report["score"]
+    lines = [
+        f"{report['sessions']} sessions read, {report['kept']} rows kept, "
+        f"{report['rejected']} rejected",
+        f"score {score['min']:g} to {score['max']:g}, mean {score['mean']:.2f}",
+        "categories: " + _counts(report["category_counts"]),
+    ]
+    if report["drop_reasons"]:
+        lines.append("dropped: " + _counts(report["drop_reasons"]))
+    broken = {name: n for name, n in report["lines"].items() if n and name != "parsed"}
+    if broken:
+        lines.append("broken lines: " + _counts(broken))
+    if report["secrets_redacted"]:
+        lines.append("redacted: " + _counts(report["secrets_redacted"]))
+    lines.append(f"rows, rejects, report.json and README.md are in {out}")
+    return "\n".join(lines)
+
+
+def _counts(counts: dict[str, int]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in counts.items())
+
+
+@app.command("samples")
+def samples_command(
+    out: Annotated[Path, typer.Option(help="Folder to write the samples to.")],
+) -> None:
+    """Write the sample sessions that come with the package, in every input layout."""
+    from pimono_sdpo.samples import write_samples
+
+    written = write_samples(out)
+    typer.echo(f"{len(written)} files with hand-written sample sessions are in {out}")
+
+
+@app.command("tiny-model")
+def tiny_model_command(
+    out: Annotated[Path, typer.Option(help="Folder to write the model to.")],
+    seed: Annotated[int, typer.Option(help="Seed of the random weights.")] = 0,
+) -> None:
+    """Write a tiny random model of the class of google/gemma-4-12B-it, for trials on a CPU."""
+    from pimono_sdpo.tiny_model import write_tiny_model
+
+    typer.echo(f"a tiny model with random weights is in {write_tiny_model(out, seed)}")
+
+
+@app.callback(invoke_without_command=True)
+def front(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    """Recorded coding-agent sessions in, SDPO training rows out."""
+    if version:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+def run(command: Callable[[], object]) -> None:
+    """Run a command; a problem with the user's input is one sentence and exit code 2."""
+    try:
+        command()
+    except PimonoError as problem:
+        sys.stderr.write(f"pimono-sdpo: {problem}\n")
+        sys.exit(2)
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    run(app)

@@ -1,0 +1,30 @@
+"""Errors a user can mend. Each message is one sentence: what was found, what to do.
+
+    PimonoError                 anything below; the front door prints it and exits with 2
+    ├── SourceError             the input cannot be opened or has no known layout
+    ├── EmptySelection          every session was dropped
+    ├── OutputError             the output folder cannot be used
+    └── TrainingInputError      rows, model or recipe cannot be trained on
+
+A bug in this project is never one of these: it raises as it is.
+"""
+
+
+class PimonoError(Exception):
+    """A problem with what the user gave us, told in one sentence."""
+
+
+class SourceError(PimonoError):
+    """The input is missing, unreadable or of no known layout."""
+
+
+class EmptySelection(PimonoError):
+    """Nothing was left after filtering."""
+
+
+class OutputError(PimonoError):
+    """The output folder holds something this project did not write."""
+
+
+class TrainingInputError(PimonoError):
+    """The rows, the model or the recipe cannot be trained on."""

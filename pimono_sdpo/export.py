@@ -1,0 +1,186 @@
+"""Open traces wherever they are and hand them out as session tables, shard by shard.
+
+Inputs are told apart by what is there and which columns it has, never by a flag:
+
+    viewer_export   parquet files in any of the layouts of `pimono_sdpo.layouts`
+    jsonl           raw session files, one session each
+    dataset         a folder written by `Dataset.save_to_disk`
+    hub             `ns/name`, read at refs/convert/parquet and pinned to its commit
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from glob import glob, has_magic
+from pathlib import Path
+from typing import Literal
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from datasets import Dataset, DatasetDict, load_from_disk
+
+from pimono_sdpo import hub
+from pimono_sdpo.errors import SourceError
+from pimono_sdpo.layouts import READ_COLUMNS, Layout, layout_of, session_table, sessions
+
+Kind = Literal["viewer_export", "jsonl", "dataset", "hub"]
+
+HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
+JSONL_PER_SHARD = 64
+BATCH_ROWS = 8
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A unit of work: one parquet file, one saved split, or a run of raw session files.
+
+    `path` is relative to the source; `files` are on disk (empty for the Hub, whose shards are
+    fetched when they are read); `root` is the folder that raw session names are relative to.
+    """
+
+    kind: Kind
+    path: str
+    layout: Layout
+    sessions: int
+    bytes: int
+    files: tuple[Path, ...] = ()
+    root: Path = Path()
+    revision: str | None = None
+
+
+@dataclass(frozen=True)
+class Source:
+    """An opened input: its name without machine paths, its kind and its shards in order."""
+
+    name: str
+    kind: Kind
+    revision: str | None
+    shards: tuple[Shard, ...]
+
+
+def open_source(source: str) -> Source:
+    """Find the shards of a path, a glob or a Hub dataset id; raises SourceError."""
+    path = Path(source)
+    if (path / "state.json").exists() or (path / "dataset_dict.json").exists():
+        return _open_saved(path)
+    if has_magic(source):
+        root = Path(re.split(r"[*?\[]", source)[0] + "x").parent
+        files = [Path(name) for name in glob(source, recursive=True)]  # noqa: PTH207
+    elif path.is_dir():
+        root, files = path, [file for file in path.rglob("*") if not _is_hidden(file, path)]
+    elif path.exists():
+        root, files = path.parent, [path]
+    elif HUB_ID.fullmatch(source):
+        return _open_hub(source)
+    else:
+        raise SourceError(
+            f"`{source}` does not exist and is not a Hub dataset id such as `ns/name`; "
+            "give a folder, a file, a glob or an id."
+        )
+    return _open_files(source, root, sorted(file for file in files if file.is_file()))
+
+
+def read_sessions(shard: Shard) -> Iterator[pa.Table]:
+    """Yield tables of the SESSION columns, a few sessions at a time."""
+    if shard.kind == "jsonl":
+        for start in range(0, len(shard.files), BATCH_ROWS):
+            yield _raw_table(shard.root, shard.files[start : start + BATCH_ROWS])
+    elif shard.kind == "dataset":
+        dataset = load_from_disk(str(shard.files[0]))
+        assert isinstance(dataset, Dataset)
+        for start in range(0, dataset.num_rows, BATCH_ROWS):
+            yield session_table(dataset.data.slice(start, BATCH_ROWS).table, shard.layout)
+    else:
+        file = shard.files[0] if shard.files else hub.download(shard.path, shard.revision)
+        origin = hub.origin(shard.path, shard.revision) if shard.kind == "hub" else ""
+        with pq.ParquetFile(file) as parquet:
+            columns = [name for name in parquet.schema_arrow.names if name in READ_COLUMNS]
+            for batch in parquet.iter_batches(BATCH_ROWS, columns=columns):
+                yield session_table(pa.Table.from_batches([batch]), shard.layout, origin)
+
+
+def _open_files(source: str, root: Path, files: list[Path]) -> Source:
+    parquet = [file for file in files if file.suffix == ".parquet"]
+    raw = [file for file in files if file.suffix == ".jsonl"]
+    if not parquet and not raw:
+        raise SourceError(
+            f"`{source}` holds neither .parquet nor .jsonl files; give a viewer export, raw "
+            "session files or a saved dataset."
+        )
+    shards = [_parquet_shard(file, _relative(file, root)) for file in parquet]
+    groups = [raw[start : start + JSONL_PER_SHARD] for start in range(0, len(raw), JSONL_PER_SHARD)]
+    shards += [_raw_shard(group, root) for group in groups]
+    kind: Kind = "viewer_export" if parquet else "jsonl"
+    return Source(root.resolve().name, kind, None, tuple(shards))
+
+
+def _parquet_shard(file: Path, name: str) -> Shard:
+    try:
+        metadata = pq.read_metadata(file)
+        schema = pq.read_schema(file)
+    except (pa.ArrowInvalid, OSError) as error:
+        # pyarrow's own words name the damage; the user needs the file and the way out.
+        raise SourceError(
+            f"`{name}` is no readable parquet file ({str(error).splitlines()[0]}); "
+            "download it again or leave it out."
+        ) from error
+    layout = layout_of(schema, name)
+    return Shard("viewer_export", name, layout, metadata.num_rows, file.stat().st_size, (file,))
+
+
+def _raw_shard(files: list[Path], root: Path) -> Shard:
+    first = _relative(files[0], root)
+    return Shard(
+        kind="jsonl",
+        path=first if len(files) == 1 else f"{first} and {len(files) - 1} more",
+        layout="jsonl",
+        sessions=len(files),
+        bytes=sum(file.stat().st_size for file in files),
+        files=tuple(files),
+        root=root,
+    )
+
+
+def _raw_table(root: Path, files: tuple[Path, ...]) -> pa.Table:
+    names = [_relative(file, root) for file in files]
+    # Bytes that are no UTF-8 become U+FFFD: the line they stand in usually still parses.
+    texts = [file.read_bytes().decode("utf-8", errors="replace") for file in files]
+    empty = [""] * len(files)
+    return sessions(empty, empty, names, texts)
+
+
+def _open_saved(path: Path) -> Source:
+    loaded = load_from_disk(str(path))
+    in_splits = isinstance(loaded, DatasetDict)
+    splits = loaded if isinstance(loaded, DatasetDict) else DatasetDict({"train": loaded})
+    shards = tuple(
+        Shard(
+            kind="dataset",
+            path=str(name),
+            layout=layout_of(dataset.data.schema, str(name)),
+            sessions=dataset.num_rows,
+            bytes=dataset.data.nbytes,
+            files=(path / str(name) if in_splits else path,),
+        )
+        for name, dataset in splits.items()
+    )
+    return Source(path.resolve().name, "dataset", None, shards)
+
+
+def _open_hub(repo_id: str) -> Source:
+    revision, names = hub.parquet_export(repo_id)
+    shards = []
+    for name in names:
+        location = f"{repo_id}/{name}"
+        schema, rows, size = hub.parquet_footer(location, revision)
+        layout = layout_of(schema, location)
+        shards.append(Shard("hub", location, layout, rows, size, revision=revision))
+    return Source(repo_id, "hub", revision, tuple(shards))
+
+
+def _relative(file: Path, root: Path) -> str:
+    return file.relative_to(root).as_posix()
+
+
+def _is_hidden(file: Path, root: Path) -> bool:
+    return any(part.startswith(".") for part in file.relative_to(root).parts)

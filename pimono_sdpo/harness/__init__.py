@@ -1,0 +1,1 @@
+"""One reader per harness: its JSON objects in, events out."""

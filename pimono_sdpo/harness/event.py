@@ -1,0 +1,48 @@
+"""What happened in a session, one record per step, the same for every harness."""
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal[
+    "user",
+    "assistant",
+    "tool_call",
+    "tool_result",
+    "bash",
+    "custom_message",
+    "compaction",
+    "branch_summary",
+    "other",
+]
+
+_ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One step of a session.
+
+    `arguments` is JSON text (tool_call) or the command line (bash); `exit_code` is None when the
+    recorder gave none; `on_active_branch` is False for steps the user went back from.
+    """
+
+    index: int
+    kind: Kind
+    text: str = ""
+    id: str = ""
+    parent_id: str = ""
+    call_id: str = ""
+    tool_name: str = ""
+    arguments: str = ""
+    is_error: bool = False
+    exit_code: int | None = None
+    stop_reason: str = ""
+    timestamp: str = ""
+    on_active_branch: bool = True
+
+
+def clean(text: str) -> str:
+    """Drop terminal colours and the lone surrogates that no UTF-8 column can hold."""
+    return _SURROGATE.sub("\ufffd", _ANSI.sub("", text) if "\x1b" in text else text)

@@ -1,0 +1,79 @@
+"""Read the viewer's parquet export of a Hub dataset, pinned to one commit.
+
+The export lives on the revision `refs/convert/parquet` as `{config}/{split}/0000.parquet`.
+`load_dataset("ns/name")` never uses it, so it is asked for explicitly.
+"""
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from huggingface_hub import HfApi, HfFileSystem, hf_hub_download
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+)
+
+from pimono_sdpo.errors import SourceError
+
+EXPORT_REF = "refs/convert/parquet"
+
+
+def parquet_export(repo_id: str) -> tuple[str, list[str]]:
+    """Return the export's commit and its parquet files in order; raises SourceError."""
+    api = HfApi()
+    try:
+        refs = api.list_repo_refs(repo_id, repo_type="dataset")
+        commits = [ref.target_commit for ref in refs.converts if ref.ref == EXPORT_REF]
+        names = (
+            api.list_repo_files(repo_id, repo_type="dataset", revision=commits[0])
+            if commits
+            else []
+        )
+    except GatedRepoError as error:
+        raise SourceError(
+            f"`{repo_id}` is gated: accept its terms on the Hub and set HF_TOKEN."
+        ) from error
+    except RepositoryNotFoundError as error:
+        raise SourceError(
+            f"`{repo_id}` is neither a local path nor a dataset this account can see on the Hub; "
+            "check the name, or set HF_TOKEN when it is private."
+        ) from error
+    except (HfHubHTTPError, OfflineModeIsEnabled, OSError) as error:
+        raise SourceError(
+            f"`{repo_id}` is not a local path and the Hub could not be asked "
+            f"({type(error).__name__}); check the name and the network."
+        ) from error
+    parquet = sorted(name for name in names if name.endswith(".parquet"))
+    if not parquet:
+        raise SourceError(
+            f"`{repo_id}` has no parquet export at {EXPORT_REF}; wait for the dataset viewer to "
+            "build it, or download the raw files and give their folder."
+        )
+    return commits[0], parquet
+
+
+def parquet_footer(location: str, revision: str) -> tuple[pa.Schema, int, int]:
+    """Return schema, rows and bytes of `ns/name/path`, reading the footer only."""
+    repo_id, name = _split(location)
+    with HfFileSystem().open(f"datasets/{repo_id}@{revision}/{name}", "rb") as remote:
+        parquet = pq.ParquetFile(remote)
+        return parquet.schema_arrow, parquet.metadata.num_rows, int(remote.size)
+
+
+def download(location: str, revision: str | None) -> Path:
+    """Fetch `ns/name/path` at a commit into the local cache."""
+    repo_id, name = _split(location)
+    return Path(hf_hub_download(repo_id, name, repo_type="dataset", revision=revision))
+
+
+def origin(location: str, revision: str | None) -> str:
+    """Name the dataset and commit a row of `ns/name/path` came from."""
+    return f"{_split(location)[0]}@{revision}/"
+
+
+def _split(location: str) -> tuple[str, str]:
+    namespace, name, path = location.split("/", 2)
+    return f"{namespace}/{name}", path

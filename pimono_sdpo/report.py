@@ -1,0 +1,137 @@
+"""What happened, as one JSON object: the source of every number on the dataset card.
+
+No clock, no machine path: the same input gives the same bytes.
+"""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from pimono_sdpo import __version__
+from pimono_sdpo.assemble import OVER_MAX_SAMPLES
+from pimono_sdpo.export import Source
+
+BIN_WIDTH = 2.0
+Json = dict[str, Any]
+
+
+def build_report(
+    source: Source,
+    options: Json,
+    weights: dict[str, float],
+    records: list[Json],
+    cut: int,
+    folder: Path,
+) -> Json:
+    """Gather the report of a run from its shard records and the rows written to `folder/data`.
+
+    Keys: pimono_sdpo, input, options, lines, stages, sessions, kept, rejected, drop_reasons,
+    score (min, max, mean, histogram), category_counts, sources, weights, secrets_redacted,
+    licence, first_sample. Without kept rows, what describes them is left out.
+    """
+    stages = _stages(records)
+    kept = stages[-1]["rows_out"] - cut
+    if options["max_samples"] is not None:
+        dropped = {OVER_MAX_SAMPLES: cut} if cut else {}
+        stages.append(
+            {"stage": "choose", "rows_in": kept + cut, "rows_out": kept, "dropped": dropped}
+        )
+    reasons: Counter[str] = Counter()
+    for stage in stages:
+        reasons.update(stage["dropped"])
+    counts = _columns(records, "counts")
+    return {
+        "pimono_sdpo": __version__,
+        "input": {
+            "source": source.name,
+            "kind": source.kind,
+            "revision": source.revision,
+            "shards": [
+                {
+                    "path": shard.path,
+                    "layout": shard.layout,
+                    "sessions": shard.sessions,
+                    "bytes": shard.bytes,
+                }
+                for shard in source.shards
+            ],
+        },
+        "options": {name: value for name, value in options.items() if name != "licence"},
+        "lines": {name: counts[f"lines_{name}"] for name in ("parsed", "repaired", "skipped")},
+        "stages": stages,
+        "sessions": sum(shard.sessions for shard in source.shards),
+        "kept": kept,
+        "rejected": sum(reasons.values()),
+        "drop_reasons": dict(sorted(reasons.items())),
+        "weights": weights,
+        "secrets_redacted": dict(sorted(_columns(records, "redactions").items())),
+        "licence": options["licence"],
+        **(_statistics(folder / "data", source.name) if kept else {}),
+    }
+
+
+def _stages(records: list[Json]) -> list[Json]:
+    """Add up the rows in and out of each stage over all shards, in pipeline order."""
+    totals: dict[str, Json] = {}
+    for record in records:
+        per_batch: dict[str, list[int]] = {}
+        for name, rows_in, rows_out in record["stages"]:
+            before = per_batch.setdefault(name, [0, 0])
+            before[0] += rows_in
+            before[1] += rows_out
+        for name, (rows_in, rows_out) in per_batch.items():
+            stage = totals.setdefault(
+                name, {"stage": name, "rows_in": 0, "rows_out": 0, "dropped": {}}
+            )
+            stage["rows_in"] += rows_in
+            stage["rows_out"] += rows_out
+        for name, reason, count in record["dropped"]:
+            dropped = totals[name]["dropped"]
+            dropped[reason] = dropped.get(reason, 0) + count
+    return list(totals.values())
+
+
+def _columns(records: list[Json], column: str) -> Counter[str]:
+    total: Counter[str] = Counter()
+    for record in records:
+        total.update(record["columns"].get(column, {}))
+    return total
+
+
+def _statistics(folder: Path, name: str) -> Json:
+    """Count and describe the rows of a folder without holding them."""
+    rows = pl.scan_parquet(folder / "*.parquet")
+    score = pl.col("score")
+    kept, low, high, mean = (
+        rows.select(pl.len(), score.min().alias("min"), score.max().alias("max"), score.mean())
+        .collect()
+        .row(0)
+    )
+    bins = _counts(rows.select((score // BIN_WIDTH).cast(pl.Int64)))
+    folder_of_source = (
+        pl.when(pl.col("source").str.contains("/"))
+        .then(pl.col("source").str.replace(r"/[^/]*$", ""))
+        .otherwise(pl.lit(name))
+    )
+    return {
+        "kept": kept,
+        "score": {
+            "min": low,
+            "max": high,
+            "mean": round(mean, 6),
+            "histogram": [
+                {"from": i * BIN_WIDTH, "to": (i + 1) * BIN_WIDTH, "rows": bins.get(i, 0)}
+                for i in range(min(bins), max(bins) + 1)
+            ],
+        },
+        "category_counts": _counts(rows.select(pl.col("categories").explode())),
+        "sources": _counts(rows.select(folder_of_source)),
+        "first_sample": rows.head(1).collect().to_dicts()[0],
+    }
+
+
+def _counts(column: pl.LazyFrame) -> dict[Any, int]:
+    (name,) = column.collect_schema().names()
+    return dict(column.group_by(name).len().sort(name).collect().rows())

@@ -1,0 +1,124 @@
+"""Every column this project reads or writes, one block per layer.
+
+Open-ended values (tool arguments, verifier specs) travel as JSON text, so that the schema of a
+shard never depends on what the shard holds.
+"""
+
+from typing import Literal, TypedDict
+
+from datasets import Features, List, Value
+
+Unit = Literal["session", "episode"]
+
+SESSION = Features(
+    {
+        "harness": Value("string"),
+        "session_id": Value("string"),
+        "source": Value("string"),
+        "trace": Value("large_string"),
+    }
+)
+
+DIAGNOSTIC = {
+    "categories": List(Value("string")),
+    "text": Value("string"),
+    "tool_name": Value("string"),
+    "event_index": Value("int32"),
+}
+CORRECTION = {"text": Value("string"), "event_index": Value("int32"), "rule": Value("string")}
+COUNTS = {
+    name: Value("int32")
+    for name in (
+        "events",
+        "user_messages",
+        "tool_calls",
+        "tool_errors",
+        "lines_parsed",
+        "lines_repaired",
+        "lines_skipped",
+    )
+}
+EVIDENCE = Features(
+    {
+        "harness": Value("string"),
+        "session_id": Value("string"),
+        "source": Value("string"),
+        "episode": Value("int32"),
+        "cwd": Value("string"),
+        "prompt": Value("string"),
+        "diagnostics": List(DIAGNOSTIC),
+        "corrections": List(CORRECTION),
+        "continued": Value("bool"),
+        "problem": Value("string"),
+        "counts": COUNTS,
+    }
+)
+
+GRADE = Features(
+    {
+        "categories": List(Value("string")),
+        "score": Value("float64"),
+        "score_terms": List({"term": Value("string"), "value": Value("float64")}),
+        "reward_terms": List(Value("string")),
+    }
+)
+
+MESSAGE = {"role": Value("string"), "content": Value("string")}
+SDPO_ROW = Features(
+    {
+        "prompt": List(MESSAGE),
+        "privileged_context": Value("string"),
+        "reward_terms": List(Value("string")),
+        "score": Value("float64"),
+        "score_terms": List({"term": Value("string"), "value": Value("float64")}),
+        "categories": List(Value("string")),
+        "session_id": Value("string"),
+        "source": Value("string"),
+        "harness": Value("string"),
+        "episode": Value("int32"),
+        "split": Value("string"),
+        "verifier_spec": Value("string"),
+    }
+)
+
+REJECT = Features(
+    {
+        "session_id": Value("string"),
+        "source": Value("string"),
+        "episode": Value("int32"),
+        "stage": Value("string"),
+        "drop_reason": Value("string"),
+        "detail": Value("string"),
+    }
+)
+
+
+class Diagnostic(TypedDict):
+    """One concrete failure the environment reported."""
+
+    categories: list[str]
+    text: str
+    tool_name: str
+    event_index: int
+
+
+class Correction(TypedDict):
+    """One later user message that corrects the agent."""
+
+    text: str
+    event_index: int
+    rule: str
+
+
+class ScoreTerm(TypedDict):
+    """One addend of a row's score."""
+
+    term: str
+    value: float
+
+
+class Message(TypedDict):
+    """One turn of a conversation."""
+
+    role: str
+    content: str

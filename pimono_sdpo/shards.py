@@ -1,0 +1,203 @@
+"""Run a pipeline over input shards: one shard in, one shard out, nothing half-written.
+
+Work happens in a sibling folder `.NAME.partial`. Each output shard is written under a temporary
+name and renamed, then a small JSON beside it says what it was made from; a rerun skips what is
+already there for the same input, code and options. The folder gets its name only at the end.
+"""
+
+import json
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from datasets import Dataset, Features
+from datasets.utils import (
+    are_progress_bars_disabled,
+    disable_progress_bars,
+    enable_progress_bars,
+)
+
+from pimono_sdpo.errors import OutputError
+from pimono_sdpo.export import Shard, read_sessions
+from pimono_sdpo.schema import REJECT, SDPO_ROW
+from pimono_sdpo.stage import Filter, Row, Stage, apply, name_of
+
+Json = dict[str, Any]
+
+
+@dataclass
+class Tally:
+    """What happened to the rows of a shard, addable over shards."""
+
+    stages: list[tuple[str, int, int]] = field(default_factory=list)
+    dropped: Counter[tuple[str, str]] = field(default_factory=Counter)
+    columns: dict[str, Counter[str]] = field(default_factory=dict)
+
+    def count(self, stage: Stage, before: Dataset, after: Dataset) -> None:
+        """Note the rows that went in and came out, and the columns the stage wants counted."""
+        self.stages.append((name_of(stage), before.num_rows, after.num_rows))
+        if isinstance(stage, Filter):
+            return
+        for column in stage.tallies:
+            counter = self.columns.setdefault(column, Counter())
+            for value in after[column]:
+                counter.update(value)
+
+    def to_json(self) -> Json:
+        """Return plain lists and dicts."""
+        return {
+            "stages": [list(stage) for stage in self.stages],
+            "dropped": [[*key, count] for key, count in sorted(self.dropped.items())],
+            "columns": {name: dict(sorted(c.items())) for name, c in self.columns.items()},
+        }
+
+
+def run_shards(
+    shards: Sequence[Shard],
+    stages: Sequence[Stage],
+    work: Path,
+    options: Json,
+    progress: Callable[[int], object],
+) -> list[Json]:
+    """Write `work/rows/*.parquet` and `work/rejects/*.parquet`; return one record per shard.
+
+    `progress` is called with the number of sessions done.
+    """
+    for name in ("rows", "rejects", "done"):
+        (work / name).mkdir(parents=True, exist_ok=True)
+    records = []
+    for index, shard in enumerate(shards):
+        made_from = _fingerprint(shard, stages, options)
+        done = work / "done" / f"{index:05}.json"
+        record = json.loads(done.read_text()) if done.exists() else {}
+        if record.get("made_from") != made_from:
+            tally = _run_shard(shard, stages, work, f"{index:05}.parquet", progress)
+            record = {"made_from": made_from, **tally.to_json()}
+            write_atomically(done, json.dumps(record).encode())
+        else:
+            progress(shard.sessions)
+        records.append(record)
+    return records
+
+
+def _run_shard(
+    shard: Shard,
+    stages: Sequence[Stage],
+    work: Path,
+    name: str,
+    progress: Callable[[int], object],
+) -> Tally:
+    total = Tally()
+    rows, rejects = work / "rows" / name, work / "rejects" / name
+    with (
+        pq.ParquetWriter(_temporary(rows), SDPO_ROW.arrow_schema) as rows_out,
+        pq.ParquetWriter(_temporary(rejects), REJECT.arrow_schema) as rejects_out,
+    ):
+        for table in read_sessions(shard):
+            kept, dropped = run_stages(Dataset(table), stages, total)
+            rows_out.write_table(_table(kept, SDPO_ROW))
+            rejects_out.write_table(pa.Table.from_pylist(dropped, REJECT.arrow_schema))
+            progress(table.num_rows)
+    _temporary(rejects).replace(rejects)
+    _temporary(rows).replace(rows)
+    return total
+
+
+def run_stages(
+    dataset: Dataset, stages: Iterable[Stage], tally: Tally
+) -> tuple[Dataset, list[Json]]:
+    """Run the stages over rows in memory; return the kept rows and the rejects with reasons."""
+    rejects: list[Json] = []
+    for stage in stages:
+        before = dataset
+        if isinstance(stage, Filter):
+            reasons = [stage.fn(row) for row in before]
+            for row, reason in zip(before, reasons, strict=True):
+                if reason is not None:
+                    rejects.append(_reject(row, name_of(stage), reason))
+                    tally.dropped[name_of(stage), reason] += 1
+            dataset = before.select([i for i, reason in enumerate(reasons) if reason is None])
+        else:
+            dataset = apply(before, stage)
+        tally.count(stage, before, dataset)
+    return dataset, rejects
+
+
+def _reject(row: Row, stage: str, reason: str) -> Json:
+    score = row.get("score")
+    return {
+        "session_id": row["session_id"],
+        "source": row["source"],
+        "episode": row["episode"],
+        "stage": stage,
+        "drop_reason": reason,
+        "detail": row["harness"] if score is None else f"{row['harness']}, score {score:g}",
+    }
+
+
+def _fingerprint(shard: Shard, stages: Sequence[Stage], options: Json) -> Json:
+    """What a finished shard depends on; a change of any part makes it again."""
+    files = [
+        [file.name, stat.st_size, stat.st_mtime_ns]
+        for file in shard.files
+        for stat in (file.stat(),)
+    ]
+    return {
+        "input": [shard.path, shard.layout, shard.sessions, shard.revision, files],
+        "stages": [[name_of(stage), stage.code] for stage in stages],
+        "options": options,
+    }
+
+
+def _table(dataset: Dataset, features: Features) -> pa.Table:
+    return dataset.with_format("arrow")[:].select(list(features)).cast(features.arrow_schema)
+
+
+@contextmanager
+def quiet_datasets() -> Iterator[None]:
+    """Silence the progress bar of every single map: one bar over all sessions says more."""
+    was_quiet = are_progress_bars_disabled()
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        if not was_quiet:
+            enable_progress_bars()
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write under a temporary name, then rename."""
+    temporary = _temporary(path)
+    temporary.write_bytes(content)
+    temporary.replace(path)
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_name(f"{path.name}.tmp")
+
+
+def work_folder(out: Path) -> Path:
+    """Return the folder to work in; raises OutputError when `out` is somebody else's."""
+    if out.exists() and not out.is_dir():
+        raise OutputError(f"`{out}` is a file; give the name of a folder that may be replaced.")
+    if out.is_dir() and any(out.iterdir()) and not (out / "report.json").exists():
+        raise OutputError(
+            f"`{out}` is not empty and holds no report.json, so it is not an earlier output; "
+            "give another folder."
+        )
+    return out.with_name(f".{out.name}.partial")
+
+
+def publish_folder(finished: Path, out: Path) -> None:
+    """Give a finished folder its name; an earlier output is replaced as a whole."""
+    old = out.with_name(f".{out.name}.old")
+    if out.exists():
+        out.replace(old)
+    finished.replace(out)
+    shutil.rmtree(old, ignore_errors=True)

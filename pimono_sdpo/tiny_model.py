@@ -1,0 +1,142 @@
+"""Write a tiny twin of google/gemma-4-12B-it: the same classes and template, random weights.
+
+About 0.4 M parameters, so that the whole training job runs on a CPU in seconds. It speaks noise:
+what it proves is that the pieces fit, never that a model learns.
+"""
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+SEED_TEXT = """\
+The agent runs a command, reads what the environment says, and tries again.
+Error: Cannot find module './session' imported from src/cli.ts
+TypeError: Cannot read properties of undefined (reading 'messages') at Object.<anonymous>
+AssertionError: expected 3 to equal 4, 2 tests failed, 14 passed, exit code 1
+src/agent.ts(12,7): error TS2304: Cannot find name 'Tool'. npm run build failed.
+bash: line 1: rg: command not found. ENOENT: no such file or directory, open 'package.json'
+fatal: pathspec 'main' did not match any files. EACCES: permission denied, mkdir '/usr/lib'
+Tool/environment diagnostic 1 (test_or_assertion, runtime_exception, command_error):
+Later user correction 1: no, do not change the tests, fix the parser instead.
+The following is feedback from your unsuccessful earlier attempt. Correctly solve the question.
+def load(path: str) -> dict[str, object]: return json.loads(Path(path).read_text())
+const result = await session.prompt(message); if (!result) { throw new Error("no result"); }
+"""
+
+# Ids that the job depends on are the real ones; the others only keep their places free.
+TURN_IDS = {"<|tool_response>": 50, "<|turn>": 105, "<turn|>": 106}
+EXTRA_SPECIAL_TOKENS = (
+    "<|image|> <|image> <image|> <|audio|> <|audio> <audio|> <|turn> <turn|> <|channel> <channel|> "
+    '<|think|> <|"|> <|tool_response> <tool_response|> <|tool_call> <tool_call|> <|tool> <tool|>'
+).split()
+CORE_TOKENS = ("<pad>", "<eos>", "<bos>", "<unk>", "<mask>")
+LEARNED_TOKENS = 512
+CHAT_TEMPLATE = "gemma4_v5.jinja"
+
+
+def write_tiny_model(folder: Path, seed: int = 0) -> Path:
+    """Write config, weights, tokenizer and chat template to `folder`; same seed, same bytes."""
+    import torch
+    from transformers import GenerationConfig
+    from transformers.models.gemma4_unified import modeling_gemma4_unified as gemma
+
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer = _tokenizer()
+    tokenizer.save_pretrained(folder)
+    generator_state = torch.get_rng_state()
+    try:
+        torch.manual_seed(seed)
+        model = gemma.Gemma4UnifiedForConditionalGeneration(_config(len(tokenizer)))
+    finally:
+        torch.set_rng_state(generator_state)
+    model.generation_config = GenerationConfig(
+        bos_token_id=2,
+        eos_token_id=[1, TURN_IDS["<turn|>"], TURN_IDS["<|tool_response>"]],
+        pad_token_id=0,
+        do_sample=True,
+        temperature=1.0,
+        top_k=64,
+        top_p=0.95,
+    )
+    model.save_pretrained(folder)
+    return folder
+
+
+def fingerprint(file: Path) -> str:
+    """Return the SHA-256 of a file's bytes."""
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def _tokenizer() -> Any:
+    from transformers import GemmaTokenizer
+
+    vocabulary, merges = _vocabulary()
+    tokenizer = GemmaTokenizer(
+        vocab=vocabulary,
+        merges=merges,
+        extra_special_tokens=EXTRA_SPECIAL_TOKENS,
+        model_max_length=8192,
+    )
+    tokenizer.chat_template = _chat_template()
+    return tokenizer
+
+
+def _vocabulary() -> tuple[dict[str, int], list[tuple[str, str]]]:
+    """Learn merges on SEED_TEXT and lay out ids: core, special and unused, bytes, learned."""
+    import json
+
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
+
+    learner = Tokenizer(models.BPE())
+    learner.normalizer = normalizers.Replace(" ", "▁")
+    learner.pre_tokenizer = pre_tokenizers.Split("▁", "merged_with_next")
+    learner.train_from_iterator(
+        SEED_TEXT.splitlines(keepends=True),
+        trainers.BpeTrainer(vocab_size=LEARNED_TOKENS, show_progress=False),
+    )
+    learned = json.loads(learner.to_str())["model"]
+    merges = [(left, right) for left, right in learned["merges"]]
+    others = iter(token for token in EXTRA_SPECIAL_TOKENS if token not in TURN_IDS)
+    at = {number: token for token, number in TURN_IDS.items()}
+    reserved = range(len(CORE_TOKENS), max(TURN_IDS.values()) + 1)
+    names = [at.get(number) or next(others, f"<unused{number}>") for number in reserved]
+    tokens = [*CORE_TOKENS, *names, *(f"<0x{byte:02X}>" for byte in range(256))]
+    known = sorted(learned["vocab"], key=learned["vocab"].__getitem__)
+    return {token: number for number, token in enumerate([*tokens, *known])}, merges
+
+
+def _chat_template() -> str:
+    import trl
+
+    return (Path(trl.__file__).parent / "chat_templates" / CHAT_TEMPLATE).read_text()
+
+
+def _config(vocab_size: int) -> Any:
+    from transformers.models.gemma4_unified import configuration_gemma4_unified as gemma
+
+    text = gemma.Gemma4UnifiedTextConfig(
+        vocab_size=vocab_size,
+        hidden_size=96,
+        intermediate_size=192,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=24,
+        global_head_dim=48,
+        num_global_key_value_heads=1,
+        attention_k_eq_v=True,
+        sliding_window=64,
+        layer_types=["sliding_attention", "sliding_attention", "full_attention"],
+        max_position_embeddings=8192,
+        final_logit_softcapping=30.0,
+    )
+    vision = gemma.Gemma4UnifiedVisionConfig(
+        patch_size=2, mm_embed_dim=16, mm_posemb_size=8, output_proj_dims=96
+    )
+    audio = gemma.Gemma4UnifiedAudioConfig(audio_embed_dim=16)
+    return gemma.Gemma4UnifiedConfig(
+        text_config=text.to_dict(),
+        vision_config=vision.to_dict(),
+        audio_config=audio.to_dict(),
+        architectures=["Gemma4UnifiedForConditionalGeneration"],
+    )

@@ -1,0 +1,99 @@
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from datasets import Dataset, DatasetDict
+
+from pimono_sdpo.errors import SourceError
+from pimono_sdpo.export import open_source, read_sessions
+from tests.traces import HEADER, trace, user
+
+TEXT = trace(HEADER, user("Fix the parser, it drops the last line"))
+LINES = TEXT.split("\n")
+
+
+def parquet(folder: Path, name: str = "0000.parquet", **columns: pa.Array) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table({"session_id": pa.array(["s-1"]), **columns}), folder / name)
+    return folder
+
+
+def as_json(values: list[object], kind: pa.DataType) -> pa.Array:
+    return pa.array(values, kind)
+
+
+def layouts() -> dict[str, dict[str, pa.Array]]:
+    text = pa.string()
+    lines = pa.array([LINES], pa.list_(text))
+    json_lines = pa.ListArray.from_arrays(
+        lines.offsets, pa.ExtensionArray.from_storage(pa.json_(), lines.values)
+    )
+    wrapped = pa.array([json.dumps(TEXT)], text)
+    return {
+        "traces_list": {"traces": json_lines, "file_name": pa.array(["a.jsonl"])},
+        "traces_list_text": {"traces": lines, "file_name": pa.array(["a.jsonl"])},
+        "trace_list": {"trace": json_lines, "file_path": pa.array(["a.jsonl"])},
+        "trace_text": {
+            "trace": pa.ExtensionArray.from_storage(pa.json_(), wrapped),
+            "file_path": pa.array(["a.jsonl"]),
+        },
+        "trace_plain": {"trace": pa.array([TEXT], pa.large_string()), "file_path": pa.array(["a.jsonl"])},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", list(layouts()))
+def test_every_layout_gives_the_same_session(name: str, tmp_path: Path) -> None:
+    source = open_source(str(parquet(tmp_path / "export" / "default", **layouts()[name]).parent))
+    (shard,) = source.shards
+    (table,) = read_sessions(shard)
+    assert (source.kind, source.name, shard.path) == (
+        "viewer_export",
+        "export",
+        "default/0000.parquet",
+    )
+    assert table.to_pylist() == [
+        {"harness": "", "session_id": "s-1", "source": "a.jsonl", "trace": TEXT}
+    ]
+
+
+def test_raw_files_globs_and_saved_datasets(tmp_path: Path) -> None:
+    raw = tmp_path / "raw" / "deep"
+    raw.mkdir(parents=True)
+    (raw / "a.jsonl").write_bytes(TEXT.encode() + b"\n\xff\xfe")
+    (raw / ".hidden.jsonl").write_text(TEXT)
+    (table,) = read_sessions(open_source(str(tmp_path / "raw")).shards[0])
+    assert table.column("source").to_pylist() == ["deep/a.jsonl"]
+    assert table.column("trace")[0].as_py() == TEXT + "\n\ufffd\ufffd"
+    by_glob = open_source(str(tmp_path / "raw" / "**" / "a*.jsonl"))
+    assert (by_glob.kind, by_glob.shards[0].sessions) == ("jsonl", 1)
+
+    saved = Dataset.from_dict({"session_id": ["s"], "trace": [TEXT], "file_path": ["x.jsonl"]})
+    DatasetDict({"train": saved, "extra": saved}).save_to_disk(tmp_path / "saved")
+    source = open_source(str(tmp_path / "saved"))
+    assert (source.kind, [shard.path for shard in source.shards]) == ("dataset", ["train", "extra"])
+    assert next(read_sessions(source.shards[1])).column("trace").to_pylist() == [TEXT]
+
+
+@pytest.mark.parametrize(
+    ("make", "found", "advice"),
+    [
+        (lambda p: p / "missing", "does not exist", "give a folder"),
+        (lambda p: p, "neither .parquet nor .jsonl", "give a viewer export"),
+        (lambda p: parquet(p / "x", text=pa.array(["a"])), "session_id, text", "neither `trace`"),
+        (lambda p: parquet(p / "x", trace=pa.array([3])), "of type int64", "JSON text"),
+    ],
+)
+def test_bad_sources_get_one_sentence(make, found: str, advice: str, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(SourceError) as problem:
+        open_source(str(make(tmp_path)))
+    assert found in str(problem.value)
+    assert advice in str(problem.value)
+    assert "\n" not in str(problem.value)
+
+
+def test_a_damaged_parquet_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "bad.parquet").write_bytes(b"PAR1 nothing here")
+    with pytest.raises(SourceError, match=r"`bad.parquet` is no readable parquet file"):
+        open_source(str(tmp_path))

@@ -1,0 +1,45 @@
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pimono_sdpo.lines import read_lines
+
+
+@pytest.mark.parametrize(
+    ("text", "objects", "counts"),
+    [
+        ('{"a": 1}\n{"b": 2}\n', [{"a": 1}, {"b": 2}], (2, 0, 0)),
+        ('{"a": 1}{"b": 2}', [{"a": 1}, {"b": 2}], (0, 1, 0)),
+        ('{"a": 1}garbage{"b": 2}', [{"a": 1}, {"b": 2}], (0, 1, 0)),
+        ('{"mail": "\\***@x.org"}', [{"mail": "\\***@x.org"}], (0, 1, 0)),
+        ('{"cut": "of', [], (0, 0, 1)),
+        ('{"type": "message", "message": {"role": "user"', [], (0, 0, 1)),
+        ('\ufeff{"a": 1}\r\n\n', [{"a": 1}], (1, 0, 0)),
+        ('{"a": "x\u2028y\x85z"}', [{"a": "x\u2028y\x85z"}], (1, 0, 0)),
+        ('{"a": "tab\there"}', [{"a": "tab\there"}], (0, 1, 0)),
+        ("\0\0\n[1, 2]\nnull", [], (0, 0, 2)),
+        ('{"a": ' * 5000, [], (0, 0, 1)),
+    ],
+)
+def test_every_line_is_accounted_for(
+    text: str, objects: list[object], counts: tuple[int, int, int]
+) -> None:
+    lines = read_lines(text)
+    assert lines.objects == objects
+    assert (lines.parsed, lines.repaired, lines.skipped) == counts
+
+
+@given(st.text(max_size=300))
+def test_no_text_is_too_broken(text: str) -> None:
+    lines = read_lines(text)
+    filled = [line for line in text.lstrip("\ufeff").split("\n") if line.strip("\0 \t\r")]
+    assert lines.parsed + lines.repaired + lines.skipped == len(filled)
+
+
+@given(st.lists(st.dictionaries(st.text(), st.text() | st.integers()), max_size=8))
+def test_valid_lines_come_back_as_they_are(objects: list[dict[str, object]]) -> None:
+    lines = read_lines("\n".join(json.dumps(o, ensure_ascii=False) for o in objects))
+    assert lines.objects == objects
+    assert lines.parsed == len(objects)

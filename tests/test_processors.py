@@ -1,0 +1,174 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pimono_sdpo.text import TRIMMED, shorten
+from processors.context import context
+from processors.corrections import correction_rule
+from processors.grade import WEIGHTS, grade
+from processors.keep import keep
+from processors.prompts import is_substantive
+from processors.redact import redact, redact_text
+from processors.terms import concrete_terms
+
+SIX = [
+    "build_lint_compile",
+    "command_error",
+    "missing_file_or_command",
+    "runtime_exception",
+    "test_or_assertion",
+]
+
+
+def diagnostic(categories: list[str], text: str, index: int = 1) -> dict[str, object]:
+    return {"categories": categories, "text": text, "tool_name": "bash", "event_index": index}
+
+
+def test_the_scale_is_the_reference_cards() -> None:
+    correction = {"text": "no, not that", "event_index": 9, "rule": "negation"}
+    row = {"diagnostics": [diagnostic(SIX, "x")], "corrections": [correction], "continued": True}
+    graded = grade(row)
+    assert graded["score"] == 19.5
+    assert graded["categories"] == sorted([*SIX, "user_feedback"])
+    assert grade({**row, "continued": False})["score"] == 18.0
+
+
+@given(st.lists(st.sampled_from(sorted(set(WEIGHTS) - {"continued", "user_feedback"}))))
+def test_the_terms_of_a_score_add_up(names: list[str]) -> None:
+    items = [diagnostic([name], "x") for name in names]
+    graded = grade({"diagnostics": items, "corrections": [], "continued": True})
+    assert graded["score"] == pytest.approx(sum(t["value"] for t in graded["score_terms"]))
+    assert graded["categories"] == sorted(set(names))
+    assert ("continued" in {t["term"] for t in graded["score_terms"]}) == bool(names)
+
+
+def test_reward_terms_hold_categories_and_concrete_tokens() -> None:
+    text = "node:internal/process/promises:332\n  triggerUncaughtException(err);\nsrc/cli.ts(3,1): error TS2304"
+    graded = grade(
+        {
+            "diagnostics": [diagnostic(["runtime_exception"], text)],
+            "corrections": [],
+            "continued": 0,
+        }
+    )
+    assert graded["reward_terms"][0] == "runtime_exception"
+    assert {"promises:332", "triggeruncaughtexception", "src/cli.ts", "ts2304"} <= set(
+        graded["reward_terms"]
+    )
+
+
+@given(st.text(max_size=400))
+def test_terms_are_lower_cased_distinct_and_capped(text: str) -> None:
+    terms = concrete_terms([text, text], limit=5)
+    assert terms == [term.lower() for term in terms]
+    assert len(terms) == len(set(terms)) <= 5
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"problem": "no_messages", "prompt": "", "categories": [], "score": 0.0}, "no_messages"),
+        ({"problem": None, "prompt": "", "categories": ["x"], "score": 9.0}, "no_prompt"),
+        ({"problem": None, "prompt": "p", "categories": [], "score": 0.0}, "no_evidence"),
+        ({"problem": None, "prompt": "p", "categories": ["x"], "score": 1.9}, "below_min_score"),
+        ({"problem": None, "prompt": "p", "categories": ["x"], "score": 2.0}, None),
+    ],
+)
+def test_keep_says_why(row: dict[str, object], reason: str | None) -> None:
+    assert keep(row, min_score=2.0) == reason
+
+
+@pytest.mark.parametrize(
+    ("text", "aborted", "is_correction"),
+    [
+        ("no, keep the old file name", False, True),
+        ("that's wrong, the array is append only", False, True),
+        ("the tests still fail on windows", False, True),
+        ("nein, das stimmt nicht, nimm die andere Datei", False, True),
+        ("違います。元のファイルを残してください", False, True),
+        ("why did you rewrite the whole file?!", True, True),
+        ("ok, commit and push", True, False),
+        ("continue", True, False),
+        ("yes please", False, False),
+        ("now add a changelog entry for this", False, False),
+        ("/model gpt-5", True, False),
+    ],
+)
+def test_corrections(text: str, aborted: bool, is_correction: bool) -> None:
+    assert (correction_rule(text, aborted) is not None) == is_correction
+
+
+@pytest.mark.parametrize(
+    ("text", "substantive"),
+    [
+        ("Fix the failing parser test in src/parser.ts", True),
+        ("设置页面的保存按钮没有反应", True),
+        ("hi", False),
+        ("continue", False),
+        ("/compact", False),
+        ("ok thanks", False),
+        ("", False),
+    ],
+)
+def test_prompts(text: str, substantive: bool) -> None:
+    assert is_substantive(text) == substantive
+
+
+@pytest.mark.parametrize(
+    ("secret", "kind"),
+    [
+        ("ghp_" + "a1B2" * 9, "github_token"),
+        ("sk-ant-" + "api03-" + "x" * 40, "anthropic_key"),
+        ("sk-proj-" + "Q" * 40, "openai_key"),
+        ("hf_" + "Z" * 34, "huggingface_token"),
+        ("AKIA" + "ABCDEFGH12345678", "aws_access_key"),
+        ("xoxb-" + "123456789012", "slack_token"),
+        ("eyJhbGciOi.eyJzdWIiOiJ4.c2lnbmF0dXJl", "jwt"),
+        ("DB_PASSWORD=correct-horse-battery", "assigned_secret"),
+        ('"api_key": "0123456789abcdef"', "assigned_secret"),
+        ("postgres://ann:s3cret@db.internal/app", "url_password"),
+        ("Authorization: Bearer " + "k" * 32, "bearer_token"),
+        ("ann.lee@corp.dev", "email"),
+        ("-----BEGIN RSA PRIVATE KEY-----\nabc\n-----END RSA PRIVATE KEY-----", "private_key"),
+    ],
+)
+def test_secrets_are_taken_out(secret: str, kind: str) -> None:
+    cleaned, kinds = redact_text(f"before {secret} after", cwd="")
+    assert kind in kinds
+    assert f"[REDACTED:{kind}]" in cleaned
+    assert cleaned.startswith("before ")
+    assert cleaned.endswith(" after")
+    assert redact_text(cleaned, cwd="") == (cleaned, [])
+
+
+def test_paths_of_the_recorder_become_placeholders() -> None:
+    row = {
+        "cwd": "/Users/ann/code/app",
+        "prompt": "see /Users/ann/code/app/src/a.ts and /Users/ann/.npmrc",
+        "diagnostics": [diagnostic([], "at C:\\Users\\ann\\x.js and /home/bob/y")],
+        "corrections": [],
+    }
+    out = redact(row)
+    assert out["prompt"] == "see $WORKSPACE/src/a.ts and $HOME/.npmrc"
+    assert out["diagnostics"][0]["text"] == "at $HOME\\x.js and $HOME/y"
+
+
+@given(st.text(max_size=300), st.integers(min_value=40, max_value=200))
+def test_shorten_keeps_both_ends(text: str, limit: int) -> None:
+    short = shorten(text, limit)
+    assert len(short) <= limit
+    assert short == text or (TRIMMED in short and text.startswith(short.partition(TRIMMED)[0]))
+
+
+def test_the_context_reads_as_the_reference_card() -> None:
+    row = {
+        "diagnostics": [
+            diagnostic(["command_error", "test_or_assertion"], "2 failed", 3),
+            diagnostic(["command_error", "test_or_assertion"], "2 failed", 5),
+        ],
+        "corrections": [{"text": "not the api test", "event_index": 7, "rule": "negation"}],
+    }
+    assert context(row)["privileged_context"] == (
+        "Tool/environment diagnostic 1 (test_or_assertion, command_error):\n2 failed\n\n"
+        "Later user correction 1:\nnot the api test"
+    )

@@ -1,0 +1,129 @@
+"""The tree, the imports and the documents agree with the code."""
+
+import ast
+import re
+import subprocess
+import sys
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+import typer.main
+
+from pimono_sdpo.cli import app
+from pimono_sdpo.stage import name_of
+from processors import PIPELINE
+from processors.grade import WEIGHTS
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+PACKAGES = ("pimono_sdpo", "processors", "rewards", "cards")
+MAY_IMPORT = {
+    "pimono_sdpo": {"pimono_sdpo"},
+    "processors": {"pimono_sdpo", "processors"},
+    "rewards": {"pimono_sdpo", "rewards"},
+    "cards": {"pimono_sdpo", "cards"},
+}
+MODULES = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
+
+
+def imported_roots(path: Path) -> set[str]:
+    roots = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            roots |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            roots.add(node.module.partition(".")[0])
+    return roots & {*PACKAGES, "jobs", "tests"}
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_imports_go_one_way(path: Path) -> None:
+    package = path.relative_to(ROOT).parts[0]
+    allowed = set(PACKAGES) if path.name == "cli.py" else MAY_IMPORT[package]
+    assert imported_roots(path) <= allowed
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_modules_stay_small(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= 300
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_packages_are_typed_and_ours_alone(package: str) -> None:
+    assert (ROOT / package / "py.typed").read_text() == ""
+    assert set(packages_distributions().get(package, ["pimono-sdpo"])) == {"pimono-sdpo"}
+
+
+def table(first_header: str) -> list[list[str]]:
+    """Rows of the README table whose first header cell is given."""
+    lines = README.splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith(f"| {first_header} |"))
+    rows = []
+    for line in lines[start + 2 :]:
+        if not line.startswith("|"):
+            break
+        rows.append([cell.strip().strip("`") for cell in line.strip("|").split("|")])
+    return rows
+
+
+def test_the_table_of_stages_is_the_pipeline() -> None:
+    documented = [(name, kind) for name, kind, _ in table("stage")]
+    assert documented == [(name_of(stage), type(stage).__name__) for stage in PIPELINE]
+
+
+def test_the_table_of_weights_is_the_scores() -> None:
+    assert {term: float(weight) for term, weight in table("term")} == WEIGHTS
+
+
+def test_the_tree_is_the_tree() -> None:
+    tree = README.split("## Where things live")[1].split("```")[1]
+    folder = ""
+    documented = set()
+    for line in filter(None, tree.splitlines()):
+        name = line.split()[0]
+        if not line.startswith(" "):
+            folder = name
+        documented.add(name if not line.startswith(" ") else folder + name)
+    for entry in documented:
+        assert (ROOT / entry).exists(), entry
+    for package in ("pimono_sdpo", "processors"):
+        there = {
+            f"{package}/{path.name}{'/' if path.is_dir() else ''}"
+            for path in (ROOT / package).iterdir()
+            if not path.name.startswith("__") and path.name != "py.typed"
+        }
+        assert there <= documented, there - documented
+
+
+def cli_options() -> dict[str, set[str]]:
+    group = typer.main.get_command(app)
+    return {
+        name: {option for p in command.params for option in p.opts if option.startswith("--")}
+        for name, command in group.commands.items()  # type: ignore[attr-defined]
+    }
+
+
+def test_every_command_and_option_is_in_the_readme() -> None:
+    documented: dict[str, set[str]] = {"filter": {row[0] for row in table("option of `filter`")}}
+    for name, _ in table("option of the other commands"):
+        command, option = name.split()
+        documented.setdefault(command, set()).add(option)
+    assert documented == cli_options()
+
+
+@pytest.mark.parametrize("command", ["", *cli_options()])
+def test_help_names_every_option(command: str) -> None:
+    arguments = [sys.executable, "-m", "pimono_sdpo", *command.split(), "--help"]
+    shown = subprocess.run(arguments, capture_output=True, text=True, check=True).stdout
+    expected = cli_options()[command] if command else set(cli_options())
+    assert all(name in shown for name in expected)
+
+
+def test_every_command_line_of_the_readme_names_what_exists() -> None:
+    commands = re.findall(r"^(?:pimono-sdpo|make) +([\w-]+)", README, re.MULTILINE)
+    targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert commands
+    assert set(commands) <= {*cli_options(), *targets}
+    for script in re.findall(r"jobs/\w+\.(?:py|yaml)", README):
+        assert (ROOT / script).exists()

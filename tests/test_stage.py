@@ -1,0 +1,90 @@
+from functools import partial
+from typing import Any
+
+import pytest
+from datasets import Dataset, Features, IterableDataset, Value
+
+from pimono_sdpo.schema import SDPO_ROW, SESSION
+from pimono_sdpo.stage import Filter, FlatMap, Map, apply, apply_all, name_of, source_hash
+from processors import PIPELINE, pipeline
+from processors.grade import grade
+from tests.traces import HEADER, bash, trace, user
+
+NUMBER = Features({"n": Value("int64")})
+
+
+def double(row: Any) -> dict[str, Any]:
+    return {"n": row["n"] * 2}
+
+
+def repeat(row: Any) -> list[dict[str, Any]]:
+    return [{"n": row["n"]}] * row["n"]
+
+
+def odd(row: Any) -> str | None:
+    return "odd" if row["n"] % 2 else None
+
+
+STAGES = (
+    FlatMap(repeat, reads=("n",), writes=NUMBER),
+    Filter(odd, reads=("n",)),
+    Map(double, reads=("n",), writes=Features({"n": Value("int64")})),
+)
+
+
+def test_the_same_stages_run_on_both_kinds_of_dataset() -> None:
+    rows = Dataset.from_dict({"n": [1, 2, 3, 4], "extra": list("abcd")})
+    done = apply_all(rows, STAGES)
+    streamed: IterableDataset = apply_all(rows.to_iterable_dataset(), STAGES)
+    assert done["n"] == [4, 4, 8, 8, 8, 8]
+    assert [row["n"] for row in streamed] == done["n"]
+    assert done.features == NUMBER
+
+
+def test_an_empty_dataset_gets_the_columns_too() -> None:
+    empty = Dataset.from_dict({"n": []}, features=NUMBER)
+    writes = Features({"m": Value("string")})
+    out = apply(empty, Map(double, reads=("n",), writes=writes, drops=("n",)))
+    assert (out.features, out.num_rows) == (writes, 0)
+
+
+def test_a_missing_column_is_named() -> None:
+    with pytest.raises(KeyError, match=r"reads \['n'\] but the dataset has \['m'\]"):
+        apply(Dataset.from_dict({"m": [1]}), STAGES[2])
+
+
+def test_the_pipeline_runs_on_a_plain_dataset() -> None:
+    session = trace(
+        HEADER,
+        user("Fix the parser test, it fails since yesterday"),
+        *bash("npm test", "Tests  1 failed\n\nCommand exited with code 1", error=True),
+    )
+    columns = {"harness": ["pi"], "session_id": ["s"], "source": ["s.jsonl"], "trace": [session]}
+    rows = apply_all(Dataset.from_dict(columns, features=SESSION), PIPELINE)
+    assert rows.features == SDPO_ROW
+    assert rows[0]["prompt"][-1]["role"] == "user"
+    assert rows[0]["categories"] == ["command_error", "test_or_assertion"]
+
+
+def test_the_cache_key_follows_source_and_options() -> None:
+    assert source_hash(partial(grade, x=1)) != source_hash(partial(grade, x=2))
+    assert source_hash(partial(grade, x=1)) == source_hash(partial(grade, x=1))
+    assert pipeline(min_score=1.0)[3].code != pipeline(min_score=2.0)[3].code
+    assert [stage.code for stage in pipeline()] == [stage.code for stage in PIPELINE]
+
+
+def test_stages_are_named_by_their_module() -> None:
+    names = [name_of(stage) for stage in PIPELINE]
+    assert names == ["evidence", "redact", "grade", "keep", "context", "rows"]
+
+
+def test_reads_and_writes_are_true() -> None:
+    """What a stage declares to read was written before it, and nothing undeclared stays."""
+    columns = set(SESSION)
+    for stage in PIPELINE:
+        assert set(stage.reads) <= columns
+        if isinstance(stage, FlatMap):
+            columns = set(stage.writes)
+        elif isinstance(stage, Map):
+            columns = (columns - set(stage.drops)) | set(stage.writes)
+    assert columns == set(SDPO_ROW)

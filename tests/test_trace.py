@@ -1,0 +1,115 @@
+import pytest
+
+from pimono_sdpo.trace import read_trace
+from tests.traces import HEADER, Entry, assistant, bash, result, trace, user
+
+
+def test_a_linear_v1_session_becomes_events_in_order() -> None:
+    header = {"type": "session", "id": "v1", "cwd": "/w", "provider": "anthropic"}
+    read = read_trace(
+        trace(header, user("Fix it"), *bash("ls", "a.ts\n\nCommand exited with code 2", True))
+    )
+    assert (read.harness, read.session_id, read.cwd, read.problem) == ("pi", "v1", "/w", None)
+    assert [e.kind for e in read.events] == [
+        "other",
+        "user",
+        "assistant",
+        "tool_call",
+        "tool_result",
+    ]
+    assert [e.index for e in read.events] == list(range(5))
+    assert all(e.on_active_branch for e in read.events)
+    assert read.events[4].is_error
+    assert read.events[4].exit_code == 2
+    assert read.events[3].arguments == '{"command": "ls"}'
+    assert read.events[3].call_id == read.events[4].call_id == "c1"
+
+
+def test_the_active_path_leaves_out_what_the_user_went_back_from() -> None:
+    read = read_trace(
+        trace(
+            HEADER,
+            user("ask", id="a", parentId=None),
+            assistant("abandoned answer", id="b", parentId="a"),
+            user("abandoned reply", id="c", parentId="b"),
+            assistant("second answer", id="d", parentId="a"),
+        )
+    )
+    texts = {event.text: event.on_active_branch for event in read.events if event.text}
+    assert texts == {
+        "ask": True,
+        "abandoned answer": False,
+        "abandoned reply": False,
+        "second answer": True,
+    }
+
+
+def test_a_lost_parent_does_not_hide_the_beginning() -> None:
+    read = read_trace(
+        trace(
+            HEADER,
+            user("ask", id="a", parentId=None),
+            assistant("orphan", id="b", parentId="lost"),
+        )
+    )
+    assert [e.on_active_branch for e in read.events if e.text] == [True, True]
+
+
+def test_a_parent_loop_ends() -> None:
+    read = read_trace(trace(user("one", id="a", parentId="b"), user("two", id="b", parentId="a")))
+    assert [e.text for e in read.events] == ["one", "two"]
+
+
+def test_bash_executions_and_cleaned_text() -> None:
+    run: Entry = {
+        "type": "message",
+        "message": {
+            "role": "bashExecution",
+            "command": "npm test",
+            "output": "\x1b[31mFAIL\x1b[0m \ud800",
+            "exitCode": 1,
+            "cancelled": False,
+        },
+    }
+    (event,) = read_trace(trace(run)).events
+    assert (event.kind, event.text, event.arguments) == ("bash", "FAIL \ufffd", "npm test")
+    assert (event.is_error, event.exit_code) == (True, 1)
+
+
+@pytest.mark.parametrize(
+    ("lines", "harness", "problem"),
+    [
+        (trace(HEADER), "unknown", "no_messages"),
+        ("", "unknown", "no_messages"),
+        ("not json at all", "unknown", "no_messages"),
+        (trace({"type": "session_meta", "payload": {}}), "codex", "unsupported_harness"),
+        (trace({"type": "session_start", "id": "x"}), "droid", "unsupported_harness"),
+        (
+            trace({"type": "user", "message": {"role": "user"}}),
+            "claude_code",
+            "unsupported_harness",
+        ),
+        (trace({"type": "message", "message": {"role": "other"}}), "pi", "no_messages"),
+    ],
+)
+def test_what_cannot_be_worked_on_says_why(lines: str, harness: str, problem: str) -> None:
+    read = read_trace(lines)
+    assert (read.harness, read.problem, read.events and read.problem) == (
+        harness,
+        problem,
+        read.events and "no_messages",
+    )
+
+
+def test_odd_shapes_do_not_raise() -> None:
+    odd: list[Entry] = [
+        {"type": "message", "message": {"role": "user", "content": None}},
+        {"type": "message", "message": {"role": "user", "content": [None, {"type": "image"}, 3]}},
+        {"type": "message", "message": {"role": "assistant", "content": [{"type": "toolCall"}]}},
+        {"type": "message", "message": 3},
+        {"type": 3, "id": 4, "parentId": []},
+        result("edit", "x", details={"exitCode": "1"}),
+    ]
+    read = read_trace(trace(*odd))
+    assert read.problem is None
+    assert len(read.events) == 7
