@@ -50,6 +50,7 @@ def run_filter(
     from processors.grade import WEIGHTS
 
     opened = open_source(source)
+    out = out.resolve()
     work = work_folder(out)
     stages = pipeline(unit, min_score)
     run_options = {"unit": unit, "min_score": min_score}

@@ -8,13 +8,9 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from httpx2 import HTTPError
 from huggingface_hub import HfApi, HfFileSystem, hf_hub_download
-from huggingface_hub.errors import (
-    GatedRepoError,
-    HfHubHTTPError,
-    OfflineModeIsEnabled,
-    RepositoryNotFoundError,
-)
+from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
 from pimono_sdpo.errors import SourceError
 
@@ -41,7 +37,8 @@ def parquet_export(repo_id: str) -> tuple[str, list[str]]:
             f"`{repo_id}` is neither a local path nor a dataset this account can see on the Hub; "
             "check the name, or set HF_TOKEN when it is private."
         ) from error
-    except (HfHubHTTPError, OfflineModeIsEnabled, OSError) as error:
+    except (HTTPError, OSError) as error:
+        # Every other way of not reaching the Hub, offline mode included.
         raise SourceError(
             f"`{repo_id}` is not a local path and the Hub could not be asked "
             f"({type(error).__name__}); check the name and the network."

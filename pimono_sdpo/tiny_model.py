@@ -4,7 +4,7 @@ About 0.4 M parameters, so that the whole training job runs on a CPU in seconds.
 what it proves is that the pieces fit, never that a model learns.
 """
 
-import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -62,11 +62,6 @@ def write_tiny_model(folder: Path, seed: int = 0) -> Path:
     return folder
 
 
-def fingerprint(file: Path) -> str:
-    """Return the SHA-256 of a file's bytes."""
-    return hashlib.sha256(file.read_bytes()).hexdigest()
-
-
 def _tokenizer() -> Any:
     from transformers import GemmaTokenizer
 
@@ -83,8 +78,6 @@ def _tokenizer() -> Any:
 
 def _vocabulary() -> tuple[dict[str, int], list[tuple[str, str]]]:
     """Learn merges on SEED_TEXT and lay out ids: core, special and unused, bytes, learned."""
-    import json
-
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
     learner = Tokenizer(models.BPE())
@@ -114,15 +107,16 @@ def _chat_template() -> str:
 def _config(vocab_size: int) -> Any:
     from transformers.models.gemma4_unified import configuration_gemma4_unified as gemma
 
+    # Every input of a quantised layer is a multiple of 64, the block that NF4 packs for a CPU.
     text = gemma.Gemma4UnifiedTextConfig(
         vocab_size=vocab_size,
-        hidden_size=96,
+        hidden_size=128,
         intermediate_size=192,
         num_hidden_layers=3,
         num_attention_heads=4,
         num_key_value_heads=2,
-        head_dim=24,
-        global_head_dim=48,
+        head_dim=16,
+        global_head_dim=32,
         num_global_key_value_heads=1,
         attention_k_eq_v=True,
         sliding_window=64,
@@ -131,7 +125,7 @@ def _config(vocab_size: int) -> Any:
         final_logit_softcapping=30.0,
     )
     vision = gemma.Gemma4UnifiedVisionConfig(
-        patch_size=2, mm_embed_dim=16, mm_posemb_size=8, output_proj_dims=96
+        patch_size=2, mm_embed_dim=16, mm_posemb_size=8, output_proj_dims=128
     )
     audio = gemma.Gemma4UnifiedAudioConfig(audio_embed_dim=16)
     return gemma.Gemma4UnifiedConfig(

@@ -1,0 +1,261 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = [
+#     "pimono-sdpo[train] @ git+https://github.com/pimono-sdpo/pimono-sdpo@v0.1.0",
+# ]
+#
+# [tool.hf-jobs]
+# flavor = "a10g-large"
+# timeout = "3h"
+# secrets = ["HF_TOKEN"]
+# ///
+"""Train a LoRA adapter with SDPO on filtered traces, and write its card.
+
+    train_sdpo.py --mode train --run-name NAME [--config RECIPE] [any SDPOConfig/ModelConfig flag]
+
+RECIPE is a YAML file or a name (gemma4_12b when left out, tiny for a CPU). OUTPUT, by default
+outputs/NAME, gets run.json, report.json and the adapter with its card under adapter/.
+
+--mode prepare   filter --source into OUTPUT/data, nothing else
+--mode smoke     train for at most 2 steps, push nothing, log to this machine
+--mode train     train; with --hub_model_id or HUB_MODEL_ID, publish the adapter
+--mode card      write the card again from OUTPUT/run.json and report.json
+
+A killed training goes on from its last checkpoint when started again with the same arguments.
+A finished one is left alone; --overwrite starts over, rows included. HF_TOKEN, HUB_MODEL_ID and
+TRACKIO_SPACE_ID are read from the environment. Exit code 2: something given cannot be used.
+"""
+
+import json
+import os
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from pimono_sdpo.errors import OutputError, PimonoError, TrainingInputError
+
+if TYPE_CHECKING:
+    from trl import ModelConfig
+    from trl.experimental.sdpo import SDPOConfig
+
+Json = dict[str, Any]
+MODES = Literal["prepare", "smoke", "train", "card"]
+PLOT = "training.png"
+
+
+@dataclass
+class JobArguments:
+    """What this job adds to TRL's own arguments."""
+
+    mode: MODES = field(default="train", metadata={"help": "What to do, see above."})
+    dataset: str | None = field(
+        default=None,
+        metadata={"help": "Rows to train on: a folder written by the filter, or a Hub dataset id."},
+    )
+    source: str | None = field(
+        default=None,
+        metadata={"help": "Traces to filter when there is no --dataset: a path or a Hub id."},
+    )
+    unit: Literal["session", "episode"] = field(
+        default="session", metadata={"help": "What a row is made from (with --source)."}
+    )
+    min_score: float = field(
+        default=0.0, metadata={"help": "Drop rows that score less (with --source)."}
+    )
+    max_samples: int | None = field(
+        default=None, metadata={"help": "Keep the best N rows (with --source)."}
+    )
+    overwrite: bool = field(
+        default=False, metadata={"help": "Replace what OUTPUT holds instead of going on with it."}
+    )
+
+
+def main(argv: list[str]) -> int:
+    """Run the job; a problem with what was given is one sentence on stderr and exit code 2."""
+    # Read by TRL when it is imported.
+    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    try:
+        run(argv)
+    except PimonoError as problem:
+        print(f"train_sdpo: {problem}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def run(argv: list[str]) -> None:
+    """Parse the arguments and do what the mode says."""
+    job, args, model_args, recipe = parse(argv)
+    output = Path(args.output_dir)
+    if job.mode == "card":
+        rewrite_card(output)
+    elif job.mode == "prepare":
+        prepare_rows(job, output, args.seed)
+    else:
+        train_and_save(job, args, model_args, recipe, output)
+
+
+def parse(argv: list[str]) -> tuple[JobArguments, "SDPOConfig", "ModelConfig", str]:
+    """Merge recipe, command line and environment; return the arguments and the recipe's name."""
+    import yaml
+    from trl import ModelConfig, TrlParser
+    from trl.experimental.sdpo import SDPOConfig
+
+    from pimono_sdpo.training.recipes import DEFAULT_RECIPE, find_recipe
+
+    name, rest = take_config(argv)
+    recipe = find_recipe(name or DEFAULT_RECIPE, Path(__file__).parent)
+    parser = TrlParser((JobArguments, SDPOConfig, ModelConfig), description=__doc__)
+    try:
+        job, args, model_args, *unknown = parser.parse_args_and_config(
+            ["--config", str(recipe), *rest], return_remaining_strings=True
+        )
+    except (ValueError, yaml.YAMLError) as error:
+        # TRL checks its own arguments against each other and raises ValueError.
+        raise TrainingInputError(
+            f"The arguments of `{recipe.name}` and the command line cannot be used: {error}"
+        ) from error
+    if unknown[-1]:
+        raise TrainingInputError(
+            f"Unknown argument(s) {' '.join(unknown[-1])}; see --help for the known ones."
+        )
+    args.run_name = args.run_name or recipe.stem
+    if args.output_dir == "trainer_output":
+        suffix = "-smoke" if job.mode == "smoke" else ""
+        args.output_dir = str(Path("outputs") / f"{args.run_name}{suffix}")
+    args.hub_model_id = args.hub_model_id or os.environ.get("HUB_MODEL_ID") or None
+    return job, args, model_args, recipe.name
+
+
+def take_config(argv: list[str]) -> tuple[str | None, list[str]]:
+    """Take `--config NAME` or `--config=NAME` out of the arguments."""
+    rest = list(argv)
+    for index, argument in enumerate(rest):
+        if argument.startswith("--config="):
+            del rest[index]
+            return argument.removeprefix("--config="), rest
+        if argument == "--config":
+            if index + 1 == len(rest):
+                raise TrainingInputError("--config needs the name or the path of a recipe.")
+            name = rest[index + 1]
+            del rest[index : index + 2]
+            return name, rest
+    return None, rest
+
+
+def prepare_rows(job: JobArguments, output: Path, seed: int) -> str:
+    """Filter the source into OUTPUT/data and return that folder."""
+    from pimono_sdpo.cli import run_filter
+
+    if job.source is None:
+        raise TrainingInputError(
+            "There is nothing to train on; give --dataset (rows) or --source (traces)."
+        )
+    folder = output / "data"
+    output.mkdir(parents=True, exist_ok=True)
+    report = run_filter(
+        job.source,
+        folder,
+        unit=job.unit,
+        min_score=job.min_score,
+        max_samples=job.max_samples,
+        seed=seed,
+    )
+    print(f"{report['kept']} of {report['sessions']} sessions are rows in {folder}")
+    return str(folder)
+
+
+def rows_of(job: JobArguments, output: Path, seed: int) -> str:
+    """Return the rows to train on: --dataset, else those prepared before, else filter now."""
+    if job.dataset is not None:
+        return job.dataset
+    report = output / "data" / "report.json"
+    if not report.exists():
+        return prepare_rows(job, output, seed)
+    made_with = json.loads(report.read_text())["options"]
+    wanted = {"unit": job.unit, "min_score": job.min_score, "max_samples": job.max_samples}
+    other = {name: made_with[name] for name in wanted if made_with[name] != wanted[name]}
+    if other:
+        found = ", ".join(f"{name} {value}" for name, value in other.items())
+        raise OutputError(
+            f"`{output / 'data'}` was filtered with {found}; give the same options, run --mode "
+            "prepare again, or --overwrite."
+        )
+    return str(output / "data")
+
+
+def train_and_save(
+    job: JobArguments, args: "SDPOConfig", model_args: "ModelConfig", recipe: str, output: Path
+) -> None:
+    """Train, then give OUTPUT its adapter, report and run log, in that order and each whole."""
+    from pimono_sdpo.training import output as folders
+    from pimono_sdpo.training import publish, reload, rows, run_log, sdpo, tracking
+    from rewards import trace_grounding_reward
+
+    started_at = run_log.now()
+    smoke = job.mode == "smoke"
+    sdpo.settle_arguments(args, model_args, smoke)
+    if job.overwrite:
+        folders.clear_output(output, keep_data=job.dataset is not None)
+    folders.check_output(output)
+    if args.hub_model_id:
+        publish.check_hub(args.hub_model_id)
+    dataset = rows_of(job, output, args.seed)
+    report = rows.load_report(dataset)
+    prepared = sdpo.prepare(args, model_args, rows.load_rows(dataset), trace_grounding_reward)
+    tracking.set_up_trackio(args, smoke)
+    metrics = sdpo.train(prepared)
+
+    staging = folders.staging_folder(output)
+    model = prepared.trainer.accelerator.unwrap_model(prepared.trainer.model)
+    base = model_args.model_name_or_path
+    files = publish.save_adapter(model, staging, base, prepared.revision)
+    reload.write_probe(model, prepared.trainer.processing_class, output)
+    log = run_log.build_run_log(
+        prepared,
+        model_args,
+        mode=job.mode,
+        recipe=recipe,
+        dataset=rows.dataset_name(job.dataset or job.source or dataset),
+        started_at=started_at,
+        metrics=metrics,
+        adapter_files=files,
+    )
+    write_card(report, log, staging)
+    folders.finish(output, staging, report, log)
+    adapter = output / folders.ADAPTER
+    print(f"the adapter and its card are in {adapter}")
+    if args.hub_model_id:
+        private = args.hub_private_repo is not False
+        print(publish.publish_adapter(adapter, args.hub_model_id, private))
+
+
+def write_card(report: Json | None, run: Json, folder: Path) -> None:
+    """Write the model card and the plot it shows."""
+    from cards import render_model_card, write_run_plot
+
+    write_run_plot(run, folder / PLOT)
+    (folder / "README.md").write_text(render_model_card(report, run))
+
+
+def rewrite_card(output: Path) -> None:
+    """Write the card of a finished run again; the same run gives the same bytes."""
+    from pimono_sdpo.training.output import ADAPTER, REPORT_FILE, RUN_FILE
+
+    if not (output / RUN_FILE).is_file() or not (output / ADAPTER).is_dir():
+        raise OutputError(
+            f"`{output}` holds no finished run; train first, or give its --run_name or "
+            "--output_dir."
+        )
+    report = output / REPORT_FILE
+    write_card(
+        json.loads(report.read_text()) if report.exists() else None,
+        json.loads((output / RUN_FILE).read_text()),
+        output / ADAPTER,
+    )
+    print(f"the card is {output / ADAPTER / 'README.md'}")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""What the SDPO training job does, in pieces. Needs the `train` extra; import the submodules."""

@@ -1,0 +1,98 @@
+"""Say which base model, tokenizer, quantisation and LoRA layers a run uses.
+
+reads a ModelConfig of TRL / gives what SDPOTrainer takes
+"""
+
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import hf_hub_download
+from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError
+from peft import LoraConfig
+from transformers import AutoTokenizer
+from trl import ModelConfig, get_peft_config, get_quantization_config
+
+from pimono_sdpo.errors import TrainingInputError
+from pimono_sdpo.training.rows import is_local
+
+# The text layers alone: `all-linear` would also wrap the image and audio embedders, which get no
+# gradient here, and PEFT knows no default for this model type.
+TEXT_LINEARS = r".*language_model.*\.(q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj)"
+
+
+def base_model_revision(model_args: ModelConfig) -> str | None:
+    """Check that the base model can be opened; return its commit on the Hub, None for a folder.
+
+    Raises TrainingInputError when it cannot.
+    """
+    name = model_args.model_name_or_path
+    if name is None:
+        raise TrainingInputError("No base model is named; give --model_name_or_path.")
+    if is_local(name):
+        if not (Path(name) / "config.json").is_file():
+            raise TrainingInputError(
+                f"There is no model in the folder `{name}`; give a Hub id, or make a tiny one with "
+                f"`pimono-sdpo tiny-model --out {name}`."
+            )
+        return None
+    try:
+        config = hf_hub_download(name, "config.json", revision=model_args.model_revision)
+    except GatedRepoError as error:
+        raise TrainingInputError(
+            f"The model `{name}` is gated: accept its terms on the Hub and set HF_TOKEN."
+        ) from error
+    except RepositoryNotFoundError as error:
+        raise TrainingInputError(
+            f"`{name}` is neither a folder here nor a model this account can see on the Hub; check "
+            "the name, or set HF_TOKEN when it is private."
+        ) from error
+    except (OSError, HFValidationError) as error:
+        # Every way of not reaching the Hub ends here, once the local cache has been tried.
+        raise TrainingInputError(
+            f"The model `{name}` could not be fetched from the Hub ({type(error).__name__}); check "
+            "the name, the revision and the network."
+        ) from error
+    # The cache keeps each commit in a folder of its name.
+    return Path(config).parent.name
+
+
+def load_tokenizer(
+    model_args: ModelConfig, revision: str | None, trust_remote_code: bool = False
+) -> Any:
+    """Return the tokenizer alone: a multimodal processor pads, and SDPO attends to the padding."""
+    tokenizer = AutoTokenizer.from_pretrained(
+        model_args.model_name_or_path,
+        revision=revision or "main",
+        trust_remote_code=trust_remote_code,
+    )
+    if tokenizer.chat_template is None:
+        raise TrainingInputError(
+            f"The tokenizer of `{model_args.model_name_or_path}` has no chat template; give an "
+            "instruction-tuned model."
+        )
+    return tokenizer
+
+
+def model_init_kwargs(model_args: ModelConfig, revision: str | None) -> dict[str, Any]:
+    """Return how SDPOTrainer loads the base model: dtype, quantisation, attention, commit."""
+    kwargs: dict[str, Any] = {
+        # Without it TRL keeps what is not quantised in float32, the embedding above all.
+        "dtype": model_args.dtype,
+        "attn_implementation": model_args.attn_implementation or "sdpa",
+        "quantization_config": get_quantization_config(model_args),
+    }
+    if revision is not None:
+        kwargs["revision"] = revision
+    return {name: value for name, value in kwargs.items() if value is not None}
+
+
+def lora_config(model_args: ModelConfig) -> LoraConfig:
+    """Return the LoRA configuration; without --lora_target_modules, all text layers."""
+    if not model_args.use_peft:
+        raise TrainingInputError(
+            "This job trains a LoRA adapter and `use_peft` is off; set use_peft to true."
+        )
+    config = get_peft_config(model_args)
+    if config.target_modules is None:
+        config.target_modules = TEXT_LINEARS
+    return config

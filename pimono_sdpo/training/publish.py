@@ -1,0 +1,63 @@
+"""Save an adapter into a folder of its own and put that folder on the Hub.
+
+The folder holds what a user of the adapter needs: no EMA teacher, no optimizer, and no
+training_args.bin, a pickle that keeps whatever was passed as an argument.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from httpx2 import HTTPError
+from huggingface_hub import HfApi
+
+from pimono_sdpo.errors import OutputError, TrainingInputError
+from pimono_sdpo.training.tracking import hub_problem
+
+STUDENT = "default"
+WEIGHTS = ("adapter_model.safetensors", "adapter_config.json")
+PUBLISHED = (*WEIGHTS, "README.md", "run.json", "report.json", "*.png")
+
+
+def save_adapter(model: Any, folder: Path, base_model: str, revision: str | None) -> dict[str, int]:
+    """Write the student's weights and config to `folder`; return the bytes of each file."""
+    config = model.peft_config[STUDENT]
+    config.base_model_name_or_path = base_model
+    config.revision = revision
+    # The embeddings are untouched; `auto` would ask the Hub about them.
+    model.save_pretrained(folder, selected_adapters=[STUDENT], save_embedding_layers=False)
+    # PEFT leaves a stub of a card.
+    (folder / "README.md").unlink()
+    return {name: (folder / name).stat().st_size for name in WEIGHTS}
+
+
+def check_hub(hub_model_id: str) -> None:
+    """Find out before hours of training that the adapter could not be published."""
+    problem = hub_problem()
+    if problem:
+        raise TrainingInputError(
+            f"The adapter could not be published as `{hub_model_id}` ({problem}); or leave out "
+            "--hub_model_id and HUB_MODEL_ID."
+        )
+
+
+def publish_adapter(folder: Path, hub_model_id: str, private: bool = True) -> str:
+    """Upload the adapter folder as one commit; return the repository's address.
+
+    Raises OutputError when the Hub refuses it; the folder stays as it is.
+    """
+    api = HfApi()
+    try:
+        url = api.create_repo(hub_model_id, private=private, exist_ok=True)
+        api.upload_folder(
+            repo_id=url.repo_id,
+            folder_path=folder,
+            allow_patterns=list(PUBLISHED),
+            commit_message="Add the SDPO adapter",
+        )
+    except (HTTPError, OSError) as error:
+        # The network, the token or the Hub: nothing is lost, so say how to go on.
+        raise OutputError(
+            f"The adapter is in `{folder}` but could not be published ({type(error).__name__}: "
+            f"{error}); push it with `hf upload {hub_model_id} {folder}`."
+        ) from error
+    return str(url)

@@ -1,0 +1,114 @@
+"""Build the SDPO trainer of a run and train, going on where a killed run stopped.
+
+The arguments are TRL's own SDPOConfig and ModelConfig; what this project decides is settled here.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from datasets import Dataset
+from trl import ModelConfig
+from trl.experimental.sdpo import SDPOConfig, SDPOTrainer
+
+from pimono_sdpo.errors import TrainingInputError
+from pimono_sdpo.training.budgets import Reprompt, fit_rows
+from pimono_sdpo.training.callbacks import make_teacher_resumable
+from pimono_sdpo.training.models import (
+    base_model_revision,
+    load_tokenizer,
+    lora_config,
+    model_init_kwargs,
+)
+from pimono_sdpo.training.output import last_checkpoint
+
+Reward = Callable[..., list[float | None]]
+SMOKE_STEPS = 2
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A trainer ready to run, and what was decided on the way to it."""
+
+    trainer: SDPOTrainer
+    revision: str | None
+    prompt_budget: int | None
+    rows: int
+    counts: dict[str, int]
+
+
+def settle_arguments(args: SDPOConfig, model_args: ModelConfig, smoke: bool) -> None:
+    """Set in place what holds for every run of this job; a smoke run is short and stays local.
+
+    Raises TrainingInputError for a token on the command line or a push without a repository.
+    """
+    if args.hub_token is not None:
+        raise TrainingInputError(
+            "--hub_token would be written into training_args.bin of every checkpoint; put the "
+            "token into the environment variable HF_TOKEN instead."
+        )
+    if args.push_to_hub and args.hub_model_id is None:
+        raise TrainingInputError(
+            "--push_to_hub needs a repository; give --hub_model_id or set HUB_MODEL_ID."
+        )
+    # The Trainer would push the teacher and training_args.bin along; publish.py pushes the adapter.
+    args.push_to_hub = False
+    args.include_environment_feedback = True
+    args.chat_template_kwargs = {"enable_thinking": False, **(args.chat_template_kwargs or {})}
+    args.model_init_kwargs = args.model_init_kwargs or {}
+    if smoke:
+        args.max_steps = SMOKE_STEPS if args.max_steps < 1 else min(SMOKE_STEPS, args.max_steps)
+        args.save_strategy = "no"
+        args.hub_model_id = None
+
+
+def prepare(args: SDPOConfig, model_args: ModelConfig, rows: Dataset, reward: Reward) -> Prepared:
+    """Load model and tokenizer, fit the rows to their budgets and build the trainer.
+
+    Raises TrainingInputError for rows, a model or arguments that cannot be trained with.
+    """
+    lora = lora_config(model_args)
+    revision = base_model_revision(model_args)
+    tokenizer = load_tokenizer(model_args, revision, args.trust_remote_code)
+    per_step = args.generation_batch_size // args.num_generations
+    if len(rows) < per_step:
+        raise TrainingInputError(
+            f"There are {len(rows)} rows and each step takes {per_step} prompts; give more rows, a "
+            "smaller batch or more num_generations."
+        )
+    prompt_budget = args.max_prompt_length
+    fitted, counts = fit_rows(
+        rows,
+        tokenizer,
+        args.max_reprompt_len if prompt_budget is None else prompt_budget,
+        args.max_reprompt_len,
+        Reprompt(
+            args.reprompt_template,
+            args.solution_template,
+            args.feedback_template,
+            args.max_completion_length,
+            args.chat_template_kwargs,
+        ),
+    )
+    # The rows fit already; left to itself TRL would cut off <bos> and the head of the task.
+    args.max_prompt_length = None
+    args.model_init_kwargs = {**model_init_kwargs(model_args, revision), **args.model_init_kwargs}
+    trainer = SDPOTrainer(
+        model=model_args.model_name_or_path,
+        reward_funcs=[reward],
+        args=args,
+        train_dataset=fitted,
+        processing_class=tokenizer,
+        peft_config=lora,
+    )
+    make_teacher_resumable(trainer)
+    return Prepared(trainer, revision, prompt_budget, len(rows), counts)
+
+
+def train(prepared: Prepared) -> dict[str, float]:
+    """Train to the last step, from the newest whole checkpoint if there is one; return metrics."""
+    trainer = prepared.trainer
+    checkpoint = last_checkpoint(Path(trainer.args.output_dir))
+    result = trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    metrics: dict[str, float] = result.metrics
+    return metrics

@@ -1,0 +1,56 @@
+"""Decide where a run's metrics go: a Trackio Space, or this machine alone."""
+
+import logging
+import os
+
+from httpx2 import HTTPError
+from huggingface_hub import HfApi
+from trl.experimental.sdpo import SDPOConfig
+
+logger = logging.getLogger(__name__)
+
+PROJECT = "pimono-sdpo"
+SPACE_VARIABLE = "TRACKIO_SPACE_ID"
+
+
+def set_up_trackio(args: SDPOConfig, smoke: bool) -> None:
+    """Settle project and Space in place; TRACKIO_SPACE_ID counts unless the argument is given.
+
+    A Space that cannot be reached would end the training at its first step: then, and in a smoke
+    run, metrics stay on this machine.
+    """
+    # After training Trackio would publish a public copy of the metrics unasked.
+    args.trackio_static_space_id = False
+    if args.project == "huggingface":
+        args.project = PROJECT
+    space = args.trackio_space_id or os.environ.get(SPACE_VARIABLE)
+    if space and not smoke:
+        problem = hub_problem()
+        if problem:
+            logger.warning(
+                "Trackio logs to this machine only, since the Space `%s` cannot be used (%s).",
+                space,
+                problem,
+            )
+            space = None
+    args.trackio_space_id = space if space and not smoke else None
+    if args.trackio_space_id is None:
+        # Trackio reads the variable by itself.
+        os.environ.pop(SPACE_VARIABLE, None)
+
+
+def hub_problem() -> str | None:
+    """Say in a few words why nothing can be written to the Hub; None when it can be."""
+    try:
+        HfApi().whoami()
+    except HTTPError as error:
+        return f"the Hub answers {type(error).__name__}; check HF_TOKEN and the network"
+    except OSError as error:
+        # No token at all, or HF_HUB_OFFLINE.
+        return f"{type(error).__name__}; set HF_TOKEN and unset HF_HUB_OFFLINE"
+    return None
+
+
+def space_url(space: str | None) -> str | None:
+    """Return the address of a Space."""
+    return f"https://huggingface.co/spaces/{space}" if space else None

@@ -1,0 +1,146 @@
+"""Routes for writing: preupload, the LFS objects, and the commit itself."""
+
+import base64
+import json
+from hashlib import sha256
+from typing import Any
+
+from starlette.responses import JSONResponse, Response
+
+from tests.loopback_hub.call import REPO, REV, Call, Refusal, missing_entry, route
+from tests.loopback_hub.card import problems
+from tests.loopback_hub.storage import (
+    Blob,
+    Commit,
+    Repo,
+    StaleParent,
+    blob,
+    full_ref,
+    goes_to_lfs,
+    under,
+)
+
+Changes = dict[str, Blob | None]
+
+
+def preupload(call: Call) -> Response:
+    repo = call.repo(write=True)
+    commit = call.commit(repo)
+    return JSONResponse({"files": [upload_mode(commit, f) for f in json.loads(call.body)["files"]]})
+
+
+def upload_mode(commit: Commit, file: dict[str, Any]) -> dict[str, object]:
+    """How a file is to be sent; `oid` lets the client skip what is already there."""
+    lfs = goes_to_lfs(file["path"], base64.b64decode(file["sample"]), file["size"])
+    answer = {
+        "path": file["path"],
+        "uploadMode": "lfs" if lfs else "regular",
+        "shouldIgnore": False,
+    }
+    there = commit.tree.get(file["path"])
+    if there is not None:
+        answer["oid"] = there.sha256 if there.lfs else there.oid
+    return answer
+
+
+def lfs_batch(call: Call) -> Response:
+    repo = call.repo(write=True)
+    objects: list[dict[str, object]] = []
+    for wanted in json.loads(call.body)["objects"]:
+        answer = {"oid": wanted["oid"], "size": wanted["size"]}
+        if wanted["oid"] not in call.store.lfs:
+            upload = {"href": f"{call.base}/lfs-objects/{wanted['oid']}"}
+            verify = {"href": f"{call.base}/{repo.path}.git/info/lfs/objects/verify"}
+            answer["actions"] = {"upload": upload, "verify": verify}
+        objects.append(answer)
+    return JSONResponse({"transfer": "basic", "objects": objects})
+
+
+def lfs_put(call: Call) -> Response:
+    found = sha256(call.body).hexdigest()
+    if found != call.args["oid"]:
+        raise Refusal(400, f"The object's sha256 is {found}")
+    call.store.lfs[found] = call.body
+    return Response(status_code=200)
+
+
+def lfs_verify(call: Call) -> Response:
+    wanted = call.json()
+    data = call.store.lfs.get(str(wanted["oid"]))
+    if data is None or len(data) != wanted["size"]:
+        raise Refusal(404, f"No such object: {wanted['oid']}")
+    return JSONResponse({"success": True})
+
+
+def commit(call: Call) -> Response:
+    repo = call.repo(write=True)
+    base = call.commit(repo)
+    ref = full_ref(call.args["rev"])
+    lines = [json.loads(line) for line in call.body.splitlines() if line.strip()]
+    header = next(line["value"] for line in lines if line["key"] == "header")
+    changes = read_changes(call, base, [line for line in lines if line["key"] != "header"])
+    answer: dict[str, object] = {"success": True}
+    as_pull_request = call.request.query_params.get("create_pr") == "1"
+    if as_pull_request:
+        number = 1 + sum(known.startswith("refs/pr/") for known in repo.refs)
+        ref = f"refs/pr/{number}"
+        answer["pullRequestUrl"] = f"{call.base}/{repo.path}/discussions/{number}"
+    made = apply(repo, ref, changes, header, base if as_pull_request else None)
+    answer |= {"commitOid": made.sha, "commitUrl": f"{call.base}/{repo.path}/commit/{made.sha}"}
+    return JSONResponse(answer)
+
+
+def apply(
+    repo: Repo, ref: str, changes: Changes, header: dict[str, str], onto: Commit | None
+) -> Commit:
+    try:
+        return repo.commit(
+            ref,
+            changes,
+            header["summary"],
+            description=header["description"],
+            parent=header.get("parentCommit"),
+            onto=onto,
+        )
+    except StaleParent:
+        raise Refusal(412, "A commit has happened since. Please refresh and try again.") from None
+
+
+def read_changes(call: Call, base: Commit, lines: list[dict[str, Any]]) -> Changes:
+    """What the lines of a commit do to the tree they are built upon."""
+    changes: Changes = {}
+    for line in lines:
+        value = line["value"]
+        path = value["path"].strip("/")
+        match line["key"]:
+            case "file":
+                changes[path] = blob(base64.b64decode(value["content"]), lfs=False)
+            case "lfsFile":
+                if value["oid"] not in call.store.lfs:
+                    raise Refusal(400, f"LFS pointer of {path} points to a file that is not there")
+                changes[path] = blob(call.store.lfs[value["oid"]], lfs=True)
+            case "deletedFile" | "deletedFolder":
+                gone = under(base.tree, path)
+                if not gone:
+                    raise missing_entry(path)
+                changes |= dict.fromkeys(gone)
+            case other:
+                raise Refusal(400, f"Unknown operation {other}")
+    check_card(changes.get("README.md"))
+    return changes
+
+
+def check_card(readme: Blob | None) -> None:
+    errors = problems(readme.data.decode())[0] if readme is not None else []
+    if errors:
+        raise Refusal(400, f"Invalid metadata in README.md: {'; '.join(errors)}")
+
+
+LFS = r"/(?:(?P<type>dataset|space)s/)?(?P<id>[^/]+/[^/]+)\.git/info/lfs/objects"
+ROUTES = [
+    route("POST", rf"{REPO}/preupload/{REV}", preupload),
+    route("POST", rf"{REPO}/commit/{REV}", commit),
+    route("POST", rf"{LFS}/batch", lfs_batch),
+    route("POST", rf"{LFS}/verify", lfs_verify),
+    route("PUT", r"/lfs-objects/(?P<oid>[0-9a-f]{64})", lfs_put),
+]

@@ -1,0 +1,148 @@
+"""Routes for accounts, repositories, their info and their refs."""
+
+from starlette.responses import JSONResponse, Response
+
+from tests.loopback_hub.call import ORG, REPO, REV, USER, Call, Refusal, repo_type, route
+from tests.loopback_hub.card import card_data, problems, values
+from tests.loopback_hub.storage import Blob, Commit, Repo
+
+
+def whoami(call: Call) -> Response:
+    if not call.signed_in:
+        raise Refusal(401, "Invalid username or password.")
+    token = {"displayName": "loopback", "role": "write"}
+    return JSONResponse(
+        {
+            "type": "user",
+            "id": USER,
+            "name": USER,
+            "fullname": USER,
+            "isPro": False,
+            "orgs": [{"type": "org", "id": ORG, "name": ORG, "roleInOrg": "admin"}],
+            "auth": {"type": "access_token", "accessToken": token},
+        }
+    )
+
+
+def create(call: Call) -> Response:
+    wanted = call.json()
+    namespace = wanted.get("organization") or USER
+    repo_id = f"{namespace}/{wanted['name']}"
+    kind = repo_type(wanted.get("type"))
+    if not call.owns(str(namespace)):
+        status = 403 if call.signed_in else 401
+        raise Refusal(status, f"You cannot create a {kind} under the namespace {namespace}")
+    known = call.store.repos.get((kind, repo_id))
+    if known is not None:
+        url = f"{call.base}/{known.path}"
+        raise Refusal(409, f"You already created this {kind} repo: {repo_id}", url=url)
+    repo = call.store.create(kind, repo_id, private=wanted.get("visibility") == "private")
+    return JSONResponse({"name": repo_id, "id": repo_id, "url": f"{call.base}/{repo.path}"})
+
+
+def delete(call: Call) -> Response:
+    wanted = call.json()
+    kind = repo_type(wanted.get("type"))
+    repo_id = f"{wanted.get('organization') or USER}/{wanted['name']}"
+    repo = call.find(kind, repo_id, write=True)
+    del call.store.repos[kind, repo.repo_id]
+    return Response(status_code=204)
+
+
+def info(call: Call) -> Response:
+    repo = call.repo()
+    commit = call.commit(repo)
+    readme = commit.tree.get("README.md")
+    metadata = card_data(readme.data) if readme else None
+    first = list(repo.history(commit))[-1]
+    blobs = call.request.query_params.get("blobs") is not None
+    answer = {
+        "id": repo.repo_id,
+        "author": repo.namespace,
+        "sha": commit.sha,
+        "createdAt": first.date,
+        "lastModified": commit.date,
+        "private": repo.private,
+        "gated": "auto" if repo.gated else False,
+        "disabled": False,
+        "downloads": 0,
+        "likes": 0,
+        "cardData": metadata,
+        "tags": tags(metadata or {}),
+        "siblings": [sibling(path, commit.tree[path], blobs) for path in sorted(commit.tree)],
+    }
+    for key in ("pipeline_tag", "library_name"):
+        if repo.repo_type == "model" and metadata and key in metadata:
+            answer[key] = metadata[key]
+    return JSONResponse(answer)
+
+
+def tags(metadata: dict[str, object]) -> list[str]:
+    """A card's own tags, then those the Hub makes of its other fields."""
+    made = [str(tag) for tag in values(metadata.get("tags"))]
+    for key, prefix in (("license", "license"), ("datasets", "dataset"), ("base_model",) * 2):
+        made += [f"{prefix}:{value}" for value in values(metadata.get(key))]
+    return made
+
+
+def sibling(path: str, content: Blob, with_blobs: bool) -> dict[str, object]:
+    entry: dict[str, object] = {"rfilename": path}
+    if with_blobs:
+        entry |= {"size": len(content.data), "blobId": content.oid}
+    if with_blobs and content.lfs:
+        size, pointer = len(content.data), content.pointer_size
+        entry["lfs"] = {"sha256": content.sha256, "size": size, "pointerSize": pointer}
+    return entry
+
+
+def refs(call: Call) -> Response:
+    repo = call.repo()
+    answer: dict[str, list[dict[str, str]]] = {"tags": []}
+    groups = {"branches": "refs/heads/", "converts": "refs/convert/", "pullRequests": "refs/pr/"}
+    for group, prefix in groups.items():
+        answer[group] = [
+            {"name": ref.removeprefix(prefix), "ref": ref, "targetCommit": sha}
+            for ref, sha in sorted(repo.refs.items())
+            if ref.startswith(prefix)
+        ]
+    return JSONResponse(answer)
+
+
+def create_branch(call: Call) -> Response:
+    repo = call.repo(write=True)
+    name = call.args["rev"]
+    if name.startswith("refs/"):
+        raise Refusal(400, f"Invalid reference for a branch: {name}")
+    if f"refs/heads/{name}" in repo.refs:
+        raise Refusal(409, f"Reference already exists: refs/heads/{name}")
+    repo.refs[f"refs/heads/{name}"] = starting_point(call, repo).sha
+    return Response(status_code=201)
+
+
+def starting_point(call: Call, repo: Repo) -> Commit:
+    named = str(call.json().get("startingPoint", "main"))
+    start = repo.resolve(named)
+    if start is None:
+        raise Refusal(404, f"Invalid rev id: {named}", "RevisionNotFound")
+    return start
+
+
+def validate_yaml(call: Call) -> Response:
+    errors, warnings = problems(str(call.json()["content"]))
+    answer = {
+        "errors": [{"message": message} for message in errors],
+        "warnings": [{"message": message} for message in warnings],
+    }
+    return JSONResponse(answer, 400 if errors else 200)
+
+
+ROUTES = [
+    route("GET", r"/api/whoami-v2", whoami),
+    route("POST", r"/api/repos/create", create),
+    route("DELETE", r"/api/repos/delete", delete),
+    route("POST", r"/api/validate-yaml", validate_yaml),
+    route("GET", REPO, info),
+    route("GET", rf"{REPO}/revision/{REV}", info),
+    route("GET", rf"{REPO}/refs", refs),
+    route("POST", rf"{REPO}/branch/{REV}", create_branch),
+]

@@ -1,0 +1,123 @@
+"""The Hub without its clients: raw requests, storage, the rules of a card."""
+
+import json
+import urllib.error
+import urllib.request
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from tests.loopback_hub import LoopbackHub, loopback
+from tests.loopback_hub.card import problems
+
+
+def fetch(url: str, **headers: str) -> tuple[int, dict[str, str], bytes]:
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, headers=headers)) as answer:
+            return answer.status, dict(answer.headers), answer.read()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, dict(error.headers), error.read()
+
+
+@pytest.mark.parametrize("revision", ["refs%2Fpr%2F1", "refs/pr/1", "sha"])
+def test_revisions_and_ranges_on_the_wire(loopback_hub: LoopbackHub, revision: str) -> None:
+    sha = loopback_hub.seed(
+        "ns/name", "dataset", {"a b/c.bin": b"0123456789"}, revision="refs/pr/1"
+    )
+    url = f"{loopback_hub.url}/datasets/ns/name/resolve/{revision.replace('sha', sha)}/a%20b/c.bin"
+    status, headers, body = fetch(url)
+    assert (status, body, headers["x-repo-commit"]) == (200, b"0123456789", sha)
+    assert headers["etag"] == headers["x-linked-etag"] == f'"{sha256(body).hexdigest()}"'
+    assert headers["x-linked-size"] == headers["content-length"] == "10"
+    for wanted, expected in [("2-4", b"234"), ("7-", b"789"), ("-4", b"6789"), ("8-99", b"89")]:
+        status, headers, body = fetch(url, Range=f"bytes={wanted}")
+        assert (status, body) == (206, expected)
+        assert headers["content-range"].endswith("/10")
+    assert fetch(url, Range="bytes=10-12")[0] == 416
+    status, headers, body = fetch(url.replace("c.bin", "d.bin"))
+    assert (status, headers["x-error-code"]) == (404, "EntryNotFound")
+    assert json.loads(body)["error"].endswith("a b/d.bin")
+    assert fetch(url, Authorization="Bearer hf_other")[0] == 401
+    assert fetch(url, Authorization="Bearer hf_loopback")[0] == 200
+
+
+def test_a_stale_parent_is_refused(loopback_hub: LoopbackHub) -> None:
+    first = loopback_hub.seed("me/m", "model", {"a.txt": b"a"})
+    second = loopback_hub.seed("me/m", "model", {"b.txt": b"b"})
+
+    def commit(parent: str) -> int:
+        header = {"summary": "s", "description": "", "parentCommit": parent}
+        gone = {"path": "a.txt"}
+        lines = [{"key": "header", "value": header}, {"key": "deletedFile", "value": gone}]
+        request = urllib.request.Request(
+            f"{loopback_hub.url}/api/models/me/m/commit/main",
+            data="\n".join(map(json.dumps, lines)).encode(),
+            headers={"Authorization": "Bearer hf_loopback"},
+        )
+        try:
+            with urllib.request.urlopen(request) as answer:
+                return int(answer.status)
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code
+
+    assert commit(first) == 412
+    assert sorted(loopback_hub.files("me/m")) == [".gitattributes", "a.txt", "b.txt"]
+    assert commit(second) == 200
+    assert sorted(loopback_hub.files("me/m")) == [".gitattributes", "b.txt"]
+    assert sorted(loopback_hub.files("me/m", revision=first)) == [".gitattributes", "a.txt"]
+
+
+def test_the_same_seeds_have_the_same_shas() -> None:
+    with loopback() as one, loopback() as two:
+        assert one.url != two.url
+        shas = [hub.seed("a/b", "dataset", {"x": b"1", "y": b"2"}) for hub in (one, two)]
+        assert shas[0] == shas[1]
+        assert two.seed("a/b", "dataset", {"x": b"1"}) != shas[0]
+        assert one.seed("a/c", "dataset", {"x": b"1", "y": b"2"}) != shas[0]
+
+
+def test_the_environment_is_the_hubs_own(
+    loopback_hub: LoopbackHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("https_proxy", "ALL_PROXY", "HF_HUB_OFFLINE", "HF_TOKEN", "HF_HUB_CACHE"):
+        monkeypatch.setenv(name, "outside")
+    env = loopback_hub.env(tmp_path)
+    assert env["HF_ENDPOINT"] == loopback_hub.url
+    assert env["HF_TOKEN"] == "hf_loopback"
+    assert Path(env["HF_HOME"]).parent == tmp_path
+    assert "outside" not in env.values()
+    assert "HF_TOKEN" not in loopback_hub.env(tmp_path, token=None)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "told"),
+    [
+        ("license: mit", None),
+        ("license: [mit, apache-2.0]", None),
+        ("base_model: [google/gemma-4-12B-it, gpt2]", None),
+        ("license: MIT", "license"),
+        ("license: [mit, mine]", "mine"),
+        ("base_model: ./runs/base", "./runs/base"),
+        ("base_model: C:\\models\\base", "base_model"),
+        ("base_model: [lab/base, a/b/c]", "a/b/c"),
+        ("license: mit\nlicense: mit", "duplicated mapping key"),
+        ("configs:\n- a: 1\n  a: 2", "duplicated mapping key"),
+        ("tags: [open", "Invalid YAML"),
+        ("- a\n- b", "mapping"),
+    ],
+)
+def test_what_the_hub_says_of_a_card(metadata: str, told: str | None) -> None:
+    errors, warnings = problems(f"---\n{metadata}\n---\n# Title\n")
+    assert warnings == []
+    assert len(errors) == (told is not None)
+    assert told is None or told in errors[0]
+
+
+@pytest.mark.parametrize("text", ["# No metadata\n", "---\n---\n# Title\n", ""])
+def test_a_card_without_metadata_is_only_warned_about(text: str) -> None:
+    errors, warnings = problems(text)
+    assert errors == []
+    assert len(warnings) == 1

@@ -1,0 +1,231 @@
+"""The filter end to end, through the front door."""
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from datasets import load_dataset
+from pimono_sdpo.samples import SAMPLE_SESSIONS, write_export, write_samples
+
+from pimono_sdpo.cli import run_filter
+from pimono_sdpo.errors import EmptySelection
+from pimono_sdpo.schema import SDPO_ROW
+from tests.traces import HEADER, bash, call, trace, user
+
+EXPECTED = json.loads((SAMPLE_SESSIONS.parent / "expected.json").read_text())
+SESSIONS = sorted(Path(str(SAMPLE_SESSIONS)).glob("*.jsonl"))
+
+
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("samples") / "traces"
+    write_samples(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def rows(traces: Path) -> Path:
+    out = traces.parent / "rows"
+    run_filter(str(traces), out)
+    return out
+
+
+def cli(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pimono_sdpo", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def all_bytes(folder: Path) -> dict[str, bytes]:
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+
+
+def table(folder: Path, kind: str = "data") -> pa.Table:
+    files = sorted((folder / kind).glob("*.parquet"))
+    return pa.concat_tables([pq.read_table(file) for file in files])
+
+
+def stem(source: str) -> str:
+    return source.rsplit("/", 1)[-1].removesuffix(".jsonl")
+
+
+def test_the_samples_come_out_as_a_careful_reader_says(rows: Path) -> None:
+    found = {
+        stem(row["source"]): {
+            "kept": True,
+            "drop_reason": None,
+            "categories": sorted(row["categories"]),
+        }
+        for row in table(rows).to_pylist()
+    }
+    for row in table(rows, "rejects").to_pylist():
+        found[stem(row["source"])] = {
+            "kept": False,
+            "drop_reason": row["drop_reason"],
+            "categories": [],
+        }
+    wanted = {
+        stem(name): {**truth, "categories": sorted(truth["categories"]) if truth["kept"] else []}
+        for name, truth in EXPECTED.items()
+    }
+    assert found == wanted
+
+
+def test_load_dataset_reads_the_folder(rows: Path) -> None:
+    report = json.loads((rows / "report.json").read_text())
+    kept = load_dataset(str(rows), split="train")
+    rejected = load_dataset(str(rows), "rejects", split="train")
+    assert kept.features == SDPO_ROW
+    assert (kept.num_rows, rejected.num_rows) == (report["kept"], report["rejected"])
+    assert all(row["prompt"][-1]["role"] == "user" for row in kept)
+    assert all(
+        row["score"] == pytest.approx(sum(term["value"] for term in row["score_terms"]))
+        for row in kept
+    )
+
+
+def test_the_report_adds_up(rows: Path) -> None:
+    report = json.loads((rows / "report.json").read_text())
+    assert report["sessions"] == len(SESSIONS) == report["kept"] + report["rejected"]
+    for before, after in zip(report["stages"], report["stages"][1:], strict=False):
+        assert before["rows_out"] == after["rows_in"]
+    for stage in report["stages"]:
+        assert stage["rows_in"] - stage["rows_out"] == sum(stage["dropped"].values())
+    assert sum(report["drop_reasons"].values()) == report["rejected"]
+    assert sum(b["rows"] for b in report["score"]["histogram"]) == report["kept"]
+    assert report["score"]["max"] == 19.5
+    assert report["lines"]["repaired"] >= 2
+    assert report["lines"]["skipped"] >= 1
+    assert report["secrets_redacted"]
+    assert report["first_sample"]["session_id"] == table(rows).column("session_id")[0].as_py()
+
+
+def test_no_secret_and_no_machine_path_survives(rows: Path) -> None:
+    everything = b"".join(all_bytes(rows).values()).decode("utf-8", errors="ignore")
+    texts = json.dumps(table(rows).to_pylist()) + (rows / "README.md").read_text() + everything
+    for needle in ("ghp_", "sk-ant-", "AKIA", "/Users/mira", "/home/jonas"):
+        assert needle not in texts
+
+
+def test_the_layouts_give_identical_rows(tmp_path: Path) -> None:
+    valid = [path for path in SESSIONS if _is_valid(path)]
+    tables = []
+    for layout in ("traces_list", "trace_list", "trace_text"):
+        write_export(tmp_path / layout, layout, valid)
+        run_filter(str(tmp_path / layout), tmp_path / f"{layout}_rows")
+        tables.append(table(tmp_path / f"{layout}_rows"))
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    for path in valid:
+        (raw / path.name).write_bytes(path.read_bytes())
+    run_filter(str(raw), tmp_path / "raw_rows")
+    first = tables[0].sort_by("source")
+    assert first.num_rows > 8
+    for other in (*tables[1:], table(tmp_path / "raw_rows")):
+        assert other.sort_by("source").equals(first)
+
+
+def _is_valid(path: Path) -> bool:
+    for line in path.read_text().split("\n"):
+        try:
+            if line:
+                json.loads(line)
+        except ValueError:
+            return False
+    return True
+
+
+def test_same_input_same_bytes_also_after_a_kill(traces: Path, rows: Path, tmp_path: Path) -> None:
+    out = tmp_path / "rows"
+    command = [sys.executable, "-m", "pimono_sdpo", "filter", str(traces), "--out", str(out)]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    first_done = tmp_path / ".rows.partial" / "done" / "00000.json"
+    while process.poll() is None and not first_done.exists():
+        pass
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    made = first_done.stat().st_mtime_ns if first_done.exists() else None
+    assert not out.exists()
+    assert made is not None
+    again = cli("filter", str(traces), "--out", str(out))
+    assert (again.returncode, "rows kept" in again.stdout) == (0, True)
+    assert all_bytes(out) == all_bytes(rows)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["rows"]
+
+
+def test_max_samples_keeps_the_best_and_the_seed_decides_among_equals(
+    traces: Path, rows: Path, tmp_path: Path
+) -> None:
+    scores = sorted(table(rows).column("score").to_pylist(), reverse=True)
+    picked = []
+    for seed in range(4):
+        report = run_filter(str(traces), tmp_path / "some", max_samples=5, seed=seed)
+        some = table(tmp_path / "some")
+        assert sorted(some.column("score").to_pylist(), reverse=True) == scores[:5]
+        assert report["drop_reasons"]["over_max_samples"] == len(scores) - 5
+        assert table(tmp_path / "some", "rejects").num_rows == report["rejected"]
+        picked.append(sorted(some.column("session_id").to_pylist()))
+    assert run_filter(str(traces), tmp_path / "some", max_samples=5, seed=0)["kept"] == 5
+    assert sorted(table(tmp_path / "some").column("session_id").to_pylist()) == picked[0]
+
+
+def test_min_score_is_a_reason_to_drop(traces: Path, tmp_path: Path) -> None:
+    report = run_filter(str(traces), tmp_path / "rows", min_score=13.3)
+    assert report["score"]["min"] >= 13.3
+    assert report["drop_reasons"]["below_min_score"] > 0
+
+
+def test_an_episode_is_a_request_and_what_followed(tmp_path: Path) -> None:
+    failing = "Tests  1 failed\n\nCommand exited with code 1"
+    (tmp_path / "a.jsonl").write_text(
+        trace(
+            HEADER,
+            user("Fix the parser, it drops the last line"),
+            *bash("npm test", failing, error=True),
+            user("no, that is the wrong file, look at src/lexer.ts"),
+            call("read", path="src/lexer.ts"),
+            user("Now add a command that prints the syntax tree"),
+            *bash("npx tsc", "a.ts(1,2): error TS2322: no\n\nCommand exited with code 2", True),
+        )
+    )
+    one = run_filter(str(tmp_path / "a.jsonl"), tmp_path / "session")
+    run_filter(str(tmp_path / "a.jsonl"), tmp_path / "episode", unit="episode")
+    first, second = table(tmp_path / "episode").to_pylist()
+    assert one["kept"] == 1
+    assert first["prompt"][0]["content"].startswith("Fix the parser")
+    assert first["categories"] == ["command_error", "test_or_assertion", "user_feedback"]
+    assert second["prompt"][0]["content"].startswith("Now add a command")
+    assert second["categories"] == ["build_lint_compile", "command_error"]
+    assert (first["episode"], second["episode"]) == (0, 1)
+
+
+def test_bad_input_is_one_sentence_and_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "quiet.jsonl").write_text(trace(HEADER, user("Explain what the parser does")))
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("do not touch")
+    pq.write_table(pa.table({"text": ["a"]}), tmp_path / "other.parquet")
+    before = all_bytes(tmp_path)
+    cases = {
+        ("missing", "out"): "does not exist",
+        ("other.parquet", "out"): "has the columns text",
+        ("quiet.jsonl", "out"): "None of the 1 sessions",
+        ("quiet.jsonl", "mine"): "holds no report.json",
+    }
+    for (source, out), sentence in cases.items():
+        done = cli("filter", str(tmp_path / source), "--out", str(tmp_path / out))
+        (line,) = [text for text in done.stderr.splitlines() if text.startswith("pimono-sdpo:")]
+        assert sentence in line
+        assert "Traceback" not in done.stderr
+        assert done.returncode == 2
+        assert all_bytes(tmp_path) == before
+
+
+def test_an_empty_selection_names_the_reasons(traces: Path, tmp_path: Path) -> None:
+    with pytest.raises(EmptySelection, match=r"below_min_score.*lower --min-score"):
+        run_filter(str(traces), tmp_path / "rows", min_score=99.0)
+    assert not list(tmp_path.iterdir())
