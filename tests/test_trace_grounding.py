@@ -1,0 +1,185 @@
+import pickle
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rewards import trace_grounding_reward
+
+THRESHOLD = 0.35
+PROMPT = (
+    "The parser drops the last line of a file without a trailing newline. Please fix it and keep "
+    "the public API of parseFile as it is."
+)
+CONTEXT = """Tool/environment diagnostic 1 (test_or_assertion, command_error):
+FAIL test/parser.test.ts > keeps the last line
+AssertionError: expected 2 to equal 3
+ > src/parser.ts:41:7
+
+Tool/environment diagnostic 2 (build_lint_compile):
+src/lexer.ts(12,3): error TS2322: Type 'string' is not assignable to type 'Token'.
+
+Later user correction 1:
+no, do not change splitLines, it is used by the exporter"""
+TERMS = [
+    "build_lint_compile",
+    "command_error",
+    "test_or_assertion",
+    "parser.ts:41",
+    "ts2322",
+    "assertionerror",
+    "test/parser.test.ts",
+    "src/lexer.ts",
+    "src/parser.ts",
+    "splitlines",
+]
+CONCRETE = TERMS[3:]
+
+GOOD = {
+    "prose": (
+        "The loop in src/parser.ts stops one element early because it looks for a newline after "
+        "every line. I will push the remaining buffer once the loop ends, leave splitLines alone "
+        "for the exporter, and run test/parser.test.ts again."
+    ),
+    "diff": (
+        "The last chunk is never flushed in src/parser.ts, so I add it after the loop:\n"
+        "```diff\n+  if (buffer.length > 0) lines.push(buffer);\n```\n"
+        "That leaves the TS2322 complaint, where the lexer must return a Token and not a string."
+    ),
+    "tool_call": (
+        "The failing case is in test/parser.test.ts, so I first run only that suite.\n"
+        "call:bash{command:npx vitest run test/parser.test.ts}"
+    ),
+    "command": (
+        "We should look at line 41 first: parser.ts:41 returns before the buffer is written. "
+        "Then `npx tsc --noEmit` will tell whether src/lexer.ts still has a wrong return type."
+    ),
+    "japanese": (
+        "src/parser.ts のループは改行がない最後の行を捨てています。ループの後で残りを追加します。\n"
+        "```ts\nif (rest) lines.push(rest);\n```\n"
+        "その後 test/parser.test.ts をもう一度実行して確認してください。"
+    ),
+    "german": (
+        "Die Schleife in src/parser.ts bricht zu früh ab, weil sie nach jeder Zeile ein Zeichen "
+        "erwartet. Ich lasse splitLines, wie es ist, und hänge den Rest danach an.\n"
+        "```ts\nlines.push(rest);\n```"
+    ),
+}
+
+WORDS = "window banana purple quickly river seven table orange running cloud paper green".split()
+
+
+def _shuffled_lines() -> str:
+    lines = CONTEXT.split("\n")
+    random.Random(0).shuffle(lines)
+    return "\n".join(lines)
+
+
+def _among_random_words() -> str:
+    pick = random.Random(1)
+    return " ".join(w for term in CONCRETE for w in (*pick.sample(WORDS, 3), term))
+
+
+BAD = {
+    "empty": "",
+    "whitespace": " \n\t ",
+    "prompt": PROMPT,
+    "context": CONTEXT,
+    "first_half": CONTEXT[: len(CONTEXT) // 2],
+    "second_half": CONTEXT[len(CONTEXT) // 2 :],
+    "shuffled_lines": _shuffled_lines(),
+    "prefixed": "I will fix: " + CONTEXT,
+    "fenced": f"```\n{CONTEXT}\n```",
+    "one_line": " ".join(CONTEXT.split()),
+    "commas": ", ".join(TERMS),
+    "newlines": "\n".join(TERMS),
+    "bullets": "\n".join(f"- {term}" for term in TERMS),
+    "repeated": " ".join(CONCRETE * 20),
+    "fix_the": ", ".join(f"fix the {term}" for term in CONCRETE),
+    "fix_the_lines": "\n".join(f"Fix the {term}." for term in CONCRETE),
+    "error_x": " ".join(f"error {term}" for term in CONCRETE),
+    "random_words": _among_random_words(),
+    "code_list": "```\n" + "\n".join(CONCRETE) + "\n```",
+    "call_list": "call:bash{command:" + " ".join(CONCRETE) + "}",
+    "refusal": "I'm sorry, but I cannot help with that request because it is not allowed.",
+    "list_and_refusal": ", ".join(TERMS) + ". I'm sorry, but I cannot help with that request.",
+    "prompt_and_list": PROMPT + "\n" + ", ".join(TERMS),
+    "generic": "I would check the logs and then fix the problem that is shown in them.",
+    "generic_action": "Let me look at the code and see what is wrong with it first: `ls -la`",
+    "other_row": (
+        "The migration fails because the column user_id is missing in schema.sql, so I add it "
+        "and run `python manage.py migrate` again."
+    ),
+}
+
+
+def reward(completion: object, terms: list[str] | None = None) -> float | None:
+    (value,) = trace_grounding_reward(
+        prompts=[PROMPT],
+        completions=[completion],  # type: ignore[list-item]
+        reward_terms=[TERMS if terms is None else terms],
+        privileged_context=[CONTEXT],
+        completion_ids=[[1, 2]],
+        trainer_state=None,
+    )
+    return value
+
+
+@pytest.mark.parametrize("answer", GOOD.values(), ids=list(GOOD))
+def test_a_concrete_answer_is_a_success(answer: str) -> None:
+    value = reward(answer)
+    assert value is not None
+    assert THRESHOLD < value <= 1
+
+
+@pytest.mark.parametrize("answer", BAD.values(), ids=list(BAD))
+def test_what_says_nothing_is_none(answer: str) -> None:
+    value = reward(answer)
+    assert value is not None
+    assert 0 <= value < THRESHOLD
+
+
+@pytest.mark.parametrize("answer", GOOD.values(), ids=list(GOOD))
+def test_saying_it_ten_times_earns_nothing(answer: str) -> None:
+    assert reward("\n".join([answer] * 10)) == reward(answer)
+
+
+@pytest.mark.parametrize("answer", GOOD.values(), ids=list(GOOD))
+def test_a_good_answer_to_another_row_is_no_success(answer: str) -> None:
+    value = reward(answer, ["enoent", "migrate.py", "schema.sql", "user_id"])
+    assert value is not None
+    assert value < THRESHOLD
+
+
+def test_completions_come_as_text_or_as_messages() -> None:
+    answer = GOOD["prose"]
+    parts = [{"type": "text", "text": answer}]
+    expected = reward(answer)
+    assert reward([{"role": "assistant", "content": answer}]) == expected
+    assert reward([{"role": "assistant", "content": parts}]) == expected
+    assert reward([{"role": "assistant", "content": None}]) == 0.0
+    (plain,) = trace_grounding_reward([PROMPT], [answer], reward_terms=[TERMS])
+    assert plain == expected
+
+
+def test_a_row_without_concrete_terms_is_not_judged() -> None:
+    assert reward(GOOD["prose"], ["command_error", "user_feedback"]) is None
+    assert reward(GOOD["prose"], []) is None
+
+
+@given(st.permutations(TERMS))
+def test_the_order_of_terms_does_not_matter(terms: list[str]) -> None:
+    assert reward(GOOD["prose"], terms + terms) == reward(GOOD["prose"])
+
+
+@given(st.text(max_size=500), st.lists(st.text(max_size=20), max_size=6))
+def test_any_text_has_a_reward_between_0_and_1(text: str, terms: list[str]) -> None:
+    value = reward(text, terms)
+    assert value is None or 0 <= value <= 1
+
+
+def test_it_can_be_sent_to_another_process() -> None:
+    copy = pickle.loads(pickle.dumps(trace_grounding_reward))
+    assert copy is trace_grounding_reward
+    assert copy.__name__ == "trace_grounding_reward"
