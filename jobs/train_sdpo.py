@@ -29,6 +29,7 @@ TRACKIO_SPACE_ID are read from the environment. Exit code 2: something given can
 import json
 import os
 import sys
+import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -76,6 +77,8 @@ def main(argv: list[str]) -> int:
     # Read by TRL when it is imported.
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    # Transformers has renamed an argument that TRL sets by itself: nothing a user could change.
+    warnings.filterwarnings("ignore", ".*gradient_checkpointing.* is deprecated", FutureWarning)
     try:
         run(argv)
     except PimonoError as problem:
@@ -201,6 +204,12 @@ def train_and_save(
     folders.check_output(output)
     if args.hub_model_id:
         publish.check_hub(args.hub_model_id)
+    elif "JOB_ID" in os.environ and not smoke:
+        print(
+            "train_sdpo: this Hugging Face job keeps no files; without HUB_MODEL_ID the adapter is "
+            "lost when it ends, unless OUTPUT is on a volume.",
+            file=sys.stderr,
+        )
     dataset = rows_of(job, output, args.seed)
     report = rows.load_report(dataset)
     prepared = sdpo.prepare(args, model_args, rows.load_rows(dataset), trace_grounding_reward)

@@ -84,12 +84,7 @@ Stage = Map | FlatMap | Filter
 
 
 def name_of(stage: Stage) -> str:
-    """Name a stage by the module that holds its function.
-
-    >>> from processors import keep
-    >>> name_of(keep.STAGE)
-    'keep'
-    """
+    """Name a stage by the module that holds its function."""
     return _function(stage.fn).__module__.rpartition(".")[2]
 
 

@@ -49,9 +49,9 @@ def trace_grounding_reward(
 
     >>> answer = "The build stops because src/cli.ts is missing, so I restore that file with git."
     >>> ask = "Why does the build fail?"
-    >>> trace_grounding_reward([ask], [answer], reward_terms=[["enoent", "src/cli.ts"]])
+    >>> trace_grounding_reward([ask], [answer], [["enoent", "src/cli.ts"]])
     [0.35]
-    >>> trace_grounding_reward([ask], ["enoent src/cli.ts"], reward_terms=[["enoent", "src/cli.ts"]])
+    >>> trace_grounding_reward([ask], ["enoent src/cli.ts"], [["enoent", "src/cli.ts"]])
     [0.0]
     """
     contexts = privileged_context or [None] * len(completions)

@@ -7,6 +7,8 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -43,6 +45,15 @@ TASKS = (
     ("why does it fail?", "ENOENT: no such file or directory\n" * 90, ["enoent"]),
     ("run the build", "TypeError: undefined is not a function", ["typeerror"]),
 )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Threads waiting for each other on a busy machine cost far more than they save here."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")
@@ -448,6 +459,7 @@ def python(*argv: str, cwd: Path, **environment: str) -> subprocess.CompletedPro
         env={
             **{name: value for name, value in os.environ.items() if "TRACKIO" not in name},
             "PYTHONPATH": PYTHONPATH,
+            "OMP_NUM_THREADS": "1",
             "HF_HUB_OFFLINE": "1",
             "HF_HUB_DISABLE_PROGRESS_BARS": "1",
             "TRACKIO_DIR": str(cwd / "trackio"),
@@ -628,3 +640,27 @@ def test_the_recipes_are_the_reference_run_and_its_small_twin(
     assert small.output_dir == "outputs/tiny-smoke"
     assert small.max_steps == 9
     assert small.use_cpu is True
+
+
+def test_prepared_rows_are_not_silently_used_with_other_options(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "outputs" / "r1" / "data").mkdir(parents=True)
+    options = {"unit": "session", "min_score": 13.3, "max_samples": 64, "seed": 42}
+    output.write_json({"options": options}, tmp_path / "outputs" / "r1" / "data" / "report.json")
+    asked = ["--config", "tiny", "--run-name", "r1", "--source", "traces", "--min_score", "13.3"]
+    assert script().main(asked) == 2
+    assert "was filtered with max_samples 64;" in capsys.readouterr().err
+    assert script().main([*asked, "--max_samples", "64"]) == 2
+    assert "holds no data/train-" in capsys.readouterr().err
+
+
+def test_the_script_says_what_hf_jobs_needs() -> None:
+    lines = (JOBS / "train_sdpo.py").read_text().split("# ///")[1].splitlines()[1:]
+    header = tomllib.loads("\n".join(line.removeprefix("#").removeprefix(" ") for line in lines))
+    assert header["requires-python"] == ">=3.11"
+    assert len(header["dependencies"]) == 1
+    assert header["dependencies"][0].startswith("pimono-sdpo[train] @ git+https://")
+    launch = header["tool"]["hf-jobs"]
+    assert launch == {"flavor": "a10g-large", "timeout": "3h", "secrets": ["HF_TOKEN"]}

@@ -1,0 +1,199 @@
+"""Render cards from what a run wrote down: nothing is typed in by hand.
+
+The same report and run give the same bytes; a value that is missing is an error, not a blank.
+"""
+
+import re
+from typing import Any
+
+import yaml
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from cards.lint import REPO_ID
+from pimono_sdpo.schema import SDPO_ROW
+from pimono_sdpo.text import shorten
+
+Json = dict[str, Any]
+PREVIEW_CHARS = 1200
+SIZES = ((1_000, "n<1K"), (10_000, "1K<n<10K"), (100_000, "10K<n<100K"), (1_000_000, "100K<n<1M"))
+
+COLUMNS = {
+    "prompt": "the request, a conversation ending in a user turn",
+    "privileged_context": "diagnostics and later corrections; the teacher sees it, the student not",
+    "reward_terms": "categories and concrete tokens of the failure",
+    "score": "sum of `score_terms`",
+    "score_terms": "what added how much",
+    "categories": "what went wrong",
+    "session_id": "the session the row is from",
+    "source": "its file",
+    "harness": "the agent that recorded it",
+    "episode": "number of the request within the session (0 for whole sessions)",
+    "split": "train",
+    "verifier_spec": "null: no verifier is attached",
+}
+
+
+def render_dataset_card(report: Json) -> str:
+    """Return the dataset card of a filter run."""
+    source = report["input"]["source"]
+    kept = report["kept"]
+    configs = [_config("default", "data/train-*.parquet", default=True)]
+    if report["rejected"]:
+        configs.append(_config("rejects", "rejects/rejects-*.parquet"))
+    metadata: Json = {
+        "configs": configs,
+        "pretty_name": f"SDPO rows from {source}",
+        "size_categories": [next((name for size, name in SIZES if kept < size), "n>1M")],
+        "task_categories": ["text-generation"],
+        "tags": ["agent-traces", "pimono-sdpo", "sdpo", "trl"],
+    }
+    if report["licence"]:
+        metadata["license"] = report["licence"]
+    if report["input"]["kind"] == "hub":
+        metadata["source_datasets"] = [source]
+    columns = [(name, _type(feature), COLUMNS[name]) for name, feature in SDPO_ROW.items()]
+    return (
+        _environment()
+        .get_template("dataset_card.md.j2")
+        .render(
+            metadata=_front_matter(metadata),
+            report=report,
+            columns=columns,
+            sample=_preview(report["first_sample"]),
+        )
+    )
+
+
+def render_model_card(report: Json | None, run: Json) -> str:
+    """Return the model card of a training run; `report` is None when the rows had none."""
+    base = run["base_model"]
+    on_hub = _is_hub_id(run)
+    metadata: Json = {
+        "library_name": "peft",
+        "pipeline_tag": "text-generation",
+        "tags": ["trl", "sdpo", "lora", "qlora", "pimono-sdpo", "agent-traces", "trackio"],
+    }
+    if on_hub:
+        metadata["base_model"] = base
+        metadata["base_model_relation"] = "adapter"
+        metadata["tags"].append(f"base_model:adapter:{base}")
+    if run["trackio"]["url"]:
+        metadata["tags"].append(f"trackio:{run['trackio']['url']}")
+    datasets = [run["dataset"]["id"]]
+    if report is not None and report["input"]["kind"] == "hub":
+        datasets.append(report["input"]["source"])
+    hub_datasets = sorted({name for name in datasets if REPO_ID.fullmatch(name) and "/" in name})
+    if hub_datasets:
+        metadata["datasets"] = hub_datasets
+    if report is not None and report["licence"]:
+        metadata["license"] = report["licence"]
+    name = run["hub_model_id"] or run["run_name"]
+    batch = (
+        run["arguments"]["per_device_train_batch_size"]
+        * run["arguments"]["gradient_accumulation_steps"]
+        * run["hardware"]["count"]
+    )
+    steps = [entry for entry in run["log_history"] if "loss" in entry]
+    return (
+        _environment()
+        .get_template("model_card.md.j2")
+        .render(
+            metadata=_front_matter(metadata),
+            name=name,
+            base=base if on_hub else base.rstrip("/").rpartition("/")[2],
+            on_hub=on_hub,
+            report=report,
+            run=run,
+            arguments=run["arguments"],
+            steps=len(steps),
+            completions=len(steps) * batch,
+            metrics=_metrics(steps),
+            mean_reward=_mean(steps, "self_distillation/reward_mean"),
+            sample=_preview(report["first_sample"]) if report is not None else None,
+        )
+    )
+
+
+def _is_hub_id(run: Json) -> bool:
+    """A Hub model is pinned to a commit by the run; a local folder is not."""
+    return run["base_model_revision"] is not None and bool(REPO_ID.fullmatch(run["base_model"]))
+
+
+def _metrics(steps: list[Json]) -> list[tuple[str, float, float, float]]:
+    """Name, first, last and mean of what was logged at each step."""
+    names = dict.fromkeys(name for entry in steps for name in entry)
+    rows = []
+    for name in sorted(names):
+        values = [entry[name] for entry in steps if isinstance(entry.get(name), int | float)]
+        if name not in {"step", "epoch"} and values:
+            rows.append((name, values[0], values[-1], sum(values) / len(values)))
+    return rows
+
+
+def _mean(steps: list[Json], name: str) -> float | None:
+    values = [entry[name] for entry in steps if entry.get(name) is not None]
+    return sum(values) / len(values) if values else None
+
+
+def _config(name: str, path: str, default: bool = False) -> Json:
+    config: Json = {"config_name": name, "data_files": [{"split": "train", "path": path}]}
+    return {**config, "default": True} if default else config
+
+
+def _front_matter(metadata: Json) -> str:
+    text: str = yaml.safe_dump(metadata, sort_keys=True, allow_unicode=True)
+    return text
+
+
+def _preview(row: Json) -> Json:
+    return {
+        "prompt": shorten(row["prompt"][-1]["content"], PREVIEW_CHARS),
+        "context": shorten(row["privileged_context"], PREVIEW_CHARS),
+        "terms": row["reward_terms"],
+        "score": row["score"],
+        "score_terms": row["score_terms"],
+    }
+
+
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("cards", "."),
+        undefined=StrictUndefined,
+        keep_trailing_newline=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        autoescape=False,  # Markdown, not HTML; values go through `cell` and `fence`
+    )
+    environment.filters |= {"cell": cell, "fence": fence, "number": number}
+    return environment
+
+
+def cell(value: object) -> str:
+    r"""Make a value safe inside a Markdown table or heading.
+
+    >>> cell("a|b\n`c`")
+    "a\\|b 'c'"
+    """
+    return " ".join(str(value).split()).replace("|", r"\|").replace("`", "'")
+
+
+def fence(text: str) -> str:
+    """Put text into a code block that the text cannot end.
+
+    >>> fence("x").splitlines()
+    ['```text', 'x', '```']
+    """
+    longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
+    marks = "`" * max(3, longest + 1)
+    return f"{marks}text\n{text}\n{marks}"
+
+
+def number(value: object) -> str:
+    """Write a number as short as it can be read back; None is a dash."""
+    if value is None:
+        return "-"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _type(feature: Any) -> str:
+    return cell(feature.dtype if type(feature).__name__ == "Value" else "list")
