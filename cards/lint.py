@@ -13,7 +13,8 @@ _FRONT_MATTER = re.compile(r"\A---\n(.*?)\n---\n", re.DOTALL)
 LICENCES = frozenset(
     """
     afl-3.0 agpl-3.0 apache-2.0 artistic-2.0 bsd bsd-2-clause bsd-3-clause bsl-1.0
-    bsd-3-clause-clear cc cc-by-2.0 cc-by-3.0 cc-by-4.0 cc-by-nc-4.0 cc-by-nc-nd-4.0 cc-by-nc-sa-4.0 cc-by-nd-4.0
+    bsd-3-clause-clear cc cc-by-2.0 cc-by-3.0 cc-by-4.0 cc-by-nc-4.0 cc-by-nc-nd-4.0
+    cc-by-nc-sa-4.0 cc-by-nd-4.0
     cc-by-sa-3.0 cc-by-sa-4.0 cc0-1.0 cdla-permissive-2.0 ecl-2.0 epl-2.0 eupl-1.2 gemma gpl gpl-2.0
     gpl-3.0 isc lgpl lgpl-2.1 lgpl-3.0 llama2 llama3 llama3.1 llama3.2 llama3.3 mit mpl-2.0 ms-pl
     odbl odc-by openrail other pddl unknown unlicense wtfpl zlib

@@ -37,6 +37,8 @@ def write_report_plot(report: Json, path: Path) -> None:
     )
     right.set_title("rows per score")
     right.set_xlabel("score")
+    left.xaxis.get_major_locator().set_params(integer=True)
+    right.yaxis.get_major_locator().set_params(integer=True)
     for axes in (left, right):
         _plain(axes)
     _save(figure, path)

@@ -37,9 +37,10 @@ def render_dataset_card(report: Json) -> str:
     """Return the dataset card of a filter run."""
     source = report["input"]["source"]
     kept = report["kept"]
-    configs = [_config("default", "data/train-*.parquet", default=True)]
+    hashes = report["sha256"]
+    configs = [{**_config("default", "data/train-*.parquet", hashes["data"]), "default": True}]
     if report["rejected"]:
-        configs.append(_config("rejects", "rejects/rejects-*.parquet"))
+        configs.append(_config("rejects", "rejects/rejects-*.parquet", hashes["rejects"]))
     metadata: Json = {
         "configs": configs,
         "pretty_name": f"SDPO rows from {source}",
@@ -135,9 +136,13 @@ def _mean(steps: list[Json], name: str) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def _config(name: str, path: str, default: bool = False) -> Json:
-    config: Json = {"config_name": name, "data_files": [{"split": "train", "path": path}]}
-    return {**config, "default": True} if default else config
+def _config(name: str, path: str, sha256: str) -> Json:
+    """Describe a configuration; `load_dataset` caches a local folder by this description alone.
+
+    Without the hash, a folder that was written again would give its old rows.
+    """
+    files = [{"split": "train", "path": path}]
+    return {"config_name": name, "data_files": files, "description": f"sha256 {sha256}"}
 
 
 def _front_matter(metadata: Json) -> str:

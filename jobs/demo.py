@@ -1,6 +1,6 @@
 """The main job end to end on a CPU: sample traces, rows, a trained adapter, cards.
 
-    python jobs/demo.py [--out build/demo]
+python jobs/demo.py [--out build/demo]
 """
 
 import argparse
@@ -63,6 +63,7 @@ def summary(rows: Path, run: Path, out: Path, seconds: float) -> str:
     report = json.loads((rows / "report.json").read_text())
     log = json.loads((run / "run.json").read_text())
     last = log["log_history"][-1]
+    project = log["trackio"]["project"]
     return f"""
 == done in {seconds:.0f} s
 {report["sessions"]} sessions -> {report["kept"]} rows, score {report["score"]["min"]:g} to \
@@ -70,7 +71,7 @@ def summary(rows: Path, run: Path, out: Path, seconds: float) -> str:
 rows and dataset card   {rows / "README.md"}
 adapter and model card  {run / "adapter" / "README.md"}
 report, run log         {rows / "report.json"}, {run / "run.json"}
-dashboard               TRACKIO_DIR={out / "trackio"} trackio show --project {log["trackio"]["project"]}
+dashboard               TRACKIO_DIR={out / "trackio"} trackio show --project {project}
 """
 
 

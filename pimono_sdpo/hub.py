@@ -4,6 +4,8 @@ The export lives on the revision `refs/convert/parquet` as `{config}/{split}/000
 `load_dataset("ns/name")` never uses it, so it is asked for explicitly.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow as pa
@@ -20,7 +22,7 @@ EXPORT_REF = "refs/convert/parquet"
 def parquet_export(repo_id: str) -> tuple[str, list[str]]:
     """Return the export's commit and its parquet files in order; raises SourceError."""
     api = HfApi()
-    try:
+    with _told(repo_id):
         refs = api.list_repo_refs(repo_id, repo_type="dataset")
         commits = [ref.target_commit for ref in refs.converts if ref.ref == EXPORT_REF]
         names = (
@@ -28,21 +30,6 @@ def parquet_export(repo_id: str) -> tuple[str, list[str]]:
             if commits
             else []
         )
-    except GatedRepoError as error:
-        raise SourceError(
-            f"`{repo_id}` is gated: accept its terms on the Hub and set HF_TOKEN."
-        ) from error
-    except RepositoryNotFoundError as error:
-        raise SourceError(
-            f"`{repo_id}` is neither a local path nor a dataset this account can see on the Hub; "
-            "check the name, or set HF_TOKEN when it is private."
-        ) from error
-    except (HTTPError, OSError) as error:
-        # Every other way of not reaching the Hub, offline mode included.
-        raise SourceError(
-            f"`{repo_id}` is not a local path and the Hub could not be asked "
-            f"({type(error).__name__}); check the name and the network."
-        ) from error
     parquet = sorted(name for name in names if name.endswith(".parquet"))
     if not parquet:
         raise SourceError(
@@ -55,7 +42,10 @@ def parquet_export(repo_id: str) -> tuple[str, list[str]]:
 def parquet_footer(location: str, revision: str) -> tuple[pa.Schema, int, int]:
     """Return schema, rows and bytes of `ns/name/path`, reading the footer only."""
     repo_id, name = _split(location)
-    with HfFileSystem().open(f"datasets/{repo_id}@{revision}/{name}", "rb") as remote:
+    with (
+        _told(repo_id),
+        HfFileSystem().open(f"datasets/{repo_id}@{revision}/{name}", "rb") as remote,
+    ):
         parquet = pq.ParquetFile(remote)
         return parquet.schema_arrow, parquet.metadata.num_rows, int(remote.size)
 
@@ -63,7 +53,35 @@ def parquet_footer(location: str, revision: str) -> tuple[pa.Schema, int, int]:
 def download(location: str, revision: str | None) -> Path:
     """Fetch `ns/name/path` at a commit into the local cache."""
     repo_id, name = _split(location)
-    return Path(hf_hub_download(repo_id, name, repo_type="dataset", revision=revision))
+    with _told(repo_id):
+        return Path(hf_hub_download(repo_id, name, repo_type="dataset", revision=revision))
+
+
+@contextmanager
+def _told(repo_id: str) -> Iterator[None]:
+    """Turn the Hub's refusals into one sentence with the next step."""
+    try:
+        yield
+    except GatedRepoError as error:
+        raise SourceError(
+            f"`{repo_id}` is gated: accept its terms on the Hub and set HF_TOKEN."
+        ) from error
+    except RepositoryNotFoundError as error:
+        raise SourceError(
+            f"`{repo_id}` is neither a local path nor a dataset this account can see on the Hub; "
+            "check the name, or set HF_TOKEN when it is private."
+        ) from error
+    except pa.ArrowInvalid as error:
+        raise SourceError(
+            f"The parquet export of `{repo_id}` is damaged ({str(error).splitlines()[0]}); wait for "
+            "the dataset viewer to build it again, or download the raw files."
+        ) from error
+    except (HTTPError, OSError) as error:
+        # Every other way of not reaching the Hub, offline mode included.
+        raise SourceError(
+            f"`{repo_id}` is not a local path and the Hub could not be asked "
+            f"({type(error).__name__}); check the name and the network."
+        ) from error
 
 
 def origin(location: str, revision: str | None) -> str:

@@ -3,6 +3,7 @@
 No clock, no machine path: the same input gives the same bytes.
 """
 
+import hashlib
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,8 @@ def build_report(
 
     Keys: pimono_sdpo, input, options, lines, stages, sessions, kept, rejected, drop_reasons,
     score (min, max, mean, histogram), category_counts, sources, weights, secrets_redacted,
-    licence, first_sample. Without kept rows, what describes them is left out.
+    licence, sha256 (of all files of a kind), first_sample. Without kept rows, what describes them
+    is left out.
     """
     stages = _stages(records)
     kept = stages[-1]["rows_out"] - cut
@@ -68,8 +70,16 @@ def build_report(
         "weights": weights,
         "secrets_redacted": dict(sorted(_columns(records, "redactions").items())),
         "licence": options["licence"],
+        "sha256": {name: _sha256(folder / name) for name in ("data", "rejects")},
         **(_statistics(folder / "data", source.name) if kept else {}),
     }
+
+
+def _sha256(folder: Path) -> str:
+    digest = hashlib.sha256()
+    for path in sorted(folder.glob("*.parquet")):
+        digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()
 
 
 def _stages(records: list[Json]) -> list[Json]:

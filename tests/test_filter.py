@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from datasets import load_dataset
-from pimono_sdpo.samples import SAMPLE_SESSIONS, write_export, write_samples
 
 from pimono_sdpo.cli import run_filter
 from pimono_sdpo.errors import EmptySelection
+from pimono_sdpo.samples import SAMPLE_SESSIONS, write_export, write_samples
 from pimono_sdpo.schema import SDPO_ROW
 from tests.traces import HEADER, bash, call, trace, user
 

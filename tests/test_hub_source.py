@@ -73,6 +73,7 @@ def test_the_export_is_read_at_a_pinned_commit(loopback_hub: LoopbackHub, tmp_pa
         ("lab/raw", "has no parquet export at refs/convert/parquet"),
         ("lab/secret", "neither a local path nor a dataset"),
         ("lab/gated", "is gated: accept its terms"),
+        ("lab/damaged", "is damaged (Parquet file size is 4 bytes"),
     ],
 )
 def test_what_cannot_be_read_says_why(
@@ -80,7 +81,8 @@ def test_what_cannot_be_read_says_why(
 ) -> None:
     loopback_hub.seed("lab/raw", "dataset", {"a.jsonl": b"{}"})
     loopback_hub.seed("lab/secret", "dataset", {"a.jsonl": b"{}"}, private=True)
-    loopback_hub.seed("lab/gated", "dataset", {"a.jsonl": b"{}"}, revision=EXPORT, gated=True)
+    loopback_hub.seed("lab/gated", "dataset", {"a/b/0.parquet": b"PAR1" * 99}, EXPORT, gated=True)
+    loopback_hub.seed("lab/damaged", "dataset", {"a/b/0.parquet": b"PAR1"}, EXPORT)
     found = run_client(loopback_hub, tmp_path, REFUSED.format(name=name), token=None)
     assert sentence in found
     assert name in found

@@ -7,7 +7,7 @@ from datasets import Dataset, Features, IterableDataset, Value
 from pimono_sdpo.schema import SDPO_ROW, SESSION
 from pimono_sdpo.stage import Filter, FlatMap, Map, apply, apply_all, name_of, source_hash
 from processors import PIPELINE, pipeline
-from processors.grade import grade
+from processors.keep import keep
 from tests.traces import HEADER, bash, trace, user
 
 NUMBER = Features({"n": Value("int64")})
@@ -67,8 +67,8 @@ def test_the_pipeline_runs_on_a_plain_dataset() -> None:
 
 
 def test_the_cache_key_follows_source_and_options() -> None:
-    assert source_hash(partial(grade, x=1)) != source_hash(partial(grade, x=2))
-    assert source_hash(partial(grade, x=1)) == source_hash(partial(grade, x=1))
+    assert source_hash(partial(keep, min_score=1.0)) != source_hash(partial(keep, min_score=2.0))
+    assert source_hash(partial(keep, min_score=1.0)) == source_hash(partial(keep, min_score=1.0))
     assert pipeline(min_score=1.0)[3].code != pipeline(min_score=2.0)[3].code
     assert [stage.code for stage in pipeline()] == [stage.code for stage in PIPELINE]
 

@@ -35,6 +35,7 @@ from pimono_sdpo.tiny_model import write_tiny_model  # noqa: E402
 from pimono_sdpo.training import models, output, publish, rows, run_log, sdpo  # noqa: E402
 from pimono_sdpo.training.recipes import find_recipe  # noqa: E402
 from tests.loopback_hub import LoopbackHub  # noqa: E402
+from tests.traces import HEADER, bash, trace, user  # noqa: E402
 
 REPO = Path(__file__).parent.parent
 JOBS = REPO / "jobs"
@@ -104,7 +105,7 @@ def arguments(folder: Path, tiny: Path, **changes: Any) -> tuple[SDPOConfig, Mod
         "output_dir": str(folder),
         "use_cpu": True,
         "bf16": False,
-        "max_steps": 4,
+        "max_steps": 6,
         "learning_rate": 1e-3,
         "per_device_train_batch_size": 1,
         "gradient_accumulation_steps": 2,
@@ -176,7 +177,7 @@ class SeenPrompts(TrainerCallback):  # type: ignore[misc] # transformers is unty
 def straight(
     tmp_path_factory: pytest.TempPathFactory, tiny: Path, filtered: Path
 ) -> tuple[sdpo.Prepared, dict[str, float], SeenPrompts, ModelConfig]:
-    """Four steps without a break."""
+    """Six steps without a break; an epoch has four."""
     args, model_args = arguments(tmp_path_factory.mktemp("straight"), tiny)
     prepared = sdpo.prepare(args, model_args, rows.load_rows(str(filtered)), letters_reward)
     seen = SeenPrompts()
@@ -210,14 +211,14 @@ def test_training_moves_the_adapter_and_nothing_is_cut(
 ) -> None:
     prepared, metrics, seen, _ = straight
     trainer = prepared.trainer
-    assert trainer.state.global_step == 4
+    assert trainer.state.global_step == 6
     assert metrics["train_loss"] != 0
     weights = adapter_state(trainer)
     moved = [name for name, value in weights.items() if "lora_B" in name and value.abs().max() > 0]
     assert len(moved) == 20, "all text layers, and none of the image and audio embedders"
     assert all("language_model" in name for name in weights)
     # <bos> first and whole means that TRL cut nothing from the left.
-    assert len(seen.student) == len(seen.teacher) == 8
+    assert len(seen.student) == len(seen.teacher) == 12
     assert {ids[0] for ids in seen.student + seen.teacher} == {2}
     assert all(len(ids) <= 96 for ids in seen.student)
     assert all(len(ids) <= 256 for ids in seen.teacher)
@@ -229,33 +230,35 @@ def test_training_moves_the_adapter_and_nothing_is_cut(
         "special_tokens_neutralised": 1,
     }
     steps = [entry for entry in trainer.state.log_history if "loss" in entry]
-    assert [entry["step"] for entry in steps] == [1, 2, 3, 4]
+    assert [entry["step"] for entry in steps] == [1, 2, 3, 4, 5, 6]
     assert "self_distillation/rewards/letters_reward" in steps[0]
     assert steps[0]["self_distillation/feedback_used_fraction"] == 1.0
 
 
+@pytest.mark.parametrize("stop", [2, 5], ids=["first epoch", "second epoch"])
 def test_a_killed_run_goes_on_to_the_same_weights(
+    stop: int,
     straight: tuple[sdpo.Prepared, dict[str, float], SeenPrompts, ModelConfig],
     tiny: Path,
     filtered: Path,
     tmp_path: Path,
 ) -> None:
     dataset = rows.load_rows(str(filtered))
-    changes = {"save_strategy": "steps", "save_steps": 2, "save_total_limit": 1}
+    changes = {"save_strategy": "steps", "save_steps": stop, "save_total_limit": 1}
     first_args, model_args = arguments(tmp_path, tiny, **changes)
     first = sdpo.prepare(first_args, model_args, dataset, letters_reward)
-    first.trainer.add_callback(StopAfter(2))
+    first.trainer.add_callback(StopAfter(stop))
     sdpo.train(first)
-    assert first.trainer.state.global_step == 2
+    assert first.trainer.state.global_step == stop
     # What a kill in the middle of writing a checkpoint leaves.
-    (tmp_path / "checkpoint-3").mkdir()
+    (tmp_path / f"checkpoint-{stop + 1}").mkdir()
     checkpoint = output.last_checkpoint(tmp_path)
-    assert checkpoint == tmp_path / "checkpoint-2"
+    assert checkpoint == tmp_path / f"checkpoint-{stop}"
 
     second_args, model_args = arguments(tmp_path, tiny, **changes)
     second = sdpo.prepare(second_args, model_args, dataset, letters_reward)
     sdpo.train(second)
-    assert second.trainer.state.global_step == 4
+    assert second.trainer.state.global_step == 6
     for adapter in ("default", "teacher"):
         expected = adapter_state(straight[0].trainer, adapter)
         resumed = adapter_state(second.trainer, adapter)
@@ -319,7 +322,7 @@ def test_the_saved_adapter_is_clean_and_loads(
     assert log["arguments"]["max_prompt_length"] == 96
     assert log["arguments"]["bnb_4bit_quant_type"] == "nf4"
     assert log["arguments"]["include_environment_feedback"] is True
-    assert [entry["step"] for entry in log["log_history"]] == [1, 2, 3, 4]
+    assert [entry["step"] for entry in log["log_history"]] == [1, 2, 3, 4, 5, 6]
     assert log["metrics"]["train_loss"] == metrics["train_loss"]
     assert log["adapter"]["files"] == files
     assert log["adapter"]["trainable_parameters"] == sum(v.numel() for v in trained.values())
@@ -507,7 +510,8 @@ def test_the_job_trains_logs_and_writes_its_card(
     assert fresh.stdout.strip() == "largest difference of the logits: 0"
 
     card = (out / "adapter" / "README.md").read_bytes()
-    assert b"base_model" in card
+    assert b"tiny-gemma4" in card
+    assert str(tmp_path).encode() not in card, "no path of this machine"
     (out / "adapter" / "README.md").unlink()
     again = job("--mode", "card", *asked[:4], cwd=tmp_path)
     assert again.returncode == 0, again.stderr[-3000:]
@@ -532,21 +536,36 @@ import json
 from pathlib import Path
 from huggingface_hub import HfApi, snapshot_download
 folder = Path(snapshot_download("me/adapter"))
-private = HfApi().model_info("me/adapter").private
+info = HfApi().model_info("me/adapter")
 config = json.loads((folder / "adapter_config.json").read_text())
 files = sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())
-print(json.dumps({"private": private, "config": config, "files": files}))
+seen = {"private": info.private, "base_model": info.card_data.base_model}
+print(json.dumps({**seen, "config": config, "files": files}))
 """
 
 
 def test_the_job_takes_all_from_the_hub_and_publishes_its_adapter(
-    loopback_hub: LoopbackHub, tiny: Path, filtered: Path, tmp_path: Path
+    loopback_hub: LoopbackHub, tiny: Path, tmp_path: Path
 ) -> None:
-    shutil.copytree(filtered / "data", tmp_path / "rows" / "data")
-    report = {"kept": 4}
-    output.write_json(report, tmp_path / "rows" / "report.json")
+    (tmp_path / "traces").mkdir()
+    for number in range(3):
+        session = trace(
+            HEADER | {"id": f"s-{number}"},
+            user(f"Make test number {number} pass."),
+            *bash("npm test", f"AssertionError: expected {number} to equal 4", error=True),
+            user("No, fix the parser instead."),
+        )
+        (tmp_path / "traces" / f"{number}.jsonl").write_text(session)
+    made = job("--config=tiny", "--mode=prepare", "--source=traces", cwd=tmp_path)
+    assert made.returncode == 0, made.stderr[-3000:]
+    assert "3 of 3 sessions are rows in outputs/tiny/data" in made.stdout
+    assert [path.name for path in (tmp_path / "outputs" / "tiny").iterdir()] == ["data"]
+    prepared = (tmp_path / "outputs" / "tiny" / "data").rename(tmp_path / "rows")
+    report = json.loads((prepared / "report.json").read_text())
+    shutil.rmtree(tmp_path / "outputs")
+
     online = {**loopback_hub.env(tmp_path), "HF_HUB_OFFLINE": "0", "PYTHONPATH": PYTHONPATH}
-    folders = json.dumps({"model": str(tiny), "dataset": str(tmp_path / "rows")})
+    folders = json.dumps({"model": str(tiny), "dataset": str(prepared)})
     uploaded = python("-c", UPLOAD, folders, cwd=tmp_path, **online)
     assert uploaded.returncode == 0, uploaded.stderr[-3000:]
     commit = uploaded.stdout.strip()
@@ -576,6 +595,7 @@ def test_the_job_takes_all_from_the_hub_and_publishes_its_adapter(
     assert seen.returncode == 0, seen.stderr[-3000:]
     published = json.loads(seen.stdout.splitlines()[-1])
     assert published["private"] is True
+    assert published["base_model"] == "me/model-of-a-test"
     assert published["config"]["base_model_name_or_path"] == "me/model-of-a-test"
     assert published["config"]["revision"] == commit
     assert set(published["files"]) - {".gitattributes"} == {

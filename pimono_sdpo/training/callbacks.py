@@ -1,13 +1,16 @@
-"""Carry the EMA teacher over a restart.
+"""Make a resumed run the same run, to the bit: its EMA teacher and its order of rows.
 
 TRL saves the teacher adapter in every checkpoint and the Trainer loads it back, but the callback
 that averages it then tries to add it again and fails. Starting the average at zero instead would
-train against another teacher than an uninterrupted run.
+train against another teacher than an uninterrupted run. The rows are shuffled anew each epoch by
+a generator that no checkpoint keeps, so a resumed run would begin again with the first order.
 """
 
 from typing import Any
 
+import torch
 from peft import get_peft_model_state_dict
+from transformers import TrainerCallback
 from trl.experimental.sdpo import SDPOTrainer
 from trl.experimental.sdpo.teacher_sync import PEFTAdapterEMACallback
 
@@ -30,8 +33,23 @@ class ResumableTeacher(PEFTAdapterEMACallback):  # type: ignore[misc] # TRL ship
         self._initialized = True
 
 
-def make_teacher_resumable(trainer: SDPOTrainer) -> None:
-    """Put ResumableTeacher in the place of TRL's callback, when the run has an EMA teacher."""
+class ReplayedShuffles(TrainerCallback):  # type: ignore[misc] # transformers is untyped here
+    """Draw the orders of the finished epochs again, so that the next one is the right one."""
+
+    def on_train_begin(
+        self, args: Any, state: Any, control: Any, train_dataloader: Any, **_: Any
+    ) -> None:
+        """Bring the sampler's generator to where the checkpoint was written."""
+        sampler = train_dataloader.batch_sampler.sampler
+        if not sampler.shuffle:
+            return
+        for _epoch in range(int(state.epoch or 0)):
+            torch.randperm(sampler.num_samples, generator=sampler.generator)
+
+
+def make_resumable(trainer: SDPOTrainer) -> None:
+    """Add both; ResumableTeacher takes the place of TRL's callback if there is an EMA teacher."""
+    trainer.add_callback(ReplayedShuffles())
     theirs = trainer.pop_callback(PEFTAdapterEMACallback)
     if theirs is None:
         return

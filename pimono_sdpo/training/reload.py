@@ -33,9 +33,9 @@ def probe_logits(model: Any, tokenizer: Any) -> torch.Tensor:
     model.eval()
     inputs = tokenizer(PROBE, return_tensors="pt").to(model.device)
     with torch.no_grad():
-        logits = model(**inputs).logits[0, -1].float().cpu()
+        logits: torch.Tensor = model(**inputs).logits[0, -1].float().cpu().contiguous()
     model.train(was_training)
-    return logits.contiguous()
+    return logits
 
 
 def write_probe(model: Any, tokenizer: Any, folder: Path) -> None:

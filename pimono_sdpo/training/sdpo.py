@@ -13,7 +13,7 @@ from trl.experimental.sdpo import SDPOConfig, SDPOTrainer
 
 from pimono_sdpo.errors import TrainingInputError
 from pimono_sdpo.training.budgets import Reprompt, fit_rows
-from pimono_sdpo.training.callbacks import make_teacher_resumable
+from pimono_sdpo.training.callbacks import make_resumable
 from pimono_sdpo.training.models import (
     base_model_revision,
     load_tokenizer,
@@ -101,7 +101,7 @@ def prepare(args: SDPOConfig, model_args: ModelConfig, rows: Dataset, reward: Re
         processing_class=tokenizer,
         peft_config=lora,
     )
-    make_teacher_resumable(trainer)
+    make_resumable(trainer)
     return Prepared(trainer, revision, prompt_budget, len(rows), counts)
 
 

@@ -1,0 +1,106 @@
+"""Hand-written sample sessions, and the export layouts the Hub has used for such sessions.
+
+sessions/*.jsonl   invented Pi sessions (versions 1 and 3), some broken on purpose
+expected.json      per file: kept, drop_reason and categories, as a careful reader says
+"""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Literal
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+ExportLayout = Literal["traces_list", "trace_list", "trace_text"]
+SAMPLE_SESSIONS = Path(__file__).parent / "sessions"
+
+
+def write_samples(folder: Path) -> list[Path]:
+    """Write every sample once, spread over the three export layouts and raw files.
+
+    Returns the written files. A session with a broken line can only travel as text.
+    """
+    sessions = sorted(SAMPLE_SESSIONS.glob("*.jsonl"))
+    whole = [path for path in sessions if _is_valid(path)]
+    broken = [path for path in sessions if path not in whole]
+    written = [
+        write_export(folder / "traces_list", "traces_list", whole[0::4]),
+        write_export(folder / "trace_list", "trace_list", whole[1::4]),
+        write_export(folder / "trace_text", "trace_text", [*whole[2::4], *broken[0::2]]),
+    ]
+    raw = folder / "raw"
+    raw.mkdir(parents=True, exist_ok=True)
+    for path in [*whole[3::4], *broken[1::2]]:
+        (raw / path.name).write_bytes(path.read_bytes())
+        written.append(raw / path.name)
+    return written
+
+
+def write_export(
+    folder: Path, layout: ExportLayout, sessions: Iterable[Path], json_as_text: bool = False
+) -> Path:
+    """Write session files as one viewer-export shard; returns the parquet file.
+
+    `json_as_text` stores JSON in plain string columns instead of the `arrow.json` extension.
+    """
+    rows = [_row(path) for path in sessions]
+    kind = pa.string() if json_as_text else pa.json_(pa.string())
+    names = pa.array([row["name"] for row in rows], pa.string())
+    columns: dict[str, pa.Array] = {
+        "harness": pa.array(["pi"] * len(rows), pa.string()),
+        "session_id": pa.array([row["session_id"] for row in rows], pa.string()),
+    }
+    if layout == "trace_text":
+        texts = pa.array([json.dumps(row["text"], ensure_ascii=False) for row in rows], pa.string())
+        columns |= {"trace": _typed(texts, kind), "file_path": names}
+    else:
+        lines = pa.array([row["lines"] for row in rows], pa.list_(pa.string()))
+        values = _typed(lines.values, kind)
+        trace = pa.ListArray.from_arrays(lines.offsets, values)
+        columns |= (
+            {"traces": trace, "file_name": names}
+            if layout == "traces_list"
+            else {"trace": trace, "file_path": names}
+        )
+    if layout != "traces_list":
+        columns["prompt"] = pa.array([row["prompt"] for row in rows], pa.string())
+        columns["num_user_messages"] = pa.array([row["users"] for row in rows], pa.int64())
+    path = folder / "default" / "train" / "0000.parquet"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table(columns), path)
+    return path
+
+
+def _typed(values: pa.Array, kind: pa.DataType) -> pa.Array:
+    if pa.types.is_string(kind):
+        return values
+    return pa.ExtensionArray.from_storage(kind, values)
+
+
+def _row(path: Path) -> dict[str, Any]:
+    text = path.read_text().rstrip("\n")
+    lines = [line for line in text.split("\n") if line]
+    entries: list[dict[str, Any]] = [json.loads(line) for line in lines] if _is_valid(path) else []
+    header: dict[str, Any] = next((entry for entry in entries if entry["type"] == "session"), {})
+    said = [
+        entry["message"]["content"]
+        for entry in entries
+        if entry["type"] == "message" and entry["message"]["role"] == "user"
+    ]
+    return {
+        "name": path.name,
+        "session_id": header.get("id", path.stem),
+        "text": text,
+        "lines": lines,
+        "prompt": json.dumps(said[0], ensure_ascii=False) if said else "",
+        "users": len(said),
+    }
+
+
+def _is_valid(path: Path) -> bool:
+    """Tell whether every line is JSON; a sample that is not is so on purpose."""
+    try:
+        return bool([json.loads(line) for line in path.read_text().split("\n") if line])
+    except ValueError:
+        return False
