@@ -4,6 +4,7 @@ The same report and run give the same bytes; a value that is missing is an error
 """
 
 import re
+import shlex
 from typing import Any
 
 import yaml
@@ -108,6 +109,7 @@ def render_model_card(report: Json | None, run: Json) -> str:
             arguments=run["arguments"],
             steps=len(steps),
             completions=len(steps) * batch,
+            command=cell(shlex.join(run["command"])),
             metrics=_metrics(steps),
             mean_reward=_mean(steps, "self_distillation/reward_mean"),
             sample=_preview(report["first_sample"]) if report is not None else None,

@@ -96,7 +96,7 @@ def run(argv: list[str]) -> None:
     elif job.mode == "prepare":
         prepare_rows(job, output, args.seed)
     else:
-        train_and_save(job, args, model_args, recipe, output)
+        train_and_save(job, args, model_args, recipe, argv, output)
 
 
 def parse(argv: list[str]) -> tuple[JobArguments, "SDPOConfig", "ModelConfig", str]:
@@ -189,7 +189,12 @@ def rows_of(job: JobArguments, output: Path, seed: int) -> str:
 
 
 def train_and_save(
-    job: JobArguments, args: "SDPOConfig", model_args: "ModelConfig", recipe: str, output: Path
+    job: JobArguments,
+    args: "SDPOConfig",
+    model_args: "ModelConfig",
+    recipe: str,
+    argv: list[str],
+    output: Path,
 ) -> None:
     """Train, then give OUTPUT its adapter, report and run log, in that order and each whole."""
     from pimono_sdpo.training import output as folders
@@ -226,6 +231,7 @@ def train_and_save(
         model_args,
         mode=job.mode,
         recipe=recipe,
+        command=argv,
         dataset=rows.dataset_name(job.dataset or job.source or dataset),
         started_at=started_at,
         metrics=metrics,

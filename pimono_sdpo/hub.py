@@ -73,7 +73,8 @@ def _told(repo_id: str) -> Iterator[None]:
         ) from error
     except pa.ArrowInvalid as error:
         raise SourceError(
-            f"The parquet export of `{repo_id}` is damaged ({str(error).splitlines()[0]}); wait for "
+            f"The parquet export of `{repo_id}` is damaged "
+            f"({str(error).splitlines()[0]}); wait for "
             "the dataset viewer to build it again, or download the raw files."
         ) from error
     except (HTTPError, OSError) as error:

@@ -38,6 +38,7 @@ def build_run_log(
     *,
     mode: str,
     recipe: str,
+    command: list[str],
     dataset: str,
     started_at: str,
     metrics: dict[str, float],
@@ -52,6 +53,8 @@ def build_run_log(
         "run_name": args.run_name,
         "mode": mode,
         "recipe": recipe,
+        # Where this machine keeps its files is nobody's business.
+        "command": [Path(word).name if Path(word).is_absolute() else word for word in command],
         "base_model": model_args.model_name_or_path,
         "base_model_revision": prepared.revision,
         "base_model_class": type(model.get_base_model()).__name__,
