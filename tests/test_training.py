@@ -14,28 +14,25 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 from datasets import Dataset
-
-pytest.importorskip("trl")
-torch = pytest.importorskip("torch")
-
-from peft import PeftModel  # noqa: E402
-from safetensors.torch import load_file  # noqa: E402
-from transformers import (  # noqa: E402
+from peft import PeftModel
+from safetensors.torch import load_file
+from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     BitsAndBytesConfig,
     TrainerCallback,
 )
-from trl import ModelConfig  # noqa: E402
-from trl.experimental.sdpo import SDPOConfig  # noqa: E402
+from trl import ModelConfig
+from trl.experimental.sdpo import SDPOConfig
 
-from pimono_sdpo.errors import OutputError, TrainingInputError  # noqa: E402
-from pimono_sdpo.tiny_model import write_tiny_model  # noqa: E402
-from pimono_sdpo.training import models, output, publish, rows, run_log, sdpo  # noqa: E402
-from pimono_sdpo.training.recipes import find_recipe  # noqa: E402
-from tests.loopback_hub import LoopbackHub  # noqa: E402
-from tests.traces import HEADER, bash, trace, user  # noqa: E402
+from pimono_sdpo.errors import OutputError, TrainingInputError
+from pimono_sdpo.tiny_model import write_tiny_model
+from pimono_sdpo.training import models, output, publish, rows, run_log, sdpo
+from pimono_sdpo.training.recipes import find_recipe
+from tests.loopback_hub import LoopbackHub
+from tests.traces import HEADER, bash, trace, user
 
 REPO = Path(__file__).parent.parent
 JOBS = REPO / "jobs"
@@ -309,6 +306,7 @@ def test_the_saved_adapter_is_clean_and_loads(
         prepared,
         model_args,
         mode="train",
+        command=["--mode", "train", "--dataset", "/home/ann/rows"],
         recipe="tiny.yaml",
         dataset="rows",
         started_at="2026-01-01T00:00:00Z",
@@ -318,6 +316,7 @@ def test_the_saved_adapter_is_clean_and_loads(
     assert log == json.loads(json.dumps(log, allow_nan=False))
     assert log["base_model_class"] == "Gemma4UnifiedForConditionalGeneration"
     assert log["base_model_revision"] is None
+    assert log["command"] == ["--mode", "train", "--dataset", "rows"]
     assert log["dataset"] == {"id": "rows", "rows": 4, "rows_used": 4, **prepared.counts}
     assert log["arguments"]["max_prompt_length"] == 96
     assert log["arguments"]["bnb_4bit_quant_type"] == "nf4"
