@@ -1,0 +1,134 @@
+"""Rows, models, settings and folders that cannot be trained with."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from datasets import Dataset
+
+from pimono_sdpo.errors import OutputError, TrainingInputError
+from pimono_sdpo.training import models, output, rows, sdpo
+from pimono_sdpo.training.recipes import find_recipe
+from tests.training.setup import JOBS, arguments, hand_made, letters_reward
+
+
+def test_rows_come_from_the_data_folder_alone(filtered: Path) -> None:
+    loaded = rows.load_rows(str(filtered))
+    assert len(loaded) == 4
+    assert "drop_reason" not in loaded.column_names
+    assert loaded[0]["session_id"] == "s0"
+    assert rows.dataset_name(str(filtered)) == "rows"
+    assert rows.dataset_name("someone/rows") == "someone/rows"
+    assert rows.load_report(str(filtered)) is None
+
+
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        (None, "There is no folder"),
+        ({}, "holds no data/train-"),
+        ({"text": ["x"]}, "has no `prompt` column but `text`"),
+        ({"prompt": []}, "holds no rows"),
+        ("not parquet", "cannot be read together"),
+    ],
+)
+def test_unusable_rows_are_one_sentence(
+    tmp_path: Path, columns: dict[str, list[str]] | str | None, words: str
+) -> None:
+    folder = tmp_path / "rows"
+    if columns is not None:
+        (folder / "data").mkdir(parents=True)
+    shard = folder / "data" / "train-00000-of-00001.parquet"
+    if isinstance(columns, str):
+        shard.write_text(columns)
+    elif columns:
+        Dataset.from_dict(columns).to_parquet(shard)
+    with pytest.raises(TrainingInputError, match=words) as caught:
+        rows.load_rows(str(folder))
+    assert str(folder) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model_name_or_path": "nowhere/at/all"}, "no model in the folder `nowhere/at/all`"),
+        ({"model_name_or_path": None}, "No base model is named"),
+        ({"use_peft": False}, "`use_peft` is off"),
+    ],
+)
+def test_an_unusable_model_is_one_sentence(
+    tmp_path: Path, tiny: Path, changes: dict[str, Any], words: str
+) -> None:
+    args, model_args = arguments(tmp_path, tiny)
+    for name, value in changes.items():
+        setattr(model_args, name, value)
+    with pytest.raises(TrainingInputError, match=words):
+        sdpo.prepare(args, model_args, hand_made(), letters_reward)
+    assert not any(tmp_path.iterdir())
+
+
+def test_lora_layers_can_still_be_chosen(tmp_path: Path, tiny: Path) -> None:
+    _, model_args = arguments(tmp_path, tiny)
+    assert models.lora_config(model_args).target_modules == models.TEXT_LINEARS
+    model_args.lora_target_modules = ["q_proj", "v_proj"]
+    chosen = models.lora_config(model_args)
+    assert chosen.target_modules == {"q_proj", "v_proj"}
+    assert (chosen.r, chosen.lora_alpha) == (8, 16)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"hub_token": "hf_secret"}, "HF_TOKEN"),
+        ({"push_to_hub": True}, "--hub_model_id"),
+    ],
+)
+def test_settling_refuses_what_would_leak_or_fail(
+    tmp_path: Path, tiny: Path, changes: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(TrainingInputError, match=words) as caught:
+        arguments(tmp_path, tiny, **changes)
+    assert "hf_secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("asked", "steps"), [(24, 2), (1, 1), (-1, 2)])
+def test_a_smoke_run_is_short_and_local(tmp_path: Path, tiny: Path, asked: int, steps: int) -> None:
+    args, model_args = arguments(tmp_path, tiny, max_steps=asked, hub_model_id="me/adapter")
+    assert args.hub_model_id == "me/adapter"
+    sdpo.settle_arguments(args, model_args, smoke=True)
+    assert args.max_steps == steps
+    assert args.hub_model_id is None
+    assert args.push_to_hub is False
+    assert args.save_strategy == "no"
+
+
+def test_too_few_rows_for_a_step_are_named(tmp_path: Path, tiny: Path) -> None:
+    args, model_args = arguments(tmp_path, tiny, per_device_train_batch_size=6)
+    with pytest.raises(TrainingInputError, match="4 rows and each step takes 6 prompts"):
+        sdpo.prepare(args, model_args, hand_made(), letters_reward)
+
+
+def test_a_recipe_is_found_by_path_then_beside_the_script(tmp_path: Path) -> None:
+    assert find_recipe("tiny", JOBS) == JOBS / "tiny.yaml"
+    assert find_recipe("gemma4_12b.yaml", JOBS) == JOBS / "gemma4_12b.yaml"
+    own = tmp_path / "own.yaml"
+    own.write_text("max_steps: 3\n")
+    assert find_recipe(str(own), JOBS) == own
+    with pytest.raises(TrainingInputError, match="gemma4_12b, tiny"):
+        find_recipe("gemma5", JOBS)
+
+
+def test_a_finished_run_is_left_alone_and_clearing_spares_foreign_data(tmp_path: Path) -> None:
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "mine.txt").write_text("not from this job")
+    (tmp_path / "checkpoint-2").mkdir()
+    output.check_output(tmp_path)
+    output.write_json({"a": 1}, tmp_path / "run.json")
+    with pytest.raises(OutputError, match="holds a finished run"):
+        output.check_output(tmp_path)
+    output.clear_output(tmp_path, keep_data=False)
+    assert {path.name for path in tmp_path.iterdir()} == {"data"}
+    assert (tmp_path / "data" / "mine.txt").exists()
+    output.check_output(tmp_path)

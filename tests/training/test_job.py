@@ -1,0 +1,227 @@
+"""jobs/train_sdpo.py as a user runs it, on this machine and against a Hub."""
+
+import json
+import shutil
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from pimono_sdpo.training import output, publish
+from tests.loopback_hub import LoopbackHub
+from tests.traces import HEADER, bash, trace, user
+from tests.training.setup import JOBS, PYTHONPATH, job, python, script
+
+
+def test_the_job_trains_logs_and_writes_its_card(
+    tiny: Path, filtered: Path, tmp_path: Path
+) -> None:
+    model = tmp_path / "build" / "tiny-gemma4"
+    shutil.copytree(tiny, model)
+    asked = ("--config", "tiny", "--run-name", "first", "--dataset", str(filtered))
+    done = job("--mode", "train", *asked, cwd=tmp_path, TRACKIO_SPACE_ID="me/trackio")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "logs to this machine only, since the Space `me/trackio`" in done.stderr
+
+    out = tmp_path / "outputs" / "first"
+    run = json.loads((out / "run.json").read_text())
+    assert run["run_name"] == "first"
+    assert run["recipe"] == "tiny.yaml"
+    assert run["base_model"] == "build/tiny-gemma4"
+    assert run["trackio"] == {"project": "pimono-sdpo", "space_id": None, "url": None}
+    assert run["dataset"]["rows_used"] == 4
+    assert run["arguments"]["max_steps"] == 4
+    names = [name for name in run["log_history"][0] if "rewards/" in name]
+    assert names == ["self_distillation/rewards/trace_grounding_reward"]
+    assert {path.name for path in out.iterdir()} == {
+        "run.json",
+        "probe.safetensors",
+        "adapter",
+        "checkpoint-2",
+        "checkpoint-4",
+    }
+    adapter = {path.name for path in (out / "adapter").iterdir()}
+    assert adapter == {*publish.WEIGHTS, "README.md", "run.json", "training.png"}
+    assert (tmp_path / "trackio" / "pimono-sdpo.db").exists()
+
+    fresh = python("-m", "pimono_sdpo.training.reload", str(out), cwd=tmp_path)
+    assert (fresh.returncode, fresh.stderr[-2000:] if fresh.returncode else "") == (0, "")
+    assert fresh.stdout.strip() == "largest difference of the logits: 0"
+
+    card = (out / "adapter" / "README.md").read_bytes()
+    assert b"tiny-gemma4" in card
+    assert str(tmp_path).encode() not in card, "no path of this machine"
+    (out / "adapter" / "README.md").unlink()
+    again = job("--mode", "card", *asked[:4], cwd=tmp_path)
+    assert again.returncode == 0, again.stderr[-3000:]
+    assert (out / "adapter" / "README.md").read_bytes() == card
+
+    refused = job("--mode", "train", *asked, cwd=tmp_path)
+    assert refused.returncode == 2
+    assert refused.stderr.strip().splitlines()[-1].startswith("train_sdpo: `outputs/first` holds")
+
+
+UPLOAD = """
+import json, sys
+from huggingface_hub import HfApi
+api, folders = HfApi(), json.loads(sys.argv[1])
+for kind, folder in folders.items():
+    api.create_repo(f"me/{kind}-of-a-test", repo_type=kind)
+    api.upload_folder(repo_id=f"me/{kind}-of-a-test", repo_type=kind, folder_path=folder)
+print(api.model_info("me/model-of-a-test").sha)
+"""
+
+
+DOWNLOAD = """
+import json
+from pathlib import Path
+from huggingface_hub import HfApi, snapshot_download
+folder = Path(snapshot_download("me/adapter"))
+info = HfApi().model_info("me/adapter")
+config = json.loads((folder / "adapter_config.json").read_text())
+files = sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())
+seen = {"private": info.private, "base_model": info.card_data.base_model}
+print(json.dumps({**seen, "config": config, "files": files}))
+"""
+
+
+def test_the_job_takes_all_from_the_hub_and_publishes_its_adapter(
+    loopback_hub: LoopbackHub, tiny: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "traces").mkdir()
+    for number in range(3):
+        session = trace(
+            HEADER | {"id": f"s-{number}"},
+            user(f"Make test number {number} pass."),
+            *bash("npm test", f"AssertionError: expected {number} to equal 4", error=True),
+            user("No, fix the parser instead."),
+        )
+        (tmp_path / "traces" / f"{number}.jsonl").write_text(session)
+    made = job("--config=tiny", "--mode=prepare", "--source=traces", cwd=tmp_path)
+    assert made.returncode == 0, made.stderr[-3000:]
+    assert "3 of 3 sessions are rows in outputs/tiny/data" in made.stdout
+    assert [path.name for path in (tmp_path / "outputs" / "tiny").iterdir()] == ["data"]
+    prepared = (tmp_path / "outputs" / "tiny" / "data").rename(tmp_path / "rows")
+    report = json.loads((prepared / "report.json").read_text())
+    shutil.rmtree(tmp_path / "outputs")
+
+    online = {**loopback_hub.env(tmp_path), "HF_HUB_OFFLINE": "0", "PYTHONPATH": PYTHONPATH}
+    folders = json.dumps({"model": str(tiny), "dataset": str(prepared)})
+    uploaded = python("-c", UPLOAD, folders, cwd=tmp_path, **online)
+    assert uploaded.returncode == 0, uploaded.stderr[-3000:]
+    commit = uploaded.stdout.strip()
+
+    asked = [
+        *("--config", "tiny", "--model_name_or_path", "me/model-of-a-test", "--max_steps", "1"),
+        *("--dataset", "me/dataset-of-a-test", "--report_to", "none"),
+    ]
+    refused = job(
+        *asked, cwd=tmp_path, **(online | {"HF_TOKEN": "hf_wrong"}), HUB_MODEL_ID="me/adapter"
+    )
+    assert refused.returncode == 2
+    assert "could not be published as `me/adapter`" in refused.stderr
+    assert not (tmp_path / "outputs").exists(), "found out before the training"
+
+    done = job(*asked, "--run_name", "r1", cwd=tmp_path, **online, HUB_MODEL_ID="me/adapter")
+    assert done.returncode == 0, done.stderr[-3000:]
+    out = tmp_path / "outputs" / "r1"
+    run = json.loads((out / "run.json").read_text())
+    assert run["base_model"] == "me/model-of-a-test"
+    assert run["base_model_revision"] == commit
+    assert run["dataset"]["id"] == "me/dataset-of-a-test"
+    assert run["hub_model_id"] == "me/adapter"
+    assert json.loads((out / "report.json").read_text()) == report
+
+    seen = python("-c", DOWNLOAD, cwd=tmp_path, **online)
+    assert seen.returncode == 0, seen.stderr[-3000:]
+    published = json.loads(seen.stdout.splitlines()[-1])
+    assert published["private"] is True
+    assert published["base_model"] == "me/model-of-a-test"
+    assert published["config"]["base_model_name_or_path"] == "me/model-of-a-test"
+    assert published["config"]["revision"] == commit
+    assert set(published["files"]) - {".gitattributes"} == {
+        *publish.WEIGHTS,
+        "README.md",
+        "report.json",
+        "run.json",
+        "training.png",
+    }
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (("--config", "gemma5"), "There is no recipe `gemma5`"),
+        (("--config",), "--config needs"),
+        (("--config=tiny", "--no-such-flag", "1"), "Unknown argument(s) --no-such-flag 1"),
+        (("--config=tiny", "--num_generations", "3"), "must be divisible"),
+        (("--config=tiny",), "give --dataset (rows) or --source (traces)"),
+        (("--config=tiny", "--dataset", "./gone"), "There is no folder `gone`"),
+        (("--config=tiny", "--dataset", "./gone", "--hub_token", "hf_x"), "HF_TOKEN"),
+        (("--config=tiny", "--mode", "card"), "holds no finished run"),
+        (("--config=tiny", "--mode", "prepare"), "give --dataset (rows) or --source (traces)"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_exit_code_2(
+    argv: tuple[str, ...],
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert script().main(["--run-name", "r1", *argv]) == 2
+    told = capsys.readouterr().err.strip()
+    assert told.startswith("train_sdpo: ")
+    assert words in told
+    assert len(told.splitlines()) == 1
+    assert not any(tmp_path.rglob("*.json"))
+
+
+def test_the_recipes_are_the_reference_run_and_its_small_twin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HUB_MODEL_ID", "me/adapter")
+    given, args, model_args, recipe = script().parse(["--mode", "train", "--run-name", "r1"])
+    assert recipe == "gemma4_12b.yaml"
+    assert (given.mode, given.source) == ("train", "badlogicgames/pi-mono")
+    assert (given.min_score, given.max_samples) == (13.3, 64)
+    assert model_args.model_name_or_path == "google/gemma-4-12B-it"
+    assert (model_args.load_in_4bit, model_args.bnb_4bit_quant_type) == (True, "nf4")
+    assert (model_args.lora_r, model_args.lora_alpha) == (8, 16)
+    assert (args.max_steps, args.learning_rate) == (24, 5e-5)
+    assert (args.num_generations, args.success_reward_threshold) == (2, 0.35)
+    assert (args.max_prompt_length, args.max_completion_length) == (768, 160)
+    assert args.include_environment_feedback is True
+    assert args.output_dir == "outputs/r1"
+    assert args.hub_model_id == "me/adapter"
+    assert args.max_steps * args.generation_batch_size == 48
+    _, small, _, _ = script().parse(["--config", "tiny", "--mode", "smoke", "--max_steps", "9"])
+    assert small.output_dir == "outputs/tiny-smoke"
+    assert small.max_steps == 9
+    assert small.use_cpu is True
+
+
+def test_prepared_rows_are_not_silently_used_with_other_options(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "outputs" / "r1" / "data").mkdir(parents=True)
+    options = {"unit": "session", "min_score": 13.3, "max_samples": 64, "seed": 42}
+    output.write_json({"options": options}, tmp_path / "outputs" / "r1" / "data" / "report.json")
+    asked = ["--config", "tiny", "--run-name", "r1", "--source", "traces", "--min_score", "13.3"]
+    assert script().main(asked) == 2
+    assert "was filtered with max_samples 64;" in capsys.readouterr().err
+    assert script().main([*asked, "--max_samples", "64"]) == 2
+    assert "holds no data/train-" in capsys.readouterr().err
+
+
+def test_the_script_says_what_hf_jobs_needs() -> None:
+    lines = (JOBS / "train_sdpo.py").read_text().split("# ///")[1].splitlines()[1:]
+    header = tomllib.loads("\n".join(line.removeprefix("#").removeprefix(" ") for line in lines))
+    assert header["requires-python"] == ">=3.11"
+    assert len(header["dependencies"]) == 1
+    assert header["dependencies"][0].startswith("pimono-sdpo[train] @ git+https://")
+    launch = header["tool"]["hf-jobs"]
+    assert launch == {"flavor": "a10g-large", "timeout": "3h", "secrets": ["HF_TOKEN"]}

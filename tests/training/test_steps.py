@@ -1,0 +1,161 @@
+"""SDPO on a tiny random model of the real class: NF4, LoRA, resume, the saved adapter."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    BitsAndBytesConfig,
+)
+from trl import ModelConfig
+
+from pimono_sdpo.tiny_model import write_tiny_model
+from pimono_sdpo.training import models, output, publish, rows, run_log, sdpo
+from tests.training.setup import (
+    SeenPrompts,
+    StopAfter,
+    adapter_state,
+    arguments,
+    digest,
+    letters_reward,
+)
+
+
+def test_the_tiny_model_is_the_real_class_and_the_same_bytes(tiny: Path, tmp_path: Path) -> None:
+    again = write_tiny_model(tmp_path / "again")
+    other = write_tiny_model(tmp_path / "other", seed=1)
+    for name in ("model.safetensors", "tokenizer.json", "config.json"):
+        assert digest(again / name) == digest(tiny / name)
+    assert digest(other / "model.safetensors") != digest(tiny / "model.safetensors")
+    tokenizer = AutoTokenizer.from_pretrained(tiny)
+    assert type(tokenizer).__name__ == "GemmaTokenizer"
+    ids = (tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.bos_token_id)
+    assert ids == (0, 1, 2)
+    assert tokenizer.convert_tokens_to_ids(["<|turn>", "<turn|>"]) == [105, 106]
+    text = "naïve\n  Error: 漢字 'x' → 1"
+    decoded = tokenizer.decode(tokenizer(text, add_special_tokens=False)["input_ids"])
+    assert decoded == text
+    nf4 = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")
+    model = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32, quantization_config=nf4)
+    assert type(model).__name__ == "Gemma4UnifiedForConditionalGeneration"
+    assert model.config.model_type == "gemma4_unified"
+    assert model.generation_config.eos_token_id == [1, 106, 50]
+
+
+def test_training_moves_the_adapter_and_nothing_is_cut(
+    straight: tuple[sdpo.Prepared, dict[str, float], SeenPrompts, ModelConfig],
+) -> None:
+    prepared, metrics, seen, _ = straight
+    trainer = prepared.trainer
+    assert trainer.state.global_step == 6
+    assert metrics["train_loss"] != 0
+    weights = adapter_state(trainer)
+    moved = [name for name, value in weights.items() if "lora_B" in name and value.abs().max() > 0]
+    assert len(moved) == 20, "all text layers, and none of the image and audio embedders"
+    assert all("language_model" in name for name in weights)
+    # <bos> first and whole means that TRL cut nothing from the left.
+    assert len(seen.student) == len(seen.teacher) == 12
+    assert {ids[0] for ids in seen.student + seen.teacher} == {2}
+    assert all(len(ids) <= 96 for ids in seen.student)
+    assert all(len(ids) <= 256 for ids in seen.teacher)
+    assert max(len(ids) for ids in seen.student) > 85
+    assert set(seen.masks) == {1.0}, "every row brought feedback"
+    assert prepared.counts == {
+        "prompts_shortened": 1,
+        "contexts_shortened": 1,
+        "special_tokens_neutralised": 1,
+    }
+    steps = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert [entry["step"] for entry in steps] == [1, 2, 3, 4, 5, 6]
+    assert "self_distillation/rewards/letters_reward" in steps[0]
+    assert steps[0]["self_distillation/feedback_used_fraction"] == 1.0
+
+
+@pytest.mark.parametrize("stop", [2, 5], ids=["first epoch", "second epoch"])
+def test_a_killed_run_goes_on_to_the_same_weights(
+    stop: int,
+    straight: tuple[sdpo.Prepared, dict[str, float], SeenPrompts, ModelConfig],
+    tiny: Path,
+    filtered: Path,
+    tmp_path: Path,
+) -> None:
+    dataset = rows.load_rows(str(filtered))
+    changes = {"save_strategy": "steps", "save_steps": stop, "save_total_limit": 1}
+    first_args, model_args = arguments(tmp_path, tiny, **changes)
+    first = sdpo.prepare(first_args, model_args, dataset, letters_reward)
+    first.trainer.add_callback(StopAfter(stop))
+    sdpo.train(first)
+    assert first.trainer.state.global_step == stop
+    # What a kill in the middle of writing a checkpoint leaves.
+    (tmp_path / f"checkpoint-{stop + 1}").mkdir()
+    checkpoint = output.last_checkpoint(tmp_path)
+    assert checkpoint == tmp_path / f"checkpoint-{stop}"
+
+    second_args, model_args = arguments(tmp_path, tiny, **changes)
+    second = sdpo.prepare(second_args, model_args, dataset, letters_reward)
+    sdpo.train(second)
+    assert second.trainer.state.global_step == 6
+    for adapter in ("default", "teacher"):
+        expected = adapter_state(straight[0].trainer, adapter)
+        resumed = adapter_state(second.trainer, adapter)
+        assert expected.keys() == resumed.keys()
+        assert all(torch.equal(expected[key], resumed[key]) for key in expected), adapter
+    assert not all(
+        torch.equal(value, adapter_state(second.trainer, "teacher")[key])
+        for key, value in adapter_state(second.trainer).items()
+    )
+
+
+def test_the_saved_adapter_is_clean_and_loads(
+    straight: tuple[sdpo.Prepared, dict[str, float], SeenPrompts, ModelConfig],
+    tiny: Path,
+    tmp_path: Path,
+) -> None:
+    prepared, metrics, _, model_args = straight
+    trained = adapter_state(prepared.trainer)
+    folder = tmp_path / "adapter"
+    files = publish.save_adapter(prepared.trainer.model, folder, str(tiny), "a" * 40)
+    assert {path.name for path in folder.iterdir()} == set(files) == set(publish.WEIGHTS)
+    config = json.loads((folder / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == str(tiny)
+    assert config["revision"] == "a" * 40
+    assert config["r"] == 8
+    assert config["target_modules"] == models.TEXT_LINEARS
+    saved = load_file(folder / "adapter_model.safetensors")
+    assert saved.keys() == trained.keys()
+    assert all(torch.equal(saved[name], trained[name]) for name in saved)
+    base = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32)
+    ids = torch.tensor([[2, 105, 300, 301, 106]])
+    with torch.no_grad():
+        before = base(ids).logits
+        after = PeftModel.from_pretrained(base, folder)(ids).logits
+    assert not torch.equal(before, after)
+
+    log = run_log.build_run_log(
+        prepared,
+        model_args,
+        mode="train",
+        command=["--mode", "train", "--dataset", "/home/ann/rows"],
+        recipe="tiny.yaml",
+        dataset="rows",
+        started_at="2026-01-01T00:00:00Z",
+        metrics=metrics,
+        adapter_files=files,
+    )
+    assert log == json.loads(json.dumps(log, allow_nan=False))
+    assert log["base_model_class"] == "Gemma4UnifiedForConditionalGeneration"
+    assert log["base_model_revision"] is None
+    assert log["command"] == ["--mode", "train", "--dataset", "rows"]
+    assert log["dataset"] == {"id": "rows", "rows": 4, "rows_used": 4, **prepared.counts}
+    assert log["arguments"]["max_prompt_length"] == 96
+    assert log["arguments"]["bnb_4bit_quant_type"] == "nf4"
+    assert log["arguments"]["include_environment_feedback"] is True
+    assert [entry["step"] for entry in log["log_history"]] == [1, 2, 3, 4, 5, 6]
+    assert log["metrics"]["train_loss"] == metrics["train_loss"]
+    assert log["adapter"]["files"] == files
+    assert log["adapter"]["trainable_parameters"] == sum(v.numel() for v in trained.values())
