@@ -8,16 +8,20 @@ from typing import Any
 
 import yaml
 
-REPO_ID = re.compile(r"(?:[A-Za-z0-9][\w.-]{0,95}/)?[A-Za-z0-9][\w.-]{0,95}")
+# A word boundary at each end: no name starts or ends with a dot or a dash.
+_REPO_ID = re.compile(r"(?:\b[\w.-]{1,96}\b/)?\b[\w.-]{1,96}\b", re.ASCII)
+_BASE_TAG = re.compile(r"base_model:(?:adapter|finetune|quantized|merge):")
 _FRONT_MATTER = re.compile(r"\A---\n(.*?)\n---\n", re.DOTALL)
 LICENCES = frozenset(
     """
-    afl-3.0 agpl-3.0 apache-2.0 artistic-2.0 bsd bsd-2-clause bsd-3-clause bsl-1.0
-    bsd-3-clause-clear cc cc-by-2.0 cc-by-3.0 cc-by-4.0 cc-by-nc-4.0 cc-by-nc-nd-4.0
-    cc-by-nc-sa-4.0 cc-by-nd-4.0
-    cc-by-sa-3.0 cc-by-sa-4.0 cc0-1.0 cdla-permissive-2.0 ecl-2.0 epl-2.0 eupl-1.2 gemma gpl gpl-2.0
-    gpl-3.0 isc lgpl lgpl-2.1 lgpl-3.0 llama2 llama3 llama3.1 llama3.2 llama3.3 mit mpl-2.0 ms-pl
-    odbl odc-by openrail other pddl unknown unlicense wtfpl zlib
+    afl-3.0 agpl-3.0 apache-2.0 artistic-2.0 bigcode-openrail-m bigscience-openrail-m bsd
+    bsd-2-clause bsd-3-clause bsd-3-clause-clear bsl-1.0 c-uda cc cc-by-2.0 cc-by-2.5 cc-by-3.0
+    cc-by-4.0 cc-by-nc-2.0 cc-by-nc-3.0 cc-by-nc-4.0 cc-by-nc-nd-3.0 cc-by-nc-nd-4.0
+    cc-by-nc-sa-2.0 cc-by-nc-sa-3.0 cc-by-nc-sa-4.0 cc-by-nd-4.0 cc-by-sa-3.0 cc-by-sa-4.0 cc0-1.0
+    cdla-permissive-1.0 cdla-permissive-2.0 cdla-sharing-1.0 ecl-2.0 epl-1.0 epl-2.0 etalab-2.0
+    eupl-1.1 eupl-1.2 gemma gfdl gpl gpl-2.0 gpl-3.0 isc lgpl lgpl-2.1 lgpl-3.0 llama2 llama3
+    llama3.1 llama3.2 llama3.3 llama4 lppl-1.3c mit mpl-2.0 ms-pl ncsa odbl odc-by ofl-1.1 openrail
+    openrail++ osl-3.0 other pddl postgresql unknown unlicense wtfpl zlib
     """.split()
 )
 PIPELINE_TAGS = frozenset({"text-generation", "image-text-to-text", "any-to-any"})
@@ -37,22 +41,53 @@ def lint_card(text: str) -> list[str]:
     if match is None:
         return ["The card has no YAML front matter; start it with `---`."]
     try:
+        node = yaml.compose(match.group(1), Loader=yaml.SafeLoader)
         metadata = yaml.safe_load(match.group(1))
     except yaml.YAMLError as error:
         # A broken card is what this function is for.
         return [f"The front matter is no YAML: {' '.join(str(error).split())}."]
     if not isinstance(metadata, dict):
         return ["The front matter is no mapping of names to values."]
-    return [*_ids(metadata), *_known_values(metadata), *_body(text[match.end() :])]
+    return [
+        *_repeated(node),
+        *_ids(metadata),
+        *_known_values(metadata),
+        *_body(text[match.end() :]),
+    ]
+
+
+def is_repo_id(name: object) -> bool:
+    """Tell whether the Hub could have a repository of that name.
+
+    >>> is_repo_id("google/gemma-4-12B-it"), is_repo_id("/home/ann/model"), is_repo_id("a--b/c")
+    (True, False, False)
+    """
+    return (
+        isinstance(name, str)
+        and _REPO_ID.fullmatch(name) is not None
+        and not any(part in name for part in ("--", ".."))
+        and not name.endswith(".git")
+    )
+
+
+def _repeated(node: yaml.MappingNode) -> list[str]:
+    """PyYAML keeps the last of two equal keys, the Hub refuses them."""
+    keys = [str(key.value) for key, _ in node.value]
+    twice = dict.fromkeys(key for key in keys if keys.count(key) > 1)
+    return [f"`{key}` stands more than once in the front matter." for key in twice]
 
 
 def _ids(metadata: Json) -> list[str]:
     problems = []
     for key in ("base_model", "datasets", "source_datasets"):
         value = metadata.get(key, [])
-        for name in value if isinstance(value, list) else [value]:
-            if not isinstance(name, str) or not REPO_ID.fullmatch(name):
+        for name in _listed(value):
+            if not is_repo_id(name):
                 problems.append(f"`{key}` holds `{name}`, which is no repository id.")
+    for tag in _listed(metadata.get("tags", [])):
+        mark = _BASE_TAG.match(str(tag))
+        if mark and not is_repo_id(str(tag)[mark.end() :]):
+            problems.append(f"The tag `{tag}` names no repository id.")
     if "base_model" in metadata and "base_model_relation" not in metadata:
         problems.append("`base_model` comes without `base_model_relation`.")
     return problems
@@ -61,10 +96,15 @@ def _ids(metadata: Json) -> list[str]:
 def _known_values(metadata: Json) -> list[str]:
     known = {"license": LICENCES, "pipeline_tag": PIPELINE_TAGS, "library_name": LIBRARIES}
     return [
-        f"`{key}` is `{metadata[key]}`, which the Hub does not know."
+        f"`{key}` is `{value}`, which the Hub does not know or no card here uses."
         for key, values in known.items()
-        if key in metadata and metadata[key] not in values
+        for value in _listed(metadata.get(key, []))
+        if str(value) not in values
     ]
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
 
 
 def _body(body: str) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from cards.lint import REPO_ID
+from cards.lint import is_repo_id
 from pimono_sdpo.schema import SDPO_ROW
 from pimono_sdpo.text import shorten
 
@@ -73,8 +73,10 @@ def render_model_card(report: Json | None, run: Json) -> str:
     metadata: Json = {
         "library_name": "peft",
         "pipeline_tag": "text-generation",
-        "tags": ["trl", "sdpo", "lora", "qlora", "pimono-sdpo", "agent-traces", "trackio"],
+        "tags": ["trl", "sdpo", "lora", "pimono-sdpo", "agent-traces", "trackio"],
     }
+    if run["arguments"]["load_in_4bit"] or run["arguments"]["load_in_8bit"]:
+        metadata["tags"].append("qlora")
     if on_hub:
         metadata["base_model"] = base
         metadata["base_model_relation"] = "adapter"
@@ -84,7 +86,7 @@ def render_model_card(report: Json | None, run: Json) -> str:
     datasets = [run["dataset"]["id"]]
     if report is not None and report["input"]["kind"] == "hub":
         datasets.append(report["input"]["source"])
-    hub_datasets = sorted({name for name in datasets if REPO_ID.fullmatch(name) and "/" in name})
+    hub_datasets = sorted({name for name in datasets if is_repo_id(name) and "/" in name})
     if hub_datasets:
         metadata["datasets"] = hub_datasets
     if report is not None and report["licence"]:
@@ -95,7 +97,8 @@ def render_model_card(report: Json | None, run: Json) -> str:
         * run["arguments"]["gradient_accumulation_steps"]
         * run["hardware"]["count"]
     )
-    steps = [entry for entry in run["log_history"] if "loss" in entry]
+    logged = [entry for entry in run["log_history"] if "loss" in entry]
+    steps = _steps(run)
     return (
         _environment()
         .get_template("model_card.md.j2")
@@ -107,11 +110,12 @@ def render_model_card(report: Json | None, run: Json) -> str:
             report=report,
             run=run,
             arguments=run["arguments"],
-            steps=len(steps),
-            completions=len(steps) * batch,
+            steps=steps,
+            completions=steps * batch,
             command=cell(shlex.join(run["command"])),
-            metrics=_metrics(steps),
-            mean_reward=_mean(steps, "self_distillation/reward_mean"),
+            metrics=_metrics(logged),
+            mean_reward=_mean(logged, "self_distillation/reward_mean"),
+            successes=_mean(logged, "self_distillation/success_group_fraction"),
             sample=_preview(report["first_sample"]) if report is not None else None,
         )
     )
@@ -119,7 +123,15 @@ def render_model_card(report: Json | None, run: Json) -> str:
 
 def _is_hub_id(run: Json) -> bool:
     """A Hub model is pinned to a commit by the run; a local folder is not."""
-    return run["base_model_revision"] is not None and bool(REPO_ID.fullmatch(run["base_model"]))
+    return run["base_model_revision"] is not None and is_repo_id(run["base_model"])
+
+
+def _steps(run: Json) -> int:
+    """Return the optimizer steps of a finished run; its log need not have a line for each."""
+    asked: int = run["arguments"]["max_steps"]
+    if asked > 0:
+        return asked
+    return max((entry["step"] for entry in run["log_history"]), default=0)
 
 
 def _metrics(steps: list[Json]) -> list[tuple[str, float, float, float]]:
@@ -181,7 +193,9 @@ def cell(value: object) -> str:
     >>> cell("a|b\n`c`")
     "a\\|b 'c'"
     """
-    return " ".join(str(value).split()).replace("|", r"\|").replace("`", "'")
+    text = " ".join(str(value).split()).replace("`", "'")
+    # A backslash before the pipe would undo the one that protects it.
+    return re.sub(r"\\(?=\|)", r"\\ ", text).replace("|", r"\|")
 
 
 def fence(text: str) -> str:

@@ -45,30 +45,32 @@ def run_filter(
     from pimono_sdpo.assemble import assemble, choose
     from pimono_sdpo.export import open_source
     from pimono_sdpo.report import build_report
-    from pimono_sdpo.shards import publish_folder, quiet_datasets, run_shards, work_folder
+    from pimono_sdpo.shards import only_run, publish_folder, quiet_datasets, run_shards
     from processors import pipeline
     from processors.grade import WEIGHTS
 
     opened = open_source(source)
     out = out.resolve()
-    work = work_folder(out)
-    stages = pipeline(unit, min_score)
     run_options = {"unit": unit, "min_score": min_score}
-    total = sum(shard.sessions for shard in opened.shards)
-    with quiet_datasets(), tqdm(total=total, unit="session", desc="filter") as bar:
-        records = run_shards(opened.shards, stages, work, run_options, bar.update)
-    last = choose(sorted((work / "rows").glob("*.parquet")), max_samples, seed)
-    finished, cut = assemble(work, last, seed)
     options = {**run_options, "max_samples": max_samples, "seed": seed, "licence": licence}
-    report = build_report(opened, options, WEIGHTS, records, cut, finished)
-    if not report["kept"]:
+    total = sum(shard.sessions for shard in opened.shards)
+    with only_run(out) as work:
+        with quiet_datasets(), tqdm(total=total, unit="session", desc="filter") as bar:
+            stages = pipeline(unit, min_score)
+            records = run_shards(opened.shards, stages, work, run_options, bar.update)
+        last = choose(sorted((work / "rows").glob("*.parquet")), max_samples, seed)
+        finished, cut = assemble(work, last, seed)
+        report = build_report(opened, options, WEIGHTS, records, cut, finished)
+        if not report["kept"]:
+            shutil.rmtree(work)
+            raise EmptySelection(_nothing_left(source, report))
+        (finished / "report.json").write_text(
+            json.dumps(report, indent=2, ensure_ascii=False) + "\n"
+        )
+        write_report_plot(report, finished / "report.png")
+        (finished / "README.md").write_text(render_dataset_card(report))
+        publish_folder(finished, out)
         shutil.rmtree(work)
-        raise EmptySelection(_nothing_left(source, report))
-    (finished / "report.json").write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n")
-    write_report_plot(report, finished / "report.png")
-    (finished / "README.md").write_text(render_dataset_card(report))
-    publish_folder(finished, out)
-    shutil.rmtree(work)
     return report
 
 

@@ -5,6 +5,7 @@ name and renamed, then a small JSON beside it says what it was made from; a reru
 already there for the same input, code and options. The folder gets its name only at the end.
 """
 
+import fcntl
 import json
 import shutil
 from collections import Counter
@@ -182,8 +183,25 @@ def _temporary(path: Path) -> Path:
     return path.with_name(f"{path.name}.tmp")
 
 
-def work_folder(out: Path) -> Path:
-    """Return the folder to work in; raises OutputError when `out` is somebody else's."""
+@contextmanager
+def only_run(out: Path) -> Iterator[Path]:
+    """Hold the folder to work in for this run alone; raises OutputError when that cannot be.
+
+    The lock goes with the process, however it ends.
+    """
+    work = _work_folder(out)
+    work.mkdir(parents=True, exist_ok=True)
+    with (work / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise OutputError(
+                f"Another run is writing `{out}`; wait for it, or give another folder."
+            ) from error
+        yield work
+
+
+def _work_folder(out: Path) -> Path:
     if out.exists() and not out.is_dir():
         raise OutputError(f"`{out}` is a file; give the name of a folder that may be replaced.")
     if out.is_dir() and any(out.iterdir()) and not (out / "report.json").exists():

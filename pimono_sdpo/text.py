@@ -9,8 +9,13 @@ def shorten(text: str, limit: int) -> str:
     >>> shorten("a" * 60 + "b" * 60, 60)
     'aaaaaaaaaaaaaaaaaaaa\\n\\n[... trimmed ...]\\n\\nbbbbbbbbbbbbbbbbbbb'
     """
-    if len(text) <= limit:
-        return text
-    room = max(limit - len(TRIMMED), 0)
-    tail = room // 2
-    return text[: room - tail] + TRIMMED + (text[-tail:] if tail else "")
+    return text if len(text) <= limit else cut_middle(text, max(limit - len(TRIMMED), 0))
+
+
+def cut_middle(text: str, keep: int) -> str:
+    """Keep `keep` characters, half from each end, around a mark.
+
+    A task's head says what is wanted and a diagnostic's tail says what failed.
+    """
+    tail = keep // 2
+    return text[: keep - tail] + TRIMMED + text[len(text) - tail :]

@@ -27,7 +27,7 @@ _PLACE = re.compile(r"^.*\$(?:workspace|home)/")
 _GENERIC = frozenset(
     """
     error errors exception file files node_modules package.json package-lock.json index.ts index.js
-    undefined null true false string number object boolean command stdout stderr exit_code
+    node.js undefined null true false string number object boolean command stdout stderr exit_code
     """.split()
 )
 
@@ -46,11 +46,17 @@ def concrete_terms(texts: Iterable[str], limit: int = MAX_TERMS) -> list[str]:
     terms: dict[str, None] = {}
     for pattern in _PATTERNS:
         matches = (match.group(0) for text in joined for match in pattern.finditer(text))
-        kind = dict.fromkeys(_PLACE.sub("", match.lower()).strip("./-") for match in matches)
+        kind = dict.fromkeys(_PLACE.sub("", match.lower()).strip("./@-") for match in matches)
         new = [term for term in kind if term not in terms and _is_telling(term)]
         terms.update(dict.fromkeys(new[:MAX_PER_KIND]))
     return list(terms)[:limit]
 
 
 def _is_telling(term: str) -> bool:
-    return 3 <= len(term) <= MAX_LENGTH and term not in _GENERIC and "redacted" not in term
+    return (
+        3 <= len(term) <= MAX_LENGTH
+        and term not in _GENERIC
+        and "redacted" not in term
+        # A frame inside a dependency is the same for every failure that passes through it.
+        and "node_modules/" not in term
+    )

@@ -15,6 +15,7 @@ from pimono_sdpo.cli import run_filter
 from pimono_sdpo.errors import EmptySelection
 from pimono_sdpo.samples import SAMPLE_SESSIONS, write_export, write_samples
 from pimono_sdpo.schema import SDPO_ROW
+from pimono_sdpo.shards import only_run
 from tests.traces import HEADER, bash, call, trace, user
 
 EXPECTED = json.loads((SAMPLE_SESSIONS.parent / "expected.json").read_text())
@@ -223,6 +224,14 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(tmp_path: Path) -> None:
         assert "Traceback" not in done.stderr
         assert done.returncode == 2
         assert all_bytes(tmp_path) == before
+
+
+def test_a_second_run_into_the_same_folder_refuses(traces: Path, tmp_path: Path) -> None:
+    with only_run(tmp_path / "rows"):
+        done = cli("filter", str(traces), "--out", str(tmp_path / "rows"))
+    assert done.returncode == 2
+    assert "Another run is writing" in done.stderr
+    assert run_filter(str(traces), tmp_path / "rows")["kept"] > 0
 
 
 def test_an_empty_selection_names_the_reasons(traces: Path, tmp_path: Path) -> None:

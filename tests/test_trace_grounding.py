@@ -65,6 +65,28 @@ GOOD = {
         "erwartet. Ich lasse splitLines, wie es ist, und hänge den Rest danach an.\n"
         "```ts\nlines.push(rest);\n```"
     ),
+    "chinese": (
+        "src/parser.ts 里的循环漏掉了最后一行。因为它只在遇到换行符时才写入缓冲区。"
+        "我会在循环结束后把剩余内容加进去。然后重新运行 test/parser.test.ts 来验证。"
+    ),
+    "call_beside_a_sentence": (
+        "I run only the failing suite first, before touching any code.\n"
+        "call:bash{command:npx vitest run test/parser.test.ts}"
+    ),
+    "json_call": (
+        "I rerun the suite that fails, to see the stack.\n"
+        '<tool_call>{"name":"bash","arguments":{"command":"npx vitest run test/parser.test.ts"}}'
+        "</tool_call>"
+    ),
+    "one_file_diff": (
+        "The flush after the loop is missing in src/parser.ts, so this adds it:\n"
+        "```diff\n+  if (rest) out.push(rest);\n```"
+    ),
+    "bullets": (
+        "- In src/parser.ts the remaining buffer is never pushed; add a flush when it is over.\n"
+        "- The TS2322 complaint comes from a helper that gives back a plain text where the caller "
+        "wants an object."
+    ),
 }
 
 WORDS = "window banana purple quickly river seven table orange running cloud paper green".split()
@@ -81,6 +103,9 @@ def _among_random_words() -> str:
     return " ".join(w for term in CONCRETE for w in (*pick.sample(WORDS, 3), term))
 
 
+GENERIC = "I would check the logs and then fix the problem that is shown in them."
+REFUSAL = "I'm sorry, but I cannot help with that request because it is not allowed."
+PICK = random.Random(2)
 BAD = {
     "empty": "",
     "whitespace": " \n\t ",
@@ -102,10 +127,36 @@ BAD = {
     "random_words": _among_random_words(),
     "code_list": "```\n" + "\n".join(CONCRETE) + "\n```",
     "call_list": "call:bash{command:" + " ".join(CONCRETE) + "}",
-    "refusal": "I'm sorry, but I cannot help with that request because it is not allowed.",
+    "refusal": REFUSAL,
+    "list_into_refusal": ", ".join(CONCRETE) + " " + REFUSAL,
+    "refusal_of_terms": (
+        f"I'm sorry, but I cannot help with {CONCRETE[0]} because it is not allowed. I am not able "
+        f"to look at {CONCRETE[1]} since my rules forbid this."
+    ),
+    "japanese_refusal": f"申し訳ありませんが、{CONCRETE[0]}の修正はお手伝いできませんし、{CONCRETE[3]}もできません。",
+    "template": " ".join(f"I will fix the {term} in the code." for term in CONCRETE),
+    "template_lines": "\n".join(f"We should fix {term} because it is wrong." for term in CONCRETE),
+    "random_words_in_a_frame": "\n".join(
+        f"{' '.join(PICK.sample(WORDS, 3))} the is {term}" for term in CONCRETE
+    ),
+    "list_in_a_sentence": f"I see {', '.join(CONCRETE)} in the output and I will mend them all.",
+    "shuffled_words": " ".join(PICK.sample(CONTEXT.split(), len(CONTEXT.split()))),
+    "woven_with_fillers": " ".join(
+        word + " um" * (i % 3 == 0) for i, word in enumerate(CONTEXT.split())
+    ),
+    "woven_with_words": " ".join(f"{word} {PICK.choice(WORDS)}" for word in CONTEXT.split()),
+    "woven_with_function_words": " ".join(
+        f"{word} {PICK.choice(['the', 'is', 'in', 'of'])}" for word in CONTEXT.split()
+    ),
+    "generic_and_list": GENERIC + "\n" + ", ".join(CONCRETE),
+    "generic_and_context": f"{GENERIC}\n```\n{CONTEXT}\n```",
+    "generic_and_code_list": GENERIC + "\n```\n" + "\n".join(CONCRETE) + "\n```",
+    "generic_and_call_list": GENERIC + "\ncall:bash{command:" + " ".join(CONCRETE) + "}",
+    "one_term_and_empty_code": f"I will fix the {CONCRETE[0]} in the code.\n```\n```",
+    "one_term_and_context": f"I will fix the {CONCRETE[0]} in the code.\n```\n{CONTEXT}\n```",
     "list_and_refusal": ", ".join(TERMS) + ". I'm sorry, but I cannot help with that request.",
     "prompt_and_list": PROMPT + "\n" + ", ".join(TERMS),
-    "generic": "I would check the logs and then fix the problem that is shown in them.",
+    "generic": GENERIC,
     "generic_action": "Let me look at the code and see what is wrong with it first: `ls -la`",
     "other_row": (
         "The migration fails because the column user_id is missing in schema.sql, so I add it "

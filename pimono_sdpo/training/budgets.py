@@ -15,13 +15,11 @@ from datasets import Dataset
 
 from pimono_sdpo.errors import TrainingInputError
 from pimono_sdpo.schema import Message
+from pimono_sdpo.text import TRIMMED, cut_middle
 
 Row = dict[str, Any]
 COLUMNS = ("prompt", "privileged_context", "reward_terms")
-TRIMMED = "\n[... trimmed ...]\n"
 ZERO_WIDTH_SPACE = "\u200b"
-# The task's head says what is wanted and a diagnostic's tail says what failed: keep both halves.
-HEAD_SHARE = 0.5
 # A sampled token that is half a character decodes to U+FFFD, which reads back as three bytes.
 TOKENS_READ_BACK = 3
 FLAGS = {
@@ -108,7 +106,7 @@ def _fit(
         return count_tokens(tokenizer, [*before, turn], reprompt.chat_template_kwargs)
 
     task = neutral[-1][0]
-    short_task = shorten(task, prompt_tokens, count)
+    short_task = shorten_to_budget(task, prompt_tokens, count)
     if short_task is None:
         raise TrainingInputError(
             f"Row {number} needs {count(TRIMMED)} tokens without its last user text, over the "
@@ -119,7 +117,7 @@ def _fit(
     def count_reprompt(feedback: str) -> int:
         return count(reprompt.text(short_task, feedback)) + demonstration
 
-    short_context = shorten(context, reprompt_tokens, count_reprompt)
+    short_context = shorten_to_budget(context, reprompt_tokens, count_reprompt)
     if short_context is None:
         raise TrainingInputError(
             f"Row {number} needs {count_reprompt(TRIMMED)} tokens for the teacher's prompt without "
@@ -173,11 +171,11 @@ def neutralise(text: str, special: tuple[str, ...]) -> tuple[str, int]:
     return text, found
 
 
-def shorten(text: str, budget: int, count: Callable[[str], int]) -> str | None:
+def shorten_to_budget(text: str, budget: int, count: Callable[[str], int]) -> str | None:
     """Cut the middle until `count(text)` is within the budget; None when nothing left fits.
 
-    >>> shorten("a" * 100, 40, len)
-    'aaaaaaaaaaa\\n[... trimmed ...]\\naaaaaaaaaa'
+    >>> len(shorten_to_budget("a" * 100, 40, len))
+    40
     """
     if count(text) <= budget:
         return text
@@ -187,16 +185,11 @@ def shorten(text: str, budget: int, count: Callable[[str], int]) -> str | None:
     fits, too_long = 0, len(text)
     while too_long - fits > 1:
         middle = (fits + too_long) // 2
-        if count(_cut(text, middle)) <= budget:
+        if count(cut_middle(text, middle)) <= budget:
             fits = middle
         else:
             too_long = middle
-    return _cut(text, fits)
-
-
-def _cut(text: str, keep: int) -> str:
-    head = keep - int(keep * HEAD_SHARE)
-    return text[:head] + TRIMMED + text[len(text) - (keep - head) :]
+    return cut_middle(text, fits)
 
 
 def count_tokens(tokenizer: Any, messages: list[Message], template: Mapping[str, Any]) -> int:

@@ -7,21 +7,18 @@ from datasets import Dataset, Features, List, Value
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-pytest.importorskip("trl")
-transformers = pytest.importorskip("transformers")
+transformers = from trl.experimental.sdpo import SDPOConfig
 
-from trl.experimental.sdpo import SDPOConfig  # noqa: E402
-
-from pimono_sdpo.errors import TrainingInputError  # noqa: E402
-from pimono_sdpo.schema import MESSAGE  # noqa: E402
-from pimono_sdpo.tiny_model import EXTRA_SPECIAL_TOKENS, write_tiny_model  # noqa: E402
-from pimono_sdpo.training.budgets import (  # noqa: E402
-    TRIMMED,
+from pimono_sdpo.errors import TrainingInputError
+from pimono_sdpo.schema import MESSAGE
+from pimono_sdpo.text import TRIMMED
+from pimono_sdpo.tiny_model import EXTRA_SPECIAL_TOKENS, write_tiny_model
+from pimono_sdpo.training.budgets import (
     Reprompt,
     count_tokens,
     fit_rows,
     neutralise,
-    shorten,
+    shorten_to_budget,
     special_tokens,
 )
 
@@ -188,7 +185,7 @@ def test_neutralising_twice_changes_nothing_more(tokenizer: Any) -> None:
 @settings(max_examples=60, deadline=None)
 @given(st.text(max_size=300), st.integers(len(TRIMMED), 200))
 def test_shortened_text_fits_and_keeps_both_ends(text: str, budget: int) -> None:
-    short = shorten(text, budget, len)
+    short = shorten_to_budget(text, budget, len)
     assert short is not None
     assert len(short) <= budget
     if len(text) <= budget:
@@ -201,5 +198,5 @@ def test_shortened_text_fits_and_keeps_both_ends(text: str, budget: int) -> None
 
 
 def test_nothing_fits_when_the_mark_alone_does_not() -> None:
-    assert shorten("x" * 100, len(TRIMMED) - 1, len) is None
-    assert shorten("x" * 100, len(TRIMMED), len) == TRIMMED
+    assert shorten_to_budget("x" * 100, len(TRIMMED) - 1, len) is None
+    assert shorten_to_budget("x" * 100, len(TRIMMED), len) == TRIMMED
