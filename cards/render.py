@@ -89,8 +89,8 @@ def render_model_card(report: Json | None, run: Json) -> str:
     hub_datasets = sorted({name for name in datasets if is_repo_id(name) and "/" in name})
     if hub_datasets:
         metadata["datasets"] = hub_datasets
-    if report is not None and report["licence"]:
-        metadata["license"] = report["licence"]
+    if run["licence"]:
+        metadata["license"] = run["licence"]
     name = run["hub_model_id"] or run["run_name"]
     batch = (
         run["arguments"]["per_device_train_batch_size"]

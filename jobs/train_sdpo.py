@@ -67,6 +67,10 @@ class JobArguments:
     max_samples: int | None = field(
         default=None, metadata={"help": "Keep the best N rows (with --source)."}
     )
+    license: str | None = field(
+        default=None,
+        metadata={"help": "Licence id for the model card; the base model's when left out."},
+    )
     overwrite: bool = field(
         default=False, metadata={"help": "Replace what OUTPUT holds instead of going on with it."}
     )
@@ -197,8 +201,8 @@ def train_and_save(
     output: Path,
 ) -> None:
     """Train, then give OUTPUT its adapter, report and run log, in that order and each whole."""
+    from pimono_sdpo.training import models, publish, reload, rows, run_log, sdpo, tracking
     from pimono_sdpo.training import output as folders
-    from pimono_sdpo.training import publish, reload, rows, run_log, sdpo, tracking
     from rewards import trace_grounding_reward
 
     started_at = run_log.now()
@@ -218,6 +222,7 @@ def train_and_save(
     dataset = rows_of(job, output, args.seed)
     report = rows.load_report(dataset)
     prepared = sdpo.prepare(args, model_args, rows.load_rows(dataset), trace_grounding_reward)
+    licence = job.license or models.base_model_licence(model_args, prepared.revision)
     tracking.set_up_trackio(args, smoke)
     metrics = sdpo.train(prepared)
 
@@ -232,6 +237,7 @@ def train_and_save(
         mode=job.mode,
         recipe=recipe,
         command=argv,
+        licence=licence,
         dataset=rows.dataset_name(job.dataset or job.source or dataset),
         started_at=started_at,
         metrics=metrics,
@@ -248,10 +254,13 @@ def train_and_save(
 
 def write_card(report: Json | None, run: Json, folder: Path) -> None:
     """Write the model card and the plot it shows."""
-    from cards import render_model_card, write_run_plot
+    from cards import lint_card, render_model_card, write_run_plot
 
     write_run_plot(run, folder / PLOT)
-    (folder / "README.md").write_text(render_model_card(report, run))
+    card = render_model_card(report, run)
+    (folder / "README.md").write_text(card)
+    for problem in lint_card(card):
+        print(f"train_sdpo: the Hub may refuse the model card: {problem}", file=sys.stderr)
 
 
 def rewrite_card(output: Path) -> None:

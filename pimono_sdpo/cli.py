@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from pimono_sdpo import __version__
-from pimono_sdpo.errors import EmptySelection, PimonoError
+from pimono_sdpo.errors import EmptySelection, OutputError, PimonoError
 from pimono_sdpo.schema import Unit
 
 app = typer.Typer(
@@ -42,6 +42,7 @@ def run_filter(
     from tqdm.auto import tqdm
 
     from cards import render_dataset_card, write_report_plot
+    from cards.lint import LICENCES
     from pimono_sdpo.assemble import assemble, choose
     from pimono_sdpo.export import open_source
     from pimono_sdpo.report import build_report
@@ -49,6 +50,11 @@ def run_filter(
     from processors import pipeline
     from processors.grade import WEIGHTS
 
+    if licence is not None and licence not in LICENCES:
+        raise OutputError(
+            f"The Hub knows no licence `{licence}`; give an id such as mit or apache-2.0, or "
+            "leave --license out."
+        )
     opened = open_source(source)
     out = out.resolve()
     run_options = {"unit": unit, "min_score": min_score}

@@ -12,7 +12,7 @@ import pytest
 from datasets import load_dataset
 
 from pimono_sdpo.cli import run_filter
-from pimono_sdpo.errors import EmptySelection
+from pimono_sdpo.errors import EmptySelection, OutputError
 from pimono_sdpo.samples import SAMPLE_SESSIONS, write_export, write_samples
 from pimono_sdpo.schema import SDPO_ROW
 from pimono_sdpo.shards import only_run
@@ -238,3 +238,11 @@ def test_an_empty_selection_names_the_reasons(traces: Path, tmp_path: Path) -> N
     with pytest.raises(EmptySelection, match=r"below_min_score.*lower --min-score"):
         run_filter(str(traces), tmp_path / "rows", min_score=99.0)
     assert not list(tmp_path.iterdir())
+
+
+def test_an_unknown_licence_is_refused_before_any_work(traces: Path, tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match=r"no licence `mine`.*such as mit"):
+        run_filter(str(traces), tmp_path / "rows", licence="mine")
+    assert not list(tmp_path.iterdir())
+    run_filter(str(traces), tmp_path / "rows", licence="cc-by-4.0")
+    assert "\nlicense: cc-by-4.0\n" in (tmp_path / "rows" / "README.md").read_text()

@@ -6,8 +6,13 @@ reads a ModelConfig of TRL / gives what SDPOTrainer takes
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import hf_hub_download
-from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError
+from huggingface_hub import ModelCard, hf_hub_download
+from huggingface_hub.errors import (
+    EntryNotFoundError,
+    GatedRepoError,
+    HFValidationError,
+    RepositoryNotFoundError,
+)
 from peft import LoraConfig
 from transformers import AutoTokenizer
 from trl import ModelConfig, get_peft_config, get_quantization_config
@@ -54,6 +59,19 @@ def base_model_revision(model_args: ModelConfig) -> str | None:
         ) from error
     # The cache keeps each commit in a folder of its name.
     return Path(config).parent.name
+
+
+def base_model_licence(model_args: ModelConfig, revision: str | None) -> str | None:
+    """Return the licence on the base model's card, which an adapter of it inherits."""
+    if revision is None:
+        return None
+    try:
+        card = hf_hub_download(model_args.model_name_or_path, "README.md", revision=revision)
+    except EntryNotFoundError:
+        # A model whose card is not to be had says nothing about its licence; neither do we.
+        return None
+    licence: str | None = ModelCard.load(card).data.get("license")
+    return licence
 
 
 def load_tokenizer(

@@ -40,6 +40,7 @@ def build_run_log(
     mode: str,
     recipe: str,
     command: list[str],
+    licence: str | None,
     dataset: str,
     started_at: str,
     metrics: dict[str, float],
@@ -54,8 +55,8 @@ def build_run_log(
         "run_name": args.run_name,
         "mode": mode,
         "recipe": recipe,
-        # Where this machine keeps its files is nobody's business.
-        "command": [Path(word).name if Path(word).is_absolute() else word for word in command],
+        "command": [_without_machine_path(word) for word in command],
+        "licence": licence,
         "base_model": model_args.model_name_or_path,
         "base_model_revision": prepared.revision,
         "base_model_class": type(model.get_base_model()).__name__,
@@ -93,6 +94,12 @@ def build_run_log(
     }
     finite: Json = _finite(run)
     return finite
+
+
+def _without_machine_path(word: str) -> str:
+    """Keep the name of an absolute path: where this machine keeps its files is not published."""
+    option, equals, value = word.rpartition("=")
+    return f"{option}{equals}{Path(value).name}" if Path(value).is_absolute() else word
 
 
 def now() -> str:

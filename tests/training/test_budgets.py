@@ -6,8 +6,8 @@ import pytest
 from datasets import Dataset, Features, List, Value
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-transformers = from trl.experimental.sdpo import SDPOConfig
+from transformers import AutoTokenizer
+from trl.experimental.sdpo import SDPOConfig
 
 from pimono_sdpo.errors import TrainingInputError
 from pimono_sdpo.schema import MESSAGE
@@ -35,7 +35,7 @@ TEMPLATE = {"enable_thinking": False}
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = write_tiny_model(tmp_path_factory.mktemp("tiny"))
-    return transformers.AutoTokenizer.from_pretrained(folder)
+    return AutoTokenizer.from_pretrained(folder)
 
 
 @pytest.fixture(scope="module")

@@ -140,7 +140,8 @@ def test_the_saved_adapter_is_clean_and_loads(
         prepared,
         model_args,
         mode="train",
-        command=["--mode", "train", "--dataset", "/home/ann/rows"],
+        command=["--mode", "train", "--dataset", "/home/ann/rows", "--output_dir=/home/ann/o"],
+        licence="mit",
         recipe="tiny.yaml",
         dataset="rows",
         started_at="2026-01-01T00:00:00Z",
@@ -150,7 +151,7 @@ def test_the_saved_adapter_is_clean_and_loads(
     assert log == json.loads(json.dumps(log, allow_nan=False))
     assert log["base_model_class"] == "Gemma4UnifiedForConditionalGeneration"
     assert log["base_model_revision"] is None
-    assert log["command"] == ["--mode", "train", "--dataset", "rows"]
+    assert log["command"] == ["--mode", "train", "--dataset", "rows", "--output_dir=o"]
     assert log["dataset"] == {"id": "rows", "rows": 4, "rows_used": 4, **prepared.counts}
     assert log["arguments"]["max_prompt_length"] == 96
     assert log["arguments"]["bnb_4bit_quant_type"] == "nf4"

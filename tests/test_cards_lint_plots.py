@@ -1,0 +1,135 @@
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cards import (
+    lint_card,
+    render_model_card,
+    write_report_plot,
+    write_run_plot,
+)
+from tests.card_data import front_matter, report, run
+
+
+@pytest.mark.parametrize(
+    ("card", "problem"),
+    [
+        ("no front matter", "no YAML front matter"),
+        ("---\na: [\n---\n# T\n", "is no YAML"),
+        ("---\n- a\n---\n# T\n", "no mapping"),
+        ("---\nlicense: mine\n---\n# T\n", "`license` is `mine`"),
+        ("---\nbase_model: /home/a/m\n---\n# T\n", "no repository id"),
+        ("---\nbase_model: a/b\n---\n# T\n", "without `base_model_relation`"),
+        ("---\npipeline_tag: chat\n---\n# T\n", "`pipeline_tag` is `chat`"),
+        ("---\ndatasets: ['a b']\n---\n# T\n", "`datasets` holds `a b`"),
+        ("---\nlicense: mit\n---\ntext\n", "no title"),
+        ("---\nlicense: [mit, mine]\n---\n# T\n", "`license` is `mine`"),
+        ("---\nlicense: mit\nlicense: gemma\n---\n# T\n", "`license` stands more than once"),
+        ("---\ndatasets: a--b/c\n---\n# T\n", "`datasets` holds `a--b/c`"),
+        ("---\ndatasets: a/b.git\n---\n# T\n", "`datasets` holds `a/b.git`"),
+        ("---\ndatasets: .a/b\n---\n# T\n", "`datasets` holds `.a/b`"),
+        ("---\nlibrary_name: mine\n---\n# T\n", "`library_name` is `mine`"),
+        ("---\ntags: ['base_model:adapter:/a/b']\n---\n# T\n", "names no repository id"),
+    ],
+)
+def test_lint_names_what_is_wrong(card: str, problem: str) -> None:
+    assert any(problem in found for found in lint_card(card))
+
+
+@pytest.mark.parametrize("licence", ["mit", "gemma", "cc-by-nc-2.0", "[mit, apache-2.0]"])
+def test_lint_lets_known_licences_pass(licence: str) -> None:
+    assert (
+        lint_card(
+            f"---\nlicense: {licence}\nbase_model: a/b.c\nbase_model_relation: adapter\n---\n# T\n"
+        )
+        == []
+    )
+
+
+def test_a_log_without_every_step_still_counts_all_steps() -> None:
+    every_fifth = run()["log_history"][4::5]
+    card = render_model_card(None, run(log_history=every_fifth))
+    assert [entry["step"] for entry in every_fifth] == [5, 10, 15, 20]
+    assert "| optimizer steps | 24 |" in card
+    assert "| completions sampled | 48 |" in card
+    by_epochs = run(arguments={**run()["arguments"], "max_steps": -1})
+    assert "| optimizer steps | 24 |" in render_model_card(None, by_epochs)
+
+
+def test_arguments_are_not_rounded() -> None:
+    arguments = {**run()["arguments"], "learning_rate": 1.23456e-05, "temperature": 0.912345}
+    card = render_model_card(None, run(arguments=arguments))
+    assert "| learning rate | 1.23456e-05 |" in card
+    assert "| temperature | 0.912345 |" in card
+
+
+@pytest.mark.parametrize(
+    ("fractions", "said", "not_said"),
+    [
+        ([0.0, 0.0], "No rollout reached the success threshold", "was a success."),
+        ([0.5, 1.0], "For 75.0 % of the prompts sampled", "No rollout reached"),
+        ([], "No held-out evaluation", "was a success."),
+    ],
+)
+def test_the_limitations_say_how_often_it_worked(
+    fractions: list[float], said: str, not_said: str
+) -> None:
+    name = "self_distillation/success_group_fraction"
+    history = [{"step": i, "loss": 0.1, name: value} for i, value in enumerate(fractions, 1)]
+    limits = render_model_card(None, run(log_history=history)).split("## Limitations")[1]
+    assert said in limits
+    assert not_said not in limits
+
+
+@pytest.mark.parametrize(
+    ("changes", "tagged", "teacher"),
+    [
+        ({}, True, "the model's own\nmoving average"),
+        ({"load_in_4bit": False, "teacher_model_kind": "base"}, False, "the base model without"),
+        (
+            {"load_in_4bit": False, "load_in_8bit": True, "teacher_model_kind": "live"},
+            True,
+            "the model itself",
+        ),
+    ],
+)
+def test_the_card_says_what_this_run_used(
+    changes: dict[str, Any], tagged: bool, teacher: str
+) -> None:
+    card = render_model_card(None, run(arguments={**run()["arguments"], **changes}))
+    assert ("qlora" in front_matter(card)["tags"]) is tagged
+    assert f"A teacher, {teacher}" in card
+
+
+def test_a_backslash_before_a_pipe_does_not_open_a_column() -> None:
+    counts = {"a\\|b": 3}
+    card = render_model_card(report(category_counts=counts), run())
+    (line,) = [line for line in card.splitlines() if line.startswith("| `a")]
+    assert len(re.split(r"(?<!\\)\|", line)) == 4
+    assert r"\\|" not in line
+
+
+def test_plots_are_the_same_bytes_in_every_process(tmp_path: Path) -> None:
+    (tmp_path / "in.json").write_text(json.dumps([report(), run()]))
+    script = (
+        "import json, sys; from pathlib import Path; from cards import *\n"
+        "report, run = json.loads(Path('in.json').read_text())\n"
+        "write_report_plot(report, Path('report2.png')); write_run_plot(run, Path('run2.png'))"
+    )
+    subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=tmp_path,
+        check=True,
+        env={"PYTHONPATH": str(Path(__file__).parent.parent)},
+    )
+    write_report_plot(report(), tmp_path / "report.png")
+    write_run_plot(run(), tmp_path / "run.png")
+    for name in ("report", "run"):
+        drawn = (tmp_path / f"{name}.png").read_bytes()
+        assert drawn.startswith(b"\x89PNG")
+        assert drawn == (tmp_path / f"{name}2.png").read_bytes()
