@@ -79,7 +79,7 @@ RULES = (
     ),
     _rule(
         "runtime_exception",
-        r"^Traceback \(most recent call last\)|^panic: |thread '.*' panicked at",
+        r"^Traceback \(most recent call last\)|^panic: |thread '[^'\n]{0,200}' panicked at",
         "Traceback (most recent call last):",
     ),
     _rule(
