@@ -68,7 +68,7 @@ def detect(objects: list[dict[str, Any]]) -> str:
     'pi'
     """
     for entry in objects:
-        kind = entry.get("type")
+        kind = _text(entry.get("type"))
         message = entry.get("message")
         if kind == "session_start":
             return "droid"

@@ -103,6 +103,10 @@ def _programs(command: str) -> list[str]:
 
 def _command(arguments: str) -> str:
     """The command line of a bash call; arguments are whatever the model wrote."""
-    value = json.loads(arguments) if arguments else None
+    try:
+        value = json.loads(arguments or "null")
+    except RecursionError:
+        # Nested too deep to be read again from here; such arguments hold no command line.
+        return ""
     command = value.get("command") if isinstance(value, dict) else None
     return command if isinstance(command, str) else ""

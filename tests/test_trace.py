@@ -1,6 +1,7 @@
 import pytest
 
 from pimono_sdpo.trace import read_trace
+from processors.diagnostics import find_diagnostics
 from tests.traces import HEADER, Entry, assistant, bash, result, trace, user
 
 
@@ -108,8 +109,20 @@ def test_odd_shapes_do_not_raise() -> None:
         {"type": "message", "message": {"role": "assistant", "content": [{"type": "toolCall"}]}},
         {"type": "message", "message": 3},
         {"type": 3, "id": 4, "parentId": []},
+        {"type": ["x"], "message": {"role": {}}},
+        {"type": "message", "message": {"role": ["user"], "content": "x"}},
         result("edit", "x", details={"exitCode": "1"}),
     ]
     read = read_trace(trace(*odd))
     assert read.problem is None
-    assert len(read.events) == 7
+    assert len(read.events) == 9
+
+
+@pytest.mark.parametrize("depth", [900, 985, 990, 5000])
+def test_deep_nesting_costs_at_most_its_line(depth: int) -> None:
+    deep = '{"type":"message","message":{"role":"assistant","content":[{"type":"toolCall",'
+    deep += '"name":"bash","arguments":' + "[" * depth + "]" * depth + "}]}}"
+    read = read_trace(trace(user("Fix the parser")) + "\n" + deep)
+    assert read.events[0].text == "Fix the parser"
+    assert find_diagnostics(read.events) == []
+    assert read.lines_parsed + read.lines_repaired + read.lines_skipped == 2

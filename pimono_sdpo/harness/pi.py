@@ -124,7 +124,7 @@ def _assistant_events(message: dict[str, Any]) -> Iterator[Event]:
                 "tool_call",
                 call_id=_string(block.get("id")),
                 tool_name=_string(block.get("name")),
-                arguments=clean(json.dumps(block.get("arguments"), ensure_ascii=False)),
+                arguments=_json_text(block.get("arguments")),
             )
 
 
@@ -142,6 +142,14 @@ def _content_text(content: object) -> str:
         and isinstance(block.get("text"), str)
     )
     return clean("\n".join(texts))
+
+
+def _json_text(value: object) -> str:
+    try:
+        return clean(json.dumps(value, ensure_ascii=False))
+    except RecursionError:
+        # Nested so deep that it could just be read; nobody calls a tool like that in earnest.
+        return "null"
 
 
 def _exit_code(details: object, text: str) -> int | None:
