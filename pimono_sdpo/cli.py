@@ -4,6 +4,7 @@ The one module of this package that imports its siblings, inside its commands.
 """
 
 import json
+import math
 import shutil
 import sys
 from collections.abc import Callable
@@ -55,8 +56,15 @@ def run_filter(
             f"The Hub knows no licence `{licence}`; give an id such as mit or apache-2.0, or "
             "leave --license out."
         )
-    opened = open_source(source)
     out = out.resolve()
+    if Path(source).is_dir() and out.is_relative_to(Path(source).resolve()):
+        raise OutputError(
+            f"`{out}` lies inside the source, where a second run would read it as traces; give a "
+            "folder outside of it."
+        )
+    if not math.isfinite(min_score):
+        raise OutputError(f"A minimum score of {min_score} keeps or drops all; give a number.")
+    opened = open_source(source)
     run_options = {"unit": unit, "min_score": min_score}
     options = {**run_options, "max_samples": max_samples, "seed": seed, "licence": licence}
     total = sum(shard.sessions for shard in opened.shards)

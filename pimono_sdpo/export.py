@@ -27,7 +27,8 @@ Kind = Literal["viewer_export", "jsonl", "dataset", "hub"]
 
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 JSONL_PER_SHARD = 64
-BATCH_ROWS = 8
+BATCH_BYTES = 32 * 2**20
+MAX_BATCH_ROWS = 512
 
 
 @dataclass(frozen=True)
@@ -81,22 +82,33 @@ def open_source(source: str) -> Source:
 
 
 def read_sessions(shard: Shard) -> Iterator[pa.Table]:
-    """Yield tables of the SESSION columns, a few sessions at a time."""
+    """Yield tables of the SESSION columns, about BATCH_BYTES of traces at a time."""
     if shard.kind == "jsonl":
-        for start in range(0, len(shard.files), BATCH_ROWS):
-            yield _raw_table(shard.root, shard.files[start : start + BATCH_ROWS])
+        rows = _batch_rows(shard.bytes, shard.sessions)
+        for start in range(0, len(shard.files), rows):
+            yield _raw_table(shard.root, shard.files[start : start + rows])
     elif shard.kind == "dataset":
         dataset = load_from_disk(str(shard.files[0]))
         assert isinstance(dataset, Dataset)
-        for start in range(0, dataset.num_rows, BATCH_ROWS):
-            yield session_table(dataset.data.slice(start, BATCH_ROWS).table, shard.layout)
+        rows = _batch_rows(shard.bytes, shard.sessions)
+        for start in range(0, dataset.num_rows, rows):
+            yield session_table(dataset.data.slice(start, rows).table, shard.layout)
     else:
         file = shard.files[0] if shard.files else hub.download(shard.path, shard.revision)
         origin = hub.origin(shard.path, shard.revision) if shard.kind == "hub" else ""
         with pq.ParquetFile(file) as parquet:
             columns = [name for name in parquet.schema_arrow.names if name in READ_COLUMNS]
-            for batch in parquet.iter_batches(BATCH_ROWS, columns=columns):
+            groups = (parquet.metadata.row_group(i) for i in range(parquet.num_row_groups))
+            size = sum(group.total_byte_size for group in groups)
+            rows = _batch_rows(size, parquet.metadata.num_rows)
+            for batch in parquet.iter_batches(rows, columns=columns):
                 yield session_table(pa.Table.from_batches([batch]), shard.layout, origin)
+
+
+def _batch_rows(size: int, rows: int) -> int:
+    """Rows of average size that make up a batch; at least one, and not too many small ones."""
+    average = max(size // max(rows, 1), 1)
+    return min(max(BATCH_BYTES // average, 1), MAX_BATCH_ROWS)
 
 
 def _open_files(source: str, root: Path, files: list[Path]) -> Source:

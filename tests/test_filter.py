@@ -216,6 +216,7 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(tmp_path: Path) -> None:
         ("other.parquet", "out"): "has the columns text",
         ("quiet.jsonl", "out"): "None of the 1 sessions",
         ("quiet.jsonl", "mine"): "holds no report.json",
+        ("mine", "mine/rows"): "lies inside the source",
     }
     for (source, out), sentence in cases.items():
         done = cli("filter", str(tmp_path / source), "--out", str(tmp_path / out))
