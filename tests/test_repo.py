@@ -1,6 +1,7 @@
 """The tree, the imports and the documents agree with the code."""
 
 import ast
+import os
 import re
 import subprocess
 import sys
@@ -110,6 +111,24 @@ def test_every_command_and_option_is_in_the_readme() -> None:
         command, option = name.split()
         documented.setdefault(command, set()).add(option)
     assert documented == cli_options()
+
+
+def test_the_jobs_own_options_are_in_the_readme_and_in_its_help() -> None:
+    command = [sys.executable, str(ROOT / "jobs" / "train_sdpo.py"), "--help"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    shown = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    source = ast.parse((ROOT / "jobs" / "train_sdpo.py").read_text())
+    (own,) = (n for n in ast.walk(source) if isinstance(n, ast.ClassDef))
+    fields = [
+        n.target.id
+        for n in own.body
+        if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)
+    ]
+    documented = [row[0] for row in table("own option of `train_sdpo.py`")]
+    assert documented == [f"--{name}" for name in fields]
+    assert all(f"{option} " in shown.stdout for option in documented)
+    modes = [row[0] for row in table("mode")]
+    assert f"--mode {{{','.join(modes)}}}" in shown.stdout
 
 
 @pytest.mark.parametrize("command", ["", *cli_options()])
