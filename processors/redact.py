@@ -1,7 +1,7 @@
 """Take out secrets and the recorder's paths before anything else sees the text.
 
-reads   cwd, prompt, diagnostics, corrections
-writes  prompt, diagnostics, corrections, redactions (one kind per secret taken out)
+reads   cwd, source, prompt, diagnostics, corrections
+writes  source, prompt, diagnostics, corrections, redactions (one kind per secret taken out)
 """
 
 import re
@@ -87,6 +87,7 @@ def redact(row: Row) -> dict[str, Any]:
         return cleaned
 
     return {
+        "source": clean(row["source"]),
         "prompt": clean(row["prompt"]),
         "diagnostics": _each_text(row["diagnostics"], clean),
         "corrections": _each_text(row["corrections"], clean),
@@ -100,9 +101,10 @@ def _each_text(items: list[dict[str, Any]], clean: Callable[[str], str]) -> list
 
 STAGE = Map(
     redact,
-    reads=("cwd", "prompt", "diagnostics", "corrections"),
+    reads=("cwd", "source", "prompt", "diagnostics", "corrections"),
     writes=Features(
         {
+            "source": EVIDENCE["source"],
             "prompt": EVIDENCE["prompt"],
             "diagnostics": EVIDENCE["diagnostics"],
             "corrections": EVIDENCE["corrections"],

@@ -144,11 +144,13 @@ def test_secrets_are_taken_out(secret: str, kind: str) -> None:
 def test_paths_of_the_recorder_become_placeholders() -> None:
     row = {
         "cwd": "/Users/ann/code/app",
+        "source": "--Users-ann-code/a.jsonl",
         "prompt": "see /Users/ann/code/app/src/a.ts and /Users/ann/.npmrc",
         "diagnostics": [diagnostic([], "at C:\\Users\\ann\\x.js and /home/bob/y")],
         "corrections": [],
     }
     out = redact(row)
+    assert out["source"] == "-HOME-code/a.jsonl"
     assert out["prompt"] == "see $WORKSPACE/src/a.ts and $HOME/.npmrc"
     assert out["diagnostics"][0]["text"] == "at $HOME\\x.js and $HOME/y"
 
