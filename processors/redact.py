@@ -32,8 +32,17 @@ SECRETS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ("npm_token", r"\bnpm_[A-Za-z0-9]{30,}"),
         ("pypi_token", r"\bpypi-[\w-]{40,}"),
         ("stripe_key", r"\b[rs]k_(?:live|test)_[A-Za-z0-9]{16,}"),
+        ("google_oauth", r"\b(?:ya29\.|GOCSPX-|1//0)[\w-]{20,}"),
+        ("sendgrid_key", r"\bSG\.[\w-]{16,}\.[\w-]{16,}"),
+        ("telegram_token", r"\b\d{8,10}:AA[\w-]{30,}"),
+        ("service_key", r"\b(?:gsk|xai|tvly|dop_v1|shpat|r8|fal|lin_api|sbp)[_-][A-Za-z0-9]{20,}"),
+        ("azure_key", r"(?<=AccountKey=)[A-Za-z0-9+/=]{40,}"),
         ("jwt", r"\beyJ[\w-]{6,}\.eyJ[\w-]{6,}\.[\w-]{8,}"),
         ("bearer_token", r"(?i:\b(?:bearer|token|basic) )[A-Za-z0-9+/_.=-]{24,}"),
+        (
+            "password_argument",
+            r"(?<= )--?(?:password|passwd|token|secret|api-key)[ =](?!\[REDACTED|\$)\S{8,}",
+        ),
         ("url_password", r"(?<=://)(?!\[REDACTED)[^\s:/@]{1,64}:[^\s:/@]{3,128}(?=@)"),
         (
             "assigned_secret",

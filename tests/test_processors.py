@@ -129,6 +129,12 @@ def test_prompts(text: str, substantive: bool) -> None:
         ("postgres://ann:s3cret@db.internal/app", "url_password"),
         ("Authorization: Bearer " + "k" * 32, "bearer_token"),
         ("ann.lee@corp.dev", "email"),
+        ("ya29." + "a0" * 20, "google_oauth"),
+        ("SG." + "x" * 22 + "." + "y" * 43, "sendgrid_key"),
+        ("123456789:AA" + "Z" * 33, "telegram_token"),
+        ("gsk_" + "q" * 40, "service_key"),
+        ("AccountKey=" + "k" * 60 + "==", "azure_key"),
+        ("--password=correct-horse", "password_argument"),
         ("-----BEGIN RSA PRIVATE KEY-----\nabc\n-----END RSA PRIVATE KEY-----", "private_key"),
     ],
 )
