@@ -90,7 +90,7 @@ RULES = (
     ),
     _rule(
         "runtime_exception",
-        r"^\s*(?:\[\w+\] )?(?:Type|Reference|Range|Value|Key|Attribute|Index|Runtime|Name|Zero"
+        r"^[ \t]{0,40}(?:\[\w+\] )?(?:Type|Reference|Range|Value|Key|Attribute|Index|Runtime|Name|Zero"
         r"Division|Recursion|OS|IO|Unbound\w*)Error\b[:\[ ]",
         "TypeError: Cannot read properties of undefined (reading 'id')",
     ),
@@ -101,7 +101,7 @@ RULES = (
     ),
     _rule(
         "runtime_exception",
-        r"^\s+at .+\(?(?:node:|file:|/|[A-Za-z]:\\)[^)\n]*:\d+:\d+\)?",
+        r"^[ \t]{1,40}at .+\(?(?:node:|file:|/|[A-Za-z]:\\)[^)\n]*:\d+:\d+\)?",
         "    at run (node:internal/main:12:5)",
     ),
     _rule("test_or_assertion", r"AssertionError|assertion .*failed", "AssertionError: expected 1"),
@@ -112,7 +112,7 @@ RULES = (
     ),
     _rule(
         "test_or_assertion",
-        r"^\s*(?:FAIL(?:ED)?|--- FAIL:|not ok \d+|[✗✘]) ?",
+        r"^[ \t]{0,40}(?:FAIL(?:ED)?|--- FAIL:|not ok \d+|[✗✘]) ?",
         "FAIL test/parser.test.ts > parses",
     ),
     _rule(
@@ -163,7 +163,7 @@ RULES = (
     ),
     _rule(
         "policy_block",
-        r"^\W*(?:HARD BLOCK|Blocked\b|BLOCKED\b)|[Bb]locked (?:by|:)|[Dd]enied by (?:policy|hook)",
+        r"^\W{0,8}(?:HARD BLOCK|Blocked\b|BLOCKED\b)|[Bb]locked (?:by|:)|[Dd]enied by (?:policy|hook)",
         "Blocked: command references protected directory",
     ),
     _rule(
@@ -179,13 +179,13 @@ RULES = (
 _VETO_HIDES = frozenset({"other_marked_error", "permission_auth"})
 
 PROVIDER_ERROR = re.compile(
-    r"^\W*(?:Connection error|Request timed out|[45]\d\d (?:Insufficient|Too Many|status|Internal)"
+    r"^\W{0,8}(?:Connection error|Request timed out|[45]\d\d (?:Insufficient|Too Many|status|Internal)"
     r"|(?:terminated|fetch failed)\.?$|.*\b(?:rate.?limit|overloaded|quota|usage limit|insufficient"
     r" balance|credit balance)\b)",
     re.IGNORECASE,
 )
 INTERRUPT = re.compile(
-    r"^\W*(?:(?:Command|Operation|Request|Tool call|Execution)(?: was)? (?:aborted|cancell?ed)"
+    r"^\W{0,8}(?:(?:Command|Operation|Request|Tool call|Execution)(?: was)? (?:aborted|cancell?ed)"
     r"|Skipped due to queued user message|Aborted|Interrupted by user)\b|Command aborted\s*$",
     re.IGNORECASE,
 )

@@ -72,12 +72,18 @@ def run_shards(
     """
     for name in ("rows", "rejects", "done"):
         (work / name).mkdir(parents=True, exist_ok=True)
+        for path in (work / name).iterdir():
+            # An earlier run that was killed may have had more shards than this one.
+            if not path.stem.isdigit() or int(path.stem) >= len(shards):
+                path.unlink()
     records = []
     for index, shard in enumerate(shards):
         made_from = _fingerprint(shard, stages, options)
         done = work / "done" / f"{index:05}.json"
         record = json.loads(done.read_text()) if done.exists() else {}
         if record.get("made_from") != made_from:
+            # A record must never outlive the rows it speaks of.
+            done.unlink(missing_ok=True)
             tally = _run_shard(shard, stages, work, f"{index:05}.parquet", progress)
             record = {"made_from": made_from, **tally.to_json()}
             write_atomically(done, json.dumps(record).encode())
@@ -204,10 +210,11 @@ def only_run(out: Path) -> Iterator[Path]:
 def _work_folder(out: Path) -> Path:
     if out.exists() and not out.is_dir():
         raise OutputError(f"`{out}` is a file; give the name of a folder that may be replaced.")
-    if out.is_dir() and any(out.iterdir()) and not (out / "report.json").exists():
+    ours = {"README.md", "data", "rejects", "report.json", "report.png"}
+    names = {path.name for path in out.iterdir()} if out.is_dir() else set()
+    if names and not ("report.json" in names and names <= ours):
         raise OutputError(
-            f"`{out}` is not empty and holds no report.json, so it is not an earlier output; "
-            "give another folder."
+            f"`{out}` holds files that are not of an earlier filter run; give another folder."
         )
     return out.with_name(f".{out.name}.partial")
 

@@ -215,7 +215,7 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(tmp_path: Path) -> None:
         ("missing", "out"): "does not exist",
         ("other.parquet", "out"): "has the columns text",
         ("quiet.jsonl", "out"): "None of the 1 sessions",
-        ("quiet.jsonl", "mine"): "holds no report.json",
+        ("quiet.jsonl", "mine"): "holds files that are not of an earlier filter run",
         ("mine", "mine/rows"): "lies inside the source",
     }
     for (source, out), sentence in cases.items():
