@@ -90,8 +90,8 @@ RULES = (
     ),
     _rule(
         "runtime_exception",
-        r"^[ \t]{0,40}(?:\[\w+\] )?(?:Type|Reference|Range|Value|Key|Attribute|Index|Runtime|Name|Zero"
-        r"Division|Recursion|OS|IO|Unbound\w*)Error\b[:\[ ]",
+        r"^[ \t]{0,9}(?:\[\w+\] )?(?:Type|Reference|Range|Value|Key|Attribute|Index|Runtime|Name"
+        r"|ZeroDivision|Recursion|OS|IO|Unbound\w*)Error\b[:\[ ]",
         "TypeError: Cannot read properties of undefined (reading 'id')",
     ),
     _rule(
@@ -163,7 +163,8 @@ RULES = (
     ),
     _rule(
         "policy_block",
-        r"^\W{0,8}(?:HARD BLOCK|Blocked\b|BLOCKED\b)|[Bb]locked (?:by|:)|[Dd]enied by (?:policy|hook)",
+        r"^\W{0,8}(?:HARD BLOCK|Blocked\b|BLOCKED\b)|[Bb]locked (?:by|:)"
+        r"|[Dd]enied by (?:policy|hook)",
         "Blocked: command references protected directory",
     ),
     _rule(
@@ -179,9 +180,9 @@ RULES = (
 _VETO_HIDES = frozenset({"other_marked_error", "permission_auth"})
 
 PROVIDER_ERROR = re.compile(
-    r"^\W{0,8}(?:Connection error|Request timed out|[45]\d\d (?:Insufficient|Too Many|status|Internal)"
-    r"|(?:terminated|fetch failed)\.?$|.*\b(?:rate.?limit|overloaded|quota|usage limit|insufficient"
-    r" balance|credit balance)\b)",
+    r"^\W{0,8}(?:Connection error|Request timed out|[45]\d\d (?:Insufficient|Too Many|status"
+    r"|Internal)|(?:terminated|fetch failed)\.?$|.*\b(?:rate.?limit|overloaded|quota|usage limit"
+    r"|insufficient balance|credit balance)\b)",
     re.IGNORECASE,
 )
 INTERRUPT = re.compile(
