@@ -13,7 +13,7 @@ from datasets import load_dataset
 
 from pimono_sdpo.cli import run_filter
 from pimono_sdpo.errors import EmptySelection, OutputError
-from pimono_sdpo.samples import SAMPLE_SESSIONS, write_export, write_samples
+from pimono_sdpo.samples import SAMPLE_SESSIONS, is_whole, write_export, write_samples
 from pimono_sdpo.schema import SDPO_ROW
 from pimono_sdpo.shards import only_run
 from tests.traces import HEADER, bash, call, trace, user
@@ -114,7 +114,7 @@ def test_no_secret_and_no_machine_path_survives(rows: Path) -> None:
 
 
 def test_the_layouts_give_identical_rows(tmp_path: Path) -> None:
-    valid = [path for path in SESSIONS if _is_valid(path)]
+    valid = [path for path in SESSIONS if is_whole(path)]
     tables = []
     for layout in ("traces_list", "trace_list", "trace_text"):
         write_export(tmp_path / layout, layout, valid)
@@ -129,16 +129,6 @@ def test_the_layouts_give_identical_rows(tmp_path: Path) -> None:
     assert first.num_rows > 8
     for other in (*tables[1:], table(tmp_path / "raw_rows")):
         assert other.sort_by("source").equals(first)
-
-
-def _is_valid(path: Path) -> bool:
-    for line in path.read_text().split("\n"):
-        try:
-            if line:
-                json.loads(line)
-        except ValueError:
-            return False
-    return True
 
 
 def test_same_input_same_bytes_also_after_a_kill(traces: Path, rows: Path, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pimono_sdpo.samples import SAMPLE_SESSIONS, write_export
+from pimono_sdpo.samples import SAMPLE_SESSIONS, is_whole, write_export
 from tests.loopback_hub import LoopbackHub, run_client
 
 EXPORT = "refs/convert/parquet"
@@ -33,15 +33,6 @@ except SourceError as problem:
 def sessions() -> list[Path]:
     """The well-formed samples: the list layouts hold parsed lines."""
     return [path for path in sorted(Path(str(SAMPLE_SESSIONS)).glob("*.jsonl")) if is_whole(path)]
-
-
-def is_whole(path: Path) -> bool:
-    import json
-
-    try:
-        return bool([json.loads(line) for line in path.read_text().split("\n") if line])
-    except ValueError:
-        return False
 
 
 def test_the_export_is_read_at_a_pinned_commit(loopback_hub: LoopbackHub, tmp_path: Path) -> None:
