@@ -8,14 +8,18 @@ import math
 import shutil
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from pimono_sdpo import __version__
 from pimono_sdpo.errors import EmptySelection, OutputError, PimonoError
 from pimono_sdpo.schema import Unit
+
+if TYPE_CHECKING:
+    from pimono_sdpo.export import Source
 
 app = typer.Typer(
     help="Recorded coding-agent sessions in, SDPO training rows out.",
@@ -46,21 +50,24 @@ def run_filter(
     from cards.lint import LICENCES
     from pimono_sdpo.assemble import assemble, choose
     from pimono_sdpo.export import open_source
+    from pimono_sdpo.folders import only_run, publish_folder
     from pimono_sdpo.report import build_report
-    from pimono_sdpo.shards import only_run, publish_folder, quiet_datasets, run_shards
+    from pimono_sdpo.shards import quiet_datasets, run_shards
     from processors import pipeline
     from processors.grade import WEIGHTS
 
+    licence = licence.lower() if licence else None
     if licence is not None and licence not in LICENCES:
         raise OutputError(
             f"The Hub knows no licence `{licence}`; give an id such as mit or apache-2.0, or "
             "leave --license out."
         )
     out = out.resolve()
-    if Path(source).is_dir() and out.is_relative_to(Path(source).resolve()):
+    given = Path(source).resolve()
+    if source and given.exists() and (out.is_relative_to(given) or given.is_relative_to(out)):
         raise OutputError(
-            f"`{out}` lies inside the source, where a second run would read it as traces; give a "
-            "folder outside of it."
+            f"`{out}` and the source lie inside each other, where a run would read or replace the "
+            "wrong files; give another folder."
         )
     if not math.isfinite(min_score):
         raise OutputError(f"A minimum score of {min_score} keeps or drops all; give a number.")
@@ -74,7 +81,8 @@ def run_filter(
             records = run_shards(opened.shards, stages, work, run_options, bar.update)
         last = choose(sorted((work / "rows").glob("*.parquet")), max_samples, seed)
         finished, cut = assemble(work, last, seed)
-        report = build_report(opened, options, WEIGHTS, records, cut, finished)
+        named = _named_without_secrets(opened)
+        report = build_report(named, options, WEIGHTS, records, cut, finished)
         if not report["kept"]:
             shutil.rmtree(work)
             raise EmptySelection(_nothing_left(source, report))
@@ -88,8 +96,17 @@ def run_filter(
     return report
 
 
+def _named_without_secrets(source: "Source") -> "Source":
+    """File names reach the report and the card, and may hold what texts may hold."""
+    from processors.redact import redact_text
+
+    shards = tuple(replace(s, path=redact_text(s.path, "")[0]) for s in source.shards)
+    return replace(source, name=redact_text(source.name, "")[0], shards=shards)
+
+
 def _nothing_left(source: str, report: dict[str, Any]) -> str:
-    reasons = ", ".join(f"{count} {reason}" for reason, count in report["drop_reasons"].items())
+    counts = report["drop_reasons"]
+    reasons = ", ".join(f"{count} {reason}" for reason, count in counts.items()) or "none is there"
     advice = (
         "lower --min-score"
         if "below_min_score" in report["drop_reasons"]
@@ -162,7 +179,7 @@ def samples_command(
     """Write the sample sessions that come with the package, in every input layout."""
     from pimono_sdpo.samples import write_samples
 
-    written = write_samples(out)
+    written = write_samples(_folder(out))
     typer.echo(f"{len(written)} files with hand-written sample sessions are in {out}")
 
 
@@ -174,7 +191,18 @@ def tiny_model_command(
     """Write a tiny random model of the class of google/gemma-4-12B-it, for trials on a CPU."""
     from pimono_sdpo.tiny_model import write_tiny_model
 
-    typer.echo(f"a tiny model with random weights is in {write_tiny_model(out, seed)}")
+    typer.echo(f"a tiny model with random weights is in {write_tiny_model(_folder(out), seed)}")
+
+
+def _folder(out: Path) -> Path:
+    """Make the folder to write to; raises OutputError when that cannot be."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(
+            f"`{out}` cannot be written ({error.strerror}); give the name of a folder."
+        ) from error
+    return out
 
 
 @app.callback(invoke_without_command=True)

@@ -8,8 +8,10 @@ Inputs are told apart by what is there and which columns it has, never by a flag
     hub             `ns/name`, read at refs/convert/parquet and pinned to its commit
 """
 
+import os
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from glob import glob, has_magic
 from pathlib import Path
@@ -62,9 +64,11 @@ class Source:
 def open_source(source: str) -> Source:
     """Find the shards of a path, a glob or a Hub dataset id; raises SourceError."""
     path = Path(source)
-    if (path / "state.json").exists() or (path / "dataset_dict.json").exists():
+    if not source:
+        raise SourceError("The source is empty; give a folder, a file, a glob or a Hub id.")
+    if _is_saved(path):
         return _open_saved(path)
-    if has_magic(source):
+    if has_magic(source) and not path.exists():
         root = Path(re.split(r"[*?\[]", source)[0] + "x").parent
         files = [Path(name) for name in glob(source, recursive=True)]  # noqa: PTH207
     elif path.is_dir():
@@ -92,17 +96,17 @@ def read_sessions(shard: Shard) -> Iterator[pa.Table]:
         assert isinstance(dataset, Dataset)
         rows = _batch_rows(shard.bytes, shard.sessions)
         for start in range(0, dataset.num_rows, rows):
-            yield session_table(dataset.data.slice(start, rows).table, shard.layout)
+            yield session_table(dataset.data.slice(start, rows).table)
     else:
         file = shard.files[0] if shard.files else hub.download(shard.path, shard.revision)
         origin = hub.origin(shard.path, shard.revision) if shard.kind == "hub" else ""
-        with pq.ParquetFile(file) as parquet:
+        with _told(shard.path), pq.ParquetFile(file) as parquet:
             columns = [name for name in parquet.schema_arrow.names if name in READ_COLUMNS]
             groups = (parquet.metadata.row_group(i) for i in range(parquet.num_row_groups))
             size = sum(group.total_byte_size for group in groups)
             rows = _batch_rows(size, parquet.metadata.num_rows)
             for batch in parquet.iter_batches(rows, columns=columns):
-                yield session_table(pa.Table.from_batches([batch]), shard.layout, origin)
+                yield session_table(pa.Table.from_batches([batch]), origin)
 
 
 def _batch_rows(size: int, rows: int) -> int:
@@ -127,17 +131,23 @@ def _open_files(source: str, root: Path, files: list[Path]) -> Source:
 
 
 def _parquet_shard(file: Path, name: str) -> Shard:
-    try:
+    with _told(name):
         metadata = pq.read_metadata(file)
         schema = pq.read_schema(file)
-    except (pa.ArrowInvalid, OSError) as error:
-        # pyarrow's own words name the damage; the user needs the file and the way out.
-        raise SourceError(
-            f"`{name}` is no readable parquet file ({str(error).splitlines()[0]}); "
-            "download it again or leave it out."
-        ) from error
     layout = layout_of(schema, name)
     return Shard("viewer_export", name, layout, metadata.num_rows, file.stat().st_size, (file,))
+
+
+@contextmanager
+def _told(name: str) -> Iterator[None]:
+    """Name the file that cannot be read, and the way out."""
+    try:
+        yield
+    except (pa.ArrowException, OSError) as error:
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise SourceError(
+            f"`{name}` cannot be read ({reason}); get it again or leave it out."
+        ) from error
 
 
 def _raw_shard(files: list[Path], root: Path) -> Shard:
@@ -156,13 +166,30 @@ def _raw_shard(files: list[Path], root: Path) -> Shard:
 def _raw_table(root: Path, files: tuple[Path, ...]) -> pa.Table:
     names = [_relative(file, root) for file in files]
     # Bytes that are no UTF-8 become U+FFFD: the line they stand in usually still parses.
-    texts = [file.read_bytes().decode("utf-8", errors="replace") for file in files]
+    texts = []
+    for name, file in zip(names, files, strict=True):
+        with _told(name):
+            texts.append(file.read_bytes().decode("utf-8", errors="replace"))
     empty = [""] * len(files)
     return sessions(empty, empty, names, texts)
 
 
+def _is_saved(path: Path) -> bool:
+    """A folder of `save_to_disk`; one of its file names alone may lie among raw sessions."""
+    return (path / "dataset_dict.json").exists() or (
+        (path / "state.json").exists() and (path / "dataset_info.json").exists()
+    )
+
+
 def _open_saved(path: Path) -> Source:
-    loaded = load_from_disk(str(path))
+    try:
+        loaded = load_from_disk(str(path))
+    except (ValueError, KeyError, TypeError, OSError, pa.ArrowException) as error:
+        # `datasets` checks nothing of what it reads back.
+        raise SourceError(
+            f"`{path}` looks like a saved dataset that cannot be opened ({type(error).__name__}); "
+            "save it again, or take its `dataset_dict.json` or `state.json` away."
+        ) from error
     in_splits = isinstance(loaded, DatasetDict)
     splits = loaded if isinstance(loaded, DatasetDict) else DatasetDict({"train": loaded})
     shards = tuple(
@@ -191,7 +218,8 @@ def _open_hub(repo_id: str) -> Source:
 
 
 def _relative(file: Path, root: Path) -> str:
-    return file.relative_to(root).as_posix()
+    # A name may hold bytes that are no UTF-8.
+    return os.fsencode(file.relative_to(root).as_posix()).decode("utf-8", "replace")
 
 
 def _is_hidden(file: Path, root: Path) -> bool:

@@ -12,26 +12,29 @@ import pyarrow as pa
 
 from pimono_sdpo.errors import SourceError
 from pimono_sdpo.schema import SESSION
+from pimono_sdpo.text import well_formed
 
 Layout = Literal["traces_list", "trace_list", "trace_text", "jsonl"]
 
 NAME_COLUMNS = ("source", "file_path", "file_name")
-READ_COLUMNS = frozenset({"harness", "session_id", "traces", "trace", *NAME_COLUMNS})
+READ_COLUMNS = ("harness", "session_id", "traces", "trace", *NAME_COLUMNS)
 
 
 def layout_of(schema: pa.Schema, where: str) -> Layout:
     """Tell the layout by its columns; raises SourceError naming the columns found."""
-    for name in ("traces", "trace"):
-        if name not in schema.names:
-            continue
+    for name in READ_COLUMNS:
+        if schema.names.count(name) > 1:
+            raise SourceError(
+                f"`{where}` has {schema.names.count(name)} columns named `{name}`; leave one."
+            )
+    for name in _trace_columns(schema):
         kind = schema.field(name).type
-        is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
-        if not _is_text(kind.value_type if is_list else kind):
+        if not _holds_traces(kind):
             raise SourceError(
                 f"`{where}` has a column `{name}` of type {kind} where JSON text is expected; "
                 "give the viewer's parquet export, where traces are JSON."
             )
-        if is_list:
+        if _is_list(kind):
             return "traces_list" if name == "traces" else "trace_list"
         return "trace_text"
     raise SourceError(
@@ -40,18 +43,15 @@ def layout_of(schema: pa.Schema, where: str) -> Layout:
     )
 
 
-def session_table(table: pa.Table, layout: Layout, origin: str = "") -> pa.Table:
+def session_table(table: pa.Table, origin: str = "") -> pa.Table:
     """Bring one batch of a parquet layout to the SESSION columns; the trace stays as recorded.
 
     `origin` (`repo@commit/`) goes in front of each row's source.
     """
-    column = table.column("traces" if "traces" in table.column_names else "trace").combine_chunks()
-    if layout == "trace_text":
-        traces = [plain(text) for text in _storage(column).to_pylist()]
-    else:
-        lines = iter(_storage(column.flatten()).to_pylist())
-        lengths = column.value_lengths().to_pylist()
-        traces = ["\n".join(plain(next(lines)) for _ in range(n or 0)) for n in lengths]
+    columns = (table.column(name) for name in _trace_columns(table.schema))
+    recorded = [_traces(column) for column in columns if _holds_traces(column.type)]
+    # Drift may leave `traces` of old rows beside `trace` of new ones: each row has one of them.
+    traces = [next(filter(None, options), "") for options in zip(*recorded, strict=True)]
     name = next((n for n in NAME_COLUMNS if n in table.column_names), "")
     source = [origin + value for value in _strings(table, name)]
     return sessions(_strings(table, "harness"), _strings(table, "session_id"), source, traces)
@@ -65,30 +65,62 @@ def sessions(
     return pa.Table.from_pydict(columns, schema=SESSION.arrow_schema)
 
 
-def plain(text: str | None) -> str:
+def plain(text: str) -> str:
     """Undo the JSON string that wraps a text which travelled as JSON.
 
     >>> plain('"{}\\\\n{}"'), plain('{"type": "session"}')
     ('{}\\n{}', '{"type": "session"}')
     """
-    if not text or text[0] != '"':
-        return text or ""
+    if not text.startswith('"'):
+        return text
     try:
         value = json.loads(text)
     except ValueError:
         # A trace whose first line merely starts with a quote is no wrapped text: keep it as it is.
         return text
-    return value if isinstance(value, str) else text
+    return well_formed(value) if isinstance(value, str) else text
+
+
+def _trace_columns(schema: pa.Schema) -> list[str]:
+    """The columns that can hold traces; one of nulls alone, as schema drift leaves, cannot."""
+    return [
+        name
+        for name in ("traces", "trace")
+        if name in schema.names and not pa.types.is_null(schema.field(name).type)
+    ]
+
+
+def _traces(column: pa.ChunkedArray) -> list[str]:
+    array = column.combine_chunks()
+    if not _is_list(array.type):
+        return [plain(text) for text in _texts(array)]
+    lines = iter(_texts(array.flatten()))
+    lengths = array.value_lengths().to_pylist()
+    return ["\n".join(plain(next(lines)) for _ in range(n or 0)) for n in lengths]
+
+
+def _holds_traces(kind: pa.DataType) -> bool:
+    return _is_text(kind.value_type if _is_list(kind) else kind)
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
 
 
 def _strings(table: pa.Table, name: str) -> list[str]:
     if name not in table.column_names:
         return [""] * table.num_rows
-    return [value or "" for value in table.column(name).to_pylist()]
+    column = table.column(name).combine_chunks()
+    if _is_text(column.type):
+        return _texts(column)
+    return ["" if value is None else str(value) for value in column.to_pylist()]
 
 
-def _storage(array: pa.Array) -> pa.Array:
-    return array.storage if isinstance(array, pa.ExtensionArray) else array
+def _texts(array: pa.Array) -> list[str]:
+    """Decode a text column; parquet does not promise that its strings are UTF-8."""
+    storage = array.storage if isinstance(array, pa.ExtensionArray) else array
+    binary = pa.large_binary() if pa.types.is_large_string(storage.type) else pa.binary()
+    return [(value or b"").decode("utf-8", "replace") for value in storage.cast(binary).to_pylist()]
 
 
 def _is_text(kind: pa.DataType) -> bool:

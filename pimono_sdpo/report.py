@@ -34,7 +34,7 @@ def build_report(
     is left out.
     """
     stages = _stages(records)
-    kept = stages[-1]["rows_out"] - cut
+    kept = stages[-1]["rows_out"] - cut if stages else 0
     if options["max_samples"] is not None:
         dropped = {OVER_MAX_SAMPLES: cut} if cut else {}
         stages.append(
@@ -114,8 +114,8 @@ def _statistics(folder: Path, name: str) -> Json:
     """Count and describe the rows of a folder without holding them."""
     rows = pl.scan_parquet(folder / "*.parquet")
     score = pl.col("score")
-    kept, low, high, mean = (
-        rows.select(pl.len(), score.min().alias("min"), score.max().alias("max"), score.mean())
+    low, high, mean = (
+        rows.select(score.min().alias("min"), score.max().alias("max"), score.mean())
         .collect()
         .row(0)
     )
@@ -126,7 +126,6 @@ def _statistics(folder: Path, name: str) -> Json:
         .otherwise(pl.lit(name))
     )
     return {
-        "kept": kept,
         "score": {
             "min": low,
             "max": high,

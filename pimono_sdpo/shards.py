@@ -5,9 +5,7 @@ name and renamed, then a small JSON beside it says what it was made from; a reru
 already there for the same input, code and options. The folder gets its name only at the end.
 """
 
-import fcntl
 import json
-import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,7 +22,6 @@ from datasets.utils import (
     enable_progress_bars,
 )
 
-from pimono_sdpo.errors import OutputError
 from pimono_sdpo.export import Shard, read_sessions
 from pimono_sdpo.schema import REJECT, SDPO_ROW
 from pimono_sdpo.stage import Filter, Row, Stage, apply, name_of
@@ -187,42 +184,3 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 def _temporary(path: Path) -> Path:
     return path.with_name(f"{path.name}.tmp")
-
-
-@contextmanager
-def only_run(out: Path) -> Iterator[Path]:
-    """Hold the folder to work in for this run alone; raises OutputError when that cannot be.
-
-    The lock goes with the process, however it ends.
-    """
-    work = _work_folder(out)
-    work.mkdir(parents=True, exist_ok=True)
-    with (work / "lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise OutputError(
-                f"Another run is writing `{out}`; wait for it, or give another folder."
-            ) from error
-        yield work
-
-
-def _work_folder(out: Path) -> Path:
-    if out.exists() and not out.is_dir():
-        raise OutputError(f"`{out}` is a file; give the name of a folder that may be replaced.")
-    ours = {"README.md", "data", "rejects", "report.json", "report.png"}
-    names = {path.name for path in out.iterdir()} if out.is_dir() else set()
-    if names and not ("report.json" in names and names <= ours):
-        raise OutputError(
-            f"`{out}` holds files that are not of an earlier filter run; give another folder."
-        )
-    return out.with_name(f".{out.name}.partial")
-
-
-def publish_folder(finished: Path, out: Path) -> None:
-    """Give a finished folder its name; an earlier output is replaced as a whole."""
-    old = out.with_name(f".{out.name}.old")
-    if out.exists():
-        out.replace(old)
-    finished.replace(out)
-    shutil.rmtree(old, ignore_errors=True)

@@ -1,6 +1,18 @@
-"""Small text helpers shared by stages and training."""
+"""Small text helpers shared by readers, stages and training."""
+
+import re
 
 TRIMMED = "\n\n[... trimmed ...]\n\n"
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
+
+
+def well_formed(text: str) -> str:
+    """Put U+FFFD for the lone surrogates that no UTF-8 column can hold.
+
+    >>> well_formed("a\\ud800b")
+    'a\ufffdb'
+    """
+    return _SURROGATE.sub("\ufffd", text)
 
 
 def shorten(text: str, limit: int) -> str:

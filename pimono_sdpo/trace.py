@@ -3,7 +3,6 @@
 The harness is told by the content of the lines, never by a file name or a column.
 """
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -11,6 +10,7 @@ from typing import Any, Literal
 from pimono_sdpo.harness import pi
 from pimono_sdpo.harness.event import Event
 from pimono_sdpo.lines import read_lines
+from pimono_sdpo.text import well_formed
 
 Problem = Literal["no_messages", "unsupported_harness"]
 Reader = Callable[[list[dict[str, Any]]], list[Event]]
@@ -82,4 +82,4 @@ def detect(objects: list[dict[str, Any]]) -> str:
 
 
 def _text(value: object) -> str:
-    return re.sub(r"[\ud800-\udfff]", "\ufffd", value) if isinstance(value, str) else ""
+    return well_formed(value) if isinstance(value, str) else ""

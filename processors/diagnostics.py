@@ -14,8 +14,10 @@ from pimono_sdpo.harness.event import Event
 from pimono_sdpo.schema import Diagnostic
 
 TAIL_LINES = 15
-_TRAILER = re.compile(r"\n*\[(?:Showing lines|Showing last|Output truncated)[^\]]*\]\s*")
-_EXIT_LINE = re.compile(r"\n*Command exited with code \d+\s*$")
+_TRAILER = re.compile(
+    r"(?<!\n)\n*\[(?:Showing lines|Showing last|Output truncated)[^\]\n]{0,400}\]\s*"
+)
+_EXIT_LINE = re.compile(r"(?<!\n)\n*Command exited with code \d+\s*$")
 _LOOKED_THROUGH = re.compile(r"[A-Za-z_]\w*=.*|sudo|time|timeout|-?\d+s?|[({]")
 _CHAINED = re.compile(r"\||;|&&|\n")
 _SEARCH = frozenset({"grep", "rg", "egrep", "fgrep", "ag", "diff", "cmp", "test", "[", "which"})

@@ -1,65 +1,29 @@
 """Take out secrets and the recorder's paths before anything else sees the text.
 
-reads   cwd, source, prompt, diagnostics, corrections
-writes  source, prompt, diagnostics, corrections, redactions (one kind per secret taken out)
+reads   cwd, session_id, source, prompt, diagnostics, corrections
+writes  session_id, source, prompt, diagnostics, corrections, redactions (a kind per secret)
 """
 
 import re
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from datasets import Features, List, Value
 
 from pimono_sdpo.schema import EVIDENCE
 from pimono_sdpo.stage import Map, Row
+from processors.secrets import take_out
 
-SECRETS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
-    (kind, re.compile(pattern))
-    for kind, pattern in (
-        (
-            "private_key",
-            r"-----BEGIN [A-Z ]*PRIVATE KEY-----(?s:.)*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)",
-        ),
-        ("anthropic_key", r"\bsk-ant-[\w-]{16,}"),
-        ("openai_key", r"\bsk-(?:proj-|svcacct-|or-v1-)?[A-Za-z0-9_-]{20,}"),
-        ("huggingface_token", r"\bhf_[A-Za-z0-9]{20,}"),
-        ("github_token", r"\b(?:gh[pousr]_[A-Za-z0-9]{30,}|github_pat_\w{30,})"),
-        ("gitlab_token", r"\bglpat-[\w-]{20,}"),
-        ("aws_access_key", r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b"),
-        ("google_api_key", r"\bAIza[\w-]{35}"),
-        ("slack_token", r"\bxox[abeoprs]-[\w-]{10,}"),
-        ("npm_token", r"\bnpm_[A-Za-z0-9]{30,}"),
-        ("pypi_token", r"\bpypi-[\w-]{40,}"),
-        ("stripe_key", r"\b[rs]k_(?:live|test)_[A-Za-z0-9]{16,}"),
-        ("google_oauth", r"\b(?:ya29\.|GOCSPX-|1//0)[\w-]{20,}"),
-        ("sendgrid_key", r"\bSG\.[\w-]{16,}\.[\w-]{16,}"),
-        ("telegram_token", r"\b\d{8,10}:AA[\w-]{30,}"),
-        ("service_key", r"\b(?:gsk|xai|tvly|dop_v1|shpat|r8|fal|lin_api|sbp)[_-][A-Za-z0-9]{20,}"),
-        ("azure_key", r"(?<=AccountKey=)[A-Za-z0-9+/=]{40,}"),
-        ("jwt", r"\beyJ[\w-]{6,}\.eyJ[\w-]{6,}\.[\w-]{8,}"),
-        ("bearer_token", r"(?i:\b(?:bearer|token|basic) )[A-Za-z0-9+/_.=-]{24,}"),
-        (
-            "password_argument",
-            r"(?<= )--?(?:password|passwd|token|secret|api-key)[ =](?!\[REDACTED|\$)\S{8,}",
-        ),
-        ("url_password", r"(?<=://)(?!\[REDACTED)[^\s:/@]{1,64}:[^\s:/@]{3,128}(?=@)"),
-        (
-            "assigned_secret",
-            r"(?i:\b[\w-]{0,40}(?:secret|passw(?:or)?d|api_?key|access_?key|auth_?token|_token))"
-            r"[\"']?\s?[:=]\s?[\"']?(?!\[REDACTED|\$|<|process\.|os\.|None\b|null\b|true\b|false\b)"
-            r"[A-Za-z0-9+/_.!@#%^&*~-]{12,}",
-        ),
-        ("email", r"\b[\w.+-]{1,64}@(?:[\w-]{1,63}\.){1,4}[A-Za-z]{2,24}\b"),
-    )
-)
-# An e-mail shape that is no person's address: git remotes and package scopes.
-_NO_PERSON = re.compile(r"^(?:git|npm|noreply|user|me|you)@|@example\.|\.(?:js|ts|json|md|py|png)$")
+_SLASH = r"(?:\\{0,2}/|%2[Ff])"
 _HOME = re.compile(
-    r"(?:/(?:Users|home)/[\w.-]+|/root|/data/data/com\.termux/files/home"
-    r"|[A-Za-z]:\\{1,2}Users\\{1,2}[\w.-]+)(?=[/\\\s:'\"),\]]|$)"
+    rf"(?<![A-Za-z0-9.$-])(?:{_SLASH}mnt)?(?:{_SLASH}[A-Za-z])?{_SLASH}(?:Users|home){_SLASH}"
+    r"[\w.@+-]+"
+    r"|(?<![A-Za-z0-9.-])/(?:root|data/data/com\.termux/files/home)(?![\w-])"
+    r"|(?<![A-Za-z])[A-Za-z]:(?:\\{1,4}|/)Users(?:\\{1,4}|/)"
+    r"(?:[\w.+-]+(?: [\w.+-]+)?(?=[\\/])|[\w.+-]+)"
 )
-_DASHED_HOME = re.compile(r"--?(?:Users|home)-[A-Za-z0-9._]+(?=-)")
+_DASHED_HOME = re.compile(r"(?<![\w-])--?(?:Users|home)-[A-Za-z0-9._]+(?=[-/])")
+_NO_WORKSPACE = frozenset({"", "/", "/home", "/Users", "/tmp", "/mnt"})
 
 
 def redact_text(text: str, cwd: str) -> tuple[str, list[str]]:
@@ -68,22 +32,23 @@ def redact_text(text: str, cwd: str) -> tuple[str, list[str]]:
     >>> redact_text("token hf_abcdefghijklmnopqrstuvwx in /home/ann/app/a.py", "/home/ann/app")
     ('token [REDACTED:huggingface_token] in $WORKSPACE/a.py', ['huggingface_token'])
     """
-    kinds: list[str] = []
-    for kind, pattern in SECRETS:
-        text = pattern.sub(partial(_replace, kind, kinds), text)
-    if len(cwd) > 1:
-        text = re.sub(rf"{re.escape(cwd)}(?![\w.-])", "$WORKSPACE", text)
-    return _DASHED_HOME.sub("-HOME", _HOME.sub("$HOME", text)), kinds
+    text, kinds = take_out(text)
+    for spelled in _spellings(cwd):
+        if spelled in text:
+            text = re.sub(
+                rf"(?<![A-Za-z0-9.$-]){re.escape(spelled)}(?![\w-]|\.\w)", "$WORKSPACE", text
+            )
+    if any(name in text for name in ("Users", "home", "/root")):
+        text = _DASHED_HOME.sub("-HOME", _HOME.sub("$HOME", text))
+    return text, kinds
 
 
-def _replace(kind: str, kinds: list[str], match: re.Match[str]) -> str:
-    if kind == "email" and _NO_PERSON.search(match.group(0)):
-        return match.group(0)
-    kinds.append(kind)
-    if kind == "assigned_secret":
-        name = re.match(r"[\w-]+[\"']?\s?[:=]\s?[\"']?", match.group(0))
-        return f"{name.group(0) if name else ''}[REDACTED:{kind}]"
-    return f"[REDACTED:{kind}]"
+def _spellings(cwd: str) -> list[str]:
+    """The workspace as it is, and as it reads inside JSON."""
+    cwd = cwd.rstrip("/\\")
+    if cwd in _NO_WORKSPACE:
+        return []
+    return list(dict.fromkeys([cwd, cwd.replace("/", "\\/"), cwd.replace("\\", "\\\\")]))
 
 
 def redact(row: Row) -> dict[str, Any]:
@@ -96,6 +61,7 @@ def redact(row: Row) -> dict[str, Any]:
         return cleaned
 
     return {
+        "session_id": clean(row["session_id"]),
         "source": clean(row["source"]),
         "prompt": clean(row["prompt"]),
         "diagnostics": _each_text(row["diagnostics"], clean),
@@ -108,17 +74,12 @@ def _each_text(items: list[dict[str, Any]], clean: Callable[[str], str]) -> list
     return [{**item, "text": clean(item["text"])} for item in items]
 
 
+_TEXTS = ("session_id", "source", "prompt", "diagnostics", "corrections")
 STAGE = Map(
     redact,
-    reads=("cwd", "source", "prompt", "diagnostics", "corrections"),
+    reads=("cwd", *_TEXTS),
     writes=Features(
-        {
-            "source": EVIDENCE["source"],
-            "prompt": EVIDENCE["prompt"],
-            "diagnostics": EVIDENCE["diagnostics"],
-            "corrections": EVIDENCE["corrections"],
-            "redactions": List(Value("string")),
-        }
+        {**{name: EVIDENCE[name] for name in _TEXTS}, "redactions": List(Value("string"))}
     ),
     tallies=("redactions",),
 )

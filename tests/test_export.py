@@ -76,6 +76,20 @@ def test_raw_files_globs_and_saved_datasets(tmp_path: Path) -> None:
     assert next(read_sessions(source.shards[1])).column("trace").to_pylist() == [TEXT]
 
 
+def two_traces(folder: Path) -> Path:
+    folder.mkdir()
+    table = pa.table([pa.array([TEXT]), pa.array([TEXT])], names=["trace", "trace"])
+    pq.write_table(table, folder / "a.parquet")
+    return folder
+
+
+def stray(folder: Path, name: str) -> Path:
+    folder.mkdir()
+    (folder / name).write_text("[]")
+    (folder / "a.jsonl").write_text(TEXT)
+    return folder
+
+
 @pytest.mark.parametrize(
     ("make", "found", "advice"),
     [
@@ -83,6 +97,9 @@ def test_raw_files_globs_and_saved_datasets(tmp_path: Path) -> None:
         (lambda p: p, "neither .parquet nor .jsonl", "give a viewer export"),
         (lambda p: parquet(p / "x", text=pa.array(["a"])), "session_id, text", "neither `trace`"),
         (lambda p: parquet(p / "x", trace=pa.array([3])), "of type int64", "JSON text"),
+        (lambda p: two_traces(p / "x"), "2 columns named `trace`", "leave one"),
+        (lambda p: stray(p / "x", "dataset_dict.json"), "looks like a saved dataset", "save it"),
+        (lambda _: "", "is empty", "give a folder"),
     ],
 )
 def test_bad_sources_get_one_sentence(make, found: str, advice: str, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
@@ -95,5 +112,20 @@ def test_bad_sources_get_one_sentence(make, found: str, advice: str, tmp_path: P
 
 def test_a_damaged_parquet_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "bad.parquet").write_bytes(b"PAR1 nothing here")
-    with pytest.raises(SourceError, match=r"`bad.parquet` is no readable parquet file"):
+    with pytest.raises(SourceError, match=r"`bad.parquet` cannot be read"):
         open_source(str(tmp_path))
+
+
+def test_a_damaged_page_is_told_when_it_is_read(tmp_path: Path) -> None:
+    parquet(tmp_path / "x", trace=pa.array([TEXT]))
+    file = tmp_path / "x" / "0000.parquet"
+    content = bytearray(file.read_bytes())
+    content[4:60] = b"\xff" * 56
+    file.write_bytes(content)
+    with pytest.raises(SourceError, match=r"`0000.parquet` cannot be read"):
+        list(read_sessions(open_source(str(file)).shards[0]))
+
+
+def test_stray_files_and_magic_names_are_no_obstacle(tmp_path: Path) -> None:
+    assert open_source(str(stray(tmp_path / "x", "state.json"))).kind == "jsonl"
+    assert open_source(str(stray(tmp_path / "runs[1]", "notes.txt"))).name == "runs[1]"

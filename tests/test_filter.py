@@ -1,6 +1,8 @@
 """The filter end to end, through the front door."""
 
 import json
+import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,13 +15,15 @@ from datasets import load_dataset
 
 from pimono_sdpo.cli import run_filter
 from pimono_sdpo.errors import EmptySelection, OutputError
+from pimono_sdpo.folders import only_run
 from pimono_sdpo.samples import SAMPLE_SESSIONS, is_whole, write_export, write_samples
 from pimono_sdpo.schema import SDPO_ROW
-from pimono_sdpo.shards import only_run
 from tests.traces import HEADER, bash, call, trace, user
 
 EXPECTED = json.loads((SAMPLE_SESSIONS.parent / "expected.json").read_text())
 SESSIONS = sorted(Path(str(SAMPLE_SESSIONS)).glob("*.jsonl"))
+
+FAILED = bash("npm test", "Tests  1 failed\n\nCommand exited with code 1", error=True)
 
 
 @pytest.fixture(scope="module")
@@ -206,7 +210,7 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(tmp_path: Path) -> None:
         ("other.parquet", "out"): "has the columns text",
         ("quiet.jsonl", "out"): "None of the 1 sessions",
         ("quiet.jsonl", "mine"): "holds files that are not of an earlier filter run",
-        ("mine", "mine/rows"): "lies inside the source",
+        ("mine", "mine/rows"): "lie inside each other",
     }
     for (source, out), sentence in cases.items():
         done = cli("filter", str(tmp_path / source), "--out", str(tmp_path / out))
@@ -237,3 +241,84 @@ def test_an_unknown_licence_is_refused_before_any_work(traces: Path, tmp_path: P
     assert not list(tmp_path.iterdir())
     run_filter(str(traces), tmp_path / "rows", licence="cc-by-4.0")
     assert "\nlicense: cc-by-4.0\n" in (tmp_path / "rows" / "README.md").read_text()
+
+
+def test_an_output_is_replaced_only_when_it_is_ours(traces: Path, tmp_path: Path) -> None:
+    out = tmp_path / "rows"
+    for mine in (out, tmp_path / ".rows.old", tmp_path / ".rows.partial"):
+        mine.mkdir()
+        (mine / "report.json").write_text('{"title": "not of a filter run"}')
+        with pytest.raises(OutputError, match="holds files that are not of an earlier filter run"):
+            run_filter(str(traces), out)
+        assert all_bytes(mine) == {"report.json": b'{"title": "not of a filter run"}'}
+        shutil.rmtree(mine)
+    for source, folder in ((out, out), (out / "data", out), (out, out / "data"), (out, tmp_path)):
+        run_filter(str(traces), out)
+        before = all_bytes(tmp_path)
+        with pytest.raises(OutputError, match="lie inside each other"):
+            run_filter(str(source), folder)
+        assert all_bytes(tmp_path) == before
+
+
+def test_an_output_moved_aside_by_a_killed_run_comes_back(
+    traces: Path, rows: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(rows, tmp_path / ".rows.old")
+    with pytest.raises(EmptySelection):
+        run_filter(str(traces), tmp_path / "rows", min_score=99.0)
+    assert all_bytes(tmp_path / "rows") == all_bytes(rows)
+    shutil.copytree(rows, tmp_path / ".rows.old")
+    run_filter(str(traces), tmp_path / "rows")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["rows"]
+
+
+def test_an_output_that_cannot_be_written_is_told(traces: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    for command in (
+        ("filter", str(traces), "--out", str(tmp_path / "file")),
+        ("filter", str(traces), "--out", str(tmp_path / "file" / "rows")),
+        ("filter", str(traces), "--out", "/"),
+        ("samples", "--out", str(tmp_path / "file")),
+        ("tiny-model", "--out", str(tmp_path / "file" / "model")),
+    ):
+        done = cli(*command)
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+        assert "give" in done.stderr
+
+
+def test_one_odd_row_never_ends_the_run(tmp_path: Path) -> None:
+    good = trace(HEADER, user("Fix the parser, it drops the last line"), *FAILED)
+    invalid = pa.Array.from_buffers(
+        pa.string(),
+        3,
+        pa.array([b"a\xff.jsonl", b"b.jsonl", b"c.jsonl"], pa.binary()).buffers(),
+    )
+    table_in = pa.table(
+        {
+            "session_id": pa.array([1, 2, None], pa.int64()),
+            "traces": pa.array([None, None, [good]], pa.list_(pa.string())),
+            "trace": pa.array([json.dumps(good), json.dumps(good + "\ud800"), None]),
+            "file_name": invalid,
+        }
+    )
+    pq.write_table(table_in, tmp_path / "odd.parquet")
+    report = run_filter(str(tmp_path / "odd.parquet"), tmp_path / "rows")
+    kept = table(tmp_path / "rows")
+    assert report["kept"] == 3
+    assert sorted(kept.column("source").to_pylist()) == ["a\ufffd.jsonl", "b.jsonl", "c.jsonl"]
+    assert sorted(kept.column("session_id").to_pylist()) == ["1", "2", "s-1"]
+
+
+def test_names_are_redacted_in_the_report_and_the_card(tmp_path: Path) -> None:
+    secret = "hf_" + "aB3" * 12
+    folder = tmp_path / f"runs-{secret}"
+    folder.mkdir()
+    (folder / f"ann@corp.dev-{secret}.jsonl").write_text(
+        trace(HEADER, user("Fix the parser, it drops the last line"), *FAILED)
+    )
+    (folder / os.fsdecode(b"b\xff.jsonl")).write_text(trace(HEADER))
+    run_filter(str(folder), tmp_path / "rows")
+    everything = b"".join(all_bytes(tmp_path / "rows").values())
+    assert secret.encode() not in everything
+    assert b"ann@corp" not in everything
+    assert b"REDACTED:huggingface_token" in everything

@@ -4,6 +4,8 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
+from pimono_sdpo.text import well_formed
+
 Kind = Literal[
     "user",
     "assistant",
@@ -17,7 +19,6 @@ Kind = Literal[
 ]
 
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
-_SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,4 +46,4 @@ class Event:
 
 def clean(text: str) -> str:
     """Drop terminal colours and the lone surrogates that no UTF-8 column can hold."""
-    return _SURROGATE.sub("\ufffd", _ANSI.sub("", text) if "\x1b" in text else text)
+    return well_formed(_ANSI.sub("", text) if "\x1b" in text else text)

@@ -1,0 +1,199 @@
+"""Find credentials and addresses in text and put a placeholder in their place.
+
+Every kind has the literals its pattern cannot do without: a text that holds none of them costs
+one `str.find` each and no regular expression.
+"""
+
+import re
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+# A token also begins behind an escape written out (`\nhf_...`), an underscore or a CJK character.
+_START = r"(?:(?<![A-Za-z0-9])|(?<=\\[bfnrt]))"
+_NAME = (
+    r"(?:secret|passw(?:or)?d|passphrase|(?<=[_-])pass|token|credentials?"
+    r"|(?:api|access|account|private|secret|encryption|signing|master|auth|shared)[_-]?key)"
+)
+_QUOTE = r"(?:\\{0,3}[\"'`])?"
+
+# A variable, an attribute, a name, stars or an ellipsis instead of a value.
+_REFERENCE = re.compile(
+    r"\$(?:\{?[A-Z_][A-Z0-9_]*\}?|\d|\()?|.*\$\{.*|<.*|\*+|x+|(?i:your[_-].*)|[A-Z]+(?:_[A-Z]+)+|.*\.{3}|.*…"
+    r"|!?[A-Za-z_]\w*!?(?:\??\.[A-Za-z_]\w*!?)+"
+)
+
+
+class Secret(NamedTuple):
+    """One kind: what must be in the lower-cased text, and the pattern that finds it.
+
+    `judge` says of a match whether it is one; the group `value`, if there is one, is what goes.
+    """
+
+    kind: str
+    needs: tuple[str, ...]
+    pattern: re.Pattern[str]
+    judge: Callable[[re.Match[str]], bool] = bool
+
+
+def _secret(
+    kind: str, needs: str, pattern: str, judge: Callable[[re.Match[str]], bool] = bool
+) -> Secret:
+    return Secret(kind, tuple(needs.split("|")), re.compile(pattern), judge)
+
+
+def _is_assigned(match: re.Match[str]) -> bool:
+    """Tell a written-out value from a reference, a type, a call or a bare count."""
+    quote, value = match["quote"], match["value"]
+    before = match.string[max(match.start() - 40, 0) : match.start("sign")]
+    name = re.split(r"[^\w.-]", before.rstrip("\\\"'` \t\r\n"))[-1]
+    if _REFERENCE.fullmatch(value):
+        return False
+    if value.lower() in {"string", "str", "none", "null", "true", "false", "undefined", "optional"}:
+        return False
+    is_password = re.search(r"pass|pwd|secret", name, re.IGNORECASE) is not None
+    if value.isdigit():
+        return is_password and (bool(quote) or name.isupper())
+    if quote:
+        return is_password or len(value) >= 6
+    is_written_tight = before.endswith(name) and match.end("sign") == match.start("value")
+    if name.isupper() or (is_written_tight and re.search(r"^[^.]+-|^(?!self|this)\w+\.", name)):
+        return True
+    # What is left may be code: an identifier, a call, an attribute.
+    return re.search(r"\d|[^\w.]", value) is not None
+
+
+def _is_person(match: re.Match[str]) -> bool:
+    """No person: a git remote, an address nobody reads, the reserved names, a file `a@2x.png`."""
+    return not re.search(
+        r"^(?:git|noreply|no-reply)@|[@.](?:example\.(?:com|org|net)|users\.noreply\.github\.com)$"
+        r"|\.(?:example|test|invalid|local|[jt]sx?|json|png|jpe?g|svg|webp|css|lock|log|txt|ya?ml"
+        r"|toml|html|vue|git)$",
+        match[0].lower(),
+    )
+
+
+SECRETS: tuple[Secret, ...] = (
+    _secret(
+        "private_key",
+        "private key",
+        r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----(?s:.)*?"
+        r"(?:-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----|\Z)",
+    ),
+    _secret("anthropic_key", "sk-ant-", _START + r"sk-ant-[\w-]{16,}"),
+    _secret("openai_key", "sk-", _START + r"sk-(?:proj-|svcacct-|or-v1-)?[A-Za-z0-9_-]{20,}"),
+    _secret("huggingface_token", "hf_", _START + r"(?:api_)?hf_[A-Za-z0-9]{20,}"),
+    _secret(
+        "github_token",
+        "ghp_|gho_|ghu_|ghs_|ghr_|github_pat_",
+        _START + r"(?:gh[pousr]_[A-Za-z0-9]{30,}|github_pat_[A-Za-z0-9_]{30,})",
+    ),
+    _secret("gitlab_token", "glpat-|glrt-", _START + r"gl(?:pat|rt)-[\w-]{20,}"),
+    _secret("aws_access_key", "akia|asia", _START + r"(?:AKIA|ASIA)[A-Z0-9]{16}(?![A-Za-z0-9])"),
+    _secret("google_api_key", "aiza", _START + r"AIza[\w-]{35}"),
+    _secret("google_oauth", "ya29.|gocspx-|1//0", _START + r"(?:ya29\.|GOCSPX-|1//0)[\w-]{20,}"),
+    _secret("slack_token", "xox|xapp-", _START + r"(?:xox[abeoprs]|xapp)-[\w-]{10,}"),
+    _secret(
+        "webhook",
+        "hooks.slack.com|/api/webhooks/",
+        r"(?<=hooks\.slack\.com/)[\w/+-]{20,}|(?<=/api/webhooks/)\d+/[\w-]{20,}",
+    ),
+    _secret("npm_token", "npm_", _START + r"npm_[A-Za-z0-9]{30,}"),
+    _secret("pypi_token", "pypi-", _START + r"pypi-[\w-]{40,}"),
+    _secret("stripe_key", "k_live_|k_test_", _START + r"[rs]k_(?:live|test)_[A-Za-z0-9]{16,}"),
+    _secret("sendgrid_key", "sg.", _START + r"SG\.[\w-]{16,}\.[\w-]{16,}"),
+    _secret("telegram_token", ":aa", _START + r"\d{8,10}:AA[\w-]{30,}"),
+    _secret(
+        "service_key",
+        "gsk_|xai-|tvly-|dop_v1_|shp|r8_|fal_|lin_api_|sbp_|dapi|hvs.|hvb.|whsec_|nvapi-|pplx-"
+        "|figd_|glsa_|sntr|key-|dckr_pat_|ops_",
+        _START + r"(?:(?:gsk|xai|tvly|dop_v1|shp(?:at|ca|pa|ss)|r8|fal|lin_api|sbp|whsec|nvapi"
+        r"|pplx|figd|glsa|sntr[yu]s|dckr_pat|ops)[_-][A-Za-z0-9+/_=-]{20,}"
+        r"|dapi[a-f0-9]{32}|hv[sb]\.[\w-]{20,}|key-[a-f0-9]{32})",
+    ),
+    _secret("jwt", "eyj", _START + r"eyJ[\w-]{6,}\.eyJ[\w-]{6,}\.[\w-]{8,}"),
+    _secret(
+        "authorization",
+        "authorization|bearer ",
+        r"(?i:authorization"
+        + _QUOTE
+        + r"\s{0,8}[:=]\s{0,8}"
+        + _QUOTE
+        + r"(?:basic|bearer|token|digest|apikey) |bearer (?=[^\s\"'`]{0,40}[0-9]|[A-Za-z]{24}))"
+        r"(?P<value>[A-Za-z0-9+/_.=~:-]{4,})",
+    ),
+    _secret(
+        "password_argument",
+        "--pass|--token|--secret|--api-key|--auth|-passw",
+        r"(?<!\S)--?(?:pass|password|passwd|passphrase|token|secret|api-key|auth-token)"
+        r"[ =][\"']?(?P<value>(?![-$<\[{])[^\s\"']{4,})",
+    ),
+    _secret(
+        "user_argument",
+        "curl",
+        r"\bcurl\b[^\n]{0,300}?\s(?:-u|--user)[ =]?[\"']?"
+        r"(?P<value>(?!\$|\[REDACTED)[^\s\"':]{1,64}:(?!\$)[^\s\"']+)",
+    ),
+    _secret(
+        "url_password",
+        "://",
+        r"(?<=://)(?P<value>(?!\[REDACTED|\$|<|\{)[^\s/@:\"'`<>]{0,64}:(?!\$|<|\{|\[REDACTED)"
+        r"[^\s/\"'`<>]{1,128}|[A-Za-z0-9_-]{20,})(?=@[\w\[.-])",
+    ),
+    _secret(
+        "url_parameter",
+        "?|&",
+        r"(?i:(?<=[?&])(?:sig|signature|key|code|auth|access_token|token|x-amz-[a-z-]{4,24})=)"
+        r"(?P<value>(?![$<{\[])[^\s&#\"'`<>)\]]{8,})",
+    ),
+    _secret(
+        "assigned_secret",
+        "secret|passw|passph|_pass|-pass|key|token|credential",
+        r"(?i:" + _NAME + r")(?:_?\d{1,2}|_base64)?(?![A-Za-z0-9])" + _QUOTE + r"[ \t]{0,24}"
+        r"(?P<sign>=>|:=|[:=])(?![=:])[ \t]{0,8}(?P<quote>" + _QUOTE + r")"
+        r"(?P<value>(?<=[\"'`])(?!\[REDACTED)[^\"'`\n\\]{4,256}+"
+        r"|(?<![\"'`])[^\s\"'`,;<>(){}\[\]\\]{4,256}+(?![(\[]))",
+        _is_assigned,
+    ),
+    _secret(
+        "email",
+        "@",
+        r"(?<![A-Za-z0-9._%+-])[A-Za-z0-9._%+-]{1,64}@(?:[A-Za-z0-9-]{1,63}\.){1,4}[A-Za-z]{2,24}"
+        r"(?![A-Za-z0-9])",
+        _is_person,
+    ),
+)
+_KEY_END = re.compile(r"-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
+_KEY_BODY = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/=\\ \r\n\t"
+
+
+def take_out(text: str) -> tuple[str, list[str]]:
+    """Return the text with `[REDACTED:kind]` for every secret, and the kinds in that order.
+
+    What is returned holds nothing more to take out.
+
+    >>> take_out("DB_PASSWORD=hunter2 and max_tokens=4096")
+    ('DB_PASSWORD=[REDACTED:assigned_secret] and max_tokens=4096', ['assigned_secret'])
+    """
+    kinds: list[str] = []
+    lowered = text.lower()
+    for secret in SECRETS:
+        if any(literal in lowered for literal in secret.needs):
+            text = secret.pattern.sub(partial(_replace, secret, kinds), text)
+    return _without_key_tails(text, kinds), kinds
+
+
+def _replace(secret: Secret, kinds: list[str], match: re.Match[str]) -> str:
+    if not secret.judge(match):
+        return match[0]
+    kinds.append(secret.kind)
+    start = match.start("value") if "value" in match.groupdict() else match.start()
+    return f"{match[0][: start - match.start()]}[REDACTED:{secret.kind}]"
+
+
+def _without_key_tails(text: str, kinds: list[str]) -> str:
+    """Take out the end of a key whose beginning the harness has cut off."""
+    parts = _KEY_END.split(text)
+    kinds.extend(["private_key"] * (len(parts) - 1))
+    cleaned = [part.rstrip(_KEY_BODY) + " [REDACTED:private_key]" for part in parts[:-1]]
+    return "".join([*cleaned, parts[-1]])

@@ -1,0 +1,138 @@
+"""Redaction: every kind of secret and path found, ordinary code left alone, nothing found twice."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from processors.redact import redact, redact_text
+
+
+@pytest.mark.parametrize(
+    ("secret", "kind"),
+    [
+        ("ghp_" + "a1B2" * 9, "github_token"),
+        ("sk-ant-" + "api03-" + "x" * 40, "anthropic_key"),
+        ("sk-proj-" + "Q" * 40, "openai_key"),
+        ("hf_" + "Z" * 34, "huggingface_token"),
+        ("AKIA" + "ABCDEFGH12345678", "aws_access_key"),
+        ("xoxb-" + "123456789012", "slack_token"),
+        ("eyJhbGciOi.eyJzdWIiOiJ4.c2lnbmF0dXJl", "jwt"),
+        ("DB_PASSWORD=correct-horse-battery", "assigned_secret"),
+        ('"api_key": "0123456789abcdef"', "assigned_secret"),
+        ("postgres://ann:s3cret@db.internal/app", "url_password"),
+        ("Authorization: Bearer " + "k" * 32, "authorization"),
+        ("ann.lee@corp.dev", "email"),
+        ("ya29." + "a0" * 20, "google_oauth"),
+        ("SG." + "x" * 22 + "." + "y" * 43, "sendgrid_key"),
+        ("123456789:AA" + "Z" * 33, "telegram_token"),
+        ("gsk_" + "q" * 40, "service_key"),
+        ("AccountKey=" + "k" * 60 + "==", "assigned_secret"),
+        ("--password=correct-horse", "password_argument"),
+        ("https://hooks.slack.com/services/T000/B000/" + "x" * 16, "webhook"),
+        ("dapi" + "0a" * 16, "service_key"),
+        ("curl -s -u ann:pw1", "user_argument"),
+        ("https://files.corp.dev/a?sig=abc%2Bdef1234", "url_parameter"),
+        ("-----BEGIN RSA PRIVATE KEY-----\nabc\n-----END RSA PRIVATE KEY-----", "private_key"),
+    ],
+)
+def test_secrets_are_taken_out(secret: str, kind: str) -> None:
+    cleaned, kinds = redact_text(f"before {secret} after", cwd="")
+    assert kind in kinds
+    assert f"[REDACTED:{kind}]" in cleaned
+    assert cleaned.startswith("before ")
+    assert cleaned.endswith(" after")
+    assert redact_text(cleaned, cwd="") == (cleaned, [])
+
+
+def test_paths_of_the_recorder_become_placeholders() -> None:
+    row = {
+        "cwd": "/Users/ann/code/app",
+        "source": "--Users-ann-code/a.jsonl",
+        "prompt": "see /Users/ann/code/app/src/a.ts and /Users/ann/.npmrc",
+        "session_id": "2026_/home/ann/x",
+        "diagnostics": [{"text": "at C:\\Users\\ann\\x.js and /home/bob/y"}],
+        "corrections": [],
+    }
+    out = redact(row)
+    assert out["session_id"] == "2026_$HOME/x"
+    assert out["source"] == "-HOME-code/a.jsonl"
+    assert out["prompt"] == "see $WORKSPACE/src/a.ts and $HOME/.npmrc"
+    assert out["diagnostics"][0]["text"] == "at $HOME\\x.js and $HOME/y"
+
+
+@pytest.mark.parametrize(
+    ("text", "cleaned"),
+    [
+        (r"x\nhf_" + "a" * 34, r"x\n[REDACTED:huggingface_token]"),
+        ("tok_hf_" + "b" * 34, "tok_[REDACTED:huggingface_token]"),
+        ("密hf_" + "c" * 34, "密[REDACTED:huggingface_token]"),
+        (r"{\"api_key\":\"abcd1234\"}", r"{\"api_key\":\"[REDACTED:assigned_secret]\"}"),
+        ("API_KEY   =   abcd1234", "API_KEY   =   [REDACTED:assigned_secret]"),
+        ('api_key := "abcd1234"', 'api_key := "[REDACTED:assigned_secret]"'),
+        ("TOKEN=abcdef", "TOKEN=[REDACTED:assigned_secret]"),
+        ("DB_PASS=hunter2", "DB_PASS=[REDACTED:assigned_secret]"),
+        ("x-api-key: ab12cd", "x-api-key: [REDACTED:assigned_secret]"),
+        ("password=$ecret123", "password=[REDACTED:assigned_secret]"),
+        ('password: "correct horse"', 'password: "[REDACTED:assigned_secret]"'),
+        ("Authorization: Basic YTpi", "Authorization: Basic [REDACTED:authorization]"),
+        ("redis://:pw1secret@host:1", "redis://[REDACTED:url_password]@host:1"),
+        ("https://ann:p@ss@host/x", "https://[REDACTED:url_password]@host/x"),
+        ("MIIEow==\nab12\n-----END RSA PRIVATE KEY-----", " [REDACTED:private_key]"),
+        ("bob@company.py", "[REDACTED:email]"),
+        ("user@realcorp.com", "[REDACTED:email]"),
+    ],
+)
+def test_secrets_are_found_however_they_are_written(text: str, cleaned: str) -> None:
+    assert redact_text(text, cwd="")[0] == cleaned
+    assert redact_text(cleaned, cwd="") == (cleaned, [])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("max_tokens=4096", "token: string", "password: string;", "apiKey = getKey()"),
+        *("apiKey: process.env.API_KEY,", "self.token = token", "TOKEN=${HF_TOKEN}", "TOKEN=$1"),
+        *("Unexpected token: punc", "unexpected token: 5", "token == abc123", "foo --password"),
+        *("export ANTHROPIC_API_KEY=sk-ant-...", '"apiKey": "OLLAMA_API_KEY"', "primary_key: a1"),
+        *("git@github.com:a/b", "icon@2x.png", "ann@example.com", "docker run -u 1000:1000"),
+        *("http://localhost:3000/@fs/x", "--- PASS: TestFoo2", "https://x.com/home/settings"),
+        *("postgres://$USER:$PASSWORD@host/db", "--home-dir x", "const token = await next1()"),
+    ],
+)
+def test_code_and_placeholders_stay(text: str) -> None:
+    assert redact_text(text, cwd="") == (text, [])
+
+
+@pytest.mark.parametrize(
+    ("text", "cleaned"),
+    [
+        *((f"/home/ann{end}", f"$HOME{end}") for end in "`>};|&?!#。)\"' "),
+        (r"\/home\/ann\/x", r"$HOME\/x"),
+        ("%2Fhome%2Fann%2Fx", "$HOME%2Fx"),
+        (r"C:\\\\Users\\\\ann\\\\x", r"$HOME\\\\x"),
+        (r"C:\Users\Ann Lee\x", r"$HOME\x"),
+        ("/mnt/c/Users/ann/x", "$HOME/x"),
+        (".claude/projects/-home-ann/a", ".claude/projects/-HOME/a"),
+        ("file:///root/x", "file://$HOME/x"),
+    ],
+)
+def test_home_is_found_however_it_is_written(text: str, cleaned: str) -> None:
+    assert redact_text(text, cwd="")[0] == cleaned
+
+
+def test_a_short_workspace_is_a_whole_path() -> None:
+    text = "/app/b (/app). myapp/app /app2"
+    assert redact_text(text, "/app")[0] == "$WORKSPACE/b ($WORKSPACE). myapp/app /app2"
+    assert redact_text("/home/ann/x", "/home")[0] == "$HOME/x"
+
+
+PIECES = st.sampled_from(
+    """api_key token = : " ' \\ :// @ . / -u curl Bearer a1b2c3d4 hunter2 /home/ann -home-ann $HOME
+    [REDACTED:email] sk-ant-0123456789abcdefghij ? & sig= \n host.com password 密""".split(" ")
+)
+
+
+@given(st.lists(PIECES, max_size=12).map("".join))
+def test_what_was_redacted_holds_nothing_more(text: str) -> None:
+    once, _ = redact_text(text, "/home/ann")
+    assert redact_text(once, "/home/ann") == (once, [])
