@@ -31,6 +31,7 @@ COLUMNS = {
     "episode": "number of the request within the session (0 for whole sessions)",
     "split": "train",
     "verifier_spec": "null: no verifier is attached",
+    "counts": "what the session held, and what became of its lines and bytes",
 }
 
 
@@ -112,7 +113,8 @@ def render_model_card(report: Json | None, run: Json) -> str:
             arguments=run["arguments"],
             steps=steps,
             completions=steps * batch,
-            command=cell(shlex.join(run["command"])),
+            # One line, so that nothing in it can end the code block.
+            command=" ".join(shlex.join(run["command"]).split("\n")),
             metrics=_metrics(logged),
             mean_reward=_mean(logged, "self_distillation/reward_mean"),
             successes=_mean(logged, "self_distillation/success_group_fraction"),
@@ -183,7 +185,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         autoescape=False,  # Markdown, not HTML; values go through `cell` and `fence`
     )
-    environment.filters |= {"cell": cell, "fence": fence, "number": number}
+    environment.filters |= {"cell": cell, "fence": fence, "number": number, "title": title}
     return environment
 
 
@@ -196,6 +198,15 @@ def cell(value: object) -> str:
     text = " ".join(str(value).split()).replace("`", "'")
     # A backslash before the pipe would undo the one that protects it.
     return re.sub(r"\\(?=\|)", r"\\ ", text).replace("|", r"\|")
+
+
+def title(value: object) -> str:
+    """Make a value safe inside a heading, where HTML would be read as such.
+
+    >>> title("<b>x")
+    '&lt;b>x'
+    """
+    return cell(value).replace("<", "&lt;")
 
 
 def fence(text: str) -> str:

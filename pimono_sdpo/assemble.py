@@ -77,8 +77,11 @@ def _cut_rows(rows: pa.Table) -> pa.Table:
             "stage": "choose",
             "drop_reason": OVER_MAX_SAMPLES,
             "detail": f"{row['harness']}, score {row['score']:g}",
+            "counts": row["counts"],
         }
-        for row in rows.select(["session_id", "source", "episode", "harness", "score"]).to_pylist()
+        for row in rows.select(
+            ["session_id", "source", "episode", "harness", "score", "counts"]
+        ).to_pylist()
     ]
     return pa.Table.from_pylist(rejects, REJECT.arrow_schema)
 

@@ -23,7 +23,7 @@ from datasets import Dataset, DatasetDict, load_from_disk
 
 from pimono_sdpo import hub
 from pimono_sdpo.errors import SourceError
-from pimono_sdpo.layouts import READ_COLUMNS, Layout, layout_of, session_table, sessions
+from pimono_sdpo.layouts import READ_COLUMNS, Layout, decode, layout_of, session_table, sessions
 
 Kind = Literal["viewer_export", "jsonl", "dataset", "hub"]
 
@@ -165,13 +165,14 @@ def _raw_shard(files: list[Path], root: Path) -> Shard:
 
 def _raw_table(root: Path, files: tuple[Path, ...]) -> pa.Table:
     names = [_relative(file, root) for file in files]
-    # Bytes that are no UTF-8 become U+FFFD: the line they stand in usually still parses.
-    texts = []
+    texts, not_utf8 = [], []
     for name, file in zip(names, files, strict=True):
         with _told(name):
-            texts.append(file.read_bytes().decode("utf-8", errors="replace"))
+            text, lost = decode(file.read_bytes())
+        texts.append(text)
+        not_utf8.append(lost)
     empty = [""] * len(files)
-    return sessions(empty, empty, names, texts)
+    return sessions(empty, empty, names, texts, not_utf8)
 
 
 def _is_saved(path: Path) -> bool:

@@ -6,6 +6,8 @@ trace_text    harness, session_id, trace: json or text, file_path, messages, too
 """
 
 import json
+from collections.abc import Iterator
+from itertools import islice
 from typing import Literal
 
 import pyarrow as pa
@@ -51,17 +53,31 @@ def session_table(table: pa.Table, origin: str = "") -> pa.Table:
     columns = (table.column(name) for name in _trace_columns(table.schema))
     recorded = [_traces(column) for column in columns if _holds_traces(column.type)]
     # Drift may leave `traces` of old rows beside `trace` of new ones: each row has one of them.
-    traces = [next(filter(None, options), "") for options in zip(*recorded, strict=True)]
+    chosen = [
+        next((one for one in options if one[0]), ("", 0)) for options in zip(*recorded, strict=True)
+    ]
+    traces, not_utf8 = [text for text, _ in chosen], [count for _, count in chosen]
     name = next((n for n in NAME_COLUMNS if n in table.column_names), "")
     source = [origin + value for value in _strings(table, name)]
-    return sessions(_strings(table, "harness"), _strings(table, "session_id"), source, traces)
+    harness, session_id = _strings(table, "harness"), _strings(table, "session_id")
+    return sessions(harness, session_id, source, traces, not_utf8)
 
 
 def sessions(
-    harness: list[str], session_id: list[str], source: list[str], trace: list[str]
+    harness: list[str],
+    session_id: list[str],
+    source: list[str],
+    trace: list[str],
+    bytes_not_utf8: list[int],
 ) -> pa.Table:
     """Build a table of the SESSION columns."""
-    columns = {"harness": harness, "session_id": session_id, "source": source, "trace": trace}
+    columns = {
+        "harness": harness,
+        "session_id": session_id,
+        "source": source,
+        "trace": trace,
+        "bytes_not_utf8": bytes_not_utf8,
+    }
     return pa.Table.from_pydict(columns, schema=SESSION.arrow_schema)
 
 
@@ -90,13 +106,17 @@ def _trace_columns(schema: pa.Schema) -> list[str]:
     ]
 
 
-def _traces(column: pa.ChunkedArray) -> list[str]:
+def _traces(column: pa.ChunkedArray) -> list[tuple[str, int]]:
+    """Each row's trace, and how many of its bytes were no UTF-8."""
     array = column.combine_chunks()
     if not _is_list(array.type):
-        return [plain(text) for text in _texts(array)]
-    lines = iter(_texts(array.flatten()))
-    lengths = array.value_lengths().to_pylist()
-    return ["\n".join(plain(next(lines)) for _ in range(n or 0)) for n in lengths]
+        return [(plain(text), count) for text, count in _decoded(array)]
+    lines = _decoded(array.flatten())
+    traces = []
+    for length in array.value_lengths().to_pylist():
+        parts = list(islice(lines, length or 0))
+        traces.append(("\n".join(plain(text) for text, _ in parts), sum(n for _, n in parts)))
+    return traces
 
 
 def _holds_traces(kind: pa.DataType) -> bool:
@@ -112,15 +132,29 @@ def _strings(table: pa.Table, name: str) -> list[str]:
         return [""] * table.num_rows
     column = table.column(name).combine_chunks()
     if _is_text(column.type):
-        return _texts(column)
+        return [text for text, _ in _decoded(column)]
     return ["" if value is None else str(value) for value in column.to_pylist()]
 
 
-def _texts(array: pa.Array) -> list[str]:
+def _decoded(array: pa.Array) -> Iterator[tuple[str, int]]:
     """Decode a text column; parquet does not promise that its strings are UTF-8."""
     storage = array.storage if isinstance(array, pa.ExtensionArray) else array
     binary = pa.large_binary() if pa.types.is_large_string(storage.type) else pa.binary()
-    return [(value or b"").decode("utf-8", "replace") for value in storage.cast(binary).to_pylist()]
+    return (decode(value or b"") for value in storage.cast(binary).to_pylist())
+
+
+def decode(content: bytes) -> tuple[str, int]:
+    r"""Return text with U+FFFD for what is no UTF-8, and the number of such bytes.
+
+    >>> decode(b"a\xff\xfeb")
+    ('a\ufffd\ufffdb', 2)
+    """
+    try:
+        return content.decode(), 0
+    except UnicodeDecodeError:
+        # The line such bytes stand in usually still parses.
+        lost = len(content) - len(content.decode(errors="ignore").encode())
+        return content.decode(errors="replace"), lost
 
 
 def _is_text(kind: pa.DataType) -> bool:

@@ -1,30 +1,38 @@
 """Read JSON lines as they really are: glued, cut, badly escaped, or fine.
 
 Recorders append without locks and redactors rewrite text without knowing JSON, so a broken line
-is normal. It costs that line at most, never the session.
+is normal. It costs what cannot be read of it, never the session, and every byte is accounted for.
 """
 
 import json
 import re
+from bisect import bisect_left
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
-_BAD_ESCAPE = re.compile(r'\\(?:(["\\/bfnrt]|u[0-9a-fA-F]{4})|)')
+# The group is empty for a backslash that begins no escape of JSON.
+_ESCAPE = re.compile(r'\\(["\\/bfnrt]|u[0-9a-fA-F]{4}|)')
 _DECODER = json.JSONDecoder(strict=False)
 
 
 @dataclass
 class Lines:
-    """The JSON objects of a trace in order, and how many lines gave them.
+    """The JSON objects of a trace in order, and what became of its lines and bytes.
 
     `parsed` lines were valid, `repaired` lines gave at least one object after mending, `skipped`
-    lines gave none.
+    lines gave none. `bytes_repaired` and `bytes_skipped` count UTF-8 bytes of broken lines: those
+    that were read after all, and those that were lost (all of a skipped line, the unread rest of a
+    repaired one). All other bytes were parsed.
     """
 
     objects: list[dict[str, Any]] = field(default_factory=list)
     parsed: int = 0
     repaired: int = 0
     skipped: int = 0
+    bytes_parsed: int = 0
+    bytes_repaired: int = 0
+    bytes_skipped: int = 0
 
 
 def read_lines(text: str) -> Lines:
@@ -33,47 +41,72 @@ def read_lines(text: str) -> Lines:
     >>> lines = read_lines('{"a": 1}{"b": 2}\n{"c": "\\*"}\n{"cut')
     >>> lines.objects, lines.parsed, lines.repaired, lines.skipped
     ([{'a': 1}, {'b': 2}, {'c': '\\*'}], 0, 2, 1)
+    >>> lines.bytes_parsed, lines.bytes_repaired, lines.bytes_skipped
+    (2, 27, 5)
     """
     out = Lines()
     # str.splitlines would also cut at U+2028 and U+0085, which are legal inside JSON strings.
-    for raw in text.lstrip("\ufeff").split("\n"):
-        line = raw.strip("\0 \t\r")
+    for raw in text.split("\n"):
+        line = raw.strip("\0\ufeff \t\r")
         if not line:
             continue
         try:
             value = json.loads(line)
         except (ValueError, RecursionError):
             # Broken input is expected here and counted; RecursionError is JSON nested too deep.
-            objects = _repair(line)
+            objects, lost = _repair(line)
             out.objects.extend(objects)
             out.repaired += bool(objects)
             out.skipped += not objects
+            out.bytes_repaired += _size(line) - lost
+            out.bytes_skipped += lost
             continue
         if isinstance(value, dict):
             out.objects.append(value)
             out.parsed += 1
         else:
             out.skipped += 1
+            out.bytes_skipped += _size(line)
+    out.bytes_parsed = _size(text) - out.bytes_repaired - out.bytes_skipped
     return out
 
 
-def _repair(line: str) -> list[dict[str, Any]]:
-    """Decode one object after the other, first as written, then with bad escapes doubled."""
-    for candidate in (line, _BAD_ESCAPE.sub(_double, line)):
-        objects: list[dict[str, Any]] = []
-        position = 0
-        while (position := candidate.find("{", position)) >= 0:
-            try:
-                value, position = _DECODER.raw_decode(candidate, position)
-            except (ValueError, RecursionError):
-                # The rest of the line is lost; what came before it is kept.
-                break
-            if isinstance(value, dict):
-                objects.append(value)
+def _repair(line: str) -> tuple[list[dict[str, Any]], int]:
+    """Decode one object after the other, first as written, then with bad escapes doubled.
+
+    Returns the objects and the bytes of the line that are in none of them.
+    """
+    for mended in ([], [m.start() for m in _ESCAPE.finditer(line) if not m[1]]):
+        spans, objects = _decode_all(_double(line, mended))
         if objects:
-            return objects
-    return []
+            doubled = [place + number for number, place in enumerate(mended)]
+            read = (
+                line[start - bisect_left(doubled, start) : stop - bisect_left(doubled, stop)]
+                for start, stop in spans
+            )
+            return objects, _size(line) - sum(map(_size, read))
+    return [], _size(line)
 
 
-def _double(match: re.Match[str]) -> str:
-    return match.group(0) if match.group(1) else "\\\\"
+def _decode_all(line: str) -> tuple[list[tuple[int, int]], list[dict[str, Any]]]:
+    spans: list[tuple[int, int]] = []
+    objects: list[dict[str, Any]] = []
+    position = 0
+    while (start := line.find("{", position)) >= 0:
+        try:
+            value, position = _DECODER.raw_decode(line, start)
+        except (ValueError, RecursionError):
+            # The rest of the line is lost; what came before it is kept.
+            break
+        spans.append((start, position))
+        objects.append(value)
+    return spans, objects
+
+
+def _double(line: str, places: list[int]) -> str:
+    cuts = [0, *places, len(line)]
+    return "\\".join(line[start:stop] for start, stop in pairwise(cuts)) if places else line
+
+
+def _size(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))

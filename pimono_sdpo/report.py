@@ -15,6 +15,7 @@ from pimono_sdpo.assemble import OVER_MAX_SAMPLES
 from pimono_sdpo.export import Source
 
 BIN_WIDTH = 2.0
+MAX_BROKEN = 100
 Json = dict[str, Any]
 
 
@@ -28,7 +29,8 @@ def build_report(
 ) -> Json:
     """Gather the report of a run from its shard records and the rows written to `folder/data`.
 
-    Keys: pimono_sdpo, input, options, lines, stages, sessions, kept, rejected, drop_reasons,
+    Keys: pimono_sdpo, input, options, lines, bytes, broken_sessions (the MAX_BROKEN that lost most;
+    every row and reject has its own `counts`), stages, sessions, kept, rejected, drop_reasons,
     score (min, max, mean, histogram), category_counts, sources, weights, secrets_redacted,
     licence, sha256 (of all files of a kind), first_sample. Without kept rows, what describes them
     is left out.
@@ -62,6 +64,11 @@ def build_report(
         },
         "options": {name: value for name, value in options.items() if name != "licence"},
         "lines": {name: counts[f"lines_{name}"] for name in ("parsed", "repaired", "skipped")},
+        "bytes": {
+            "parsed": _columns(records, "volume")["bytes_parsed"],
+            **{name: counts[f"bytes_{name}"] for name in ("repaired", "skipped", "not_utf8")},
+        },
+        "broken_sessions": _broken_sessions(folder),
         "stages": stages,
         "sessions": sum(shard.sessions for shard in source.shards),
         "kept": kept,
@@ -73,6 +80,35 @@ def build_report(
         "sha256": {name: _sha256(folder / name) for name in ("data", "rejects")},
         **(_statistics(folder / "data", source.name) if kept else {}),
     }
+
+
+def _broken_sessions(folder: Path) -> list[Json]:
+    """Sessions with lines that were no valid JSON or no UTF-8, those that lost most first."""
+    columns = ["session_id", "source"]
+    counts = [
+        "lines_repaired",
+        "lines_skipped",
+        "bytes_repaired",
+        "bytes_skipped",
+        "bytes_not_utf8",
+    ]
+    frames = [
+        pl.scan_parquet(file).select(
+            *columns, *(pl.col("counts").struct.field(name) for name in counts)
+        )
+        for name in ("data", "rejects")
+        for file in sorted((folder / name).glob("*.parquet"))
+    ]
+    if not frames:
+        return []
+    return (
+        pl.concat(frames)
+        .filter(pl.sum_horizontal(counts) > 0)
+        .sort("bytes_skipped", "bytes_repaired", "source", descending=[True, True, False])
+        .head(MAX_BROKEN)
+        .collect()
+        .to_dicts()
+    )
 
 
 def _sha256(folder: Path) -> str:

@@ -16,6 +16,7 @@ SESSION = Features(
         "session_id": Value("string"),
         "source": Value("string"),
         "trace": Value("large_string"),
+        "bytes_not_utf8": Value("int64"),
     }
 )
 
@@ -25,17 +26,28 @@ DIAGNOSTIC = {
     "tool_name": Value("string"),
     "event_index": Value("int32"),
 }
-CORRECTION = {"text": Value("string"), "event_index": Value("int32"), "rule": Value("string")}
+CORRECTION = {
+    "text": Value("string"),
+    "event_index": Value("int32"),
+    "rule": Value("string"),
+    "probability": Value("float64"),
+    "span": Value("string"),
+}
 COUNTS = {
-    name: Value("int32")
+    name: Value("int64")
     for name in (
         "events",
         "user_messages",
         "tool_calls",
         "tool_errors",
+        "unanswered_calls",
+        "abandoned_branches",
         "lines_parsed",
         "lines_repaired",
         "lines_skipped",
+        "bytes_repaired",
+        "bytes_skipped",
+        "bytes_not_utf8",
     )
 }
 EVIDENCE = Features(
@@ -51,6 +63,8 @@ EVIDENCE = Features(
         "continued": Value("bool"),
         "problem": Value("string"),
         "counts": COUNTS,
+        # Not among the counts of a row: the layouts of an export space the same JSON differently.
+        "volume": {"bytes_parsed": Value("int64")},
     }
 )
 
@@ -78,6 +92,7 @@ SDPO_ROW = Features(
         "episode": Value("int32"),
         "split": Value("string"),
         "verifier_spec": Value("string"),
+        "counts": COUNTS,
     }
 )
 
@@ -89,6 +104,7 @@ REJECT = Features(
         "stage": Value("string"),
         "drop_reason": Value("string"),
         "detail": Value("string"),
+        "counts": COUNTS,
     }
 )
 
@@ -103,11 +119,13 @@ class Diagnostic(TypedDict):
 
 
 class Correction(TypedDict):
-    """One later user message that corrects the agent."""
+    """One later user message that corrects the agent; `span` quotes the words that decided."""
 
     text: str
     event_index: int
     rule: str
+    probability: float
+    span: str
 
 
 class ScoreTerm(TypedDict):

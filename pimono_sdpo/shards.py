@@ -142,6 +142,7 @@ def _reject(row: Row, stage: str, reason: str) -> Json:
         "stage": stage,
         "drop_reason": reason,
         "detail": row["harness"] if score is None else f"{row['harness']}, score {score:g}",
+        "counts": row["counts"],
     }
 
 

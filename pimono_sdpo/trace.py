@@ -5,81 +5,87 @@ The harness is told by the content of the lines, never by a file name or a colum
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-from pimono_sdpo.harness import pi
+from pimono_sdpo.harness import pi, pi_stream
 from pimono_sdpo.harness.event import Event
-from pimono_sdpo.lines import read_lines
-from pimono_sdpo.text import well_formed
+from pimono_sdpo.lines import Lines, read_lines
 
-Problem = Literal["no_messages", "unsupported_harness"]
-Reader = Callable[[list[dict[str, Any]]], list[Event]]
+Problem = Literal["no_messages", "unknown_harness"]
+Entry = dict[str, Any]
 
-READERS: dict[str, Reader] = {"pi": pi.read}
+
+class Reader(NamedTuple):
+    """How one harness is told by a line, and how its lines are read."""
+
+    recognises: Callable[[Entry], bool]
+    header: Callable[[list[Entry]], tuple[str, str]]
+    read: Callable[[list[Entry]], list[Event]]
+
+
+READERS: dict[str, Reader] = {
+    "pi_stream": Reader(pi_stream.recognises, pi_stream.header, pi_stream.read),
+    "pi": Reader(pi.recognises, pi.header, pi.read),
+}
 CONVERSATION = frozenset({"user", "assistant", "tool_call", "tool_result", "bash"})
 
 
 @dataclass(frozen=True)
 class Trace:
-    """One session in memory: its events, where it ran, and what reading it cost.
+    """One session in memory: its events, where it ran, and what became of its lines.
 
-    `problem` is set when there is nothing to work on: `no_messages`, or `unsupported_harness`
-    when the lines belong to a harness this version does not read (`harness` then names it).
+    `lines` holds the counts alone; the objects have become events.
+    `problem` is set when there is nothing to work on: `no_messages`, or `unknown_harness` when
+    there are JSON objects in which no reader knows its own.
     """
 
     harness: str
     session_id: str
     cwd: str
     events: tuple[Event, ...]
-    lines_parsed: int
-    lines_repaired: int
-    lines_skipped: int
+    lines: Lines
     problem: Problem | None
 
 
 def read_trace(text: str) -> Trace:
     """Parse a trace; never raises on its content."""
     lines = read_lines(text)
-    harness = detect(lines.objects)
-    header = next((o for o in lines.objects if o.get("type") == "session"), {})
-    empty = Trace(
-        harness=harness,
-        session_id=_text(header.get("id")),
-        cwd=_text(header.get("cwd")),
-        events=(),
-        lines_parsed=lines.parsed,
-        lines_repaired=lines.repaired,
-        lines_skipped=lines.skipped,
-        problem="no_messages",
-    )
+    objects, lines = lines.objects, replace(lines, objects=[])
+    harness = detect(objects)
     if harness == "unknown":
-        return empty
-    if harness not in READERS:
-        return replace(empty, problem="unsupported_harness")
-    events = tuple(READERS[harness](lines.objects))
+        return Trace(harness, "", "", (), lines, "unknown_harness" if objects else "no_messages")
+    reader = READERS[harness]
+    session_id, cwd = reader.header(objects)
+    events = tuple(reader.read(objects))
     spoken = any(event.kind in CONVERSATION for event in events)
-    return replace(empty, events=events, problem=None if spoken else "no_messages")
+    return Trace(harness, session_id, cwd, events, lines, None if spoken else "no_messages")
 
 
-def detect(objects: list[dict[str, Any]]) -> str:
-    """Name the harness by the shape of its lines; `unknown` when none is recognised.
+def detect(objects: list[Entry]) -> str:
+    """Name the harness of the first line that is unmistakable; `unknown` when there is none.
 
     >>> detect([{"type": "message", "message": {"role": "user", "content": "hi"}}])
     'pi'
     """
     for entry in objects:
-        kind = _text(entry.get("type"))
-        message = entry.get("message")
-        if kind == "session_start":
-            return "droid"
-        if kind in {"session_meta", "response_item", "event_msg"}:
-            return "codex"
-        if kind in {"user", "assistant"} and isinstance(message, dict):
-            return "claude_code"
-        if kind == "message" and isinstance(message, dict):
-            return "pi"
-    return "unknown"
+        for name, reader in READERS.items():
+            if reader.recognises(entry):
+                return name
+    # The header alone does not tell a session from the stream of a run, but neither says more.
+    return "pi" if any(pi.is_header(entry) for entry in objects) else "unknown"
 
 
-def _text(value: object) -> str:
-    return well_formed(value) if isinstance(value, str) else ""
+def match_results(events: tuple[Event, ...]) -> dict[int, int]:
+    """Map the index of each answered tool call to that of its result.
+
+    A call that is not in it was never answered. Where a recorder repeats an id, calls and results
+    are matched in order.
+    """
+    open_calls: dict[str, list[int]] = {}
+    matched: dict[int, int] = {}
+    for event in events:
+        if event.kind == "tool_call":
+            open_calls.setdefault(event.call_id, []).append(event.index)
+        elif event.kind == "tool_result" and open_calls.get(event.call_id):
+            matched[open_calls[event.call_id].pop(0)] = event.index
+    return matched

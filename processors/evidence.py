@@ -1,6 +1,6 @@
 """Read a trace and gather what can teach: the request, the failures, the corrections.
 
-reads   harness, session_id, source, trace
+reads   harness, session_id, source, trace, bytes_not_utf8
 writes  one row per session, or one per episode (a request and what followed it)
 """
 
@@ -9,10 +9,12 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
+from pimono_sdpo.branches import Branch, find_branches
 from pimono_sdpo.harness.event import Event
-from pimono_sdpo.schema import EVIDENCE, Unit
+from pimono_sdpo.lines import Lines
+from pimono_sdpo.schema import EVIDENCE, Correction, Unit
 from pimono_sdpo.stage import FlatMap, Row
-from pimono_sdpo.trace import Trace, read_trace
+from pimono_sdpo.trace import match_results, read_trace
 from processors.corrections import find_corrections
 from processors.diagnostics import find_diagnostics
 from processors.prompts import is_substantive
@@ -21,8 +23,11 @@ from processors.prompts import is_substantive
 def evidence(row: Row, unit: Unit) -> list[dict[str, Any]]:
     """Return the evidence rows of one session; at least one, so that nothing is lost uncounted."""
     trace = read_trace(row["trace"] or "")
+    branches = find_branches(trace.events)
     diagnostics = find_diagnostics(trace.events)
-    corrections = find_corrections(trace.events)
+    corrections = with_abandoned(find_corrections(trace.events), trace.events, branches)
+    matched = match_results(trace.events)
+    unread = row["bytes_not_utf8"] or 0
     requests = _requests(trace.events, {item["event_index"] for item in corrections})
     rows = []
     for episode, (start, stop) in enumerate(_spans(requests, len(trace.events), unit)):
@@ -44,7 +49,12 @@ def evidence(row: Row, unit: Unit) -> list[dict[str, Any]]:
                 "corrections": corrected,
                 "continued": any(map(_is_work, trace.events[last + 1 : stop])),
                 "problem": trace.problem,
-                "counts": _counts(trace, trace.events[start:stop], count_lines=episode == 0),
+                "counts": {
+                    **_event_counts(trace.events[start:stop], matched),
+                    "abandoned_branches": sum(start <= b.fork < stop for b in branches),
+                    **(_line_counts(trace.lines, unread) if episode == 0 else NO_LINES),
+                },
+                "volume": {"bytes_parsed": trace.lines.bytes_parsed * (episode == 0)},
             }
         )
     return rows
@@ -69,6 +79,30 @@ def _spans(requests: Sequence[Event], stop: int, unit: Unit) -> Iterator[tuple[i
     return pairwise(cuts)
 
 
+def with_abandoned(
+    corrections: list[Correction], events: Sequence[Event], branches: Sequence[Branch]
+) -> list[Correction]:
+    """Add what the user said on going back: it corrects the branch that was left.
+
+    Where nothing was said before the fork, or the same was said again, it corrects nothing.
+    """
+    found = {item["event_index"]: item for item in corrections}
+    for branch in branches:
+        again = next((events[i] for i in branch.kept if events[i].kind == "user"), None)
+        before = next((events[i].text for i in branch.abandoned if events[i].kind == "user"), "")
+        began = any(e.kind == "user" and e.on_active_branch for e in events[: branch.fork + 1])
+        if again and began and again.text.strip() != before.strip():
+            found.setdefault(
+                again.index,
+                {
+                    "text": again.text.strip(),
+                    "event_index": again.index,
+                    "rule": "abandoned_branch",
+                },
+            )
+    return [found[index] for index in sorted(found)]
+
+
 def _is_work(event: Event) -> bool:
     """The agent acted or answered; an aborted or failed turn is neither."""
     return (
@@ -78,23 +112,37 @@ def _is_work(event: Event) -> bool:
     )
 
 
-def _counts(trace: Trace, events: Sequence[Event], count_lines: bool) -> dict[str, int]:
+def _event_counts(events: Sequence[Event], matched: dict[int, int]) -> dict[str, int]:
+    calls = [event.index for event in events if event.kind == "tool_call"]
     return {
         "events": len(events),
         "user_messages": sum(event.kind == "user" for event in events),
-        "tool_calls": sum(event.kind == "tool_call" for event in events),
+        "tool_calls": len(calls),
         "tool_errors": sum(event.is_error for event in events),
-        "lines_parsed": trace.lines_parsed * count_lines,
-        "lines_repaired": trace.lines_repaired * count_lines,
-        "lines_skipped": trace.lines_skipped * count_lines,
+        "unanswered_calls": sum(index not in matched for index in calls),
     }
+
+
+def _line_counts(lines: Lines, bytes_not_utf8: int) -> dict[str, int]:
+    """What became of the trace's lines; a session's first row carries it."""
+    return {
+        "lines_parsed": lines.parsed,
+        "lines_repaired": lines.repaired,
+        "lines_skipped": lines.skipped,
+        "bytes_repaired": lines.bytes_repaired,
+        "bytes_skipped": lines.bytes_skipped,
+        "bytes_not_utf8": bytes_not_utf8,
+    }
+
+
+NO_LINES = _line_counts(Lines(), 0)
 
 
 def stage(unit: Unit) -> FlatMap:
     """Build the stage for one unit of training."""
     return FlatMap(
         partial(evidence, unit=unit),
-        reads=("harness", "session_id", "source", "trace"),
+        reads=("harness", "session_id", "source", "trace", "bytes_not_utf8"),
         writes=EVIDENCE,
-        tallies=("counts",),
+        tallies=("counts", "volume"),
     )

@@ -1,7 +1,7 @@
 """Keep rows with a substantive prompt, concrete evidence and enough score.
 
 reads   problem, prompt, categories, score
-drops   no_messages, unsupported_harness, no_prompt, no_evidence, below_min_score
+drops   no_messages, unknown_harness, no_prompt, no_evidence, below_min_score
 """
 
 from functools import partial

@@ -1,7 +1,7 @@
 """Lay out the training row TRL's SDPO trainer reads; everything else is dropped.
 
 reads   prompt, privileged_context, reward_terms, score, score_terms, categories, session_id,
-        source, harness, episode
+        source, harness, episode, counts
 writes  the SDPO row: `prompt` as a conversation ending in a user turn
 """
 

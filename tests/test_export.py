@@ -54,7 +54,13 @@ def test_every_layout_gives_the_same_session(name: str, tmp_path: Path) -> None:
         "default/0000.parquet",
     )
     assert table.to_pylist() == [
-        {"harness": "", "session_id": "s-1", "source": "a.jsonl", "trace": TEXT}
+        {
+            "harness": "",
+            "session_id": "s-1",
+            "source": "a.jsonl",
+            "trace": TEXT,
+            "bytes_not_utf8": 0,
+        }
     ]
 
 
@@ -66,6 +72,7 @@ def test_raw_files_globs_and_saved_datasets(tmp_path: Path) -> None:
     (table,) = read_sessions(open_source(str(tmp_path / "raw")).shards[0])
     assert table.column("source").to_pylist() == ["deep/a.jsonl"]
     assert table.column("trace")[0].as_py() == TEXT + "\n\ufffd\ufffd"
+    assert table.column("bytes_not_utf8")[0].as_py() == 2
     by_glob = open_source(str(tmp_path / "raw" / "**" / "a*.jsonl"))
     assert (by_glob.kind, by_glob.shards[0].sessions) == ("jsonl", 1)
 

@@ -46,7 +46,7 @@ def test_every_file_is_read_or_says_why_not(folder: str) -> None:
         text = path.read_bytes().decode("utf-8", errors="replace")
         trace = read_trace(text)
         filled = sum(1 for line in text.lstrip("\ufeff").split("\n") if line.strip("\0 \t\r"))
-        assert trace.lines_parsed + trace.lines_repaired + trace.lines_skipped == filled
+        assert trace.lines.parsed + trace.lines.repaired + trace.lines.skipped == filled
         assert (trace.problem is None) == any(
             event.kind in {"user", "assistant", "tool_call", "tool_result", "bash"}
             for event in trace.events

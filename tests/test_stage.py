@@ -59,7 +59,13 @@ def test_the_pipeline_runs_on_a_plain_dataset() -> None:
         user("Fix the parser test, it fails since yesterday"),
         *bash("npm test", "Tests  1 failed\n\nCommand exited with code 1", error=True),
     )
-    columns = {"harness": ["pi"], "session_id": ["s"], "source": ["s.jsonl"], "trace": [session]}
+    columns: dict[str, list[Any]] = {
+        "harness": ["pi"],
+        "session_id": ["s"],
+        "source": ["s.jsonl"],
+        "trace": [session],
+    }
+    columns["bytes_not_utf8"] = [0]
     rows = apply_all(Dataset.from_dict(columns, features=SESSION), PIPELINE)
     assert rows.features == SDPO_ROW
     assert rows[0]["prompt"][-1]["role"] == "user"

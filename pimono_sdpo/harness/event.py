@@ -26,7 +26,8 @@ class Event:
     """One step of a session.
 
     `arguments` is JSON text (tool_call) or the command line (bash); `exit_code` is None when the
-    recorder gave none; `on_active_branch` is False for steps the user went back from.
+    recorder gave none; `on_active_branch` is False for steps the user went back from and for those
+    of a subagent; `kept_from` is the index of the first event a compaction kept, None elsewhere.
     """
 
     index: int
@@ -42,6 +43,8 @@ class Event:
     stop_reason: str = ""
     timestamp: str = ""
     on_active_branch: bool = True
+    is_subagent: bool = False
+    kept_from: int | None = None
 
 
 def clean(text: str) -> str:

@@ -1,7 +1,8 @@
-"""Pi sessions: linear v1 files and v3 files with an id/parentId tree.
+"""Pi sessions: linear v1 files, v2 and v3 files with an id/parentId tree, and files of its kin.
 
 Format: the session files of the Pi coding agent, entry types and roles as counted over real
-sessions; unknown entry types become `other` events, so that indexes stay stable.
+sessions; unknown entry types become `other` events, so that indexes stay stable. oh-my-pi and
+OpenClaw write the same entries; GSD has no header, and its request is a custom message.
 """
 
 import json
@@ -17,13 +18,39 @@ _ENTRY_KINDS: dict[str, Kind] = {
     "compaction": "compaction",
     "branch_summary": "branch_summary",
 }
+_ROLES = frozenset({"user", "assistant", "toolResult", "bashExecution"})
+
+
+def recognises(entry: dict[str, Any]) -> bool:
+    """Tell a Pi entry: a message in one of Pi's roles, or a custom message of an extension."""
+    message = entry.get("message")
+    if entry.get("type") == "custom_message":
+        return isinstance(entry.get("customType"), str)
+    return (
+        entry.get("type") == "message"
+        and isinstance(message, dict)
+        and _string(message.get("role")) in _ROLES
+    )
+
+
+def is_header(entry: dict[str, Any]) -> bool:
+    """Tell the header of a Pi session; that of the Hub's own format names its harness."""
+    return entry.get("type") == "session" and "cwd" in entry and "harness" not in entry
+
+
+def header(objects: list[dict[str, Any]]) -> tuple[str, str]:
+    """Return the session id and the working directory; empty where there is no header."""
+    entry = next((o for o in objects if o.get("type") == "session"), {})
+    return _string(entry.get("id")), _string(entry.get("cwd"))
 
 
 def read(objects: list[dict[str, Any]]) -> list[Event]:
     """Return the events in file order; entries off the active path are marked, not dropped."""
     active = _active_entries(objects)
+    first_event: list[int] = []
     events: list[Event] = []
     for position, entry in enumerate(objects):
+        first_event.append(len(events))
         for event in _entry_events(entry):
             events.append(
                 replace(
@@ -32,9 +59,36 @@ def read(objects: list[dict[str, Any]]) -> list[Event]:
                     id=_string(entry.get("id")),
                     parent_id=_string(entry.get("parentId")),
                     timestamp=_string(entry.get("timestamp")),
-                    on_active_branch=position in active,
+                    on_active_branch=position in active or entry.get("type") == "session",
+                    kept_from=_kept_from(entry, objects, first_event),
                 )
             )
+    return _with_a_request(events)
+
+
+def _kept_from(
+    entry: dict[str, Any], objects: list[dict[str, Any]], first_event: list[int]
+) -> int | None:
+    """First event that a compaction left in the model's context; what is lost keeps nothing."""
+    if entry.get("type") != "compaction":
+        return None
+    # Version 1 counts the lines of the file, its header included.
+    position = entry.get("firstKeptEntryIndex")
+    if not isinstance(position, int):
+        kept = entry.get("firstKeptEntryId")
+        same = (at for at in range(len(first_event)) if kept and objects[at].get("id") == kept)
+        position = next(same, -1)
+    return first_event[position] if 0 <= position < len(first_event) else first_event[-1]
+
+
+def _with_a_request(events: list[Event]) -> list[Event]:
+    """Where nobody spoke, the first message an extension wrote in their place is the request."""
+    if any(event.kind == "user" for event in events):
+        return events
+    said = (e for e in events if e.kind == "custom_message" and e.on_active_branch and e.text)
+    request = next(said, None)
+    if request:
+        events[request.index] = replace(request, kind="user")
     return events
 
 
@@ -68,21 +122,22 @@ def _entry_events(entry: dict[str, Any]) -> Iterator[Event]:
     message = entry.get("message")
     kind = _string(entry.get("type"))
     if kind == "custom_message":
-        yield Event(0, "custom_message", _content_text(entry.get("content")))
+        yield Event(0, "custom_message", content_text(entry.get("content")))
     elif kind != "message" or not isinstance(message, dict):
         yield Event(0, _ENTRY_KINDS.get(kind, "other"), clean(_string(entry.get("summary"))))
     else:
-        yield from _message_events(message)
+        yield from message_events(message)
 
 
-def _message_events(message: dict[str, Any]) -> Iterator[Event]:
-    role = message.get("role")
+def message_events(message: dict[str, Any]) -> Iterator[Event]:
+    """Return the events of one message in Pi's form."""
+    role = _string(message.get("role"))
     if role == "user":
-        yield Event(0, "user", _content_text(message.get("content")))
+        yield from _user_events(message.get("content"))
     elif role == "assistant":
         yield from _assistant_events(message)
     elif role == "toolResult":
-        text = _content_text(message.get("content"))
+        text = content_text(message.get("content"))
         yield Event(
             0,
             "tool_result",
@@ -104,8 +159,29 @@ def _message_events(message: dict[str, Any]) -> Iterator[Event]:
             is_error=bool(code) and message.get("cancelled") is not True,
             exit_code=code,
         )
+    elif role in {"custom", "hookMessage"}:
+        # Version 2 and hooks: written by an extension in a message's place.
+        yield Event(0, "custom_message", content_text(message.get("content")))
     else:
-        yield Event(0, "other", _content_text(message.get("content")))
+        yield Event(0, "other", content_text(message.get("content")))
+
+
+def _user_events(content: object) -> Iterator[Event]:
+    """What the user typed; some forks put the tools' results there, as Anthropic's API does."""
+    text = content_text(content)
+    results = [block for block in _blocks(content) if block.get("type") == "tool_result"]
+    if text or not results:
+        yield Event(0, "user", text)
+    for block in results:
+        output = content_text(block.get("content"))
+        yield Event(
+            0,
+            "tool_result",
+            output,
+            call_id=_string(block.get("tool_use_id")),
+            is_error=block.get("is_error") is True,
+            exit_code=_exit_code(None, output),
+        )
 
 
 def _assistant_events(message: dict[str, Any]) -> Iterator[Event]:
@@ -114,34 +190,35 @@ def _assistant_events(message: dict[str, Any]) -> Iterator[Event]:
     yield Event(
         0,
         "assistant",
-        _content_text(blocks) or error,
+        content_text(blocks) or error,
         stop_reason=_string(message.get("stopReason")),
     )
-    for block in blocks if isinstance(blocks, list) else []:
-        if isinstance(block, dict) and block.get("type") == "toolCall":
+    for block in _blocks(blocks):
+        if _string(block.get("type")) in {"toolCall", "tool_use"}:
+            arguments = block.get("arguments", block.get("input"))
             yield Event(
                 0,
                 "tool_call",
                 call_id=_string(block.get("id")),
                 tool_name=_string(block.get("name")),
-                arguments=_json_text(block.get("arguments")),
+                arguments=_json_text(arguments),
             )
 
 
-def _content_text(content: object) -> str:
+def content_text(content: object) -> str:
     """Join the text blocks of a message; content may also be one plain string."""
     if isinstance(content, str):
         return clean(content)
-    if not isinstance(content, list):
-        return ""
     texts = (
         block["text"]
-        for block in content
-        if isinstance(block, dict)
-        and block.get("type") == "text"
-        and isinstance(block.get("text"), str)
+        for block in _blocks(content)
+        if block.get("type") == "text" and isinstance(block.get("text"), str)
     )
     return clean("\n".join(texts))
+
+
+def _blocks(content: object) -> list[dict[str, Any]]:
+    return [b for b in content if isinstance(b, dict)] if isinstance(content, list) else []
 
 
 def _json_text(value: object) -> str:

@@ -1,0 +1,116 @@
+"""Pi's own versions, the forks that write its entries, and the stream it prints."""
+
+from typing import Any
+
+import pytest
+
+from pimono_sdpo.harness.event import Event
+from pimono_sdpo.trace import read_trace
+from tests.traces import HEADER, Entry, assistant, call, result, trace, user
+
+
+def events(*entries: Entry) -> tuple[Event, ...]:
+    return read_trace(trace(*entries)).events
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [{"firstKeptEntryIndex": 3}, {"firstKeptEntryId": "b"}],
+    ids=["v1", "v3"],
+)
+def test_a_compaction_says_what_it_kept(kept: dict[str, Any]) -> None:
+    ids = "v3" if "firstKeptEntryId" in kept else ""
+    said = [user("one"), user("two"), user("three")]
+    if ids:
+        parents = [None, "x", "a"]
+        said = [{**e, "id": i, "parentId": p} for e, i, p in zip(said, "xab", parents, strict=True)]
+    compaction = {"type": "compaction", "summary": "what was", **kept}
+    if ids:
+        compaction |= {"id": "c", "parentId": "b"}
+    found = events(HEADER, *said, compaction)
+    summary = found[-1]
+    assert (summary.kind, summary.text) == ("compaction", "what was")
+    assert summary.kept_from is not None
+    assert found[summary.kept_from].text == "three"
+    assert all(event.on_active_branch for event in found)
+
+
+@pytest.mark.parametrize("kept", [{"firstKeptEntryIndex": 99}, {"firstKeptEntryId": "lost"}, {}])
+def test_a_compaction_that_names_nothing_kept_nothing(kept: dict[str, Any]) -> None:
+    found = events(user("one"), {"type": "compaction", "summary": "s", **kept}, user("two"))
+    assert found[1].kept_from == 1
+
+
+def test_what_an_extension_wrote_is_the_request_when_nobody_spoke() -> None:
+    asked = {"type": "custom_message", "customType": "gsd-auto", "content": "Build the parser"}
+    nudge = {"type": "custom_message", "customType": "gsd-auto", "content": "Go on"}
+    found = events(asked, assistant("so"), nudge)
+    assert [event.kind for event in found] == ["user", "assistant", "custom_message"]
+    spoken = events(asked, user("No, fix the lexer"))
+    assert [event.kind for event in spoken] == ["custom_message", "user"]
+
+
+def test_version_2_hooks_and_anthropic_blocks() -> None:
+    hook = {"type": "message", "message": {"role": "hookMessage", "content": "a hook says"}}
+    blocks = [{"type": "text", "text": "I look"}, {"type": "tool_use", "id": "t", "name": "read"}]
+    output = [{"type": "tool_result", "tool_use_id": "t", "content": "gone", "is_error": True}]
+    found = events(
+        user("Fix it"),
+        hook,
+        {"type": "message", "message": {"role": "assistant", "content": blocks}},
+        user(output),  # type: ignore[arg-type]
+    )
+    assert [event.kind for event in found] == [
+        "user",
+        "custom_message",
+        "assistant",
+        "tool_call",
+        "tool_result",
+    ]
+    assert (found[4].text, found[4].is_error, found[4].call_id) == ("gone", True, "t")
+
+
+def stream(*messages: dict[str, Any]) -> list[Entry]:
+    """What Pi prints in JSON mode for messages: begun, ended, and all again at the end."""
+    steps: list[Entry] = [{"type": "agent_start"}, {"type": "turn_start"}]
+    for message in messages:
+        begun = {**message, "content": []} if message["role"] == "assistant" else message
+        steps += [
+            {"type": "message_start", "message": begun},
+            {"type": "message_update", "assistantMessageEvent": {"type": "text_delta"}},
+        ]
+        if message["role"] == "toolResult":
+            same = {"toolCallId": message["toolCallId"], "toolName": message["toolName"]}
+            steps.append({"type": "tool_execution_end", **same, "result": message, "isError": True})
+        steps.append({"type": "message_end", "message": message})
+    return [*steps, {"type": "agent_end", "messages": list(messages)}]
+
+
+def test_a_stream_gives_the_events_of_its_messages_once() -> None:
+    asked = user("Fix the parser")["message"]
+    called = call("bash", command="npm test")["message"]
+    failed = result("bash", "1 failed\n\nCommand exited with code 1", error=True)["message"]
+    done = assistant("Fixed")["message"]
+    read = read_trace(trace(HEADER, *stream(asked, called, failed, done)))
+    assert (read.harness, read.session_id, read.problem) == ("pi_stream", "s-1", None)
+    plain = events(*({"type": "message", "message": m} for m in (asked, called, failed, done)))
+    assert read.events == plain
+
+
+def test_a_stream_that_was_cut_keeps_what_ended() -> None:
+    asked = user("Fix the parser")["message"]
+    aborted = assistant("half", stop="aborted")["message"]
+    steps = [
+        {"type": "message_start", "message": asked},
+        {"type": "tool_execution_end", "toolCallId": "t", "toolName": "read", "isError": True,
+         "result": {"content": [{"type": "text", "text": "ENOENT"}]}},
+        {"type": "message_update", "assistantMessageEvent": {"type": "error", "error": aborted}},
+        {"type": "turn_end", "message": aborted, "toolResults": [None, 3]},
+    ]  # fmt: skip
+    found = events(*steps)
+    assert [(e.kind, e.text, e.stop_reason) for e in found] == [
+        ("user", "Fix the parser", ""),
+        ("tool_result", "ENOENT", ""),
+        ("assistant", "half", "aborted"),
+    ]
+    assert found[1].is_error
