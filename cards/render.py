@@ -25,11 +25,12 @@ COLUMNS = {
     "score": "sum of `score_terms`",
     "score_terms": "what added how much",
     "categories": "what went wrong",
+    "corrections": "which later messages correct: by which rule, how surely, in which words",
     "session_id": "the session the row is from",
     "source": "its file",
     "harness": "the agent that recorded it",
     "episode": "number of the request within the session (0 for whole sessions)",
-    "split": "train",
+    "split": "train or test, by repository",
     "verifier_spec": "null: no verifier is attached",
     "counts": "what the session held, and what became of its lines and bytes",
 }
@@ -39,10 +40,12 @@ def render_dataset_card(report: Json) -> str:
     """Return the dataset card of a filter run."""
     source = report["input"]["source"]
     kept = report["kept"]
-    hashes = report["sha256"]
-    configs = [{**_config("default", "data/train-*.parquet", hashes["data"]), "default": True}]
+    hashes, splits = report["sha256"], report["splits"]
+    data = {split: f"data/{split}-*.parquet" for split in ("train", "test") if split in splits}
+    configs = [{**_config("default", data, hashes["data"]), "default": True}]
     if report["rejected"]:
-        configs.append(_config("rejects", "rejects/rejects-*.parquet", hashes["rejects"]))
+        files = {"train": "rejects/rejects-*.parquet"}
+        configs.append(_config("rejects", files, hashes["rejects"]))
     metadata: Json = {
         "configs": configs,
         "pretty_name": f"SDPO rows from {source}",
@@ -152,12 +155,12 @@ def _mean(steps: list[Json], name: str) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def _config(name: str, path: str, sha256: str) -> Json:
+def _config(name: str, data: dict[str, str], sha256: str) -> Json:
     """Describe a configuration; `load_dataset` caches a local folder by this description alone.
 
     Without the hash, a folder that was written again would give its old rows.
     """
-    files = [{"split": "train", "path": path}]
+    files = [{"split": split, "path": path} for split, path in data.items()]
     return {"config_name": name, "data_files": files, "description": f"sha256 {sha256}"}
 
 

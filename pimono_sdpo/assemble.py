@@ -1,110 +1,106 @@
-"""Put the finished shards together: choose the best rows, number the files, move nothing twice.
+"""Put the finished shards together: judge rows against each other, number the files.
 
 The folders of the run stay as they are, so that a kill in the middle costs only this step.
 """
 
-import hashlib
-import heapq
 import shutil
-from collections.abc import Iterable, Iterator
+import sqlite3
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from pimono_sdpo.duplicates import (
+    Verdict,
+    add_shard,
+    judge_duplicates,
+    judge_surplus,
+    open_candidates,
+    verdicts,
+)
 from pimono_sdpo.schema import REJECT, SDPO_ROW
 
 BATCH_ROWS = 256
 OVER_MAX_SAMPLES = "over_max_samples"
-RowKey = tuple[float, str, str, int]
+SPLITS = ("train", "test")
 
 
-def choose(shards: Iterable[Path], max_samples: int | None, seed: int) -> RowKey | None:
-    """Return the key of the last row that stays, or None when all rows stay.
+def judge(work: Path, max_samples: int | None, seed: int, dedupe: bool) -> sqlite3.Connection:
+    """Decide which rows stay: one of each story, then the best `max_samples` by score."""
+    database = open_candidates(work / "candidates.sqlite")
+    if dedupe or max_samples is not None:
+        for shard, rows in enumerate(sorted((work / "rows").glob("*.parquet"))):
+            add_shard(database, shard, rows, work / "prints" / rows.name, seed)
+    if dedupe:
+        judge_duplicates(database)
+    if max_samples is not None:
+        judge_surplus(database, max_samples, OVER_MAX_SAMPLES)
+    return database
 
-    Rows are ranked by score; `seed` decides among equal scores.
-    """
-    if max_samples is None:
-        return None
-    best = heapq.nsmallest(max_samples + 1, _keys(shards, seed))
-    return best[max_samples - 1] if len(best) > max_samples else None
 
-
-def assemble(work: Path, last: RowKey | None, seed: int) -> tuple[Path, int]:
-    """Write `work/out/{data,rejects}/*.parquet`; return the folder and the rows cut by `choose`."""
-    out = work / "out"
-    shutil.rmtree(out, ignore_errors=True)
-    rows = sorted((work / "rows").glob("*.parquet"))
-    kept_parts, cut_parts = work / "kept", work / "cut"
-    for folder in (kept_parts, cut_parts):
+def assemble(work: Path, database: sqlite3.Connection) -> tuple[Path, dict[str, Counter[str]]]:
+    """Write `work/out/{data,rejects}/*.parquet`; return the folder and the reasons of each step."""
+    out, parts = work / "out", work / "parts"
+    for folder in (out, parts):
         shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
-    cut = 0
-    for path in rows:
-        with (
-            pq.ParquetWriter(kept_parts / path.name, SDPO_ROW.arrow_schema) as kept_out,
-            pq.ParquetWriter(cut_parts / path.name, REJECT.arrow_schema) as cut_out,
-        ):
-            with pq.ParquetFile(work / "rejects" / path.name) as rejects:
-                for batch in rejects.iter_batches(BATCH_ROWS):
-                    cut_out.write_batch(batch)
-            for batch in _batches(path):
-                stays = [last is None or key <= last for key in _batch_keys(batch, seed)]
-                kept_out.write_table(batch.filter(pa.array(stays, pa.bool_())))
-                lost = batch.filter(pa.array([not stay for stay in stays], pa.bool_()))
-                cut_out.write_table(_cut_rows(lost))
-                cut += lost.num_rows
-    _number(kept_parts, out / "data", "train")
-    _number(cut_parts, out / "rejects", "rejects")
-    return out, cut
+    for name in (*SPLITS, "rejects"):
+        (parts / name).mkdir(parents=True)
+    dropped: dict[str, Counter[str]] = {"dedupe": Counter(), "choose": Counter()}
+    for shard, path in enumerate(sorted((work / "rows").glob("*.parquet"))):
+        against = verdicts(database, shard)
+        for why in against.values():
+            dropped[why.stage][why.reason] += 1
+        for split in SPLITS:
+            with pq.ParquetWriter(parts / split / path.name, SDPO_ROW.arrow_schema) as writer:
+                for first, batch in _batches(path):
+                    stays = [first + i not in against for i in range(batch.num_rows)]
+                    here = pc.equal(batch.column("split"), split)
+                    writer.write_table(batch.filter(pc.and_(pa.array(stays, pa.bool_()), here)))
+        with pq.ParquetWriter(parts / "rejects" / path.name, REJECT.arrow_schema) as writer:
+            for _, batch in _batches(work / "rejects" / path.name):
+                writer.write_table(batch)
+            for first, batch in _batches(path):
+                writer.write_table(_rejected(batch, first, against))
+    for split in SPLITS:
+        _number(parts / split, out / "data", split)
+    _number(parts / "rejects", out / "rejects", "rejects")
+    shutil.rmtree(parts)
+    return out, dropped
 
 
 def _number(parts: Path, folder: Path, split: str) -> None:
     """Name the files that hold rows; `load_dataset` reads them in this order."""
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     files = [file for file in sorted(parts.iterdir()) if pq.read_metadata(file).num_rows]
     for index, file in enumerate(files):
         file.replace(folder / f"{split}-{index:05}-of-{len(files):05}.parquet")
-    shutil.rmtree(parts)
 
 
-def _cut_rows(rows: pa.Table) -> pa.Table:
+def _rejected(rows: pa.Table, first: int, against: dict[int, Verdict]) -> pa.Table:
+    columns = ["session_id", "source", "episode", "harness", "score", "counts"]
     rejects = [
         {
             "session_id": row["session_id"],
             "source": row["source"],
             "episode": row["episode"],
-            "stage": "choose",
-            "drop_reason": OVER_MAX_SAMPLES,
-            "detail": f"{row['harness']}, score {row['score']:g}",
+            "stage": why.stage,
+            "drop_reason": why.reason,
+            "detail": " ".join([f"{row['harness']}, score {row['score']:g}", why.detail]).strip(),
             "counts": row["counts"],
         }
-        for row in rows.select(
-            ["session_id", "source", "episode", "harness", "score", "counts"]
-        ).to_pylist()
+        for number, row in enumerate(rows.select(columns).to_pylist(), start=first)
+        if (why := against.get(number))
     ]
     return pa.Table.from_pylist(rejects, REJECT.arrow_schema)
 
 
-def _keys(shards: Iterable[Path], seed: int) -> Iterator[RowKey]:
-    for path in shards:
-        for batch in _batches(path, ["score", "session_id", "source", "episode"]):
-            yield from _batch_keys(batch, seed)
-
-
-def _batch_keys(batch: pa.Table, seed: int) -> list[RowKey]:
-    return [
-        (
-            -row["score"],
-            hashlib.sha256(f"{seed}:{row['session_id']}:{row['episode']}".encode()).hexdigest(),
-            row["source"],
-            row["episode"],
-        )
-        for row in batch.select(["score", "session_id", "source", "episode"]).to_pylist()
-    ]
-
-
-def _batches(path: Path, columns: list[str] | None = None) -> Iterator[pa.Table]:
+def _batches(path: Path) -> Iterator[tuple[int, pa.Table]]:
+    """Yield parts of a file with the number of their first row."""
+    first = 0
     with pq.ParquetFile(path) as parquet:
-        for batch in parquet.iter_batches(BATCH_ROWS, columns=columns):
-            yield pa.Table.from_batches([batch])
+        for batch in parquet.iter_batches(BATCH_ROWS):
+            yield first, pa.Table.from_batches([batch])
+            first += batch.num_rows

@@ -8,6 +8,7 @@ import math
 import shutil
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -38,6 +39,9 @@ def run_filter(
     max_samples: int | None = None,
     seed: int = 42,
     licence: str | None = None,
+    dedupe: bool = True,
+    test_fraction: float = 0.0,
+    history_chars: int = 0,
 ) -> dict[str, Any]:
     """Filter traces into SDPO rows under `out` and return the report.
 
@@ -48,7 +52,7 @@ def run_filter(
 
     from cards import render_dataset_card, write_report_plot
     from cards.lint import LICENCES
-    from pimono_sdpo.assemble import assemble, choose
+    from pimono_sdpo.assemble import assemble, judge
     from pimono_sdpo.export import open_source
     from pimono_sdpo.folders import only_run, publish_folder
     from pimono_sdpo.report import build_report
@@ -72,17 +76,23 @@ def run_filter(
     if not math.isfinite(min_score):
         raise OutputError(f"A minimum score of {min_score} keeps or drops all; give a number.")
     opened = open_source(source)
-    run_options = {"unit": unit, "min_score": min_score}
-    options = {**run_options, "max_samples": max_samples, "seed": seed, "licence": licence}
+    if not 0.0 <= test_fraction < 1.0:
+        raise OutputError(
+            f"A test fraction of {test_fraction} is not in [0, 1); give such a number."
+        )
+    run_options = {"unit": unit, "min_score": min_score, "test_fraction": test_fraction}
+    run_options |= {"history_chars": history_chars}
+    chosen = {"max_samples": max_samples, "dedupe": dedupe, "seed": seed, "licence": licence}
+    options = {**run_options, **chosen}
     total = sum(shard.sessions for shard in opened.shards)
     with only_run(out) as work:
         with quiet_datasets(), tqdm(total=total, unit="session", desc="filter") as bar:
-            stages = pipeline(unit, min_score)
+            stages = pipeline(unit, min_score, test_fraction, history_chars)
             records = run_shards(opened.shards, stages, work, run_options, bar.update)
-        last = choose(sorted((work / "rows").glob("*.parquet")), max_samples, seed)
-        finished, cut = assemble(work, last, seed)
+        with closing(judge(work, max_samples, seed, dedupe)) as database:
+            finished, dropped = assemble(work, database)
         named = _named_without_secrets(opened)
-        report = build_report(named, options, WEIGHTS, records, cut, finished)
+        report = build_report(named, options, WEIGHTS, records, dropped, finished)
         if not report["kept"]:
             shutil.rmtree(work)
             raise EmptySelection(_nothing_left(source, report))
@@ -140,12 +150,32 @@ def filter_command(
     license: Annotated[
         str | None, typer.Option(help="SPDX id of the traces' licence, for the dataset card.")
     ] = None,
+    dedupe: Annotated[
+        bool, typer.Option(help="Keep one row of each story: forks, snapshots, the same prompt.")
+    ] = True,
+    test_fraction: Annotated[
+        float, typer.Option(help="Share of repositories whose rows go to the test split.")
+    ] = 0.0,
+    history_chars: Annotated[
+        int, typer.Option(help="Characters of earlier turns in front of each request.", min=0)
+    ] = 0,
 ) -> None:
     """Turn recorded sessions into SDPO rows, a report and a dataset card."""
     if unit not in ("session", "episode"):
         raise typer.BadParameter(f"`{unit}` is neither session nor episode", param_hint="--unit")
     chosen: Unit = "episode" if unit == "episode" else "session"
-    report = run_filter(source, out, chosen, min_score, max_samples, seed, license)
+    report = run_filter(
+        source,
+        out,
+        unit=chosen,
+        min_score=min_score,
+        max_samples=max_samples,
+        seed=seed,
+        licence=license,
+        dedupe=dedupe,
+        test_fraction=test_fraction,
+        history_chars=history_chars,
+    )
     typer.echo(_summary(report, out))
 
 

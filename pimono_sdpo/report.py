@@ -11,7 +11,6 @@ from typing import Any
 import polars as pl
 
 from pimono_sdpo import __version__
-from pimono_sdpo.assemble import OVER_MAX_SAMPLES
 from pimono_sdpo.export import Source
 
 BIN_WIDTH = 2.0
@@ -24,24 +23,26 @@ def build_report(
     options: Json,
     weights: dict[str, float],
     records: list[Json],
-    cut: int,
+    dropped: dict[str, Counter[str]],
     folder: Path,
 ) -> Json:
     """Gather the report of a run from its shard records and the rows written to `folder/data`.
 
+    `dropped` holds the reasons of the steps that compare rows, dedupe and choose.
+
     Keys: pimono_sdpo, input, options, lines, bytes, broken_sessions (the MAX_BROKEN that lost most;
     every row and reject has its own `counts`), stages, sessions, kept, rejected, drop_reasons,
-    score (min, max, mean, histogram), category_counts, sources, weights, secrets_redacted,
+    score (min, max, mean, histogram), splits, category_counts, sources, weights, secrets_redacted,
     licence, sha256 (of all files of a kind), first_sample. Without kept rows, what describes them
     is left out.
     """
     stages = _stages(records)
-    kept = stages[-1]["rows_out"] - cut if stages else 0
-    if options["max_samples"] is not None:
-        dropped = {OVER_MAX_SAMPLES: cut} if cut else {}
-        stages.append(
-            {"stage": "choose", "rows_in": kept + cut, "rows_out": kept, "dropped": dropped}
-        )
+    kept = stages[-1]["rows_out"] if stages else 0
+    for step, used in (("dedupe", options["dedupe"]), ("choose", options["max_samples"])):
+        if used:
+            before, kept = kept, kept - dropped[step].total()
+            counted = dict(sorted(dropped[step].items()))
+            stages.append({"stage": step, "rows_in": before, "rows_out": kept, "dropped": counted})
     reasons: Counter[str] = Counter()
     for stage in stages:
         reasons.update(stage["dropped"])
@@ -148,7 +149,7 @@ def _columns(records: list[Json], column: str) -> Counter[str]:
 
 def _statistics(folder: Path, name: str) -> Json:
     """Count and describe the rows of a folder without holding them."""
-    rows = pl.scan_parquet(folder / "*.parquet")
+    rows = pl.scan_parquet([*sorted(folder.glob("train-*")), *sorted(folder.glob("test-*"))])
     score = pl.col("score")
     low, high, mean = (
         rows.select(score.min().alias("min"), score.max().alias("max"), score.mean())
@@ -171,6 +172,7 @@ def _statistics(folder: Path, name: str) -> Json:
                 for i in range(min(bins), max(bins) + 1)
             ],
         },
+        "splits": _counts(rows.select("split")),
         "category_counts": _counts(rows.select(pl.col("categories").explode())),
         "sources": _counts(rows.select(folder_of_source)),
         "first_sample": rows.head(1).collect().to_dicts()[0],

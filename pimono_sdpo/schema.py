@@ -20,6 +20,7 @@ SESSION = Features(
     }
 )
 
+MESSAGE = {"role": Value("string"), "content": Value("string")}
 DIAGNOSTIC = {
     "categories": List(Value("string")),
     "text": Value("string"),
@@ -57,6 +58,7 @@ EVIDENCE = Features(
         "source": Value("string"),
         "episode": Value("int32"),
         "cwd": Value("string"),
+        "history": List(MESSAGE),
         "prompt": Value("string"),
         "diagnostics": List(DIAGNOSTIC),
         "corrections": List(CORRECTION),
@@ -65,6 +67,7 @@ EVIDENCE = Features(
         "counts": COUNTS,
         # Not among the counts of a row: the layouts of an export space the same JSON differently.
         "volume": {"bytes_parsed": Value("int64")},
+        "fingerprints": List(Value("int64")),
     }
 )
 
@@ -77,7 +80,6 @@ GRADE = Features(
     }
 )
 
-MESSAGE = {"role": Value("string"), "content": Value("string")}
 SDPO_ROW = Features(
     {
         "prompt": List(MESSAGE),
@@ -86,6 +88,7 @@ SDPO_ROW = Features(
         "score": Value("float64"),
         "score_terms": List({"term": Value("string"), "value": Value("float64")}),
         "categories": List(Value("string")),
+        "corrections": List({k: v for k, v in CORRECTION.items() if k != "text"}),
         "session_id": Value("string"),
         "source": Value("string"),
         "harness": Value("string"),
@@ -95,6 +98,9 @@ SDPO_ROW = Features(
         "counts": COUNTS,
     }
 )
+
+# Beside a row while a run lasts: what tells that two rows are of the same story.
+PRINT = Features({"evidence": Value("int64"), "fingerprints": List(Value("int64"))})
 
 REJECT = Features(
     {

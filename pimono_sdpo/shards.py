@@ -23,7 +23,7 @@ from datasets.utils import (
 )
 
 from pimono_sdpo.export import Shard, read_sessions
-from pimono_sdpo.schema import REJECT, SDPO_ROW
+from pimono_sdpo.schema import PRINT, REJECT, SDPO_ROW
 from pimono_sdpo.stage import Filter, Row, Stage, apply, name_of
 
 Json = dict[str, Any]
@@ -63,11 +63,13 @@ def run_shards(
     options: Json,
     progress: Callable[[int], object],
 ) -> list[Json]:
-    """Write `work/rows/*.parquet` and `work/rejects/*.parquet`; return one record per shard.
+    """Write `work/{rows,prints,rejects}/*.parquet`; return one record per shard.
+
+    `prints` holds the PRINT columns of `rows`, in the same order.
 
     `progress` is called with the number of sessions done.
     """
-    for name in ("rows", "rejects", "done"):
+    for name in ("rows", "prints", "rejects", "done"):
         (work / name).mkdir(parents=True, exist_ok=True)
         for path in (work / name).iterdir():
             # An earlier run that was killed may have had more shards than this one.
@@ -98,18 +100,20 @@ def _run_shard(
     progress: Callable[[int], object],
 ) -> Tally:
     total = Tally()
-    rows, rejects = work / "rows" / name, work / "rejects" / name
+    rows, prints, rejects = (work / kind / name for kind in ("rows", "prints", "rejects"))
     with (
         pq.ParquetWriter(_temporary(rows), SDPO_ROW.arrow_schema) as rows_out,
+        pq.ParquetWriter(_temporary(prints), PRINT.arrow_schema) as prints_out,
         pq.ParquetWriter(_temporary(rejects), REJECT.arrow_schema) as rejects_out,
     ):
         for table in read_sessions(shard):
             kept, dropped = run_stages(Dataset(table), stages, total)
             rows_out.write_table(_table(kept, SDPO_ROW))
+            prints_out.write_table(_table(kept, PRINT))
             rejects_out.write_table(pa.Table.from_pylist(dropped, REJECT.arrow_schema))
             progress(table.num_rows)
-    _temporary(rejects).replace(rejects)
-    _temporary(rows).replace(rows)
+    for path in (rejects, prints, rows):
+        _temporary(path).replace(path)
     return total
 
 

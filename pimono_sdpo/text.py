@@ -3,6 +3,8 @@
 import re
 
 TRIMMED = "\n\n[... trimmed ...]\n\n"
+_CJK = r"\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
+_WORD = re.compile(rf"[{_CJK}]|[^\W{_CJK}]+")
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
@@ -31,3 +33,17 @@ def cut_middle(text: str, keep: int) -> str:
     """
     tail = keep // 2
     return text[: keep - tail] + TRIMMED + text[len(text) - tail :]
+
+
+def shingles(text: str, words: int = 3) -> list[str]:
+    """Return the overlapping word groups of a text, cases and spacing apart.
+
+    Chinese, Japanese and Korean are written without spaces: there each character is a word.
+
+    >>> shingles("Fix the  Parser now")
+    ['fix the parser', 'the parser now']
+    """
+    found = _WORD.findall(text.lower())
+    if len(found) <= words:
+        return [" ".join(found)]
+    return [" ".join(found[i : i + words]) for i in range(len(found) - words + 1)]

@@ -5,13 +5,19 @@ Adding a stage is one file with one STAGE, and one line here.
 
 from pimono_sdpo.schema import Unit
 from pimono_sdpo.stage import Stage
-from processors import context, evidence, grade, keep, redact, rows
+from processors import context, evidence, grade, keep, redact, rows, split
 
 
-def pipeline(unit: Unit = "session", min_score: float = 0.0) -> tuple[Stage, ...]:
-    """Return the stages for one unit of training and one minimum score."""
+def pipeline(
+    unit: Unit = "session",
+    min_score: float = 0.0,
+    test_fraction: float = 0.0,
+    history_chars: int = 0,
+) -> tuple[Stage, ...]:
+    """Return the stages for one unit of training, minimum score, test share and history."""
     return (
-        evidence.stage(unit),
+        evidence.stage(unit, history_chars),
+        split.stage(test_fraction),
         redact.STAGE,
         grade.STAGE,
         keep.stage(min_score),

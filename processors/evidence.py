@@ -17,10 +17,14 @@ from pimono_sdpo.stage import FlatMap, Row
 from pimono_sdpo.trace import match_results, read_trace
 from processors.corrections import find_corrections
 from processors.diagnostics import find_diagnostics
+from processors.fingerprints import fingerprints
+from processors.history import history
 from processors.prompts import is_substantive
 
+SPAN_CHARS = 200
 
-def evidence(row: Row, unit: Unit) -> list[dict[str, Any]]:
+
+def evidence(row: Row, unit: Unit, history_chars: int) -> list[dict[str, Any]]:
     """Return the evidence rows of one session; at least one, so that nothing is lost uncounted."""
     trace = read_trace(row["trace"] or "")
     branches = find_branches(trace.events)
@@ -45,10 +49,12 @@ def evidence(row: Row, unit: Unit) -> list[dict[str, Any]]:
                 "episode": episode,
                 "cwd": trace.cwd,
                 "prompt": request.text.strip() if request else "",
+                "history": history(trace.events[: request.index], history_chars) if request else [],
                 "diagnostics": failed,
                 "corrections": corrected,
                 "continued": any(map(_is_work, trace.events[last + 1 : stop])),
                 "problem": trace.problem,
+                "fingerprints": fingerprints(trace.events[start:stop]),
                 "counts": {
                     **_event_counts(trace.events[start:stop], matched),
                     "abandoned_branches": sum(start <= b.fork < stop for b in branches),
@@ -98,6 +104,8 @@ def with_abandoned(
                     "text": again.text.strip(),
                     "event_index": again.index,
                     "rule": "abandoned_branch",
+                    "probability": 1.0,
+                    "span": again.text.strip()[:SPAN_CHARS],
                 },
             )
     return [found[index] for index in sorted(found)]
@@ -138,10 +146,10 @@ def _line_counts(lines: Lines, bytes_not_utf8: int) -> dict[str, int]:
 NO_LINES = _line_counts(Lines(), 0)
 
 
-def stage(unit: Unit) -> FlatMap:
-    """Build the stage for one unit of training."""
+def stage(unit: Unit, history_chars: int) -> FlatMap:
+    """Build the stage for one unit of training and so many characters of earlier turns."""
     return FlatMap(
-        partial(evidence, unit=unit),
+        partial(evidence, unit=unit, history_chars=history_chars),
         reads=("harness", "session_id", "source", "trace", "bytes_not_utf8"),
         writes=EVIDENCE,
         tallies=("counts", "volume"),

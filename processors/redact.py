@@ -1,7 +1,7 @@
 """Take out secrets and the recorder's paths before anything else sees the text.
 
-reads   cwd, session_id, source, prompt, diagnostics, corrections
-writes  session_id, source, prompt, diagnostics, corrections, redactions (a kind per secret)
+reads   cwd, session_id, source, history, prompt, diagnostics, corrections
+writes  the same without cwd, redactions (a kind per secret)
 """
 
 import re
@@ -63,18 +63,21 @@ def redact(row: Row) -> dict[str, Any]:
     return {
         "session_id": clean(row["session_id"]),
         "source": clean(row["source"]),
+        "history": _each(row["history"], clean, "content"),
         "prompt": clean(row["prompt"]),
-        "diagnostics": _each_text(row["diagnostics"], clean),
-        "corrections": _each_text(row["corrections"], clean),
+        "diagnostics": _each(row["diagnostics"], clean, "text"),
+        "corrections": _each(row["corrections"], clean, "text", "span"),
         "redactions": found,
     }
 
 
-def _each_text(items: list[dict[str, Any]], clean: Callable[[str], str]) -> list[dict[str, Any]]:
-    return [{**item, "text": clean(item["text"])} for item in items]
+def _each(
+    items: list[dict[str, Any]], clean: Callable[[str], str], *texts: str
+) -> list[dict[str, Any]]:
+    return [{**item, **{name: clean(item[name]) for name in texts}} for item in items]
 
 
-_TEXTS = ("session_id", "source", "prompt", "diagnostics", "corrections")
+_TEXTS = ("session_id", "source", "history", "prompt", "diagnostics", "corrections")
 STAGE = Map(
     redact,
     reads=("cwd", *_TEXTS),

@@ -7,26 +7,40 @@ writes  the SDPO row: `prompt` as a conversation ending in a user turn
 
 from typing import Any
 
-from pimono_sdpo.schema import EVIDENCE, SDPO_ROW
+from datasets import Features
+
+from pimono_sdpo.schema import EVIDENCE, PRINT, SDPO_ROW
 from pimono_sdpo.stage import Map, Row
 from pimono_sdpo.text import shorten
 
 PROMPT_CHARS = 6000
+MADE_HERE = frozenset({"prompt", "corrections", "verifier_spec"})
 
 
 def rows(row: Row) -> dict[str, Any]:
     """Return the columns of a training row; `verifier_spec` is null: no verifier is attached."""
     return {
-        "prompt": [{"role": "user", "content": shorten(row["prompt"], PROMPT_CHARS)}],
-        "split": "train",
+        "prompt": [
+            *row["history"],
+            {"role": "user", "content": shorten(row["prompt"], PROMPT_CHARS)},
+        ],
         "verifier_spec": None,
-        **{name: row[name] for name in SDPO_ROW if name in row and name != "prompt"},
+        "evidence": len(row["diagnostics"]) + len(row["corrections"]),
+        "fingerprints": row["fingerprints"],
+        "corrections": [
+            {name: value for name, value in item.items() if name != "text"}
+            for item in row["corrections"]
+        ],
+        **{name: row[name] for name in SDPO_ROW if name in row and name not in MADE_HERE},
     }
 
 
 STAGE = Map(
     rows,
-    reads=tuple(name for name in SDPO_ROW if name not in {"split", "verifier_spec"}),
-    writes=SDPO_ROW,
-    drops=(*(name for name in EVIDENCE if name not in SDPO_ROW), "redactions"),
+    reads=(
+        *(name for name in SDPO_ROW if name != "verifier_spec"),
+        *("history", "diagnostics", "fingerprints"),
+    ),
+    writes=Features({**SDPO_ROW, **PRINT}),
+    drops=(*(name for name in EVIDENCE if name not in {*SDPO_ROW, *PRINT}), "redactions"),
 )

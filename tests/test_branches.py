@@ -41,7 +41,7 @@ def test_a_branch_is_what_was_left_and_what_stayed() -> None:
 def test_going_back_corrects_what_was_abandoned() -> None:
     session = trace(HEADER, *WENT_BACK)
     row = {"harness": "", "session_id": "", "source": "", "trace": session, "bytes_not_utf8": 0}
-    (found,) = evidence(row, unit="session")
+    (found,) = evidence(row, unit="session", history_chars=0)
     (correction,) = found["corrections"]
     assert correction["text"] == "keep the lexer, only change src/parser.ts"
     assert correction["rule"] == "abandoned_branch"
@@ -66,7 +66,7 @@ def test_going_back_alone_corrects_nothing(entries: list[Entry]) -> None:
     session = trace(HEADER, *entries)
     row = {"harness": "", "session_id": "", "source": "", "trace": session, "bytes_not_utf8": 0}
     assert len(find_branches(read_trace(session).events)) == 1
-    assert evidence(row, unit="session")[0]["corrections"] == []
+    assert evidence(row, unit="session", history_chars=0)[0]["corrections"] == []
 
 
 def test_a_branch_whose_beginning_is_lost_is_none() -> None:

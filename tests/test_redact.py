@@ -51,12 +51,15 @@ def test_paths_of_the_recorder_become_placeholders() -> None:
         "prompt": "see /Users/ann/code/app/src/a.ts and /Users/ann/.npmrc",
         "session_id": "2026_/home/ann/x",
         "diagnostics": [{"text": "at C:\\Users\\ann\\x.js and /home/bob/y"}],
-        "corrections": [],
+        "history": [{"role": "user", "content": "mail ann.lee@corp.dev"}],
+        "corrections": [{"text": "no, /home/bob/z", "span": "no, /home/bob/z"}],
     }
     out = redact(row)
     assert out["session_id"] == "2026_$HOME/x"
     assert out["source"] == "-HOME-code/a.jsonl"
     assert out["prompt"] == "see $WORKSPACE/src/a.ts and $HOME/.npmrc"
+    assert out["history"][0]["content"] == "mail [REDACTED:email]"
+    assert out["corrections"][0] == {"text": "no, $HOME/z", "span": "no, $HOME/z"}
     assert out["diagnostics"][0]["text"] == "at $HOME\\x.js and $HOME/y"
 
 

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 from datasets import Dataset, Features, IterableDataset, Value
 
-from pimono_sdpo.schema import SDPO_ROW, SESSION
+from pimono_sdpo.schema import PRINT, SDPO_ROW, SESSION
 from pimono_sdpo.stage import Filter, FlatMap, Map, apply, apply_all, name_of, source_hash
 from processors import PIPELINE, pipeline
 from processors.keep import keep
@@ -67,7 +67,7 @@ def test_the_pipeline_runs_on_a_plain_dataset() -> None:
     }
     columns["bytes_not_utf8"] = [0]
     rows = apply_all(Dataset.from_dict(columns, features=SESSION), PIPELINE)
-    assert rows.features == SDPO_ROW
+    assert rows.features == {**SDPO_ROW, **PRINT}
     assert rows[0]["prompt"][-1]["role"] == "user"
     assert rows[0]["categories"] == ["command_error", "test_or_assertion"]
 
@@ -75,13 +75,13 @@ def test_the_pipeline_runs_on_a_plain_dataset() -> None:
 def test_the_cache_key_follows_source_and_options() -> None:
     assert source_hash(partial(keep, min_score=1.0)) != source_hash(partial(keep, min_score=2.0))
     assert source_hash(partial(keep, min_score=1.0)) == source_hash(partial(keep, min_score=1.0))
-    assert pipeline(min_score=1.0)[3].code != pipeline(min_score=2.0)[3].code
+    assert pipeline(min_score=1.0)[4].code != pipeline(min_score=2.0)[4].code
     assert [stage.code for stage in pipeline()] == [stage.code for stage in PIPELINE]
 
 
 def test_stages_are_named_by_their_module() -> None:
     names = [name_of(stage) for stage in PIPELINE]
-    assert names == ["evidence", "redact", "grade", "keep", "context", "rows"]
+    assert names == ["evidence", "split", "redact", "grade", "keep", "context", "rows"]
 
 
 def test_reads_and_writes_are_true() -> None:
@@ -93,4 +93,4 @@ def test_reads_and_writes_are_true() -> None:
             columns = set(stage.writes)
         elif isinstance(stage, Map):
             columns = (columns - set(stage.drops)) | set(stage.writes)
-    assert columns == set(SDPO_ROW)
+    assert columns == {*SDPO_ROW, *PRINT}

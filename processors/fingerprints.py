@@ -1,0 +1,24 @@
+"""Mark what was said, so that the same words in another session are known again.
+
+Only what nobody says twice by chance counts: a request, an explanation, a long tool call.
+"""
+
+import hashlib
+from collections.abc import Sequence
+
+from pimono_sdpo.harness.event import Event
+
+MIN_CHARS = {"user": 16, "assistant": 40, "tool_call": 80}
+
+
+def fingerprints(events: Sequence[Event]) -> list[int]:
+    """Return a 64-bit hash for each message that is long enough, in order."""
+    said = (
+        f"{event.kind}\n{event.text or event.arguments}"
+        for event in events
+        if len(event.text or event.arguments) >= MIN_CHARS.get(event.kind, 1 << 62)
+    )
+    return [
+        int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), signed=True)
+        for text in said
+    ]

@@ -1,0 +1,162 @@
+"""Rows that tell one story: forks, growing snapshots, the same prompt again; and the split."""
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pimono_sdpo.cli import run_filter
+from pimono_sdpo.harness.event import Event
+from pimono_sdpo.text import shingles
+from processors.history import history
+from processors.split import split
+from tests.traces import HEADER, Entry, assistant, bash, trace, user
+
+SAID = [
+    "I read the grammar first, then the lexer, then the tests that fail today",
+    "The lexer drops the last line because the buffer is not flushed at the end",
+    "I add the flush and run the tests of the lexer again to see what is left",
+    "Now the parser test fails, since it expected the missing line to be missing",
+]
+FAILED = bash("npm test", "Tests  1 failed\n\nCommand exited with code 1", error=True)
+BROKEN = bash("npx tsc", "a.ts(1,2): error TS2322: no\n\nCommand exited with code 2", error=True)
+
+
+def session(request: str, said: list[str], *more: Entry, cwd: str = "/home/ann/app") -> str:
+    words = [assistant(text) for text in said]
+    return trace({**HEADER, "cwd": cwd}, user(request), *words, *FAILED, *more)
+
+
+def filtered(
+    folder: Path, sessions: dict[str, str], **options: object
+) -> tuple[list[str], list[str]]:
+    """Return the sources of the rows, and `source reason` of what was dropped."""
+    folder.mkdir()
+    for name, text in sessions.items():
+        (folder / f"{name}.jsonl").write_text(text)
+    out = folder.parent / f"{folder.name}_rows"
+    run_filter(str(folder), out, **options)  # type: ignore[arg-type]
+    tables = {
+        kind: pa.concat_tables([pq.read_table(f) for f in sorted((out / kind).glob("*.parquet"))])
+        for kind in ("data", "rejects")
+        if list((out / kind).glob("*.parquet"))
+    }
+    rejects = tables["rejects"].to_pylist() if "rejects" in tables else []
+    dropped = [f"{row['source'].removesuffix('.jsonl')} {row['drop_reason']}" for row in rejects]
+    kept = [name.removesuffix(".jsonl") for name in tables["data"].column("source").to_pylist()]
+    return kept, dropped
+
+
+def test_of_a_growing_session_the_last_snapshot_stays(tmp_path: Path) -> None:
+    request = "Fix the lexer, it drops the last line"
+    sessions = {f"snapshot{n}": session(request, SAID[:n]) for n in (1, 2, 3)}
+    sessions["whole"] = session(request, SAID, *BROKEN)
+    kept, dropped = filtered(tmp_path / "grown", sessions)
+    assert kept == ["whole"]
+    assert dropped == [f"snapshot{n} duplicate_session" for n in (1, 2, 3)]
+
+
+def test_a_fork_is_the_same_story_and_a_new_request_is_not(tmp_path: Path) -> None:
+    other = ["This is about the printer and nothing else, it prints every name in capitals"]
+    sessions = {
+        "fork": session("Fix the lexer, it drops the last line", [*SAID[:3], *other], *BROKEN),
+        "origin": session("Fix the lexer, it drops the last line", SAID),
+        "other": session("Print all names in lower case, please", other),
+    }
+    kept, dropped = filtered(tmp_path / "forks", sessions)
+    assert kept == ["fork", "other"]
+    assert dropped == ["origin duplicate_session"]
+    assert filtered(tmp_path / "all", sessions, dedupe=False) == (["fork", "origin", "other"], [])
+
+
+def test_nearly_the_same_prompt_keeps_the_row_with_more_evidence(tmp_path: Path) -> None:
+    request = (
+        "Go through all files of the lexer and of the parser and add a test for each of the "
+        "functions that has none yet, then run them all and write down {} fail"
+    )
+    sessions = {
+        "first": session(request.format("which ones"), SAID[:2]),
+        "second": session(request.format("which"), SAID[2:], *BROKEN),
+    }
+    kept, dropped = filtered(tmp_path / "near", sessions)
+    assert (kept, dropped) == (["second"], ["first near_duplicate_prompt"])
+    report = json.loads((tmp_path / "near_rows" / "report.json").read_text())
+    assert report["stages"][-1] == {
+        "stage": "dedupe",
+        "rows_in": 2,
+        "rows_out": 1,
+        "dropped": {"near_duplicate_prompt": 1},
+    }
+
+
+def test_a_repository_is_on_one_side_of_the_split(tmp_path: Path) -> None:
+    sessions = {
+        f"{repo}-{n}": session(f"Fix number {n} of {repo}, it fails again", [], cwd=f"/w/{repo}")
+        for repo in ("lexer", "parser", "printer", "linter", "loader", "linker")
+        for n in range(3)
+    }
+    filtered(tmp_path / "many", sessions, test_fraction=0.5, dedupe=False)
+    sides: dict[str, set[str]] = {}
+    for file in (tmp_path / "many_rows" / "data").glob("*.parquet"):
+        for row in pq.read_table(file).to_pylist():
+            sides.setdefault(row["source"].partition("-")[0], set()).add(row["split"])
+            assert file.name.startswith(row["split"])
+    assert sorted(sides) == ["lexer", "linker", "linter", "loader", "parser", "printer"]
+    assert all(len(side) == 1 for side in sides.values())
+    assert {side for (side,) in map(tuple, sides.values())} == {"train", "test"}
+
+
+@given(st.text(max_size=30), st.floats(0, 1), st.floats(0, 1))
+def test_a_larger_test_share_only_adds(cwd: str, one: float, other: float) -> None:
+    small, large = sorted((one, other))
+    row = {"cwd": cwd, "source": "x/y.jsonl"}
+    assert not (split(row, small)["split"] == "test" and split(row, large)["split"] == "train")
+
+
+@pytest.mark.parametrize(
+    ("text", "groups"),
+    [("", [""]), ("Fix IT", ["fix it"]), ("修复解析器", ["修 复 解", "复 解 析", "解 析 器"])],
+)
+def test_shingles(text: str, groups: list[str]) -> None:
+    assert shingles(text) == groups
+
+
+def test_history_alternates_and_fits() -> None:
+    said = [
+        ("assistant", "hello"),
+        ("user", "one"),
+        ("assistant", "a"),
+        ("assistant", "b"),
+        ("user", "two"),
+        ("user", "more"),
+        ("assistant", "c"),
+        ("user", "unanswered"),
+    ]
+    events = [Event(i, kind, text) for i, (kind, text) in enumerate(said)]  # type: ignore[arg-type]
+    assert [(turn["role"], turn["content"]) for turn in history(events, 100)] == [
+        ("user", "one"),
+        ("assistant", "a\n\nb"),
+        ("user", "two\n\nmore"),
+        ("assistant", "c"),
+    ]
+    assert [turn["content"] for turn in history(events, 10)] == ["two\n\nmore", "c"]
+    assert history(events, 0) == []
+
+
+def test_earlier_turns_stand_in_front_of_an_episodes_request(tmp_path: Path) -> None:
+    later = [
+        assistant("The lexer is fixed now"),
+        user("Now make the printer print capitals"),
+        *BROKEN,
+    ]
+    (tmp_path / "a.jsonl").write_text(session("Fix the lexer, it drops lines", SAID[:1], *later))
+    run_filter(str(tmp_path / "a.jsonl"), tmp_path / "rows", unit="episode", history_chars=400)
+    first, second = pq.read_table(tmp_path / "rows" / "data").to_pylist()
+    assert [turn["role"] for turn in first["prompt"]] == ["user"]
+    assert [turn["role"] for turn in second["prompt"]] == ["user", "assistant", "user"]
+    assert second["prompt"][1]["content"].endswith("The lexer is fixed now")
+    assert second["prompt"][2]["content"] == "Now make the printer print capitals"
