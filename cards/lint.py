@@ -43,8 +43,8 @@ def lint_card(text: str) -> list[str]:
     try:
         node = yaml.compose(match.group(1), Loader=yaml.SafeLoader)
         metadata = yaml.safe_load(match.group(1))
-    except yaml.YAMLError as error:
-        # A broken card is what this function is for.
+    except (yaml.YAMLError, ValueError) as error:
+        # A broken card is what this function is for; a date that is none is a ValueError.
         return [f"The front matter is no YAML: {' '.join(str(error).split())}."]
     if not isinstance(metadata, dict):
         return ["The front matter is no mapping of names to values."]
@@ -108,4 +108,5 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _body(body: str) -> list[str]:
-    return [] if re.search(r"^# \S", body, re.MULTILINE) else ["The card has no title."]
+    text = re.sub(r"^(`{3,}).*?(?:^\1`*$|\Z)", "", body, flags=re.MULTILINE | re.DOTALL)
+    return [] if re.search(r"^# \S", text, re.MULTILINE) else ["The card has no title."]

@@ -3,6 +3,7 @@
 Each is a correction of what was abandoned, and a preference pair: abandoned = rejected.
 """
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,13 +14,13 @@ from pimono_sdpo.harness.event import Event
 class Branch:
     """Two ways on from one event, as indexes of events in order.
 
-    `fork` is the last event both share, -1 when they share none; `kept` is the active path from
-    there to its end.
+    `fork` is the last event both share, -1 when they share none; `kept` is the first event of the
+    active path after it, which goes on to the end; None when nothing was kept.
     """
 
     fork: int
     abandoned: tuple[int, ...]
-    kept: tuple[int, ...]
+    kept: int | None
 
 
 def find_branches(events: Sequence[Event]) -> list[Branch]:
@@ -41,7 +42,8 @@ def find_branches(events: Sequence[Event]) -> list[Branch]:
             # Its beginning is lost: nobody knows where it left the path.
             continue
         fork = last_active.get(parent, -1)
-        kept = tuple(index for index in active if index > fork)
+        after = bisect_right(active, fork)
+        kept = active[after] if after < len(active) else None
         branches.append(Branch(fork, tuple(indexes), kept))
     return branches
 

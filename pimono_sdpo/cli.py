@@ -73,6 +73,8 @@ def run_filter(
             f"`{out}` and the source lie inside each other, where a run would read or replace the "
             "wrong files; give another folder."
         )
+    if max_samples is not None and max_samples < 1:
+        raise OutputError(f"At most {max_samples} rows are none; give a number from 1.")
     if not math.isfinite(min_score):
         raise OutputError(f"A minimum score of {min_score} keeps or drops all; give a number.")
     opened = open_source(source)

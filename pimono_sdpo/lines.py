@@ -13,6 +13,9 @@ from typing import Any
 
 # The group is empty for a backslash that begins no escape of JSON.
 _ESCAPE = re.compile(r'\\(["\\/bfnrt]|u[0-9a-fA-F]{4}|)')
+_ENTRY = '{"type"'
+_IN_ENTRIES = {"message", "payload", "timestamp", "uuid", "parentId", "cwd"}
+MAX_TRIES = 16
 _DECODER = json.JSONDecoder(strict=False)
 
 
@@ -72,32 +75,37 @@ def read_lines(text: str) -> Lines:
 
 
 def _repair(line: str) -> tuple[list[dict[str, Any]], int]:
-    """Decode one object after the other, first as written, then with bad escapes doubled.
+    """Decode one object after the other, with bad escapes doubled.
 
     Returns the objects and the bytes of the line that are in none of them.
     """
-    for mended in ([], [m.start() for m in _ESCAPE.finditer(line) if not m[1]]):
-        spans, objects = _decode_all(_double(line, mended))
-        if objects:
-            doubled = [place + number for number, place in enumerate(mended)]
-            read = (
-                line[start - bisect_left(doubled, start) : stop - bisect_left(doubled, stop)]
-                for start, stop in spans
-            )
-            return objects, _size(line) - sum(map(_size, read))
-    return [], _size(line)
+    mended = [match.start() for match in _ESCAPE.finditer(line) if not match[1]]
+    spans, objects = _decode_all(_double(line, mended))
+    doubled = [place + number for number, place in enumerate(mended)]
+    read = (
+        line[start - bisect_left(doubled, start) : stop - bisect_left(doubled, stop)]
+        for start, stop in spans
+    )
+    return objects, _size(line) - sum(map(_size, read))
 
 
 def _decode_all(line: str) -> tuple[list[tuple[int, int]], list[dict[str, Any]]]:
     spans: list[tuple[int, int]] = []
     objects: list[dict[str, Any]] = []
-    position = 0
-    while (start := line.find("{", position)) >= 0:
+    position = tries = 0
+    begins = "{"
+    while (start := line.find(begins, position)) >= 0 and tries <= MAX_TRIES:
         try:
             value, position = _DECODER.raw_decode(line, start)
         except (ValueError, RecursionError):
-            # The rest of the line is lost; what came before it is kept.
-            break
+            # A write that was cut and then appended to: the next entry begins inside this one.
+            position, begins, tries = start + 1, _ENTRY, tries + 1
+            continue
+        if begins == _ENTRY and not _IN_ENTRIES & value.keys():
+            # A part of the broken object, no entry of its own.
+            tries += 1
+            continue
+        begins = "{"
         spans.append((start, position))
         objects.append(value)
     return spans, objects

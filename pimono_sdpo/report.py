@@ -115,7 +115,8 @@ def _broken_sessions(folder: Path) -> list[Json]:
 def _sha256(folder: Path) -> str:
     digest = hashlib.sha256()
     for path in sorted(folder.glob("*.parquet")):
-        digest.update(hashlib.sha256(path.read_bytes()).digest())
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()
 
 

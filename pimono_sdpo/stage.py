@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 from datasets import Dataset, Features, IterableDataset
@@ -89,17 +90,19 @@ def name_of(stage: Stage) -> str:
 
 
 def apply(dataset: AnyDataset, stage: Stage) -> AnyDataset:
-    """Run one stage; raises KeyError when a column it reads is not there."""
+    """Run one stage; raises KeyError when a column it reads is not there.
+
+    A stream has to know its columns: ValueError otherwise.
+    """
     features = dataset.features
-    if features is not None:
-        missing = [column for column in stage.reads if column not in features]
-        if missing:
-            raise KeyError(
-                f"{name_of(stage)} reads {missing} but the dataset has {sorted(features)}"
-            )
+    if features is None:
+        raise ValueError("The stream does not know its columns; give `features` where it is made.")
+    missing = [column for column in stage.reads if column not in features]
+    if missing:
+        raise KeyError(f"{name_of(stage)} reads {missing} but the dataset has {sorted(features)}")
     if isinstance(stage, Filter):
         return dataset.filter(stage)
-    kept = {} if isinstance(stage, FlatMap) else dict(features or {})
+    kept = {} if isinstance(stage, FlatMap) else dict(features)
     dropped = stage.drops if isinstance(stage, Map) else ()
     after = Features({k: v for k, v in kept.items() if k not in dropped} | stage.writes)
     if isinstance(dataset, Dataset) and dataset.num_rows == 0:
@@ -107,7 +110,7 @@ def apply(dataset: AnyDataset, stage: Stage) -> AnyDataset:
         return Dataset.from_dict({name: [] for name in after}, features=after)
     if isinstance(stage, FlatMap):
         return dataset.map(
-            stage, batched=True, batch_size=1, remove_columns=list(features or ()), features=after
+            stage, batched=True, batch_size=1, remove_columns=list(features), features=after
         )
     return dataset.map(stage, remove_columns=list(stage.drops) or None, features=after)
 
@@ -134,7 +137,7 @@ def _function(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 @cache
 def _module_hash(module_name: str) -> str:
-    """Hash a module and all it imports from this project, in name order."""
+    """Hash a module and all it imports from this project, with the data files beside them."""
     digests: dict[str, str] = {}
     pending = [module_name]
     while pending:
@@ -142,6 +145,9 @@ def _module_hash(module_name: str) -> str:
         if name not in digests:
             source = inspect.getsource(sys.modules[name])
             digests[name] = hashlib.sha256(source.encode()).hexdigest()
+            folder = Path(inspect.getfile(sys.modules[name])).parent
+            for data in (*folder.glob("*.json"), *folder.glob("*.toml")):
+                digests[data.name] = hashlib.sha256(data.read_bytes()).hexdigest()
             pending.extend(_project_imports(source))
     joined = "".join(f"{name}:{digest};" for name, digest in sorted(digests.items()))
     return hashlib.sha256(joined.encode()).hexdigest()

@@ -3,6 +3,7 @@
 The harness is told by the content of the lines, never by a file name or a column.
 """
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
@@ -81,11 +82,11 @@ def match_results(events: tuple[Event, ...]) -> dict[int, int]:
     A call that is not in it was never answered. Where a recorder repeats an id, calls and results
     are matched in order.
     """
-    open_calls: dict[str, list[int]] = {}
+    open_calls: dict[str, deque[int]] = {}
     matched: dict[int, int] = {}
     for event in events:
         if event.kind == "tool_call":
-            open_calls.setdefault(event.call_id, []).append(event.index)
+            open_calls.setdefault(event.call_id, deque()).append(event.index)
         elif event.kind == "tool_result" and open_calls.get(event.call_id):
-            matched[open_calls[event.call_id].pop(0)] = event.index
+            matched[open_calls[event.call_id].popleft()] = event.index
     return matched

@@ -1,18 +1,19 @@
 """Read a trace and gather what can teach: the request, the failures, the corrections.
 
-reads   harness, session_id, source, trace, bytes_not_utf8
+reads   session_id, source, trace, bytes_not_utf8
 writes  one row per session, or one per episode (a request and what followed it)
 """
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 from pimono_sdpo.branches import Branch, find_branches
 from pimono_sdpo.harness.event import Event
 from pimono_sdpo.lines import Lines
-from pimono_sdpo.schema import EVIDENCE, Correction, Unit
+from pimono_sdpo.schema import EVIDENCE, Correction, Diagnostic, Unit
 from pimono_sdpo.stage import FlatMap, Row
 from pimono_sdpo.trace import match_results, read_trace
 from processors.corrections import find_corrections
@@ -21,7 +22,8 @@ from processors.fingerprints import fingerprints
 from processors.history import history
 from processors.prompts import is_substantive
 
-SPAN_CHARS = 200
+SPAN_CHARS = 80
+Item = TypeVar("Item", Diagnostic, Correction)
 
 
 def evidence(row: Row, unit: Unit, history_chars: int) -> list[dict[str, Any]]:
@@ -30,16 +32,18 @@ def evidence(row: Row, unit: Unit, history_chars: int) -> list[dict[str, Any]]:
     branches = find_branches(trace.events)
     diagnostics = find_diagnostics(trace.events)
     corrections = with_abandoned(find_corrections(trace.events), trace.events, branches)
+    forks = sorted(max(branch.fork, 0) for branch in branches)
     matched = match_results(trace.events)
     unread = row["bytes_not_utf8"] or 0
     requests = _requests(trace.events, {item["event_index"] for item in corrections})
     rows = []
     for episode, (start, stop) in enumerate(_spans(requests, len(trace.events), unit)):
-        request = next((event for event in requests if start <= event.index < stop), None)
+        at = bisect_left(requests, start, key=_index)
+        request = requests[at] if at < len(requests) and requests[at].index < stop else None
         # What went wrong before the request is no feedback on it.
         begin = request.index if request else stop
-        failed = [item for item in diagnostics if begin < item["event_index"] < stop]
-        corrected = [item for item in corrections if begin < item["event_index"] < stop]
+        failed = _between(diagnostics, begin, stop)
+        corrected = _between(corrections, begin, stop)
         last = max((item["event_index"] for item in (*failed, *corrected)), default=stop)
         rows.append(
             {
@@ -57,13 +61,23 @@ def evidence(row: Row, unit: Unit, history_chars: int) -> list[dict[str, Any]]:
                 "fingerprints": fingerprints(trace.events[start:stop]),
                 "counts": {
                     **_event_counts(trace.events[start:stop], matched),
-                    "abandoned_branches": sum(start <= b.fork < stop for b in branches),
+                    "abandoned_branches": bisect_left(forks, stop) - bisect_left(forks, start),
                     **(_line_counts(trace.lines, unread) if episode == 0 else NO_LINES),
                 },
                 "volume": {"bytes_parsed": trace.lines.bytes_parsed * (episode == 0)},
             }
         )
     return rows
+
+
+def _between(items: list[Item], begin: int, stop: int) -> list[Item]:
+    """The items after event `begin` and before event `stop`; they are in the order of events."""
+    first = bisect_right(items, begin, key=_place)
+    return items[first : bisect_left(items, stop, key=_place)]
+
+
+def _place(item: Diagnostic | Correction) -> int:
+    return item["event_index"]
 
 
 def _requests(events: Sequence[Event], corrected_at: set[int]) -> list[Event]:
@@ -90,14 +104,17 @@ def with_abandoned(
 ) -> list[Correction]:
     """Add what the user said on going back: it corrects the branch that was left.
 
-    Where nothing was said before the fork, or the same was said again, it corrects nothing.
+    Only the message in whose place another one stood counts: after a mere retry, or when the first
+    request or the same words were sent again, nothing was corrected.
     """
     found = {item["event_index"]: item for item in corrections}
+    first = next((e.index for e in events if e.kind == "user" and e.on_active_branch), len(events))
     for branch in branches:
-        again = next((events[i] for i in branch.kept if events[i].kind == "user"), None)
-        before = next((events[i].text for i in branch.abandoned if events[i].kind == "user"), "")
-        began = any(e.kind == "user" and e.on_active_branch for e in events[: branch.fork + 1])
-        if again and began and again.text.strip() != before.strip():
+        if branch.kept is None or branch.kept <= first:
+            continue
+        again, before = events[branch.kept], events[branch.abandoned[0]]
+        is_said_anew = again.kind == before.kind == "user" and again.text != before.text
+        if is_said_anew and is_substantive(again.text):
             found.setdefault(
                 again.index,
                 {
@@ -109,6 +126,10 @@ def with_abandoned(
                 },
             )
     return [found[index] for index in sorted(found)]
+
+
+def _index(event: Event) -> int:
+    return event.index
 
 
 def _is_work(event: Event) -> bool:
@@ -150,7 +171,7 @@ def stage(unit: Unit, history_chars: int) -> FlatMap:
     """Build the stage for one unit of training and so many characters of earlier turns."""
     return FlatMap(
         partial(evidence, unit=unit, history_chars=history_chars),
-        reads=("harness", "session_id", "source", "trace", "bytes_not_utf8"),
+        reads=("session_id", "source", "trace", "bytes_not_utf8"),
         writes=EVIDENCE,
         tallies=("counts", "volume"),
     )

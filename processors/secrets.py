@@ -5,8 +5,10 @@ one `str.find` each and no regular expression.
 """
 
 import re
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
+from math import log2
 from typing import NamedTuple
 
 # A token also begins behind an escape written out (`\nhf_...`), an underscore or a CJK character.
@@ -21,6 +23,16 @@ _QUOTE = r"(?:\\{0,3}[\"'`])?"
 _REFERENCE = re.compile(
     r"\$(?:\{?[A-Z_][A-Z0-9_]*\}?|\d|\()?|.*\$\{.*|<.*|\*+|x+|(?i:your[_-].*)|[A-Z]+(?:_[A-Z]+)+|.*\.{3}|.*…"
     r"|!?[A-Za-z_]\w*!?(?:\??\.[A-Za-z_]\w*!?)+"
+)
+
+MIN_BITS = 4.2
+_ASSIGNED = re.compile(
+    r"([A-Za-z_][\w.-]{1,40})[\"'\\]{0,3}[ \t]{0,4}(?::=|=>|[=:])[ \t]{0,4}[\"'\\]{0,3}$"
+)
+_CHECKSUM = re.compile(
+    r"integrity|sha\d*|hash|digest|checksum|etag|id$|uuid|commit|rev|fingerprint|signature|url|href"
+    r"|path|file|name|src|data|image|resolved|version|cursor|session|responseId",
+    re.IGNORECASE,
 )
 
 
@@ -61,6 +73,20 @@ def _is_assigned(match: re.Match[str]) -> bool:
         return True
     # What is left may be code: an identifier, a call, an attribute.
     return re.search(r"\d|[^\w.]", value) is not None
+
+
+def _is_random_and_assigned(match: re.Match[str]) -> bool:
+    """Tell a random value that a name is given from an identifier, a path or a checksum."""
+    value = match[0]
+    if value.count("/") > 2 or sum(c.isdigit() for c in value) < 3 or value.isupper():
+        return False
+    assigned = _ASSIGNED.search(match.string[max(match.start() - 60, 0) : match.start()])
+    if not assigned or _CHECKSUM.search(assigned[1]):
+        return False
+    counts = Counter(value)
+    bits = -sum(n / len(value) * log2(n / len(value)) for n in counts.values())
+    # Random base64 of 24 characters has about 4.3; hexadecimal never has more than 4.
+    return bits >= MIN_BITS
 
 
 def _is_person(match: re.Match[str]) -> bool:
@@ -154,6 +180,12 @@ SECRETS: tuple[Secret, ...] = (
         r"(?P<value>(?<=[\"'`])(?!\[REDACTED)[^\"'`\n\\]{4,256}+"
         r"|(?<![\"'`])[^\s\"'`,;<>(){}\[\]\\]{4,256}+(?![(\[]))",
         _is_assigned,
+    ),
+    _secret(
+        "high_entropy",
+        "=|:",
+        r"(?<![A-Za-z0-9+/_=.-])[A-Za-z0-9+/_-]{24,128}={0,2}(?![A-Za-z0-9+/_=.-])",
+        _is_random_and_assigned,
     ),
     _secret(
         "email",

@@ -32,7 +32,8 @@ def test_a_branch_is_what_was_left_and_what_stayed() -> None:
     (branch,) = find_branches(events)
     assert events[branch.fork].text == "I rewrite the lexer"
     assert [events[i].text for i in branch.abandoned] == ["show me", "here it is"]
-    assert [events[i].text for i in branch.kept] == [
+    assert branch.kept is not None
+    assert [e.text for e in events[branch.kept :] if e.on_active_branch] == [
         "keep the lexer, only change src/parser.ts",
         "done",
     ]
@@ -53,6 +54,20 @@ def test_going_back_corrects_what_was_abandoned() -> None:
     [
         # The request itself was worded anew: there was nothing to correct yet.
         chain(user("Fix it"), assistant("so"), {**user("Fix the parser"), "parentId": None}),
+        # The answer alone was tried again.
+        chain(
+            user("Fix the parser"),
+            assistant("so", stop="error"),
+            {**assistant("fixed"), "parentId": "1"},
+            user("Great, now write the changelog entry for it"),
+        ),
+        # What came then is no request and no correction of its own.
+        chain(
+            user("Fix the parser"),
+            assistant("so"),
+            user("and the lexer"),
+            {**user("continue"), "parentId": "2"},
+        ),
         # The same was asked again.
         chain(
             user("Fix the parser"),
@@ -95,7 +110,7 @@ def test_any_tree_is_read_and_every_event_is_on_one_side(parents: list[str | Non
     assert not active & set(left)
     for branch in branches:
         assert branch.fork == -1 or branch.fork in active
-        assert set(branch.kept) <= active
+        assert branch.kept is None or branch.kept in active
 
 
 def test_calls_are_matched_to_results() -> None:
@@ -113,3 +128,27 @@ def test_calls_are_matched_to_results() -> None:
         '{"command": "ls"}': "a.ts",
         '{"command": "ls again"}': "b.ts",
     }
+
+
+def test_a_file_that_holds_its_lines_twice_is_read_once() -> None:
+    entries = chain(
+        *(
+            entry
+            for n in range(3)
+            for entry in (user(f"Fix number {n} of the parser"), assistant(f"fixed {n} at once"))
+        )
+    )
+    once = read_trace(trace(HEADER, *entries)).events
+    twice = read_trace(trace(HEADER, *entries, *entries)).events
+    assert find_branches(twice) == []
+    assert [e.text for e in twice if e.kind == "user"] == [e.text for e in once if e.kind == "user"]
+
+
+def test_the_call_of_an_aborted_turn_is_no_work() -> None:
+    aborted = call("write", path="a.ts")
+    aborted["message"]["stopReason"] = "aborted"
+    failed = bash("npm test", "1 failed\n\nCommand exited with code 1", error=True)
+    session = trace(HEADER, user("Fix the parser, it drops lines"), *failed, aborted)
+    row = {"session_id": "", "source": "", "trace": session, "bytes_not_utf8": 0}
+    (found,) = evidence(row, unit="session", history_chars=0)
+    assert found["continued"] is False

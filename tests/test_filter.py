@@ -167,6 +167,7 @@ def test_max_samples_keeps_the_best_and_the_seed_decides_among_equals(
         picked.append(sorted(some.column("session_id").to_pylist()))
     assert run_filter(str(traces), tmp_path / "some", max_samples=5, seed=0)["kept"] == 5
     assert sorted(table(tmp_path / "some").column("session_id").to_pylist()) == picked[0]
+    assert len({tuple(one) for one in picked}) > 1
 
 
 def test_min_score_is_a_reason_to_drop(traces: Path, tmp_path: Path) -> None:

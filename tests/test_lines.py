@@ -13,6 +13,10 @@ from pimono_sdpo.lines import read_lines
         ('{"a": 1}\n{"b": 2}\n', [{"a": 1}, {"b": 2}], (2, 0, 0)),
         ('{"a": 1}{"b": 2}', [{"a": 1}, {"b": 2}], (0, 1, 0)),
         ('{"a": 1}garbage{"b": 2}', [{"a": 1}, {"b": 2}], (0, 1, 0)),
+        ('{"a": 1}{"mail": "\\*"}', [{"a": 1}, {"mail": "\\*"}], (0, 1, 0)),
+        ('{"cut": "of{"type": "x", "cwd": "/"}', [{"type": "x", "cwd": "/"}], (0, 1, 0)),
+        ('{"c": [{"type": "text", "text": "lost"}, {"type": "te', [], (0, 0, 1)),
+        ('{"type"' * 5000, [], (0, 0, 1)),
         ('{"mail": "\\***@x.org"}', [{"mail": "\\***@x.org"}], (0, 1, 0)),
         ('{"cut": "of', [], (0, 0, 1)),
         ('{"type": "message", "message": {"role": "user"', [], (0, 0, 1)),
@@ -31,11 +35,21 @@ def test_every_line_is_accounted_for(
     assert (lines.parsed, lines.repaired, lines.skipped) == counts
 
 
-@given(st.text(max_size=300))
+BROKEN = st.lists(
+    st.sampled_from(
+        ['{"type": "x"', '"cwd": "é"}', "{}", "\\*", '"', ", ", "\n", "\0", "\\ud800", "é"]
+    )
+).map("".join)
+
+
+@given(st.text(max_size=300) | BROKEN)
 def test_no_text_is_too_broken(text: str) -> None:
     lines = read_lines(text)
-    filled = [line for line in text.lstrip("\ufeff").split("\n") if line.strip("\0 \t\r")]
+    filled = [line for line in text.split("\n") if line.strip("\0\ufeff \t\r")]
     assert lines.parsed + lines.repaired + lines.skipped == len(filled)
+    total = lines.bytes_parsed + lines.bytes_repaired + lines.bytes_skipped
+    assert total == len(text.encode("utf-8", "surrogatepass"))
+    assert min(lines.bytes_parsed, lines.bytes_repaired, lines.bytes_skipped) >= 0
 
 
 @given(st.lists(st.dictionaries(st.text(), st.text() | st.integers()), max_size=8))

@@ -45,7 +45,7 @@ def test_every_file_is_read_or_says_why_not(folder: str) -> None:
     for path in sorted((TRACES / folder).glob("*.jsonl")):
         text = path.read_bytes().decode("utf-8", errors="replace")
         trace = read_trace(text)
-        filled = sum(1 for line in text.lstrip("\ufeff").split("\n") if line.strip("\0 \t\r"))
+        filled = sum(1 for line in text.split("\n") if line.strip("\0\ufeff \t\r"))
         assert trace.lines.parsed + trace.lines.repaired + trace.lines.skipped == filled
         assert (trace.problem is None) == any(
             event.kind in {"user", "assistant", "tool_call", "tool_result", "bash"}

@@ -6,35 +6,35 @@ from hypothesis import strategies as st
 
 from processors.redact import redact, redact_text
 
+PLANTED = [
+    ("ghp_" + "a1B2" * 9, "github_token"),
+    ("sk-ant-" + "api03-" + "x" * 40, "anthropic_key"),
+    ("sk-proj-" + "Q" * 40, "openai_key"),
+    ("hf_" + "Z" * 34, "huggingface_token"),
+    ("AKIA" + "ABCDEFGH12345678", "aws_access_key"),
+    ("xoxb-" + "123456789012", "slack_token"),
+    ("eyJhbGciOi.eyJzdWIiOiJ4.c2lnbmF0dXJl", "jwt"),
+    ("DB_PASSWORD=correct-horse-battery", "assigned_secret"),
+    ('"api_key": "0123456789abcdef"', "assigned_secret"),
+    ("postgres://ann:s3cret@db.internal/app", "url_password"),
+    ("Authorization: Bearer " + "k" * 32, "authorization"),
+    ("ann.lee@corp.dev", "email"),
+    ("ya29." + "a0" * 20, "google_oauth"),
+    ("SG." + "x" * 22 + "." + "y" * 43, "sendgrid_key"),
+    ("123456789:AA" + "Z" * 33, "telegram_token"),
+    ("gsk_" + "q" * 40, "service_key"),
+    ("AccountKey=" + "k" * 60 + "==", "assigned_secret"),
+    ("--password=correct-horse", "password_argument"),
+    ("https://hooks.slack.com/services/T000/B000/" + "x" * 16, "webhook"),
+    ("dapi" + "0a" * 16, "service_key"),
+    ("curl -s -u ann:pw1", "user_argument"),
+    ("https://files.corp.dev/a?sig=abc%2Bdef1234", "url_parameter"),
+    ("-----BEGIN RSA PRIVATE KEY-----\nabc\n-----END RSA PRIVATE KEY-----", "private_key"),
+    ("const licence = '" + "aB3dE5fG7hJ9kL2mN4pQ6rS8tV0wX1yZ" + "'", "high_entropy"),
+]
 
-@pytest.mark.parametrize(
-    ("secret", "kind"),
-    [
-        ("ghp_" + "a1B2" * 9, "github_token"),
-        ("sk-ant-" + "api03-" + "x" * 40, "anthropic_key"),
-        ("sk-proj-" + "Q" * 40, "openai_key"),
-        ("hf_" + "Z" * 34, "huggingface_token"),
-        ("AKIA" + "ABCDEFGH12345678", "aws_access_key"),
-        ("xoxb-" + "123456789012", "slack_token"),
-        ("eyJhbGciOi.eyJzdWIiOiJ4.c2lnbmF0dXJl", "jwt"),
-        ("DB_PASSWORD=correct-horse-battery", "assigned_secret"),
-        ('"api_key": "0123456789abcdef"', "assigned_secret"),
-        ("postgres://ann:s3cret@db.internal/app", "url_password"),
-        ("Authorization: Bearer " + "k" * 32, "authorization"),
-        ("ann.lee@corp.dev", "email"),
-        ("ya29." + "a0" * 20, "google_oauth"),
-        ("SG." + "x" * 22 + "." + "y" * 43, "sendgrid_key"),
-        ("123456789:AA" + "Z" * 33, "telegram_token"),
-        ("gsk_" + "q" * 40, "service_key"),
-        ("AccountKey=" + "k" * 60 + "==", "assigned_secret"),
-        ("--password=correct-horse", "password_argument"),
-        ("https://hooks.slack.com/services/T000/B000/" + "x" * 16, "webhook"),
-        ("dapi" + "0a" * 16, "service_key"),
-        ("curl -s -u ann:pw1", "user_argument"),
-        ("https://files.corp.dev/a?sig=abc%2Bdef1234", "url_parameter"),
-        ("-----BEGIN RSA PRIVATE KEY-----\nabc\n-----END RSA PRIVATE KEY-----", "private_key"),
-    ],
-)
+
+@pytest.mark.parametrize(("secret", "kind"), PLANTED)
 def test_secrets_are_taken_out(secret: str, kind: str) -> None:
     cleaned, kinds = redact_text(f"before {secret} after", cwd="")
     assert kind in kinds
@@ -98,6 +98,7 @@ def test_secrets_are_found_however_they_are_written(text: str, cleaned: str) -> 
         *("Unexpected token: punc", "unexpected token: 5", "token == abc123", "foo --password"),
         *("export ANTHROPIC_API_KEY=sk-ant-...", '"apiKey": "OLLAMA_API_KEY"', "primary_key: a1"),
         *("git@github.com:a/b", "icon@2x.png", "ann@example.com", "docker run -u 1000:1000"),
+        *("integrity: sha512-aB3dE5fG7hJ9kL2mN4pQ6rS8tV0wX1yZ0123", "const id = " + "0a1b" * 10),
         *("http://localhost:3000/@fs/x", "--- PASS: TestFoo2", "https://x.com/home/settings"),
         *("postgres://$USER:$PASSWORD@host/db", "--home-dir x", "const token = await next1()"),
     ],

@@ -1,4 +1,8 @@
+import shutil
+import subprocess
+import sys
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -53,17 +57,25 @@ def test_a_missing_column_is_named() -> None:
         apply(Dataset.from_dict({"m": [1]}), STAGES[2])
 
 
+FAILING = trace(
+    {key: value for key, value in HEADER.items() if key not in {"id", "cwd"}},
+    user("Fix the parser test, it fails since yesterday"),
+    *bash("npm test", "Tests  1 failed\n\nCommand exited with code 1", error=True),
+)
+
+
+def test_a_stream_has_to_know_its_columns() -> None:
+    stream = IterableDataset.from_generator(lambda: iter([{"n": 1}]))
+    with pytest.raises(ValueError, match="give `features` where it is made"):
+        apply(stream, STAGES[0])
+
+
 def test_the_pipeline_runs_on_a_plain_dataset() -> None:
-    session = trace(
-        HEADER,
-        user("Fix the parser test, it fails since yesterday"),
-        *bash("npm test", "Tests  1 failed\n\nCommand exited with code 1", error=True),
-    )
     columns: dict[str, list[Any]] = {
         "harness": ["pi"],
         "session_id": ["s"],
         "source": ["s.jsonl"],
-        "trace": [session],
+        "trace": [FAILING],
     }
     columns["bytes_not_utf8"] = [0]
     rows = apply_all(Dataset.from_dict(columns, features=SESSION), PIPELINE)
@@ -84,13 +96,58 @@ def test_stages_are_named_by_their_module() -> None:
     assert names == ["evidence", "split", "redact", "grade", "keep", "context", "rows"]
 
 
+class Watched(dict[str, Any]):
+    """A row that remembers which of its columns were asked for."""
+
+    def __init__(self, row: dict[str, Any]) -> None:
+        super().__init__(row)
+        self.asked: set[str] = set()
+
+    def __getitem__(self, name: str) -> Any:
+        self.asked.add(name)
+        return super().__getitem__(name)
+
+
 def test_reads_and_writes_are_true() -> None:
-    """What a stage declares to read was written before it, and nothing undeclared stays."""
+    """A stage asks for what it declares and no more; nothing undeclared stays."""
     columns = set(SESSION)
+    dataset = Dataset.from_dict(
+        {"harness": [""], "session_id": [""], "source": ["a/s.jsonl"], "trace": [FAILING]}
+        | {"bytes_not_utf8": [0]},
+        features=SESSION,
+    )
     for stage in PIPELINE:
         assert set(stage.reads) <= columns
+        row = Watched(dataset[0])
+        stage.fn(row)
+        assert row.asked == set(stage.reads), name_of(stage)
+        dataset = apply(dataset, stage)
         if isinstance(stage, FlatMap):
             columns = set(stage.writes)
         elif isinstance(stage, Map):
             columns = (columns - set(stage.drops)) | set(stage.writes)
     assert columns == {*SDPO_ROW, *PRINT}
+
+
+def test_the_data_files_of_a_stage_are_part_of_its_code(tmp_path: Path) -> None:
+    """In a copy of the project, so that the real weights are left alone."""
+    root = Path(__file__).parents[1]
+    for package in ("pimono_sdpo", "processors"):
+        shutil.copytree(root / package, tmp_path / package)
+    command = "from processors import PIPELINE; print(PIPELINE[0].code, PIPELINE[4].code)"
+
+    def codes() -> list[str]:
+        done = subprocess.run(
+            [sys.executable, "-c", command],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return done.stdout.split()
+
+    before = codes()
+    assert codes() == before
+    weights = tmp_path / "processors" / "corrections_weights.json"
+    weights.write_text(weights.read_text() + " ")
+    assert codes()[0] != before[0]

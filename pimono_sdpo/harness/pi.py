@@ -46,6 +46,7 @@ def header(objects: list[dict[str, Any]]) -> tuple[str, str]:
 
 def read(objects: list[dict[str, Any]]) -> list[Event]:
     """Return the events in file order; entries off the active path are marked, not dropped."""
+    objects = _without_copies(objects)
     active = _active_entries(objects)
     first_event: list[int] = []
     events: list[Event] = []
@@ -64,6 +65,16 @@ def read(objects: list[dict[str, Any]]) -> list[Event]:
                 )
             )
     return _with_a_request(events)
+
+
+def _without_copies(objects: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Empty the entries that stand in the file a second time, as after a copied or synced write."""
+    first: dict[str, dict[str, Any]] = {}
+    return [
+        {} if isinstance(entry.get("id"), str) and first.setdefault(entry["id"], entry) is not entry
+        and first[entry["id"]] == entry else entry
+        for entry in objects
+    ]  # fmt: skip
 
 
 def _kept_from(
@@ -193,6 +204,7 @@ def _assistant_events(message: dict[str, Any]) -> Iterator[Event]:
         content_text(blocks) or error,
         stop_reason=_string(message.get("stopReason")),
     )
+    # A call of a turn that was aborted or failed was never made.
     for block in _blocks(blocks):
         if _string(block.get("type")) in {"toolCall", "tool_use"}:
             arguments = block.get("arguments", block.get("input"))
@@ -202,6 +214,7 @@ def _assistant_events(message: dict[str, Any]) -> Iterator[Event]:
                 call_id=_string(block.get("id")),
                 tool_name=_string(block.get("name")),
                 arguments=_json_text(arguments),
+                stop_reason=_string(message.get("stopReason")),
             )
 
 

@@ -1,7 +1,8 @@
 """Pi's JSON mode: what the agent prints while it runs, one object per step of a stream.
 
 A message comes several times: started, in pieces, done, at the end of the turn and of the run.
-The last whole one counts, once, where it was first seen.
+The last whole one counts, once, where it was first seen; messages are told apart by what they say
+and when, so that two equal ones without a time are one.
 """
 
 import json
@@ -34,7 +35,8 @@ def read(objects: list[dict[str, Any]]) -> list[Event]:
     messages: dict[str, dict[str, Any]] = {}
     for entry in objects:
         for message in _whole_messages(entry):
-            messages.setdefault(_key(message), message)
+            # The place is that of the first, the words are those of the last.
+            messages[_key(message)] = message
     events = [event for message in messages.values() for event in pi.message_events(message)]
     return [replace(event, index=index) for index, event in enumerate(events)]
 
