@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pimono_sdpo import __version__
-from pimono_sdpo.errors import EmptySelection, OutputError, PimonoError
+from pimono_sdpo.errors import EmptySelection, OutputError, PimonoError, SourceError
 from pimono_sdpo.schema import Unit
 
 if TYPE_CHECKING:
@@ -202,6 +202,20 @@ def _summary(report: dict[str, Any], out: Path) -> str:
 
 def _counts(counts: dict[str, int]) -> str:
     return ", ".join(f"{name} {count}" for name, count in counts.items())
+
+
+@app.command("evaluate-corrections")
+def evaluate_corrections_command(
+    labels: Annotated[Path, typer.Argument(help="CSV with file, user_ordinal, label, text.")],
+    traces: Annotated[Path, typer.Argument(help="Folder the labels' files are relative to.")],
+) -> None:
+    """Print precision and recall of the correction model, each author left out in turn."""
+    from processors.corrections.eval import evaluate_corrections, render
+
+    for path in (labels, traces):
+        if not path.exists():
+            raise SourceError(f"`{path}` does not exist; give the labels and their traces.")
+    typer.echo(render(evaluate_corrections(labels, traces)))
 
 
 @app.command("samples")

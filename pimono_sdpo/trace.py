@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
-from pimono_sdpo.harness import pi, pi_stream
+from pimono_sdpo.harness import claude_code, codex, droid, pi, pi_stream, simple
 from pimono_sdpo.harness.event import Event
 from pimono_sdpo.lines import Lines, read_lines
 
@@ -25,6 +25,10 @@ class Reader(NamedTuple):
 
 
 READERS: dict[str, Reader] = {
+    "claude_code": Reader(claude_code.recognises, claude_code.header, claude_code.read),
+    "codex": Reader(codex.recognises, codex.header, codex.read),
+    "droid": Reader(droid.recognises, droid.header, droid.read),
+    "simple": Reader(simple.recognises, simple.header, simple.read),
     "pi_stream": Reader(pi_stream.recognises, pi_stream.header, pi_stream.read),
     "pi": Reader(pi.recognises, pi.header, pi.read),
 }
@@ -58,6 +62,8 @@ def read_trace(text: str) -> Trace:
     reader = READERS[harness]
     session_id, cwd = reader.header(objects)
     events = tuple(reader.read(objects))
+    if harness == "simple":
+        harness = simple.harness_of(objects)
     spoken = any(event.kind in CONVERSATION for event in events)
     return Trace(harness, session_id, cwd, events, lines, None if spoken else "no_messages")
 

@@ -4,7 +4,6 @@ from hypothesis import strategies as st
 
 from pimono_sdpo.text import TRIMMED, shorten
 from processors.context import context
-from processors.corrections import correction_rule
 from processors.grade import WEIGHTS, grade
 from processors.keep import keep
 from processors.prompts import is_substantive
@@ -75,26 +74,6 @@ def test_terms_are_lower_cased_distinct_and_capped(text: str) -> None:
 )
 def test_keep_says_why(row: dict[str, object], reason: str | None) -> None:
     assert keep(row, min_score=2.0) == reason
-
-
-@pytest.mark.parametrize(
-    ("text", "aborted", "is_correction"),
-    [
-        ("no, keep the old file name", False, True),
-        ("that's wrong, the array is append only", False, True),
-        ("the tests still fail on windows", False, True),
-        ("nein, das stimmt nicht, nimm die andere Datei", False, True),
-        ("違います。元のファイルを残してください", False, True),
-        ("why did you rewrite the whole file?!", True, True),
-        ("ok, commit and push", True, False),
-        ("continue", True, False),
-        ("yes please", False, False),
-        ("now add a changelog entry for this", False, False),
-        ("/model gpt-5", True, False),
-    ],
-)
-def test_corrections(text: str, aborted: bool, is_correction: bool) -> None:
-    assert (correction_rule(text, aborted) is not None) == is_correction
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,10 @@
 """Sessions of real users, when there are any: set PIMONO_TRACES to their folder."""
 
+import csv
+import json
 import os
+import re
+from collections import Counter
 from pathlib import Path
 
 import pyarrow as pa
@@ -8,8 +12,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from pimono_sdpo.cli import run_filter
+from pimono_sdpo.layouts import decode
 from pimono_sdpo.trace import read_trace
 
+COUNTS: dict[str, list[object]] = json.loads(
+    (Path(__file__).parent / "real_trace_counts.json").read_text()
+)
 TRACES = Path(os.environ.get("PIMONO_TRACES", ""))
 pytestmark = pytest.mark.skipif(
     not os.environ.get("PIMONO_TRACES"), reason="PIMONO_TRACES is not set"
@@ -54,3 +62,38 @@ def test_every_file_is_read_or_says_why_not(folder: str) -> None:
         assert [event.index for event in trace.events] == list(range(len(trace.events)))
         if folder == "pi":
             assert trace.problem is None
+
+
+def counts(path: Path) -> list[object]:
+    """Harness; users, assistants, calls, results, errors, compactions, off the path; lines."""
+    read = read_trace(decode(path.read_bytes())[0])
+    kinds = Counter(event.kind for event in read.events)
+    return [
+        read.harness,
+        *(kinds[kind] for kind in ("user", "assistant", "tool_call")),
+        kinds["tool_result"] + kinds["bash"],
+        sum(event.is_error for event in read.events),
+        kinds["compaction"],
+        sum(not event.on_active_branch for event in read.events),
+        read.lines.repaired,
+        read.lines.skipped,
+    ]
+
+
+@pytest.mark.parametrize("name", list(COUNTS))
+def test_what_is_read_of_a_file_stays_the_same(name: str) -> None:
+    assert counts(TRACES / name) == COUNTS[name]
+
+
+def test_pi_sessions_hold_what_their_list_of_sources_says() -> None:
+    with (TRACES / "SOURCES.csv").open() as file:
+        listed = [row for row in csv.DictReader(file) if row["file"].startswith("pi/")]
+    assert len(listed) == 23
+    for row in listed:
+        _, users, _, _, results, errors, _, _, repaired, _ = map(str, counts(TRACES / row["file"]))
+        wanted = [row["n_user"], row["n_tool_results"], row["n_is_error"]]
+        # The list was made by a reader that gave a broken line up.
+        shell = re.search(r"bashExecution=(\d+)", row["note"])
+        slack = int(repaired) + int(shell[1] if shell else 0)
+        for got, want in zip((users, results, errors), wanted, strict=True):
+            assert 0 <= int(got) - int(want) <= slack, row["file"]

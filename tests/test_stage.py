@@ -148,6 +148,6 @@ def test_the_data_files_of_a_stage_are_part_of_its_code(tmp_path: Path) -> None:
 
     before = codes()
     assert codes() == before
-    weights = tmp_path / "processors" / "corrections_weights.json"
+    weights = tmp_path / "processors" / "corrections" / "weights.json"
     weights.write_text(weights.read_text() + " ")
     assert codes()[0] != before[0]

@@ -1,0 +1,178 @@
+"""Describe each later user message by cues: words in many languages, and the situation.
+
+The cues and their prior weights are data: cues.toml.
+"""
+
+import re
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.resources import files
+from typing import Any
+
+from pimono_sdpo.harness.event import Event
+
+READ_CHARS = 1000
+LONG_WORDS = 60
+_UNSPACED = frozenset({"zh", "ja", "ko", "signs"})
+_NEVER_ASCII = frozenset({"ru", "zh", "ja", "ko"})
+_NO_LANGUAGE = frozenset({"where", "prior"})
+_STARTS = {
+    "start": r"^\W{0,3}(?:(?:ok(?:ay)?|alright|now|then|so|and|also|please|great|nice|cool|good"
+    r"|perfect|yes|yeah|wait|well|hm{1,4}|but)[\s,.!]{1,3}){0,3}",
+    "opening": r"(?:^|\n[ \t]{0,8}\n)\W{0,4}(?:(?:well|hm{1,4}|wait|dude|bro|man|actually|sorry"
+    r"|jesus|but|uh|um|oh|ah|please|pls|plz|hey|ok(?:ay)?|yeah|bitte|aber|por favor|pero|mais|mas"
+    r"|но|但是?|あの|でも|아|그런데)[\s,.!\u2026\u3001\uff0c\u3002]{1,4}){0,4}",
+}
+_AUTOMATED = re.compile(
+    r"^(?:/[\w:-]{0,60}(?:[ \t]|$)|Task:|Tool budget|\[(?:system|tool_result|Request interrupted)"
+    r"|<[a-z_-]{1,60}>)"
+)
+_PASTED = re.compile(
+    r"```(?:[^`]|`(?!``)){0,1000}(?:```|\Z)"
+    r"|^[ \t]{0,8}(?:[\u2502|>\u276f%\u279c]|#{1,6} \S|[+-] ?\d{2}|\w{1,20}@[\w.-]{1,40})"
+    r"[^\n]{0,400}"
+    r"|(?<!\w)['\"]?/(?:[\w. \\-]{1,80}/){2,12}[\w. \\-]{1,80}['\"]?|https?://\S{1,300}",
+    re.MULTILINE,
+)
+_ERROR_OUTPUT = "error_output"
+_ASIAN = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]")
+_OBJECTIONS = frozenset(
+    {"no", "stop", "forbid", "wrong", "rebuke", "still_broken", "broken", "undo", "you_failed"}
+)
+_EDITS = frozenset({"edit", "write", "multiedit", "apply_patch", "notebookedit", "create"})
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A later user message, and what the agent did since the user's message before it."""
+
+    event_index: int
+    text: str
+    aborted: bool = False
+    provider_error: bool = False
+    tool_errors: int = 0
+    tool_calls: int = 0
+    edited: bool = False
+    asked: bool = False
+
+
+@dataclass(frozen=True)
+class Cue:
+    """One thing to look for.
+
+    `patterns` are for ASCII text, the faster one, and for any text; None when the situation tells,
+    not the words.
+    """
+
+    name: str
+    prior: float
+    patterns: tuple[re.Pattern[str], re.Pattern[str]] | None
+
+
+def later_turns(events: Sequence[Event]) -> list[Turn]:
+    """Return the user messages after the first one, each with its situation."""
+    turns: list[Turn] = []
+    since: list[Event] | None = None
+    for event in events:
+        if not event.on_active_branch:
+            continue
+        if event.kind != "user":
+            if since is not None:
+                since.append(event)
+            continue
+        if since is not None:
+            turns.append(_turn(event, since))
+        since = []
+    return turns
+
+
+def _turn(event: Event, since: Sequence[Event]) -> Turn:
+    replies = [e for e in since if e.kind == "assistant"]
+    calls = [e.tool_name.lower() for e in since if e.kind == "tool_call"]
+    said = next((e.text.rstrip() for e in reversed(replies) if e.text), "")
+    stop = replies[-1].stop_reason if replies else ""
+    return Turn(
+        event_index=event.index,
+        text=event.text.strip(),
+        aborted=stop == "aborted",
+        provider_error=stop == "error",
+        tool_errors=sum(e.is_error for e in since),
+        tool_calls=len(calls),
+        edited=any(name in _EDITS for name in calls),
+        asked=said.endswith(("?", "\uff1f")),
+    )
+
+
+def is_automated(text: str) -> bool:
+    """Tell whether a harness wrote the message, or it is a command to the harness.
+
+    >>> is_automated("/model gpt-5"), is_automated("/tmp/a.png\\n\\nthis is broken")
+    (True, False)
+    """
+    return _AUTOMATED.search(text) is not None
+
+
+def features(turn: Turn) -> dict[str, str]:
+    """Name the cues a message shows, each with the words that show it ("" for the situation).
+
+    >>> features(Turn(5, "No, that's wrong.", aborted=True))["wrong"]
+    'wrong'
+    """
+    text = turn.text[:READ_CHARS]
+    lowered = text.lower().replace("\u2019", "'")
+    source = text if len(text) == len(lowered) else lowered
+    blanked = _PASTED.sub(lambda match: " " * len(match.group()), lowered)
+    skip = len(blanked) - len(blanked.lstrip())
+    own = blanked.strip()
+    is_ascii = lowered.isascii()
+    found: dict[str, str] = {}
+    for cue in cues():
+        if cue.patterns is None:
+            continue
+        whole = cue.name == _ERROR_OUTPUT
+        if match := cue.patterns[not is_ascii].search(lowered if whole else own):
+            shift = 0 if whole else skip
+            found[cue.name] = source[match.start() + shift : match.end() + shift].strip()
+    words = len(own.split()) + len(_ASIAN.findall(own)) // 2
+    situation = {
+        "after_abort": turn.aborted,
+        "aborted_at_work": turn.aborted and turn.tool_calls >= 2,
+        "tool_error": turn.tool_errors > 0,
+        "provider_error": turn.provider_error,
+        "no_work": turn.tool_calls == 0,
+        "edited": turn.edited,
+        "asked": turn.asked,
+        "tiny": words <= 2 and not _OBJECTIONS & found.keys(),
+        "long": words > LONG_WORDS,
+        "pasted": own != lowered.strip(),
+    }
+    return found | {name: "" for name, holds in situation.items() if holds}
+
+
+@lru_cache(maxsize=1)
+def cues() -> tuple[Cue, ...]:
+    """Read the table of cues; a cue's languages are one pattern."""
+    table = tomllib.loads((files("processors.corrections") / "cues.toml").read_text("utf-8"))
+    return tuple(
+        Cue(
+            name,
+            float(entry["prior"]),
+            None
+            if entry["where"] == "context"
+            else (_pattern(entry, _NEVER_ASCII), _pattern(entry, frozenset())),
+        )
+        for name, entry in table.items()
+    )
+
+
+def _pattern(entry: dict[str, Any], without: frozenset[str]) -> re.Pattern[str]:
+    languages = {key: "|".join(entry[key]) for key in entry if key not in {*_NO_LANGUAGE, *without}}
+    spaced = "|".join(words for key, words in languages.items() if key not in _UNSPACED)
+    unspaced = "|".join(words for key, words in languages.items() if key in _UNSPACED)
+    if entry["where"] == "anywhere":
+        whole_words = rf"(?<!\w)(?:{spaced})(?!\w)" if spaced else ""
+        return re.compile("|".join(filter(None, (whole_words, unspaced))))
+    words = rf"(?:{spaced})(?!\w)"
+    return re.compile(_STARTS[entry["where"]] + f"(?:{'|'.join(filter(None, (words, unspaced)))})")

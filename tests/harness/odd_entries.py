@@ -1,0 +1,69 @@
+"""Objects shaped roughly like entries, and what must hold for the events of any of them."""
+
+import json
+from typing import Any
+
+from hypothesis import strategies as st
+
+from pimono_sdpo.harness.event import Event
+
+_WORDS = st.sampled_from(
+    """user assistant tool system developer message text tool_use tool_result function_call
+    function_call_output custom_tool_call local_shell_call_output session_start session_meta
+    response_item event_msg compacted turn_aborted user_message error thread_rolled_back summary
+    compact_boundary compaction_state attachment queued_command hook_x input_text write_stdin
+    exec_command Bash shell c1 c2 bash -lc""".split()
+) | st.sampled_from(
+    [
+        "[Request interrupted by user]",
+        "The user doesn't want to proceed with this tool use. the user said:\nno",
+        "<system-reminder>x</system-reminder>",
+        "<system-reminder>",
+        "<command-name>/go</command-name><command-args>two words</command-args>",
+        "Exit code: 1\nWall time: 1 seconds\nOutput:\nx",
+        "Process exited with code 1\nProcess running with session ID 7\nOutput:\n",
+        '{"output": "x", "metadata": {"exit_code": 2}}',
+        '{"cmd": "ls", "session_id": 7}',
+        "\x1b[31m\ud800",
+    ]
+)
+_KEYS = st.sampled_from(
+    """type message content role id uuid parentUuid parentId text name input arguments call_id
+    tool_use_id toolCalls toolCallId function is_error isSidechain isMeta isCompactSummary
+    payload output metadata exit_code action command cmd reason num_turns attachment prompt
+    source_uuid origin kind anchorMessage summary timestamp source harness session_id chars stop_reason
+    subtype isApiErrorMessage model exitCode error cwd""".split()
+)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | _WORDS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(_KEYS, inner, max_size=6),
+    max_leaves=25,
+)
+ENTRIES = st.lists(st.dictionaries(_KEYS, JSON, max_size=8), max_size=8)
+
+
+def check(events: list[Event]) -> None:
+    """Hold for every reader: numbered in order, results name a call, arguments are JSON."""
+    assert [event.index for event in events] == list(range(len(events)))
+    calls = {event.call_id for event in events if event.kind == "tool_call"}
+    for event in events:
+        if event.kind == "tool_result":
+            assert event.call_id in calls | {""}
+        if event.kind == "tool_call":
+            json.loads(event.arguments)
+        event.text.encode()
+
+
+def kinds(events: list[Event]) -> list[str]:
+    """Return the kinds of the events that say something."""
+    return [event.kind for event in events if event.kind != "other"]
+
+
+def texts(events: list[Event], kind: str) -> list[str]:
+    """Return the texts of one kind."""
+    return [event.text for event in events if event.kind == kind]
+
+
+def envelope(**entry: Any) -> dict[str, Any]:
+    """Return an entry with a time."""
+    return {"timestamp": "2026-01-02T03:04:05Z", **entry}

@@ -1,0 +1,231 @@
+from typing import Any
+
+import pytest
+from hypothesis import given
+
+from pimono_sdpo.harness import claude_code
+from pimono_sdpo.harness.event import Event
+from tests.harness.odd_entries import ENTRIES, check, envelope, kinds, texts
+
+Entry = dict[str, Any]
+REFUSED = "The user doesn't want to proceed with this tool use. The tool use was rejected."
+
+
+def user(content: Any, **entry: Any) -> Entry:
+    return envelope(type="user", message={"role": "user", "content": content}, **entry)
+
+
+def answer(*content: Entry, name: str = "", stop: str | None = None, **entry: Any) -> Entry:
+    message = {"role": "assistant", "content": list(content), "stop_reason": stop}
+    return envelope(
+        type="assistant", message={**message, **({"id": name} if name else {})}, **entry
+    )
+
+
+def text(words: str) -> Entry:
+    return {"type": "text", "text": words}
+
+
+def use(name: str, call_id: str = "c1", **given: Any) -> Entry:
+    return {"type": "tool_use", "id": call_id, "name": name, "input": given}
+
+
+def result(content: Any, error: bool = False, call_id: str = "c1") -> Entry:
+    return {"type": "tool_result", "tool_use_id": call_id, "content": content, "is_error": error}
+
+
+def one_result(content: Any, error: bool = False, tool: str = "Bash") -> Event:
+    read = claude_code.read([answer(use(tool, command="make")), user([result(content, error)])])
+    return next(event for event in read if event.kind == "tool_result")
+
+
+@given(ENTRIES)
+def test_odd_entries_never_raise(entries: list[Entry]) -> None:
+    for entry in entries:
+        claude_code.recognises(entry)
+    claude_code.header(entries)
+    check(claude_code.read(entries))
+
+
+@pytest.mark.parametrize(
+    ("entry", "own"),
+    [
+        (user("hi"), True),
+        (answer(text("hi")), True),
+        ({"type": "summary", "summary": "Title", "leafUuid": "u"}, True),
+        ({"type": "progress", "parentUuid": None}, True),
+        ({"type": "system", "subtype": "init", "session_id": "s"}, True),
+        ({"type": "message", "message": {"role": "user", "content": "hi"}}, False),
+        ({"type": "user", "text": "hi"}, False),
+        ({"type": "session", "version": 3, "id": "s"}, False),
+    ],
+)
+def test_a_line_is_told_by_its_content(entry: Entry, own: bool) -> None:
+    assert claude_code.recognises(entry) is own
+
+
+def test_the_header_is_in_the_first_lines_that_have_it() -> None:
+    lines = [{"type": "summary"}, user("hi", sessionId="s-1", cwd="/w"), user("x", sessionId="s-2")]
+    assert claude_code.header(lines) == ("s-1", "/w")
+
+
+def test_an_answer_in_several_lines_is_one_event_and_each_block_counts_once() -> None:
+    read = claude_code.read(
+        [
+            user("Fix it"),
+            answer({"type": "thinking", "thinking": "hm"}, name="m1"),
+            answer(text("Looking."), name="m1"),
+            answer(text("Looking."), use("Bash", command="ls"), name="m1", stop="tool_use"),
+            user([result("a.py")]),
+            answer(use("Read", "c2", file_path="a.py"), name="m1"),
+            answer(text("Done."), name="m2", stop="end_turn"),
+        ]
+    )
+    assert kinds(read) == "user assistant tool_call tool_result tool_call assistant".split()
+    assert texts(read, "assistant") == ["Looking.", "Done."]
+    assert [e.stop_reason for e in read if e.kind == "assistant"] == ["tool_use", "end_turn"]
+    assert [e.tool_name for e in read if e.kind == "tool_call"] == ["bash", "read"]
+
+
+@pytest.mark.parametrize(
+    ("content", "error", "tool", "seen", "is_error", "code"),
+    [
+        ("Exit code 2\nmake: failed", True, "Bash", "Exit code 2\nmake: failed", True, 2),
+        ("Exit code 2", False, "Bash", "Exit code 2", False, None),
+        ("<tool_use_error>No file.</tool_use_error>", False, "Read", "No file.", True, None),
+        (
+            "<tool_use_error>Sibling tool call errored</tool_use_error>",
+            True,
+            "Bash",
+            None,
+            False,
+            None,
+        ),
+        ([text("ok"), {"type": "image"}], False, "Read", "ok", False, None),
+        ("1 a\n\n<system-reminder>Be good.</system-reminder>\n", False, "Read", "1 a", False, None),
+        (REFUSED, True, "Bash", None, False, None),
+        (
+            "Exit code 137\n[Request interrupted by user for tool use]",
+            True,
+            "Bash",
+            None,
+            False,
+            None,
+        ),
+    ],
+)
+def test_results(
+    content: Any, error: bool, tool: str, seen: str | None, is_error: bool, code: int | None
+) -> None:
+    event = one_result(content, error, tool)
+    assert (event.is_error, event.exit_code) == (is_error, code)
+    assert seen is None or event.text == seen
+
+
+def test_a_refusal_aborts_the_turn_and_its_words_are_the_users() -> None:
+    said = f"{REFUSED} To tell you how to proceed, the user said:\nuse tabs\n\nNote: The user's next message"
+    read = claude_code.read([user("Go on"), answer(use("Edit")), user([result(said, True)])])
+    assert kinds(read) == "user assistant tool_call tool_result user".split()
+    assert (read[1].stop_reason, read[-1].text) == ("aborted", "use tabs")
+
+
+def test_an_interruption_aborts_the_turn_it_breaks_off() -> None:
+    mark = [text("[Request interrupted by user]")]
+    read = claude_code.read([user("One"), answer(text("Yes")), user(mark), user("No, stop")])
+    assert kinds(read) == "user assistant custom_message user".split()
+    assert read[1].stop_reason == "aborted"
+    early = claude_code.read([answer(text("Done")), user("Two"), user(mark), user("Three")])
+    assert [(e.kind, e.stop_reason) for e in early][-2:] == [("assistant", "aborted"), ("user", "")]
+    assert early[0].stop_reason == ""
+
+
+@pytest.mark.parametrize(
+    ("entry", "typed"),
+    [
+        (user("Fix <div> in a.html"), ["Fix <div> in a.html"]),
+        (user([text("<ide_opened_file>a.py</ide_opened_file>"), text("Fix it")]), ["Fix it"]),
+        (user("<system-reminder>x</system-reminder>\nFix it"), ["Fix it"]),
+        (user("<system-reminder> is odd"), ["<system-reminder> is odd"]),
+        (user("Skill text", isMeta=True), []),
+        (user("Look around", isSidechain=True), []),
+        (user("Task done", origin={"kind": "task-notification"}), []),
+        (user("Caveat: The messages below were generated by the user"), []),
+        (user("<bash-stdout>a</bash-stdout><bash-stderr></bash-stderr>"), []),
+        (user("<local-command-stdout>ok</local-command-stdout>"), []),
+        (user("<command-name>/clear</command-name><command-args></command-args>"), []),
+        (user("<command-name>/model</command-name><command-args>a b</command-args>"), []),
+        (
+            user("<command-name>/fix</command-name><command-args>the bug</command-args>"),
+            ["the bug"],
+        ),
+        (user("Summary of it", isCompactSummary=True), []),
+        (
+            {"type": "attachment", "attachment": {"type": "queued_command", "prompt": "And b"}},
+            ["And b"],
+        ),
+        (
+            {
+                "type": "attachment",
+                "attachment": {
+                    "type": "queued_command",
+                    "commandMode": "task-notification",
+                    "prompt": "x",
+                },
+            },
+            [],
+        ),
+    ],
+)
+def test_only_what_was_typed_is_the_users(entry: Entry, typed: list[str]) -> None:
+    assert texts(claude_code.read([entry]), "user") == typed
+
+
+def test_what_is_written_twice_counts_once() -> None:
+    queued = {"type": "queued_command", "prompt": "And b", "source_uuid": "q1"}
+    twice = {"type": "attachment", "attachment": queued}
+    read = claude_code.read([user("Fix a", uuid="u1"), user("Fix a", uuid="u1"), twice, twice])
+    assert texts(read, "user") == ["Fix a", "And b"]
+
+
+def test_errors_of_the_provider_and_placeholders() -> None:
+    failed = answer(text("API Error: 529 overloaded"), isApiErrorMessage=True)
+    filler = answer(text("No response requested."))
+    filler["message"]["model"] = "<synthetic>"
+    read = claude_code.read([user("Go"), failed, filler])
+    assert [(e.kind, e.stop_reason) for e in read[1:]] == [("assistant", "error"), ("other", "")]
+
+
+def test_the_active_path() -> None:
+    read = claude_code.read(
+        [
+            user("Ask", uuid="a", parentUuid=None),
+            answer(text("Old"), uuid="b", parentUuid="a", name="m1"),
+            user("Went back from", uuid="c", parentUuid="b"),
+            user("Subagent's task", uuid="s", parentUuid=None, isSidechain=True),
+            {"type": "progress", "uuid": "p", "parentUuid": "b"},
+            user("Said instead", uuid="d", parentUuid="b"),
+            answer(use("Bash", "c1", command="ls"), uuid="e", parentUuid="d", name="m2"),
+            answer(use("Bash", "c2", command="pwd"), uuid="f", parentUuid="e", name="m2"),
+            user([result("1", call_id="c1")], uuid="g", parentUuid="e"),
+            user([result("2", call_id="c2")], uuid="h", parentUuid="f"),
+            answer(text("End"), uuid="i", parentUuid="g", name="m3"),
+        ]
+    )
+    off = [(e.text, e.is_subagent) for e in read if not e.on_active_branch]
+    assert off == [("Went back from", False), ("Subagent's task", True)]
+
+
+def test_a_compaction_and_a_lost_parent_do_not_hide_the_beginning() -> None:
+    boundary = {"type": "system", "subtype": "compact_boundary", "uuid": "b", "parentUuid": None}
+    read = claude_code.read(
+        [
+            user("Ask", uuid="a", parentUuid=None),
+            {**boundary, "logicalParentUuid": "a"},
+            user("So far", uuid="c", parentUuid="b", isCompactSummary=True),
+            answer(text("Goes on"), uuid="d", parentUuid="lost"),
+            {"type": "summary", "summary": "Title", "leafUuid": "d"},
+        ]
+    )
+    assert kinds(read) == "user compaction assistant branch_summary".split()
+    assert all(event.on_active_branch for event in read)
+    assert read[2].kept_from == 2

@@ -1,0 +1,269 @@
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pimono_sdpo.trace import read_trace
+from processors.corrections.decide import SPAN_CHARS, decide, find_corrections, load_model
+from processors.corrections.eval import evaluate_corrections, main, measure, render
+from processors.corrections.features import Turn, cues, later_turns
+from processors.corrections.fit import WEIGHTS, fit, weights_json
+from processors.corrections.labels import read_examples
+from tests.traces import HEADER, assistant, bash, call, result, trace, user
+
+TRACES = Path(os.environ.get("PIMONO_TRACES", ""))
+needs_traces = pytest.mark.skipif(
+    not os.environ.get("PIMONO_TRACES"), reason="PIMONO_TRACES is not set"
+)
+
+CORRECTIONS = [
+    "no, keep the old file name",
+    "nope. I asked for a table, not a list",
+    "that's wrong, the array is append only",
+    "the tests still fail on windows",
+    "You forgot to update the imports",
+    "please don't touch the lockfile",
+    "why did you rewrite the whole file?!",
+    "Hmm, this broke the login page",
+    "wtf are you doing, stop",
+    "> cache: per process\n\nthat's not how it works",
+    "/tmp/shots/2026/a.png\n\nthe header is still missing",
+    "nein, das stimmt nicht, nimm die andere Datei",
+    "das funktioniert immer noch nicht",
+    "non, ce n'est pas ça",
+    "ça ne marche toujours pas",
+    "no, eso está mal",
+    "sigue sin funcionar el botón",
+    "não, eu pedi em português",
+    "non funziona, hai rotto la build",
+    "я же просил не трогать тесты",
+    "всё ещё не работает",
+    "nie działa, nadal ten sam błąd",
+    "不对,应该是按日期排序",
+    "还是报错,你根本没改",
+    "違います。元のファイルを残してください",
+    "まだ動かないです",
+    "아니 그게 아니라 기존 파일을 수정하라고",
+    "여전히 안 돼요",
+]
+OTHERS = [
+    "ok, commit and push",
+    "continue",
+    "yes please",
+    "no problem, go ahead",
+    "2",
+    "now add a changelog entry for this",
+    "looks good, merge it",
+    "What does this function do?",
+    "can you add a dark mode?",
+    "use postgres for this project",
+    "/model gpt-5",
+    "Task: read the parser and report",
+    "danke, sieht gut aus",
+    "merci, maintenant ajoute la doc",
+    "¿puedes añadir un test?",
+    "спасибо, теперь добавь тесты",
+    "好的,继续",
+    "请帮我加一个登录页面",
+    "次にテストを書いてください",
+    "続けて",
+    "좋아요 커밋해줘",
+    "",
+]
+
+
+@pytest.mark.parametrize("text", CORRECTIONS)
+def test_corrections_are_found_without_any_failure(text: str) -> None:
+    decision = decide(Turn(3, text, tool_calls=2, edited=True))
+    assert decision.is_correction, decision
+    assert decision.span
+    assert decision.span in text
+    assert decision.probability >= load_model().threshold
+
+
+@pytest.mark.parametrize("text", OTHERS)
+@pytest.mark.parametrize("errors", [0, 3])
+def test_a_failure_makes_no_correction_of_a_follow_up(text: str, errors: int) -> None:
+    assert not decide(Turn(3, text, tool_errors=errors, tool_calls=3, edited=True)).is_correction
+
+
+@pytest.mark.parametrize("text", ["continue", "ok, commit and push", "/model gpt-5", "wow"])
+def test_nor_does_an_abort(text: str) -> None:
+    assert not decide(Turn(3, text, aborted=True, tool_calls=3)).is_correction
+
+
+def test_an_abort_at_work_makes_a_correction_of_a_plain_remark() -> None:
+    text = "the footer uses the accent colour"
+    plain, aborted = (
+        decide(Turn(3, text, aborted=a, tool_calls=4, edited=True)) for a in (False, True)
+    )
+    assert not plain.is_correction
+    assert (aborted.is_correction, aborted.rule) == (True, "after_abort")
+    assert aborted.span == text
+
+
+@pytest.mark.parametrize(
+    ("text", "rule", "span"),
+    [
+        ("Well, NO, not there", "no", "Well, NO"),
+        ("I said the other folder", "i_said", "I said"),
+        ("the page shows the same error", "still_broken", "same error"),
+        ("you\u2019ve got it, but this is not what I meant", "wrong", "this is not"),
+    ],
+)
+def test_a_decision_quotes_the_words_of_its_strongest_cue(text: str, rule: str, span: str) -> None:
+    decision = decide(Turn(3, text))
+    assert (decision.rule, decision.span) == (rule, span)
+
+
+def test_a_span_cut_short_ends_with_a_whole_word() -> None:
+    text = "needs 6 for the footer, " + "colour " * 7 + "x" * 60 + " end"
+    decision = decide(Turn(3, text, aborted=True, tool_calls=4))
+    assert decision.span
+    assert set(decision.span.split()) <= set(text.split())
+
+
+@given(st.text(max_size=300), st.booleans(), st.integers(0, 5))
+def test_any_text_is_decided(text: str, aborted: bool, calls: int) -> None:
+    decision = decide(Turn(3, text.strip(), aborted=aborted, tool_calls=calls))
+    assert 0.0 <= decision.probability <= 1.0
+    assert len(decision.span) <= SPAN_CHARS
+    assert decision == decide(Turn(3, text.strip(), aborted=aborted, tool_calls=calls))
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        "a",
+        " ",
+        "no ",
+        "- 11\n",
+        "/a/b",
+        "`",
+        "``` ",
+        "you ",
+        "not a ",
+        "\n\n",
+        "!",
+        "không",
+        "不",
+        "du hast ",
+    ],
+)
+def test_a_megabyte_is_decided_at_once(piece: str) -> None:
+    text = piece * (1_000_000 // len(piece))
+    decide(Turn(3, "warm"))
+    begin = time.perf_counter()
+    decide(Turn(3, text))
+    assert time.perf_counter() - begin < 0.25
+
+
+def test_a_turn_knows_what_the_agent_did_before_it() -> None:
+    text = trace(
+        HEADER,
+        user("build the page"),
+        call("edit", path="a"),
+        result("edit", "done"),
+        *bash("npm test", "1 failed", error=True, call_id="c2"),
+        assistant("Shall I go on?"),
+        user("first"),
+        assistant("", stop="aborted"),
+        user("second"),
+    )
+    events = read_trace(text).events
+    first, second = later_turns(events)
+    assert (first.text, first.tool_calls, first.tool_errors) == ("first", 2, 1)
+    assert (first.edited, first.asked, first.aborted) == (True, True, False)
+    assert (second.tool_calls, second.tool_errors, second.aborted) == (0, 0, True)
+
+
+def test_a_found_correction_says_where_why_and_how_sure() -> None:
+    text = trace(
+        HEADER,
+        user("no, build the page"),
+        assistant("Done."),
+        user("ok thanks"),
+        assistant("Fine."),
+        user("no, that's not what I wanted"),
+    )
+    events = read_trace(text).events
+    (found,) = find_corrections(events)
+    assert events[found["event_index"]].text == found["text"] == "no, that's not what I wanted"
+    assert found["rule"] in {cue.name for cue in cues()}
+    assert found["span"] in found["text"]
+    assert found["probability"] > 0.8
+
+
+def test_every_cue_has_a_weight_of_the_sign_of_its_prior() -> None:
+    weights = load_model().weights
+    assert set(weights) == {cue.name for cue in cues()}
+    assert all(weights[cue.name] * cue.prior > 0 for cue in cues())
+
+
+def labelled(folder: Path, said: list[tuple[str, str]]) -> tuple[Path, Path]:
+    entries = [HEADER, user("build the page")]
+    for text, _ in said:
+        entries += [assistant("Done."), user(text)]
+    (folder / "someone__project__s.jsonl").write_text(trace(*entries))
+    rows = [
+        f"someone__project__s.jsonl,{n},{label},{json.dumps(text)}"
+        for n, (text, label) in enumerate(said, 1)
+    ]
+    labels = folder / "labels.csv"
+    labels.write_text("\n".join(["file,user_ordinal,label,text", *rows]) + "\n")
+    return labels, folder
+
+
+SAID = [
+    ("no not there", "correction"),
+    ("go on", "other"),
+    ("it crashes now", "bug_report"),
+    ("no blue one", "steer"),
+]
+
+
+def test_labels_find_their_messages_and_authors(tmp_path: Path) -> None:
+    examples = read_examples(*labelled(tmp_path, SAID))
+    assert [(e.turn.text, e.label) for e in examples] == SAID
+    assert [e.positive for e in examples] == [True, False, True, False]
+    assert {e.author for e in examples} == {"ann"}
+    assert weights_json(fit(examples)) == weights_json(fit(examples))
+    score = measure("x", examples, [True, True, False, False])
+    assert (score.precision, score.recall, score.f1) == (0.5, 0.5, 0.5)
+
+
+def test_a_label_without_its_message_is_an_error(tmp_path: Path) -> None:
+    labels, folder = labelled(tmp_path, SAID)
+    labels.write_text(labels.read_text().replace("go on", "go away"))
+    with pytest.raises(ValueError, match="go away"):
+        read_examples(labels, folder)
+
+
+def test_the_command_prints_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(path) for path in labelled(tmp_path, SAID)]) == 0
+    shown = capsys.readouterr().out
+    assert "leave one author out" in shown
+    assert "bag of negation words" in shown
+    assert main([]) == 2
+
+
+@needs_traces
+def test_authors_left_out_are_judged_well_enough() -> None:
+    report = evaluate_corrections(TRACES / "labels_user_messages.csv", TRACES)
+    assert (report.left_out.messages, report.left_out.positives) == (391, 91)
+    assert report.left_out.precision >= 0.75
+    assert report.left_out.recall >= 0.65
+    assert report.left_out_threshold.f1 >= 0.70
+    assert report.session_left_out.f1 >= 0.70
+    assert all(report.left_out.f1 > baseline.f1 + 0.15 for baseline in report.baselines)
+    assert "P" in render(report)
+
+
+@needs_traces
+def test_the_shipped_weights_are_what_the_labels_give() -> None:
+    examples = read_examples(TRACES / "labels_user_messages.csv", TRACES)
+    assert WEIGHTS.read_text() == weights_json(fit(examples))
