@@ -12,7 +12,40 @@ import sys
 import time
 from pathlib import Path
 
+from pimono_sdpo.errors import OutputError, PimonoError
+
 HERE = Path(__file__).parent
+# Says that a folder was filled by an earlier demo and may be emptied by the next.
+MARK = ".pimono-sdpo-demo"
+PARTS = ("traces", "rows", "tiny-gemma4", "run", "trackio")
+
+
+def empty_folder(out: Path) -> None:
+    """Make the folder and take an earlier demo out of it; raises OutputError for any other."""
+    place = out.resolve()
+    if place.exists() and not place.is_dir():
+        raise OutputError(f"`{out}` is a file; give the name of a folder as --out.")
+    here = Path.cwd()
+    if place == Path.home().resolve() or here.is_relative_to(place):
+        raise OutputError(f"`{out}` holds more than a demo; give a folder of its own as --out.")
+    ours = {MARK, *PARTS, ".rows.partial", ".rows.old"}
+    found = sorted(path.name for path in place.iterdir()) if place.exists() else []
+    foreign = [name for name in found if name not in ours or MARK not in found]
+    if foreign:
+        raise OutputError(
+            f"`{out}` holds `{foreign[0]}`, which is not of an earlier demo; give another folder "
+            "as --out."
+        )
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        (place / MARK).touch()
+        for name in found:
+            if name != MARK:
+                shutil.rmtree(place / name)
+    except OSError as error:
+        raise OutputError(
+            f"`{out}` cannot be written ({error.strerror}); give another folder as --out."
+        ) from error
 
 
 def step(title: str, *command: str) -> None:
@@ -33,12 +66,15 @@ def step(title: str, *command: str) -> None:
 
 def main() -> None:
     """Run the five steps and say what is where."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--out", type=Path, default=Path("build/demo"), help="folder to write to")
     out = parser.parse_args().out
     started = time.monotonic()
-    shutil.rmtree(out, ignore_errors=True)
-    out.mkdir(parents=True)
+    try:
+        empty_folder(out)
+    except PimonoError as problem:
+        print(f"demo: {problem}", file=sys.stderr)
+        sys.exit(2)
     traces, rows, model, run = out / "traces", out / "rows", out / "tiny-gemma4", out / "run"
     os.environ["TRACKIO_DIR"] = str((out / "trackio").resolve())
 

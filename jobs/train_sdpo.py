@@ -14,19 +14,20 @@
     train_sdpo.py --mode train --run-name NAME [--config RECIPE] [any SDPOConfig/ModelConfig flag]
 
 RECIPE is a YAML file or a name (gemma4_12b when left out, tiny for a CPU). OUTPUT, by default
-outputs/NAME, gets run.json, report.json and the adapter with its card under adapter/.
+outputs/NAME, gets run.json, report.json and the adapter with its card under adapter/;
+run-local.json beside them knows this machine's paths and is never published.
 
 --mode prepare   filter --source into OUTPUT/data, nothing else
 --mode smoke     train for at most 2 steps, push nothing, log to this machine
 --mode train     train; with --hub_model_id or HUB_MODEL_ID, publish the adapter
 --mode card      write the card again from OUTPUT/run.json and report.json
 
-A killed training goes on from its last checkpoint when started again with the same arguments.
-A finished one is left alone; --overwrite starts over, rows included. HF_TOKEN, HUB_MODEL_ID and
+A killed training goes on from its last checkpoint when started again with the same arguments, and
+refuses others. A finished one is left alone; --overwrite starts over, rows included, once all that
+was given has been checked. HF_TOKEN, HUB_MODEL_ID and
 TRACKIO_SPACE_ID are read from the environment. Exit code 2: something given cannot be used.
 """
 
-import json
 import os
 import sys
 import warnings
@@ -34,7 +35,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pimono_sdpo.errors import OutputError, PimonoError, TrainingInputError
+from pimono_sdpo.errors import PimonoError, TrainingInputError
 
 if TYPE_CHECKING:
     from trl import ModelConfig
@@ -93,27 +94,33 @@ def main(argv: list[str]) -> int:
 
 def run(argv: list[str]) -> None:
     """Parse the arguments and do what the mode says."""
+    from pimono_sdpo.training.output import DATA, leave_as_found
+
     job, args, model_args, recipe = parse(argv)
     output = Path(args.output_dir)
     if job.mode == "card":
         rewrite_card(output)
-    elif job.mode == "prepare":
-        prepare_rows(job, output, args.seed)
-    else:
-        train_and_save(job, args, model_args, recipe, argv, output)
+        return
+    with leave_as_found(output):
+        if job.mode == "prepare":
+            prepare_rows(job, output, DATA, args.seed)
+        else:
+            train_and_save(job, args, model_args, recipe, argv, output)
 
 
 def parse(argv: list[str]) -> tuple[JobArguments, "SDPOConfig", "ModelConfig", str]:
     """Merge recipe, command line and environment; return the arguments and the recipe's name."""
     import yaml
-    from trl import ModelConfig, TrlParser
+    from trl import ModelConfig
     from trl.experimental.sdpo import SDPOConfig
 
+    from cards.lint import LICENCES
+    from pimono_sdpo.training import arguments
     from pimono_sdpo.training.recipes import DEFAULT_RECIPE, find_recipe
 
-    name, rest = take_config(argv)
+    name, rest = arguments.take_config(argv)
     recipe = find_recipe(name or DEFAULT_RECIPE, Path(__file__).parent)
-    parser = TrlParser((JobArguments, SDPOConfig, ModelConfig), description=__doc__)
+    parser = arguments.SentenceParser((JobArguments, SDPOConfig, ModelConfig), __doc__)
     try:
         job, args, model_args, *unknown = parser.parse_args_and_config(
             ["--config", str(recipe), *rest], return_remaining_strings=True
@@ -121,13 +128,20 @@ def parse(argv: list[str]) -> tuple[JobArguments, "SDPOConfig", "ModelConfig", s
     except (ValueError, yaml.YAMLError) as error:
         # TRL checks its own arguments against each other and raises ValueError.
         raise TrainingInputError(
-            f"The arguments of `{recipe.name}` and the command line cannot be used: {error}"
+            f"The arguments of `{recipe.name}` and the command line cannot be used: "
+            f"{' '.join(str(error).split())}"
         ) from error
     if unknown[-1]:
         raise TrainingInputError(
             f"Unknown argument(s) {' '.join(unknown[-1])}; see --help for the known ones."
         )
+    for given in (job, args, model_args):
+        arguments.check_numbers(vars(given))
+    if job.max_samples is not None and job.max_samples < 1:
+        raise TrainingInputError(f"--max_samples is {job.max_samples}; keep at least 1 row.")
+    job.license = arguments.known_licence(job.license, LICENCES)
     args.run_name = args.run_name or recipe.stem
+    arguments.check_run_name(args.run_name)
     if args.output_dir == "trainer_output":
         suffix = "-smoke" if job.mode == "smoke" else ""
         args.output_dir = str(Path("outputs") / f"{args.run_name}{suffix}")
@@ -135,32 +149,15 @@ def parse(argv: list[str]) -> tuple[JobArguments, "SDPOConfig", "ModelConfig", s
     return job, args, model_args, recipe.name
 
 
-def take_config(argv: list[str]) -> tuple[str | None, list[str]]:
-    """Take `--config NAME` or `--config=NAME` out of the arguments."""
-    rest = list(argv)
-    for index, argument in enumerate(rest):
-        if argument.startswith("--config="):
-            del rest[index]
-            return argument.removeprefix("--config="), rest
-        if argument == "--config":
-            if index + 1 == len(rest):
-                raise TrainingInputError("--config needs the name or the path of a recipe.")
-            name = rest[index + 1]
-            del rest[index : index + 2]
-            return name, rest
-    return None, rest
-
-
-def prepare_rows(job: JobArguments, output: Path, seed: int) -> str:
-    """Filter the source into OUTPUT/data and return that folder."""
+def prepare_rows(job: JobArguments, output: Path, name: str, seed: int) -> str:
+    """Filter the source into a folder of OUTPUT and return it."""
     from pimono_sdpo.cli import run_filter
 
     if job.source is None:
         raise TrainingInputError(
             "There is nothing to train on; give --dataset (rows) or --source (traces)."
         )
-    folder = output / "data"
-    output.mkdir(parents=True, exist_ok=True)
+    folder = output / name
     report = run_filter(
         job.source,
         folder,
@@ -169,27 +166,28 @@ def prepare_rows(job: JobArguments, output: Path, seed: int) -> str:
         max_samples=job.max_samples,
         seed=seed,
     )
-    print(f"{report['kept']} of {report['sessions']} sessions are rows in {folder}")
+    print(f"{report['kept']} of {report['sessions']} sessions are rows in {output / 'data'}")
     return str(folder)
 
 
 def rows_of(job: JobArguments, output: Path, seed: int) -> str:
     """Return the rows to train on: --dataset, else those prepared before, else filter now."""
+    from pimono_sdpo.training import output as folders
+    from pimono_sdpo.training.prepared import check_prepared
+    from processors.redact import redact_text
+
     if job.dataset is not None:
         return job.dataset
-    report = output / "data" / "report.json"
-    if not report.exists():
-        return prepare_rows(job, output, seed)
-    made_with = json.loads(report.read_text())["options"]
-    wanted = {"unit": job.unit, "min_score": job.min_score, "max_samples": job.max_samples}
-    other = {name: made_with[name] for name in wanted if made_with[name] != wanted[name]}
-    if other:
-        found = ", ".join(f"{name} {value}" for name, value in other.items())
-        raise OutputError(
-            f"`{output / 'data'}` was filtered with {found}; give the same options, run --mode "
-            "prepare again, or --overwrite."
-        )
-    return str(output / "data")
+    data = output / folders.DATA
+    if job.overwrite:
+        folders.check_data(output)
+        return prepare_rows(job, output, folders.NEXT_DATA, seed)
+    if not (data / folders.REPORT_FILE).exists():
+        return prepare_rows(job, output, folders.DATA, seed)
+    options = {"unit": job.unit, "min_score": job.min_score, "max_samples": job.max_samples}
+    options |= {"seed": seed}
+    check_prepared(data, options, job.source, lambda name: redact_text(name, "")[0])
+    return str(data)
 
 
 def train_and_save(
@@ -201,16 +199,15 @@ def train_and_save(
     output: Path,
 ) -> None:
     """Train, then give OUTPUT its adapter, report and run log, in that order and each whole."""
-    from pimono_sdpo.training import models, publish, reload, rows, run_log, sdpo, tracking
+    from pimono_sdpo.training import models, publish, reload, rows, run_log, sdpo, started, tracking
     from pimono_sdpo.training import output as folders
     from rewards import trace_grounding_reward
 
     started_at = run_log.now()
     smoke = job.mode == "smoke"
     sdpo.settle_arguments(args, model_args, smoke)
-    if job.overwrite:
-        folders.clear_output(output, keep_data=job.dataset is not None)
-    folders.check_output(output)
+    folders.settle(output)
+    folders.check_output(output, job.overwrite)
     if args.hub_model_id:
         publish.check_hub(args.hub_model_id)
     elif "JOB_ID" in os.environ and not smoke:
@@ -220,16 +217,25 @@ def train_and_save(
             file=sys.stderr,
         )
     dataset = rows_of(job, output, args.seed)
+    loaded = rows.load_rows(dataset)
     report = rows.load_report(dataset)
-    prepared = sdpo.prepare(args, model_args, rows.load_rows(dataset), trace_grounding_reward)
+    revision = models.base_model_revision(model_args)
+    start = started.started_with(args, model_args, revision, loaded)
+    if not job.overwrite:
+        started.check_same_start(output, start)
+    prepared = sdpo.prepare(args, model_args, loaded, trace_grounding_reward)
     licence = job.license or models.base_model_licence(model_args, prepared.revision)
     tracking.set_up_trackio(args, smoke)
+    # Only now: whatever was given has been checked, and nothing is lost before.
+    if job.overwrite:
+        folders.clear_output(output, keep_data=job.dataset is not None)
+    base = str(model_args.model_name_or_path)
+    folders.begin(output, started.local_record(base, start))
     metrics = sdpo.train(prepared)
 
     staging = folders.staging_folder(output)
     model = prepared.trainer.accelerator.unwrap_model(prepared.trainer.model)
-    base = model_args.model_name_or_path
-    files = publish.save_adapter(model, staging, base, prepared.revision)
+    files = publish.save_adapter(model, staging, models.published_base(base), prepared.revision)
     reload.write_probe(model, prepared.trainer.processing_class, output)
     log = run_log.build_run_log(
         prepared,
@@ -265,19 +271,11 @@ def write_card(report: Json | None, run: Json, folder: Path) -> None:
 
 def rewrite_card(output: Path) -> None:
     """Write the card of a finished run again; the same run gives the same bytes."""
-    from pimono_sdpo.training.output import ADAPTER, REPORT_FILE, RUN_FILE
+    from pimono_sdpo.training.finished import read_finished
+    from pimono_sdpo.training.output import ADAPTER
 
-    if not (output / RUN_FILE).is_file() or not (output / ADAPTER).is_dir():
-        raise OutputError(
-            f"`{output}` holds no finished run; train first, or give its --run_name or "
-            "--output_dir."
-        )
-    report = output / REPORT_FILE
-    write_card(
-        json.loads(report.read_text()) if report.exists() else None,
-        json.loads((output / RUN_FILE).read_text()),
-        output / ADAPTER,
-    )
+    report, run = read_finished(output)
+    write_card(report, run, output / ADAPTER)
     print(f"the card is {output / ADAPTER / 'README.md'}")
 
 

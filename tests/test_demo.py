@@ -1,11 +1,13 @@
 """`make demo`, without the make."""
 
+import importlib.util
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from datasets import load_dataset
 
 from cards import lint_card
@@ -47,3 +49,55 @@ def test_the_demo_goes_from_traces_to_an_adapter_that_loads(tmp_path: Path) -> N
         assert lint_card(card.read_text()) == []
     assert load_dataset(str(tmp_path / "demo" / "rows"), split="train").num_rows == report["kept"]
     assert list((tmp_path / "demo" / "trackio").glob("*.db"))
+
+
+def demo(out: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(ROOT / "jobs" / "demo.py"), "--out", out],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("out", "words"),
+    [
+        ("mine", "holds `notes.txt`, which is not of an earlier demo"),
+        ("marked", "holds `notes.txt`, which is not of an earlier demo"),
+        ("half", "holds `rows`, which is not of an earlier demo"),
+        ("home", "holds more than a demo"),
+        (".", "holds more than a demo"),
+        ("..", "holds more than a demo"),
+        ("/", "holds more than a demo"),
+        ("file", "is a file"),
+    ],
+)
+def test_the_demo_empties_no_folder_but_its_own(tmp_path: Path, out: str, words: str) -> None:
+    for name in ("mine/notes.txt", "marked/notes.txt", "marked/.pimono-sdpo-demo", "half/rows/1"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("mine")
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "home").mkdir()
+    before = sorted(tmp_path.rglob("*"))
+    done = demo(out, tmp_path, HOME=str(tmp_path / "home"))
+    assert done.returncode == 2
+    assert done.stderr.startswith("demo: `")
+    assert words in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_an_earlier_demo_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "demo" / "run").mkdir(parents=True)
+    (tmp_path / "demo" / "run" / "old").write_text("of the last time")
+    (tmp_path / "demo" / ".pimono-sdpo-demo").touch()
+    spec = importlib.util.spec_from_file_location("demo", ROOT / "jobs" / "demo.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.empty_folder(tmp_path / "demo")
+    assert [path.name for path in (tmp_path / "demo").iterdir()] == [".pimono-sdpo-demo"]

@@ -47,6 +47,19 @@ class Reprompt:
             feedback=self.feedback_template.format(feedback_raw=feedback),
         )
 
+    def check(self) -> None:
+        """Fill the templates once; raises TrainingInputError when that cannot be."""
+        try:
+            self.text("prompt", "feedback")
+        except (LookupError, ValueError, AttributeError) as error:
+            # What str.format raises for fields it is not given and for stray braces.
+            raise TrainingInputError(
+                f"The templates of the teacher's prompt cannot be filled ({type(error).__name__}: "
+                f"{error}); use only {{prompt}}, {{solution}} and {{feedback}} in "
+                "reprompt_template, {successful_previous_attempt} in solution_template and "
+                "{feedback_raw} in feedback_template."
+            ) from error
+
 
 def fit_rows(
     dataset: Dataset,
@@ -67,6 +80,7 @@ def fit_rows(
             f"The dataset lacks the column(s) {_names(missing)} and has "
             f"{_names(dataset.column_names)}; give rows written by `pimono-sdpo filter`."
         )
+    reprompt.check()
     special = special_tokens(tokenizer)
 
     def fit(row: Row, index: int) -> Row:
@@ -94,6 +108,7 @@ def _fit(
     special: tuple[str, ...],
 ) -> Row:
     messages, last = _conversation(row["prompt"], number)
+    _check_columns(row, number)
     neutral = [neutralise(message["content"], special) for message in messages]
     context, in_context = neutralise(row["privileged_context"] or "", special)
     before = [
@@ -134,6 +149,11 @@ def _fit(
 
 def _conversation(prompt: Any, number: int) -> tuple[list[Message], Message]:
     messages = list(prompt) if isinstance(prompt, list) else []
+    if not all(isinstance(turn, dict) and {"role", "content"} <= turn.keys() for turn in messages):
+        raise TrainingInputError(
+            f"The prompt of row {number} is no list of turns with `role` and `content`; give rows "
+            "written by `pimono-sdpo filter`."
+        )
     if not messages or messages[-1]["role"] != "user":
         found = f"a turn of `{messages[-1]['role']}`" if messages else "no turn"
         raise TrainingInputError(
@@ -146,6 +166,20 @@ def _conversation(prompt: Any, number: int) -> tuple[list[Message], Message]:
             "text, since student and teacher join parts differently."
         )
     return messages, messages[-1]
+
+
+def _check_columns(row: Row, number: int) -> None:
+    terms, context = row["reward_terms"], row["privileged_context"]
+    if not isinstance(terms, list) or not all(isinstance(term, str) for term in terms):
+        raise TrainingInputError(
+            f"The `reward_terms` of row {number} are no list of texts; give rows written by "
+            "`pimono-sdpo filter`."
+        )
+    if not isinstance(context, str | None):
+        raise TrainingInputError(
+            f"The `privileged_context` of row {number} is no text; give rows written by "
+            "`pimono-sdpo filter`."
+        )
 
 
 def special_tokens(tokenizer: Any) -> tuple[str, ...]:

@@ -3,6 +3,9 @@
 reads a ModelConfig of TRL / gives what SDPOTrainer takes
 """
 
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
 )
 from peft import LoraConfig
+from safetensors import SafetensorError
 from transformers import AutoTokenizer
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
@@ -23,6 +27,27 @@ from pimono_sdpo.training.rows import is_local
 # The text layers alone: `all-linear` would also wrap the image and audio embedders, which get no
 # gradient here, and PEFT knows no default for this model type.
 TEXT_LINEARS = r".*language_model.*\.(q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj)"
+
+
+@contextmanager
+def told(what: str, advice: str) -> Iterator[None]:
+    """Say in one sentence what the libraries found unusable in files and settings of the user."""
+    try:
+        yield
+    except (OSError, ValueError, RuntimeError, SafetensorError, re.error) as error:
+        # Files that are missing, cut off or of other sizes, settings that contradict the model.
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__).strip(" .:")
+        raise TrainingInputError(f"{what} ({reason}); {advice}.") from error
+
+
+def published_base(name: str) -> str:
+    """Name the base model without the machine's path: a Hub id, or a folder's own name.
+
+    >>> published_base("/home/ann/gemma"), published_base("google/gemma-4-12B-it")
+    ('gemma', 'google/gemma-4-12B-it')
+    """
+    path = Path(name)
+    return path.resolve().name if path.is_absolute() or ".." in path.parts else name
 
 
 def base_model_revision(model_args: ModelConfig) -> str | None:
@@ -78,11 +103,21 @@ def load_tokenizer(
     model_args: ModelConfig, revision: str | None, trust_remote_code: bool = False
 ) -> Any:
     """Return the tokenizer alone: a multimodal processor pads, and SDPO attends to the padding."""
-    tokenizer = AutoTokenizer.from_pretrained(
-        model_args.model_name_or_path,
-        revision=revision or "main",
-        trust_remote_code=trust_remote_code,
-    )
+    with told(
+        f"The tokenizer of `{model_args.model_name_or_path}` cannot be loaded",
+        "give a model with its tokenizer files",
+    ):
+        tokenizer = AutoTokenizer.from_pretrained(
+            model_args.model_name_or_path,
+            revision=revision or "main",
+            trust_remote_code=trust_remote_code,
+        )
+    # Without its vocabulary, Transformers builds a tokenizer to which every text is unknown.
+    if not {*tokenizer("a word", add_special_tokens=False)["input_ids"]} - {tokenizer.unk_token_id}:
+        raise TrainingInputError(
+            f"The tokenizer of `{model_args.model_name_or_path}` has no vocabulary; give a model "
+            "with its tokenizer files."
+        )
     if tokenizer.chat_template is None:
         raise TrainingInputError(
             f"The tokenizer of `{model_args.model_name_or_path}` has no chat template; give an "
@@ -110,7 +145,8 @@ def lora_config(model_args: ModelConfig) -> LoraConfig:
         raise TrainingInputError(
             "This job trains a LoRA adapter and `use_peft` is off; set use_peft to true."
         )
-    config = get_peft_config(model_args)
+    with told("The LoRA arguments cannot be used", "correct --lora_r and the other --lora_*"):
+        config = get_peft_config(model_args)
     if config.target_modules is None:
         config.target_modules = TEXT_LINEARS
     return config

@@ -1,73 +1,210 @@
-"""Know what a run's output folder holds: checkpoints, rows, a finished run.
+"""Know what a run's output folder holds, and replace only what a run of this job has left there.
 
-OUTPUT/checkpoint-N   TRL's own, until the run is finished and after
-OUTPUT/data           rows filtered by this job, with their report.json
-OUTPUT/adapter        the adapter with its card; run.json beside it says that the run is finished
+OUTPUT/run-local.json  what the training was started with; marks OUTPUT as ours, never published
+OUTPUT/checkpoint-N    TRL's own, until the run is finished and after
+OUTPUT/data            rows filtered by this job, with their report.json
+OUTPUT/adapter         the adapter with its card; run.json beside it says that the run is finished
 """
 
 import json
+import os
+import re
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pimono_sdpo.errors import OutputError
+from pimono_sdpo.errors import OutputError, PimonoError
 
 RUN_FILE = "run.json"
 REPORT_FILE = "report.json"
+LOCAL_FILE = "run-local.json"
+PROBE_FILE = "probe.safetensors"
 ADAPTER = "adapter"
+STAGING = ".adapter.partial"
 DATA = "data"
+# Where an overwriting run keeps its rows until nothing can stop it from starting.
+NEXT_DATA = ".data.next"
+# The mark goes last, so that a folder half cleared is still known as ours.
+FILES = (REPORT_FILE, PROBE_FILE, RUN_FILE, LOCAL_FILE)
+CHECKPOINT = re.compile(r"checkpoint-\d+")
 # Transformers writes it last, so a checkpoint without it was cut off.
 LAST_OF_CHECKPOINT = "trainer_state.json"
 Json = dict[str, Any]
 
 
-def check_output(folder: Path) -> None:
-    """Refuse a folder that holds a finished run; raises OutputError."""
-    if (folder / RUN_FILE).exists():
+def read_object(path: Path) -> Json | None:
+    """Return the JSON object of a file; None when there is no file or it holds something else."""
+    if not path.is_file():
+        return None
+    try:
+        content = json.loads(path.read_bytes())
+    except ValueError:
+        # Cut off, or somebody else's.
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def is_ours(file: Path) -> bool:
+    """Tell whether this project wrote the JSON file."""
+    return "pimono_sdpo" in (read_object(file) or {})
+
+
+def check_output(folder: Path, overwrite: bool = False) -> None:
+    """Refuse a place that cannot be written, that holds a finished run or what is not ours."""
+    there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    if not there.is_dir():
+        raise OutputError(f"`{there}` is a file; give the name of a folder as --output_dir.")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise OutputError(f"`{there}` cannot be written; give another --output_dir.")
+    foreign = [path.name for path in sorted(folder.glob("*")) if _is_foreign(path)]
+    if foreign:
         raise OutputError(
-            f"`{folder}` holds a finished run; give another --run_name or --output_dir, or "
+            f"`{folder}` holds `{foreign[0]}`, which no run of this job has left there; move it, "
+            "or give another --run-name or --output_dir."
+        )
+    if (folder / RUN_FILE).exists() and not overwrite:
+        raise OutputError(
+            f"`{folder}` holds a finished run; give another --run-name or --output_dir, or "
             "--overwrite to replace it."
         )
 
 
+def _is_foreign(path: Path) -> bool:
+    """Tell whether a run would replace or read this as its own although it is not."""
+    if path.name == ADAPTER:
+        ours = is_ours(path / RUN_FILE) and not path.is_symlink()
+    elif path.name in (*FILES, STAGING) or CHECKPOINT.fullmatch(path.name):
+        ours = is_ours(path.parent / LOCAL_FILE) or is_ours(path.parent / RUN_FILE)
+    else:
+        return False
+    there = path.exists() or path.is_symlink()
+    return there and not ours and not _is_empty(path)
+
+
+def _is_empty(folder: Path) -> bool:
+    return folder.is_dir() and not any(folder.iterdir())
+
+
+def check_data(folder: Path) -> None:
+    """Refuse to put rows in the place of data that this job did not make."""
+    data = folder / DATA
+    if data.exists() and not _is_empty(data) and not is_ours(data / REPORT_FILE):
+        raise OutputError(
+            f"`{data}` holds files that are not of an earlier filter run; give another --run-name "
+            "or --output_dir."
+        )
+
+
+@contextmanager
+def leave_as_found(folder: Path) -> Iterator[None]:
+    """Leave neither empty folders nor rows for later behind when a run cannot start."""
+    new = [place for place in (folder, *folder.parents) if not place.exists()]
+    try:
+        yield
+    except PimonoError:
+        if is_ours(folder / NEXT_DATA / REPORT_FILE):
+            shutil.rmtree(folder / NEXT_DATA)
+        for place in new:
+            if _is_empty(place):
+                place.rmdir()
+        raise
+
+
 def last_checkpoint(folder: Path) -> Path | None:
     """Return the newest whole checkpoint of a run; one that was cut off is passed over."""
-    whole = [path.parent for path in folder.glob(f"checkpoint-*/{LAST_OF_CHECKPOINT}")]
+    whole = [
+        path
+        for path in folder.glob("checkpoint-*")
+        if CHECKPOINT.fullmatch(path.name) and read_object(path / LAST_OF_CHECKPOINT)
+    ]
     return max(whole, key=lambda path: int(path.name.rsplit("-", 1)[1]), default=None)
 
 
 def clear_output(folder: Path, keep_data: bool) -> None:
-    """Remove what an earlier run of this job left, and nothing else."""
-    for name in (RUN_FILE, REPORT_FILE):
-        (folder / name).unlink(missing_ok=True)
-    ours = [folder / ADAPTER, *folder.glob("checkpoint-*")]
-    if not keep_data and (folder / DATA / REPORT_FILE).exists():
-        ours.append(folder / DATA)
-    for path in ours:
-        shutil.rmtree(path, ignore_errors=True)
+    """Remove what an earlier run of this job left, and nothing else; see check_output.
+
+    Rows made for the run to come take their place.
+    """
+    try:
+        for path in [folder / STAGING, *folder.glob("checkpoint-*"), folder / ADAPTER]:
+            if path.is_dir() and not _is_foreign(path):
+                _remove(path, RUN_FILE)
+        if not keep_data and is_ours(folder / DATA / REPORT_FILE):
+            _remove(folder / DATA, REPORT_FILE)
+        if is_ours(folder / NEXT_DATA / REPORT_FILE):
+            (folder / NEXT_DATA).replace(folder / DATA)
+        for path in [folder / name for name in FILES]:
+            if path.is_file() and not _is_foreign(path):
+                path.unlink()
+    except OSError as error:
+        raise OutputError(
+            f"What `{folder}` holds cannot be replaced ({error.strerror}); give another "
+            "--output_dir."
+        ) from error
+
+
+def _remove(folder: Path, mark: str) -> None:
+    """Remove a folder, its mark last: after a kill it is still known as ours."""
+    for path in folder.iterdir():
+        if path.name == mark:
+            continue
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    shutil.rmtree(folder)
 
 
 def write_json(content: Json, path: Path) -> None:
     """Write JSON under a temporary name, then rename."""
-    temporary = path.with_name(f".{path.name}.partial")
-    temporary.write_text(json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    _write(json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n", path)
+
+
+def _write(text: str, path: Path) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    temporary.write_text(text)
     temporary.replace(path)
+
+
+def begin(folder: Path, local: Json) -> None:
+    """Write down what the training starts with; from here on OUTPUT is ours."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(local, folder / LOCAL_FILE)
 
 
 def staging_folder(folder: Path) -> Path:
     """Return an empty place for the adapter to be put together in."""
-    staging = folder / f".{ADAPTER}.partial"
-    shutil.rmtree(staging, ignore_errors=True)
+    staging = folder / STAGING
+    if staging.exists():
+        shutil.rmtree(staging)
     return staging
 
 
 def finish(folder: Path, staging: Path, report: Json | None, run: Json) -> None:
     """Give the adapter its name, with the run and the report in it and beside it."""
-    for place in (staging, folder):
-        if report is not None:
-            write_json(report, place / REPORT_FILE)
+    if report is not None:
+        write_json(report, staging / REPORT_FILE)
+    # Last, since it says that the folder is whole.
     write_json(run, staging / RUN_FILE)
-    shutil.rmtree(folder / ADAPTER, ignore_errors=True)
-    staging.replace(folder / ADAPTER)
-    # Last, since it marks the run as finished.
-    write_json(run, folder / RUN_FILE)
+    settle(folder)
+
+
+def settle(folder: Path) -> None:
+    """Give a whole adapter its name; this also ends what a kill has interrupted."""
+    staging, adapter = folder / STAGING, folder / ADAPTER
+    if is_ours(staging / RUN_FILE):
+        if _is_foreign(adapter):
+            raise OutputError(
+                f"`{adapter}` is not of this run and the trained adapter waits in `{staging}`; "
+                "move `adapter` away and start again with the same arguments."
+            )
+        if adapter.exists():
+            _remove(adapter, RUN_FILE)
+        staging.replace(adapter)
+    if is_ours(adapter / RUN_FILE) and not (folder / RUN_FILE).exists():
+        # run.json last, since it marks the run as finished.
+        for name in (REPORT_FILE, RUN_FILE):
+            if (adapter / name).is_file():
+                _write((adapter / name).read_text(), folder / name)

@@ -1,13 +1,12 @@
 """Prove that a saved adapter, put on its base in a fresh process, is the model that was trained.
 
-    python -m pimono_sdpo.training.reload OUTPUT
+    python -m pimono_sdpo.training.reload OUTPUT [--base FOLDER]
 
 The training process leaves the logits of one prompt in OUTPUT/probe.safetensors; here they are
-computed again from the adapter on disk.
+computed again from the adapter on disk. OUTPUT/run-local.json says where a local base model lies.
 """
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,10 +18,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import ModelConfig
 
 from pimono_sdpo.errors import PimonoError, TrainingInputError
-from pimono_sdpo.training.models import model_init_kwargs
-from pimono_sdpo.training.output import ADAPTER, RUN_FILE
+from pimono_sdpo.training.models import model_init_kwargs, told
+from pimono_sdpo.training.output import ADAPTER, LOCAL_FILE, PROBE_FILE, RUN_FILE, read_object
+from pimono_sdpo.training.rows import is_local
+from pimono_sdpo.training.shapes import RUN, misfit
 
-PROBE_FILE = "probe.safetensors"
 PROBE = "The test run ends in `ENOENT`: which file is missing, and what do you do next?"
 SETTINGS = ("dtype", "load_in_4bit", "load_in_8bit", "bnb_4bit_quant_type", "use_bnb_nested_quant")
 
@@ -43,36 +43,53 @@ def write_probe(model: Any, tokenizer: Any, folder: Path) -> None:
     save_file({"logits": probe_logits(model, tokenizer)}, folder / PROBE_FILE)
 
 
-def load_adapter(output: Path) -> tuple[Any, Any]:
+def load_adapter(output: Path, base_model: str | None = None) -> tuple[Any, Any]:
     """Load the base a run was trained on, quantised as then, with the run's adapter on top."""
-    if not (output / RUN_FILE).is_file():
+    run = read_object(output / RUN_FILE) or {}
+    if misfit(run, RUN) or misfit(run, {"arguments": dict.fromkeys(SETTINGS, object)}):
         raise TrainingInputError(
-            f"`{output}` holds no {RUN_FILE}; give the output folder of a finished training."
+            f"`{output}` holds no {RUN_FILE} of this job; give the output folder of a finished "
+            "training."
         )
-    run = json.loads((output / RUN_FILE).read_text())
-    settings = ModelConfig(**{name: run["arguments"][name] for name in SETTINGS})
-    kwargs = model_init_kwargs(settings, run["base_model_revision"])
-    base = AutoModelForCausalLM.from_pretrained(run["base_model"], **kwargs)
-    model = PeftModel.from_pretrained(base, str(output / ADAPTER))
-    tokenizer = AutoTokenizer.from_pretrained(
-        run["base_model"], revision=run["base_model_revision"] or "main"
-    )
+    # The published run.json knows no folder of this machine.
+    local = read_object(output / LOCAL_FILE) or {}
+    name = base_model or str(local.get("base_model", run["base_model"]))
+    if is_local(name) and not (Path(name) / "config.json").is_file():
+        raise TrainingInputError(
+            f"The base model `{name}` is not there any more; give the folder it is in as --base."
+        )
+    settings = ModelConfig(**{key: run["arguments"][key] for key in SETTINGS})
+    revision = None if base_model else run["base_model_revision"]
+    kwargs = model_init_kwargs(settings, revision)
+    with told(f"The adapter of `{output}` cannot be put on `{name}`", "check both, or give --base"):
+        base = AutoModelForCausalLM.from_pretrained(name, **kwargs)
+        model = PeftModel.from_pretrained(base, str(output / ADAPTER))
+        tokenizer = AutoTokenizer.from_pretrained(name, revision=revision or "main")
     return model, tokenizer
 
 
-def largest_difference(output: Path) -> float:
+def largest_difference(output: Path, base_model: str | None = None) -> float:
     """Compare the logits of the reloaded adapter with those left by the training process."""
-    model, tokenizer = load_adapter(output)
-    then = load_file(output / PROBE_FILE)["logits"]
-    return float((probe_logits(model, tokenizer) - then).abs().max())
+    model, tokenizer = load_adapter(output, base_model)
+    with told(f"`{output / PROBE_FILE}` cannot be read", "train again to compare"):
+        then = load_file(output / PROBE_FILE)["logits"]
+    now = probe_logits(model, tokenizer)
+    if now.shape != then.shape:
+        raise TrainingInputError(
+            f"The base model has {len(now)} tokens and the one of the training had {len(then)}; "
+            "give that one as --base."
+        )
+    return float((now - then).abs().max())
 
 
 def main() -> int:
     """Print the difference; exit code 1 when it is not zero, 2 when nothing can be compared."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("output", type=Path, help="output folder of a finished training")
+    parser.add_argument("--base", help="the base model, when it is not where it was")
+    given = parser.parse_args()
     try:
-        difference = largest_difference(parser.parse_args().output)
+        difference = largest_difference(given.output, given.base)
     except PimonoError as problem:
         sys.stderr.write(f"reload: {problem}\n")
         return 2

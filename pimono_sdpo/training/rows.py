@@ -3,7 +3,6 @@
 reads a folder written by `pimono-sdpo filter`, or a Hub dataset of the same columns
 """
 
-import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,8 @@ from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
 from pimono_sdpo.errors import TrainingInputError
-from pimono_sdpo.training.output import REPORT_FILE
+from pimono_sdpo.training.output import REPORT_FILE, read_object
+from pimono_sdpo.training.shapes import REPORT, misfit
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,10 @@ def load_rows(dataset: str) -> Dataset:
 
 
 def load_report(dataset: str) -> dict[str, Any] | None:
-    """Return the filter's report beside the rows; None when they came without one."""
+    """Return the filter's report beside the rows; None when they came without one.
+
+    Raises TrainingInputError for one that no card can be made from.
+    """
     if is_local(dataset):
         report = Path(dataset) / REPORT_FILE
         if not report.is_file():
@@ -57,7 +60,13 @@ def load_report(dataset: str) -> dict[str, Any] | None:
         except EntryNotFoundError:
             # Rows made by other means have no report; the card says so.
             return None
-    content: dict[str, Any] = json.loads(report.read_text())
+    content = read_object(report)
+    found = misfit(content, REPORT)
+    if found:
+        raise TrainingInputError(
+            f"The {REPORT_FILE} beside the rows of `{dataset}` is not as `pimono-sdpo filter` "
+            f"writes it (see `{found}`); remove it, or filter again."
+        )
     return content
 
 

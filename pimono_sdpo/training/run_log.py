@@ -11,6 +11,7 @@ import torch
 from trl import ModelConfig
 
 from pimono_sdpo import __version__
+from pimono_sdpo.training.models import published_base
 from pimono_sdpo.training.sdpo import Prepared
 from pimono_sdpo.training.tracking import space_url
 
@@ -57,7 +58,7 @@ def build_run_log(
         "recipe": recipe,
         "command": [_without_machine_path(word) for word in command],
         "licence": licence,
-        "base_model": model_args.model_name_or_path,
+        "base_model": published_base(str(model_args.model_name_or_path)),
         "base_model_revision": prepared.revision,
         "base_model_class": type(model.get_base_model()).__name__,
         "dataset": {
@@ -97,9 +98,11 @@ def build_run_log(
 
 
 def _without_machine_path(word: str) -> str:
-    """Keep the name of an absolute path: where this machine keeps its files is not published."""
+    """Keep the name of a path that leaves the working folder: the rest is this machine's."""
     option, equals, value = word.rpartition("=")
-    return f"{option}{equals}{Path(value).name}" if Path(value).is_absolute() else word
+    path = Path(value)
+    leaves = path.is_absolute() or ".." in path.parts or value.startswith("~")
+    return f"{option}{equals}{path.name}" if leaves else word
 
 
 def now() -> str:

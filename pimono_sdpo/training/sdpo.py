@@ -19,6 +19,7 @@ from pimono_sdpo.training.models import (
     load_tokenizer,
     lora_config,
     model_init_kwargs,
+    told,
 )
 from pimono_sdpo.training.output import last_checkpoint
 
@@ -93,14 +94,18 @@ def prepare(args: SDPOConfig, model_args: ModelConfig, rows: Dataset, reward: Re
     # The rows fit already; left to itself TRL would cut off <bos> and the head of the task.
     args.max_prompt_length = None
     args.model_init_kwargs = {**model_init_kwargs(model_args, revision), **args.model_init_kwargs}
-    trainer = SDPOTrainer(
-        model=model_args.model_name_or_path,
-        reward_funcs=[reward],
-        args=args,
-        train_dataset=fitted,
-        processing_class=tokenizer,
-        peft_config=lora,
-    )
+    with told(
+        f"The model `{model_args.model_name_or_path}` cannot be trained with these arguments",
+        "check its files, --lora_target_modules and the other arguments",
+    ):
+        trainer = SDPOTrainer(
+            model=model_args.model_name_or_path,
+            reward_funcs=[reward],
+            args=args,
+            train_dataset=fitted,
+            processing_class=tokenizer,
+            peft_config=lora,
+        )
     make_resumable(trainer)
     return Prepared(trainer, revision, prompt_budget, len(rows), counts)
 

@@ -125,7 +125,7 @@ def test_a_finished_run_is_left_alone_and_clearing_spares_foreign_data(tmp_path:
     (tmp_path / "data" / "mine.txt").write_text("not from this job")
     (tmp_path / "checkpoint-2").mkdir()
     output.check_output(tmp_path)
-    output.write_json({"a": 1}, tmp_path / "run.json")
+    output.write_json({"pimono_sdpo": "0.1.0"}, tmp_path / "run.json")
     with pytest.raises(OutputError, match="holds a finished run"):
         output.check_output(tmp_path)
     output.clear_output(tmp_path, keep_data=False)

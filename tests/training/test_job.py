@@ -35,6 +35,7 @@ def test_the_job_trains_logs_and_writes_its_card(
     assert names == ["self_distillation/rewards/trace_grounding_reward"]
     assert {path.name for path in out.iterdir()} == {
         "run.json",
+        "run-local.json",
         "probe.safetensors",
         "adapter",
         "checkpoint-2",

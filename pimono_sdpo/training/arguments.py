@@ -1,0 +1,75 @@
+"""Read the command line of the training job; whatever is wrong with it is one sentence."""
+
+import math
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+from trl import TrlParser
+
+from pimono_sdpo.errors import TrainingInputError
+
+
+class SentenceParser(TrlParser):  # type: ignore[misc] # TRL ships no types
+    """TRL's parser without abbreviations and without its pages of usage."""
+
+    def __init__(self, types: tuple[type, ...], description: str | None) -> None:
+        super().__init__(types, description=description, allow_abbrev=False)
+
+    def error(self, message: str) -> NoReturn:
+        """Raise what argparse found instead of printing its usage."""
+        raise TrainingInputError(
+            f"The arguments cannot be used ({' '.join(message.split())}); see --help."
+        )
+
+    def set_defaults_with_config(self, **config: Any) -> list[str]:
+        """Hold a recipe to the choices of the command line, which argparse does not."""
+        for action in self._actions:
+            value = config.get(action.dest)
+            if action.choices and isinstance(value, str) and value not in action.choices:
+                known = ", ".join(str(choice) for choice in action.choices)
+                self.error(f"{action.dest} is {value} in the recipe, and not one of {known}")
+        unknown: list[str] = super().set_defaults_with_config(**config)
+        return unknown
+
+
+def take_config(argv: list[str]) -> tuple[str | None, list[str]]:
+    """Take `--config NAME` or `--config=NAME` out of the arguments."""
+    rest = list(argv)
+    for index, argument in enumerate(rest):
+        if argument.startswith("--config="):
+            del rest[index]
+            return argument.removeprefix("--config="), rest
+        if argument == "--config":
+            if index + 1 == len(rest):
+                raise TrainingInputError("--config needs the name or the path of a recipe.")
+            name = rest[index + 1]
+            del rest[index : index + 2]
+            return name, rest
+    return None, rest
+
+
+def check_numbers(values: Mapping[str, object]) -> None:
+    """Refuse numbers that are none; every comparison with NaN is false, without a word."""
+    for name, value in values.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise TrainingInputError(f"--{name} is {value}; give a finite number.")
+
+
+def check_run_name(name: str) -> None:
+    """Refuse a name that would leave outputs/."""
+    if name in ("", ".") or ".." in name or "/" in name or "\\" in name:
+        raise TrainingInputError(
+            f"The run name `{name}` is not the name of one folder; leave out slashes and `..`, or "
+            "give the place as --output_dir."
+        )
+
+
+def known_licence(licence: str | None, known: frozenset[str]) -> str | None:
+    """Return the licence as the Hub spells it; raises TrainingInputError for an unknown one."""
+    lower = licence.lower() if licence else None
+    if lower is not None and lower not in known:
+        raise TrainingInputError(
+            f"The Hub knows no licence `{licence}`; give an id such as mit or apache-2.0, or leave "
+            "--license out."
+        )
+    return lower

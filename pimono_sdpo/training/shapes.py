@@ -1,0 +1,101 @@
+"""Check that a JSON file has the parts that the cards need, before they need them."""
+
+from typing import Any
+
+NUMBER = (int, float)
+NUMBER_OR_NONE = (int, float, type(None))
+TEXT_OR_NONE = (str, type(None))
+
+REPORT: dict[str, Any] = {
+    "sessions": int,
+    "kept": int,
+    "rejected": int,
+    "drop_reasons": dict,
+    "input": {"source": str, "kind": str, "revision": TEXT_OR_NONE},
+    "options": {"unit": str, "min_score": NUMBER, "max_samples": (int, type(None))},
+    "score": {"min": NUMBER_OR_NONE, "max": NUMBER_OR_NONE, "mean": NUMBER_OR_NONE},
+    "category_counts": dict,
+    "first_sample": {
+        "prompt": [{"content": str}],
+        "privileged_context": str,
+        "reward_terms": [str],
+        "score": NUMBER_OR_NONE,
+        "score_terms": object,
+    },
+}
+FILTER_OPTIONS: dict[str, Any] = {
+    "options": {
+        "unit": str,
+        "min_score": NUMBER,
+        "max_samples": (int, type(None)),
+        "seed": int,
+    }
+}
+RUN: dict[str, Any] = {
+    "pimono_sdpo": str,
+    "run_name": str,
+    "mode": str,
+    "recipe": str,
+    "command": [str],
+    "licence": TEXT_OR_NONE,
+    "base_model": str,
+    "base_model_revision": TEXT_OR_NONE,
+    "base_model_class": str,
+    "dataset": {
+        "id": str,
+        "rows": int,
+        "rows_used": int,
+        "prompts_shortened": int,
+        "contexts_shortened": int,
+        "special_tokens_neutralised": int,
+    },
+    "hub_model_id": TEXT_OR_NONE,
+    "trackio": {"project": str, "space_id": TEXT_OR_NONE, "url": TEXT_OR_NONE},
+    "arguments": {
+        "max_steps": int,
+        "per_device_train_batch_size": int,
+        "gradient_accumulation_steps": int,
+        "success_reward_threshold": NUMBER,
+        "dtype": TEXT_OR_NONE,
+        "load_in_4bit": bool,
+        "load_in_8bit": bool,
+        "bnb_4bit_quant_type": str,
+        "use_bnb_nested_quant": bool,
+        **dict.fromkeys(
+            "learning_rate num_generations max_prompt_length max_completion_length temperature "
+            "seed lora_r lora_alpha lora_dropout distillation_mode teacher_model_kind "
+            "teacher_update_rate include_environment_feedback".split(),
+            object,
+        ),
+    },
+    "hardware": {"device": str, "name": str, "count": int},
+    "versions": {"trl": str},
+    "started_at": str,
+    "finished_at": str,
+    "metrics": {"train_runtime": object, "train_samples_per_second": object},
+    "log_history": [{"step": int}],
+    "adapter": {"trainable_parameters": int},
+}
+
+
+def misfit(content: object, shape: Any, name: str = "it") -> str | None:
+    """Name the first part that is missing or of another kind; None when all are there.
+
+    >>> misfit({"a": {"b": 1}}, {"a": {"b": str}})
+    'a.b'
+    """
+    if isinstance(shape, dict):
+        if not isinstance(content, dict):
+            return name
+        before = "" if name == "it" else f"{name}."
+        parts = [(f"{before}{key}", content.get(key), part) for key, part in shape.items()]
+        absent = [f"{before}{key}" for key in shape if key not in content]
+        if absent:
+            return absent[0]
+    elif isinstance(shape, list):
+        if not isinstance(content, list):
+            return name
+        parts = [(f"{name}[{number}]", item, shape[0]) for number, item in enumerate(content)]
+    else:
+        return None if isinstance(content, shape) else name
+    return next(filter(None, (misfit(item, part, where) for where, item, part in parts)), None)

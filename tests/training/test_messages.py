@@ -1,0 +1,264 @@
+"""Whatever is wrong with what was given is one sentence and exit code 2, and writes nothing."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from datasets import Dataset
+
+from tests.card_data import report, run
+from tests.training.setup import hand_made, job, python, script
+
+LOCAL = ("--config", "tiny", "--report_to", "none", "--run-name", "r1")
+
+
+def refused(
+    argv: tuple[str, ...], folder: Path, capsys: pytest.CaptureFixture[str], words: str
+) -> None:
+    """Run the job in a folder; it must say the words in one sentence and leave no file behind."""
+    before = sorted(folder.rglob("*"))
+    assert script().main([*LOCAL, *argv]) == 2
+    # Libraries draw progress bars before.
+    told = capsys.readouterr().err.strip().splitlines()[-1].rpartition("\r")[2]
+    assert told.startswith("train_sdpo: ")
+    assert told.endswith(".")
+    assert words in told
+    assert sorted(folder.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (("--max_step", "4"), "Unknown argument(s) --max_step 4"),
+        (("--mode", "trian"), "invalid choice: 'trian'"),
+        (("--max_steps", "many"), "invalid int value: 'many'"),
+        (("--success_reward_threshold", "nan"), "--success_reward_threshold is nan"),
+        (("--min_score", "nan"), "--min_score is nan"),
+        (("--max_samples", "0"), "--max_samples is 0"),
+        (("--max_samples", "-3"), "--max_samples is -3"),
+        (("--license", "my-own"), "no licence `my-own`"),
+        (("--run_name", "../../esc"), "The run name `../../esc`"),
+        (("--run_name", "a/b"), "The run name `a/b`"),
+        (("--run_name", ".."), "The run name `..`"),
+        (("--source", "./gone"), "does not exist"),
+        (("--source", "./gone", "--mode", "prepare"), "does not exist"),
+        (("--source", "dull"), "None of the 1 sessions"),
+        (("--output_dir", "file", "--dataset", "x/y"), "`file` is a file"),
+        (("--output_dir", "file/below", "--dataset", "x/y"), "/file` is a file"),
+        (("--mode", "card", "--output_dir", "file"), "holds no finished run"),
+    ],
+)
+def test_arguments_are_checked_before_anything_is_written(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    argv: tuple[str, ...],
+    words: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "dull").mkdir()
+    (tmp_path / "dull" / "1.jsonl").write_text('{"type":"session","version":3,"id":"s"}\n')
+    refused(argv, tmp_path, capsys, words)
+
+
+def test_the_command_line_error_is_one_line(tmp_path: Path) -> None:
+    done = job("--mode", "trian", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert "usage:" not in done.stderr
+    assert done.stderr.strip().splitlines()[-1].startswith("train_sdpo: The arguments cannot")
+
+
+def test_a_recipe_is_held_to_the_choices_of_the_command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = tmp_path / "own.yaml"
+    for text, words in (
+        ("mode: trian", "mode is trian in the recipe"),
+        ("a: [\nb: }", "own.yaml"),
+        ("max_steps: [", "own.yaml"),
+    ):
+        recipe.write_text(text)
+        assert script().main(["--config", str(recipe)]) == 2
+        told = capsys.readouterr().err
+        assert words in told
+        assert len(told.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(("given", "kept"), [("MIT", "mit"), ("Apache-2.0", "apache-2.0")])
+def test_a_licence_is_spelled_as_the_hub_does(given: str, kept: str) -> None:
+    parsed, *_ = script().parse(["--config", "tiny", "--license", given])
+    assert parsed.license == kept
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "words"),
+    [
+        ("tokenizer.json", None, "The tokenizer of `"),
+        ("tokenizer.json", "{", "The tokenizer of `"),
+        ("model.safetensors", None, "no file named model.safetensors"),
+        ("model.safetensors", "", "header too small"),
+        ("model.safetensors", "not weights at all", "header too large"),
+        ("config.json", "{}", "Unrecognized model"),
+    ],
+)
+def test_a_broken_model_is_one_sentence(
+    tmp_path: Path,
+    tiny: Path,
+    filtered: Path,
+    capsys: pytest.CaptureFixture[str],
+    file: str,
+    content: str | None,
+    words: str,
+) -> None:
+    model = Path(shutil.copytree(tiny, tmp_path / "model"))
+    (model / file).unlink()
+    if content is not None:
+        (model / file).write_text(content)
+    argv = ("--dataset", str(filtered), "--output_dir", str(tmp_path / "out"))
+    refused((*argv, "--model_name_or_path", str(model)), tmp_path, capsys, words)
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (("--lora_target_modules", "nope"), "Target modules nope not found"),
+        (("--lora_target_modules", "[q"), "unterminated character set"),
+        (("--lora_r", "0"), "`r` should be a positive integer"),
+        (("--reprompt_template", "{prompt} {nope}"), "(KeyError: 'nope')"),
+        (("--feedback_template", "{feedback_raw"), "(ValueError: "),
+        (("--solution_template", "{}"), "(IndexError: "),
+    ],
+)
+def test_arguments_that_do_not_fit_the_model_are_one_sentence(
+    tmp_path: Path,
+    tiny: Path,
+    filtered: Path,
+    capsys: pytest.CaptureFixture[str],
+    argv: tuple[str, ...],
+    words: str,
+) -> None:
+    base = ("--dataset", str(filtered), "--model_name_or_path", str(tiny))
+    refused((*base, "--output_dir", str(tmp_path / "out"), *argv), tmp_path, capsys, words)
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "words"),
+    [
+        ("reward_terms", None, "The `reward_terms` of row 1 are no list of texts"),
+        ("reward_terms", [None], "The `reward_terms` of row 1 are no list of texts"),
+        ("reward_terms", "enoent", "The `reward_terms` of row 1 are no list of texts"),
+        ("privileged_context", 7, "The `privileged_context` of row 1 is no text"),
+        ("prompt", [{"text": "hi"}], "The prompt of row 1 is no list of turns"),
+        ("prompt", [None], "The prompt of row 1 is no list of turns"),
+    ],
+)
+def test_rows_of_other_kinds_are_named(
+    tmp_path: Path,
+    tiny: Path,
+    capsys: pytest.CaptureFixture[str],
+    column: str,
+    value: object,
+    words: str,
+) -> None:
+    rows = [{**row, column: value} for row in hand_made()]
+    (tmp_path / "rows").mkdir()
+    Dataset.from_list(rows).to_parquet(tmp_path / "rows" / "train.parquet")
+    given = ("--dataset", str(tmp_path / "rows"), "--model_name_or_path", str(tiny))
+    refused((*given, "--output_dir", str(tmp_path / "out")), tmp_path, capsys, words)
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("", "it"),
+        ("[]", "it"),
+        ("{}", "sessions"),
+        (json.dumps(report(score=[])), "score"),
+        (json.dumps(report(first_sample={"prompt": "x"})), "first_sample.privileged_context"),
+        (json.dumps(report(input={"source": 3, "kind": "hub", "revision": None})), "input.source"),
+    ],
+)
+def test_a_report_no_card_can_be_made_from_is_refused_before_training(
+    tmp_path: Path, filtered: Path, capsys: pytest.CaptureFixture[str], text: str, part: str
+) -> None:
+    rows = Path(shutil.copytree(filtered, tmp_path / "rows"))
+    (rows / "report.json").write_text(text)
+    given = ("--dataset", str(rows), "--output_dir", str(tmp_path / "out"))
+    refused(given, tmp_path, capsys, f"(see `{part}`)")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "part"),
+    [
+        ("run.json", "{}", "pimono_sdpo"),
+        ("run.json", "", "it"),
+        ("run.json", json.dumps(run(log_history=[{}])), "log_history[0].step"),
+        ("report.json", "{}", "sessions"),
+    ],
+)
+def test_a_card_is_not_made_from_other_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, text: str, part: str
+) -> None:
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "run.json").write_text(json.dumps(run()))
+    (tmp_path / name).write_text(text)
+    given = ("--mode", "card", "--output_dir", str(tmp_path))
+    refused(given, tmp_path, capsys, f"(see `{part}`)")
+
+
+def test_a_killed_run_goes_on_with_its_own_arguments_and_publishes_no_path(
+    tmp_path: Path,
+    tiny: Path,
+    filtered: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    home = tmp_path / "home" / "ann"
+    home.mkdir(parents=True)
+    monkeypatch.chdir(home)
+    model = Path(shutil.copytree(tiny, home / "models" / "tiny-gemma4"))
+    given = ("--dataset", str(filtered), "--model_name_or_path", str(model), "--max_steps", "2")
+    argv = [*LOCAL, *given, "--save_steps", "1", "--output_dir", str(home / "out")]
+    main = script().main
+    assert main(argv) == 0
+    out = home / "out"
+    whole = (out / "adapter" / "adapter_model.safetensors").read_bytes()
+    for name in ("adapter", "checkpoint-2"):
+        shutil.rmtree(out / name)
+    (out / "run.json").unlink()
+
+    capsys.readouterr()
+    assert main([*argv, "--learning_rate", "0.5"]) == 2
+    assert "was started with learning_rate 0.001, now 0.5:" in capsys.readouterr().err
+    assert main([*argv, "--logging_steps", "2"]) == 0
+    assert (out / "adapter" / "adapter_model.safetensors").read_bytes() == whole
+    for file in (*(out / "adapter").iterdir(), out / "run.json"):
+        assert str(tmp_path).encode() not in file.read_bytes(), file.name
+    config = json.loads((out / "adapter" / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == "tiny-gemma4"
+    card = (out / "adapter" / "README.md").read_text()
+    assert "--model_name_or_path tiny-gemma4" in card
+    assert 'from_pretrained(\n    "tiny-gemma4"' in card
+
+    fresh = ("-m", "pimono_sdpo.training.reload", str(out))
+    same = python(*fresh, cwd=tmp_path)
+    assert same.stdout == "largest difference of the logits: 0\n", same.stderr[-2000:]
+    moved = model.rename(home / "moved")
+    gone = python(*fresh, cwd=tmp_path)
+    assert gone.returncode == 2
+    assert gone.stderr.strip().splitlines()[-1].startswith("reload: The base model `")
+    found = python(*fresh, "--base", str(moved), cwd=tmp_path)
+    assert found.stdout == "largest difference of the logits: 0\n", found.stderr[-2000:]
+
+
+@pytest.mark.parametrize("text", [None, "{}", "", json.dumps(run())])
+def test_reload_says_what_it_lacks(tmp_path: Path, text: str | None) -> None:
+    if text is not None:
+        (tmp_path / "run.json").write_text(text)
+    done = python("-m", "pimono_sdpo.training.reload", str(tmp_path), cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.strip().splitlines()[-1].startswith("reload: ")
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,254 @@
+"""A run's folder: what may be replaced, what a kill leaves, what a resumed run must share."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from pimono_sdpo.errors import OutputError
+from pimono_sdpo.samples import write_samples
+from pimono_sdpo.tiny_model import write_tiny_model
+from pimono_sdpo.training import output, started
+from pimono_sdpo.training.prepared import check_prepared
+from tests.training.setup import arguments, hand_made, script
+
+MARK = {"pimono_sdpo": "0.1.0"}
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+
+
+def finished(folder: Path) -> Path:
+    """What a finished run leaves, as small as it can be."""
+    for name in ("adapter", "checkpoint-2", "data"):
+        (folder / name).mkdir(parents=True)
+    output.begin(folder, MARK | {"started_with": {}})
+    (folder / "checkpoint-2" / "trainer_state.json").write_text('{"global_step": 2}')
+    (folder / "data" / "report.json").write_text(json.dumps(MARK))
+    for place in (folder, folder / "adapter"):
+        (place / "run.json").write_text(json.dumps(MARK))
+    return folder
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "adapter/mine.txt",
+        "adapter/run.json",
+        "checkpoint-4/optimizer.pt",
+        ".adapter.partial/mine.txt",
+        "run.json",
+        "report.json",
+        "run-local.json",
+        "probe.safetensors",
+    ],
+)
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_what_no_run_has_left_is_refused_and_kept(
+    tmp_path: Path, name: str, overwrite: bool
+) -> None:
+    mine = tmp_path / "mine" / name
+    mine.parent.mkdir(parents=True)
+    mine.write_text('{"a": 1}')
+    with pytest.raises(OutputError, match="which no run of this job has left"):
+        output.check_output(tmp_path / "mine", overwrite)
+    output.clear_output(tmp_path / "mine", keep_data=False)
+    assert mine.read_text() == '{"a": 1}'
+
+
+def test_clearing_takes_all_of_ours_and_puts_new_rows_in_place(tmp_path: Path) -> None:
+    out = finished(tmp_path / "out")
+    (out / "notes.txt").write_text("mine")
+    (out / ".data.next").mkdir()
+    (out / ".data.next" / "report.json").write_text(json.dumps(MARK | {"kept": 7}))
+    output.check_output(out, overwrite=True)
+    output.clear_output(out, keep_data=False)
+    assert set(tree(out)) == {"notes.txt", "data/report.json"}
+    assert json.loads((out / "data" / "report.json").read_text())["kept"] == 7
+
+
+def test_an_adapter_of_the_users_own_survives_the_end_of_a_run(tmp_path: Path) -> None:
+    output.begin(tmp_path, MARK)
+    staging = output.staging_folder(tmp_path)
+    staging.mkdir()
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "mine.txt").write_text("mine")
+    with pytest.raises(OutputError, match="the trained adapter waits in"):
+        output.finish(tmp_path, staging, None, MARK)
+    assert (tmp_path / "adapter" / "mine.txt").read_text() == "mine"
+    shutil.rmtree(tmp_path / "adapter")
+    output.settle(tmp_path)
+    assert (tmp_path / "adapter" / "run.json").is_file()
+
+
+@pytest.mark.parametrize("killed", ["before the rename", "after it", "between two"])
+def test_a_kill_while_names_are_given_loses_nothing(tmp_path: Path, killed: str) -> None:
+    whole = {"run.json": json.dumps(MARK), "report.json": "{}", "adapter_model": "weights"}
+    places = {
+        "before the rename": [".adapter.partial", "adapter"],
+        "between two": [".adapter.partial"],
+        "after it": ["adapter"],
+    }
+    output.begin(tmp_path, MARK)
+    for place in places[killed]:
+        (tmp_path / place).mkdir()
+        for name, text in whole.items():
+            (tmp_path / place / name).write_text(text)
+    output.settle(tmp_path)
+    assert {name: data.decode() for name, data in tree(tmp_path / "adapter").items()} == whole
+    assert (tmp_path / "run.json").read_text() == whole["run.json"]
+    assert not (tmp_path / ".adapter.partial").exists()
+    with pytest.raises(OutputError, match="holds a finished run"):
+        output.check_output(tmp_path)
+
+
+def test_files_of_the_same_hidden_names_are_left_alone(tmp_path: Path) -> None:
+    mine = tmp_path / ".run.json.partial"
+    mine.write_text("mine")
+    output.write_json(MARK, tmp_path / "run.json")
+    assert mine.read_text() == "mine"
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"global_step"'])
+def test_a_checkpoint_whose_state_is_cut_off_is_passed_over(tmp_path: Path, text: str) -> None:
+    for name, state in (("2", '{"global_step": 2}'), ("4", text), ("best", '{"a": 1}')):
+        (tmp_path / f"checkpoint-{name}").mkdir()
+        (tmp_path / f"checkpoint-{name}" / "trainer_state.json").write_text(state)
+    assert output.last_checkpoint(tmp_path) == tmp_path / "checkpoint-2"
+
+
+@pytest.mark.parametrize("name", ["file", "file/below"])
+def test_a_file_is_no_output_folder(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(OutputError, match="is a file"):
+        output.check_output(tmp_path / name)
+
+
+def start(folder: Path, model: Path, **changes: object) -> output.Json:
+    args, model_args = arguments(folder, model, **changes)
+    return started.started_with(args, model_args, None, hand_made())
+
+
+def test_only_the_same_training_goes_on(tmp_path: Path, tiny: Path) -> None:
+    out = tmp_path / "out"
+    first = start(out, tiny)
+    output.begin(out, started.local_record(str(tiny), first))
+    started.check_same_start(out, start(out, tiny, learning_rate=1e-2))
+    (out / "checkpoint-2").mkdir()
+    (out / "checkpoint-2" / "trainer_state.json").write_text('{"global_step": 2}')
+    moved = Path(shutil.copytree(tiny, tmp_path / tiny.name))
+    for same in (start(out, tiny), start(out, moved, logging_steps=5, save_steps=1)):
+        started.check_same_start(out, same)
+    for changes, words in (
+        ({"learning_rate": 1e-2}, "learning_rate 0.001, now 0.01"),
+        ({"seed": 1}, "seed 42, now 1"),
+        ({"max_steps": 9}, "max_steps 6, now 9"),
+    ):
+        with pytest.raises(OutputError, match=f"started with .*{words}.*--overwrite"):
+            started.check_same_start(out, start(out, tiny, **changes))
+    other = write_tiny_model(tmp_path / "other", seed=1)
+    with pytest.raises(OutputError, match="started with model_name_or_path"):
+        started.check_same_start(out, start(out, other))
+    args, model_args = arguments(out, tiny)
+    fewer = started.started_with(args, model_args, None, hand_made().select([0, 1]))
+    with pytest.raises(OutputError, match="started with rows"):
+        started.check_same_start(out, fewer)
+    model_args.lora_r = 4
+    with pytest.raises(OutputError, match="lora_r 8, now 4"):
+        started.check_same_start(out, started.started_with(args, model_args, None, hand_made()))
+    (out / "run-local.json").unlink()
+    with pytest.raises(OutputError, match="no record of their arguments"):
+        started.check_same_start(out, first)
+
+
+def test_rows_of_another_source_are_not_used(tmp_path: Path) -> None:
+    for name in ("a/traces", "b/traces", "c"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "1.jsonl").write_text(f'{{"type": "session", "in": "{name}"}}\n')
+    data = tmp_path / "data"
+    data.mkdir()
+    size = (tmp_path / "a" / "traces" / "1.jsonl").stat().st_size
+    (tmp_path / "b" / "traces" / "1.jsonl").write_text("{}\n")
+    options = {"unit": "session", "min_score": 0.0, "max_samples": None, "seed": 42}
+    shards = [{"path": "1.jsonl", "layout": "raw", "sessions": 1, "bytes": size}]
+    source = {"source": "traces", "kind": "jsonl", "shards": shards}
+    output.write_json({"options": options, "input": source}, data / "report.json")
+    check_prepared(data, options, str(tmp_path / "a" / "traces"), str)
+    check_prepared(data, options, None, str)
+    for other, words in (
+        ("b/traces", "other files in its source"),
+        ("c", "source traces"),
+    ):
+        with pytest.raises(OutputError, match=f"was filtered with {words};"):
+            check_prepared(data, options, str(tmp_path / other), str)
+    with pytest.raises(OutputError, match="was filtered with source traces;"):
+        check_prepared(data, options, "someone/traces", str)
+    with pytest.raises(OutputError, match="was filtered with seed 42;"):
+        check_prepared(data, options | {"seed": 1}, None, str)
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (("--dataset", "./gone"), "There is no folder `gone`"),
+        (("--source", "./gone"), "does not exist"),
+        (("--dataset", "ROWS", "--model_name_or_path", "./gone"), "no model in the folder"),
+        (("--dataset", "ROWS", "--lora_target_modules", "nope"), "nope"),
+        (("--dataset", "ROWS", "--reprompt_template", "{nope}"), "cannot be filled"),
+        (("--source", "traces", "--model_name_or_path", "./gone"), "no model in the folder"),
+    ],
+)
+def test_overwriting_begins_only_when_all_has_been_checked(
+    tmp_path: Path,
+    tiny: Path,
+    filtered: Path,
+    argv: tuple[str, ...],
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    out = finished(tmp_path / "out")
+    before = tree(out)
+    if "traces" in argv:
+        (tmp_path / "traces").mkdir()
+        write_samples(tmp_path / "traces")
+    given = [str(filtered) if word == "ROWS" else word for word in argv]
+    job = script().main
+    base = ["--config", "tiny", "--report_to", "none", "--output_dir", str(out), "--overwrite"]
+    assert job([*base, "--model_name_or_path", str(tiny), *given]) == 2
+    told = capsys.readouterr().err.strip().splitlines()[-1]
+    assert told.startswith("train_sdpo: ")
+    assert words in told
+    assert tree(out) == before
+
+
+def test_the_record_of_a_start_is_json_and_knows_where_the_base_is(
+    tmp_path: Path, tiny: Path
+) -> None:
+    record = started.local_record(str(tiny), start(tmp_path, tiny))
+    assert record["base_model"] == str(tiny.resolve())
+    assert json.loads(json.dumps(record)) == record
+    assert started.local_record("me/model", {})["base_model"] == "me/model"
+
+
+def test_overwriting_replaces_rows_and_run(
+    tmp_path: Path, tiny: Path, filtered: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "traces").mkdir()
+    write_samples(tmp_path / "traces")
+    job = script().main
+    argv = ["--config", "tiny", "--report_to", "none", "--max_steps", "1", "--run-name", "r1"]
+    argv += ["--model_name_or_path", str(tiny)]
+    out = tmp_path / "outputs" / "r1"
+    assert job([*argv, "--dataset", str(filtered)]) == 0
+    assert job([*argv, "--source", "traces", "--overwrite", "--license", "MIT"]) == 0
+    run = json.loads((out / "run.json").read_text())
+    assert (run["dataset"]["id"], run["licence"]) == ("traces", "mit")
+    assert (out / "data" / "report.json").read_bytes()
+    assert {path.name for path in out.iterdir() if path.name.startswith(".")} == set()
+    assert json.loads((out / "report.json").read_text())["input"]["source"] == "traces"
