@@ -1,4 +1,4 @@
-"""Write what the teacher may see: the diagnostics, then the later corrections.
+"""Write what the teacher may see: the diagnostics, the most telling first, then the corrections.
 
 reads   diagnostics, corrections
 writes  privileged_context
@@ -34,10 +34,10 @@ def context(row: Row) -> dict[str, Any]:
 
 
 def _telling(items: list[Diagnostic]) -> list[Diagnostic]:
-    """The distinct diagnostics of most weight, in the order they happened."""
+    """The distinct diagnostics of most weight; of equal ones the one that happened first."""
     distinct = list({item["text"]: item for item in reversed(items)}.values())[::-1]
     ranked = sorted(distinct, key=lambda item: -sum(WEIGHTS[name] for name in item["categories"]))
-    return sorted(ranked[:MAX_DIAGNOSTICS], key=lambda item: item["event_index"])
+    return ranked[:MAX_DIAGNOSTICS]
 
 
 def _first(items: list[Correction]) -> list[Correction]:

@@ -2,7 +2,8 @@
 
 TRL cuts token ids from the left: the student's prompt at `max_prompt_length` and the teacher's at
 `max_reprompt_len`. Either loses <bos> and the head of the task, and the two see different tasks.
-Here the middle of the text goes instead, and only as much of it as has to.
+Here the oldest earlier turns go instead, then the middle of the texts, of a context block by block,
+and only as much as has to.
 
 reads prompt, privileged_context, reward_terms / writes prompt, privileged_context
 """
@@ -16,6 +17,7 @@ from datasets import Dataset
 from pimono_sdpo.errors import TrainingInputError
 from pimono_sdpo.schema import Message
 from pimono_sdpo.text import TRIMMED, cut_middle
+from pimono_sdpo.training.blocks import shorten_blocks
 
 Row = dict[str, Any]
 COLUMNS = ("prompt", "privileged_context", "reward_terms")
@@ -121,6 +123,9 @@ def _fit(
         return count_tokens(tokenizer, [*before, turn], reprompt.chat_template_kwargs)
 
     task = neutral[-1][0]
+    while before and count(task) > prompt_tokens:
+        # The request comes before what was said before it; the oldest exchange goes first.
+        before = before[2:] if before[0]["role"] == "user" else before[1:]
     short_task = shorten_to_budget(task, prompt_tokens, count)
     if short_task is None:
         raise TrainingInputError(
@@ -132,7 +137,11 @@ def _fit(
     def count_reprompt(feedback: str) -> int:
         return count(reprompt.text(short_task, feedback)) + demonstration
 
-    short_context = shorten_to_budget(context, reprompt_tokens, count_reprompt)
+    short_context: str | None = context
+    if count_reprompt(context) > reprompt_tokens:
+        short_context = shorten_blocks(
+            context, lambda text: count_reprompt(text) <= reprompt_tokens
+        ) or shorten_to_budget(context, reprompt_tokens, count_reprompt)
     if short_context is None:
         raise TrainingInputError(
             f"Row {number} needs {count_reprompt(TRIMMED)} tokens for the teacher's prompt without "
@@ -141,7 +150,7 @@ def _fit(
     return {
         "prompt": [*before, Message(role=last["role"], content=short_task)],
         "privileged_context": short_context,
-        FLAGS["prompts_shortened"]: int(short_task != task),
+        FLAGS["prompts_shortened"]: int(short_task != task or len(before) + 1 < len(messages)),
         FLAGS["contexts_shortened"]: int(short_context != context),
         FLAGS["special_tokens_neutralised"]: in_context + sum(found for _, found in neutral),
     }

@@ -13,6 +13,7 @@ from pimono_sdpo.errors import TrainingInputError
 from pimono_sdpo.schema import MESSAGE
 from pimono_sdpo.text import TRIMMED
 from pimono_sdpo.tiny_model import EXTRA_SPECIAL_TOKENS, write_tiny_model
+from pimono_sdpo.training.blocks import shorten_blocks, split_blocks
 from pimono_sdpo.training.budgets import (
     Reprompt,
     count_tokens,
@@ -118,22 +119,59 @@ def test_control_tokens_in_a_trace_become_text(tokenizer: Any, reprompt: Repromp
     assert special & set(raw), "the raw text did hold control tokens"
 
 
-def test_earlier_turns_are_kept_whole(tokenizer: Any, reprompt: Reprompt) -> None:
+def test_earlier_turns_give_way_to_the_request(tokenizer: Any, reprompt: Reprompt) -> None:
     turns = [
+        {"role": "user", "content": "the oldest turn of all " * 20},
+        {"role": "assistant", "content": "its answer"},
         {"role": "user", "content": "first"},
         {"role": "assistant", "content": "second <eos>"},
-        {"role": "user", "content": "third " * 500},
     ]
-    dataset = Dataset.from_list(
-        [{"prompt": turns, "privileged_context": "boom", "reward_terms": []}], features=FEATURES
+    features = FEATURES
+    data = [
+        {"prompt": [*turns, {"role": "user", "content": last}], "privileged_context": "boom"}
+        | {"reward_terms": list[str]()}
+        for last in ("third", "third " * 500)
+    ]
+    fitted, counts = fit_rows(
+        Dataset.from_list(data, features=features), tokenizer, 96, 256, reprompt
     )
-    fitted, counts = fit_rows(dataset, tokenizer, 96, 256, reprompt)
-    kept = fitted[0]["prompt"]
-    assert [turn["role"] for turn in kept] == ["user", "assistant", "user"]
-    assert kept[0]["content"] == "first"
-    assert kept[1]["content"] == "second <\u200beos>"
-    assert count_tokens(tokenizer, kept, TEMPLATE) <= 96
-    assert counts["prompts_shortened"] == counts["special_tokens_neutralised"] == 1
+    short, long = (row["prompt"] for row in fitted)
+    assert [turn["content"] for turn in short] == ["first", "second <\u200beos>", "third"]
+    assert [turn["role"] for turn in long] == ["user"]
+    assert TRIMMED in long[0]["content"]
+    assert all(count_tokens(tokenizer, kept, TEMPLATE) <= 96 for kept in (short, long))
+    assert counts["prompts_shortened"] == 2
+
+
+def test_a_context_is_cut_block_by_block(tokenizer: Any, reprompt: Reprompt) -> None:
+    blocks = [
+        "Tool/environment diagnostic 1 (test_or_assertion):\nHEAD one "
+        + "x failed " * 200
+        + "TAIL one",
+        "Tool/environment diagnostic 2 (command_error):\nHEAD two " + "boom " * 200 + "TAIL two",
+        "Later user correction 1:\nno, not that file",
+    ]
+    fitted, _ = fit_rows(rows(("fix", "\n\n".join(blocks))), tokenizer, 64, 420, reprompt)
+    context = fitted[0]["privileged_context"]
+    assert context.count(TRIMMED) == 2
+    for words in ("HEAD one", "TAIL one", "HEAD two", "TAIL two", "no, not that file"):
+        assert words in context
+    tight, _ = fit_rows(rows(("fix", "\n\n".join(blocks))), tokenizer, 64, 260, reprompt)
+    context = tight[0]["privileged_context"]
+    assert "HEAD one" in context
+    assert "HEAD two" not in context
+    assert context.endswith("Later user correction 1:\nno, not that file")
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.text("ab\n", max_size=400), min_size=1, max_size=6), st.integers(0, 900))
+def test_what_is_left_of_blocks_fits_and_keeps_their_order(bodies: list[str], budget: int) -> None:
+    text = "\n\n".join(f"Later user correction {n}:\n{body}" for n, body in enumerate(bodies))
+    short = shorten_blocks(text, lambda text: len(text) <= budget)
+    if short is not None:
+        assert len(short) <= budget
+        headers = [header for header, _ in split_blocks(short)]
+        assert headers == [f"Later user correction {n}:\n" for n in range(len(headers))]
 
 
 @pytest.mark.parametrize(
