@@ -201,6 +201,7 @@ def train_and_save(
     """Train, then give OUTPUT its adapter, report and run log, in that order and each whole."""
     from pimono_sdpo.training import models, publish, reload, rows, run_log, sdpo, started, tracking
     from pimono_sdpo.training import output as folders
+    from processors.secrets import kinds_in
     from rewards import trace_grounding_reward
 
     started_at = run_log.now()
@@ -255,7 +256,7 @@ def train_and_save(
     print(f"the adapter and its card are in {adapter}")
     if args.hub_model_id:
         private = args.hub_private_repo is not False
-        print(publish.publish_adapter(adapter, args.hub_model_id, private))
+        print(publish.publish_adapter(adapter, args.hub_model_id, private, kinds_in))
 
 
 def write_card(report: Json | None, run: Json, folder: Path) -> None:

@@ -215,6 +215,11 @@ def take_out(text: str) -> tuple[str, list[str]]:
     return _without_key_tails(text, kinds), kinds
 
 
+def kinds_in(text: str) -> list[str]:
+    """Return the kinds of the secrets a text holds."""
+    return take_out(text)[1]
+
+
 def _replace(secret: Secret, kinds: list[str], match: re.Match[str]) -> str:
     if not secret.judge(match):
         return match[0]

@@ -1,40 +1,45 @@
-"""Reward a concrete answer that speaks of the failure it was asked about.
+"""Reward a concrete answer that speaks of the failure it was asked about, or acts on it.
 
 columns  reward_terms, privileged_context / range 0 to 1, or None without a concrete term
 
-A heuristic: it sees what an answer talks about, not whether the answer is right. Terms only count
-inside sentences of the answer's own, so that keyword lists, copies and refusals stay below 0.35.
-It cannot tell a sentence from words in random order that has the little words of one.
+A sentence earns its terms by the words around them: words of its own, not copied from the prompt or
+the context, that say what is wrong or what is done about it (`rewards.lexicon`). An action earns
+its part when it is a command, a call of a tool or code, and names a term. Lists, copies, refusals,
+denials and results of runs that nobody saw earn nothing.
+
+A heuristic, which cannot tell whether an answer is right: a confident, wrong diagnosis in the words
+of the trade scores like a right one, and so does nonsense made of these words on purpose; opening
+the file that the failure names is always a success; an answer in a language whose words are not in
+the lexicon is judged by its actions alone. Only running the tests can mend that.
 """
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from functools import partial
 
 from pimono_sdpo.failures import CATEGORIES
-from rewards.actions import actions
-from rewards.words import CJK, FUNCTION_WORDS, Sentence, Word, sentences
+from rewards.actions import Act, act
+from rewards.answers import Conversation, parsed, text_of
+from rewards.claims import explains_nothing, refuses, shows_results
+from rewards.lexicon import FUNCTION_WORDS, is_move, is_technical
+from rewards.words import CJK, Sentence, Word, sentences, unwrapped
 
 GROUNDING_WEIGHT = 0.7
-ACTION_WEIGHT = 0.3  # a command that names a term, or an edit of the answer's own
-ACTION_ALONE = 0.1  # any other command
-TERMS_NEEDED = 3
+ACTION_WEIGHT = 0.3  # an action that names a term, beside what is said
+ACTION_ONLY = 0.45  # the same action, when nothing is said
+ACTION_ALONE = 0.1  # any other action
+INVENTED_RESULTS = 0.2  # at most, for an answer that shows a successful run
+BREADTH = (0.0, 0.6, 0.8, 1.0)  # by terms named
+TECHNICAL_NEEDED = 6
+MOVES_NEEDED = 2
 
-MIN_OWN_WORDS = 5
-MIN_FUNCTION_WORDS = 2
+MIN_OWN_WORDS = 4
 MIN_CJK = 6  # pairs of signs
-WORDS_PER_TERM = 2
 MAX_TERMS_PER_SENTENCE = 2
-MAX_TERMS_PER_ACTION = 2
+MIN_TECHNICAL_SHARE = 0.34  # of the words of content
+MIN_TECHNICAL_CJK = 0.15
 MAX_CHARS = 50_000
 
-_REFUSAL = re.compile(
-    r"\bsorry\b|\bi(?: am|['\u2019]m) (?:afraid|unable|not able)\b"
-    r"|\bi (?:cannot|can not|can['\u2019]t|won['\u2019]t|must decline)\b"
-    r"|tut mir leid|désolé|lo siento|申し訳|抱歉|对不起"
-)
-
-Conversation = Sequence[Mapping[str, Any]]
+__all__ = ["text_of", "trace_grounding_reward"]
 
 
 def trace_grounding_reward(
@@ -52,84 +57,98 @@ def trace_grounding_reward(
     >>> answer = "The build stops because src/cli.ts is missing, so I restore that file with git."
     >>> ask = "Why does the build fail?"
     >>> trace_grounding_reward([ask], [answer], [["enoent", "src/cli.ts"]])
-    [0.35]
+    [0.42]
     >>> trace_grounding_reward([ask], ["enoent src/cli.ts"], [["enoent", "src/cli.ts"]])
     [0.0]
     """
     contexts = privileged_context or [None] * len(completions)
     rows = zip(prompts, completions, reward_terms, contexts, strict=True)
     return [
-        _score(text_of(completion), terms, (text_of(prompt), context or ""))
+        _score(text_of(completion, "assistant"), terms, (text_of(prompt), context or ""))
         for prompt, completion, terms, context in rows
     ]
 
 
-def _score(answer: str, reward_terms: Sequence[str], references: tuple[str, str]) -> float | None:
+def _score(text: str, reward_terms: Sequence[str], references: tuple[str, str]) -> float | None:
     terms = {term.lower() for term in reward_terms} - set(CATEGORIES) - {""}
     if not terms:
         return None
-    parts = sentences(answer[:MAX_CHARS], references)
-    named, speaks = _carried_terms(parts, terms)
-    acting = list(actions(parts))
-    aims = [term for part, command in acting if command for term in _aims_at(part, terms)]
-    if speaks:
-        # A command may name what the sentence beside it only points at.
-        named.update([term for term in aims if term not in named][:1])
-    own = sum(len(part.own) for part in parts)
-    if not named:
-        return ACTION_ALONE if acting and own >= MIN_OWN_WORDS else 0.0
-    edits = any(not command and _is_written(part, terms) for part, command in acting)
-    acts = ACTION_WEIGHT if aims or edits else ACTION_ALONE if acting else 0.0
-    share = min(1.0, len(named) / min(TERMS_NEEDED, len(terms)))
-    return round(GROUNDING_WEIGHT * share + acts, 6)
+    text = text[:MAX_CHARS]
+    answer = parsed(text)
+    said = _said(sentences(unwrapped(answer.prose), references), terms)
+    done = act(answer, partial(_named, terms=terms), references)
+    # An edit may leave it to the sentence beside it to name what it edits.
+    if said and done >= Act.EDIT:
+        score = max(said + ACTION_WEIGHT, ACTION_ONLY)
+    elif done is Act.AIMED:
+        score = ACTION_ONLY
+    else:
+        score = said + (ACTION_ALONE if done else 0.0)
+    if shows_results(text, "\n".join(references)):
+        score = min(score, INVENTED_RESULTS)
+    return round(score, 6)
 
 
-def _carried_terms(parts: Sequence[Sentence], terms: set[str]) -> tuple[set[str], bool]:
-    """Return terms that real sentences carry by words not used before, and if there is any such.
+def _said(parts: Sequence[Sentence], terms: set[str]) -> float:
+    """Score what the sentences say: terms, as many as there are moves and technical words for.
 
     The function words of a sentence are its frame: filling one frame twice is a template.
     """
+    if any(refuses(part.text) for part in parts):
+        return 0.0
     named: set[str] = set()
-    spent: set[str] = set()
+    technical: set[str] = set()
+    moves: set[str] = set()
     frames: set[tuple[str, ...]] = set()
-    speaks = False
     for sentence in parts:
         own = sentence.own
         frame = tuple(word.text for word in own if word.text in FUNCTION_WORDS)
-        if not _is_prose(own) or frame in frames or _REFUSAL.search(sentence.text):
+        if frame in frames or not _is_prose(own, len(sentence.words)):
+            continue
+        if explains_nothing(sentence.text):
             continue
         content = [word for word in own if _is_content(word, terms)]
-        fresh = {word.text for word in content} - spent
-        novel = {word.text for word in content if word.novel} - spent
-        room = min(_weight(fresh) // WORDS_PER_TERM, len(novel), MAX_TERMS_PER_SENTENCE)
-        if not room:
+        telling = {word.text for word in content if is_technical(word.text)}
+        if not telling - technical or not _is_mostly_technical(telling, content):
             continue
-        speaks = True
+        technical |= telling
+        moves.update(word.text for word in content if word.novel and is_move(word.text))
         found = [term for term in _separate(sentence.text, content, terms) if term not in named]
-        if found:
-            named.update(found[:room])
-            spent |= fresh
-            if frame:
-                frames.add(frame)
-    return named, speaks
+        named.update(found[:MAX_TERMS_PER_SENTENCE])
+        if found and frame:
+            frames.add(frame)
+    credited = min(len(named), _weight(moves), len(BREADTH) - 1)
+    breadth = 1.0 if credited == len(terms) else BREADTH[credited]
+    substance = min(1.0, _weight(technical) / TECHNICAL_NEEDED, _weight(moves) / MOVES_NEEDED)
+    return GROUNDING_WEIGHT * breadth * substance
 
 
-def _is_prose(own: Sequence[Word]) -> bool:
+def _is_mostly_technical(telling: set[str], content: Sequence[Word]) -> bool:
+    cjk = any(CJK.match(word.text) for word in content)
+    share = MIN_TECHNICAL_CJK if cjk else MIN_TECHNICAL_SHARE
+    return len(telling) >= share * len({word.text for word in content})
+
+
+def _is_prose(own: Sequence[Word], total: int) -> bool:
+    """Tell whether a sentence is more than a copy and has a word that holds it together."""
+    if len(own) * 2 < total:
+        return False
     if sum(1 for word in own if CJK.match(word.text)) >= MIN_CJK:
         return True
-    frame = FUNCTION_WORDS.intersection(word.text for word in own)
-    return len(own) >= MIN_OWN_WORDS and len(frame) >= MIN_FUNCTION_WORDS
+    return len(own) >= MIN_OWN_WORDS and any(word.text in FUNCTION_WORDS for word in own)
 
 
 def _is_content(word: Word, terms: set[str]) -> bool:
     text = word.text
-    return text not in FUNCTION_WORDS and not any(text in term or term in text for term in terms)
+    if text in FUNCTION_WORDS or text[0].isdigit():
+        return False
+    return not any(text in term or term in text for term in terms)
 
 
 def _weight(found: set[str]) -> int:
     """Count words; a pair of CJK signs is half of one."""
     pairs = sum(1 for word in found if CJK.match(word))
-    return len(found) - pairs + pairs // 2
+    return len(found) - pairs + (pairs + 1) // 2
 
 
 def _separate(text: str, content: Sequence[Word], terms: set[str]) -> Iterator[str]:
@@ -141,21 +160,15 @@ def _separate(text: str, content: Sequence[Word], terms: set[str]) -> Iterator[s
         edge = end if edge is None else max(edge, end)
 
 
-def _aims_at(part: Sentence, terms: set[str]) -> list[str]:
-    """Return the terms an action names; none for a list of them or for bare terms."""
+def _named(text: str, terms: set[str]) -> list[str]:
+    """Return the terms in a text, of overlapping ones the longer."""
     found: list[str] = []
     edge = 0
-    for start, end, term in _occurrences(part.text, terms):
+    for start, end, term in _occurrences(text, terms):
         if start >= edge:
             found.append(term)
         edge = max(edge, end)
-    plain = any(not any(term in word.text for term in terms) for word in part.own)
-    return found if plain and len(found) <= MAX_TERMS_PER_ACTION else []
-
-
-def _is_written(part: Sentence, terms: set[str]) -> bool:
-    content = {word.text for word in part.own if _is_content(word, terms)}
-    return len(content) >= WORDS_PER_TERM
+    return found
 
 
 def _occurrences(text: str, terms: set[str]) -> list[tuple[int, int, str]]:
@@ -178,18 +191,3 @@ def _whole(text: str, term: str) -> int:
 
 def _is_word(sign: str) -> bool:
     return sign.isascii() and (sign.isalnum() or sign == "_")
-
-
-def text_of(turns: str | Conversation) -> str:
-    """Join the text of a completion or a prompt, plain or conversational."""
-    if isinstance(turns, str):
-        return turns
-    return "\n".join(_content(message.get("content")) for message in turns)
-
-
-def _content(content: object) -> str:
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        return ""
-    return "\n".join(str(part.get("text") or "") for part in content if isinstance(part, dict))

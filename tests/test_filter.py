@@ -157,15 +157,17 @@ def test_max_samples_keeps_the_best_and_the_seed_decides_among_equals(
     traces: Path, rows: Path, tmp_path: Path
 ) -> None:
     scores = sorted(table(rows).column("score").to_pylist(), reverse=True)
+    # Cut between rows of equal score, so that there is something to decide.
+    cut = next(n for n in range(2, len(scores)) if scores[n - 1] == scores[n])
     picked = []
-    for seed in range(4):
-        report = run_filter(str(traces), tmp_path / "some", max_samples=5, seed=seed)
+    for seed in range(8):
+        report = run_filter(str(traces), tmp_path / "some", max_samples=cut, seed=seed)
         some = table(tmp_path / "some")
-        assert sorted(some.column("score").to_pylist(), reverse=True) == scores[:5]
-        assert report["drop_reasons"]["over_max_samples"] == len(scores) - 5
+        assert sorted(some.column("score").to_pylist(), reverse=True) == scores[:cut]
+        assert report["drop_reasons"]["over_max_samples"] == len(scores) - cut
         assert table(tmp_path / "some", "rejects").num_rows == report["rejected"]
         picked.append(sorted(some.column("session_id").to_pylist()))
-    assert run_filter(str(traces), tmp_path / "some", max_samples=5, seed=0)["kept"] == 5
+    assert run_filter(str(traces), tmp_path / "some", max_samples=cut, seed=0)["kept"] == cut
     assert sorted(table(tmp_path / "some").column("session_id").to_pylist()) == picked[0]
     assert len({tuple(one) for one in picked}) > 1
 

@@ -1,3 +1,6 @@
+# ruff: noqa: RUF001 (Cyrillic and full-width signs)
+
+import json
 import pickle
 import random
 
@@ -87,6 +90,41 @@ GOOD = {
         "- The TS2322 complaint comes from a helper that gives back a plain text where the caller "
         "wants an object."
     ),
+}
+
+# Answers that name the place alone, in the forms and languages people use.
+PLAIN = {
+    "one_sentence": "The problem is that {0} still refers to the old helper. Rename it there and run the build again.",
+    "numbered": "1. Open {0}\n2. Replace the outdated call with the new signature\n3. Re-run the tests to confirm",
+    "headings": "**Root cause**: a stale reference in {0}.\n\n**Fix**: update it and guard against a missing value.\n\n**Verify**: rerun the failing test.",
+    "short_items": "# Cause\n\n* wrong argument order in {0}\n\n# Fix\n\n* swap both arguments\n* extend the test\n\n# Check\n\n* run the suite",
+    "hedged": "It breaks in {0}; I can't be sure before I see the caller, so I search for every use first and then change the argument.",
+    "wrapped": "The call in {0} fails because a value is missing when the function is\nrun for the first time. I would check for it before the call, return\nearly, and cover that with a test.",
+    "russian": "В файле {0} функция вызывается раньше, чем создаётся объект. Надо перенести вызов ниже и запустить тесты ещё раз.",
+    "polish": "W pliku {0} brakuje sprawdzenia wartości. Dodam warunek przed wywołaniem funkcji i uruchomię testy ponownie.",
+    "french": "Le fichier {0} utilise une variable qui n'existe plus. Je remplace la variable et je relance les tests.",
+    "spanish": "El archivo {0} usa una función que ya no existe. Voy a reemplazar la llamada y ejecutar las pruebas de nuevo.",
+    "italian": "Il file {0} chiama una funzione con un argomento in meno. Aggiungo il parametro mancante e rieseguo i test.",
+    "portuguese": "O arquivo {0} chama a função sem o argumento novo. Vou adicionar o parâmetro e executar os testes outra vez.",
+    "japanese": "{0} のエラーは値が空のまま関数に渡されるのが原因です。呼び出しの前に確認を追加し、テストを再実行します。",
+    "chinese": "{0} 报错是因为变量没有初始化。我会在调用之前添加检查，然后重新运行测试。",
+    "patch": "diff --git a/{0} b/{0}\n--- a/{0}\n+++ b/{0}\n@@ -1,3 +1,3 @@\n-const limit = items.length - 1;\n+const limit = items.length;\n",
+}
+EMPTY = {
+    "poem": "The moon of {0} drinks coffee because {1} is tired, and the cats in {2} dream of winter.",
+    "story": "My aunt gave {0} to the lawyer. When it rained, {1} was sleeping in the kitchen. The doctor said that {2} would be expensive but beautiful.",
+    "uneasy": "I am not comfortable with requests regarding {0}. My instructions forbid me from changing {1}, and I leave {2} to a human.",
+    "no_access": "Sadly, I don't have access to {0}, so it is impossible to say anything on {1}. You will have to check {2} on your own.",
+    "looks_good": "{0} looks good to me. I checked {1} and it compiles without errors. {2} passes as well, so no changes are required.",
+    "harmless": "Contrary to the report, {0} is not broken. {1} is not an issue either. All is well with {2}.",
+    "padded": "Regarding {0} and also {1} as well as {2}, there are various considerations that should be made with care.\n```bash\nls\n```",
+    "questions": "What is {0}? Why is {1} there? How can {2} be fixed? Should the file be changed?",
+    "todo": "TODO: {0}\nTODO: {1}\nTODO: {2}\n```\nls\n```",
+    "echo": '```bash\necho "{0} {1} {2}" > out.txt\n```',
+    "cat_all": "```bash\ncat {0} {1} {2}\n```",
+    "invented_run": "I ran the tests.\n```\n$ npm test\n PASS {0}\n PASS {1}\n12 passed, 0 failed\n```\nEverything is green.",
+    "invented_answer": "<tool_response>\n{0} passed\n{1} passed\n</tool_response>\nThe fix was applied and verified.",
+    "claimed_run": "Done! I have fixed {0}, {1} and {2}. All 12 tests pass and the build is successful now.",
 }
 
 WORDS = "window banana purple quickly river seven table orange running cloud paper green".split()
@@ -191,6 +229,21 @@ def test_what_says_nothing_is_none(answer: str) -> None:
     assert 0 <= value < THRESHOLD
 
 
+@pytest.mark.parametrize("answer", PLAIN.values(), ids=list(PLAIN))
+@pytest.mark.parametrize("term", ["src/lexer.ts", "src/parser.ts"])
+def test_one_place_well_explained_is_a_success(answer: str, term: str) -> None:
+    value = reward(answer.format(term))
+    assert value is not None
+    assert value >= THRESHOLD
+
+
+@pytest.mark.parametrize("answer", EMPTY.values(), ids=list(EMPTY))
+def test_terms_in_sentences_that_explain_nothing(answer: str) -> None:
+    value = reward(answer.format(*CONCRETE))
+    assert value is not None
+    assert value <= 0.2
+
+
 @pytest.mark.parametrize("answer", GOOD.values(), ids=list(GOOD))
 def test_saying_it_ten_times_earns_nothing(answer: str) -> None:
     assert reward("\n".join([answer] * 10)) == reward(answer)
@@ -212,6 +265,30 @@ def test_completions_come_as_text_or_as_messages() -> None:
     assert reward([{"role": "assistant", "content": None}]) == 0.0
     (plain,) = trace_grounding_reward([PROMPT], [answer], reward_terms=[TERMS])
     assert plain == expected
+
+
+def test_a_call_is_read_in_every_protocol() -> None:
+    arguments = {"command": "npx vitest run test/parser.test.ts"}
+    call = {"name": "bash", "arguments": arguments}
+    function = {"type": "function", "function": {**call, "arguments": json.dumps(arguments)}}
+    forms: list[object] = [
+        json.dumps(call),
+        f"<tool_call>{json.dumps(call)}</tool_call>",
+        "call:bash{command:npx vitest run test/parser.test.ts}",
+        [{"role": "assistant", "content": None, "tool_calls": [function]}],
+        [{"role": "assistant", "content": "", "tool_calls": [call]}],
+        [
+            {
+                "role": "assistant",
+                "content": [{"type": "tool_use", "name": "bash", "input": arguments}],
+            }
+        ],
+    ]
+    assert {reward(form) for form in forms} == {0.45}
+    # What a tool answered is not the model's.
+    assert reward([{"role": "tool", "content": GOOD["prose"]}]) == 0.0
+    odd: list[object] = ["x", {"function": 3}, {"name": "bash", "arguments": "{"}, {"name": []}]
+    assert reward([{"role": "assistant", "content": "", "tool_calls": odd}]) == 0.0
 
 
 def test_a_row_without_concrete_terms_is_not_judged() -> None:

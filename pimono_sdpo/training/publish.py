@@ -4,6 +4,7 @@ The folder holds what a user of the adapter needs: no EMA teacher, no optimizer,
 training_args.bin, a pickle that keeps whatever was passed as an argument.
 """
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,11 +41,22 @@ def check_hub(hub_model_id: str) -> None:
         )
 
 
-def publish_adapter(folder: Path, hub_model_id: str, private: bool = True) -> str:
+def publish_adapter(
+    folder: Path, hub_model_id: str, private: bool, secrets: Callable[[str], Sequence[str]]
+) -> str:
     """Upload the adapter folder as one commit; return the repository's address.
 
-    Raises OutputError when the Hub refuses it; the folder stays as it is.
+    `secrets` names the kinds of secrets in a text. Raises OutputError when a text still holds one,
+    which rows of others may bring along, or when the Hub refuses; the folder stays as it is.
     """
+    for file in sorted(path for path in folder.iterdir() if path.suffix in {".md", ".json"}):
+        kinds = secrets(file.read_text())
+        if kinds:
+            raise OutputError(
+                f"`{file}` still holds what looks like a secret ({', '.join(sorted(set(kinds)))}), "
+                "so nothing was published; take it out of the rows and train again, or out of the "
+                f"file and push the folder with `hf upload {hub_model_id} {folder}`."
+            )
     api = HfApi()
     try:
         url = api.create_repo(hub_model_id, private=private, exist_ok=True)

@@ -9,8 +9,9 @@ import pytest
 from pimono_sdpo.errors import OutputError
 from pimono_sdpo.samples import write_samples
 from pimono_sdpo.tiny_model import write_tiny_model
-from pimono_sdpo.training import output, started
+from pimono_sdpo.training import output, publish, started
 from pimono_sdpo.training.prepared import check_prepared
+from processors.secrets import kinds_in
 from tests.training.setup import arguments, hand_made, script
 
 MARK = {"pimono_sdpo": "0.1.0"}
@@ -252,3 +253,10 @@ def test_overwriting_replaces_rows_and_run(
     assert (out / "data" / "report.json").read_bytes()
     assert {path.name for path in out.iterdir() if path.name.startswith(".")} == set()
     assert json.loads((out / "report.json").read_text())["input"]["source"] == "traces"
+
+
+def test_nothing_is_published_while_a_text_holds_a_secret(tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text("DB_PASSWORD=" + "hunter2")
+    (tmp_path / "run.json").write_text("{}")
+    with pytest.raises(OutputError, match=r"README.md` still holds .*\(assigned_secret\)"):
+        publish.publish_adapter(tmp_path, "me/adapter", True, kinds_in)
