@@ -35,7 +35,8 @@ Messages = npt.NDArray[np.int64]
 _TABLES = """
 CREATE TABLE candidate (shard INT, row INT, evidence INT, score REAL, ticket TEXT, source TEXT,
     session_id TEXT, episode INT, messages BLOB, prompt BLOB, PRIMARY KEY (shard, row));
-CREATE TABLE message (print INT, place INT, id INT, PRIMARY KEY (print, place)) WITHOUT ROWID;
+CREATE TABLE message (print INT, place INT, id INT, size INT, PRIMARY KEY (print, place))
+    WITHOUT ROWID;
 CREATE TABLE band (band BLOB, place INT, id INT, PRIMARY KEY (band, place)) WITHOUT ROWID;
 CREATE TABLE verdict (shard INT, row INT, stage TEXT, reason TEXT, detail TEXT,
     PRIMARY KEY (shard, row)) WITHOUT ROWID;
@@ -118,16 +119,14 @@ def verdicts(database: sqlite3.Connection, shard: int) -> dict[int, Verdict]:
 
 def _same_session(database: sqlite3.Connection, messages: Messages) -> int | None:
     """The kept row that shares most messages, when that is most of the shorter of the two."""
-    shared: Counter[int] = Counter()
+    shared: Counter[tuple[int, int]] = Counter()
     for start in range(0, len(messages), MAX_PARAMETERS):
         part = [int(value) for value in messages[start : start + MAX_PARAMETERS]]
         marks = ",".join("?" * len(part))
-        found = database.execute(f"SELECT id FROM message WHERE print IN ({marks})", part)
-        shared.update(number for (number,) in found)
-    for number, count in sorted(shared.items(), key=lambda item: (-item[1], item[0])):
-        (size,) = database.execute(
-            "SELECT length(messages) / 8 FROM candidate WHERE rowid=?", (number,)
-        ).fetchone()
+        shared.update(
+            database.execute(f"SELECT id, size FROM message WHERE print IN ({marks})", part)
+        )
+    for (number, size), count in sorted(shared.items(), key=lambda item: (-item[1], item[0])):
         shorter = min(size, len(messages))
         if count >= MIN_SHARED * shorter and count >= min(MIN_SHARED_MESSAGES, shorter):
             return number
@@ -151,9 +150,10 @@ def _same_prompt(database: sqlite3.Connection, prompt: bytes) -> int | None:
 
 def _keep(database: sqlite3.Connection, number: int, messages: bytes, prompt: bytes) -> None:
     place = number % PLACES
+    prints = np.frombuffer(messages, np.int64).tolist()
     database.executemany(
-        "INSERT OR REPLACE INTO message VALUES (?,?,?)",
-        ((int(value), place, number) for value in np.frombuffer(messages, np.int64)),
+        "INSERT OR REPLACE INTO message VALUES (?,?,?,?)",
+        ((value, place, number, len(prints)) for value in prints),
     )
     database.executemany(
         "INSERT OR REPLACE INTO band VALUES (?,?,?)",
