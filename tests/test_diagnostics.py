@@ -1,14 +1,24 @@
 import pytest
 
 from pimono_sdpo.failures import CATEGORIES, RULES, Rule, classify
+from pimono_sdpo.harness.event import Event
 from pimono_sdpo.trace import read_trace
 from processors.diagnostics import find_diagnostics
-from tests.traces import Entry, bash, call, result, trace, user
+from processors.shell import parse
+from tests.traces import Entry, assistant, bash, call, result, trace, user
+
+TRACEBACK = "Traceback (most recent call last):\n  File 'a.py', line 3\nKeyError: 'a'"
+TSC = "a.ts(1,2): error TS2322: no"
+FAILED = "ok 1\nTests  3 failed | 2 passed"
 
 
 def categories(*entries: Entry) -> list[list[str]]:
     read = read_trace(trace(user("go"), *entries))
     return [item["categories"] for item in find_diagnostics(read.events)]
+
+
+def exited(output: str, code: int = 1) -> str:
+    return f"{output}\n\nCommand exited with code {code}"
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.example[:30])
@@ -21,37 +31,158 @@ def test_every_rule_matches_its_example(rule: Rule) -> None:
 @pytest.mark.parametrize(
     ("command", "output", "expected"),
     [
-        ("npm test", "Tests  2 failed\n\nCommand exited with code 1", ["command_error", "test_or_assertion"]),
-        ("python a.py", "Traceback (most recent call last):\n  x\nKeyError: 'a'\n\nCommand exited with code 1", ["command_error", "runtime_exception"]),
+        ("npm test", exited("Tests  2 failed"), ["command_error", "test_or_assertion"]),
+        ("python a.py", exited(TRACEBACK), ["command_error", "runtime_exception"]),
         ("tool", "something odd", ["other_marked_error"]),
-        ("grep -n foo a.ts", "(no output)\n\nCommand exited with code 1", None),
-        ("cd app && rg foo | grep bar", "Command exited with code 1", None),
-        ("diff a b", "< x\n> y\n\nCommand exited with code 1", None),
-        ("grep foo missing", "grep: missing: No such file or directory\n\nCommand exited with code 2", ["command_error", "missing_file_or_command"]),
-        ("npm test", "Command aborted", None),
-        ("npm test", "429 Too Many Requests", None),
+        ("tool --fast", exited("no such thing: --fast"), ["command_error"]),
         ("rm -rf x", "Blocked: command references protected directory", ["policy_block"]),
+        ("rm -rf x", "Run /review first, do not push before that.", ["policy_block"]),
+        ("npm test", "Command timed out after 30 seconds", ["command_error"]),
+        ("./deploy.sh", exited("deploying to host is not allowed"), ["command_error"]),
+        ("node a.js", exited("SyntaxError: Unexpected end of JSON input"), ["command_error", "runtime_exception"]),
+        ("npm test", exited("  ✓ reports ENOENT when Permission denied\nTests  1 failed"), ["command_error", "test_or_assertion"]),
+        ("make", exited("cc a.c\nmake: *** [a.o] Error 1", 2), ["command_error"]),
+        ("grep foo missing", exited("grep: missing: No such file or directory", 2), ["command_error", "missing_file_or_command"]),
+        ("ls src; cat missing", exited("a.ts\ncat: missing: No such file or directory"), ["command_error", "missing_file_or_command"]),
+        ("grep -rn 'error TS' src gone", exited("src/a.md: error TS2322\ngrep: gone: No such file or directory", 2), ["command_error", "missing_file_or_command"]),
+        ("rg -n '(' src", exited("rg: regex parse error:\n    (\n    ^", 2), ["command_error"]),
+        ("curl -sf localhost:1", exited("", 7), ["command_error"]),
+        ("ssh box cat /etc/shadow", exited("cat: /etc/shadow: Permission denied"), ["command_error", "permission_auth"]),
+        ("cat a.test.ts && npm test", exited("throw new TypeError('x')\nTypeError: in a comment\n" + "ok\n" * 40 + "FAIL a.test.ts"), ["command_error", "test_or_assertion"]),
+        ("git checkout gone", exited("error: pathspec 'gone' did not match any file(s)"), ["command_error"]),
+        ("cat > t.py <<'EOF'\nprint(1)\nEOF\npython t.py", exited(TRACEBACK), ["command_error", "runtime_exception"]),
+        ("timeout 60 npm test", exited("running", 124), ["command_error"]),
     ],
 )  # fmt: skip
-def test_marked_errors(command: str, output: str, expected: list[str] | None) -> None:
-    assert categories(*bash(command, output, error=True)) == ([expected] if expected else [])
+def test_marked_errors(command: str, output: str, expected: list[str]) -> None:
+    assert categories(*bash(command, output, error=True)) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("command", "output"),
+    [
+        ("grep -n foo a.ts", exited("(no output)")),
+        (r'grep -n "maxHeight\|height\|scroll" a.ts', exited("(no output)")),
+        ("cd app && rg foo | grep bar", exited("")),
+        ("rg -n -- '--worktree|worktree' docs", exited("")),
+        ("bash -lc 'grep -q foo a.ts'", exited("")),
+        ("ssh -p 22 ann@box 'grep foo /var/log/x'", exited("")),
+        ("timeout 30 grep -r foo .", exited("")),
+        ("LC_ALL=C grep foo a && echo yes", exited("")),
+        ("grep error log.txt; grep fatal log.txt", exited("3: error: disk full\n9: TypeError: x")),
+        ("diff a b", exited("< x\n> y")),
+        ("git diff --exit-code", exited("-FAIL\n+TypeError: x")),
+        ("git show HEAD:a | cmp - a", exited("")),
+        ("test -f x && echo there", exited("")),
+        ("[ -d x ]", exited("")),
+        ("[[ -n $X || -n $Y ]]", exited("")),
+        ("command -v rg", exited("")),
+        ("which adb gradle", exited("/usr/bin/adb")),
+        ("ls x 2>/dev/null", exited("", 2)),
+        ("find . -name a | head; head -5 gone 2>/dev/null", exited("./a")),
+        ("npm test | grep -i timeout", exited("")),
+        ("for f in a b; do grep -l foo $f; done", exited("")),
+        ("set -o pipefail; seq 9 | node a.js | head -1", exited("1", 141)),
+        ("timeout 5 npm start", exited("listening on 3000", 124)),
+        ("npm test", "Command aborted"),
+        ("npm test", "3 failed\n\nCommand aborted"),
+        ("npm test", exited("^C", 130)),
+        ("npm test", "429 Too Many Requests"),
+        ("npm test", "[Compacted history content evicted to cold storage]"),
+        ("npm test", "[Old tool result content cleared]"),
+        ("npm test", "Test Results: 12 passed"),
+        ("grep -rn foo .", "502 matches in 31 files"),
+        ("npm test", ""),
+    ],
+)  # fmt: skip
+def test_marked_errors_that_are_none(command: str, output: str) -> None:
+    assert categories(*bash(command, output, error=True)) == []
+
+
+@pytest.mark.parametrize(
+    ("tool", "text", "expected"),
+    [
+        ("read", "ENOENT: no such file or directory, access 'a.ts'", ["missing_file_or_command"]),
+        ("read", "File does not exist.", ["missing_file_or_command"]),
+        ("ls", "Path not found: /home/ann/gone", ["missing_file_or_command"]),
+        ("edit", "String to replace not found in file.\nString: throw new TypeError('EACCES');\nTypeError: x", ["tool_schema_validation"]),
+        ("edit", "Could not find the exact text in src/rate-limit.ts. The old text must match exactly.", ["tool_schema_validation"]),
+        ("edit", 'Validation failed for tool "edit":\n  - path: must be string\n\nReceived arguments:\n{"newText": "\n3 failed\n"}', ["tool_schema_validation"]),
+        ("edit", "apply_patch verification failed: Failed to find expected lines in a.py:\nraise PermissionError\nKeyError: 1", ["tool_schema_validation"]),
+        ("edit", "File has not been read yet. Read it first before writing to it.", ["tool_schema_validation"]),
+        ("write", "Emoji are not allowed in generated content", ["policy_block"]),
+        ("edit", "Premature implementation: the spec fails with TypeError, so only a stub is due. You must watch it fail.", ["policy_block"]),
+        ("write", "PreToolUse:Write hook error: keep out of dist/", ["policy_block"]),
+        ("browser", "The tab was closed.", ["other_marked_error"]),
+        ("task", "API Error: 529 overloaded", None),
+        ("edit", "Operation aborted", None),
+        ("edit", "Skipped due to queued user message.", None),
+    ],
+)  # fmt: skip
+def test_calls_that_failed(tool: str, text: str, expected: list[str] | None) -> None:
+    found = categories(call(tool, path="a.ts"), result(tool, text, error=True))
+    assert found == ([expected] if expected else [])
 
 
 @pytest.mark.parametrize(
     ("command", "output", "expected"),
     [
-        ("npm test 2>&1 | tail -5", "ok 1\nTests  3 failed | 2 passed", ["test_or_assertion"]),
-        ("npx tsc --noEmit; echo done", "a.ts(1,2): error TS2322: no\ndone", ["build_lint_compile"]),
+        ("npm test 2>&1 | tail -5", FAILED, ["test_or_assertion"]),
+        ("npx tsc --noEmit; echo done", f"{TSC}\ndone", ["build_lint_compile"]),
         ("timeout 60 npm test | tail", "3 failed", ["test_or_assertion"]),
-        ("npm test", "Tests  3 failed", None),
-        ("cat log.txt | tail -5", "Tests  3 failed", None),
-        ("cd app && grep -rn TS2322 . | head", "a.md: error TS2322", None),
-        ("npm test | tail", "Tests  3 failed\n" + "ok\n" * 40, None),
-        ("gh issue view 3 | cat", "TypeError: boom", None),
+        ("cd app && npm run check 2>&1 | grep -E 'error|warn' | head", TSC, ["build_lint_compile"]),
+        ("bash -lc 'cd app && npm test | tail -3'", FAILED, ["test_or_assertion"]),
+        ("ssh box 'cd app; make test 2>&1 | tail -3'", FAILED, ["test_or_assertion"]),
+        ("docker compose exec app npm test || true", FAILED, ["test_or_assertion"]),
+        ("(cd app && CI=1 npm test) 2>&1 | tail -4", FAILED, ["test_or_assertion"]),
+        ("for d in a b; do\n  (cd $d; npm test)\ndone 2>&1 | tail", FAILED, ["test_or_assertion"]),
+        ("npm test > out.log 2>&1; tail -20 out.log", FAILED, ["test_or_assertion"]),
+        ("npm test | tee out.log", FAILED, ["test_or_assertion"]),
+        ("npm test || echo '3 failed as known'", FAILED, ["test_or_assertion"]),
+        ("git stash; npm test | tail -3; git stash pop", FAILED, ["test_or_assertion"]),
+        ("python a.py 2>&1 | tail -3", TRACEBACK, ["runtime_exception"]),
+        ("pytest -q | tail -3; echo \"exit: $?\"", "no tests ran\nexit: 5", ["command_error"]),
+        ("npm run build 2>&1 | tail -2", "npm error command failed\nnpm error command sh -c tsc", ["command_error"]),
+        ("git push 2>&1 | tail -2", "fatal: not a git repository", ["command_error"]),
+        ("pwd && rg --files | head", "/app\n/bin/bash: line 1: rg: command not found", ["missing_file_or_command"]),
+        ("cat <<'EOF' > a.py\nprint('x')\nEOF\npython a.py | tail -3", TRACEBACK, ["runtime_exception"]),
     ],
 )  # fmt: skip
-def test_hidden_failures(command: str, output: str, expected: list[str] | None) -> None:
-    assert categories(*bash(command, output, error=False)) == ([expected] if expected else [])
+def test_hidden_failures(command: str, output: str, expected: list[str]) -> None:
+    assert categories(*bash(command, output, error=False)) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("command", "output"),
+    [
+        ("npm test", FAILED),
+        ("cd app && npm test", FAILED),
+        ("set -euo pipefail\nnpm test | tail -3", FAILED),
+        ("cat log.txt | tail -5", FAILED),
+        ("npm run build; cat src/a.test.ts", FAILED),
+        ("npm run build && sed -n 1,9p a.ts && git diff", TSC),
+        ("cd app && grep -rn TS2322 . | head", "a.md: error TS2322"),
+        ("grep -rln foo . | xargs cat; echo done", TSC),
+        ("bash -lc \"sed -n '1,80p' a.ts; nl b.ts\"", TRACEBACK),
+        ("ssh box 'tail -50 app.log' | tail", TRACEBACK),
+        ("docker logs app 2>&1 | tail -9", TRACEBACK),
+        ("curl -s example.org | python -c 'print(input())' | head", "3 failed\nTS2322: x"),
+        ("python report.py | head", "TS2322: what people asked\n3 failed attempts"),
+        ("python - <<'EOF'\nimport a; print(a.log)\nEOF", TRACEBACK),
+        ("./read.sh https://example.org | head -9", FAILED),
+        ("gh issue view 3 | cat", "TypeError: boom"),
+        ("git log --oneline; git show HEAD", TSC),
+        ("npm test | tail", FAILED + "\nok" * 40),
+        ("npm test 2>&1 | tail", "TypeError: provoked\n12 passed (12)"),
+        ("npm test; echo '=== FAIL cases ==='", "=== FAIL cases ==="),
+        ("npm test; echo $?", "fine\n0"),
+        ("cat a.md; echo \"exit: $?\"", "exit: 1"),
+        ("find / -name a | head", "find: /root: Permission denied"),
+        ("npm run build | tail -3", "built in 3s"),
+    ],
+)  # fmt: skip
+def test_success_is_success(command: str, output: str) -> None:
+    assert categories(*bash(command, output, error=False)) == []
 
 
 def test_text_that_was_merely_read_is_no_failure() -> None:
@@ -59,11 +190,72 @@ def test_text_that_was_merely_read_is_no_failure() -> None:
     assert categories(call("read", path="a.ts"), result("read", source)) == []
 
 
-def test_trailers_are_cut_and_positions_kept() -> None:
-    output = "Tests  1 failed\n\n[Showing lines 1-9 of 900 (50.0KB limit). Full output: /tmp/x]\n\nCommand exited with code 1"
-    read = read_trace(trace(user("go"), *bash("npm test", output, error=True)))
+def test_an_exit_code_says_what_the_mark_does_not() -> None:
+    details = {"exitCode": 2}
+    entries = [call("bash", command="make"), result("bash", "stop", details=details)]
+    assert categories(*entries) == [["command_error"]]
+
+
+def test_bash_executions_of_the_user_count() -> None:
+    told = {"role": "bashExecution", "command": "npm test", "output": "3 failed", "exitCode": 1}
+    stopped = {**told, "cancelled": True}
+    entries = [{"type": "message", "message": message} for message in (told, stopped)]
+    assert categories(*entries) == [["command_error", "test_or_assertion"]]
+
+
+def test_a_turn_that_broke_off_is_the_providers_unless_the_harness_gave_up() -> None:
+    overload = "Schema overload: consecutive tool validation failures exceeded cap"
+    assert categories(assistant(overload, stop="error")) == [["tool_schema_validation"]]
+    assert categories(assistant(overload)) == []
+    assert categories(assistant("402 Insufficient Balance", stop="error")) == []
+    assert categories(assistant("Request was aborted.", stop="aborted")) == []
+
+
+@pytest.mark.parametrize(
+    "trailer",
+    [
+        "[Showing lines 1-9 of 900 (50.0KB limit). Full output: /tmp/x]",
+        "[Showing last 50.0KB of line 3. Full output: /tmp/x]",
+        "[Output truncated: 900 lines]",
+    ],
+)
+def test_trailers_and_colours_are_cut_and_positions_kept(trailer: str) -> None:
+    output = f"Total output lines: 900\n\n\x1b[31mTests  1 failed\x1b[0m\n\n{trailer}"
+    read = read_trace(trace(user("go"), *bash("npm test", exited(output), error=True)))
     (item,) = find_diagnostics(read.events)
-    assert "Showing lines" not in item["text"]
-    assert item["text"].endswith("Command exited with code 1")
+    assert item["text"] == "Tests  1 failed\nCommand exited with code 1"
     assert read.events[item["event_index"]].kind == "tool_result"
     assert item["tool_name"] == "bash"
+
+
+@pytest.mark.parametrize(
+    ("command", "programs"),
+    [
+        ("cd a && B=1 npm test 2>&1 | tail -5", [["cd"], ["npm", "tail"]]),
+        ("sudo -u ann env A=1 timeout 9 /bin/cat x", [["cat"]]),
+        ("bash -c \"a 'x;y' | b\" | c; d", [["a", "b", "c"], ["d"]]),
+        ('echo $(a | b; c) `d; e` "f; g" h\\;i', [["echo"]]),
+        ("a <<'X' | b\nc; d\nX\ne # f; g", [["a", "b"], ["e"]]),
+        ("uv run --with x pytest -q", [["x"]]),
+        ("if a; then b; fi", [["a"], ["b"], ["fi"]]),
+        ("a 'never closed; b", [["a"]]),
+        ("", []),
+    ],
+)
+def test_command_lines_are_read(command: str, programs: list[list[str]]) -> None:
+    assert [[stage.program for stage in p.stages] for p in parse(command)] == programs
+
+
+@pytest.mark.parametrize(
+    "bit", ["-", "\n", "[Showing lines ", "assertion ", "'", "$(", "uv run ", "a|"]
+)
+def test_huge_texts_and_commands_are_read(bit: str) -> None:
+    huge = bit * 100_000
+    entries = [
+        *bash(huge, huge, error=True),
+        *bash(huge, exited(huge)),
+        *bash("npm test | cat", huge),
+    ]
+    assert len(categories(*entries)) <= 3
+    event = Event(0, "tool_result", huge, tool_name="bash", arguments="[" * 9, is_error=True)
+    assert len(find_diagnostics([event])) <= 1

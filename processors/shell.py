@@ -1,0 +1,285 @@
+"""Read a command line as far as it tells whose text its output is and whose status it reports.
+
+No shell: words, quotes, heredocs and operators are told apart; nothing is expanded.
+"""
+
+import re
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
+
+MAX_CHARS = 20_000
+MAX_DEPTH = 3
+
+# runs: its output is its own; reads: its output is somebody's text; searches: also, and status 1
+# is an answer; quiet: says little and does not fail.
+Role = Literal["runs", "reads", "searches", "quiet"]
+
+
+class Stage(NamedTuple):
+    """One program of a pipeline; `targets` are the files its output went to."""
+
+    program: str
+    arguments: tuple[str, ...]
+    targets: tuple[str, ...]
+    role: Role
+
+
+class Pipeline(NamedTuple):
+    """Stages joined by `|`, and the operator behind the last one."""
+
+    stages: tuple[Stage, ...]
+    then: str
+
+
+_TOKEN = re.compile(
+    r"""(?P<blank>(?:[ \t\r]|\\\r?\n)+)
+    |<<-?[ \t]*(?P<quote>['"]?)(?P<heredoc>[\w.-]+)(?P=quote)
+    |(?P<condition>\[\[\s[^\n]{0,1000}?\s\]\])
+    |(?P<redirect>&>>?|\d?(?:<<<|<>|>\||>>|>&|<&|>|<))
+    |(?P<operator>\|\||\|&|\||&&|&|;;|;|\n)
+    |(?P<comment>[()]|\#[^\n]*)
+    |(?P<word>(?:[^\s'"\\`$|&;<>()]++|'[^']*+(?:'|\Z)|"(?:[^"\\]|\\.)*+(?:"|\Z)
+      |`[^`]*+(?:`|\Z)|\\.|\$(?!\()|\\\Z)++)
+    |(?P<substitution>\$\()""",
+    re.VERBOSE | re.DOTALL,
+)
+_NESTED = re.compile(r"'[^']*+(?:'|\Z)|\"(?:[^\"\\]|\\.)*+(?:\"|\Z)|\\.|[()]", re.DOTALL)
+_QUOTES = re.compile(r"""'([^']*)'?|"((?:[^"\\]|\\.)*+)"?|\\(.)""", re.DOTALL)
+_WRITES = frozenset({">", ">>", ">|", "1>", "1>>", "&>", "&>>"})
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=.*", re.DOTALL)
+_VALUE = re.compile(r"\d+(?:\.\d+)?[smhd]?|\{\}")
+
+_KEYWORDS = frozenset("if then elif else do while until ! {".split())
+_WRAPPERS = frozenset(
+    """sudo doas env nohup nice time command builtin exec timeout gtimeout stdbuf xargs setsid
+    caffeinate unbuffer rtk""".split()
+)
+_TAKES_VALUE = frozenset("-u -n -I -s -k -P -L -d -S".split())
+_SHELLS = frozenset({"bash", "sh", "zsh", "dash"})
+_RUN_BY = frozenset("uv poetry pipenv rye pdm hatch bundle conda".split())
+_QUIET = frozenset(
+    """echo printf cd pushd popd export set unset source . true : exit sleep wait mkdir touch pwd
+    date trap declare local shift break continue for case select function done fi esac } umask
+    ulimit hostname whoami id uname nproc clear sync alias shopt jobs read return rm cp mv chmod
+    chown ln ls wc""".split()
+)
+_SEARCHES = frozenset(
+    """grep rg egrep fgrep zgrep ag ack diff cmp colordiff comm test [ [[ which type hash whereis
+    pgrep pkill pidof killall kill lsof expr let false nc mdfind locate""".split()
+)
+_READS = frozenset(
+    """awk gawk base64 basename bat batcat bfs cat column curl cut df dig dirname dmesg du env eza
+    fd fdfind find fold gh glab gsed gzcat head hexdump history host http ip jq journalctl less
+    logcat lynx man more mysql netstat nl nm nslookup objdump od otool pandoc paste pbpaste
+    pdftotext plutil printenv ps psql readelf readlink realpath redis-cli rev sed seq sort
+    sqlite3 ss stat strings tac tail tar tee top tr tree uniq unzip w3m wget xmllint xxd yq
+    zcat""".split()
+)
+_READING_SUBCOMMANDS = {
+    program: frozenset(names.split())
+    for program, names in {
+        "git": """blame cat-file check-ignore config describe diff diff-tree for-each-ref
+        grep help log ls-files ls-remote ls-tree merge-base name-rev reflog remote rev-list shortlog
+        show show-ref var version whatchanged worktree""",
+        "docker": "logs inspect images ps top stats history port version info",
+        "podman": "logs inspect images ps top stats history port version info",
+        "kubectl": "logs get describe explain top version",
+        "npm": "view info search ls list outdated help prefix root",
+        "pnpm": "view info search ls list outdated help",
+        "yarn": "info list why help",
+        "pip": "show list search freeze help",
+        "pip3": "show list search freeze help",
+        "brew": "info list search deps help",
+        "cargo": "search metadata tree help",
+        "go": "doc env list help version",
+        "tmux": "capture-pane list-sessions list-panes show-buffer ls",
+        "systemctl": "status show cat list-units",
+        "aws": "logs s3",
+        "adb": "logcat devices",
+        "pm2": "logs list show",
+    }.items()
+}
+_QUIET_OF_GIT = frozenset(
+    "add branch checkout reset restore rev-parse stash status switch tag".split()
+)
+
+
+def parse(command: str, depth: int = 0) -> list[Pipeline]:
+    """Split a command line into pipelines; `bash -c`, `ssh HOST` and the like are looked through.
+
+    >>> [[s.program for s in p.stages] for p in parse("cd a && CI=1 npm test 2>&1 | tail -5")]
+    [['cd'], ['npm', 'tail']]
+    """
+    done: list[Pipeline] = []
+    stages: tuple[Stage, ...] = ()
+    for words, targets, operator in _simple_commands(command[:MAX_CHARS]):
+        words = _bare(words)
+        inner = parse(_command_within(words), depth + 1) if depth < MAX_DEPTH else []
+        if inner:
+            done += inner[:-1]
+            stages += inner[-1].stages
+        elif words:
+            stages += (_stage(words, targets),)
+        if operator not in {"|", "|&"} and stages:
+            done.append(Pipeline(stages, operator))
+            stages = ()
+    return [*done, Pipeline(stages, "")] if stages else done
+
+
+def loses_status(pipelines: list[Pipeline], at: int, stage: int) -> bool:
+    """Tell whether a stage may fail and the whole line succeed."""
+    options = [s.arguments for p in pipelines for s in p.stages if s.program == "set"]
+    words = [word for arguments in options for word in arguments]
+    piped = stage < len(pipelines[at].stages) - 1 and "pipefail" not in words
+    stops = any(re.fullmatch(r"-\w*e\w*", word) for word in words)
+    harmless = {"&&", ";", "\n"} if stops else {"&&"}
+    joints = [pipeline.then for pipeline in pipelines[at:-1]]
+    return piped or any(joint not in harmless for joint in joints)
+
+
+def _simple_commands(command: str) -> Iterator[tuple[list[str], tuple[str, ...], str]]:
+    """Yield each command's words, the files it writes, and the operator behind it."""
+    words: list[str] = []
+    targets: list[str] = []
+    heredocs: list[str] = []
+    redirect, joined, at = "", False, 0
+    while at < len(command):
+        token = _TOKEN.match(command, at)
+        kind = token.lastgroup if token else "word"
+        start, at = at, token.end() if token else at + 1
+        if kind == "substitution":
+            at = _closing(command, at)
+        if kind in {"word", "substitution", "condition"}:
+            text = "[[" if kind == "condition" else _QUOTES.sub(_unquoted, command[start:at])
+            if redirect:
+                targets += [text] if redirect in _WRITES else []
+            elif joined and words:
+                words[-1] += text
+            else:
+                words.append(text)
+            redirect, joined = "", not redirect
+            continue
+        joined = False
+        if kind == "redirect" and token:
+            redirect = token.group(0)
+        elif token and token.group("heredoc"):
+            heredocs.append(token.group("heredoc"))
+        elif kind == "operator" and token:
+            yield words, tuple(targets), token.group(0)
+            words, targets, redirect = [], [], ""
+            if token.group(0) == "\n":
+                for end in heredocs:
+                    at = _after_heredoc(command, at, end)
+                heredocs = []
+    yield words, tuple(targets), ""
+
+
+def _unquoted(match: re.Match[str]) -> str:
+    return next((group for group in match.groups() if group is not None), "")
+
+
+def _closing(command: str, at: int) -> int:
+    """Position behind the parenthesis that closes the one before `at`."""
+    depth = 1
+    for match in _NESTED.finditer(command, at):
+        depth += {"(": 1, ")": -1}.get(match.group(0), 0)
+        if depth == 0:
+            return match.end()
+    return len(command)
+
+
+def _after_heredoc(command: str, at: int, end: str) -> int:
+    while at < len(command):
+        stop = command.find("\n", at)
+        stop = len(command) if stop < 0 else stop
+        line, at = command[at:stop], stop + 1
+        if line.strip() == end:
+            break
+    return at
+
+
+def _bare(words: list[str]) -> list[str]:
+    """Take off assignments, keywords and programs that only start another one."""
+    at, looked_through = 0, ""
+    while at < len(words):
+        word = words[at].rsplit("/", 1)[-1]
+        if looked_through == "command" and word in {"-v", "-V"}:
+            return ["which", *words[at + 1 :]]
+        if word in _WRAPPERS or (word in _RUN_BY and words[at + 1 : at + 2] in (["run"], ["exec"])):
+            at += word in _RUN_BY
+            looked_through = word
+        elif looked_through and words[at].startswith("-"):
+            at += words[at] in _TAKES_VALUE
+        elif not (
+            word in _KEYWORDS
+            or _ASSIGNMENT.fullmatch(words[at])
+            or (looked_through and _VALUE.fullmatch(word))
+        ):
+            break
+        at += 1
+    return words[at:]
+
+
+def _command_within(words: list[str]) -> str:
+    """The command line that a shell, a remote shell or a container is given; often none."""
+    if len(words) < 2:
+        return ""
+    program = words[0].rsplit("/", 1)[-1]
+    if program in _SHELLS:
+        flags = [at for at, word in enumerate(words[:-1]) if re.fullmatch(r"-\w*c", word)]
+        return words[flags[0] + 1] if flags else ""
+    if program == "eval":
+        return " ".join(words[1:])
+    if program in {"ssh", "docker", "podman", "kubectl"}:
+        given = words[1:]
+        if program != "ssh":
+            if "exec" not in given:
+                return ""
+            given = given[given.index("exec") + 1 :]
+        if "--" in given:
+            return " ".join(given[given.index("--") + 1 :])
+        # Options, some with a value, then the host or the container.
+        while given and given[0].startswith("-"):
+            takes_value = given[0] in {"-p", "-i", "-o", "-l", "-F", "-J", "-u", "-w", "-e", "-n"}
+            given = given[1 + takes_value :]
+        inner = given[1:]
+        # A shell gets its words as they are; everything else was quoted once more.
+        if len(inner) > 2 and inner[0].rsplit("/", 1)[-1] in _SHELLS:
+            return _command_within(inner)
+        return " ".join(inner)
+    return ""
+
+
+def _stage(words: list[str], targets: tuple[str, ...]) -> Stage:
+    program = words[0].rsplit("/", 1)[-1]
+    arguments = tuple(words[1:])
+    role = _role(program, arguments)
+    if program == "tee":
+        targets += arguments
+    elif targets and role == "reads":
+        # It wrote a file and shows nothing.
+        role = "quiet"
+    return Stage(program, arguments, targets, role)
+
+
+def _role(program: str, arguments: tuple[str, ...]) -> Role:
+    plain = [word for word in arguments if not word.startswith("-")]
+    if program == "git":
+        return _role_of_git(plain[1:] if "-C" in arguments or "-c" in arguments else plain)
+    if program in _QUIET:
+        return "quiet"
+    if program in _SEARCHES:
+        return "searches"
+    subcommands = _READING_SUBCOMMANDS.get(program, frozenset())
+    plain = plain[1:] if plain[:1] == ["compose"] else plain
+    is_reader = program in _READS or (plain and plain[0] in subcommands)
+    return "reads" if is_reader else "runs"
+
+
+def _role_of_git(plain: list[str]) -> Role:
+    subcommand = plain[0] if plain else "help"
+    if subcommand in _QUIET_OF_GIT:
+        return "quiet"
+    if subcommand in _READING_SUBCOMMANDS["git"]:
+        return "reads" if subcommand in {"show", "cat-file"} else "searches"
+    return "runs"
