@@ -17,7 +17,7 @@ demo: $(READY) ## sample traces -> rows -> a trained tiny adapter, under OUT (bu
 	$(BIN)/python jobs/demo.py --out $(OUT)
 
 test: $(READY) ## run the tests (benchmarks are apart, see tests/benchmarks)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto
 
 lint: $(READY) ## formatting and style
 	$(BIN)/ruff format --check .

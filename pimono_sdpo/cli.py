@@ -56,7 +56,7 @@ def run_filter(
     from pimono_sdpo.export import open_source
     from pimono_sdpo.folders import only_run, publish_folder
     from pimono_sdpo.report import build_report
-    from pimono_sdpo.shards import quiet_datasets, run_shards
+    from pimono_sdpo.shards import run_shards
     from processors import pipeline
     from processors.grade import WEIGHTS
 
@@ -88,7 +88,7 @@ def run_filter(
     options = {**run_options, **chosen}
     total = sum(shard.sessions for shard in opened.shards)
     with only_run(out) as work:
-        with quiet_datasets(), tqdm(total=total, unit="session", desc="filter") as bar:
+        with tqdm(total=total, unit="session", desc="filter") as bar:
             stages = pipeline(unit, min_score, test_fraction, history_chars)
             records = run_shards(opened.shards, stages, work, run_options, bar.update)
         with closing(judge(work, max_samples, seed, dedupe)) as database:

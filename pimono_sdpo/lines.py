@@ -11,8 +11,14 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+import msgspec
+
 # The group is empty for a backslash that begins no escape of JSON.
 _ESCAPE = re.compile(r'\\(["\\/bfnrt]|u[0-9a-fA-F]{4}|)')
+# Half of a pair, which no UTF-8 column can hold; a whole pair and a written-out `\\` stay.
+_LONE_SURROGATE = re.compile(
+    r"(\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\\\)|\\u[dD][89a-fA-F][0-9a-fA-F]{2}"
+)
 _ENTRY = '{"type"'
 _IN_ENTRIES = {"message", "payload", "timestamp", "uuid", "parentId", "cwd"}
 MAX_TRIES = 16
@@ -53,8 +59,10 @@ def read_lines(text: str) -> Lines:
         line = raw.strip("\0\ufeff \t\r")
         if not line:
             continue
+        if "\\ud" in line or "\\uD" in line:
+            line = _LONE_SURROGATE.sub(lambda match: match[1] or "\\ufffd", line)
         try:
-            value = json.loads(line)
+            value = _decode(line)
         except (ValueError, RecursionError):
             # Broken input is expected here and counted; RecursionError is JSON nested too deep.
             objects, lost = _repair(line)
@@ -72,6 +80,14 @@ def read_lines(text: str) -> Lines:
             out.bytes_skipped += _size(line)
     out.bytes_parsed = _size(text) - out.bytes_repaired - out.bytes_skipped
     return out
+
+
+def _decode(line: str) -> Any:
+    try:
+        return msgspec.json.decode(line)
+    except (msgspec.DecodeError, RecursionError):
+        # It refuses what the standard library takes, such as NaN and integers of any size.
+        return json.loads(line)
 
 
 def _repair(line: str) -> tuple[list[dict[str, Any]], int]:

@@ -7,24 +7,17 @@ already there for the same input, code and options. The folder gets its name onl
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from datasets import Dataset, Features
-from datasets.utils import (
-    are_progress_bars_disabled,
-    disable_progress_bars,
-    enable_progress_bars,
-)
 
 from pimono_sdpo.export import Shard, read_sessions
 from pimono_sdpo.schema import PRINT, REJECT, SDPO_ROW
-from pimono_sdpo.stage import Filter, Row, Stage, apply, name_of
+from pimono_sdpo.stage import Filter, Row, Stage, apply_rows, name_of
 
 Json = dict[str, Any]
 
@@ -37,15 +30,15 @@ class Tally:
     dropped: Counter[tuple[str, str]] = field(default_factory=Counter)
     columns: dict[str, Counter[str]] = field(default_factory=dict)
 
-    def count(self, stage: Stage, before: Dataset, after: Dataset) -> None:
+    def count(self, stage: Stage, before: Sequence[Row], after: Sequence[Row]) -> None:
         """Note the rows that went in and came out, and the columns the stage wants counted."""
-        self.stages.append((name_of(stage), before.num_rows, after.num_rows))
+        self.stages.append((name_of(stage), len(before), len(after)))
         if isinstance(stage, Filter):
             return
         for column in stage.tallies:
             counter = self.columns.setdefault(column, Counter())
-            for value in after[column]:
-                counter.update(value)
+            for row in after:
+                counter.update(row[column])
 
     def to_json(self) -> Json:
         """Return plain lists and dicts."""
@@ -107,10 +100,9 @@ def _run_shard(
         pq.ParquetWriter(_temporary(rejects), REJECT.arrow_schema) as rejects_out,
     ):
         for table in read_sessions(shard):
-            kept, dropped = run_stages(Dataset(table), stages, total)
-            rows_out.write_table(_table(kept, SDPO_ROW))
-            prints_out.write_table(_table(kept, PRINT))
-            rejects_out.write_table(pa.Table.from_pylist(dropped, REJECT.arrow_schema))
+            kept, dropped = run_stages(table.to_pylist(), stages, total)
+            for out, rows_of in ((rows_out, kept), (prints_out, kept), (rejects_out, dropped)):
+                out.write_table(pa.Table.from_pylist(rows_of, out.schema))
             progress(table.num_rows)
     for path in (rejects, prints, rows):
         _temporary(path).replace(path)
@@ -118,23 +110,25 @@ def _run_shard(
 
 
 def run_stages(
-    dataset: Dataset, stages: Iterable[Stage], tally: Tally
-) -> tuple[Dataset, list[Json]]:
+    rows: list[Row], stages: Iterable[Stage], tally: Tally
+) -> tuple[list[Row], list[Json]]:
     """Run the stages over rows in memory; return the kept rows and the rejects with reasons."""
     rejects: list[Json] = []
     for stage in stages:
-        before = dataset
+        before = rows
         if isinstance(stage, Filter):
-            reasons = [stage.fn(row) for row in before]
-            for row, reason in zip(before, reasons, strict=True):
-                if reason is not None:
+            rows = []
+            for row in before:
+                reason = stage.fn(row)
+                if reason is None:
+                    rows.append(row)
+                else:
                     rejects.append(_reject(row, name_of(stage), reason))
                     tally.dropped[name_of(stage), reason] += 1
-            dataset = before.select([i for i, reason in enumerate(reasons) if reason is None])
         else:
-            dataset = apply(before, stage)
-        tally.count(stage, before, dataset)
-    return dataset, rejects
+            rows = apply_rows(before, stage)
+        tally.count(stage, before, rows)
+    return rows, rejects
 
 
 def _reject(row: Row, stage: str, reason: str) -> Json:
@@ -162,22 +156,6 @@ def _fingerprint(shard: Shard, stages: Sequence[Stage], options: Json) -> Json:
         "stages": [[name_of(stage), stage.code] for stage in stages],
         "options": options,
     }
-
-
-def _table(dataset: Dataset, features: Features) -> pa.Table:
-    return dataset.with_format("arrow")[:].select(list(features)).cast(features.arrow_schema)
-
-
-@contextmanager
-def quiet_datasets() -> Iterator[None]:
-    """Silence the progress bar of every single map: one bar over all sessions says more."""
-    was_quiet = are_progress_bars_disabled()
-    disable_progress_bars()
-    try:
-        yield
-    finally:
-        if not was_quiet:
-            enable_progress_bars()
 
 
 def write_atomically(path: Path, content: bytes) -> None:

@@ -9,7 +9,7 @@ import ast
 import hashlib
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
@@ -113,6 +113,20 @@ def apply(dataset: AnyDataset, stage: Stage) -> AnyDataset:
             stage, batched=True, batch_size=1, remove_columns=list(features), features=after
         )
     return dataset.map(stage, remove_columns=list(stage.drops) or None, features=after)
+
+
+def apply_rows(rows: Sequence[Row], stage: Map | FlatMap) -> list[Row]:
+    """Run one stage over rows in memory, to the same rows as `apply` over a dataset of them.
+
+    A shard runs this way: no row becomes Arrow between two stages.
+    """
+    if isinstance(stage, FlatMap):
+        return [new for row in rows for new in stage.fn(row)]
+    dropped = frozenset(stage.drops)
+    return [
+        {name: value for name, value in row.items() if name not in dropped} | stage.fn(row)
+        for row in rows
+    ]
 
 
 def apply_all(dataset: AnyDataset, stages: Iterable[Stage]) -> AnyDataset:

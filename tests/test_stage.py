@@ -5,10 +5,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from datasets import Dataset, Features, IterableDataset, Value
 
+from pimono_sdpo.export import open_source, read_sessions
+from pimono_sdpo.samples import write_samples
 from pimono_sdpo.schema import PRINT, SDPO_ROW, SESSION
+from pimono_sdpo.shards import Tally, run_stages
 from pimono_sdpo.stage import Filter, FlatMap, Map, apply, apply_all, name_of, source_hash
 from processors import PIPELINE, pipeline
 from processors.keep import keep
@@ -82,6 +86,20 @@ def test_the_pipeline_runs_on_a_plain_dataset() -> None:
     assert rows.features == {**SDPO_ROW, **PRINT}
     assert rows[0]["prompt"][-1]["role"] == "user"
     assert rows[0]["categories"] == ["command_error", "test_or_assertion"]
+
+
+def test_rows_in_memory_come_out_as_those_of_a_dataset(tmp_path: Path) -> None:
+    """The samples, all layouts and oddities of them, once by `apply` and once as a shard runs."""
+    write_samples(tmp_path)
+    shards = open_source(str(tmp_path)).shards
+    tables = [table for shard in shards for table in read_sessions(shard)]
+    sessions = Dataset(pa.concat_tables(tables))
+    by_map = apply_all(sessions, PIPELINE)
+    kept, rejected = run_stages(pa.concat_tables(tables).to_pylist(), PIPELINE, Tally())
+    in_memory = pa.Table.from_pylist(kept, by_map.features.arrow_schema)
+    assert by_map.num_rows > 8
+    assert in_memory.to_pylist() == by_map.with_format("arrow")[:].to_pylist()
+    assert len(kept) + len(rejected) == sessions.num_rows
 
 
 def test_the_cache_key_follows_source_and_options() -> None:

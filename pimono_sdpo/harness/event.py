@@ -4,8 +4,6 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from pimono_sdpo.text import well_formed
-
 Kind = Literal[
     "user",
     "assistant",
@@ -21,7 +19,7 @@ Kind = Literal[
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Event:
     """One step of a session.
 
@@ -48,5 +46,5 @@ class Event:
 
 
 def clean(text: str) -> str:
-    """Drop terminal colours and the lone surrogates that no UTF-8 column can hold."""
-    return well_formed(_ANSI.sub("", text) if "\x1b" in text else text)
+    """Drop terminal colours."""
+    return _ANSI.sub("", text) if "\x1b" in text else text

@@ -52,18 +52,15 @@ def read(objects: list[dict[str, Any]]) -> list[Event]:
     events: list[Event] = []
     for position, entry in enumerate(objects):
         first_event.append(len(events))
+        identity, parent = _string(entry.get("id")), _string(entry.get("parentId"))
+        timestamp = _string(entry.get("timestamp"))
+        is_active = position in active or entry.get("type") == "session"
         for event in _entry_events(entry):
-            events.append(
-                replace(
-                    event,
-                    index=len(events),
-                    id=_string(entry.get("id")),
-                    parent_id=_string(entry.get("parentId")),
-                    timestamp=_string(entry.get("timestamp")),
-                    on_active_branch=position in active or entry.get("type") == "session",
-                    kept_from=_kept_from(entry, objects, first_event),
-                )
-            )
+            event.index = len(events)
+            event.id, event.parent_id, event.timestamp = identity, parent, timestamp
+            event.on_active_branch = is_active
+            event.kept_from = _kept_from(entry, objects, first_event)
+            events.append(event)
     return _with_a_request(events)
 
 
