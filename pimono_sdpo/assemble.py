@@ -88,7 +88,9 @@ def _rejected(rows: pa.Table, first: int, against: dict[int, Verdict]) -> pa.Tab
             "episode": row["episode"],
             "stage": why.stage,
             "drop_reason": why.reason,
-            "detail": " ".join([f"{row['harness']}, score {row['score']:g}", why.detail]).strip(),
+            "detail": ", ".join(
+                filter(None, [row["harness"], f"score {row['score']:g}", why.detail])
+            ),
             "counts": row["counts"],
         }
         for number, row in enumerate(rows.select(columns).to_pylist(), start=first)

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -194,6 +195,8 @@ def _summary(report: dict[str, Any], out: Path) -> str:
     broken = {name: n for name, n in report["lines"].items() if n and name != "parsed"}
     if broken:
         lines.append("broken lines: " + _counts(broken))
+    if report["options"]["test_fraction"]:
+        lines.append("split: " + _counts({"train": 0, "test": 0} | report["splits"]))
     if report["secrets_redacted"]:
         lines.append("redacted: " + _counts(report["secrets_redacted"]))
     lines.append(f"rows, rejects, report.json and README.md are in {out}")
@@ -235,6 +238,11 @@ def tiny_model_command(
     seed: Annotated[int, typer.Option(help="Seed of the random weights.")] = 0,
 ) -> None:
     """Write a tiny random model of the class of google/gemma-4-12B-it, for trials on a CPU."""
+    if not find_spec("torch") or not find_spec("transformers"):
+        raise OutputError(
+            "A model needs PyTorch and Transformers; install the extra: pip install "
+            '"pimono-sdpo[train]".'
+        )
     from pimono_sdpo.tiny_model import write_tiny_model
 
     typer.echo(f"a tiny model with random weights is in {write_tiny_model(_folder(out), seed)}")

@@ -1,7 +1,8 @@
 """Find rows that tell the same story: forks, subagents, growing snapshots, the same request again.
 
-Rows are taken best first, so that of two that share a story the one with more evidence stays.
-All state is in one SQLite file, whose size grows with the rows; memory does not.
+Rows are taken best first, so that of two that share a story the one with more evidence stays: the
+higher score, then the more diagnostics and corrections. All state is in one SQLite file, whose size
+grows with the rows; memory does not.
 """
 
 import hashlib
@@ -83,7 +84,7 @@ def judge_duplicates(database: sqlite3.Connection) -> None:
     """Give a verdict to every row whose story a better row tells already."""
     best_first = database.execute(
         "SELECT rowid, shard, row, source, messages, prompt FROM candidate"
-        " ORDER BY evidence DESC, score DESC, length(messages) DESC, source, episode"
+        " ORDER BY score DESC, evidence DESC, length(messages) DESC, source, episode"
     )
     for number, shard, row, _, messages, prompt in best_first:
         same_session = _same_session(database, np.frombuffer(messages, np.int64))
@@ -95,7 +96,7 @@ def judge_duplicates(database: sqlite3.Connection) -> None:
             "SELECT source FROM candidate WHERE rowid=?", (same,)
         ).fetchone()
         reason = SAME_SESSION if same_session else SAME_PROMPT
-        _convict(database, shard, row, Verdict("dedupe", reason, f"as {source}"))
+        _convict(database, shard, row, Verdict("dedupe", reason, f"same as {source}"))
 
 
 def judge_surplus(database: sqlite3.Connection, max_samples: int, reason: str) -> None:

@@ -32,7 +32,8 @@ def build_report(
 
     Keys: pimono_sdpo, input, options, lines, bytes, broken_sessions (the MAX_BROKEN that lost most;
     every row and reject has its own `counts`), stages, sessions, kept, rejected, drop_reasons,
-    score (min, max, mean, histogram), splits, category_counts, sources, weights, secrets_redacted,
+    score (min, max, mean, histogram), splits, without_terms (rows whose
+    reward_terms are categories alone), category_counts, sources, weights, secrets_redacted,
     licence, sha256 (of all files of a kind), first_sample. Without kept rows, what describes them
     is left out.
     """
@@ -174,6 +175,13 @@ def _statistics(folder: Path, name: str) -> Json:
             ],
         },
         "splits": _counts(rows.select("split")),
+        "without_terms": int(
+            rows.select(
+                (pl.col("reward_terms").list.set_difference("categories").list.len() == 0).sum()
+            )
+            .collect()
+            .item()
+        ),
         "category_counts": _counts(rows.select(pl.col("categories").explode())),
         "sources": _counts(rows.select(folder_of_source)),
         "first_sample": rows.head(1).collect().to_dicts()[0],

@@ -26,6 +26,22 @@ def shorten(text: str, limit: int) -> str:
     return text if len(text) <= limit else cut_middle(text, max(limit - len(TRIMMED), 0))
 
 
+def shorten_around(text: str, limit: int, place: int) -> str:
+    """Shorten to head, tail and what begins with the line of `place`, a third each.
+
+    >>> text = "a\\n" * 100 + "here it is\\n" + "b\\n" * 100
+    >>> shorten_around(text, 120, 200).split(TRIMMED)[1][:10]
+    'here it is'
+    """
+    if len(text) <= limit:
+        return text
+    part = max(limit - 2 * len(TRIMMED), 0) // 3
+    begin = text.rfind("\n", 0, place) + 1
+    if begin < part or begin + part > len(text) - part:
+        return shorten(text, limit)
+    return text[:part] + TRIMMED + text[begin : begin + part] + TRIMMED + text[len(text) - part :]
+
+
 def cut_middle(text: str, keep: int) -> str:
     """Keep `keep` characters, half from each end, around a mark.
 

@@ -4,26 +4,32 @@ reads   diagnostics, corrections
 writes  privileged_context
 """
 
+import re
 from typing import Any
 
 from datasets import Features, Value
 
+from pimono_sdpo.failures import RULES
 from pimono_sdpo.schema import Correction, Diagnostic
 from pimono_sdpo.stage import Map, Row
-from pimono_sdpo.text import shorten
+from pimono_sdpo.text import shorten, shorten_around
 from processors.grade import WEIGHTS
 
 MAX_DIAGNOSTICS = 6
 MAX_CORRECTIONS = 4
 DIAGNOSTIC_CHARS = 1600
 CORRECTION_CHARS = 800
+LINE_CHARS = 150
+# Minified code, not what a person or a tool wrote to be read.
+_LONG_LINE = re.compile(r"[^\n]{400,}")
+_VARIES = re.compile(r"0x[0-9a-fA-F]+|\d+(?:\.\d+)?(?:ms|s)?")
 
 
 def context(row: Row) -> dict[str, Any]:
     """Render the most telling diagnostics and the first corrections as numbered blocks."""
     blocks = [
         f"Tool/environment diagnostic {number} ({', '.join(_by_weight(item['categories']))}):\n"
-        + shorten(item["text"], DIAGNOSTIC_CHARS)
+        + _shortened(item["text"])
         for number, item in enumerate(_telling(row["diagnostics"]), start=1)
     ]
     blocks += [
@@ -33,9 +39,35 @@ def context(row: Row) -> dict[str, Any]:
     return {"privileged_context": "\n\n".join(blocks)}
 
 
+def _shortened(text: str) -> str:
+    """Leave out the middle of long lines and of the text, but not what says what failed."""
+    places = _places(text)
+    if len(text) > DIAGNOSTIC_CHARS:
+        text = _LONG_LINE.sub(_short_line, text)
+        places = _places(text)
+    return shorten_around(text, DIAGNOSTIC_CHARS, places[0] if places else 0)
+
+
+def _short_line(match: re.Match[str]) -> str:
+    line = match[0]
+    return line if _places(line) else f"{line[:LINE_CHARS]} [...] {line[-LINE_CHARS:]}"
+
+
+def _places(text: str) -> list[int]:
+    """Where the rules find what failed, the weightiest category first."""
+    found = ((rule.category, rule.pattern.search(text)) for rule in RULES)
+    places = [(-WEIGHTS[category], match.start()) for category, match in found if match]
+    return [place for _, place in sorted(places)]
+
+
+def _same(item: Diagnostic) -> str:
+    """What two runs of the same failing command share: all but times, counts and addresses."""
+    return _VARIES.sub("0", item["text"])
+
+
 def _telling(items: list[Diagnostic]) -> list[Diagnostic]:
     """The distinct diagnostics of most weight; of equal ones the one that happened first."""
-    distinct = list({item["text"]: item for item in reversed(items)}.values())[::-1]
+    distinct = list({_same(item): item for item in reversed(items)}.values())[::-1]
     ranked = sorted(distinct, key=lambda item: -sum(WEIGHTS[name] for name in item["categories"]))
     return ranked[:MAX_DIAGNOSTICS]
 

@@ -20,6 +20,9 @@ def history(events: Sequence[Event], limit: int) -> list[Message]:
         text = event.text.strip()
         if event.kind not in {"user", "assistant"} or not text or not event.on_active_branch:
             continue
+        if event.kind == "assistant" and event.stop_reason in {"aborted", "error"}:
+            # What stands there is the recorder's message, or half a sentence.
+            continue
         if turns and turns[-1]["role"] == event.kind:
             turns[-1]["content"] += "\n\n" + text
         else:

@@ -18,7 +18,7 @@ _SMALL_TALK = re.compile(
     re.IGNORECASE,
 )
 _BLOCK = re.compile(
-    r"<(file|system-reminder|environment_context|user_instructions|INSTRUCTIONS|context|attachment)"
+    r"<(file|skill|system-reminder|environment_context|user_instructions|INSTRUCTIONS|context|attachment)"
     r"\b[^>]{0,300}>.*?(?:</\1>|\Z)",
     re.DOTALL,
 )

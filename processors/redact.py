@@ -23,6 +23,8 @@ _HOME = re.compile(
     r"(?:[\w.+-]+(?: [\w.+-]+)?(?=[\\/])|[\w.+-]+)"
 )
 _DASHED_HOME = re.compile(r"(?<![\w-])--?(?:Users|home)-[A-Za-z0-9._]+(?=[-/])")
+_USER = re.compile(r"(?:/(?:Users|home)/|[A-Za-z]:[\\/]+Users[\\/]+)([\w.-]{3,64})")
+_TEMPORARY = re.compile(r"(?:/private)?/var/folders/\w{2}/\w{8,64}(?:/[TC])?(?![\w-])")
 _NO_WORKSPACE = frozenset({"", "/", "/home", "/Users", "/tmp", "/mnt"})
 
 
@@ -38,6 +40,14 @@ def redact_text(text: str, cwd: str) -> tuple[str, list[str]]:
             text = re.sub(
                 rf"(?<![A-Za-z0-9.$-]){re.escape(spelled)}(?![\w-]|\.\w)", "$WORKSPACE", text
             )
+    user = _USER.match(cwd)
+    if user and user[1] in text:
+        # Known by name, it is found where nothing else would tell: glued to a word, at a prompt.
+        name = re.escape(user[1])
+        text = re.sub(rf"/(?:Users|home)/{name}(?![\w-])", "$HOME", text)
+        text = re.sub(rf"(?<![\w.-]){name}@[\w.-]{{1,80}}", "$USER@$HOST", text)
+    if "/var/folders/" in text:
+        text = _TEMPORARY.sub("$TMPDIR", text)
     if any(name in text for name in ("Users", "home", "/root")):
         text = _DASHED_HOME.sub("-HOME", _HOME.sub("$HOME", text))
     return text, kinds

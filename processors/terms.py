@@ -22,7 +22,9 @@ _PATTERNS = tuple(
         r"|py|rs|go|java|rb|c|h|cc|cpp|hpp|json|ya?ml|toml|md|css|html|sh|sql|lock)\b",
         r"\b[a-z]{1,64}(?:[A-Z][a-z0-9]{1,64}){1,8}\b|\b[A-Z][a-z0-9]{1,64}(?:[A-Z][a-z0-9]{1,64}){1,8}\b",
         r"\b[a-z][a-z0-9]{1,64}(?:_[a-z0-9]{1,64}){1,8}\b",
-        r"(?<=[`'\"])[A-Za-z_@][\w@/.-]{2,40}(?=[`'\"])",
+        # A quoted word of plain small letters is mostly just a word.
+        r"(?<=[`'\"])(?=[\w@/.-]{0,40}(?:[\d_./@-]|[a-z][A-Z])|[A-Za-z]{9,40}[`'\"])"
+        r"[A-Za-z_@][\w@/.-]{2,40}(?=[`'\"])",
     )
 )
 _REDACTED = re.compile(r"\[REDACTED:\w{1,40}\]")
@@ -45,7 +47,7 @@ def concrete_terms(texts: Iterable[str], limit: int = MAX_TERMS) -> list[str]:
     joined = [
         "\n".join(
             _REDACTED.sub("", line)
-            for line in text[:_SCAN_CHARS].split("\n")
+            for line in text[:_SCAN_CHARS].replace("\\n", "\n").split("\n")
             if len(line) < MAX_LINE
         )
         for text in texts

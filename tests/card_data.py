@@ -36,6 +36,7 @@ def report(**changes: Any) -> dict[str, Any]:
         "category_counts": {"command_error": 3, "test_or_assertion": 2},
         "sources": {"lab/traces": 3},
         "splits": {"train": 3},
+        "without_terms": 1,
         "weights": WEIGHTS,
         "secrets_redacted": {"github_token": 4},
         "licence": "mit",

@@ -111,3 +111,23 @@ def test_the_context_reads_as_the_reference_card() -> None:
         "Tool/environment diagnostic 1 (test_or_assertion, command_error):\n2 failed\n\n"
         "Later user correction 1:\nnot the api test"
     )
+
+
+def test_what_says_what_failed_is_never_trimmed_away() -> None:
+    noise = "x=function(){return 1};" * 60
+    text = (
+        f"$ npm start\n{noise}\n" + "log line\n" * 300 + "Error: Cannot find module './keys.js'\n"
+    )
+    text += "    at run (node:internal/main:1:2)\n" * 40 + noise
+    row = {"diagnostics": [diagnostic(["missing_file_or_command"], text)], "corrections": []}
+    written = context(row)["privileged_context"]
+    assert "Error: Cannot find module './keys.js'" in written
+    assert "$ npm start" in written
+    assert len(written) < 1800
+    assert written.count("function") < 30
+
+
+def test_the_same_failure_again_is_told_once() -> None:
+    items = [diagnostic(["test_or_assertion"], f"1 failed in {n}.2s at 0x7f{n}", n) for n in (1, 2)]
+    row = {"diagnostics": items, "corrections": []}
+    assert context(row)["privileged_context"].count("diagnostic") == 1

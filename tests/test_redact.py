@@ -130,6 +130,15 @@ def test_a_short_workspace_is_a_whole_path() -> None:
     assert redact_text("/home/ann/x", "/home")[0] == "$HOME/x"
 
 
+def test_the_users_own_name_is_found_where_nothing_else_tells() -> None:
+    text = (
+        "medium/Users/ann.lee/x ann.lee@Anns-MacBook-Air ~ % ls /var/folders/49/abcdef0123456/T/y"
+    )
+    cleaned, _ = redact_text(text, "/Users/ann.lee/app")
+    assert cleaned == "medium$HOME/x $USER@$HOST ~ % ls $TMPDIR/y"
+    assert redact_text(cleaned, "/Users/ann.lee/app") == (cleaned, [])
+
+
 PIECES = st.sampled_from(
     """api_key token = : " ' \\ :// @ . / -u curl Bearer a1b2c3d4 hunter2 /home/ann -home-ann $HOME
     [REDACTED:email] sk-ant-0123456789abcdefghij ? & sig= \n host.com password 密""".split(" ")
