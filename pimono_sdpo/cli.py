@@ -5,7 +5,6 @@ The one module of this package that imports its siblings, inside its commands.
 
 import json
 import math
-import shutil
 import sys
 from collections.abc import Callable
 from contextlib import closing
@@ -55,7 +54,7 @@ def run_filter(
     from cards.lint import LICENCES
     from pimono_sdpo.assemble import assemble, judge
     from pimono_sdpo.export import open_source
-    from pimono_sdpo.folders import only_run, publish_folder
+    from pimono_sdpo.folders import LOCK, only_run, publish_folder, remove
     from pimono_sdpo.report import build_report
     from pimono_sdpo.shards import run_shards
     from processors import pipeline
@@ -97,7 +96,7 @@ def run_filter(
         named = _named_without_secrets(opened)
         report = build_report(named, options, WEIGHTS, records, dropped, finished)
         if not report["kept"]:
-            shutil.rmtree(work)
+            remove(work, LOCK)
             raise EmptySelection(_nothing_left(source, report))
         (finished / "report.json").write_text(
             json.dumps(report, indent=2, ensure_ascii=False) + "\n"
@@ -105,7 +104,7 @@ def run_filter(
         write_report_plot(report, finished / "report.png")
         (finished / "README.md").write_text(render_dataset_card(report))
         publish_folder(finished, out)
-        shutil.rmtree(work)
+        remove(work, LOCK)
     return report
 
 

@@ -150,16 +150,16 @@ def _same_prompt(database: sqlite3.Connection, prompt: bytes) -> int | None:
 
 
 def _keep(database: sqlite3.Connection, number: int, messages: bytes, prompt: bytes) -> None:
-    place = number % PLACES
     prints = np.frombuffer(messages, np.int64).tolist()
     database.executemany(
-        "INSERT OR REPLACE INTO message VALUES (?,?,?,?)",
-        ((value, place, number, len(prints)) for value in prints),
+        "INSERT INTO message SELECT ?1, COUNT(*), ?2, ?3 FROM message WHERE print=?1"
+        " HAVING COUNT(*) < ?4",
+        ((value, number, len(prints), PLACES) for value in prints),
     )
     database.executemany(
-        "INSERT OR REPLACE INTO band VALUES (?,?,?)",
+        "INSERT INTO band SELECT ?1, COUNT(*), ?2 FROM band WHERE band=?1 HAVING COUNT(*) < ?3",
         (
-            (bytes([band]) + values.tobytes(), place, number)
+            (bytes([band]) + values.tobytes(), number, PLACES)
             for band, values in enumerate(np.split(np.frombuffer(prompt, np.uint32), BANDS))
         ),
     )

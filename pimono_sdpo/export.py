@@ -127,7 +127,7 @@ def _open_files(source: str, root: Path, files: list[Path]) -> Source:
     groups = [raw[start : start + JSONL_PER_SHARD] for start in range(0, len(raw), JSONL_PER_SHARD)]
     shards += [_raw_shard(group, root) for group in groups]
     kind: Kind = "viewer_export" if parquet else "jsonl"
-    return Source(root.resolve().name, kind, None, tuple(shards))
+    return Source(_readable(root.resolve().name), kind, None, tuple(shards))
 
 
 def _parquet_shard(file: Path, name: str) -> Shard:
@@ -204,7 +204,7 @@ def _open_saved(path: Path) -> Source:
         )
         for name, dataset in splits.items()
     )
-    return Source(path.resolve().name, "dataset", None, shards)
+    return Source(_readable(path.resolve().name), "dataset", None, shards)
 
 
 def _open_hub(repo_id: str) -> Source:
@@ -219,8 +219,12 @@ def _open_hub(repo_id: str) -> Source:
 
 
 def _relative(file: Path, root: Path) -> str:
-    # A name may hold bytes that are no UTF-8.
-    return os.fsencode(file.relative_to(root).as_posix()).decode("utf-8", "replace")
+    return _readable(file.relative_to(root).as_posix())
+
+
+def _readable(name: str) -> str:
+    """A name may hold bytes that are no UTF-8."""
+    return os.fsencode(name).decode("utf-8", "replace")
 
 
 def _is_hidden(file: Path, root: Path) -> bool:

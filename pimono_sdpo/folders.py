@@ -15,7 +15,8 @@ from pathlib import Path
 from pimono_sdpo.errors import OutputError
 
 LOCK = "lock"
-PUBLISHED = frozenset({"README.md", "data", "rejects", "report.json", "report.png"})
+REPORT = "report.json"
+PUBLISHED = frozenset({"README.md", "data", "rejects", REPORT, "report.png"})
 
 
 @contextmanager
@@ -64,7 +65,7 @@ def _work_folder(out: Path) -> Path:
 
 def _is_finished(folder: Path) -> bool:
     """Tell whether a folder holds what a run of ours published, and nothing else."""
-    report = folder / "report.json"
+    report = folder / REPORT
     if not report.is_file() or not {path.name for path in folder.iterdir()} <= PUBLISHED:
         return False
     try:
@@ -85,9 +86,19 @@ def _recover(out: Path) -> None:
     if not old.exists():
         return
     if out.exists():
-        shutil.rmtree(old)
+        remove(old, REPORT)
     else:
         old.replace(out)
+
+
+def remove(folder: Path, mark: str) -> None:
+    """Remove a folder of ours, its mark last: killed in between, it is still known as ours."""
+    for path in sorted(folder.iterdir(), key=lambda path: path.name == mark):
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    folder.rmdir()
 
 
 def publish_folder(finished: Path, out: Path) -> None:

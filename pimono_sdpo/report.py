@@ -106,7 +106,11 @@ def _broken_sessions(folder: Path) -> list[Json]:
     return (
         pl.concat(frames)
         .filter(pl.sum_horizontal(counts) > 0)
-        .sort("bytes_skipped", "bytes_repaired", "source", descending=[True, True, False])
+        .sort(
+            *("bytes_skipped", "bytes_repaired", "source", "session_id"),
+            descending=[True, True, False, False],
+            maintain_order=True,
+        )
         .head(MAX_BROKEN)
         .collect()
         .to_dicts()

@@ -5,7 +5,7 @@ writes  one row per session, or one per episode (a request and what followed it)
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any, TypeVar
@@ -22,7 +22,6 @@ from processors.fingerprints import fingerprints
 from processors.history import history
 from processors.prompts import is_substantive
 
-SPAN_CHARS = 80
 Item = TypeVar("Item", Diagnostic, Correction)
 
 
@@ -53,7 +52,7 @@ def evidence(row: Row, unit: Unit, history_chars: int) -> list[dict[str, Any]]:
                 "episode": episode,
                 "cwd": trace.cwd,
                 "prompt": request.text.strip() if request else "",
-                "history": history(trace.events[: request.index], history_chars) if request else [],
+                "history": history(trace.events, request.index, history_chars) if request else [],
                 "diagnostics": failed,
                 "corrections": corrected,
                 "continued": any(map(_is_work, trace.events[last + 1 : stop])),
@@ -112,7 +111,10 @@ def with_abandoned(
     for branch in branches:
         if branch.kept is None or branch.kept <= first:
             continue
-        again, before = events[branch.kept], events[branch.abandoned[0]]
+        again = _first_said(events, range(branch.kept, len(events)))
+        before = _first_said(events, branch.abandoned)
+        if not again or not before:
+            continue
         is_said_anew = again.kind == before.kind == "user" and again.text != before.text
         if is_said_anew and is_substantive(again.text):
             found.setdefault(
@@ -122,10 +124,19 @@ def with_abandoned(
                     "event_index": again.index,
                     "rule": "abandoned_branch",
                     "probability": 1.0,
-                    "span": again.text.strip()[:SPAN_CHARS],
+                    "span": again.text.strip(),
                 },
             )
     return [found[index] for index in sorted(found)]
+
+
+def _first_said(events: Sequence[Event], indexes: Iterable[int]) -> Event | None:
+    """The first event of a conversation; summaries and changes of the model come before it."""
+    for index in indexes:
+        event = events[index]
+        if event.kind not in {"other", "branch_summary", "compaction", "custom_message"}:
+            return event
+    return None
 
 
 def _index(event: Event) -> int:

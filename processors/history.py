@@ -4,41 +4,45 @@ from collections.abc import Sequence
 
 from pimono_sdpo.harness.event import Event
 from pimono_sdpo.schema import Message
-from pimono_sdpo.text import shorten
-
-TURN_CHARS = 1200
 
 
-def history(events: Sequence[Event], limit: int) -> list[Message]:
-    """Return the last turns of user and assistant within `limit` characters.
+def history(events: Sequence[Event], stop: int, limit: int) -> list[Message]:
+    """Return the last turns before event `stop` within `limit` characters, whole.
 
-    Roles alternate, from a user's turn to an assistant's; each turn is shortened on its own. Tool
-    calls and results are left out: what they showed is told in what the assistant said.
+    Roles alternate, from a user's turn to an assistant's. Tool calls and results are left out: what
+    they showed is told in what the assistant said. What is cut is cut after redaction, which would
+    not know half a secret.
     """
-    turns: list[Message] = []
-    for event in events:
-        text = event.text.strip()
-        if event.kind not in {"user", "assistant"} or not text or not event.on_active_branch:
-            continue
-        if event.kind == "assistant" and event.stop_reason in {"aborted", "error"}:
-            # What stands there is the recorder's message, or half a sentence.
-            continue
-        if turns and turns[-1]["role"] == event.kind:
-            turns[-1]["content"] += "\n\n" + text
-        else:
-            turns.append({"role": event.kind, "content": text})
-    if turns and turns[-1]["role"] == "user":
-        # Nobody answered it before the request came.
-        turns.pop()
     kept: list[Message] = []
+    turns: list[tuple[str, list[str]]] = []
     size = 0
-    for assistant, user in zip(turns[::-2], turns[-2::-2], strict=False):
-        pair = [
-            Message(role=turn["role"], content=shorten(turn["content"], TURN_CHARS))
-            for turn in (user, assistant)
-        ]
-        size += sum(len(turn["content"]) for turn in pair)
-        if size > limit:
+    for index in range(stop - 1, -1, -1):
+        if size > limit or not limit:
             break
-        kept = [*pair, *kept]
-    return kept
+        event = events[index]
+        text = event.text.strip()
+        if not text or not _is_said(event):
+            continue
+        if turns and turns[-1][0] == event.kind:
+            turns[-1][1].append(text)
+        elif turns or event.kind == "assistant":
+            # A user's turn at the end was never answered before the request came.
+            turns.append((event.kind, [text]))
+        size += len(text) if turns else 0
+    while turns and (turns[-1][0] == "assistant" or _size(turns) > limit):
+        turns.pop()
+    for role, texts in turns:
+        kept.append(Message(role=role, content="\n\n".join(reversed(texts))))
+    return kept[::-1]
+
+
+def _is_said(event: Event) -> bool:
+    """Said by one of the two; what stands in a failed turn is the recorder's own message."""
+    is_turn = event.kind == "user" or (
+        event.kind == "assistant" and event.stop_reason not in {"aborted", "error"}
+    )
+    return is_turn and event.on_active_branch
+
+
+def _size(turns: list[tuple[str, list[str]]]) -> int:
+    return sum(len(text) for _, texts in turns for text in texts)

@@ -9,8 +9,9 @@ import re
 MIN_WORDS = 4
 MIN_CHARS = 16
 _AUTOMATED = re.compile(
-    r"^(?:/[\w:-]+\s*\S*$|Tool budget|\[(?:system|tool_result|Request interrupted)|<command-"
-    r"|# AGENTS\.md instructions|Contents of \S{1,300}\.md\b|Caveat: )"
+    r"^(?:/[\w:-]{1,80}(?:\s{1,8}\S{0,200})?$|Tool budget|<command-"
+    r"|\[(?:system|tool_result|Request interrupted)|# AGENTS\.md instructions"
+    r"|Contents of \S{1,300}\.md\b|Caveat: )"
 )
 _SMALL_TALK = re.compile(
     r"^\W*(?:(?:hi|hello|hey|yo|test(?:ing)?|continue|proceed|go on|go ahead|ok(?:ay)?|yes|thanks?"

@@ -1,6 +1,6 @@
 """Take out secrets and the recorder's paths before anything else sees the text.
 
-reads   cwd, session_id, source, history, prompt, diagnostics, corrections
+reads   cwd, harness, session_id, source, history, prompt, diagnostics, corrections
 writes  the same without cwd, redactions (a kind per secret)
 """
 
@@ -14,17 +14,30 @@ from pimono_sdpo.schema import EVIDENCE
 from pimono_sdpo.stage import Map, Row
 from processors.secrets import take_out
 
-_SLASH = r"(?:\\{0,2}/|%2[Ff])"
-_HOME = re.compile(
-    rf"(?<![A-Za-z0-9.$-])(?:{_SLASH}mnt)?(?:{_SLASH}[A-Za-z])?{_SLASH}(?:Users|home){_SLASH}"
-    r"[\w.@+-]+"
-    r"|(?<![A-Za-z0-9.-])/(?:root|data/data/com\.termux/files/home)(?![\w-])"
-    r"|(?<![A-Za-z])[A-Za-z]:(?:\\{1,4}|/)Users(?:\\{1,4}|/)"
-    r"(?:[\w.+-]+(?: [\w.+-]+)?(?=[\\/])|[\w.+-]+)"
+# A path also begins behind an option's letter, a written-out escape, and the sides of a diff.
+_START = (
+    r"(?:(?<![A-Za-z0-9.$-])|(?<=[\s\"'=]-[A-Za-z])|(?<=\\[bfnrt])|(?<=[\[;]\dm)|(?<=[\[;]\d\dm)"
+    r"|(?<=%2[Ff])|(?<=\s[ab])|(?<=@fs))"
 )
-_DASHED_HOME = re.compile(r"(?<![\w-])--?(?:Users|home)-[A-Za-z0-9._]+(?=[-/])")
+_SLASH = r"(?:\\{0,2}/|%2[Ff])"
+_MOUNT = (
+    rf"(?:{_SLASH}(?:mnt|cygdrive|var|System{_SLASH}Volumes{_SLASH}Data))?"
+    rf"(?:{_SLASH}[A-Za-z](?:%3[Aa]|:)?)?"
+)
+_HOME = re.compile(
+    rf"{_START}{_MOUNT}{_SLASH}(?:Users|home){_SLASH}(?:[\w.@+-]+ [A-Z][\w.-]*(?=/)|[\w.@+-]+)"
+    rf"|{_START}/(?:root|data/data/com\.termux/files/home)(?![\w-])"
+    r"|(?<![A-Za-z])[A-Za-z]:(?:\\{1,4}|/)[Uu]sers(?:\\{1,4}|/)"
+    r"(?:[\w.+-]+(?: [\w.+-]+)?(?=[\\/])|[\w.+-]+)"
+    r"|[\\/]{2,4}wsl(?:\.localhost|\$)[\\/]{1,4}[\w.-]+[\\/]{1,4}home[\\/]{1,4}[\w.-]+"
+)
+_DASHED_HOME = re.compile(
+    r"(?<![\w-])(?:[A-Z]-)?--?(?:Users|home)-[A-Za-z0-9._]+(?=[-/])"
+    r"|(?<![\w-])(?:[A-Z]-)?--?Users-[A-Za-z0-9._]+(?![\w-])"
+)
 _USER = re.compile(r"(?:/(?:Users|home)/|[A-Za-z]:[\\/]+Users[\\/]+)([\w.-]{3,64})")
 _TEMPORARY = re.compile(r"(?:/private)?/var/folders/\w{2}/\w{8,64}(?:/[TC])?(?![\w-])")
+MAX_NAME = 1000
 _NO_WORKSPACE = frozenset({"", "/", "/home", "/Users", "/tmp", "/mnt"})
 
 
@@ -45,10 +58,10 @@ def redact_text(text: str, cwd: str) -> tuple[str, list[str]]:
         # Known by name, it is found where nothing else would tell: glued to a word, at a prompt.
         name = re.escape(user[1])
         text = re.sub(rf"/(?:Users|home)/{name}(?![\w-])", "$HOME", text)
-        text = re.sub(rf"(?<![\w.-]){name}@[\w.-]{{1,80}}", "$USER@$HOST", text)
+        text = re.sub(rf"{name}@[\w.-]{{1,80}}", "$USER@$HOST", text)
     if "/var/folders/" in text:
         text = _TEMPORARY.sub("$TMPDIR", text)
-    if any(name in text for name in ("Users", "home", "/root")):
+    if any(name in text for name in ("sers", "home", "/root")):
         text = _DASHED_HOME.sub("-HOME", _HOME.sub("$HOME", text))
     return text, kinds
 
@@ -71,8 +84,7 @@ def redact(row: Row) -> dict[str, Any]:
         return cleaned
 
     return {
-        "session_id": clean(row["session_id"]),
-        "source": clean(row["source"]),
+        **{name: clean(row[name])[:MAX_NAME] for name in ("harness", "session_id", "source")},
         "history": _each(row["history"], clean, "content"),
         "prompt": clean(row["prompt"]),
         "diagnostics": _each(row["diagnostics"], clean, "text"),
@@ -87,7 +99,7 @@ def _each(
     return [{**item, **{name: clean(item[name]) for name in texts}} for item in items]
 
 
-_TEXTS = ("session_id", "source", "history", "prompt", "diagnostics", "corrections")
+_TEXTS = ("harness", "session_id", "source", "history", "prompt", "diagnostics", "corrections")
 STAGE = Map(
     redact,
     reads=("cwd", *_TEXTS),

@@ -14,6 +14,8 @@ from pimono_sdpo.stage import Map, Row
 from pimono_sdpo.text import shorten
 
 PROMPT_CHARS = 6000
+TURN_CHARS = 1200
+SPAN_CHARS = 120
 MADE_HERE = frozenset({"prompt", "corrections", "verifier_spec"})
 
 
@@ -21,14 +23,19 @@ def rows(row: Row) -> dict[str, Any]:
     """Return the columns of a training row; `verifier_spec` is null: no verifier is attached."""
     return {
         "prompt": [
-            *row["history"],
+            *({**turn, "content": shorten(turn["content"], TURN_CHARS)} for turn in row["history"]),
             {"role": "user", "content": shorten(row["prompt"], PROMPT_CHARS)},
         ],
         "verifier_spec": None,
         "evidence": len(row["diagnostics"]) + len(row["corrections"]),
         "fingerprints": row["fingerprints"],
         "corrections": [
-            {name: value for name, value in item.items() if name != "text"}
+            {
+                "event_index": item["event_index"],
+                "rule": item["rule"],
+                "probability": item["probability"],
+                "span": shorten(item["span"], SPAN_CHARS),
+            }
             for item in row["corrections"]
         ],
         **{name: row[name] for name in SDPO_ROW if name in row and name not in MADE_HERE},

@@ -11,8 +11,12 @@ from functools import partial
 from math import log2
 from typing import NamedTuple
 
-# A token also begins behind an escape written out (`\nhf_...`), an underscore or a CJK character.
-_START = r"(?:(?<![A-Za-z0-9])|(?<=\\[bfnrt]))"
+# A token also begins behind an underscore, a CJK character, and what is written out as an escape:
+# `\nhf_...`, `\u001b[31mhf_...`, `%3Dhf_...`.
+_START = (
+    r"(?:(?<![A-Za-z0-9])|(?<=\\[bfnrt])|(?<=\\u[0-9a-fA-F]{4})|(?<=\\x[0-9a-fA-F]{2})"
+    r"|(?<=%[0-9a-fA-F]{2})|(?<=[\[;]\dm)|(?<=[\[;]\d\dm))"
+)
 _NAME = (
     r"(?:secret|passw(?:or)?d|passphrase|(?<=[_-])pass|token|credentials?"
     r"|(?:api|access|account|private|secret|encryption|signing|master|auth|shared)[_-]?key)"
@@ -39,7 +43,8 @@ _CHECKSUM = re.compile(
 class Secret(NamedTuple):
     """One kind: what must be in the lower-cased text, and the pattern that finds it.
 
-    `judge` says of a match whether it is one; the group `value`, if there is one, is what goes.
+    `judge` says of a match whether it is one; its last named group, `value`, `value2` ... of the
+    alternatives, is what goes, or all of it when there is none.
     """
 
     kind: str
@@ -127,17 +132,23 @@ SECRETS: tuple[Secret, ...] = (
     _secret("npm_token", "npm_", _START + r"npm_[A-Za-z0-9]{30,}"),
     _secret("pypi_token", "pypi-", _START + r"pypi-[\w-]{40,}"),
     _secret("stripe_key", "k_live_|k_test_", _START + r"[rs]k_(?:live|test)_[A-Za-z0-9]{16,}"),
-    _secret("sendgrid_key", "sg.", _START + r"SG\.[\w-]{16,}\.[\w-]{16,}"),
+    _secret("sendgrid_key", "sg.", _START + r"SG\.[\w-]{16,100}\.[\w-]{16,}"),
+    _secret(
+        "discord_token",
+        ".",
+        _START + r"[MNO][\w-]{23,27}\.[\w-]{6}\.[\w-]{27,40}(?![\w-])",
+    ),
     _secret("telegram_token", ":aa", _START + r"\d{8,10}:AA[\w-]{30,}"),
     _secret(
         "service_key",
         "gsk_|xai-|tvly-|dop_v1_|shp|r8_|fal_|lin_api_|sbp_|dapi|hvs.|hvb.|whsec_|nvapi-|pplx-"
-        "|figd_|glsa_|sntr|key-|dckr_pat_|ops_",
+        "|figd_|glsa_|sntr|key-|dckr_pat_|ops_|atatt3|ntn_|age-secret-key-1",
         _START + r"(?:(?:gsk|xai|tvly|dop_v1|shp(?:at|ca|pa|ss)|r8|fal|lin_api|sbp|whsec|nvapi"
         r"|pplx|figd|glsa|sntr[yu]s|dckr_pat|ops)[_-][A-Za-z0-9+/_=-]{20,}"
+        r"|ATATT3[\w=-]{20,}|ntn_[A-Za-z0-9]{20,}|AGE-SECRET-KEY-1[A-Z0-9]{20,}"
         r"|dapi[a-f0-9]{32}|hv[sb]\.[\w-]{20,}|key-[a-f0-9]{32})",
     ),
-    _secret("jwt", "eyj", _START + r"eyJ[\w-]{6,}\.eyJ[\w-]{6,}\.[\w-]{8,}"),
+    _secret("jwt", "eyj", _START + r"eyJ[\w-]{6,1000}\.eyJ[\w-]{6,}\.[\w-]{8,}"),
     _secret(
         "authorization",
         "authorization|bearer ",
@@ -153,6 +164,26 @@ SECRETS: tuple[Secret, ...] = (
         "--pass|--token|--secret|--api-key|--auth|-passw",
         r"(?<!\S)--?(?:pass|password|passwd|passphrase|token|secret|api-key|auth-token)"
         r"[ =][\"']?(?P<value>(?![-$<\[{])[^\s\"']{4,})",
+    ),
+    _secret(
+        "password_argument",
+        "sshpass|mysql|login",
+        r"\bsshpass\s{1,8}-p[ ]?[\"']?(?P<value>(?!\$|\[REDACTED)[^\s\"']{3,})"
+        r"|\bmysql(?:dump|admin)?\b[^\n]{0,200}?\s-p(?P<value2>(?!\$|\[REDACTED)[^\s\"'=-][^\s\"']{2,})"
+        r"|\blogin\s{1,8}\S{1,80}\s{1,8}password\s{1,8}(?P<value3>(?!\[REDACTED)\S{3,})",
+    ),
+    _secret(
+        "stored_login",
+        '"auth"|_auth|cookie|<pass|<secret|<token|<apikey|secret_access_key',
+        r"(?:\"auth\"\s{0,8}:\s{0,8}\"|\b_auth\s{0,8}=\s{0,8}\"?)(?P<value>[A-Za-z0-9+/=]{12,})"
+        r"|(?i:\b(?:set-)?cookie\\{0,2}[\"']?:\s{0,8}+[\"']?+)(?P<value2>(?!\[REDACTED)[^\n\"'\\]{8,2000})"
+        r"|(?i:<(?:password|passwd|secret|token|apikey)>)(?P<value3>[^<\s\[]{4,200})(?=<)"
+        r"|(?i:secret_access_key)\s{1,40}(?P<value4>[A-Za-z0-9/+]{40}={0,2})(?![A-Za-z0-9/+=])",
+    ),
+    _secret(
+        "pgpass",
+        ":",
+        r"(?m:^[\w.*-]{1,100}:(?:\d{2,5}|\*):[\w*-]{1,63}:[\w.-]{1,63}:(?P<value>(?!\[REDACTED)\S{4,})$)",
     ),
     _secret(
         "user_argument",
@@ -224,7 +255,7 @@ def _replace(secret: Secret, kinds: list[str], match: re.Match[str]) -> str:
     if not secret.judge(match):
         return match[0]
     kinds.append(secret.kind)
-    start = match.start("value") if "value" in match.groupdict() else match.start()
+    start = match.start(match.lastgroup) if match.lastgroup else match.start()
     return f"{match[0][: start - match.start()]}[REDACTED:{secret.kind}]"
 
 

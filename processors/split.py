@@ -5,12 +5,19 @@ writes  split (train or test)
 """
 
 import hashlib
+import re
 from functools import partial
 from typing import Any
 
 from datasets import Features, Value
 
 from pimono_sdpo.stage import Map, Row
+
+_CONTAINERS = frozenset(
+    """app-data code coding data desktop dev developer development documents downloads git github
+    gitlab go home mnt opt private projects project programming repos repositories root sites src
+    srv tmp users usr var volumes w work workspace workspaces www""".split()
+)
 
 
 def split(row: Row, test_fraction: float) -> dict[str, Any]:
@@ -20,13 +27,25 @@ def split(row: Row, test_fraction: float) -> dict[str, Any]:
 
 
 def repository(row: Row) -> str:
-    """Name what a session worked on: its workspace, or the folder of its file.
+    """Name what a session worked on, whoever's clone and whichever folder or worktree of it.
 
-    >>> repository({"cwd": "/home/ann/app/", "source": "x.jsonl"})
-    '/home/ann/app'
+    The name is the first folder of the workspace that is neither a home nor one that people keep
+    their projects in; without a workspace it is the folder of the file.
+
+    >>> repository({"cwd": "/home/ann/code/App/packages/ai", "source": "x.jsonl"})
+    'app'
     """
-    cwd = str(row["cwd"]).rstrip("/\\")
-    return cwd or str(row["source"]).rpartition("/")[0] or str(row["source"])
+    parts = [
+        part for part in re.split(r"[/\\\\]+", str(row["cwd"]).lower()) if part not in {"", "."}
+    ]
+    if parts[:1] and re.fullmatch(r"[a-z]:", parts[0]):
+        parts = parts[1:]
+    if parts[:1] and parts[0] in {"users", "home"}:
+        parts = parts[2:]
+    named = [part for part in parts if part not in _CONTAINERS]
+    # A container's workspace has no other name than its own.
+    name = (named or parts or [""])[0]
+    return name or str(row["source"]).rpartition("/")[0] or str(row["source"])
 
 
 def stage(test_fraction: float) -> Map:

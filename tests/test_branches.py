@@ -84,6 +84,16 @@ def test_going_back_alone_corrects_nothing(entries: list[Entry]) -> None:
     assert evidence(row, unit="session", history_chars=0)[0]["corrections"] == []
 
 
+def test_a_summary_before_the_new_words_changes_nothing() -> None:
+    entries = [*WENT_BACK[:4]]
+    entries.append({"type": "branch_summary", "id": "s", "parentId": "2", "summary": "so far"})
+    entries.append({"type": "model_change", "id": "m", "parentId": "s", "modelId": "x"})
+    entries.append({**WENT_BACK[4], "parentId": "m"})
+    row = {"session_id": "", "source": "", "trace": trace(HEADER, *entries), "bytes_not_utf8": 0}
+    (found,) = evidence(row, unit="session", history_chars=0)
+    assert [item["rule"] for item in found["corrections"]] == ["abandoned_branch"]
+
+
 def test_a_branch_whose_beginning_is_lost_is_none() -> None:
     entries = [*WENT_BACK[:2], {**WENT_BACK[3], "parentId": "lost"}, *WENT_BACK[4:]]
     assert find_branches(read_trace(trace(HEADER, *entries)).events) == []

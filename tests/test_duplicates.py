@@ -13,7 +13,7 @@ from pimono_sdpo.cli import run_filter
 from pimono_sdpo.harness.event import Event
 from pimono_sdpo.text import shingles
 from processors.history import history
-from processors.split import split
+from processors.split import repository, split
 from tests.traces import HEADER, Entry, assistant, bash, trace, user
 
 SAID = [
@@ -110,6 +110,23 @@ def test_a_repository_is_on_one_side_of_the_split(tmp_path: Path) -> None:
     assert {side for (side,) in map(tuple, sides.values())} == {"train", "test"}
 
 
+@pytest.mark.parametrize(
+    ("cwd", "name"),
+    [
+        ("/w/app", "app"),
+        ("/w/app/packages/ai", "app"),
+        ("/w/app/.claude/worktrees/f", "app"),
+        ("/home/bob/work/App/.", "app"),
+        (r"C:\Users\ann\src\app", "app"),
+        ("c:/users/Ann/app", "app"),
+        ("/workspace", "workspace"),
+        ("", "x"),
+    ],
+)
+def test_clones_folders_and_worktrees_are_one_repository(cwd: str, name: str) -> None:
+    assert repository({"cwd": cwd, "source": "x/y.jsonl"}) == name
+
+
 @given(st.text(max_size=30), st.floats(0, 1), st.floats(0, 1))
 def test_a_larger_test_share_only_adds(cwd: str, one: float, other: float) -> None:
     small, large = sorted((one, other))
@@ -137,14 +154,14 @@ def test_history_alternates_and_fits() -> None:
         ("user", "unanswered"),
     ]
     events = [Event(i, kind, text) for i, (kind, text) in enumerate(said)]  # type: ignore[arg-type]
-    assert [(turn["role"], turn["content"]) for turn in history(events, 100)] == [
+    assert [(turn["role"], turn["content"]) for turn in history(events, len(events), 100)] == [
         ("user", "one"),
         ("assistant", "a\n\nb"),
         ("user", "two\n\nmore"),
         ("assistant", "c"),
     ]
-    assert [turn["content"] for turn in history(events, 10)] == ["two\n\nmore", "c"]
-    assert history(events, 0) == []
+    assert [turn["content"] for turn in history(events, len(events), 12)] == ["two\n\nmore", "c"]
+    assert history(events, len(events), 0) == []
 
 
 def test_earlier_turns_stand_in_front_of_an_episodes_request(tmp_path: Path) -> None:

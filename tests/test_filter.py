@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from datasets import load_dataset
 
+from pimono_sdpo import folders
 from pimono_sdpo.cli import run_filter
 from pimono_sdpo.errors import EmptySelection, OutputError
 from pimono_sdpo.folders import only_run
@@ -275,6 +276,21 @@ def test_an_output_moved_aside_by_a_killed_run_comes_back(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["rows"]
 
 
+def test_a_kill_while_cleaning_up_wedges_nothing(traces: Path, rows: Path, tmp_path: Path) -> None:
+    """What is removed bit by bit is known as ours to the end."""
+    for name, mark in ((".rows.old", "report.json"), (".rows.partial", "lock")):
+        shutil.copytree(rows, tmp_path / "rows", dirs_exist_ok=True)
+        (tmp_path / name / "rows").mkdir(parents=True)
+        (tmp_path / name / mark).write_text('{"pimono_sdpo": "x"}')
+        folders.remove(tmp_path / name, mark)
+        assert not (tmp_path / name).exists()
+    shutil.copytree(rows, tmp_path / ".rows.old")
+    (tmp_path / ".rows.old" / "README.md").unlink()
+    shutil.rmtree(tmp_path / ".rows.old" / "data")
+    run_filter(str(traces), tmp_path / "rows")
+    assert all_bytes(tmp_path / "rows") == all_bytes(rows)
+
+
 def test_an_output_that_cannot_be_written_is_told(traces: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     for command in (
@@ -314,7 +330,7 @@ def test_one_odd_row_never_ends_the_run(tmp_path: Path) -> None:
 
 def test_names_are_redacted_in_the_report_and_the_card(tmp_path: Path) -> None:
     secret = "hf_" + "aB3" * 12
-    folder = tmp_path / f"runs-{secret}"
+    folder = tmp_path / os.fsdecode(f"runs-{secret}".encode() + b"\xfe")
     folder.mkdir()
     (folder / f"ann@corp.dev-{secret}.jsonl").write_text(
         trace(HEADER, user("Fix the parser, it drops the last line"), *FAILED)

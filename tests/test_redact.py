@@ -49,6 +49,7 @@ def test_paths_of_the_recorder_become_placeholders() -> None:
         "cwd": "/Users/ann/code/app",
         "source": "--Users-ann-code/a.jsonl",
         "prompt": "see /Users/ann/code/app/src/a.ts and /Users/ann/.npmrc",
+        "harness": "pi",
         "session_id": "2026_/home/ann/x",
         "diagnostics": [{"text": "at C:\\Users\\ann\\x.js and /home/bob/y"}],
         "history": [{"role": "user", "content": "mail ann.lee@corp.dev"}],
@@ -83,6 +84,19 @@ def test_paths_of_the_recorder_become_placeholders() -> None:
         ("MIIEow==\nab12\n-----END RSA PRIVATE KEY-----", " [REDACTED:private_key]"),
         ("bob@company.py", "[REDACTED:email]"),
         ("user@realcorp.com", "[REDACTED:email]"),
+        *(
+            (f"{before}ghp_{'aB3d' * 9}", f"{before}[REDACTED:github_token]")
+            for before in (r"\u001b[32m", r"\u0022", "?x=a%3D", "\x1b[1m", r"\x1b[1;31m")
+        ),
+        ("login ann password hunter2", "login ann password [REDACTED:password_argument]"),
+        ("mysql -u ann -phunter2 db", "mysql -u ann -p[REDACTED:password_argument] db"),
+        ("sshpass -p 'hunter2' ssh", "sshpass -p '[REDACTED:password_argument]' ssh"),
+        ('"auth": "dXNlcjpwYXNzd29yZA=="', '"auth": "[REDACTED:stored_login]"'),
+        ("_auth=dXNlcjpwYXNzd29yZA==", "_auth=[REDACTED:stored_login]"),
+        ("<password>hunter2</password>", "<password>[REDACTED:stored_login]</password>"),
+        ("Cookie: sessionid=0a1b2c3d4e", "Cookie: [REDACTED:stored_login]"),
+        ("db.corp:5432:app:ann:hunter2", "db.corp:5432:app:ann:[REDACTED:pgpass]"),
+        ("ntn_" + "a1B2" * 8, "[REDACTED:service_key]"),
     ],
 )
 def test_secrets_are_found_however_they_are_written(text: str, cleaned: str) -> None:
@@ -118,6 +132,16 @@ def test_code_and_placeholders_stay(text: str) -> None:
         ("/mnt/c/Users/ann/x", "$HOME/x"),
         (".claude/projects/-home-ann/a", ".claude/projects/-HOME/a"),
         ("file:///root/x", "file://$HOME/x"),
+        ("cc -I/home/ann/inc -I/root/x", "cc -I$HOME/inc -I$HOME/x"),
+        (r'"failed\n/home/ann/x.py"', r'"failed\n$HOME/x.py"'),
+        (r"\u001b[31m/home/ann/x", r"\u001b[31m$HOME/x"),
+        ("--- a/home/ann/x", "--- a$HOME/x"),
+        ("/var/home/ann/x", "$HOME/x"),
+        ("/cygdrive/c/Users/ann/x", "$HOME/x"),
+        (r"c:\users\ann\x", r"$HOME\x"),
+        (r"\\wsl$\Ubuntu\home\ann\x", r"$HOME\x"),
+        ("projects/C--Users-ann-app/s", "projects/-HOME-app/s"),
+        ("/Users/John Smith/x", "$HOME/x"),
     ],
 )
 def test_home_is_found_however_it_is_written(text: str, cleaned: str) -> None:

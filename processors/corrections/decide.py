@@ -80,7 +80,7 @@ def decide(turn: Turn) -> Decision:
         is_correction=probability >= model.threshold,
         probability=probability,
         rule=rule,
-        span=(shown.get(rule) or _first_words(turn.text))[:SPAN_CHARS],
+        span=_first_words(shown.get(rule) or turn.text),
     )
 
 
