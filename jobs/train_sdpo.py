@@ -30,7 +30,6 @@ TRACKIO_SPACE_ID are read from the environment. Exit code 2: something given can
 
 import os
 import sys
-import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -79,11 +78,9 @@ class JobArguments:
 
 def main(argv: list[str]) -> int:
     """Run the job; a problem with what was given is one sentence on stderr and exit code 2."""
-    # Read by TRL when it is imported.
-    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
-    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-    # Transformers has renamed an argument that TRL sets by itself: nothing a user could change.
-    warnings.filterwarnings("ignore", ".*gradient_checkpointing.* is deprecated", FutureWarning)
+    from pimono_sdpo.training.quiet import quiet_libraries
+
+    quiet_libraries()
     try:
         run(argv)
     except PimonoError as problem:

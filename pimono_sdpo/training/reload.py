@@ -20,6 +20,7 @@ from trl import ModelConfig
 from pimono_sdpo.errors import PimonoError, TrainingInputError
 from pimono_sdpo.training.models import model_init_kwargs, told
 from pimono_sdpo.training.output import ADAPTER, LOCAL_FILE, PROBE_FILE, RUN_FILE, read_object
+from pimono_sdpo.training.quiet import quiet_libraries
 from pimono_sdpo.training.rows import is_local
 from pimono_sdpo.training.shapes import RUN, misfit
 
@@ -88,6 +89,7 @@ def main() -> int:
     parser.add_argument("output", type=Path, help="output folder of a finished training")
     parser.add_argument("--base", help="the base model, when it is not where it was")
     given = parser.parse_args()
+    quiet_libraries()
     try:
         difference = largest_difference(given.output, given.base)
     except PimonoError as problem:

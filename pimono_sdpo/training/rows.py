@@ -88,6 +88,10 @@ def _local_rows(folder: Path) -> Dataset:
         )
     # The rejects lie beside `data`, so the folder as a whole is not one dataset.
     files = sorted((folder / "data").glob("train*.parquet")) or sorted(folder.glob("*.parquet"))
+    if not files and list((folder / "data").glob("test*.parquet")):
+        raise TrainingInputError(
+            f"`{folder}` holds rows for testing alone; filter again with a smaller --test-fraction."
+        )
     if not files:
         raise TrainingInputError(
             f"`{folder}` holds no data/train-*.parquet; make it with "

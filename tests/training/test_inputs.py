@@ -132,3 +132,10 @@ def test_a_finished_run_is_left_alone_and_clearing_spares_foreign_data(tmp_path:
     assert {path.name for path in tmp_path.iterdir()} == {"data"}
     assert (tmp_path / "data" / "mine.txt").exists()
     output.check_output(tmp_path)
+
+
+def test_rows_for_testing_alone_are_told(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "test-00000-of-00001.parquet").write_bytes(b"")
+    with pytest.raises(TrainingInputError, match="rows for testing alone; filter again"):
+        rows.load_rows(str(tmp_path))
