@@ -4,7 +4,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from pimono_sdpo.harness.event import Event, clean
@@ -209,45 +209,58 @@ def is_refusal(text: str) -> bool:
     return bool(_REFUSED.match(text) or _BROKEN_OFF.search(text[-120:]))
 
 
-def abort(events: list[Event], call_id: str = "") -> None:
-    """Mark the turn that the user broke off; where it has no answer yet, put an empty one."""
-    calls = (at for at, e in enumerate(events) if e.kind == "tool_call" and e.call_id == call_id)
-    own_call = next(calls, None) if call_id else None
-    for at in range(len(events) - 1 if own_call is None else own_call, -1, -1):
-        if events[at].is_subagent:
-            continue
-        if events[at].kind == "assistant":
-            events[at] = replace(events[at], stop_reason="aborted")
-            return
-        if events[at].kind == "user" and own_call is None:
-            break
-    events.append(Event(0, "assistant", stop_reason="aborted"))
+@dataclass
+class Steps:
+    """The events read so far, and where an interruption finds the turn it breaks off."""
+
+    events: list[Event] = field(default_factory=list)
+    # Of each event: the last answer up to it. Subagents' answers and requests count nowhere.
+    _answers: list[int] = field(default_factory=list)
+    _last_request: int = -1
+    _calls: dict[str, int] = field(default_factory=dict)
+
+    def add(self, event: Event) -> None:
+        """Append an event whose `is_subagent` is known."""
+        at = len(self.events)
+        answer = self._answers[-1] if self._answers else -1
+        if event.kind == "tool_call":
+            self._calls.setdefault(event.call_id, at)
+        elif event.kind == "assistant" and not event.is_subagent:
+            answer = at
+        elif event.kind == "user" and not event.is_subagent:
+            self._last_request = at
+        self.events.append(event)
+        self._answers.append(answer)
+
+    def abort(self, call_id: str = "") -> None:
+        """Mark the turn that the user broke off; where it has no answer yet, put an empty one."""
+        call = self._calls.get(call_id, -1) if call_id else -1
+        answer = self._answers[call] if self._answers else -1
+        if answer > (self._last_request if call < 0 else -1):
+            self.events[answer].stop_reason = "aborted"
+        else:
+            self.add(Event(0, "assistant", stop_reason="aborted"))
 
 
-def finished(events: Sequence[Event]) -> list[Event]:
+def finished(events: list[Event]) -> list[Event]:
     """Number the events and give each result the name of its tool and its exit code.
 
     A result without its call names none; what the user refused is no error.
     """
     tools = {event.call_id: event.tool_name for event in events if event.kind == "tool_call"}
-    done = []
     for index, event in enumerate(events):
+        event.index = index
         if event.kind == "tool_result":
             name = tools.get(event.call_id, "")
             refused = is_refusal(event.text)
             told = event.exit_code is None and name == "bash" and not refused
             code = _exit_code(event) if told else event.exit_code
-            event = replace(
-                event,
-                call_id=event.call_id if event.call_id in tools else "",
-                tool_name=name,
-                exit_code=code,
-                is_error=not refused and (event.is_error or (told and bool(code))),
-            )
+            event.call_id = event.call_id if event.call_id in tools else ""
+            event.tool_name, event.exit_code = name, code
+            event.is_error = not refused and (event.is_error or (told and bool(code)))
         elif event.kind == "compaction" and event.kept_from is None:
-            event = replace(event, kept_from=index)
-        done.append(replace(event, index=index))
-    return done
+            event.kept_from = index
+    return events
 
 
 def _exit_code(event: Event) -> int | None:

@@ -6,7 +6,7 @@ was typed, what the harness put in, or the results of tools; subagents are the s
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from pimono_sdpo.harness import blocks
@@ -33,10 +33,11 @@ _OWN_TYPES = frozenset({"file-history-snapshot", "queue-operation", "last-prompt
 
 @dataclass
 class _State:
-    """What was read so far; an answer's later lines join its event."""
+    """What was read so far; the words of an answer's later lines join its event at the end."""
 
-    events: list[Event] = field(default_factory=list)
-    answers: dict[str, int] = field(default_factory=dict)
+    steps: blocks.Steps = field(default_factory=blocks.Steps)
+    answers: dict[str, Event] = field(default_factory=dict)
+    words: dict[str, list[str]] = field(default_factory=dict)
     seen: set[str] = field(default_factory=set)
 
 
@@ -73,22 +74,20 @@ def read(objects: list[Entry]) -> list[Event]:
         found = [Event(0, "other")] if is_copy else _entry_events(entry, state)
         for event in found:
             sidechain = _is_sidechain(entry)
-            event = replace(
-                event,
-                id=uuid,
-                parent_id=string(entry.get("parentUuid")),
-                timestamp=string(entry.get("timestamp")),
-                on_active_branch=position in active and not sidechain,
-                is_subagent=sidechain,
-            )
-            state.events.append(event)
+            event.id, event.parent_id = uuid, string(entry.get("parentUuid"))
+            event.timestamp = string(entry.get("timestamp"))
+            event.on_active_branch = position in active and not sidechain
+            event.is_subagent = sidechain
+            state.steps.add(event)
             if sidechain:
                 continue
             if event.kind == "custom_message" and blocks.is_interruption(event.text):
-                blocks.abort(state.events)
+                state.steps.abort()
             elif event.kind == "tool_result" and blocks.is_refusal(event.text):
-                blocks.abort(state.events, event.call_id)
-    return blocks.finished(state.events)
+                state.steps.abort(event.call_id)
+    for name, answer in state.answers.items():
+        answer.text = "\n".join(filter(None, state.words[name]))
+    return blocks.finished(state.steps.events)
 
 
 def _is_sidechain(entry: Entry) -> bool:
@@ -178,11 +177,15 @@ def _assistant_events(entry: Entry, state: _State) -> Iterator[Event]:
     name = string(message.get("id"))
     new = [b for b in blocks.blocks(message.get("content")) if _is_new(name, b, state)]
     if name in state.answers:
-        _join(state, name, blocks.text_of(new), stop)
+        answer = state.answers[name]
+        state.words[name].append(blocks.text_of(new))
+        if answer.stop_reason != "aborted":
+            answer.stop_reason = stop or answer.stop_reason
     else:
-        # The caller appends what is yielded here first of all.
-        state.answers.update({name: len(state.events)} if name else {})
-        yield Event(0, "assistant", text, stop_reason=stop)
+        answer = Event(0, "assistant", text, stop_reason=stop)
+        if name:
+            state.answers[name], state.words[name] = answer, [text]
+        yield answer
     for block in new:
         if block.get("type") == "tool_use":
             tool = blocks.tool_name(block.get("name"))
@@ -197,15 +200,6 @@ def _is_new(name: str, block: Entry, state: _State) -> bool:
     is_new = not name or key not in state.seen
     state.seen.add(key)
     return is_new
-
-
-def _join(state: _State, name: str, text: str, stop: str) -> None:
-    at = state.answers[name]
-    answer = state.events[at]
-    whole = "\n".join(filter(None, (answer.text, text)))
-    if answer.stop_reason != "aborted":
-        answer = replace(answer, stop_reason=stop or answer.stop_reason)
-    state.events[at] = replace(answer, text=whole)
 
 
 def _user_events(entry: Entry) -> Iterator[Event]:
@@ -258,9 +252,16 @@ def _result_events(block: Entry) -> Iterator[Event]:
 
 def _without_reminders(text: str) -> str:
     """Cut off what the harness tells the agent below a tool's output."""
-    while text.rstrip().endswith(_REMINDER_END) and _REMINDER in text:
-        text = text[: text.rindex(_REMINDER)].rstrip()
-    return text
+    end = kept = _end_of_words(text, len(text))
+    while text.endswith(_REMINDER_END, 0, end) and (at := text.rfind(_REMINDER, 0, end)) >= 0:
+        end = _end_of_words(text, at)
+    return text[:end] if end < kept else text
+
+
+def _end_of_words(text: str, end: int) -> int:
+    while end and text[end - 1].isspace():
+        end -= 1
+    return end
 
 
 def _attachment_events(attachment: Entry, state: _State) -> Iterator[Event]:

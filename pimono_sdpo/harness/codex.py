@@ -5,10 +5,10 @@ versions hold the bare items.
 """
 
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
-from pimono_sdpo.harness import blocks
+from pimono_sdpo.harness import blocks, repeats
 from pimono_sdpo.harness.blocks import mapping, string
 from pimono_sdpo.harness.event import Event
 
@@ -37,9 +37,14 @@ class _State:
     """What was read so far, and who said what anywhere in the file."""
 
     item_texts: dict[str, set[str]]
-    typed_texts: list[str]
+    typed_texts: set[str]
     is_subagent: bool
-    events: list[Event] = field(default_factory=list)
+    telling: set[str] = field(default_factory=set)
+    told: set[str] = field(default_factory=set)
+    steps: blocks.Steps = field(default_factory=blocks.Steps)
+    # Positions on the active branch, which turns that are rolled back leave.
+    active: list[int] = field(default_factory=list)
+    requests: list[int] = field(default_factory=list)
     commands: dict[str, str] = field(default_factory=dict)
     running: dict[str, str] = field(default_factory=dict)
     stopped: set[str] = field(default_factory=set)
@@ -68,24 +73,26 @@ def header(objects: list[Entry]) -> tuple[str, str]:
     contexts = [_payload(entry) for entry in objects if entry.get("type") == "turn_context"]
     folders = [string(entry.get("cwd")) for entry in (*metas, *contexts)]
     told = (_CWD.search(blocks.text_of(_payload(entry).get("content"))) for entry in objects)
-    folders += [match.group(1) for match in told if match and not any(folders)]
+    if not any(folders):
+        folders += [match.group(1) for match in told if match]
     return next(filter(None, ids), ""), next(filter(None, folders), "")
 
 
 def read(objects: list[Entry]) -> list[Event]:
     """Return the events in file order; turns that were rolled back are marked."""
     state = _first_look(objects)
+    events = state.steps.events
     for entry in objects:
-        before = len(state.events)
+        before = len(events)
         _read_entry(entry, state)
-        for at in range(before, len(state.events)):
-            state.events[at] = replace(
-                state.events[at],
-                timestamp=string(entry.get("timestamp")),
-                on_active_branch=not state.is_subagent,
-                is_subagent=state.is_subagent,
-            )
-    return blocks.finished(state.events)
+        for at in range(before, len(events)):
+            events[at].timestamp = string(entry.get("timestamp"))
+            events[at].on_active_branch = not state.is_subagent
+            events[at].is_subagent = state.is_subagent
+            if not state.is_subagent:
+                state.active.append(at)
+                state.requests += [at] if events[at].kind == "user" else []
+    return blocks.finished(events)
 
 
 def _payload(entry: Entry) -> Entry:
@@ -96,19 +103,21 @@ def _payload(entry: Entry) -> Entry:
 def _first_look(objects: list[Entry]) -> _State:
     """Gather what is said in items and events, so that nothing is told twice."""
     item_texts: dict[str, set[str]] = {}
-    typed_texts = []
+    typed_texts: set[str] = set()
     is_subagent = False
     for entry in objects:
         payload = _payload(entry)
         if entry.get("type") == "event_msg":
             if payload.get("type") == "user_message":
-                typed_texts.append(_plain(string(payload.get("message"))))
+                typed_texts.add(_plain(string(payload.get("message"))))
         elif payload.get("type") == "message":
             said = _plain(blocks.text_of(payload.get("content")))
             item_texts.setdefault(string(payload.get("role")), set()).add(said)
         elif entry.get("type") == "session_meta":
             is_subagent |= "subagent" in mapping(payload.get("source"))
-    return _State(item_texts, list(filter(None, typed_texts)), is_subagent)
+    typed_texts.discard("")
+    telling, told = repeats.repeats(item_texts.get("user", set()), typed_texts)
+    return _State(item_texts, typed_texts, is_subagent, telling, told)
 
 
 def _plain(text: str) -> str:
@@ -116,15 +125,10 @@ def _plain(text: str) -> str:
     return _IMAGE_TAG.sub("", text).strip()
 
 
-def _tells(text: str, words: str) -> bool:
-    """Tell whether an item repeats an event's words; a long message may stand among others."""
-    return text == words or (len(words) > 20 and words in text)
-
-
 def _read_entry(entry: Entry, state: _State) -> None:
     payload = _payload(entry)
     kind = string(payload.get("type"))
-    add = state.events.append
+    add = state.steps.add
     if entry.get("type") == "event_msg":
         _read_event(payload, kind, state)
     elif entry.get("type") == "compacted":
@@ -134,9 +138,10 @@ def _read_entry(entry: Entry, state: _State) -> None:
     elif kind in _CALLS:
         add(_call(payload, kind, state))
     elif kind in _RESULTS:
-        add(_result(payload, state))
-        if blocks.is_refusal(state.events[-1].text):
-            blocks.abort(state.events, state.events[-1].call_id)
+        result = _result(payload, state)
+        add(result)
+        if blocks.is_refusal(result.text):
+            state.steps.abort(result.call_id)
     elif kind == "web_search_call":
         given = blocks.json_text(payload.get("action"))
         add(Event(0, "tool_call", tool_name="web_search", arguments=given))
@@ -152,25 +157,30 @@ def _read_event(payload: Entry, kind: str, state: _State) -> None:
         new = Event(0, "assistant", message, stop_reason="error")
     elif kind == "agent_message" and _plain(message) not in state.item_texts.get("assistant", ()):
         new = Event(0, "assistant", message)
-    elif kind == "user_message" and not any(
-        _tells(text, _plain(message)) for text in state.item_texts.get("user", ())
-    ):
-        state.events.extend(_said([message], True))
+    elif kind == "user_message" and not _is_told(_plain(message), state):
+        for event in _said([message], True):
+            state.steps.add(event)
         return
-    state.events.append(new)
+    state.steps.add(new)
     if kind == "turn_aborted" and payload.get("reason") != "review_ended":
-        blocks.abort(state.events)
+        state.steps.abort()
     elif kind == "thread_rolled_back":
-        _roll_back(payload.get("num_turns"), state.events)
+        _roll_back(payload.get("num_turns"), state)
 
 
-def _roll_back(turns: object, events: list[Event]) -> None:
+def _is_told(words: str, state: _State) -> bool:
+    return words in state.told or words in state.item_texts.get("user", ())
+
+
+def _roll_back(turns: object, state: _State) -> None:
     """Take the last turns off the active branch."""
-    asked = [at for at, e in enumerate(events) if e.kind == "user" and e.on_active_branch]
-    if not isinstance(turns, int) or turns < 1 or not asked:
+    if not isinstance(turns, int) or turns < 1 or not state.requests:
         return
-    for at in range(asked[max(len(asked) - turns, 0)], len(events)):
-        events[at] = replace(events[at], on_active_branch=False)
+    first = max(len(state.requests) - turns, 0)
+    begin = state.requests[first]
+    del state.requests[first:]
+    while state.active and state.active[-1] >= begin:
+        state.steps.events[state.active.pop()].on_active_branch = False
 
 
 def _read_message(payload: Entry, state: _State) -> None:
@@ -178,16 +188,16 @@ def _read_message(payload: Entry, state: _State) -> None:
     text = blocks.text_of(content)
     role = payload.get("role")
     if role == "assistant":
-        state.events.append(Event(0, "assistant", text))
+        state.steps.add(Event(0, "assistant", text))
         return
     # Where events tell what was typed, every other message in the user's name is the harness'.
-    shown = _plain(text)
-    known = not state.typed_texts or any(_tells(shown, words) for words in state.typed_texts)
+    known = not state.typed_texts or _plain(text) in state.telling
     typed = role == "user" and known and not state.is_subagent
     texts = (_IMAGE_TAG.sub("", blocks.block_text(block)) for block in blocks.blocks(content))
-    state.events.extend(_said(list(texts), typed) or [Event(0, "other")])
+    for event in _said(list(texts), typed) or [Event(0, "other")]:
+        state.steps.add(event)
     if blocks.is_interruption(text):
-        blocks.abort(state.events)
+        state.steps.abort()
 
 
 def _said(texts: list[str], typed: bool) -> list[Event]:
@@ -208,7 +218,8 @@ def _call(payload: Entry, kind: str, state: _State) -> Event:
     if name == "write_stdin":
         # The command goes on: what this call returns is the command's output.
         more = mapping(blocks.decoded(given))
-        command = state.running.get(str(more.get("session_id")), "")
+        session = more.get("session_id")
+        command = state.running.get(str(session), "") if isinstance(session, int | str) else ""
         if "\x03" in string(more.get("chars")):
             state.stopped.add(call_id)
         elif command:

@@ -1,7 +1,7 @@
 """Factory droid sessions: a header, then messages of Anthropic blocks in an id/parentId tree."""
 
+import re
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 from pimono_sdpo.harness import blocks
@@ -12,10 +12,20 @@ Entry = dict[str, Any]
 
 _HEADER_KEYS = frozenset({"owner", "sessionTitle", "title", "cwd", "hostId", "session", "version"})
 _TOOL_BLOCKS = frozenset({"tool_use", "tool_result"})
+_OWN_FIELDS = frozenset(
+    {"openaiMessageId", "chatCompletionReasoningContent", "chatCompletionReasoningField"}
+)
+_OWN_TOOLS = frozenset({"Execute", "ApplyPatch", "ExitSpecMode"})
+_OWN_ID = re.compile(r"(?:context-)?[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+# Pi writes some of these into every message; its forks use Anthropic's blocks there, too.
+_PIS_FIELDS = frozenset({"timestamp", "api", "provider", "model", "usage", "stopReason"})
 
 
 def recognises(entry: Entry) -> bool:
-    """Tell a droid's own lines, or a message envelope around Anthropic tool blocks."""
+    """Tell a droid's own lines, or a message with a mark of its own.
+
+    Anthropic's tool blocks alone are none: forks of Pi put them into the same envelope.
+    """
     kind = string(entry.get("type"))
     if kind == "session_start":
         return not _HEADER_KEYS.isdisjoint(entry)
@@ -23,8 +33,16 @@ def recognises(entry: Entry) -> bool:
         return "summaryText" in entry or "anchorMessage" in entry
     if kind != "message" or not isinstance(entry.get("message"), dict):
         return False
-    content = entry["message"].get("content")
-    return any(string(block.get("type")) in _TOOL_BLOCKS for block in blocks.blocks(content))
+    message = entry["message"]
+    if message.get("visibility") in ("llm_only", "user_only") or _OWN_FIELDS & message.keys():
+        return True
+    tools = [
+        string(block.get("name"))
+        for block in blocks.blocks(message.get("content"))
+        if string(block.get("type")) in _TOOL_BLOCKS
+    ]
+    is_own = bool(_OWN_ID.fullmatch(string(entry.get("id")))) or not _OWN_TOOLS.isdisjoint(tools)
+    return bool(tools) and is_own and not _PIS_FIELDS & message.keys()
 
 
 def header(objects: list[Entry]) -> tuple[str, str]:
@@ -43,27 +61,24 @@ def read(objects: list[Entry]) -> list[Event]:
     active = _active_entries(objects)
     is_subagent = isinstance(_start(objects).get("callingSessionId"), str)
     first_event: dict[str, int] = {}
-    events: list[Event] = []
+    steps = blocks.Steps()
     for position, entry in enumerate(objects):
         for event in _entry_events(entry, not is_subagent):
-            events.append(
-                replace(
-                    event,
-                    id=string(entry.get("id")),
-                    parent_id=string(entry.get("parentId")),
-                    timestamp=string(entry.get("timestamp")),
-                    on_active_branch=position in active and not is_subagent,
-                    is_subagent=is_subagent,
-                    kept_from=_kept_from(entry, first_event),
-                )
-            )
+            event.id, event.parent_id = string(entry.get("id")), string(entry.get("parentId"))
+            event.timestamp = string(entry.get("timestamp"))
+            event.on_active_branch = position in active and not is_subagent
+            event.is_subagent = is_subagent
+            event.kept_from = _kept_from(entry, first_event)
+            steps.add(event)
+            if is_subagent:
+                continue
             if event.kind == "custom_message" and blocks.is_interruption(event.text):
-                blocks.abort(events)
+                steps.abort()
             elif event.kind == "tool_result" and blocks.is_refusal(event.text):
-                blocks.abort(events, event.call_id)
+                steps.abort(event.call_id)
         # Where the next entry begins: what a compaction keeps comes after its anchor.
-        first_event[string(entry.get("id"))] = len(events)
-    return blocks.finished(events)
+        first_event[string(entry.get("id"))] = len(steps.events)
+    return blocks.finished(steps.events)
 
 
 def _kept_from(entry: Entry, after: dict[str, int]) -> int | None:

@@ -8,7 +8,6 @@ OpenClaw write the same entries; GSD has no header, and its request is a custom 
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 from pimono_sdpo.harness.event import Event, Kind, clean
@@ -49,17 +48,21 @@ def read(objects: list[dict[str, Any]]) -> list[Event]:
     objects = _without_copies(objects)
     active = _active_entries(objects)
     first_event: list[int] = []
+    entry_at: dict[str, int] = {}
     events: list[Event] = []
     for position, entry in enumerate(objects):
         first_event.append(len(events))
+        if isinstance(entry.get("id"), str):
+            entry_at.setdefault(entry["id"], position)
         identity, parent = _string(entry.get("id")), _string(entry.get("parentId"))
         timestamp = _string(entry.get("timestamp"))
         is_active = position in active or entry.get("type") == "session"
+        kept_from = _kept_from(entry, entry_at, first_event)
         for event in _entry_events(entry):
             event.index = len(events)
             event.id, event.parent_id, event.timestamp = identity, parent, timestamp
             event.on_active_branch = is_active
-            event.kept_from = _kept_from(entry, objects, first_event)
+            event.kept_from = kept_from
             events.append(event)
     return _with_a_request(events)
 
@@ -75,7 +78,7 @@ def _without_copies(objects: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _kept_from(
-    entry: dict[str, Any], objects: list[dict[str, Any]], first_event: list[int]
+    entry: dict[str, Any], entry_at: dict[str, int], first_event: list[int]
 ) -> int | None:
     """First event that a compaction left in the model's context; what is lost keeps nothing."""
     if entry.get("type") != "compaction":
@@ -84,8 +87,7 @@ def _kept_from(
     position = entry.get("firstKeptEntryIndex")
     if not isinstance(position, int):
         kept = entry.get("firstKeptEntryId")
-        same = (at for at in range(len(first_event)) if kept and objects[at].get("id") == kept)
-        position = next(same, -1)
+        position = entry_at.get(kept, -1) if kept and isinstance(kept, str) else -1
     return first_event[position] if 0 <= position < len(first_event) else first_event[-1]
 
 
@@ -96,7 +98,7 @@ def _with_a_request(events: list[Event]) -> list[Event]:
     said = (e for e in events if e.kind == "custom_message" and e.on_active_branch and e.text)
     request = next(said, None)
     if request:
-        events[request.index] = replace(request, kind="user")
+        request.kind = "user"
     return events
 
 

@@ -7,7 +7,6 @@ and when, so that two equal ones without a time are one.
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 from pimono_sdpo.harness import pi
@@ -38,11 +37,13 @@ def read(objects: list[dict[str, Any]]) -> list[Event]:
             # The place is that of the first, the words are those of the last.
             messages[_key(message)] = message
     events = [event for message in messages.values() for event in pi.message_events(message)]
-    return [replace(event, index=index) for index, event in enumerate(events)]
+    for index, event in enumerate(events):
+        event.index = index
+    return events
 
 
 def _whole_messages(entry: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    kind = entry.get("type")
+    kind = entry.get("type") if recognises(entry) else ""
     step = entry.get("assistantMessageEvent")
     found: list[object] = []
     if kind in {"message_end", "turn_end"}:
@@ -78,8 +79,9 @@ def _result(entry: dict[str, Any]) -> dict[str, Any]:
 
 def _key(message: dict[str, Any]) -> str:
     """What makes a repeated message the same: the call it answers, or what it says and when."""
-    if _role(message) == "toolResult" and message.get("toolCallId"):
-        return f"result {message['toolCallId']}"
+    call_id = message.get("toolCallId")
+    if _role(message) == "toolResult" and call_id and isinstance(call_id, str):
+        return f"result {call_id}"
     said = [message.get(name) for name in ("role", "content", "timestamp", "stopReason")]
     try:
         return json.dumps(said)

@@ -5,7 +5,6 @@ entries under such a header; those are read as Pi's.
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -44,17 +43,18 @@ def read(objects: list[Entry]) -> list[Event]:
     """Return the events in file order."""
     if any(map(_is_pi, objects)):
         return pi.read(objects)
-    events: list[Event] = []
+    steps = blocks.Steps()
     for entry in objects:
         message = mapping(entry.get("message")) or entry
         when = _time(message.get("timestamp") or entry.get("timestamp"))
         for event in _message_events(message):
-            events.append(replace(event, timestamp=when))
+            event.timestamp = when
+            steps.add(event)
             if event.kind == "custom_message" and blocks.is_interruption(event.text):
-                blocks.abort(events)
+                steps.abort()
             elif event.kind == "tool_result" and blocks.is_refusal(event.text):
-                blocks.abort(events, event.call_id)
-    return blocks.finished(events)
+                steps.abort(event.call_id)
+    return blocks.finished(steps.events)
 
 
 def _is_pi(entry: Entry) -> bool:
