@@ -42,6 +42,7 @@ def run_filter(
     dedupe: bool = True,
     test_fraction: float = 0.0,
     history_chars: int = 0,
+    workers: int = 1,
 ) -> dict[str, Any]:
     """Filter traces into SDPO rows under `out` and return the report.
 
@@ -56,7 +57,7 @@ def run_filter(
     from pimono_sdpo.export import open_source
     from pimono_sdpo.folders import LOCK, only_run, publish_folder, remove
     from pimono_sdpo.report import build_report
-    from pimono_sdpo.shards import run_shards
+    from pimono_sdpo.runner import run_shards
     from processors import pipeline
     from processors.grade import WEIGHTS
 
@@ -90,7 +91,7 @@ def run_filter(
     with only_run(out) as work:
         with tqdm(total=total, unit="session", desc="filter") as bar:
             stages = pipeline(unit, min_score, test_fraction, history_chars)
-            records = run_shards(opened.shards, stages, work, run_options, bar.update)
+            records = run_shards(opened.shards, stages, work, run_options, bar.update, workers)
         with closing(judge(work, max_samples, seed, dedupe)) as database:
             finished, dropped = assemble(work, database)
         named = _named_without_secrets(opened)
@@ -161,6 +162,9 @@ def filter_command(
     history_chars: Annotated[
         int, typer.Option(help="Characters of earlier turns in front of each request.", min=0)
     ] = 0,
+    workers: Annotated[
+        int, typer.Option(help="Processes that read shards; the rows do not depend on it.", min=1)
+    ] = 1,
 ) -> None:
     """Turn recorded sessions into SDPO rows, a report and a dataset card."""
     if unit not in ("session", "episode"):
@@ -177,6 +181,7 @@ def filter_command(
         dedupe=dedupe,
         test_fraction=test_fraction,
         history_chars=history_chars,
+        workers=workers,
     )
     typer.echo(_summary(report, out))
 

@@ -2,6 +2,7 @@
 
     PimonoError                 anything below; the front door prints it and exits with 2
     ├── SourceError             the input cannot be opened or has no known layout
+    ├── ShardError              shards failed; the others are finished
     ├── EmptySelection          every session was dropped
     ├── OutputError             the output folder cannot be used
     └── TrainingInputError      rows, model or recipe cannot be trained on
@@ -16,6 +17,10 @@ class PimonoError(Exception):
 
 class SourceError(PimonoError):
     """The input is missing, unreadable or of no known layout."""
+
+
+class ShardError(PimonoError):
+    """Some shards could not be run; all others are finished and a rerun repeats only those."""
 
 
 class EmptySelection(PimonoError):

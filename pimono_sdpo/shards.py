@@ -1,11 +1,5 @@
-"""Run a pipeline over input shards: one shard in, one shard out, nothing half-written.
+"""Run a pipeline over one input shard: one shard in, one shard out, nothing half-written."""
 
-Work happens in a sibling folder `.NAME.partial`. Each output shard is written under a temporary
-name and renamed, then a small JSON beside it says what it was made from; a rerun skips what is
-already there for the same input, code and options. The folder gets its name only at the end.
-"""
-
-import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -49,49 +43,18 @@ class Tally:
         }
 
 
-def run_shards(
-    shards: Sequence[Shard],
-    stages: Sequence[Stage],
-    work: Path,
-    options: Json,
-    progress: Callable[[int], object],
-) -> list[Json]:
-    """Write `work/{rows,prints,rejects}/*.parquet`; return one record per shard.
-
-    `prints` holds the PRINT columns of `rows`, in the same order.
-
-    `progress` is called with the number of sessions done.
-    """
-    for name in ("rows", "prints", "rejects", "done"):
-        (work / name).mkdir(parents=True, exist_ok=True)
-        for path in (work / name).iterdir():
-            # An earlier run that was killed may have had more shards than this one.
-            if not path.stem.isdigit() or int(path.stem) >= len(shards):
-                path.unlink()
-    records = []
-    for index, shard in enumerate(shards):
-        made_from = _fingerprint(shard, stages, options)
-        done = work / "done" / f"{index:05}.json"
-        record = json.loads(done.read_text()) if done.exists() else {}
-        if record.get("made_from") != made_from:
-            # A record must never outlive the rows it speaks of.
-            done.unlink(missing_ok=True)
-            tally = _run_shard(shard, stages, work, f"{index:05}.parquet", progress)
-            record = {"made_from": made_from, **tally.to_json()}
-            write_atomically(done, json.dumps(record).encode())
-        else:
-            progress(shard.sessions)
-        records.append(record)
-    return records
-
-
-def _run_shard(
+def run_shard(
     shard: Shard,
     stages: Sequence[Stage],
     work: Path,
     name: str,
     progress: Callable[[int], object],
 ) -> Tally:
+    """Write `work/{rows,prints,rejects}/NAME`, each under a temporary name first.
+
+    `prints` holds the PRINT columns of `rows`, in the same order. `progress` is called with the
+    number of sessions done.
+    """
     total = Tally()
     rows, prints, rejects = (work / kind / name for kind in ("rows", "prints", "rejects"))
     with (
@@ -141,20 +104,6 @@ def _reject(row: Row, stage: str, reason: str) -> Json:
         "drop_reason": reason,
         "detail": row["harness"] if score is None else f"{row['harness']}, score {score:g}",
         "counts": row["counts"],
-    }
-
-
-def _fingerprint(shard: Shard, stages: Sequence[Stage], options: Json) -> Json:
-    """What a finished shard depends on; a change of any part makes it again."""
-    files = [
-        [file.name, stat.st_size, stat.st_mtime_ns]
-        for file in shard.files
-        for stat in (file.stat(),)
-    ]
-    return {
-        "input": [shard.path, shard.layout, shard.sessions, shard.revision, files],
-        "stages": [[name_of(stage), stage.code] for stage in stages],
-        "options": options,
     }
 
 
