@@ -23,13 +23,13 @@ from datasets import Dataset, DatasetDict, load_from_disk
 
 from pimono_sdpo import hub
 from pimono_sdpo.errors import SourceError
-from pimono_sdpo.layouts import READ_COLUMNS, Layout, decode, layout_of, session_table, sessions
+from pimono_sdpo.layouts import READ_COLUMNS, Layout, layout_of, session_table, sessions, utf8
 
 Kind = Literal["viewer_export", "jsonl", "dataset", "hub"]
 
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 JSONL_PER_SHARD = 64
-BATCH_BYTES = 32 * 2**20
+BATCH_BYTES = 8 * 2**20
 MAX_BATCH_ROWS = 512
 
 
@@ -100,13 +100,18 @@ def read_sessions(shard: Shard) -> Iterator[pa.Table]:
     else:
         file = shard.files[0] if shard.files else hub.download(shard.path, shard.revision)
         origin = hub.origin(shard.path, shard.revision) if shard.kind == "hub" else ""
-        with _told(shard.path), pq.ParquetFile(file) as parquet:
-            columns = [name for name in parquet.schema_arrow.names if name in READ_COLUMNS]
-            groups = (parquet.metadata.row_group(i) for i in range(parquet.num_row_groups))
-            size = sum(group.total_byte_size for group in groups)
-            rows = _batch_rows(size, parquet.metadata.num_rows)
-            for batch in parquet.iter_batches(rows, columns=columns):
-                yield session_table(pa.Table.from_batches([batch]), origin)
+        for batch in _parquet_batches(file, shard.path):
+            yield session_table(pa.Table.from_batches([batch]), origin)
+
+
+def _parquet_batches(file: Path, name: str) -> Iterator[pa.RecordBatch]:
+    with _told(name), pq.ParquetFile(file) as parquet:
+        columns = [name for name in parquet.schema_arrow.names if name in READ_COLUMNS]
+        groups = (parquet.metadata.row_group(i) for i in range(parquet.num_row_groups))
+        size = sum(group.total_byte_size for group in groups)
+        rows = _batch_rows(size, parquet.metadata.num_rows)
+        # Threads would decode one column each, but there is only one that matters.
+        yield from parquet.iter_batches(rows, columns=columns, use_threads=False)
 
 
 def _batch_rows(size: int, rows: int) -> int:
@@ -165,14 +170,12 @@ def _raw_shard(files: list[Path], root: Path) -> Shard:
 
 def _raw_table(root: Path, files: tuple[Path, ...]) -> pa.Table:
     names = [_relative(file, root) for file in files]
-    texts, not_utf8 = [], []
+    traces = []
     for name, file in zip(names, files, strict=True):
         with _told(name):
-            text, lost = decode(file.read_bytes())
-        texts.append(text)
-        not_utf8.append(lost)
+            traces.append(file.read_bytes())
     empty = [""] * len(files)
-    return sessions(empty, empty, names, texts, not_utf8)
+    return sessions(empty, empty, names, *utf8(pa.array(traces, pa.large_binary())))
 
 
 def _is_saved(path: Path) -> bool:

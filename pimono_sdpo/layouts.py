@@ -6,11 +6,10 @@ trace_text    harness, session_id, trace: json or text, file_path, messages, too
 """
 
 import json
-from collections.abc import Iterator
-from itertools import islice
 from typing import Literal
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pimono_sdpo.errors import SourceError
 from pimono_sdpo.schema import SESSION
@@ -52,33 +51,41 @@ def session_table(table: pa.Table, origin: str = "") -> pa.Table:
     """
     columns = (table.column(name) for name in _trace_columns(table.schema))
     recorded = [_traces(column) for column in columns if _holds_traces(column.type)]
-    # Drift may leave `traces` of old rows beside `trace` of new ones: each row has one of them.
-    chosen = [
-        next((one for one in options if one[0]), ("", 0)) for options in zip(*recorded, strict=True)
-    ]
-    traces, not_utf8 = [text for text, _ in chosen], [count for _, count in chosen]
+    trace, not_utf8 = recorded[0]
+    for other, not_utf8_of_other in recorded[1:]:
+        # Drift may leave `traces` of old rows beside `trace` of new ones: each row has one of them.
+        is_here = pc.greater(pc.binary_length(trace), 0)
+        trace = pc.if_else(is_here, trace, other)
+        not_utf8 = pc.if_else(is_here, not_utf8, not_utf8_of_other)
     name = next((n for n in NAME_COLUMNS if n in table.column_names), "")
     source = [origin + value for value in _strings(table, name)]
     harness, session_id = _strings(table, "harness"), _strings(table, "session_id")
-    return sessions(harness, session_id, source, traces, not_utf8)
+    return sessions(harness, session_id, source, trace, not_utf8)
 
 
 def sessions(
     harness: list[str],
     session_id: list[str],
     source: list[str],
-    trace: list[str],
-    bytes_not_utf8: list[int],
+    trace: pa.Array,
+    bytes_not_utf8: pa.Array,
 ) -> pa.Table:
     """Build a table of the SESSION columns."""
-    columns = {
-        "harness": harness,
-        "session_id": session_id,
-        "source": source,
-        "trace": trace,
-        "bytes_not_utf8": bytes_not_utf8,
-    }
-    return pa.Table.from_pydict(columns, schema=SESSION.arrow_schema)
+    columns = (harness, session_id, source, trace, bytes_not_utf8)
+    return pa.Table.from_pydict(
+        dict(zip(SESSION, columns, strict=True)), schema=SESSION.arrow_schema
+    )
+
+
+def utf8(traces: pa.Array) -> tuple[pa.Array, pa.Array]:
+    """Return binary traces as UTF-8, and how many bytes of each were none."""
+    try:
+        traces.cast(pa.large_string())
+    except pa.ArrowInvalid:
+        # Parquet does not promise that its strings are UTF-8, nor does a file.
+        decoded = [decode(trace) for trace in traces.to_pylist()]
+        return _binary([text for text, _ in decoded]), pa.array([count for _, count in decoded])
+    return traces, pa.repeat(0, len(traces))
 
 
 def plain(text: str) -> str:
@@ -106,17 +113,39 @@ def _trace_columns(schema: pa.Schema) -> list[str]:
     ]
 
 
-def _traces(column: pa.ChunkedArray) -> list[tuple[str, int]]:
-    """Each row's trace, and how many of its bytes were no UTF-8."""
+def _traces(column: pa.ChunkedArray) -> tuple[pa.Array, pa.Array]:
+    """Each row's trace as UTF-8, and how many of its bytes were none."""
     array = column.combine_chunks()
     if not _is_list(array.type):
-        return [(plain(text), count) for text, count in _decoded(array)]
-    lines = _decoded(array.flatten())
-    traces = []
-    for length in array.value_lengths().to_pylist():
-        parts = list(islice(lines, length or 0))
-        traces.append(("\n".join(plain(text) for text, _ in parts), sum(n for _, n in parts)))
-    return traces
+        return _unwrapped(*utf8(_as_binary(array)))
+    lines, not_utf8 = _unwrapped(*utf8(_as_binary(array.flatten())))
+    lengths = pc.fill_null(pc.list_value_length(array), 0)
+    ends = pc.cumulative_sum(pc.cast(lengths, pa.int64()))
+    offsets = pa.concat_arrays([pa.array([0], pa.int64()), ends])
+    newline = pa.scalar(b"\n", pa.large_binary())
+    joined = pc.binary_join(pa.LargeListArray.from_arrays(offsets, lines), newline)
+    totals = pa.concat_arrays([pa.array([0], pa.int64()), pc.cumulative_sum(not_utf8)])
+    counts = pc.subtract(totals.take(ends), totals.take(offsets[:-1]))
+    return joined, counts
+
+
+def _as_binary(array: pa.Array) -> pa.Array:
+    """Take text as bytes, nulls as none, whatever type its strings have."""
+    storage = array.storage if isinstance(array, pa.ExtensionArray) else array
+    is_large = pa.types.is_large_string(storage.type)
+    binary = storage.cast(pa.large_binary() if is_large else pa.binary())
+    return pc.fill_null(binary.cast(pa.large_binary()), b"")
+
+
+def _unwrapped(traces: pa.Array, not_utf8: pa.Array) -> tuple[pa.Array, pa.Array]:
+    """Undo the JSON strings around texts that travelled as JSON."""
+    if not pc.any(pc.starts_with(traces, b'"')).as_py():
+        return traces, not_utf8
+    return _binary([plain(trace.decode()) for trace in traces.to_pylist()]), not_utf8
+
+
+def _binary(texts: list[str]) -> pa.Array:
+    return pa.array([text.encode() for text in texts], pa.large_binary())
 
 
 def _holds_traces(kind: pa.DataType) -> bool:
@@ -132,15 +161,8 @@ def _strings(table: pa.Table, name: str) -> list[str]:
         return [""] * table.num_rows
     column = table.column(name).combine_chunks()
     if _is_text(column.type):
-        return [text for text, _ in _decoded(column)]
+        return [value.decode() for value in utf8(_as_binary(column))[0].to_pylist()]
     return ["" if value is None else str(value) for value in column.to_pylist()]
-
-
-def _decoded(array: pa.Array) -> Iterator[tuple[str, int]]:
-    """Decode a text column; parquet does not promise that its strings are UTF-8."""
-    storage = array.storage if isinstance(array, pa.ExtensionArray) else array
-    binary = pa.large_binary() if pa.types.is_large_string(storage.type) else pa.binary()
-    return (decode(value or b"") for value in storage.cast(binary).to_pylist())
 
 
 def decode(content: bytes) -> tuple[str, int]:

@@ -7,9 +7,10 @@ is normal. It costs what cannot be read of it, never the session, and every byte
 import json
 import re
 from bisect import bisect_left
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -22,11 +23,15 @@ _LONE_SURROGATE = re.compile(
 _ENTRY = '{"type"'
 _IN_ENTRIES = {"message", "payload", "timestamp", "uuid", "parentId", "cwd"}
 MAX_TRIES = 16
-_DECODER = json.JSONDecoder(strict=False)
+_LENIENT = json.JSONDecoder(strict=False)
+
+T = TypeVar("T")
+Json = dict[str, Any]
+OBJECT = msgspec.json.Decoder(Json)
 
 
 @dataclass
-class Lines:
+class Lines(Generic[T]):
     """The JSON objects of a trace in order, and what became of its lines and bytes.
 
     `parsed` lines were valid, `repaired` lines gave at least one object after mending, `skipped`
@@ -35,7 +40,7 @@ class Lines:
     repaired one). All other bytes were parsed.
     """
 
-    objects: list[dict[str, Any]] = field(default_factory=list)
+    objects: list[T] = field(default_factory=list)
     parsed: int = 0
     repaired: int = 0
     skipped: int = 0
@@ -44,42 +49,81 @@ class Lines:
     bytes_skipped: int = 0
 
 
-def read_lines(text: str) -> Lines:
-    r"""Split on newlines only and decode every line that can be decoded.
+def itself(value: Json) -> Json:
+    """Make nothing else of a dict."""
+    return value
 
-    >>> lines = read_lines('{"a": 1}{"b": 2}\n{"c": "\\*"}\n{"cut')
+
+def read_objects(trace: bytes) -> Lines[Json]:
+    r"""Read lines of any shape as dicts.
+
+    >>> lines = read_objects(b'{"a": 1}{"b": 2}\n{"c": "\\*"}\n{"cut')
     >>> lines.objects, lines.parsed, lines.repaired, lines.skipped
     ([{'a': 1}, {'b': 2}, {'c': '\\*'}], 0, 2, 1)
     >>> lines.bytes_parsed, lines.bytes_repaired, lines.bytes_skipped
     (2, 27, 5)
     """
-    out = Lines()
-    # str.splitlines would also cut at U+2028 and U+0085, which are legal inside JSON strings.
-    for raw in text.split("\n"):
-        line = raw.strip("\0\ufeff \t\r")
-        if not line:
-            continue
-        if "\\ud" in line or "\\uD" in line:
-            line = _LONE_SURROGATE.sub(lambda match: match[1] or "\\ufffd", line)
+    return read_lines(trace, OBJECT, itself)
+
+
+def read_lines(
+    trace: bytes, decoder: msgspec.json.Decoder[T], build: Callable[[Json], T]
+) -> Lines[T]:
+    """Split UTF-8 on newlines only and decode every line that can be decoded.
+
+    What `decoder` cannot read becomes a dict where that is possible, of which `build` makes the
+    object.
+    """
+    # bytes.splitlines would also cut at a carriage return, str.splitlines at U+2028 and U+0085.
+    raws = trace.removesuffix(b"\n").split(b"\n")
+    try:
+        objects = list(map(decoder.decode, raws))
+    except (msgspec.MsgspecError, RecursionError):
+        return _read_each(trace, raws, decoder, build)
+    return Lines(objects, parsed=len(objects), bytes_parsed=len(trace))
+
+
+def _read_each(
+    trace: bytes, raws: list[bytes], decoder: msgspec.json.Decoder[T], build: Callable[[Json], T]
+) -> Lines[T]:
+    out: Lines[T] = Lines()
+    for raw in raws:
         try:
-            value = _decode(line)
-        except (ValueError, RecursionError):
-            # Broken input is expected here and counted; RecursionError is JSON nested too deep.
-            objects, lost = _repair(line)
-            out.objects.extend(objects)
-            out.repaired += bool(objects)
-            out.skipped += not objects
-            out.bytes_repaired += _size(line) - lost
-            out.bytes_skipped += lost
-            continue
-        if isinstance(value, dict):
-            out.objects.append(value)
-            out.parsed += 1
+            out.objects.append(decoder.decode(raw))
+        except (msgspec.MsgspecError, RecursionError):
+            _read_line(raw.decode("utf-8", "replace"), build, out)
         else:
-            out.skipped += 1
-            out.bytes_skipped += _size(line)
-    out.bytes_parsed = _size(text) - out.bytes_repaired - out.bytes_skipped
+            out.parsed += 1
+    out.bytes_parsed = len(trace) - out.bytes_repaired - out.bytes_skipped
     return out
+
+
+def _read_line(line: str, build: Callable[[Json], T], out: Lines[T]) -> None:
+    """Read a line that is empty, broken, or no object of the kind expected."""
+    line = line.strip("\0\ufeff \t\r")
+    if not line:
+        return
+    if "\\ud" in line or "\\uD" in line:
+        line = _LONE_SURROGATE.sub(lambda match: match[1] or "\\ufffd", line)
+    try:
+        value = _decode(line)
+    except (ValueError, RecursionError):
+        # Broken input is expected here and counted; RecursionError is JSON nested too deep.
+        objects, lost = _repair(line)
+        out.objects.extend(map(build, objects))
+        out.repaired += bool(objects)
+        out.skipped += not objects
+        out.bytes_repaired += _size(line) - lost
+        out.bytes_skipped += lost
+        return
+    if isinstance(value, dict):
+        out.objects.append(build(value))
+        out.parsed += 1
+    else:
+        out.skipped += 1
+        out.bytes_skipped += _size(line)
+
+
 
 
 def _decode(line: str) -> Any:
@@ -90,7 +134,7 @@ def _decode(line: str) -> Any:
         return json.loads(line)
 
 
-def _repair(line: str) -> tuple[list[dict[str, Any]], int]:
+def _repair(line: str) -> tuple[list[Json], int]:
     """Decode one object after the other, with bad escapes doubled.
 
     Returns the objects and the bytes of the line that are in none of them.
@@ -105,14 +149,14 @@ def _repair(line: str) -> tuple[list[dict[str, Any]], int]:
     return objects, _size(line) - sum(map(_size, read))
 
 
-def _decode_all(line: str) -> tuple[list[tuple[int, int]], list[dict[str, Any]]]:
+def _decode_all(line: str) -> tuple[list[tuple[int, int]], list[Json]]:
     spans: list[tuple[int, int]] = []
-    objects: list[dict[str, Any]] = []
+    objects: list[Json] = []
     position = tries = 0
     begins = "{"
     while (start := line.find(begins, position)) >= 0 and tries <= MAX_TRIES:
         try:
-            value, position = _DECODER.raw_decode(line, start)
+            value, position = _LENIENT.raw_decode(line, start)
         except (ValueError, RecursionError):
             # A write that was cut and then appended to: the next entry begins inside this one.
             position, begins, tries = start + 1, _ENTRY, tries + 1

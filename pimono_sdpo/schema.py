@@ -15,7 +15,7 @@ SESSION = Features(
         "harness": Value("string"),
         "session_id": Value("string"),
         "source": Value("string"),
-        "trace": Value("large_string"),
+        "trace": Value("large_binary"),
         "bytes_not_utf8": Value("int64"),
     }
 )

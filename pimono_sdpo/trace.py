@@ -8,20 +8,28 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
-from pimono_sdpo.harness import claude_code, codex, droid, pi, pi_stream, simple
+import msgspec
+
+from pimono_sdpo.harness import claude_code, codex, droid, pi, pi_entries, pi_stream, simple
 from pimono_sdpo.harness.event import Event
-from pimono_sdpo.lines import Lines, read_lines
+from pimono_sdpo.lines import OBJECT, Lines, itself, read_lines, read_objects
+from pimono_sdpo.text import well_formed
 
 Problem = Literal["no_messages", "unknown_harness"]
 Entry = dict[str, Any]
 
 
 class Reader(NamedTuple):
-    """How one harness is told by a line, and how its lines are read."""
+    """How one harness is told by a line, and how its lines are read.
+
+    `header` and `read` take what `decoder` reads, or what `build` makes of a dict.
+    """
 
     recognises: Callable[[Entry], bool]
-    header: Callable[[list[Entry]], tuple[str, str]]
-    read: Callable[[list[Entry]], list[Event]]
+    header: Callable[[list[Any]], tuple[str, str]]
+    read: Callable[[list[Any]], list[Event]]
+    decoder: msgspec.json.Decoder[Any] = OBJECT
+    build: Callable[[Entry], Any] = itself
 
 
 READERS: dict[str, Reader] = {
@@ -30,7 +38,9 @@ READERS: dict[str, Reader] = {
     "droid": Reader(droid.recognises, droid.header, droid.read),
     "simple": Reader(simple.recognises, simple.header, simple.read),
     "pi_stream": Reader(pi_stream.recognises, pi_stream.header, pi_stream.read),
-    "pi": Reader(pi.recognises, pi.header, pi.read),
+    "pi": Reader(
+        pi.recognises, pi.header, pi.read, pi_entries.DECODER, pi_entries.entry_of
+    ),
 }
 CONVERSATION = frozenset({"user", "assistant", "tool_call", "tool_result", "bash"})
 
@@ -52,14 +62,15 @@ class Trace:
     problem: Problem | None
 
 
-def read_trace(text: str) -> Trace:
-    """Parse a trace; never raises on its content."""
-    lines = read_lines(text)
+def read_trace(trace: str | bytes) -> Trace:
+    """Parse a trace, as text or as UTF-8; never raises on its content."""
+    content = well_formed(trace).encode() if isinstance(trace, str) else trace
+    harness = detect(content)
+    reader = READERS.get(harness)
+    lines = read_lines(content, *(reader[3:] if reader else (OBJECT, itself)))
     objects, lines = lines.objects, replace(lines, objects=[])
-    harness = detect(objects)
-    if harness == "unknown":
+    if reader is None:
         return Trace(harness, "", "", (), lines, "unknown_harness" if objects else "no_messages")
-    reader = READERS[harness]
     session_id, cwd = reader.header(objects)
     events = tuple(reader.read(objects))
     if harness == "simple":
@@ -68,18 +79,23 @@ def read_trace(text: str) -> Trace:
     return Trace(harness, session_id, cwd, events, lines, None if spoken else "no_messages")
 
 
-def detect(objects: list[Entry]) -> str:
+def detect(trace: bytes) -> str:
     """Name the harness of the first line that is unmistakable; `unknown` when there is none.
 
-    >>> detect([{"type": "message", "message": {"role": "user", "content": "hi"}}])
+    >>> detect(b'{"type": "message", "message": {"role": "user", "content": "hi"}}')
     'pi'
     """
-    for entry in objects:
-        for name, reader in READERS.items():
-            if reader.recognises(entry):
-                return name
+    start, is_headed = 0, False
+    while start < len(trace):
+        stop = trace.find(b"\n", start) + 1 or len(trace)
+        for entry in read_objects(trace[start:stop]).objects:
+            for name, reader in READERS.items():
+                if reader.recognises(entry):
+                    return name
+            is_headed = is_headed or pi.is_header(entry)
+        start = stop
     # The header alone does not tell a session from the stream of a run, but neither says more.
-    return "pi" if any(pi.is_header(entry) for entry in objects) else "unknown"
+    return "pi" if is_headed else "unknown"
 
 
 def match_results(events: tuple[Event, ...]) -> dict[int, int]:

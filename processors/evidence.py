@@ -27,7 +27,7 @@ Item = TypeVar("Item", Diagnostic, Correction)
 
 def evidence(row: Row, unit: Unit, history_chars: int) -> list[dict[str, Any]]:
     """Return the evidence rows of one session; at least one, so that nothing is lost uncounted."""
-    trace = read_trace(row["trace"] or "")
+    trace = read_trace(row["trace"] or b"")
     branches = find_branches(trace.events)
     diagnostics = find_diagnostics(trace.events)
     corrections = with_abandoned(find_corrections(trace.events), trace.events, branches)

@@ -135,8 +135,8 @@ def test_calls_are_matched_to_results() -> None:
     matched = match_results(events)
     calls = {event.index: event.arguments for event in events if event.kind == "tool_call"}
     assert {calls[i]: events[j].text for i, j in matched.items()} == {
-        '{"command": "ls"}': "a.ts",
-        '{"command": "ls again"}': "b.ts",
+        '{"command":"ls"}': "a.ts",
+        '{"command":"ls again"}': "b.ts",
     }
 
 

@@ -58,7 +58,7 @@ def test_every_layout_gives_the_same_session(name: str, tmp_path: Path) -> None:
             "harness": "",
             "session_id": "s-1",
             "source": "a.jsonl",
-            "trace": TEXT,
+            "trace": TEXT.encode(),
             "bytes_not_utf8": 0,
         }
     ]
@@ -71,7 +71,7 @@ def test_raw_files_globs_and_saved_datasets(tmp_path: Path) -> None:
     (raw / ".hidden.jsonl").write_text(TEXT)
     (table,) = read_sessions(open_source(str(tmp_path / "raw")).shards[0])
     assert table.column("source").to_pylist() == ["deep/a.jsonl"]
-    assert table.column("trace")[0].as_py() == TEXT + "\n\ufffd\ufffd"
+    assert table.column("trace")[0].as_py() == (TEXT + "\n\ufffd\ufffd").encode()
     assert table.column("bytes_not_utf8")[0].as_py() == 2
     by_glob = open_source(str(tmp_path / "raw" / "**" / "a*.jsonl"))
     assert (by_glob.kind, by_glob.shards[0].sessions) == ("jsonl", 1)
@@ -80,7 +80,7 @@ def test_raw_files_globs_and_saved_datasets(tmp_path: Path) -> None:
     DatasetDict({"train": saved, "extra": saved}).save_to_disk(tmp_path / "saved")
     source = open_source(str(tmp_path / "saved"))
     assert (source.kind, [shard.path for shard in source.shards]) == ("dataset", ["train", "extra"])
-    assert next(read_sessions(source.shards[1])).column("trace").to_pylist() == [TEXT]
+    assert next(read_sessions(source.shards[1])).column("trace").to_pylist() == [TEXT.encode()]
 
 
 def two_traces(folder: Path) -> Path:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pimono_sdpo.lines import read_lines
+from pimono_sdpo.lines import read_objects
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ from pimono_sdpo.lines import read_lines
 def test_every_line_is_accounted_for(
     text: str, objects: list[object], counts: tuple[int, int, int]
 ) -> None:
-    lines = read_lines(text)
+    lines = read_objects(text.encode())
     assert lines.objects == objects
     assert (lines.parsed, lines.repaired, lines.skipped) == counts
 
@@ -44,7 +44,7 @@ BROKEN = st.lists(
 
 @given(st.text(max_size=300) | BROKEN)
 def test_no_text_is_too_broken(text: str) -> None:
-    lines = read_lines(text)
+    lines = read_objects(text.encode())
     filled = [line for line in text.split("\n") if line.strip("\0\ufeff \t\r")]
     assert lines.parsed + lines.repaired + lines.skipped == len(filled)
     total = lines.bytes_parsed + lines.bytes_repaired + lines.bytes_skipped
@@ -54,6 +54,6 @@ def test_no_text_is_too_broken(text: str) -> None:
 
 @given(st.lists(st.dictionaries(st.text(), st.text() | st.integers()), max_size=8))
 def test_valid_lines_come_back_as_they_are(objects: list[dict[str, object]]) -> None:
-    lines = read_lines("\n".join(json.dumps(o, ensure_ascii=False) for o in objects))
+    lines = read_objects("\n".join(json.dumps(o, ensure_ascii=False) for o in objects).encode())
     assert lines.objects == objects
     assert lines.parsed == len(objects)

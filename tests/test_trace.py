@@ -22,7 +22,7 @@ def test_a_linear_v1_session_becomes_events_in_order() -> None:
     assert all(e.on_active_branch for e in read.events)
     assert read.events[4].is_error
     assert read.events[4].exit_code == 2
-    assert read.events[3].arguments == '{"command": "ls"}'
+    assert read.events[3].arguments == '{"command":"ls"}'
     assert read.events[3].call_id == read.events[4].call_id == "c1"
 
 

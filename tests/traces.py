@@ -41,4 +41,4 @@ def bash(command: str, output: str, error: bool = False, call_id: str = "c1") ->
 
 
 def trace(*entries: Entry) -> str:
-    return "\n".join(json.dumps(entry) for entry in entries)
+    return "\n".join(json.dumps(entry, separators=(",", ":")) for entry in entries)

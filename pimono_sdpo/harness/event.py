@@ -1,8 +1,9 @@
 """What happened in a session, one record per step, the same for every harness."""
 
 import re
-from dataclasses import dataclass
 from typing import Literal
+
+import msgspec
 
 Kind = Literal[
     "user",
@@ -19,8 +20,7 @@ Kind = Literal[
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 
 
-@dataclass(slots=True)
-class Event:
+class Event(msgspec.Struct, gc=False):
     """One step of a session.
 
     `arguments` is JSON text (tool_call) or the command line (bash); `exit_code` is None when the

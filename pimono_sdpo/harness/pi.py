@@ -5,19 +5,30 @@ sessions; unknown entry types become `other` events, so that indexes stay stable
 OpenClaw write the same entries; GSD has no header, and its request is a custom message.
 """
 
-import json
 import re
 from collections.abc import Iterator
 from typing import Any
 
 from pimono_sdpo.harness.event import Event, Kind, clean
+from pimono_sdpo.harness.pi_entries import (
+    Block,
+    Content,
+    Details,
+    Entry,
+    Message,
+    decode_content,
+    entry_of,
+)
 
 _EXIT = re.compile(r"Command exited with code (-?\d+)\s*$")
-_ENTRY_KINDS: dict[str, Kind] = {
+_ENTRY_KINDS: dict[str | None, Kind] = {
     "compaction": "compaction",
     "branch_summary": "branch_summary",
 }
 _ROLES = frozenset({"user", "assistant", "toolResult", "bashExecution"})
+# Version 2 and hooks: written by an extension in a message's place.
+_CUSTOM_ROLES = frozenset({"custom", "hookMessage"})
+_CALLS = frozenset({"toolCall", "tool_use"})
 
 
 def recognises(entry: dict[str, Any]) -> bool:
@@ -25,11 +36,8 @@ def recognises(entry: dict[str, Any]) -> bool:
     message = entry.get("message")
     if entry.get("type") == "custom_message":
         return isinstance(entry.get("customType"), str)
-    return (
-        entry.get("type") == "message"
-        and isinstance(message, dict)
-        and _string(message.get("role")) in _ROLES
-    )
+    role = message.get("role") if isinstance(message, dict) else None
+    return entry.get("type") == "message" and isinstance(role, str) and role in _ROLES
 
 
 def is_header(entry: dict[str, Any]) -> bool:
@@ -37,57 +45,67 @@ def is_header(entry: dict[str, Any]) -> bool:
     return entry.get("type") == "session" and "cwd" in entry and "harness" not in entry
 
 
-def header(objects: list[dict[str, Any]]) -> tuple[str, str]:
+def header(entries: list[Entry]) -> tuple[str, str]:
     """Return the session id and the working directory; empty where there is no header."""
-    entry = next((o for o in objects if o.get("type") == "session"), {})
-    return _string(entry.get("id")), _string(entry.get("cwd"))
+    entry = next((entry for entry in entries if entry.type == "session"), Entry())
+    return clean(entry.id or ""), clean(entry.cwd or "")
 
 
-def read(objects: list[dict[str, Any]]) -> list[Event]:
+def read_objects(objects: list[dict[str, Any]]) -> list[Event]:
+    """Return the events of entries that were decoded as dicts."""
+    return read([entry_of(value) for value in objects])
+
+
+def read(entries: list[Entry]) -> list[Event]:
     """Return the events in file order; entries off the active path are marked, not dropped."""
-    objects = _without_copies(objects)
-    active = _active_entries(objects)
+    entries = _without_copies(entries)
+    active = _active_entries(entries)
     first_event: list[int] = []
     entry_at: dict[str, int] = {}
     events: list[Event] = []
-    for position, entry in enumerate(objects):
-        first_event.append(len(events))
-        if isinstance(entry.get("id"), str):
-            entry_at.setdefault(entry["id"], position)
-        identity, parent = _string(entry.get("id")), _string(entry.get("parentId"))
-        timestamp = _string(entry.get("timestamp"))
-        is_active = position in active or entry.get("type") == "session"
-        kept_from = _kept_from(entry, entry_at, first_event)
-        for event in _entry_events(entry):
-            event.index = len(events)
+    for position, entry in enumerate(entries):
+        begin = len(events)
+        first_event.append(begin)
+        if entry.id is not None:
+            entry_at.setdefault(entry.id, position)
+        if entry.message is not None and entry.type == "message":
+            events.extend(message_events(entry.message))
+        else:
+            events.append(_entry_event(entry))
+        identity, parent = clean(entry.id or ""), entry.parentId
+        parent = clean(parent) if isinstance(parent, str) else ""
+        timestamp = clean(entry.timestamp) if isinstance(entry.timestamp, str) else ""
+        is_active = position in active or entry.type == "session"
+        is_compaction = entry.type == "compaction"
+        for index in range(begin, len(events)):
+            event = events[index]
+            event.index = index
             event.id, event.parent_id, event.timestamp = identity, parent, timestamp
             event.on_active_branch = is_active
-            event.kept_from = kept_from
-            events.append(event)
+            if is_compaction:
+                event.kept_from = _kept_from(entry, entry_at, first_event)
     return _with_a_request(events)
 
 
-def _without_copies(objects: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _without_copies(entries: list[Entry]) -> list[Entry]:
     """Empty the entries that stand in the file a second time, as after a copied or synced write."""
-    first: dict[str, dict[str, Any]] = {}
+    ids = [entry.id for entry in entries if entry.id is not None]
+    if len(set(ids)) == len(ids):
+        return entries
+    first: dict[str, Entry] = {}
     return [
-        {} if isinstance(entry.get("id"), str) and first.setdefault(entry["id"], entry) is not entry
-        and first[entry["id"]] == entry else entry
-        for entry in objects
+        Entry() if entry.id is not None and first.setdefault(entry.id, entry) is not entry
+        and first[entry.id] == entry else entry
+        for entry in entries
     ]  # fmt: skip
 
 
-def _kept_from(
-    entry: dict[str, Any], entry_at: dict[str, int], first_event: list[int]
-) -> int | None:
+def _kept_from(entry: Entry, entry_at: dict[str, int], first_event: list[int]) -> int:
     """First event that a compaction left in the model's context; what is lost keeps nothing."""
-    if entry.get("type") != "compaction":
-        return None
     # Version 1 counts the lines of the file, its header included.
-    position = entry.get("firstKeptEntryIndex")
-    if not isinstance(position, int):
-        kept = entry.get("firstKeptEntryId")
-        position = entry_at.get(kept, -1) if kept and isinstance(kept, str) else -1
+    position = entry.firstKeptEntryIndex
+    if position is None:
+        position = entry_at.get(entry.firstKeptEntryId or "", -1)
     return first_event[position] if 0 <= position < len(first_event) else first_event[-1]
 
 
@@ -102,151 +120,120 @@ def _with_a_request(events: list[Event]) -> list[Event]:
     return events
 
 
-def _active_entries(objects: list[dict[str, Any]]) -> set[int]:
+def _active_entries(entries: list[Entry]) -> set[int]:
     """Positions on the path from the last entry to the root.
 
     An entry whose parent is missing continues the entry before it in the file: recorders lose
     lines, and a lost line must not hide the session's beginning.
     """
     position_of = {
-        entry["id"]: position
-        for position, entry in enumerate(objects)
-        if isinstance(entry.get("id"), str) and entry.get("type") != "session"
+        entry.id: position
+        for position, entry in enumerate(entries)
+        if entry.id is not None and entry.type != "session"
     }
     if not position_of:
-        return set(range(len(objects)))
+        return set(range(len(entries)))
     active: set[int] = set()
     position = max(position_of.values())
     while position >= 0 and position not in active:
         active.add(position)
-        parent = objects[position].get("parentId")
-        is_root = parent is None and "parentId" in objects[position]
-        if is_root:
+        parent = entries[position].parentId
+        if parent is None:
             break
         known = position_of.get(parent, position - 1) if isinstance(parent, str) else position - 1
         position = known if known != position else position - 1
     return active
 
 
-def _entry_events(entry: dict[str, Any]) -> Iterator[Event]:
-    message = entry.get("message")
-    kind = _string(entry.get("type"))
-    if kind == "custom_message":
-        yield Event(0, "custom_message", content_text(entry.get("content")))
-    elif kind != "message" or not isinstance(message, dict):
-        yield Event(0, _ENTRY_KINDS.get(kind, "other"), clean(_string(entry.get("summary"))))
-    else:
-        yield from message_events(message)
+def _entry_event(entry: Entry) -> Event:
+    if entry.type == "custom_message":
+        return Event(0, "custom_message", content_text(entry.content))
+    return Event(0, _ENTRY_KINDS.get(entry.type, "other"), clean(entry.summary or ""))
 
 
-def message_events(message: dict[str, Any]) -> Iterator[Event]:
+def message_events(message: Message) -> Iterator[Event]:
     """Return the events of one message in Pi's form."""
-    role = _string(message.get("role"))
-    if role == "user":
-        yield from _user_events(message.get("content"))
-    elif role == "assistant":
+    role = message.role
+    if role == "assistant":
         yield from _assistant_events(message)
     elif role == "toolResult":
-        text = content_text(message.get("content"))
+        text = content_text(message.content)
         yield Event(
             0,
             "tool_result",
             text,
-            call_id=_string(message.get("toolCallId")),
-            tool_name=_string(message.get("toolName")),
-            is_error=message.get("isError") is True,
-            exit_code=_exit_code(message.get("details"), text),
+            call_id=clean(message.toolCallId or ""),
+            tool_name=clean(message.toolName or ""),
+            is_error=message.isError is True,
+            exit_code=_exit_code(message.details, text),
         )
+    elif role == "user":
+        yield from _user_events(message.content)
     elif role == "bashExecution":
-        exit_code = message.get("exitCode")
-        code = exit_code if isinstance(exit_code, int) else None
+        code = message.exitCode
         yield Event(
             0,
             "bash",
-            clean(_string(message.get("output"))),
+            clean(message.output or ""),
             tool_name="bash",
-            arguments=_string(message.get("command")),
-            is_error=bool(code) and message.get("cancelled") is not True,
+            arguments=clean(message.command or ""),
+            is_error=bool(code) and message.cancelled is not True,
             exit_code=code,
         )
-    elif role in {"custom", "hookMessage"}:
-        # Version 2 and hooks: written by an extension in a message's place.
-        yield Event(0, "custom_message", content_text(message.get("content")))
     else:
-        yield Event(0, "other", content_text(message.get("content")))
+        kind: Kind = "custom_message" if role in _CUSTOM_ROLES else "other"
+        yield Event(0, kind, content_text(message.content))
 
 
-def _user_events(content: object) -> Iterator[Event]:
+def _user_events(content: Content) -> Iterator[Event]:
     """What the user typed; some forks put the tools' results there, as Anthropic's API does."""
     text = content_text(content)
-    results = [block for block in _blocks(content) if block.get("type") == "tool_result"]
+    results = [block for block in _blocks(content) if block.type == "tool_result"]
     if text or not results:
         yield Event(0, "user", text)
     for block in results:
-        output = content_text(block.get("content"))
+        output = content_text(decode_content(block.content))
         yield Event(
             0,
             "tool_result",
             output,
-            call_id=_string(block.get("tool_use_id")),
-            is_error=block.get("is_error") is True,
+            call_id=clean(block.tool_use_id or ""),
+            is_error=block.is_error is True,
             exit_code=_exit_code(None, output),
         )
 
 
-def _assistant_events(message: dict[str, Any]) -> Iterator[Event]:
-    blocks = message.get("content")
-    error = clean(_string(message.get("errorMessage")))
-    yield Event(
-        0,
-        "assistant",
-        content_text(blocks) or error,
-        stop_reason=_string(message.get("stopReason")),
-    )
+def _assistant_events(message: Message) -> Iterator[Event]:
+    stop = clean(message.stopReason or "")
+    text = content_text(message.content) or clean(message.errorMessage or "")
+    yield Event(0, "assistant", text, stop_reason=stop)
     # A call of a turn that was aborted or failed was never made.
-    for block in _blocks(blocks):
-        if _string(block.get("type")) in {"toolCall", "tool_use"}:
-            arguments = block.get("arguments", block.get("input"))
+    for block in _blocks(message.content):
+        if block.type in _CALLS:
             yield Event(
                 0,
                 "tool_call",
-                call_id=_string(block.get("id")),
-                tool_name=_string(block.get("name")),
-                arguments=_json_text(arguments),
-                stop_reason=_string(message.get("stopReason")),
+                call_id=clean(block.id or ""),
+                tool_name=clean(block.name or ""),
+                arguments=bytes(block.arguments or block.input).decode() or "null",
+                stop_reason=stop,
             )
 
 
-def content_text(content: object) -> str:
+def content_text(content: Content) -> str:
     """Join the text blocks of a message; content may also be one plain string."""
     if isinstance(content, str):
         return clean(content)
-    texts = (
-        block["text"]
-        for block in _blocks(content)
-        if block.get("type") == "text" and isinstance(block.get("text"), str)
-    )
-    return clean("\n".join(texts))
+    texts = [b.text for b in _blocks(content) if b.type == "text" and b.text is not None]
+    return clean(texts[0] if len(texts) == 1 else "\n".join(texts))
 
 
-def _blocks(content: object) -> list[dict[str, Any]]:
-    return [b for b in content if isinstance(b, dict)] if isinstance(content, list) else []
+def _blocks(content: Content) -> list[Block]:
+    return content if isinstance(content, list) else []
 
 
-def _json_text(value: object) -> str:
-    try:
-        return clean(json.dumps(value, ensure_ascii=False))
-    except RecursionError:
-        # Nested so deep that it could just be read; nobody calls a tool like that in earnest.
-        return "null"
-
-
-def _exit_code(details: object, text: str) -> int | None:
-    if isinstance(details, dict) and isinstance(details.get("exitCode"), int):
-        return int(details["exitCode"])
+def _exit_code(details: Details | None, text: str) -> int | None:
+    if details is not None and details.exitCode is not None:
+        return details.exitCode
     match = _EXIT.search(text[-200:])
     return int(match.group(1)) if match else None
-
-
-def _string(value: object) -> str:
-    return clean(value) if isinstance(value, str) else ""

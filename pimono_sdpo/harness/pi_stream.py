@@ -11,6 +11,7 @@ from typing import Any
 
 from pimono_sdpo.harness import pi
 from pimono_sdpo.harness.event import Event
+from pimono_sdpo.harness.pi_entries import entry_of, message_of
 
 _STEPS = frozenset(
     """agent_start agent_end turn_start turn_end message_start message_update message_end
@@ -26,7 +27,7 @@ def recognises(entry: dict[str, Any]) -> bool:
 
 def header(objects: list[dict[str, Any]]) -> tuple[str, str]:
     """Return the session id and the working directory of the header, if there is one."""
-    return pi.header(objects)
+    return pi.header([entry_of(value) for value in objects if value.get("type") == "session"])
 
 
 def read(objects: list[dict[str, Any]]) -> list[Event]:
@@ -36,7 +37,8 @@ def read(objects: list[dict[str, Any]]) -> list[Event]:
         for message in _whole_messages(entry):
             # The place is that of the first, the words are those of the last.
             messages[_key(message)] = message
-    events = [event for message in messages.values() for event in pi.message_events(message)]
+    whole = map(message_of, messages.values())
+    events = [event for message in whole for event in pi.message_events(message)]
     for index, event in enumerate(events):
         event.index = index
     return events

@@ -42,7 +42,7 @@ def harness_of(objects: list[Entry]) -> str:
 def read(objects: list[Entry]) -> list[Event]:
     """Return the events in file order."""
     if any(map(_is_pi, objects)):
-        return pi.read(objects)
+        return pi.read_objects(objects)
     steps = blocks.Steps()
     for entry in objects:
         message = mapping(entry.get("message")) or entry

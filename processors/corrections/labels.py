@@ -42,7 +42,7 @@ def read_examples(labels_csv: Path, traces: Path) -> list[Example]:
 
 
 def _session(path: Path) -> tuple[str, list[Turn]]:
-    trace = read_trace(path.read_bytes().decode("utf-8", errors="replace"))
+    trace = read_trace(path.read_text("utf-8", errors="replace"))
     home = _HOME.search(trace.cwd)
     # One person records in many repositories; a repository's owner may not be the recorder.
     author = home.group(1) if home else path.name.partition("__")[0]

@@ -24,7 +24,7 @@ _WORDS = st.sampled_from(
         "Process exited with code 1\nProcess running with session ID 7\nOutput:\n",
         '{"output": "x", "metadata": {"exit_code": 2}}',
         '{"cmd": "ls", "session_id": 7}',
-        "\x1b[31m\ud800",
+        "\x1b[31m",
     ]
 )
 _KEYS = st.sampled_from(
