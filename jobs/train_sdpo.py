@@ -148,7 +148,7 @@ def parse(argv: list[str]) -> tuple[JobArguments, "SDPOConfig", "ModelConfig", s
 
 def prepare_rows(job: JobArguments, output: Path, name: str, seed: int) -> str:
     """Filter the source into a folder of OUTPUT and return it."""
-    from pimono_sdpo.cli import run_filter
+    from pimono_sdpo.commands import run_filter
 
     if job.source is None:
         raise TrainingInputError(

@@ -6,8 +6,9 @@ The folders of the run stay as they are, so that a kill in the middle costs only
 import shutil
 import sqlite3
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -28,12 +29,31 @@ OVER_MAX_SAMPLES = "over_max_samples"
 SPLITS = ("train", "test")
 
 
-def judge(work: Path, max_samples: int | None, seed: int, dedupe: bool) -> sqlite3.Connection:
+class ShardFiles(NamedTuple):
+    """The three files of a finished shard; they share their name."""
+
+    rows: Path
+    prints: Path
+    rejects: Path
+
+
+def files_of(folder: Path, index: int) -> ShardFiles:
+    """Find the files of a shard, by its number in the source, in the folder of a run or a part."""
+    return ShardFiles(*(folder / kind / f"{index:05}.parquet" for kind in ShardFiles._fields))
+
+
+def judge(
+    shards: Sequence[ShardFiles],
+    database_file: Path,
+    max_samples: int | None,
+    seed: int,
+    dedupe: bool,
+) -> sqlite3.Connection:
     """Decide which rows stay: one of each story, then the best `max_samples` by score."""
-    database = open_candidates(work / "candidates.sqlite")
+    database = open_candidates(database_file)
     if dedupe or max_samples is not None:
-        for shard, rows in enumerate(sorted((work / "rows").glob("*.parquet"))):
-            add_shard(database, shard, rows, work / "prints" / rows.name, seed)
+        for number, shard in enumerate(shards):
+            add_shard(database, number, shard.rows, shard.prints, seed)
     if dedupe:
         judge_duplicates(database)
     if max_samples is not None:
@@ -41,7 +61,9 @@ def judge(work: Path, max_samples: int | None, seed: int, dedupe: bool) -> sqlit
     return database
 
 
-def assemble(work: Path, database: sqlite3.Connection) -> tuple[Path, dict[str, Counter[str]]]:
+def assemble(
+    shards: Sequence[ShardFiles], work: Path, database: sqlite3.Connection
+) -> tuple[Path, dict[str, Counter[str]]]:
     """Write `work/out/{data,rejects}/*.parquet`; return the folder and the reasons of each step."""
     out, parts = work / "out", work / "parts"
     for folder in (out, parts):
@@ -49,8 +71,8 @@ def assemble(work: Path, database: sqlite3.Connection) -> tuple[Path, dict[str, 
     for name in (*SPLITS, "rejects"):
         (parts / name).mkdir(parents=True)
     dropped: dict[str, Counter[str]] = {"dedupe": Counter(), "choose": Counter()}
-    for shard, path in enumerate(sorted((work / "rows").glob("*.parquet"))):
-        against = verdicts(database, shard)
+    for number, (path, _, rejects) in enumerate(shards):
+        against = verdicts(database, number)
         for why in against.values():
             dropped[why.stage][why.reason] += 1
         for split in SPLITS:
@@ -60,7 +82,7 @@ def assemble(work: Path, database: sqlite3.Connection) -> tuple[Path, dict[str, 
                     here = pc.equal(batch.column("split"), split)
                     writer.write_table(batch.filter(pc.and_(pa.array(stays, pa.bool_()), here)))
         with pq.ParquetWriter(parts / "rejects" / path.name, REJECT.arrow_schema) as writer:
-            for _, batch in _batches(work / "rejects" / path.name):
+            for _, batch in _batches(rejects):
                 writer.write_table(batch)
             for first, batch in _batches(path):
                 writer.write_table(_rejected(batch, first, against))

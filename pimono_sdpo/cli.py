@@ -1,26 +1,25 @@
-"""The front door: `pimono-sdpo COMMAND`.
+"""The front door: `pimono-sdpo COMMAND`."""
 
-The one module of this package that imports its siblings, inside its commands.
-"""
-
-import json
-import math
+import re
 import sys
-from collections.abc import Callable
-from contextlib import closing
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 
 from pimono_sdpo import __version__
-from pimono_sdpo.errors import EmptySelection, OutputError, PimonoError, SourceError
+from pimono_sdpo.commands import (
+    SEED,
+    EngineName,
+    evaluate_corrections,
+    merge_parts,
+    run_filter,
+    run_part,
+)
+from pimono_sdpo.errors import OutputError, PimonoError
 from pimono_sdpo.schema import Unit
-
-if TYPE_CHECKING:
-    from pimono_sdpo.export import Source
 
 app = typer.Typer(
     help="Recorded coding-agent sessions in, SDPO training rows out.",
@@ -31,103 +30,21 @@ app = typer.Typer(
 )
 
 
-def run_filter(
-    source: str,
-    out: Path,
-    unit: Unit = "session",
-    min_score: float = 0.0,
-    max_samples: int | None = None,
-    seed: int = 42,
-    licence: str | None = None,
-    dedupe: bool = True,
-    test_fraction: float = 0.0,
-    history_chars: int = 0,
-    workers: int = 1,
-) -> dict[str, Any]:
-    """Filter traces into SDPO rows under `out` and return the report.
-
-    `out` gets `data/*.parquet`, `rejects/*.parquet`, `report.json`, `report.png` and `README.md`.
-    Raises SourceError, OutputError or EmptySelection; then `out` is as it was before.
-    """
-    from tqdm.auto import tqdm
-
-    from cards import render_dataset_card, write_report_plot
-    from cards.lint import LICENCES
-    from pimono_sdpo.assemble import assemble, judge
-    from pimono_sdpo.export import open_source
-    from pimono_sdpo.folders import LOCK, only_run, publish_folder, remove
-    from pimono_sdpo.report import build_report
-    from pimono_sdpo.runner import run_shards
-    from processors import pipeline
-    from processors.grade import WEIGHTS
-
-    licence = licence.lower() if licence else None
-    if licence is not None and licence not in LICENCES:
-        raise OutputError(
-            f"The Hub knows no licence `{licence}`; give an id such as mit or apache-2.0, or "
-            "leave --license out."
-        )
-    out = out.resolve()
-    given = Path(source).resolve()
-    if source and given.exists() and (out.is_relative_to(given) or given.is_relative_to(out)):
-        raise OutputError(
-            f"`{out}` and the source lie inside each other, where a run would read or replace the "
-            "wrong files; give another folder."
-        )
-    if max_samples is not None and max_samples < 1:
-        raise OutputError(f"At most {max_samples} rows are none; give a number from 1.")
-    if not math.isfinite(min_score):
-        raise OutputError(f"A minimum score of {min_score} keeps or drops all; give a number.")
-    opened = open_source(source)
-    if not 0.0 <= test_fraction < 1.0:
-        raise OutputError(
-            f"A test fraction of {test_fraction} is not in [0, 1); give such a number."
-        )
-    run_options = {"unit": unit, "min_score": min_score, "test_fraction": test_fraction}
-    run_options |= {"history_chars": history_chars}
-    chosen = {"max_samples": max_samples, "dedupe": dedupe, "seed": seed, "licence": licence}
-    options = {**run_options, **chosen}
-    total = sum(shard.sessions for shard in opened.shards)
-    with only_run(out) as work:
-        with tqdm(total=total, unit="session", desc="filter") as bar:
-            stages = pipeline(unit, min_score, test_fraction, history_chars)
-            records = run_shards(opened.shards, stages, work, run_options, bar.update, workers)
-        with closing(judge(work, max_samples, seed, dedupe)) as database:
-            finished, dropped = assemble(work, database)
-        named = _named_without_secrets(opened)
-        report = build_report(named, options, WEIGHTS, records, dropped, finished)
-        if not report["kept"]:
-            remove(work, LOCK)
-            raise EmptySelection(_nothing_left(source, report))
-        (finished / "report.json").write_text(
-            json.dumps(report, indent=2, ensure_ascii=False) + "\n"
-        )
-        write_report_plot(report, finished / "report.png")
-        (finished / "README.md").write_text(render_dataset_card(report))
-        publish_folder(finished, out)
-        remove(work, LOCK)
-    return report
-
-
-def _named_without_secrets(source: "Source") -> "Source":
-    """File names reach the report and the card, and may hold what texts may hold."""
-    from processors.redact import redact_text
-
-    shards = tuple(replace(s, path=redact_text(s.path, "")[0]) for s in source.shards)
-    return replace(source, name=redact_text(source.name, "")[0], shards=shards)
-
-
-def _nothing_left(source: str, report: dict[str, Any]) -> str:
-    counts = report["drop_reasons"]
-    reasons = ", ".join(f"{count} {reason}" for reason, count in counts.items()) or "none is there"
-    advice = (
-        "lower --min-score"
-        if "below_min_score" in report["drop_reasons"]
-        else "give traces with tool errors, failed commands or user corrections"
-    )
-    return (
-        f"None of the {report['sessions']} sessions of `{source}` was kept ({reasons}); {advice}."
-    )
+Out = Annotated[Path, typer.Option(help="Folder to write; an earlier output is replaced.")]
+MaxSamples = Annotated[
+    int | None, typer.Option(help="Keep the best N rows.", min=1, show_default="all")
+]
+Seed = Annotated[int, typer.Option(help="Decides among equal scores when --max-samples cuts.")]
+Licence = Annotated[
+    str | None, typer.Option("--license", help="SPDX id of the traces' licence, for the card.")
+]
+Dedupe = Annotated[
+    bool,
+    typer.Option(
+        "--dedupe/--no-dedupe",
+        help="Keep one row of each story: forks, snapshots, the same prompt.",
+    ),
+]
 
 
 @app.command("filter")
@@ -139,23 +56,15 @@ def filter_command(
             "dataset, or a Hub dataset id (ns/name, read at refs/convert/parquet)."
         ),
     ],
-    out: Annotated[Path, typer.Option(help="Folder to write; an earlier output is replaced.")],
+    out: Out,
     unit: Annotated[
         str, typer.Option(help="One row per `session`, or per `episode` (a request of its own).")
     ] = "session",
     min_score: Annotated[float, typer.Option(help="Drop rows that score less.")] = 0.0,
-    max_samples: Annotated[
-        int | None, typer.Option(help="Keep the best N rows.", min=1, show_default="all")
-    ] = None,
-    seed: Annotated[
-        int, typer.Option(help="Decides among equal scores when --max-samples cuts.")
-    ] = 42,
-    license: Annotated[
-        str | None, typer.Option(help="SPDX id of the traces' licence, for the dataset card.")
-    ] = None,
-    dedupe: Annotated[
-        bool, typer.Option(help="Keep one row of each story: forks, snapshots, the same prompt.")
-    ] = True,
+    max_samples: MaxSamples = None,
+    seed: Seed = SEED,
+    licence: Licence = None,
+    dedupe: Dedupe = True,
     test_fraction: Annotated[
         float, typer.Option(help="Share of repositories whose rows go to the test split.")
     ] = 0.0,
@@ -165,37 +74,90 @@ def filter_command(
     workers: Annotated[
         int, typer.Option(help="Processes that read shards; the rows do not depend on it.", min=1)
     ] = 1,
+    engine: Annotated[
+        str, typer.Option(help="Read shards on this machine (`local`) or on a cluster (`ray`).")
+    ] = "local",
+    shard: Annotated[
+        str | None,
+        typer.Option(help="Write part I of N, as I/N: every Nth shard, for `merge`."),
+    ] = None,
 ) -> None:
     """Turn recorded sessions into SDPO rows, a report and a dataset card."""
-    if unit not in ("session", "episode"):
-        raise typer.BadParameter(f"`{unit}` is neither session nor episode", param_hint="--unit")
-    chosen: Unit = "episode" if unit == "episode" else "session"
-    report = run_filter(
-        source,
-        out,
-        unit=chosen,
-        min_score=min_score,
-        max_samples=max_samples,
-        seed=seed,
-        licence=license,
-        dedupe=dedupe,
-        test_fraction=test_fraction,
-        history_chars=history_chars,
-        workers=workers,
-    )
+    from pimono_sdpo.usage import Usage, table
+
+    usage = Usage()
+    options: dict[str, Any] = {
+        "unit": _one_of(unit, get_args(Unit), "--unit"),
+        "min_score": min_score,
+        "test_fraction": test_fraction,
+        "history_chars": history_chars,
+        "workers": workers,
+        "engine": _one_of(engine, get_args(EngineName), "--engine"),
+        "usage": usage,
+    }
+    chosen: dict[str, Any] = {
+        "max_samples": max_samples,
+        "seed": seed,
+        "licence": licence,
+        "dedupe": dedupe,
+    }
+    if shard is None:
+        report = run_filter(source, out, **options, **chosen)
+        typer.echo(table(report["sessions"], report["kept"], report["drop_reasons"], usage))
+        typer.echo(_summary(report, out))
+        return
+    if chosen != {"max_samples": None, "seed": SEED, "licence": None, "dedupe": True}:
+        raise OutputError(
+            "--max-samples, --seed, --license and --no-dedupe are decided on all parts together; "
+            "leave them out here and give them to `merge`."
+        )
+    part = run_part(source, out, _part(shard), **options)
+    typer.echo(table(part["sessions"], part["rows"], part["dropped"], usage))
+    typer.echo(f"part {part['part']} of {part['parts']} is in {out}; `merge` puts parts together")
+
+
+@app.command("merge")
+def merge_command(
+    parts: Annotated[
+        list[Path], typer.Argument(help="Folders that `filter --shard` wrote, in any order.")
+    ],
+    out: Out,
+    max_samples: MaxSamples = None,
+    seed: Seed = SEED,
+    licence: Licence = None,
+    dedupe: Dedupe = True,
+) -> None:
+    """Put the parts of a source together: the rows, report and card of one undivided run."""
+    from pimono_sdpo.usage import table
+
+    report = merge_parts(parts, out, max_samples, seed, licence, dedupe)
+    typer.echo(table(report["sessions"], report["kept"], report["drop_reasons"]))
     typer.echo(_summary(report, out))
+
+
+def _one_of(given: str, names: Sequence[str], option: str) -> str:
+    if given not in names:
+        raise typer.BadParameter(f"`{given}` is neither {' nor '.join(names)}", param_hint=option)
+    return given
+
+
+def _part(given: str) -> tuple[int, int]:
+    """Read I/N, 1 <= I <= N."""
+    found = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", given)
+    part, parts = (int(found[1]), int(found[2])) if found else (0, 0)
+    if not 1 <= part <= parts:
+        raise typer.BadParameter(
+            f"`{given}` is no part; give 1/3, 2/3 or 3/3 of a source in three", param_hint="--shard"
+        )
+    return part, parts
 
 
 def _summary(report: dict[str, Any], out: Path) -> str:
     score = report["score"]
     lines = [
-        f"{report['sessions']} sessions read, {report['kept']} rows kept, "
-        f"{report['rejected']} rejected",
         f"score {score['min']:g} to {score['max']:g}, mean {score['mean']:.2f}",
         "categories: " + _counts(report["category_counts"]),
     ]
-    if report["drop_reasons"]:
-        lines.append("dropped: " + _counts(report["drop_reasons"]))
     broken = {name: n for name, n in report["lines"].items() if n and name != "parsed"}
     if broken:
         lines.append("broken lines: " + _counts(broken))
@@ -217,12 +179,7 @@ def evaluate_corrections_command(
     traces: Annotated[Path, typer.Argument(help="Folder the labels' files are relative to.")],
 ) -> None:
     """Print precision and recall of the correction model, each author left out in turn."""
-    from processors.corrections.eval import evaluate_corrections, render
-
-    for path in (labels, traces):
-        if not path.exists():
-            raise SourceError(f"`{path}` does not exist; give the labels and their traces.")
-    typer.echo(render(evaluate_corrections(labels, traces)))
+    typer.echo(evaluate_corrections(labels, traces))
 
 
 @app.command("samples")

@@ -4,6 +4,7 @@
     ├── SourceError             the input cannot be opened or has no known layout
     ├── ShardError              shards failed; the others are finished
     ├── EmptySelection          every session was dropped
+    ├── EngineError             what should run the shards is not there
     ├── OutputError             the output folder cannot be used
     └── TrainingInputError      rows, model or recipe cannot be trained on
 
@@ -25,6 +26,10 @@ class ShardError(PimonoError):
 
 class EmptySelection(PimonoError):
     """Nothing was left after filtering."""
+
+
+class EngineError(PimonoError):
+    """The engine asked for is not installed, not reachable or not set up for this run."""
 
 
 class OutputError(PimonoError):

@@ -1,13 +1,16 @@
-"""The folder a filter run writes: held by one run at a time, replaced as a whole, only if ours.
+"""The folder a run writes: held by one run at a time, replaced as a whole, only if ours.
 
 NAME            what the last finished run published
 .NAME.partial   where the present run works; it stays after a kill
 .NAME.old       the earlier output, for the moment in which the new one takes its name
 """
 
+import errno
 import fcntl
 import json
+import os
 import shutil
+import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,16 +19,24 @@ from pimono_sdpo.errors import OutputError
 
 LOCK = "lock"
 REPORT = "report.json"
-PUBLISHED = frozenset({"README.md", "data", "rejects", REPORT, "report.png"})
+PART = "part.json"
+# The file that tells a folder is ours, and all else that may be in such a folder.
+PUBLISHED = {
+    REPORT: frozenset({REPORT, "README.md", "data", "rejects", "report.png"}),
+    PART: frozenset({PART, "rows", "prints", "rejects", "done"}),
+}
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+BROKEN_DISK = (errno.EIO, errno.EROFS, errno.ESTALE)
 
 
 @contextmanager
-def only_run(out: Path) -> Iterator[Path]:
+def only_run(out: Path, mark: str = REPORT) -> Iterator[Path]:
     """Hold the folder to work in for this run alone; raises OutputError when that cannot be.
 
-    The lock goes with the process, however it ends.
+    Only what an earlier run published under the same mark may be there and be replaced. The lock
+    goes with the process, however it ends.
     """
-    work = _work_folder(out)
+    work = _work_folder(out, mark)
     try:
         work.mkdir(parents=True, exist_ok=True)
         lock = (work / LOCK).open("w")
@@ -41,18 +52,26 @@ def only_run(out: Path) -> Iterator[Path]:
                 f"Another run is writing `{out}`; wait for it, or give another folder."
             ) from error
         _recover(out)
-        yield work
+        try:
+            yield work
+        except (OSError, sqlite3.Error) as error:
+            trouble = disk_trouble(error)
+            if trouble is None:
+                raise
+            raise OutputError(
+                f"`{work}` could not be written: {trouble} and run again; what is finished waits."
+            ) from error
 
 
-def _work_folder(out: Path) -> Path:
+def _work_folder(out: Path, mark: str) -> Path:
     if out.exists() and not out.is_dir():
         raise OutputError(f"`{out}` is a file; give the name of a folder that may be replaced.")
     if not out.name:
         raise OutputError(f"`{out}` cannot be replaced; give the name of a folder.")
     work = out.with_name(f".{out.name}.partial")
     for folder, is_ours in (
-        (out, _is_finished(out)),
-        (_old_folder(out), _is_finished(_old_folder(out))),
+        (out, mark_of(out) is not None),
+        (_old_folder(out), mark_of(_old_folder(out)) is not None),
         (work, (work / LOCK).is_file()),
     ):
         if folder.is_dir() and any(folder.iterdir()) and not is_ours:
@@ -60,20 +79,58 @@ def _work_folder(out: Path) -> Path:
                 f"`{folder}` holds files that are not of an earlier filter run; give another "
                 "folder to write to."
             )
+    if out.exists() and mark_of(out) not in (None, mark):
+        held = "a part of a divided run" if mark == REPORT else "the rows of a whole run"
+        raise OutputError(f"`{out}` holds {held}; give another folder, or remove it.")
     return work
 
 
-def _is_finished(folder: Path) -> bool:
-    """Tell whether a folder holds what a run of ours published, and nothing else."""
-    report = folder / REPORT
-    if not report.is_file() or not {path.name for path in folder.iterdir()} <= PUBLISHED:
-        return False
+def mark_of(folder: Path) -> str | None:
+    """The file that tells that a run of ours published this folder, which holds nothing else."""
+    for mark, published in PUBLISHED.items():
+        if (folder / mark).is_file() and {path.name for path in folder.iterdir()} <= published:
+            content = read_json(folder / mark)
+            return mark if isinstance(content, dict) and "pimono_sdpo" in content else None
+    return None
+
+
+def read_json(path: Path) -> object:
+    """Return what a JSON file holds, None when it is no JSON: somebody else's."""
     try:
-        content = json.loads(report.read_bytes())
+        return json.loads(path.read_bytes())
     except ValueError:
-        # Somebody else's report.
-        return False
-    return isinstance(content, dict) and "pimono_sdpo" in content
+        return None
+
+
+def disk_trouble(error: OSError | sqlite3.Error) -> str | None:
+    """Say what a disk has against being written and what to do; None when it is something else."""
+    if isinstance(error, sqlite3.Error):
+        # The low byte; a disk without room is told as either.
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        full = code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
+        return f"{error}; make room" if full else None
+    if error.errno in NO_ROOM:
+        return f"{os.strerror(error.errno)}; make room"
+    return f"{os.strerror(error.errno)}; mend the disk" if error.errno in BROKEN_DISK else None
+
+
+def apart(given: Path, out: Path) -> None:
+    """Raise OutputError when what is read and what is written lie inside each other."""
+    if out.is_relative_to(given) or given.is_relative_to(out):
+        raise OutputError(
+            f"`{out}` and the source lie inside each other, where a run would read or replace the "
+            "wrong files; give another folder."
+        )
+
+
+def another_part(out: Path, part: tuple[int, int]) -> None:
+    """Raise OutputError when a folder holds another part than this one."""
+    there = read_json(out / PART) if mark_of(out) == PART else None
+    if isinstance(there, dict) and (there["part"], there["parts"]) != part:
+        raise OutputError(
+            f"`{out}` holds part {there['part']} of {there['parts']}; give each part a folder of "
+            "its own."
+        )
 
 
 def _old_folder(out: Path) -> Path:
@@ -86,7 +143,7 @@ def _recover(out: Path) -> None:
     if not old.exists():
         return
     if out.exists():
-        remove(old, REPORT)
+        remove(old, mark_of(old) or REPORT)
     else:
         old.replace(out)
 

@@ -14,7 +14,7 @@ import pytest
 from datasets import load_dataset
 
 from pimono_sdpo import folders
-from pimono_sdpo.cli import run_filter
+from pimono_sdpo.commands import run_filter
 from pimono_sdpo.errors import EmptySelection, OutputError
 from pimono_sdpo.folders import only_run
 from pimono_sdpo.samples import SAMPLE_SESSIONS, is_whole, write_export, write_samples

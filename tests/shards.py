@@ -1,0 +1,91 @@
+"""Sources of several shards, and runs of the front door over them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pimono_sdpo.samples import SAMPLE_SESSIONS, is_whole, write_export
+from tests.traces import HEADER, bash, call, trace, user
+
+SESSIONS = [path for path in sorted(Path(str(SAMPLE_SESSIONS)).glob("*.jsonl")) if is_whole(path)]
+
+
+def write_shards(folder: Path, count: int = 5) -> Path:
+    """Write the well-formed samples as `count` parquet files of different sizes."""
+    for number in range(count):
+        written = write_export(folder / "export", "trace_list", SESSIONS[number::count])
+        written.replace(folder / f"{number:04}.parquet")
+    for path in sorted((folder / "export").rglob("*"), reverse=True):
+        path.rmdir()
+    (folder / "export").rmdir()
+    return folder
+
+
+def write_long_shards(folder: Path, count: int, megabytes: int) -> Path:
+    """Write shards that take a while, each of 64 raw files."""
+    folder.mkdir(parents=True)
+    turns = bash("ls", "x y z " * 2000)
+    for number in range(count * 64):
+        header = {**HEADER, "id": f"s-{number}", "cwd": f"/w/repo{number}"}
+        failed = bash("npm test", f"{number % 7} failed\n\nCommand exited with code 1", error=True)
+        asked = user(f"Fix the parser of module {number}, it drops line {number * 31}")
+        entries = [header, asked, *failed, call("edit", path=f"m{number}.ts")]
+        repeat = megabytes * 2**20 // 64 // 12_000
+        (folder / f"{number:05}.jsonl").write_text(trace(*entries, *turns * repeat))
+    return folder
+
+
+def all_bytes(folder: Path) -> dict[str, bytes]:
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+
+
+def command(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "pimono_sdpo", *map(str, arguments)]
+
+
+def cli(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, **environment}
+    return subprocess.run(command(*arguments), capture_output=True, text=True, check=False, env=env)
+
+
+def sentence(done: subprocess.CompletedProcess[str]) -> str:
+    """The one line of a run that failed as it should."""
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert done.stderr.startswith("pimono-sdpo: ")
+    return done.stderr.strip()
+
+
+@contextmanager
+def killed(
+    process: subprocess.Popen[bytes], when: Callable[[], object]
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Kill a running process as soon as something is true, then go on."""
+    try:
+        until(lambda: when() or process.poll() is not None)
+        assert process.poll() is None, "it ended too early to be killed"
+        process.send_signal(signal.SIGKILL)
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def until(true: Callable[[], object]) -> None:
+    while not true():
+        time.sleep(0.01)
+
+
+def made(work: Path) -> dict[str, int]:
+    """When each record of a run in progress was written."""
+    return {path.name: path.stat().st_mtime_ns for path in (work / "done").glob("*.json")}
+
+
+def kept(folder: Path) -> int:
+    return int(json.loads((folder / "report.json").read_text())["kept"])

@@ -1,0 +1,231 @@
+"""Parts of a source, made apart and put together, are one undivided run."""
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner, Result
+
+from pimono_sdpo.cli import app
+from pimono_sdpo.commands import merge_parts, run_filter, run_part
+from pimono_sdpo.errors import EmptySelection, OutputError, SourceError
+from tests import shards
+from tests.shards import all_bytes, cli, command, made
+
+SHARDS = 5
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return shards.write_shards(tmp_path_factory.mktemp("source") / "traces", SHARDS)
+
+
+@pytest.fixture(scope="module")
+def rows(source: Path) -> Path:
+    run_filter(str(source), source.parent / "rows", max_samples=9, seed=3, licence="mit")
+    return source.parent / "rows"
+
+
+def moved(source: Path, machine: Path) -> Path:
+    """The same source as another machine has it: other place, other times."""
+    shutil.copytree(source, machine / "traces", copy_function=shutil.copy)
+    for path in (machine / "traces").rglob("*"):
+        os.utime(path, (1, 1))
+    return machine / "traces"
+
+
+def parts_of(source: Path, folder: Path, count: int, **options: object) -> list[Path]:
+    for part in range(1, count + 1):
+        run_part(str(source), folder / f"p{part}", (part, count), **options)  # type: ignore[arg-type]
+    return [folder / f"p{part}" for part in range(1, count + 1)]
+
+
+@pytest.fixture(scope="module")
+def three(source: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    return parts_of(source, tmp_path_factory.mktemp("three"), 3)
+
+
+def test_parts_of_two_machines_merge_to_the_bytes_of_one_run(
+    source: Path, rows: Path, tmp_path: Path
+) -> None:
+    other = moved(source, tmp_path / "machine")
+    options = ("--max-samples", 9, "--seed", 3, "--license", "MIT")
+    for part, traces in ((1, source), (2, other)):
+        done = cli("filter", traces, "--out", tmp_path / f"p{part}", "--shard", f"{part}/2")
+        assert done.returncode == 0, done.stderr
+        assert f"part {part} of 2" in done.stdout
+    done = cli("merge", tmp_path / "p2", tmp_path / "p1", "--out", tmp_path / "rows", *options)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "rows kept" in done.stdout
+    assert all_bytes(tmp_path / "rows") == all_bytes(rows)
+    assert not list(tmp_path.glob(".*"))
+    # The same part has the same bytes wherever it was made, and no path of a machine.
+    run_part(str(source), tmp_path / "again", (2, 2))
+    assert all_bytes(tmp_path / "again") == all_bytes(tmp_path / "p2")
+    told = b"".join(path.read_bytes() for path in (tmp_path / "p2").rglob("*.json"))
+    assert str(tmp_path).encode() not in told
+    assert os.fsencode(source.parent) not in told
+
+
+@pytest.mark.parametrize("count", [1, 8])
+def test_any_number_of_parts_merges(source: Path, rows: Path, tmp_path: Path, count: int) -> None:
+    parts = parts_of(source, tmp_path, count)
+    empty = [json.loads((part / "part.json").read_text())["sessions"] == 0 for part in parts]
+    assert empty == [part >= SHARDS for part in range(count)]
+    # What has no shards may come without its empty folders, or not come at all.
+    for path in sorted(parts[-1].iterdir()):
+        if path.is_dir() and not any(path.iterdir()):
+            path.rmdir()
+    for given in (parts, parts[:SHARDS]):
+        merge_parts(given, tmp_path / "rows", max_samples=9, seed=3, licence="mit")
+        assert all_bytes(tmp_path / "rows") == all_bytes(rows)
+
+
+def test_a_shard_without_rows_or_sessions_is_a_shard(tmp_path: Path) -> None:
+    traces = shards.write_shards(tmp_path / "traces", 4)
+    table = pq.read_table(traces / "0001.parquet")
+    pq.write_table(table.slice(0, 0), traces / "0001.parquet")
+    run_filter(str(traces), tmp_path / "rows", min_score=6.0)
+    parts = parts_of(traces, tmp_path, 4, min_score=6.0)
+    assert 0 in [json.loads((part / "part.json").read_text())["rows"] for part in parts]
+    merge_parts(parts, tmp_path / "merged")
+    assert all_bytes(tmp_path / "merged") == all_bytes(tmp_path / "rows")
+    with pytest.raises(EmptySelection, match=r"sessions of `traces` was kept.*below_min_score"):
+        merge_parts(parts_of(traces, tmp_path / "high", 2, min_score=90.0), tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+
+
+def test_raw_sessions_and_options_travel(tmp_path: Path) -> None:
+    traces = shards.write_long_shards(tmp_path / "traces", 3, 0)
+    options = {"unit": "episode", "test_fraction": 0.4, "history_chars": 200}
+    run_filter(str(traces), tmp_path / "rows", **options)  # type: ignore[arg-type]
+    other = moved(traces, tmp_path / "machine")
+    parts = [*parts_of(traces, tmp_path / "a", 2, **options)[:1]]
+    parts += parts_of(other, tmp_path / "b", 2, **options)[1:]
+    merge_parts(parts, tmp_path / "merged")
+    assert all_bytes(tmp_path / "merged") == all_bytes(tmp_path / "rows")
+
+
+def test_missing_double_and_foreign_parts_are_named(
+    source: Path, three: list[Path], tmp_path: Path
+) -> None:
+    def refused(parts: list[Path], match: str) -> None:
+        with pytest.raises(SourceError, match=match):
+            merge_parts(parts, tmp_path / "rows")
+        assert not (tmp_path / "rows").exists()
+
+    one, two, last = three
+    refused([two], r"3 parts of `traces` 2 are missing; make .* --shard 1/3, --shard 3/3,")
+    refused([one, two, last, two], r"Part 2 of 3 is there twice, in `.*p2` and in `.*p2`")
+    refused([one, tmp_path / "nothing"], r"nothing` is no part of a divided run; give")
+    run_part(str(source), tmp_path / "half", (2, 2))
+    refused([one, tmp_path / "half"], r"number of parts differs \(2, not 3\)")
+    run_part(str(source), tmp_path / "scored", (2, 3), min_score=2.0)
+    refused(
+        [one, tmp_path / "scored", last], r"value of an option differs \(min_score 2.0, not 0.0\)"
+    )
+    fewer = moved(source, tmp_path / "fewer")
+    (fewer / "0004.parquet").unlink()
+    run_part(str(fewer), tmp_path / "of fewer", (2, 3))
+    refused([one, tmp_path / "of fewer", last], r"source differs \(4 shards, not 5\)")
+    changed = moved(source, tmp_path / "changed")
+    shutil.copy(changed / "0001.parquet", changed / "0000.parquet")
+    run_part(str(changed), tmp_path / "of changed", (2, 3))
+    refused([one, tmp_path / "of changed", last], r"source differs \(`0000.parquet`\)")
+    says = json.loads((two / "part.json").read_text())
+    says["stages"][3][1] = "other"
+    shutil.copytree(two, tmp_path / "other code")
+    (tmp_path / "other code" / "part.json").write_text(json.dumps(says))
+    refused([one, tmp_path / "other code", last], r"code differs \(grade\); make all parts with")
+
+
+def test_a_part_copied_badly_is_named(three: list[Path], tmp_path: Path) -> None:
+    for spoil in ("rows/00001.parquet", "prints/00004.parquet", "done/00001.json"):
+        for how in ("lost", "cut"):
+            copy = tmp_path / how / spoil.replace("/", "-")
+            shutil.copytree(three[1], copy)
+            content = (copy / spoil).read_bytes()
+            (copy / spoil).unlink()
+            if how == "cut":
+                (copy / spoil).write_bytes(content[: len(content) // 2])
+            with pytest.raises(SourceError, match=r"does not hold shard 0000[14] whole; copy"):
+                merge_parts([three[0], copy, three[2]], tmp_path / "rows")
+
+
+def test_what_a_merge_decides_is_refused_for_a_part(source: Path, tmp_path: Path) -> None:
+    def refused(*options: str) -> Result:
+        line = ["filter", str(source), "--out", str(tmp_path / "p"), *options]
+        return CliRunner().invoke(app, line)
+
+    for option in ("--max-samples 3", "--seed 1", "--no-dedupe", "--license mit"):
+        done = refused("--shard", "1/2", *option.split())
+        assert "give them to `merge`" in str(done.exception)
+    for part in ("0/2", "3/2", "1", "x/2", "1/0"):
+        done = refused("--shard", part)
+        assert (done.exit_code, "is no part" in done.output) == (2, True)
+    assert not list(tmp_path.iterdir())
+
+
+def test_no_folder_is_taken_for_another(
+    source: Path, rows: Path, three: list[Path], tmp_path: Path
+) -> None:
+    part = tmp_path / "part"
+    shutil.copytree(three[0], part)
+    shutil.copytree(rows, tmp_path / "rows")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("do not touch")
+    before = all_bytes(tmp_path)
+    for out, match in ((part, "holds a part of a divided run"), (tmp_path / "mine", "not of an")):
+        with pytest.raises(OutputError, match=match):
+            merge_parts(three, out)
+        with pytest.raises(OutputError, match=match):
+            run_filter(str(source), out)
+    with pytest.raises(OutputError, match="lie inside each other"):
+        merge_parts([*three[1:], part], part / "rows")
+    with pytest.raises(OutputError, match="holds the rows of a whole run"):
+        run_part(str(source), tmp_path / "rows", (1, 3))
+    with pytest.raises(OutputError, match="holds part 1 of 3; give each part a folder"):
+        run_part(str(source), part, (2, 3))
+    assert all_bytes(tmp_path) == before
+    run_part(str(source), part, (1, 3))
+    assert all_bytes(part) == all_bytes(three[0])
+
+
+def test_a_killed_part_resumes_and_a_killed_merge_runs_again(tmp_path: Path) -> None:
+    traces = shards.write_long_shards(tmp_path / "traces", 6, 3)
+    run_filter(str(traces), tmp_path / "rows")
+    run_part(str(traces), tmp_path / "p2", (2, 2))
+    arguments = ("filter", traces, "--out", tmp_path / "p1", "--shard", "1/2")
+    work = tmp_path / ".p1.partial"
+    process = subprocess.Popen(command(*arguments), stderr=subprocess.DEVNULL)
+    with shards.killed(process, lambda: made(work)):
+        before = made(work)
+    assert not (tmp_path / "p1").exists()
+    assert set(before) < {"00000.json", "00002.json", "00004.json"}
+    again = subprocess.Popen(command(*arguments), stderr=subprocess.DEVNULL)
+    with shards.killed(again, lambda: len(made(work)) > len(before)):
+        after = made(work)
+    assert {name: after[name] for name in before} == before
+    assert cli(*arguments).returncode == 0
+    merge = ("merge", tmp_path / "p1", tmp_path / "p2", "--out", tmp_path / "merged")
+    process = subprocess.Popen(command(*merge), stderr=subprocess.DEVNULL)
+    with shards.killed(process, lambda: (tmp_path / ".merged.partial" / "parts").exists()):
+        pass
+    assert not (tmp_path / "merged").exists()
+    assert cli(*merge).returncode == 0
+    assert all_bytes(tmp_path / "merged") == all_bytes(tmp_path / "rows")
+
+
+def test_names_of_a_part_hold_no_secrets(tmp_path: Path) -> None:
+    secret = "hf_" + "aB3" * 12
+    traces = shards.write_shards(tmp_path / f"runs-{secret}", 2)
+    (traces / "0000.parquet").rename(traces / f"{secret}.parquet")
+    run_filter(str(traces), tmp_path / "rows")
+    parts = parts_of(traces, tmp_path, 2)
+    merge_parts(parts, tmp_path / "merged")
+    assert all_bytes(tmp_path / "merged") == all_bytes(tmp_path / "rows")
+    assert secret.encode() not in b"".join(b"".join(all_bytes(part).values()) for part in parts)

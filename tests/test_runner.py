@@ -1,0 +1,217 @@
+"""Many shards: in parallel, past one that fails, on a full disk, after a kill."""
+
+import os
+import pty
+import resource
+import shutil
+import signal
+import subprocess
+import termios
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from pimono_sdpo.export import open_source
+from pimono_sdpo.progress import Progress
+from pimono_sdpo.runner import run_shards
+from pimono_sdpo.stage import Row
+from pimono_sdpo.workers import here, in_processes
+from processors import pipeline
+from tests import shards
+from tests.shards import all_bytes, cli, command, made, sentence, until
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return shards.write_shards(tmp_path_factory.mktemp("source") / "traces")
+
+
+@pytest.fixture(scope="module")
+def rows(source: Path) -> Path:
+    out = source.parent / "rows"
+    assert cli("filter", source, "--out", out).returncode == 0
+    return out
+
+
+@pytest.fixture(scope="module")
+def long_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return shards.write_long_shards(tmp_path_factory.mktemp("long") / "traces", 4, 4)
+
+
+@pytest.fixture(scope="module")
+def long_rows(long_source: Path) -> Path:
+    out = long_source.parent / "rows"
+    assert cli("filter", long_source, "--out", out, "--workers", 2).returncode == 0
+    return out
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_the_rows_do_not_depend_on_the_workers(
+    source: Path, rows: Path, tmp_path: Path, workers: int
+) -> None:
+    done = cli("filter", source, "--out", tmp_path / "rows", "--workers", workers)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert all_bytes(tmp_path / "rows") == all_bytes(rows)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_shard_that_cannot_be_read_costs_only_itself(
+    source: Path, rows: Path, tmp_path: Path, workers: int
+) -> None:
+    broken, good = tmp_path / "traces" / "0002.parquet", source / "0002.parquet"
+    shutil.copytree(source, tmp_path / "traces")
+    _spoil_pages(broken)
+    arguments = ("filter", broken.parent, "--out", tmp_path / "rows", "--workers", workers)
+    said = sentence(cli(*arguments))
+    assert "1 of 5 shards failed (`0002.parquet` cannot be read" in said
+    assert "what is finished stays in `.rows.partial`" in said
+    work = tmp_path / ".rows.partial"
+    before = made(work)
+    assert sorted(before) == ["00000.json", "00001.json", "00003.json", "00004.json"]
+    assert not (tmp_path / "rows").exists()
+    assert not any((work / "attempts").iterdir())
+    shutil.copy2(good, broken)
+    assert _run_here(broken.parent, work) == {2}
+    assert {name: made(work)[name] for name in before} == before
+    assert cli(*arguments).returncode == 0
+    assert all_bytes(tmp_path / "rows") == all_bytes(rows)
+    assert not work.exists()
+
+
+def test_a_killed_worker_is_one_sentence_and_a_rerun_finishes(
+    long_source: Path, long_rows: Path, tmp_path: Path
+) -> None:
+    arguments = ("filter", long_source, "--out", tmp_path / "rows", "--workers", 2)
+    attempts = tmp_path / ".rows.partial" / "attempts"
+    process = subprocess.Popen(command(*arguments), stderr=subprocess.PIPE, text=True)
+    until(lambda: (attempts.exists() and any(attempts.iterdir())) or process.poll() is not None)
+    worker = next(pid for pid in _children(process.pid) if "resource_tracker" not in _line(pid))
+    os.kill(worker, signal.SIGKILL)
+    _, told = process.communicate()
+    assert (process.returncode, told.count("\n")) == (2, 1), told
+    assert "shards failed (a worker was killed, mostly for want of memory; try fewer" in told
+    assert cli(*arguments).returncode == 0
+    assert all_bytes(tmp_path / "rows") == all_bytes(long_rows)
+
+
+def test_workers_end_with_a_killed_run_and_a_rerun_finishes(
+    long_source: Path, long_rows: Path, tmp_path: Path
+) -> None:
+    arguments = ("filter", long_source, "--out", tmp_path / "rows", "--workers", 2)
+    work = tmp_path / ".rows.partial"
+    process = subprocess.Popen(command(*arguments), stderr=subprocess.DEVNULL)
+    with shards.killed(process, lambda: made(work)):
+        workers = _children(process.pid)
+    assert workers
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers))
+    before = made(work)
+    assert cli(*arguments).returncode == 0
+    assert before
+    assert all_bytes(tmp_path / "rows") == all_bytes(long_rows)
+
+
+@pytest.mark.parametrize(("limit", "workers"), [(8_000, 2), (17_000, 1), (30_000, 1)])
+def test_a_full_disk_is_one_sentence_and_leaves_no_half_file(
+    source: Path, rows: Path, tmp_path: Path, limit: int, workers: int
+) -> None:
+    """No file may grow beyond a limit: some shards fit, then all, then the card does not."""
+    arguments = ("filter", source, "--out", tmp_path / "rows", "--workers", workers)
+    done = subprocess.run(
+        command(*arguments),
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    said = sentence(done)
+    assert "could not be written: " in said
+    assert "make room" in said
+    assert not (tmp_path / "rows").exists()
+    work = tmp_path / ".rows.partial"
+    for path in work.glob("*/*.parquet"):
+        pq.read_table(path)
+    assert {path.stem for path in (work / "done").iterdir()} <= {
+        path.stem for path in (work / "rows").iterdir()
+    }
+    assert cli(*arguments).returncode == 0
+    assert all_bytes(tmp_path / "rows") == all_bytes(rows)
+
+
+def test_a_run_beside_another_refuses(long_source: Path, long_rows: Path, tmp_path: Path) -> None:
+    arguments = ("filter", long_source, "--out", tmp_path / "rows")
+    process = subprocess.Popen(command(*arguments), stderr=subprocess.DEVNULL)
+    until(lambda: (tmp_path / ".rows.partial" / "attempts").exists())
+    process.send_signal(signal.SIGSTOP)
+    assert "Another run is writing" in sentence(cli(*arguments))
+    process.send_signal(signal.SIGCONT)
+    assert process.wait() == 0
+    assert all_bytes(tmp_path / "rows") == all_bytes(long_rows)
+
+
+def _bug(row: Row) -> dict[str, object]:
+    raise ZeroDivisionError(f"a bug at {row['session_id'][:1]}")
+
+
+def test_a_bug_in_a_worker_keeps_its_traceback(source: Path, tmp_path: Path) -> None:
+    opened = dict(enumerate(open_source(str(source)).shards))
+    stages = tuple(pipeline())
+    bad = (stages[0], replace(stages[1], fn=_bug), *stages[2:])  # type: ignore[arg-type]
+    with pytest.raises(ZeroDivisionError) as caught, Progress(9, 5) as progress:
+        run_shards(
+            opened, bad, tmp_path, {}, progress, lambda jobs, told: in_processes(jobs, told, 2)
+        )
+    assert "in _bug" in str(caught.value.__cause__)
+    assert not list((tmp_path / "done").iterdir())
+
+
+def test_the_bar_moves_with_the_shards_and_is_quiet_elsewhere(source: Path, tmp_path: Path) -> None:
+    shown = _on_a_terminal(command("filter", source, "--out", tmp_path / "rows", "--workers", "2"))
+    sessions = len(shards.SESSIONS)
+    assert all(f"shards={n}/5" in shown for n in (1, 5))
+    assert f"{sessions}/{sessions}" in shown
+    assert "session/s" in shown or "s/session" in shown
+    done = cli("filter", source, "--out", tmp_path / "rows")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def _run_here(source: Path, work: Path) -> frozenset[int]:
+    """Run what is left to run of a folder, and tell which shards that were."""
+    opened = dict(enumerate(open_source(str(source)).shards))
+    options = {"unit": "session", "min_score": 0.0, "test_fraction": 0.0, "history_chars": 0}
+    with Progress(9, 5) as progress:
+        return run_shards(opened, pipeline(), work, options, progress, here).fresh
+
+
+def _spoil_pages(file: Path) -> None:
+    """Overwrite what lies before the footer, which stays readable."""
+    content = bytearray(file.read_bytes())
+    content[8 : len(content) // 3] = b"\xff" * (len(content) // 3 - 8)
+    file.write_bytes(content)
+    assert pq.read_metadata(file).num_rows
+
+
+def _children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def _line(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_bytes().decode()
+
+
+def _on_a_terminal(line: list[str]) -> str:
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, 120))
+    process = subprocess.Popen(line, stderr=theirs, stdout=subprocess.DEVNULL)
+    os.close(theirs)
+    shown = b""
+    try:
+        while part := os.read(ours, 4096):
+            shown += part
+    except OSError:
+        # How Linux says that the other side is closed.
+        pass
+    assert process.wait() == 0
+    os.close(ours)
+    return shown.decode()
