@@ -1,7 +1,7 @@
 """Decide which user messages are requests worth training on.
 
 A request asks for work: not a greeting, not "continue", not a slash command, not a harness nudge,
-not a screenshot's path or a context file that came without words.
+not a screenshot's path or a context file that came without words, not a bare name, which answers.
 """
 
 import re
@@ -18,6 +18,7 @@ _SMALL_TALK = re.compile(
     r"|you still there|still there|are you there|继续|开始|你好|続けて|계속|weiter)[\s,.!?]*)+$",
     re.IGNORECASE,
 )
+_BARE_NAME = re.compile(r"[\w.-]+", re.ASCII)
 _BLOCK = re.compile(
     r"<(file|skill|system-reminder|environment_context|user_instructions|INSTRUCTIONS|context|attachment)"
     r"\b[^>]{0,300}>.*?(?:</\1>|\Z)",
@@ -47,7 +48,7 @@ def is_substantive(text: str) -> bool:
     if _AUTOMATED.search(body):
         return False
     said = _own_words(body)
-    if _SMALL_TALK.search(said[:200]):
+    if _SMALL_TALK.search(said[:200]) or _BARE_NAME.fullmatch(said):
         return False
     has_words = len(said) >= MIN_CHARS and len(_WORD.findall(said[:2000])) >= MIN_WORDS
     # Eight characters of Chinese, Japanese or Korean already make a request.

@@ -6,7 +6,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
+from pimono_sdpo.cli import app
+from pimono_sdpo.errors import SourceError
+from pimono_sdpo.harness.event import Event
 from pimono_sdpo.trace import read_trace
 from processors.corrections.decide import SPAN_CHARS, decide, find_corrections, load_model
 from processors.corrections.eval import evaluate_corrections, main, measure, render
@@ -113,11 +117,41 @@ def test_an_abort_at_work_makes_a_correction_of_a_plain_remark() -> None:
         ("I said the other folder", "i_said", "I said"),
         ("the page shows the same error", "still_broken", "same error"),
         ("you\u2019ve got it, but this is not what I meant", "wrong", "this is not"),
+        ("plase don't rewrite the changelog", "forbid", "plase don't rewrite"),
+        ("keep it, don't modify the theme", "forbid", "don't modify"),
+        ("and please don't re-use sk-a+b/c.", "forbid", "please don't re-use"),
+        ("设置错了.而且don't改", "wrong", "错了"),
     ],
 )
 def test_a_decision_quotes_the_words_of_its_strongest_cue(text: str, rule: str, span: str) -> None:
     decision = decide(Turn(3, text))
     assert (decision.rule, decision.span) == (rule, span)
+
+
+@pytest.mark.parametrize(
+    ("text", "rule", "span"),
+    [
+        ("The footer is never dimmed", "negation", "The footer is never dimmed"),
+        ("The footer is dimmed", "about_it", "The footer is dimmed"),
+        ("Fine. An offer: the timer is off by one! More", "broken", "An offer: the timer is off by one!"),
+        ("x " * 60 + "and the timer is off", "broken", "x x x x x x x x x x x and the timer is off"),
+    ],
+)  # fmt: skip
+def test_a_lone_weak_word_is_quoted_with_its_sentence(text: str, rule: str, span: str) -> None:
+    decision = decide(Turn(3, text))
+    assert (decision.rule, decision.span) == (rule, span)
+
+
+def test_a_veto_is_a_correction_whatever_its_words() -> None:
+    veto = Event(3, "user", "can we rename it first?", is_veto=True)
+    (found,) = find_corrections([veto])
+    assert (found["rule"], found["probability"]) == ("veto", 1.0)
+    assert found["span"] == found["text"] == "can we rename it first?"
+    later = [veto, Event(4, "user", "no, that's wrong"), Event(5, "user", "no, wrong")]
+    # The message after it may still be the first request.
+    assert [item["event_index"] for item in find_corrections(later)] == [3, 5]
+    said_before = [Event(2, "user", "Build it"), *later]
+    assert [item["event_index"] for item in find_corrections(said_before)] == [3, 4, 5]
 
 
 def test_a_span_cut_short_ends_with_a_whole_word() -> None:
@@ -239,8 +273,61 @@ def test_labels_find_their_messages_and_authors(tmp_path: Path) -> None:
 def test_a_label_without_its_message_is_an_error(tmp_path: Path) -> None:
     labels, folder = labelled(tmp_path, SAID)
     labels.write_text(labels.read_text().replace("go on", "go away"))
-    with pytest.raises(ValueError, match="go away"):
+    with pytest.raises(SourceError, match="go away"):
         read_examples(labels, folder)
+
+
+HEAD = b"file,user_ordinal,label,text\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (HEAD, "holds no labels"),
+        (b"", "holds no labels"),
+        (b"some notes\nof mine\n", "has no `file`"),
+        (HEAD.replace(b",text", b"") + b"s.jsonl,1,other\n", "has no `text`"),
+        (HEAD + b"s.jsonl,1\n", "Label 1 of `labels.csv` has no `label`"),
+        (HEAD + b"s.jsonl,abc,other,hi\n", "is 'abc'; give the number"),
+        (HEAD + b"gone.jsonl,1,other,hi\n", "`traces/gone.jsonl` cannot be read"),
+        (HEAD + b"below,1,other,hi\n", "`traces/below` cannot be read"),
+        (HEAD + b"s.jsonl,1,other,caf\xe9\n", "CSV in UTF-8"),
+        (HEAD + b"s.jsonl,1,other," + b"x" * 200_000 + b"\n", "field limit"),
+        (None, "(Is a directory)"),
+    ],
+)
+def test_labels_that_cannot_be_used_are_one_sentence(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    content: bytes | None,
+    words: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "traces" / "below").mkdir(parents=True)
+    (tmp_path / "traces" / "s.jsonl").write_text(trace(HEADER, user("build it")))
+    if content is None:
+        Path("labels.csv").mkdir()
+    else:
+        Path("labels.csv").write_bytes(content)
+    done = CliRunner().invoke(app, ["evaluate-corrections", "labels.csv", "traces"])
+    assert isinstance(done.exception, SourceError)
+    assert words in str(done.exception)
+    assert main(["labels.csv", "traces"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_the_traces_of_the_labels_are_a_folder(tmp_path: Path) -> None:
+    labels, _ = labelled(tmp_path, SAID)
+    for wrong in (labels, tmp_path / "gone"):
+        with pytest.raises(SourceError, match="is no folder"):
+            read_examples(labels, wrong)
+
+
+def test_a_spreadsheets_mark_is_no_part_of_the_labels(tmp_path: Path) -> None:
+    labels, folder = labelled(tmp_path, SAID)
+    labels.write_text(labels.read_text(), encoding="utf-8-sig")
+    assert len(read_examples(labels, folder)) == len(SAID)
 
 
 def test_the_command_prints_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

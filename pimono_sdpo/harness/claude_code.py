@@ -247,7 +247,7 @@ def _result_events(block: Entry) -> Iterator[Event]:
         parts = _SAID_WITH_REFUSAL.split(text, maxsplit=1)
         words = parts[1].partition(_NOTE)[0].strip() if len(parts) > 1 else ""
         if words:
-            yield Event(0, "user", words)
+            yield Event(0, "user", words, is_veto=True)
 
 
 def _without_reminders(text: str) -> str:

@@ -25,7 +25,8 @@ class Event(msgspec.Struct, gc=False):
 
     `arguments` is JSON text (tool_call) or the command line (bash); `exit_code` is None when the
     recorder gave none; `on_active_branch` is False for steps the user went back from and for those
-    of a subagent; `kept_from` is the index of the first event a compaction kept, None elsewhere.
+    of a subagent; `kept_from` is the index of the first event a compaction kept, None elsewhere;
+    `is_veto` marks what the user said in refusing a call.
     """
 
     index: int
@@ -43,6 +44,7 @@ class Event(msgspec.Struct, gc=False):
     on_active_branch: bool = True
     is_subagent: bool = False
     kept_from: int | None = None
+    is_veto: bool = False
 
 
 def clean(text: str) -> str:

@@ -7,6 +7,7 @@ fit.py: weights.json.
 
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -14,9 +15,15 @@ from importlib.resources import files
 
 from pimono_sdpo.harness.event import Event
 from pimono_sdpo.schema import Correction
-from processors.corrections.features import Turn, features, is_automated, later_turns
+from processors.corrections.features import READ_CHARS, Turn, features, is_automated, later_turns
 
 SPAN_CHARS = 80
+BEFORE_CHARS = 40
+# From this weight on a cue's words explain a decision alone; a lone word below needs its sentence.
+TELLING_WEIGHT = 1.0
+# They point at what was made and say nothing about it.
+_POINTING = frozenset({"about_it"})
+_SENTENCE_END = re.compile(r"[.!?\u2026](?=\s|\Z)|[\u3002\uff01\uff1f\n]")
 
 
 @dataclass(frozen=True)
@@ -32,8 +39,9 @@ class Model:
 class Decision:
     """Whether one message is a correction, and why.
 
-    `rule` is the cue that speaks most for a correction, `model` when none does; `span` is the
-    words that show it, the message's first words when the situation does.
+    `rule` is the cue that speaks most for a correction, `model` when none does, `veto` when the
+    user refused a call; `span` is the words that show it, the message's first words when the
+    situation does.
     """
 
     is_correction: bool
@@ -68,20 +76,52 @@ def decide(turn: Turn) -> Decision:
     >>> decide(Turn(7, "ok, commit and push", aborted=True)).is_correction
     False
     """
+    if turn.is_veto and turn.text:
+        return Decision(True, 1.0, "veto", _first_words(turn.text))
     if not turn.text or is_automated(turn.text):
         return Decision(False, 0.0, "automated", "")
     model = load_model()
     shown = features(turn)
-    rule = max(shown, key=lambda name: model.weights.get(name, 0.0), default="model")
-    if model.weights.get(rule, 0.0) <= 0.0:
-        rule = "model"
+    rule = _rule(model, shown)
     probability = round(score(model, shown), 4)
     return Decision(
         is_correction=probability >= model.threshold,
         probability=probability,
         rule=rule,
-        span=_first_words(shown.get(rule) or turn.text),
+        span=_first_words(_span(model, rule, shown, turn.text)),
     )
+
+
+def _rule(model: Model, shown: Mapping[str, str]) -> str:
+    weights = {name: model.weights.get(name, 0.0) for name in shown}
+    speaking = [name for name, weight in weights.items() if weight > 0.0]
+    rule = max(speaking, key=weights.__getitem__, default="model")
+    if rule not in _POINTING:
+        return rule
+    others = [name for name in speaking if shown[name] and name not in _POINTING]
+    return max(others, key=weights.__getitem__, default=rule)
+
+
+def _span(model: Model, rule: str, shown: Mapping[str, str], text: str) -> str:
+    words = shown.get(rule, "")
+    if len(words.split()) == 1 and model.weights[rule] < TELLING_WEIGHT:
+        return _sentence_with(words, text[:READ_CHARS])
+    return words or text
+
+
+def _sentence_with(words: str, text: str) -> str:
+    """The sentence around some words, from near before them on."""
+    exact = re.escape(words)
+    at = re.search(rf"(?<!\w){exact}(?!\w)", text) or re.search(exact, text)
+    if at is None:
+        return words
+    ends = [end.end() for end in _SENTENCE_END.finditer(text) if end.end() <= at.start()]
+    start = max([0, *ends])
+    if at.start() - start > BEFORE_CHARS:
+        near = text.find(" ", at.start() - BEFORE_CHARS, at.start())
+        start = near + 1 if near >= 0 else at.start()
+    stop = _SENTENCE_END.search(text, at.end())
+    return text[start : stop.end() if stop else len(text)].strip()
 
 
 def score(model: Model, shown: Iterable[str]) -> float:

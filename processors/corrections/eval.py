@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 
+from pimono_sdpo.errors import PimonoError
 from processors.corrections.decide import Model, decide, load_model
 from processors.corrections.features import Turn, is_automated
 from processors.corrections.fit import THRESHOLD, fit, probability
@@ -203,7 +204,12 @@ def main(arguments: Sequence[str]) -> int:
     if len(arguments) != 2:
         sys.stderr.write("usage: python -m processors.corrections.eval LABELS TRACES\n")
         return 2
-    sys.stdout.write(render(evaluate_corrections(Path(arguments[0]), Path(arguments[1]))))
+    try:
+        report = evaluate_corrections(Path(arguments[0]), Path(arguments[1]))
+    except PimonoError as problem:
+        sys.stderr.write(f"eval: {problem}\n")
+        return 2
+    sys.stdout.write(render(report))
     return 0
 
 

@@ -37,7 +37,12 @@ _PASTED = re.compile(
     re.MULTILINE,
 )
 _ERROR_OUTPUT = "error_output"
-_ASIAN = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]")
+_ASIAN_SIGNS = r"\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
+_ASIAN = re.compile(f"[{_ASIAN_SIGNS}]")
+_INSIDE_WORD = re.compile(rf"(?<=[^\W{_ASIAN_SIGNS}])[^\W{_ASIAN_SIGNS}]")
+# Up to the next space, not to the next sign: half a secret would no longer be known as one.
+_REST_OF_WORD = re.compile(rf"[^\s{_ASIAN_SIGNS}]*[^\W{_ASIAN_SIGNS}]")
+_PUNCTUATION = re.compile(r"\A\W+")
 _OBJECTIONS = frozenset(
     {"no", "stop", "forbid", "wrong", "rebuke", "still_broken", "broken", "undo", "you_failed"}
 )
@@ -56,6 +61,7 @@ class Turn:
     tool_calls: int = 0
     edited: bool = False
     asked: bool = False
+    is_veto: bool = False
 
 
 @dataclass(frozen=True)
@@ -72,7 +78,7 @@ class Cue:
 
 
 def later_turns(events: Sequence[Event]) -> list[Turn]:
-    """Return the user messages after the first one, each with its situation."""
+    """Return the user messages after the first request, and every veto, each with its situation."""
     turns: list[Turn] = []
     since: list[Event] | None = None
     for event in events:
@@ -82,9 +88,9 @@ def later_turns(events: Sequence[Event]) -> list[Turn]:
             if since is not None:
                 since.append(event)
             continue
-        if since is not None:
-            turns.append(_turn(event, since))
-        since = []
+        if since is not None or event.is_veto:
+            turns.append(_turn(event, since or []))
+        since = since if since is None and event.is_veto else []
     return turns
 
 
@@ -102,6 +108,7 @@ def _turn(event: Event, since: Sequence[Event]) -> Turn:
         tool_calls=len(calls),
         edited=any(name in _EDITS for name in calls),
         asked=said.endswith(("?", "\uff1f")),
+        is_veto=event.is_veto,
     )
 
 
@@ -134,7 +141,7 @@ def features(turn: Turn) -> dict[str, str]:
         whole = cue.name == _ERROR_OUTPUT
         if match := cue.patterns[not is_ascii].search(lowered if whole else own):
             shift = 0 if whole else skip
-            found[cue.name] = source[match.start() + shift : match.end() + shift].strip()
+            found[cue.name] = _whole_words(source, match.start() + shift, match.end() + shift)
     words = len(own.split()) + len(_ASIAN.findall(own)) // 2
     situation = {
         "after_abort": turn.aborted,
@@ -176,3 +183,14 @@ def _pattern(entry: dict[str, Any], without: frozenset[str]) -> re.Pattern[str]:
         return re.compile("|".join(filter(None, (whole_words, unspaced))))
     words = rf"(?:{spaced})(?!\w)"
     return re.compile(_STARTS[entry["where"]] + f"(?:{'|'.join(filter(None, (words, unspaced)))})")
+
+
+def _whole_words(text: str, start: int, end: int) -> str:
+    """The words at a place, none cut in two, without the punctuation before them."""
+    if _INSIDE_WORD.match(text, end):
+        rest = _REST_OF_WORD.match(text, end)
+        end = rest.end() if rest else end
+    while start and _INSIDE_WORD.match(text, start):
+        start -= 1
+    found = text[start:end].strip()
+    return _PUNCTUATION.sub("", found) or found

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from pimono_sdpo.errors import PimonoError
 from processors.corrections.decide import Model, score
 from processors.corrections.features import cues
 from processors.corrections.labels import Example, read_examples
@@ -70,7 +71,11 @@ def main(arguments: Sequence[str]) -> int:
     if len(arguments) != 2:
         sys.stderr.write("usage: python -m processors.corrections.fit LABELS TRACES\n")
         return 2
-    examples = read_examples(Path(arguments[0]), Path(arguments[1]))
+    try:
+        examples = read_examples(Path(arguments[0]), Path(arguments[1]))
+    except PimonoError as problem:
+        sys.stderr.write(f"fit: {problem}\n")
+        return 2
     WEIGHTS.write_text(weights_json(fit(examples)))
     sys.stdout.write(f"{len(examples)} messages, {WEIGHTS}\n")
     return 0

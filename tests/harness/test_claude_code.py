@@ -1,3 +1,4 @@
+import json
 from typing import Any
 
 import pytest
@@ -5,6 +6,7 @@ from hypothesis import given
 
 from pimono_sdpo.harness import claude_code
 from pimono_sdpo.harness.event import Event
+from processors.evidence import evidence
 from tests.harness.odd_entries import ENTRIES, check, envelope, kinds, texts
 
 Entry = dict[str, Any]
@@ -127,6 +129,30 @@ def test_a_refusal_aborts_the_turn_and_its_words_are_the_users() -> None:
     read = claude_code.read([user("Go on"), answer(use("Edit")), user([result(said, True)])])
     assert kinds(read) == "user assistant tool_call tool_result user".split()
     assert (read[1].stop_reason, read[-1].text) == ("aborted", "use tabs")
+    assert [event.is_veto for event in read if event.kind == "user"] == [False, True]
+
+
+def test_the_words_of_a_refusal_are_no_request() -> None:
+    said = f"{REFUSED} To tell you how to proceed, the user said:\nrename the branch first, please"
+    before = [user("yep"), answer(use("Edit")), user([result(said, True)])]
+    # A bare name answers the agent's question.
+    after = [
+        user("ent-95-add-folders"),
+        user("Run the tests of the parser"),
+        answer(use("Bash", "c2", command="make")),
+    ]
+    for entries in (before, before[1:], [*before, *after], [*before[1:], *after]):
+        text = "\n".join(map(json.dumps, entries))
+        row = {"trace": text, "bytes_not_utf8": 0, "session_id": "s", "source": "s"}
+        (found,) = evidence(row, "session", 0)
+        assert found["prompt"] == ("Run the tests of the parser" if after[0] in entries else "")
+    asked = [user("Push the branch and open it"), *before[1:], *after]
+    text = "\n".join(map(json.dumps, asked))
+    row = {"trace": text, "bytes_not_utf8": 0, "session_id": "s", "source": "s"}
+    (found,) = evidence(row, "session", 0)
+    assert found["prompt"] == "Push the branch and open it"
+    (correction,) = found["corrections"]
+    assert (correction["text"], correction["rule"]) == ("rename the branch first, please", "veto")
 
 
 def test_an_interruption_aborts_the_turn_it_breaks_off() -> None:
