@@ -124,8 +124,6 @@ def _read_line(line: str, build: Callable[[Json], T], out: Lines[T]) -> None:
         out.bytes_skipped += _size(line)
 
 
-
-
 def _decode(line: str) -> Any:
     try:
         return msgspec.json.decode(line)

@@ -38,9 +38,7 @@ READERS: dict[str, Reader] = {
     "droid": Reader(droid.recognises, droid.header, droid.read),
     "simple": Reader(simple.recognises, simple.header, simple.read),
     "pi_stream": Reader(pi_stream.recognises, pi_stream.header, pi_stream.read),
-    "pi": Reader(
-        pi.recognises, pi.header, pi.read, pi_entries.DECODER, pi_entries.entry_of
-    ),
+    "pi": Reader(pi.recognises, pi.header, pi.read, pi_entries.DECODER, pi_entries.entry_of),
 }
 CONVERSATION = frozenset({"user", "assistant", "tool_call", "tool_result", "bash"})
 
@@ -58,7 +56,7 @@ class Trace:
     session_id: str
     cwd: str
     events: tuple[Event, ...]
-    lines: Lines
+    lines: Lines[Any]
     problem: Problem | None
 
 

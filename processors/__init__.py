@@ -5,7 +5,7 @@ Adding a stage is one file with one STAGE, and one line here.
 
 from pimono_sdpo.schema import Unit
 from pimono_sdpo.stage import Stage
-from processors import context, evidence, grade, keep, redact, rows, split
+from processors import context, evidence, grade, keep, names, redact, rows, split, threshold
 
 
 def pipeline(
@@ -18,9 +18,11 @@ def pipeline(
     return (
         evidence.stage(unit, history_chars),
         split.stage(test_fraction),
+        names.STAGE,
+        keep.STAGE,
         redact.STAGE,
         grade.STAGE,
-        keep.stage(min_score),
+        threshold.stage(min_score),
         context.STAGE,
         rows.STAGE,
     )

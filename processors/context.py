@@ -9,7 +9,7 @@ from typing import Any
 
 from datasets import Features, Value
 
-from pimono_sdpo.failures import RULES
+from pimono_sdpo.failures import find_failures
 from pimono_sdpo.schema import Correction, Diagnostic
 from pimono_sdpo.stage import Map, Row
 from pimono_sdpo.text import shorten, shorten_around
@@ -55,8 +55,8 @@ def _short_line(match: re.Match[str]) -> str:
 
 def _places(text: str) -> list[int]:
     """Where the rules find what failed, the weightiest category first."""
-    found = ((rule.category, rule.pattern.search(text)) for rule in RULES)
-    places = [(-WEIGHTS[category], match.start()) for category, match in found if match]
+    found = find_failures(text)
+    places = [(-WEIGHTS[rule.category], match.start()) for rule, match in found]
     return [place for _, place in sorted(places)]
 
 

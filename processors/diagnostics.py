@@ -5,9 +5,10 @@ or piped command ends in a failure signature although it reports success. Text t
 never counts; nor do provider outages, user interrupts and searches that found nothing.
 """
 
-import json
 import re
 from collections.abc import Sequence
+
+import msgspec
 
 from pimono_sdpo.failures import (
     EVICTED,
@@ -28,7 +29,6 @@ MIXED_TAIL_LINES = 25
 HEAD_LINES = 8
 HEAD_CHARS, TAIL_CHARS = 20_000, 40_000
 _END_CHARS = 2_000
-_TELLING = frozenset({"assistant", "tool_result", "bash"})
 _BROKEN_OFF = 130
 _TIMED_OUT_CODE = 124
 # Broken off by the user; ended by `head`.
@@ -78,19 +78,20 @@ _TALKERS = frozenset(
 
 def find_diagnostics(events: Sequence[Event]) -> list[Diagnostic]:
     """Return the diagnostics of a session in order; `text` is cleaned, not shortened."""
-    commands: dict[str, str] = {}
+    calls: dict[str, str] = {}
     found: list[Diagnostic] = []
     for event in events:
         if event.kind == "tool_call" and event.tool_name == "bash":
-            commands[event.call_id] = _command(event.arguments)
-        if event.kind not in _TELLING or not event.on_active_branch:
+            calls[event.call_id] = event.arguments
+        if not _may_tell(event):
             continue
-        command = event.arguments if event.kind == "bash" else commands.get(event.call_id, "")
         text = _cleaned(event.text)
         if event.kind == "assistant":
-            categories = _broken_turn(event, text)
+            categories = _broken_turn(text)
+        elif event.kind == "bash":
+            categories = _categories(event, event.arguments, text)
         else:
-            categories = _categories(event, command, text)
+            categories = _categories(event, _command(calls.get(event.call_id, "")), text)
         if categories:
             found.append(
                 {
@@ -103,26 +104,37 @@ def find_diagnostics(events: Sequence[Event]) -> list[Diagnostic]:
     return found
 
 
+def _may_tell(event: Event) -> bool:
+    """Sort out, without a look at the text, most of what can be no failure."""
+    if not event.on_active_branch:
+        return False
+    if event.kind == "assistant":
+        return event.stop_reason == "error"
+    if event.kind not in {"tool_result", "bash"}:
+        return False
+    return event.is_error or event.tool_name == "bash"
+
+
 def _cleaned(text: str) -> str:
     """Cut off what a harness says about the length of the text."""
     text = text.strip()
     leader = _LEADER.match(text)
     text = text[leader.end() :] if leader else text
-    return (text[:-_END_CHARS] + _TRAILER.sub("\n", text[-_END_CHARS:])).strip()
+    end = text[-_END_CHARS:]
+    return (text[:-_END_CHARS] + _TRAILER.sub("\n", end)).strip() if "[" in end else text
 
 
-def _broken_turn(event: Event, text: str) -> set[str]:
+def _broken_turn(text: str) -> set[str]:
     """A turn that ended in an error is the provider's, unless the harness gave up on the calls."""
-    is_short = event.stop_reason == "error" and len(text) < 600
-    found = set(classify(text)) if is_short and not PROVIDER_ERROR.search(text) else set()
-    return found & {"tool_schema_validation"}
+    is_own = len(text) < 600 and not PROVIDER_ERROR.search(text)
+    return set(classify(text)) & {"tool_schema_validation"} if is_own else set()
 
 
 def _categories(event: Event, command: str, text: str) -> set[str]:
     is_bash = event.tool_name == "bash"
     failed = event.is_error or (event.kind == "tool_result" and is_bash and bool(event.exit_code))
     if not failed:
-        return _hidden(parse(command), command, text) if is_bash else set()
+        return _hidden(command, text) if is_bash else set()
     if EVICTED.fullmatch(text[:500]) or _is_interrupt_or_outage(event, text):
         return set()
     told = _ends(text)
@@ -209,14 +221,15 @@ def _own_words(stages: list[Stage], told: str) -> str:
     return "\n".join(lines)
 
 
-def _hidden(pipelines: list[Pipeline], command: str, text: str) -> set[str]:
+def _hidden(command: str, text: str) -> set[str]:
     """What a command that reports success says at its end about a program whose status is lost."""
-    stages = [stage for pipeline in pipelines for stage in pipeline.stages]
-    lines = [line for line in text[-TAIL_CHARS:].split("\n") if line.strip()]
     # A line of the command itself was echoed, not reported.
-    lines = [line for line in lines[-TAIL_LINES:] if line.strip() not in command]
-    if not lines:
+    lines = [line for line in _last_lines(text) if line.strip() not in command]
+    asks = "$?" in command or "PIPESTATUS" in command
+    if not lines or not (asks or _is_suspicious("\n".join(lines))):
         return set()
+    pipelines = parse(command)
+    stages = [stage for pipeline in pipelines for stage in pipeline.stages]
     if _TIMED_OUT.match(text) or (_TIMED_OUT.match(lines[-1]) and _last(stages) == "runs"):
         return {"command_error"}
     if any("not found" in line and _is_missing(line, stages) for line in lines):
@@ -225,7 +238,6 @@ def _hidden(pipelines: list[Pipeline], command: str, text: str) -> set[str]:
     if at is None or not loses_status(pipelines, *at):
         return set()
     stage = pipelines[at[0]].stages[at[1]]
-    asks = "$?" in command or "PIPESTATUS" in command
     told = {"command_error"} if asks and any(map(_CODE_LINE.fullmatch, lines[-3:])) else set()
     signature = _SIGNATURE
     prints_text = _SCRIPTED.fullmatch(stage.program) or _PRINTS_TEXT.search(stage.program)
@@ -237,6 +249,21 @@ def _hidden(pipelines: list[Pipeline], command: str, text: str) -> set[str]:
     if SAYS_PASSED.search(tail) and not found & (_CHECKED | {"command_error"}):
         return told
     return found | told if found & signature else told
+
+
+def _last_lines(text: str) -> list[str]:
+    lines = text[-TAIL_CHARS:].rsplit("\n", 2 * TAIL_LINES)
+    filled = [line for line in lines[1:] if line.strip()]
+    if len(filled) < TAIL_LINES:
+        filled = [line for line in text[-TAIL_CHARS:].split("\n") if line.strip()]
+    return filled[-TAIL_LINES:]
+
+
+def _is_suspicious(tail: str) -> bool:
+    """Tell, faster than reading the command, whether there is anything to look into."""
+    if "timed out" in tail or "not found" in tail:
+        return True
+    return not _SIGNATURE.isdisjoint(classify(tail))
 
 
 def _is_missing(line: str, stages: list[Stage]) -> bool:
@@ -273,8 +300,8 @@ def _written_by(pipelines: list[Pipeline], reader: Stage) -> tuple[int, int] | N
 def _command(arguments: str) -> str:
     """The command line of a bash call; arguments are whatever the model wrote."""
     try:
-        value = json.loads(arguments or "null")
-    except (ValueError, RecursionError):
+        value = msgspec.json.decode(arguments or "null")
+    except (msgspec.DecodeError, RecursionError):
         # No JSON, or nested too deep to be read again from here: there is no command line.
         return ""
     command = value.get("command") if isinstance(value, dict) else None

@@ -163,7 +163,7 @@ def _event_counts(events: Sequence[Event], matched: dict[int, int]) -> dict[str,
     }
 
 
-def _line_counts(lines: Lines, bytes_not_utf8: int) -> dict[str, int]:
+def _line_counts(lines: Lines[Any], bytes_not_utf8: int) -> dict[str, int]:
     """What became of the trace's lines; a session's first row carries it."""
     return {
         "lines_parsed": lines.parsed,

@@ -1,27 +1,19 @@
-"""Keep rows with a substantive prompt, concrete evidence and enough score.
+"""Keep rows with a substantive prompt and concrete evidence.
 
-reads   problem, prompt, categories, score
-drops   no_messages, unknown_harness, no_prompt, no_evidence, below_min_score
+reads   problem, prompt, diagnostics, corrections
+drops   no_messages, unknown_harness, no_prompt, no_evidence
 """
-
-from functools import partial
 
 from pimono_sdpo.stage import Filter, Row
 
 
-def keep(row: Row, min_score: float) -> str | None:
+def keep(row: Row) -> str | None:
     """Say why a row is dropped; None keeps it."""
     if row["problem"]:
         return str(row["problem"])
     if not row["prompt"]:
         return "no_prompt"
-    if not row["categories"]:
-        return "no_evidence"
-    return "below_min_score" if row["score"] < min_score else None
+    return None if len(row["diagnostics"]) + len(row["corrections"]) else "no_evidence"
 
 
-def stage(min_score: float) -> Filter:
-    """Build the filter for a minimum score."""
-    return Filter(
-        partial(keep, min_score=min_score), reads=("problem", "prompt", "categories", "score")
-    )
+STAGE = Filter(keep, reads=("problem", "prompt", "diagnostics", "corrections"))

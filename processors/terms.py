@@ -1,7 +1,10 @@
 """Pick the concrete tokens of a failure: what an answer about exactly this failure would name."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import islice
+
+from pimono_sdpo.prefilter import Prefilter
 
 MAX_TERMS = 32
 MAX_PER_KIND = 8
@@ -11,7 +14,7 @@ _SCAN_CHARS = 20_000
 
 # In order of concreteness: places, codes, error names, quoted names, identifiers. Each may start
 # only where a word starts and what it repeats is bounded: the time stays linear in the text.
-_PATTERNS = tuple(
+PATTERNS = tuple(
     re.compile(pattern)
     for pattern in (
         r"(?<![\w./@$-])[\w./@$-]{0,200}[\w-]\.[A-Za-z]{1,5}:\d{1,7}(?!\d)"
@@ -37,6 +40,9 @@ _GENERIC = frozenset(
 )
 
 
+_PREFILTER = Prefilter(PATTERNS)
+
+
 def concrete_terms(texts: Iterable[str], limit: int = MAX_TERMS) -> list[str]:
     """Return lower-cased distinct tokens, the most concrete kind first, in order of appearance.
 
@@ -52,13 +58,26 @@ def concrete_terms(texts: Iterable[str], limit: int = MAX_TERMS) -> list[str]:
         )
         for text in texts
     ]
+    may_hold = [frozenset(_PREFILTER.candidates(text)) for text in joined]
     terms: dict[str, None] = {}
-    for pattern in _PATTERNS:
-        matches = (match.group(0) for text in joined for match in pattern.finditer(text))
-        kind = dict.fromkeys(_PLACE.sub("", match.lower()).strip("./@-") for match in matches)
-        new = [term for term in kind if term not in terms and _is_telling(term)]
-        terms.update(dict.fromkeys(new[:MAX_PER_KIND]))
+    for number, pattern in enumerate(PATTERNS):
+        texts = (text for text, kinds in zip(joined, may_hold, strict=True) if number in kinds)
+        found = (match.group(0) for text in texts for match in pattern.finditer(text))
+        new = (term for term in map(_spelled, found) if term not in terms and _is_telling(term))
+        terms |= dict.fromkeys(islice(_distinct(new), MAX_PER_KIND))
     return list(terms)[:limit]
+
+
+def _spelled(match: str) -> str:
+    return _PLACE.sub("", match.lower()).strip("./@-")
+
+
+def _distinct(terms: Iterable[str]) -> Iterator[str]:
+    seen: set[str] = set()
+    for term in terms:
+        if term not in seen:
+            seen.add(term)
+            yield term
 
 
 def _is_telling(term: str) -> bool:

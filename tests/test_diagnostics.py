@@ -1,6 +1,7 @@
 import pytest
 
-from pimono_sdpo.failures import CATEGORIES, RULES, Rule, classify
+from pimono_sdpo.failure_rules import RULES, Rule
+from pimono_sdpo.failures import CATEGORIES, classify
 from pimono_sdpo.harness.event import Event
 from pimono_sdpo.trace import read_trace
 from processors.diagnostics import find_diagnostics

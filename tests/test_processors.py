@@ -8,6 +8,7 @@ from processors.grade import WEIGHTS, grade
 from processors.keep import keep
 from processors.prompts import is_substantive
 from processors.terms import concrete_terms
+from processors.threshold import threshold
 
 SIX = [
     "build_lint_compile",
@@ -65,15 +66,22 @@ def test_terms_are_lower_cased_distinct_and_capped(text: str) -> None:
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
-        ({"problem": "no_messages", "prompt": "", "categories": [], "score": 0.0}, "no_messages"),
-        ({"problem": None, "prompt": "", "categories": ["x"], "score": 9.0}, "no_prompt"),
-        ({"problem": None, "prompt": "p", "categories": [], "score": 0.0}, "no_evidence"),
-        ({"problem": None, "prompt": "p", "categories": ["x"], "score": 1.9}, "below_min_score"),
-        ({"problem": None, "prompt": "p", "categories": ["x"], "score": 2.0}, None),
+        (
+            {"problem": "no_messages", "prompt": "", "diagnostics": [], "corrections": []},
+            "no_messages",
+        ),
+        ({"problem": None, "prompt": "", "diagnostics": ["x"], "corrections": []}, "no_prompt"),
+        ({"problem": None, "prompt": "p", "diagnostics": [], "corrections": []}, "no_evidence"),
+        ({"problem": None, "prompt": "p", "diagnostics": [], "corrections": ["x"]}, None),
     ],
 )
 def test_keep_says_why(row: dict[str, object], reason: str | None) -> None:
-    assert keep(row, min_score=2.0) == reason
+    assert keep(row) == reason
+
+
+@pytest.mark.parametrize(("score", "reason"), [(1.9, "below_min_score"), (2.0, None)])
+def test_the_threshold_itself_is_enough(score: float, reason: str | None) -> None:
+    assert threshold({"score": score}, min_score=2.0) == reason
 
 
 @pytest.mark.parametrize(

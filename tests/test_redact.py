@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from processors.names import names
 from processors.redact import redact, redact_text
 
 PLANTED = [
@@ -55,7 +56,7 @@ def test_paths_of_the_recorder_become_placeholders() -> None:
         "history": [{"role": "user", "content": "mail ann.lee@corp.dev"}],
         "corrections": [{"text": "no, /home/bob/z", "span": "no, /home/bob/z"}],
     }
-    out = redact(row)
+    out = redact(row) | names(row)
     assert out["session_id"] == "2026_$HOME/x"
     assert out["source"] == "-HOME-code/a.jsonl"
     assert out["prompt"] == "see $WORKSPACE/src/a.ts and $HOME/.npmrc"

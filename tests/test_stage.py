@@ -15,7 +15,7 @@ from pimono_sdpo.schema import PRINT, SDPO_ROW, SESSION
 from pimono_sdpo.shards import Tally, run_stages
 from pimono_sdpo.stage import Filter, FlatMap, Map, apply, apply_all, name_of, source_hash
 from processors import PIPELINE, pipeline
-from processors.keep import keep
+from processors.threshold import threshold
 from tests.traces import HEADER, bash, trace, user
 
 NUMBER = Features({"n": Value("int64")})
@@ -103,15 +103,25 @@ def test_rows_in_memory_come_out_as_those_of_a_dataset(tmp_path: Path) -> None:
 
 
 def test_the_cache_key_follows_source_and_options() -> None:
-    assert source_hash(partial(keep, min_score=1.0)) != source_hash(partial(keep, min_score=2.0))
-    assert source_hash(partial(keep, min_score=1.0)) == source_hash(partial(keep, min_score=1.0))
-    assert pipeline(min_score=1.0)[4].code != pipeline(min_score=2.0)[4].code
+    one, same, two = (source_hash(partial(threshold, min_score=n)) for n in (1.0, 1.0, 2.0))
+    assert one == same != two
+    assert pipeline(min_score=1.0)[6].code != pipeline(min_score=2.0)[6].code
     assert [stage.code for stage in pipeline()] == [stage.code for stage in PIPELINE]
 
 
 def test_stages_are_named_by_their_module() -> None:
     names = [name_of(stage) for stage in PIPELINE]
-    assert names == ["evidence", "split", "redact", "grade", "keep", "context", "rows"]
+    assert names == [
+        "evidence",
+        "split",
+        "names",
+        "keep",
+        "redact",
+        "grade",
+        "threshold",
+        "context",
+        "rows",
+    ]
 
 
 class Watched(dict[str, Any]):

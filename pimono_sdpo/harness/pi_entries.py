@@ -59,7 +59,7 @@ class Entry(msgspec.Struct, gc=False):
     type: str | None = None
     id: str | None = None
     # A root says null; what does not say continues the entry before it.
-    parentId: str | None | UnsetType = UNSET
+    parentId: str | UnsetType | None = UNSET
     timestamp: str | float | None = None
     message: Message | None = None
     content: Content = None
@@ -138,9 +138,10 @@ def decode_content(raw: Raw) -> Content:
     if not raw:
         return None
     try:
-        return _CONTENT.decode(raw)
+        content: Content = _CONTENT.decode(raw)
     except msgspec.ValidationError:
         return content_of(json.loads(bytes(raw)))
+    return content
 
 
 def _raw(block: dict[str, Any], name: str) -> Raw:

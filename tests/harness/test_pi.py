@@ -1,11 +1,16 @@
 """Pi's own versions, the forks that write its entries, and the stream it prints."""
 
+import json
 from typing import Any
 
 import pytest
+from hypothesis import given
 
+from pimono_sdpo.harness import pi, pi_entries
 from pimono_sdpo.harness.event import Event
+from pimono_sdpo.lines import read_lines
 from pimono_sdpo.trace import read_trace
+from tests.harness.odd_entries import ENTRIES
 from tests.traces import HEADER, Entry, assistant, call, result, trace, user
 
 
@@ -114,3 +119,23 @@ def test_a_stream_that_was_cut_keeps_what_ended() -> None:
         ("assistant", "half", "aborted"),
     ]
     assert found[1].is_error
+
+
+@given(ENTRIES)
+def test_typed_entries_are_those_built_from_dicts(entries: list[Entry]) -> None:
+    """Mistyped fields, too, count as missing either way."""
+    lines = [json.dumps(entry).encode() for entry in entries]
+    built = [pi_entries.entry_of(json.loads(line)) for line in lines]
+    read = read_lines(b"\n".join(lines), pi_entries.DECODER, pi_entries.entry_of).objects
+    assert plain_events(pi.read(read)) == plain_events(pi.read(built))
+    messages = [pi_entries.entry_of({"type": "message", "message": e}) for e in entries]
+    found = pi.read(messages)
+    assert [event.index for event in found] == list(range(len(found)))
+
+
+def plain_events(found: list[Event]) -> list[Event]:
+    """Spell arguments alike: as recorded, they keep the recorder's spaces."""
+    for event in found:
+        if event.kind == "tool_call":
+            event.arguments = json.dumps(json.loads(event.arguments))
+    return found

@@ -1,0 +1,115 @@
+"""Tell in one pass over a text which of many patterns can match it at all.
+
+RE2 runs all of them as one automaton, in time linear in the text. It knows neither lookarounds nor
+Python's Unicode classes, so each pattern is widened for it: what the widened one does not find, the
+pattern does not find either; what it finds is looked at again with the pattern itself.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+
+import re2
+
+# For its states; it starts anew when they are full.
+MAX_MEMORY = 64 * 2**20
+_MANY = 4
+_LEAST = 24
+_TOKEN = re.compile(
+    r"(?P<look>\(\?<?[=!])"
+    r"|(?P<bound>\\[bB])"
+    r"|(?P<end>\\Z)"
+    r"|(?P<code>\\u[0-9a-fA-F]{4})"
+    r"|\[\^?\]?(?:\\.|[^\]\\])*\]"
+    r"|(?P<repeat>\{(?P<least>\d*),(?P<most>\d*)\})"
+    r"|\\.|.",
+    re.DOTALL,
+)
+_OTHER = r"\x{80}-\x{10FFFF}"
+_CLASSES = {
+    r"\w": rf"\w{_OTHER}",
+    r"\d": rf"\d{_OTHER}",
+    r"\s": rf"\s\x0b\x1c-\x1f{_OTHER}",
+}
+# What a class leaves out must not be more than in Python.
+_NARROW = {r"\S": "!-~", r"\W": r"!-/:-@\[-\^`{-~", r"\D": "!-/:-~"}
+
+
+class Prefilter:
+    """The widened patterns, compiled together."""
+
+    def __init__(self, patterns: Sequence[re.Pattern[str]]) -> None:
+        options = re2.Options()
+        options.max_mem = MAX_MEMORY
+        self._set = re2.Set.SearchSet(options)
+        for pattern in patterns:
+            self._set.Add(widened(pattern))
+        self._set.Compile()
+
+    def candidates(self, text: str) -> list[int]:
+        """Return the indexes of the patterns that may match, in order.
+
+        >>> Prefilter([re.compile("a(?=b)"), re.compile("c"), re.compile("x")]).candidates("cab")
+        [0, 1]
+        """
+        return sorted(self._set.Match(text) or ())
+
+
+def widened(pattern: re.Pattern[str]) -> str:
+    r"""Write a pattern for RE2 so that it matches wherever the pattern does, and maybe elsewhere.
+
+    >>> widened(re.compile(r"(?<!\w)not{1,20}(?! yet)\b"))
+    '(?m)not{1,}'
+    """
+    flags = "m" + ("i" if pattern.flags & re.IGNORECASE else "")
+    flags += "s" if pattern.flags & re.DOTALL else ""
+    return f"(?{flags})" + "".join(_widened(pattern.pattern))
+
+
+def _widened(source: str) -> Iterator[str]:
+    position = 0
+    after_repeat = False
+    while position < len(source):
+        token = _TOKEN.match(source, position)
+        assert token is not None
+        position = token.end()
+        text, is_repeat = token[0], bool(token["repeat"]) or token[0] in "*+?"
+        if token["look"]:
+            position = _closing(source, position)
+            continue
+        if token["bound"] or (text == "+" and after_repeat):
+            # A possessive repeat only gives up matches.
+            after_repeat = False
+            continue
+        if token["end"]:
+            text = r"\z"
+        elif token["code"]:
+            text = rf"\x{{{text[2:]}}}"
+        elif token["repeat"] and int(token["most"] or 0) > _MANY:
+            # Counting costs it a state for each number.
+            text = f"{{{min(int(token['least'] or 0), _LEAST)},}}"
+        elif text in _CLASSES:
+            text = f"[{_CLASSES[text]}]"
+        elif text.startswith("[") and len(text) > 1:
+            text = _widened_class(text)
+        yield text
+        # What follows a repeat makes it lazy or possessive; it is no repeat of its own.
+        after_repeat = is_repeat and not after_repeat
+
+
+def _widened_class(text: str) -> str:
+    text = re.sub(r"\\u([0-9a-fA-F]{4})", r"\\x{\1}", text)
+    for short, other in (_NARROW if text.startswith("[^") else _CLASSES).items():
+        text = text.replace(short, other)
+    return text
+
+
+def _closing(source: str, position: int) -> int:
+    """Find the end of the group that is open at a position."""
+    depth = 1
+    while depth:
+        token = _TOKEN.match(source, position)
+        assert token is not None
+        opens = token[0] == "(" or bool(token["look"])
+        depth += opens - (token[0] == ")")
+        position = token.end()
+    return position
