@@ -12,6 +12,7 @@ from importlib.resources import files
 from typing import Any
 
 from pimono_sdpo.harness.event import Event
+from pimono_sdpo.prefilter import Prefilter
 
 READ_CHARS = 1000
 LONG_WORDS = 60
@@ -135,11 +136,9 @@ def features(turn: Turn) -> dict[str, str]:
     own = blanked.strip()
     is_ascii = lowered.isascii()
     found: dict[str, str] = {}
-    for cue in cues():
-        if cue.patterns is None:
-            continue
+    for cue, pattern in _candidates(own, lowered, is_ascii):
         whole = cue.name == _ERROR_OUTPUT
-        if match := cue.patterns[not is_ascii].search(lowered if whole else own):
+        if match := pattern.search(lowered if whole else own):
             shift = 0 if whole else skip
             found[cue.name] = _whole_words(source, match.start() + shift, match.end() + shift)
     words = len(own.split()) + len(_ASIAN.findall(own)) // 2
@@ -156,6 +155,22 @@ def features(turn: Turn) -> dict[str, str]:
         "pasted": own != lowered.strip(),
     }
     return found | {name: "" for name, holds in situation.items() if holds}
+
+
+def _candidates(own: str, whole: str, is_ascii: bool) -> list[tuple[Cue, re.Pattern[str]]]:
+    """The cues that may be found; the one for pasted output is looked for in the whole text."""
+    worded, prefilter = _prefilter(is_ascii)
+    numbers = prefilter.candidates(own)
+    if own != whole:
+        pasted = next(i for i, (cue, _) in enumerate(worded) if cue.name == _ERROR_OUTPUT)
+        numbers = sorted({*numbers, pasted})
+    return [worded[number] for number in numbers]
+
+
+@lru_cache(maxsize=2)
+def _prefilter(is_ascii: bool) -> tuple[list[tuple[Cue, re.Pattern[str]]], Prefilter]:
+    worded = [(cue, cue.patterns[not is_ascii]) for cue in cues() if cue.patterns]
+    return worded, Prefilter([pattern for _, pattern in worded])
 
 
 @lru_cache(maxsize=1)
