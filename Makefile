@@ -17,7 +17,7 @@ demo: $(READY) ## sample traces -> rows -> a trained tiny adapter, under OUT (bu
 	$(BIN)/python jobs/demo.py --out $(OUT)
 
 test: $(READY) ## run the tests (benchmarks are apart, see tests/benchmarks)
-	$(BIN)/python -m pytest --numprocesses auto
+	$(BIN)/python -m pytest --numprocesses auto --dist loadgroup
 
 lint: $(READY) ## formatting and style
 	$(BIN)/ruff format --check .
@@ -36,5 +36,5 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch==2.13.0
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[train]" --group dev
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[train,ray]" --group dev
 	touch $(READY)

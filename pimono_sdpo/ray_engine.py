@@ -5,11 +5,13 @@ this process only gathers the records. A task whose node dies is run again on an
 """
 
 import os
+import pickle
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from logging import ERROR
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import ray
@@ -48,22 +50,18 @@ def on_ray(jobs: list[Job], progress: Callable[[int], object]) -> Iterator[Outco
     try:
         token = uuid4().hex
         (jobs[0].work / TOKEN).write_text(token)
-        task = ray.remote(max_retries=MAX_RETRIES)(_finish_on_node)
-        pending = {task.remote(_everywhere(job), token): job for job in jobs}
+        task = ray.remote(max_retries=MAX_RETRIES)(shipped())
+        pending = {task.remote(pickle.dumps(_everywhere(job)), token): job for job in jobs}
         while pending:
             (ready, *_), _ = ray.wait(list(pending), num_returns=1)
             job = pending.pop(ready)
             try:
-                outcome: Outcome = ray.get(ready)
+                told: Outcome | str = ray.get(ready)
             except LOST as error:
-                outcome = Outcome(
-                    job,
-                    None,
-                    f"`{job.shard.path}` was lost {MAX_RETRIES + 1} times with its "
-                    f"node or for want of memory: {type(error).__name__}",
-                )
+                name = type(error).__name__
+                told = f"`{job.shard.path}` was lost {MAX_RETRIES + 1} times with its node ({name})"
             progress(job.shard.sessions)
-            yield outcome
+            yield Outcome(job, None, told) if isinstance(told, str) else told
     finally:
         if ours:
             ray.shutdown()
@@ -86,23 +84,38 @@ def _connect() -> None:
         ) from error
 
 
+def shipped() -> Callable[[bytes, str], Any]:
+    """Make a function that travels as a whole, so that it can say that the package is not there.
+
+    It takes a pickled job and returns an Outcome or a clause; no type of ours may be in its head.
+    """
+
+    def finish(job: bytes, token: str) -> Any:
+        try:
+            from pimono_sdpo.ray_engine import finish_on_node
+
+            unpacked = pickle.loads(job)
+        except (ImportError, AttributeError) as error:
+            return f"node `{socket.gethostname()}` lacks this version of this package ({error})"
+        return finish_on_node(unpacked, token)
+
+    return finish
+
+
 def _everywhere(job: Job) -> Job:
     """Name files from the root: a node works in another folder than this process."""
     files = tuple(file.absolute() for file in job.shard.files)
     return replace(job, shard=replace(job.shard, files=files, root=job.shard.root.absolute()))
 
 
-def _finish_on_node(job: Job, token: str) -> Outcome:
+def finish_on_node(job: Job, token: str) -> Outcome | str:
     """Finish a shard, if this node sees the folder of the run and has the code of its driver."""
     host = socket.gethostname()
     if not _reads(job.work / TOKEN, token):
-        return Outcome(
-            job, None, f"node `{host}` does not see `{job.work}`; give folders all nodes share"
-        )
+        return f"node `{host}` does not see `{job.work}`; give folders that all nodes share"
     here = [source_hash(run_shard), *(source_hash(stage.fn) for stage in job.stages)]
-    there = [job.made_from["reader"], *(stage.code for stage in job.stages)]
-    if here != there:
-        return Outcome(job, None, f"node `{host}` has another version of this package; install one")
+    if here != [job.made_from["reader"], *(stage.code for stage in job.stages)]:
+        return f"node `{host}` has another version of this package; install the same everywhere"
     return finish_shard(job)
 
 

@@ -50,9 +50,13 @@ def command(*arguments: object) -> list[str]:
     return [sys.executable, "-m", "pimono_sdpo", *map(str, arguments)]
 
 
-def cli(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+def cli(
+    *arguments: object, folder: Path | None = None, **environment: str
+) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, **environment}
-    return subprocess.run(command(*arguments), capture_output=True, text=True, check=False, env=env)
+    return subprocess.run(
+        command(*arguments), capture_output=True, text=True, check=False, env=env, cwd=folder
+    )
 
 
 def sentence(done: subprocess.CompletedProcess[str]) -> str:

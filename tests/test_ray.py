@@ -1,0 +1,130 @@
+"""The filter on a real Ray cluster of several nodes."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pimono_sdpo.export import open_source
+from pimono_sdpo.workers import Job
+from tests import shards
+from tests.shards import all_bytes, cli, command, made, sentence, until
+
+pytest.importorskip("ray", reason='needs the extra: pip install "pimono-sdpo[ray]"')
+
+from ray.cloudpickle import dumps
+from ray.cluster_utils import Cluster
+
+from pimono_sdpo.ray_engine import TOKEN, finish_on_node, shipped
+
+# All of this file on one worker: a cluster is dear.
+pytestmark = pytest.mark.xdist_group("ray")
+
+
+ROOT = str(Path(__file__).parent.parent)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """A head that runs nothing, and two nodes of one CPU."""
+    os.environ.update(RAY_USAGE_STATS_ENABLED="0", PYTHONPATH=ROOT)
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    for _ in range(2):
+        made.add_node(num_cpus=1)
+    made.wait_for_nodes()
+    yield made
+    made.shutdown()  # type: ignore[no-untyped-call]
+    del os.environ["PYTHONPATH"]
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return shards.write_long_shards(tmp_path_factory.mktemp("long") / "traces", 8, 8)
+
+
+@pytest.fixture(scope="module")
+def rows(source: Path) -> Path:
+    out = source.parent / "rows"
+    assert cli("filter", source, "--out", out, "--workers", 2).returncode == 0
+    return out
+
+
+def test_a_cluster_writes_the_bytes_of_one_machine_and_goes_past_a_bad_shard(
+    cluster: Cluster, source: Path, tmp_path: Path
+) -> None:
+    traces = shards.write_shards(tmp_path / "traces", 4)
+    good = (traces / "0001.parquet").read_bytes()
+    assert cli("filter", traces, "--out", tmp_path / "local").returncode == 0
+    (traces / "0001.parquet").write_bytes(good[:8] + b"\xff" * 900 + good[908:])
+    arguments = ("filter", "traces", "--out", "rows", "--engine", "ray")
+    # A name relative to a folder that no node works in.
+    paths = {"RAY_ADDRESS": cluster.address, "PYTHONPATH": ROOT}
+    said = sentence(cli(*arguments, folder=tmp_path, **paths))
+    assert "1 of 4 shards failed (`0001.parquet` cannot be read" in said
+    before = made(tmp_path / ".rows.partial")
+    assert len(before) == 3
+    (traces / "0001.parquet").write_bytes(good)
+    assert cli(*arguments, folder=tmp_path, **paths).returncode == 0
+    assert all_bytes(tmp_path / "rows") == all_bytes(tmp_path / "local")
+
+
+def test_what_is_wrong_with_the_engine_is_one_sentence(source: Path, tmp_path: Path) -> None:
+    arguments = ("filter", source, "--out", tmp_path / "rows", "--engine", "ray")
+    said = sentence(cli(*arguments, RAY_ADDRESS="127.0.0.1:9"))
+    assert "No Ray cluster answers at `127.0.0.1:9`; start it with" in said
+    assert "leave it out" in sentence(cli(*arguments, "--workers", "2"))
+
+
+def test_a_node_that_is_not_set_up_is_told(source: Path, tmp_path: Path) -> None:
+    shard = open_source(str(source)).shards[0]
+    job = Job(0, shard, (), tmp_path, {"reader": "of another version"})
+    assert "does not see" in str(finish_on_node(job, "token"))
+    (tmp_path / TOKEN).write_text("token")
+    assert "another version of this package" in str(finish_on_node(job, "token"))
+    bare = "import sys, pickle; sys.modules['pimono_sdpo'] = None;"
+    bare += "print(pickle.load(sys.stdin.buffer)(b'', ''))"
+    shipment = dumps(shipped())  # type: ignore[no-untyped-call]
+    line = [sys.executable, "-c", bare]
+    done = subprocess.run(line, input=shipment, capture_output=True, check=True)
+    assert b"lacks this version of this package" in done.stdout
+
+
+def test_a_node_killed_in_the_middle_loses_nothing(
+    cluster: Cluster, source: Path, rows: Path, tmp_path: Path
+) -> None:
+    work, seen = tmp_path / ".rows.partial", set[str]()
+
+    def look() -> bool:
+        seen.update(path.name for path in (work / "attempts").glob("*"))
+        return process.poll() is not None
+
+    process = subprocess.Popen(
+        command("filter", source, "--out", tmp_path / "rows", "--engine", "ray"),
+        env={**os.environ, "RAY_ADDRESS": cluster.address},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    # Both nodes are in the middle of a shard.
+    until(lambda: look() or (made(work) and len(list((work / "attempts").glob("*"))) == 2))
+    assert process.poll() is None
+    _power_off(cluster)
+    until(look)
+    _, told = process.communicate()
+    assert process.returncode == 0, told
+    assert all_bytes(tmp_path / "rows") == all_bytes(rows)
+    assert len(seen) > 8, "no shard was read again"
+    assert not work.exists()
+
+
+def _power_off(cluster: Cluster) -> None:
+    """Kill a node with all that runs on it; its workers alone would still finish their task."""
+    node = next(iter(cluster.worker_nodes))
+    (raylet,) = (info.process.pid for info in node.all_processes["raylet"])
+    workers = Path(f"/proc/{raylet}/task/{raylet}/children").read_text().split()
+    for pid in (raylet, *map(int, workers)):
+        os.kill(pid, signal.SIGKILL)
+    cluster.remove_node(node, allow_graceful=False)
