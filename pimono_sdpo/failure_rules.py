@@ -31,7 +31,8 @@ RULES = (
     _rule(
         "command_error",
         r"^fatal: |^make(?:\[\d+\])?: \*\*\* |^error: (?:failed to push|could not apply)"
-        r"|^ ! \[(?:remote )?rejected\]|^CONFLICT \(",
+        r"|^ ! \[(?:remote )?rejected\]|^CONFLICT \(|^ERROR: failed to \w|^error: unable to \w"
+        r"|^Error from server\b",
         "fatal: not a git repository",
     ),
     _rule(

@@ -7,7 +7,7 @@ writes  one row per session, or one per episode (a request and what followed it)
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any, TypeVar
 
 from pimono_sdpo.branches import Branch, find_branches
@@ -34,7 +34,9 @@ def evidence(row: Row, unit: Unit, history_chars: int) -> list[dict[str, Any]]:
     forks = sorted(max(branch.fork, 0) for branch in branches)
     matched = match_results(trace.events)
     unread = row["bytes_not_utf8"] or 0
-    requests = _requests(trace.events, {item["event_index"] for item in corrections})
+    corrected_at = {item["event_index"] for item in corrections}
+    asked = _requests(trace.events, corrected_at)
+    requests = list(asked if unit == "episode" else islice(asked, 1))
     rows = []
     for episode, (start, stop) in enumerate(_spans(requests, len(trace.events), unit)):
         at = bisect_left(requests, start, key=_index)
@@ -43,7 +45,8 @@ def evidence(row: Row, unit: Unit, history_chars: int) -> list[dict[str, Any]]:
         begin = request.index if request else stop
         failed = _between(diagnostics, begin, stop)
         corrected = _between(corrections, begin, stop)
-        last = max((item["event_index"] for item in (*failed, *corrected)), default=stop)
+        told = (*failed, *corrected)
+        last = max((item["event_index"] for item in told), default=stop)
         rows.append(
             {
                 "harness": trace.harness,
@@ -57,7 +60,8 @@ def evidence(row: Row, unit: Unit, history_chars: int) -> list[dict[str, Any]]:
                 "corrections": corrected,
                 "continued": any(map(_is_work, trace.events[last + 1 : stop])),
                 "problem": trace.problem,
-                "fingerprints": fingerprints(trace.events[start:stop]),
+                # A row that teaches nothing is dropped, and never compared with others.
+                "fingerprints": fingerprints(trace.events[start:stop]) if request and told else [],
                 "counts": {
                     **_event_counts(trace.events[start:stop], matched),
                     "abandoned_branches": bisect_left(forks, stop) - bisect_left(forks, start),
@@ -79,16 +83,16 @@ def _place(item: Diagnostic | Correction) -> int:
     return item["event_index"]
 
 
-def _requests(events: Sequence[Event], corrected_at: set[int]) -> list[Event]:
+def _requests(events: Sequence[Event], corrected_at: set[int]) -> Iterator[Event]:
     """User messages that ask for work of their own; a correction belongs to what it corrects."""
-    return [
+    return (
         event
         for event in events
         if event.kind == "user"
         and event.on_active_branch
         and event.index not in corrected_at
         and is_substantive(event.text)
-    ]
+    )
 
 
 def _spans(requests: Sequence[Event], stop: int, unit: Unit) -> Iterator[tuple[int, int]]:

@@ -3,8 +3,9 @@
 Only what nobody says twice by chance counts: a request, an explanation, a long tool call.
 """
 
-import hashlib
 from collections.abc import Sequence
+
+import xxhash
 
 from pimono_sdpo.harness.event import Event
 
@@ -18,7 +19,4 @@ def fingerprints(events: Sequence[Event]) -> list[int]:
         for event in events
         if len(event.text or event.arguments) >= MIN_CHARS.get(event.kind, 1 << 62)
     )
-    return [
-        int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), signed=True)
-        for text in said
-    ]
+    return [int.from_bytes(xxhash.xxh3_64_digest(text.encode()), signed=True) for text in said]

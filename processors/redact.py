@@ -57,8 +57,13 @@ def redact_text(text: str, cwd: str) -> tuple[str, list[str]]:
     if user and user[1] in text:
         # Known by name, it is found where nothing else would tell: glued to a word, at a prompt.
         name = re.escape(user[1])
-        text = re.sub(rf"/(?:Users|home)/{name}(?![\w-])", "$HOME", text)
+        drive = r"(?:(?<![A-Za-z])[A-Za-z]:)?"
+        home = rf"(?:{drive}[\\/]{{1,4}}(?:Users|home)[\\/]{{1,4}}|(?<![\w~])~){name}(?![\w-])"
+        text = re.sub(home, "$HOME", text)
         text = re.sub(rf"{name}@[\w.-]{{1,80}}", "$USER@$HOST", text)
+        mode = r"^[-dlbcps][-rwxsStT]{9}[@+.]?\s{1,8}\d{1,6}\s{1,8}"
+        for owner in (mode, rf"{mode}\$USER\s{{1,8}}"):
+            text = re.sub(rf"(?m)({owner}){name}(?=\s)", r"\1$USER", text)
     if "/var/folders/" in text:
         text = _TEMPORARY.sub("$TMPDIR", text)
     return _without_homes(text), kinds

@@ -135,6 +135,7 @@ SECRETS: tuple[Secret, ...] = (
         _START + r"(?:(?:gsk|xai|tvly|dop_v1|shp(?:at|ca|pa|ss)|r8|fal|lin_api|sbp|whsec|nvapi"
         r"|pplx|figd|glsa|sntr[yu]s|dckr_pat|ops)[_-][A-Za-z0-9+/_=-]{20,}"
         r"|ATATT3[\w=-]{20,}|ntn_[A-Za-z0-9]{20,}|AGE-SECRET-KEY-1[A-Z0-9]{20,}"
+        r"|dp\.(?:pt|st|ct|sa|scim|audit)\.[A-Za-z0-9]{40,}|SK[a-f0-9]{32}(?![A-Za-z0-9])|BSA[\w-]{24,40}(?![\w-])"
         r"|dapi[a-f0-9]{32}|hv[sb]\.[\w-]{20,}|key-[a-f0-9]{32})",
     ),
     _secret("jwt", _START + r"eyJ[\w-]{6,1000}\.eyJ[\w-]{6,}\.[\w-]{8,}"),

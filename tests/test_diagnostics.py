@@ -147,6 +147,11 @@ def test_calls_that_failed(tool: str, text: str, expected: list[str] | None) -> 
         ("git push 2>&1 | tail -2", "fatal: not a git repository", ["command_error"]),
         ("pwd && rg --files | head", "/app\n/bin/bash: line 1: rg: command not found", ["missing_file_or_command"]),
         ("cat <<'EOF' > a.py\nprint('x')\nEOF\npython a.py | tail -3", TRACEBACK, ["runtime_exception"]),
+        ("cp a b 2>&1 | tail -3", "cp: a: No such file or directory", ["missing_file_or_command"]),
+        ('mv a /etc; echo "EXIT=$?"', "mv: cannot move 'a' to '/etc/a': Permission denied\nEXIT=1", ["permission_auth"]),
+        ("./run.sh; echo done", "./run.sh: line 3: foo: command not found\ndone", ["missing_file_or_command"]),
+        ("docker build . 2>&1 | tail -3", "ERROR: failed to solve: process \"make\" did not complete", ["command_error"]),
+        ("kubectl apply -f x 2>&1 | tail", 'error: unable to recognize "x": no matches', ["command_error"]),
     ],
 )  # fmt: skip
 def test_hidden_failures(command: str, output: str, expected: list[str]) -> None:
@@ -180,6 +185,8 @@ def test_hidden_failures(command: str, output: str, expected: list[str]) -> None
         ("cat a.md; echo \"exit: $?\"", "exit: 1"),
         ("find / -name a | head", "find: /root: Permission denied"),
         ("npm run build | tail -3", "built in 3s"),
+        ("cat notes.md; ls", "cp: a: No such file or directory"),
+        ("cp a b", "cp: a: No such file or directory"),
     ],
 )  # fmt: skip
 def test_success_is_success(command: str, output: str) -> None:

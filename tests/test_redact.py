@@ -28,6 +28,9 @@ PLANTED = [
     ("--password=correct-horse", "password_argument"),
     ("https://hooks.slack.com/services/T000/B000/" + "x" * 16, "webhook"),
     ("dapi" + "0a" * 16, "service_key"),
+    ("dp.pt." + "aB3d" * 11, "service_key"),
+    ("SK" + "0a" * 16, "service_key"),
+    ("BSA" + "x9-Q" * 7, "service_key"),
     ("curl -s -u ann:pw1", "user_argument"),
     ("https://files.corp.dev/a?sig=abc%2Bdef1234", "url_parameter"),
     ("-----BEGIN RSA PRIVATE KEY-----\nabc\n-----END RSA PRIVATE KEY-----", "private_key"),
@@ -174,3 +177,17 @@ PIECES = st.sampled_from(
 def test_what_was_redacted_holds_nothing_more(text: str) -> None:
     once, _ = redact_text(text, "/home/ann")
     assert redact_text(once, "/home/ann") == (once, [])
+
+
+@pytest.mark.parametrize(
+    ("text", "cleaned"),
+    [
+        ("cat ~janedoe/x", "cat $HOME/x"),
+        (r"\\srv\Users\janedoe\p", r"\\srv$HOME\p"),
+        ("-rw-r--r--@ 1 janedoe  staff  12 a.ts", "-rw-r--r--@ 1 $USER  staff  12 a.ts"),
+        ("drwxr-xr-x 2 janedoe janedoe 4096 .", "drwxr-xr-x 2 $USER $USER 4096 ."),
+        ("ask janedoe about it", "ask janedoe about it"),
+    ],
+)
+def test_the_recorders_name_goes_where_it_names_a_place(text: str, cleaned: str) -> None:
+    assert redact_text(text, "/Users/janedoe/work/x") == (cleaned, [])

@@ -6,7 +6,6 @@ OpenClaw write the same entries; GSD has no header, and its request is a custom 
 """
 
 import re
-from collections.abc import Iterator
 from typing import Any
 
 from pimono_sdpo.harness.event import Event, Kind, clean
@@ -72,9 +71,9 @@ def read(entries: list[Entry]) -> list[Event]:
             events.extend(message_events(entry.message))
         else:
             events.append(_entry_event(entry))
-        identity, parent = clean(entry.id or ""), entry.parentId
-        parent = clean(parent) if isinstance(parent, str) else ""
-        timestamp = clean(entry.timestamp) if isinstance(entry.timestamp, str) else ""
+        identity = entry.id or ""
+        parent = entry.parentId if isinstance(entry.parentId, str) else ""
+        timestamp = entry.timestamp if isinstance(entry.timestamp, str) else ""
         is_active = position in active or entry.type == "session"
         is_compaction = entry.type == "compaction"
         for index in range(begin, len(events)):
@@ -151,27 +150,28 @@ def _entry_event(entry: Entry) -> Event:
     return Event(0, _ENTRY_KINDS.get(entry.type, "other"), clean(entry.summary or ""))
 
 
-def message_events(message: Message) -> Iterator[Event]:
+def message_events(message: Message) -> list[Event]:
     """Return the events of one message in Pi's form."""
     role = message.role
     if role == "assistant":
-        yield from _assistant_events(message)
-    elif role == "toolResult":
+        return _assistant_events(message)
+    if role == "toolResult":
         text = content_text(message.content)
-        yield Event(
+        result = Event(
             0,
             "tool_result",
             text,
-            call_id=clean(message.toolCallId or ""),
-            tool_name=clean(message.toolName or ""),
+            call_id=message.toolCallId or "",
+            tool_name=message.toolName or "",
             is_error=message.isError is True,
             exit_code=_exit_code(message.details, text),
         )
-    elif role == "user":
-        yield from _user_events(message.content)
-    elif role == "bashExecution":
+        return [result]
+    if role == "user":
+        return _user_events(message.content)
+    if role == "bashExecution":
         code = message.exitCode
-        yield Event(
+        run = Event(
             0,
             "bash",
             clean(message.output or ""),
@@ -180,44 +180,47 @@ def message_events(message: Message) -> Iterator[Event]:
             is_error=bool(code) and message.cancelled is not True,
             exit_code=code,
         )
-    else:
-        kind: Kind = "custom_message" if role in _CUSTOM_ROLES else "other"
-        yield Event(0, kind, content_text(message.content))
+        return [run]
+    kind: Kind = "custom_message" if role in _CUSTOM_ROLES else "other"
+    return [Event(0, kind, content_text(message.content))]
 
 
-def _user_events(content: Content) -> Iterator[Event]:
+def _user_events(content: Content) -> list[Event]:
     """What the user typed; some forks put the tools' results there, as Anthropic's API does."""
     text = content_text(content)
     results = [block for block in _blocks(content) if block.type == "tool_result"]
-    if text or not results:
-        yield Event(0, "user", text)
+    events = [Event(0, "user", text)] if text or not results else []
     for block in results:
         output = content_text(decode_content(block.content))
-        yield Event(
+        result = Event(
             0,
             "tool_result",
             output,
-            call_id=clean(block.tool_use_id or ""),
+            call_id=block.tool_use_id or "",
             is_error=block.is_error is True,
             exit_code=_exit_code(None, output),
         )
+        events.append(result)
+    return events
 
 
-def _assistant_events(message: Message) -> Iterator[Event]:
-    stop = clean(message.stopReason or "")
+def _assistant_events(message: Message) -> list[Event]:
+    stop = message.stopReason or ""
     text = content_text(message.content) or clean(message.errorMessage or "")
-    yield Event(0, "assistant", text, stop_reason=stop)
+    events = [Event(0, "assistant", text, stop_reason=stop)]
     # A call of a turn that was aborted or failed was never made.
     for block in _blocks(message.content):
         if block.type in _CALLS:
-            yield Event(
+            call = Event(
                 0,
                 "tool_call",
-                call_id=clean(block.id or ""),
-                tool_name=clean(block.name or ""),
+                call_id=block.id or "",
+                tool_name=block.name or "",
                 arguments=bytes(block.arguments or block.input).decode() or "null",
                 stop_reason=stop,
             )
+            events.append(call)
+    return events
 
 
 def content_text(content: Content) -> str:
@@ -235,5 +238,6 @@ def _blocks(content: Content) -> list[Block]:
 def _exit_code(details: Details | None, text: str) -> int | None:
     if details is not None and details.exitCode is not None:
         return details.exitCode
-    match = _EXIT.search(text[-200:])
+    end = text[-200:]
+    match = _EXIT.search(end) if "exited with" in end else None
     return int(match.group(1)) if match else None
