@@ -1,0 +1,82 @@
+"""What `datasets` caches follows the code: an edit makes again what depends on it, no more."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pimono_sdpo.export import open_source, read_sessions
+from pimono_sdpo.samples import write_samples
+
+# Prints the stages that were computed, one a line; what is reused adds no file to the cache.
+SCRIPT = """
+import os, sys
+from pathlib import Path
+from datasets import Dataset
+from pimono_sdpo.schema import SESSION
+from pimono_sdpo.stage import apply, name_of
+from processors import PIPELINE
+
+cache = Path(os.environ["HF_DATASETS_CACHE"])
+dataset = Dataset.from_parquet(sys.argv[1], cache_dir=str(cache), features=SESSION)
+for stage in PIPELINE:
+    before = set(cache.rglob("*.arrow"))
+    dataset = apply(dataset, stage)
+    if set(cache.rglob("*.arrow")) - before:
+        print(name_of(stage))
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A copy of the project, so that the real one is left alone, and sessions to run it on."""
+    root = Path(__file__).parents[1]
+    for package in ("pimono_sdpo", "processors"):
+        shutil.copytree(root / package, tmp_path / package)
+    write_samples(tmp_path / "samples")
+    source = open_source(str(tmp_path / "samples" / "trace_text"))
+    tables = [table for shard in source.shards for table in read_sessions(shard)]
+    pq.write_table(pa.concat_tables(tables), tmp_path / "sessions.parquet")
+    return tmp_path
+
+
+def computed(project: Path) -> list[str]:
+    environment = {"PYTHONPATH": str(project), "HF_DATASETS_CACHE": str(project / "cache")}
+    run = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(project / "sessions.parquet")],
+        env=os.environ | environment,
+        cwd=project,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    return run.stdout.split()
+
+
+def edit(project: Path, name: str, old: str, new: str) -> None:
+    path = project / name
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+
+
+def test_an_edit_invalidates_what_depends_on_it(project: Path) -> None:
+    every = "evidence split names keep redact grade threshold context rows".split()
+    assert computed(project) == every
+    assert computed(project) == []
+    edit(project, "processors/grade.py", '"policy_block": 0.5', '"policy_block": 0.75')
+    assert computed(project) == every[every.index("grade") :]
+    # A module that no stage imports, and one that the first of them does.
+    edit(project, "pimono_sdpo/hub.py", '"""', '"""So: ')
+    assert computed(project) == []
+    edit(project, "pimono_sdpo/harness/pi.py", "def read(", "def read (")
+    assert computed(project) == every
+    edit(project, "pimono_sdpo/harness/pi.py", "def read (", "def read(")
+    edit(project, "processors/grade.py", '"policy_block": 0.75', '"policy_block": 0.5')
+    assert computed(project) == []
