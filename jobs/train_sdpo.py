@@ -24,7 +24,7 @@ run-local.json beside them knows this machine's paths and is never published.
 
 A killed training goes on from its last checkpoint when started again with the same arguments, and
 refuses others. A finished one is left alone; --overwrite starts over, rows included, once all that
-was given has been checked. HF_TOKEN, HUB_MODEL_ID and
+was given has been checked. One run at a time works in OUTPUT. HF_TOKEN, HUB_MODEL_ID and
 TRACKIO_SPACE_ID are read from the environment. Exit code 2: something given cannot be used.
 """
 
@@ -91,14 +91,14 @@ def main(argv: list[str]) -> int:
 
 def run(argv: list[str]) -> None:
     """Parse the arguments and do what the mode says."""
-    from pimono_sdpo.training.output import DATA, leave_as_found
+    from pimono_sdpo.training.output import DATA, leave_as_found, only_run
 
     job, args, model_args, recipe = parse(argv)
     output = Path(args.output_dir)
     if job.mode == "card":
         rewrite_card(output)
         return
-    with leave_as_found(output):
+    with leave_as_found(output), only_run(output):
         if job.mode == "prepare":
             prepare_rows(job, output, DATA, args.seed)
         else:
@@ -134,8 +134,7 @@ def parse(argv: list[str]) -> tuple[JobArguments, "SDPOConfig", "ModelConfig", s
         )
     for given in (job, args, model_args):
         arguments.check_numbers(vars(given))
-    if job.max_samples is not None and job.max_samples < 1:
-        raise TrainingInputError(f"--max_samples is {job.max_samples}; keep at least 1 row.")
+    arguments.check_length(args.max_steps, args.num_train_epochs)
     job.license = arguments.known_licence(job.license, LICENCES)
     args.run_name = args.run_name or recipe.stem
     arguments.check_run_name(args.run_name)
@@ -201,7 +200,6 @@ def train_and_save(
     from processors.secrets import kinds_in
     from rewards import trace_grounding_reward
 
-    started_at = run_log.now()
     smoke = job.mode == "smoke"
     sdpo.settle_arguments(args, model_args, smoke)
     folders.settle(output)
@@ -243,13 +241,15 @@ def train_and_save(
         command=argv,
         licence=licence,
         dataset=rows.dataset_name(job.dataset or job.source or dataset),
-        started_at=started_at,
         metrics=metrics,
         adapter_files=files,
     )
     write_card(report, log, staging)
     folders.finish(output, staging, report, log)
     adapter = output / folders.ADAPTER
+    silent, used = prepared.counts["without_reward"], log["dataset"]["rows_used"]
+    if silent:
+        print(f"{silent} of {used} rows name no concrete term, so that their reward counts as 0")
     print(f"the adapter and its card are in {adapter}")
     if args.hub_model_id:
         private = args.hub_private_repo is not False

@@ -71,6 +71,7 @@ def run(**changes: Any) -> dict[str, Any]:
             "prompts_shortened": 11,
             "contexts_shortened": 12,
             "special_tokens_neutralised": 13,
+            "without_reward": 0,
         },
         "hub_model_id": "me/pi-sdpo",
         "trackio": {
@@ -105,6 +106,7 @@ def run(**changes: Any) -> dict[str, Any]:
         "hardware": {"device": "cuda", "name": "NVIDIA A10G", "count": 1},
         "versions": {"trl": "1.16.0", "peft": "0.21.2"},
         "started_at": "2026-01-02T03:04:05Z",
+        "resumed_at": [],
         "finished_at": "2026-01-02T03:20:05Z",
         "metrics": {
             "train_runtime": 952.7,

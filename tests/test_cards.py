@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 from jinja2 import UndefinedError
 
@@ -78,6 +80,31 @@ def test_the_model_card_has_the_reference_cards_order() -> None:
 )
 def test_every_number_is_the_runs_own(line: str) -> None:
     assert line in render_model_card(report(), run()).splitlines()
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({}, "| runtime | 952.7 s, 2026-01-02T03:04:05Z to 2026-01-02T03:20:05Z |"),
+        (
+            {"resumed_at": [8, 16]},
+            "| runtime | 952.7 s, 2026-01-02T03:04:05Z to 2026-01-02T03:20:05Z; gone on with after "
+            "step 8, 16, without the time between and the steps lost |",
+        ),
+        (
+            {"metrics": {"train_runtime": None, "train_samples_per_second": None}},
+            "| samples per second | not known |",
+        ),
+        (
+            {"dataset": {**run()["dataset"], "without_reward": 40}},
+            "40 of the 63 rows name no concrete token beside their categories: "
+            "`trace_grounding_reward` gives them no score, which counts as 0.",
+        ),
+    ],
+)
+def test_what_a_number_does_not_cover_is_told(changes: dict[str, Any], line: str) -> None:
+    assert line in render_model_card(report(), run(**changes)).splitlines()
+    assert "gone on" in line or "gone on" not in render_model_card(report(), run(**changes))
 
 
 def test_a_local_base_is_not_claimed_to_be_on_the_hub() -> None:

@@ -8,6 +8,10 @@ from trl import TrlParser
 
 from pimono_sdpo.errors import TrainingInputError
 
+MOST = 2**63 - 1
+# What NumPy takes for a seed, and SQLite for a number of rows.
+LIMITS = {"seed": (0, 2**32 - 1), "data_seed": (0, 2**32 - 1), "max_samples": (1, MOST)}
+
 
 class SentenceParser(TrlParser):  # type: ignore[misc] # TRL ships no types
     """TRL's parser without abbreviations and without its pages of usage."""
@@ -49,10 +53,27 @@ def take_config(argv: list[str]) -> tuple[str | None, list[str]]:
 
 
 def check_numbers(values: Mapping[str, object]) -> None:
-    """Refuse numbers that are none; every comparison with NaN is false, without a word."""
+    """Refuse numbers that are none or too large for the libraries that take them.
+
+    Every comparison with NaN is false, without a word.
+    """
     for name, value in values.items():
+        low, high = LIMITS.get(name, (-MOST, MOST))
+        if isinstance(value, int) and not low <= value <= high:
+            raise TrainingInputError(f"--{name} is {value}; give a number from {low} to {high}.")
         if isinstance(value, float) and not math.isfinite(value):
             raise TrainingInputError(f"--{name} is {value}; give a finite number.")
+
+
+def check_length(max_steps: int, epochs: float) -> None:
+    """Refuse a training of no step: the Trainer would take one."""
+    if max_steps < 1 and max_steps != -1:
+        raise TrainingInputError(
+            f"--max_steps is {max_steps}; give a number from 1, or -1 to train for "
+            "--num_train_epochs."
+        )
+    if max_steps == -1 and epochs <= 0:
+        raise TrainingInputError(f"--num_train_epochs is {epochs}; give a number above 0.")
 
 
 def check_run_name(name: str) -> None:

@@ -4,8 +4,10 @@ OUTPUT/run-local.json  what the training was started with; marks OUTPUT as ours,
 OUTPUT/checkpoint-N    TRL's own, until the run is finished and after
 OUTPUT/data            rows filtered by this job, with their report.json
 OUTPUT/adapter         the adapter with its card; run.json beside it says that the run is finished
+OUTPUT/.train_sdpo.lock  held by the run that is at work here, gone with it
 """
 
+import fcntl
 import json
 import os
 import re
@@ -26,6 +28,7 @@ STAGING = ".adapter.partial"
 DATA = "data"
 # Where an overwriting run keeps its rows until nothing can stop it from starting.
 NEXT_DATA = ".data.next"
+LOCK = ".train_sdpo.lock"
 # The mark goes last, so that a folder half cleared is still known as ours.
 FILES = (REPORT_FILE, PROBE_FILE, RUN_FILE, LOCAL_FILE)
 CHECKPOINT = re.compile(r"checkpoint-\d+")
@@ -53,11 +56,7 @@ def is_ours(file: Path) -> bool:
 
 def check_output(folder: Path, overwrite: bool = False) -> None:
     """Refuse a place that cannot be written, that holds a finished run or what is not ours."""
-    there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
-    if not there.is_dir():
-        raise OutputError(f"`{there}` is a file; give the name of a folder as --output_dir.")
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise OutputError(f"`{there}` cannot be written; give another --output_dir.")
+    _check_place(folder)
     foreign = [path.name for path in sorted(folder.glob("*")) if _is_foreign(path)]
     if foreign:
         raise OutputError(
@@ -69,6 +68,14 @@ def check_output(folder: Path, overwrite: bool = False) -> None:
             f"`{folder}` holds a finished run; give another --run-name or --output_dir, or "
             "--overwrite to replace it."
         )
+
+
+def _check_place(folder: Path) -> None:
+    there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    if not there.is_dir():
+        raise OutputError(f"`{there}` is a file; give the name of a folder as --output_dir.")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise OutputError(f"`{there}` cannot be written; give another --output_dir.")
 
 
 def _is_foreign(path: Path) -> bool:
@@ -95,6 +102,47 @@ def check_data(folder: Path) -> None:
             f"`{data}` holds files that are not of an earlier filter run; give another --run-name "
             "or --output_dir."
         )
+
+
+@contextmanager
+def only_run(folder: Path) -> Iterator[None]:
+    """Hold the output folder for this run alone; raises OutputError when another one is at work.
+
+    The lock goes with the process, however it ends.
+    """
+    _check_place(folder)
+    path = folder / LOCK
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = path.open("a")
+    except OSError as error:
+        raise OutputError(
+            f"`{folder}` cannot be written ({error.strerror}); give another --output_dir."
+        ) from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise _busy(folder) from error
+        except OSError as error:
+            raise OutputError(
+                f"The disk of `{folder}` cannot lock files ({error.strerror}); give another "
+                "--output_dir."
+            ) from error
+        # The run before may have taken the file away after it was opened here.
+        if not path.exists() or not os.path.samestat(path.stat(), os.fstat(lock.fileno())):
+            raise _busy(folder)
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def _busy(folder: Path) -> OutputError:
+    return OutputError(
+        f"Another run is at work in `{folder}`; wait for it, or give another --run-name or "
+        "--output_dir."
+    )
 
 
 @contextmanager

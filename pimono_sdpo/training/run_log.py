@@ -2,7 +2,6 @@
 
 import math
 import platform
-from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import torch
 from trl import ModelConfig
 
 from pimono_sdpo import __version__
+from pimono_sdpo.training.clock import now
 from pimono_sdpo.training.models import published_base
 from pimono_sdpo.training.sdpo import Prepared
 from pimono_sdpo.training.tracking import space_url
@@ -43,7 +43,6 @@ def build_run_log(
     command: list[str],
     licence: str | None,
     dataset: str,
-    started_at: str,
     metrics: dict[str, float],
     adapter_files: dict[str, int],
 ) -> Json:
@@ -81,7 +80,8 @@ def build_run_log(
         },
         "hardware": _hardware(args.device),
         "versions": {name: version(name) for name in PACKAGES},
-        "started_at": started_at,
+        "started_at": prepared.clock.started_at,
+        "resumed_at": prepared.clock.resumed_at,
         "finished_at": now(),
         "metrics": metrics,
         # The summary of the whole run comes last in the history and is `metrics` already.
@@ -103,11 +103,6 @@ def _without_machine_path(word: str) -> str:
     path = Path(value)
     leaves = path.is_absolute() or ".." in path.parts or value.startswith("~")
     return f"{option}{equals}{path.name}" if leaves else word
-
-
-def now() -> str:
-    """Return the time in UTC to the second."""
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _hardware(device: torch.device) -> Json:

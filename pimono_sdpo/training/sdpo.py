@@ -14,6 +14,7 @@ from trl.experimental.sdpo import SDPOConfig, SDPOTrainer
 from pimono_sdpo.errors import TrainingInputError
 from pimono_sdpo.training.budgets import Reprompt, fit_rows
 from pimono_sdpo.training.callbacks import make_resumable
+from pimono_sdpo.training.clock import Clock
 from pimono_sdpo.training.models import (
     base_model_revision,
     load_tokenizer,
@@ -34,6 +35,7 @@ class Prepared:
     trainer: SDPOTrainer
     revision: str | None
     prompt_budget: int | None
+    clock: Clock
     rows: int
     counts: dict[str, int]
 
@@ -68,6 +70,7 @@ def prepare(args: SDPOConfig, model_args: ModelConfig, rows: Dataset, reward: Re
 
     Raises TrainingInputError for rows, a model or arguments that cannot be trained with.
     """
+    clock = Clock()
     lora = lora_config(model_args)
     revision = base_model_revision(model_args)
     tokenizer = load_tokenizer(model_args, revision, args.trust_remote_code)
@@ -107,13 +110,26 @@ def prepare(args: SDPOConfig, model_args: ModelConfig, rows: Dataset, reward: Re
             peft_config=lora,
         )
     make_resumable(trainer)
-    return Prepared(trainer, revision, prompt_budget, len(rows), counts)
+    trainer.add_callback(clock)
+    counts["without_reward"] = _without_reward(reward, fitted)
+    return Prepared(trainer, revision, prompt_budget, clock, len(rows), counts)
+
+
+def _without_reward(reward: Reward, rows: Dataset) -> int:
+    """Count the rows for which the reward says nothing whatever the answer is, having no terms."""
+    columns = {name: list(rows[name]) for name in rows.column_names}
+    said = [[{"role": "assistant", "content": ""}] for _ in range(len(rows))]
+    prompts = columns.pop("prompt")
+    return reward(prompts=prompts, completions=said, **columns).count(None)
 
 
 def train(prepared: Prepared) -> dict[str, float]:
-    """Train to the last step, from the newest whole checkpoint if there is one; return metrics."""
+    """Train to the last step, from the newest whole checkpoint if there is one.
+
+    Returns the metrics of the whole run, whoever began it.
+    """
     trainer = prepared.trainer
     checkpoint = last_checkpoint(Path(trainer.args.output_dir))
     result = trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-    metrics: dict[str, float] = result.metrics
-    return metrics
+    state, batch = trainer.state, trainer.get_total_train_batch_size(trainer.args)
+    return prepared.clock.whole_run(result.metrics, state.log_history, state.global_step, batch)

@@ -6,11 +6,12 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from datasets import Dataset
 
 from pimono_sdpo.training import output, publish
 from tests.loopback_hub import LoopbackHub
 from tests.traces import HEADER, bash, trace, user
-from tests.training.setup import JOBS, PYTHONPATH, job, python, script
+from tests.training.setup import JOBS, PYTHONPATH, hand_made, job, python, script
 
 
 def test_the_job_trains_logs_and_writes_its_card(
@@ -202,6 +203,20 @@ def test_the_recipes_are_the_reference_run_and_its_small_twin(
     assert small.output_dir == "outputs/tiny-smoke"
     assert small.max_steps == 9
     assert small.use_cpu is True
+
+
+def test_the_job_tells_for_how_many_rows_there_is_no_reward(
+    tmp_path: Path, tiny: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "rows").mkdir()
+    rows = [{**row, "reward_terms": ["command_error"]} for row in hand_made()]
+    Dataset.from_list([hand_made()[0], *rows[1:]]).to_parquet(tmp_path / "rows" / "train.parquet")
+    argv = ["--config", "tiny", "--report_to", "none", "--max_steps", "1"]
+    argv += ["--dataset", str(tmp_path / "rows"), "--model_name_or_path", str(tiny)]
+    assert script().main([*argv, "--output_dir", str(tmp_path / "out")]) == 0
+    assert "3 of 4 rows name no concrete term, so that their reward" in capsys.readouterr().out
+    card = (tmp_path / "out" / "adapter" / "README.md").read_text()
+    assert "\n3 of the 4 rows name no concrete token beside their categories:" in card
 
 
 def test_prepared_rows_are_not_silently_used_with_other_options(

@@ -133,6 +133,48 @@ def start(folder: Path, model: Path, **changes: object) -> output.Json:
     return started.started_with(args, model_args, None, hand_made())
 
 
+def test_a_folder_is_one_runs_and_keeps_no_trace_of_the_lock(tmp_path: Path) -> None:
+    out = tmp_path / "outputs" / "new"
+    for _resumed in range(2):
+        with output.only_run(out):
+            with (
+                pytest.raises(OutputError, match=r"Another run is at work in `.*new`; wait"),
+                output.only_run(out),
+            ):
+                pass
+            # Other folders are free, and what is left of a killed run is not in the way.
+            with output.only_run(tmp_path / "other"):
+                pass
+        assert not any(out.iterdir())
+        (out / output.LOCK).touch()
+
+
+def test_a_lock_file_that_was_taken_away_locks_nothing(tmp_path: Path) -> None:
+    with output.only_run(tmp_path):
+        (tmp_path / output.LOCK).unlink()
+        with output.only_run(tmp_path):
+            assert (tmp_path / output.LOCK).exists()
+
+
+def test_the_second_of_two_jobs_is_refused(
+    tmp_path: Path, tiny: Path, filtered: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    base = ["--config", "tiny", "--report_to", "none", "--output_dir", str(out)]
+    rows = ["--dataset", str(filtered), "--model_name_or_path", str(tiny), "--max_steps", "1"]
+    job = script().main
+    with output.only_run(out):
+        before = tree(tmp_path)
+        for argv in (rows, [*rows, "--overwrite"], ["--mode", "prepare", "--source", "x"]):
+            assert job([*base, *argv]) == 2
+            told = capsys.readouterr().err.strip().splitlines()[-1]
+            assert told.startswith(f"train_sdpo: Another run is at work in `{out}`")
+            assert tree(tmp_path) == before
+    assert job([*base, *rows]) == 0
+    assert not (out / output.LOCK).exists()
+    assert "rows name no" not in capsys.readouterr().out
+
+
 def test_only_the_same_training_goes_on(tmp_path: Path, tiny: Path) -> None:
     out = tmp_path / "out"
     first = start(out, tiny)

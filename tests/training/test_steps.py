@@ -1,6 +1,7 @@
 """SDPO on a tiny random model of the real class: NF4, LoRA, resume, the saved adapter."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,14 @@ from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     BitsAndBytesConfig,
+    TrainerState,
 )
 from trl import ModelConfig
 
+from pimono_sdpo.errors import TrainingInputError
 from pimono_sdpo.tiny_model import write_tiny_model
 from pimono_sdpo.training import models, output, publish, rows, run_log, sdpo
+from pimono_sdpo.training.clock import Clock
 from tests.training.setup import (
     SeenPrompts,
     StopAfter,
@@ -32,6 +36,11 @@ def test_the_tiny_model_is_the_real_class_and_the_same_bytes(tiny: Path, tmp_pat
     for name in ("model.safetensors", "tokenizer.json", "config.json"):
         assert digest(again / name) == digest(tiny / name)
     assert digest(other / "model.safetensors") != digest(tiny / "model.safetensors")
+    with pytest.raises(
+        TrainingInputError, match="give a number from -9223372036854775808 to 18446"
+    ):
+        write_tiny_model(tmp_path / "none", seed=2**64)
+    assert not (tmp_path / "none").exists()
     tokenizer = AutoTokenizer.from_pretrained(tiny)
     assert type(tokenizer).__name__ == "GemmaTokenizer"
     ids = (tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.bos_token_id)
@@ -69,6 +78,7 @@ def test_training_moves_the_adapter_and_nothing_is_cut(
         "prompts_shortened": 1,
         "contexts_shortened": 1,
         "special_tokens_neutralised": 1,
+        "without_reward": 0,
     }
     steps = [entry for entry in trainer.state.log_history if "loss" in entry]
     assert [entry["step"] for entry in steps] == [1, 2, 3, 4, 5, 6]
@@ -89,8 +99,9 @@ def test_a_killed_run_goes_on_to_the_same_weights(
     first_args, model_args = arguments(tmp_path, tiny, **changes)
     first = sdpo.prepare(first_args, model_args, dataset, letters_reward)
     first.trainer.add_callback(StopAfter(stop))
-    sdpo.train(first)
+    part = sdpo.train(first)
     assert first.trainer.state.global_step == stop
+    assert first.clock.resumed_at == []
     # What a kill in the middle of writing a checkpoint leaves.
     (tmp_path / f"checkpoint-{stop + 1}").mkdir()
     checkpoint = output.last_checkpoint(tmp_path)
@@ -98,8 +109,14 @@ def test_a_killed_run_goes_on_to_the_same_weights(
 
     second_args, model_args = arguments(tmp_path, tiny, **changes)
     second = sdpo.prepare(second_args, model_args, dataset, letters_reward)
-    sdpo.train(second)
+    whole = sdpo.train(second)
     assert second.trainer.state.global_step == 6
+    assert second.clock.resumed_at == [stop]
+    assert second.clock.started_at == first.clock.started_at
+    assert 0 < second.clock.before <= part["train_runtime"] < whole["train_runtime"]
+    per_second = whole["train_samples_per_second"]
+    assert per_second == pytest.approx(6 * 2 / whole["train_runtime"], abs=1e-3)
+    assert whole["train_loss"] == pytest.approx(straight[1]["train_loss"], abs=1e-6)
     for adapter in ("default", "teacher"):
         expected = adapter_state(straight[0].trainer, adapter)
         resumed = adapter_state(second.trainer, adapter)
@@ -144,7 +161,6 @@ def test_the_saved_adapter_is_clean_and_loads(
         licence="mit",
         recipe="tiny.yaml",
         dataset="rows",
-        started_at="2026-01-01T00:00:00Z",
         metrics=metrics,
         adapter_files=files,
     )
@@ -158,5 +174,15 @@ def test_the_saved_adapter_is_clean_and_loads(
     assert log["arguments"]["include_environment_feedback"] is True
     assert [entry["step"] for entry in log["log_history"]] == [1, 2, 3, 4, 5, 6]
     assert log["metrics"]["train_loss"] == metrics["train_loss"]
+    assert log["resumed_at"] == []
     assert log["adapter"]["files"] == files
     assert log["adapter"]["trainable_parameters"] == sum(v.numel() for v in trained.values())
+
+
+def test_the_time_of_a_run_is_unknown_when_its_checkpoint_kept_none() -> None:
+    clock = Clock()
+    clock.on_train_begin(None, TrainerState(global_step=3), None)
+    whole = clock.whole_run({"train_runtime": 5.0}, [{"step": 6, "loss": 0.5}], 6, 2)
+    assert math.isnan(whole["train_runtime"])
+    assert math.isnan(whole["train_samples_per_second"])
+    assert (whole["train_loss"], clock.resumed_at) == (0.5, [3])
