@@ -76,6 +76,11 @@ def find_failures(text: str) -> list[tuple[Rule, re.Match[str]]]:
     return [(rule, match) for rule, match in matches if match]
 
 
+def may_fail(text: str, categories: frozenset[str]) -> bool:
+    """Tell in one pass whether rules of some categories may match; what cannot is ruled out."""
+    return any(RULES[number].category in categories for number in _PREFILTER.candidates(text))
+
+
 def classify(text: str) -> list[str]:
     """Return the sorted categories whose patterns occur in an error's text; may be empty.
 

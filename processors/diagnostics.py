@@ -21,7 +21,14 @@ from pimono_sdpo.failures import (
 )
 from pimono_sdpo.harness.event import Event
 from pimono_sdpo.schema import Diagnostic
-from processors.hidden import IS_CHECK, NOT_OF_A_COMMAND, SIGNATURE, find_hidden, last_role
+from processors.hidden import (
+    IS_CHECK,
+    NOT_OF_A_COMMAND,
+    SIGNATURE,
+    find_hidden,
+    last_role,
+    may_hide,
+)
 from processors.shell import Pipeline, Stage, parse
 
 MIXED_TAIL_LINES = 25
@@ -71,15 +78,15 @@ def find_diagnostics(events: Sequence[Event]) -> list[Diagnostic]:
     for event in events:
         if event.kind == "tool_call" and event.tool_name == "bash":
             calls[event.call_id] = event.arguments
-        if not _may_tell(event):
+        called = event.arguments if event.kind == "bash" else calls.get(event.call_id, "")
+        if not _may_tell(event, called):
             continue
         text = _cleaned(event.text)
         if event.kind == "assistant":
             categories = _broken_turn(text)
-        elif event.kind == "bash":
-            categories = _categories(event, event.arguments, text)
         else:
-            categories = _categories(event, _command(calls.get(event.call_id, "")), text)
+            command = called if event.kind == "bash" else _command(called)
+            categories = _categories(event, command, text)
         if categories:
             found.append(
                 {
@@ -92,15 +99,17 @@ def find_diagnostics(events: Sequence[Event]) -> list[Diagnostic]:
     return found
 
 
-def _may_tell(event: Event) -> bool:
-    """Sort out, without a look at the text, most of what can be no failure."""
+def _may_tell(event: Event, called: str) -> bool:
+    """Sort out most of what can be no failure; most events are none."""
     if not event.on_active_branch:
         return False
     if event.kind == "assistant":
         return event.stop_reason == "error"
     if event.kind not in {"tool_result", "bash"}:
         return False
-    return event.is_error or event.tool_name == "bash"
+    if event.is_error or event.exit_code:
+        return True
+    return event.tool_name == "bash" and may_hide(called, event.text)
 
 
 def _cleaned(text: str) -> str:

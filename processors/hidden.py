@@ -2,7 +2,7 @@
 
 import re
 
-from pimono_sdpo.failures import SAYS_PASSED, classify
+from pimono_sdpo.failures import SAYS_PASSED, classify, may_fail
 from processors.shell import Pipeline, Stage, loses_status, parse
 
 TAIL_LINES = 15
@@ -27,6 +27,17 @@ _CHANGERS = frozenset("cp mv rm mkdir chmod chown ln touch".split())
 _SHELLS = frozenset({"bash", "sh", "zsh", "dash", "-bash"})
 _IN_SCRIPT = re.compile(r" (?:line )?\d{1,6}: ")
 NOT_OF_A_COMMAND = frozenset({"policy_block", "tool_schema_validation"})
+
+
+def may_hide(command: str, text: str) -> bool:
+    """Tell, faster than by reading the command, whether there is anything to look into.
+
+    `command` may also be the JSON around it.
+    """
+    if "$?" in command or "PIPESTATUS" in command:
+        return True
+    tail = "\n".join(text[-TAIL_CHARS:].rsplit("\n", 2 * TAIL_LINES)[-2 * TAIL_LINES :])
+    return "timed out" in tail or "not found" in tail or may_fail(tail, SIGNATURE | _COMPLAINED)
 
 
 def find_hidden(command: str, text: str) -> set[str]:
