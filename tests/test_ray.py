@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from pimono_sdpo.commands import run_filter
 from pimono_sdpo.export import open_source
 from pimono_sdpo.workers import Job
 from tests import shards
@@ -49,7 +50,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def rows(source: Path) -> Path:
     out = source.parent / "rows"
-    assert cli("filter", source, "--out", out, "--workers", 2).returncode == 0
+    run_filter(str(source), out, workers=2)
     return out
 
 
@@ -58,7 +59,7 @@ def test_a_cluster_writes_the_bytes_of_one_machine_and_goes_past_a_bad_shard(
 ) -> None:
     traces = shards.write_shards(tmp_path / "traces", 4)
     good = (traces / "0001.parquet").read_bytes()
-    assert cli("filter", traces, "--out", tmp_path / "local").returncode == 0
+    run_filter(str(traces), tmp_path / "local")
     (traces / "0001.parquet").write_bytes(good[:8] + b"\xff" * 900 + good[908:])
     arguments = ("filter", "traces", "--out", "rows", "--engine", "ray")
     # A name relative to a folder that no node works in.
