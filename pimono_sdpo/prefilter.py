@@ -32,6 +32,8 @@ _CLASSES = {
 }
 # What a class leaves out must not be more than in Python.
 _NARROW = {r"\S": "!-~", r"\W": r"!-/:-@\[-\^`{-~", r"\D": "!-/:-~"}
+_NO_WORD_BEFORE = r"(?<!\w)"
+_EDGES = {_NO_WORD_BEFORE: r"(?:^|\W)", r"(?!\w)": r"(?:$|\W)"}
 
 
 class Prefilter:
@@ -58,7 +60,7 @@ def widened(pattern: re.Pattern[str]) -> str:
     r"""Write a pattern for RE2 so that it matches wherever the pattern does, and maybe elsewhere.
 
     >>> widened(re.compile(r"(?<!\w)not{1,20}(?! yet)\b"))
-    '(?m)not{1,}'
+    '(?m)(?:^|\\W)not{1,}'
     """
     flags = "m" + ("i" if pattern.flags & re.IGNORECASE else "")
     flags += "s" if pattern.flags & re.DOTALL else ""
@@ -66,12 +68,17 @@ def widened(pattern: re.Pattern[str]) -> str:
 
 
 def _widened(source: str) -> Iterator[str]:
-    position = 0
+    position = depth = 0
     after_repeat = False
     while position < len(source):
+        if depth == 0 and (edge := _edge(source, position)):
+            position += len(edge)
+            yield _EDGES[edge]
+            continue
         token = _TOKEN.match(source, position)
         assert token is not None
         position = token.end()
+        depth += (token[0] == "(") - (token[0] == ")")
         text, is_repeat = token[0], bool(token["repeat"]) or token[0] in "*+?"
         if token["look"]:
             position = _closing(source, position)
@@ -94,6 +101,15 @@ def _widened(source: str) -> Iterator[str]:
         yield text
         # What follows a repeat makes it lazy or possessive; it is no repeat of its own.
         after_repeat = is_repeat and not after_repeat
+
+
+def _edge(source: str, position: int) -> str:
+    """Tell the lookaround at the edge of a whole alternative: there it can be what it looks at."""
+    for edge in _EDGES:
+        if source.startswith(edge, position):
+            before, after = source[:position][-1:], source[position + len(edge) :][:1]
+            return edge if (before if edge == _NO_WORD_BEFORE else after) in {"", "|"} else ""
+    return ""
 
 
 def _widened_class(text: str) -> str:
