@@ -10,6 +10,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from pimono_sdpo.samples import SAMPLE_SESSIONS, is_whole, write_export
 from tests.traces import HEADER, bash, call, trace, user
 
@@ -27,17 +30,24 @@ def write_shards(folder: Path, count: int = 5) -> Path:
     return folder
 
 
-def write_long_shards(folder: Path, count: int, megabytes: int) -> Path:
-    """Write shards that take a while, each of 64 raw files."""
+def write_busy_shards(folder: Path, count: int, times: int) -> Path:
+    """Write shards that take a while: all samples, so many times over."""
+    (one,) = write_shards(folder, 1).iterdir()
+    samples = pq.read_table(one)
+    for number in range(count):
+        pq.write_table(pa.concat_tables([samples] * times), folder / f"{number:04}.parquet")
+    return folder
+
+
+def write_raw_shards(folder: Path, count: int) -> Path:
+    """Write shards of 64 raw files each."""
     folder.mkdir(parents=True)
-    turns = bash("ls", "x y z " * 2000)
     for number in range(count * 64):
         header = {**HEADER, "id": f"s-{number}", "cwd": f"/w/repo{number}"}
-        failed = bash("npm test", f"{number % 7} failed\n\nCommand exited with code 1", error=True)
         asked = user(f"Fix the parser of module {number}, it drops line {number * 31}")
-        entries = [header, asked, *failed, call("edit", path=f"m{number}.ts")]
-        repeat = megabytes * 2**20 // 64 // 12_000
-        (folder / f"{number:05}.jsonl").write_text(trace(*entries, *turns * repeat))
+        failed = bash("npm test", f"{number % 7} failed\n\nCommand exited with code 1", error=True)
+        text = trace(header, asked, *failed, call("edit", path=f"m{number}.ts"))
+        (folder / f"{number:05}.jsonl").write_text(text)
     return folder
 
 

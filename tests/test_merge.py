@@ -101,7 +101,7 @@ def test_a_shard_without_rows_or_sessions_is_a_shard(tmp_path: Path) -> None:
 
 
 def test_raw_sessions_and_options_travel(tmp_path: Path) -> None:
-    traces = shards.write_long_shards(tmp_path / "traces", 3, 0)
+    traces = shards.write_raw_shards(tmp_path / "traces", 3)
     options = {"unit": "episode", "test_fraction": 0.4, "history_chars": 200}
     run_filter(str(traces), tmp_path / "rows", **options)  # type: ignore[arg-type]
     other = moved(traces, tmp_path / "machine")
@@ -210,7 +210,7 @@ def test_no_folder_is_taken_for_another(
 
 
 def test_a_killed_part_resumes_and_a_killed_merge_runs_again(tmp_path: Path) -> None:
-    traces = shards.write_long_shards(tmp_path / "traces", 6, 3)
+    traces = shards.write_busy_shards(tmp_path / "traces", 6, 30)
     run_filter(str(traces), tmp_path / "rows")
     run_part(str(traces), tmp_path / "p2", (2, 2))
     arguments = ("filter", traces, "--out", tmp_path / "p1", "--shard", "1/2")

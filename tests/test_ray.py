@@ -44,7 +44,7 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return shards.write_long_shards(tmp_path_factory.mktemp("long") / "traces", 8, 8)
+    return shards.write_busy_shards(tmp_path_factory.mktemp("long") / "traces", 8, 120)
 
 
 @pytest.fixture(scope="module")

@@ -38,7 +38,7 @@ def rows(source: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def long_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return shards.write_long_shards(tmp_path_factory.mktemp("long") / "traces", 4, 4)
+    return shards.write_busy_shards(tmp_path_factory.mktemp("long") / "traces", 4, 80)
 
 
 @pytest.fixture(scope="module")
