@@ -83,7 +83,7 @@ def filter_command(
     ] = None,
 ) -> None:
     """Turn recorded sessions into SDPO rows, a report and a dataset card."""
-    from pimono_sdpo.usage import Usage, table
+    from pimono_sdpo.runs.usage import Usage, table
 
     usage = Usage()
     options: dict[str, Any] = {
@@ -128,7 +128,7 @@ def merge_command(
     dedupe: Dedupe = True,
 ) -> None:
     """Put the parts of a source together: the rows, report and card of one undivided run."""
-    from pimono_sdpo.usage import table
+    from pimono_sdpo.runs.usage import table
 
     report = merge_parts(parts, out, max_samples, seed, licence, dedupe)
     typer.echo(table(report["sessions"], report["kept"], report["drop_reasons"]))

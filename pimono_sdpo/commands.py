@@ -17,11 +17,11 @@ from pimono_sdpo.errors import EmptySelection, OutputError, SourceError
 from pimono_sdpo.schema import Unit
 
 if TYPE_CHECKING:
-    from pimono_sdpo.assemble import ShardFiles
     from pimono_sdpo.export import Source
-    from pimono_sdpo.runner import Finished
-    from pimono_sdpo.usage import Usage
-    from pimono_sdpo.workers import Engine
+    from pimono_sdpo.runs.assemble import ShardFiles
+    from pimono_sdpo.runs.runner import Finished
+    from pimono_sdpo.runs.usage import Usage
+    from pimono_sdpo.runs.workers import Engine
 
 EngineName = Literal["local", "ray"]
 SEED = 42
@@ -49,9 +49,9 @@ def run_filter(
     `usage` is told what the run has cost. Raises SourceError, ShardError, OutputError,
     EngineError or EmptySelection; then `out` is as it was before.
     """
-    from pimono_sdpo.assemble import files_of
-    from pimono_sdpo.engines import engine_of
-    from pimono_sdpo.folders import only_run
+    from pimono_sdpo.runs.assemble import files_of
+    from pimono_sdpo.runs.engines import engine_of
+    from pimono_sdpo.runs.folders import only_run
 
     chosen = _chosen(max_samples, dedupe, seed, licence)
     made_with = _row_options(unit, min_score, test_fraction, history_chars)
@@ -83,10 +83,10 @@ def run_part(
     `out` gets `rows`, `prints`, `rejects`, `done` and `part.json`, for `merge_parts`. Raises like
     `run_filter`; a part without rows is no error.
     """
-    from pimono_sdpo.engines import engine_of
-    from pimono_sdpo.folders import LOCK, PART, another_part, only_run, publish_folder, remove
-    from pimono_sdpo.manifests import describe, made_by
-    from pimono_sdpo.part import numbers_of, says, write_part
+    from pimono_sdpo.runs.engines import engine_of
+    from pimono_sdpo.runs.folders import LOCK, PART, another_part, only_run, publish_folder, remove
+    from pimono_sdpo.runs.manifests import describe, made_by
+    from pimono_sdpo.runs.part import numbers_of, says, write_part
 
     made_with = _row_options(unit, min_score, test_fraction, history_chars)
     run = engine_of(engine, workers)
@@ -123,8 +123,8 @@ def merge_parts(
     Raises SourceError when parts are missing, double, damaged or do not fit, OutputError or
     EmptySelection; then `out` is as it was before.
     """
-    from pimono_sdpo.folders import apart, only_run
-    from pimono_sdpo.part import gather
+    from pimono_sdpo.runs.folders import apart, only_run
+    from pimono_sdpo.runs.part import gather
 
     chosen = _chosen(max_samples, dedupe, seed, licence)
     out = out.resolve()
@@ -181,7 +181,7 @@ def _row_options(unit: Unit, min_score: float, test_fraction: float, history_cha
 
 def _open(source: str, out: Path) -> "Source":
     from pimono_sdpo.export import open_source
-    from pimono_sdpo.folders import apart
+    from pimono_sdpo.runs.folders import apart
 
     if source and Path(source).exists():
         apart(Path(source).resolve(), out)
@@ -203,8 +203,8 @@ def _finish(
     usage: "Usage | None",
 ) -> "Finished":
     """Run the shards of these numbers under a bar."""
-    from pimono_sdpo.progress import Progress
-    from pimono_sdpo.runner import run_shards
+    from pimono_sdpo.runs.progress import Progress
+    from pimono_sdpo.runs.runner import run_shards
 
     shards = {index: opened.shards[index] for index in numbers}
     started = perf_counter()
@@ -226,9 +226,9 @@ def _publish(
 ) -> Json:
     """Judge the rows of all shards, put them together and give the folder its name."""
     from cards import render_dataset_card, write_report_plot
-    from pimono_sdpo.assemble import assemble, judge
-    from pimono_sdpo.folders import LOCK, publish_folder, remove
     from pimono_sdpo.report import build_report
+    from pimono_sdpo.runs.assemble import assemble, judge
+    from pimono_sdpo.runs.folders import LOCK, publish_folder, remove
     from processors.grade import WEIGHTS
 
     comparing = options["max_samples"], options["seed"], options["dedupe"]

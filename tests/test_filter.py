@@ -13,10 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 from datasets import load_dataset
 
-from pimono_sdpo import folders
 from pimono_sdpo.commands import run_filter
 from pimono_sdpo.errors import EmptySelection, OutputError
-from pimono_sdpo.folders import only_run
+from pimono_sdpo.runs import folders
+from pimono_sdpo.runs.folders import only_run
 from pimono_sdpo.samples import SAMPLE_SESSIONS, is_whole, write_export, write_samples
 from pimono_sdpo.schema import SDPO_ROW
 from tests.traces import HEADER, bash, call, trace, user

@@ -11,7 +11,7 @@ import pytest
 
 from pimono_sdpo.commands import run_filter
 from pimono_sdpo.export import open_source
-from pimono_sdpo.workers import Job
+from pimono_sdpo.runs.workers import Job
 from tests import shards
 from tests.shards import all_bytes, cli, command, made, sentence, until
 
@@ -20,7 +20,7 @@ pytest.importorskip("ray", reason='needs the extra: pip install "pimono-sdpo[ray
 from ray.cloudpickle import dumps
 from ray.cluster_utils import Cluster
 
-from pimono_sdpo.ray_engine import TOKEN, finish_on_node, shipped
+from pimono_sdpo.runs.ray_engine import TOKEN, finish_on_node, shipped
 
 # All of this file on one worker: a cluster is dear.
 pytestmark = pytest.mark.xdist_group("ray")

@@ -80,16 +80,16 @@ def test_the_table_of_weights_is_the_scores() -> None:
 
 def test_the_tree_is_the_tree() -> None:
     tree = README.split("## Where things live")[1].split("```")[1]
-    folder = ""
+    folders = ["", "", ""]
     documented = set()
     for line in filter(None, tree.splitlines()):
-        name = line.split()[0]
-        if not line.startswith(" "):
-            folder = name
-        documented.add(name if not line.startswith(" ") else folder + name)
+        depth = (len(line) - len(line.lstrip())) // 2
+        path = folders[depth] + line.split()[0]
+        folders[depth + 1 :] = [path, ""][: 2 - depth]
+        documented.add(path)
     for entry in documented:
         assert (ROOT / entry).exists(), entry
-    for package in ("pimono_sdpo", "processors"):
+    for package in ("pimono_sdpo", "pimono_sdpo/runs", "processors"):
         there = {
             f"{package}/{path.name}{'/' if path.is_dir() else ''}"
             for path in (ROOT / package).iterdir()

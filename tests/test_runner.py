@@ -15,10 +15,10 @@ import pytest
 
 from pimono_sdpo.commands import run_filter
 from pimono_sdpo.export import open_source
-from pimono_sdpo.progress import Progress
-from pimono_sdpo.runner import run_shards
+from pimono_sdpo.runs.progress import Progress
+from pimono_sdpo.runs.runner import run_shards
+from pimono_sdpo.runs.workers import here, in_processes
 from pimono_sdpo.stage import Row
-from pimono_sdpo.workers import here, in_processes
 from processors import pipeline
 from tests import shards
 from tests.shards import all_bytes, cli, command, made, sentence, until

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pimono_sdpo.duplicates import (
+from pimono_sdpo.runs.duplicates import (
     Verdict,
     add_shard,
     judge_duplicates,

@@ -13,10 +13,10 @@ from typing import Any
 
 from pimono_sdpo.errors import OutputError, ShardError
 from pimono_sdpo.export import Shard
-from pimono_sdpo.manifests import made_from
-from pimono_sdpo.progress import Progress
+from pimono_sdpo.runs.manifests import made_from
+from pimono_sdpo.runs.progress import Progress
+from pimono_sdpo.runs.workers import ATTEMPTS, DONE, KINDS, Engine, Job, Outcome
 from pimono_sdpo.stage import Stage
-from pimono_sdpo.workers import ATTEMPTS, DONE, KINDS, Engine, Job, Outcome
 
 Json = dict[str, Any]
 

@@ -24,9 +24,9 @@ from ray.exceptions import (
 )
 
 from pimono_sdpo.errors import EngineError
+from pimono_sdpo.runs.workers import Job, Outcome, finish_shard
 from pimono_sdpo.shards import run_shard
 from pimono_sdpo.stage import source_hash
-from pimono_sdpo.workers import Job, Outcome, finish_shard
 
 MAX_RETRIES = 5
 TOKEN = "driver"
@@ -92,7 +92,7 @@ def shipped() -> Callable[[bytes, str], Any]:
 
     def finish(job: bytes, token: str) -> Any:
         try:
-            from pimono_sdpo.ray_engine import finish_on_node
+            from pimono_sdpo.runs.ray_engine import finish_on_node
 
             unpacked = pickle.loads(job)
         except (ImportError, AttributeError) as error:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
-from pimono_sdpo.runner import Finished
-from pimono_sdpo.workers import peak_memory
+from pimono_sdpo.runs.runner import Finished
+from pimono_sdpo.runs.workers import peak_memory
 
 Json = dict[str, Any]
 MB = 1_000_000

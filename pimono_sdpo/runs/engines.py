@@ -5,7 +5,7 @@ from importlib.util import find_spec
 from typing import Literal
 
 from pimono_sdpo.errors import EngineError
-from pimono_sdpo.workers import Engine, in_processes
+from pimono_sdpo.runs.workers import Engine, in_processes
 
 
 def engine_of(name: Literal["local", "ray"], workers: int) -> Engine:
@@ -20,6 +20,6 @@ def engine_of(name: Literal["local", "ray"], workers: int) -> Engine:
         raise EngineError(
             'Ray is not installed; install the extra: pip install "pimono-sdpo[ray]".'
         )
-    from pimono_sdpo.ray_engine import on_ray
+    from pimono_sdpo.runs.ray_engine import on_ray
 
     return on_ray

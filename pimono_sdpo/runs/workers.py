@@ -23,7 +23,7 @@ from uuid import uuid4
 
 from pimono_sdpo.errors import SourceError
 from pimono_sdpo.export import Shard
-from pimono_sdpo.folders import disk_trouble
+from pimono_sdpo.runs.folders import disk_trouble
 from pimono_sdpo.shards import run_shard
 from pimono_sdpo.stage import Stage
 
