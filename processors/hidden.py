@@ -65,9 +65,10 @@ def find_hidden(command: str, text: str) -> set[str]:
         lines, signature = lines[-SCRIPT_TAIL_LINES:], frozenset({"runtime_exception"})
     tail = "\n".join(lines)
     found = set(classify(tail)) - NOT_OF_A_COMMAND
-    if SAYS_PASSED.search(tail) and not found & (_CHECKED | {"command_error"}):
+    if not found & signature:
         return told
-    return found | told if found & signature else told
+    is_provoked = not found & (_CHECKED | {"command_error"}) and SAYS_PASSED.search(tail)
+    return told if is_provoked else found | told
 
 
 def _last_lines(text: str) -> list[str]:

@@ -1,16 +1,27 @@
-"""The simple rule every rival can express, over entries that are plain dicts, or typed structs.
+"""Two rules for the rivals: a simple one that SQL can express, and our own written down plainly.
 
-A session is kept when it has a user message of at least 16 characters, and a tool result that is
-marked as an error or a result of `bash` that says "exited with code".
+Simple: a session is kept when it has a user message of at least 16 characters, and a tool result
+that is marked as an error or a result of `bash` that says "exited with code".
+
+Plain: a row with the prompt, the texts of those results, their categories by our table of failure
+patterns, later messages with a word of correction, and the sum of the weights. No tree, no command
+lines, no redaction, no language but English.
 """
 
 import json
+import re
 from typing import Any
 
 import msgspec
 
+from pimono_sdpo.failure_rules import RULES
+from processors.grade import WEIGHTS
+
 MIN_PROMPT = 16
 EXITED = "exited with code"
+_CORRECTION = re.compile(
+    r"\b(?:no|not|don't|wrong|broken|still|stop|undo|revert|instead|should)\b", re.IGNORECASE
+)
 
 
 class Block(msgspec.Struct):
@@ -72,6 +83,31 @@ def keeps_text(trace: str) -> bool:
             failed = message.get("toolName") == "bash" and EXITED in _plain_text(message)
             fails = fails or marked or failed
     return asks and fails
+
+
+def plain_row(trace: str) -> dict[str, Any]:
+    """Write a session's row as one would who has no library but `json` and `re`."""
+    asked: list[str] = []
+    failed: list[str] = []
+    for line in filter(str.strip, trace.split("\n")):
+        message = json.loads(line).get("message") or {}
+        if message.get("role") == "user":
+            asked.append(_plain_text(message))
+        elif message.get("role") == "toolResult":
+            text = _plain_text(message)
+            if message.get("isError") or (message.get("toolName") == "bash" and EXITED in text):
+                failed.append(text)
+    prompt = next((text for text in asked if len(text) >= MIN_PROMPT), "")
+    corrections = [text for text in asked[1:] if _CORRECTION.search(text)]
+    found = {rule.category for text in failed for rule in RULES if rule.pattern.search(text)}
+    found |= {"user_feedback"} if corrections else set()
+    return {
+        "prompt": prompt,
+        "diagnostics": failed,
+        "corrections": corrections,
+        "categories": sorted(found),
+        "score": float(sum(WEIGHTS[name] for name in found)),
+    }
 
 
 def _typed_text(content: str | list[Block]) -> str:
