@@ -1,0 +1,1 @@
+"""Judge a completion by what it does: each module has one `verify(completion, spec)`."""
