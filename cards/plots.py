@@ -20,8 +20,10 @@ CURVES = (
 
 def write_report_plot(report: Json, path: Path) -> None:
     """Draw rows per category beside the histogram of scores."""
-    figure = Figure(figsize=(10, 4), layout="constrained")
+    figure = Figure(figsize=(10, 4))
     left, right = figure.subplots(1, 2)
+    # A layout that is found by drawing takes half of the time; these names do not change.
+    figure.subplots_adjust(left=0.21, right=0.98, top=0.91, bottom=0.13, wspace=0.12)
     counts = sorted(report["category_counts"].items(), key=lambda item: (item[1], item[0]))
     bars = left.barh([name for name, _ in counts], [count for _, count in counts], color=COLOUR)
     left.bar_label(bars, padding=2)
