@@ -262,6 +262,7 @@ def _nothing_left(source: str, report: Json) -> str:
         if "below_min_score" in report["drop_reasons"]
         else "give traces with tool errors, failed commands or user corrections"
     )
-    return (
-        f"None of the {report['sessions']} sessions of `{source}` was kept ({reasons}); {advice}."
-    )
+    count = report["sessions"]
+    which = "The only session" if count == 1 else f"None of the {count} sessions"
+    kept = "was not kept" if count == 1 else "was kept"
+    return f"{which} of `{source}` {kept} ({reasons}); {advice}."
