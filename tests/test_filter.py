@@ -212,7 +212,7 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(tmp_path: Path) -> None:
     cases = {
         ("missing", "out"): "does not exist",
         ("other.parquet", "out"): "has the columns text",
-        ("quiet.jsonl", "out"): "None of the 1 sessions",
+        ("quiet.jsonl", "out"): "The only session",
         ("quiet.jsonl", "mine"): "holds files that are not of an earlier filter run",
         ("mine", "mine/rows"): "lie inside each other",
     }

@@ -49,7 +49,7 @@ def refused(
         (("--run_name", ".."), "The run name `..`"),
         (("--source", "./gone"), "does not exist"),
         (("--source", "./gone", "--mode", "prepare"), "does not exist"),
-        (("--source", "dull"), "None of the 1 sessions"),
+        (("--source", "dull"), "The only session"),
         (("--output_dir", "file", "--dataset", "x/y"), "`file` is a file"),
         (("--output_dir", "file/below", "--dataset", "x/y"), "/file` is a file"),
         (("--mode", "card", "--output_dir", "file"), "holds no finished run"),
