@@ -21,6 +21,7 @@ from pimono_sdpo.failures import (
 )
 from pimono_sdpo.harness.event import Event
 from pimono_sdpo.schema import Diagnostic
+from pimono_sdpo.shell import Pipeline, Stage, parse
 from processors.hidden import (
     IS_CHECK,
     NOT_OF_A_COMMAND,
@@ -29,7 +30,6 @@ from processors.hidden import (
     last_role,
     may_hide,
 )
-from processors.shell import Pipeline, Stage, parse
 
 MIXED_TAIL_LINES = 25
 HEAD_LINES = 8

@@ -3,7 +3,7 @@
 import re
 
 from pimono_sdpo.failures import SAYS_PASSED, classify, may_fail
-from processors.shell import Pipeline, Stage, loses_status, parse
+from pimono_sdpo.shell import Pipeline, Stage, loses_status, parse
 
 TAIL_LINES = 15
 SCRIPT_TAIL_LINES = 6

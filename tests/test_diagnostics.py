@@ -3,9 +3,9 @@ import pytest
 from pimono_sdpo.failure_rules import RULES, Rule
 from pimono_sdpo.failures import CATEGORIES, classify
 from pimono_sdpo.harness.event import Event
+from pimono_sdpo.shell import parse
 from pimono_sdpo.trace import read_trace
 from processors.diagnostics import find_diagnostics
-from processors.shell import parse
 from tests.traces import Entry, assistant, bash, call, result, trace, user
 
 TRACEBACK = "Traceback (most recent call last):\n  File 'a.py', line 3\nKeyError: 'a'"
