@@ -1,0 +1,1 @@
+"""Rebuild what a session knew of its files, and judge the next edit by it."""

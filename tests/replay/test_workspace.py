@@ -1,0 +1,110 @@
+"""What a session knows of its files, told by predictions of its edits."""
+
+import json
+from typing import Any
+
+import pytest
+
+from pimono_sdpo.replay.changes import changes_of
+from pimono_sdpo.replay.workspace import predictions
+from pimono_sdpo.trace import read_trace
+from tests.traces import HEADER, Entry, bash, call, result, trace, user
+
+TEXT = "import a\n\nlet x = 1\nlet y = x\nlet x2 = 1\n"
+MORE = "\n\n[90 more lines in file. Use offset=6 to continue]"
+
+
+def read(path: str, text: str, **given: Any) -> list[Entry]:
+    return [call("read", path=path, **given), result("read", text)]
+
+
+def write(path: str, text: str) -> list[Entry]:
+    return [call("write", path=path, content=text), result("write", f"wrote {path}")]
+
+
+def edit(path: str, old: str, new: str = "new", failed: bool = False) -> list[Entry]:
+    told = "Could not find the exact text" if failed else f"Successfully replaced text in {path}"
+    return [
+        call("edit", path=path, oldText=old, newText=new),
+        result("edit", told, error=failed),
+    ]
+
+
+def expected(*steps: list[Entry]) -> list[str | None]:
+    entries: list[Entry] = [HEADER, user("Fix the parser")]
+    for number, step in enumerate(steps):
+        entries += [json.loads(json.dumps(entry).replace('"c1"', f'"c{number}"')) for entry in step]
+    read_back = read_trace(trace(*entries))
+    return [p.expected for p in predictions(read_back.events, read_back.cwd)]
+
+
+@pytest.mark.parametrize(
+    ("steps", "last"),
+    [
+        ([read("a.ts", TEXT), edit("a.ts", "let y = x")], "ok"),
+        ([read("/home/ann/app/a.ts", TEXT), edit("a.ts", "let y = x")], "ok"),
+        ([read("a.ts", TEXT), edit("a.ts", "let z")], "not_found"),
+        ([read("a.ts", TEXT), edit("a.ts", " = 1")], "multiple"),
+        ([read("a.ts", TEXT), edit("a.ts", "let y = x", "let y = x")], "no_change"),
+        ([read("a.ts", TEXT.replace("\n", "\r\n")), edit("a.ts", "let y = x\nlet")], "ok"),
+        ([write("a.ts", TEXT), edit("a.ts", "let z")], "not_found"),
+        ([read("a.ts", TEXT), edit("a.ts", "let y = x", "let q"), edit("a.ts", "let y = x")], "not_found"),
+        ([read("a.ts", TEXT), edit("a.ts", "let y = x", "let q"), edit("a.ts", "let q")], "ok"),
+        ([bash("cat a.ts", TEXT), edit("a.ts", "let z")], "not_found"),
+        ([bash("cd src && cat a.ts", TEXT), edit("src/a.ts", "let z")], "not_found"),
+        ([write("a.ts", TEXT), bash("cp a.ts b.ts", ""), edit("b.ts", "let z")], "not_found"),
+        # Only parts of the file were seen.
+        ([read("a.ts", TEXT + MORE), edit("a.ts", "let z")], None),
+        ([read("a.ts", TEXT + MORE), edit("a.ts", "let y = x")], "ok"),
+        ([read("a.ts", TEXT, offset=40), edit("a.ts", "let z")], None),
+        ([read("a.ts", TEXT, limit=6), edit("a.ts", "let z")], None),
+        ([bash("sed -n '1,5p' a.ts", TEXT), edit("a.ts", "let z")], None),
+        ([bash("grep -n 'let y' a.ts", "4:let y = x + 100"), edit("a.ts", "let y = x + 100")], "ok"),
+        ([edit("a.ts", "let z")], None),
+        ([edit("a.ts", "let z", "let new"), edit("a.ts", "let new")], "ok"),
+        # Somebody else may have been there.
+        ([read("a.ts", TEXT), bash("sed -i s/y/z/ a.ts", ""), edit("a.ts", "let y = x")], None),
+        ([read("a.ts", TEXT), bash("sed -i s/y/z/ b.ts", ""), edit("a.ts", "let y = x")], "ok"),
+        ([read("a.ts", TEXT), bash("git checkout .", ""), edit("a.ts", "let y = x")], None),
+        ([read("a.ts", TEXT), bash("./run.sh", ""), edit("a.ts", "let y = x")], None),
+        ([read("a.ts", TEXT), bash("npm test && git diff", "ok"), edit("a.ts", "let z")], "not_found"),
+        ([read("a.ts", TEXT), bash("./run.sh", ""), read("a.ts", TEXT), edit("a.ts", "let z")], "not_found"),
+        # A formatter leaves alone what was not edited.
+        ([write("a.ts", TEXT), bash("npm run check", "Fixed 1 file."), edit("a.ts", "let y = x")], None),
+        ([write("a.ts", TEXT), bash("npm run check", "No fixes applied."), edit("a.ts", "let z")], "not_found"),
+        ([write("a.ts", TEXT), bash("npm run check | tail -1", "ok"), edit("a.ts", "let z")], None),
+        ([read("a.ts", TEXT), edit("a.ts", "let x2 = 1", "let w"), bash("npm run check", "Fixed 1 file."), edit("a.ts", "let y = x")], "ok"),
+        ([read("a.ts", TEXT), edit("a.ts", "let x2 = 1", "let w"), bash("npm run check", "Fixed 1 file."), edit("a.ts", "let w")], None),
+    ],
+)  # fmt: skip
+def test_an_edit_is_predicted_or_left_open(steps: list[list[Entry]], last: str | None) -> None:
+    assert expected(*steps)[-1] == last
+
+
+def test_several_edits_of_one_call_stand_or_fall_together() -> None:
+    good, bad = {"oldText": "let y", "newText": "q"}, {"oldText": "gone", "newText": "q"}
+    calls = [
+        [call("edit", path="a.ts", edits=edits), result("edit", "no", error=True)]
+        for edits in ([good, bad], json.dumps([good]), [], "no json")
+    ]
+    assert expected(read("a.ts", TEXT), *calls) == ["not_found", "ok", None, None]
+
+
+@pytest.mark.parametrize(
+    ("command", "anything", "names"),
+    [
+        ("rg foo | head", False, set()),
+        ("npm test > out.log 2>&1", False, {"out.log"}),
+        ("mv a.ts b.ts", False, {"a.ts", "b.ts"}),
+        ("git add -A && git status", False, set()),
+        ("git stash", True, set()),
+        ("cat > a.ts <<'EOF'\nx\nEOF", False, {"a.ts"}),
+        ("python3 - <<'EOF'\nopen('a','w')\nEOF", True, set()),
+        ("node gen.js", True, set()),
+        ("npx prettier --write .", True, set()),
+        ("code a.ts", False, {"a.ts"}),
+    ],
+)
+def test_what_a_command_may_change(command: str, anything: bool, names: set[str]) -> None:
+    changes = changes_of(command, "")
+    assert (changes.anything, changes.names) == (anything, names)
