@@ -30,7 +30,10 @@ _WRITERS = frozenset(
     "mv cp rm sed perl patch truncate touch ln install dd tee rsync unzip tar".split()
 )
 _FOUND = re.compile(r"(?:(?P<file>[^\s:]{1,300}\.\w{1,10}):)?\d{1,7}:(?P<text>.*)")
-_INLINE = re.compile(r"<<|\s-(?:c|e|i)\b|\bopen\(|writeFile|write_text|\bsed\b[^|;&]*\s-i")
+_INLINE = re.compile(r"<<|\s-(?:c|e)\b")
+_WRITES = re.compile(
+    r"open\(|[Ww]rite|unlink|rename|remove|rmtree|mkdir|copy|move|exec|spawn|system|subprocess|\$`"
+)
 
 
 @dataclass
@@ -67,7 +70,8 @@ def _is_check(stage: Stage) -> bool:
 def _changed_by_stage(stage: Stage, command: str) -> set[str] | None:
     words = {word for word in stage.arguments if not word.startswith("-")}
     if stage.program == "git":
-        return None if _GIT_CHANGES & set(stage.arguments[:3]) else set()
+        is_new_branch = {"-b", "-c"} & set(stage.arguments[1:2])
+        return None if _GIT_CHANGES & set(stage.arguments[:3]) and not is_new_branch else set()
     if stage.program in _EDITORS:
         return words
     if stage.program in _WRITERS:
@@ -79,8 +83,9 @@ def _changed_by_stage(stage: Stage, command: str) -> set[str] | None:
     if stage.program not in _LEAVES_SOURCES or _REWRITES.search(text):
         return None
     if stage.program in {"python", "python3", "node", "deno", "bun", "tsx"}:
-        # A script of its own may write anything.
-        return None if _INLINE.search(command) or words else set()
+        # Code that stands in the line says whether it writes; a script's code is not to be seen.
+        may_write = _WRITES.search(command) if _INLINE.search(command) else words
+        return None if may_write else set()
     return set()
 
 

@@ -101,6 +101,8 @@ def test_several_edits_of_one_call_stand_or_fall_together() -> None:
         ("cat > a.ts <<'EOF'\nx\nEOF", False, {"a.ts"}),
         ("python3 - <<'EOF'\nopen('a','w')\nEOF", True, set()),
         ("node gen.js", True, set()),
+        ("node -e 'console.log(1)'", False, set()),
+        ("git checkout -b fix/x", False, set()),
         ("npx prettier --write .", True, set()),
         ("code a.ts", False, {"a.ts"}),
     ],
