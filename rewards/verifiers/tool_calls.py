@@ -1,0 +1,140 @@
+"""Judge the tool calls of a completion: can they be read, do the tools exist, do arguments fit.
+
+| what the completion has | score |
+|---|---|
+| no call, a call that cannot be read, a message that was cut off | 0.0 |
+| a call of a tool that does not exist | 0.2 |
+| arguments that are no object | 0.3 |
+| a required argument is missing | 0.4 |
+| all are there, one has the wrong type or value | 0.6 |
+| only arguments that the tool does not know | 0.8 |
+| every call is valid | 1.0 |
+
+Of several calls the worst counts.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from referencing.exceptions import Unresolvable
+
+from pimono_sdpo.text import shorten, well_formed
+from rewards.verifiers.arguments import Checked, Fit, check
+from rewards.verifiers.call_formats import EXAMPLES, Call, Reading, read_calls
+from rewards.verifiers.result import VerifierResult, error, failed, passed, skipped
+from rewards.verifiers.tool_schemas import DEFAULT_FORMATS, BadTools, Tool, tools_of
+
+NAME = "tool_calls"
+UNKNOWN_TOOL = 0.2
+SCORES = {Fit.NO_OBJECT: 0.3, Fit.MISSING: 0.4, Fit.WRONG: 0.6, Fit.EXTRA: 0.8}
+FAMILIES_ONLY = [name for name in EXAMPLES if name not in ("json", "bash_block")]
+MAX_FEEDBACK = 1200  # characters; TRL cuts a long teacher prompt from the left
+MAX_TOLD = 3  # failed calls
+
+
+def verify(completion: str, spec: dict[str, Any]) -> VerifierResult:
+    """Judge the text of a completion, decoded with its special tokens (`decode.py`).
+
+    spec["tools"]       what may be called, as in `tools_of`; without it there is no verdict
+    spec["format"]      a name of EXAMPLES, or several families; default: that of the set of tools,
+                        else every family's. With the model's own, no other counts
+    spec["call"]        "required" (default), or "optional": without a call there is no verdict
+    spec["truncated"]   true when the completion stopped without its end token (`decode.py`)
+    spec["generation"]  1, 2 or 3: the only generation of Pi's `edit` to accept; default any
+    """
+    named = spec.get("tools")
+    if not named:
+        return skipped(NAME, "The row names no tools.")
+    try:
+        tools = tools_of(named)
+        formats = _formats(spec.get("format"), named)
+    except BadTools as found:
+        return error(NAME, f"The row's spec cannot be used: {found}.")
+    reading = read_calls(completion, formats, [tool.typed() for tool in tools.values()])
+    if reading.problem or not reading.calls or spec.get("truncated"):
+        return _without_calls(reading, completion, formats, tools, spec)
+    try:
+        return _judged(reading.calls, tools, spec.get("generation"))
+    except (Unresolvable, RecursionError) as found:  # depth of arguments is bounded: the $ref loops
+        return error(NAME, f"A $ref of the row's tools leads nowhere: {str(found)[:200]}.")
+
+
+def _formats(given: Any, named: Any) -> list[str]:
+    if given is None:
+        return (
+            DEFAULT_FORMATS.get(named, FAMILIES_ONLY) if isinstance(named, str) else FAMILIES_ONLY
+        )
+    formats = [given] if isinstance(given, str) else list(given)
+    if unknown := [name for name in formats if name not in EXAMPLES]:
+        raise BadTools(f"format {unknown[0]!r} is none of {', '.join(EXAMPLES)}")
+    if len(formats) > 1 and (alone := {"json", "bash_block"}.intersection(formats)):
+        raise BadTools(f"format {min(alone)} cannot be mixed with others")
+    return formats
+
+
+def _without_calls(
+    reading: Reading,
+    completion: str,
+    formats: Sequence[str],
+    tools: dict[str, Tool],
+    spec: dict[str, Any],
+) -> VerifierResult:
+    form = f"Write it as {EXAMPLES[formats[0]]}." if len(formats) == 1 else ""
+    if reading.cut or spec.get("truncated"):
+        why = f" ({reading.problem})" if reading.problem else ""
+        text = (
+            f"The message was cut off before its end{why}: it reached the longest length allowed. "
+            "Make one call, and a smaller one."
+        )
+    elif reading.problem:
+        text = f"The tool call could not be parsed: {reading.problem}. {form}"
+    elif spec.get("call") == "optional":
+        return skipped(NAME, "The message makes no call, and needs none.")
+    else:
+        text = (
+            "The message makes no tool call"
+            f"{'' if completion.strip() else ': it is empty'}. Call one of {_names(tools)}. {form}"
+        )
+    return _failed("malformed_output", text.strip(), 0.0, 0, False)
+
+
+def _judged(
+    calls: Sequence[Call], tools: dict[str, Tool], generation: int | None
+) -> VerifierResult:
+    told: list[str] = []
+    score, strict = 1.0, True
+    for call in calls:
+        tool = tools.get(call.name)
+        checked = check(tool, call.arguments, generation) if tool else None
+        strict &= checked is not None and checked.fit is Fit.STRICT
+        if checked is None:
+            told.append(f"Tool {call.name[:80]} not found. Available tools: {_names(tools)}")
+            score = min(score, UNKNOWN_TOOL)
+        elif checked.errors:
+            told.append(_told(call, checked))
+            score = min(score, SCORES[checked.fit])
+    if not told:
+        return passed(NAME, calls=len(calls), strict=float(strict))
+    more = f"\n\n{len(told) - MAX_TOLD} more calls failed." if len(told) > MAX_TOLD else ""
+    text = "\n\n".join(told[:MAX_TOLD]) + more
+    return _failed("tool_schema_validation", text, score, len(calls), strict)
+
+
+def _told(call: Call, checked: Checked) -> str:
+    """Tell it as Pi does."""
+    errors = "\n".join(f"  - {line}" for line in checked.errors)
+    received = json.dumps(call.arguments, indent=2, ensure_ascii=False)
+    return (
+        f'Validation failed for tool "{call.name}":\n{errors}\n\n'
+        f"Received arguments:\n{shorten(received, MAX_FEEDBACK // 2)}"
+    )
+
+
+def _names(tools: dict[str, Tool]) -> str:
+    return shorten(", ".join(tools), 300)
+
+
+def _failed(category: str, text: str, score: float, calls: int, strict: bool) -> VerifierResult:
+    feedback = shorten(well_formed(text), MAX_FEEDBACK)
+    return failed(NAME, category, feedback, score, calls=calls, strict=float(strict))

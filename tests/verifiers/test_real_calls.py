@@ -1,0 +1,72 @@
+"""Calls that real sessions recorded: what worked is valid, what validation refused is not."""
+
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rewards.verifiers.result import VerifierResult
+from rewards.verifiers.tool_calls import verify
+from rewards.verifiers.tool_schemas import tools_of
+
+TRACES = os.environ.get("PIMONO_TRACES", "")
+SAMPLES = Path(__file__).parents[2] / "pimono_sdpo" / "samples" / "sessions"
+REFUSED = re.compile(
+    r"(?:Validation failed for tool|Invalid arguments for tool|Tool \S+ not found)"
+)
+WRITTEN = {
+    "qwen3": lambda call: f"<tool_call>\n{json.dumps(call)}\n</tool_call>",
+    "llama3": lambda call: json.dumps({"name": call["name"], "parameters": call["arguments"]}),
+}
+
+
+def recorded(folder: Path) -> Iterator[tuple[dict[str, Any], str, bool]]:
+    """Yield every call of one of Pi's tools with its result and whether that is an error."""
+    for path in sorted(folder.rglob("*.jsonl")):
+        calls: dict[str, dict[str, Any]] = {}
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            try:
+                message = json.loads(line).get("message")
+            except ValueError:  # some files have lines that are broken on purpose
+                continue
+            if not isinstance(message, dict) or not isinstance(message.get("content"), list):
+                continue
+            blocks = [block for block in message["content"] if isinstance(block, dict)]
+            calls |= {b["id"]: b for b in blocks if b.get("type") == "toolCall"}
+            call = calls.get(message.get("toolCallId", ""))
+            if message.get("role") == "toolResult" and call and call["name"] in tools_of("pi"):
+                text = "".join(str(block.get("text", "")) for block in blocks)
+                yield call, text, bool(message.get("isError"))
+
+
+def judged(call: dict[str, Any], form: str) -> VerifierResult:
+    asked = {"name": call["name"], "arguments": call["arguments"]}
+    return verify(WRITTEN[form](asked), {"tools": "pi", "format": form})
+
+
+@pytest.mark.skipif(not TRACES, reason="PIMONO_TRACES is not set")
+@pytest.mark.parametrize("form", WRITTEN)
+def test_every_call_that_worked_is_valid(form: str) -> None:
+    seen: Counter[str] = Counter()
+    wrong = []
+    for call, text, is_error in recorded(Path(TRACES, "pi")):
+        result = judged(call, form)
+        seen[f"{'failed' if is_error else 'worked'}, {result.status}"] += 1
+        if (result.status == "passed") is (REFUSED.match(text) is not None):
+            wrong.append((call["name"], call["arguments"], result.feedback, text[:200]))
+    assert wrong == []
+    assert seen["worked, passed"] > 500
+
+
+def test_what_validation_refused_fails() -> None:
+    refused = [(call, text) for call, text, _ in recorded(SAMPLES) if REFUSED.match(text)]
+    assert refused
+    for call, text in refused:
+        result = judged(call, "qwen3")
+        assert result.status == "failed"
+        assert result.feedback.splitlines()[:2] == text.splitlines()[:2]
