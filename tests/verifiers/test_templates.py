@@ -1,0 +1,72 @@
+"""Calls are read back from what the models' own chat templates render (TRL ships them)."""
+
+from typing import Any
+
+import pytest
+from transformers.utils.chat_template_utils import render_jinja_template
+from trl import chat_template_utils
+
+from rewards.verifiers.call_formats import read_calls
+from rewards.verifiers.tool_calls import verify
+from rewards.verifiers.tool_schemas import tools_of
+
+FAMILY_OF = {
+    "gemma4": "gemma4",
+    "gemma4_v5": "gemma4",
+    "qwen2_5": "qwen3",
+    "qwen3": "qwen3",
+    "qwen3_instruct_2507": "qwen3",
+    "qwen3_5_think": "qwen3_5",
+    "qwen3_5_nothink": "qwen3_5",
+    "qwen3_6": "qwen3_5",
+    "qwen3_8": "qwen3_5",
+    "glm4moe": "glm4",
+    "gptoss": "gpt_oss",
+    "llama3_1": "llama3",
+    "llama3_2": "llama3",
+}
+NEW = '\tif ("x") {\n\n'
+CALLS: list[tuple[str, dict[str, Any]]] = [
+    ("read", {"path": "a b/c.ts", "offset": 3}),
+    ("edit", {"path": "src/a.ts", "edits": [{"oldText": "  if (a < b) {\n", "newText": NEW}]}),
+    ("write", {"path": "x", "content": '  lead\n\n<b>{"a": 1}</b>\n'}),
+]
+
+
+def rendered(template: str, name: str, arguments: dict[str, Any]) -> str:
+    """What the template writes for a call, after the prompt for it."""
+    tools = [
+        {
+            "type": "function",
+            "function": {
+                "name": tool.name,
+                "description": "A tool.",
+                "parameters": {"type": "object", "properties": tool.schemas[0]["properties"]},
+            },
+        }
+        for tool in tools_of("pi").values()
+    ]
+    function = {"name": name, "arguments": arguments}
+    call = {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"type": "function", "function": function}],
+    }
+    user = {"role": "user", "content": "Fix it."}
+    options = {"chat_template": template, "tools": tools}
+    prompt = render_jinja_template([[user]], add_generation_prompt=True, **options)[0][0]
+    whole = render_jinja_template([[user, call]], **options)[0][0]
+    assert whole.startswith(prompt)
+    return str(whole[len(prompt) :])
+
+
+@pytest.mark.parametrize(("name", "arguments"), CALLS)
+@pytest.mark.parametrize("model", FAMILY_OF)
+def test_what_a_template_renders_is_read_back(
+    model: str, name: str, arguments: dict[str, Any]
+) -> None:
+    text = rendered(getattr(chat_template_utils, f"{model}_chat_template"), name, arguments)
+    types = [tool.typed() for tool in tools_of("pi").values()]
+    (call,) = read_calls(text, [FAMILY_OF[model]], types).calls
+    assert (call.name, call.arguments) == (name, arguments)
+    assert verify(text, {"tools": "pi"}).status == "passed"
