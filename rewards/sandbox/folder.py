@@ -1,0 +1,126 @@
+"""The folder of a run: filled before, measured meanwhile, read and removed after.
+
+Whatever lies in it after the start is hostile: symlinks, pipes, folders a thousand deep, folders
+that may not be listed. Nothing here follows a symlink, blocks on a pipe, or recurses without bound.
+"""
+
+import os
+import stat
+
+DEEPEST = 64
+ENTER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+NO_ANSWER = (1 << 62, 1 << 62)
+
+
+def measure(path: str, most: int) -> tuple[int, int]:
+    """Bytes on disk and entries below; stops soon after `most` entries.
+
+    A tree deeper than DEEPEST folders counts as too much of both.
+    """
+    top = os.open(path, ENTER)
+    try:
+        return _measure(top, most, 0)
+    finally:
+        os.close(top)
+
+
+def _measure(folder: int, most: int, depth: int) -> tuple[int, int]:
+    if depth > DEEPEST:
+        return NO_ANSWER
+    size = entries = 0
+    with os.scandir(folder) as listing:
+        for entry in listing:
+            try:
+                found = entry.stat(follow_symlinks=False)
+                size += found.st_blocks * 512
+                entries += 1
+                if stat.S_ISDIR(found.st_mode):
+                    inner = _enter(entry.name, folder)
+                    try:
+                        deeper = _measure(inner, most - entries, depth + 1)
+                    finally:
+                        os.close(inner)
+                    size += deeper[0]
+                    entries += deeper[1]
+            except (FileNotFoundError, NotADirectoryError):
+                continue  # it went while we looked
+            if entries > most:
+                break
+    return size, entries
+
+
+def _enter(name: str, folder: int) -> int:
+    """Open a folder, also one whose mode forbids it to its owner."""
+    try:
+        return os.open(name, ENTER, dir_fd=folder)
+    except PermissionError:
+        # By descriptor: by name, a symlink could have taken its place.
+        itself = os.open(name, os.O_PATH | ENTER, dir_fd=folder)
+        try:
+            os.chmod(f"/proc/self/fd/{itself}", 0o700)  # noqa: PTH101
+        finally:
+            os.close(itself)
+        return os.open(name, ENTER, dir_fd=folder)
+
+
+def give(path: str, uid: int) -> None:
+    """Make a fresh tree the run's own."""
+    for root, _, files in os.walk(path):
+        os.chown(root, uid, uid)
+        for name in files:
+            os.chown(f"{root}/{name}", uid, uid)
+
+
+def read(path: str, name: str, most: int) -> bytes | None:
+    """Read a regular file of at most `most` bytes; None when it is not there or something else."""
+    folder = os.open(path, ENTER)
+    try:
+        *parents, last = name.split("/")
+        for parent in parents:
+            inner = os.open(parent, ENTER, dir_fd=folder)
+            os.close(folder)
+            folder = inner
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        with os.fdopen(os.open(last, flags, dir_fd=folder), "rb") as file:
+            found = os.fstat(file.fileno())
+            if not stat.S_ISREG(found.st_mode) or found.st_size > most:
+                return None
+            return file.read(most)
+    except OSError:
+        return None  # a symlink, a missing parent, no permission: not what was asked for
+    finally:
+        os.close(folder)
+
+
+def remove(path: str) -> None:
+    """Remove a tree of any depth: every folder is emptied at the top, its folders moved there."""
+    top = os.open(path, ENTER)
+    moved, number = os.urandom(8).hex(), 0
+    try:
+        while folders := _empty(top):
+            for name in folders:
+                inner = _enter(name, top)
+                try:
+                    for deeper in _empty(inner):
+                        number += 1
+                        os.rename(deeper, f"{moved}-{number}", src_dir_fd=inner, dst_dir_fd=top)
+                finally:
+                    os.close(inner)
+                os.rmdir(name, dir_fd=top)
+    finally:
+        os.close(top)
+    os.rmdir(path)  # noqa: PTH106
+
+
+def _empty(folder: int) -> list[str]:
+    """Unlink everything but folders; return their names, made writable."""
+    os.fchmod(folder, 0o700)
+    folders = []
+    with os.scandir(folder) as listing:
+        for entry in list(listing):
+            if entry.is_dir(follow_symlinks=False):
+                os.chmod(entry.name, 0o700, dir_fd=folder)
+                folders.append(entry.name)
+            else:
+                os.unlink(entry.name, dir_fd=folder)
+    return folders

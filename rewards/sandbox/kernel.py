@@ -1,0 +1,66 @@
+"""System calls that Python has no name for, through libc.
+
+Imported before untrusted code starts, in an interpreter without site-packages: standard library
+only, and little of it, because every import is paid at every cold run.
+"""
+
+import ctypes
+import os
+
+LIBC = ctypes.CDLL(None, use_errno=True)
+# ctypes passes a bare int as 32 bits.
+LIBC.syscall.restype = ctypes.c_long
+LIBC.prctl.argtypes = [ctypes.c_int, *[ctypes.c_ulong] * 4]
+
+MACHINE = os.uname().machine
+AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+
+PR_SET_PDEATHSIG = 1
+PR_SET_KEEPCAPS = 8
+PR_SET_SECCOMP = 22
+PR_SET_CHILD_SUBREAPER = 36
+PR_SET_NO_NEW_PRIVS = 38
+PR_CAP_AMBIENT = 47
+PR_CAP_AMBIENT_RAISE = 2
+CAP_CHOWN, CAP_DAC_READ_SEARCH, CAP_KILL, CAP_SETGID, CAP_SETUID = 0, 2, 5, 6, 7
+SYS_CAPSET = {"x86_64": 126, "aarch64": 91}  # capget is the number before
+
+
+class KernelError(Exception):
+    """A call that confinement needs was refused; says which."""
+
+
+def checked(result: int, call: str) -> int:
+    """Return the result of a call, or raise with the name of the call."""
+    if result < 0:
+        raise KernelError(f"{call} was refused: {os.strerror(ctypes.get_errno())}")
+    return result
+
+
+def prctl(option: int, value: int, third: int = 0) -> int:
+    """`prctl(2)`."""
+    return checked(LIBC.prctl(option, value, third, 0, 0), f"prctl({option}, {value})")
+
+
+def syscall(number: int, *arguments: object) -> int:
+    """`syscall(2)`; integers go as 64 bits."""
+    wide = [ctypes.c_long(a) if isinstance(a, int) else a for a in arguments]
+    return int(LIBC.syscall(ctypes.c_long(number), *wide))
+
+
+def keep_capabilities(*kept: int) -> None:
+    """Give up every capability but these, which commands started later keep, too."""
+    mask = sum(1 << capability for capability in kept)
+    header = (ctypes.c_uint32 * 2)(0x20080522, 0)
+    data = (ctypes.c_uint32 * 6)(mask, mask, mask, 0, 0, 0)
+    checked(syscall(SYS_CAPSET[MACHINE], header, data), "capset")
+    for capability in kept:
+        prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE, capability)
+
+
+def has_capability(capability: int) -> bool:
+    """Whether this process holds a capability now."""
+    header = (ctypes.c_uint32 * 2)(0x20080522, 0)
+    data = (ctypes.c_uint32 * 6)()
+    checked(syscall(SYS_CAPSET[MACHINE] - 1, header, data), "capget")
+    return bool(data[0] >> capability & 1)

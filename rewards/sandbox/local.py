@@ -1,0 +1,122 @@
+"""Run a command confined on this machine: start its supervisor, exchange spec and report."""
+
+import dataclasses
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rewards.sandbox import folder, places, supervisor, tree
+from rewards.sandbox.limits import Limits, Ran, SandboxError
+
+HERE = Path(__file__).resolve().parent
+# The packages' own `__init__` import much that a supervisor has no use for.
+BOOT = """
+import sys, types
+for name, path in (("rewards", {0!r}), ("rewards.sandbox", {1!r})):
+    sys.modules[name] = types.ModuleType(name)
+    sys.modules[name].__path__ = [path]
+from rewards.sandbox.{2} import main
+main({3})
+"""
+
+Exchange = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+def boot(module: str, arguments: str = "") -> str:
+    """Python code that runs `main` of a module of this package, and imports little else."""
+    return BOOT.format(str(HERE.parent), str(HERE), module, arguments)
+
+
+def run_spec(
+    command: Sequence[str],
+    files: Mapping[str, bytes | str],
+    stdin: bytes,
+    limits: Limits,
+    collect: Sequence[str],
+    env: Mapping[str, str],
+    exchange: Exchange,
+    backend: str,
+) -> Ran:
+    """Make the folder, lease a uid, let `exchange` run the spec, collect, clean up."""
+    wanted = [places.inside(name) for name in collect]
+    with places.workspace(files) as base, places.own_uid() as uid:
+        work = f"{base}/work"
+        read = places.readable()
+        spec = {
+            "command": list(command),
+            "stdin": stdin,
+            "limits": dataclasses.asdict(limits),
+            "env": places.environment(work, env),
+            "folder": base,
+            "cwd": work,
+            "read": read,
+            "uid": uid,
+            "search": bool(uid) and places.needs_search([*read, base]),
+            "tasks_before": 0 if uid else tree.tasks_of(os.getuid()),
+        }
+        report = exchange(spec)
+        if "refused" in report:
+            raise SandboxError(f"the sandbox `{backend}` did not start: {report['refused']}")
+        found = {name: folder.read(base, f"work/{name}", limits.file_size) for name in wanted}
+    stdout, stderr = map(_marked, report["output"], report["seen"])
+    return Ran(
+        exit_code=report["code"] if report["code"] >= 0 else None,
+        signal=-report["code"] if report["code"] < 0 else None,
+        stdout=stdout,
+        stderr=stderr,
+        cpu_seconds=report["cpu"],
+        wall_seconds=report["wall"],
+        backend=backend,
+        stopped=report["stopped"],
+        files={name: content for name, content in found.items() if content is not None},
+    )
+
+
+def _marked(kept: bytes, seen: int) -> bytes:
+    cut = seen - len(kept)
+    return kept + f"\n[... {cut} bytes cut]\n".encode() if cut else kept
+
+
+def cold(prefix: Callable[[dict[str, Any]], list[str]]) -> Exchange:
+    """An exchange with a fresh supervisor, started behind `prefix` (nothing, or bubblewrap)."""
+
+    def exchange(spec: dict[str, Any]) -> dict[str, Any]:
+        with _supervisor(prefix(spec)) as connection:
+            return talk(connection, spec)
+
+    return exchange
+
+
+@contextmanager
+def _supervisor(prefix: list[str]) -> Iterator[socket.socket]:
+    ours, theirs = socket.socketpair()
+    with ours:
+        # Its own session: Ctrl-C must not end it before it has killed the tree.
+        with theirs:
+            process = subprocess.Popen(
+                [*prefix, sys.executable, "-I", "-S", "-c", boot("supervisor")],
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                env={},
+                start_new_session=True,
+                cwd="/",
+            )
+        try:
+            yield ours
+        finally:
+            ours.close()
+            process.wait()
+
+
+def talk(connection: socket.socket, spec: dict[str, Any]) -> dict[str, Any]:
+    """Send a spec, wait for the report."""
+    try:
+        supervisor.send(connection.fileno(), spec)
+        return supervisor.receive(connection.fileno())
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return {"refused": "its supervisor ended without a report, see its message above"}

@@ -1,0 +1,233 @@
+"""Run one spec: start it confined, watch its whole tree, kill what is left, report.
+
+A process of its own: it becomes the parent of orphans, which must not happen to the caller. It
+talks to the caller over one socket, a spec in, a report out, as `marshal` between two processes of
+the same interpreter; when the caller goes away, it kills the tree.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import marshal
+import os
+import resource
+import select
+import time
+
+from rewards.sandbox import folder, kernel, tree
+from rewards.sandbox.confine import confine
+
+TYPE_CHECKING = False  # `typing` costs as much as everything else that is imported here
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any, NoReturn
+
+SIGXCPU = 24
+
+TICK_MS = 20
+TICKS_PER_MEASURE = 4
+CHUNK = 1 << 16
+
+
+class Abandoned(Exception):
+    """The caller went away."""
+
+
+def send(descriptor: int, message: dict[str, Any]) -> None:
+    """Write one message."""
+    body = marshal.dumps(message)
+    data = memoryview(len(body).to_bytes(8, "little") + body)
+    while data:
+        data = data[os.write(descriptor, data) :]
+
+
+def receive(descriptor: int) -> dict[str, Any]:
+    """Read one message; EOFError when the other side went away."""
+    body = _exactly(descriptor, int.from_bytes(_exactly(descriptor, 8), "little"))
+    message: dict[str, Any] = marshal.loads(body)
+    return message
+
+
+def _exactly(descriptor: int, size: int) -> bytes:
+    parts = []
+    while size:
+        part = os.read(descriptor, min(size, 1 << 20))
+        if not part:
+            raise EOFError("the other side of the sandbox went away")
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)
+
+
+def serve(connection: int, start: Callable[[dict[str, Any]], NoReturn]) -> None:
+    """Take one spec, run it, report; what refuses to be confined is reported as `refused`."""
+    spec = receive(connection)
+    try:
+        report = _Run(spec, connection, start).report()
+    except Abandoned:
+        return
+    except (OSError, kernel.KernelError, tree.Survived) as refusal:
+        report = {"refused": str(refusal)}
+    send(connection, report)
+
+
+def execute(spec: dict[str, Any]) -> NoReturn:
+    """Become the command."""
+    command = spec["command"]
+    try:
+        os.execvpe(command[0], command, spec["env"])
+    except OSError as missing:
+        os.write(2, f"{command[0]}: {missing.strerror}\n".encode())
+        os._exit(127)
+
+
+class _Run:
+    def __init__(
+        self, spec: dict[str, Any], connection: int, start: Callable[[dict[str, Any]], NoReturn]
+    ) -> None:
+        self.spec, self.connection = spec, connection
+        self.limits = spec["limits"]
+        kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
+        if spec["uid"]:
+            folder.give(spec["folder"], spec["uid"])
+        pipes = [os.pipe() for _ in range(3)]
+        self.begun = time.monotonic()
+        self.pid = os.fork()
+        if self.pid == 0:
+            _child(spec, [writer for _, writer in pipes], start)
+        for _, writer in pipes:
+            os.close(writer)
+        self.readers = [pipes[0][0], pipes[1][0]]
+        self.kept: list[bytearray] = [bytearray(), bytearray()]
+        self.seen = [0, 0]
+        with open(pipes[2][0], "rb") as status:  # noqa: PTH123
+            refusal = status.read().decode()
+        if refusal:
+            tree.kill(spec["uid"])
+            raise kernel.KernelError(refusal)
+
+    def report(self) -> dict[str, Any]:
+        """Watch until the command ends or a limit is reached."""
+        try:
+            stopped, code = self._watch()
+        finally:
+            tree.kill(self.spec["uid"])
+        wall = time.monotonic() - self.begun
+        for reader in self.readers:
+            os.set_blocking(reader, False)
+            while self._read(reader):
+                pass
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        cpu = used.ru_utime + used.ru_stime
+        if not stopped and code == -SIGXCPU:
+            stopped = "cpu"
+        return {
+            "code": code, "stopped": stopped, "cpu": cpu, "wall": wall,
+            "output": [bytes(kept) for kept in self.kept], "seen": self.seen,
+        }  # fmt: skip
+
+    def _watch(self) -> tuple[str, int]:
+        end = os.pidfd_open(self.pid)
+        poll = select.poll()
+        for descriptor in (end, self.connection, *self.readers):
+            poll.register(descriptor, select.POLLIN)
+        last_look, looks, stopped = 0.0, 0, ""
+        while not stopped:
+            for descriptor, _ in poll.poll(TICK_MS):
+                if descriptor == end:
+                    return "", _code(os.waitpid(self.pid, 0)[1])
+                if descriptor == self.connection:
+                    raise Abandoned
+                if not self._read(descriptor):
+                    poll.unregister(descriptor)
+            # Not at every chunk of output: a look costs more than a read.
+            if time.monotonic() - last_look >= TICK_MS / 1000:
+                last_look, looks = time.monotonic(), looks + 1
+                stopped = self._exceeded(looks)
+        os.kill(self.pid, 9)
+        return stopped, _code(os.waitpid(self.pid, 0)[1])
+
+    def _exceeded(self, looks: int) -> str:
+        limits = self.limits
+        pids = tree.below()
+        cpu, memory, threads = tree.usage(pids)
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        if cpu + used.ru_utime + used.ru_stime > limits["cpu_seconds"]:
+            return "cpu"
+        if time.monotonic() - self.begun > limits["wall_seconds"]:
+            return "wall"
+        if memory > limits["memory"]:
+            return "memory"
+        if threads > limits["processes"]:
+            return "processes"
+        if looks % TICKS_PER_MEASURE == 1:
+            size, entries = folder.measure(self.spec["folder"], limits["files"])
+            if entries > limits["files"]:
+                return "files"
+            if size + tree.deleted_bytes(pids) > limits["disk"]:
+                return "disk"
+            self._reap_orphans(pids)
+        return ""
+
+    def _reap_orphans(self, pids: list[int]) -> None:
+        """Collect ended daemons; their zombies would count as processes."""
+        for pid in pids:
+            if pid != self.pid:
+                try:
+                    os.waitpid(pid, os.WNOHANG)
+                except ChildProcessError:
+                    continue  # a grandchild: its parent collects it
+
+    def _read(self, reader: int) -> bool:
+        """Take output; whether there may be more."""
+        try:
+            chunk = os.read(reader, CHUNK)
+        except BlockingIOError:
+            return False  # somebody unkillable would still hold it; all are dead
+        which = self.readers.index(reader)
+        self.seen[which] += len(chunk)
+        room = self.limits["output"] - len(self.kept[which])
+        self.kept[which] += chunk[: max(0, room)]
+        return bool(chunk)
+
+
+def _code(status: int) -> int:
+    """Exit code, or minus the signal."""
+    return os.waitstatus_to_exitcode(status)
+
+
+def _child(
+    spec: dict[str, Any], writers: list[int], start: Callable[[dict[str, Any]], NoReturn]
+) -> NoReturn:
+    """Confine this process and start; on a refusal say so through the third writer and end."""
+    status = writers[2]
+    try:
+        os.setsid()
+        for target, source in enumerate((_input(spec["stdin"]), writers[0], writers[1])):
+            os.dup2(source, target)
+        os.closerange(3, status)
+        os.closerange(status + 1, os.sysconf("SC_OPEN_MAX"))
+        os.chdir(spec["cwd"])
+        os.umask(0o022)
+        confine(spec)
+    except (OSError, kernel.KernelError, ValueError) as refusal:
+        os.write(status, f"confinement failed: {refusal}".encode())
+        os._exit(125)
+    os.close(status)
+    start(spec)
+
+
+def _input(data: bytes) -> int:
+    """A file in memory that cannot be changed any more, at its start."""
+    given = os.memfd_create("stdin", os.MFD_ALLOW_SEALING)
+    with open(given, "wb", closefd=False) as stdin:
+        stdin.write(data)
+    every_seal = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+    fcntl.fcntl(given, fcntl.F_ADD_SEALS, every_seal)
+    os.lseek(given, 0, os.SEEK_SET)
+    return given
+
+
+def main() -> None:
+    """Serve the caller on standard input, with commands."""
+    serve(0, execute)

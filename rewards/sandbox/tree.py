@@ -1,0 +1,127 @@
+"""The processes below this one: what they use, and their end.
+
+The caller is their subreaper: whoever loses its parent becomes its child, daemons included.
+"""
+
+import os
+import time
+
+TICKS = os.sysconf("SC_CLK_TCK")
+PATIENCE_S = 10
+
+
+class Survived(Exception):
+    """Some process could not be killed."""
+
+
+def below() -> list[int]:
+    """Every descendant, zombies included."""
+    found: list[int] = []
+    todo = [os.getpid()]
+    while todo:
+        pid = todo.pop()
+        children = _children(pid)
+        found += children
+        todo += children
+    return found
+
+
+def _children(pid: int) -> list[int]:
+    children: list[int] = []
+    try:
+        for task in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208
+            children += map(int, _read(f"/proc/{pid}/task/{task}/children").split())
+    except (FileNotFoundError, ProcessLookupError):
+        pass  # it ended while we looked
+    return children
+
+
+def _read(path: str) -> bytes:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(descriptor, 65536)
+    finally:
+        os.close(descriptor)
+
+
+def usage(pids: list[int]) -> tuple[float, int, int]:
+    """CPU seconds (of children waited for, too), bytes of memory, and threads of those alive."""
+    cpu, memory, threads = 0.0, 0, 0
+    for pid in pids:
+        try:
+            fields = _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+            status = _read(f"/proc/{pid}/status")
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it ended while we looked
+        cpu += sum(map(int, fields[11:15])) / TICKS
+        threads += int(fields[17])
+        for line in status.splitlines():
+            if line.startswith((b"RssAnon", b"RssShmem", b"VmSwap")):
+                memory += int(line.split()[1]) * 1024
+    return cpu, memory, threads
+
+
+def deleted_bytes(pids: list[int]) -> int:
+    """Disk held by open files that no folder lists any more; of processes that can be seen."""
+    held: dict[tuple[int, int], int] = {}
+    for pid in pids:
+        try:
+            for name in os.listdir(f"/proc/{pid}/fd"):  # noqa: PTH208
+                entry = os.stat(f"/proc/{pid}/fd/{name}")  # noqa: PTH116
+                if entry.st_nlink == 0:
+                    held[entry.st_dev, entry.st_ino] = entry.st_blocks * 512
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            continue  # it ended, or it is another user's and we hold no CAP_SYS_PTRACE
+    return sum(held.values())
+
+
+def tasks_of(uid: int) -> int:
+    """Threads of a user, for RLIMIT_NPROC, which counts them all."""
+    tasks = 0
+    for name in os.listdir("/proc"):  # noqa: PTH208
+        try:
+            if name.isdigit() and os.stat(f"/proc/{name}").st_uid == uid:  # noqa: PTH116
+                tasks += len(os.listdir(f"/proc/{name}/task"))  # noqa: PTH208
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it ended while we looked
+    return tasks
+
+
+def kill(uid: int) -> None:
+    """Kill everything below and, given a uid of its own, everything of that uid at one stroke."""
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        if uid:
+            _kill_user(uid)
+        for pid in below():
+            try:
+                os.kill(pid, 9)
+            except ProcessLookupError:
+                continue  # it ended while we looked
+        if not reap():
+            return
+        time.sleep(0.0005)
+    raise Survived(f"processes {below()} outlived SIGKILL for {PATIENCE_S} s")
+
+
+def reap() -> bool:
+    """Collect those that ended; whether any child is left."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        return False
+    return True
+
+
+def _kill_user(uid: int) -> None:
+    killer = os.fork()
+    if killer == 0:
+        try:
+            os.setresuid(uid, uid, uid)
+            os.kill(-1, 9)
+        except ProcessLookupError:
+            pass  # nobody left
+        finally:
+            os._exit(0)
+    os.waitpid(killer, 0)

@@ -1,0 +1,194 @@
+"""Hostile snippets. Each prints BROKE OUT when it got what it wanted, or leaves a mark outside.
+
+All are bounded: without a sandbox they cost at most some seconds and some hundred megabytes. They
+find the world they attack (see `world.py`) in the JSON of their first argument.
+"""
+
+HEAD = """
+import ctypes, json, os, platform, signal, socket, struct, sys, time
+world = json.loads(sys.argv[1])
+libc = ctypes.CDLL(None, use_errno=True)
+ARM = platform.machine() == "aarch64"
+def won(): print("BROKE OUT", flush=True)
+def call(x86, arm, *arguments):
+    return libc.syscall(ctypes.c_long(arm if ARM else x86), *arguments)
+"""
+
+# Stopped by a limit: the name of the limit, or of several that may come first.
+LIMITED: dict[str, tuple[set[str], str]] = {
+    "cpu_loop": ({"cpu"}, "while True: pass"),
+    "sleep": ({"wall"}, "time.sleep(60)"),
+    "ignore_sigterm": ({"cpu"}, """
+for number in range(1, 65):
+    try: signal.signal(number, signal.SIG_IGN)
+    except (OSError, ValueError): pass
+while True: pass"""),
+    "stop_self": ({"wall"}, "os.kill(os.getpid(), signal.SIGSTOP)"),
+    "six_processes_of_350_mb": ({"memory"}, """
+for _ in range(6):
+    if os.fork() == 0: break
+block = bytearray(350 << 20)
+for at in range(0, len(block), 4096): block[at] = 1
+time.sleep(3)
+won()"""),
+    "small_files_of_240_mb": ({"disk", "files"}, """
+for number in range(960):
+    with open(f"f{number}", "wb") as f: f.write(b"x" * (256 << 10))
+time.sleep(1)
+won()"""),
+    "inodes": ({"files"}, """
+for number in range(20000): open(f"f{number}", "w").close()
+time.sleep(1)
+won()"""),
+    "forks": ({"", "processes"}, """
+alive = 0
+for _ in range(400):
+    try:
+        if os.fork() == 0: time.sleep(2); os._exit(0)
+    except OSError: break
+    alive += 1
+if alive > 200: won()"""),
+    "cpu_in_many_children": ({"cpu"}, """
+while True:
+    if os.fork() == 0:
+        end = time.process_time() + .2
+        while time.process_time() < end: pass
+        os._exit(0)
+    os.wait()"""),
+    "shared_memory_map": ({"memory"}, """
+import mmap
+for _ in range(12):
+    block = mmap.mmap(-1, 100 << 20)
+    for at in range(0, len(block), 4096): block[at] = 1
+    globals().setdefault("kept", []).append(block)
+time.sleep(1)
+won()"""),
+    "deleted_files": ({"disk"}, """
+kept = []
+for number in range(12):
+    f = open("gone", "wb"); os.unlink("gone"); kept.append(f)
+    for _ in range(20): f.write(b"x" * (1 << 20))
+    f.flush()
+time.sleep(1)
+won()"""),
+    "folders_without_end": ({"files", "disk"}, """
+for _ in range(3000):
+    os.mkdir("d"); os.chdir("d")
+time.sleep(1)
+won()"""),
+    "unlistable_folder": ({"disk", "files"}, """
+os.mkdir("dark"); os.chdir("dark")
+for number in range(700):
+    with open(f"f{number}", "wb") as f: f.write(b"x" * (256 << 10))
+os.chmod(".", 0o300)
+time.sleep(1)
+won()"""),
+    "sleeping_children_hold_the_pipes": ({""}, """
+if os.fork() == 0:
+    os.setsid(); time.sleep(60); won()"""),
+}  # fmt: skip
+
+# Refused: the snippet goes on without what it wanted.
+REFUSED: dict[str, str] = {
+    "allocate_1200_mb": """
+block = bytearray(1200 << 20)
+for at in range(0, len(block), 4096): block[at] = 1
+won()""",
+    "file_of_256_mb": """
+with open("big", "wb") as f:
+    for _ in range(256): f.write(b"x" * (1 << 20))
+won()""",
+    "output_of_200_mb": 'for _ in range(200): os.write(1, b"x" * (1 << 20))',
+    "write_outside": 'open(world["folder"] + "/planted", "w").write("x")',
+    "remove_another_folder": """
+import shutil
+shutil.rmtree(world["folder"] + "/other", ignore_errors=True)""",
+    "leave_in_dev_shm": 'open("/dev/shm/" + world["mark"], "w").write("x")',
+    "environment_of_parent": """
+for pid in {os.getppid(), world["parent"], world["victim"]}:
+    try:
+        if b"hunter2" in open(f"/proc/{pid}/environ", "rb").read(): won()
+    except OSError: pass
+if "hunter2" in str(os.environ): won()""",
+    "token_file": 'print(open(world["folder"] + "/token").read()); won()',
+    "leaked_descriptor": """
+for number in range(3, 1024):
+    try:
+        if b"hunter2" in os.pread(number, 100, 0): won()
+    except OSError: pass""",
+    "tcp_localhost": 'socket.create_connection(("127.0.0.1", world["tcp"]), 2); won()',
+    "tcp_external": """
+s = socket.socket(); s.settimeout(2)
+try: s.connect(("192.0.2.1", 80))
+except TimeoutError: won()
+except OSError as e: e.errno in (101, 111, 113) and won()""",
+    "udp": 's = socket.socket(type=socket.SOCK_DGRAM); s.sendto(b"x", ("127.0.0.1", world["udp"]))',
+    "dns": """
+s = socket.socket(type=socket.SOCK_DGRAM)
+s.connect(("192.0.2.53", 53)); won()""",
+    "abstract_socket": 's = socket.socket(socket.AF_UNIX); s.connect("\\0" + world["mark"]); won()',
+    "path_socket": 's = socket.socket(socket.AF_UNIX); s.connect(world["folder"] + "/s"); won()',
+    "daemon": """
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        for n in (0, 1, 2): os.close(n)
+        time.sleep(1.5)
+        for path in (world["folder"] + "/daemon", world["work_mark"]): open(path, "w").write("x")
+    os._exit(0)""",
+    "kill": 'os.kill(world["victim"], 9); won()',
+    "ptrace": 'call(101, 117, 16, world["victim"], 0, 0) == 0 and won()',
+    "process_memory": 'open(f"/proc/{world[\'victim\']}/mem", "rb"); won()',
+    "unshare": 'call(272, 97, 0x10000000) == 0 and won()',
+    "mount": 'call(165, 40, b"none", b"/tmp", b"tmpfs", 0, None) == 0 and won()',
+    "x32": """
+if ARM: sys.exit()
+if libc.syscall(ctypes.c_long(0x40000000 + 39)) > 0: won()
+if libc.syscall(ctypes.c_long(0x40000000 + 41), 2, 1, 0) >= 0: won()""",
+    "io_uring": 'call(425, 425, 4, ctypes.create_string_buffer(200)) >= 0 and won()',
+    "fill_dev_shm": """
+with open("/dev/shm/fill-" + world["mark"], "wb") as f: f.write(b"x" * (50 << 20))
+won()""",
+    "chmod_outside": 'os.chmod(world["folder"] + "/mine", 0o777)',
+    "process_list": 'any(n.isdigit() and int(n) != os.getpid() for n in os.listdir("/proc")) and won()',
+    "symlink_as_result": 'os.symlink(world["folder"] + "/token", "report.xml")',
+    # beyond the notes
+    "pipe_as_result": 'os.mkfifo("report.xml")',
+    "symlinked_folder_of_result": """
+os.unlink("sub/there"); os.rmdir("sub"); os.symlink(world["folder"], "sub")""",
+    "hard_link_to_outside": 'os.link(world["folder"] + "/token", "report.xml")',
+    "datagram_pair_to_path": """
+a, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+a.sendto(b"x", world["folder"] + "/d")""",
+    "clone_namespace": 'call(56, 220, 0x10000000 | 17, 0, 0, 0, 0) == 0 and won()',
+    "limits_of_parent": """
+import resource
+resource.prlimit(world["victim"], resource.RLIMIT_NOFILE, (3, 3)); won()""",
+    "priority_of_another": 'os.setpriority(os.PRIO_PROCESS, world["victim"], 19); won()',
+    "system_v_memory": 'call(29, 194, 4711, 4096, 0o1666) >= 0 and won()',
+    "memory_file": 'call(319, 279, b"x", 0) >= 0 and won()',
+    "truncate_outside": 'os.truncate(world["folder"] + "/mine", 0)',
+    "rename_outside": 'os.rename(world["folder"] + "/other", world["folder"] + "/renamed")',
+    "touch_outside": 'os.utime(world["folder"] + "/mine", (1, 1))',
+    "attribute_outside": 'os.setxattr(world["folder"] + "/mine", "user.x", b"1")',
+    "handle_of_root": """
+handle = ctypes.create_string_buffer(struct.pack("IiQ", 8, 1, 2), 64)
+directory = os.open(".", os.O_RDONLY)
+call(304, 265, directory, handle, 0) >= 0 and won()""",
+    "setuid_program": """
+import subprocess
+if subprocess.run(["su", "-c", "id", "root"], capture_output=True, stdin=-3).returncode == 0: won()""",
+    "supervisor_memory": 'open(f"/proc/{os.getppid()}/mem", "rb"); won()',
+    "kill_supervisor": 'os.kill(os.getppid(), 9); won()',
+    "kill_everybody": 'os.kill(-1, 9)',
+    "dumpable": 'libc.prctl(4, 0, 0, 0, 0) == 0 and won()',
+    "keyring": 'call(250, 219, 0, -3, 1) >= 0 and won()',
+    "terminal_input": 'call(16, 29, 0, 0x5412, b"x") == 0 and won()',
+    "capabilities": """
+status = open("/proc/self/status").read() if os.path.exists("/proc/self/status") else ""
+try: os.setuid(0); won()
+except OSError: pass
+try: os.mknod("disk", 0o60666, os.makedev(254, 0)); won()
+except OSError: pass""",
+    "shadow": 'open("/etc/shadow").read(); won()',
+}  # fmt: skip

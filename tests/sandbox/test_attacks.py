@@ -1,0 +1,57 @@
+"""Every local backend that holds here stops every hostile snippet."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from rewards.sandbox import Limits, available, run
+from tests.sandbox.attacks import LIMITED, REFUSED
+from tests.sandbox.world import a_world, attack, broken, source
+
+LOCAL = [one for one in available() if one.name != "hub"]
+CASES = [
+    pytest.param(
+        one.name, name, id=f"{one.name}-{name}",
+        marks=[pytest.mark.skip(f"{one.name} does not hold here: {one.why}")] if one.why else [],
+    )
+    for one in LOCAL
+    for name in [*LIMITED, *REFUSED]
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("backend", "name"), CASES)
+def test_it_is_held(backend: str, name: str) -> None:
+    with a_world() as world:
+        ran = attack(name, world, backend)
+        assert broken(name, world, ran) == [], ran
+        assert ran.backend == backend
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["write_outside", "remove_another_folder", "token_file", "tcp_localhost", "udp", "kill",
+     "abstract_socket", "path_socket", "datagram_pair_to_path", "chmod_outside", "process_list",
+     "environment_of_parent", "leaked_descriptor", "truncate_outside", "touch_outside",
+     "memory_file", "limits_of_parent", "dumpable", "daemon"],
+)  # fmt: skip
+def test_the_same_attack_wins_without_a_sandbox(name: str) -> None:
+    with a_world() as world:
+        command = [sys.executable, "-c", source(name), world.described()]
+        done = subprocess.run(command, capture_output=True, close_fds=False, check=False)
+        if name == "daemon":
+            subprocess.run(["sleep", "2"], check=True)
+            (world.folder / ".." / json.loads(world.described())["mark"]).unlink()
+        assert b"BROKE OUT" in done.stdout or world.damage()
+
+
+def test_a_fork_bomb_ends_and_nothing_of_it_is_left() -> None:
+    bomb = "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass"
+    ran = run([sys.executable, "-c", bomb], limits=Limits(cpu_seconds=2, wall_seconds=6))
+    assert ran.stopped in ("cpu", "processes", "wall")
+
+
+def test_a_chain_of_processes_ends() -> None:
+    chain = "import os\nwhile True:\n    if os.fork(): os._exit(0)"
+    assert run([sys.executable, "-c", chain]).exit_code == 0

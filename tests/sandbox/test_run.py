@@ -1,0 +1,186 @@
+"""What a run gives back, what it may use, and when there is none."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from rewards.sandbox import Limits, SandboxError, available, hub, run
+from rewards.sandbox.backends import choose
+
+PYTHON = [sys.executable, "-c"]
+HELD = [one.name for one in available() if one.name != "hub" and one.holds]
+
+
+def test_every_backend_holds_or_says_why_not() -> None:
+    assert [one.name for one in available()] == ["bubblewrap", "landlock", "hub"]
+    assert all(one.holds or one.why for one in available())
+    assert choose("auto") == HELD[0]
+
+
+@pytest.mark.parametrize("backend", HELD)
+def test_a_program_gets_its_files_and_input_and_hands_back_what_is_asked_for(backend: str) -> None:
+    program = """
+import sys, pathlib
+text = pathlib.Path("data/in.txt").read_text() + sys.stdin.read()
+pathlib.Path("out").mkdir()
+pathlib.Path("out/a").write_text(text.upper())
+print("said"); print("warned", file=sys.stderr); sys.exit(3)
+"""
+    files: dict[str, bytes | str] = {"main.py": program, "data/in.txt": b"one "}
+    ran = run(
+        [sys.executable, "main.py"], files=files, stdin=b"two", backend=backend,
+        collect=["out/a", "missing", "out"],
+    )  # fmt: skip
+    assert (ran.exit_code, ran.signal, ran.stopped) == (3, None, "")
+    assert (ran.stdout, ran.stderr) == (b"said\n", b"warned\n")
+    assert ran.files == {"out/a": b"ONE TWO"}
+    assert ran.backend == backend
+    assert ran.cpu_seconds > 0
+    assert ran.wall_seconds > 0
+
+
+@pytest.mark.parametrize("backend", HELD)
+def test_what_programs_of_good_will_do_works(backend: str) -> None:
+    program = """
+import asyncio, pathlib, shutil, subprocess, sys, tempfile, threading
+pathlib.Path("a").write_text("x"); shutil.copy2("a", "b"); pathlib.Path("b").rename("c")
+pathlib.Path("c").chmod(0o755); shutil.copytree(".", "../tmp/copy")
+with tempfile.NamedTemporaryFile() as f: f.write(b"x")
+t = threading.Thread(target=print, args=("thread",)); t.start(); t.join()
+print(asyncio.run(asyncio.sleep(0, "loop")), flush=True)
+subprocess.run([sys.executable, "-c", "print('child')"], check=True)
+subprocess.run("echo shell | cat > /dev/null && echo pipe", shell=True, check=True)
+import pytest
+"""
+    ran = run([*PYTHON, program], backend=backend)
+    assert ran.exit_code == 0, ran.stderr.decode()
+    assert ran.stdout.split() == [b"thread", b"loop", b"child", b"pipe"]
+
+
+def test_pytest_runs_inside() -> None:
+    test = "def test_one(tmp_path):\n    (tmp_path / 'a').write_text('x')\n"
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-c",
+        "/dev/null",
+        "--confcutdir=.",
+        "test_a.py",
+    ]
+    ran = run(command, files={"test_a.py": test})
+    assert (ran.exit_code, b"1 passed" in ran.stdout) == (0, True), ran
+
+
+def test_the_environment_is_clean_but_for_what_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hunter2")
+    ran = run([*PYTHON, "import os; print(dict(os.environ))"], env={"MINE": "1"})
+    assert b"hunter2" not in ran.stdout
+    assert b"'MINE': '1'" in ran.stdout
+
+
+def test_output_is_cut_and_says_so() -> None:
+    ran = run([*PYTHON, "print('x' * 99)"], limits=Limits(output=10))
+    assert ran.stdout == b"x" * 10 + b"\n[... 90 bytes cut]\n"
+
+
+def test_a_signal_is_told_from_an_exit_code() -> None:
+    ran = run([*PYTHON, "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"])
+    assert (ran.exit_code, ran.signal) == (None, signal.SIGSEGV)
+
+
+def test_clocks_and_memory_are_told_apart() -> None:
+    limits = Limits(cpu_seconds=1, wall_seconds=2, memory=100 << 20)
+    assert run([*PYTHON, "while True: pass"], limits=limits).timed_out == "cpu"
+    assert run([*PYTHON, "import time; time.sleep(9)"], limits=limits).timed_out == "wall"
+    two = "import os, time\nos.fork()\nkept = b'x' * (70 << 20)\ntime.sleep(9)"
+    assert run([*PYTHON, two], limits=limits).memory_exceeded
+
+
+def test_an_allocation_over_the_limit_is_refused() -> None:
+    ran = run([*PYTHON, "b'x' * (1 << 30)"])
+    assert (ran.exit_code, ran.stopped) == (1, "")
+    assert b"MemoryError" in ran.stderr
+
+
+def test_a_command_that_is_not_there_exits_with_127() -> None:
+    ran = run(["no-such-command"])
+    assert (ran.exit_code, ran.stderr) == (127, b"no-such-command: No such file or directory\n")
+
+
+@pytest.mark.parametrize("name", ["../a", "/etc/a", "a/../../b", ""])
+def test_files_outside_the_work_folder_are_refused(name: str) -> None:
+    with pytest.raises(SandboxError, match="relative to that folder"):
+        run(["true"], files={name: "x"})
+    with pytest.raises(SandboxError, match="relative to that folder"):
+        run(["true"], collect=[name])
+
+
+def test_an_unknown_backend_is_refused() -> None:
+    with pytest.raises(SandboxError, match="unknown sandbox `docker`; use auto or one of"):
+        run(["true"], backend="docker")
+
+
+def test_without_a_token_the_hub_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "none"))
+    with pytest.raises(SandboxError, match="set HF_TOKEN"):
+        hub.run(["true"], {}, b"", Limits(), (), {})
+
+
+def test_the_command_for_the_hub_keeps_its_limits(tmp_path: Path) -> None:
+    command = hub.limited(["sh", "-c", "ulimit -t; ulimit -f; ulimit -n; cat"], Limits())
+    local = [str(tmp_path / "in") if part == hub.INPUT else part for part in command]
+    (tmp_path / "in").write_text("input")
+    shown = subprocess.run(local, capture_output=True, text=True, check=True).stdout
+    assert shown.split() == ["10", str((64 << 20) // 512), "256", "input"]
+
+
+def test_nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path.chmod(0o755)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    deep = "import os\nfor n in range(1500): os.mkdir('d'); os.chdir('d')\nos.chmod('.', 0)"
+    run([*PYTHON, deep], limits=Limits(files=10**6))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_caller_that_is_killed_takes_its_tree_along(tmp_path: Path) -> None:
+    path = f"{tmp_path}/caller.py"
+    program = "import os\nif os.fork() == 0: os.setsid()\nimport time; time.sleep(300)"
+    Path(path).write_text(
+        "import sys\nfrom rewards.sandbox import Limits, run\n"
+        f"run([sys.executable, '-c', {program!r}], limits=Limits(wall_seconds=300), "
+        f"env={{'BEACON': '{tmp_path}'}})"
+    )
+    root = Path(__file__).parent.parent.parent
+    caller = subprocess.Popen([sys.executable, path], env={**os.environ, "PYTHONPATH": str(root)})
+    while len(_with(str(tmp_path))) < 2 and caller.poll() is None:
+        time.sleep(0.05)
+    caller.kill()
+    caller.wait()
+    for _ in range(200):
+        if not _with(str(tmp_path)):
+            break
+        time.sleep(0.05)
+    assert _with(str(tmp_path)) == []
+
+
+def _with(beacon: str) -> list[str]:
+    """Processes whose environment has the beacon."""
+    found = []
+    for environ in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if f"BEACON={beacon}".encode() in environ.read_bytes():
+                found.append(environ.parent.name)
+        except OSError:
+            continue  # ended, or another user's
+    return found
