@@ -1,0 +1,119 @@
+"""Find the place of a hunk in a file by what it says, never by its numbers alone."""
+
+import difflib
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from rewards.verifiers.candidate import Refusal
+from rewards.verifiers.diffs import Hunk
+
+TAB_WIDTHS = (2, 4, 8)
+MAX_COMPARED = 4000
+MAX_SHOWN = 120
+
+
+def locate(hunk: Hunk, lines: Sequence[str], path: str) -> int | Refusal:
+    """Return the index of the first line the hunk speaks of.
+
+    The old lines must occur once, spacing apart. When they occur several times, the one that is
+    alike to the letter is meant, or the one at the line that a header with right counts names.
+    """
+    old = [line.text for line in hunk.lines if line.tag != "+"]
+    if not any(line.strip() for line in old):
+        if not lines and not old:
+            return 0
+        return Refusal(
+            "context_not_found",
+            f"A hunk for {path} has no lines of the file around what it adds; give three lines "
+            "before and after.",
+        )
+    alike = _places(old, lines, _spaced)
+    if len(alike) == 1:
+        return _indented(hunk, old, lines, alike[0], path)
+    if not alike:
+        return _missing(old, lines, path)
+    exact = [place for place in alike if list(lines[place : place + len(old)]) == old]
+    if len(exact) == 1:
+        return exact[0]
+    if hunk.fits() and hunk.start is not None and hunk.start - 1 in exact:
+        return hunk.start - 1
+    shown = " and ".join(str(place + 1) for place in alike[:3])
+    return Refusal(
+        "ambiguous",
+        f"The lines of a hunk are in {path} {len(alike)} times, at lines {shown}; give more lines "
+        "around the change.",
+    )
+
+
+def _spaced(line: str) -> str:
+    return " ".join(line.split())
+
+
+def _places(old: Sequence[str], lines: Sequence[str], key: Callable[[str], str]) -> list[int]:
+    wanted, there = [key(line) for line in old], [key(line) for line in lines]
+    counts = Counter(there)
+    rarest = min(range(len(wanted)), key=lambda at: counts[wanted[at]])
+    return [
+        at - rarest
+        for at, line in enumerate(there)
+        if line == wanted[rarest]
+        and at >= rarest
+        and there[at - rarest : at - rarest + len(wanted)] == wanted
+    ]
+
+
+def _indented(
+    hunk: Hunk, old: Sequence[str], lines: Sequence[str], place: int, path: str
+) -> int | Refusal:
+    """Return the place, unless the hunk's indentation leaves open how new lines are indented."""
+    pairs = [
+        (_indent(mine), _indent(theirs))
+        for mine, theirs in zip(old, lines[place : place + len(old)], strict=True)
+        if mine.strip() and _indent(mine) != _indent(theirs)
+    ]
+    added = [line.text for line in hunk.lines if line.tag == "+" and line.text.strip()]
+    if not pairs or not added:
+        return place
+    expanded = any(
+        all("\t" in theirs and theirs.expandtabs(width) == mine for mine, theirs in pairs)
+        for width in TAB_WIDTHS
+    )
+    if expanded and all("\t" in _indent(line) or not _indent(line) for line in added):
+        return place
+    return Refusal(
+        "context_not_found",
+        f"A hunk for {path} is indented otherwise than line {place + 1} of the file, "
+        f"`{lines[place][:MAX_SHOWN]}`; copy tabs and spaces as they are.",
+    )
+
+
+def _indent(line: str) -> str:
+    return line[: len(line) - len(line.lstrip())]
+
+
+def _missing(old: Sequence[str], lines: Sequence[str], path: str) -> Refusal:
+    numbers: dict[str, int] = {}
+    for number, line in enumerate(lines, 1):
+        numbers.setdefault(_spaced(line), number)
+    absent = next((line for line in old if line.strip() and _spaced(line) not in numbers), None)
+    if absent is None:
+        first = next(line for line in old if line.strip())
+        return Refusal(
+            "context_not_found",
+            f"The lines of a hunk are in {path}, but not one after the other; "
+            f"`{_shown(first)}` is line {numbers[_spaced(first)]}. Copy the lines as they follow "
+            "each other.",
+        )
+    wanted = _spaced(absent)[:MAX_SHOWN]
+    shortened = {line[:MAX_SHOWN]: number for line, number in reversed(numbers.items()) if line}
+    near = difflib.get_close_matches(wanted, list(shortened)[-MAX_COMPARED:], n=1, cutoff=0.5)
+    told = f"; the nearest is line {shortened[near[0]]}: `{near[0]}`" if near else ""
+    return Refusal(
+        "context_not_found",
+        f"The line `{_shown(absent)}` of a hunk is not in {path}{told}. Read the file again and "
+        "copy its lines.",
+    )
+
+
+def _shown(line: str) -> str:
+    return line.strip()[:MAX_SHOWN]

@@ -1,0 +1,106 @@
+"""The workspace as a completion would leave it, in memory, or why it is refused.
+
+spec  files: path to text; allowed: globs of what may be written (default: the files themselves);
+      locked: globs of what may not, whatever `allowed` says (default: LOCKED);
+      answer: "patch" (default), or "write" for the last file written
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any, Literal
+
+Failure = Literal[
+    "no_patch",  # nothing that could be applied
+    "malformed",  # a diff that cannot be read in one way only
+    "truncated",
+    "path_not_allowed",
+    "file_unknown",
+    "context_not_found",
+    "ambiguous",
+    "nothing_changed",
+]
+
+# In a glob `*` stands for `/` too.
+LOCKED = (
+    *("tests/*", "*/tests/*", "test/*", "*/test/*", "__tests__/*", "*/__tests__/*"),
+    *("test_*.py", "*/test_*.py", "*_test.py", "conftest.py", "*/conftest.py"),
+    *("*.test.[jt]s", "*.test.[jt]sx", "*.spec.[jt]s", "*.spec.[jt]sx"),
+    *("pytest.ini", "tox.ini", "setup.cfg", "pyproject.toml", "sitecustomize.py"),
+    *("*/pytest.ini", "*/tox.ini", "*/setup.cfg", "*/pyproject.toml", "*/sitecustomize.py"),
+)
+_UNSAFE = re.compile(r"[\\\x00-\x1f\x7f]|^[A-Za-z]:")
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why nothing is applied: the class of the failure, and a sentence for the model.
+
+    `located` is the share of a diff's hunks whose place was found.
+    """
+
+    failure: Failure
+    why: str
+    located: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """The files after the change; `changed` names those written, moved or deleted, in order."""
+
+    files: dict[str, str]
+    changed: tuple[str, ...]
+    before: Mapping[str, str] = field(repr=False)
+
+
+def unsafe_path(path: str) -> Refusal | None:
+    """Say why a path is none that any workspace lets be written.
+
+    >>> unsafe_path("../x.py").why
+    'The path `../x.py` leaves the workspace; name a file by its path from the root.'
+    """
+    if not path or path.startswith(("/", "~")) or _UNSAFE.search(path):
+        why = "is not a relative path with forward slashes; name a file by its path from the root."
+    elif ".." in path.split("/"):
+        why = "leaves the workspace; name a file by its path from the root."
+    elif any(part.casefold().rstrip(" .") in (".git", "") for part in path.split("/")):
+        why = "may not be written; leave it alone."
+    else:
+        return None
+    return Refusal("path_not_allowed", f"The path `{path}` {why}")
+
+
+def refused_path(path: str, spec: Mapping[str, Any]) -> Refusal | None:
+    """Say why a path may not be written, None when it may."""
+    if unsafe := unsafe_path(path):
+        return unsafe
+    if _matches(path, spec.get("locked", LOCKED)):
+        return Refusal(
+            "path_not_allowed",
+            f"The path `{path}` belongs to the tests or their settings, which stay as they are; "
+            "change the code under test.",
+        )
+    allowed = spec.get("allowed")
+    if path in spec["files"] if allowed is None else _matches(path, allowed):
+        return None
+    may = ", ".join(f"`{name}`" for name in list(spec["files"] if allowed is None else allowed)[:5])
+    return Refusal("path_not_allowed", f"The path `{path}` may not be written; these may: {may}.")
+
+
+def changed_files(before: Mapping[str, str], after: dict[str, str]) -> Candidate | Refusal:
+    """Return the candidate, or a refusal when the files are what they were."""
+    changed = tuple(
+        path for path in sorted({*before, *after}) if before.get(path) != after.get(path)
+    )
+    if not changed:
+        return Refusal(
+            "nothing_changed",
+            "The answer leaves every file as it was; change what the task asks for.",
+        )
+    return Candidate(after, changed, before)
+
+
+def _matches(path: str, globs: Sequence[str]) -> bool:
+    # Case is ignored in what is locked and what is allowed alike: disks may ignore it, too.
+    return any(fnmatchcase(path.casefold(), glob.casefold()) for glob in globs)

@@ -1,0 +1,180 @@
+"""A rubric as TRL's reward function, for SDPO and GRPO.
+
+columns  verifier_spec (JSON text, or null for a row without one) / range 0 to 1, never None
+
+TRL 1.16 sums rewards with `nansum`: SDPO turns a None into 0.0, a failure. What could not be judged
+(an `error` of ours, no spec, or verifiers that all skipped) gets what moves nothing instead:
+
+- the mean of the judged completions of its group, those of the same prompt and spec in this call:
+  its advantage is 0 and the advantages of the others keep their signs;
+- in a group without any, the mean of the batch's judged ones, at most MAX_PARTIAL so that none is
+  taken for a success, and UNJUDGED when there are none either: all advantages of the group are 0.
+
+The mean of a group in which all others passed is 1.0: SDPO may then show the completion that was
+not judged as a demonstration. Groups that are spread over processes are averaged per process.
+Train with `success_reward_threshold=1.0`: partial credit is no success.
+"""
+
+import hashlib
+import json
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol
+
+from pimono_sdpo.errors import TrainingInputError
+from rewards.answers import Conversation, text_of
+from rewards.verifiers.result import MAX_PARTIAL
+from rewards.verifiers.rubric import MAX_FEEDBACK, Rubric, RubricResult
+
+UNJUDGED = 0.5
+MAX_CACHED = 20_000
+NOT_JUDGED = RubricResult(None, ())
+
+
+class Decodes(Protocol):
+    """What is needed of a tokenizer."""
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> Any:
+        """Return the text of ids."""
+
+
+class VerifierReward:
+    """A picklable reward function; the cache and the last call stay behind when it is pickled.
+
+    With a `tokenizer` the text is decoded anew from `completion_ids`, since SDPO hands over text
+    without the special tokens that delimit tool calls. `end_ids` are the ids that end a turn, all
+    of `generation_config.eos_token_id`: they are cut off the end, and the verifiers find in
+    `spec["truncated"]` whether one was there.
+    """
+
+    def __init__(
+        self,
+        rubric: Rubric,
+        tokenizer: Decodes | None = None,
+        end_ids: Collection[int] = (),
+        workers: int = 4,
+        max_feedback: int = MAX_FEEDBACK,
+    ) -> None:
+        if (tokenizer is None) != (not end_ids):
+            raise ValueError(
+                "tokenizer and end_ids are needed together; give both, the latter from "
+                "`model.generation_config.eos_token_id`."
+            )
+        self.__name__ = "verifier_reward"
+        self.rubric = rubric
+        self.tokenizer = tokenizer
+        self.end_ids = frozenset(end_ids)
+        self.workers = workers
+        self.max_feedback = max_feedback
+        self.results: list[RubricResult] = []
+        self._cache: dict[str, RubricResult] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "results": [], "_cache": {}}
+
+    def feedback(self) -> list[str | None]:
+        """Return the teacher's text on each completion of the last call, None without any."""
+        return [result.feedback(self.max_feedback) or None for result in self.results]
+
+    def __call__(
+        self,
+        prompts: Sequence[str | Conversation],
+        completions: Sequence[str | Conversation],
+        completion_ids: Sequence[Sequence[int]] | None = None,
+        verifier_spec: Sequence[str | None] | None = None,
+        **_: object,
+    ) -> list[float | None]:
+        """Score each completion; a float each.
+
+        Raises TrainingInputError when the rows have no column `verifier_spec`, or no JSON object
+        in it.
+        """
+        if verifier_spec is None:
+            raise TrainingInputError(
+                "The rows have no column `verifier_spec`; give it to the rows or train with "
+                "another reward."
+            )
+        if self.tokenizer is None:
+            ids: Sequence[Sequence[int] | None] = [None] * len(completions)
+        elif completion_ids is None:
+            raise ValueError("A reward with a tokenizer was called without completion_ids.")
+        else:
+            ids = completion_ids
+        asked = [
+            self._asked(completion, tokens, spec)
+            for completion, tokens, spec in zip(completions, ids, verifier_spec, strict=True)
+        ]
+        self.results = self._judge(asked)
+        groups = [
+            json.dumps([prompt, spec]) for prompt, spec in zip(prompts, verifier_spec, strict=True)
+        ]
+        return list(_neutral([result.reward for result in self.results], groups))
+
+    def _asked(
+        self, completion: str | Conversation, ids: Sequence[int] | None, spec: str | None
+    ) -> tuple[str, str] | None:
+        """Return text and spec of a completion, None without a spec."""
+        if not spec:
+            return None
+        if self.tokenizer is None or ids is None:
+            return text_of(completion, "assistant"), spec
+        kept = len(ids)
+        while kept and ids[kept - 1] in self.end_ids:
+            kept -= 1
+        text = str(self.tokenizer.decode(ids[:kept], skip_special_tokens=False))
+        return text, json.dumps({**_decoded(spec), "truncated": kept == len(ids)})
+
+    def _judge(self, asked: Sequence[tuple[str, str] | None]) -> list[RubricResult]:
+        keys = [_key(*pair) if pair else None for pair in asked]
+        new = {
+            key: pair
+            for key, pair in zip(keys, asked, strict=True)
+            if key and pair and key not in self._cache
+        }
+        with ThreadPoolExecutor(self.workers) as pool:
+            judged = pool.map(lambda pair: self.rubric(pair[0], _decoded(pair[1])), new.values())
+            fresh = dict(zip(new, judged, strict=True))
+        known: Mapping[str, RubricResult] = {**self._cache, **fresh}
+        results = [known[key] if key else NOT_JUDGED for key in keys]
+        for key, result in fresh.items():
+            if not any(part.status == "error" for part in result.results):
+                self._cache[key] = result
+        for key in list(self._cache)[: max(0, len(self._cache) - MAX_CACHED)]:
+            del self._cache[key]
+        return results
+
+
+def _neutral(rewards: Sequence[float | None], groups: Sequence[str]) -> list[float]:
+    """Put what moves nothing for rewards that are None."""
+    judged: dict[str, list[float]] = {}
+    for reward, group in zip(rewards, groups, strict=True):
+        if reward is not None:
+            judged.setdefault(group, []).append(reward)
+    batch = [reward for of_group in judged.values() for reward in of_group]
+    elsewhere = min(_mean(batch), MAX_PARTIAL) if batch else UNJUDGED
+    return [
+        reward if reward is not None else _mean(judged[group]) if group in judged else elsewhere
+        for reward, group in zip(rewards, groups, strict=True)
+    ]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _key(text: str, spec: str) -> str:
+    return hashlib.sha256(json.dumps([text, spec]).encode()).hexdigest()
+
+
+def _decoded(spec: str) -> dict[str, Any]:
+    try:
+        decoded = json.loads(spec)
+    except ValueError as problem:  # the rows are the user's
+        raise TrainingInputError(
+            f"A `verifier_spec` is not JSON ({problem}): {spec[:80]!r}; write it with json.dumps."
+        ) from problem
+    if not isinstance(decoded, dict):
+        raise TrainingInputError(
+            f"A `verifier_spec` is no JSON object: {spec[:80]!r}; write a dict with json.dumps."
+        )
+    return decoded

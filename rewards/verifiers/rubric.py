@@ -1,0 +1,105 @@
+"""Verdicts to one reward: gates that must pass, then weighted graded verifiers.
+
+range  0 to 1, or None when nothing was judged
+
+    a gate failed          its partial credit, scaled below GATE_SHARE
+    a graded one failed    from GATE_SHARE (0 without gates) up to MAX_PARTIAL
+    all that had a say passed    1.0, and never otherwise
+    any `error`, or nothing had a say    None: neither for nor against the model
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pimono_sdpo.text import TRIMMED, shorten
+from rewards.verifiers.result import MAX_PARTIAL, Verifier, VerifierResult
+
+GATE_SHARE = 0.2
+MAX_FEEDBACK = 1200
+
+
+@dataclass(frozen=True, slots=True)
+class RubricResult:
+    """What all verifiers together say of one completion."""
+
+    reward: float | None
+    results: tuple[VerifierResult, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether everything that had a say passed, and something had."""
+        return self.reward == 1.0
+
+    def feedback(self, max_chars: int = MAX_FEEDBACK) -> str:
+        """Return what failed, for the teacher, head and tail of at most `max_chars` characters.
+
+        "" when everything passed, and when nothing was judged: our own faults are not taught.
+        """
+        if self.reward is None:
+            return ""
+        told = "\n\n".join(r.feedback for r in self.results if r.status == "failed" and r.feedback)
+        return shorten(told, max_chars) if max_chars > len(TRIMMED) else told[:max_chars]
+
+    def to_row(self) -> dict[str, Any]:
+        """Return plain columns: lists with one entry per verifier, `metrics` as JSON text."""
+        return {
+            "reward": self.reward,
+            "passed": self.passed,
+            "verifier": [r.name for r in self.results],
+            "status": [r.status for r in self.results],
+            "verifier_score": [r.score for r in self.results],
+            "category": [r.category for r in self.results],
+            "feedback": [r.feedback for r in self.results],
+            "metrics": [json.dumps(r.metrics, sort_keys=True) for r in self.results],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Rubric:
+    """Gates in order, of which the first failure ends it; graded verifiers with their weights.
+
+    Picklable when its verifiers are: functions of a module, or `functools.partial` of them.
+    """
+
+    gates: Sequence[Verifier] = ()
+    graded: Sequence[tuple[Verifier, float]] = ()
+
+    def __post_init__(self) -> None:
+        if not self.gates and not self.graded:
+            raise ValueError("The rubric has no verifiers; give it gates or graded ones.")
+        if any(not weight > 0 for _, weight in self.graded):
+            raise ValueError("A graded verifier has a weight that is not positive; leave it out.")
+
+    def __call__(self, completion: str, spec: dict[str, Any]) -> RubricResult:
+        """Judge one completion by the decoded spec of its row."""
+        results: list[VerifierResult] = []
+        for gate in self.gates:
+            result = gate(completion, spec)
+            results.append(result)
+            if result.status == "error":
+                return RubricResult(None, tuple(results))
+            if result.status == "failed":
+                return RubricResult(GATE_SHARE * _partial(result), tuple(results))
+        weighed = [(verifier(completion, spec), weight) for verifier, weight in self.graded]
+        results += [result for result, _ in weighed]
+        return RubricResult(self._reward(results, weighed), tuple(results))
+
+    def _reward(
+        self, results: Sequence[VerifierResult], weighed: Sequence[tuple[VerifierResult, float]]
+    ) -> float | None:
+        statuses = {result.status for result in results}
+        if "error" in statuses or not statuses & {"passed", "failed"}:
+            return None
+        if "failed" not in statuses:
+            return 1.0
+        judged = [(r, w) for r, w in weighed if r.status in ("passed", "failed")]
+        credit = sum(w * (1.0 if r.status == "passed" else _partial(r)) for r, w in judged)
+        share = credit / sum(weight for _, weight in judged)
+        floor = GATE_SHARE if self.gates else 0.0
+        return min(MAX_PARTIAL, floor + (MAX_PARTIAL - floor) * share)
+
+
+def _partial(result: VerifierResult) -> float:
+    return min(max(result.score or 0.0, 0.0), MAX_PARTIAL)

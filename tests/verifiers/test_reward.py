@@ -1,0 +1,205 @@
+"""What could not be judged moves nothing, in TRL's own sums too."""
+
+import json
+import math
+import pickle
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+from transformers import AutoTokenizer
+
+from pimono_sdpo.errors import TrainingInputError
+from pimono_sdpo.tiny_model import write_tiny_model
+from pimono_sdpo.training import sdpo
+from rewards.verifiers.result import VerifierResult, error, failed, passed
+from rewards.verifiers.reward import UNJUDGED, VerifierReward
+from rewards.verifiers.rubric import Rubric
+from tests.training.setup import arguments
+from tests.verifiers.verdicts import RUBRIC
+
+SPEC = "{}"
+
+
+def rewards_of(*said: str, prompts: str = "", specs: list[str | None] | None = None) -> list[Any]:
+    reward = VerifierReward(RUBRIC)
+    asked = list(prompts or "p" * len(said))
+    return reward(asked, said, verifier_spec=specs or [SPEC] * len(said))
+
+
+def test_our_faults_get_the_mean_of_their_group() -> None:
+    assert rewards_of("", "gate:failed", "gate:error") == [1.0, 0.0, 0.5]
+    assert rewards_of("gate:error", "gate:failed") == [0.0, 0.0], "the mean of what was judged"
+    assert rewards_of("", "tests:error", "gate:failed", "", prompts="aabb") == [1.0, 1.0, 0.0, 1.0]
+    other_spec = rewards_of(
+        "", "tests:error", "gate:failed", "", specs=["{}", "{}", '{"a":1}', '{"a":1}']
+    )
+    assert other_spec == [1.0, 1.0, 0.0, 1.0]
+
+
+def test_groups_that_nobody_judged_are_all_the_same_and_no_success() -> None:
+    assert rewards_of("gate:error", "tests:error") == [UNJUDGED, UNJUDGED]
+    assert rewards_of("gate:error", "gate:error", "", "gate:failed", prompts="aabb") == [
+        0.5,
+        0.5,
+        1.0,
+        0.0,
+    ]
+    assert rewards_of("gate:error", "gate:error", "", "", prompts="aabb") == [0.99, 0.99, 1.0, 1.0]
+    assert rewards_of("", "", specs=[None, None]) == [UNJUDGED, UNJUDGED]
+    assert rewards_of("", "", specs=["", SPEC]) == [0.99, 1.0]
+    assert rewards_of("gate:skipped style:skipped tests:skipped", "gate:failed") == [0.0, 0.0]
+
+
+def test_what_the_rows_lack_is_told() -> None:
+    reward = VerifierReward(RUBRIC)
+    with pytest.raises(TrainingInputError, match="no column `verifier_spec`"):
+        reward(["p"], ["x"])
+    with pytest.raises(TrainingInputError, match="not JSON"):
+        reward(["p"], ["x"], verifier_spec=["{"])
+    with pytest.raises(TrainingInputError, match="no JSON object"):
+        reward(["p"], ["x"], verifier_spec=["[]"])
+    with pytest.raises(ValueError, match="needed together"):
+        VerifierReward(RUBRIC, end_ids=[1])
+
+
+def test_feedback_is_of_the_last_call() -> None:
+    reward = VerifierReward(RUBRIC)
+    assert reward.feedback() == []
+    reward(["p"] * 3, ["", "tests:failed", "gate:error"], verifier_spec=[SPEC] * 3)
+    assert reward.feedback() == [None, "tests failed", None]
+    conversation = [{"role": "assistant", "content": "style:failed"}]
+    assert reward([[{"role": "user", "content": "p"}]], [conversation], verifier_spec=[SPEC]) != [
+        1.0
+    ]
+    assert reward.feedback() == ["style failed"]
+
+
+class Counting:
+    """Fails, errs or passes by its text, and counts; waits until `together` calls are there."""
+
+    def __init__(self, together: int = 1) -> None:
+        self.calls: list[str] = []
+        self.barrier = threading.Barrier(together, timeout=60)
+
+    def __call__(self, completion: str, spec: dict[str, Any]) -> VerifierResult:
+        self.barrier.wait()
+        self.calls.append(completion)
+        return error("count", "down") if completion == "error" else passed("count")
+
+
+def test_errors_are_never_cached_and_the_rest_is() -> None:
+    verifier = Counting()
+    reward = VerifierReward(Rubric([verifier]))
+    for _ in range(3):
+        reward(["p"] * 3, ["x", "x", "error"], verifier_spec=[SPEC] * 3)
+    reward(["p"], ["x"], verifier_spec=['{"other": 1}'])
+    assert sorted(verifier.calls) == ["error"] * 3 + ["x"] * 2
+
+
+def test_verifiers_run_side_by_side_and_keep_their_order() -> None:
+    reward = VerifierReward(Rubric([Counting(together=4)]), workers=4)
+    said = ["a", "b", "error", "c"]
+    assert reward(["p"] * 4, said, verifier_spec=[SPEC] * 4) == [1.0] * 4
+    assert [result.results[0].status for result in reward.results] == [
+        "passed",
+        "passed",
+        "error",
+        "passed",
+    ]
+
+
+def test_it_is_picklable() -> None:
+    reward = VerifierReward(RUBRIC)
+    reward(["p"], ["tests:failed"], verifier_spec=[SPEC])
+    again = pickle.loads(pickle.dumps(reward))
+    assert again.__name__ == "verifier_reward"
+    assert again.feedback() == []
+    assert again(["p"], ["gate:failed"], verifier_spec=[SPEC]) == [0.0]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("tiny") / "model")
+
+
+def seen(completion: str, spec: dict[str, Any]) -> VerifierResult:
+    return failed("seen", "command_error", json.dumps([completion, spec["truncated"]]))
+
+
+def test_the_text_is_decoded_with_its_special_tokens(tiny: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tiny)
+    call = '<|tool_call>call:read{path:<|"|>a.ts<|"|>}<tool_call|>'
+    ids = tokenizer(call, add_special_tokens=False)["input_ids"]
+    ended = [*ids, *tokenizer.convert_tokens_to_ids(["<turn|>", "<eos>"])]
+    reward = VerifierReward(Rubric([seen]), tokenizer, end_ids=[1, 106, 50])
+    reward(["p"] * 2, ["stripped"] * 2, completion_ids=[ids, ended], verifier_spec=[SPEC] * 2)
+    assert [json.loads(text or "") for text in reward.feedback()] == [[call, True], [call, False]]
+    with pytest.raises(ValueError, match="without completion_ids"):
+        reward(["p"], ["x"], verifier_spec=[SPEC])
+
+
+class Alternating:
+    """Fails, passes, passes and errs in turn, whatever the completion is."""
+
+    def __init__(self) -> None:
+        self.turn = 0
+
+    def __call__(self, completion: str, spec: dict[str, Any]) -> VerifierResult:
+        self.turn += 1
+        if self.turn % 4 == 1:
+            return failed("turns", "command_error", "wrong", 0.25)
+        return error("turns", "down") if self.turn % 4 == 0 else passed("turns")
+
+
+@pytest.mark.parametrize("neutral", [True, False])
+def test_in_trl_itself_an_error_moves_nothing(tiny: Path, tmp_path: Path, neutral: bool) -> None:
+    """TRL's own `_prepare_training_batch` sums; a None in the place of the mean becomes 0."""
+    turns = VerifierReward(Rubric([Alternating()]), workers=1)
+
+    def verifier_reward(**given: Any) -> list[float | None]:
+        values = turns(**given)
+        if neutral:
+            return values
+        return [
+            v if r.reward is not None else None for v, r in zip(values, turns.results, strict=True)
+        ]
+
+    rows = Dataset.from_list(
+        [
+            {
+                "prompt": [{"role": "user", "content": "run the build"}],
+                "privileged_context": "TypeError",
+                "reward_terms": ["typeerror"],
+                "verifier_spec": SPEC,
+            }
+        ]
+    )
+    args, model_args = arguments(
+        tmp_path,
+        tiny,
+        num_generations=4,
+        per_device_train_batch_size=4,
+        gradient_accumulation_steps=1,
+        max_steps=1,
+    )
+    trainer = sdpo.prepare(args, model_args, rows, turns).trainer
+    trainer.reward_funcs = [verifier_reward]
+    gate = turns.rubric.gates[0]
+    assert isinstance(gate, Alternating)
+    gate.turn = 0
+    torch.manual_seed(0)
+    batch = trainer._prepare_training_batch([dict(rows[0])] * 4)
+    statuses = [result.results[0].status for result in turns.results]
+    assert statuses == ["failed", "passed", "passed", "error"]
+    rewards, advantages = batch["rewards"].tolist(), batch["advantages"].tolist()
+    mean = (0.2 * 0.25 + 2) / 3
+    if neutral:
+        assert rewards == pytest.approx([0.05, 1.0, 1.0, mean])
+        assert math.isclose(advantages[3], 0.0, abs_tol=1e-5)
+    else:
+        assert rewards == pytest.approx([0.05, 1.0, 1.0, 0.0])
+        assert advantages[3] < -0.5

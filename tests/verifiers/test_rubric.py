@@ -1,0 +1,89 @@
+"""1.0 is for what passed whole; our own faults count for nobody."""
+
+import json
+import pickle
+
+import pytest
+from datasets import Dataset
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rewards.verifiers.result import MAX_PARTIAL
+from rewards.verifiers.rubric import GATE_SHARE, Rubric
+from tests.verifiers.verdicts import GATE, RUBRIC, STYLE, TESTS
+
+WORD = st.sampled_from(
+    ["passed", "skipped", "error", "failed", "failed:0.5", "failed:1", "failed:7"]
+)
+
+
+@pytest.mark.parametrize(
+    ("completion", "reward"),
+    [
+        ("", 1.0),
+        ("gate:failed", 0.0),
+        ("gate:failed:0.5", 0.1),
+        ("gate:failed:0.5 tests:error", 0.1),
+        ("gate:error", None),
+        ("tests:error", None),
+        ("style:failed tests:error", None),
+        ("gate:skipped style:skipped", 1.0),
+        ("gate:skipped style:skipped tests:skipped", None),
+        ("style:skipped tests:skipped", 1.0),
+        ("style:failed tests:failed", GATE_SHARE),
+        ("style:failed", GATE_SHARE + 0.79 * 0.75),
+        ("tests:failed:0.5", GATE_SHARE + 0.79 * 0.625),
+        ("style:skipped tests:failed:0.5", GATE_SHARE + 0.79 * 0.5),
+    ],
+)
+def test_the_reward(completion: str, reward: float | None) -> None:
+    assert RUBRIC(completion, {}).reward == (None if reward is None else pytest.approx(reward))
+
+
+@given(WORD, WORD, WORD)
+def test_only_what_passed_whole_is_a_success(gate: str, style: str, tests: str) -> None:
+    result = RUBRIC(f"gate:{gate} style:{style} tests:{tests}", {})
+    statuses = {part.status for part in result.results}
+    if "error" in statuses or statuses == {"skipped"}:
+        assert result.reward is None
+    elif "failed" in statuses:
+        assert result.reward is not None
+        assert 0.0 <= result.reward <= MAX_PARTIAL
+        assert (result.reward < GATE_SHARE) == gate.startswith("failed")
+    else:
+        assert result.reward == 1.0
+    assert result.passed == (result.reward == 1.0)
+    assert bool(result.feedback()) == (result.reward is not None and not result.passed)
+
+
+def test_without_gates_the_scale_begins_at_zero() -> None:
+    assert Rubric(graded=[(STYLE, 1.0)])("style:failed", {}).reward == 0.0
+
+
+def test_feedback_keeps_head_and_tail() -> None:
+    result = RUBRIC("style:failed tests:failed", {})
+    assert result.feedback() == "style failed\n\ntests failed"
+    assert len(result.feedback(3)) == 3
+    long = Rubric(graded=[(STYLE, 1.0)] * 200)("style:failed", {}).feedback(100)
+    assert len(long) <= 100
+    assert long.startswith("style failed")
+    assert long.endswith("style failed")
+
+
+def test_rows_are_plain_columns() -> None:
+    row = RUBRIC("style:skipped tests:failed:0.5", {}).to_row()
+    assert row["verifier"] == ["gate", "style", "tests"]
+    assert row["status"] == ["passed", "skipped", "failed"]
+    assert row["verifier_score"] == [1.0, None, 0.5]
+    assert [json.loads(metrics) for metrics in row["metrics"]] == [{}, {}, {}]
+    other = RUBRIC("gate:error", {}).to_row()
+    assert Dataset.from_list([row, other])[1]["reward"] is None
+
+
+def test_rubrics_are_checked_and_picklable() -> None:
+    with pytest.raises(ValueError, match="no verifiers"):
+        Rubric()
+    with pytest.raises(ValueError, match="not positive"):
+        Rubric(graded=[(TESTS, 0.0)])
+    again = pickle.loads(pickle.dumps(Rubric([GATE], [(TESTS, 1.0)])))
+    assert again("tests:failed", {}).reward == GATE_SHARE
