@@ -1,0 +1,204 @@
+"""Tell whether the files a completion changes still parse, in process.
+
+spec  as in `rewards.verifiers.candidate`
+
+| file | parser |
+|---|---|
+| `.py`, `.pyi` | Python's own compiler, of the version that runs this |
+| `.json`, `.toml`, `.yaml`, `.yml` | their parsers; nothing is constructed |
+| `.ts`, `.tsx`, `.js`, `.jsx`, `.mts`, `.cjs` and so on | tree-sitter, of the extra `verify` |
+
+A file that did not parse before is not the model's fault: it has no say unless there are more
+errors than before.
+"""
+
+import importlib
+import importlib.util
+import json
+import tomllib
+import warnings
+from collections.abc import Callable
+from functools import cache
+from pathlib import PurePosixPath
+from typing import Any
+
+import yaml
+
+from rewards.verifiers.answer import candidate_of
+from rewards.verifiers.candidate import Candidate, Refusal
+from rewards.verifiers.result import VerifierResult, failed, passed, skipped
+
+NAME = "syntax"
+MAX_CHARS = 1_000_000
+MAX_YAML = 100_000  # its parser is slow
+TOLD = 5
+Problem = tuple[int, str]  # line from 1, what is wrong
+
+_GRAMMARS = {
+    "ts": ("tree_sitter_typescript", "language_typescript"),
+    "mts": ("tree_sitter_typescript", "language_typescript"),
+    "cts": ("tree_sitter_typescript", "language_typescript"),
+    "tsx": ("tree_sitter_typescript", "language_tsx"),
+    "js": ("tree_sitter_javascript", "language"),
+    "mjs": ("tree_sitter_javascript", "language"),
+    "cjs": ("tree_sitter_javascript", "language"),
+    "jsx": ("tree_sitter_javascript", "language"),
+}
+
+
+def verify(completion: str, spec: dict[str, Any]) -> VerifierResult:
+    """Parse what the completion changes; partial credit is the share of files that parse."""
+    candidate = candidate_of(completion, spec)
+    if isinstance(candidate, Refusal):
+        why = f"There is nothing to parse. {candidate.failure}: {candidate.why}"
+        return failed(NAME, "malformed_output", why)
+    return judge(candidate)
+
+
+def judge(candidate: Candidate) -> VerifierResult:
+    """Parse the changed files of a candidate; metrics: `files` judged, `errors` that are new."""
+    judged = broken = errors = 0
+    told: list[str] = []
+    silent: list[str] = []
+    for path in candidate.changed:
+        if path not in candidate.files:
+            continue
+        after = problems(path, candidate.files[path])
+        if isinstance(after, str):
+            silent.append(after)
+            continue
+        before = problems(path, candidate.before[path]) if path in candidate.before else []
+        known = 0 if isinstance(before, str) else len(before)
+        if after and len(after) <= known:
+            silent.append(f"{path} did not parse before either.")
+            continue
+        judged += 1
+        if after:
+            broken += 1
+            errors += len(after) - known
+            told += [_told(path, candidate.files[path], problem) for problem in after[:TOLD]]
+    if not judged:
+        return skipped(NAME, " ".join(dict.fromkeys(silent)) or "No file was written.")
+    if not broken:
+        return passed(NAME, files=float(judged), errors=0.0)
+    score = (judged - broken) / judged
+    text = "\n".join(told[:TOLD])
+    return failed(
+        NAME, "build_lint_compile", text, score, files=float(judged), errors=float(errors)
+    )
+
+
+def problems(path: str, text: str) -> list[Problem] | str:
+    """Return what does not parse, or the reason why nobody can tell.
+
+    >>> problems("a.py", "x = (1")
+    [(1, "'(' was never closed")]
+    """
+    kind = PurePosixPath(path).suffix.lower().removeprefix(".")
+    if kind in _GRAMMARS:
+        if len(text) > MAX_CHARS:
+            return f"{path} is longer than {MAX_CHARS} characters."
+        module, name = _GRAMMARS[kind]
+        parser = _tree_sitter(module, name)
+        if parser is None:
+            return f"{path} needs tree-sitter; install the extra `verify`."
+        return _tree_problems(parser, text)
+    check = _CHECKS.get(kind)
+    if check is None:
+        return f"There is no parser for {path}."
+    limit = MAX_YAML if check is _yaml else MAX_CHARS
+    if len(text) > limit:
+        return f"{path} is longer than {limit} characters."
+    try:
+        problem = check(text)
+    except (RecursionError, MemoryError):  # what the parsers say of deep nesting
+        problem = (1, "too deeply nested to be parsed")
+    return [problem] if problem else []
+
+
+def _python(text: str) -> Problem | None:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            compile(text, "<file>", "exec", dont_inherit=True)
+    except SyntaxError as found:
+        return found.lineno or 1, found.msg
+    except ValueError as found:  # null bytes, lone surrogates, numbers of too many digits
+        return 1, str(found)
+    return None
+
+
+def _json(text: str) -> Problem | None:
+    try:
+        json.loads(text)
+    except json.JSONDecodeError as found:
+        return found.lineno, found.msg
+    except ValueError as found:  # numbers of too many digits
+        return 1, str(found)
+    return None
+
+
+def _toml(text: str) -> Problem | None:
+    try:
+        tomllib.loads(text)
+    except ValueError as found:
+        return 1, str(found)
+    return None
+
+
+def _yaml(text: str) -> Problem | None:
+    try:
+        for _ in yaml.compose_all(text, Loader=yaml.SafeLoader):
+            pass
+    except yaml.MarkedYAMLError as found:
+        line = found.problem_mark.line + 1 if found.problem_mark else 1
+        return line, found.problem or "not YAML"
+    except yaml.YAMLError as found:
+        return 1, str(found).split("\n")[0]
+    return None
+
+
+_CHECKS: dict[str, Callable[[str], Problem | None]] = {
+    "py": _python,
+    "pyi": _python,
+    "json": _json,
+    "toml": _toml,
+    "yaml": _yaml,
+    "yml": _yaml,
+}
+
+
+@cache
+def _tree_sitter(module: str, name: str) -> Any:
+    """Return a language of tree-sitter, None when it is not installed."""
+    if any(importlib.util.find_spec(needed) is None for needed in ("tree_sitter", module)):
+        return None
+    tree_sitter = importlib.import_module("tree_sitter")
+    return tree_sitter.Language(getattr(importlib.import_module(module), name)())
+
+
+def _tree_problems(language: Any, text: str) -> list[Problem]:
+    # A parser of its own: verifiers run in threads.
+    tree = (
+        importlib.import_module("tree_sitter")
+        .Parser(language)
+        .parse(text.encode("utf-8", errors="replace"))
+    )
+    found: list[Problem] = []
+    waiting = [tree.root_node] if tree.root_node.has_error else []
+    while waiting:
+        node = waiting.pop()
+        line = node.start_point[0] + 1
+        if node.is_missing:
+            found.append((line, f"`{node.type}` is missing"))
+        elif node.is_error:
+            found.append((line, "this does not parse"))
+        waiting += [child for child in node.children if child.has_error or child.is_missing]
+    return sorted(found)
+
+
+def _told(path: str, text: str, problem: Problem) -> str:
+    line, what = problem
+    lines = text.split("\n")
+    shown = lines[line - 1].strip()[:120] if 0 < line <= len(lines) else ""
+    return f"{path}:{line}: {what}" + (f": `{shown}`" if shown else "")

@@ -1,0 +1,107 @@
+"""The last complete write counts, in whatever form it is written."""
+
+import json
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rewards.verifiers.candidate import Candidate, Refusal
+from rewards.verifiers.last_write import last_write, verify, writes
+
+CONTENT = 'def f(x):\n\treturn {"a": [x], \'b\': "<>"}\n'
+FILES = {"src/a.py": "old\n", "src/b.py": "old\n"}
+
+
+def json_call(path: str, content: str) -> str:
+    return json.dumps(
+        {"type": "tool_call", "name": "write_file", "args": {"path": path, "content": content}}
+    )
+
+
+FORMS: dict[str, Callable[[str, str], str]] = {
+    "json": json_call,
+    "openai": lambda path, content: json.dumps(
+        {"function": {"name": "write", "arguments": json.dumps({"path": path, "content": content})}}
+    ),
+    "qwen": lambda path, content: (
+        "<tool_call>\n" + json.dumps({"name": "write", "arguments": {"path": path, "content": content}}) + "\n</tool_call>"
+    ),
+    "gemma": lambda path, content: (
+        f'<|tool_call>call:write{{content:<|"|>{content}<|"|>,path:<|"|>{path}<|"|>}}<tool_call|>'
+    ),
+    "xml": lambda path, content: (
+        f"<tool_call>\n<function=write>\n<parameter=path>\n{path}\n</parameter>\n"
+        f"<parameter=content>\n{content}\n</parameter>\n</function>\n</tool_call>"
+    ),
+    "shell": lambda path, content: f"```bash\ncat > {path} <<'EOF'\n{content}EOF\n```",
+    "shell_after": lambda path, content: f"cat <<\"END\" > {path}\n{content}END\n",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_is_read(form: str) -> None:
+    write = FORMS[form]
+    text = f"First.\n{write('src/a.py', 'draft')}\nThen.\n{write('src/b.py', CONTENT)}\nDone {{."
+    if form.startswith("shell"):
+        text = text.replace("draft", "draft\n")
+    result = last_write(text, {"files": FILES})
+    assert isinstance(result, Candidate)
+    assert result.files == {**FILES, "src/b.py": CONTENT}, "the earlier write is a draft"
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.8, 0.9])
+def test_what_was_cut_is_no_write(form: str, share: float) -> None:
+    text = FORMS[form]("src/a.py", CONTENT)
+    assert list(writes(text[: int(len(text) * share)])) == []
+
+
+def test_the_latest_of_several_forms_wins() -> None:
+    text = "\n".join(write("src/a.py", f"{form}\n") for form, write in FORMS.items())
+    assert [write.content.strip() for write in sorted(writes(text))] == list(FORMS)
+
+
+@pytest.mark.parametrize(
+    ("text", "failure"),
+    [
+        ("", "no_patch"),
+        (json.dumps({"name": "read", "arguments": {"path": "src/a.py"}}), "no_patch"),
+        (json.dumps({"name": "write", "arguments": {"path": "src/a.py"}}), "no_patch"),
+        (json.dumps({"name": "write", "arguments": {"path": 1, "content": "x"}}), "no_patch"),
+        (json.dumps({"name": "write", "arguments": "{"}), "no_patch"),
+        ("cat > src/a.py <<EOF\n$HOME\nEOF\n", "no_patch"),
+        (json_call("../a.py", "x"), "path_not_allowed"),
+        (json_call("tests/test_a.py", "x"), "path_not_allowed"),
+        (json_call("src/c.py", "x"), "path_not_allowed"),
+        (json_call("src/a.py", "old\n"), "nothing_changed"),
+        (json_call("src/a.py", "x\n") * 4, "ambiguous"),
+    ],
+)
+def test_what_is_no_candidate_says_why(text: str, failure: str) -> None:
+    result = last_write(text, {"files": FILES})
+    assert isinstance(result, Refusal)
+    assert result.failure == failure
+    assert verify(text, {"files": FILES}).feedback.startswith(f"{failure}: ")
+
+
+def test_new_files_need_leave_and_cut_answers_are_refused() -> None:
+    text = json_call("./src/c.py", "x\n")
+    result = last_write(text, {"files": FILES, "allowed": ["src/*"]})
+    assert isinstance(result, Candidate)
+    assert result.changed == ("src/c.py",)
+    refused = last_write(text, {"files": FILES, "allowed": ["src/*"], "truncated": True})
+    assert isinstance(refused, Refusal)
+    assert refused.failure == "truncated"
+    assert verify(text, {"files": FILES, "allowed": ["src/*"]}).score == 1.0
+
+
+@settings(deadline=None)
+@given(st.text(st.sampled_from('{}[]":,ab<>|/=\n\\')))
+def test_no_completion_makes_it_raise(text: str) -> None:
+    verify(text, {"files": FILES})
+    verify(
+        f"<|tool_call>call:write{{{text}}}<tool_call|><function=write>{text}</function>",
+        {"files": FILES},
+    )

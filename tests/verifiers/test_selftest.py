@@ -1,0 +1,87 @@
+"""The self-test lets sound rewards pass and tells what is wrong with others."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from rewards import trace_grounding_reward
+from rewards.verifiers import last_write, patches, syntax
+from rewards.verifiers.reward import VerifierReward
+from rewards.verifiers.rubric import Rubric
+from rewards.verifiers.selftest import attacks, self_test, table
+
+CODE = "def total(items):\n    count = 0\n    for item in items:\n        count += 1\n    return count\n"
+FIXED = CODE.replace("count += 1", "count += item")
+DIFF = """--- a/src/total.py
++++ b/src/total.py
+@@ -2,4 +2,4 @@
+     count = 0
+     for item in items:
+-        count += 1
++        count += item
+     return count
+"""
+TASK = [{"role": "user", "content": f"`total` counts instead of adding. src/total.py:\n\n{CODE}"}]
+ROW = {
+    "prompt": TASK,
+    "privileged_context": "AssertionError: assert 3 == 6\nsrc/total.py:4: count += 1",
+    "reward_terms": ["assertionerror", "src/total.py", "count"],
+}
+PATCH = {"files": {"src/total.py": CODE}}
+WRITE = {**PATCH, "answer": "write"}
+CALL = json.dumps({"name": "write", "arguments": {"path": "src/total.py", "content": FIXED}})
+
+
+def rows(spec: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{**ROW, "verifier_spec": json.dumps(spec)}] * 2
+
+
+@pytest.mark.parametrize(
+    "gold", [DIFF, f"The loop adds one.\n\n```diff\n{DIFF}```\n", f"```diff\n{DIFF}```"]
+)
+def test_the_rubric_of_patches_is_sound(gold: str) -> None:
+    reward = VerifierReward(Rubric([patches.verify], [(syntax.verify, 1.0)]))
+    assert table(self_test(reward, rows(PATCH), [gold, gold])) == ""
+
+
+def test_the_heuristic_is_sound_at_its_threshold() -> None:
+    assert table(self_test(trace_grounding_reward, [ROW], threshold=0.35)) == ""
+
+
+def test_without_gold_the_other_cases_remain() -> None:
+    names = [name for name, _ in attacks(ROW, None)]
+    assert "empty" in names
+    assert "ten_times_the_length" in names
+    assert not any("gold" in name for name in names)
+
+
+def test_unsound_rewards_are_found() -> None:
+    def length_reward(completions: Sequence[Any], **_: object) -> list[float]:
+        return [min(1.0, len(c[0]["content"]) / 300) for c in completions]
+
+    def never_reward(completions: Sequence[Any], **_: object) -> list[float | None]:
+        return [None for _ in completions]
+
+    found = self_test(length_reward, [ROW], [CALL])
+    assert {"ten_times_the_length", "gold_ten_times"} <= {finding.case for finding in found}
+    assert "| 0 | ten_times_the_length | 1.0 | below 1.0 |" in table(found)
+    (only,) = self_test(never_reward, [ROW], [CALL])
+    assert (only.case, only.reward, only.wanted) == ("gold", None, "1.0")
+
+
+def test_a_context_that_holds_the_answer_is_found() -> None:
+    reward = VerifierReward(Rubric([patches.verify]))
+    leaky = [{**rows(PATCH)[0], "privileged_context": DIFF}]
+    assert "context_copy" in {finding.case for finding in self_test(reward, leaky, [DIFF])}
+
+
+def test_what_writes_a_file_must_be_checked_further() -> None:
+    """A whole file is accepted whatever it holds: the parser then refuses what is garbage."""
+    alone = VerifierReward(Rubric([last_write.verify]))
+    assert alone(["p"], [CALL.replace("count", "((")], verifier_spec=[json.dumps(WRITE)]) == [1.0]
+    both = VerifierReward(Rubric([last_write.verify], [(syntax.verify, 1.0)]))
+    found = self_test(both, rows(WRITE), [CALL, CALL])
+    assert {finding.case for finding in found} == {"gold_and_garbage"}, "what follows the call"
+    assert self_test(both, rows(WRITE), [CALL, CALL], may_win=["gold_and_garbage"]) == []
