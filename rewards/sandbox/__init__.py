@@ -9,15 +9,12 @@ holds, `run` refuses.
 
 import functools
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 
 from rewards.sandbox import hub, local
 from rewards.sandbox.backends import Backend, available, choose, prefix
-from rewards.sandbox.limits import Limits, Ran, SandboxError
+from rewards.sandbox.limits import NOTHING, Limits, Ran, SandboxError
 
 __all__ = ["Backend", "Limits", "Ran", "SandboxError", "available", "run"]
-
-NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 def run(

@@ -1,11 +1,14 @@
 """What a run may use, and what came of it."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Literal
 
 from pimono_sdpo.errors import PimonoError
 
 MEBI = 1 << 20
+NOTHING: Mapping[str, str] = MappingProxyType({})
 Stopped = Literal["", "cpu", "wall", "memory", "processes", "disk", "files"]
 
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rewards.sandbox import folder, places, supervisor, tree
+from rewards.sandbox import folder, places, seccomp, supervisor, tree
 from rewards.sandbox.limits import Limits, Ran, SandboxError
 
 HERE = Path(__file__).resolve().parent
@@ -21,15 +21,18 @@ for name, path in (("rewards", {0!r}), ("rewards.sandbox", {1!r})):
     sys.modules[name] = types.ModuleType(name)
     sys.modules[name].__path__ = [path]
 from rewards.sandbox.{2} import main
-main({3})
+main()
 """
+
+# Numeric libraries that start threads could not be forked.
+CLEAN = {"LANG": "C.UTF-8", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 Exchange = Callable[[dict[str, Any]], dict[str, Any]]
 
 
-def boot(module: str, arguments: str = "") -> str:
+def boot(module: str) -> str:
     """Python code that runs `main` of a module of this package, and imports little else."""
-    return BOOT.format(str(HERE.parent), str(HERE), module, arguments)
+    return BOOT.format(str(HERE.parent), str(HERE), module)
 
 
 def run_spec(
@@ -56,7 +59,8 @@ def run_spec(
             "cwd": work,
             "read": read,
             "uid": uid,
-            "search": bool(uid) and places.needs_search([*read, base]),
+            "search": bool(uid) and places.needs_search((*read, base)),
+            "filter": seccomp.program(inert_modes=not uid),
             "tasks_before": 0 if uid else tree.tasks_of(os.getuid()),
         }
         report = exchange(spec)
@@ -86,23 +90,24 @@ def cold(prefix: Callable[[dict[str, Any]], list[str]]) -> Exchange:
     """An exchange with a fresh supervisor, started behind `prefix` (nothing, or bubblewrap)."""
 
     def exchange(spec: dict[str, Any]) -> dict[str, Any]:
-        with _supervisor(prefix(spec)) as connection:
+        with started(prefix(spec), "supervisor", "-IS") as connection:
             return talk(connection, spec)
 
     return exchange
 
 
 @contextmanager
-def _supervisor(prefix: list[str]) -> Iterator[socket.socket]:
+def started(prefix: list[str], module: str, flags: str) -> Iterator[socket.socket]:
+    """Start `main` of a module of this package in a clean interpreter; the socket to it."""
     ours, theirs = socket.socketpair()
     with ours:
         # Its own session: Ctrl-C must not end it before it has killed the tree.
         with theirs:
             process = subprocess.Popen(
-                [*prefix, sys.executable, "-I", "-S", "-c", boot("supervisor")],
+                [*prefix, sys.executable, flags, "-c", boot(module)],
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
-                env={},
+                env=CLEAN,
                 start_new_session=True,
                 cwd="/",
             )

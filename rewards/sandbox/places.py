@@ -1,12 +1,13 @@
 """Which paths a run may read, where it works, and the uid it gets."""
 
+import functools
 import os
 import shutil
 import socket
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
@@ -24,7 +25,8 @@ SYSTEM = (
 UIDS = range(60578, 61184)
 
 
-def readable() -> list[str]:
+@functools.cache
+def readable() -> tuple[str, ...]:
     """The system's programs and libraries, and those of this interpreter."""
     interpreter = [
         Path(prefix) / part
@@ -36,7 +38,7 @@ def readable() -> list[str]:
     ]
     paths = {*map(str, interpreter), *libraries}
     paths.add(str(Path(sys.executable).resolve().parent))
-    return sorted(path for path in {*paths, *SYSTEM} if Path(path).exists())
+    return tuple(sorted(path for path in {*paths, *SYSTEM} if Path(path).exists()))
 
 
 def environment(work: str, more: Mapping[str, str]) -> dict[str, str]:
@@ -52,10 +54,15 @@ def environment(work: str, more: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def enters(path: str) -> bool:
-    """Whether a stranger may enter every folder on the way to a path."""
-    parents = Path(path).resolve().parents
-    return all(parent.stat().st_mode & 0o001 for parent in parents)
+def needs_search(paths: Iterable[str]) -> bool:
+    """Whether a stranger's uid can reach some of these paths only with CAP_DAC_READ_SEARCH."""
+    on_the_way = {parent for path in paths for parent in _on_the_way(path)}
+    return not all(parent.stat().st_mode & 0o001 for parent in on_the_way)
+
+
+@functools.lru_cache(maxsize=256)
+def _on_the_way(path: str) -> tuple[Path, ...]:
+    return tuple(Path(path).resolve().parents)
 
 
 @contextmanager
@@ -109,11 +116,6 @@ def may_change_uid() -> bool:
     """Whether a run can have its own uid: as root, also as root of a container."""
     needed = (kernel.CAP_CHOWN, kernel.CAP_KILL, kernel.CAP_SETGID, kernel.CAP_SETUID)
     return os.geteuid() == 0 and all(kernel.has_capability(capability) for capability in needed)
-
-
-def needs_search(paths: list[str]) -> bool:
-    """Whether a stranger's uid can reach these paths only with CAP_DAC_READ_SEARCH."""
-    return not all(map(enters, paths))
 
 
 def bwrap() -> str | None:

@@ -6,6 +6,7 @@ newer than it answer ENOSYS, as on an older kernel.
 
 import ctypes
 import errno
+import functools
 import struct
 
 from rewards.sandbox.kernel import AUDIT_ARCH, MACHINE, PR_SET_SECCOMP, checked, prctl
@@ -83,6 +84,7 @@ INERT: tuple[Numbers, ...] = (
 Code = list[tuple[int, int, int, int]]
 
 
+@functools.cache
 def program(*, inert_modes: bool) -> bytes:
     """The filter for this machine."""
     column = list(AUDIT_ARCH).index(MACHINE)

@@ -1,0 +1,93 @@
+"""The warm interpreter does what a cold one does, and holds what a cold one holds."""
+
+import re
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from rewards.sandbox import Limits, Ran, SandboxError, available, run
+from rewards.sandbox.warm import Server
+from tests.sandbox.attacks import LIMITED, REFUSED
+from tests.sandbox.world import a_world, attack, broken
+
+WHY = {one.name: one.why for one in available()}["landlock"]
+pytestmark = pytest.mark.skipif(bool(WHY), reason=f"landlock does not hold here: {WHY}")
+
+PROGRAMS = {
+    "arguments": "import sys; print(sys.argv, __name__, __file__, sys.stdin.read())",
+    "failure": "def f(): 1/0\nf()",
+    "syntax": "def f(:",
+    "exit": "import sys; sys.exit(7)",
+    "exit_text": "import sys; sys.exit('sorry')",
+    "exit_nothing": "raise SystemExit",
+    "exit_hook": "import atexit; atexit.register(print, 'bye'); print('hi')",
+    "thread": "import threading, time\n"
+    "threading.Thread(target=lambda: (time.sleep(.2), print('late'))).start()",
+    "closed_output": "import sys; print('x', flush=True); sys.stdout.close()",
+    "no_newline": "import sys; sys.stdout.write('x'); sys.stderr.write('y')",
+    "environment": "import os; print(sorted(os.environ) , os.listdir())",
+    "sibling": "import other; print(other.here)",
+    "main": "import sys; value = 3; print(sys.modules['__main__'].value)",
+    "pickle": "import pickle\nclass A: pass\nprint(type(pickle.loads(pickle.dumps(A()))))",
+    "dataclass": "import dataclasses\n@dataclasses.dataclass\nclass A:\n  x: int\nprint(A(1))",
+    "child": "import subprocess, sys\nprint(subprocess.check_output([sys.executable, '-c', 'print(1)']))",
+}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with Server(imports=["json"]) as started:
+        yield started
+
+
+def seen(ran: Ran) -> tuple[object, ...]:
+    texts = [re.sub(rb"sandbox-\w+", b"FOLDER", text) for text in (ran.stdout, ran.stderr)]
+    return ran.exit_code, ran.signal, ran.stopped, *texts
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_it_does_what_a_cold_interpreter_does(name: str, server: Server) -> None:
+    files = {"main.py": PROGRAMS[name], "other.py": "here = 1"}
+    cold = run([sys.executable, "main.py", "a b"], files=files, stdin=b"in", backend="landlock")
+    warm = server.run(["main.py", "a b"], files=files, stdin=b"in")
+    assert seen(warm) == seen(cold)
+
+
+def test_code_and_modules_run_too(server: Server) -> None:
+    assert server.run(["-c", "import sys; print(sys.argv)", "a"]).stdout == b"['-c', 'a']\n"
+    ran = server.run(["-m", "tool", "a"], files={"tool.py": "import sys; print(sys.argv[1:])"})
+    assert ran.stdout == b"['a']\n"
+
+
+def test_runs_know_nothing_of_each_other(server: Server) -> None:
+    server.run(["-c", "import json; json.dumps = None; secret = 'hunter' + '2'"])
+    look = "import gc, json\nprint(json.dumps(1), any('hunter' '2' == o for o in gc.get_objects()))"
+    assert server.run(["-c", look]).stdout == b"1 False\n"
+
+
+def test_several_threads_share_it(server: Server) -> None:
+    def double(number: int) -> bytes:
+        return server.run(["-c", f"print({number} * 2)"]).stdout
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(double, range(40))) == [b"%d\n" % (2 * n) for n in range(40)]
+
+
+def test_limits_are_those_of_the_run(server: Server) -> None:
+    assert server.run(["-c", "while 1: pass"], limits=Limits(cpu_seconds=1)).timed_out == "cpu"
+    assert server.run(["-c", "print(1)"]).stdout == b"1\n"
+
+
+def test_a_module_that_cannot_be_imported_is_told() -> None:
+    with pytest.raises(SandboxError, match="could not import no_such_module"):
+        Server(imports=["no_such_module"])
+
+
+@pytest.mark.parametrize("name", [*LIMITED, *REFUSED])
+def test_attacks_are_held(name: str, server: Server) -> None:
+    with a_world() as world:
+        ran = attack(name, world, server)
+        assert broken(name, world, ran) == [], ran
+    assert server.run(["-c", "print(1)"]).stdout == b"1\n"
