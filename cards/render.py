@@ -31,7 +31,7 @@ COLUMNS = {
     "harness": "the agent that recorded it",
     "episode": "number of the request within the session (0 for whole sessions)",
     "split": "train or test, by repository",
-    "verifier_spec": "null: no verifier is attached",
+    "verifier_spec": "JSON: the tools that may be called, the call that failed; or null",
     "counts": "what the session held, and what became of its lines and bytes",
 }
 

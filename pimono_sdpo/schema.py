@@ -25,6 +25,7 @@ DIAGNOSTIC = {
     "categories": List(Value("string")),
     "text": Value("string"),
     "tool_name": Value("string"),
+    "command": Value("string"),
     "event_index": Value("int32"),
 }
 CORRECTION = {
@@ -63,6 +64,7 @@ EVIDENCE = Features(
         "diagnostics": List(DIAGNOSTIC),
         "corrections": List(CORRECTION),
         "continued": Value("bool"),
+        "tools": List(Value("string")),
         "problem": Value("string"),
         "counts": COUNTS,
         # Not among the counts of a row: the layouts of an export space the same JSON differently.
@@ -116,11 +118,12 @@ REJECT = Features(
 
 
 class Diagnostic(TypedDict):
-    """One concrete failure the environment reported."""
+    """One concrete failure the environment reported; `command` is the command line, or empty."""
 
     categories: list[str]
     text: str
     tool_name: str
+    command: str
     event_index: int
 
 

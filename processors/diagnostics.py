@@ -82,10 +82,10 @@ def find_diagnostics(events: Sequence[Event]) -> list[Diagnostic]:
         if not _may_tell(event, called):
             continue
         text = _cleaned(event.text)
+        command = called if event.kind == "bash" else _command(called)
         if event.kind == "assistant":
             categories = _broken_turn(text)
         else:
-            command = called if event.kind == "bash" else _command(called)
             categories = _categories(event, command, text)
         if categories:
             found.append(
@@ -93,6 +93,7 @@ def find_diagnostics(events: Sequence[Event]) -> list[Diagnostic]:
                     "categories": sorted(categories),
                     "text": text,
                     "tool_name": event.tool_name,
+                    "command": command,
                     "event_index": event.index,
                 }
             )

@@ -59,6 +59,7 @@ def evidence(row: Row, unit: Unit, history_chars: int) -> list[dict[str, Any]]:
                 "diagnostics": failed,
                 "corrections": corrected,
                 "continued": any(map(_is_work, trace.events[last + 1 : stop])),
+                "tools": sorted({e.tool_name for e in trace.events if e.kind == "tool_call"}),
                 "problem": trace.problem,
                 # A row that teaches nothing is dropped, and never compared with others.
                 "fingerprints": fingerprints(trace.events[start:stop]) if request and told else [],

@@ -102,7 +102,7 @@ def redact(row: Row) -> dict[str, Any]:
     return {
         "history": _each(row["history"], clean, "content"),
         "prompt": clean(row["prompt"]),
-        "diagnostics": _each(row["diagnostics"], clean, "text"),
+        "diagnostics": _each(row["diagnostics"], clean, "text", "command"),
         "corrections": _each(row["corrections"], clean, "text", "span"),
         "redactions": found,
     }

@@ -1,7 +1,6 @@
 """Lay out the training row TRL's SDPO trainer reads; everything else is dropped.
 
-reads   prompt, privileged_context, reward_terms, score, score_terms, categories, session_id,
-        source, harness, episode, counts
+reads   the columns of the row, history, diagnostics, tools, fingerprints
 writes  the SDPO row: `prompt` as a conversation ending in a user turn
 """
 
@@ -12,6 +11,7 @@ from datasets import Features
 from pimono_sdpo.schema import EVIDENCE, PRINT, SDPO_ROW
 from pimono_sdpo.stage import Map, Row
 from pimono_sdpo.text import shorten
+from processors.specs import verifier_spec
 
 PROMPT_CHARS = 6000
 TURN_CHARS = 1200
@@ -20,13 +20,13 @@ MADE_HERE = frozenset({"prompt", "corrections", "verifier_spec"})
 
 
 def rows(row: Row) -> dict[str, Any]:
-    """Return the columns of a training row; `verifier_spec` is null: no verifier is attached."""
+    """Return the columns of a training row."""
     return {
         "prompt": [
             *({**turn, "content": shorten(turn["content"], TURN_CHARS)} for turn in row["history"]),
             {"role": "user", "content": shorten(row["prompt"], PROMPT_CHARS)},
         ],
-        "verifier_spec": None,
+        "verifier_spec": verifier_spec(row),
         "evidence": len(row["diagnostics"]) + len(row["corrections"]),
         "fingerprints": row["fingerprints"],
         "corrections": [
@@ -46,7 +46,7 @@ STAGE = Map(
     rows,
     reads=(
         *(name for name in SDPO_ROW if name != "verifier_spec"),
-        *("history", "diagnostics", "fingerprints"),
+        *("history", "diagnostics", "fingerprints", "tools"),
     ),
     writes=Features({**SDPO_ROW, **PRINT}),
     drops=(*(name for name in EVIDENCE if name not in {*SDPO_ROW, *PRINT}), "redactions"),

@@ -1,3 +1,5 @@
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,6 +9,7 @@ from processors.context import context
 from processors.grade import WEIGHTS, grade
 from processors.keep import keep
 from processors.prompts import is_substantive
+from processors.specs import verifier_spec
 from processors.terms import concrete_terms
 from processors.threshold import threshold
 
@@ -77,6 +80,16 @@ def test_terms_are_lower_cased_distinct_and_capped(text: str) -> None:
 )
 def test_keep_says_why(row: dict[str, object], reason: str | None) -> None:
     assert keep(row) == reason
+
+
+def test_the_spec_names_the_tools_and_the_call_that_failed() -> None:
+    failed = {"tool_name": "bash", "command": "npm test", "text": "1 failed"}
+    row = {"harness": "pi", "tools": ["bash", "web"], "diagnostics": [failed, {}]}
+    spec = json.loads(verifier_spec(row) or "")
+    assert spec["failed_call"] == {"tool": "bash", "command": "npm test"}
+    assert {"read", "edit", "web"} < set(spec["tools"])
+    assert verifier_spec({**row, "harness": "codex"}) is None
+    assert "failed_call" not in json.loads(verifier_spec({**row, "diagnostics": []}) or "")
 
 
 @pytest.mark.parametrize(("score", "reason"), [(1.9, "below_min_score"), (2.0, None)])

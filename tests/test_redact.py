@@ -55,7 +55,9 @@ def test_paths_of_the_recorder_become_placeholders() -> None:
         "prompt": "see /Users/ann/code/app/src/a.ts and /Users/ann/.npmrc",
         "harness": "pi",
         "session_id": "2026_/home/ann/x",
-        "diagnostics": [{"text": "at C:\\Users\\ann\\x.js and /home/bob/y"}],
+        "diagnostics": [
+            {"text": "at C:\\Users\\ann\\x.js and /home/bob/y", "command": "cat /home/bob/y"}
+        ],
         "history": [{"role": "user", "content": "mail ann.lee@corp.dev"}],
         "corrections": [{"text": "no, /home/bob/z", "span": "no, /home/bob/z"}],
     }
@@ -66,6 +68,7 @@ def test_paths_of_the_recorder_become_placeholders() -> None:
     assert out["history"][0]["content"] == "mail [REDACTED:email]"
     assert out["corrections"][0] == {"text": "no, $HOME/z", "span": "no, $HOME/z"}
     assert out["diagnostics"][0]["text"] == "at $HOME\\x.js and $HOME/y"
+    assert out["diagnostics"][0]["command"] == "cat $HOME/y"
 
 
 @pytest.mark.parametrize(
