@@ -60,6 +60,20 @@ def verify(completion: str, spec: dict[str, Any]) -> VerifierResult:
         return error(NAME, f"A $ref of the row's tools leads nowhere: {str(found)[:200]}.")
 
 
+def calls_of(completion: str, spec: dict[str, Any]) -> tuple[Call, ...]:
+    """Return the calls of a completion for other verifiers; none when they cannot be read."""
+    named = spec.get("tools")
+    if not named:
+        return ()
+    try:
+        tools = tools_of(named)
+        formats = _formats(spec.get("format"), named)
+    except BadTools:
+        # `verify` says so; another verdict on it would only repeat it.
+        return ()
+    return read_calls(completion, formats, [tool.typed() for tool in tools.values()]).calls
+
+
 def _formats(given: Any, named: Any) -> list[str]:
     if given is None:
         return (

@@ -1,0 +1,129 @@
+"""Judge proposed reads, edits and writes by what the session knew of its files.
+
+spec["workspace"]  the files, as `pimono_sdpo.replay.state` writes them
+spec["tools"]      what may be called, as for `tool_calls`
+
+| what a call does | verdict |
+|---|---|
+| read a file that the session has seen | passed |
+| edit: each old text stands in the file once, and something changes | passed |
+| edit: a text is not there, there more than once, or replaced by itself | failed |
+| write what is not there already | passed |
+| write what the file holds already | failed |
+| anything else, or a file that may have changed since it was seen | no say |
+
+Of several calls, one that fails is enough; each sees what those before it have changed.
+"""
+
+import difflib
+from collections.abc import Callable
+from typing import Any
+
+from pimono_sdpo.replay.files import Edit, File, Outcome
+from pimono_sdpo.replay.state import from_json
+from pimono_sdpo.replay.workspace import Workspace, edits_of
+from pimono_sdpo.text import shorten
+from rewards.verifiers.call_formats import Call
+from rewards.verifiers.result import VerifierResult, error, failed, passed, skipped
+from rewards.verifiers.tool_calls import calls_of
+
+NAME = "replay"
+MAX_FEEDBACK = 1200
+NEAR_CHARS = 300
+MIN_ALIKE = 0.6
+# A wrong text may be a slip; to change nothing is no attempt.
+SCORES: dict[Outcome, float] = {"not_found": 0.2, "multiple": 0.4, "no_change": 0.0}
+
+
+def verify(completion: str, spec: dict[str, Any]) -> VerifierResult:
+    """Judge the calls of a completion, decoded with its special tokens."""
+    if not spec.get("workspace"):
+        return skipped(NAME, "The row knows no files.")
+    try:
+        workspace = from_json(spec["workspace"])
+    except (KeyError, TypeError, AttributeError) as found:
+        return error(NAME, f"The row's workspace cannot be read ({type(found).__name__}).")
+    decided = 0
+    for call in calls_of(completion, spec):
+        judge = JUDGES.get(call.name)
+        verdict = judge(workspace, call) if judge and isinstance(call.arguments, dict) else None
+        if isinstance(verdict, VerifierResult):
+            return verdict
+        decided += verdict is True
+    if not decided:
+        return skipped(NAME, "The session does not tell how this would end.")
+    return passed(NAME, calls=decided)
+
+
+Verdict = VerifierResult | bool | None
+
+
+def _read(workspace: Workspace, call: Call) -> Verdict:
+    known = workspace.files.get(workspace.absolute(_path(call)))
+    # A file that nobody has seen may be there all the same.
+    return True if known and (known.whole is not None or known.pieces) else None
+
+
+def _edit(workspace: Workspace, call: Call) -> Verdict:
+    edits = edits_of(call.arguments)
+    file = workspace.files.get(workspace.absolute(_path(call)))
+    outcome = file.predict(edits) if file and edits else None
+    if file is None or outcome is None:
+        return None
+    if outcome == "ok":
+        file.apply(edits)
+        return True
+    feedback = _told(outcome, _path(call), edits, file)
+    return failed(NAME, "tool_schema_validation", shorten(feedback, MAX_FEEDBACK), SCORES[outcome])
+
+
+def _write(workspace: Workspace, call: Call) -> Verdict:
+    content = call.arguments.get("content")
+    file = workspace.files.get(workspace.absolute(_path(call)))
+    if file is None or not isinstance(content, str) or file.is_stale:
+        return None
+    if file.whole == content:
+        return failed(NAME, "tool_schema_validation", f"{_path(call)} holds exactly this already.")
+    file.write(content)
+    return True
+
+
+JUDGES: dict[str, Callable[[Workspace, Call], Verdict]] = {
+    "read": _read,
+    "edit": _edit,
+    "write": _write,
+}
+
+
+def _path(call: Call) -> str:
+    path = call.arguments.get("path")
+    return path if isinstance(path, str) else ""
+
+
+def _told(outcome: Outcome, path: str, edits: list[Edit], file: File) -> str:
+    """Say it as the harness does, with what stands there instead."""
+    if outcome == "no_change":
+        return f"No changes made to {path}. The replacement produced identical content."
+    if outcome == "multiple":
+        return (
+            f"Found more than one occurrence of the text in {path}. The text must be unique. "
+            "Please provide more context to make it unique."
+        )
+    text = file.whole or ""
+    missing = next(edit.old for edit in edits if edit.old not in text)
+    near = _nearest(missing, text)
+    hint = f" The nearest lines are:\n{near}" if near else ""
+    return (
+        f"Could not find the exact text in {path}. The old text must match exactly including all "
+        f"whitespace and newlines.{hint}"
+    )
+
+
+def _nearest(missing: str, text: str) -> str:
+    lines, count = text.split("\n"), missing.strip("\n").count("\n") + 1
+    first = missing.strip("\n").partition("\n")[0].strip()
+    alike = difflib.get_close_matches(first, [line.strip() for line in lines], 1, MIN_ALIKE)
+    if not alike:
+        return ""
+    at = next(number for number, line in enumerate(lines) if line.strip() == alike[0])
+    return shorten("\n".join(lines[at : at + count]), NEAR_CHARS)

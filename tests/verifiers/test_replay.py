@@ -1,0 +1,78 @@
+"""Proposed calls, judged by what a session knew of its files."""
+
+import json
+from typing import Any
+
+import pytest
+
+from pimono_sdpo.replay.state import to_json
+from pimono_sdpo.replay.workspace import Workspace
+from rewards.verifiers.replay import verify
+
+TEXT = "import a\n\nlet x = 1\nlet y = x\n"
+
+
+def spec() -> dict[str, Any]:
+    workspace = Workspace("/w")
+    workspace.file("a.ts").see(TEXT, is_whole=True)
+    workspace.file("part.ts").see(TEXT, is_whole=False)
+    workspace.file("old.ts").see(TEXT, is_whole=True)
+    workspace.file("old.ts").is_stale = True
+    return {"tools": "pi", "format": "qwen3", "workspace": to_json(workspace)}
+
+
+def called(*calls: tuple[str, dict[str, Any]]) -> str:
+    said = (json.dumps({"name": name, "arguments": given}) for name, given in calls)
+    return "\n".join(f"<tool_call>\n{call}\n</tool_call>" for call in said) + "<|im_end|>"
+
+
+def edit(path: str, old: str, new: str = "new") -> tuple[str, dict[str, Any]]:
+    return ("edit", {"path": path, "oldText": old, "newText": new})
+
+
+@pytest.mark.parametrize(
+    ("calls", "status", "told"),
+    [
+        ([edit("a.ts", "let y = x")], "passed", ""),
+        ([edit("/w/a.ts", "let y = x")], "passed", ""),
+        ([edit("part.ts", "let y = x")], "passed", ""),
+        ([("read", {"path": "a.ts"})], "passed", ""),
+        ([("write", {"path": "a.ts", "content": "other"})], "passed", ""),
+        ([edit("a.ts", "let y  = x")], "failed", "nearest lines are:\nlet y = x"),
+        ([edit("a.ts", "nothing like it")], "failed", "Could not find the exact text in a.ts"),
+        ([edit("a.ts", "let")], "failed", "must be unique"),
+        ([edit("a.ts", "let y = x", "let y = x")], "failed", "No changes made"),
+        ([("write", {"path": "a.ts", "content": TEXT})], "failed", "already"),
+        ([edit("a.ts", "let y", "let z"), edit("a.ts", "let y")], "failed", "Could not find"),
+        ([edit("a.ts", "let y", "let z"), edit("a.ts", "let z")], "passed", ""),
+        ([("bash", {"command": "ls"}), edit("a.ts", "gone")], "failed", "Could not find"),
+        ([edit("part.ts", "gone")], "skipped", "does not tell"),
+        ([edit("old.ts", "gone")], "skipped", "does not tell"),
+        ([edit("unseen.ts", "gone")], "skipped", "does not tell"),
+        ([("read", {"path": "unseen.ts"})], "skipped", "does not tell"),
+        ([("bash", {"command": "ls"})], "skipped", "does not tell"),
+        ([("edit", {"path": 3})], "skipped", "does not tell"),
+        ([], "skipped", "does not tell"),
+    ],
+)
+def test_calls_are_judged_or_left_open(
+    calls: list[tuple[str, dict[str, Any]]], status: str, told: str
+) -> None:
+    verdict = verify(called(*calls), spec())
+    assert (verdict.status, told in verdict.feedback) == (status, True)
+    if status == "failed":
+        assert verdict.score is not None
+        assert verdict.score < 0.5
+
+
+def test_a_row_without_files_has_no_say() -> None:
+    assert verify(called(edit("a.ts", "x")), {"tools": "pi"}).status == "skipped"
+    broken = {"tools": "pi", "workspace": {"files": {"/w/a.ts": "text"}}}
+    assert verify(called(edit("a.ts", "x")), broken).status == "error"
+
+
+def test_the_spec_is_left_as_it_was() -> None:
+    given = spec()
+    before = json.dumps(given)
+    verify(called(edit("a.ts", "let y = x"), ("write", {"path": "part.ts", "content": "q"})), given)
+    assert json.dumps(given) == before
