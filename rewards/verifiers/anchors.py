@@ -16,7 +16,8 @@ def locate(hunk: Hunk, lines: Sequence[str], path: str) -> int | Refusal:
     """Return the index of the first line the hunk speaks of.
 
     The old lines must occur once, spacing apart. When they occur several times, the one that is
-    alike to the letter is meant, or the one at the line that a header with right counts names.
+    alike to the letter is meant, unless the model may have turned the tabs of another into spaces;
+    else the one at the line that a header with right counts names.
     """
     old = [line.text for line in hunk.lines if line.tag != "+"]
     if not any(line.strip() for line in old):
@@ -33,7 +34,8 @@ def locate(hunk: Hunk, lines: Sequence[str], path: str) -> int | Refusal:
     if not alike:
         return _missing(old, lines, path)
     exact = [place for place in alike if list(lines[place : place + len(old)]) == old]
-    if len(exact) == 1:
+    others = [lines[place : place + len(old)] for place in alike if place not in exact]
+    if len(exact) == 1 and not any(_expands_to(other, old) for other in others):
         return exact[0]
     if hunk.fits() and hunk.start is not None and hunk.start - 1 in exact:
         return hunk.start - 1
@@ -43,6 +45,10 @@ def locate(hunk: Hunk, lines: Sequence[str], path: str) -> int | Refusal:
         f"The lines of a hunk are in {path} {len(alike)} times, at lines {shown}; give more lines "
         "around the change.",
     )
+
+
+def _expands_to(lines: Sequence[str], old: Sequence[str]) -> bool:
+    return any([line.expandtabs(width) for line in lines] == list(old) for width in TAB_WIDTHS)
 
 
 def _spaced(line: str) -> str:

@@ -1,7 +1,7 @@
 """Apply the diff of a completion to files in memory, or say why not.
 
 spec  as in `rewards.verifiers.candidate`; truncated: whether the completion was cut, None or absent
-      when nobody knows
+      when nobody knows; end: the token at the end of the completion, which is no part of it
 
 A hunk is placed by the lines it shows. Line ends, and whether a file ends with a newline, stay as
 they are in the file unless the diff says otherwise with `\\ No newline at end of file`.
@@ -46,7 +46,7 @@ def verify(completion: str, spec: dict[str, Any]) -> VerifierResult:
 
 def apply_patch(completion: str, spec: Mapping[str, Any]) -> Candidate | Refusal:
     """Return the files after the diff of a completion."""
-    diffs = read_diff(completion, spec.get("truncated"))
+    diffs = read_diff(completion.removesuffix(spec.get("end", "")), spec.get("truncated"))
     if isinstance(diffs, Refusal):
         return diffs
     before: Mapping[str, str] = spec["files"]

@@ -19,10 +19,11 @@ import hashlib
 import json
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol
+from typing import Any
 
 from pimono_sdpo.errors import TrainingInputError
 from rewards.answers import Conversation, text_of
+from rewards.verifiers.decode import decode
 from rewards.verifiers.result import MAX_PARTIAL
 from rewards.verifiers.rubric import MAX_FEEDBACK, Rubric, RubricResult
 
@@ -31,35 +32,24 @@ MAX_CACHED = 20_000
 NOT_JUDGED = RubricResult(None, ())
 
 
-class Decodes(Protocol):
-    """What is needed of a tokenizer."""
-
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> Any:
-        """Return the text of ids."""
-
-
 class VerifierReward:
     """A picklable reward function; the cache and the last call stay behind when it is pickled.
 
     With a `tokenizer` the text is decoded anew from `completion_ids`, since SDPO hands over text
-    without the special tokens that delimit tool calls. `end_ids` are the ids that end a turn, all
-    of `generation_config.eos_token_id`: they are cut off the end, and the verifiers find in
-    `spec["truncated"]` whether one was there.
+    without the special tokens that delimit tool calls. The verifiers then find in
+    `spec["truncated"]` whether the completion lacks a token that ends the turn, and in
+    `spec["end"]` that token, with which the text ends. `end_ids` are ids that end a turn beside
+    those that `rewards.verifiers.decode` knows, such as `generation_config.eos_token_id`.
     """
 
     def __init__(
         self,
         rubric: Rubric,
-        tokenizer: Decodes | None = None,
+        tokenizer: Any = None,
         end_ids: Collection[int] = (),
         workers: int = 4,
         max_feedback: int = MAX_FEEDBACK,
     ) -> None:
-        if (tokenizer is None) != (not end_ids):
-            raise ValueError(
-                "tokenizer and end_ids are needed together; give both, the latter from "
-                "`model.generation_config.eos_token_id`."
-            )
         self.__name__ = "verifier_reward"
         self.rubric = rubric
         self.tokenizer = tokenizer
@@ -118,11 +108,9 @@ class VerifierReward:
             return None
         if self.tokenizer is None or ids is None:
             return text_of(completion, "assistant"), spec
-        kept = len(ids)
-        while kept and ids[kept - 1] in self.end_ids:
-            kept -= 1
-        text = str(self.tokenizer.decode(ids[:kept], skip_special_tokens=False))
-        return text, json.dumps({**_decoded(spec), "truncated": kept == len(ids)})
+        text, truncated = decode(ids, self.tokenizer, self.end_ids)
+        end = "" if truncated else _end_of(text, self.tokenizer)
+        return text, json.dumps({**_decoded(spec), "truncated": truncated, "end": end})
 
     def _judge(self, asked: Sequence[tuple[str, str] | None]) -> list[RubricResult]:
         keys = [_key(*pair) if pair else None for pair in asked]
@@ -160,6 +148,12 @@ def _neutral(rewards: Sequence[float | None], groups: Sequence[str]) -> list[flo
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
+
+
+def _end_of(text: str, tokenizer: Any) -> str:
+    """Return the special token that a text ends with, the longest of them."""
+    ends = [token for token in tokenizer.get_added_vocab() if token and text.endswith(token)]
+    return max(ends, key=len, default="")
 
 
 def _key(text: str, spec: str) -> str:

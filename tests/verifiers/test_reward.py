@@ -15,6 +15,7 @@ from transformers import AutoTokenizer
 from pimono_sdpo.errors import TrainingInputError
 from pimono_sdpo.tiny_model import write_tiny_model
 from pimono_sdpo.training import sdpo
+from rewards.verifiers import patches
 from rewards.verifiers.result import VerifierResult, error, failed, passed
 from rewards.verifiers.reward import UNJUDGED, VerifierReward
 from rewards.verifiers.rubric import Rubric
@@ -62,8 +63,6 @@ def test_what_the_rows_lack_is_told() -> None:
         reward(["p"], ["x"], verifier_spec=["{"])
     with pytest.raises(TrainingInputError, match="no JSON object"):
         reward(["p"], ["x"], verifier_spec=["[]"])
-    with pytest.raises(ValueError, match="needed together"):
-        VerifierReward(RUBRIC, end_ids=[1])
 
 
 def test_feedback_is_of_the_last_call() -> None:
@@ -127,7 +126,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def seen(completion: str, spec: dict[str, Any]) -> VerifierResult:
-    return failed("seen", "command_error", json.dumps([completion, spec["truncated"]]))
+    return failed("seen", "command_error", json.dumps([completion, spec["truncated"], spec["end"]]))
 
 
 def test_the_text_is_decoded_with_its_special_tokens(tiny: Path) -> None:
@@ -135,9 +134,12 @@ def test_the_text_is_decoded_with_its_special_tokens(tiny: Path) -> None:
     call = '<|tool_call>call:read{path:<|"|>a.ts<|"|>}<tool_call|>'
     ids = tokenizer(call, add_special_tokens=False)["input_ids"]
     ended = [*ids, *tokenizer.convert_tokens_to_ids(["<turn|>", "<eos>"])]
-    reward = VerifierReward(Rubric([seen]), tokenizer, end_ids=[1, 106, 50])
+    reward = VerifierReward(Rubric([seen]), tokenizer)
     reward(["p"] * 2, ["stripped"] * 2, completion_ids=[ids, ended], verifier_spec=[SPEC] * 2)
-    assert [json.loads(text or "") for text in reward.feedback()] == [[call, True], [call, False]]
+    assert [json.loads(text or "") for text in reward.feedback()] == [
+        [call, True, ""],
+        [f"{call}<turn|>", False, "<turn|>"],
+    ]
     with pytest.raises(ValueError, match="without completion_ids"):
         reward(["p"], ["x"], verifier_spec=[SPEC])
 
@@ -203,3 +205,19 @@ def test_in_trl_itself_an_error_moves_nothing(tiny: Path, tmp_path: Path, neutra
     else:
         assert rewards == pytest.approx([0.05, 1.0, 1.0, 0.0])
         assert advantages[3] < -0.5
+
+
+def test_a_diff_that_ends_with_the_turn_applies_and_a_cut_one_does_not(tiny: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tiny)
+    diff = "--- a/x\n+++ b/x\n@@ @@\n-a\n+b"
+    ids = tokenizer(diff, add_special_tokens=False)["input_ids"]
+    eos = tokenizer.convert_tokens_to_ids(["<eos>"])
+    reward = VerifierReward(Rubric([patches.verify]), tokenizer)
+    spec = json.dumps({"files": {"x": "a\n"}})
+    scored = reward(
+        ["p"] * 2, ["", ""], completion_ids=[ids, [*ids, *eos]], verifier_spec=[spec] * 2
+    )
+    assert scored == [0.0, 1.0]
+    (told, nothing) = reward.feedback()
+    assert nothing is None
+    assert "cut off at its maximum length" in (told or "")
