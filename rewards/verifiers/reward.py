@@ -36,7 +36,8 @@ class VerifierReward:
     """A picklable reward function; the cache and the last call stay behind when it is pickled.
 
     With a `tokenizer` the text is decoded anew from `completion_ids`, since SDPO hands over text
-    without the special tokens that delimit tool calls. The verifiers then find in
+    without the special tokens that delimit tool calls; a call without ids, such as a self-test's,
+    is judged by its text. The verifiers find, when there are ids, in
     `spec["truncated"]` whether the completion lacks a token that ends the turn, and in
     `spec["end"]` that token, with which the text ends. `end_ids` are ids that end a turn beside
     those that `rewards.verifiers.decode` knows, such as `generation_config.eos_token_id`.
@@ -84,12 +85,7 @@ class VerifierReward:
                 "The rows have no column `verifier_spec`; give it to the rows or train with "
                 "another reward."
             )
-        if self.tokenizer is None:
-            ids: Sequence[Sequence[int] | None] = [None] * len(completions)
-        elif completion_ids is None:
-            raise ValueError("A reward with a tokenizer was called without completion_ids.")
-        else:
-            ids = completion_ids
+        ids: Sequence[Sequence[int] | None] = completion_ids or [None] * len(completions)
         asked = [
             self._asked(completion, tokens, spec)
             for completion, tokens, spec in zip(completions, ids, verifier_spec, strict=True)

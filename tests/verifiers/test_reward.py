@@ -140,8 +140,8 @@ def test_the_text_is_decoded_with_its_special_tokens(tiny: Path) -> None:
         [call, True, ""],
         [f"{call}<turn|>", False, "<turn|>"],
     ]
-    with pytest.raises(ValueError, match="without completion_ids"):
-        reward(["p"], ["x"], verifier_spec=[SPEC])
+    reward = VerifierReward(RUBRIC, tokenizer)
+    assert reward(["p"], ["gate:failed"], verifier_spec=[SPEC]) == [0.0], "without ids, the text"
 
 
 class Alternating:
