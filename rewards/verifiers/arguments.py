@@ -5,6 +5,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import islice
 from typing import Any
 
 from jsonschema.exceptions import ValidationError
@@ -12,6 +13,7 @@ from jsonschema.exceptions import ValidationError
 from rewards.verifiers.tool_schemas import Tool
 
 MAX_ERRORS = 12
+MAX_LOOKED_AT = 50  # each costs as much as a whole valid call
 
 
 class Fit(IntEnum):
@@ -40,10 +42,10 @@ def check(tool: Tool, arguments: Any, generation: int | None = None) -> Checked:
     best = Checked(Fit.NO_OBJECT)
     for number, validator in reversed(list(enumerate(tool.validators, 1))):
         if generation in (None, number) or len(tool.validators) == 1:
-            checked = _checked(list(validator.iter_errors(arguments)))
+            checked = _checked(list(islice(validator.iter_errors(arguments), MAX_LOOKED_AT)))
             if checked.errors and tool.lenient:
                 taken = coerce(_prepared(tool, arguments, number), tool.schemas[number - 1])
-                again = _checked(list(validator.iter_errors(taken)))
+                again = _checked(list(islice(validator.iter_errors(taken), MAX_LOOKED_AT)))
                 checked = again if again.errors else Checked(Fit.COERCED)
             best = max(best, checked, key=lambda one: (one.fit, -len(one.errors)))
     return best

@@ -17,7 +17,7 @@ from rewards.verifiers.response_templates import FAMILIES, Family, compiled
 MAX_CHARS = 400_000  # a whole file in one call; more would cost seconds
 MAX_CALLS = 64  # real sessions have up to 16 in one message
 MAX_DEPTH = 64
-MAX_STRINGS = 4_000  # transformers puts Gemma's strings back one by one
+MAX_STRINGS = 1_000  # transformers puts Gemma's strings back one by one
 
 EXAMPLES = {name: family.example for name, family in FAMILIES.items()} | {
     "json": '{"type": "tool_call", "name": NAME, "args": {...}} and nothing else',

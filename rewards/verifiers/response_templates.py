@@ -40,8 +40,11 @@ def _template(anchor: str, **calls: Any) -> dict[str, Any]:
     }
 
 
-def _tags(pattern: str) -> dict[str, Any]:
-    return {"tag_pattern": pattern, "value_parser": {"name": "text", "args": {"strip": False}}}
+def _tags(opens: str, closes: str) -> dict[str, Any]:
+    # Without a closing tag the search goes on at the end, or many of them would cost hours.
+    value = rf"(?:(?P<value>.*?){closes}|.*(*SKIP)(*FAIL))"
+    text = {"name": "text", "args": {"strip": False}}
+    return {"tag_pattern": opens + value, "value_parser": text}
 
 
 FAMILIES = {
@@ -89,7 +92,7 @@ FAMILIES = {
             open_pattern=r"<tool_call>\s*<function=(?P<name>[^\n>]+)>",
             close_pattern=r"</function>\s*</tool_call>",
             content="xml-inline",
-            content_args=_tags(r"<parameter=(?P<key>[^>\n]+)>\n?(?P<value>.*?)\n?</parameter>"),
+            content_args=_tags(r"<parameter=(?P<key>[^>\n]{1,200})>\n?", r"\n?</parameter>"),
             transform=NAMED,
         ),
     ),
@@ -107,7 +110,7 @@ FAMILIES = {
             close="</tool_call>",
             content="xml-inline",
             content_args=_tags(
-                r"<arg_key>(?P<key>[^<]+)</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>"
+                r"<arg_key>(?P<key>[^<]{1,200})</arg_key>\s*<arg_value>", "</arg_value>"
             ),
             transform=NAMED,
         ),
@@ -121,10 +124,8 @@ FAMILIES = {
         example="<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{...}<|call|>",
         template=_template(
             "<|start|>assistant",
-            open_pattern=r"(?:<\|start\|>assistant)?\s*"
-            r"(?:to=functions\.(?P<name>[^\s<]+)\s*<\|channel\|>commentary"
-            r"|<\|channel\|>(?:commentary|analysis)\s+to=functions\.(?P<name>[^\s<]+))"
-            r"\s*(?:<\|constrain\|>)?(?:json)?\s*<\|message\|>",
+            open_pattern=r"to=functions\.(?P<name>[^\s<]{1,200})(?:\s*<\|channel\|>commentary)?"
+            r"(?:\s*<\|constrain\|>)?(?:\s*json)?\s*<\|message\|>",
             close="<|call|>",
             content="json",
             transform=NAMED,
@@ -133,13 +134,13 @@ FAMILIES = {
     "llama3": Family(
         marker='"name"',
         closes="}",
-        begins=r'\A\s*(?:<\|python_tag\|>)?\s*\{\s*"(?:type|name)"\s*:',
+        begins=r'\A\s*(?:<\|python_tag\|>\s*)?\{\s*"(?:type|name)"\s*:',
         ends=("<|eot_id|>", "<|eom_id|>", "<|end_of_text|>"),
         thought=("<think>", "</think>"),
         example='{"name": NAME, "parameters": {...}}',
         template=_template(
             "<|start_header_id|>assistant<|end_header_id|>\n\n",
-            open_pattern=r'\A\s*(?:<\|python_tag\|>)?\s*(?=\{\s*"(?:type|name)"\s*:)',
+            open_pattern=r'\A\s*(?:<\|python_tag\|>\s*)?(?=\{\s*"(?:type|name)"\s*:)',
             close_pattern=r"\Z",
             content="json",
             transform=WHOLE,

@@ -105,6 +105,14 @@ def test_arguments_come_out_as_they_were_written(name: str, write: Any, end: str
     assert call.arguments == spaced
 
 
+def test_a_tag_that_is_not_closed_is_no_argument() -> None:
+    for text in (
+        "<tool_call>\n<function=read>\n<parameter=path>\na.ts\n</function>\n</tool_call>",
+        "<tool_call>read\n<arg_key>path</arg_key>\n<arg_value>a.ts\n</tool_call>",
+    ):
+        assert verify(text, PI).score == 0.4
+
+
 @pytest.mark.parametrize(("name", "write", "end"), EVERY)
 def test_tokens_of_the_template_may_be_written_about(name: str, write: Any, end: str) -> None:
     content = "stop = ['<|im_end|>', '<turn|>', '<|eot_id|>', '<|user|>', '<|return|>', '</think>']"
@@ -378,6 +386,12 @@ ATTACKS = {
     "whitespace": f"<tool_call>{' ' * 300_000}",
     "thoughts": "<think>" * 50_000,
     "thoughts closed": "<think></think>" * 20_000,
+    # Each of these once cost minutes.
+    "tags not closed": f"<tool_call><function=edit>{'<parameter=a>' * 20_000}</function></tool_call>",
+    "starts": f"{'<|start|>assistant' * 20_000}to=functions.x",
+    "whitespace, llama": f'{" " * 300_000}{{"name"',
+    "whitespace, gpt_oss": f"to=functions.x<|channel|>commentary{' ' * 300_000}json",
+    "many errors": qwen("edit", {"path": "a", "edits": [{"a": 1}] * 30_000}),
     "blocks": "```bash\n" * 40_000,
     "ends": "<|im_end|>" * 30_000,
     "braces": '{"name": ' * 30_000,
