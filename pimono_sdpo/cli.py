@@ -173,6 +173,30 @@ def _counts(counts: dict[str, int]) -> str:
     return ", ".join(f"{name} {count}" for name, count in counts.items())
 
 
+@app.command("rescore")
+def rescore_command(
+    source: Annotated[
+        str, typer.Argument(help="Parquet, JSONL or a saved dataset with `completion`.")
+    ],
+    out: Annotated[Path, typer.Option(help="Folder to write; an earlier output is replaced.")],
+    gate: Annotated[
+        list[str] | None, typer.Option(help="A verifier that must pass, such as `tool_calls`.")
+    ] = None,
+    grade: Annotated[
+        list[str] | None, typer.Option(help="One that counts, with its weight: `syntax=0.5`.")
+    ] = None,
+) -> None:
+    """Score stored completions with verifiers; the verdicts are columns beside the rows."""
+    from pimono_sdpo.commands import run_rescore
+
+    report = run_rescore(source, out, gate or [], grade or [])
+    mean = "none" if report["mean_reward"] is None else f"{report['mean_reward']:.3f}"
+    typer.echo(
+        f"{report['rows']} rows, {report['judged']} judged, {report['passed']} passed, mean reward "
+        f"{mean}\nverdicts: {_counts(report['verdicts'])}\nrows and report.json are in {out}"
+    )
+
+
 @app.command("evaluate-corrections")
 def evaluate_corrections_command(
     labels: Annotated[Path, typer.Argument(help="CSV with file, user_ordinal, label, text.")],

@@ -179,6 +179,20 @@ def _row_options(unit: Unit, min_score: float, test_fraction: float, history_cha
     return {**options, "history_chars": history_chars}
 
 
+def run_rescore(source: str, out: Path, gates: Sequence[str], graded: Sequence[str]) -> Json:
+    """Score the completions of `source` under `out` and return the report.
+
+    Raises SourceError, OutputError or EmptySelection.
+    """
+    from pimono_sdpo.runs.folders import apart
+    from rewards.rescore import rescore_dataset, rubric_of
+
+    rubric = rubric_of(gates, graded)
+    if Path(source).exists():
+        apart(Path(source).resolve(), out.resolve())
+    return rescore_dataset(source, out, rubric)
+
+
 def _open(source: str, out: Path) -> "Source":
     from pimono_sdpo.export import open_source
     from pimono_sdpo.runs.folders import apart

@@ -19,7 +19,7 @@ from datasets import Dataset, Features, IterableDataset
 
 Row = Mapping[str, Any]
 AnyDataset = TypeVar("AnyDataset", Dataset, IterableDataset)
-OURS = ("pimono_sdpo", "processors")
+OURS = ("pimono_sdpo", "processors", "rewards")
 
 
 @dataclass(frozen=True)
