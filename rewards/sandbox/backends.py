@@ -125,7 +125,7 @@ def _bubblewrap(spec: dict[str, Any]) -> list[str]:
     ]  # fmt: skip
     for device in DEVICES:  # not `--dev`, which wants devices that small machines lack
         arguments += ["--dev-bind-try", device, device]
-    for path in [*spec["read"], str(local.HERE)]:
+    for path in [*places.readable(), str(local.HERE)]:
         if not path.startswith("/proc/"):
             arguments += ["--ro-bind", path, path]
     arguments += ["--bind", spec["folder"], spec["folder"]]

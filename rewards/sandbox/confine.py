@@ -40,12 +40,14 @@ def _limit(limits: dict[str, Any], tasks_before: int) -> None:
     seconds = max(1, -int(-limits["cpu_seconds"] // 1))
     _set(resource.RLIMIT_CPU, seconds, seconds + 1)
     _set(resource.RLIMIT_DATA, limits["memory"])
-    _set(resource.RLIMIT_STACK, min(limits["memory"], 64 << 20))
+    # Every thread's stack counts as data, as large as the soft limit.
+    _set(resource.RLIMIT_STACK, 8 << 20, 64 << 20)
     _set(resource.RLIMIT_FSIZE, limits["file_size"])
     _set(resource.RLIMIT_NOFILE, limits["open_files"])
     _set(resource.RLIMIT_NPROC, limits["processes"] + tasks_before)
-    for none in (resource.RLIMIT_CORE, resource.RLIMIT_MEMLOCK, resource.RLIMIT_MSGQUEUE):
-        _set(none, 0)
+    _set(resource.RLIMIT_MEMLOCK, 0)
+    # 1, not 0, also keeps the kernel from handing a core to a program of the system (core(5)).
+    _set(resource.RLIMIT_CORE, 1)
 
 
 def _set(what: int, soft: int, hard: int | None = None) -> None:

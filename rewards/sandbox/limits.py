@@ -22,13 +22,14 @@ class Limits:
 
     CPU seconds are tight, wall seconds loose: a loaded machine must not fail a correct program.
     Sizes are bytes. `processes` counts threads. `files` counts entries of the work folder.
+    What the kernel buffers in pipes and socket pairs is bounded by the number of open files alone.
     """
 
     cpu_seconds: float = 10
     wall_seconds: float = 60
     memory: int = 512 * MEBI
     processes: int = 64
-    open_files: int = 256
+    open_files: int = 128
     file_size: int = 64 * MEBI
     disk: int = 128 * MEBI
     files: int = 2000

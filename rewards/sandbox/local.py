@@ -49,7 +49,6 @@ def run_spec(
     wanted = [places.inside(name) for name in collect]
     with places.workspace(files) as base, places.own_uid() as uid:
         work = f"{base}/work"
-        read = places.readable()
         spec = {
             "command": list(command),
             "stdin": stdin,
@@ -57,9 +56,9 @@ def run_spec(
             "env": places.environment(work, env),
             "folder": base,
             "cwd": work,
-            "read": read,
+            "read": places.readable(),
             "uid": uid,
-            "search": bool(uid) and places.needs_search((*read, base)),
+            "search": bool(uid) and places.needs_search((*places.readable(), base)),
             "filter": seccomp.program(inert_modes=not uid),
             "tasks_before": 0 if uid else tree.tasks_of(os.getuid()),
         }

@@ -106,6 +106,8 @@ def program(*, inert_modes: bool) -> bytes:
         code += _when(numbers[column], [_argument(index), (EQUAL, 0, 1, value), refuse])
     clone = [_argument(0), (MASK, 0, 0, NEW_NAMESPACE | CLONE_PARENT), (EQUAL, 1, 0, 0), refuse]
     code += _when((56, 220)[column], clone)
+    # Would fill a disk at one stroke; libc then writes.
+    code += _when((285, 47)[column], [(RETURN, 0, 0, ERRNO | errno.EOPNOTSUPP)])
     code += _when(435, [unknown])  # clone3 hides its flags behind a pointer; libc then uses clone
     # A datagram pair could still be pointed at any socket; a stream cannot.
     stream = [_argument(1), (MASK, 0, 0, 0xF), (EQUAL, 1, 0, 1), refuse]

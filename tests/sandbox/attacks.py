@@ -71,6 +71,14 @@ for number in range(12):
     f.flush()
 time.sleep(1)
 won()"""),
+    "page_tables": ({"memory"}, """
+import mmap
+kept = []
+for _ in range(200):
+    block = mmap.mmap(-1, 1 << 40, flags=mmap.MAP_PRIVATE | 0x4000, prot=mmap.PROT_READ)
+    kept.append(block)
+    for at in range(0, 1 << 40, 2 << 20): block[at]
+won()"""),
     "folders_without_end": ({"files", "disk"}, """
 for _ in range(3000):
     os.mkdir("d"); os.chdir("d")
@@ -181,6 +189,30 @@ if subprocess.run(["su", "-c", "id", "root"], capture_output=True, stdin=-3).ret
     "supervisor_memory": 'open(f"/proc/{os.getppid()}/mem", "rb"); won()',
     "kill_supervisor": 'os.kill(os.getppid(), 9); won()',
     "kill_everybody": 'os.kill(-1, 9)',
+    "allocate_disk": """
+with open("big", "wb") as f:
+    call(285, 47, f.fileno(), 0, 0, 1 << 20) == 0 and won()""",
+    "namespace_by_clone3": """
+args = (ctypes.c_uint64 * 11)(0x10000000, 0, 0, 0, 17)
+pid = call(435, 435, ctypes.byref(args), 88)
+if pid >= 0: won()""",
+    "core_of_a_crash": """
+import resource
+resource.getrlimit(resource.RLIMIT_CORE) == (1, 1) or won()""",
+    "raise_own_limits": """
+import resource
+for what in (resource.RLIMIT_CPU, resource.RLIMIT_DATA, resource.RLIMIT_NPROC, resource.RLIMIT_FSIZE):
+    try: resource.setrlimit(what, (resource.RLIM_INFINITY,) * 2); won()
+    except (OSError, ValueError): pass""",
+    "neighbours_folder": """
+here = os.path.dirname(os.getcwd())
+for path in ("/tmp", os.path.dirname(here), "/", "/root", "/home", "/proc/1", "/sys/kernel", "/dev"):
+    try: os.listdir(path); won()
+    except OSError: pass""",
+    "landlock_again": """
+rules = call(444, 444, struct.pack("Q", 8191), 8, 0)
+libc.prctl(38, 1, 0, 0, 0); call(446, 446, rules, 0)
+open("/etc/hosts").read(); won()""",
     "dumpable": 'libc.prctl(4, 0, 0, 0, 0) == 0 and won()',
     "keyring": 'call(250, 219, 0, -3, 1) >= 0 and won()',
     "terminal_input": 'call(16, 29, 0, 0x5412, b"x") == 0 and won()',

@@ -48,11 +48,14 @@ print("said"); print("warned", file=sys.stderr); sys.exit(3)
 @pytest.mark.parametrize("backend", HELD)
 def test_what_programs_of_good_will_do_works(backend: str) -> None:
     program = """
-import asyncio, pathlib, shutil, subprocess, sys, tempfile, threading
+import asyncio, os, pathlib, shutil, subprocess, sys, tempfile, threading
 pathlib.Path("a").write_text("x"); shutil.copy2("a", "b"); pathlib.Path("b").rename("c")
 pathlib.Path("c").chmod(0o755); shutil.copytree(".", "../tmp/copy")
 with tempfile.NamedTemporaryFile() as f: f.write(b"x")
-t = threading.Thread(target=print, args=("thread",)); t.start(); t.join()
+ready = threading.Barrier(31)
+for _ in range(30): threading.Thread(target=ready.wait).start()
+ready.wait(); print("threads")
+with open("space", "wb") as f: os.posix_fallocate(f.fileno(), 0, 1 << 20)
 print(asyncio.run(asyncio.sleep(0, "loop")), flush=True)
 subprocess.run([sys.executable, "-c", "print('child')"], check=True)
 subprocess.run("echo shell | cat > /dev/null && echo pipe", shell=True, check=True)
@@ -60,7 +63,7 @@ import pytest
 """
     ran = run([*PYTHON, program], backend=backend)
     assert ran.exit_code == 0, ran.stderr.decode()
-    assert ran.stdout.split() == [b"thread", b"loop", b"child", b"pipe"]
+    assert ran.stdout.split() == [b"threads", b"loop", b"child", b"pipe"]
 
 
 def test_pytest_runs_inside() -> None:
@@ -143,7 +146,7 @@ def test_the_command_for_the_hub_keeps_its_limits(tmp_path: Path) -> None:
     local = [str(tmp_path / "in") if part == hub.INPUT else part for part in command]
     (tmp_path / "in").write_text("input")
     shown = subprocess.run(local, capture_output=True, text=True, check=True).stdout
-    assert shown.split() == ["10", str((64 << 20) // 512), "256", "input"]
+    assert shown.split() == ["10", str((64 << 20) // 512), str(Limits().open_files), "input"]
 
 
 def test_nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
