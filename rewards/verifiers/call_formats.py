@@ -67,6 +67,23 @@ def read_calls(text: str, formats: Sequence[str], tools: list[dict[str, Any]]) -
     return Reading(problem=unsound) if unsound else reading
 
 
+def format_of(chat_template: str) -> str | None:
+    """Tell by its chat template in which format a model calls, for spec["format"]; None: unknown.
+
+    >>> format_of("... '<tool_call>' ... '<function=' ...")
+    'qwen3_5'
+    """
+    signs = {
+        "<|tool_call>call:": "gemma4",
+        "<function=": "qwen3_5",
+        "<arg_key>": "glm4",
+        "<tool_call>": "qwen3",
+        "<|channel|>": "gpt_oss",
+        "<|eot_id|>": "llama3",
+    }
+    return next((name for sign, name in signs.items() if sign in chat_template), None)
+
+
 def _family_of(text: str, formats: Sequence[str]) -> str | None:
     marked = [name for name in formats if FAMILIES[name].marker in text]
     for name in marked:

@@ -6,7 +6,7 @@ import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 from trl import chat_template_utils
 
-from rewards.verifiers.call_formats import read_calls
+from rewards.verifiers.call_formats import format_of, read_calls
 from rewards.verifiers.tool_calls import verify
 from rewards.verifiers.tool_schemas import tools_of
 
@@ -70,3 +70,10 @@ def test_what_a_template_renders_is_read_back(
     (call,) = read_calls(text, [FAMILY_OF[model]], types).calls
     assert (call.name, call.arguments) == (name, arguments)
     assert verify(text, {"tools": "pi"}).status == "passed"
+
+
+@pytest.mark.parametrize("model", FAMILY_OF)
+def test_the_template_tells_the_format(model: str) -> None:
+    template = getattr(chat_template_utils, f"{model}_chat_template")
+    assert format_of(template) == FAMILY_OF[model]
+    assert format_of("{{ messages }}") is None
