@@ -22,7 +22,7 @@ def confine(spec: dict[str, Any]) -> None:
     """
     with open("/proc/self/oom_score_adj", "w") as score:  # noqa: PTH123
         score.write("1000")
-    _limit(spec["limits"], spec["tasks_before"])
+    _limit(spec["limits"], spec["tasks"])
     if spec["uid"]:
         prctl(kernel.PR_SET_KEEPCAPS, 1)
         os.setgroups([])
@@ -35,8 +35,8 @@ def confine(spec: dict[str, Any]) -> None:
     seccomp.install(spec["filter"])
 
 
-def _limit(limits: dict[str, Any], tasks_before: int) -> None:
-    """Set rlimits; `tasks_before` are those of the same uid that are not ours."""
+def _limit(limits: dict[str, Any], tasks: int) -> None:
+    """Set rlimits; `tasks` bounds the processes and threads of the uid."""
     seconds = max(1, -int(-limits["cpu_seconds"] // 1))
     _set(resource.RLIMIT_CPU, seconds, seconds + 1)
     _set(resource.RLIMIT_DATA, limits["memory"])
@@ -44,7 +44,7 @@ def _limit(limits: dict[str, Any], tasks_before: int) -> None:
     _set(resource.RLIMIT_STACK, 8 << 20, 64 << 20)
     _set(resource.RLIMIT_FSIZE, limits["file_size"])
     _set(resource.RLIMIT_NOFILE, limits["open_files"])
-    _set(resource.RLIMIT_NPROC, limits["processes"] + tasks_before)
+    _set(resource.RLIMIT_NPROC, tasks)
     _set(resource.RLIMIT_MEMLOCK, 0)
     # 1, not 0, also keeps the kernel from handing a core to a program of the system (core(5)).
     _set(resource.RLIMIT_CORE, 1)

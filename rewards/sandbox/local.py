@@ -60,7 +60,7 @@ def run_spec(
             "uid": uid,
             "search": bool(uid) and places.needs_search((*places.readable(), base)),
             "filter": seccomp.program(inert_modes=not uid),
-            "tasks_before": 0 if uid else tree.tasks_of(os.getuid()),
+            "tasks": _most_tasks(uid, limits),
         }
         report = exchange(spec)
         if "refused" in report:
@@ -78,6 +78,15 @@ def run_spec(
         stopped=report["stopped"],
         files={name: content for name, content in found.items() if content is not None},
     )
+
+
+def _most_tasks(uid: int, limits: Limits) -> int:
+    """RLIMIT_NPROC, which counts every task of the uid.
+
+    Without a uid of its own a run shares it with what its user starts meanwhile, other runs
+    included: it may then be refused a process that it should have had, never get more.
+    """
+    return limits.processes + (0 if uid else tree.tasks_of(os.getuid()))
 
 
 def _marked(kept: bytes, seen: int) -> bytes:

@@ -1,6 +1,6 @@
 """What each way to run untrusted code stops, and runs per second, cold and warm.
 
-    python -m tests.benchmarks.sandbox [--runs 50]
+    python -m tests.benchmarks.sandbox [--runs 50] [--only-speed]
 
 A verification here is a sort function judged on one input: its own folder, file and input, one
 Python process, JSON out.
@@ -68,7 +68,8 @@ def speed(what: str, once: Callable[[], Ran], runs: int, workers: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=50)
-    runs = parser.parse_args().runs
+    parser.add_argument("--only-speed", action="store_true")
+    runs, only_speed = vars(parser.parse_args()).values()
     print(f"kernel {os.uname().release}, {platform.machine()}, Landlock {landlock.abi()}")
     for one in available():
         print(f"{one.name}: {one.why or 'holds'}")
@@ -81,6 +82,8 @@ def main() -> None:
                 speed(f"cold, {name}", cold, runs, workers)
             warm = functools.partial(server.run, ["main.py"], files=FILES, stdin=INPUT)
             speed("warm, landlock", warm, runs * 4, workers)
+        if only_speed:
+            return
         print()
         table({**{name: name for name in names}, "warm": server})
 
