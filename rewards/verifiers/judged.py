@@ -1,0 +1,63 @@
+"""What the value tests and the pytest tests share: outcomes, and how Python is run."""
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pimono_sdpo.text import shorten
+from rewards import sandbox
+from rewards.sandbox import Limits, Ran
+
+# Runs `python ARGUMENTS...` on files, input and limits: `cold`, or `in_server` of a warm one.
+Python = Callable[[Sequence[str], Mapping[str, str], bytes, Limits], Ran]
+ENVIRONMENT = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONHASHSEED": "0"}
+
+BURN = "import time\nwhile time.process_time() < .3: pass"
+BUSY = 4.0
+MAX_VALUE = 300
+
+
+class Overloaded(Exception):
+    """The machine was too busy to tell a slow program from a slow machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of one test; `unknown` when it was not reached."""
+
+    kind: Literal["passed", "error", "timeout", "wrong", "unknown"]
+    told: str = ""
+
+
+def cold(arguments: Sequence[str], files: Mapping[str, str], stdin: bytes, limits: Limits) -> Ran:
+    """Run Python in a sandbox of its own."""
+    command = [sys.executable, "-I", "-B", *arguments]
+    return sandbox.run(command, files=files, stdin=stdin, limits=limits, env=ENVIRONMENT)
+
+
+def died(ran: Ran, python: Python, call: str) -> Outcome:
+    """Return what befell the test at which a run ended early.
+
+    Wall time alone proves nothing, and waiting must not buy the mercy of an `error`: a short
+    calculation shows whether the machine is too busy. Raises Overloaded when it is.
+    """
+    if ran.stopped == "wall":
+        probe = python(["-c", BURN], {}, b"", Limits(cpu_seconds=5, wall_seconds=60))
+        if probe.stopped or probe.wall_seconds > BUSY * max(probe.cpu_seconds, 0.3):
+            raise Overloaded(f"the machine was too busy: {probe.wall_seconds:.1f} s for 0.3 s")
+        return Outcome("timeout", f"{call} waited for something that never came")
+    if ran.stopped == "cpu":
+        return Outcome("timeout", f"{call} did not end in its CPU time")
+    if ran.stopped:
+        return Outcome("error", f"{call} was stopped: too much of {ran.stopped}")
+    how = f"signal {ran.signal}" if ran.signal else f"exit code {ran.exit_code}"
+    return Outcome("error", f"{call} ended the process ({how}) instead of returning")
+
+
+def listed(value: Any) -> str:
+    """Return a value for the feedback, its middle cut out when it is long."""
+    try:
+        return shorten(repr(value), MAX_VALUE)
+    except (RecursionError, ValueError):  # deep, or an integer of thousands of digits
+        return "(a value too large to show)"

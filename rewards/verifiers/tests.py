@@ -1,0 +1,109 @@
+"""Run the task's tests on the files as the completion leaves them.
+
+spec  as in `rewards.verifiers.candidate`, and
+      tests: {"kind": "value", ...} of `value_tests`, or {"kind": "pytest", ...} of `pytest_tests`;
+      both take needs: globs of the files that the program needs beside those that were changed
+      (default: the Python files below the top folder of the module, or of what may be written);
+      `locked` files are never given, so that no answer lies where the candidate could read it
+
+Value tests are the safe kind: the candidate sees inputs only. Pytest runs the candidate and the
+tests in one process, in which a determined program can do anything; what is known of that is
+refused beforehand, and the rest must forge reports whose nonce it does not know. Use value tests
+wherever the results are values.
+"""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+from pimono_sdpo.text import shorten
+from rewards.sandbox import SandboxError
+from rewards.sandbox.warm import Server
+from rewards.verifiers import value_tests
+from rewards.verifiers.answer import candidate_of
+from rewards.verifiers.candidate import LOCKED, Candidate, Refusal, refused_path
+from rewards.verifiers.judged import Outcome, Overloaded, Python, cold
+from rewards.verifiers.result import VerifierResult, error, failed, passed, skipped
+
+NAME = "tests"
+MAX_FEEDBACK = 1200
+CASES_TOLD = 3
+
+
+def verify(completion: str, spec: dict[str, Any], python: Python = cold) -> VerifierResult:
+    """Run the tests; partial credit is the share that passed, metrics `tests` and `passed`.
+
+    Raises ValueError for a spec whose tests cannot be run.
+    """
+    if "tests" not in spec:
+        return skipped(NAME, "The row has no tests.")
+    candidate = candidate_of(completion, spec)
+    if isinstance(candidate, Refusal):
+        why = f"There is nothing to test. {candidate.failure}: {candidate.why}"
+        return failed(NAME, "malformed_output", why)
+    try:
+        return judge(candidate, spec, python)
+    except (SandboxError, Overloaded) as trouble:
+        return error(NAME, str(trouble))
+
+
+def judge(candidate: Candidate, spec: Mapping[str, Any], python: Python = cold) -> VerifierResult:
+    """Run the tests on a candidate.
+
+    Raises SandboxError and Overloaded when nothing can be said.
+    """
+    tests = spec["tests"]
+    kind = tests.get("kind")
+    if kind == "value":
+        return verdict(value_tests.judge(visible(candidate, spec), tests, python))
+    raise ValueError(f"`kind` of the tests is {kind!r}; write 'value'.")
+
+
+def warm(server: Server) -> Callable[[str, dict[str, Any]], VerifierResult]:
+    """Return `verify` for many short runs in one warm interpreter."""
+
+    def python(arguments: Any, files: Any, stdin: Any, limits: Any) -> Any:
+        return server.run(arguments, files=files, stdin=stdin, limits=limits)
+
+    return functools.partial(verify, python=python)
+
+
+def visible(candidate: Candidate, spec: Mapping[str, Any]) -> dict[str, str]:
+    """Return the files that the program is given."""
+    tests = spec["tests"]
+    writable = [path for path in spec["files"] if refused_path(path, spec) is None]
+    roots = {path.partition("/") for path in ([tests["module"]] if "module" in tests else writable)}
+    needs = tests.get("needs", [f"{folder}/*.py" if sep else "*.py" for folder, sep, _ in roots])
+    locked = spec.get("locked", LOCKED)
+    return {
+        path: text
+        for path, text in candidate.files.items()
+        if not _any(path, locked)
+        and (path in candidate.changed or path == tests.get("module") or _any(path, needs))
+    }
+
+
+def verdict(outcomes: Sequence[Outcome]) -> VerifierResult:
+    """Sum up: the first runtime error, else the timeout, else the shortest failing cases."""
+    good = sum(outcome.kind == "passed" for outcome in outcomes)
+    counts = {"tests": float(len(outcomes)), "passed": float(good)}
+    if good == len(outcomes) > 0:
+        return passed(NAME, **counts)
+    told = {
+        kind: [one.told for one in outcomes if one.kind == kind and one.told]
+        for kind in ("error", "timeout", "wrong")
+    }
+    if told["error"]:
+        category, text = "runtime_exception", told["error"][0]
+    elif told["timeout"]:
+        category, text = "timeout", told["timeout"][0]
+    else:
+        category, text = "test_or_assertion", "\n".join(sorted(told["wrong"], key=len)[:CASES_TOLD])
+    head = f"{good} of {len(outcomes)} tests pass."
+    text = shorten(f"{head} {text}", MAX_FEEDBACK)
+    return failed(NAME, category, text, good / max(len(outcomes), 1), **counts)
+
+
+def _any(path: str, globs: Sequence[str]) -> bool:
+    return any(fnmatchcase(path.casefold(), glob.casefold()) for glob in globs)

@@ -1,0 +1,164 @@
+"""Judge a function by the values it returns: the sandbox sees inputs only, the compare is out here.
+
+tests  kind: "value"; module: path of the file; entry: name of the function in it, dots allowed;
+       cases: [{"args": [...], "kwargs": {...}, "expected": value}], or "raises": name of an
+       exception instead of `expected`; seconds: CPU seconds per case (default SECONDS);
+       judged: "result" (default) or "arguments", for functions that change them in place;
+       unordered: whether the order of the outermost array is free (default false), sets count then;
+       tolerance: how far a number may be from an expected one (default: a float by RELATIVE of it)
+
+What the candidate can write is values of JSON, whatever it does to its own process, and it does not
+know which are right. Values are compared by exact JSON type: `true` is not 1, 2.0 is 2, NaN equals
+nothing. No object of the candidate exists out here, so none of its `__eq__` is ever called.
+"""
+
+import json
+import math
+import signal
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rewards.sandbox import Limits, Ran
+from rewards.verifiers.judged import Outcome, Python, died, listed
+
+SECONDS = 10.0
+CASES_AT_FULL_TIME = 6
+RELATIVE = 1e-9
+OUTPUT = 8 << 20
+WORKER = Path(__file__).with_name("value_worker.py").read_text()
+
+
+def judge(files: Mapping[str, str], tests: Mapping[str, Any], python: Python) -> list[Outcome]:
+    """Run the cases on the files; one outcome each, in order.
+
+    Cases after one that hung or ended the process count as failed.
+    Raises ValueError for tests that are none, SandboxError when nothing could be run, and
+    Overloaded when the machine was too busy to tell.
+    """
+    cases: Sequence[Mapping[str, Any]] = tests["cases"]
+    seconds = float(tests.get("seconds", SECONDS))
+    judged = tests.get("judged", "result")
+    if not cases or any(("expected" in case) == ("raises" in case) for case in cases):
+        raise ValueError("Every test needs cases, and each of them either `expected` or `raises`.")
+    if judged not in ("result", "arguments"):
+        raise ValueError(f"`judged` is {judged!r}; write 'result' or 'arguments'.")
+    inputs = [{"args": case["args"], "kwargs": case.get("kwargs", {})} for case in cases]
+    job = {
+        "module": tests["module"], "entry": tests["entry"], "seconds": seconds, "judged": judged,
+        "cases": inputs,
+    }  # fmt: skip
+    total = seconds * min(len(cases) + 1, CASES_AT_FULL_TIME)
+    limits = Limits(cpu_seconds=total, wall_seconds=max(30, 5 * total), output=OUTPUT)
+    ran = python(["-c", WORKER], files, json.dumps(job).encode(), limits)
+    first, *lines = _lines(ran.stdout) or [{}]
+    if not first:
+        return _all(cases, _ending(ran, python, f"importing {tests['module']}"))
+    if "error" in first:
+        return _all(cases, _raised(first, f"importing {tests['module']}"))
+    if len(lines) > len(cases):
+        return _all(cases, Outcome("error", "more results were written than there are cases"))
+    outcomes = [_outcome(case, line, tests) for case, line in zip(cases, lines, strict=False)]
+    if len(outcomes) < len(cases):
+        outcomes.append(_ending(ran, python, _call(cases[len(outcomes)], tests)))
+    return outcomes + [Outcome("unknown")] * (len(cases) - len(outcomes))
+
+
+def same(value: Any, expected: Any, tolerance: float | None = None) -> bool:
+    """Whether two decoded JSON values are the same, type by type.
+
+    >>> same([1, 2.0], [1.0, 2]), same(True, 1), same(math.nan, math.nan)
+    (True, False, False)
+    """
+    if type(value) in (int, float) and type(expected) in (int, float):
+        return _close(value, expected, tolerance)
+    if type(value) is not type(expected):
+        return False
+    if type(value) is list:
+        return len(value) == len(expected) and all(
+            same(one, other, tolerance) for one, other in zip(value, expected, strict=True)
+        )
+    if type(value) is dict:
+        return value.keys() == expected.keys() and all(
+            same(value[key], expected[key], tolerance) for key in expected
+        )
+    return bool(value == expected)
+
+
+def _close(value: float, expected: float, tolerance: float | None) -> bool:
+    if value == expected:
+        return True
+    try:
+        if tolerance is not None:
+            return abs(value - expected) <= tolerance
+        return type(expected) is float and math.isclose(value, expected, rel_tol=RELATIVE)
+    except OverflowError:  # an integer that no float holds
+        return False
+
+
+def _unordered(value: Any, expected: Any, tolerance: float | None) -> bool:
+    if type(value) is dict and value.keys() == {"<set>"}:
+        value = value["<set>"]
+    if type(value) is not list or type(expected) is not list or len(value) != len(expected):
+        return False
+    left = list(value)
+    for one in expected:
+        found = next((i for i, other in enumerate(left) if same(other, one, tolerance)), None)
+        if found is None:
+            return False
+        del left[found]
+    return True
+
+
+def _lines(stdout: bytes) -> list[dict[str, Any]]:
+    """Decode the complete lines, up to the first that is none of the worker's."""
+    lines: list[dict[str, Any]] = []
+    for text in stdout.split(b"\n")[:-1]:
+        try:
+            line = json.loads(text)
+        except (ValueError, RecursionError):  # the candidate may have written it
+            break
+        if type(line) is not dict or len(line.keys() & {"ready", "value", "error"}) != 1:
+            break
+        lines.append(line)
+    return lines
+
+
+def _outcome(case: Mapping[str, Any], line: dict[str, Any], tests: Mapping[str, Any]) -> Outcome:
+    call = _call(case, tests)
+    if "error" in line:
+        if "raises" in case and line["error"] == case["raises"]:
+            return Outcome("passed")
+        return _raised(line, call)
+    if "value" not in line:
+        return Outcome("error", f"{call} wrote no value")
+    if "raises" in case:
+        return Outcome("wrong", f"{call} gives {listed(line['value'])}, not {case['raises']}")
+    compare = _unordered if tests.get("unordered") else same
+    if compare(line["value"], case["expected"], tests.get("tolerance")):
+        return Outcome("passed")
+    got, expected = listed(line["value"]), listed(case["expected"])
+    what = "leaves its arguments as" if tests.get("judged") == "arguments" else "gives"
+    return Outcome("wrong", f"{call} {what} {got}, expected {expected}")
+
+
+def _raised(line: Mapping[str, Any], call: str) -> Outcome:
+    where = f"\n  {line['where']}" if line.get("where") else ""
+    return Outcome("error", f"{call} raises {line['error']}: {line.get('message', '')}{where}")
+
+
+def _ending(ran: Ran, python: Python, call: str) -> Outcome:
+    """Return what befell the case that has no result."""
+    if ran.signal == signal.SIGPROF:
+        return Outcome("timeout", f"{call} did not end in its CPU time")
+    return died(ran, python, call)
+
+
+def _all(cases: Sequence[object], first: Outcome) -> list[Outcome]:
+    return [first, *[Outcome("unknown")] * (len(cases) - 1)]
+
+
+def _call(case: Mapping[str, Any], tests: Mapping[str, Any]) -> str:
+    given = [listed(one) for one in case["args"]]
+    given += [f"{name}={listed(one)}" for name, one in case.get("kwargs", {}).items()]
+    return f"{tests['entry']}({', '.join(given)})"

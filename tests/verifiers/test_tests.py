@@ -1,0 +1,158 @@
+"""Correct programs pass, buggy ones fail, what hangs is cut, and the feedback says why."""
+
+import json
+import math
+from typing import Any
+
+import pytest
+
+from rewards.sandbox.warm import Server
+from rewards.verifiers import tests
+from rewards.verifiers.tests import verify
+from rewards.verifiers.value_tests import same
+from tests.verifiers import cheats
+from tests.verifiers.programs import PROGRAMS, Program, case, spec_of, writing
+
+
+def judged(content: str, cases: list[dict[str, Any]], **more: Any) -> Any:
+    return verify(writing(content), spec_of(Program("", "", cases, more)))
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_the_correct_program_passes(name: str) -> None:
+    program = PROGRAMS[name]
+    result = verify(writing(program.correct), spec_of(program))
+    assert (result.status, result.score) == ("passed", 1.0), result
+    assert result.metrics == {"tests": len(program.cases), "passed": len(program.cases)}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_the_buggy_program_fails(name: str) -> None:
+    program = PROGRAMS[name]
+    result = verify(writing(program.buggy), spec_of(program))
+    assert result.status == "failed", result
+    assert result.score is not None
+    assert result.score < 1
+    expected = {
+        "hanging": "timeout", "sleeping": "timeout", "recursing": "runtime_exception",
+        "generator": "runtime_exception", "generator_without_end": "runtime_exception",
+        "floats": "timeout",
+    }  # fmt: skip
+    assert result.category == expected.get(name, "test_or_assertion")
+
+
+def test_a_warm_interpreter_says_the_same() -> None:
+    program = PROGRAMS["hanging"]
+    with Server() as server:
+        warm = tests.warm(server)
+        assert warm(writing(program.correct), spec_of(program)).status == "passed"
+        assert warm(writing(program.buggy), spec_of(program)).category == "timeout"
+
+
+def test_a_hang_stops_the_rest_and_keeps_the_share_of_what_passed() -> None:
+    result = judged(
+        "def f(x):\n    while x == 2: pass\n    return x\n", [case(n, gives=n) for n in range(4)]
+    )
+    assert (result.category, result.score) == ("timeout", 0.5)
+    assert result.feedback == "2 of 4 tests pass. f(2) did not end in its CPU time"
+
+
+def test_feedback_is_the_first_error_with_its_line() -> None:
+    source = "def f(x):\n    if x > 1:\n        return [][x]\n    return 0\n"
+    result = judged(source, [case(1, gives=9), case(2, gives=2), case(3, gives=3)])
+    assert result.feedback == (
+        "0 of 3 tests pass. f(2) raises IndexError: list index out of range\n"
+        "  work/main.py:3: return [][x]"
+    )
+
+
+def test_feedback_is_the_shortest_failing_cases_and_capped() -> None:
+    cases = [case("x" * n, gives=n) for n in (9000, 3, 500, 1, 2)]
+    result = judged("def f(x):\n    return x * 2\n", cases)
+    assert result.feedback.startswith(
+        "0 of 5 tests pass. f('x') gives 'xx', expected 1\nf('xx') gives"
+    )
+    assert "x" * 400 not in result.feedback
+    assert len(judged("def f(x):\n    raise ValueError('y' * 10**6)\n", cases).feedback) <= 1200
+
+
+def test_a_module_that_does_not_load_fails_every_case() -> None:
+    result = judged("import nothing_like_it\n", [case(1, gives=1), case(2, gives=2)])
+    assert (result.status, result.score, result.category) == ("failed", 0.0, "runtime_exception")
+    assert "importing work/main.py raises ModuleNotFoundError" in result.feedback
+
+
+def test_modules_of_the_package_can_be_imported() -> None:
+    spec = spec_of(PROGRAMS["sleeping"])
+    spec["files"] |= {"work/__init__.py": "", "work/sign.py": "def minus(x):\n    return -x\n"}
+    for line in ("from . import sign", "from work import sign", "import sign"):
+        result = verify(writing(f"{line}\ndef f(x):\n    return sign.minus(x)\n"), spec)
+        assert result.status == "passed", result
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(True, 1), (1, True), (0, False), (None, 0), ("1", 1), ([1], 1), ([], {}), (math.nan, math.nan),
+     ([1, 2], [1]), ({"a": 1}, {"a": 1, "b": 1}), (1.1, 1), (10**400, 1.0), (1e300, 10**400)],
+)  # fmt: skip
+def test_other_values_are_not_the_same(value: Any, expected: Any) -> None:
+    assert not same(value, expected)
+
+
+@pytest.mark.parametrize(
+    "value", [1, 2.0, True, None, "a", [1, [2.5]], {"a": [None]}, math.inf, 10**400]
+)
+def test_equal_values_are_the_same(value: Any) -> None:
+    assert same(value, value)
+
+
+@pytest.mark.parametrize("tests_", [{"kind": "value"}, {"kind": "other"}, {}])
+def test_tests_that_are_none_are_refused(tests_: dict[str, Any]) -> None:
+    spec = {
+        **spec_of(PROGRAMS["sets"]),
+        "tests": {"module": "work/main.py", "entry": "f", "cases": [], **tests_},
+    }
+    with pytest.raises(ValueError, match=r"cases|kind"):
+        verify(writing("def f(x): pass\n"), spec)
+
+
+def test_no_tests_no_say_and_no_candidate_no_pass() -> None:
+    spec = spec_of(PROGRAMS["sets"])
+    assert verify("I would sort it.", spec).category == "malformed_output"
+    assert verify(writing("x = 1\n"), {"files": spec["files"]}).status == "skipped"
+
+
+def test_a_machine_without_sandbox_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rewards.sandbox.backends.available", lambda: _none_hold())
+    result = verify(writing("def f(x):\n    return x\n"), spec_of(PROGRAMS["sets"]))
+    assert (result.status, result.score) == ("error", None)
+    assert "no sandbox holds" in result.feedback
+
+
+def _none_hold() -> Any:
+    from rewards.sandbox import Backend
+
+    return tuple(Backend(name, "taken away") for name in ("bubblewrap", "landlock", "hub"))
+
+
+def cheat_spec(**tests_: Any) -> dict[str, Any]:
+    files = {
+        cheats.MAIN: cheats.SORTS,
+        "answers/main.py": cheats.CORRECT,
+        "cases.json": json.dumps(cheats.CASES),
+    }
+    return {"files": files, "answer": "write", "allowed": ["*"], "locked": [], "tests": tests_}
+
+
+VALUE = cheat_spec(kind="value", module=cheats.MAIN, entry="f", seconds=1, cases=cheats.CASES)
+
+
+@pytest.mark.parametrize("name", cheats.CHEATS)
+def test_no_cheat_wins_against_value_tests(name: str) -> None:
+    path, content = cheats.CHEATS[name]
+    result = verify(writing(content, path), VALUE)
+    assert result.status == "failed", result
+
+
+def test_the_honest_answer_wins_where_the_cheats_do_not() -> None:
+    assert verify(writing(cheats.CORRECT), VALUE).status == "passed"
