@@ -11,7 +11,7 @@ from rewards.sandbox import Limits, Ran
 
 # Runs `python ARGUMENTS...` on files, input and limits: `cold`, or `in_server` of a warm one.
 Python = Callable[[Sequence[str], Mapping[str, str], bytes, Limits], Ran]
-ENVIRONMENT = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONHASHSEED": "0"}
+ENVIRONMENT = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 
 BURN = "import time\nwhile time.process_time() < .3: pass"
 BUSY = 4.0

@@ -13,22 +13,26 @@ wherever the results are values.
 """
 
 import functools
+import re
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
+from pathlib import PurePosixPath
 from typing import Any
 
-from pimono_sdpo.text import shorten
+from pimono_sdpo.text import shorten, well_formed
 from rewards.sandbox import SandboxError
 from rewards.sandbox.warm import Server
-from rewards.verifiers import value_tests
+from rewards.verifiers import pytest_tests, value_tests
 from rewards.verifiers.answer import candidate_of
 from rewards.verifiers.candidate import LOCKED, Candidate, Refusal, refused_path
-from rewards.verifiers.judged import Outcome, Overloaded, Python, cold
+from rewards.verifiers.judged import ENVIRONMENT, Outcome, Overloaded, Python, cold
 from rewards.verifiers.result import VerifierResult, error, failed, passed, skipped
 
 NAME = "tests"
 MAX_FEEDBACK = 1200
 CASES_TOLD = 3
+MAX_NAME, MAX_PATH = 255, 1000
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
 def verify(completion: str, spec: dict[str, Any], python: Python = cold) -> VerifierResult:
@@ -55,16 +59,23 @@ def judge(candidate: Candidate, spec: Mapping[str, Any], python: Python = cold) 
     """
     tests = spec["tests"]
     kind = tests.get("kind")
+    if kind not in ("value", "pytest"):
+        raise ValueError(f"`kind` of the tests is {kind!r}; write 'value' or 'pytest'.")
+    if why := unwritable(candidate, tests):
+        return failed(NAME, "malformed_output", why)
+    files = visible(candidate, spec)
     if kind == "value":
-        return verdict(value_tests.judge(visible(candidate, spec), tests, python))
-    raise ValueError(f"`kind` of the tests is {kind!r}; write 'value'.")
+        return verdict(value_tests.judge(files, tests, python))
+    if why := pytest_tests.refusal(candidate, tests):
+        return failed(NAME, "policy_block", why)
+    return verdict(pytest_tests.judge(files, tests, python))
 
 
 def warm(server: Server) -> Callable[[str, dict[str, Any]], VerifierResult]:
     """Return `verify` for many short runs in one warm interpreter."""
 
     def python(arguments: Any, files: Any, stdin: Any, limits: Any) -> Any:
-        return server.run(arguments, files=files, stdin=stdin, limits=limits)
+        return server.run(arguments, files=files, stdin=stdin, limits=limits, env=ENVIRONMENT)
 
     return functools.partial(verify, python=python)
 
@@ -84,6 +95,27 @@ def visible(candidate: Candidate, spec: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
+def unwritable(candidate: Candidate, tests: Mapping[str, Any]) -> str | None:
+    """Say why the changed files cannot lie on a disk, None when they can."""
+    parents = {
+        str(parent)
+        for path in (*candidate.files, *tests.get("files", ()))
+        for parent in PurePosixPath(path).parents
+    }
+    for path in candidate.changed:
+        if path not in candidate.files:
+            continue
+        if _SURROGATE.search(path + candidate.files[path]):
+            return f"The file {path!r} has half a character, which no file can hold."
+        if len(path) > MAX_PATH or any(len(p.encode()) > MAX_NAME for p in path.split("/")):
+            return "The path of a file is too long; choose a shorter one."
+        if str(PurePosixPath(path)) in parents:
+            return f"The file `{path}` has the name of a folder; choose another one."
+        if any(str(parent) in candidate.files for parent in PurePosixPath(path).parents):
+            return f"The file `{path}` lies in what is a file; choose another name."
+    return None
+
+
 def verdict(outcomes: Sequence[Outcome]) -> VerifierResult:
     """Sum up: the first runtime error, else the timeout, else the shortest failing cases."""
     good = sum(outcome.kind == "passed" for outcome in outcomes)
@@ -101,7 +133,7 @@ def verdict(outcomes: Sequence[Outcome]) -> VerifierResult:
     else:
         category, text = "test_or_assertion", "\n".join(sorted(told["wrong"], key=len)[:CASES_TOLD])
     head = f"{good} of {len(outcomes)} tests pass."
-    text = shorten(f"{head} {text}", MAX_FEEDBACK)
+    text = shorten(well_formed(f"{head} {text}"), MAX_FEEDBACK)
     return failed(NAME, category, text, good / max(len(outcomes), 1), **counts)
 
 

@@ -49,7 +49,7 @@ def judge(files: Mapping[str, str], tests: Mapping[str, Any], python: Python) ->
         "cases": inputs,
     }  # fmt: skip
     total = seconds * min(len(cases) + 1, CASES_AT_FULL_TIME)
-    limits = Limits(cpu_seconds=total, wall_seconds=max(30, 5 * total), output=OUTPUT)
+    limits = Limits(cpu_seconds=total, wall_seconds=max(15, 5 * total), output=OUTPUT)
     ran = python(["-c", WORKER], files, json.dumps(job).encode(), limits)
     first, *lines = _lines(ran.stdout) or [{}]
     if not first:

@@ -1,0 +1,127 @@
+"""Pytest in the sandbox: honest answers pass, what deceives pytest is refused or comes to nothing."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rewards.verifiers import pytest_tests
+from rewards.verifiers.screen import offence, refused_file
+from rewards.verifiers.tests import verify
+from tests.verifiers import cheats
+from tests.verifiers.programs import writing
+
+
+def spec_of(**more: Any) -> dict[str, Any]:
+    tests = {
+        "kind": "pytest",
+        "files": {cheats.TEST_PATH: cheats.TEST},
+        "passes": cheats.NODES,
+        "needs": ["work/*"],
+    }
+    files = {
+        cheats.MAIN: cheats.SORTS, "answers/main.py": cheats.CORRECT,
+        "cases.json": json.dumps(cheats.CASES),
+    }  # fmt: skip
+    return {
+        "files": files, "answer": "write", "allowed": ["*"], "locked": [],
+        "tests": {**tests, "seconds": 5, **more},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("passes", [cheats.NODES, len(cheats.NODES)])
+def test_the_correct_program_passes(passes: Any) -> None:
+    result = verify(writing(cheats.CORRECT), spec_of(passes=passes))
+    assert (result.status, result.metrics) == ("passed", {"tests": 4, "passed": 4}), result
+
+
+def test_the_buggy_program_fails_and_is_told_the_shortest_case() -> None:
+    result = verify(writing(cheats.SORTS + "\n"), spec_of())
+    assert (result.status, result.score, result.category) == ("failed", 0.5, "test_or_assertion")
+    assert f"{cheats.NODES[2]}: assert [1, 2] == [1, 2, 2]" in result.feedback
+
+
+@pytest.mark.parametrize("name", cheats.CHEATS)
+def test_no_cheat_wins(name: str) -> None:
+    path, content = cheats.CHEATS[name]
+    result = verify(writing(content, path), spec_of())
+    assert result.status == "failed", result
+
+
+# Not screened: these must come to nothing by the way the tests are run.
+UNSCREENED = ["os_exit", "os_exit_in_function", "print_and_exit", "system_exit", "skip_test", "xfail",
+              "pytest_exit", "atexit_forge", "fork_and_exit", "writes_to_every_descriptor"]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNSCREENED)
+def test_forgery_comes_to_nothing_without_the_screen(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pytest_tests, "refusal", lambda candidate, tests: None)
+    result = verify(writing(cheats.CHEATS[name][1]), spec_of())
+    assert result.status == "failed", result
+    assert result.score is not None
+    assert result.score <= 0.5
+
+
+@pytest.mark.parametrize("name", ["os_exit", "skip_test", "always_equal", "patched_runtest"])
+def test_pytest_alone_is_deceived(name: str, tmp_path: Path) -> None:
+    for path, content in ((cheats.MAIN, cheats.CHEATS[name][1]), (cheats.TEST_PATH, cheats.TEST)):
+        (tmp_path / path).parent.mkdir()
+        (tmp_path / path).write_text(content)
+    done = subprocess.run([sys.executable, "-m", "pytest", "-q"], cwd=tmp_path, capture_output=True)
+    assert done.returncode == 0
+
+
+def test_what_may_not_be_written_is_not_there_to_be_read_by_default() -> None:
+    spec = {**spec_of(), "allowed": [cheats.MAIN]}
+    del spec["tests"]["needs"]
+    result = verify(writing("from answers.main import f\n"), spec)
+    assert (result.status, result.category) == ("failed", "runtime_exception"), result
+    assert "No module named 'answers'" in result.feedback
+
+
+def test_a_hang_is_cut_and_named() -> None:
+    result = verify(writing("def f(xs):\n    while xs: pass\n    return []\n"), spec_of(seconds=2))
+    assert (result.category, result.score) == ("timeout", 0.25), result
+    assert cheats.NODES[1] in result.feedback
+
+
+def test_a_program_that_does_not_load_is_told_why() -> None:
+    result = verify(writing("import nothing_like_it\n"), spec_of())
+    assert (result.category, result.score) == ("runtime_exception", 0.0), result
+    assert "nothing_like_it" in result.feedback
+
+
+def test_more_or_other_tests_than_expected_are_no_pass() -> None:
+    for passes in (3, 5, cheats.NODES[:3], [*cheats.NODES, "tests/test_main.py::test_more"]):
+        assert verify(writing(cheats.CORRECT), spec_of(passes=passes)).status == "failed"
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["work", "tests", "x" * 300, "work/main.py/x.py", "a/" * 600 + "b", "work/half\ud800.py"],
+)
+def test_files_that_cannot_be_written_are_no_accident(path: str) -> None:
+    result = verify(writing("x = 1\n", path), spec_of())
+    assert result.status == "failed", result
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["import sys\nprint(sys.argv, sys.maxsize)", "x = getattr(y, 'name', None)", "import os.path",
+     "class A:\n    def __init__(self): self.a = type(self)", "import re\nre.match('a', 'b')",
+     "import collections, operator, functools, heapq, math, itertools, json"],
+)  # fmt: skip
+def test_usual_code_is_no_offence(source: str) -> None:
+    assert offence("", source) is None
+    assert refused_file("work/new.py", ["tests/test_main.py"]) is None
+
+
+def test_what_was_there_is_no_offence_and_what_is_allowed_neither() -> None:
+    assert offence("import gc", "import gc\nx = 1") is None
+    assert offence("", "import gc", allow=["gc"]) is None
+    assert offence("import gc", "import gc\nimport gc") == "gc"
