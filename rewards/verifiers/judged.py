@@ -51,6 +51,8 @@ def died(ran: Ran, python: Python, call: str) -> Outcome:
         return Outcome("timeout", f"{call} did not end in its CPU time")
     if ran.stopped:
         return Outcome("error", f"{call} was stopped: too much of {ran.stopped}")
+    if ran.exit_code == 0:
+        return Outcome("error", f"{call} ended the process or gives more than can be read")
     how = f"signal {ran.signal}" if ran.signal else f"exit code {ran.exit_code}"
     return Outcome("error", f"{call} ended the process ({how}) instead of returning")
 

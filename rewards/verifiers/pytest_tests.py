@@ -35,7 +35,7 @@ def refusal(candidate: Candidate, tests: Mapping[str, Any]) -> str | None:
     """Say what in the change is none of the task's business, None when all is."""
     theirs = tests["files"]
     for path in candidate.changed:
-        if why := refused_file(path, theirs):
+        if why := refused_file(path, theirs, candidate.before):
             return f"{why}; leave it out and change the code under test."
         before, after = candidate.before.get(path, ""), candidate.files.get(path, "")
         if PurePosixPath(path).suffix == ".py" and (

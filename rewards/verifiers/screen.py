@@ -13,23 +13,22 @@ from collections.abc import Collection, Iterator
 from pathlib import PurePosixPath
 
 MODULES = frozenset(
-    """_pytest atexit bdb builtins code codeop cProfile ctypes dis doctest faulthandler fileinput gc
-    hypothesis importlib inspect io linecache marshal mmap multiprocessing pdb pickle pkgutil
-    pluggy profile pytest runpy shelve signal subprocess timeit tokenize trace traceback tracemalloc
-    types unittest weakref _thread _ctypes _posixsubprocess posix""".split()
+    """_pytest atexit bdb builtins code codecs codeop cProfile ctypes dis doctest faulthandler
+    fileinput gc hypothesis importlib inspect linecache marshal mmap multiprocessing pdb pickle
+    pkgutil pluggy profile pytest runpy shelve signal subprocess timeit tokenize trace tracemalloc
+    unittest _thread _ctypes _io _posixsubprocess posix""".split()
 )
-NAMES = frozenset(
-    """__import__ breakpoint compile delattr eval exec globals input locals open read_bytes
-    read_text setattr vars attrgetter methodcaller help exit quit""".split()
+METHODS = frozenset("open read_bytes read_text attrgetter methodcaller".split())
+NAMES = METHODS | frozenset(
+    "__import__ breakpoint compile delattr eval exec globals locals setattr vars".split()
 )
 WORDS = frozenset(
-    """__bases__ __bool__ __builtins__ __class__ __closure__ __code__ __contains__ __defaults__
-    __del__ __eq__ __ge__ __getattr__ __getattribute__ __globals__ __gt__ __instancecheck__
-    __le__ __loader__ __lt__ __mro__ __ne__ __prepare__ __self__ __set_name__ __spec__
-    __subclasscheck__ __subclasses__ __subclasshook__ __traceback__ __len__ __hash__ __dict__
-    _current_frames _exit _getframe _os _pytest _sys addaudithook ag_frame conftest cr_frame
-    f_back f_builtins f_globals f_locals gi_frame metaclass mro pytest setprofile settrace
-    tb_frame tb_next with_traceback""".split()
+    """__bool__ __builtins__ __class__ __closure__ __code__ __contains__ __defaults__ __del__ __eq__
+    __ge__ __getattr__ __getattribute__ __globals__ __gt__ __instancecheck__ __le__ __loader__
+    __lt__ __mro__ __ne__ __prepare__ __self__ __set_name__ __spec__ __subclasscheck__
+    __subclasses__ __subclasshook__ __traceback__ _current_frames _exit _getframe _os _pytest _sys
+    addaudithook ag_frame cr_frame f_back f_builtins f_globals f_locals gi_frame metaclass mro
+    setprofile settrace tb_frame tb_next with_traceback""".split()
 )
 OF_MODULES = {
     "sys": {"modules", "meta_path", "path", "path_hooks", "exc_info", "exception", "excepthook"},
@@ -38,6 +37,8 @@ OF_MODULES = {
         forkpty kill killpg open popen posix_spawn pread read register_at_fork system write
         unlink remove rename replace symlink link spawnl spawnv""".split()
     ),
+    "io": {"open", "open_code", "FileIO"},
+    "types": {"CodeType", "FunctionType", "new_class"},
 }
 MEANT_FOR_PYTHON = {"sitecustomize.py", "usercustomize.py", "conftest.py", "__main__.py"}
 MEANT_FOR_PYTEST = {"pytest.ini", ".pytest.ini", "tox.ini", "setup.cfg", "pyproject.toml"}
@@ -45,7 +46,7 @@ KINDS = {".pth", ".so", ".pyc", ".pyo", ".pyd", ".egg-link"}
 _WORD = re.compile(r"\w+")
 
 
-def refused_file(path: str, tests: Collection[str]) -> str | None:
+def refused_file(path: str, tests: Collection[str], before: Collection[str] = ()) -> str | None:
     """Say why a file may not be part of an answer, None when it may.
 
     >>> refused_file("json.py", [])
@@ -56,12 +57,20 @@ def refused_file(path: str, tests: Collection[str]) -> str | None:
         return f"`{path}` would steer Python or pytest"
     if path in tests:
         return f"`{path}` belongs to the tests"
-    theirs = {PurePosixPath(test).stem for test in tests if test.endswith(".py")} - {"__init__"}
+    top = path.partition("/")[0]
+    if path in before or any(other.startswith(f"{top}/") for other in before):
+        return None
+    # Python looks for modules in the root and in the folders of the tests.
+    folders = {str(PurePosixPath(test).parent).casefold() for test in tests} - {"."}
+    found = {pure.parts[0].partition(".")[0]}
+    found |= {
+        PurePosixPath(pure.relative_to(folder).parts[0]).stem
+        for folder in folders
+        if pure.is_relative_to(folder) and str(pure) != folder
+    }
+    theirs = {PurePosixPath(test).stem.casefold() for test in tests if test.endswith(".py")}
     standard = {*sys.stdlib_module_names, *MODULES, "iniconfig", "packaging", "pygments"}
-    stems = {pure.parts[0].partition(".")[0], pure.stem}
-    if stems & {name.casefold() for name in theirs} or (
-        pure.suffix == ".py" and stems & standard and len(pure.parts) <= 2
-    ):
+    if found & (theirs | {name.casefold() for name in standard}):
         return f"`{path}` takes the place of a module that the tests rely on"
     return None
 
@@ -86,9 +95,8 @@ def _marks(source: str, tests: Collection[str]) -> Iterator[str]:
         return
     called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
     bases = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-    names = {
-        part for test in tests for part in (PurePosixPath(test).name, PurePosixPath(test).stem)
-    }
+    names = {PurePosixPath(test).name for test in tests} - {"__init__.py"}
+    names |= {name.removesuffix(".py") for name in names if name.startswith("test_")}
     for node in ast.walk(tree):
         match node:
             case ast.Import():
@@ -100,11 +108,11 @@ def _marks(source: str, tests: Collection[str]) -> Iterator[str]:
                 yield from _imported(module)
                 for alias in node.names:
                     yield from WORDS & {alias.name}
-                    yield from NAMES & {alias.name}
+                    yield from METHODS & {alias.name}
                     if alias.name in {"*"} | OF_MODULES.get(module, set()) and module in OF_MODULES:
                         yield f"{module}.{alias.name}"
             case ast.Attribute(value=base, attr=attribute):
-                yield from (WORDS | NAMES | OF_MODULES.keys()) & {attribute}
+                yield from (WORDS | METHODS | {"sys", "os", "builtins"}) & {attribute}
                 if isinstance(base, ast.Name) and attribute in OF_MODULES.get(base.id, set()):
                     yield f"{base.id}.{attribute}"
             case ast.Name(id=name):

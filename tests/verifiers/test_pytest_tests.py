@@ -114,14 +114,50 @@ def test_files_that_cannot_be_written_are_no_accident(path: str) -> None:
     "source",
     ["import sys\nprint(sys.argv, sys.maxsize)", "x = getattr(y, 'name', None)", "import os.path",
      "class A:\n    def __init__(self): self.a = type(self)", "import re\nre.match('a', 'b')",
-     "import collections, operator, functools, heapq, math, itertools, json"],
+     "import collections, operator, functools, heapq, math, itertools, json, io, types",
+     "import re\nWORD = re.compile('node')", "def f(input): return input + 1",
+     "class A:\n    def __len__(self): return 1", "import io\nio.StringIO()", "model.eval()"],
 )  # fmt: skip
 def test_usual_code_is_no_offence(source: str) -> None:
-    assert offence("", source) is None
+    assert offence("", source, ["tests/test_main.py", "node.py"]) is None
     assert refused_file("work/new.py", ["tests/test_main.py"]) is None
+
+
+@pytest.mark.parametrize(
+    ("source", "mark"),
+    [("def g(eval): pass\neval('1')", "eval"), ("import random\nrandom._os", "_os"),
+     ("import sys as s", "sys as s"), ("import sys\ns = sys", "sys"), ("from os import *", "os.*"),
+     ("g = getattr", "getattr"), ("getattr(x, 'a' + 'b')", "getattr"), ("type('A', (), {})", "type"),
+     ("x = 'a.f_locals'", "f_locals"), ("x = 'tests/test_main.py'", "test_main"),
+     ("class A(metaclass=B): pass", "metaclass"), ("from operator import attrgetter", "attrgetter")],
+)  # fmt: skip
+def test_ways_around_are_seen(source: str, mark: str) -> None:
+    assert offence("", source, ["tests/test_main.py"]) == mark
 
 
 def test_what_was_there_is_no_offence_and_what_is_allowed_neither() -> None:
     assert offence("import gc", "import gc\nx = 1") is None
     assert offence("", "import gc", allow=["gc"]) is None
     assert offence("import gc", "import gc\nimport gc") == "gc"
+
+
+@pytest.mark.parametrize("path", ["work/types.py", "work/node.py", "code/main.py", "README.md"])
+def test_usual_files_are_not_refused(path: str) -> None:
+    assert (
+        refused_file(path, ["tests/test_main.py", "node.py"], ["work/main.py", "code/a.py"]) is None
+    )
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "node.py",
+        "node/__init__.py",
+        "types.py",
+        "code/__init__.py",
+        "tests/random.py",
+        "tests/node/x.py",
+    ],
+)
+def test_files_that_would_be_found_first_are_refused(path: str) -> None:
+    assert refused_file(path, ["tests/test_main.py", "node.py"], ["work/main.py"]) is not None
