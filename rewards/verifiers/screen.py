@@ -18,7 +18,10 @@ MODULES = frozenset(
     pkgutil pluggy profile pytest runpy shelve signal subprocess timeit tokenize trace tracemalloc
     unittest _thread _ctypes _io _posixsubprocess posix""".split()
 )
-METHODS = frozenset("open read_bytes read_text attrgetter methodcaller".split())
+METHODS = frozenset(
+    """open read_bytes read_text attrgetter methodcaller make_dataclass ABCMeta EnumMeta
+    EnumType""".split()
+)
 NAMES = METHODS | frozenset(
     "__import__ breakpoint compile delattr eval exec globals locals setattr vars".split()
 )
