@@ -17,7 +17,7 @@ from pimono_sdpo.commands import run_filter
 from pimono_sdpo.export import open_source
 from pimono_sdpo.runs.progress import Progress
 from pimono_sdpo.runs.runner import run_shards
-from pimono_sdpo.runs.workers import here, in_processes
+from pimono_sdpo.runs.workers import Job, finish_shard, here, in_processes
 from pimono_sdpo.stage import Row
 from processors import pipeline
 from tests import shards
@@ -217,3 +217,11 @@ def _on_a_terminal(line: list[str]) -> str:
     assert process.wait() == 0
     os.close(ours)
     return shown.decode()
+
+
+def test_a_folder_that_is_gone_is_told_and_not_made_again(source: Path, tmp_path: Path) -> None:
+    shard = open_source(str(source)).shards[0]
+    outcome = finish_shard(Job(0, shard, pipeline(), tmp_path / "gone", {}))
+    assert outcome.record is None
+    assert "is gone; run again" in outcome.problem
+    assert not (tmp_path / "gone").exists()

@@ -19,6 +19,8 @@ from rensa import RMinHash
 
 from pimono_sdpo.text import shingles
 
+# What SQLite takes for a number.
+MOST = 2**63 - 1
 SAME_SESSION = "duplicate_session"
 SAME_PROMPT = "near_duplicate_prompt"
 # Of the messages of the shorter session, this share is also in the other one.
@@ -106,7 +108,7 @@ def judge_surplus(database: sqlite3.Connection, max_samples: int, reason: str) -
         " WHERE NOT EXISTS (SELECT 1 FROM verdict v WHERE v.shard=candidate.shard"
         " AND v.row=candidate.row)"
         " ORDER BY score DESC, ticket, source, episode LIMIT -1 OFFSET ?",
-        (reason, max_samples),
+        (reason, min(max_samples, MOST)),
     )
 
 

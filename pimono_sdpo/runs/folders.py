@@ -55,7 +55,7 @@ def only_run(out: Path, mark: str = REPORT) -> Iterator[Path]:
         try:
             yield work
         except (OSError, sqlite3.Error) as error:
-            trouble = disk_trouble(error)
+            trouble = disk_trouble(error) if work.is_dir() else "the folder is gone;"
             if trouble is None:
                 raise
             raise OutputError(

@@ -1,10 +1,12 @@
 """A part of a divided run: the finished shards of one machine, and the check that parts are whole.
 
 part.json   pimono_sdpo, part, parts, source (name, kind, revision, shards), reader, stages,
-            options, sessions, rows, rejects: the same bytes wherever the part was made
+            options, sessions, rows, rejects, records (sha256 of each), check (sha256 of all this):
+            the same bytes wherever the part was made
 done/       a record per shard, with the sha256 of its three files
 """
 
+import hashlib
 import json
 import os
 import shutil
@@ -102,9 +104,15 @@ def write_part(work: Path, says: Json, records: Mapping[int, Json]) -> Path:
         "sessions": sum(says["source"]["shards"][index]["sessions"] for index in records),
         "rows": sum(pq.read_metadata(file.rows).num_rows for file in files),
         "rejects": sum(pq.read_metadata(file.rejects).num_rows for file in files),
+        "records": {path.stem: sha256(path) for path in sorted((out / DONE).iterdir())},
     }
-    (out / PART).write_text(json.dumps(says | counts, indent=2) + "\n")
+    content = says | counts
+    (out / PART).write_text(json.dumps({**content, "check": _check(content)}, indent=2) + "\n")
     return out
+
+
+def _check(content: Json) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _link_or_copy(here: Path, there: Path) -> None:
@@ -157,7 +165,14 @@ def _open(folder: Path) -> Part:
         raise SourceError(
             f"`{folder}` is no part of a divided run; give folders that `filter --shard` wrote."
         )
-    return Part(folder, cast(Json, read_json(folder / PART)))
+    content = read_json(folder / PART)
+    told = content.pop("check", None) if isinstance(content, dict) else None
+    if not isinstance(content, dict) or told != _check(content):
+        raise SourceError(
+            f"`{folder / PART}` is not as `filter --shard` wrote it; copy the part again, or make "
+            "it again."
+        )
+    return Part(folder, content)
 
 
 def _fit(first: Part, other: Part) -> None:
@@ -201,7 +216,8 @@ def _difference(name: str, ours: Any, theirs: Any) -> str:
 def _record(part: Part, index: int) -> Json:
     """Return the record of a shard; raises SourceError when the part does not hold it whole."""
     done = part.folder / DONE / f"{index:05}.json"
-    record = read_json(done) if done.is_file() else None
+    is_ours = done.is_file() and sha256(done) == part.says["records"].get(done.stem)
+    record = read_json(done) if is_ours else None
     whole = (
         isinstance(record, dict)
         and record["made_from"] == _made_from(part.says, index)

@@ -87,8 +87,9 @@ def _clear_strangers(work: Path, shards: Mapping[int, Shard]) -> None:
     """Remove what a killed run left of shards that are none of this run's, and its attempts."""
     try:
         rmtree(work / ATTEMPTS, ignore_errors=True)
+        (work / ATTEMPTS).mkdir(parents=True)
         for name in (*KINDS, DONE):
-            (work / name).mkdir(parents=True, exist_ok=True)
+            (work / name).mkdir(exist_ok=True)
             for path in (work / name).iterdir():
                 if not path.stem.isdigit() or int(path.stem) not in shards:
                     path.unlink()

@@ -46,7 +46,8 @@ def table(sessions: int, kept: int, dropped: dict[str, int], usage: Usage | None
             ("MB of traces read", f"{usage.bytes / MB:.1f}"),
             ("MB/s", f"{usage.bytes / MB / usage.seconds:.1f}" if usage.bytes else "-"),
             ("peak memory, MB", f"{peak_memory() / MB:.0f}"),
-            ("  biggest worker", f"{usage.worker_peak / MB:.0f}" if usage.worker_peak else "-"),
         ]
+        if usage.worker_peak:
+            rows.append(("  biggest worker", f"{usage.worker_peak / MB:.0f}"))
     name_width, width = (max(len(row[column]) for row in rows) for column in (0, 1))
     return "\n".join(f"{name:<{name_width}}  {value:>{width}}" for name, value in rows)

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import connection, get_context, parent_process
 from pathlib import Path
 from shutil import rmtree
@@ -68,8 +68,10 @@ def finish_shard(job: Job, progress: Callable[[int], object] = lambda _: None) -
     name = f"{job.index:05}.parquet"
     attempt = job.work / ATTEMPTS / f"{job.index:05}-{uuid4().hex}"
     try:
+        # Not the folders above: when the run's folder is gone, nobody but a run makes it again.
+        attempt.mkdir()
         for kind in (*KINDS, DONE):
-            (attempt / kind).mkdir(parents=True)
+            (attempt / kind).mkdir()
         tally = run_shard(job.shard, job.stages, attempt, name, progress)
         sums = {kind: sha256(attempt / kind / name) for kind in KINDS}
         record = {"made_from": job.made_from, **tally.to_json(), "sha256": sums}
@@ -80,7 +82,7 @@ def finish_shard(job: Job, progress: Callable[[int], object] = lambda _: None) -
     except SourceError as problem:
         return Outcome(job, None, str(problem).rstrip("."))
     except OSError as error:
-        trouble = disk_trouble(error)
+        trouble = disk_trouble(error) if job.work.is_dir() else f"`{job.work}` is gone; run again"
         if trouble is None:
             raise
         return Outcome(job, None, f"`{job.shard.path}` could not be written: {trouble}")
@@ -92,7 +94,8 @@ def finish_shard(job: Job, progress: Callable[[int], object] = lambda _: None) -
 
 def here(jobs: list[Job], progress: Callable[[int], object]) -> Iterator[Outcome]:
     """Run one job after the other in this process."""
-    return (finish_shard(job, progress) for job in jobs)
+    # Its memory is that of the run itself.
+    return (replace(finish_shard(job, progress), peak=0) for job in jobs)
 
 
 def in_processes(
