@@ -8,8 +8,6 @@ never counts; nor do provider outages, user interrupts and searches that found n
 import re
 from collections.abc import Sequence
 
-import msgspec
-
 from pimono_sdpo.failures import (
     EVICTED,
     INTERRUPT,
@@ -19,7 +17,7 @@ from pimono_sdpo.failures import (
     VETO_PROSE,
     classify,
 )
-from pimono_sdpo.harness.event import Event
+from pimono_sdpo.harness.event import Event, decoded
 from pimono_sdpo.schema import Diagnostic
 from pimono_sdpo.shell import Pipeline, Stage, parse
 from processors.hidden import (
@@ -219,10 +217,6 @@ def _own_words(stages: list[Stage], told: str) -> str:
 
 def _command(arguments: str) -> str:
     """The command line of a bash call; arguments are whatever the model wrote."""
-    try:
-        value = msgspec.json.decode(arguments or "null")
-    except (msgspec.DecodeError, RecursionError):
-        # No JSON, or nested too deep to be read again from here: there is no command line.
-        return ""
+    value = decoded(arguments)
     command = value.get("command") if isinstance(value, dict) else None
     return command if isinstance(command, str) else ""

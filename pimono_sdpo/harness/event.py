@@ -1,7 +1,7 @@
 """What happened in a session, one record per step, the same for every harness."""
 
 import re
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -45,6 +45,15 @@ class Event(msgspec.Struct, gc=False):
     is_subagent: bool = False
     kept_from: int | None = None
     is_veto: bool = False
+
+
+def decoded(text: str) -> Any:
+    """Decode JSON that a model wrote; what cannot be read, or is nested too deep, is None."""
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError):
+        # Whatever the model wrote; a call that cannot be read tells nothing.
+        return None
 
 
 def clean(text: str) -> str:

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from pimono_sdpo.shell import Pipeline, Stage, parse
 
@@ -48,7 +49,7 @@ class Changes:
 def changes_of(command: str, output: str) -> Changes:
     """Say what a command line may have changed, with what it printed."""
     changes = Changes()
-    for pipeline in parse(command):
+    for pipeline in _parsed(command):
         # Where the output was cut it may have said more.
         is_told = len(pipeline.stages) == 1 and not pipeline.stages[0].targets
         for stage in pipeline.stages:
@@ -96,7 +97,7 @@ def copies_of(command: str) -> list[tuple[str, str]]:
     [('a/x.ts', 'a/y.ts')]
     """
     folder, found = "", []
-    for pipeline in parse(command):
+    for pipeline in _parsed(command):
         stage = pipeline.stages[0]
         if stage.program == "cd" and len(stage.arguments) == 1:
             folder = _joined(folder, stage.arguments[0])
@@ -112,11 +113,7 @@ def lines_by(command: str, output: str) -> list[tuple[str, str]]:
     >>> lines_by("grep -n 'let' a.ts", "3:let a = 1;")
     [('a.ts', 'let a = 1;')]
     """
-    pipelines = parse(command)
-    folder = ""
-    if len(pipelines) == 2 and pipelines[0].then == "&&" and _is_alone(pipelines[0], "cd"):
-        folder = pipelines[0].stages[0].arguments[0]
-        pipelines = pipelines[1:]
+    folder, pipelines = _in_folder(command)
     stages = pipelines[0].stages if len(pipelines) == 1 else ()
     if not stages or stages[0].program not in {"grep", "rg"}:
         return []
@@ -137,11 +134,7 @@ def shown_by(command: str) -> tuple[str, bool] | None:
     >>> shown_by("cd /app && cat src/a.ts"), shown_by("sed -n '1,9p' a.ts"), shown_by("ls")
     (('/app/src/a.ts', True), ('a.ts', False), None)
     """
-    pipelines = parse(command)
-    folder = ""
-    if len(pipelines) == 2 and pipelines[0].then == "&&" and _is_alone(pipelines[0], "cd"):
-        folder = pipelines[0].stages[0].arguments[0]
-        pipelines = pipelines[1:]
+    folder, pipelines = _in_folder(command)
     if len(pipelines) != 1 or len(pipelines[0].stages) != 1:
         return None
     stage = pipelines[0].stages[0]
@@ -155,10 +148,20 @@ def shown_by(command: str) -> tuple[str, bool] | None:
     return None
 
 
-def _is_alone(pipeline: Pipeline, program: str) -> bool:
-    return [s.program for s in pipeline.stages] == [program] and len(
-        pipeline.stages[0].arguments
-    ) == 1
+def _in_folder(command: str) -> tuple[str, list[Pipeline]]:
+    """Take `cd FOLDER &&` off the front of a single command."""
+    pipelines = _parsed(command)
+    if len(pipelines) == 2 and pipelines[0].then == "&&" and len(pipelines[0].stages) == 1:
+        first = pipelines[0].stages[0]
+        if first.program == "cd" and len(first.arguments) == 1:
+            return first.arguments[0], pipelines[1:]
+    return "", pipelines
+
+
+@lru_cache(maxsize=8)
+def _parsed(command: str) -> list[Pipeline]:
+    """Parse a command once for all that is asked of it; nobody changes what is returned."""
+    return parse(command)
 
 
 def _joined(folder: str, name: str) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-Outcome = Literal["ok", "not_found", "multiple", "no_change", "overlap"]
+Outcome = Literal["ok", "not_found", "multiple", "no_change"]
 
 
 class Edit(NamedTuple):

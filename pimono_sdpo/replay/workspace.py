@@ -6,9 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-import msgspec
-
-from pimono_sdpo.harness.event import Event
+from pimono_sdpo.harness.event import Event, decoded
 from pimono_sdpo.replay.changes import changes_of, copies_of, lines_by, shown_by
 from pimono_sdpo.replay.files import Edit, File, Outcome
 from pimono_sdpo.trace import match_results
@@ -107,7 +105,7 @@ def edits_of(given: dict[str, Any]) -> list[Edit]:
     """Return the edits of a call in any of the tool's generations; none when it is malformed."""
     several = given.get("edits")
     if isinstance(several, str):
-        several = _decoded(several)
+        several = decoded(several)
     several = several if isinstance(several, list) else [given]
     return [
         Edit(edit["oldText"], edit["newText"])
@@ -137,16 +135,8 @@ def predictions(events: Sequence[Event], cwd: str) -> Iterator[Prediction]:
 
 def arguments(call: Event) -> dict[str, Any]:
     """Decode a call's arguments; what is no object has none."""
-    given = _decoded(call.arguments)
+    given = decoded(call.arguments)
     return given if isinstance(given, dict) else {}
-
-
-def _decoded(text: str) -> Any:
-    try:
-        return msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError):
-        # Whatever the model wrote; a call that cannot be read tells nothing.
-        return None
 
 
 def _text(given: dict[str, Any], name: str) -> str:
