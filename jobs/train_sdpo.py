@@ -30,9 +30,8 @@ TRACKIO_SPACE_ID are read from the environment. Exit code 2: something given can
 
 import os
 import sys
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from pimono_sdpo.errors import PimonoError, TrainingInputError
 
@@ -40,40 +39,12 @@ if TYPE_CHECKING:
     from trl import ModelConfig
     from trl.experimental.sdpo import SDPOConfig
 
+    from pimono_sdpo.training.feedback import Feedback
+    from pimono_sdpo.training.options import JobArguments
+    from pimono_sdpo.training.scoring import Scoring
+
 Json = dict[str, Any]
-MODES = Literal["prepare", "smoke", "train", "card"]
 PLOT = "training.png"
-
-
-@dataclass
-class JobArguments:
-    """What this job adds to TRL's own arguments."""
-
-    mode: MODES = field(default="train", metadata={"help": "What to do, see above."})
-    dataset: str | None = field(
-        default=None,
-        metadata={"help": "Rows to train on: a folder written by the filter, or a Hub dataset id."},
-    )
-    source: str | None = field(
-        default=None,
-        metadata={"help": "Traces to filter when there is no --dataset: a path or a Hub id."},
-    )
-    unit: Literal["session", "episode"] = field(
-        default="session", metadata={"help": "What a row is made from (with --source)."}
-    )
-    min_score: float = field(
-        default=0.0, metadata={"help": "Drop rows that score less (with --source)."}
-    )
-    max_samples: int | None = field(
-        default=None, metadata={"help": "Keep the best N rows (with --source)."}
-    )
-    license: str | None = field(
-        default=None,
-        metadata={"help": "Licence id for the model card; the base model's when left out."},
-    )
-    overwrite: bool = field(
-        default=False, metadata={"help": "Replace what OUTPUT holds instead of going on with it."}
-    )
 
 
 def main(argv: list[str]) -> int:
@@ -105,7 +76,7 @@ def run(argv: list[str]) -> None:
             train_and_save(job, args, model_args, recipe, argv, output)
 
 
-def parse(argv: list[str]) -> tuple[JobArguments, "SDPOConfig", "ModelConfig", str]:
+def parse(argv: list[str]) -> tuple["JobArguments", "SDPOConfig", "ModelConfig", str]:
     """Merge recipe, command line and environment; return the arguments and the recipe's name."""
     import yaml
     from trl import ModelConfig
@@ -113,6 +84,7 @@ def parse(argv: list[str]) -> tuple[JobArguments, "SDPOConfig", "ModelConfig", s
 
     from cards.lint import LICENCES
     from pimono_sdpo.training import arguments
+    from pimono_sdpo.training.options import JobArguments
     from pimono_sdpo.training.recipes import DEFAULT_RECIPE, find_recipe
 
     name, rest = arguments.take_config(argv)
@@ -145,7 +117,7 @@ def parse(argv: list[str]) -> tuple[JobArguments, "SDPOConfig", "ModelConfig", s
     return job, args, model_args, recipe.name
 
 
-def prepare_rows(job: JobArguments, output: Path, name: str, seed: int) -> str:
+def prepare_rows(job: "JobArguments", output: Path, name: str, seed: int) -> str:
     """Filter the source into a folder of OUTPUT and return it."""
     from pimono_sdpo.commands import run_filter
 
@@ -166,7 +138,7 @@ def prepare_rows(job: JobArguments, output: Path, name: str, seed: int) -> str:
     return str(folder)
 
 
-def rows_of(job: JobArguments, output: Path, seed: int) -> str:
+def rows_of(job: "JobArguments", output: Path, seed: int) -> str:
     """Return the rows to train on: --dataset, else those prepared before, else filter now."""
     from pimono_sdpo.training import output as folders
     from pimono_sdpo.training.prepared import check_prepared
@@ -187,7 +159,7 @@ def rows_of(job: JobArguments, output: Path, seed: int) -> str:
 
 
 def train_and_save(
-    job: JobArguments,
+    job: "JobArguments",
     args: "SDPOConfig",
     model_args: "ModelConfig",
     recipe: str,
@@ -198,7 +170,7 @@ def train_and_save(
     from pimono_sdpo.training import models, publish, reload, rows, run_log, sdpo, started, tracking
     from pimono_sdpo.training import output as folders
     from processors.secrets import kinds_in
-    from rewards import trace_grounding_reward
+    from rewards.choice import refuse_unsound
 
     smoke = job.mode == "smoke"
     sdpo.settle_arguments(args, model_args, smoke)
@@ -216,10 +188,14 @@ def train_and_save(
     loaded = rows.load_rows(dataset)
     report = rows.load_report(dataset)
     revision = models.base_model_revision(model_args)
-    start = started.started_with(args, model_args, revision, loaded)
+    tokenizer = models.load_tokenizer(model_args, revision, args.trust_remote_code)
+    scoring, feedback = taught_by(job, args, model_args, tokenizer, revision)
+    teaching = chosen(job, feedback)
+    start = started.started_with(args, model_args, revision, loaded, teaching)
     if not job.overwrite:
         started.check_same_start(output, start)
-    prepared = sdpo.prepare(args, model_args, loaded, trace_grounding_reward)
+    prepared = sdpo.prepare(args, model_args, loaded, tokenizer, revision, scoring, feedback)
+    refuse_unsound(scoring, prepared.trainer.train_dataset, args.success_reward_threshold)
     licence = job.license or models.base_model_licence(model_args, prepared.revision)
     tracking.set_up_trackio(args, smoke)
     # Only now: whatever was given has been checked, and nothing is lost before.
@@ -241,6 +217,7 @@ def train_and_save(
         command=argv,
         licence=licence,
         dataset=rows.dataset_name(job.dataset or job.source or dataset),
+        teaching=teaching,
         metrics=metrics,
         adapter_files=files,
     )
@@ -248,12 +225,45 @@ def train_and_save(
     folders.finish(output, staging, report, log)
     adapter = output / folders.ADAPTER
     silent, used = prepared.counts["without_reward"], log["dataset"]["rows_used"]
-    if silent:
+    if silent and job.reward == "verifiers":
+        print(f"{silent} of {used} rows have no verifier_spec: nothing judges them")
+    elif silent:
         print(f"{silent} of {used} rows name no concrete term, so that their reward counts as 0")
     print(f"the adapter and its card are in {adapter}")
     if args.hub_model_id:
         private = args.hub_private_repo is not False
         print(publish.publish_adapter(adapter, args.hub_model_id, private, kinds_in))
+
+
+def taught_by(
+    job: "JobArguments",
+    args: "SDPOConfig",
+    model_args: "ModelConfig",
+    tokenizer: Any,
+    revision: str | None,
+) -> tuple["Scoring", "Feedback"]:
+    """Return what scores completions and what the teacher of a failed one is told."""
+    from pimono_sdpo.training.feedback import TRACE_TEMPLATE, Feedback
+    from pimono_sdpo.training.models import end_ids
+    from rewards.choice import scoring_of
+
+    ends = end_ids(model_args, revision)
+    scoring = scoring_of(job.reward, job.gate, job.grade, tokenizer, ends)
+    mode = job.feedback or ("trace" if scoring.told is None else "both")
+    trace_template = TRACE_TEMPLATE if job.trace_template is None else job.trace_template
+    return scoring, Feedback(args.feedback_template, mode, trace_template, job.feedback_tokens)
+
+
+def chosen(job: "JobArguments", feedback: "Feedback") -> Json:
+    """Return what of this job's own arguments decides the result of a training."""
+    return {
+        "reward": job.reward,
+        "gate": job.gate,
+        "grade": job.grade,
+        "feedback": feedback.mode,
+        "feedback_tokens": feedback.tokens,
+        "trace_template": feedback.trace_template,
+    }
 
 
 def write_card(report: Json | None, run: Json, folder: Path) -> None:

@@ -73,6 +73,7 @@ def run(**changes: Any) -> dict[str, Any]:
             "special_tokens_neutralised": 13,
             "without_reward": 0,
         },
+        "teaching": {"reward": "trace_grounding", "gate": [], "grade": [], "feedback": "trace"},
         "hub_model_id": "me/pi-sdpo",
         "trackio": {
             "project": "pimono-sdpo",

@@ -123,7 +123,7 @@ def test_the_jobs_own_options_are_in_the_readme_and_in_its_help() -> None:
     command = [sys.executable, str(ROOT / "jobs" / "train_sdpo.py"), "--help"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     shown = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-    source = ast.parse((ROOT / "jobs" / "train_sdpo.py").read_text())
+    source = ast.parse((ROOT / "pimono_sdpo/training/options.py").read_text())
     (own,) = (n for n in ast.walk(source) if isinstance(n, ast.ClassDef))
     fields = [
         n.target.id

@@ -8,7 +8,7 @@ and only as much as has to.
 reads prompt, privileged_context, reward_terms / writes prompt, privileged_context
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,12 +16,19 @@ from datasets import Dataset
 
 from pimono_sdpo.errors import TrainingInputError
 from pimono_sdpo.schema import Message
-from pimono_sdpo.text import TRIMMED, cut_middle
+from pimono_sdpo.text import TRIMMED
 from pimono_sdpo.training.blocks import shorten_blocks
+from pimono_sdpo.training.feedback import SEAM_TOKENS, Feedback
+from pimono_sdpo.training.tokens import (
+    count_tokens,
+    neutralise,
+    shorten_to_budget,
+    special_tokens,
+)
 
 Row = dict[str, Any]
 COLUMNS = ("prompt", "privileged_context", "reward_terms")
-ZERO_WIDTH_SPACE = "\u200b"
+SPEC = "verifier_spec"
 # A sampled token that is half a character decodes to U+FFFD, which reads back as three bytes.
 TOKENS_READ_BACK = 3
 FLAGS = {
@@ -33,33 +40,43 @@ FLAGS = {
 
 @dataclass(frozen=True)
 class Reprompt:
-    """How TRL words the teacher's prompt; the fields are SDPOConfig's."""
+    """How the teacher's prompt is worded; the templates are SDPOConfig's.
+
+    A demonstration is a completion of at most `completion_tokens`.
+    """
 
     reprompt_template: str
     solution_template: str
-    feedback_template: str
+    feedback: Feedback
     completion_tokens: int
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
-    def text(self, prompt: str, feedback: str) -> str:
-        """Return the teacher's last user turn around an empty demonstration."""
+    def text(self, prompt: str, context: str) -> str:
+        """Return the teacher's last user turn around an empty demonstration.
+
+        Where the reward's feedback goes stands one character.
+        """
         return self.reprompt_template.format(
             prompt=prompt,
             solution=self.solution_template.format(successful_previous_attempt=""),
-            feedback=self.feedback_template.format(feedback_raw=feedback),
+            feedback=self.feedback.worded("-", context),
         )
+
+    def reserved_tokens(self) -> int:
+        """Return what a demonstration and the reward's feedback can need beside `text`."""
+        own = self.feedback.tokens + SEAM_TOKENS if self.feedback.asks_reward else 0
+        return TOKENS_READ_BACK * self.completion_tokens + own
 
     def check(self) -> None:
         """Fill the templates once; raises TrainingInputError when that cannot be."""
         try:
-            self.text("prompt", "feedback")
+            self.text("prompt", "context")
         except (LookupError, ValueError, AttributeError) as error:
             # What str.format raises for fields it is not given and for stray braces.
             raise TrainingInputError(
                 f"The templates of the teacher's prompt cannot be filled ({type(error).__name__}: "
                 f"{error}); use only {{prompt}}, {{solution}} and {{feedback}} in "
-                "reprompt_template, {successful_previous_attempt} in solution_template and "
-                "{feedback_raw} in feedback_template."
+                "reprompt_template and {successful_previous_attempt} in solution_template."
             ) from error
 
 
@@ -132,10 +149,10 @@ def _fit(
             f"Row {number} needs {count(TRIMMED)} tokens without its last user text, over the "
             f"{prompt_tokens} of max_prompt_length; raise max_prompt_length or shorten the row."
         )
-    demonstration = TOKENS_READ_BACK * reprompt.completion_tokens
+    reserved = reprompt.reserved_tokens()
 
     def count_reprompt(feedback: str) -> int:
-        return count(reprompt.text(short_task, feedback)) + demonstration
+        return count(reprompt.text(short_task, feedback)) + reserved
 
     short_context: str | None = context
     if count_reprompt(context) > reprompt_tokens:
@@ -189,58 +206,6 @@ def _check_columns(row: Row, number: int) -> None:
             f"The `privileged_context` of row {number} is no text; give rows written by "
             "`pimono-sdpo filter`."
         )
-
-
-def special_tokens(tokenizer: Any) -> tuple[str, ...]:
-    """Return the texts that the tokenizer turns into control tokens, longest first."""
-    added = (str(token) for token in tokenizer.added_tokens_decoder.values() if token.special)
-    return tuple(
-        sorted({*added, *tokenizer.all_special_tokens}, key=lambda text: (-len(text), text))
-    )
-
-
-def neutralise(text: str, special: tuple[str, ...]) -> tuple[str, int]:
-    """Break special tokens with a zero-width space; return the text and how many there were.
-
-    A trace that quotes `<turn|>` would otherwise end its own turn.
-
-    >>> neutralise("see <eos>", ("<eos>",))[1]
-    1
-    """
-    found = 0
-    for token in special:
-        found += text.count(token)
-        text = text.replace(token, token[0] + ZERO_WIDTH_SPACE + token[1:])
-    return text, found
-
-
-def shorten_to_budget(text: str, budget: int, count: Callable[[str], int]) -> str | None:
-    """Cut the middle until `count(text)` is within the budget; None when nothing left fits.
-
-    >>> len(shorten_to_budget("a" * 100, 40, len))
-    40
-    """
-    if count(text) <= budget:
-        return text
-    if count(TRIMMED) > budget:
-        return None
-    # Tokens hardly ever get fewer with more text; what is returned has been counted in any case.
-    fits, too_long = 0, len(text)
-    while too_long - fits > 1:
-        middle = (fits + too_long) // 2
-        if count(cut_middle(text, middle)) <= budget:
-            fits = middle
-        else:
-            too_long = middle
-    return cut_middle(text, fits)
-
-
-def count_tokens(tokenizer: Any, messages: list[Message], template: Mapping[str, Any]) -> int:
-    """Count the ids of a templated conversation with its generation prompt."""
-    encoded = tokenizer.apply_chat_template(
-        messages, add_generation_prompt=True, tokenize=True, return_dict=True, **template
-    )
-    return len(encoded["input_ids"])
 
 
 def _names(names: list[str]) -> str:

@@ -18,7 +18,7 @@ from huggingface_hub.errors import (
 )
 from peft import LoraConfig
 from safetensors import SafetensorError
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, GenerationConfig
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
 from pimono_sdpo.errors import TrainingInputError
@@ -124,6 +124,19 @@ def load_tokenizer(
             "instruction-tuned model."
         )
     return tokenizer
+
+
+def end_ids(model_args: ModelConfig, revision: str | None) -> list[int]:
+    """Return the ids that end a turn by the model's generation config, none without one."""
+    try:
+        config = GenerationConfig.from_pretrained(
+            model_args.model_name_or_path, revision=revision or "main"
+        )
+    except OSError:
+        # Models without generation_config.json end at the tokenizer's own token.
+        return []
+    ends = config.eos_token_id
+    return [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
 
 
 def model_init_kwargs(model_args: ModelConfig, revision: str | None) -> dict[str, Any]:

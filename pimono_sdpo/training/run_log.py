@@ -43,10 +43,14 @@ def build_run_log(
     command: list[str],
     licence: str | None,
     dataset: str,
+    teaching: Json,
     metrics: dict[str, float],
     adapter_files: dict[str, int],
 ) -> Json:
-    """Return the run as JSON: arguments, hardware, versions, metrics and the log of each step."""
+    """Return the run as JSON: arguments, hardware, versions, metrics and the log of each step.
+
+    `teaching` says what scored completions and what the teacher was told.
+    """
     trainer, args = prepared.trainer, prepared.trainer.args
     model = trainer.accelerator.unwrap_model(trainer.model)
     settings = args.to_dict()
@@ -66,6 +70,7 @@ def build_run_log(
             "rows_used": len(trainer.train_dataset),
             **prepared.counts,
         },
+        "teaching": teaching,
         "hub_model_id": args.hub_model_id,
         "trackio": {
             "project": args.project,

@@ -3,9 +3,9 @@
 The arguments are TRL's own SDPOConfig and ModelConfig; what this project decides is settled here.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from datasets import Dataset
 from trl import ModelConfig
@@ -15,16 +15,11 @@ from pimono_sdpo.errors import TrainingInputError
 from pimono_sdpo.training.budgets import Reprompt, fit_rows
 from pimono_sdpo.training.callbacks import make_resumable
 from pimono_sdpo.training.clock import Clock
-from pimono_sdpo.training.models import (
-    base_model_revision,
-    load_tokenizer,
-    lora_config,
-    model_init_kwargs,
-    told,
-)
+from pimono_sdpo.training.feedback import AS_IT_IS, Feedback, FeedbackBuilder, check_feedback
+from pimono_sdpo.training.models import lora_config, model_init_kwargs, told
 from pimono_sdpo.training.output import last_checkpoint
+from pimono_sdpo.training.scoring import Scoring
 
-Reward = Callable[..., list[float | None]]
 SMOKE_STEPS = 2
 
 
@@ -56,7 +51,6 @@ def settle_arguments(args: SDPOConfig, model_args: ModelConfig, smoke: bool) -> 
         )
     # The Trainer would push the teacher and training_args.bin along; publish.py pushes the adapter.
     args.push_to_hub = False
-    args.include_environment_feedback = True
     args.chat_template_kwargs = {"enable_thinking": False, **(args.chat_template_kwargs or {})}
     args.model_init_kwargs = args.model_init_kwargs or {}
     if smoke:
@@ -65,15 +59,23 @@ def settle_arguments(args: SDPOConfig, model_args: ModelConfig, smoke: bool) -> 
         args.hub_model_id = None
 
 
-def prepare(args: SDPOConfig, model_args: ModelConfig, rows: Dataset, reward: Reward) -> Prepared:
-    """Load model and tokenizer, fit the rows to their budgets and build the trainer.
+def prepare(
+    args: SDPOConfig,
+    model_args: ModelConfig,
+    rows: Dataset,
+    tokenizer: Any,
+    revision: str | None,
+    scoring: Scoring,
+    feedback: Feedback,
+) -> Prepared:
+    """Fit the rows to their budgets and build the trainer of the model at this revision.
 
     Raises TrainingInputError for rows, a model or arguments that cannot be trained with.
     """
     clock = Clock()
     lora = lora_config(model_args)
-    revision = base_model_revision(model_args)
-    tokenizer = load_tokenizer(model_args, revision, args.trust_remote_code)
+    check_feedback(feedback, scoring.told)
+    scoring.check(args.success_reward_threshold, args.reward_weights, rows.column_names)
     per_step = args.generation_batch_size // args.num_generations
     if len(rows) < per_step:
         raise TrainingInputError(
@@ -89,11 +91,13 @@ def prepare(args: SDPOConfig, model_args: ModelConfig, rows: Dataset, reward: Re
         Reprompt(
             args.reprompt_template,
             args.solution_template,
-            args.feedback_template,
+            feedback,
             args.max_completion_length,
             args.chat_template_kwargs,
         ),
     )
+    args.include_environment_feedback = feedback.mode != "none"
+    args.feedback_template = AS_IT_IS
     # The rows fit already; left to itself TRL would cut off <bos> and the head of the task.
     args.max_prompt_length = None
     args.model_init_kwargs = {**model_init_kwargs(model_args, revision), **args.model_init_kwargs}
@@ -103,24 +107,17 @@ def prepare(args: SDPOConfig, model_args: ModelConfig, rows: Dataset, reward: Re
     ):
         trainer = SDPOTrainer(
             model=model_args.model_name_or_path,
-            reward_funcs=[reward],
+            reward_funcs=[scoring.reward],
             args=args,
             train_dataset=fitted,
             processing_class=tokenizer,
             peft_config=lora,
         )
+    trainer.teacher_context_builder = FeedbackBuilder(trainer, feedback, scoring.told)
     make_resumable(trainer)
     trainer.add_callback(clock)
-    counts["without_reward"] = _without_reward(reward, fitted)
+    counts["without_reward"] = scoring.silent_rows(fitted)
     return Prepared(trainer, revision, prompt_budget, clock, len(rows), counts)
-
-
-def _without_reward(reward: Reward, rows: Dataset) -> int:
-    """Count the rows for which the reward says nothing whatever the answer is, having no terms."""
-    columns = {name: list(rows[name]) for name in rows.column_names}
-    said = [[{"role": "assistant", "content": ""}] for _ in range(len(rows))]
-    prompts = columns.pop("prompt")
-    return reward(prompts=prompts, completions=said, **columns).count(None)
 
 
 def train(prepared: Prepared) -> dict[str, float]:

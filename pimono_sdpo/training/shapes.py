@@ -50,6 +50,7 @@ RUN: dict[str, Any] = {
         "special_tokens_neutralised": int,
         "without_reward": int,
     },
+    "teaching": {"reward": str, "gate": [str], "grade": [str], "feedback": str},
     "hub_model_id": TEXT_OR_NONE,
     "trackio": {"project": str, "space_id": TEXT_OR_NONE, "url": TEXT_OR_NONE},
     "arguments": {

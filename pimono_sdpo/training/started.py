@@ -15,7 +15,7 @@ from trl.experimental.sdpo import SDPOConfig
 from pimono_sdpo import __version__
 from pimono_sdpo.errors import OutputError
 from pimono_sdpo.text import shorten
-from pimono_sdpo.training.budgets import COLUMNS
+from pimono_sdpo.training.budgets import COLUMNS, SPEC
 from pimono_sdpo.training.output import LOCAL_FILE, last_checkpoint, read_object
 from pimono_sdpo.training.rows import is_local
 
@@ -31,15 +31,19 @@ Json = dict[str, Any]
 
 
 def started_with(
-    args: SDPOConfig, model_args: ModelConfig, revision: str | None, rows: Dataset
+    args: SDPOConfig, model_args: ModelConfig, revision: str | None, rows: Dataset, own: Json
 ) -> Json:
-    """Return every argument that decides the result, with what model and rows really are."""
+    """Return every argument that decides the result, with what model and rows really are.
+
+    `own` are those of the job that TRL does not know.
+    """
     settings = {n: value for n, value in args.to_dict().items() if not n.startswith(NO_EFFECT)}
     name = str(model_args.model_name_or_path)
     model = f"{name}@{revision}" if revision else f"{Path(name).resolve().name} ({_model(name)})"
     start = {
         **settings,
         **vars(model_args),
+        **own,
         "model_name_or_path": model,
         "model_revision": revision,
         "rows": _rows(rows),
@@ -91,6 +95,6 @@ def _model(folder: str) -> str:
 def _rows(rows: Dataset) -> str:
     """Tell rows apart by what is trained on, wherever they came from."""
     digest = hashlib.sha256()
-    for row in rows.select_columns([n for n in COLUMNS if n in rows.column_names]):
+    for row in rows.select_columns([n for n in (*COLUMNS, SPEC) if n in rows.column_names]):
         digest.update(json.dumps(row, sort_keys=True, default=str).encode())
     return digest.hexdigest()[:12]

@@ -23,9 +23,11 @@ from typing import Any
 
 from pimono_sdpo.errors import TrainingInputError
 from rewards.answers import Conversation, text_of
+from rewards.verifiers.call_formats import format_of
 from rewards.verifiers.decode import decode
 from rewards.verifiers.result import MAX_PARTIAL
 from rewards.verifiers.rubric import MAX_FEEDBACK, Rubric, RubricResult
+from rewards.verifiers.tool_schemas import DEFAULT_FORMATS
 
 UNJUDGED = 0.5
 MAX_CACHED = 20_000
@@ -39,7 +41,8 @@ class VerifierReward:
     without the special tokens that delimit tool calls; a call without ids, such as a self-test's,
     is judged by its text. The verifiers find, when there are ids, in
     `spec["truncated"]` whether the completion lacks a token that ends the turn, and in
-    `spec["end"]` that token, with which the text ends. `end_ids` are ids that end a turn beside
+    `spec["end"]` that token, with which the text ends; `spec["format"]` is that of the tokenizer's
+    chat template unless the row has its own. `end_ids` are ids that end a turn beside
     those that `rewards.verifiers.decode` knows, such as `generation_config.eos_token_id`.
     """
 
@@ -106,7 +109,16 @@ class VerifierReward:
             return text_of(completion, "assistant"), spec
         text, truncated = decode(ids, self.tokenizer, self.end_ids)
         end = "" if truncated else _end_of(text, self.tokenizer)
-        return text, json.dumps({**_decoded(spec), "truncated": truncated, "end": end})
+        told = {"truncated": truncated, "end": end}
+        return text, json.dumps({**self._with_format(_decoded(spec)), **told})
+
+    def _with_format(self, spec: dict[str, Any]) -> dict[str, Any]:
+        """Hold a model to the format that its own chat template writes, unless the row has one."""
+        tools = spec.get("tools")
+        own = format_of(self.tokenizer.chat_template or "")
+        if own is None or (isinstance(tools, str) and tools in DEFAULT_FORMATS):
+            return spec
+        return {"format": own, **spec}
 
     def _judge(self, asked: Sequence[tuple[str, str] | None]) -> list[RubricResult]:
         keys = [_key(*pair) if pair else None for pair in asked]

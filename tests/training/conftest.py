@@ -10,7 +10,7 @@ from trl import ModelConfig
 
 from pimono_sdpo.tiny_model import write_tiny_model
 from pimono_sdpo.training import rows, sdpo
-from tests.training.setup import SeenPrompts, arguments, hand_made, letters_reward
+from tests.training.setup import SeenPrompts, arguments, hand_made, prepare
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -46,7 +46,7 @@ def straight(
 ) -> tuple[sdpo.Prepared, dict[str, float], SeenPrompts, ModelConfig]:
     """Six steps without a break; an epoch has four."""
     args, model_args = arguments(tmp_path_factory.mktemp("straight"), tiny)
-    prepared = sdpo.prepare(args, model_args, rows.load_rows(str(filtered)), letters_reward)
+    prepared = prepare(args, model_args, rows.load_rows(str(filtered)))
     seen = SeenPrompts()
     prepared.trainer.add_callback(seen)
     return prepared, sdpo.train(prepared), seen, model_args

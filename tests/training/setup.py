@@ -16,7 +16,9 @@ from transformers import (
 from trl import ModelConfig
 from trl.experimental.sdpo import SDPOConfig
 
-from pimono_sdpo.training import sdpo
+from pimono_sdpo.training import models, sdpo
+from pimono_sdpo.training.feedback import Feedback, Mode
+from pimono_sdpo.training.scoring import Scoring
 
 REPO = Path(__file__).parent.parent.parent
 JOBS = REPO / "jobs"
@@ -68,7 +70,7 @@ def arguments(folder: Path, tiny: Path, **changes: Any) -> tuple[SDPOConfig, Mod
         "max_completion_length": 8,
         "max_prompt_length": 96,
         "max_reprompt_len": 256,
-        "success_reward_threshold": 0.35,
+        "success_reward_threshold": 1.0,
         "logging_steps": 1,
         "save_strategy": "no",
         "disable_tqdm": True,
@@ -87,6 +89,21 @@ def arguments(folder: Path, tiny: Path, **changes: Any) -> tuple[SDPOConfig, Mod
     args = SDPOConfig(**settings)
     sdpo.settle_arguments(args, model_args, smoke=False)
     return args, model_args
+
+
+def prepare(
+    args: SDPOConfig,
+    model_args: ModelConfig,
+    dataset: Dataset,
+    scoring: Scoring | None = None,
+    mode: Mode = "trace",
+) -> sdpo.Prepared:
+    """Build the trainer as the job does, with the letters for a reward if there is no other."""
+    revision = models.base_model_revision(model_args)
+    tokenizer = models.load_tokenizer(model_args, revision)
+    feedback = Feedback(args.feedback_template, mode)
+    scoring = scoring or Scoring(letters_reward)
+    return sdpo.prepare(args, model_args, dataset, tokenizer, revision, scoring, feedback)
 
 
 def adapter_state(trainer: Any, name: str = "default") -> dict[str, Any]:

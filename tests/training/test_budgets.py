@@ -14,14 +14,9 @@ from pimono_sdpo.schema import MESSAGE
 from pimono_sdpo.text import TRIMMED
 from pimono_sdpo.tiny_model import EXTRA_SPECIAL_TOKENS, write_tiny_model
 from pimono_sdpo.training.blocks import shorten_blocks, split_blocks
-from pimono_sdpo.training.budgets import (
-    Reprompt,
-    count_tokens,
-    fit_rows,
-    neutralise,
-    shorten_to_budget,
-    special_tokens,
-)
+from pimono_sdpo.training.budgets import Reprompt, fit_rows
+from pimono_sdpo.training.feedback import Feedback
+from pimono_sdpo.training.tokens import count_tokens, neutralise, shorten_to_budget, special_tokens
 
 FEATURES = Features(
     {
@@ -45,7 +40,7 @@ def reprompt(tmp_path_factory: pytest.TempPathFactory) -> Reprompt:
     return Reprompt(
         config.reprompt_template,
         config.solution_template,
-        config.feedback_template,
+        Feedback(config.feedback_template),
         completion_tokens=16,
         chat_template_kwargs=TEMPLATE,
     )

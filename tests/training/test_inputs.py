@@ -9,7 +9,7 @@ from datasets import Dataset
 from pimono_sdpo.errors import OutputError, TrainingInputError
 from pimono_sdpo.training import models, output, rows, sdpo
 from pimono_sdpo.training.recipes import find_recipe
-from tests.training.setup import JOBS, arguments, hand_made, letters_reward
+from tests.training.setup import JOBS, arguments, hand_made, prepare
 
 
 def test_rows_come_from_the_data_folder_alone(filtered: Path) -> None:
@@ -64,7 +64,7 @@ def test_an_unusable_model_is_one_sentence(
     for name, value in changes.items():
         setattr(model_args, name, value)
     with pytest.raises(TrainingInputError, match=words):
-        sdpo.prepare(args, model_args, hand_made(), letters_reward)
+        prepare(args, model_args, hand_made())
     assert not any(tmp_path.iterdir())
 
 
@@ -106,7 +106,7 @@ def test_a_smoke_run_is_short_and_local(tmp_path: Path, tiny: Path, asked: int, 
 def test_too_few_rows_for_a_step_are_named(tmp_path: Path, tiny: Path) -> None:
     args, model_args = arguments(tmp_path, tiny, per_device_train_batch_size=6)
     with pytest.raises(TrainingInputError, match="4 rows and each step takes 6 prompts"):
-        sdpo.prepare(args, model_args, hand_made(), letters_reward)
+        prepare(args, model_args, hand_made())
 
 
 def test_a_recipe_is_found_by_path_then_beside_the_script(tmp_path: Path) -> None:

@@ -241,3 +241,54 @@ def test_the_script_says_what_hf_jobs_needs() -> None:
     assert header["dependencies"][0].startswith("pimono-sdpo[train] @ git+https://")
     launch = header["tool"]["hf-jobs"]
     assert launch == {"flavor": "a10g-large", "timeout": "3h", "secrets": ["HF_TOKEN"]}
+
+
+def test_verifiers_train_and_tell_the_teacher(
+    tmp_path: Path, tiny: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "rows").mkdir()
+    spec = json.dumps({"tools": "pi"})
+    rows = [{**row, "verifier_spec": spec if n else None} for n, row in enumerate(hand_made())]
+    Dataset.from_list(rows).to_parquet(tmp_path / "rows" / "train.parquet")
+    argv = ["--config", "tiny", "--report_to", "none", "--max_steps", "1", "--reward", "verifiers"]
+    argv += ["--dataset", str(tmp_path / "rows"), "--model_name_or_path", str(tiny)]
+    argv += ["--gate", "tool_calls", "--output_dir", str(tmp_path / "out")]
+    argv += ["--max_reprompt_len", "1024"]
+    assert script().main(argv) == 2
+    assert "gives up to 0.99 to completions that fail" in capsys.readouterr().err
+    argv += ["--success_reward_threshold", "1.0"]
+    assert script().main([*argv, "--grade", "nosuch"]) == 2
+    assert "There is no verifier `nosuch`" in capsys.readouterr().err
+    assert script().main(argv) == 0
+    assert "1 of 4 rows have no verifier_spec" in capsys.readouterr().out
+    run = json.loads((tmp_path / "out" / "run.json").read_text())
+    assert run["teaching"]["gate"] == ["tool_calls"]
+    assert run["teaching"]["feedback"] == "both"
+    (step,) = [entry for entry in run["log_history"] if "loss" in entry]
+    assert step["self_distillation/rollout_feedback_fraction"] == 1.0
+    card = (tmp_path / "out" / "adapter" / "README.md").read_text()
+    assert "These must pass first: `tool_calls`." in card
+    assert "trace_grounding_reward" not in card
+
+
+def test_a_reward_that_can_be_won_trains_nothing(
+    tmp_path: Path, tiny: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "lax.py").write_text(
+        "from rewards.verifiers.result import failed, passed\n"
+        "def verify(completion, spec):\n"
+        "    return passed('lax') if 'sorry' in completion else failed('lax', 'x', 'no')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "rows").mkdir()
+    rows = [{**row, "verifier_spec": "{}"} for row in hand_made()]
+    Dataset.from_list(rows).to_parquet(tmp_path / "rows" / "train.parquet")
+    argv = ["--config", "tiny", "--report_to", "none", "--reward", "verifiers"]
+    argv += ["--dataset", str(tmp_path / "rows"), "--model_name_or_path", str(tiny)]
+    argv += ["--gate", "lax:verify", "--output_dir", str(tmp_path / "out")]
+    argv += ["--max_reprompt_len", "1024", "--success_reward_threshold", "1.0"]
+    assert script().main(argv) == 2
+    told = capsys.readouterr().err
+    assert "can be won without solving the task (4 of its trials on 4 rows)" in told
+    assert "| 0 | refusal_1 | 1.0 | below 1.0 |" in told
+    assert not (tmp_path / "out").exists()

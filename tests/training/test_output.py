@@ -130,7 +130,7 @@ def test_a_file_is_no_output_folder(tmp_path: Path, name: str) -> None:
 
 def start(folder: Path, model: Path, **changes: object) -> output.Json:
     args, model_args = arguments(folder, model, **changes)
-    return started.started_with(args, model_args, None, hand_made())
+    return started.started_with(args, model_args, None, hand_made(), {})
 
 
 def test_a_folder_is_one_runs_and_keeps_no_trace_of_the_lock(tmp_path: Path) -> None:
@@ -196,12 +196,12 @@ def test_only_the_same_training_goes_on(tmp_path: Path, tiny: Path) -> None:
     with pytest.raises(OutputError, match="started with model_name_or_path"):
         started.check_same_start(out, start(out, other))
     args, model_args = arguments(out, tiny)
-    fewer = started.started_with(args, model_args, None, hand_made().select([0, 1]))
+    fewer = started.started_with(args, model_args, None, hand_made().select([0, 1]), {})
     with pytest.raises(OutputError, match="started with rows"):
         started.check_same_start(out, fewer)
     model_args.lora_r = 4
     with pytest.raises(OutputError, match="lora_r 8, now 4"):
-        started.check_same_start(out, started.started_with(args, model_args, None, hand_made()))
+        started.check_same_start(out, started.started_with(args, model_args, None, hand_made(), {}))
     (out / "run-local.json").unlink()
     with pytest.raises(OutputError, match="no record of their arguments"):
         started.check_same_start(out, first)

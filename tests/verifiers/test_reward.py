@@ -14,12 +14,12 @@ from transformers import AutoTokenizer
 
 from pimono_sdpo.errors import TrainingInputError
 from pimono_sdpo.tiny_model import write_tiny_model
-from pimono_sdpo.training import sdpo
+from pimono_sdpo.training.scoring import Scoring
 from rewards.verifiers import patches
 from rewards.verifiers.result import VerifierResult, error, failed, passed
 from rewards.verifiers.reward import UNJUDGED, VerifierReward
 from rewards.verifiers.rubric import Rubric
-from tests.training.setup import arguments
+from tests.training.setup import arguments, prepare
 from tests.verifiers.verdicts import RUBRIC
 
 SPEC = "{}"
@@ -188,7 +188,7 @@ def test_in_trl_itself_an_error_moves_nothing(tiny: Path, tmp_path: Path, neutra
         gradient_accumulation_steps=1,
         max_steps=1,
     )
-    trainer = sdpo.prepare(args, model_args, rows, turns).trainer
+    trainer = prepare(args, model_args, rows, Scoring(turns)).trainer
     trainer.reward_funcs = [verifier_reward]
     gate = turns.rubric.gates[0]
     assert isinstance(gate, Alternating)

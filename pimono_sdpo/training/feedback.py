@@ -1,0 +1,150 @@
+"""Say to the teacher what this very attempt did wrong, and what a recorded one did.
+
+TRL has one text per row, `privileged_context`, and tells it to the teacher of every completion as
+"feedback from your unsuccessful earlier attempt": to those that succeeded, too, and although here
+it is what another agent's attempt met with. In the method feedback belongs to the completion that
+was just made and is empty when it succeeded (Reinforcement Learning via Self-Distillation,
+arXiv:2601.20802). `FeedbackBuilder` does that, each kind of text in words of its own.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from accelerate.utils import gather_object
+from trl.experimental.sdpo.sdpo_trainer import SuccessfulRolloutTeacherContextBuilder
+
+from pimono_sdpo.errors import TrainingInputError
+from pimono_sdpo.training.tokens import neutralise, shorten_to_budget, special_tokens
+
+Mode = Literal["rollout", "trace", "both", "none"]
+MODES: tuple[Mode, ...] = ("rollout", "trace", "both", "none")
+# What the last call of a reward has to say on each completion; None or "" where it has nothing.
+Told = Callable[[], Sequence[str | None]]
+
+TRACE_TEMPLATE = (
+    "\nAnother agent has worked on this before. What its tools reported and its user corrected:"
+    "\n\n{feedback_raw}\n\n"
+)
+# TRL words feedback itself; the builder's text goes through unchanged.
+AS_IT_IS = "{feedback_raw}"
+# Two texts side by side can need a token or two more than each alone.
+SEAM_TOKENS = 8
+
+
+@dataclass(frozen=True)
+class Feedback:
+    """What the teacher of a failed completion is told, and in which words.
+
+    mode     rollout: what the reward says of this completion; trace: the row's context;
+             both: the first and below it the second, or the second alone where the reward says
+             nothing; none
+    tokens   of the model's own tokenizer, for the reward's text; longer ones lose their middle
+    """
+
+    rollout_template: str
+    mode: Mode = "trace"
+    trace_template: str = TRACE_TEMPLATE
+    tokens: int = 256
+
+    @property
+    def asks_reward(self) -> bool:
+        """Whether the reward's text is used."""
+        return self.mode in ("rollout", "both")
+
+    @property
+    def asks_trace(self) -> bool:
+        """Whether the row's context is used."""
+        return self.mode in ("trace", "both")
+
+    def worded(self, rollout: str | None, trace: str | None) -> str:
+        """Return the text for a failed completion, "" when there is nothing to say."""
+        own = rollout if self.asks_reward and _says(rollout) else None
+        recorded = trace if self.asks_trace and _says(trace) else None
+        return "".join(
+            template.format(feedback_raw=text)
+            for template, text in ((self.rollout_template, own), (self.trace_template, recorded))
+            if text is not None
+        )
+
+
+class FeedbackBuilder(SuccessfulRolloutTeacherContextBuilder):  # type: ignore[misc] # untyped
+    """TRL's builder with the feedback of the current attempt; made for one trainer.
+
+    Every process words the texts of its own completions, which TRL then gathers.
+    """
+
+    def __init__(self, trainer: Any, feedback: Feedback, told: Told | None = None) -> None:
+        super().__init__(trainer)
+        self.feedback = feedback
+        self.told = told
+        tokenizer = trainer.processing_class
+        self.special = special_tokens(tokenizer)
+        self.count: Callable[[str], int] = lambda text: len(
+            tokenizer(text, add_special_tokens=False)["input_ids"]
+        )
+
+    def build(
+        self,
+        output: dict[str, Any],
+        prompts: list[Any],
+        rewards: torch.Tensor,
+        feedbacks: list[Any] | None = None,
+    ) -> dict[str, torch.Tensor]:
+        """Return teacher_input_ids, teacher_attention_mask (completions x tokens) and
+        self_distillation_mask (completions).
+
+        A completion that reaches the threshold is told nothing; one of its group may still be
+        shown to it. Raises RuntimeError when the reward speaks of other completions.
+        """
+        own: Sequence[str | None] = [None] * len(prompts)
+        if self.feedback.asks_reward and self.told is not None:
+            own = [self._fitted(text) for text in self.told()]
+        if len(own) != len(prompts):
+            raise RuntimeError(f"{len(own)} texts of the reward for {len(prompts)} completions")
+        succeeded = (rewards >= self.trainer.args.success_reward_threshold).tolist()
+        traces = feedbacks if feedbacks is not None else [None] * len(prompts)
+        worded = [
+            None if success else self.feedback.worded(text, trace)
+            for success, text, trace in zip(succeeded, own, traces, strict=True)
+        ]
+        context: dict[str, torch.Tensor] = super().build(output, prompts, rewards, worded)
+        spoken = gather_object(
+            [_says(text) and not success for success, text in zip(succeeded, own, strict=True)]
+        )
+        self.last_metrics["self_distillation/rollout_feedback_fraction"] = sum(spoken) / len(spoken)
+        return context
+
+    def _fitted(self, text: str | None) -> str | None:
+        if not _says(text):
+            return None
+        neutral, _ = neutralise(str(text), self.special)
+        return shorten_to_budget(neutral, self.feedback.tokens, self.count)
+
+
+def check_feedback(feedback: Feedback, told: Told | None) -> None:
+    """Raise TrainingInputError for feedback that cannot be given, as before the first step."""
+    if feedback.asks_reward and told is None:
+        raise TrainingInputError(
+            f"--feedback {feedback.mode} needs a reward that says what is wrong with a completion; "
+            "give --reward verifiers, or --feedback trace."
+        )
+    for name, template in (
+        ("feedback_template", feedback.rollout_template),
+        ("trace_template", feedback.trace_template),
+    ):
+        try:
+            says = "probe" in template.format(feedback_raw="probe")
+        except (LookupError, ValueError, AttributeError) as error:
+            # What str.format raises for fields it is not given and for stray braces.
+            raise TrainingInputError(
+                f"{name} cannot be filled ({type(error).__name__}: {error}); use only "
+                "{feedback_raw} in it."
+            ) from error
+        if not says:
+            raise TrainingInputError(f"{name} leaves the feedback out; put {{feedback_raw}} in it.")
+
+
+def _says(text: str | None) -> bool:
+    return isinstance(text, str) and text.strip() != ""

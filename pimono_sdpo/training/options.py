@@ -1,0 +1,66 @@
+"""What the training job takes beside TRL's own arguments."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+MODES = Literal["prepare", "smoke", "train", "card"]
+
+
+@dataclass
+class JobArguments:
+    """What this job adds to TRL's own arguments."""
+
+    mode: MODES = field(default="train", metadata={"help": "What to do, see above."})
+    dataset: str | None = field(
+        default=None,
+        metadata={"help": "Rows to train on: a folder written by the filter, or a Hub dataset id."},
+    )
+    source: str | None = field(
+        default=None,
+        metadata={"help": "Traces to filter when there is no --dataset: a path or a Hub id."},
+    )
+    unit: Literal["session", "episode"] = field(
+        default="session", metadata={"help": "What a row is made from (with --source)."}
+    )
+    min_score: float = field(
+        default=0.0, metadata={"help": "Drop rows that score less (with --source)."}
+    )
+    max_samples: int | None = field(
+        default=None, metadata={"help": "Keep the best N rows (with --source)."}
+    )
+    reward: Literal["trace_grounding", "verifiers"] = field(
+        default="trace_grounding",
+        metadata={"help": "What scores a completion; verifiers are named by --gate and --grade."},
+    )
+    gate: list[str] = field(
+        default_factory=list,
+        metadata={"help": "Verifiers that must pass, as for `pimono-sdpo rescore`."},
+    )
+    grade: list[str] = field(
+        default_factory=list,
+        metadata={"help": "Verifiers that count, with weights such as syntax=0.5."},
+    )
+    feedback: Literal["rollout", "trace", "both", "none"] | None = field(
+        default=None,
+        metadata={
+            "help": "What the teacher of a failed completion is told: what the verifiers say of "
+            "it, the row's context, both or nothing; both with verifiers, else trace."
+        },
+    )
+    feedback_tokens: int = field(
+        default=256, metadata={"help": "Tokens of the verifiers' text; longer ones are cut."}
+    )
+    trace_template: str | None = field(
+        default=None,
+        metadata={
+            "help": "Words around the row's context, with {feedback_raw}; TRL's feedback_template "
+            "are those around the verifiers' text."
+        },
+    )
+    license: str | None = field(
+        default=None,
+        metadata={"help": "Licence id for the model card; the base model's when left out."},
+    )
+    overwrite: bool = field(
+        default=False, metadata={"help": "Replace what OUTPUT holds instead of going on with it."}
+    )
