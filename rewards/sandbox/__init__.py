@@ -26,14 +26,19 @@ def run(
     backend: str = "auto",
     collect: Sequence[str] = (),
     env: Mapping[str, str] = NOTHING,
+    read: Sequence[str] = (),
 ) -> Ran:
     """Run a command in a fresh folder that holds `files`, and return what came of it.
 
-    `collect` names files of that folder to bring back; `env` is added to a clean environment.
+    `collect` names files of that folder to bring back; `env` is added to a clean environment;
+    `read` are files and folders that may be read beside the system's, such as a tool's. Never take
+    them from a dataset.
     A command that is not there exits with 127. Raises SandboxError when nothing could be run.
     """
     chosen = choose(backend)
     if chosen == "hub":
+        if read:
+            raise SandboxError("the sandbox `hub` has no files of this machine; leave `read` out")
         return hub.run(command, files, stdin, limits, collect, env)
     exchange = local.cold(functools.partial(prefix, chosen))
-    return local.run_spec(command, files, stdin, limits, collect, env, exchange, chosen)
+    return local.run_spec(command, files, stdin, limits, collect, env, exchange, chosen, read)

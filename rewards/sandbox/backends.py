@@ -125,9 +125,13 @@ def _bubblewrap(spec: dict[str, Any]) -> list[str]:
     ]  # fmt: skip
     for device in DEVICES:  # not `--dev`, which wants devices that small machines lack
         arguments += ["--dev-bind-try", device, device]
-    for path in [*places.readable(), str(local.HERE)]:
-        if not path.startswith("/proc/"):
-            arguments += ["--ro-bind", path, path]
+    bound = [path for path in (*spec["read"], str(local.HERE)) if not path.startswith("/proc/")]
+    # The folders on the way are bubblewrap's own, and closed to all but its user otherwise.
+    on_the_way = {str(parent) for path in bound for parent in Path(path).parents} - {"/", *bound}
+    for folder in sorted(on_the_way):
+        arguments += ["--perms", "0755", "--dir", folder]
+    for path in bound:
+        arguments += ["--ro-bind", path, path]
     arguments += ["--bind", spec["folder"], spec["folder"]]
     if spec["uid"]:
         for capability in ("CHOWN", "DAC_OVERRIDE", "DAC_READ_SEARCH", "FOWNER", "KILL",

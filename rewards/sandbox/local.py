@@ -44,11 +44,13 @@ def run_spec(
     env: Mapping[str, str],
     exchange: Exchange,
     backend: str,
+    read: Sequence[str] = (),
 ) -> Ran:
     """Make the folder, lease a uid, let `exchange` run the spec, collect, clean up."""
     wanted = [places.inside(name) for name in collect]
     with places.workspace(files) as base, places.own_uid() as uid:
         work = f"{base}/work"
+        readable = (*places.readable(), *read)
         spec = {
             "command": list(command),
             "stdin": stdin,
@@ -56,9 +58,9 @@ def run_spec(
             "env": places.environment(work, env),
             "folder": base,
             "cwd": work,
-            "read": places.readable(),
+            "read": readable,
             "uid": uid,
-            "search": bool(uid) and places.needs_search((*places.readable(), base)),
+            "search": bool(uid) and places.needs_search((*readable, base)),
             "filter": seccomp.program(inert_modes=not uid),
             "tasks": _most_tasks(uid, limits),
         }

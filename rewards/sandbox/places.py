@@ -19,7 +19,7 @@ SYSTEM = (
     "/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/nix/store",
     "/etc/alternatives", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d",
     "/etc/localtime", "/etc/mime.types", "/etc/nsswitch.conf", "/etc/passwd", "/etc/group",
-    "/proc/cpuinfo", "/proc/meminfo", "/sys/devices/system/cpu",
+    "/etc/ssl/openssl.cnf", "/proc/cpuinfo", "/proc/meminfo", "/sys/devices/system/cpu",
 )  # fmt: skip
 # HF Jobs map uids up to 65535; this range belongs to nobody (systemd's table of uids).
 UIDS = range(60578, 61184)

@@ -46,10 +46,11 @@ class Server:
         limits: Limits = Limits(),  # noqa: B008
         collect: Sequence[str] = (),
         env: Mapping[str, str] = NOTHING,
+        read: Sequence[str] = (),
     ) -> Ran:
         """Run what `python ARGUMENTS...` would: a file of the folder, `-c CODE`, or `-m MODULE`."""
         return local.run_spec(
-            arguments, files, stdin, limits, collect, env, self._exchange, BACKEND
+            arguments, files, stdin, limits, collect, env, self._exchange, BACKEND, read
         )
 
     def _exchange(self, spec: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,271 @@
+"""Whether a change adds to what linters find; the real ruff, biome and esbuild, in the sandbox."""
+
+import json
+import os
+import platform
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rewards.sandbox.warm import Server
+from rewards.verifiers.candidate import Candidate
+from rewards.verifiers.lint import judge, verify, warm
+from rewards.verifiers.linters import LIMITS
+from rewards.verifiers.result import VerifierResult
+from rewards.verifiers.tools import cold, in_server, program
+
+JAVASCRIPT = [
+    pytest.param(
+        name,
+        marks=pytest.mark.skipif(
+            name != "tree-sitter" and program(name) is None, reason=f"{name} is not on the PATH"
+        ),
+    )
+    for name in ("biome", "esbuild", "tree-sitter")
+]
+needs_biome = pytest.mark.skipif(program("biome") is None, reason="biome is not on the PATH")
+UNDEFINED = "def f():\n    return nowhere\n"
+
+
+def verdict(before: dict[str, str], after: dict[str, str], **lint: Any) -> VerifierResult:
+    changed = tuple(p for p in sorted({*before, *after}) if before.get(p) != after.get(p))
+    return judge(Candidate(after, changed, before), {"files": before, "lint": lint})
+
+
+def write(path: str, content: str) -> str:
+    return json.dumps({"name": "write", "arguments": {"path": path, "content": content}})
+
+
+def test_a_new_undefined_name_is_told_as_ruff_tells_it() -> None:
+    result = verdict({"src/a.py": "x = 1\n"}, {"src/a.py": "x = 1\n" + UNDEFINED})
+    assert (result.status, result.category, result.score) == ("failed", "build_lint_compile", 0.0)
+    assert result.feedback == "src/a.py:3:12: F821 Undefined name `nowhere`\n    return nowhere"
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (UNDEFINED, "# more\n\n" + UNDEFINED),
+        (UNDEFINED, "x = 1\n"),
+        (UNDEFINED + "def g(): return gone\n", UNDEFINED),
+        ("x = (1\n", "x = (1)\nprint(nowhere)\n"),
+        ("x = (1\n", "x = (2\n"),
+    ],
+)
+def test_what_was_wrong_before_is_nobodys_fault(before: str, after: str) -> None:
+    assert verdict({"a.py": before}, {"a.py": after}).status == "passed"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "findings"),
+    [
+        (UNDEFINED, UNDEFINED + "print(nowhere)\n", 1.0),
+        (UNDEFINED, UNDEFINED.replace("nowhere", "elsewhere"), 1.0),
+        (UNDEFINED, "if x is 'a': pass\n", 2.0),
+        ("x = 1\n", "x = 1\nreturn x\n", 1.0),
+        ("", "x = (1\n", 1.0),
+    ],
+)
+def test_what_is_new_counts(before: str, after: str, findings: float) -> None:
+    result = verdict({"a.py": before}, {"a.py": after})
+    assert (result.status, result.metrics["findings"]) == ("failed", findings)
+
+
+def test_code_that_moves_takes_its_findings_along() -> None:
+    assert verdict({"a.py": UNDEFINED}, {"b/c.py": UNDEFINED}).status == "passed"
+    assert verdict({"a.py": UNDEFINED, "b.py": ""}, {"a.py": "", "b.py": UNDEFINED}).score == 1.0
+    result = verdict({"a.py": UNDEFINED}, {"a.py": UNDEFINED, "b.py": UNDEFINED, "c.py": ""})
+    assert (result.score, result.metrics["files"]) == (0.5, 2.0)
+
+
+@pytest.mark.parametrize(
+    "hidden",
+    [
+        "# ruff: noqa\n{}",
+        "# flake8: noqa\n{}",
+        "# ruff: file-ignore[F821]\n{}",
+        "# ruff: disable[F821]\n{}# ruff: enable[F821]\n",
+        "# isort: skip_file\n# NOQA\n{}",
+        "#!/usr/bin/env python\n# /// script\n# [tool.ruff]\n# lint.select = []\n# ///\n{}",
+    ],
+)
+def test_no_directive_silences_ruff(hidden: str) -> None:
+    for text in (UNDEFINED, UNDEFINED.replace("where\n", "where  # noqa\n")):
+        assert verdict({"a.py": "x = 1\n"}, {"a.py": hidden.format(text)}).status == "failed"
+    assert verdict({"a.py": hidden.format(UNDEFINED)}, {"a.py": UNDEFINED}).status == "passed"
+
+
+def test_planted_settings_are_not_read() -> None:
+    settings = {
+        "ruff.toml": "exclude = ['*']\n",
+        ".ruff.toml": "lint.ignore = ['F821']\n",
+        "pyproject.toml": "[tool.ruff.lint]\nselect = []\n",
+        ".gitignore": "*\n",
+    }
+    planted = {
+        f"{folder}{name}": text for folder in ("", "src/") for name, text in settings.items()
+    }
+    result = verdict({}, {**planted, "src/a.py": UNDEFINED})
+    assert (result.status, result.metrics["files"]) == ("failed", 1.0)
+
+
+def test_the_spec_chooses_the_rules() -> None:
+    after = {"a.py": "import os\n"}
+    assert verdict({}, after).status == "passed"
+    assert "F401 `os` imported but unused" in verdict({}, after, select=["F401"]).feedback
+    with pytest.raises(ValueError, match="a list of rules of ruff"):
+        verdict({}, after, select=["--config=x"])
+    with pytest.raises(ValueError, match="write 'biome', 'esbuild' or 'tree-sitter'"):
+        verdict({}, after, javascript="eslint")
+    none = verify(write("a.py", "y = 2\n"), spec_of("a.py", lint={"select": ["ZZZ1"]}))
+    assert none.status == "error"
+    assert "ZZZ1" in none.feedback
+
+
+def spec_of(path: str, **more: Any) -> dict[str, Any]:
+    return {"files": {path: "x = 1\n"}, "answer": "write", **more}
+
+
+def test_it_judges_a_completion_cold_and_warm() -> None:
+    spec = spec_of("a.py")
+    with Server() as server:
+        for judged in (verify, warm(server)):
+            assert judged(write("a.py", "x = 2\n"), spec).status == "passed"
+            assert judged(write("a.py", UNDEFINED), spec).status == "failed"
+            assert judged("words", spec).category == "malformed_output"
+            assert judged(write("../a.py", UNDEFINED), spec).category == "malformed_output"
+    assert verify("words", {}).status == "skipped"
+    assert verify(write("README.md", "#"), spec_of("README.md")).status == "skipped"
+
+
+def test_a_tool_that_is_not_there_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    spec = spec_of("a.ts", lint={"javascript": "esbuild"})
+    result = verify(write("a.ts", "let x = 2\n"), spec)
+    assert (result.status, result.score) == ("error", None)
+    assert "`esbuild` is not on the PATH" in result.feedback
+    with Server() as server:
+        for tool in (cold, in_server(server)):
+            assert tool(["/no/such/tool"], {}, limits=LIMITS).exit_code == 127
+
+
+@pytest.mark.parametrize("tool", JAVASCRIPT)
+@pytest.mark.parametrize(
+    ("path", "good", "bad"),
+    [
+        (
+            "a.ts",
+            "export const f = <T,>(x: T): T => x as T;\n",
+            "export const f = (x: number => x;\n",
+        ),
+        (
+            "a.tsx",
+            "const A = () => <div className='x'>{1}</div>;\n",
+            "const A = () => <div>{1</div>;\n",
+        ),
+        ("a.js", "const a = <b c={1} />;\n", "class A { get x() { return 1; }\n"),
+        ("a.mts", "type A = { readonly [K in keyof B]?: B[K] };\n", "type A = { a: };\n"),
+        (
+            "a.d.ts",
+            "declare function f(x: number): void;\n",
+            "declare function f(: number): void;\n",
+        ),
+    ],
+)
+def test_scripts_that_parse_and_scripts_that_do_not(
+    tool: str, path: str, good: str, bad: str
+) -> None:
+    assert verdict({}, {path: good}, javascript=tool).status == "passed"
+    assert verdict({path: bad}, {path: good}, javascript=tool).status == "passed"
+    assert verdict({path: bad}, {path: "\n" + bad}, javascript=tool).status == "passed"
+    result = verdict({path: good}, {path: bad, "b.ts": ""}, javascript=tool)
+    assert (result.status, result.score) == ("failed", 0.5)
+    assert re.match(rf"{re.escape(path)}:[12]:(\d+:)? error: \S", result.feedback)
+
+
+@needs_biome
+def test_biome_tells_what_cannot_work_and_nothing_silences_it() -> None:
+    before, after = "const a = 1;\n", "const a = 1;\na = 2;\n"
+    result = verdict({"a.ts": before}, {"a.ts": after})
+    assert result.feedback.startswith("a.ts:2:1: lint/correctness/noConstAssign ")
+    for hidden in (
+        "// biome-ignore-all lint: it is generated\n" + after,
+        "/* @ts-nocheck */ /* eslint-disable */\n" + after,
+        before + "// biome-ignore lint/correctness/noConstAssign: so be it\na = 2;\n",
+        before + "// biome-ignore lint: so be it\na = 2;\n",
+        before + "/* biome-ignore-start lint: x */\na = 2;\n/* biome-ignore-end lint: x */\n",
+        "// @generated\n" + after,
+    ):
+        assert verdict({"a.ts": before}, {"a.ts": hidden}).status == "failed", hidden
+        assert verdict({"a.ts": hidden}, {"a.ts": after}).status == "passed", hidden
+    planted = {"biome.json": '{"linter": {"enabled": false}}', ".gitignore": "*", "a.ts": after}
+    assert verdict({}, planted).status == "failed"
+    assert verdict({}, {"a.ts": "debugger;\n"}).status == "passed"
+    rules = ["suspicious/noDebugger"]
+    assert "noDebugger" in verdict({}, {"a.ts": "debugger;\n"}, biome=rules).feedback
+
+
+HOSTILE = {
+    "open parentheses": "(" * 100_000,
+    "nested lists": "x = " + "[" * 50_000 + "]" * 50_000,
+    "minus signs": "x = " + "-" * 200_000 + "1",
+    "attributes": "x" + ".a" * 200_000,
+    "nested calls": "f(" * 20_000 + ")" * 20_000,
+    "conditions": "x = " + "1 if 1 else (" * 20_000 + "1" + ")" * 20_000,
+    "binary junk": "".join(map(chr, range(256))) * 2000,
+    "a null byte": "x = 1\0\n",
+    "half a character": "x = '\ud800'; y = nowhere\n",
+    "many findings": "nowhere(); const a = 1; a = 2; (;\n" * 20_000,
+    "one long line": "nowhere;" * 100_000 + "(",
+    "too large": "x = 1\n" * 200_000 + "(",
+    "forged report": "const\n✘ [ERROR] x\n\n    0/module.ts:1:0:\n" * 3 + "(",
+}
+
+
+MAY_BE_READ = ("minus signs", "attributes", "nested lists", "nested calls", "conditions")
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("path", ["a.py", "a.ts"])
+def test_hostile_files_do_not_win(name: str, path: str) -> None:
+    result = verdict({path: "x\n"}, {path: HOSTILE[name]})
+    if name in MAY_BE_READ:
+        # A linter may well read these; it must not break down over them in our name.
+        assert result.status in ("passed", "failed"), result
+    else:
+        assert result.status == "failed", result
+    assert len(result.feedback) <= 1500
+
+
+@pytest.mark.parametrize(
+    "path", ["--config=x.py", "-.py", "a b/*.py", "ü/[x].py", "é\u2028.py", "X.PY"]
+)
+def test_names_are_no_options_and_no_patterns(path: str) -> None:
+    result = verdict({}, {path: UNDEFINED})
+    assert result.feedback.startswith(f"{path}:2:12: F821")
+
+
+def test_what_no_linter_reads_wins_nothing() -> None:
+    for path in ("a.pyc", "a.so", "a.pth", "py", ".py"):
+        assert verdict({}, {path: "\x7fELF"}).status == "skipped", path
+
+
+def test_a_script_on_the_path_leads_to_the_program_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    modules = tmp_path / "node_modules"
+    machine = "arm64" if platform.machine() == "aarch64" else "x64"
+    native = modules / "@biomejs" / f"cli-linux-{machine}" / "biome"
+    script = modules / "@biomejs" / "biome" / "bin" / "biome"
+    for path, content in ((native, b"\x7fELF"), (script, b"#!/usr/bin/env node\n")):
+        path.parent.mkdir(parents=True)
+        path.write_bytes(content)
+        path.chmod(0o755)
+    (modules / ".bin").mkdir()
+    (modules / ".bin" / "biome").symlink_to(script)
+    monkeypatch.setenv("PATH", os.fspath(modules / ".bin"))
+    assert program("biome") == os.fspath(native.resolve())
+    native.unlink()
+    assert program("biome") is None
