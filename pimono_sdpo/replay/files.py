@@ -1,17 +1,34 @@
 """What a session has seen of one file: all of it, or runs of its lines."""
 
+import re
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import pairwise
 from typing import Literal, NamedTuple
 
 Outcome = Literal["ok", "not_found", "multiple", "no_change"]
 
+_ALIKE = {
+    **dict.fromkeys("\u2018\u2019\u201a\u201b", "'"),
+    **dict.fromkeys("\u201c\u201d\u201e\u201f", '"'),
+    **dict.fromkeys("\u2010\u2011\u2012\u2013\u2014\u2015\u2212", "-"),
+    **dict.fromkeys("\u00a0\u202f\u205f\u3000", " "),
+    **dict.fromkeys(map(chr, range(0x2002, 0x200B)), " "),
+}
+_OTHERS = re.compile(f"[{''.join(_ALIKE)}]")
+# What a reader, a recorder or a harness may have changed in what it has shown.
+_UNSURE = re.compile("[\x1b\ufeff\ufffd\ud800-\udfff]|\r(?!\n)|REDACTED")
+_PATTERN = re.compile(r"\$[$&`']")
+
 
 class Edit(NamedTuple):
-    """Replace a text that stands in the file once."""
+    """Replace a text that stands in the file once, or wherever it stands."""
 
     old: str
     new: str
+    everywhere: bool = False
 
 
 @dataclass
@@ -20,7 +37,7 @@ class File:
 
     A stale file may have changed since: nothing follows from it. `edited` are texts that no
     formatter has seen yet, `doubtful` lines that one may have changed: it leaves alone what it has
-    formatted before.
+    formatted before. `by_tool` says that the session has read or written it with a file tool.
     """
 
     whole: str | None = None
@@ -28,16 +45,25 @@ class File:
     is_stale: bool = False
     edited: list[str] = field(default_factory=list)
     doubtful: set[str] = field(default_factory=set)
+    by_tool: bool = False
+    # Of some pieces: the number of the first line, and whether the last is the file's.
+    placed: dict[str, tuple[int, bool]] = field(default_factory=dict)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether anything is known of it that still holds."""
+        return not self.is_stale and (self.whole is not None or bool(self.pieces))
 
     def see(self, text: str, is_whole: bool) -> None:
-        """Take in what was read just now."""
+        """Take in what was read just now, all of it or some of its lines."""
+        text = plain(text)
         if is_whole:
-            self._forget()
+            self.forget()
             self.whole = text
             return
         if self.is_stale:
             # What was seen before may contradict it.
-            self._forget()
+            self.forget()
         self.doubtful -= {line.strip() for line in text.split("\n")}
         if self.whole is not None and text not in self.whole:
             # A formatter was there, or somebody else.
@@ -46,98 +72,207 @@ class File:
         if self.whole is None and text not in self.pieces:
             self.pieces.append(text)
 
+    def see_lines(self, text: str, first: int, is_end: bool) -> None:
+        """Take in lines whose place is known, joined to those before or after them."""
+        self.see(text, is_whole=first == 1 and is_end)
+        if self.whole is not None:
+            return
+        lines = plain(text).split("\n")
+        for piece, (start, was_end) in list(self.placed.items()):
+            seen = piece.split("\n")
+            if start > first + len(lines) or first > start + len(seen):
+                continue
+            self.placed.pop(piece)
+            self.pieces = [other for other in self.pieces if other != piece]
+            joined = _joined(seen, start, lines, first)
+            if joined is not None:
+                lines, first, is_end = joined, min(start, first), is_end or was_end
+        joined_text = "\n".join(lines)
+        if first == 1 and is_end and lines:
+            doubtful, edited = self.doubtful, self.edited
+            self.see(joined_text, is_whole=True)
+            self.doubtful, self.edited = doubtful, edited
+        else:
+            self.pieces = [piece for piece in self.pieces if piece not in joined_text]
+            self.pieces.append(joined_text)
+            self.placed[joined_text] = (first, is_end)
+
     def write(self, text: str) -> None:
         """Take in what was written, all of it."""
         self.see(text, is_whole=True)
-        self.edited.append(text)
+        self.edited.append(plain(text))
 
     def format(self) -> None:
         """Note that a formatter may have rewritten what was edited."""
         self.doubtful |= {line.strip() for text in self.edited for line in text.split("\n")}
         self.edited = []
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
+        """Know nothing of it any more."""
         self.whole, self.pieces, self.is_stale = None, [], False
-        self.edited, self.doubtful = [], set()
+        self.edited, self.doubtful, self.placed = [], set(), {}
 
-    def predict(self, edits: Sequence[Edit]) -> Outcome | None:
+    def predict(self, edits: Sequence[Edit], in_turn: bool = False) -> Outcome | None:
         """Say how edits to the file end; None where what is known does not decide it.
 
-        Each is looked up in the file as it is before all of them.
+        Each is looked up in the file as it is before all of them, or one after the other.
         """
-        if self.is_stale or not edits:
+        if self.is_stale or not edits or any(_UNSURE.search(edit.old) for edit in edits):
             return None
-        found = [self._find(edit.old) for edit in edits]
+        if in_turn and len(edits) > 1:
+            return self._predict_in_turn(edits)
+        found = [self._find(edit.old, edit.everywhere) for edit in edits]
         for outcome in ("not_found", "multiple"):
             if outcome in found:
                 return None if self.doubtful else outcome
-        if None in found:
+        if None in found or self._may_overlap(edits):
             return None
         # Blank lines and lone brackets are everywhere.
-        words = {
-            line.strip() for edit in edits for line in edit.old.split("\n") if len(line.strip()) > 2
-        }
-        if self.doubtful & words:
+        if self.doubtful and self.doubtful & {w for edit in edits for w in _words(edit.old)}:
             return None
         if all(edit.old == edit.new for edit in edits):
             return "no_change"
         return "ok"
 
-    def _find(self, old: str) -> Outcome | None:
+    def _predict_in_turn(self, edits: Sequence[Edit]) -> Outcome | None:
+        after = self.copy()
+        for edit in edits:
+            outcome = after.predict([edit])
+            if outcome != "ok":
+                return outcome
+            after.apply([edit])
+        return "ok"
+
+    def copy(self) -> "File":
+        """Return one that can be changed alone."""
+        return File(
+            self.whole,
+            list(self.pieces),
+            self.is_stale,
+            list(self.edited),
+            set(self.doubtful),
+            self.by_tool,
+            dict(self.placed),
+        )
+
+    def _find(self, old: str, everywhere: bool) -> Outcome | None:
+        """Look a text up, exactly and as harnesses do that forgive quotes and spaces."""
         old = plain(old)
-        if not old:
+        if not old.strip():
             return None
-        if self.whole is not None:
-            count = plain(self.whole).count(old)
-            return "not_found" if count == 0 else "ok" if count == 1 else "multiple"
-        counts = [plain(piece).count(old) for piece in self.pieces]
-        if max(counts, default=0) > 1:
-            return "multiple"
+        texts = self.pieces if self.whole is None else [self.whole]
+        count = max((text.count(old) for text in texts), default=0)
+        if count > 1:
+            return "ok" if everywhere else "multiple"
+        alike = max((_count_alike(text, old) for text in texts), default=0)
+        if count == 0:
+            # Where the text is known in parts, it may stand in another.
+            return "not_found" if self.whole is not None and alike == 0 else None
         # Pieces may overlap; what is seen in one of them stands in the file.
-        return "ok" if any(counts) else None
+        return "ok" if alike == 1 else None
+
+    def _may_overlap(self, edits: Sequence[Edit]) -> bool:
+        if len(edits) == 1:
+            return False
+        for text in self.pieces if self.whole is None else [self.whole]:
+            spans = sorted(
+                (at, at + len(edit.old))
+                for edit in edits
+                if (at := text.find(plain(edit.old))) >= 0
+            )
+            if any(start < stop for (_, stop), (start, _) in pairwise(spans)):
+                return True
+        if self.whole is not None:
+            return False
+        words = [word for edit in edits for word in set(_words(edit.old))]
+        return len(words) > len(set(words))
 
     def apply(self, edits: Sequence[Edit]) -> None:
         """Follow edits that the harness has made."""
         if self.is_stale:
             # Nothing else is sure of it but what was put there now.
-            self._forget()
-        self.edited += [edit.new for edit in edits]
+            self.forget()
+        if self.doubtful:
+            # It was there as it stands in the call.
+            self.doubtful.difference_update(*(_words(edit.old) for edit in edits))
         for edit in edits:
+            old, new = plain(edit.old), plain(edit.new)
             if self.whole is not None:
-                self.whole = _replaced(self.whole, edit)
+                self.whole = _replaced(self.whole, old, new, edit.everywhere)
             self.pieces = [
-                changed for piece in self.pieces if (changed := _replaced(piece, edit, True))
+                changed
+                for piece in self.pieces
+                if (changed := _replaced_in_piece(piece, old, new, edit.everywhere))
             ]
-            if self.whole is None and not any(edit.new in piece for piece in self.pieces):
-                self.pieces.append(edit.new)
+            is_shown = any(new in piece for piece in self.pieces)
+            if self.whole is None and new.strip() and not is_shown:
+                self.pieces.append(new)
+            self.edited.append(new)
+        self.placed = {}
+        # Some versions take these as JavaScript's `replace` does.
+        self.is_stale = any(_PATTERN.search(edit.new) for edit in edits)
 
 
-def _replaced(text: str, edit: Edit, may_lack: bool = False) -> str | None:
+def _joined(piece: list[str], start: int, lines: list[str], first: int) -> list[str] | None:
+    """Join two runs of lines that touch or overlap; None where they are of two versions."""
+    if first < start:
+        piece, start, lines, first = lines, first, piece, start
+    common = start + len(piece) - first
+    overlap = piece[first - start :]
+    if overlap[: len(lines)] != lines[:common]:
+        return None
+    return [*piece, *lines[common:]] if len(lines) > common else piece
+
+
+def _replaced(text: str, old: str, new: str, everywhere: bool) -> str | None:
     """Make one edit; None when the text is not what the harness had before it."""
-    count = text.count(edit.old)
-    if count == 1:
-        return text.replace(edit.old, edit.new)
-    if count > 1:
-        return None
-    if not may_lack:
-        return None
-    # The edit was elsewhere, unless it touched the end or the beginning of this piece.
-    return text if not _touches(text, edit.old) else None
+    count = text.count(old) if old else 0
+    return text.replace(old, new) if count == 1 or (count and everywhere) else None
 
 
-def _touches(piece: str, old: str) -> bool:
-    """Tell whether a text may begin or end within a piece and go on outside of it."""
-    first, last = old.partition("\n")[0], old.rpartition("\n")[2]
-    lines = piece.split("\n")
-    return bool(
-        "\n" in old
-        and (
-            (first.strip() and lines[-1].endswith(first))
-            or (last.strip() and lines[0].startswith(last))
-        )
-    )
+def _replaced_in_piece(piece: str, old: str, new: str, everywhere: bool) -> str | None:
+    """Make one edit; as it was where the edit was elsewhere, None where that is not to be told."""
+    if old in piece:
+        return _replaced(piece, old, new, everywhere)
+    if piece in old:
+        return None
+    lines = old.split("\n")
+    ends = piece.rpartition("\n")[2] in old or piece.partition("\n")[0] in old
+    if not (ends or piece.endswith(lines[0]) or piece.startswith(lines[-1])):
+        return piece
+    for at in range(1, len(lines)):
+        begin, end = "\n".join(lines[:at]), "\n".join(lines[at:])
+        if (begin.strip() and piece.endswith(begin)) or (end.strip() and piece.startswith(end)):
+            return None
+    return piece
+
+
+def _count_alike(text: str, old: str) -> int:
+    """Count a text where quotes, dashes, and spaces at the ends of lines, are taken as one."""
+    core = max((line.strip() for line in old.split("\n")), key=len)
+    if core.isascii() and text.isascii():
+        count = text.count(core)
+        if count < 2 and (count == 0 or old in text):
+            return count
+    return loose(text).count(loose(old).strip("\n"))
+
+
+def _words(text: str) -> list[str]:
+    """The lines that are not everywhere."""
+    return [stripped for line in text.split("\n") if len(stripped := line.strip()) > 2]
 
 
 def plain(text: str) -> str:
     """Take line ends as the harness compares them."""
     return text.replace("\r\n", "\n")
+
+
+@lru_cache(maxsize=256)
+def loose(text: str) -> str:
+    """Take quotes, dashes and spaces as one, and leave out those at the end of a line."""
+    if not text.isascii():
+        if not unicodedata.is_normalized("NFKC", text):
+            text = unicodedata.normalize("NFKC", text)
+        for found in set(_OTHERS.findall(text)):
+            text = text.replace(found, _ALIKE[found])
+    return "\n".join(map(str.rstrip, text.split("\n")))

@@ -2,143 +2,286 @@
 
 import posixpath
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
-from pimono_sdpo.harness.event import Event, decoded
-from pimono_sdpo.replay.changes import changes_of, copies_of, lines_by, shown_by
-from pimono_sdpo.replay.files import Edit, File, Outcome
-from pimono_sdpo.trace import match_results
-
-_MORE = re.compile(
-    r"\n\n(?:\[(?:\d+ more lines in file|Showing lines \d+-\d+ of \d+)[^\]\n]{0,200}\]"
-    r"|\.\.\. \(\d+ more lines[^)\n]{0,200}\))\s*\Z"
+from pimono_sdpo.failures import classify
+from pimono_sdpo.harness.blocks import is_refusal
+from pimono_sdpo.harness.event import Event
+from pimono_sdpo.replay.calls import (
+    PI,
+    are_in_turn,
+    arguments,
+    edits_of,
+    path_in,
+    shown_by_read,
+    text_in,
 )
+from pimono_sdpo.replay.changes import Changes, changes_of
+from pimono_sdpo.replay.files import File, Outcome
+from pimono_sdpo.replay.formatters import is_touched, kinds_told
+from pimono_sdpo.replay.shown import copies_of, lines_by, shown_by
+
 # A shorter line is found in many places of a file.
 MIN_LINE = 12
 _TRUNCATED = re.compile(r"\[(?:Showing|Truncated|Full output|Output truncated)[^\]]{0,300}\]\s*\Z")
+_NEVER_RAN = 127  # no such command
+# Tools that change no file, by their names here.
+_HARMLESS = re.compile(
+    r"read|grep|find|glob|ls|multi_grep|Todo\w*|todo\w*|Web\w*|web\w*|ToolSearch|AskUser\w*|Skill"
+    r"|LSP|ListMcp\w*|ReadMcp\w*|update_plan|view_image|think|BashOutput|TaskOutput|KillShell"
+    r"|ExitPlanMode|EnterPlanMode|\w*(?:search|fetch|lookup|get|list|status)\w*"
+)
+_CHANGED_BEHIND = re.compile(
+    r"Note: (/[^\n]{1,400}?) was modified, either by the user or by a lint"
+)
+_PATCHED = re.compile(r"^\*\*\* (?:Add File|Update File|Delete File|Move to): (.+)$", re.MULTILINE)
+_PROPOSED_OTHERWISE = re.compile(r"modified (?:your|the) proposed")
 
-
-class Prediction(NamedTuple):
-    """How an edit was expected to end, None where the session does not tell, and how it ended."""
-
-    event_index: int
-    expected: Outcome | None
-    failed: bool
+# Repeats a command on the known files; whether it could, and they are known after it as before.
+Rerun = Callable[["Workspace", str, Event], bool]
 
 
 @dataclass
 class Workspace:
-    """The files of a session by absolute path, as far as it has seen them."""
+    """The files of a session by absolute path, as far as it has seen them.
+
+    `rerun` repeats a recorded command on them; it returns whether it could, and that nothing else
+    has changed. Without it, what a command may have changed is stale.
+    """
 
     cwd: str
     files: dict[str, File] = field(default_factory=dict)
+    harness: str = "pi"
+    rerun: Rerun | None = None
+    # What the formatters that have run so far touch.
+    kinds: set[str] = field(default_factory=set)
 
     def file(self, path: str) -> File:
         """Return what is known of a file; a relative path begins at the workspace."""
         return self.files.setdefault(self.absolute(path), File())
 
     def absolute(self, path: str) -> str:
-        """Return where a path leads."""
-        return posixpath.normpath(posixpath.join(self.cwd, path.removeprefix("@")))
+        """Return where a path leads; `$HOME` and `$WORKSPACE` stand for what was redacted.
+
+        >>> Workspace("/home/ann/app").absolute("~/a.ts")
+        '/home/ann/a.ts'
+        >>> Workspace("$WORKSPACE").absolute("$WORKSPACE/src/../a.ts")
+        '$WORKSPACE/a.ts'
+        """
+        path = path.removeprefix("@")
+        if path == "~" or path.startswith("~/"):
+            path = _home(self.cwd) + path[1:]
+        if path.startswith(("$WORKSPACE", "$HOME", "$TMPDIR")):
+            return posixpath.normpath(path)
+        if path.startswith(("/private/tmp/", "/private/var/")):
+            path = path.removeprefix("/private")
+        return posixpath.normpath(posixpath.join(self.cwd, path))
+
+    def predict(self, call: Event) -> Outcome | None:
+        """Say how an edit ends; None where what is known does not decide it."""
+        given = arguments(call)
+        file = self.files.get(self.absolute(path_in(given)))
+        if file is None:
+            return None
+        outcome = file.predict(edits_of(given), are_in_turn(given))
+        # The others want a file to be read before.
+        return outcome if self.harness in PI or file.by_tool or outcome != "ok" else None
 
     def observe(self, call: Event, result: Event) -> None:
         """Learn from a call that was answered."""
-        given = arguments(call)
-        path = _text(given, "path") or _text(given, "file_path")
-        if call.tool_name == "bash":
-            self._ran(_text(given, "command"), result)
-        elif not path:
+        if is_refusal(result.text):
             return
-        elif call.tool_name == "write":
+        given = arguments(call)
+        path = path_in(given)
+        if call.tool_name == "bash":
+            self.ran(text_in(given, "command"), result)
+        elif call.tool_name == "read" and path:
             if not result.is_error:
-                self.file(path).write(_text(given, "content"))
+                self._read(path, given, result.text)
+        elif call.tool_name == "write" and path and isinstance(given.get("content"), str):
+            self._wrote(path, given["content"], result)
         elif call.tool_name == "edit":
-            if not result.is_error:
-                self.file(path).apply(edits_of(given))
-        elif call.tool_name == "read" and not result.is_error:
-            self._read(path, given, result.text)
+            self._edited(call, given, result)
+        elif not _HARMLESS.fullmatch(call.tool_name) or call.tool_name == "write":
+            self.spoil_all()
 
-    def _read(self, path: str, given: dict[str, Any], shown: str) -> None:
-        rest = _MORE.search(shown)
-        begins = (given.get("offset") or 1) == 1
-        text = shown[: rest.start()] if rest else shown
-        limit = given.get("limit")
-        # Whatever the harness says, what is as long as was asked for may go on.
-        ends = not isinstance(limit, int) or text.count("\n") + 1 < limit
-        self.file(path).see(text, is_whole=begins and ends and not rest)
+    def _wrote(self, path: str, content: str, result: Event) -> None:
+        file = self.file(path)
+        if result.is_error or _PROPOSED_OTHERWISE.search(result.text):
+            file.is_stale = True
+            return
+        self._spoil_aliases(path, "")
+        file.write(content)
+        file.by_tool = True
 
-    def _ran(self, command: str, result: Event) -> None:
+    def _edited(self, call: Event, given: dict[str, Any], result: Event) -> None:
+        path, edits = path_in(given), edits_of(given)
+        patched = _PATCHED.findall(str(given.get("input") or given.get("patch") or ""))
+        if not path and patched:
+            for name in patched:
+                self._spoil(name.strip())
+        elif not path:
+            self.spoil_all()
+        elif result.is_error:
+            # Whoever is sure that it would work does not know the file.
+            known = self.files.get(self.absolute(path))
+            if known and self.predict(call) == "ok":
+                known.is_stale = True
+        elif not edits or _PROPOSED_OTHERWISE.search(result.text):
+            self.file(path).is_stale = True
+        else:
+            self._spoil_aliases(path, edits[0].old)
+            file = self.file(path)
+            if self.predict(call) not in {None, "ok"}:
+                file.forget()
+            if all(edit.old for edit in edits):
+                file.apply(edits)
+            else:
+                file.is_stale = True
+            file.by_tool = True
+
+    def _read(self, path: str, given: dict[str, Any], text: str) -> None:
+        shown = shown_by_read(given, text, self.harness)
+        if shown is None:
+            return
+        file = self.file(path)
+        if shown.first_line:
+            file.see_lines(shown.runs[0], shown.first_line, shown.is_end)
+        else:
+            for run in shown.runs:
+                file.see(run, is_whole=False)
+        file.by_tool = True
+
+    def ran(self, command: str, result: Event) -> None:
+        """Learn from a command that has run."""
         changes = changes_of(command, result.text)
-        for file in self.files.values():
-            file.is_stale |= changes.anything
-            if changes.formatted:
-                file.format()
-        for name in changes.names:
-            self._spoil(name)
-        for source, target in copies_of(command) if not result.is_error else ():
-            # A command that changed anything else has made both stale.
-            known = self.file(source)
-            if not changes.anything and (known.whole is not None or known.pieces):
-                self.files[self.absolute(target)] = replace(
-                    known, pieces=list(known.pieces), is_stale=False
-                )
+        if changes.anything and _did_nothing(result, command):
+            return
+        if changes.formatted or changes.clean:
+            self.kinds |= kinds_told(f"{command}\n{result.text}")
+        touches = changes.anything or changes.names
+        if touches and self.rerun and self.rerun(self, command, result):
+            self._note(replace(changes, anything=False, names=set()))
+        else:
+            self._note(changes)
+            self._follow_copies(command, result, changes)
+        if self.harness not in PI:
+            # They trim what a command has printed.
+            return
         for name, line in lines_by(command, result.text):
             file = self.file(name)
             if not file.is_stale and len(line.strip()) >= MIN_LINE:
                 file.see(line, is_whole=False)
         shown = shown_by(command)
         if shown and not result.is_error and not _TRUNCATED.search(result.text):
-            self.file(shown[0]).see(result.text, is_whole=shown[1])
+            read = shown_by_read({}, result.text, self.harness)
+            for run in read.runs if read else ():
+                self.file(shown[0]).see(run, is_whole=shown[1] and bool(read and read.is_end))
+
+    def _note(self, changes: Changes) -> None:
+        edited = [
+            file
+            for path, file in self.files.items()
+            if file.edited and is_touched(path, self.kinds)
+        ]
+        if changes.anything:
+            self.spoil_all()
+        elif changes.fixed is not None and changes.fixed > len(edited):
+            # Somebody else has edited, too.
+            for path, file in self.files.items():
+                file.is_stale |= is_touched(path, self.kinds)
+        elif changes.formatted:
+            for file in edited:
+                file.format()
+        elif changes.clean:
+            for file in edited:
+                file.edited = []
+        for name in changes.names:
+            self._spoil(name)
+
+    def _follow_copies(self, command: str, result: Event, changes: Changes) -> None:
+        """A command that changed anything else has made both stale."""
+        if result.is_error or changes.anything:
+            return
+        for source, target in copies_of(command):
+            known = self.files.get(self.absolute(source))
+            if known and (known.whole is not None or known.pieces):
+                copied = known.copy()
+                copied.is_stale = copied.by_tool = False
+                self.files[self.absolute(target)] = copied
+
+    def spoil_all(self) -> None:
+        """Whatever is known may have changed."""
+        for file in self.files.values():
+            file.is_stale = True
 
     def _spoil(self, name: str) -> None:
         """Mark what a word of a command may name: a file, a folder of files, or a pattern."""
+        if any(sign in name for sign in "*?[${`"):
+            self.spoil_all()
+            return
         path = self.absolute(name)
-        tail = "/" + name.lstrip("./")
+        tail = ("/" + name.lstrip("./~")).rstrip("/")
         for known, file in self.files.items():
-            is_named = known == path or known.startswith(f"{path}/") or known.endswith(tail)
-            file.is_stale = file.is_stale or is_named or any(sign in name for sign in "*?[${")
+            is_below = known.startswith(f"{path}/") or (tail and f"{tail}/" in known)
+            file.is_stale |= bool(known == path or is_below or (tail and known.endswith(tail)))
 
+    def _spoil_aliases(self, path: str, old: str) -> None:
+        """Another path may lead to the same file: by a link, or in other letters."""
+        path = self.absolute(path)
+        ends = path.rsplit("/", 2)[-2:]
+        for other, file in self.files.items():
+            if (
+                other == path
+                or file.is_stale
+                or other.rsplit("/", 1)[-1].lower() != ends[-1].lower()
+            ):
+                continue
+            is_alike = (
+                any(old in text for text in (file.whole or "", *file.pieces))
+                if old
+                else (other.rsplit("/", 2)[-2:] == ends or other.lower() == path.lower())
+            )
+            file.is_stale |= is_alike
 
-def edits_of(given: dict[str, Any]) -> list[Edit]:
-    """Return the edits of a call in any of the tool's generations; none when it is malformed."""
-    several = given.get("edits")
-    if isinstance(several, str):
-        several = decoded(several)
-    several = several if isinstance(several, list) else [given]
-    return [
-        Edit(edit["oldText"], edit["newText"])
-        for edit in several
-        if isinstance(edit, dict)
-        and isinstance(edit.get("oldText"), str)
-        and isinstance(edit.get("newText"), str)
-    ]
+    def lose(self, call: Event) -> None:
+        """Mark what a call may have changed that nobody knows the end of."""
+        given = arguments(call)
+        path = path_in(given)
+        if call.tool_name in {"edit", "write"} and path:
+            self.file(path).is_stale = True
+        elif call.tool_name == "bash":
+            self._note(changes_of(text_in(given, "command"), ""))
+        elif not _HARMLESS.fullmatch(call.tool_name):
+            self.spoil_all()
 
-
-def predictions(events: Sequence[Event], cwd: str) -> Iterator[Prediction]:
-    """Predict every answered edit of a session before its result is looked at."""
-    workspace = Workspace(cwd)
-    matched = match_results(tuple(events))
-    for event in events:
+    def hear(self, event: Event) -> None:
+        """Learn from what is neither a call nor its result."""
         if event.kind == "bash":
-            workspace._ran(event.arguments, event)
-        if event.kind != "tool_call" or event.index not in matched or not event.on_active_branch:
-            continue
-        result = events[matched[event.index]]
-        if event.tool_name == "edit":
-            given = arguments(event)
-            expected = workspace.file(_text(given, "path")).predict(edits_of(given))
-            yield Prediction(event.index, expected, result.is_error)
-        workspace.observe(event, result)
+            self.ran(event.arguments, event)
+        elif event.kind == "compaction" and self.harness not in PI:
+            # They forget which files were read.
+            for file in self.files.values():
+                file.by_tool = False
+        elif event.kind == "custom_message":
+            for name in _CHANGED_BEHIND.findall(event.text):
+                self._spoil(name)
 
 
-def arguments(call: Event) -> dict[str, Any]:
-    """Decode a call's arguments; what is no object has none."""
-    given = decoded(call.arguments)
-    return given if isinstance(given, dict) else {}
+def _home(cwd: str) -> str:
+    parts = cwd.split("/")
+    if parts[1:2] in (["home"], ["Users"]) and len(parts) > 2:
+        return "/".join(parts[:3])
+    return "/root" if parts[1:2] == ["root"] else "$HOME"
 
 
-def _text(given: dict[str, Any], name: str) -> str:
-    value = given.get(name)
-    return value if isinstance(value, str) else ""
+def _did_nothing(result: Event, command: str) -> bool:
+    """A command that was not there, or that the harness has not let run."""
+    if not result.is_error:
+        return False
+    is_single = not re.search(r"[|;&\n]", command)
+    return (result.exit_code == _NEVER_RAN and is_single) or (
+        result.exit_code is None and "policy_block" in classify(result.text[:500])
+    )

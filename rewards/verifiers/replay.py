@@ -19,9 +19,10 @@ import difflib
 from collections.abc import Callable
 from typing import Any
 
+from pimono_sdpo.replay.calls import edits_of
 from pimono_sdpo.replay.files import Edit, File, Outcome
 from pimono_sdpo.replay.state import from_json
-from pimono_sdpo.replay.workspace import Workspace, edits_of
+from pimono_sdpo.replay.workspace import Workspace
 from pimono_sdpo.text import shorten
 from rewards.verifiers.call_formats import Call
 from rewards.verifiers.result import VerifierResult, error, failed, passed, skipped

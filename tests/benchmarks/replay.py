@@ -12,7 +12,7 @@ from collections import Counter
 from pathlib import Path
 from time import process_time
 
-from pimono_sdpo.replay.workspace import Prediction, predictions
+from pimono_sdpo.replay.predictions import Prediction, predictions
 from pimono_sdpo.samples import SAMPLE_SESSIONS
 from pimono_sdpo.trace import read_trace
 from tests.benchmarks.table import print_table
@@ -28,7 +28,7 @@ def main() -> None:
         read_trace(path.read_bytes()) for path in sorted(parser.parse_args().folder.glob("*.jsonl"))
     ]
     begin = process_time()
-    found = [one for trace in traces for one in predictions(trace.events, trace.cwd)]
+    found = [one for trace in traces for one in predictions(trace.events, trace.cwd, trace.harness)]
     seconds = process_time() - begin
     print_table(
         [

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from pimono_sdpo.replay.changes import changes_of
-from pimono_sdpo.replay.workspace import predictions
+from pimono_sdpo.replay.predictions import predictions
 from pimono_sdpo.trace import read_trace
 from tests.traces import HEADER, Entry, bash, call, result, trace, user
 

@@ -1,0 +1,147 @@
+"""Read the calls of file tools, and what they have shown, as each harness writes them.
+
+| harness | edit | what a read shows |
+|---|---|---|
+| Pi | oldText, newText; or `edits`, each looked up in the file as it was | the text |
+| others | old_string, new_string, replace_all; or `edits`, one after the other | numbered lines |
+"""
+
+import re
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from pimono_sdpo.harness.event import Event, decoded
+from pimono_sdpo.replay.files import Edit
+
+PI = frozenset({"pi", "pi_stream"})
+# What a harness shows without saying so if there is more.
+MOST_LINES, MOST_IN_LINE = 2000, 2000
+_OLD_AND_NEW = (("oldText", "newText"), ("old_string", "new_string"), ("old_str", "new_str"))
+_NOTICE = re.compile(r"\n\n(?:\[[^\]\n]{0,400}\]|\.\.\. \([^\n]{0,300}\))\s*\Z")
+_REMINDER = re.compile(r"\s*<system-reminder>.*\Z", re.DOTALL)
+_NO_TEXT = re.compile(
+    r"\s*(?:\Z|<?(?:tool_use_)?error\b|Read image|Image file|File not found|File unchanged"
+    r"|\[(?:Line|Old tool result|Output|Image|Binary|Content)\b|\(no output\)|🔒)",
+    re.IGNORECASE,
+)
+_GAP = re.compile(
+    r"REDACTED|\ufffd|^[ \t]*(?:\.\.\.|…)[ \t]*$"
+    r"|\d (?:more )?(?:chars|characters|bytes|lines|tokens)\b[^\]\n]{0,20}"
+    r"(?:truncated|omitted|more)"
+    r"|^\W{0,20}[\[(<.][^\n]{0,100}(?:truncated|omitted|cleared|elided|redacted|pruned)[^\n]{0,60}"
+    r"[\])>.][ \t]*$",
+    re.IGNORECASE | re.MULTILINE,
+)
+_MAY_GAP = (
+    *("REDACTED", "edacted", "\ufffd", "...\n", "…\n", "runcated", "mitted", "leared", "lided"),
+    *("runed", " more"),
+)
+_NUMBERED = re.compile(r" *(\d{1,7})([→\t])(.*)")
+_LOOKS_NUMBERED = re.compile(r"\s*\d{1,7}(?:#\w{1,8})?\s?[→\t|:]")
+
+
+class Shown(NamedTuple):
+    """Runs of lines a read has shown.
+
+    `first_line` is the number of the first, 0 where there are several runs; `is_end` tells that
+    nothing comes after the last.
+    """
+
+    runs: list[str]
+    first_line: int
+    is_end: bool
+
+
+def arguments(call: Event) -> dict[str, Any]:
+    """Decode a call's arguments; what is no object has none."""
+    given = decoded(call.arguments)
+    return given if isinstance(given, dict) else {}
+
+
+def text_in(given: dict[str, Any], *names: str) -> str:
+    """Return the first argument of these names that is a text; often none."""
+    return next((given[name] for name in names if isinstance(given.get(name), str)), "")
+
+
+def path_in(given: dict[str, Any]) -> str:
+    """Return the file a call is about."""
+    return text_in(given, "path", "file_path", "filePath", "notebook_path")
+
+
+def edits_of(given: dict[str, Any]) -> list[Edit]:
+    """Return the edits of a call of any harness; none when one of them is malformed.
+
+    >>> edits_of({"path": "a.ts", "oldText": "x", "newText": "y"})
+    [Edit(old='x', new='y', everywhere=False)]
+    """
+    several = given.get("edits")
+    if isinstance(several, str):
+        several = decoded(several)
+    several = several if isinstance(several, list) else [given]
+    edits = [edit for one in several if isinstance(one, dict) and (edit := _edit(one))]
+    return edits if len(edits) == len(several) else []
+
+
+def are_in_turn(given: dict[str, Any]) -> bool:
+    """Tell whether each edit sees what those before it have done."""
+    several = given.get("edits")
+    return isinstance(several, list) and any(
+        isinstance(one, dict) and "oldText" not in one for one in several
+    )
+
+
+def _edit(given: dict[str, Any]) -> Edit | None:
+    for old, new in _OLD_AND_NEW:
+        if isinstance(given.get(old), str) and isinstance(given.get(new), str):
+            return Edit(given[old], given[new], given.get("replace_all") in {True, "true"})
+    return None
+
+
+def shown_by_read(given: dict[str, Any], text: str, harness: str) -> Shown | None:
+    """Return what a read has shown; None where it is no text, or cut in ways nobody has told."""
+    if _NO_TEXT.match(text):
+        return None
+    offset, limit = given.get("offset"), given.get("limit")
+    first = 1 if offset in {None, 0, 1} else offset
+    if not isinstance(first, int) or not isinstance(limit, int | None):
+        return None
+    cut = False
+    while notice := _NOTICE.search(text):
+        text, cut = text[: notice.start()], True
+    if harness in PI:
+        lines = text.split("\n")
+        if all(map(_LOOKS_NUMBERED.match, lines[:3])):
+            return None
+    else:
+        numbered = _without_numbers(_REMINDER.sub("", text), first)
+        if numbered is None:
+            return None
+        lines = numbered
+    # Whatever the harness says, what is as long as was asked for may go on.
+    ends = not cut and len(lines) < (limit or MOST_LINES if harness not in PI else limit or 10**9)
+    runs = _runs(lines)
+    is_gapless = runs == ["\n".join(lines)]
+    return Shown(runs, first if is_gapless else 0, ends and is_gapless)
+
+
+def _without_numbers(text: str, first: int) -> list[str] | None:
+    lines = []
+    for at, line in enumerate(text.split("\n")):
+        match = _NUMBERED.fullmatch(line)
+        if not match or int(match[1]) != first + at:
+            return None
+        lines.append(match[3])
+    return lines
+
+
+def _runs(lines: list[str]) -> list[str]:
+    """Split at the lines that a harness, or who published the session, may have changed."""
+    text = "\n".join(lines)
+    gaps = {at for at, line in enumerate(lines) if len(line) >= MOST_IN_LINE}
+    if any(sign in text for sign in _MAY_GAP):
+        gaps |= {text.count("\n", 0, found.start()) for found in _GAP.finditer(text)}
+    if not gaps:
+        return [text]
+    cuts = [-1, *sorted(gaps), len(lines)]
+    runs = [lines[start + 1 : stop] for start, stop in pairwise(cuts)]
+    return ["\n".join(run) for run in runs if any(run)]

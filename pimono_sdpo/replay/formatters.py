@@ -1,0 +1,33 @@
+"""Which kinds of files a formatter touches, told by what its runs have printed."""
+
+import re
+
+_KINDS = {
+    re.compile(r"\bbiome (?:check|format|lint|ci)\b|^Checked \d+ files? in \d+", re.MULTILINE): (
+        "js mjs cjs jsx ts mts cts tsx json jsonc json5 css scss less graphql gql html vue svelte"
+        " astro grit"
+    ),
+    re.compile(r"\bruff (?:check|format)\b|\bblack\b|\bisort\b"): "py pyi ipynb pyw",
+    re.compile(r"\bgofmt\b|\bgo fmt\b|\bgolangci-lint\b"): "go",
+    re.compile(r"\bcargo (?:fmt|clippy)\b|\brustfmt\b"): "rs",
+}
+# These know nearly every kind, or run whatever they are told to.
+_ANY = re.compile(
+    r"prettier|dprint|mdformat|markdownlint|oxfmt|treefmt|eslint|pre-commit run|stylua|taplo|shfmt"
+)
+
+
+def kinds_told(text: str) -> set[str]:
+    """Return the suffixes of the files it may touch, `*` for any; none where nothing is told.
+
+    >>> sorted(kinds_told("> ruff format ."))
+    ['ipynb', 'py', 'pyi', 'pyw']
+    """
+    if _ANY.search(text):
+        return {"*"}
+    return {kind for sign, kinds in _KINDS.items() if sign.search(text) for kind in kinds.split()}
+
+
+def is_touched(path: str, kinds: set[str]) -> bool:
+    """Tell whether a formatter may touch a file; where nothing was told it may."""
+    return not kinds or "*" in kinds or path.rsplit(".", 1)[-1].lower() in kinds
