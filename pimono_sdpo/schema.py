@@ -35,6 +35,11 @@ CORRECTION = {
     "probability": Value("float64"),
     "span": Value("string"),
 }
+KNOWN_FILE = {
+    "path": Value("string"),
+    "whole": Value("bool"),
+    "texts": List(Value("string")),
+}
 COUNTS = {
     name: Value("int64")
     for name in (
@@ -65,6 +70,7 @@ EVIDENCE = Features(
         "corrections": List(CORRECTION),
         "continued": Value("bool"),
         "tools": List(Value("string")),
+        "workspace": List(KNOWN_FILE),
         "problem": Value("string"),
         "counts": COUNTS,
         # Not among the counts of a row: the layouts of an export space the same JSON differently.

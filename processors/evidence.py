@@ -13,6 +13,8 @@ from typing import Any, TypeVar
 from pimono_sdpo.branches import Branch, find_branches
 from pimono_sdpo.harness.event import Event
 from pimono_sdpo.lines import Lines
+from pimono_sdpo.replay.begin import MOST_BEFORE, Beginnings
+from pimono_sdpo.replay.calls import PI
 from pimono_sdpo.schema import EVIDENCE, Correction, Diagnostic, Unit
 from pimono_sdpo.stage import FlatMap, Row
 from pimono_sdpo.trace import match_results, read_trace
@@ -37,6 +39,9 @@ def evidence(row: Row, unit: Unit, history_chars: int) -> list[dict[str, Any]]:
     corrected_at = {item["event_index"] for item in corrections}
     asked = _requests(trace.events, corrected_at)
     requests = list(asked if unit == "episode" else islice(asked, 1))
+    # Before the first request of a session there is nothing to follow.
+    most_before = MOST_BEFORE if unit == "episode" else 0
+    files = Beginnings(trace.events, matched, trace.cwd, trace.harness, most_before)
     rows = []
     for episode, (start, stop) in enumerate(_spans(requests, len(trace.events), unit)):
         at = bisect_left(requests, start, key=_index)
@@ -46,7 +51,8 @@ def evidence(row: Row, unit: Unit, history_chars: int) -> list[dict[str, Any]]:
         failed = _between(diagnostics, begin, stop)
         corrected = _between(corrections, begin, stop)
         told = (*failed, *corrected)
-        last = max((item["event_index"] for item in told), default=stop)
+        wrong = [item["event_index"] for item in told]
+        last = max(wrong, default=stop)
         rows.append(
             {
                 "harness": trace.harness,
@@ -60,6 +66,7 @@ def evidence(row: Row, unit: Unit, history_chars: int) -> list[dict[str, Any]]:
                 "corrections": corrected,
                 "continued": any(map(_is_work, trace.events[last + 1 : stop])),
                 "tools": sorted({e.tool_name for e in trace.events if e.kind == "tool_call"}),
+                "workspace": _workspace(files, trace.harness, request, wrong),
                 "problem": trace.problem,
                 # A row that teaches nothing is dropped, and never compared with others.
                 "fingerprints": fingerprints(trace.events[start:stop]) if request and told else [],
@@ -72,6 +79,18 @@ def evidence(row: Row, unit: Unit, history_chars: int) -> list[dict[str, Any]]:
             }
         )
     return rows
+
+
+def _workspace(
+    files: Beginnings,
+    harness: str,
+    request: Event | None,
+    wrong: Sequence[int],
+) -> list[dict[str, Any]]:
+    """The files at the request, those nearest to the first failure; only what is kept has any."""
+    if request is None or not wrong or harness not in PI:
+        return []
+    return [known._asdict() for known in files.known_at(request.index, min(wrong))]
 
 
 def _between(items: list[Item], begin: int, stop: int) -> list[Item]:

@@ -1,7 +1,7 @@
 """Take out secrets and the recorder's paths before anything else sees the text.
 
-reads   cwd, history, prompt, diagnostics, corrections
-writes  the same without cwd, redactions (a kind per secret)
+reads   cwd, history, prompt, diagnostics, corrections, workspace
+writes  the same, redactions (a kind per secret)
 """
 
 import re
@@ -104,8 +104,22 @@ def redact(row: Row) -> dict[str, Any]:
         "prompt": clean(row["prompt"]),
         "diagnostics": _each(row["diagnostics"], clean, "text", "command"),
         "corrections": _each(row["corrections"], clean, "text", "span"),
+        "cwd": clean(row["cwd"]),
+        "workspace": _files(row["workspace"], clean),
         "redactions": found,
     }
+
+
+def _files(files: list[dict[str, Any]], clean: Callable[[str], str]) -> list[dict[str, Any]]:
+    """Redact the files; of one that was changed by that not all is known any more."""
+    cleaned = []
+    for file in files:
+        texts = [clean(text) for text in file["texts"]]
+        is_same = texts == file["texts"]
+        cleaned.append(
+            {"path": clean(file["path"]), "whole": file["whole"] and is_same, "texts": texts}
+        )
+    return cleaned
 
 
 def _each(
@@ -114,10 +128,10 @@ def _each(
     return [{**item, **{name: clean(item[name]) for name in texts}} for item in items]
 
 
-_TEXTS = ("history", "prompt", "diagnostics", "corrections")
+_TEXTS = ("history", "prompt", "diagnostics", "corrections", "workspace", "cwd")
 STAGE = Map(
     redact,
-    reads=("cwd", *_TEXTS),
+    reads=_TEXTS,
     writes=Features(
         {**{name: EVIDENCE[name] for name in _TEXTS}, "redactions": List(Value("string"))}
     ),

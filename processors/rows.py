@@ -1,6 +1,6 @@
 """Lay out the training row TRL's SDPO trainer reads; everything else is dropped.
 
-reads   the columns of the row, history, diagnostics, tools, fingerprints
+reads   the columns of the row, history, diagnostics, tools, cwd, workspace, fingerprints
 writes  the SDPO row: `prompt` as a conversation ending in a user turn
 """
 
@@ -46,7 +46,7 @@ STAGE = Map(
     rows,
     reads=(
         *(name for name in SDPO_ROW if name != "verifier_spec"),
-        *("history", "diagnostics", "fingerprints", "tools"),
+        *("history", "diagnostics", "fingerprints", "tools", "cwd", "workspace"),
     ),
     writes=Features({**SDPO_ROW, **PRINT}),
     drops=(*(name for name in EVIDENCE if name not in {*SDPO_ROW, *PRINT}), "redactions"),

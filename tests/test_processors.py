@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pimono_sdpo.replay.state import from_json
 from pimono_sdpo.text import TRIMMED, shorten
 from processors.context import context
 from processors.grade import WEIGHTS, grade
@@ -84,12 +85,31 @@ def test_keep_says_why(row: dict[str, object], reason: str | None) -> None:
 
 def test_the_spec_names_the_tools_and_the_call_that_failed() -> None:
     failed = {"tool_name": "bash", "command": "npm test", "text": "1 failed"}
-    row = {"harness": "pi", "tools": ["bash", "web"], "diagnostics": [failed, {}]}
+    row = {
+        **{"harness": "pi", "tools": ["bash", "web"], "diagnostics": [failed, {}]},
+        **{"cwd": "$WORKSPACE", "workspace": []},
+    }
     spec = json.loads(verifier_spec(row) or "")
     assert spec["failed_call"] == {"tool": "bash", "command": "npm test"}
     assert {"read", "edit", "web"} < set(spec["tools"])
     assert verifier_spec({**row, "harness": "codex"}) is None
     assert "failed_call" not in json.loads(verifier_spec({**row, "diagnostics": []}) or "")
+    assert "workspace" not in spec
+
+
+def test_the_spec_holds_the_files_that_replay_reads() -> None:
+    files = [
+        {"path": "$WORKSPACE/a.ts", "whole": True, "texts": ["let a = 1\n"]},
+        {"path": "$WORKSPACE/b.ts", "whole": False, "texts": ["let b = 1", "let c = 1"]},
+        # Two homes that redaction made one.
+        {"path": "$HOME/c.ts", "whole": True, "texts": ["let d = 1"]},
+        {"path": "$HOME/c.ts", "whole": True, "texts": ["let e = 1"]},
+    ]
+    row = {"harness": "pi", "tools": [], "diagnostics": [], "cwd": "$WORKSPACE", "workspace": files}
+    workspace = from_json(json.loads(verifier_spec(row) or "")["workspace"])
+    assert set(workspace.files) == {"$WORKSPACE/a.ts", "$WORKSPACE/b.ts"}
+    assert workspace.file("a.ts").whole == "let a = 1\n"
+    assert workspace.file("$WORKSPACE/b.ts").pieces == ["let b = 1", "let c = 1"]
 
 
 @pytest.mark.parametrize(("score", "reason"), [(1.9, "below_min_score"), (2.0, None)])

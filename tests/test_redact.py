@@ -60,6 +60,10 @@ def test_paths_of_the_recorder_become_placeholders() -> None:
         ],
         "history": [{"role": "user", "content": "mail ann.lee@corp.dev"}],
         "corrections": [{"text": "no, /home/bob/z", "span": "no, /home/bob/z"}],
+        "workspace": [
+            {"path": "/Users/ann/code/app/a.ts", "whole": True, "texts": ["let a = 1"]},
+            {"path": "/home/bob/b.ts", "whole": True, "texts": ["read('/Users/ann/code/app/c')"]},
+        ],
     }
     out = redact(row) | names(row)
     assert out["session_id"] == "2026_$HOME/x"
@@ -69,6 +73,12 @@ def test_paths_of_the_recorder_become_placeholders() -> None:
     assert out["corrections"][0] == {"text": "no, $HOME/z", "span": "no, $HOME/z"}
     assert out["diagnostics"][0]["text"] == "at $HOME\\x.js and $HOME/y"
     assert out["diagnostics"][0]["command"] == "cat $HOME/y"
+    assert out["cwd"] == "$WORKSPACE"
+    assert out["workspace"] == [
+        {"path": "$WORKSPACE/a.ts", "whole": True, "texts": ["let a = 1"]},
+        # What was taken out stood there otherwise: not all is known of it.
+        {"path": "$HOME/b.ts", "whole": False, "texts": ["read('$WORKSPACE/c')"]},
+    ]
 
 
 @pytest.mark.parametrize(

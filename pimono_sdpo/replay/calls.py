@@ -139,7 +139,10 @@ def _runs(lines: list[str]) -> list[str]:
     text = "\n".join(lines)
     gaps = {at for at, line in enumerate(lines) if len(line) >= MOST_IN_LINE}
     if any(sign in text for sign in _MAY_GAP):
-        gaps |= {text.count("\n", 0, found.start()) for found in _GAP.finditer(text)}
+        line = start = 0
+        for found in _GAP.finditer(text):
+            line, start = line + text.count("\n", start, found.start()), found.start()
+            gaps.add(line)
     if not gaps:
         return [text]
     cuts = [-1, *sorted(gaps), len(lines)]

@@ -5,17 +5,22 @@ from typing import NamedTuple
 
 from pimono_sdpo.harness.blocks import is_refusal
 from pimono_sdpo.harness.event import Event
+from pimono_sdpo.replay.calls import arguments, edits_of, path_in
 from pimono_sdpo.replay.files import Outcome
 from pimono_sdpo.replay.workspace import Rerun, Workspace
 from pimono_sdpo.trace import match_results
 
 
 class Prediction(NamedTuple):
-    """How an edit was expected to end, None where the session does not tell, and how it ended."""
+    """How an edit was expected to end, None where the session does not tell, and how it ended.
+
+    `reason` says why nothing was expected, "" where something was.
+    """
 
     event_index: int
     expected: Outcome | None
     failed: bool
+    reason: str
 
 
 def predictions(
@@ -31,11 +36,27 @@ def predictions(
             result = events[matched[event.index]]
             if not event.on_active_branch:
                 # The files may have been brought back since.
-                workspace.lose(event)
+                workspace.lose(event.tool_name, arguments(event))
                 continue
             if event.tool_name == "edit" and not is_refusal(result.text):
-                yield Prediction(event.index, workspace.predict(event), result.is_error)
+                expected = workspace.predict(event)
+                reason = "" if expected else _reason(workspace, event)
+                yield Prediction(event.index, expected, result.is_error, reason)
             workspace.observe(event, result)
         elif event.tool_name in {"edit", "write", "bash"}:
             # Broken off, it may have been done all the same.
-            workspace.lose(event)
+            workspace.lose(event.tool_name, arguments(event))
+
+
+def _reason(workspace: Workspace, call: Event) -> str:
+    given = arguments(call)
+    file = workspace.files.get(workspace.absolute(path_in(given)))
+    if not edits_of(given):
+        return "the call is none of replacing texts"
+    if file is None:
+        return "the file was never seen"
+    if file.is_stale:
+        return "a command may have changed the file"
+    if file.doubtful:
+        return "a formatter may have changed the lines"
+    return "the text may stand where the file is unknown"

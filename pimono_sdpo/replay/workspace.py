@@ -25,10 +25,10 @@ from pimono_sdpo.replay.shown import copies_of, lines_by, shown_by
 
 # A shorter line is found in many places of a file.
 MIN_LINE = 12
-_TRUNCATED = re.compile(r"\[(?:Showing|Truncated|Full output|Output truncated)[^\]]{0,300}\]\s*\Z")
+TRUNCATED = re.compile(r"\[(?:Showing|Truncated|Full output|Output truncated)[^\]]{0,300}\]\s*\Z")
 _NEVER_RAN = 127  # no such command
 # Tools that change no file, by their names here.
-_HARMLESS = re.compile(
+HARMLESS = re.compile(
     r"read|grep|find|glob|ls|multi_grep|Todo\w*|todo\w*|Web\w*|web\w*|ToolSearch|AskUser\w*|Skill"
     r"|LSP|ListMcp\w*|ReadMcp\w*|update_plan|view_image|think|BashOutput|TaskOutput|KillShell"
     r"|ExitPlanMode|EnterPlanMode|\w*(?:search|fetch|lookup|get|list|status)\w*"
@@ -104,7 +104,7 @@ class Workspace:
             self._wrote(path, given["content"], result)
         elif call.tool_name == "edit":
             self._edited(call, given, result)
-        elif not _HARMLESS.fullmatch(call.tool_name) or call.tool_name == "write":
+        elif not HARMLESS.fullmatch(call.tool_name) or call.tool_name == "write":
             self.spoil_all()
 
     def _wrote(self, path: str, content: str, result: Event) -> None:
@@ -175,7 +175,7 @@ class Workspace:
             if not file.is_stale and len(line.strip()) >= MIN_LINE:
                 file.see(line, is_whole=False)
         shown = shown_by(command)
-        if shown and not result.is_error and not _TRUNCATED.search(result.text):
+        if shown and not result.is_error and not TRUNCATED.search(result.text):
             read = shown_by_read({}, result.text, self.harness)
             for run in read.runs if read else ():
                 self.file(shown[0]).see(run, is_whole=shown[1] and bool(read and read.is_end))
@@ -246,15 +246,14 @@ class Workspace:
             )
             file.is_stale |= is_alike
 
-    def lose(self, call: Event) -> None:
+    def lose(self, tool_name: str, given: dict[str, Any]) -> None:
         """Mark what a call may have changed that nobody knows the end of."""
-        given = arguments(call)
         path = path_in(given)
-        if call.tool_name in {"edit", "write"} and path:
+        if tool_name in {"edit", "write"} and path:
             self.file(path).is_stale = True
-        elif call.tool_name == "bash":
+        elif tool_name == "bash":
             self._note(changes_of(text_in(given, "command"), ""))
-        elif not _HARMLESS.fullmatch(call.tool_name):
+        elif not HARMLESS.fullmatch(tool_name):
             self.spoil_all()
 
     def hear(self, event: Event) -> None:

@@ -1,6 +1,7 @@
 """Judge proposed reads, edits and writes by what the session knew of its files.
 
-spec["workspace"]  the files, as `pimono_sdpo.replay.state` writes them
+spec["workspace"]  the files as they stood when the request was made, as the filter and
+                   `pimono_sdpo.replay.state` write them
 spec["tools"]      what may be called, as for `tool_calls`
 
 | what a call does | verdict |
@@ -10,6 +11,7 @@ spec["tools"]      what may be called, as for `tool_calls`
 | edit: a text is not there, there more than once, or replaced by itself | failed |
 | write what is not there already | passed |
 | write what the file holds already | failed |
+| edit or write: the file parsed before and does not any more | failed |
 | anything else, or a file that may have changed since it was seen | no say |
 
 Of several calls, one that fails is enough; each sees what those before it have changed.
@@ -19,13 +21,14 @@ import difflib
 from collections.abc import Callable
 from typing import Any
 
-from pimono_sdpo.replay.calls import edits_of
-from pimono_sdpo.replay.files import Edit, File, Outcome
+from pimono_sdpo.replay.calls import are_in_turn, edits_of, path_in
+from pimono_sdpo.replay.files import Edit, File, Outcome, plain
 from pimono_sdpo.replay.state import from_json
 from pimono_sdpo.replay.workspace import Workspace
 from pimono_sdpo.text import shorten
 from rewards.verifiers.call_formats import Call
 from rewards.verifiers.result import VerifierResult, error, failed, passed, skipped
+from rewards.verifiers.syntax import problems
 from rewards.verifiers.tool_calls import calls_of
 
 NAME = "replay"
@@ -34,6 +37,7 @@ NEAR_CHARS = 300
 MIN_ALIKE = 0.6
 # A wrong text may be a slip; to change nothing is no attempt.
 SCORES: dict[Outcome, float] = {"not_found": 0.2, "multiple": 0.4, "no_change": 0.0}
+BROKEN = 0.6
 
 
 def verify(completion: str, spec: dict[str, Any]) -> VerifierResult:
@@ -46,8 +50,8 @@ def verify(completion: str, spec: dict[str, Any]) -> VerifierResult:
         return error(NAME, f"The row's workspace cannot be read ({type(found).__name__}).")
     decided = 0
     for call in calls_of(completion, spec):
-        judge = JUDGES.get(call.name)
-        verdict = judge(workspace, call) if judge and isinstance(call.arguments, dict) else None
+        judge = JUDGES.get(call.name, _other)
+        verdict = judge(workspace, call) if isinstance(call.arguments, dict) else None
         if isinstance(verdict, VerifierResult):
             return verdict
         decided += verdict is True
@@ -60,33 +64,55 @@ Verdict = VerifierResult | bool | None
 
 
 def _read(workspace: Workspace, call: Call) -> Verdict:
-    known = workspace.files.get(workspace.absolute(_path(call)))
+    known = workspace.files.get(workspace.absolute(path_in(call.arguments)))
     # A file that nobody has seen may be there all the same.
     return True if known and (known.whole is not None or known.pieces) else None
 
 
 def _edit(workspace: Workspace, call: Call) -> Verdict:
     edits = edits_of(call.arguments)
-    file = workspace.files.get(workspace.absolute(_path(call)))
-    outcome = file.predict(edits) if file and edits else None
+    path = path_in(call.arguments)
+    file = workspace.files.get(workspace.absolute(path))
+    outcome = file.predict(edits, are_in_turn(call.arguments)) if file and edits else None
     if file is None or outcome is None:
         return None
     if outcome == "ok":
+        before = file.whole
         file.apply(edits)
-        return True
-    feedback = _told(outcome, _path(call), edits, file)
-    return failed(NAME, "tool_schema_validation", shorten(feedback, MAX_FEEDBACK), SCORES[outcome])
+        return _broken(path, before, file.whole) or True
+    feedback = shorten(_told(outcome, path, edits, file), MAX_FEEDBACK)
+    return failed(NAME, "tool_schema_validation", feedback, SCORES[outcome])
 
 
 def _write(workspace: Workspace, call: Call) -> Verdict:
     content = call.arguments.get("content")
-    file = workspace.files.get(workspace.absolute(_path(call)))
+    path = path_in(call.arguments)
+    file = workspace.files.get(workspace.absolute(path))
     if file is None or not isinstance(content, str) or file.is_stale:
         return None
     if file.whole == content:
-        return failed(NAME, "tool_schema_validation", f"{_path(call)} holds exactly this already.")
+        return failed(NAME, "tool_schema_validation", f"{path} holds exactly this already.")
+    before = file.whole
     file.write(content)
-    return True
+    return _broken(path, before, content) or True
+
+
+def _other(workspace: Workspace, call: Call) -> Verdict:
+    """What a command, or a tool nobody knows, does to the files is not to be foreseen."""
+    workspace.lose(call.name, call.arguments)
+    return None
+
+
+def _broken(path: str, before: str | None, after: str | None) -> VerifierResult | None:
+    """What does not parse any more; a file that did not before is nobody's fault."""
+    if before is None or after is None or problems(path, before) != []:
+        return None
+    found = problems(path, after)
+    if not found or isinstance(found, str):
+        return None
+    line, what = found[0]
+    feedback = f"{path} would not parse any more. Line {line}: {what}"
+    return failed(NAME, "build_lint_compile", shorten(feedback, MAX_FEEDBACK), BROKEN)
 
 
 JUDGES: dict[str, Callable[[Workspace, Call], Verdict]] = {
@@ -94,11 +120,6 @@ JUDGES: dict[str, Callable[[Workspace, Call], Verdict]] = {
     "edit": _edit,
     "write": _write,
 }
-
-
-def _path(call: Call) -> str:
-    path = call.arguments.get("path")
-    return path if isinstance(path, str) else ""
 
 
 def _told(outcome: Outcome, path: str, edits: list[Edit], file: File) -> str:
@@ -111,7 +132,7 @@ def _told(outcome: Outcome, path: str, edits: list[Edit], file: File) -> str:
             "Please provide more context to make it unique."
         )
     text = file.whole or ""
-    missing = next(edit.old for edit in edits if edit.old not in text)
+    missing = next((edit.old for edit in edits if plain(edit.old) not in text), edits[0].old)
     near = _nearest(missing, text)
     hint = f" The nearest lines are:\n{near}" if near else ""
     return (

@@ -18,6 +18,9 @@ def spec() -> dict[str, Any]:
     workspace.file("part.ts").see(TEXT, is_whole=False)
     workspace.file("old.ts").see(TEXT, is_whole=True)
     workspace.file("old.ts").is_stale = True
+    workspace.file("a.json").see('{"a": 1}', is_whole=True)
+    workspace.file("b.json").see('{"a": 1', is_whole=True)
+    workspace.file("part.json").see('"a": 1', is_whole=False)
     return {"tools": "pi", "format": "qwen3", "workspace": to_json(workspace)}
 
 
@@ -46,10 +49,18 @@ def edit(path: str, old: str, new: str = "new") -> tuple[str, dict[str, Any]]:
         ([edit("a.ts", "let y", "let z"), edit("a.ts", "let y")], "failed", "Could not find"),
         ([edit("a.ts", "let y", "let z"), edit("a.ts", "let z")], "passed", ""),
         ([("bash", {"command": "ls"}), edit("a.ts", "gone")], "failed", "Could not find"),
+        ([edit("$WORKSPACE/a.ts", "let y = x")], "skipped", "does not tell"),
+        # Does the file still parse?
+        ([edit("a.json", "1", "2")], "passed", ""),
+        ([edit("a.json", "1}", "2")], "failed", "a.json would not parse any more. Line 1"),
+        ([("write", {"path": "a.json", "content": "{"})], "failed", "would not parse"),
+        ([edit("b.json", "1", "{2")], "passed", ""),
+        ([edit("part.json", "1", "{2")], "passed", ""),
         ([edit("part.ts", "gone")], "skipped", "does not tell"),
         ([edit("old.ts", "gone")], "skipped", "does not tell"),
         ([edit("unseen.ts", "gone")], "skipped", "does not tell"),
         ([("read", {"path": "unseen.ts"})], "skipped", "does not tell"),
+        ([("bash", {"command": "sed -i s/x/q/ a.ts"}), edit("a.ts", "gone")], "skipped", ""),
         ([("bash", {"command": "ls"})], "skipped", "does not tell"),
         ([("edit", {"path": 3})], "skipped", "does not tell"),
         ([], "skipped", "does not tell"),
@@ -62,7 +73,7 @@ def test_calls_are_judged_or_left_open(
     assert (verdict.status, told in verdict.feedback) == (status, True)
     if status == "failed":
         assert verdict.score is not None
-        assert verdict.score < 0.5
+        assert verdict.score < 0.7
 
 
 def test_a_row_without_files_has_no_say() -> None:
