@@ -134,7 +134,7 @@ def _is_hub_id(run: Json) -> bool:
 def _steps(run: Json) -> int:
     """Return the optimizer steps of a finished run; its log need not have a line for each."""
     asked: int = run["arguments"]["max_steps"]
-    if asked > 0:
+    if asked > 0 and run["guards"]["stopped_by"] is None:
         return asked
     return max((entry["step"] for entry in run["log_history"]), default=0)
 

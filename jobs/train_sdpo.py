@@ -80,16 +80,16 @@ def parse(argv: list[str]) -> tuple["JobArguments", "SDPOConfig", "ModelConfig",
     """Merge recipe, command line and environment; return the arguments and the recipe's name."""
     import yaml
     from trl import ModelConfig
-    from trl.experimental.sdpo import SDPOConfig
 
     from cards.lint import LICENCES
     from pimono_sdpo.training import arguments
+    from pimono_sdpo.training.config import TrainingConfig
     from pimono_sdpo.training.options import JobArguments
     from pimono_sdpo.training.recipes import DEFAULT_RECIPE, find_recipe
 
     name, rest = arguments.take_config(argv)
     recipe = find_recipe(name or DEFAULT_RECIPE, Path(__file__).parent)
-    parser = arguments.SentenceParser((JobArguments, SDPOConfig, ModelConfig), __doc__)
+    parser = arguments.SentenceParser((JobArguments, TrainingConfig, ModelConfig), __doc__)
     try:
         job, args, model_args, *unknown = parser.parse_args_and_config(
             ["--config", str(recipe), *rest], return_remaining_strings=True

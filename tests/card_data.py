@@ -116,6 +116,7 @@ def run(**changes: Any) -> dict[str, Any]:
             "train_loss": 0.5,
         },
         "log_history": [{"step": n, **step} for n in range(1, 25)],
+        "guards": {"alerts": [], "best": None, "stopped_by": None, "went_back_to": None},
         "adapter": {"files": {"adapter_model.safetensors": 77}, "trainable_parameters": 32780},
         **changes,
     }

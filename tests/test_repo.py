@@ -137,6 +137,18 @@ def test_the_jobs_own_options_are_in_the_readme_and_in_its_help() -> None:
     assert f"--mode {{{','.join(modes)}}}" in shown.stdout
 
 
+def test_the_options_beside_trl_s_are_in_the_readme() -> None:
+    source = ast.parse((ROOT / "pimono_sdpo/training/config.py").read_text())
+    (config,) = (n for n in ast.walk(source) if isinstance(n, ast.ClassDef))
+    fields = [
+        n.target.id
+        for n in config.body
+        if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)
+    ]
+    documented = [row[0] for row in table("guard or teacher option")]
+    assert documented == [f"--{name}" for name in fields]
+
+
 @pytest.mark.parametrize("command", ["", *cli_options()])
 def test_help_names_every_option(command: str) -> None:
     arguments = [sys.executable, "-m", "pimono_sdpo", *command.split(), "--help"]

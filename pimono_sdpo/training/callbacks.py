@@ -1,4 +1,11 @@
-"""Make a resumed run the same run, to the bit: its EMA teacher and its order of rows.
+"""Make the EMA teacher that of the method, and a resumed run the same run, to the bit.
+
+The method's teacher starts as a copy of the student and averages all weights. TRL starts both LoRA
+factors at zero and averages each of them: after t steps at rate r the product has reached about
+(1 - (1 - r)^t)^2 of the student's instead of 1 - (1 - r)^t, 0.05 instead of 0.21 after 24 steps at
+0.01. Started as the student's copy (its B is zero, so the teacher is the base model all the same)
+the average of the factors is the average of the products but for what A moves meanwhile;
+tests/training/test_teacher.py measures both against the average of the products themselves.
 
 TRL saves the teacher adapter in every checkpoint and the Trainer loads it back, but the callback
 that averages it then tries to add it again and fails. Starting the average at zero instead would
@@ -9,7 +16,8 @@ a generator that no checkpoint keeps, so a resumed run would begin again with th
 from typing import Any
 
 import torch
-from peft import get_peft_model_state_dict
+from accelerate.data_loader import BatchSamplerShard
+from peft import get_peft_model_state_dict, set_peft_model_state_dict
 from transformers import TrainerCallback
 from trl.experimental.sdpo import SDPOTrainer
 from trl.experimental.sdpo.teacher_sync import PEFTAdapterEMACallback
@@ -19,18 +27,28 @@ class ResumableTeacher(PEFTAdapterEMACallback):  # type: ignore[misc] # TRL ship
     """The EMA of TRL that goes on from a teacher adapter found in the model."""
 
     _initialized: bool
+    from_student: bool = False
 
     def _initialize_teacher_adapter(self) -> None:
         model: Any = self.model
         if self.accelerator is not None:
             model = self.accelerator.unwrap_model(model)
-        if self._initialized or self.teacher_adapter_name not in model.peft_config:
+        if self._initialized:
+            return
+        if self.teacher_adapter_name not in model.peft_config:
             super()._initialize_teacher_adapter()
+            if self.from_student:
+                self.shadow_weights = _copy(get_peft_model_state_dict(model))
+                set_peft_model_state_dict(model, self.shadow_weights, self.teacher_adapter_name)
             return
         state = get_peft_model_state_dict(model, adapter_name=self.teacher_adapter_name)
-        self.shadow_weights = {name: value.detach().clone() for name, value in state.items()}
+        self.shadow_weights = _copy(state)
         self.teacher_adapter_config = model.peft_config[self.teacher_adapter_name]
         self._initialized = True
+
+
+def _copy(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: value.detach().clone() for name, value in state.items()}
 
 
 class ReplayedShuffles(TrainerCallback):  # type: ignore[misc] # transformers is untyped here
@@ -40,7 +58,11 @@ class ReplayedShuffles(TrainerCallback):  # type: ignore[misc] # transformers is
         self, args: Any, state: Any, control: Any, train_dataloader: Any, **_: Any
     ) -> None:
         """Bring the sampler's generator to where the checkpoint was written."""
-        sampler = train_dataloader.batch_sampler.sampler
+        batches = train_dataloader.batch_sampler
+        while isinstance(batches, BatchSamplerShard):
+            # With several processes, each takes its share of the same batches.
+            batches = batches.batch_sampler
+        sampler = batches.sampler
         if not sampler.shuffle:
             return
         for _epoch in range(int(state.epoch or 0)):
@@ -53,12 +75,12 @@ def make_resumable(trainer: SDPOTrainer) -> None:
     theirs = trainer.pop_callback(PEFTAdapterEMACallback)
     if theirs is None:
         return
-    trainer.add_callback(
-        ResumableTeacher(
-            model=theirs.model,
-            teacher_adapter_name=theirs.teacher_adapter_name,
-            update_rate=theirs.update_rate,
-            sync_steps=theirs.sync_steps,
-            accelerator=theirs.accelerator,
-        )
+    ours = ResumableTeacher(
+        model=theirs.model,
+        teacher_adapter_name=theirs.teacher_adapter_name,
+        update_rate=theirs.update_rate,
+        sync_steps=theirs.sync_steps,
+        accelerator=theirs.accelerator,
     )
+    ours.from_student = trainer.args.teacher_start == "student"
+    trainer.add_callback(ours)

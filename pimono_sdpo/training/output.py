@@ -2,6 +2,7 @@
 
 OUTPUT/run-local.json  what the training was started with; marks OUTPUT as ours, never published
 OUTPUT/checkpoint-N    TRL's own, until the run is finished and after
+OUTPUT/best            the adapter of the checkpoint with the best rewards, never published
 OUTPUT/data            rows filtered by this job, with their report.json
 OUTPUT/adapter         the adapter with its card; run.json beside it says that the run is finished
 OUTPUT/.train_sdpo.lock  held by the run that is at work here, gone with it
@@ -25,6 +26,9 @@ LOCAL_FILE = "run-local.json"
 PROBE_FILE = "probe.safetensors"
 ADAPTER = "adapter"
 STAGING = ".adapter.partial"
+# The adapter of the checkpoint where the reward was best, see guards.py.
+BEST = "best"
+BEST_PARTIAL = ".best.partial"
 DATA = "data"
 # Where an overwriting run keeps its rows until nothing can stop it from starting.
 NEXT_DATA = ".data.next"
@@ -82,7 +86,7 @@ def _is_foreign(path: Path) -> bool:
     """Tell whether a run would replace or read this as its own although it is not."""
     if path.name == ADAPTER:
         ours = is_ours(path / RUN_FILE) and not path.is_symlink()
-    elif path.name in (*FILES, STAGING) or CHECKPOINT.fullmatch(path.name):
+    elif path.name in (*FILES, STAGING, BEST, BEST_PARTIAL) or CHECKPOINT.fullmatch(path.name):
         ours = is_ours(path.parent / LOCAL_FILE) or is_ours(path.parent / RUN_FILE)
     else:
         return False
@@ -176,7 +180,8 @@ def clear_output(folder: Path, keep_data: bool) -> None:
     Rows made for the run to come take their place.
     """
     try:
-        for path in [folder / STAGING, *folder.glob("checkpoint-*"), folder / ADAPTER]:
+        ours = [folder / name for name in (STAGING, BEST, BEST_PARTIAL)]
+        for path in [*ours, *folder.glob("checkpoint-*"), folder / ADAPTER]:
             if path.is_dir() and not _is_foreign(path):
                 _remove(path, RUN_FILE)
         if not keep_data and is_ours(folder / DATA / REPORT_FILE):

@@ -22,7 +22,7 @@ TRAINING_ARGUMENTS = (
     "temperature top_p top_k beta loss_type success_reward_threshold use_successful_as_teacher "
     "include_environment_feedback environment_feedback_only_without_solution distillation_weight "
     "distillation_mode distillation_alpha distillation_topk teacher_model_kind "
-    "teacher_update_rate teacher_sync_steps"
+    "teacher_update_rate teacher_sync_steps teacher_start stop_on"
 ).split()
 MODEL_ARGUMENTS = (
     "dtype load_in_4bit load_in_8bit bnb_4bit_quant_type use_bnb_nested_quant lora_r lora_alpha "
@@ -89,6 +89,7 @@ def build_run_log(
         "resumed_at": prepared.clock.resumed_at,
         "finished_at": now(),
         "metrics": metrics,
+        "guards": prepared.guards.record(args),
         # The summary of the whole run comes last in the history and is `metrics` already.
         "log_history": [
             entry for entry in trainer.state.log_history if "train_runtime" not in entry

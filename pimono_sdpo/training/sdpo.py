@@ -1,6 +1,7 @@
 """Build the SDPO trainer of a run and train, going on where a killed run stopped.
 
-The arguments are TRL's own SDPOConfig and ModelConfig; what this project decides is settled here.
+The arguments are TRL's own SDPOConfig (as our TrainingConfig) and ModelConfig; what this project
+decides is settled here.
 """
 
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from pimono_sdpo.training.budgets import Reprompt, fit_rows
 from pimono_sdpo.training.callbacks import make_resumable
 from pimono_sdpo.training.clock import Clock
 from pimono_sdpo.training.feedback import AS_IT_IS, Feedback, FeedbackBuilder, check_feedback
+from pimono_sdpo.training.guards import Guards
 from pimono_sdpo.training.models import lora_config, model_init_kwargs, told
 from pimono_sdpo.training.output import last_checkpoint
 from pimono_sdpo.training.scoring import Scoring
@@ -31,6 +33,7 @@ class Prepared:
     revision: str | None
     prompt_budget: int | None
     clock: Clock
+    guards: Guards
     rows: int
     counts: dict[str, int]
 
@@ -72,7 +75,7 @@ def prepare(
 
     Raises TrainingInputError for rows, a model or arguments that cannot be trained with.
     """
-    clock = Clock()
+    clock, guards = Clock(), Guards(args)
     lora = lora_config(model_args)
     check_feedback(feedback, scoring.told)
     scoring.check(args.success_reward_threshold, args.reward_weights, rows.column_names)
@@ -116,8 +119,9 @@ def prepare(
     trainer.teacher_context_builder = FeedbackBuilder(trainer, feedback, scoring.told)
     make_resumable(trainer)
     trainer.add_callback(clock)
+    trainer.add_callback(guards)
     counts["without_reward"] = scoring.silent_rows(fitted)
-    return Prepared(trainer, revision, prompt_budget, clock, len(rows), counts)
+    return Prepared(trainer, revision, prompt_budget, clock, guards, len(rows), counts)
 
 
 def train(prepared: Prepared) -> dict[str, float]:

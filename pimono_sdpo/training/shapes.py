@@ -77,6 +77,11 @@ RUN: dict[str, Any] = {
     "finished_at": str,
     "metrics": {"train_runtime": object, "train_samples_per_second": object},
     "log_history": [{"step": int}],
+    "guards": {
+        "alerts": [{"step": int, "guard": str}],
+        "stopped_by": TEXT_OR_NONE,
+        "went_back_to": (int, type(None)),
+    },
     "adapter": {"trainable_parameters": int},
 }
 

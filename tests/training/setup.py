@@ -14,9 +14,9 @@ from transformers import (
     TrainerCallback,
 )
 from trl import ModelConfig
-from trl.experimental.sdpo import SDPOConfig
 
 from pimono_sdpo.training import models, sdpo
+from pimono_sdpo.training.config import TrainingConfig
 from pimono_sdpo.training.feedback import Feedback, Mode
 from pimono_sdpo.training.scoring import Scoring
 
@@ -56,7 +56,7 @@ def letters_reward(
     ]
 
 
-def arguments(folder: Path, tiny: Path, **changes: Any) -> tuple[SDPOConfig, ModelConfig]:
+def arguments(folder: Path, tiny: Path, **changes: Any) -> tuple[TrainingConfig, ModelConfig]:
     settings = {
         "output_dir": str(folder),
         "use_cpu": True,
@@ -86,13 +86,13 @@ def arguments(folder: Path, tiny: Path, **changes: Any) -> tuple[SDPOConfig, Mod
         lora_alpha=16,
         lora_dropout=0.0,
     )
-    args = SDPOConfig(**settings)
+    args = TrainingConfig(**settings)
     sdpo.settle_arguments(args, model_args, smoke=False)
     return args, model_args
 
 
 def prepare(
-    args: SDPOConfig,
+    args: TrainingConfig,
     model_args: ModelConfig,
     dataset: Dataset,
     scoring: Scoring | None = None,

@@ -41,6 +41,7 @@ def finished(folder: Path) -> Path:
         "adapter/run.json",
         "checkpoint-4/optimizer.pt",
         ".adapter.partial/mine.txt",
+        "best/mine.txt",
         "run.json",
         "report.json",
         "run-local.json",

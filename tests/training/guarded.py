@@ -1,0 +1,97 @@
+"""Run trainings that go wrong on purpose, with a Trackio database of their own.
+
+    python -m tests.training.guarded MODEL FOLDER SCENARIO...
+
+prints a JSON line for each: what the guards recorded and what Trackio has. A process of its own,
+since Trackio reads TRACKIO_DIR when it is imported; several of them under torchrun.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from trackio.sqlite_storage import SQLiteStorage
+
+from pimono_sdpo.training import sdpo
+from pimono_sdpo.training.scoring import Scoring
+from tests.training.setup import StopAfter, arguments, hand_made, letters_reward, prepare
+
+PROJECT = "guards"
+
+
+def constant(prompts: list[Any], **_: object) -> list[float | None]:
+    return [0.5] * len(prompts)
+
+
+def never(**columns: Any) -> list[float | None]:
+    """Differs within a group and is far from success."""
+    return [score and score / 2 for score in letters_reward(**columns)]
+
+
+def falling(prompts: list[Any], trainer_state: Any = None, **_: object) -> list[float | None]:
+    """Good for six steps, bad ever after; a little different within a group."""
+    good = trainer_state is None or trainer_state.global_step < 6
+    return [(0.9 if good else 0.1) - 0.02 * (number % 2) for number in range(len(prompts))]
+
+
+SCENARIOS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "flat_groups": (constant, {"guard_flat_steps": 3, "max_steps": 5}),
+    "dead_reprompts": (
+        never,
+        {"guard_dead_steps": 3, "max_steps": 5},
+    ),
+    "clipped": (
+        letters_reward,
+        {"guard_clipped_steps": 3, "max_steps": 6, "max_completion_length": 2, "stop_on": "all"},
+    ),
+    "loss_spike": (
+        letters_reward,
+        # The rollouts are used twice: from these weights none could be sampled.
+        {"max_steps": 6, "learning_rate": 1e38, "num_iterations": 2, "stop_on": "loss_spike"},
+    ),
+    "reward_collapse": (
+        falling,
+        {
+            "max_steps": 16,
+            "guard_window": 3,
+            "save_strategy": "steps",
+            "save_steps": 2,
+            "save_total_limit": 1,
+            "stop_on": "reward_collapse,loss_spike",
+        },
+    ),
+    "well": (letters_reward, {"max_steps": 4, "guard_clipped_steps": 0}),
+}
+
+
+def run(model: Path, folder: Path, scenario: str, stop: int | None = None) -> dict[str, Any]:
+    """Train in FOLDER/SCENARIO, going on where it was stopped."""
+    reward, changes = SCENARIOS[scenario]
+    settings = {"report_to": "trackio", "project": PROJECT, "run_name": scenario, **changes}
+    args, model_args = arguments(folder / scenario, model, **settings)
+    args.trackio_static_space_id = False
+    rows = hand_made()
+    if scenario == "dead_reprompts":
+        rows = rows.map(lambda row: {"privileged_context": ""}, load_from_cache_file=False)
+    prepared = prepare(args, model_args, rows, Scoring(reward))
+    if stop is not None:
+        prepared.trainer.add_callback(StopAfter(stop))
+    sdpo.train(prepared)
+    return {
+        "scenario": scenario,
+        "rank": args.process_index,
+        "steps": prepared.trainer.state.global_step,
+        **prepared.guards.record(args),
+    }
+
+
+def main(model: str, folder: str, *scenarios: str) -> None:
+    for scenario in scenarios:
+        result = run(Path(model), Path(folder), scenario)
+        told = SQLiteStorage.get_alerts(PROJECT, scenario)
+        sys.stdout.write(json.dumps({**result, "trackio": told}) + "\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

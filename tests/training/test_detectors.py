@@ -1,0 +1,174 @@
+"""When a guard is raised, on plain numbers."""
+
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from statistics import fmean
+from typing import Any
+
+import pytest
+
+from pimono_sdpo.training.config import TrainingConfig
+from pimono_sdpo.training.detectors import (
+    CLIPPED,
+    FLAT,
+    GRADIENT,
+    GUARDS,
+    LOSS,
+    REPROMPTED,
+    REWARD,
+    Detectors,
+    Rewards,
+    Spikes,
+    Streak,
+)
+
+WELL = {GRADIENT: 1.0, REWARD: 0.5, REPROMPTED: 1.0, FLAT: 0.0, LOSS: 0.1, CLIPPED: 0.2}
+
+
+def detectors() -> Detectors:
+    return Detectors(Rewards(4, 0.5), Streak(3), Streak(3), Streak(3), Spikes(10.0))
+
+
+def raised(
+    logs: Sequence[Mapping[str, float | None]], judge: Detectors | None = None
+) -> list[list[str]]:
+    judge = judge or detectors()
+    return [[*judge.add(step, entry)] for step, entry in enumerate(logs, 1)]
+
+
+def test_a_training_that_goes_well_raises_nothing() -> None:
+    assert raised([WELL] * 100) == [[]] * 100
+
+
+@pytest.mark.parametrize(
+    ("guard", "change", "after"),
+    [
+        ("dead_reprompts", {REPROMPTED: 0.0}, 3),
+        ("flat_groups", {FLAT: 1.0}, 3),
+        ("clipped", {CLIPPED: 1.0}, 3),
+        ("clipped", {CLIPPED: 0.99}, 3),
+        ("loss_spike", {LOSS: 1.1}, 1),
+        ("loss_spike", {LOSS: -1.1}, 1),
+        ("loss_spike", {LOSS: None}, 1),
+        ("loss_spike", {LOSS: math.inf}, 1),
+        ("loss_spike", {LOSS: 0.0, GRADIENT: math.nan}, 1),
+        ("reward_collapse", {REWARD: 0.0}, 3),
+    ],
+)
+def test_each_guard_is_raised_once_and_again_after_it_was_well(
+    guard: str, change: dict[str, float | None], after: int
+) -> None:
+    ill: list[dict[str, float | None]] = [{**WELL, **change}] * 6
+    well: list[dict[str, float | None]] = [dict(WELL)] * 20
+    found = raised([*well, *ill, *well, *ill])
+    steps = [step for step, guards in enumerate(found, 1) if guards]
+    assert steps == [20 + after, 46 + after]
+    assert [guards for guards in found if guards] == [[guard], [guard]]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{REPROMPTED: 0.1}, {FLAT: 0.9}, {CLIPPED: 0.98}, {LOSS: 0.9}, {LOSS: 0.0}, {REWARD: 0.26}],
+)
+def test_what_is_nearly_ill_is_well(change: dict[str, float]) -> None:
+    assert not any(raised([dict(WELL)] * 20 + [{**WELL, **change}] * 20))
+
+
+def test_a_guard_without_its_metric_is_silent() -> None:
+    """Without distillation no loss is logged; a NaN among the fractions is none."""
+    assert not any(raised([{REWARD: math.nan}] * 30))
+    assert not any(raised([{}] * 30))
+
+
+def test_a_loss_of_zero_is_no_measure_of_its_size() -> None:
+    """Steps without a teacher have the loss 0, the first one with a teacher is no spike."""
+    spikes = Spikes(10.0)
+    assert not any(spikes.add(loss) for loss in [0.0] * 20 + [0.3])
+    assert spikes.usual() is None
+
+
+def test_every_guard_can_be_turned_off() -> None:
+    off = Detectors(Rewards(4, 0.0), Streak(0), Streak(0), Streak(0), Spikes(0.0))
+    ill: dict[str, float | None] = {REWARD: 0.0, REPROMPTED: 0, FLAT: 1, LOSS: None, CLIPPED: 1}
+    logs: list[Mapping[str, float | None]] = [*[WELL] * 20, *[ill] * 20]
+    assert not any(raised(logs, off))
+    assert len([guard for guards in raised(logs) for guard in guards]) == len(GUARDS)
+
+
+@pytest.mark.parametrize("completions", [2, 32])
+@pytest.mark.parametrize("chance", [0.05, 0.3])
+def test_noise_is_no_collapse(completions: int, chance: float) -> None:
+    """Fifty runs of 200 steps in which the chance of success never changes."""
+    false = 0
+    for seed in range(50):
+        draw = random.Random(seed).random
+        rewards = Rewards(10, 0.5)
+        false += any(
+            rewards.add(step, fmean(draw() < chance for _ in range(completions)))
+            for step in range(200)
+        )
+    assert false <= 1
+
+
+@pytest.mark.parametrize(("completions", "at_last"), [(2, 250), (8, 130), (32, 120)])
+def test_a_collapse_is_told_from_noise(completions: int, at_last: int) -> None:
+    """From 0.6 to 0.1 within 20 steps."""
+    for seed in range(20):
+        draw = random.Random(seed).random
+        rewards = Rewards(10, 0.5)
+        fell = [
+            step
+            for step in range(250)
+            if rewards.add(
+                step,
+                fmean(
+                    draw() < 0.6 - 0.5 * min(max(step - 100, 0) / 20, 1) for _ in range(completions)
+                ),
+            )
+        ]
+        assert fell
+        assert 100 < fell[0] < at_last
+
+
+def test_the_state_is_plain_and_goes_on() -> None:
+    logs = [{**WELL, REWARD: 0.5 + 0.01 * (step % 7), FLAT: float(step > 10)} for step in range(14)]
+    whole, first = detectors(), detectors()
+    expected = raised(logs, whole)
+    found = raised(logs[:11], first)
+    state = asdict(first)
+    second = Detectors(
+        rewards=Rewards(**state["rewards"]),
+        dead=Streak(**state["dead"]),
+        flat=Streak(**state["flat"]),
+        clipped=Streak(**state["clipped"]),
+        spikes=Spikes(**state["spikes"]),
+    )
+    found += raised(logs[11:], second)
+    assert found == expected
+    assert any(expected)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"stop_on": "flat_groups, kl"}, "--stop_on names kl; give some of reward_collapse, dead"),
+        ({"guard_window": 0}, "--guard_window is 0; give a number from 1"),
+        ({"guard_collapse": 1.0}, "--guard_collapse is 1.0; give a share below 1"),
+        ({"guard_flat_steps": -1}, "--guard_flat_steps is -1; give a number from 0"),
+        ({"guard_spike": -0.5}, "--guard_spike is -0.5; give a number from 0"),
+    ],
+)
+def test_limits_that_mean_nothing_are_refused(change: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        TrainingConfig(output_dir="x", use_cpu=True, bf16=False, **change)
+
+
+@pytest.mark.parametrize(
+    ("text", "guards"),
+    [("", set()), ("all", {*GUARDS}), ("clipped,loss_spike", {"clipped", "loss_spike"})],
+)
+def test_the_guards_that_stop_are_named_by_comma(text: str, guards: set[str]) -> None:
+    config = TrainingConfig(output_dir="x", use_cpu=True, bf16=False, stop_on=text)
+    assert config.stopping() == guards
