@@ -176,7 +176,11 @@ def _counts(counts: dict[str, int]) -> str:
 @app.command("rescore")
 def rescore_command(
     source: Annotated[
-        str, typer.Argument(help="Parquet, JSONL or a saved dataset with `completion`.")
+        str,
+        typer.Argument(
+            help="Parquet, JSONL or a saved dataset with `verifier_spec` and `completion` (text or "
+            "messages), or `completions`."
+        ),
     ],
     out: Annotated[Path, typer.Option(help="Folder to write; an earlier output is replaced.")],
     gate: Annotated[
@@ -193,8 +197,20 @@ def rescore_command(
     mean = "none" if report["mean_reward"] is None else f"{report['mean_reward']:.3f}"
     typer.echo(
         f"{report['rows']} rows, {report['judged']} judged, {report['passed']} passed, mean reward "
-        f"{mean}\nverdicts: {_counts(report['verdicts'])}\nrows and report.json are in {out}"
+        f"{mean}\n{_verdicts(report['verdicts'])}"
     )
+    if report["rejected"]:
+        typer.echo("rejected: " + _counts(report["rejected"]))
+    typer.echo(f"rows and report.json are in {out}")
+
+
+def _verdicts(verdicts: dict[str, dict[str, int]]) -> str:
+    """Align how often each verifier said what."""
+    statuses = next(iter(verdicts.values()))
+    rows = [["verifier", *statuses]]
+    rows += [[name, *map(str, counts.values())] for name, counts in verdicts.items()]
+    first = max(len(row[0]) for row in rows)
+    return "\n".join(f"{name:<{first}}" + "".join(f"{n:>9}" for n in row) for name, *row in rows)
 
 
 @app.command("evaluate-corrections")

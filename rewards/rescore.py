@@ -1,32 +1,44 @@
 """Score stored completions with a rubric: the same rows with the verdicts beside them.
 
-reads   a folder or file of parquet or JSONL, or a saved dataset; columns `completion` (text, or a
-        conversation) and `verifier_spec` (JSON text or null)
+reads   what `rewards.rollouts` opens
 writes  DIR/data/scored-NNNNN.parquet with all columns and those of VERDICT, DIR/report.json
+
+A row that cannot be judged, such as one without a spec, says why in `rejected` and is counted.
 
 Done in slices of SLICE rows: a run that is killed goes on behind its last finished slice.
 """
 
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from datasets import Dataset, DatasetDict, Features, List, Value, load_dataset, load_from_disk
+from datasets import Dataset, Features, List, Value
+from datasets.utils import (
+    are_progress_bars_disabled,
+    disable_progress_bars,
+    enable_progress_bars,
+    logging,
+)
 
 from pimono_sdpo import __version__
-from pimono_sdpo.errors import EmptySelection, OutputError, SourceError
+from pimono_sdpo.errors import OutputError, SourceError
 from pimono_sdpo.runs.folders import LOCK, REPORT, only_run, publish_folder, remove
+from pimono_sdpo.runs.progress import Progress
 from pimono_sdpo.stage import source_hash
 from rewards.answers import text_of
-from rewards.verifiers.result import Verifier
+from rewards.rollouts import one_each, open_rollouts
+from rewards.verifiers.result import Status, Verifier
 from rewards.verifiers.rubric import Rubric
 
 SLICE = 256
+STATUSES: tuple[Status, ...] = get_args(Status)
 VERDICT = Features(
     {
         "reward": Value("float64"),
@@ -37,9 +49,11 @@ VERDICT = Features(
         "category": List(Value("string")),
         "feedback": List(Value("string")),
         "metrics": List(Value("string")),
+        "rejected": Value("string"),
     }
 )
-NEEDED = ("completion", "verifier_spec")
+REASONS = 10
+COUNTED = ("reward", "verifier", "status", "category", "rejected")
 Json = dict[str, Any]
 
 
@@ -84,22 +98,50 @@ def verifier_of(name: str) -> Verifier:
 
 
 def rescore(row: Json, rubric: Rubric) -> Json:
-    """Return the columns of VERDICT for one row; without a spec there is nothing to judge by."""
-    written = row["verifier_spec"] or "{}"
+    """Return the columns of VERDICT for one row."""
+    if row["verifier_spec"] is None:
+        return _rejected("the row has no `verifier_spec`")
+    if row["completion"] is None:
+        return _rejected("the row has no completion")
+    if not _readable(row["completion"]):
+        return _rejected("the completion is neither text nor messages")
+    spec = row["verifier_spec"]
     try:
-        spec = json.loads(written)
-    except ValueError:
+        spec = json.loads(spec) if isinstance(spec, str) else spec
+    except (ValueError, RecursionError):
         spec = None
     if not isinstance(spec, dict):
-        raise SourceError(f"A `verifier_spec` is no JSON object: {written[:80]!r}; mend that row.")
-    return rubric(text_of(row["completion"] or ""), spec).to_row()
+        return _rejected("`verifier_spec` is no JSON object")
+    try:
+        result = rubric(text_of(row["completion"], "assistant"), spec)
+    except ValueError as refused:  # what verifiers say of a spec that they cannot judge by
+        return _rejected(str(refused))
+    return {**result.to_row(), "rejected": None}
 
 
-def rescore_dataset(
-    source: str, out: Path, rubric: Rubric, progress: Callable[[int], object] = lambda _: None
-) -> Json:
-    """Score every row of `source` into the folder `out` and return the report."""
-    rows = _open(source)
+def _readable(completion: Any) -> bool:
+    return isinstance(completion, str) or (
+        isinstance(completion, list) and all(isinstance(turn, dict) for turn in completion)
+    )
+
+
+def _rejected(why: str) -> Json:
+    empty: Json = {name: [] for name in VERDICT}
+    return {**empty, "reward": None, "passed": False, "rejected": why}
+
+
+def rescore_dataset(source: str, out: Path, rubric: Rubric) -> Json:
+    """Score every completion of `source` into the folder `out`, under a bar; return the report.
+
+    Raises SourceError, EmptySelection or OutputError; then `out` is as it was.
+    """
+    with _quiet():
+        rows = open_rollouts(source)
+        rows = rows.remove_columns([name for name in VERDICT if name in rows.column_names])
+        return _rescore(source, rows, out, rubric)
+
+
+def _rescore(source: str, rows: Dataset, out: Path, rubric: Rubric) -> Json:
     verifiers = [*rubric.gates, *(verifier for verifier, _ in rubric.graded)]
     made_from = {
         "rows": rows._fingerprint,
@@ -107,26 +149,25 @@ def rescore_dataset(
         "graded": [[_name(verifier), weight] for verifier, weight in rubric.graded],
         "code": [source_hash(verifier) for verifier in verifiers],
     }
+    starts = range(0, rows.num_rows, SLICE)
     with only_run(out.resolve()) as work:
         parts = _parts(work, made_from)
-        for number, start in enumerate(range(0, rows.num_rows, SLICE)):
-            part = parts / f"scored-{number:05}.parquet"
-            piece = rows.select(range(start, min(start + SLICE, rows.num_rows)))
-            if not part.exists():
-                features = Features({**rows.features, **VERDICT})
-                scored = piece.map(
-                    rescore,
-                    fn_kwargs={"rubric": rubric},
-                    features=features,
-                    keep_in_memory=True,
-                    load_from_cache_file=False,
-                    new_fingerprint=f"{number:016}",
-                )
+        with Progress(rows.num_rows, len(starts), "rescore", "row") as progress:
+            for number, start in enumerate(starts):
+                part = parts / f"scored-{number:05}.parquet"
+                stored = rows.select(range(start, min(start + SLICE, rows.num_rows)))
+                if part.exists():
+                    progress.resumed(stored.num_rows)
+                    continue
                 temporary = part.with_suffix(".tmp")
-                pq.write_table(scored.data.table, temporary)
+                pq.write_table(_scored(stored, rubric, progress), temporary)
                 temporary.replace(part)
-            progress(piece.num_rows)
+                progress.shard()
         report = _report(parts, made_from)
+        if not report["rows"] or sum(report["rejected"].values()) == report["rows"]:
+            remove(work, LOCK)
+            why = next(iter(report["rejected"]), "there is no completion in any row")
+            raise SourceError(f"None of the rows of `{source}` can be judged: {why.rstrip('.')}.")
         finished = work / "out"
         finished.mkdir(exist_ok=True)
         (finished / REPORT).write_text(json.dumps(report, indent=2) + "\n")
@@ -134,6 +175,46 @@ def rescore_dataset(
         publish_folder(finished, out.resolve())
         remove(work, LOCK)
     return report
+
+
+def _scored(stored: Dataset, rubric: Rubric, progress: Progress) -> pa.Table:
+    """Return the stored rows, one for each completion, with their verdicts."""
+    rows = one_each(stored)
+
+    features = Features({**rows.features, **VERDICT})
+    if not rows.num_rows:
+        progress.sessions(stored.num_rows)
+        return features.arrow_schema.empty_table()
+    of_each = 1 if rows.num_rows == stored.num_rows else 0
+
+    def judged(row: Json) -> Json:
+        verdict = rescore(row, rubric)
+        progress.sessions(of_each)
+        return verdict
+
+    scored = rows.map(
+        judged,
+        features=features,
+        keep_in_memory=True,
+        load_from_cache_file=False,
+        new_fingerprint=f"{0:016}",
+    )
+    progress.sessions(0 if of_each else stored.num_rows)
+    return scored.data.table
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep what `datasets` shows and says off the screen: there is one bar, and one sentence."""
+    shown, verbosity = not are_progress_bars_disabled(), logging.get_verbosity()
+    disable_progress_bars()
+    logging.set_verbosity(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if shown:
+            enable_progress_bars()
 
 
 def _parts(work: Path, made_from: Json) -> Path:
@@ -151,54 +232,20 @@ def _parts(work: Path, made_from: Json) -> Path:
     return parts
 
 
-def _open(source: str) -> Dataset:
-    path = Path(source)
-    if not path.exists():
-        raise SourceError(f"`{source}` does not exist; give a folder or file of completions.")
-    files = [path] if path.is_file() else sorted(path.rglob("*"))
-    parquet = [str(file) for file in files if file.suffix == ".parquet"]
-    raw = [str(file) for file in files if file.suffix in {".jsonl", ".json"}]
-    try:
-        if (path / "state.json").exists() or (path / "dataset_dict.json").exists():
-            found = load_from_disk(source)
-        elif parquet and not sum(pq.read_metadata(file).num_rows for file in parquet):
-            raise EmptySelection(f"`{source}` has no rows; give stored completions.")
-        elif parquet:
-            found = load_dataset("parquet", data_files=parquet, split="train")
-        elif raw:
-            found = load_dataset("json", data_files=raw, split="train")
-        else:
-            raise SourceError(
-                f"`{source}` holds neither parquet nor JSONL; give stored completions."
-            )
-    except (pa.ArrowException, ValueError, OSError) as error:
-        raise SourceError(
-            f"`{source}` cannot be read ({type(error).__name__}); write it again."
-        ) from error
-    if isinstance(found, DatasetDict):
-        raise SourceError(f"`{source}` has several splits; give the folder of one.")
-    missing = [name for name in NEEDED if name not in found.column_names]
-    if missing:
-        raise SourceError(
-            f"`{source}` has the columns {', '.join(found.column_names)} but no "
-            f"`{missing[0]}`; give completions with the spec of their rows."
-        )
-    if not found.num_rows:
-        raise EmptySelection(f"`{source}` has no rows; give stored completions.")
-    return found.remove_columns([name for name in VERDICT if name in found.column_names])
-
-
 def _report(parts: Path, made_from: Json) -> Json:
     rewards: list[float | None] = []
-    statuses: Counter[str] = Counter()
-    categories: Counter[str] = Counter()
+    verdicts: dict[str, Counter[str]] = {}
+    categories, rejected = Counter[str](), Counter[str]()
     for part in sorted(parts.glob("*.parquet")):
-        table = pq.read_table(part, columns=["reward", "verifier", "status", "category"])
+        table = pq.read_table(part, columns=[*COUNTED])
         rewards += table.column("reward").to_pylist()
         for row in table.to_pylist():
-            pairs = zip(row["verifier"], row["status"], strict=True)
-            statuses.update(f"{name} {status}" for name, status in pairs)
+            for name, status in zip(row["verifier"], row["status"], strict=True):
+                verdicts.setdefault(name, Counter())[status] += 1
+            rejected.update(filter(None, [row["rejected"]]))
             categories.update(filter(None, row["category"]))
+    told = dict(rejected.most_common(REASONS))
+    others = rejected.total() - sum(told.values())
     judged = [reward for reward in rewards if reward is not None]
     return {
         "pimono_sdpo": __version__,
@@ -206,11 +253,14 @@ def _report(parts: Path, made_from: Json) -> Json:
         "judged": len(judged),
         "passed": sum(reward == 1.0 for reward in judged),
         "mean_reward": sum(judged) / len(judged) if judged else None,
-        "verdicts": dict(sorted(statuses.items())),
+        "rejected": told | ({"other reasons": others} if others else {}),
+        "verdicts": {n: {s: verdicts[n][s] for s in STATUSES} for n in sorted(verdicts)},
         "categories": dict(sorted(categories.items())),
         "rubric": {name: made_from[name] for name in ("gates", "graded")},
     }
 
 
 def _name(verifier: Any) -> str:
+    if isinstance(verifier, partial):
+        return _name(verifier.func)
     return f"{verifier.__module__}:{verifier.__qualname__}"

@@ -1,9 +1,12 @@
 """Stored completions scored again, through the front door."""
 
 import json
+import os
 import subprocess
 import sys
+import termios
 from pathlib import Path
+from typing import Any
 
 import pytest
 from datasets import Dataset, load_dataset
@@ -33,7 +36,8 @@ def source(tmp_path: Path) -> Path:
 def test_verdicts_stand_beside_the_rows(source: Path, tmp_path: Path) -> None:
     report = run_rescore(str(source), tmp_path / "out", ["tool_calls"], ["replay=2"])
     assert (report["rows"], report["judged"], report["passed"]) == (4, 3, 1)
-    assert report["verdicts"]["tool_calls failed"] == 2
+    assert report["verdicts"]["tool_calls"] == {"passed": 1, "failed": 2, "error": 0, "skipped": 0}
+    assert report["rejected"] == {"the row has no `verifier_spec`": 1}
     rows = load_dataset("parquet", data_dir=str(tmp_path / "out" / "data"), split="train")
     assert rows["prompt"] == ROWS["prompt"]
     assert rows["reward"][0] == 1.0
@@ -79,12 +83,26 @@ def test_a_run_goes_on_behind_its_last_slice(
         (ROWS, [], ["syntax=0"], OutputError, "not positive"),
         ({"prompt": ["a"]}, ["syntax"], [], SourceError, "but no `completion`"),
         ({**ROWS, "verifier_spec": ["{"] * 4}, ["syntax"], [], SourceError, "no JSON object"),
+        ({**ROWS, "verifier_spec": [None] * 4}, ["syntax"], [], SourceError, "no `verifier_spec`"),
+        ({**ROWS, "verifier_spec": [{"a": 1}] * 4}, ["lint"], [], SourceError, "json.dumps"),
+        ({**ROWS, "completions": [["a"]] * 4}, ["lint"], [], SourceError, "leave one of them out"),
+        ({"completion": [3], "verifier_spec": ["{}"]}, ["lint"], [], SourceError, "neither text"),
+        ({"completion": [["a"]], "verifier_spec": ["{}"]}, ["lint"], [], SourceError, "neither"),
+        ({"completions": ["a"], "verifier_spec": ["{}"]}, ["lint"], [], SourceError, "no list of"),
+        (
+            {"completions": [[]], "verifier_spec": ["{}"]},
+            ["lint"],
+            [],
+            SourceError,
+            "no completion",
+        ),
+        ({"completion": ["a"]}, ["lint"], [], SourceError, "but no `verifier_spec`"),
         ({name: [] for name in ROWS}, ["syntax"], [], EmptySelection, "has no rows"),
     ],
 )
 def test_bad_input_is_one_sentence(
     tmp_path: Path,
-    columns: dict[str, list[str]],
+    columns: dict[str, list[Any]],
     gates: list[str],
     graded: list[str],
     problem: type[Exception],
@@ -102,4 +120,166 @@ def test_the_command_tells_the_result(source: Path, tmp_path: Path) -> None:
     command += ["--out", str(tmp_path / "out"), "--gate", "tool_calls"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[1:] == [
+        "verifier     passed   failed    error  skipped",
+        "tool_calls        1        2        0        0",
+        "rejected: the row has no `verifier_spec` 1",
+        f"rows and report.json are in {tmp_path / 'out'}",
+    ]
     assert "4 rows, 3 judged, 1 passed" in done.stdout
+    assert done.stderr == "", "no bar without a terminal"
+
+
+def test_the_bar_is_the_filters_in_a_terminal(source: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "pimono_sdpo", "rescore", str(source)]
+    command += ["--out", str(tmp_path / "out"), "--gate", "tool_calls"]
+    ours, theirs = os.openpty()
+    termios.tcsetwinsize(theirs, (24, 80))
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=theirs, check=True)
+    os.close(theirs)
+    shown = b""
+    while chunk := _read(ours):
+        shown += chunk
+    assert b"rescore: 100%" in shown
+    assert b"4/4" in shown
+    assert b"Map" not in shown
+    assert b"1 passed" in done.stdout
+
+
+def _read(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 65536)
+    except OSError:  # Linux says so when the other side is closed
+        os.close(terminal)
+        return b""
+
+
+def test_completions_of_every_shape_are_read(tmp_path: Path) -> None:
+    call = {"type": "function", "function": {"name": "read", "arguments": '{"path": "a.ts"}'}}
+    said = [{"role": "assistant", "content": GOOD, "tool_calls": None}]
+    shapes: dict[str, list[dict[str, Any]]] = {
+        "text": [{"completion": GOOD}, {"completion": BAD}],
+        "messages": [{"completion": said}, {"completion": [{"role": "assistant", "content": BAD}]}],
+        "texts": [{"completions": [GOOD, BAD]}, {"completions": []}],
+        "conversations": [{"completions": [said]}, {"completions": [said[:0], said]}],
+        "mixed": [{"completion": said}, {"completion": GOOD}, {"completion": 3}],
+        "calls": [{"completion": [{"role": "assistant", "content": "", "tool_calls": [call]}]}],
+    }
+    passed = {}
+    for name, rows in shapes.items():
+        path = tmp_path / f"{name}.jsonl"
+        path.write_text("".join(json.dumps({"verifier_spec": SPEC, **row}) + "\n" for row in rows))
+        report = run_rescore(str(path), tmp_path / f"out-{name}", ["tool_calls"], [])
+        passed[name] = (report["rows"], report["passed"])
+        if name == "mixed":
+            assert report["rejected"] == {"the completion is neither text nor messages": 1}
+        data = str(tmp_path / f"out-{name}" / "data")
+        scored = load_dataset("parquet", data_dir=data, split="train")
+        assert "completions" not in scored.column_names
+        assert len(scored["completion"]) == report["rows"]
+    assert passed.pop("calls")[0] == 1
+    assert passed == {
+        "text": (2, 1),
+        "messages": (2, 1),
+        "texts": (2, 1),
+        "conversations": (3, 2),
+        "mixed": (3, 2),
+    }
+
+
+SLOW = """
+import os
+from pathlib import Path
+from rewards.verifiers.result import passed
+
+LOG = Path(os.environ["LOG"])
+
+def verify(completion, spec):
+    with LOG.open("a") as log:
+        log.write(completion + "\\n")
+    if completion == os.environ.get("KILL"):
+        os.kill(os.getpid(), 9)
+    return passed("slow", length=len(completion))
+"""
+
+
+def test_a_run_killed_outright_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(SLOW)
+    names = [f"answer {number}" for number in range(2 * rescore.SLICE + 9)]
+    rows = [{"completion": name, "verifier_spec": "{}"} for name in names]
+    stored = tmp_path / "rows.jsonl"
+    stored.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def run(out: str, **more: str) -> tuple[int, list[str]]:
+        log = tmp_path / f"{out}.log"
+        command = [sys.executable, "-m", "pimono_sdpo", "rescore", str(stored)]
+        command += ["--out", str(tmp_path / out), "--grade", "slow:verify"]
+        path = os.pathsep.join([str(tmp_path), *sys.path])
+        environment = {**os.environ, "PYTHONPATH": path, "LOG": str(log), **more}
+        done = subprocess.run(command, env=environment, capture_output=True, check=False)
+        judged = log.read_text().splitlines()
+        log.unlink()
+        return done.returncode, judged
+
+    killed = rescore.SLICE + 5
+    assert run("broken", KILL=names[killed]) == (-9, names[: killed + 1])
+    assert not (tmp_path / "broken").exists()
+    assert run("broken") == (0, names[rescore.SLICE :])
+    assert run("whole") == (0, names)
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    files = sorted(path.relative_to(whole) for path in whole.rglob("*") if path.is_file())
+    assert [(whole / f).read_bytes() for f in files] == [(broken / f).read_bytes() for f in files]
+    assert len(files) == 4
+    assert not list(tmp_path.glob(".broken*"))
+
+
+def test_rows_that_cannot_be_judged_are_counted_and_do_not_stop_the_others(tmp_path: Path) -> None:
+    diff = "--- a/a.py\n+++ b/a.py\n@@ -1 +1 @@\n-x = 1\n+x = 2\n"
+    spec: dict[str, Any] = {"files": {"a.py": "x = 1\n"}}
+    specs = [
+        json.dumps(spec),
+        "{",
+        "[" * 100_000,
+        "3",
+        None,
+        "{}",
+        json.dumps({**spec, "answer": "guess"}),
+        json.dumps({**spec, "lint": {"select": "F"}}),
+        json.dumps(spec),
+    ]
+    rows = {"completion": [*[diff] * 8, None], "verifier_spec": specs}
+    stored = tmp_path / "rows.parquet"
+    Dataset.from_dict(rows).to_parquet(stored)
+    report = run_rescore(str(stored), tmp_path / "out", ["lint"], ["patches"])
+    assert (report["rows"], report["judged"], report["passed"]) == (9, 1, 1)
+    assert report["rejected"]["`verifier_spec` is no JSON object"] == 3
+    assert sum(report["rejected"].values()) == 8
+    assert report["rejected"]["the row has no completion"] == 1
+    assert any("`answer` of the spec is 'guess'" in reason for reason in report["rejected"])
+    assert any("The spec has no `files`" in reason for reason in report["rejected"])
+    assert any("a list of rules of ruff" in reason for reason in report["rejected"])
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        ("x.jsonl", b'{"completion": "a"', "cannot be read"),
+        ("x.jsonl", b'{"completion": "a", "verifier_spec": null}\n', "no `verifier_spec`"),
+        ("x.jsonl", b"\xff\xfe\x00", "cannot be read"),
+        ("x.jsonl", b"", "has no rows"),
+        ("x.parquet", b"PAR1 and nothing", "cannot be read"),
+        ("x.csv", b"a,b", "neither parquet nor JSONL"),
+    ],
+)
+def test_files_that_cannot_be_read_are_one_sentence(
+    tmp_path: Path, name: str, content: bytes, told: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    command = [sys.executable, "-m", "pimono_sdpo", "rescore", str(tmp_path / name)]
+    command += ["--out", str(tmp_path / "out"), "--gate", "lint"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert done.stderr.startswith("pimono-sdpo: ")
+    assert f"`{tmp_path / name}` " in done.stderr
+    assert told in done.stderr
+    assert not (tmp_path / "out").exists()

@@ -1,4 +1,4 @@
-"""Show how far a run is: sessions with their rate, the time left, the shards done.
+"""Show how far a run is: sessions or rows with their rate, the time left, the shards done.
 
 Nothing is shown when stderr is no terminal.
 """
@@ -9,15 +9,17 @@ from tqdm.auto import tqdm
 
 
 class Progress:
-    """A bar over the sessions of a run, closed at the end of its `with`."""
+    """A bar over the sessions of a run, or other units, closed at the end of its `with`."""
 
-    def __init__(self, sessions: int, shards: int) -> None:
+    def __init__(
+        self, sessions: int, shards: int, desc: str = "filter", unit: str = "session"
+    ) -> None:
         self._shards = shards
         self._done = 0
-        self._bar = tqdm(total=sessions, unit="session", desc="filter", disable=None)
+        self._bar = tqdm(total=sessions, unit=unit, desc=desc, disable=None)
 
     def sessions(self, count: int) -> None:
-        """Sessions were read."""
+        """So many were read."""
         self._bar.update(count)
 
     def shard(self) -> None:

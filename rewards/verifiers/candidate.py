@@ -54,6 +54,14 @@ class Candidate:
     before: Mapping[str, str] = field(repr=False)
 
 
+def files_of(spec: Mapping[str, Any]) -> Mapping[str, str]:
+    """Return the files of a spec; raises ValueError when it has none."""
+    files = spec.get("files")
+    if not isinstance(files, Mapping) or not all(isinstance(text, str) for text in files.values()):
+        raise ValueError("The spec has no `files`; give the text of each file by its path.")
+    return files
+
+
 def unsafe_path(path: str) -> Refusal | None:
     """Say why a path is none that any workspace lets be written.
 

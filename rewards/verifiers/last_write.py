@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from rewards.verifiers.candidate import Candidate, Refusal, changed_files, refused_path
+from rewards.verifiers.candidate import Candidate, Refusal, changed_files, files_of, refused_path
 from rewards.verifiers.result import VerifierResult, failed, passed
 
 NAME = "last_write"
@@ -53,7 +53,8 @@ def verify(completion: str, spec: dict[str, Any]) -> VerifierResult:
 
 
 def last_write(completion: str, spec: Mapping[str, Any]) -> Candidate | Refusal:
-    """Return the files after the last write, and it alone."""
+    """Return the files after the last write, and it alone; ValueError for a spec without files."""
+    files = files_of(spec)
     if spec.get("truncated"):
         return Refusal(
             "truncated",
@@ -74,7 +75,7 @@ def last_write(completion: str, spec: Mapping[str, Any]) -> Candidate | Refusal:
     path = found.path.removeprefix("./")
     if refused := refused_path(path, spec):
         return refused
-    return changed_files(spec["files"], {**spec["files"], path: found.content})
+    return changed_files(files, {**files, path: found.content})
 
 
 def writes(completion: str) -> Iterator[Write]:

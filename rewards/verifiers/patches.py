@@ -13,7 +13,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rewards.verifiers.anchors import locate
-from rewards.verifiers.candidate import Candidate, Refusal, changed_files, refused_path, unsafe_path
+from rewards.verifiers.candidate import (
+    Candidate,
+    Refusal,
+    changed_files,
+    files_of,
+    refused_path,
+    unsafe_path,
+)
 from rewards.verifiers.diffs import FileDiff, Hunk, read_diff
 from rewards.verifiers.result import VerifierResult, failed, passed
 
@@ -45,11 +52,11 @@ def verify(completion: str, spec: dict[str, Any]) -> VerifierResult:
 
 
 def apply_patch(completion: str, spec: Mapping[str, Any]) -> Candidate | Refusal:
-    """Return the files after the diff of a completion."""
+    """Return the files after the diff of a completion; raises ValueError for a spec without."""
+    before = files_of(spec)
     diffs = read_diff(completion.removesuffix(spec.get("end", "")), spec.get("truncated"))
     if isinstance(diffs, Refusal):
         return diffs
-    before: Mapping[str, str] = spec["files"]
     changes = _changes(diffs, spec)
     if isinstance(changes, Refusal):
         return changes
