@@ -2,7 +2,8 @@
 
 spec  files: path to text; allowed: globs of what may be written (default: the files themselves);
       locked: globs of what may not, whatever `allowed` says (default: LOCKED);
-      answer: "patch" (default), or "write" for the last file written
+      answer: "patch" (default), "write" for the last file written, "edit" for calls of an edit
+      tool, "code" for a block of code, or "any" of them
 """
 
 import re

@@ -22,6 +22,10 @@ class Overloaded(Exception):
     """The machine was too busy to tell a slow program from a slow machine."""
 
 
+class Unjudged(Exception):
+    """The tests are of a kind that cannot be run this way."""
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """What came of one test; `unknown` when it was not reached."""

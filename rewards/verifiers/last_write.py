@@ -80,20 +80,26 @@ def last_write(completion: str, spec: Mapping[str, Any]) -> Candidate | Refusal:
 
 def writes(completion: str) -> Iterator[Write]:
     """Yield every complete write, format by format."""
+    for at, name, given in calls(completion):
+        yield from _written(at, name, given)
+    for heredoc in _HEREDOC.finditer(completion[:MAX_CHARS]):
+        yield from _catted(heredoc)
+
+
+def calls(completion: str) -> Iterator[tuple[int, str, Mapping[str, Any]]]:
+    """Yield place, name and arguments of every complete call, format by format."""
     text = completion[:MAX_CHARS]
     for call in _GEMMA.finditer(text):
-        yield from _written(call.start(), call[1], dict(_GEMMA_TEXT.findall(call[2])))
+        yield call.start(), call[1], dict(_GEMMA_TEXT.findall(call[2]))
     for call in _XML.finditer(text):
-        yield from _written(call.start(), call[1], dict(_XML_TEXT.findall(call[2])))
+        yield call.start(), call[1], dict(_XML_TEXT.findall(call[2]))
     for at, value in _objects(text):
         function = value.get("function")
         call_of = function if isinstance(function, dict) else value
         name = next((call_of[key] for key in _NAMES if isinstance(call_of.get(key), str)), function)
         given = next((call_of[key] for key in _ARGUMENTS if key in call_of), None)
         if isinstance(name, str):
-            yield from _written(at, name, _mapping(given))
-    for heredoc in _HEREDOC.finditer(text):
-        yield from _catted(heredoc)
+            yield at, name, _mapping(given)
 
 
 def _written(at: int, name: str, given: Mapping[str, Any]) -> Iterator[Write]:

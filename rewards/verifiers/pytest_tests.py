@@ -1,38 +1,46 @@
-"""Judge by pytest: pristine tests, counted, reported under a nonce, on screened files only.
+"""Judge by pytest: pristine tests, in a process of their own, or together with the answer.
 
 tests  kind: "pytest"; files: path to text of the tests and what they need; passes: the node ids
-       that must pass, or how many; seconds: CPU seconds of the whole run (default SECONDS);
-       keep: paths of `files` that are read while tests run (the others are removed once they were
-       collected); plugins: names for pytest's `-p`; allow: what the screen lets pass; `needs` as in
-       `rewards.verifiers.tests`: leave out of it what holds the answer
+       that must pass, or how many (default: all that are collected and do not skip themselves);
+       seconds: CPU seconds of the whole run (default SECONDS); plugins: names for pytest's `-p`;
+       shared: paths of `files` whose classes both sides need, to hand their objects over; roots:
+       folders from which the answer's modules are imported (default: the root, and `src`);
+       `needs` as in `rewards.verifiers.tests`: leave out of it what holds the answer
+       together: whether the answer runs in pytest's own process (default false); then keep: paths
+       of `files` that are read while tests run, allow: what the screen lets pass
 
-What remains possible: code in the same process that finds the reporter's closure through memory,
-replaces parts of pytest, or looks like every value it is compared with, in a spelling that
-`rewards.verifiers.screen` does not know; and reading the tests while they are being imported. No
-such program is among those tested, but one can be written. Tests of values have none of this.
+Apart (see `rewards.verifiers.apart`) the answer sees arguments and gives values. It can read
+neither tests nor results, and no object of its own is compared with an expected value. Only where
+the tests name a class of the answer are its operators asked.
+
+Together is for tests that reach into the answer: mocks handed to it, its source inspected. What is
+known of cheating there is refused by `rewards.verifiers.screen`, the reports carry a nonce, and a
+determined program can still win.
 """
 
 import importlib.util
 import json
 import secrets
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, Literal
 
-from rewards.sandbox import Limits, SandboxError
+from rewards.sandbox import Limits, Ran, SandboxError
+from rewards.verifiers.apart import host
+from rewards.verifiers.apart.host import Events
 from rewards.verifiers.candidate import Candidate
-from rewards.verifiers.judged import Outcome, Python, died
+from rewards.verifiers.judged import Outcome, Python, Unjudged, died
 from rewards.verifiers.screen import offence, refused_file
 
 SECONDS = 30.0
-OUTPUT = 8 << 20
 JUDGE = Path(__file__).with_name("pytest_judge.py").read_text()
 STAGES = [("setup", "passed"), ("call", "passed"), ("teardown", "passed")]
-Events = list[dict[str, Any]]
 
 
 def refusal(candidate: Candidate, tests: Mapping[str, Any]) -> str | None:
     """Say what in the change is none of the task's business, None when all is."""
+    if not tests.get("together"):
+        return None
     theirs = tests["files"]
     for path in candidate.changed:
         if why := refused_file(path, theirs, candidate.before):
@@ -45,33 +53,37 @@ def refusal(candidate: Candidate, tests: Mapping[str, Any]) -> str | None:
     return None
 
 
-def judge(files: Mapping[str, str], tests: Mapping[str, Any], python: Python) -> list[Outcome]:
+def judge(
+    files: Mapping[str, str], before: Collection[str], tests: Mapping[str, Any], python: Python
+) -> list[Outcome]:
     """Run the tests on the files; one outcome for each that must pass, and one for what else fails.
 
-    Raises ValueError for tests that are none, SandboxError when nothing could be run, and
-    Overloaded when the machine was too busy to tell.
+    Raises ValueError for tests that are none, SandboxError when nothing could be run, Overloaded
+    when the machine was too busy to tell, Unjudged when the tests cannot be run apart.
     """
     passes = tests.get("passes")
-    if not passes or not tests["files"]:
-        raise ValueError("Tests by pytest need `files`, and in `passes` the node ids or a number.")
+    modules = [path for path in tests["files"] if _is_test(path)]
+    if not modules:
+        raise ValueError("Tests by pytest need `files`, one of them named test_*.py or *_test.py.")
+    if passes is None and tests.get("together"):
+        raise ValueError("Tests together with the answer need `passes`: the node ids or a number.")
     if importlib.util.find_spec("pytest") is None:
         raise SandboxError("pytest is not installed beside this package; install it")
-    nonce = secrets.token_hex(16)
-    modules = [path for path in tests["files"] if _is_test(path)]
-    job = {
-        "nonce": nonce,
-        "arguments": [part for name in tests.get("plugins", ()) for part in ("-p", name)] + modules,
-        "remove": [path for path in tests["files"] if path not in tests.get("keep", ())],
-    }
     seconds = float(tests.get("seconds", SECONDS))
-    limits = Limits(cpu_seconds=seconds, wall_seconds=max(30, 5 * seconds), output=OUTPUT)
-    ran = python(["-c", JUDGE], {**files, **tests["files"]}, json.dumps(job).encode(), limits)
-    events = _events(ran.stdout, nonce)
+    arguments = [part for name in tests.get("plugins", ()) for part in ("-p", name)] + modules
+    run = _together if tests.get("together") else host.run
+    ran, events = run(files, before, tests, arguments, seconds, python)
+    for event in events:
+        if "refused" in event:
+            raise SandboxError(event["refused"])
+        if "unjudged" in event:
+            raise Unjudged(f"{event['unjudged']}, or set `together` for these tests")
     outcomes = _outcomes(events, passes)
     broken = [event for event in events if "broken" in event]
     ended = [event["end"] for event in events if "end" in event]
     if broken:
-        _put(outcomes, Outcome("error", f"{broken[0]['broken']}: {broken[0]['text']}"))
+        befell: Literal["timeout", "error"] = "timeout" if broken[0].get("hung") else "error"
+        _put(outcomes, Outcome(befell, f"{broken[0]['broken']}: {broken[0]['text']}"))
     elif not ended:
         running = [event["start"] for event in events if "start" in event] or [
             "importing the tests"
@@ -82,15 +94,32 @@ def judge(files: Mapping[str, str], tests: Mapping[str, Any], python: Python) ->
     return outcomes
 
 
+def _together(
+    files: Mapping[str, str], _: Collection[str], tests: Mapping[str, Any], arguments: list[str],
+    seconds: float, python: Python,
+) -> tuple[Ran, Events]:  # fmt: skip
+    """Run tests and answer in one process."""
+    nonce = secrets.token_hex(16)
+    remove = [path for path in tests["files"] if path not in tests.get("keep", ())]
+    job = {"nonce": nonce, "arguments": arguments, "remove": remove}
+    limits = Limits(cpu_seconds=seconds, wall_seconds=max(30, 5 * seconds), output=host.OUTPUT)
+    ran = python(["-c", JUDGE], {**files, **tests["files"]}, json.dumps(job).encode(), limits)
+    return ran, _events(ran.stdout, nonce)
+
+
 def _put(outcomes: list[Outcome], befell: Outcome) -> None:
     """Say what befell the run at the first test that was not reached, or as one more."""
     at = next((i for i, one in enumerate(outcomes) if one.kind == "unknown"), len(outcomes))
     outcomes[at : at + 1] = [befell]
 
 
-def _outcomes(events: Events, passes: list[str] | int) -> list[Outcome]:
+def _outcomes(events: Events, passes: list[str] | int | None) -> list[Outcome]:
     """Return what came of every test that must pass."""
     collected = [name for event in events for name in event.get("collected", ())]
+    if passes is None:
+        skipped = {event["id"] for event in events if event.get("outcome") == "skipped"}
+        passes = [name for name in collected if name not in skipped] or max(len(collected), 1)
+        collected = []
     wanted = collected if isinstance(passes, int) else passes
     outcomes = [_outcome(name, [e for e in events if e.get("id") == name]) for name in wanted]
     number = passes if isinstance(passes, int) else len(passes)
@@ -107,6 +136,8 @@ def _outcome(name: str, reports: Events) -> Outcome:
     if not bad:
         return Outcome("unknown")
     said = f"{name}: {bad[0]['text'] or bad[0]['outcome']}"
+    if bad[0].get("hung"):
+        return Outcome("timeout", said)
     asserted = bad[0]["text"].startswith(("assert ", "AssertionError", "Failed: DID NOT"))
     return Outcome("wrong" if asserted or bad[0]["outcome"] != "failed" else "error", said)
 

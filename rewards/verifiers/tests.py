@@ -1,15 +1,15 @@
 """Run the task's tests on the files as the completion leaves them.
 
 spec  as in `rewards.verifiers.candidate`, and
-      tests: {"kind": "value", ...} of `value_tests`, or {"kind": "pytest", ...} of `pytest_tests`;
-      both take needs: globs of the files that the program needs beside those that were changed
+      tests: {"kind": "value", ...} of `value_tests`, {"kind": "output", ...} of `output_tests`, or
+      {"kind": "pytest", ...} of `pytest_tests`; all take
+      needs: globs of the files that the program needs beside those that were changed
       (default: the Python files below the top folder of the module, or of what may be written);
       `locked` files are never given, so that no answer lies where the candidate could read it
 
-Value tests are the safe kind: the candidate sees inputs only. Pytest runs the candidate and the
-tests in one process, in which a determined program can do anything; what is known of that is
-refused beforehand, and the rest must forge reports whose nonce it does not know. Use value tests
-wherever the results are values.
+The candidate sees inputs only: values and output are compared out here, and pytest runs in another
+process than the candidate, which gets arguments and gives values. Only tests that say `together`
+share their process with it; then a determined program can do anything.
 """
 
 import functools
@@ -22,13 +22,14 @@ from typing import Any
 from pimono_sdpo.text import shorten, well_formed
 from rewards.sandbox import SandboxError
 from rewards.sandbox.warm import Server
-from rewards.verifiers import pytest_tests, value_tests
+from rewards.verifiers import output_tests, pytest_tests, value_tests
 from rewards.verifiers.answer import candidate_of
 from rewards.verifiers.candidate import LOCKED, Candidate, Refusal, refused_path
-from rewards.verifiers.judged import ENVIRONMENT, Outcome, Overloaded, Python, cold
+from rewards.verifiers.judged import ENVIRONMENT, Outcome, Overloaded, Python, Unjudged, cold
 from rewards.verifiers.result import VerifierResult, error, failed, passed, skipped
 
 NAME = "tests"
+IMPORTS = ("pytest", "json", "ctypes", "decimal", "fractions", "datetime", "collections", "runpy")
 MAX_FEEDBACK = 1200
 CASES_TOLD = 3
 MAX_NAME, MAX_PATH = 255, 1000
@@ -48,31 +49,33 @@ def verify(completion: str, spec: dict[str, Any], python: Python = cold) -> Veri
         return failed(NAME, "malformed_output", why)
     try:
         return judge(candidate, spec, python)
-    except (SandboxError, Overloaded) as trouble:
+    except (SandboxError, Overloaded, Unjudged) as trouble:
         return error(NAME, str(trouble))
 
 
 def judge(candidate: Candidate, spec: Mapping[str, Any], python: Python = cold) -> VerifierResult:
     """Run the tests on a candidate.
 
-    Raises SandboxError and Overloaded when nothing can be said.
+    Raises SandboxError, Overloaded and Unjudged when nothing can be said.
     """
     tests = spec["tests"]
     kind = tests.get("kind")
-    if kind not in ("value", "pytest"):
-        raise ValueError(f"`kind` of the tests is {kind!r}; write 'value' or 'pytest'.")
+    if kind not in ("value", "output", "pytest"):
+        raise ValueError(f"`kind` of the tests is {kind!r}; write 'value', 'output' or 'pytest'.")
     if why := unwritable(candidate, tests):
         return failed(NAME, "malformed_output", why)
     files = visible(candidate, spec)
     if kind == "value":
         return verdict(value_tests.judge(files, tests, python))
+    if kind == "output":
+        return verdict(output_tests.judge(files, tests, python))
     if why := pytest_tests.refusal(candidate, tests):
         return failed(NAME, "policy_block", why)
-    return verdict(pytest_tests.judge(files, tests, python))
+    return verdict(pytest_tests.judge(files, candidate.before, tests, python))
 
 
 def warm(server: Server) -> Callable[[str, dict[str, Any]], VerifierResult]:
-    """Return `verify` for many short runs in one warm interpreter."""
+    """Return `verify` for many short runs in one warm interpreter, best with IMPORTS."""
 
     def python(arguments: Any, files: Any, stdin: Any, limits: Any) -> Any:
         return server.run(arguments, files=files, stdin=stdin, limits=limits, env=ENVIRONMENT)

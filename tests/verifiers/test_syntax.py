@@ -138,5 +138,5 @@ def test_it_judges_a_completion_by_its_answer() -> None:
     call = json.dumps({"name": "write", "arguments": {"path": "a.py", "content": "x = 2\n"}})
     assert verify(call, {**spec, "answer": "write"}).status == "passed"
     assert verify(call, spec).feedback.startswith("There is nothing to parse. no_patch")
-    with pytest.raises(ValueError, match="'patch' or 'write'"):
+    with pytest.raises(ValueError, match="'any', 'patch', 'write', 'edit' or 'code'"):
         verify(call, {**spec, "answer": "guess"})

@@ -1,0 +1,125 @@
+"""Tasks of JSON lines in the layout of HumanEvalFix: one function with a bug, and its asserts.
+
+columns read  task_id, prompt (up to the body), canonical_solution, buggy_solution (bodies),
+              entry_point, test (a function `check`, called at the end); instruction, declaration
+              when there
+
+`check` becomes one test per assert, so that partial credit and feedback name what fails. What it
+does in between is done before each later assert.
+"""
+
+import ast
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pimono_sdpo.errors import PimonoError
+from pimono_sdpo.suites import Task
+
+PATH = "solution.py"
+TEST_PATH = "test_solution.py"
+NEEDED = ("task_id", "prompt", "canonical_solution", "buggy_solution", "entry_point", "test")
+
+
+def tasks(path: Path, seconds: float = 10.0) -> Iterator[Task]:
+    """Yield the tasks in order; `seconds` are CPU seconds for all tests of one.
+
+    Raises PimonoError for lines that are none.
+    """
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        if not line.strip():
+            continue
+        row = json.loads(line)
+        if missing := [name for name in NEEDED if name not in row]:
+            raise PimonoError(
+                f"{path}:{number} has no `{missing[0]}`; a task needs {', '.join(NEEDED)}."
+            )
+        buggy = row["prompt"] + row["buggy_solution"]
+        yield task(
+            name=row["task_id"], prompt=row.get("instruction") or row["prompt"], buggy=buggy,
+            fixed=row["prompt"] + row["canonical_solution"], entry=row["entry_point"],
+            test=row["test"], seconds=seconds,
+        )  # fmt: skip
+
+
+def task(
+    *, name: str, prompt: str, buggy: str, fixed: str, entry: str, test: str, seconds: float = 10.0
+) -> Task:
+    """Return the task of one function; `test` has `def check(candidate)`, or bare asserts."""
+    tests = {
+        "kind": "pytest", "files": {TEST_PATH: test_file(test, entry, fixed)}, "seconds": seconds,
+    }  # fmt: skip
+    spec: dict[str, Any] = {"files": {PATH: buggy}, "answer": "any", "tests": tests}
+    return Task(name, prompt, PATH, {PATH: buggy}, fixed, spec)
+
+
+def test_file(test: str, entry: str, program: str) -> str:
+    """Return a file for pytest with one test per assert."""
+    tree = ast.parse(test)
+    around: list[ast.stmt] = []
+    body: list[ast.stmt] = tree.body
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef) and node.name == "check":
+            around = [n for n in tree.body if n is not node and not _calls_check(n)]
+            name = node.args.args[0].arg
+            body = node.body
+            if name != entry:
+                around += ast.parse(f"{name} = {entry}").body
+    used = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)} | {entry}
+    given = sorted(used & _defined(program))
+    lines = [f"from {PATH.removesuffix('.py')} import {', '.join(given)}"]
+    lines += map(ast.unparse, around)
+    before: list[ast.stmt] = []
+    number = 0
+    for statement in body:
+        if _trivial(statement):
+            continue
+        if not any(isinstance(node, ast.Assert) for node in ast.walk(statement)):
+            before.append(statement)
+            continue
+        number += 1
+        inside = "\n".join(ast.unparse(one) for one in [*before, statement])
+        lines.append(f"\n\ndef test_{number}():\n" + _indented(inside))
+    if not number:
+        raise PimonoError(f"The tests of `{entry}` assert nothing; give `check` its asserts.")
+    return "\n".join(lines) + "\n"
+
+
+test_file.__test__ = False  # type: ignore[attr-defined]
+
+
+def _indented(source: str) -> str:
+    """Put statements into a function; lines inside of a text keep their place."""
+    tree = ast.parse(f"def f():\n    pass\n{source}")
+    function = tree.body[0]
+    assert isinstance(function, ast.FunctionDef)
+    function.body = tree.body[1:]
+    return ast.unparse(function).partition("\n")[2]
+
+
+def _calls_check(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and ast.unparse(node).startswith("check(")
+
+
+def _trivial(node: ast.stmt) -> bool:
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+        return True
+    return (
+        isinstance(node, ast.Assert)
+        and isinstance(node.test, ast.Constant)
+        and bool(node.test.value)
+    )
+
+
+def _defined(program: str) -> set[str]:
+    """Return the names that a program defines at its top."""
+    names: set[str] = set()
+    for node in ast.parse(program).body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Assign):
+            names |= {
+                n.id for target in node.targets for n in ast.walk(target) if isinstance(n, ast.Name)
+            }
+    return names

@@ -1,0 +1,106 @@
+"""Tasks of a checkout in the layout of QuixBugs.
+
+    python_programs/NAME.py          the program with a bug, and a text that describes it
+    correct_python_programs/NAME.py  the same without it
+    python_testcases/test_NAME.py    its tests, and helpers beside them
+    json_testcases/NAME.json         lines of [arguments, expected], for some
+    conftest.py                      options of the tests
+
+Every program that has tests is a task. Where the test is the bare comparison of each case with its
+expected value, the cases are judged by value, otherwise pytest runs the test as it is.
+"""
+
+import ast
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pimono_sdpo.errors import PimonoError
+from pimono_sdpo.suites import Task
+
+BUGGY, FIXED = "python_programs", "correct_python_programs"
+TESTS, CASES = "python_testcases", "json_testcases"
+CALLS = ("{}(*input_data)", "list({}(*input_data))")
+
+
+def tasks(root: Path, seconds: float = 10.0) -> Iterator[Task]:
+    """Yield the tasks in order of their names; `seconds` are CPU seconds per case.
+
+    Raises PimonoError when the folder has no such tasks.
+    """
+    names = sorted(
+        path.stem
+        for path in (root / BUGGY).glob("*.py")
+        if (root / TESTS / f"test_{path.stem}.py").exists() and (root / FIXED / path.name).exists()
+    )
+    if not names:
+        raise PimonoError(
+            f"{root} has no tasks: no {BUGGY}/NAME.py with {FIXED}/NAME.py and "
+            f"{TESTS}/test_NAME.py; name the root of a QuixBugs checkout."
+        )
+    for name in names:
+        path = f"{BUGGY}/{name}.py"
+        source = (root / path).read_text()
+        tests = _values(root, name, seconds) or _pytest(root, name, seconds)
+        yield Task(
+            name=name,
+            prompt=described(source),
+            path=path,
+            files={path: source},
+            solution=(root / FIXED / f"{name}.py").read_text(),
+            spec={"files": {path: source}, "answer": "any", "tests": tests},
+        )
+
+
+def described(source: str) -> str:
+    """Return the last text that stands alone in a program."""
+    texts = [
+        node.value.value.strip()
+        for node in ast.parse(source).body
+        if isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    ]
+    return texts[-1] if texts else ""
+
+
+def _values(root: Path, name: str, seconds: float) -> dict[str, Any] | None:
+    """Return tests of values when the test says nothing but that each case gives its value."""
+    path = root / CASES / f"{name}.json"
+    if not path.exists() or not _bare((root / TESTS / f"test_{name}.py").read_text(), name):
+        return None
+    cases = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
+    return {
+        "kind": "value", "module": f"{BUGGY}/{name}.py", "entry": name, "seconds": seconds,
+        "cases": [
+            {"args": given if isinstance(given, list) else [given], "expected": expected}
+            for given, expected in cases
+        ],
+    }  # fmt: skip
+
+
+def _bare(source: str, name: str) -> bool:
+    bodies = [node.body for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)]
+    said = [ast.unparse(statement) for body in bodies for statement in body]
+    return said in [[f"assert {call.format(name)} == expected"] for call in CALLS]
+
+
+def _pytest(root: Path, name: str, seconds: float) -> dict[str, Any]:
+    """Return the test file, its helpers and its data as they are."""
+    helpers = [
+        path for path in (root / TESTS).glob("*.py") if not path.name.startswith("test_")
+    ]  # fmt: skip
+    wanted = [*helpers, root / TESTS / f"test_{name}.py", root / "conftest.py"]
+    wanted.append(root / CASES / f"{name}.json")
+    files = {
+        path.relative_to(root).as_posix(): path.read_text()
+        for path in sorted(wanted)
+        if path.exists()
+    }
+    classes = [
+        path.relative_to(root).as_posix()
+        for path in sorted(helpers)
+        if any(isinstance(node, ast.ClassDef) for node in ast.parse(path.read_text()).body)
+    ]
+    return {"kind": "pytest", "files": files, "shared": classes, "seconds": 2 * seconds}

@@ -1,0 +1,12 @@
+"""Tests in one process, the answer in another: values go between them, never objects.
+
+    codec.py    values as a flat table that JSON can hold
+    serve.py    the answer's process: imports it, calls it, sees nothing of the tests
+    connection.py, handles.py   the tests' process: what stands there for the answer's objects
+    judge.py    starts both inside one sandbox, runs pytest, reports
+
+A list that comes back is a list of the tests' own interpreter, whatever class it had over there, so
+no `__eq__` of the answer is asked whether it equals an expected value. Lists, dicts and shared
+objects that the answer changed are changed on the tests' side, too. Objects of the answer's classes
+stay there; the tests hold handles.
+"""

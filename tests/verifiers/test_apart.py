@@ -1,0 +1,284 @@
+"""Tests in a process of their own: what honest programs need works, what cheats want does not."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from rewards.sandbox.warm import Server
+from rewards.verifiers import tests
+from rewards.verifiers.result import VerifierResult
+from tests.verifiers.programs import writing
+
+Verify = Any
+
+
+@pytest.fixture(scope="module")
+def verify() -> Iterator[Verify]:
+    with Server(imports=tests.IMPORTS) as server:
+        yield tests.warm(server)
+
+
+def judged(verify: Verify, program: str, test: str, **more: Any) -> VerifierResult:
+    spec = {
+        "files": {"work/main.py": "", **more.pop("files", {})},
+        "answer": "write",
+        "tests": {
+            "kind": "pytest",
+            "files": {"test_it.py": test, **more.pop("beside", {})},
+            **more,
+        },
+    }
+    result: VerifierResult = verify(writing(program), spec)
+    return result
+
+
+HONEST: dict[str, tuple[str, str]] = {
+    "values_of_every_kind": (
+        "from decimal import Decimal\nfrom fractions import Fraction\nimport datetime, collections, math\n"
+        "def f():\n    return [(1, 2.5), {'a': {1, 2}}, b'x', 1 + 2j, None, True, Decimal('1.10'),"
+        " Fraction(1, 3), datetime.date(2020, 1, 2), range(3), frozenset({1}), 10**30, float('inf'),"
+        " {(1, 2): 'pair'}, collections.deque([1]), collections.Counter('aab'), 'half \\ud800']\n",
+        "from decimal import Decimal\nfrom fractions import Fraction\nimport datetime, collections\n"
+        "from work.main import f\n"
+        "def test():\n    got = f()\n    assert got == [(1, 2.5), {'a': {1, 2}}, b'x', 1 + 2j, None, True,"
+        " Decimal('1.10'), Fraction(1, 3), datetime.date(2020, 1, 2), range(3), frozenset({1}), 10**30,"
+        " float('inf'), {(1, 2): 'pair'}, collections.deque([1]), collections.Counter('aab'), 'half \\ud800']\n"
+        "    assert got[-2].most_common(1) == [('a', 2)] and isinstance(got[0], tuple)\n",
+    ),
+    "lists_changed_in_place": (
+        "def f(xs, seen):\n    xs.sort()\n    seen['n'] = [len(xs)]\n    xs[0].append(9)\n",
+        "from work.main import f\n"
+        "def test():\n    inner = [0]\n    xs, seen = [[3], inner], {}\n    alias = xs\n    assert f(xs, seen) is None\n"
+        "    assert alias == [[0, 9], [3]] and inner == [0, 9] and alias[0] is inner\n    assert seen == {'n': [2]}\n",
+    ),
+    "the_same_object_comes_back": (
+        "def f(xs):\n    return xs\n",
+        "from work.main import f\ndef test():\n    xs = [1]\n    assert f(xs) is xs\n",
+    ),
+    "cycles": (
+        "def f(xs):\n    xs.append(xs)\n    return xs\n",
+        "from work.main import f\ndef test():\n    xs = f([])\n    assert xs[0] is xs\n",
+    ),
+    "generators": (
+        "import itertools\ndef f():\n    yield from itertools.count()\n",
+        "from itertools import islice\nfrom work.main import f\n"
+        "def test():\n    assert list(islice(f(), 3)) == [0, 1, 2]\n    found = f()\n    assert next(found) == 0\n"
+        "    assert iter(found) is not None\n    found.close()\n",
+    ),
+    "exceptions": (
+        "import json\nclass Wrong(ValueError):\n    def __init__(self, code):\n        super().__init__(f'code {code}')\n        self.code = code\n"
+        "def f(n):\n    if n == 0: return {}[n]\n    if n == 1: raise Wrong(7)\n    if n == 2: json.loads('{')\n    open('/none')\n",
+        "import json, pytest\nfrom work.main import f, Wrong\n"
+        "def test():\n    with pytest.raises(KeyError): f(0)\n"
+        "    with pytest.raises(Wrong, match='code 7') as caught: f(1)\n    assert caught.value.code == 7\n"
+        "    with pytest.raises(ValueError): f(1)\n    with pytest.raises(json.JSONDecodeError): f(2)\n"
+        "    with pytest.raises(OSError): f(3)\n",
+    ),
+    "classes": (
+        "import functools, enum\nfrom dataclasses import dataclass\nclass Color(enum.Enum):\n    RED = 1\n    BLUE = 2\n"
+        "@functools.total_ordering\n@dataclass\nclass Money:\n    amount: int\n    def __add__(self, other):\n        return Money(self.amount + other.amount)\n"
+        "    def __lt__(self, other):\n        return self.amount < other.amount\n"
+        "class Stack:\n    LIMIT = 3\n    def __init__(self):\n        self.items = []\n    def push(self, x):\n        self.items.append(x)\n        return self\n"
+        "    def __len__(self):\n        return len(self.items)\n    def __contains__(self, x):\n        return x in self.items\n"
+        "    def __iter__(self):\n        return iter(self.items)\n    def __getitem__(self, i):\n        return self.items[i]\n"
+        "    def __enter__(self):\n        return self\n    def __exit__(self, *how):\n        return False\n    @property\n    def top(self):\n        return self.items[-1]\n",
+        "import pytest\nfrom work import main\nfrom work.main import Color, Money, Stack\n"
+        "def test():\n    assert Money(1) + Money(2) == Money(3) != Money(4)\n    assert Money(1) < Money(2) and max(Money(1), Money(5)).amount == 5\n"
+        "    assert repr(Money(1)) == 'Money(amount=1)' and isinstance(Money(1), Money) and not isinstance(Money(1), Stack)\n"
+        "    stack = Stack().push(1).push(2)\n    assert len(stack) == 2 and 2 in stack and 3 not in stack and list(stack) == [1, 2]\n"
+        "    assert stack[0] == 1 and stack.top == 2 and main.Stack.LIMIT == 3\n"
+        "    with stack as same: assert same is stack\n    stack.items = [5]\n    assert stack.top == 5 and bool(stack) and not Stack()\n"
+        "    with pytest.raises(AttributeError): stack.none\n    with pytest.raises(IndexError): stack[7]\n"
+        "    assert Color.RED is Color.RED and Color.RED != Color.BLUE and Color.BLUE.value == 2 and Color(1) is Color.RED\n",
+    ),
+    "namedtuples": (
+        "from typing import NamedTuple\nclass P(NamedTuple):\n    x: int\n    y: int\ndef f():\n    return P(1, 2)\n",
+        "from work.main import f\ndef test():\n    assert f() == (1, 2) and f().y == 2\n",
+    ),
+    "functions_of_the_tests": (
+        "def f(key, xs):\n    return sorted(xs, key=key)\n",
+        "from work.main import f\ndef test():\n    assert f(lambda x: -x, [1, 3, 2]) == [3, 2, 1]\n    assert f(len, ['aa', 'b']) == ['b', 'aa']\n",
+    ),
+    "decorators": (
+        "import functools\ndef twice(g):\n    @functools.wraps(g)\n    def both(*args):\n        return g(*args), g(*args)\n    return both\n",
+        "from work.main import twice\ndef test():\n    @twice\n    def one(x):\n        return x + 1\n    assert one(1) == (2, 2)\n",
+    ),
+    "printing_and_files": (
+        "import os, pathlib\ndef f(path):\n    print('hello')\n    pathlib.Path(path, 'out').write_text(os.environ['MODE'] + pathlib.Path('here').read_text())\n",
+        "from work.main import f\ndef test(tmp_path, capsys, monkeypatch):\n    monkeypatch.setenv('MODE', 'fast')\n    monkeypatch.chdir(tmp_path)\n"
+        "    (tmp_path / 'here').write_text('!')\n    f(tmp_path)\n    assert capsys.readouterr().out == 'hello\\n'\n    assert (tmp_path / 'out').read_text() == 'fast!'\n",
+    ),
+    "patched": (
+        "LIMIT = 1\ndef g():\n    return LIMIT\ndef f():\n    return g()\n",
+        "from work import main\ndef test(monkeypatch):\n    monkeypatch.setattr(main, 'LIMIT', 5)\n    assert main.f() == 5\n"
+        "    monkeypatch.setattr(main, 'g', lambda: 7)\n    assert main.f() == 7\n    monkeypatch.undo()\n    assert main.f() == 1\n",
+    ),
+    "floats_and_numbers": (
+        "class N(int):\n    pass\ndef f(x):\n    return x * 0.1\ndef g():\n    return N(3)\n",
+        "import pytest\nfrom work.main import f, g\ndef test():\n    assert f(3) == pytest.approx(0.3)\n    assert g() == 3 and type(g()) is int\n",
+    ),
+    "deep_values": (
+        "def f(n):\n    xs = []\n    for _ in range(n):\n        xs = [xs]\n    return xs\n",
+        "from work.main import f\ndef test():\n    xs, depth = f(5000), 0\n    while xs:\n        xs, depth = xs[0], depth + 1\n    assert depth == 5000\n",
+    ),
+    "whole_module_imports": (
+        "from work import main\nLIST = [1]\ndef f():\n    return main.LIST\n",
+        "import work.main\nimport work.main as m\nfrom work.main import *\ndef test():\n    assert f() == m.LIST == work.main.LIST == [1]\n",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_honest_programs_pass(name: str, verify: Verify) -> None:
+    program, test = HONEST[name]
+    result = judged(verify, program, test)
+    assert result.status == "passed", result.feedback
+
+
+LISTS = """
+from work.main import f
+
+def test_one():
+    assert f([2, 1]) == [1, 2]
+
+def test_two():
+    assert f([3]) == [3]
+
+def test_three():
+    assert [1, 2, 3] == f([3, 2, 1])
+    assert f([9, 8])[0] == 8 and len(f([1, 1, 1])) == 3
+"""
+NUMBERS = """
+from work.main import f
+
+def test_near():
+    assert abs(f(4) - 2) < 1e-6
+
+def test_between():
+    assert 1 < f(2) < 2
+
+def test_in():
+    assert f(9) in (3, 3.0)
+
+def test_contains():
+    assert 4 not in [f(16) + 1] and f(25) >= 5 and f(25) <= 5
+"""
+ALWAYS = """
+class Always(BASE):
+    def __eq__(self, other): return True
+    def __ne__(self, other): return True
+    __lt__ = __le__ = __gt__ = __ge__ = __contains__ = __eq__
+    def __hash__(self): return 0
+    def __abs__(self): return self
+    __sub__ = __rsub__ = __add__ = __radd__ = __getitem__ = lambda self, other: self
+    def __len__(self): return 3
+    def __iter__(self): return iter([self])
+"""
+CHEATS: dict[str, tuple[str, str]] = {
+    "always_equal_object": (LISTS, ALWAYS.replace("BASE", "object") + "def f(xs): return Always()\n"),
+    "always_equal_list": (LISTS, ALWAYS.replace("BASE", "list") + "def f(xs): return Always()\n"),
+    "always_equal_number": (NUMBERS, ALWAYS.replace("BASE", "object") + "def f(x): return Always()\n"),
+    "always_equal_float": (NUMBERS, ALWAYS.replace("BASE", "float") + "def f(x): return Always(7)\n"),
+    "always_equal_inside": (LISTS, ALWAYS.replace("BASE", "int") + "def f(xs): return [Always(7) for _ in xs]\n"),
+    "always_equal_by_class_assignment": (LISTS, ALWAYS.replace("BASE", "object") + "class Plain: pass\ndef f(xs):\n    found = Plain()\n    found.__class__ = Always\n    return found\n"),
+    "always_equal_by_metaclass": (LISTS, "class Meta(type):\n    def __eq__(cls, other): return True\n    def __instancecheck__(cls, other): return True\n    __hash__ = None\n    def __len__(cls): return 3\n    def __getitem__(cls, i): return cls\ndef f(xs): return Meta('A', (), {})\n"),
+    "always_equal_by_total_ordering": (NUMBERS, "import functools\n@functools.total_ordering\nclass A:\n    def __eq__(self, o): return True\n    def __lt__(self, o): return True\n    def __sub__(self, o): return self\n    __abs__ = __add__ = lambda self, *o: self\ndef f(x): return A()\n"),
+    "always_equal_by_dataclass": (LISTS, "from dataclasses import dataclass\n@dataclass(eq=False)\nclass A(list):\n    def __eq__(self, other): return True\ndef f(xs): return A()\n"),
+    "always_equal_enum": (NUMBERS, "import enum\nclass A(float, enum.Enum):\n    X = 7.0\n    def __eq__(self, o): return True\n    __lt__ = __gt__ = __le__ = __ge__ = __eq__\n    def __hash__(self): return 0\ndef f(x): return A.X\n"),
+    "numpy_like": (LISTS, "class A:\n    __array_priority__ = 10**6\n    def __eq__(self, o): return self\n    def __bool__(self): return True\n    def __len__(self): return 3\n    def __getitem__(self, i): return self\ndef f(xs): return A()\n"),
+    "claims_to_be_numpy": (LISTS, "class A:\n    __eq__ = lambda self, o: True\n    def item(self): return self\nA.__module__ = 'numpy'\ndef f(xs): return A()\n"),
+    "forged_class_attribute": (LISTS, "class A:\n    __eq__ = lambda self, o: True\n    __class__ = property(lambda self: list)\n    def __iter__(self): return iter([self])\ndef f(xs): return A()\n"),
+    "patched_codec": (LISTS, "import sys\nfor name, module in list(sys.modules.items()):\n    if name.startswith('rewards'):\n        for key, value in list(vars(module).items()):\n            if isinstance(value, type):\n                value.refs = lambda self, values: [True for _ in values]\ndef f(xs): return []\n"),
+    "patched_builtins": (LISTS, "import builtins\nbuiltins.isinstance = lambda *a: True\nbuiltins.AssertionError = Exception\nbuiltins.bool = lambda *a: True\ndef f(xs): return []\n"),
+    "patched_json": (LISTS, "import json\njson.dumps = lambda message: '{\"refs\": [true], \"table\": [], \"printed\": \"\"}'\ndef f(xs): return []\n"),
+    "closes_and_forges": (LISTS, "import os\ndef f(xs):\n    body = b'{\"refs\": [null], \"table\": [], \"printed\": \"\"}'\n    for n in range(3, 64):\n        try: os.write(n, len(body).to_bytes(8, 'little') + body)\n        except OSError: pass\n    os._exit(0)\n"),
+    "writes_events": (LISTS, "import os\ndef f(xs):\n    for n in range(64):\n        try: os.write(n, b'{\"end\": 0}\\n')\n        except OSError: pass\n    return []\n"),
+    "dup_over_descriptors": (LISTS, "import os\ndef f(xs):\n    r, w = os.pipe()\n    for n in range(20):\n        try: os.dup2(w, n)\n        except OSError: pass\n    return []\n"),
+    "kills_the_tests": (LISTS, "import os, signal\ndef f(xs):\n    for pid in range(2, 40000):\n        try: os.kill(pid, signal.SIGKILL)\n        except OSError: pass\n    return []\n"),
+    "kills_its_parent": (LISTS, "import os, signal\ndef f(xs):\n    os.kill(os.getppid(), signal.SIGTERM)\n    return []\n"),
+    "reads_the_tests": (LISTS, "import glob, os\ndef f(xs):\n    for top in ('..', '../tmp', '../tmp/tests', os.environ['TMPDIR'], '/tmp', '/proc/self', '/proc/%d/cwd' % os.getppid()):\n        for path in glob.glob(top + '/**/test_*.py', recursive=True):\n            exec(open(path).read().replace('from work.main', 'from os'))\n            raise SystemExit(path)\n    return []\n"),
+    "writes_the_tests": (LISTS, "import os, pathlib\nfor top in ('../tmp/tests', '../tmp', '.', '..'):\n    for name in ('conftest.py', 'test_it.py', 'sitecustomize.py'):\n        try: pathlib.Path(top, name).write_text('def test(): pass\\n')\n        except OSError: pass\ndef f(xs): return []\n"),
+    "raises_what_pytest_raises": (LISTS, "def f(xs):\n    class Skipped(BaseException): allow_module_level = True\n    Skipped.__module__ = '_pytest.outcomes'\n    raise Skipped('x')\n"),
+    "raises_exit_at_import": (LISTS, "class Exit(Exception): pass\nExit.__module__ = '_pytest.outcomes'\nraise Exit()\n"),
+    "raises_keyboard_interrupt": (LISTS, "def f(xs):\n    raise KeyboardInterrupt\n"),
+    "waits_for_the_garbage": (LISTS, "import os\nclass A(list):\n    def __del__(self): os._exit(0)\ndef f(xs): return A()\n"),
+    "thread_after_the_result": (LISTS, "import os, threading\ndef forge():\n    while True:\n        for n in range(3, 20):\n            try: os.write(n, b'\\0' * 9)\n            except OSError: pass\ndef f(xs):\n    threading.Thread(target=forge, daemon=True).start()\n    return []\n"),
+    "new_module_for_the_tests": (LISTS, "import pathlib\npathlib.Path('difflib.py').write_text('x')\npathlib.Path('_pytest.py').write_text('x')\ndef f(xs): return []\n"),
+    "a_huge_message": (LISTS, "def f(xs):\n    return ['x' * 1000 for _ in range(10**5)]\n"),
+    "a_deep_tuple": (LISTS, "def f(xs):\n    found = ()\n    for _ in range(10**5): found = (found,)\n    return found\n"),
+    "unhashable_in_a_set": (LISTS, "class A(list):\n    def __hash__(self): return 1\ndef f(xs): return {A()}\n"),
+    "nan": (NUMBERS, "def f(x): return float('nan')\n"),
+    "infinity_and_beyond": (NUMBERS, "def f(x): return 10**5000\n"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CHEATS)
+def test_no_cheat_wins(name: str, verify: Verify) -> None:
+    test, program = CHEATS[name]
+    result = judged(verify, program, test, seconds=5)
+    assert result.status == "failed", result
+    assert result.score is not None
+    assert result.score <= 0.5
+
+
+def test_the_honest_answers_win_where_the_cheats_do_not(verify: Verify) -> None:
+    for program, test in (
+        ("def f(xs): return sorted(xs)\n", LISTS),
+        ("def f(x): return x ** .5\n", NUMBERS),
+    ):
+        result = judged(verify, program, test)
+        assert result.status == "passed", result.feedback
+
+
+def test_objects_of_the_tests_need_a_class_that_both_sides_have(verify: Verify) -> None:
+    node = "class Node:\n    def __init__(self, value, after=None):\n        self.value = value\n        self.after = after\n"
+    program = "def f(node):\n    back = None\n    while node:\n        node.after, back, node = back, node, node.after\n    return back\n"
+    test = (
+        "from node import Node\nfrom work.main import f\n"
+        "def test():\n    last = Node(2)\n    first = Node(1, last)\n    assert f(first) is last\n"
+        "    assert last.after is first and first.after is None\n"
+    )
+    result = judged(verify, program, test, beside={"node.py": node}, shared=["node.py"])
+    assert result.status == "passed", result.feedback
+    told = judged(verify, program, test, beside={"node.py": node})
+    assert (told.status, told.score) == ("error", None)
+    assert "a Node, which cannot go to another process" in told.feedback
+
+
+def test_tests_that_skip_themselves_do_not_count_but_others_must_pass(verify: Verify) -> None:
+    test = "import pytest\nfrom work.main import f\ndef test_a():\n    pytest.skip('slow')\ndef test_b():\n    assert f() == 1\n"
+    result = judged(verify, "def f(): return 1\n", test)
+    assert (result.status, result.metrics) == ("passed", {"tests": 1, "passed": 1})
+    assert judged(verify, "def f(): return 2\n", test).score == 0
+    only = "from work import main\nimport pytest\ndef test():\n    pytest.skip('no')\n"
+    assert judged(verify, "def f(): return 1\n", only).status == "failed"
+
+
+def test_a_hang_is_cut_by_its_cpu_time_and_named(verify: Verify) -> None:
+    program = "def f(xs):\n    while len(xs) == 1: pass\n    return sorted(xs)\n"
+    result = judged(verify, program, LISTS, seconds=3)
+    assert (result.category, result.score) == ("timeout", 1 / 3)
+    # The kernel's limit for the process and the watchdog's for the tree are the same.
+    assert re.search("test_it.py::test_two:? did not end in its CPU time", result.feedback)
+    program = "import time\nwhile True: pass\ndef f(xs): pass\n"
+    assert judged(verify, program, LISTS, seconds=2).category == "timeout"
+
+
+def test_the_feedback_names_the_line_of_the_answer(verify: Verify) -> None:
+    result = judged(verify, "def f(xs):\n    return xs[7]\n", LISTS)
+    assert "IndexError: list index out of range\n  work/main.py:2: return xs[7]" in result.feedback
+
+
+def test_tests_inside_of_a_package_and_below_src(verify: Verify) -> None:
+    files = {"src/pkg/__init__.py": "", "src/pkg/a.py": "def f(): return 1\n"}
+    spec = {
+        "files": files, "answer": "write", "locked": [],
+        "tests": {"kind": "pytest", "files": {
+            "src/pkg/tests/__init__.py": "",
+            "src/pkg/tests/test_a.py": "from ..a import f\nfrom pkg import a\ndef test():\n    assert f() == a.f() == 2\n",
+        }},
+    }  # fmt: skip
+    result = verify(writing("def f(): return 2\n", "src/pkg/a.py"), spec)
+    assert result.status == "passed", result
