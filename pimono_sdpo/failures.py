@@ -69,16 +69,14 @@ _BESIDE_THE_POINT = re.compile(
 _PREFILTER = Prefilter([rule.pattern for rule in RULES])
 
 
-def find_failures(text: str) -> list[tuple[Rule, re.Match[str]]]:
-    """Return the rules that a text matches, each with its first match."""
-    rules = (RULES[number] for number in _PREFILTER.candidates(text))
-    matches = ((rule, rule.pattern.search(text)) for rule in rules)
-    return [(rule, match) for rule, match in matches if match]
+def rules_for(text: str) -> list[Rule]:
+    """Return the rules that may match a text; what cannot is ruled out in one pass."""
+    return [RULES[number] for number in _PREFILTER.candidates(text)]
 
 
 def may_fail(text: str, categories: frozenset[str]) -> bool:
-    """Tell in one pass whether rules of some categories may match; what cannot is ruled out."""
-    return any(RULES[number].category in categories for number in _PREFILTER.candidates(text))
+    """Tell in one pass whether rules of some categories may match."""
+    return any(rule.category in categories for rule in rules_for(text))
 
 
 def classify(text: str) -> list[str]:
@@ -87,10 +85,16 @@ def classify(text: str) -> list[str]:
     >>> classify("src/a.ts(4,7): error TS2322: no\\n\\nCommand exited with code 2")
     ['build_lint_compile', 'command_error']
     """
-    if not _PREFILTER.candidates(text):
+    rules = rules_for(text)
+    if not rules:
         return []
     told = _BESIDE_THE_POINT.sub("", text)
-    found = {rule.category for rule, _ in find_failures(told)}
+    if told != text:
+        rules = rules_for(told)
+    found: set[str] = set()
+    for rule in rules:
+        if rule.category not in found and rule.pattern.search(told):
+            found.add(rule.category)
     if "policy_block" in found:
         found -= _VETO_HIDES
     return sorted(found)

@@ -5,11 +5,13 @@ writes  privileged_context
 """
 
 import re
+from itertools import groupby
 from typing import Any
 
 from datasets import Features, Value
 
-from pimono_sdpo.failures import find_failures
+from pimono_sdpo.failure_rules import Rule
+from pimono_sdpo.failures import rules_for
 from pimono_sdpo.schema import Correction, Diagnostic
 from pimono_sdpo.stage import Map, Row
 from pimono_sdpo.text import shorten, shorten_around
@@ -21,7 +23,7 @@ DIAGNOSTIC_CHARS = 1600
 CORRECTION_CHARS = 800
 LINE_CHARS = 150
 # Minified code, not what a person or a tool wrote to be read.
-_LONG_LINE = re.compile(r"[^\n]{400,}")
+LONG_LINE = 400
 _VARIES = re.compile(r"0x[0-9a-fA-F]+|\d+(?:\.\d+)?(?:ms|s)?")
 
 
@@ -41,23 +43,29 @@ def context(row: Row) -> dict[str, Any]:
 
 def _shortened(text: str) -> str:
     """Leave out the middle of long lines and of the text, but not what says what failed."""
-    places = _places(text)
-    if len(text) > DIAGNOSTIC_CHARS:
-        text = _LONG_LINE.sub(_short_line, text)
-        places = _places(text)
-    return shorten_around(text, DIAGNOSTIC_CHARS, places[0] if places else 0)
+    if len(text) <= DIAGNOSTIC_CHARS:
+        return text
+    text = "\n".join(_short_line(line) for line in text.split("\n"))
+    return shorten_around(text, DIAGNOSTIC_CHARS, _place(text))
 
 
-def _short_line(match: re.Match[str]) -> str:
-    line = match[0]
-    return line if _places(line) else f"{line[:LINE_CHARS]} [...] {line[-LINE_CHARS:]}"
+def _short_line(line: str) -> str:
+    if len(line) < LONG_LINE or any(rule.pattern.search(line) for rule in rules_for(line)):
+        return line
+    return f"{line[:LINE_CHARS]} [...] {line[-LINE_CHARS:]}"
 
 
-def _places(text: str) -> list[int]:
-    """Where the rules find what failed, the weightiest category first."""
-    found = find_failures(text)
-    places = [(-WEIGHTS[rule.category], match.start()) for rule, match in found]
-    return [place for _, place in sorted(places)]
+def _place(text: str) -> int:
+    """Where the weightiest of the rules that match finds what failed; 0 when none does."""
+    for _, rules in groupby(sorted(rules_for(text), key=_weight), _weight):
+        places = [match.start() for rule in rules if (match := rule.pattern.search(text))]
+        if places:
+            return min(places)
+    return 0
+
+
+def _weight(rule: Rule) -> float:
+    return -WEIGHTS[rule.category]
 
 
 def _same(item: Diagnostic) -> str:
@@ -67,6 +75,8 @@ def _same(item: Diagnostic) -> str:
 
 def _telling(items: list[Diagnostic]) -> list[Diagnostic]:
     """The distinct diagnostics of most weight; of equal ones the one that happened first."""
+    if len(items) == 1:
+        return items
     distinct = list({_same(item): item for item in reversed(items)}.values())[::-1]
     ranked = sorted(distinct, key=lambda item: -sum(WEIGHTS[name] for name in item["categories"]))
     return ranked[:MAX_DIAGNOSTICS]

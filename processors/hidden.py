@@ -23,6 +23,7 @@ IS_CHECK = re.compile(r"test|spec|check|lint|build|compile|tsc|verify", re.IGNOR
 _CHECKED = frozenset({"test_or_assertion", "build_lint_compile"})
 SIGNATURE = _CHECKED | {"runtime_exception", "command_error"}
 _COMPLAINED = frozenset({"missing_file_or_command", "permission_auth"})
+_SUSPICIOUS = SIGNATURE | _COMPLAINED
 _CHANGERS = frozenset("cp mv rm mkdir chmod chown ln touch".split())
 _SHELLS = frozenset({"bash", "sh", "zsh", "dash", "-bash"})
 _IN_SCRIPT = re.compile(r" (?:line )?\d{1,6}: ")
@@ -37,7 +38,7 @@ def may_hide(command: str, text: str) -> bool:
     if "$?" in command or "PIPESTATUS" in command:
         return True
     tail = "\n".join(text[-TAIL_CHARS:].rsplit("\n", 2 * TAIL_LINES)[-2 * TAIL_LINES :])
-    return "timed out" in tail or "not found" in tail or may_fail(tail, SIGNATURE | _COMPLAINED)
+    return "timed out" in tail or "not found" in tail or may_fail(tail, _SUSPICIOUS)
 
 
 def find_hidden(command: str, text: str) -> set[str]:
@@ -45,7 +46,8 @@ def find_hidden(command: str, text: str) -> set[str]:
     # A line of the command itself was echoed, not reported.
     lines = [line for line in _last_lines(text) if line.strip() not in command]
     asks = "$?" in command or "PIPESTATUS" in command
-    if not lines or not (asks or _is_suspicious("\n".join(lines))):
+    said = classify("\n".join(lines))
+    if not lines or not (asks or _is_suspicious(lines, said)):
         return set()
     pipelines = parse(command)
     stages = [stage for pipeline in pipelines for stage in pipeline.stages]
@@ -63,11 +65,13 @@ def find_hidden(command: str, text: str) -> set[str]:
     if prints_text and not IS_CHECK.search(" ".join(stage.arguments)[:200]):
         # Its output may be any text; only its own end is not.
         lines, signature = lines[-SCRIPT_TAIL_LINES:], frozenset({"runtime_exception"})
-    tail = "\n".join(lines)
-    found = set(classify(tail)) - NOT_OF_A_COMMAND
+        said = classify("\n".join(lines))
+    found = set(said) - NOT_OF_A_COMMAND
     if not found & signature:
         return told
-    is_provoked = not found & (_CHECKED | {"command_error"}) and SAYS_PASSED.search(tail)
+    is_provoked = not found & (_CHECKED | {"command_error"}) and SAYS_PASSED.search(
+        "\n".join(lines)
+    )
     return told if is_provoked else found | told
 
 
@@ -79,11 +83,11 @@ def _last_lines(text: str) -> list[str]:
     return filled[-TAIL_LINES:]
 
 
-def _is_suspicious(tail: str) -> bool:
+def _is_suspicious(lines: list[str], said: list[str]) -> bool:
     """Tell, faster than reading the command, whether there is anything to look into."""
-    if "timed out" in tail or "not found" in tail:
+    if any("timed out" in line or "not found" in line for line in lines):
         return True
-    return not (SIGNATURE | _COMPLAINED).isdisjoint(classify(tail))
+    return not _SUSPICIOUS.isdisjoint(said)
 
 
 def _is_missing(line: str, stages: list[Stage]) -> bool:

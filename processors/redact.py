@@ -24,17 +24,20 @@ _MOUNT = (
     rf"(?:{_SLASH}(?:mnt|cygdrive|var|System{_SLASH}Volumes{_SLASH}Data))?"
     rf"(?:{_SLASH}[A-Za-z](?:%3[Aa]|:)?)?"
 )
-_HOME = re.compile(
+HOME = re.compile(
     rf"{_START}{_MOUNT}{_SLASH}(?:Users|home){_SLASH}(?:[\w.@+-]+ [A-Z][\w.-]*(?=/)|[\w.@+-]+)"
     rf"|{_START}/(?:root|data/data/com\.termux/files/home)(?![\w-])"
     r"|(?<![A-Za-z])[A-Za-z]:(?:\\{1,4}|/)[Uu]sers(?:\\{1,4}|/)"
     r"(?:[\w.+-]+(?: [\w.+-]+)?(?=[\\/])|[\w.+-]+)"
     r"|[\\/]{2,4}wsl(?:\.localhost|\$)[\\/]{1,4}[\w.-]+[\\/]{1,4}home[\\/]{1,4}[\w.-]+"
 )
-_DASHED_HOME = re.compile(
+DASHED_HOME = re.compile(
     r"(?<![\w-])(?:[A-Z]-)?--?(?:Users|home)-[A-Za-z0-9._]+(?=[-/])"
     r"|(?<![\w-])(?:[A-Z]-)?--?Users-[A-Za-z0-9._]+(?![\w-])"
 )
+_IN_DASHED_HOMES = ("-Users-", "-home-")
+# In every home but the dashed ones.
+_NEAR_HOME = re.compile(r"[/\\Ff](?:[Uu]sers|home)|/root")
 _IN_HOMES = ("sers", "home", "/root")
 _USER = re.compile(r"(?:/(?:Users|home)/|[A-Za-z]:[\\/]+Users[\\/]+)([\w.-]{3,64})")
 _TEMPORARY = re.compile(r"(?:/private)?/var/folders/\w{2}/\w{8,64}(?:/[TC])?(?![\w-])")
@@ -66,20 +69,31 @@ def redact_text(text: str, cwd: str) -> tuple[str, list[str]]:
             text = re.sub(rf"(?m)({owner}){name}(?=\s)", r"\1$USER", text)
     if "/var/folders/" in text:
         text = _TEMPORARY.sub("$TMPDIR", text)
-    return _without_homes(text), kinds
+    return without_homes(text), kinds
 
 
-def _without_homes(text: str) -> str:
-    """Put $HOME for homes; few lines hold any, and telling that is far faster."""
+def without_homes(text: str) -> str:
+    """Put $HOME for homes; few words hold any, and telling which is far faster."""
     if not any(name in text for name in _IN_HOMES):
         return text
-    lines = text.split("\n")
-    for at, line in enumerate(lines):
-        if any(name in line for name in _IN_HOMES):
-            # What stands before a path may be the end of the line before.
-            own = _DASHED_HOME.sub("-HOME", _HOME.sub("$HOME", f"\n{line}"))
-            lines[at] = own[1:]
-    return "\n".join(lines)
+    # What stands before a path may be the end of the line before.
+    text = f"\n{text}"
+    kept: list[str] = []
+    done = at = 0
+    while near := _NEAR_HOME.search(text, at):
+        place = near.start()
+        # No path goes over a space before it has come to its home, and none over a line's end.
+        start = max(text.rfind(" ", at, place), text.rfind("\n", at, place), at - 1) + 1
+        stop = text.find("\n", place) + 1 or len(text)
+        home = HOME.search(text, start, stop)
+        if home:
+            kept += text[done : home.start()], "$HOME"
+            done = home.end()
+        at = home.end() if home else stop
+    text = "".join([*kept, text[done:]])
+    if any(name in text for name in _IN_DASHED_HOMES):
+        text = DASHED_HOME.sub("-HOME", text)
+    return text[1:]
 
 
 def _spellings(cwd: str) -> list[str]:

@@ -3,8 +3,7 @@
 import re
 from collections.abc import Iterable, Iterator
 from itertools import islice
-
-from pimono_sdpo.prefilter import Prefilter
+from typing import NamedTuple
 
 MAX_TERMS = 32
 MAX_PER_KIND = 8
@@ -12,24 +11,53 @@ MAX_LENGTH = 64
 MAX_LINE = 500
 _SCAN_CHARS = 20_000
 
-# In order of concreteness: places, codes, error names, quoted names, identifiers. Each may start
-# only where a word starts and what it repeats is bounded: the time stays linear in the text.
-PATTERNS = tuple(
-    re.compile(pattern)
-    for pattern in (
+
+class Kind(NamedTuple):
+    """A kind of token; its pattern is tried only on words that `needle`, which is faster, finds."""
+
+    pattern: re.Pattern[str]
+    needle: re.Pattern[str]
+
+
+def _kind(pattern: str, needle: str) -> Kind:
+    return Kind(re.compile(pattern), re.compile(needle))
+
+
+_EXTENSION = (
+    r"\.(?:tsx?|jsx?|mjs|cjs|py|rs|go|java|rb|c|h|cc|cpp|hpp|json|ya?ml|toml|md|css|html|sh|sql"
+    r"|lock)\b"
+)
+# In order of concreteness: places, codes, error names, files, identifiers, quoted names. Each may
+# start only where a word starts and what it repeats is bounded: the time stays linear in the text.
+KINDS = (
+    _kind(
         r"(?<![\w./@$-])[\w./@$-]{0,200}[\w-]\.[A-Za-z]{1,5}:\d{1,7}(?!\d)"
         r"|(?<![\w-])[a-z][\w-]{0,63}:\d{1,7}(?=[:)\s])",
+        r":\d",
+    ),
+    _kind(
         r"\b(?:TS\d{4,5}|E\d{3,4}|[FWBCNS]\d{3}|E[A-Z]{4,30}|ERR_[A-Z_]{1,60}|SIG[A-Z]{3,4})\b",
-        r"\b[A-Za-z_]\w{0,63}(?:Error|Exception|Panic)\b",
-        r"(?<![\w/.$@-])(?:[\w.$@-]{1,64}/){0,16}[\w-]{1,64}(?:\.[\w-]{1,64}){0,4}\.(?:tsx?|jsx?|mjs|cjs"
-        r"|py|rs|go|java|rb|c|h|cc|cpp|hpp|json|ya?ml|toml|md|css|html|sh|sql|lock)\b",
-        r"\b[a-z]{1,64}(?:[A-Z][a-z0-9]{1,64}){1,8}\b|\b[A-Z][a-z0-9]{1,64}(?:[A-Z][a-z0-9]{1,64}){1,8}\b",
-        r"\b[a-z][a-z0-9]{1,64}(?:_[a-z0-9]{1,64}){1,8}\b",
+        r"[A-Z][A-Z\d_]{3}",
+    ),
+    _kind(r"\b[A-Za-z_]\w{0,63}(?:Error|Exception|Panic)\b", r"Error|Exception|Panic"),
+    _kind(
+        r"(?<![\w/.$@-])(?:[\w.$@-]{1,64}/){0,16}[\w-]{1,64}(?:\.[\w-]{1,64}){0,4}" + _EXTENSION,
+        _EXTENSION,
+    ),
+    _kind(
+        r"\b[a-z]{1,64}(?:[A-Z][a-z0-9]{1,64}){1,8}\b"
+        r"|\b[A-Z][a-z0-9]{1,64}(?:[A-Z][a-z0-9]{1,64}){1,8}\b",
+        r"[A-Z](?<=[a-z0-9].)",
+    ),
+    _kind(r"\b[a-z][a-z0-9]{1,64}(?:_[a-z0-9]{1,64}){1,8}\b", r"_[a-z0-9]"),
+    _kind(
         # A quoted word of plain small letters is mostly just a word.
         r"(?<=[`'\"])(?=[\w@/.-]{0,40}(?:[\d_./@-]|[a-z][A-Z])|[A-Za-z]{9,40}[`'\"])"
         r"[A-Za-z_@][\w@/.-]{2,40}(?=[`'\"])",
-    )
+        r"[`'\"][A-Za-z_@][\w@/.-]{2,40}[`'\"]",
+    ),
 )
+_WORD_END = re.compile(r"[ \n]")
 _REDACTED = re.compile(r"\[REDACTED:\w{1,40}\]")
 _PLACE = re.compile(r"^.*\$(?:workspace|home)/")
 _GENERIC = frozenset(
@@ -40,32 +68,38 @@ _GENERIC = frozenset(
 )
 
 
-_PREFILTER = Prefilter(PATTERNS)
-
-
 def concrete_terms(texts: Iterable[str], limit: int = MAX_TERMS) -> list[str]:
     """Return lower-cased distinct tokens, the most concrete kind first, in order of appearance.
 
     >>> concrete_terms(["node:internal/process/promises:332\\n  triggerUncaughtException(err)"])
     ['promises:332', 'triggeruncaughtexception']
     """
-    # A line of that length is minified code, whose names say nothing about the failure.
-    joined = [
-        "\n".join(
-            _REDACTED.sub("", line)
-            for line in text[:_SCAN_CHARS].replace("\\n", "\n").split("\n")
-            if len(line) < MAX_LINE
-        )
-        for text in texts
-    ]
-    may_hold = [frozenset(_PREFILTER.candidates(text)) for text in joined]
+    read = [_readable(text[:_SCAN_CHARS]) for text in texts]
     terms: dict[str, None] = {}
-    for number, pattern in enumerate(PATTERNS):
-        texts = (text for text, kinds in zip(joined, may_hold, strict=True) if number in kinds)
-        found = (match.group(0) for text in texts for match in pattern.finditer(text))
-        new = (term for term in map(_spelled, found) if term not in terms and _is_telling(term))
+    for kind in KINDS:
+        found = (token for text in read for token in tokens_of(kind, text))
+        spelled = map(_spelled, _distinct(found))
+        new = (term for term in spelled if term not in terms and _is_telling(term))
         terms |= dict.fromkeys(islice(_distinct(new), MAX_PER_KIND))
     return list(terms)[:limit]
+
+
+def _readable(text: str) -> str:
+    # A line of that length is minified code, whose names say nothing about the failure.
+    lines = text.replace("\\n", "\n").split("\n")
+    return _REDACTED.sub("", "\n".join(line for line in lines if len(line) < MAX_LINE))
+
+
+def tokens_of(kind: Kind, text: str) -> Iterator[str]:
+    """What the pattern finds, word by word; no token holds a space."""
+    at = 0
+    while hit := kind.needle.search(text, at):
+        start = hit.start()
+        start = max(text.rfind(" ", at, start), text.rfind("\n", at, start), at - 1) + 1
+        # With the sign behind the word, which a pattern may want to see.
+        end = _WORD_END.search(text, hit.end())
+        at = end.end() if end else len(text)
+        yield from kind.pattern.findall(text, start, at)
 
 
 def _spelled(match: str) -> str:

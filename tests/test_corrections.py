@@ -12,7 +12,13 @@ from pimono_sdpo.cli import app
 from pimono_sdpo.errors import SourceError
 from pimono_sdpo.harness.event import Event
 from pimono_sdpo.trace import read_trace
-from processors.corrections.decide import SPAN_CHARS, decide, find_corrections, load_model
+from processors.corrections.decide import (
+    SPAN_CHARS,
+    decide,
+    find_corrections,
+    is_ruled_out,
+    load_model,
+)
 from processors.corrections.eval import evaluate_corrections, main, measure, render
 from processors.corrections.features import Turn, cues, later_turns
 from processors.corrections.fit import WEIGHTS, fit, weights_json
@@ -354,3 +360,20 @@ def test_authors_left_out_are_judged_well_enough() -> None:
 def test_the_shipped_weights_are_what_the_labels_give() -> None:
     examples = read_examples(TRACES / "labels_user_messages.csv", TRACES)
     assert WEIGHTS.read_text() == weights_json(fit(examples))
+
+
+@given(
+    st.lists(st.sampled_from([*CORRECTIONS, *OTHERS, "```\nTypeError: x\n```"]), max_size=3),
+    st.tuples(*[st.booleans()] * 4),
+    st.integers(0, 2),
+)
+def test_what_is_ruled_out_is_no_correction(
+    said: list[str], situation: tuple[bool, bool, bool, bool], calls: int
+) -> None:
+    aborted, failed, edited, asked = situation
+    turn = Turn(3, "\n\n".join(said), aborted, failed, calls, calls, edited, asked)
+    assert not (is_ruled_out(turn) and decide(turn).is_correction)
+
+
+def test_most_that_is_no_correction_is_ruled_out() -> None:
+    assert sum(is_ruled_out(Turn(3, text)) for text in OTHERS) > len(OTHERS) / 2

@@ -8,15 +8,14 @@ from hypothesis import strategies as st
 
 from pimono_sdpo.failure_rules import RULES
 from pimono_sdpo.prefilter import Prefilter, widened
-from processors.corrections.features import cues
+from processors.corrections.features import PASTED, cues
 from processors.secrets import SECRETS
-from processors.terms import PATTERNS
 
 USED = [
     *(rule.pattern for rule in RULES),
     *(secret.pattern for secret in SECRETS),
     *(pattern for cue in cues() for pattern in cue.patterns or ()),
-    *PATTERNS,
+    PASTED,
 ]
 
 

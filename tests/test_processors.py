@@ -11,7 +11,7 @@ from processors.grade import WEIGHTS, grade
 from processors.keep import keep
 from processors.prompts import is_substantive
 from processors.specs import verifier_spec
-from processors.terms import concrete_terms
+from processors.terms import KINDS, Kind, concrete_terms, tokens_of
 from processors.threshold import threshold
 
 SIX = [
@@ -65,6 +65,18 @@ def test_terms_are_lower_cased_distinct_and_capped(text: str) -> None:
     terms = concrete_terms([text, text], limit=5)
     assert terms == [term.lower() for term in terms]
     assert len(terms) == len(set(terms)) <= 5
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.pattern.pattern[:30])
+def test_words_without_the_needle_hold_no_token(kind: Kind) -> None:
+    token = st.from_regex(kind.pattern)
+    between = st.sampled_from([" ", "\n", "", "'", "/", ":", "\t", "\u00e9", "a", "7", ".ts", "_"])
+
+    @given(st.lists(token | between, max_size=6).map("".join))
+    def check(text: str) -> None:
+        assert list(tokens_of(kind, text)) == kind.pattern.findall(text)
+
+    check()
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from processors.names import names
-from processors.redact import redact, redact_text
+from processors.redact import DASHED_HOME, HOME, redact, redact_text, without_homes
 
 PLANTED = [
     ("ghp_" + "a1B2" * 9, "github_token"),
@@ -204,3 +204,58 @@ def test_what_was_redacted_holds_nothing_more(text: str) -> None:
 )
 def test_the_recorders_name_goes_where_it_names_a_place(text: str, cleaned: str) -> None:
     assert redact_text(text, "/Users/janedoe/work/x") == (cleaned, [])
+
+
+HOME_PIECES = [
+    *(
+        "/Users/ann/x",
+        "/home/",
+        "bob",
+        "C:\\Users\\Ann Bee\\",
+        "c:/users/x y/",
+        "%2FUsers%2Fann%2f",
+    ),
+    *("\\/home\\/a\\/b", "/mnt/c/Users/z", "/cygdrive/c/Users/q w/", "/var/home/u", "@fs/Users/k"),
+    *(
+        "//wsl.localhost/Ubuntu-22.04/home/ann",
+        "\\\\wsl$\\Deb\\home\\x",
+        " -I/Users/a",
+        " a/Users/b",
+    ),
+    *(
+        "--Users-ann-x",
+        "-home-bob/",
+        "C--Users-me-",
+        "/root",
+        "/root/.ssh",
+        "/rooted",
+        "users",
+        "/",
+    ),
+    *(
+        "/homepage/",
+        "/data/data/com.termux/files/home/x",
+        "\\n/Users/q",
+        "\x1b[31m/home/z",
+        "Users/",
+    ),
+    *(
+        "/System/Volumes/Data/Users/p/",
+        "/Users/Jo Smith/x",
+        "\n",
+        " ",
+        "\t",
+        "$",
+        ".",
+        "-",
+        "a",
+        "'",
+        "=",
+    ),
+]
+
+
+@given(st.lists(st.sampled_from(HOME_PIECES), max_size=9).map("".join))
+def test_words_that_are_passed_over_hold_no_home(text: str) -> None:
+    plainly = DASHED_HOME.sub("-HOME", HOME.sub("$HOME", f"\n{text}"))[1:]
+    assert without_homes(text) == plainly

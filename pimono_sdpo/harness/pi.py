@@ -65,24 +65,21 @@ def read(entries: list[Entry]) -> list[Event]:
     for position, entry in enumerate(entries):
         begin = len(events)
         first_event.append(begin)
+        identity = entry.id or ""
         if entry.id is not None:
             entry_at.setdefault(entry.id, position)
-        if entry.message is not None and entry.type == "message":
-            events.extend(message_events(entry.message))
-        else:
-            events.append(_entry_event(entry))
-        identity = entry.id or ""
         parent = entry.parentId if isinstance(entry.parentId, str) else ""
         timestamp = entry.timestamp if isinstance(entry.timestamp, str) else ""
         is_active = position in active or entry.type == "session"
-        is_compaction = entry.type == "compaction"
-        for index in range(begin, len(events)):
-            event = events[index]
+        message = entry.message if entry.type == "message" else None
+        new = [_entry_event(entry)] if message is None else message_events(message)
+        for index, event in enumerate(new, begin):
             event.index = index
             event.id, event.parent_id, event.timestamp = identity, parent, timestamp
             event.on_active_branch = is_active
-            if is_compaction:
-                event.kept_from = _kept_from(entry, entry_at, first_event)
+        if entry.type == "compaction":
+            new[0].kept_from = _kept_from(entry, entry_at, first_event)
+        events += new
     return _with_a_request(events)
 
 
@@ -206,28 +203,31 @@ def _user_events(content: Content) -> list[Event]:
 
 def _assistant_events(message: Message) -> list[Event]:
     stop = message.stopReason or ""
-    text = content_text(message.content) or clean(message.errorMessage or "")
+    content = message.content
+    text = content_text(content) or clean(message.errorMessage or "")
     events = [Event(0, "assistant", text, stop_reason=stop)]
     # A call of a turn that was aborted or failed was never made.
-    for block in _blocks(message.content):
-        if block.type in _CALLS:
-            call = Event(
-                0,
-                "tool_call",
-                call_id=block.id or "",
-                tool_name=block.name or "",
-                arguments=bytes(block.arguments or block.input).decode() or "null",
-                stop_reason=stop,
-            )
-            events.append(call)
+    if isinstance(content, list):
+        events += [_call(block, stop) for block in content if block.type in _CALLS]
     return events
+
+
+def _call(block: Block, stop: str) -> Event:
+    return Event(
+        0,
+        "tool_call",
+        call_id=block.id or "",
+        tool_name=block.name or "",
+        arguments=str(block.arguments or block.input, "utf-8") or "null",
+        stop_reason=stop,
+    )
 
 
 def content_text(content: Content) -> str:
     """Join the text blocks of a message; content may also be one plain string."""
-    if isinstance(content, str):
-        return clean(content)
-    texts = [b.text for b in _blocks(content) if b.type == "text" and b.text is not None]
+    if not isinstance(content, list):
+        return clean(content or "")
+    texts = [b.text for b in content if b.type == "text" and b.text is not None]
     return clean(texts[0] if len(texts) == 1 else "\n".join(texts))
 
 

@@ -15,7 +15,14 @@ from importlib.resources import files
 
 from pimono_sdpo.harness.event import Event
 from pimono_sdpo.schema import Correction
-from processors.corrections.features import READ_CHARS, Turn, features, is_automated, later_turns
+from processors.corrections.features import (
+    READ_CHARS,
+    Turn,
+    features,
+    is_automated,
+    later_turns,
+    possible,
+)
 
 SPAN_CHARS = 80
 BEFORE_CHARS = 40
@@ -54,6 +61,8 @@ def find_corrections(events: Sequence[Event]) -> list[Correction]:
     """Return the user messages after the first one that correct the agent, each with its reason."""
     found: list[Correction] = []
     for turn in later_turns(events):
+        if is_ruled_out(turn):
+            continue
         decision = decide(turn)
         if decision.is_correction:
             found.append(
@@ -66,6 +75,16 @@ def find_corrections(events: Sequence[Event]) -> list[Correction]:
                 }
             )
     return found
+
+
+def is_ruled_out(turn: Turn) -> bool:
+    """Tell by the cues a message may show, without looking for them, that it is no correction."""
+    if turn.is_veto or not turn.text or is_automated(turn.text):
+        return False
+    model = load_model()
+    worded, situation = possible(turn)
+    speaking = {name for name in worded if model.weights.get(name, 0.0) > 0.0}
+    return round(score(model, speaking | situation), 4) < model.threshold
 
 
 def decide(turn: Turn) -> Decision:

@@ -5,11 +5,11 @@ The cues and their prior weights are data: cues.toml.
 
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
-from typing import Any
+from typing import Any, NamedTuple
 
 from pimono_sdpo.harness.event import Event
 from pimono_sdpo.prefilter import Prefilter
@@ -30,13 +30,14 @@ _AUTOMATED = re.compile(
     r"^(?:/[\w:-]{0,60}(?:[ \t]|$)|Task:|Tool budget|\[(?:system|tool_result|Request interrupted)"
     r"|<[a-z_-]{1,60}>)"
 )
-_PASTED = re.compile(
+PASTED = re.compile(
     r"```(?:[^`]|`(?!``)){0,1000}(?:```|\Z)"
     r"|^[ \t]{0,8}(?:[\u2502|>\u276f%\u279c]|#{1,6} \S|[+-] ?\d{2}|\w{1,20}@[\w.-]{1,40})"
     r"[^\n]{0,400}"
     r"|(?<!\w)['\"]?/(?:[\w. \\-]{1,80}/){2,12}[\w. \\-]{1,80}['\"]?|https?://\S{1,300}",
     re.MULTILINE,
 )
+_MAY_BE_PASTED = Prefilter([PASTED])
 _ERROR_OUTPUT = "error_output"
 _ASIAN_SIGNS = r"\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
 _ASIAN = re.compile(f"[{_ASIAN_SIGNS}]")
@@ -122,25 +123,62 @@ def is_automated(text: str) -> bool:
     return _AUTOMATED.search(text) is not None
 
 
+class Wording(NamedTuple):
+    """What is looked at in a message: `own` words and `whole` are lower case, `skip` came before.
+
+    `cues` may be found, each by its pattern; no others can.
+    """
+
+    source: str
+    whole: str
+    own: str
+    skip: int
+    cues: list[tuple[Cue, re.Pattern[str]]]
+
+
+# Asked for twice in a row: what a message may show, and what it shows.
+@lru_cache(maxsize=1)
+def _wording(text: str) -> Wording:
+    text = text[:READ_CHARS]
+    lowered = text.lower().replace("\u2019", "'")
+    source = text if len(text) == len(lowered) else lowered
+    blanked = lowered
+    if _MAY_BE_PASTED.candidates(lowered):
+        blanked = PASTED.sub(lambda match: " " * len(match.group()), lowered)
+    own = blanked.strip()
+    skip = len(blanked) - len(blanked.lstrip())
+    return Wording(source, lowered, own, skip, _candidates(own, lowered, lowered.isascii()))
+
+
 def features(turn: Turn) -> dict[str, str]:
     """Name the cues a message shows, each with the words that show it ("" for the situation).
 
     >>> features(Turn(5, "No, that's wrong.", aborted=True))["wrong"]
     'wrong'
     """
-    text = turn.text[:READ_CHARS]
-    lowered = text.lower().replace("\u2019", "'")
-    source = text if len(text) == len(lowered) else lowered
-    blanked = _PASTED.sub(lambda match: " " * len(match.group()), lowered)
-    skip = len(blanked) - len(blanked.lstrip())
-    own = blanked.strip()
-    is_ascii = lowered.isascii()
+    wording = _wording(turn.text)
     found: dict[str, str] = {}
-    for cue, pattern in _candidates(own, lowered, is_ascii):
-        whole = cue.name == _ERROR_OUTPUT
-        if match := pattern.search(lowered if whole else own):
-            shift = 0 if whole else skip
-            found[cue.name] = _whole_words(source, match.start() + shift, match.end() + shift)
+    for cue, pattern in wording.cues:
+        is_whole = cue.name == _ERROR_OUTPUT
+        if match := pattern.search(wording.whole if is_whole else wording.own):
+            shift = 0 if is_whole else wording.skip
+            start, end = match.start() + shift, match.end() + shift
+            found[cue.name] = _whole_words(wording.source, start, end)
+    return found | dict.fromkeys(_situation(turn, wording, found.keys()), "")
+
+
+def possible(turn: Turn) -> tuple[set[str], set[str]]:
+    """Name the cues whose words a message may hold, and those of the situation it is in at least.
+
+    It costs much less than telling which words it holds.
+    """
+    wording = _wording(turn.text)
+    worded = {cue.name for cue, _ in wording.cues}
+    return worded, set(_situation(turn, wording, worded))
+
+
+def _situation(turn: Turn, wording: Wording, found: Set[str]) -> Iterator[str]:
+    own = wording.own
     words = len(own.split()) + len(_ASIAN.findall(own)) // 2
     situation = {
         "after_abort": turn.aborted,
@@ -150,11 +188,11 @@ def features(turn: Turn) -> dict[str, str]:
         "no_work": turn.tool_calls == 0,
         "edited": turn.edited,
         "asked": turn.asked,
-        "tiny": words <= 2 and not _OBJECTIONS & found.keys(),
+        "tiny": words <= 2 and not _OBJECTIONS & found,
         "long": words > LONG_WORDS,
-        "pasted": own != lowered.strip(),
+        "pasted": own != wording.whole.strip(),
     }
-    return found | {name: "" for name, holds in situation.items() if holds}
+    return (name for name, holds in situation.items() if holds)
 
 
 def _candidates(own: str, whole: str, is_ascii: bool) -> list[tuple[Cue, re.Pattern[str]]]:
