@@ -25,8 +25,11 @@ from pimono_sdpo.errors import TrainingInputError
 from pimono_sdpo.training.rows import is_local
 
 # The text layers alone: `all-linear` would also wrap the image and audio embedders, which get no
-# gradient here, and PEFT knows no default for this model type.
-TEXT_LINEARS = r".*language_model.*\.(q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj)"
+# gradient here, and PEFT knows no default for this model type. Text layers go by `language_model`
+# in a multimodal checkpoint and by `model.layers` in one of text alone.
+TEXT_LINEARS = (
+    r"(?!.*(?:vision|audio)).*\.(q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj)"
+)
 
 
 @contextmanager
