@@ -20,10 +20,10 @@ from pimono_sdpo.replay.shown import shown_by
 from pimono_sdpo.replay.workspace import HARMLESS, MIN_LINE, TRUNCATED, Workspace
 
 # What is kept of a row's files, paths and all, the nearest to the failure first.
-MAX_CHARS = 8_000
+MAX_CHARS = 6_000
 MIN_PART = 200
 # How many events are followed, before a request and after it.
-MOST_BEFORE, MOST_AFTER = 20, 40
+MOST_BEFORE, MOST_AFTER = 20, 30
 _READERS = (
     r"(?:cd|ls|cat|head|tail|grep|rg|wc|pwd|echo|tree|stat|file|which|sort|uniq|cut|nl|du|sed -n"
     r"|git (?:status|diff|log|show|branch|remote|blame|ls-files|rev-parse))\b"
@@ -115,12 +115,16 @@ class Beginnings:
             given = arguments(event)
             path = _file_of(event, given)
             path = workspace.absolute(path) if path else ""
-            is_shown = result and not result.is_error and not is_refusal(result.text)
-            if path and result and is_shown and event.on_active_branch and not changed.has(path):
+            shows = event.tool_name != "write" and event.on_active_branch and bool(path)
+            if result and shows and not changed.has(path) and _worked(result):
                 seen.setdefault(path, []).append((event, given, result))
             if not changed.note(event, given, result, path, workspace.files):
                 break
         return seen
+
+
+def _worked(result: Event) -> bool:
+    return not result.is_error and not is_refusal(result.text)
 
 
 def _distance(shown: Sequence[Showing], request: int, failure: int) -> int:

@@ -160,7 +160,8 @@ def _changed_by_stage(stage: Stage, command: str, output: str, is_alone: bool) -
     if stage.program in _WRITERS:
         return words if _is_in_place(stage) else set()
     if stage.program in _UNPACK:
-        return set() if stage.program == "tar" and re.match(r"-?\w*t", command) else None
+        lists = stage.program == "tar" and re.match(r"-?[a-z]*t", " ".join(stage.arguments))
+        return set() if lists else None
     if stage.role != "runs" or (stage.arguments and _ASKS.issuperset(stage.arguments)):
         return set()
     text = " ".join((stage.program, *stage.arguments))

@@ -17,6 +17,7 @@ _ALIKE = {
     **dict.fromkeys("\u00a0\u202f\u205f\u3000", " "),
     **dict.fromkeys(map(chr, range(0x2002, 0x200B)), " "),
 }
+MIN_IN_PARTS = 20
 _OTHERS = re.compile(f"[{''.join(_ALIKE)}]")
 # What a reader, a recorder or a harness may have changed in what it has shown.
 _UNSURE = re.compile("[\x1b\ufeff\ufffd\ud800-\udfff]|\r(?!\n)|REDACTED")
@@ -168,8 +169,9 @@ class File:
         if count == 0:
             # Where the text is known in parts, it may stand in another.
             return "not_found" if self.whole is not None and alike == 0 else None
-        # Pieces may overlap; what is seen in one of them stands in the file.
-        return "ok" if alike == 1 else None
+        # What is seen in a piece stands in the file; if it is short, perhaps elsewhere, too.
+        is_once = alike == 1 and (self.whole is not None or len(old.strip()) >= MIN_IN_PARTS)
+        return "ok" if is_once else None
 
     def _may_overlap(self, edits: Sequence[Edit]) -> bool:
         if len(edits) == 1:

@@ -6,7 +6,7 @@ from pimono_sdpo.replay.workspace import Workspace
 def test_what_is_known_survives_json() -> None:
     workspace = Workspace("/w")
     workspace.file("a.ts").see("one\ntwo", is_whole=True)
-    workspace.file("b.ts").see("three", is_whole=False)
+    workspace.file("b.ts").see("three and a few more words", is_whole=False)
     workspace.file("/x/c.ts").is_stale = True
     back = from_json(to_json(workspace))
     assert to_json(back) == to_json(workspace)

@@ -20,7 +20,7 @@ def spec() -> dict[str, Any]:
     workspace.file("old.ts").is_stale = True
     workspace.file("a.json").see('{"a": 1}', is_whole=True)
     workspace.file("b.json").see('{"a": 1', is_whole=True)
-    workspace.file("part.json").see('"a": 1', is_whole=False)
+    workspace.file("part.json").see('"a": 1, "b": 2, "c": 3, "d": 4', is_whole=False)
     return {"tools": "pi", "format": "qwen3", "workspace": to_json(workspace)}
 
 
@@ -38,7 +38,7 @@ def edit(path: str, old: str, new: str = "new") -> tuple[str, dict[str, Any]]:
     [
         ([edit("a.ts", "let y = x")], "passed", ""),
         ([edit("/w/a.ts", "let y = x")], "passed", ""),
-        ([edit("part.ts", "let y = x")], "passed", ""),
+        ([edit("part.ts", TEXT)], "passed", ""),
         ([("read", {"path": "a.ts"})], "passed", ""),
         ([("write", {"path": "a.ts", "content": "other"})], "passed", ""),
         ([edit("a.ts", "let y  = x")], "failed", "nearest lines are:\nlet y = x"),
@@ -55,7 +55,7 @@ def edit(path: str, old: str, new: str = "new") -> tuple[str, dict[str, Any]]:
         ([edit("a.json", "1}", "2")], "failed", "a.json would not parse any more. Line 1"),
         ([("write", {"path": "a.json", "content": "{"})], "failed", "would not parse"),
         ([edit("b.json", "1", "{2")], "passed", ""),
-        ([edit("part.json", "1", "{2")], "passed", ""),
+        ([edit("part.json", '"a": 1, "b": 2, "c": 3', "{2")], "passed", ""),
         ([edit("part.ts", "gone")], "skipped", "does not tell"),
         ([edit("old.ts", "gone")], "skipped", "does not tell"),
         ([edit("unseen.ts", "gone")], "skipped", "does not tell"),

@@ -1,0 +1,102 @@
+"""The files that stood there when a request was made, and how they reach a row's spec."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from datasets import load_dataset
+
+from pimono_sdpo.commands import run_filter
+from pimono_sdpo.replay.begin import MAX_CHARS, Beginnings, Known
+from pimono_sdpo.trace import match_results, read_trace
+from rewards.verifiers.replay import verify
+from tests.traces import HEADER, Entry, bash, call, result, trace, user
+
+TEXT = "import a\n\nlet x = 1\nlet y = x\n"
+
+
+def read(path: str, text: str = TEXT, **given: Any) -> list[Entry]:
+    return [call("read", path=path, **given), result("read", text)]
+
+
+def edit(path: str, old: str, new: str = "new", failed: bool = False) -> list[Entry]:
+    told = "Could not find the exact text" if failed else "Successfully replaced text"
+    return [call("edit", path=path, oldText=old, newText=new), result("edit", told, error=failed)]
+
+
+def session(*steps: list[Entry]) -> str:
+    entries: list[Entry] = [HEADER, user("Fix the failing parser test")]
+    for number, step in enumerate(steps):
+        entries += [json.loads(json.dumps(entry).replace('"c1"', f'"c{number}"')) for entry in step]
+    return trace(*entries)
+
+
+def known(*steps: list[Entry], failure: int = 0) -> list[Known]:
+    back = read_trace(session(*steps))
+    request = next(event.index for event in back.events if event.kind == "user")
+    matched = match_results(back.events)
+    return Beginnings(back.events, matched, back.cwd, back.harness).known_at(request, failure)
+
+
+A = Known("/home/ann/app/a.ts", True, [TEXT])
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [
+        ([read("a.ts")], [A]),
+        ([bash("cat a.ts", TEXT)], [A]),
+        # What changes it afterwards changes nothing of that.
+        ([read("a.ts"), edit("a.ts", "let x = 1")], [A]),
+        ([read("a.ts"), bash("./make-it.sh", "")], [A]),
+        # What is seen after it may have changed did not stand there.
+        ([edit("a.ts", "x", "y"), read("a.ts")], []),
+        ([edit("a.ts", "gone", failed=True), read("a.ts")], []),
+        ([bash("sed -i s/x/q/ a.ts", ""), read("a.ts")], []),
+        ([bash("./make-it.sh", ""), read("a.ts")], []),
+        ([[user("I have changed it")], read("a.ts")], []),
+        ([[call("write", path="a.ts", content=TEXT), result("write", "wrote")], read("a.ts")], []),
+        # A text that was replaced stood there once.
+        ([edit("a.ts", "let y = x + 100")], [Known(A.path, False, ["let y = x + 100"])]),
+        ([read("a.ts", "", offset=9)], []),
+    ],
+)
+def test_only_what_stood_there_is_known(steps: list[list[Entry]], expected: list[Known]) -> None:
+    assert known(*steps) == expected
+
+
+def test_the_files_nearest_to_the_failure_come_first_and_only_so_many() -> None:
+    long = "\n".join(f"let name{number} = {number}" for number in range(MAX_CHARS // 25))
+    steps = [read(f"{name}.ts", long) for name in "abc"]
+    kept = known(*steps, failure=99)
+    assert [one.path[-4:] for one in kept] == ["c.ts", "b.ts"]
+    assert [one.whole for one in kept] == [True, False]
+    assert long.startswith(kept[1].texts[0])
+    assert sum(len(one.path) + sum(map(len, one.texts)) for one in kept) <= MAX_CHARS
+
+
+def test_a_row_carries_the_redacted_files_that_replay_judges_by(tmp_path: Path) -> None:
+    source = f"{TEXT}const home = '/home/ann/app/lib'\n"
+    content = session(
+        read("/home/ann/app/a.ts"), read("b.ts", source), edit("a.ts", "gone", failed=True)
+    )
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "s.jsonl").write_text(content)
+    run_filter(str(tmp_path / "in"), tmp_path / "out")
+    (row,) = load_dataset("parquet", data_files=str(tmp_path / "out/data/*.parquet"), split="train")
+    spec = json.loads(row["verifier_spec"])
+    assert "/home/ann" not in row["verifier_spec"]
+    assert spec["workspace"]["cwd"] == "$WORKSPACE"
+
+    def judged(path: str, old: str) -> str:
+        given = {"name": "edit", "arguments": {"path": path, "oldText": old, "newText": "q"}}
+        completion = f"<tool_call>\n{json.dumps(given)}\n</tool_call><|im_end|>"
+        return verify(completion, {**spec, "tools": "pi", "format": "qwen3"}).status
+
+    for path in ("a.ts", "$WORKSPACE/a.ts", "$HOME/../a.ts"):
+        assert judged(path, "let y = x") == ("skipped" if ".." in path else "passed")
+    assert judged("a.ts", "let z") == "failed"
+    # Of what redaction has changed not all is known.
+    assert judged("b.ts", "const home = '$WORKSPACE/lib'") == "passed"
+    assert judged("b.ts", "const home = '/elsewhere'") == "skipped"

@@ -1,0 +1,202 @@
+"""Files as other harnesses show and edit them, and what makes knowledge of them void."""
+
+import json
+from typing import Any
+
+import pytest
+
+from pimono_sdpo.harness.event import Event
+from pimono_sdpo.replay.calls import edits_of, shown_by_read
+from pimono_sdpo.replay.changes import changes_of
+from pimono_sdpo.replay.files import Edit, File, Outcome
+from pimono_sdpo.replay.predictions import predictions
+
+TEXT = "import a\n\nlet x = 1\nlet y = x\n"
+NUMBERED = "     1→import a\n     2→\n     3→let x = 1\n     4→let y = x\n     5→"
+Step = tuple[str, dict[str, Any], str, bool]
+
+
+def read(text: str = NUMBERED, **given: Any) -> Step:
+    return ("read", {"file_path": "/w/a.ts", **given}, text, False)
+
+
+def edit(old: str, new: str = "new", failed: bool = False, **given: Any) -> Step:
+    told = "String to replace not found in file." if failed else "The file has been updated."
+    call = {"file_path": "/w/a.ts", "old_string": old, "new_string": new, **given}
+    return ("edit", call, told, failed)
+
+
+def bash(command: str, output: str = "") -> Step:
+    return ("bash", {"command": command}, output, False)
+
+
+def tool(name: str, **given: Any) -> Step:
+    return (name, given, "done", False)
+
+
+def last(steps: list[Step], harness: str) -> Outcome | None:
+    events = []
+    for number, (name, given, text, failed) in enumerate(steps):
+        at, call_id, asked = 2 * number, f"c{number}", json.dumps(given)
+        events += [
+            Event(at, "tool_call", call_id=call_id, tool_name=name, arguments=asked),
+            Event(at + 1, "tool_result", text, call_id=call_id, tool_name=name, is_error=failed),
+        ]
+    return [one.expected for one in predictions(events, "/w", harness)][-1]
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [
+        ([read(), edit("let y = x")], "ok"),
+        ([read(), edit("let z = x")], "not_found"),
+        ([read(), edit("let")], "multiple"),
+        ([read(), edit("let", replace_all=True)], "ok"),
+        ([read(), edit("let y", "let y")], "no_change"),
+        ([read(NUMBERED + "\n\n<system-reminder>\nmalware?\n</system-reminder>"), edit("let z")], "not_found"),
+        ([read(offset=3), edit("let y = x")], None),
+        ([read("   3→let x = 100\n   4→let y = x", offset=3, limit=2), edit("let x = 100\nlet y = x")], "ok"),
+        ([read("   3→let x = 1\n   4→let y = x", offset=3, limit=2), edit("let z")], None),
+        ([read("import a\n\nlet x = 1"), edit("let z")], None),
+        ([read("File unchanged since last read."), edit("let z")], None),
+        # It has to be read before it is edited.
+        ([bash("cat /w/a.ts", TEXT), edit("let y = x")], None),
+        ([tool("write", file_path="/w/a.ts", content=TEXT), edit("let y = x")], "ok"),
+        ([read(), tool("Agent", prompt="fix it"), edit("let y = x")], None),
+        ([read(), tool("TodoWrite", todos=[]), edit("let y = x")], "ok"),
+        ([read(), tool("edit", input="*** Begin Patch\n*** Update File: a.ts\n@@\n-x\n+y"), edit("let y = x")], None),
+        ([read(), tool("edit", input="*** Begin Patch\n*** Update File: b.ts\n@@\n-x\n+y"), edit("let y = x")], "ok"),
+        # Each of several edits sees what those before it have done.
+        ([read(), ("edit", {"file_path": "/w/a.ts", "edits": [
+            {"old_string": "let x = 1", "new_string": "let q = 1"},
+            {"old_string": "let q", "new_string": "let r"}]}, "ok", False)], "ok"),
+        ([read(), ("edit", {"file_path": "/w/a.ts", "edits": [
+            {"old_string": "let x = 1", "new_string": "let q = 1"},
+            {"old_string": "let x", "new_string": "let r"}]}, "no", True)], "not_found"),
+    ],
+)  # fmt: skip
+def test_claude_codes_files(steps: list[Step], expected: Outcome | None) -> None:
+    assert last(steps, "claude_code") == expected
+
+
+def test_what_the_user_refused_was_not_done() -> None:
+    told = "The user doesn't want to proceed with this tool use. The tool use was rejected."
+    refused: Step = ("edit", {"file_path": "/w/a.ts", "old_string": "let x", "new_string": "q"}, told, False)  # fmt: skip
+    assert last([read(), refused, edit("let x = 1")], "claude_code") == "ok"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "Error: File not found: a.ts",
+        "Read image file [image/png]",
+        "[Old tool result content cleared]",
+        "1#ab:let x\n2#cd:let y\n3#ef:let z",
+        "  1|let x\n  2|let y",
+    ],
+)
+def test_what_is_no_text_of_a_file_teaches_nothing(text: str) -> None:
+    assert shown_by_read({}, text, "pi") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "runs"),
+    [
+        ("a = 1\nkey = [REDACTED]\nb = 1", ["a = 1", "b = 1"]),
+        ("a = 1\n" + "x" * 3000 + "\nb = 1", ["a = 1", "b = 1"]),
+        ("a = 1\n... [123 characters truncated] ...\nb = 1", ["a = 1", "b = 1"]),
+        ("a = 1\n\n[12 more lines in file. Use offset=3 to continue.]", ["a = 1"]),
+        ("a = 1\n\n... (2 more lines not shown)", ["a = 1"]),
+    ],
+)
+def test_what_was_left_out_makes_it_parts(text: str, runs: list[str]) -> None:
+    shown = shown_by_read({}, text, "pi")
+    assert shown is not None
+    assert (shown.runs, shown.is_end) == (runs, False)
+
+
+def test_two_reads_that_touch_are_one() -> None:
+    file = File()
+    file.see_lines("a\nb", 1, is_end=False)
+    file.see_lines("b\nc\nd", 2, is_end=True)
+    assert file.whole == "a\nb\nc\nd"
+
+
+def test_two_reads_of_two_versions_are_not_joined() -> None:
+    file = File()
+    file.see_lines("a\nb", 1, is_end=False)
+    file.see_lines("q\nc", 2, is_end=False)
+    assert file.pieces == ["q\nc"]
+
+
+@pytest.mark.parametrize(
+    ("whole", "old", "expected"),
+    [
+        ("say “hi”\n", 'say "hi"', None),
+        ("a  \nb\n", "a\nb", None),
+        ("a\u00a0b\n", "a b", None),
+        ("a\r\nb\r\n", "a\nb", "ok"),
+        ("a\n", "a\n\n", None),
+        ("\ufeffa\n", "\ufeffa", None),
+        ("x\n", "\x1b[31mx", None),
+        ("a\nb\n", "  a", "not_found"),
+        ("a\n“a”\n", "a", "multiple"),
+    ],
+)
+def test_what_some_version_may_forgive_is_left_open(
+    whole: str, old: str, expected: Outcome | None
+) -> None:
+    assert File(whole.replace("\r\n", "\n")).predict([Edit(old, "q")]) == expected
+
+
+def test_edits_that_overlap_are_left_open() -> None:
+    file = File("one two three\n")
+    assert file.predict([Edit("one two", "1"), Edit("two three", "2")]) is None
+    assert file.predict([Edit("one", "1"), Edit("three", "2")]) == "ok"
+
+
+def test_an_edit_reaches_into_the_parts_it_touches() -> None:
+    file = File(pieces=["a1\nb2\nc3", "x7\ny8"])
+    file.apply([Edit("b2\nc3\nd4", "q")])
+    assert file.pieces == ["x7\ny8", "q"]
+
+
+def test_a_malformed_edit_voids_the_call() -> None:
+    good = {"oldText": "a", "newText": "b"}
+    assert edits_of({"edits": [good, {"oldText": "a"}]}) == []
+    assert len(edits_of({"edits": [good, good]})) == 2
+
+
+@pytest.mark.parametrize(
+    ("command", "output", "anything", "names"),
+    [
+        ("perl -pi -e 's/a/b/' a.ts", "", False, {"s/a/b/", "a.ts"}),
+        ("sed -Ei s/a/b/ a.ts", "", False, {"s/a/b/", "a.ts"}),
+        ("sed -n 3p a.ts", "", False, set()),
+        ("grep -rl x . | xargs sed -i s/a/b/", "", True, {"s/a/b/"}),
+        ("grep -rl x . | xargs grep y", "", False, set()),
+        ("find . -name '*.ts' -exec sed -i s/a/b/ {} +", "", True, set()),
+        ("find . -delete", "", True, set()),
+        ("cp a.ts b.ts", "", False, {"b.ts"}),
+        ("git pull", "Already up to date.\n", False, set()),
+        ("git pull", "Updating 1..2\n", True, set()),
+        ("git checkout -- a.ts", "", False, {"a.ts"}),
+        ("git reset a.ts", "", False, set()),
+        ("git reset --hard", "", True, set()),
+        ("gh pr checkout 3", "", True, set()),
+        ("node --version", "", False, set()),
+        ("npx eslint --fix .", "", True, set()),
+        ("tar xf a.tgz", "", True, set()),
+        ("npx some-generator", "", True, set()),
+    ],
+)
+def test_what_more_commands_may_change(
+    command: str, output: str, anything: bool, names: set[str]
+) -> None:
+    changes = changes_of(command, output)
+    assert (changes.anything, changes.names) == (anything, names)
+
+
+def test_installing_changes_what_names_the_packages() -> None:
+    assert "package.json" in changes_of("npm install left-pad", "").names
