@@ -18,6 +18,7 @@ outputs/NAME, gets run.json, report.json and the adapter with its card under ada
 run-local.json beside them knows this machine's paths and is never published.
 
 --mode prepare   filter --source into OUTPUT/data, nothing else
+--mode preflight say what is found before the first step: lengths, memory, a few rollouts, time
 --mode smoke     train for at most 2 steps, push nothing, log to this machine
 --mode train     train; with --hub_model_id or HUB_MODEL_ID, publish the adapter
 --mode card      write the card again from OUTPUT/run.json and report.json
@@ -39,9 +40,9 @@ if TYPE_CHECKING:
     from trl import ModelConfig
     from trl.experimental.sdpo import SDPOConfig
 
-    from pimono_sdpo.training.feedback import Feedback
     from pimono_sdpo.training.options import JobArguments
     from pimono_sdpo.training.scoring import Scoring
+    from pimono_sdpo.training.sdpo import Fitted, Prepared
 
 Json = dict[str, Any]
 PLOT = "training.png"
@@ -166,43 +167,48 @@ def train_and_save(
     argv: list[str],
     output: Path,
 ) -> None:
-    """Train, then give OUTPUT its adapter, report and run log, in that order and each whole."""
+    """Train, then give OUTPUT its adapter, report and run log, in that order and each whole.
+
+    The mode `preflight` ends before anything is written.
+    """
     from pimono_sdpo.training import models, publish, reload, rows, run_log, sdpo, started, tracking
     from pimono_sdpo.training import output as folders
     from processors.secrets import kinds_in
-    from rewards.choice import refuse_unsound
+    from rewards.choice import taught_by, teaching
 
     smoke = job.mode == "smoke"
     sdpo.settle_arguments(args, model_args, smoke)
     folders.settle(output)
     folders.check_output(output, job.overwrite)
-    if args.hub_model_id:
-        publish.check_hub(args.hub_model_id)
-    elif "JOB_ID" in os.environ and not smoke:
-        print(
-            "train_sdpo: this Hugging Face job keeps no files; without HUB_MODEL_ID the adapter is "
-            "lost when it ends, unless OUTPUT is on a volume.",
-            file=sys.stderr,
-        )
+    check_where_it_goes(args, smoke)
     dataset = rows_of(job, output, args.seed)
     loaded = rows.load_rows(dataset)
     report = rows.load_report(dataset)
     revision = models.base_model_revision(model_args)
+    models.lora_config(model_args)
     tokenizer = models.load_tokenizer(model_args, revision, args.trust_remote_code)
-    scoring, feedback = taught_by(job, args, model_args, tokenizer, revision)
-    teaching = chosen(job, feedback)
-    start = started.started_with(args, model_args, revision, loaded, teaching)
+    ends = models.end_ids(model_args, revision)
+    scoring, feedback = taught_by(job, args.feedback_template, tokenizer, ends)
+    start = started.started_with(args, model_args, revision, loaded, teaching(job, feedback))
     if not job.overwrite:
         started.check_same_start(output, start)
-    prepared = sdpo.prepare(args, model_args, loaded, tokenizer, revision, scoring, feedback)
-    refuse_unsound(scoring, prepared.trainer.train_dataset, args.success_reward_threshold)
+    fitted = sdpo.fit(args, loaded, tokenizer, scoring, feedback)
+    prepared = None
+    if job.mode != "preflight" or job.preflight_rows:
+        prepared = sdpo.prepare(args, model_args, fitted, tokenizer, revision, scoring, feedback)
+    goes_on = folders.last_checkpoint(output) is not None and not job.overwrite
+    found = started.preflight_of(output) if goes_on else None
+    if not (smoke or goes_on):
+        found = look_first(job, args, model_args, fitted, tokenizer, revision, scoring, prepared)
+    if job.mode == "preflight" or prepared is None:
+        return
     licence = job.license or models.base_model_licence(model_args, prepared.revision)
     tracking.set_up_trackio(args, smoke)
     # Only now: whatever was given has been checked, and nothing is lost before.
     if job.overwrite:
         folders.clear_output(output, keep_data=job.dataset is not None)
     base = str(model_args.model_name_or_path)
-    folders.begin(output, started.local_record(base, start))
+    folders.begin(output, started.local_record(base, start, found))
     metrics = sdpo.train(prepared)
 
     staging = folders.staging_folder(output)
@@ -217,14 +223,15 @@ def train_and_save(
         command=argv,
         licence=licence,
         dataset=rows.dataset_name(job.dataset or job.source or dataset),
-        teaching=teaching,
+        teaching=teaching(job, feedback),
+        preflight=started.preflight_of(output),
         metrics=metrics,
         adapter_files=files,
     )
     write_card(report, log, staging)
     folders.finish(output, staging, report, log)
     adapter = output / folders.ADAPTER
-    silent, used = prepared.counts["without_reward"], log["dataset"]["rows_used"]
+    silent, used = fitted.counts["without_reward"], log["dataset"]["rows_used"]
     if silent and job.reward == "verifiers":
         print(f"{silent} of {used} rows have no verifier_spec: nothing judges them")
     elif silent:
@@ -235,35 +242,50 @@ def train_and_save(
         print(publish.publish_adapter(adapter, args.hub_model_id, private, kinds_in))
 
 
-def taught_by(
+def check_where_it_goes(args: "SDPOConfig", smoke: bool) -> None:
+    """Find out before hours of training that the adapter would be lost."""
+    from pimono_sdpo.training.publish import check_hub
+
+    if args.hub_model_id:
+        check_hub(args.hub_model_id)
+    elif "JOB_ID" in os.environ and not smoke:
+        print(
+            "train_sdpo: this Hugging Face job keeps no files; without HUB_MODEL_ID the adapter is "
+            "lost when it ends, unless OUTPUT is on a volume.",
+            file=sys.stderr,
+        )
+
+
+def look_first(
     job: "JobArguments",
     args: "SDPOConfig",
     model_args: "ModelConfig",
+    fitted: "Fitted",
     tokenizer: Any,
     revision: str | None,
-) -> tuple["Scoring", "Feedback"]:
-    """Return what scores completions and what the teacher of a failed one is told."""
-    from pimono_sdpo.training.feedback import TRACE_TEMPLATE, Feedback
-    from pimono_sdpo.training.models import end_ids
-    from rewards.choice import scoring_of
+    scoring: "Scoring",
+    prepared: "Prepared | None",
+) -> Json:
+    """Print the preflight and return it; refuses what it finds unless --force."""
+    from pimono_sdpo.training.hardware import hardware_of
+    from pimono_sdpo.training.preflight import preflight, refuse
+    from pimono_sdpo.training.preflight_text import as_text
+    from rewards.choice import refuse_unsound
 
-    ends = end_ids(model_args, revision)
-    scoring = scoring_of(job.reward, job.gate, job.grade, tokenizer, ends)
-    mode = job.feedback or ("trace" if scoring.told is None else "both")
-    trace_template = TRACE_TEMPLATE if job.trace_template is None else job.trace_template
-    return scoring, Feedback(args.feedback_template, mode, trace_template, job.feedback_tokens)
-
-
-def chosen(job: "JobArguments", feedback: "Feedback") -> Json:
-    """Return what of this job's own arguments decides the result of a training."""
-    return {
-        "reward": job.reward,
-        "gate": job.gate,
-        "grade": job.grade,
-        "feedback": feedback.mode,
-        "feedback_tokens": feedback.tokens,
-        "trace_template": feedback.trace_template,
-    }
+    found = preflight(
+        args,
+        model_args,
+        fitted,
+        tokenizer,
+        revision,
+        reward_rows=refuse_unsound(scoring, fitted.rows, args.success_reward_threshold),
+        hardware=hardware_of(job.flavor),
+        prepared=prepared,
+        rows=job.preflight_rows,
+    )
+    print(as_text(found))
+    refuse(found, job.force)
+    return found
 
 
 def write_card(report: Json | None, run: Json, folder: Path) -> None:

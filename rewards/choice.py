@@ -6,6 +6,8 @@ from typing import Any
 from datasets import Dataset
 
 from pimono_sdpo.errors import TrainingInputError
+from pimono_sdpo.training.feedback import TRACE_TEMPLATE, Feedback
+from pimono_sdpo.training.options import JobArguments
 from pimono_sdpo.training.scoring import Scoring
 from rewards.rescore import rubric_of
 from rewards.trace_grounding import trace_grounding_reward
@@ -35,6 +37,28 @@ def scoring_of(
             "--gate and --grade name verifiers; give --reward verifiers, or leave them out."
         )
     return Scoring(trace_grounding_reward)
+
+
+def taught_by(
+    job: JobArguments, rollout_template: str, tokenizer: Any, end_ids: Collection[int]
+) -> tuple[Scoring, Feedback]:
+    """Return what scores completions and what the teacher of a failed one is told."""
+    scoring = scoring_of(job.reward, job.gate, job.grade, tokenizer, end_ids)
+    mode = job.feedback or ("trace" if scoring.told is None else "both")
+    trace_template = TRACE_TEMPLATE if job.trace_template is None else job.trace_template
+    return scoring, Feedback(rollout_template, mode, trace_template, job.feedback_tokens)
+
+
+def teaching(job: JobArguments, feedback: Feedback) -> dict[str, Any]:
+    """Return what of the job's own arguments decides the result of a training, as JSON."""
+    return {
+        "reward": job.reward,
+        "gate": job.gate,
+        "grade": job.grade,
+        "feedback": feedback.mode,
+        "feedback_tokens": feedback.tokens,
+        "trace_template": feedback.trace_template,
+    }
 
 
 def refuse_unsound(scoring: Scoring, rows: Dataset, threshold: float) -> int:

@@ -31,6 +31,8 @@ COLUMNS = ("prompt", "privileged_context", "reward_terms")
 SPEC = "verifier_spec"
 # A sampled token that is half a character decodes to U+FFFD, which reads back as three bytes.
 TOKENS_READ_BACK = 3
+# Tokens of a row before anything is cut; the teacher's without demonstration and reward's text.
+LENGTHS = {"prompt": "_prompt_tokens", "teacher_prompt": "_teacher_tokens"}
 FLAGS = {
     "prompts_shortened": "_prompt_shortened",
     "contexts_shortened": "_context_shortened",
@@ -86,10 +88,12 @@ def fit_rows(
     prompt_tokens: int,
     reprompt_tokens: int,
     reprompt: Reprompt,
-) -> tuple[Dataset, dict[str, int]]:
-    """Return the rows within both budgets, and how many rows each measure touched.
+) -> tuple[Dataset, dict[str, int], dict[str, list[int]]]:
+    """Return the rows within both budgets, how many each measure touched, and their lengths.
 
     Counts: prompts_shortened, contexts_shortened (rows) and special_tokens_neutralised (tokens).
+    Lengths: tokens of each row's `prompt` and `teacher_prompt` before anything was cut, the second
+    with what is reserved for a demonstration and the reward's feedback.
     Raises TrainingInputError for missing columns, a prompt that does not end in a user turn, or a
     budget that even the shortest text overruns.
     """
@@ -114,7 +118,8 @@ def fit_rows(
         desc="fit to token budgets",
     )
     counts = {name: sum(fitted[column]) for name, column in FLAGS.items()}
-    return fitted.remove_columns(list(FLAGS.values())), counts
+    lengths = {name: list(fitted[column]) for name, column in LENGTHS.items()}
+    return fitted.remove_columns([*FLAGS.values(), *LENGTHS.values()]), counts, lengths
 
 
 def _fit(
@@ -140,6 +145,8 @@ def _fit(
         return count_tokens(tokenizer, [*before, turn], reprompt.chat_template_kwargs)
 
     task = neutral[-1][0]
+    long_prompt = count(task)
+    long_reprompt = count(reprompt.text(task, context)) + reprompt.reserved_tokens()
     while before and count(task) > prompt_tokens:
         # The request comes before what was said before it; the oldest exchange goes first.
         before = before[2:] if before[0]["role"] == "user" else before[1:]
@@ -169,6 +176,8 @@ def _fit(
         "privileged_context": short_context,
         FLAGS["prompts_shortened"]: int(short_task != task or len(before) + 1 < len(messages)),
         FLAGS["contexts_shortened"]: int(short_context != context),
+        LENGTHS["prompt"]: long_prompt,
+        LENGTHS["teacher_prompt"]: long_reprompt,
         FLAGS["special_tokens_neutralised"]: in_context + sum(found for _, found in neutral),
     }
 

@@ -24,31 +24,24 @@ from trl.experimental.sdpo.teacher_sync import PEFTAdapterEMACallback
 
 
 class ResumableTeacher(PEFTAdapterEMACallback):  # type: ignore[misc] # TRL ships no types
-    """The EMA of TRL that goes on from a teacher adapter found in the model."""
+    """The EMA of TRL, with a teacher from the start that goes on from what a checkpoint kept.
 
-    _initialized: bool
-    from_student: bool = False
+    TRL adds the adapter when training begins: evaluating before that fails for want of a teacher.
+    """
 
-    def _initialize_teacher_adapter(self) -> None:
-        model: Any = self.model
-        if self.accelerator is not None:
-            model = self.accelerator.unwrap_model(model)
-        if self._initialized:
-            return
-        if self.teacher_adapter_name not in model.peft_config:
-            super()._initialize_teacher_adapter()
-            if self.from_student:
-                self.shadow_weights = _copy(get_peft_model_state_dict(model))
-                set_peft_model_state_dict(model, self.shadow_weights, self.teacher_adapter_name)
-            return
-        state = get_peft_model_state_dict(model, adapter_name=self.teacher_adapter_name)
-        self.shadow_weights = _copy(state)
-        self.teacher_adapter_config = model.peft_config[self.teacher_adapter_name]
-        self._initialized = True
+    def __init__(self, *, from_student: bool, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._initialize_teacher_adapter()
+        if from_student:
+            model: Any = self.accelerator.unwrap_model(self.model)
+            student = get_peft_model_state_dict(model)
+            set_peft_model_state_dict(model, student, self.teacher_adapter_name)
 
-
-def _copy(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {name: value.detach().clone() for name, value in state.items()}
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Average on from the adapter in the model, into which a checkpoint has been read."""
+        model: Any = self.accelerator.unwrap_model(self.model)
+        kept = get_peft_model_state_dict(model, adapter_name=self.teacher_adapter_name)
+        self.shadow_weights = {name: value.detach().clone() for name, value in kept.items()}
 
 
 class ReplayedShuffles(TrainerCallback):  # type: ignore[misc] # transformers is untyped here
@@ -75,12 +68,13 @@ def make_resumable(trainer: SDPOTrainer) -> None:
     theirs = trainer.pop_callback(PEFTAdapterEMACallback)
     if theirs is None:
         return
-    ours = ResumableTeacher(
-        model=theirs.model,
-        teacher_adapter_name=theirs.teacher_adapter_name,
-        update_rate=theirs.update_rate,
-        sync_steps=theirs.sync_steps,
-        accelerator=theirs.accelerator,
+    trainer.add_callback(
+        ResumableTeacher(
+            from_student=trainer.args.teacher_start == "student",
+            model=theirs.model,
+            teacher_adapter_name=theirs.teacher_adapter_name,
+            update_rate=theirs.update_rate,
+            sync_steps=theirs.sync_steps,
+            accelerator=theirs.accelerator,
+        )
     )
-    ours.from_student = trainer.args.teacher_start == "student"
-    trainer.add_callback(ours)

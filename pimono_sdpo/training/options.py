@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-MODES = Literal["prepare", "smoke", "train", "card"]
+MODES = Literal["prepare", "preflight", "smoke", "train", "card"]
 
 
 @dataclass
@@ -56,6 +56,20 @@ class JobArguments:
             "help": "Words around the row's context, with {feedback_raw}; TRL's feedback_template "
             "are those around the verifiers' text."
         },
+    )
+    preflight_rows: int = field(
+        default=4,
+        metadata={
+            "help": "Rows of which completions are sampled before the first step; with 0, "
+            "--mode preflight loads no weights."
+        },
+    )
+    flavor: str | None = field(
+        default=None,
+        metadata={"help": "Flavor of HF Jobs to judge memory and cost by; this machine else."},
+    )
+    force: bool = field(
+        default=False, metadata={"help": "Train although the preflight advises against it."}
     )
     license: str | None = field(
         default=None,

@@ -151,17 +151,18 @@ def _busy(folder: Path) -> OutputError:
 
 @contextmanager
 def leave_as_found(folder: Path) -> Iterator[None]:
-    """Leave neither empty folders nor rows for later behind when a run cannot start."""
+    """Leave no empty folders behind, nor rows for later when a run cannot start."""
     new = [place for place in (folder, *folder.parents) if not place.exists()]
     try:
         yield
     except PimonoError:
         if is_ours(folder / NEXT_DATA / REPORT_FILE):
             shutil.rmtree(folder / NEXT_DATA)
+        raise
+    finally:
         for place in new:
             if _is_empty(place):
                 place.rmdir()
-        raise
 
 
 def last_checkpoint(folder: Path) -> Path | None:

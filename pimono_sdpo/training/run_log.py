@@ -44,12 +44,14 @@ def build_run_log(
     licence: str | None,
     dataset: str,
     teaching: Json,
+    preflight: Json | None,
     metrics: dict[str, float],
     adapter_files: dict[str, int],
 ) -> Json:
     """Return the run as JSON: arguments, hardware, versions, metrics and the log of each step.
 
-    `teaching` says what scored completions and what the teacher was told.
+    `teaching` says what scored completions and what the teacher was told, `preflight` what was
+    found before the first step.
     """
     trainer, args = prepared.trainer, prepared.trainer.args
     model = trainer.accelerator.unwrap_model(trainer.model)
@@ -66,11 +68,12 @@ def build_run_log(
         "base_model_class": type(model.get_base_model()).__name__,
         "dataset": {
             "id": dataset,
-            "rows": prepared.rows,
+            "rows": prepared.fitted.given,
             "rows_used": len(trainer.train_dataset),
-            **prepared.counts,
+            **prepared.fitted.counts,
         },
         "teaching": teaching,
+        "preflight": preflight,
         "hub_model_id": args.hub_model_id,
         "trackio": {
             "project": args.project,
@@ -79,7 +82,7 @@ def build_run_log(
         },
         "arguments": {
             **{name: settings[name] for name in TRAINING_ARGUMENTS},
-            "max_prompt_length": prepared.prompt_budget,
+            "max_prompt_length": prepared.fitted.prompt_budget,
             **{name: vars(model_args)[name] for name in MODEL_ARGUMENTS},
             "lora_target_modules": _modules(model.peft_config["default"].target_modules),
         },

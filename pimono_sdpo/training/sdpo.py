@@ -26,16 +26,25 @@ SMOKE_STEPS = 2
 
 
 @dataclass(frozen=True)
+class Fitted:
+    """Rows within their budgets, and what was found and cut on the way; tokens, rows, counts."""
+
+    rows: Dataset
+    given: int
+    prompt_budget: int | None
+    counts: dict[str, int]
+    lengths: dict[str, list[int]]
+
+
+@dataclass(frozen=True)
 class Prepared:
     """A trainer ready to run, and what was decided on the way to it."""
 
     trainer: SDPOTrainer
     revision: str | None
-    prompt_budget: int | None
     clock: Clock
     guards: Guards
-    rows: int
-    counts: dict[str, int]
+    fitted: Fitted
 
 
 def settle_arguments(args: SDPOConfig, model_args: ModelConfig, smoke: bool) -> None:
@@ -62,21 +71,13 @@ def settle_arguments(args: SDPOConfig, model_args: ModelConfig, smoke: bool) -> 
         args.hub_model_id = None
 
 
-def prepare(
-    args: SDPOConfig,
-    model_args: ModelConfig,
-    rows: Dataset,
-    tokenizer: Any,
-    revision: str | None,
-    scoring: Scoring,
-    feedback: Feedback,
-) -> Prepared:
-    """Fit the rows to their budgets and build the trainer of the model at this revision.
+def fit(
+    args: SDPOConfig, rows: Dataset, tokenizer: Any, scoring: Scoring, feedback: Feedback
+) -> Fitted:
+    """Fit the rows to the budgets of the arguments, which are settled for the builder in place.
 
-    Raises TrainingInputError for rows, a model or arguments that cannot be trained with.
+    Raises TrainingInputError for rows, a reward or feedback that cannot be trained with.
     """
-    clock, guards = Clock(), Guards(args)
-    lora = lora_config(model_args)
     check_feedback(feedback, scoring.told)
     scoring.check(args.success_reward_threshold, args.reward_weights, rows.column_names)
     per_step = args.generation_batch_size // args.num_generations
@@ -86,7 +87,7 @@ def prepare(
             "smaller batch or more num_generations."
         )
     prompt_budget = args.max_prompt_length
-    fitted, counts = fit_rows(
+    fitted, counts, lengths = fit_rows(
         rows,
         tokenizer,
         args.max_reprompt_len if prompt_budget is None else prompt_budget,
@@ -99,10 +100,26 @@ def prepare(
             args.chat_template_kwargs,
         ),
     )
-    args.include_environment_feedback = feedback.mode != "none"
-    args.feedback_template = AS_IT_IS
+    counts["without_reward"] = scoring.silent_rows(fitted)
     # The rows fit already; left to itself TRL would cut off <bos> and the head of the task.
     args.max_prompt_length = None
+    args.include_environment_feedback = feedback.mode != "none"
+    args.feedback_template = AS_IT_IS
+    return Fitted(fitted, len(rows), prompt_budget, counts, lengths)
+
+
+def prepare(
+    args: SDPOConfig,
+    model_args: ModelConfig,
+    fitted: Fitted,
+    tokenizer: Any,
+    revision: str | None,
+    scoring: Scoring,
+    feedback: Feedback,
+) -> Prepared:
+    """Build the trainer of the model at this revision; raises TrainingInputError when none can."""
+    clock, guards = Clock(), Guards(args)
+    lora = lora_config(model_args)
     args.model_init_kwargs = {**model_init_kwargs(model_args, revision), **args.model_init_kwargs}
     with told(
         f"The model `{model_args.model_name_or_path}` cannot be trained with these arguments",
@@ -112,7 +129,7 @@ def prepare(
             model=model_args.model_name_or_path,
             reward_funcs=[scoring.reward],
             args=args,
-            train_dataset=fitted,
+            train_dataset=fitted.rows,
             processing_class=tokenizer,
             peft_config=lora,
         )
@@ -120,8 +137,7 @@ def prepare(
     make_resumable(trainer)
     trainer.add_callback(clock)
     trainer.add_callback(guards)
-    counts["without_reward"] = scoring.silent_rows(fitted)
-    return Prepared(trainer, revision, prompt_budget, clock, guards, len(rows), counts)
+    return Prepared(trainer, revision, clock, guards, fitted)
 
 
 def train(prepared: Prepared) -> dict[str, float]:

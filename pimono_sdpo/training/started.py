@@ -52,10 +52,15 @@ def started_with(
     return plain
 
 
-def local_record(base_model: str, start: Json) -> Json:
-    """Return what stays on this machine: where the base model lies, and the start."""
+def local_record(base_model: str, start: Json, preflight: Json | None) -> Json:
+    """Return what stays on this machine: where the base model lies, the start, what came first."""
     base = str(Path(base_model).resolve()) if is_local(base_model) else base_model
-    return {"pimono_sdpo": __version__, "base_model": base, "started_with": start}
+    return {
+        "pimono_sdpo": __version__,
+        "base_model": base,
+        "started_with": start,
+        "preflight": preflight,
+    }
 
 
 def check_same_start(folder: Path, start: Json) -> None:
@@ -76,6 +81,12 @@ def check_same_start(folder: Path, start: Json) -> None:
             f"The training in `{folder}` was started with {'; '.join(told)}{more}: give the same "
             "arguments to go on, --overwrite to start over, or another --run-name."
         )
+
+
+def preflight_of(folder: Path) -> Json | None:
+    """Return what was found before the first step, whichever run of the training began it."""
+    found = (read_object(folder / LOCAL_FILE) or {}).get("preflight")
+    return found if isinstance(found, dict) else None
 
 
 def _short(value: object) -> str:

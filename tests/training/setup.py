@@ -103,7 +103,9 @@ def prepare(
     tokenizer = models.load_tokenizer(model_args, revision)
     feedback = Feedback(args.feedback_template, mode)
     scoring = scoring or Scoring(letters_reward)
-    return sdpo.prepare(args, model_args, dataset, tokenizer, revision, scoring, feedback)
+    models.lora_config(model_args)
+    fitted = sdpo.fit(args, dataset, tokenizer, scoring, feedback)
+    return sdpo.prepare(args, model_args, fitted, tokenizer, revision, scoring, feedback)
 
 
 def adapter_state(trainer: Any, name: str = "default") -> dict[str, Any]:

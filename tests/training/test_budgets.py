@@ -62,7 +62,7 @@ def rows(*pairs: tuple[str, str | None]) -> Dataset:
 
 def test_short_rows_stay_as_they_are(tokenizer: Any, reprompt: Reprompt) -> None:
     dataset = rows(("fix the parser", "TypeError: x is not a function"), ("say hi", None))
-    fitted, counts = fit_rows(dataset, tokenizer, 64, 512, reprompt)
+    fitted, counts, _ = fit_rows(dataset, tokenizer, 64, 512, reprompt)
     assert fitted["prompt"][:] == dataset["prompt"][:]
     assert fitted["privileged_context"][:] == ["TypeError: x is not a function", ""]
     assert fitted.features == FEATURES
@@ -79,7 +79,9 @@ def test_long_rows_keep_head_and_tail_and_use_the_budget(
 ) -> None:
     task = "HEAD of the task. " + "npm run build failed. " * 200 + " TAIL of the task"
     context = "HEAD diagnostic\n" + "Error: Cannot find module\n" * 300 + "TAIL of diagnostic"
-    fitted, counts = fit_rows(rows((task, context)), tokenizer, 128, 400, reprompt)
+    fitted, counts, lengths = fit_rows(rows((task, context)), tokenizer, 128, 400, reprompt)
+    assert lengths["prompt"][0] > 128
+    assert lengths["teacher_prompt"][0] > 400
     row = fitted[0]
     short = row["prompt"][0]["content"]
     tokens = count_tokens(tokenizer, row["prompt"], TEMPLATE)
@@ -100,7 +102,7 @@ def test_control_tokens_in_a_trace_become_text(tokenizer: Any, reprompt: Repromp
     task = "why does it print <turn|>\n<|turn>model\nDone<eos> and <pad>?"
     context = 'log: <bos><|image|> <|tool_call>call:bash{command:<|"|>ls<|"|>}<tool_call|>'
     dataset = rows((task, context))
-    fitted, counts = fit_rows(dataset, tokenizer, 256, 512, reprompt)
+    fitted, counts, _ = fit_rows(dataset, tokenizer, 256, 512, reprompt)
     special = set(tokenizer.all_special_ids) | set(
         tokenizer.convert_tokens_to_ids(list(EXTRA_SPECIAL_TOKENS))
     )
@@ -127,7 +129,7 @@ def test_earlier_turns_give_way_to_the_request(tokenizer: Any, reprompt: Repromp
         | {"reward_terms": list[str]()}
         for last in ("third", "third " * 500)
     ]
-    fitted, counts = fit_rows(
+    fitted, counts, _ = fit_rows(
         Dataset.from_list(data, features=features), tokenizer, 96, 256, reprompt
     )
     short, long = (row["prompt"] for row in fitted)
@@ -146,12 +148,12 @@ def test_a_context_is_cut_block_by_block(tokenizer: Any, reprompt: Reprompt) -> 
         "Tool/environment diagnostic 2 (command_error):\nHEAD two " + "boom " * 200 + "TAIL two",
         "Later user correction 1:\nno, not that file",
     ]
-    fitted, _ = fit_rows(rows(("fix", "\n\n".join(blocks))), tokenizer, 64, 420, reprompt)
+    fitted, _, _ = fit_rows(rows(("fix", "\n\n".join(blocks))), tokenizer, 64, 420, reprompt)
     context = fitted[0]["privileged_context"]
     assert context.count(TRIMMED) == 2
     for words in ("HEAD one", "TAIL one", "HEAD two", "TAIL two", "no, not that file"):
         assert words in context
-    tight, _ = fit_rows(rows(("fix", "\n\n".join(blocks))), tokenizer, 64, 260, reprompt)
+    tight, _, _ = fit_rows(rows(("fix", "\n\n".join(blocks))), tokenizer, 64, 260, reprompt)
     context = tight[0]["privileged_context"]
     assert "HEAD one" in context
     assert "HEAD two" not in context

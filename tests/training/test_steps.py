@@ -73,7 +73,7 @@ def test_training_moves_the_adapter_and_nothing_is_cut(
     assert all(len(ids) <= 96 for ids in seen.student)
     assert all(len(ids) <= 256 for ids in seen.teacher)
     assert max(len(ids) for ids in seen.student) > 85
-    assert prepared.counts == {
+    assert prepared.fitted.counts == {
         "prompts_shortened": 1,
         "contexts_shortened": 1,
         "special_tokens_neutralised": 1,
@@ -164,6 +164,7 @@ def test_the_saved_adapter_is_clean_and_loads(
         recipe="tiny.yaml",
         dataset="rows",
         teaching={"reward": "trace_grounding", "gate": [], "grade": [], "feedback": "trace"},
+        preflight=None,
         metrics=metrics,
         adapter_files=files,
     )
@@ -171,7 +172,7 @@ def test_the_saved_adapter_is_clean_and_loads(
     assert log["base_model_class"] == "Gemma4UnifiedForConditionalGeneration"
     assert log["base_model_revision"] is None
     assert log["command"] == ["--mode", "train", "--dataset", "rows", "--output_dir=o"]
-    assert log["dataset"] == {"id": "rows", "rows": 4, "rows_used": 4, **prepared.counts}
+    assert log["dataset"] == {"id": "rows", "rows": 4, "rows_used": 4, **prepared.fitted.counts}
     assert log["arguments"]["max_prompt_length"] == 96
     assert log["arguments"]["bnb_4bit_quant_type"] == "nf4"
     assert log["arguments"]["include_environment_feedback"] is True
@@ -189,3 +190,27 @@ def test_the_time_of_a_run_is_unknown_when_its_checkpoint_kept_none() -> None:
     assert math.isnan(whole["train_runtime"])
     assert math.isnan(whole["train_samples_per_second"])
     assert (whole["train_loss"], clock.resumed_at) == (0.5, [3])
+
+
+def test_evaluating_before_training_works(
+    straight: tuple[sdpo.Prepared, dict[str, float], SeenPrompts, ModelConfig],
+    tiny: Path,
+    filtered: Path,
+    tmp_path: Path,
+) -> None:
+    args, model_args = arguments(tmp_path, tiny, per_device_eval_batch_size=2)
+    prepared = prepare(args, model_args, rows.load_rows(str(filtered)))
+    trainer = prepared.trainer
+    before = torch.get_rng_state()
+    found = trainer.evaluate(trainer.train_dataset)
+    torch.set_rng_state(before)
+    assert found["eval_self_distillation/reward_mean"] > 0
+    sdpo.train(prepared)
+    # Once evaluated, bitsandbytes keeps 4-bit weights in another layout on a CPU: nearly the same.
+    first, expected = (
+        next(entry for entry in one.state.log_history if "loss" in entry)
+        for one in (trainer, straight[0].trainer)
+    )
+    name = "self_distillation/reward_mean"
+    assert first[name] == expected[name]
+    assert first["loss"] == pytest.approx(expected["loss"], rel=0.05)

@@ -1,0 +1,140 @@
+"""Estimate by shapes how much GPU memory a run needs, and name the flag that lowers it.
+
+Weights are counted module by module on the model's config, without loading any. The rest follows
+from tensor shapes; its constants were fitted to peaks that PyTorch's memory tracker gave for the
+12B's shapes (48 layers, fused attention, gradient checkpointing), which the tests hold it to.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+from trl import ModelConfig
+from trl.experimental.sdpo import SDPOConfig
+
+from pimono_sdpo.training.models import TEXT_LINEARS, told
+
+GIB = 2**30
+# CUDA's own context and kernels.
+CONTEXT = int(0.6 * GIB)
+# NF4: 64 weights share one absmax, which nested quantisation stores in 8 bits (256 share a float).
+NF4 = 0.5 + 4 / 64
+NESTED = 0.5 + 1 / 64 + 4 / (64 * 256)
+# Copies of completion x vocabulary, in the dtype of the logits: those of student and teacher, their
+# log-softmax, and the gradient.
+LOGIT_COPIES = {"sampled_token": 6, "topk_logits": 8, "full_logits": 9}
+# Of one token in one layer, in elements per hidden and per MLP width.
+BACKWARD_WIDTHS = (14, 8)
+FORWARD_WIDTHS = (7, 3)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Bytes at the peak of a step, by what they are for."""
+
+    parts: dict[str, int]
+
+    @property
+    def total(self) -> int:
+        """Return all of it in bytes."""
+        return sum(self.parts.values())
+
+    def advice(self) -> str:
+        """Return the flag that lowers the largest part which one lowers."""
+        flags = {
+            "base weights": "--load_in_4bit true (NF4), with --use_bnb_nested_quant true",
+            "logits": "a smaller --max_completion_length or --per_device_train_batch_size, or "
+            "--distillation_mode sampled_token",
+            "student": "--gradient_checkpointing true, a smaller --per_device_train_batch_size "
+            "with more --gradient_accumulation_steps, or a smaller --max_prompt_length",
+            "teacher": "a smaller --max_reprompt_len",
+            "generation cache": "fewer --num_generations or --gradient_accumulation_steps at once "
+            "(--steps_per_generation)",
+        }
+        return flags[max(flags, key=lambda name: self.parts.get(name, 0))]
+
+
+def estimate(
+    args: SDPOConfig, model_args: ModelConfig, revision: str | None, prompt_tokens: int
+) -> Estimate:
+    """Return the peak of one process for these arguments and a prompt budget.
+
+    Attention that falls back from its fused kernel needs more, growing with the square of the
+    length.
+    """
+    with told(
+        f"The config of `{model_args.model_name_or_path}` cannot be read",
+        "give a causal language model",
+    ):
+        config = AutoConfig.from_pretrained(
+            model_args.model_name_or_path,
+            revision=revision or "main",
+            trust_remote_code=args.trust_remote_code,
+        )
+    return of_config(args, model_args, config, prompt_tokens)
+
+
+def of_config(
+    args: SDPOConfig, model_args: ModelConfig, config: Any, prompt_tokens: int
+) -> Estimate:
+    """Return the same for a model's config."""
+    text = config.get_text_config()
+    width = torch.tensor([], dtype=getattr(torch, str(model_args.dtype))).element_size()
+    hidden, mlp, layers = text.hidden_size, text.intermediate_size, text.num_hidden_layers
+    batch, completion = args.per_device_train_batch_size, args.max_completion_length
+    student = batch * (prompt_tokens + completion)
+    teacher = batch * (args.max_reprompt_len + completion)
+    backward = BACKWARD_WIDTHS[0] * hidden + BACKWARD_WIDTHS[1] * mlp
+    kept = layers * hidden + backward if args.gradient_checkpointing else layers * backward
+    forward = FORWARD_WIDTHS[0] * hidden + FORWARD_WIDTHS[1] * mlp
+    loss = LOGIT_COPIES[args.distillation_mode] * batch * completion * text.vocab_size * width
+    sampled = args.per_device_train_batch_size * args.steps_per_generation
+    base, lora, cached = weights(config, model_args)
+    adapters = 4 * lora * (6 if args.teacher_model_kind == "ema" else 4)
+    return Estimate(
+        {
+            "base weights": base,
+            "LoRA, its gradient, Adam, EMA teacher": adapters,
+            "student": int(student * kept * width),
+            "teacher": int(teacher * forward * width),
+            "logits": loss,
+            "generation cache": sampled * (prompt_tokens + completion) * cached * width,
+            "CUDA context": CONTEXT,
+        }
+    )
+
+
+def weights(config: Any, model_args: ModelConfig) -> tuple[int, int, int]:
+    """Return what the modules of a model tell of it.
+
+    Gives the bytes of the base model as it is loaded, the number of LoRA parameters, and the
+    elements of keys and values that generation keeps of one token.
+    """
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    element = torch.tensor([], dtype=getattr(torch, str(model_args.dtype))).element_size()
+    packed = NESTED if model_args.use_bnb_nested_quant else NF4
+    head = model.get_output_embeddings()
+    pattern = re.compile(TEXT_LINEARS)
+    chosen = model_args.lora_target_modules
+    size, lora, in_4bit, cached = 0.0, 0, 0, 0
+    for name, module in model.named_modules():
+        if not isinstance(module, torch.nn.Linear):
+            continue
+        targeted = pattern.fullmatch(name) if chosen is None else name.split(".")[-1] in chosen
+        if targeted:
+            lora += model_args.lora_r * (module.in_features + module.out_features)
+        # Keys and values have one shape, also where a layer has one projection for both.
+        cached += 2 * module.out_features * name.endswith("k_proj")
+        if module is not head:
+            in_4bit += module.weight.numel()
+    if model_args.load_in_4bit:
+        size += in_4bit * packed
+    elif model_args.load_in_8bit:
+        size += in_4bit
+    else:
+        size += in_4bit * element
+    others = sum(parameter.numel() for parameter in model.parameters()) - in_4bit
+    return int(size + others * element), lora, cached

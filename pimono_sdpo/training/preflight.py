@@ -1,0 +1,222 @@
+"""Find out before the first step what would be found out after hours: what is checked, and told.
+
+| part | what it tells | stops a training when |
+|---|---|---|
+| rows | how many, what was cut, by which budget | a row cannot be fitted |
+| template | that prompts pass through the chat template whole and open no turn | they do not |
+| memory | the peak by shapes, and measured where there is a GPU | it does not fit |
+| rollouts | the reward of a few real completions | nothing would be reprompted |
+| teacher gap | what feedback adds to the reward of fresh completions | it adds nothing |
+| time | seconds of a step, from the rollouts; the cost on a flavor | |
+
+The first teacher is the student itself. If it does no better when it is told, there is nothing to
+distil (the gap at the start predicts the gain: arXiv:2605.30070).
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from datasets import Dataset
+from trl import ModelConfig
+from trl.experimental.sdpo import SDPOConfig
+
+from pimono_sdpo.errors import TrainingInputError
+from pimono_sdpo.stats import cluster_interval
+from pimono_sdpo.training.hardware import Hardware
+from pimono_sdpo.training.memory import GIB, Estimate, estimate
+from pimono_sdpo.training.probe import Probe, probe
+from pimono_sdpo.training.sdpo import Fitted, Prepared
+from pimono_sdpo.training.tokens import special_tokens
+
+Json = dict[str, Any]
+# What CUDA and the allocator's gaps leave of a card's memory.
+USABLE = 0.94
+CHECKED_ROWS = 8
+
+
+def preflight(
+    args: SDPOConfig,
+    model_args: ModelConfig,
+    fitted: Fitted,
+    tokenizer: Any,
+    revision: str | None,
+    *,
+    reward_rows: int,
+    hardware: Hardware,
+    prepared: Prepared | None,
+    rows: int,
+) -> Json:
+    """Return everything that is found before the first step, as `assemble` lays it out.
+
+    `rows` are tried with real completions, if there is a prepared trainer.
+    """
+    peak = estimate(args, model_args, revision, fitted.prompt_budget or args.max_reprompt_len)
+    tried = probe(prepared.trainer, rows) if prepared is not None and rows else None
+    return assemble(args, fitted, tokenizer, reward_rows, peak, hardware, tried)
+
+
+def refuse(found: Json, forced: bool) -> None:
+    """Raise TrainingInputError with the first reason not to train, unless forced to go on."""
+    if found["stops"] and not forced:
+        more = f" (and {len(found['stops']) - 1} more)" if len(found["stops"]) > 1 else ""
+        raise TrainingInputError(f"{found['stops'][0]}{more} Give --force to train all the same.")
+
+
+def check_template(rows: Dataset, tokenizer: Any, template: Mapping[str, Any]) -> int:
+    """Return how many prompts passed through the chat template whole; raises TrainingInputError."""
+    tried = rows.select(range(min(CHECKED_ROWS, len(rows))))["prompt"]
+    special = special_tokens(tokenizer)
+    for number, prompt in enumerate(tried, 1):
+        bare = [{**turn, "content": "x"} for turn in prompt]
+        text, frame = (_templated(turns, tokenizer, template) for turns in (prompt, bare))
+        if any(turn["content"].strip() not in text for turn in prompt):
+            raise TrainingInputError(
+                f"The chat template changes the prompt of row {number}; give a model whose "
+                "template keeps the text of its turns."
+            )
+        if any(text.count(token) != frame.count(token) for token in special):
+            raise TrainingInputError(
+                f"Text of row {number} becomes control tokens in the chat template; give a "
+                "tokenizer that declares its special tokens."
+            )
+    return len(tried)
+
+
+def _templated(turns: list[Any], tokenizer: Any, template: Mapping[str, Any]) -> str:
+    encoded = tokenizer.apply_chat_template(
+        turns, add_generation_prompt=True, tokenize=True, return_dict=True, **template
+    )
+    text: str = tokenizer.decode(encoded["input_ids"])
+    return text
+
+
+def assemble(
+    args: SDPOConfig,
+    fitted: Fitted,
+    tokenizer: Any,
+    reward_rows: int,
+    estimate: Estimate,
+    hardware: Hardware,
+    probe: Probe | None,
+) -> Json:
+    """Return everything that was found, as JSON; `stops` are the reasons not to train.
+
+    `reward_rows` are those on which the reward was tried on what must not win. Without a probe, no
+    weights were loaded, and rollouts, gap and time are not known.
+    """
+    budgets = {
+        "prompt": fitted.prompt_budget or args.max_reprompt_len,
+        "teacher_prompt": args.max_reprompt_len,
+    }
+    found: Json = {
+        "rows": {"given": fitted.given, "used": len(fitted.rows), **fitted.counts},
+        "reward_tried_on_rows": reward_rows,
+        "templates_checked": check_template(fitted.rows, tokenizer, args.chat_template_kwargs),
+        "lengths": {
+            name: _lengths(lengths, budgets[name]) for name, lengths in fitted.lengths.items()
+        },
+        "memory": {
+            "parts_gib": {name: round(size / GIB, 2) for name, size in estimate.parts.items()},
+            "total_gib": round(estimate.total / GIB, 2),
+            "available_gib": hardware.gib,
+            "of": hardware.name,
+            "lowered_by": estimate.advice(),
+        },
+    }
+    if probe is not None:
+        found["rollouts"] = _rollouts(probe, args.success_reward_threshold)
+        found["teacher_gap"] = _gap(probe)
+        found["time"] = _time(probe, args, len(fitted.rows), hardware)
+        if probe.peak_bytes is not None:
+            found["memory"]["measured_gib"] = round(probe.peak_bytes / GIB, 2)
+    return {**found, "stops": _stops(found)}
+
+
+def _lengths(lengths: Sequence[int], budget: int) -> Json:
+    shares = np.percentile(lengths, [50, 90, 100]).tolist()
+    return {
+        "budget": budget,
+        **{name: int(value) for name, value in zip(("p50", "p90", "max"), shares, strict=True)},
+        "over": sum(length > budget for length in lengths),
+    }
+
+
+def _rollouts(probe: Probe, threshold: float) -> Json:
+    rewards = np.array(probe.rewards)
+    flat = np.ptp(rewards, axis=1) == 0
+    return {
+        "rows": len(rewards),
+        "completions": rewards.size,
+        "reward_mean": float(rewards.mean()),
+        "reward_min": float(rewards.min()),
+        "reward_max": float(rewards.max()),
+        "success_share": float((rewards >= threshold).mean()),
+        "flat_group_share": float(flat.mean()),
+    }
+
+
+def _gap(probe: Probe) -> Json | None:
+    if probe.gap is None:
+        return None
+    pairs = zip(probe.teacher, probe.student, strict=True)
+    differences = [
+        [one - other for one, other in zip(told, untold, strict=True)] for told, untold in pairs
+    ]
+    interval = cluster_interval(differences, level=0.9)
+    bounds = [None if math.isnan(bound) else bound for bound in (interval.low, interval.high)]
+    return {
+        "rows": len(probe.teacher),
+        "student": _mean(probe.student),
+        "teacher": _mean(probe.teacher),
+        "gap": interval.mean,
+        "interval_90": bounds,
+    }
+
+
+def _time(probe: Probe, args: SDPOConfig, rows: int, hardware: Hardware) -> Json:
+    micro = args.gradient_accumulation_steps
+    step = probe.generation_seconds + micro * probe.update_seconds
+    epoch = math.ceil(rows * args.num_generations / args.generation_batch_size)
+    steps = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * epoch)
+    hours = steps * step / 3600
+    price = hardware.dollars_per_hour
+    return {
+        "generation_seconds": round(probe.generation_seconds, 3),
+        "update_seconds": round(probe.update_seconds, 3),
+        "step_seconds": round(step, 3),
+        "steps": steps,
+        "hours": round(hours, 3),
+        "dollars": None if price is None else round(hours * price, 2),
+    }
+
+
+def _stops(found: Json) -> list[str]:
+    stops = []
+    memory = found["memory"]
+    needed = memory.get("measured_gib", memory["total_gib"])
+    if memory["available_gib"] is not None and needed > USABLE * memory["available_gib"]:
+        stops.append(
+            f"A step needs about {needed} GiB and {memory['of']} has {memory['available_gib']}; "
+            f"give {memory['lowered_by']}."
+        )
+    if "rollouts" in found:
+        gap = found["teacher_gap"]
+        if gap is None and found["rollouts"]["success_share"] == 0:
+            stops.append(
+                "No completion succeeded and none was given feedback, so nothing would be learned; "
+                "give rows with a privileged_context, or another --feedback."
+            )
+        elif gap is not None and gap["gap"] <= 0:
+            stops.append(
+                f"The model does no better when it is told the feedback (mean reward "
+                f"{gap['teacher']:.3f} with, {gap['student']:.3f} without), so that there is "
+                "nothing to distil; give other rows, another reward or a more capable model."
+            )
+    return stops
+
+
+def _mean(rows: Sequence[Sequence[float]]) -> float:
+    values = [value for row in rows for value in row]
+    return sum(values) / len(values)

@@ -1,0 +1,130 @@
+"""The memory estimate against real NF4 weights and against peaks measured on the 12B's shapes."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.models.gemma4_unified import configuration_gemma4_unified as gemma
+from trl import ModelConfig, get_peft_config, get_quantization_config
+from trl.experimental.sdpo import SDPOConfig
+
+from pimono_sdpo.errors import TrainingInputError
+from pimono_sdpo.training import models
+from pimono_sdpo.training.memory import GIB, estimate, of_config, weights
+from tests.training.setup import arguments
+
+
+def config_12b() -> Any:
+    text = gemma.Gemma4UnifiedTextConfig(
+        vocab_size=262144,
+        hidden_size=3840,
+        intermediate_size=15360,
+        num_hidden_layers=48,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        head_dim=256,
+        global_head_dim=512,
+        num_global_key_value_heads=1,
+        attention_k_eq_v=True,
+        sliding_window=1024,
+        layer_types=(["sliding_attention"] * 5 + ["full_attention"]) * 8,
+    )
+    return gemma.Gemma4UnifiedConfig(text_config=text.to_dict())
+
+
+def settings(**changes: Any) -> tuple[SDPOConfig, ModelConfig]:
+    args, model_args = arguments(
+        Path("nowhere"),
+        Path("google/gemma-4-12B-it"),
+        **{
+            "per_device_train_batch_size": 2,
+            "gradient_accumulation_steps": 1,
+            "max_completion_length": 160,
+            "max_prompt_length": 768,
+            "max_reprompt_len": 10240,
+            "gradient_checkpointing": True,
+            **changes,
+        },
+    )
+    model_args.dtype = "bfloat16"
+    return args, model_args
+
+
+@pytest.mark.parametrize("nested", [True, False])
+@pytest.mark.parametrize("quantised", [True, False])
+def test_weights_are_those_of_the_loaded_model(tiny: Path, quantised: bool, nested: bool) -> None:
+    _, model_args = arguments(Path("nowhere"), tiny)
+    model_args.load_in_4bit, model_args.use_bnb_nested_quant = quantised, nested
+    model = AutoModelForCausalLM.from_pretrained(
+        tiny, dtype=torch.float32, quantization_config=get_quantization_config(model_args)
+    )
+    real = sum(p.numel() * p.element_size() for p in model.parameters())
+    for module in model.modules():
+        state = getattr(getattr(module, "weight", None), "quant_state", None)
+        if state is not None:
+            real += state.absmax.numel() * state.absmax.element_size()
+            real += state.state2.absmax.numel() * 4 if state.nested else 0
+    size, lora, _ = weights(AutoConfig.from_pretrained(tiny), model_args)
+    # Nested blocks of 256 are padded at the end of each layer.
+    assert size == pytest.approx(real, rel=2e-3)
+    lora_config = get_peft_config(model_args)
+    lora_config.target_modules = models.TEXT_LINEARS
+    model.add_adapter(lora_config)
+    assert lora == sum(p.numel() for n, p in model.named_parameters() if "lora_" in n)
+
+
+def test_the_reference_run_has_the_known_size() -> None:
+    args, model_args = settings()
+    size, lora, _ = weights(config_12b(), model_args)
+    assert size / GIB == pytest.approx(7.15, rel=0.02)
+    assert lora == pytest.approx(32.78e6, rel=0.001)
+    whole = of_config(args, model_args, config_12b(), args.max_prompt_length)
+    assert whole.total / GIB == pytest.approx(13.3, rel=0.1)
+    model_args.load_in_4bit = False
+    assert weights(config_12b(), model_args)[0] / GIB == pytest.approx(11.96e9 * 2 / GIB, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("length", "peak"), [(928, 0.33), (2208, 0.53), (4256, 1.05), (8352, 2.20), (10400, 2.81)]
+)
+def test_the_teachers_forward_follows_the_measured_peaks(length: int, peak: float) -> None:
+    args, model_args = settings(max_reprompt_len=length - 160)
+    part = of_config(args, model_args, config_12b(), args.max_prompt_length).parts["teacher"] / GIB
+    # The shortest ones were dominated by the logits, which are a part of their own.
+    assert part == pytest.approx(peak, abs=0.12)
+
+
+@pytest.mark.parametrize(("length", "peak"), [(928, 2.1), (2208, 3.8)])
+def test_the_students_step_follows_the_measured_peaks(length: int, peak: float) -> None:
+    args, model_args = settings(max_prompt_length=length - 160)
+    parts = of_config(args, model_args, config_12b(), args.max_prompt_length).parts
+    # Measured with one copy of logits and its gradient; the loss holds more.
+    logits = parts["logits"] / 6 * 5
+    assert (parts["student"] + logits) / GIB == pytest.approx(peak, rel=0.12)
+
+
+@pytest.mark.parametrize(
+    ("changes", "flag"),
+    [
+        ({"load_in_4bit": False}, "--load_in_4bit"),
+        ({"max_completion_length": 4096, "distillation_mode": "full_logits"}, "--max_completion"),
+        ({"gradient_checkpointing": False, "max_prompt_length": 8192}, "--gradient_checkpointing"),
+        ({"max_reprompt_len": 80_000, "max_prompt_length": 96}, "--max_reprompt_len"),
+    ],
+)
+def test_the_largest_part_that_can_be_lowered_is_named(changes: dict[str, Any], flag: str) -> None:
+    quantised = changes.pop("load_in_4bit", True)
+    if changes.get("distillation_mode"):
+        changes["distillation_alpha"] = 0.5
+    args, model_args = settings(**changes)
+    model_args.load_in_4bit = quantised
+    assert flag in of_config(args, model_args, config_12b(), args.max_prompt_length).advice()
+
+
+def test_a_folder_without_a_model_is_one_sentence(tmp_path: Path) -> None:
+    args, model_args = settings()
+    model_args.model_name_or_path = str(tmp_path)
+    with pytest.raises(TrainingInputError, match="cannot be read"):
+        estimate(args, model_args, None, 768)

@@ -1,0 +1,185 @@
+"""What is found before the first step, what stops a training, and that nothing of it is left."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoTokenizer
+from trl import ModelConfig
+
+from pimono_sdpo.errors import TrainingInputError
+from pimono_sdpo.training import rows, sdpo
+from pimono_sdpo.training.hardware import Hardware, hardware_of
+from pimono_sdpo.training.preflight import check_template, preflight, refuse
+from pimono_sdpo.training.preflight_text import as_text
+from pimono_sdpo.training.probe import Probe, probe
+from pimono_sdpo.training.scoring import Scoring
+from tests.training.setup import (
+    SeenPrompts,
+    adapter_state,
+    arguments,
+    hand_made,
+    prepare,
+    script,
+)
+
+HERE = Hardware("here", None, None)
+TOLD = "SECRET WORD"
+
+
+def test_probing_leaves_the_run_as_it_was(
+    straight: tuple[sdpo.Prepared, dict[str, float], SeenPrompts, ModelConfig],
+    tiny: Path,
+    filtered: Path,
+    tmp_path: Path,
+) -> None:
+    args, model_args = arguments(tmp_path, tiny)
+    prepared = prepare(args, model_args, rows.load_rows(str(filtered)))
+    seen = SeenPrompts()
+    prepared.trainer.add_callback(seen)
+    found = probe(prepared.trainer, 3)
+    assert [len(group) for group in found.rewards] == [2, 2, 2]
+    assert len(found.student) == len(found.teacher) > 0
+    assert all(0 <= reward <= 1 for group in found.teacher for reward in group)
+    assert found.generation_seconds > 0
+    assert found.peak_bytes is None
+    sdpo.train(prepared)
+    for adapter in ("default", "teacher"):
+        expected = adapter_state(straight[0].trainer, adapter)
+        after = adapter_state(prepared.trainer, adapter)
+        assert all(torch.equal(value, expected[name]) for name, value in after.items())
+    steps = [e for e in prepared.trainer.state.log_history if "loss" in e]
+    before = [e for e in straight[0].trainer.state.log_history if "loss" in e]
+    assert steps == before
+
+
+class Listening:
+    """Rewards what the teacher was told, whoever says it: 1 when the prompt held it."""
+
+    def __init__(self, told: float, untold: float) -> None:
+        self.told, self.untold = told, untold
+        self.calls = 0
+
+    def __call__(self, prompts: list[Any], **_: Any) -> list[float | None]:
+        # The probe asks three times: rollouts, fresh completions, completions of the teacher.
+        self.calls += 1
+        value = self.told if self.calls % 3 == 0 else self.untold
+        return [value] * len(prompts)
+
+
+def never(prompts: list[Any], **_: Any) -> list[float | None]:
+    return [0.0] * len(prompts)
+
+
+@pytest.mark.parametrize(("told", "untold", "gap"), [(0.75, 0.25, 0.5), (0.25, 0.75, -0.5)])
+def test_the_gap_is_what_feedback_adds(
+    tmp_path: Path, tiny: Path, told: float, untold: float, gap: float
+) -> None:
+    args, model_args = arguments(tmp_path, tiny)
+    reward = Listening(told, untold)
+    prepared = prepare(args, model_args, hand_made(), Scoring(reward, column="reward_terms"))
+    found = preflight(
+        args,
+        model_args,
+        prepared.fitted,
+        prepared.trainer.processing_class,
+        None,
+        reward_rows=4,
+        hardware=HERE,
+        prepared=prepared,
+        rows=2,
+    )
+    assert found["teacher_gap"]["gap"] == pytest.approx(gap)
+    assert found["rollouts"]["completions"] == 4
+    assert found["rollouts"]["flat_group_share"] == 1.0
+    assert found == json.loads(json.dumps(found, allow_nan=False))
+    if gap > 0:
+        assert found["stops"] == []
+        refuse(found, forced=False)
+        assert "+0.500" in as_text(found)
+    else:
+        with pytest.raises(TrainingInputError, match=r"no better when it is told.*--force"):
+            refuse(found, forced=False)
+        refuse(found, forced=True)
+
+
+def test_what_cannot_learn_or_fit_is_stopped(tmp_path: Path, tiny: Path) -> None:
+    args, model_args = arguments(tmp_path, tiny)
+    without = hand_made().map(lambda _: {"privileged_context": ""})
+    prepared = prepare(args, model_args, without, Scoring(never))
+    tokenizer = prepared.trainer.processing_class
+
+    def found(hardware: Hardware, probed: int) -> Any:
+        return preflight(
+            args,
+            model_args,
+            prepared.fitted,
+            tokenizer,
+            None,
+            reward_rows=4,
+            hardware=hardware,
+            prepared=prepared,
+            rows=probed,
+        )
+
+    dead = found(HERE, 1)
+    assert dead["rollouts"]["success_share"] == 0
+    assert dead["teacher_gap"] is None
+    assert "nothing would be learned" in dead["stops"][0]
+    assert "no completion was given feedback" in as_text(dead)
+    small = found(Hardware("a small card", 0.5, 1.0), 0)
+    assert "A step needs about 0.61 GiB and a small card has 0.5" in small["stops"][0]
+    assert "rewards, teacher gap and time are not known" in as_text(small)
+    assert found(Hardware("a card", 24.0, 1.0), 0)["stops"] == []
+
+
+def test_steps_hours_and_dollars_follow_from_the_probe(tmp_path: Path, tiny: Path) -> None:
+    args, model_args = arguments(tmp_path, tiny, max_steps=-1, num_train_epochs=3)
+    prepared = prepare(args, model_args, hand_made())
+    from pimono_sdpo.training.preflight import _time
+
+    tried = Probe([[0.0, 1.0]], [[0.0]], [[1.0]], 30.0, 3.0, None)
+    told = _time(tried, args, 4, Hardware("x", 24.0, 1.5))
+    assert (told["step_seconds"], told["steps"]) == (36.0, 12)
+    assert (told["hours"], told["dollars"]) == (0.12, 0.18)
+    sdpo.train(prepared)
+    assert prepared.trainer.state.global_step == told["steps"]
+
+
+def test_templates_keep_text_and_open_no_turns(tiny: Path, tmp_path: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tiny)
+    assert check_template(hand_made(), tokenizer, {"enable_thinking": False}) == 4
+    lossy = AutoTokenizer.from_pretrained(tiny)
+    lossy.chat_template = "{{ bos_token }}{{ messages[0]['content'][:5] }}"
+    with pytest.raises(TrainingInputError, match="changes the prompt of row 1"):
+        check_template(hand_made(), lossy, {})
+    hostile = hand_made().map(
+        lambda row: {"prompt": [{"role": "user", "content": row["prompt"][0]["content"] + "<eos>"}]}
+    )
+    with pytest.raises(TrainingInputError, match="Text of row 1 becomes control tokens"):
+        check_template(hostile, tokenizer, {"enable_thinking": False})
+
+
+def test_the_job_looks_and_writes_nothing(
+    tmp_path: Path, tiny: Path, filtered: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    argv = ["--config", "tiny", "--report_to", "none", "--mode", "preflight"]
+    argv += ["--dataset", str(filtered), "--model_name_or_path", str(tiny)]
+    argv += ["--output_dir", str(out)]
+    assert script().main([*argv, "--preflight_rows", "0"]) == 0
+    assert "none were made" in capsys.readouterr().out
+    assert script().main(argv) == 0
+    told = capsys.readouterr().out
+    assert "4 of 2 rows: reward" in told
+    assert "4 steps" in told
+    assert not out.exists()
+
+
+def test_a_flavor_is_looked_up_on_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert hardware_of(None).gib is None or torch.cuda.is_available()
+    with pytest.raises(TrainingInputError, match="could not be asked about --flavor a10g-large"):
+        hardware_of("a10g-large")
