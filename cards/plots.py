@@ -64,6 +64,24 @@ def write_run_plot(run: Json, path: Path) -> None:
     _save(figure, path)
 
 
+def write_evaluation_plot(evaluation: Json, path: Path) -> None:
+    """Draw reward and pass rate of held-out rows before and after, with their intervals."""
+    figure = Figure(figsize=(6, 3.4), layout="constrained")
+    names = (("reward", "mean reward"), ("pass_rate", "pass rate"))
+    for axes, (name, title) in zip(figure.subplots(1, 2), names, strict=True):
+        for place, when in enumerate(("before", "after")):
+            found = evaluation[name][when]
+            axes.plot([place], [found["mean"]], marker="o", color=COLOUR)
+            if found["low"] is not None:
+                axes.vlines(place, found["low"], found["high"], color=COLOUR)
+        axes.set_xticks([0, 1], ["before", "after"])
+        axes.set_xlim(-0.5, 1.5)
+        axes.set_ylim(0, max(1.0, axes.get_ylim()[1]))
+        axes.set_title(title)
+        _plain(axes)
+    _save(figure, path)
+
+
 def _plain(axes: Axes) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 

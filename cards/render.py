@@ -96,6 +96,8 @@ def render_model_card(report: Json | None, run: Json) -> str:
     if run["licence"]:
         metadata["license"] = run["licence"]
     name = run["hub_model_id"] or run["run_name"]
+    if run["evaluation"]:
+        metadata["model-index"] = [_model_index(name, run)]
     batch = (
         run["arguments"]["per_device_train_batch_size"]
         * run["arguments"]["gradient_accumulation_steps"]
@@ -124,6 +126,26 @@ def render_model_card(report: Json | None, run: Json) -> str:
             sample=_preview(report["first_sample"]) if report is not None else None,
         )
     )
+
+
+def _model_index(name: str, run: Json) -> Json:
+    """Return our own scores on held-out rows the way the Hub lists them."""
+    evaluation, dataset = run["evaluation"], run["dataset"]["id"]
+    metrics = [
+        {"type": name, "name": f"{title} on held-out rows", "value": round(score, 4)}
+        for name, title in (("reward", "mean reward"), ("pass_rate", "pass rate"))
+        for score in [evaluation[name]["after"]["mean"]]
+    ]
+    return {
+        "name": name,
+        "results": [
+            {
+                "task": {"type": "text-generation"},
+                "dataset": {"name": dataset, "type": dataset, "split": evaluation["split"]},
+                "metrics": metrics,
+            }
+        ],
+    }
 
 
 def _is_hub_id(run: Json) -> bool:

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 PLOT = "training.png"
+EVALUATION_PLOT = "evaluation.png"
 
 
 def main(argv: list[str]) -> int:
@@ -133,6 +134,7 @@ def prepare_rows(job: "JobArguments", output: Path, name: str, seed: int) -> str
         unit=job.unit,
         min_score=job.min_score,
         max_samples=job.max_samples,
+        test_fraction=job.test_fraction,
         seed=seed,
     )
     print(f"{report['kept']} of {report['sessions']} sessions are rows in {output / 'data'}")
@@ -154,7 +156,7 @@ def rows_of(job: "JobArguments", output: Path, seed: int) -> str:
     if not (data / folders.REPORT_FILE).exists():
         return prepare_rows(job, output, folders.DATA, seed)
     options = {"unit": job.unit, "min_score": job.min_score, "max_samples": job.max_samples}
-    options |= {"seed": seed}
+    options |= {"test_fraction": job.test_fraction, "seed": seed}
     check_prepared(data, options, job.source, lambda name: redact_text(name, "")[0])
     return str(data)
 
@@ -173,6 +175,7 @@ def train_and_save(
     """
     from pimono_sdpo.training import models, publish, reload, rows, run_log, sdpo, started, tracking
     from pimono_sdpo.training import output as folders
+    from pimono_sdpo.training.held_out import as_sentence, score_rows, summary
     from processors.secrets import kinds_in
     from rewards.choice import taught_by, teaching
 
@@ -183,6 +186,7 @@ def train_and_save(
     check_where_it_goes(args, smoke)
     dataset = rows_of(job, output, args.seed)
     loaded = rows.load_rows(dataset)
+    held_out = rows.load_rows(dataset, job.eval_split) if job.eval_split else None
     report = rows.load_report(dataset)
     revision = models.base_model_revision(model_args)
     models.lora_config(model_args)
@@ -192,24 +196,34 @@ def train_and_save(
     start = started.started_with(args, model_args, revision, loaded, teaching(job, feedback))
     if not job.overwrite:
         started.check_same_start(output, start)
-    fitted = sdpo.fit(args, loaded, tokenizer, scoring, feedback)
+    fitted = sdpo.fit(args, loaded, tokenizer, scoring, feedback, held_out)
     prepared = None
     if job.mode != "preflight" or job.preflight_rows:
         prepared = sdpo.prepare(args, model_args, fitted, tokenizer, revision, scoring, feedback)
     goes_on = folders.last_checkpoint(output) is not None and not job.overwrite
-    found = started.preflight_of(output) if goes_on else None
+    before = started.found_before(output) if goes_on else {}
     if not (smoke or goes_on):
-        found = look_first(job, args, model_args, fitted, tokenizer, revision, scoring, prepared)
+        before["preflight"] = look_first(
+            job, args, model_args, fitted, tokenizer, revision, scoring, prepared
+        )
     if job.mode == "preflight" or prepared is None:
         return
     licence = job.license or models.base_model_licence(model_args, prepared.revision)
     tracking.set_up_trackio(args, smoke)
+    if fitted.held_out is not None and not goes_on:
+        before["held_out"] = score_rows(prepared.trainer, fitted.held_out, job.eval_generations)
     # Only now: whatever was given has been checked, and nothing is lost before.
     if job.overwrite:
         folders.clear_output(output, keep_data=job.dataset is not None)
     base = str(model_args.model_name_or_path)
-    folders.begin(output, started.local_record(base, start, found))
+    folders.begin(output, started.local_record(base, start, before))
     metrics = sdpo.train(prepared)
+    evaluation = None
+    if fitted.held_out is not None:
+        after = score_rows(prepared.trainer, fitted.held_out, job.eval_generations)
+        threshold = args.success_reward_threshold
+        evaluation = summary(before["held_out"], after, threshold, str(job.eval_split))
+        print(as_sentence(evaluation))
 
     staging = folders.staging_folder(output)
     model = prepared.trainer.accelerator.unwrap_model(prepared.trainer.model)
@@ -224,7 +238,8 @@ def train_and_save(
         licence=licence,
         dataset=rows.dataset_name(job.dataset or job.source or dataset),
         teaching=teaching(job, feedback),
-        preflight=started.preflight_of(output),
+        before=before,
+        evaluation=evaluation,
         metrics=metrics,
         adapter_files=files,
     )
@@ -289,10 +304,12 @@ def look_first(
 
 
 def write_card(report: Json | None, run: Json, folder: Path) -> None:
-    """Write the model card and the plot it shows."""
-    from cards import lint_card, render_model_card, write_run_plot
+    """Write the model card and the plots it shows."""
+    from cards import lint_card, render_model_card, write_evaluation_plot, write_run_plot
 
     write_run_plot(run, folder / PLOT)
+    if run["evaluation"]:
+        write_evaluation_plot(run["evaluation"], folder / EVALUATION_PLOT)
     card = render_model_card(report, run)
     (folder / "README.md").write_text(card)
     for problem in lint_card(card):

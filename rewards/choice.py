@@ -58,6 +58,8 @@ def teaching(job: JobArguments, feedback: Feedback) -> dict[str, Any]:
         "feedback": feedback.mode,
         "feedback_tokens": feedback.tokens,
         "trace_template": feedback.trace_template,
+        "eval_split": job.eval_split,
+        "eval_generations": job.eval_generations,
     }
 
 

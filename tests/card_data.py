@@ -74,6 +74,7 @@ def run(**changes: Any) -> dict[str, Any]:
             "without_reward": 0,
         },
         "teaching": {"reward": "trace_grounding", "gate": [], "grade": [], "feedback": "trace"},
+        "evaluation": None,
         "hub_model_id": "me/pi-sdpo",
         "trackio": {
             "project": "pimono-sdpo",

@@ -159,3 +159,26 @@ def test_a_missing_value_is_an_error() -> None:
     del incomplete["arguments"]["lora_r"]
     with pytest.raises(UndefinedError, match="lora_r"):
         render_model_card(report(), incomplete)
+
+
+def test_held_out_scores_are_told_in_the_card_and_its_model_index() -> None:
+    score = {"mean": 0.25, "low": 0.125, "high": 0.5}
+    unsure = {"mean": 0.25, "low": None, "high": None}
+    part = {"before": score, "after": {**score, "mean": 0.375}, "difference": unsure}
+    evaluation = {
+        "split": "test",
+        "sessions": 3,
+        "completions": 12,
+        "reward": part,
+        "pass_rate": part,
+    }
+    card = render_model_card(report(), run(evaluation=evaluation))
+    assert "| mean reward | 0.25 (0.125 to 0.5) | 0.375 (0.125 to 0.5) | 0.25 |" in card
+    assert "12 completions for rows of 3 sessions of the split `test`" in card
+    assert "No held-out evaluation" not in card
+    (index,) = front_matter(card)["model-index"]
+    (result,) = index["results"]
+    assert result["dataset"] == {"name": "lab/rows", "type": "lab/rows", "split": "test"}
+    assert [metric["value"] for metric in result["metrics"]] == [0.375, 0.375]
+    assert lint_card(card) == []
+    assert "model-index" not in front_matter(render_model_card(report(), run()))

@@ -25,6 +25,10 @@ class JobArguments:
     min_score: float = field(
         default=0.0, metadata={"help": "Drop rows that score less (with --source)."}
     )
+    test_fraction: float = field(
+        default=0.0,
+        metadata={"help": "Chance of a repository to be held out as split test (with --source)."},
+    )
     max_samples: int | None = field(
         default=None, metadata={"help": "Keep the best N rows (with --source)."}
     )
@@ -56,6 +60,13 @@ class JobArguments:
             "help": "Words around the row's context, with {feedback_raw}; TRL's feedback_template "
             "are those around the verifiers' text."
         },
+    )
+    eval_split: str | None = field(
+        default=None,
+        metadata={"help": "Rows of this split are scored before and after training, such as test."},
+    )
+    eval_generations: int = field(
+        default=4, metadata={"help": "Completions of each of these rows."}
     )
     preflight_rows: int = field(
         default=4,

@@ -3,14 +3,15 @@
 Nothing is learned, logged or drawn from the run's random numbers: what follows is the same run.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
 import torch
 from trl.experimental.sdpo import SDPOTrainer
+
+from pimono_sdpo.training.sampling import sample_rewards, untouched
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ def probe(trainer: SDPOTrainer, rows: int) -> Probe:
     dataset, group = trainer.train_dataset, trainer.num_generations
     chosen = [dict(dataset[index]) for index in range(min(rows, len(dataset)))]
     inputs = [row for row in chosen for _ in range(group)]
-    with _untouched(trainer):
+    with untouched(trainer):
         if torch.cuda.is_available():
             torch.cuda.reset_peak_memory_stats()
         began = monotonic()
@@ -71,8 +72,8 @@ def probe(trainer: SDPOTrainer, rows: int) -> Probe:
         if told:
             again = [inputs[index] for index in told]
             untold = trainer._tokenize_prompts([row["prompt"] for row in again])
-            by_student = _rewards(trainer, again, untold)
-            by_teacher = _rewards(trainer, again, [prompts[index] for index in told])
+            by_student = sample_rewards(trainer, again, untold)
+            by_teacher = sample_rewards(trainer, again, [prompts[index] for index in told])
         peak = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None
     return Probe(
         rewards,
@@ -85,21 +86,6 @@ def probe(trainer: SDPOTrainer, rows: int) -> Probe:
     )
 
 
-def _rewards(
-    trainer: SDPOTrainer, inputs: list[dict[str, Any]], prompt_ids: list[list[int]]
-) -> list[float]:
-    """Sample one completion of each prompt and score it for its row."""
-    _, completions = trainer._generate(prompt_ids)
-    texts = trainer.processing_class.batch_decode(completions, skip_special_tokens=True)
-    said = [[{"role": "assistant", "content": text}] for text in texts]
-    prompts = [row["prompt"] for row in inputs]
-    scores = trainer._calculate_rewards(inputs, prompts, said, completions)
-    start = trainer.accelerator.process_index * len(inputs)
-    weighted = (scores * trainer.reward_weights.to(scores.device)).nansum(dim=1)
-    values: list[float] = weighted[start : start + len(inputs)].tolist()
-    return values
-
-
 def _update(trainer: SDPOTrainer, batch: dict[str, Any]) -> float:
     """Return the seconds of loss and gradient on one micro-batch; the gradient is thrown away."""
     size = trainer.args.per_device_train_batch_size
@@ -107,6 +93,7 @@ def _update(trainer: SDPOTrainer, batch: dict[str, Any]) -> float:
         name: value[:size] if isinstance(value, torch.Tensor) else value
         for name, value in batch.items()
     }
+    trainer.current_gradient_accumulation_steps = trainer.args.gradient_accumulation_steps
     began = monotonic()
     loss = trainer.compute_loss(trainer.model, part)
     loss.backward()
@@ -114,25 +101,6 @@ def _update(trainer: SDPOTrainer, batch: dict[str, Any]) -> float:
         torch.cuda.synchronize()
     trainer.model.zero_grad()
     return monotonic() - began
-
-
-@contextmanager
-def _untouched(trainer: SDPOTrainer) -> Iterator[None]:
-    """Leave random numbers, metrics and counters of the trainer as they were."""
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_available() else []
-    was_training = trainer.model.training
-    metrics, counters = trainer._metrics, trainer._diagnostic_counters
-    trainer._metrics = {mode: type(kept)(list) for mode, kept in metrics.items()}
-    trainer._diagnostic_counters = {mode: type(kept)(int) for mode, kept in counters.items()}
-    trainer.current_gradient_accumulation_steps = trainer.args.gradient_accumulation_steps
-    # In evaluation mode bitsandbytes would lay out 4-bit weights anew on a CPU.
-    trainer.model.train()
-    with torch.random.fork_rng(devices=list(devices)):
-        try:
-            yield
-        finally:
-            trainer.model.train(was_training)
-            trainer._metrics, trainer._diagnostic_counters = metrics, counters
 
 
 def _by_row(values: Sequence[float], told: Sequence[int], group: int) -> list[list[float]]:

@@ -22,12 +22,12 @@ from pimono_sdpo.training.shapes import REPORT, misfit
 logger = logging.getLogger(__name__)
 
 
-def load_rows(dataset: str) -> Dataset:
-    """Return the `train` rows of a folder or a Hub dataset.
+def load_rows(dataset: str, split: str = "train") -> Dataset:
+    """Return the rows of one split of a folder or a Hub dataset.
 
     Raises TrainingInputError when there is none, it is empty, or it has no `prompt` column.
     """
-    rows = _local_rows(Path(dataset)) if is_local(dataset) else _hub_rows(dataset)
+    rows = _local_rows(Path(dataset), split) if is_local(dataset) else _hub_rows(dataset, split)
     if "prompt" not in rows.column_names:
         found = ", ".join(f"`{name}`" for name in rows.column_names)
         raise TrainingInputError(
@@ -36,7 +36,7 @@ def load_rows(dataset: str) -> Dataset:
         )
     if not len(rows):
         raise TrainingInputError(
-            f"`{dataset}` holds no rows; filter again with a lower --min_score."
+            f"`{dataset}` holds no rows to {split}; filter again with a lower --min_score."
         )
     return rows
 
@@ -80,14 +80,21 @@ def is_local(name: str) -> bool:
     return Path(name).exists() or name.startswith(("/", ".", "~")) or name.count("/") != 1
 
 
-def _local_rows(folder: Path) -> Dataset:
+def _local_rows(folder: Path, split: str) -> Dataset:
     if not folder.is_dir():
         raise TrainingInputError(
             f"There is no folder `{folder}`; make it with `pimono-sdpo filter SOURCE "
             f"--out {folder}` or give the Hub id of a dataset."
         )
     # The rejects lie beside `data`, so the folder as a whole is not one dataset.
-    files = sorted((folder / "data").glob("train*.parquet")) or sorted(folder.glob("*.parquet"))
+    files = sorted((folder / "data").glob(f"{split}-*.parquet"))
+    if not files and split == "train":
+        files = sorted((folder / "data").glob("train*.parquet")) or sorted(folder.glob("*.parquet"))
+    if not files and split != "train":
+        raise TrainingInputError(
+            f"`{folder}` holds no data/{split}-*.parquet to evaluate on; filter again with "
+            "--test-fraction, or leave --eval_split out."
+        )
     if not files and list((folder / "data").glob("test*.parquet")):
         raise TrainingInputError(
             f"`{folder}` holds rows for testing alone; filter again with a smaller --test-fraction."
@@ -110,13 +117,18 @@ def _local_rows(folder: Path) -> Dataset:
     return Dataset.from_dict({"prompt": []}) if loaded is None else loaded
 
 
-def _hub_rows(repo_id: str) -> Dataset:
+def _hub_rows(repo_id: str, split: str) -> Dataset:
     try:
-        return load_dataset(repo_id, split="train")
+        return load_dataset(repo_id, split=split)
     except DatasetNotFoundError as error:
         raise TrainingInputError(
             f"`{repo_id}` is neither a folder here nor a dataset this account can see on the Hub; "
             "check the name, or set HF_TOKEN when it is private."
+        ) from error
+    except ValueError as error:
+        raise TrainingInputError(
+            f"`{repo_id}` has no split `{split}` ({error}); filter again with --test-fraction, or "
+            "leave --eval_split out."
         ) from error
     except (ConnectionError, HTTPError) as error:
         raise TrainingInputError(

@@ -44,14 +44,15 @@ def build_run_log(
     licence: str | None,
     dataset: str,
     teaching: Json,
-    preflight: Json | None,
+    before: Json,
+    evaluation: Json | None,
     metrics: dict[str, float],
     adapter_files: dict[str, int],
 ) -> Json:
     """Return the run as JSON: arguments, hardware, versions, metrics and the log of each step.
 
-    `teaching` says what scored completions and what the teacher was told, `preflight` what was
-    found before the first step.
+    `teaching` says what scored completions and what the teacher was told, `before` what was found
+    before the first step, `evaluation` how rows that were held out fared.
     """
     trainer, args = prepared.trainer, prepared.trainer.args
     model = trainer.accelerator.unwrap_model(trainer.model)
@@ -73,7 +74,8 @@ def build_run_log(
             **prepared.fitted.counts,
         },
         "teaching": teaching,
-        "preflight": preflight,
+        "preflight": before.get("preflight"),
+        "evaluation": evaluation,
         "hub_model_id": args.hub_model_id,
         "trackio": {
             "project": args.project,

@@ -27,9 +27,13 @@ SMOKE_STEPS = 2
 
 @dataclass(frozen=True)
 class Fitted:
-    """Rows within their budgets, and what was found and cut on the way; tokens, rows, counts."""
+    """Rows within their budgets, and what was found and cut on the way; tokens, rows, counts.
+
+    `held_out` are rows to evaluate on, None without any.
+    """
 
     rows: Dataset
+    held_out: Dataset | None
     given: int
     prompt_budget: int | None
     counts: dict[str, int]
@@ -72,7 +76,12 @@ def settle_arguments(args: SDPOConfig, model_args: ModelConfig, smoke: bool) -> 
 
 
 def fit(
-    args: SDPOConfig, rows: Dataset, tokenizer: Any, scoring: Scoring, feedback: Feedback
+    args: SDPOConfig,
+    rows: Dataset,
+    tokenizer: Any,
+    scoring: Scoring,
+    feedback: Feedback,
+    held_out: Dataset | None = None,
 ) -> Fitted:
     """Fit the rows to the budgets of the arguments, which are settled for the builder in place.
 
@@ -87,25 +96,23 @@ def fit(
             "smaller batch or more num_generations."
         )
     prompt_budget = args.max_prompt_length
-    fitted, counts, lengths = fit_rows(
-        rows,
-        tokenizer,
-        args.max_reprompt_len if prompt_budget is None else prompt_budget,
-        args.max_reprompt_len,
-        Reprompt(
-            args.reprompt_template,
-            args.solution_template,
-            feedback,
-            args.max_completion_length,
-            args.chat_template_kwargs,
-        ),
+    budgets = (prompt_budget or args.max_reprompt_len, args.max_reprompt_len)
+    reprompt = Reprompt(
+        args.reprompt_template,
+        args.solution_template,
+        feedback,
+        args.max_completion_length,
+        args.chat_template_kwargs,
     )
+    fitted, counts, lengths = fit_rows(rows, tokenizer, *budgets, reprompt)
+    if held_out is not None:
+        held_out, _, _ = fit_rows(held_out, tokenizer, *budgets, reprompt)
     counts["without_reward"] = scoring.silent_rows(fitted)
     # The rows fit already; left to itself TRL would cut off <bos> and the head of the task.
     args.max_prompt_length = None
     args.include_environment_feedback = feedback.mode != "none"
     args.feedback_template = AS_IT_IS
-    return Fitted(fitted, len(rows), prompt_budget, counts, lengths)
+    return Fitted(fitted, held_out, len(rows), prompt_budget, counts, lengths)
 
 
 def prepare(

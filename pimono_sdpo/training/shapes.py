@@ -51,6 +51,7 @@ RUN: dict[str, Any] = {
         "without_reward": int,
     },
     "teaching": {"reward": str, "gate": [str], "grade": [str], "feedback": str},
+    "evaluation": (dict, type(None)),
     "hub_model_id": TEXT_OR_NONE,
     "trackio": {"project": str, "space_id": TEXT_OR_NONE, "url": TEXT_OR_NONE},
     "arguments": {

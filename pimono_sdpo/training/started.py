@@ -52,14 +52,17 @@ def started_with(
     return plain
 
 
-def local_record(base_model: str, start: Json, preflight: Json | None) -> Json:
-    """Return what stays on this machine: where the base model lies, the start, what came first."""
+def local_record(base_model: str, start: Json, before: Json) -> Json:
+    """Return what stays on this machine: where the base model lies, the start, what came before.
+
+    before   what was found before the first step: `preflight`, `held_out`
+    """
     base = str(Path(base_model).resolve()) if is_local(base_model) else base_model
     return {
         "pimono_sdpo": __version__,
         "base_model": base,
         "started_with": start,
-        "preflight": preflight,
+        "before": before,
     }
 
 
@@ -83,10 +86,10 @@ def check_same_start(folder: Path, start: Json) -> None:
         )
 
 
-def preflight_of(folder: Path) -> Json | None:
-    """Return what was found before the first step, whichever run of the training began it."""
-    found = (read_object(folder / LOCAL_FILE) or {}).get("preflight")
-    return found if isinstance(found, dict) else None
+def found_before(folder: Path) -> Json:
+    """Return what was found before the first step by the run that made it; {} without a record."""
+    found = (read_object(folder / LOCAL_FILE) or {}).get("before")
+    return found if isinstance(found, dict) else {}
 
 
 def _short(value: object) -> str:

@@ -179,7 +179,7 @@ def test_the_second_of_two_jobs_is_refused(
 def test_only_the_same_training_goes_on(tmp_path: Path, tiny: Path) -> None:
     out = tmp_path / "out"
     first = start(out, tiny)
-    output.begin(out, started.local_record(str(tiny), first, None))
+    output.begin(out, started.local_record(str(tiny), first, {}))
     started.check_same_start(out, start(out, tiny, learning_rate=1e-2))
     (out / "checkpoint-2").mkdir()
     (out / "checkpoint-2" / "trainer_state.json").write_text('{"global_step": 2}')
@@ -273,10 +273,10 @@ def test_overwriting_begins_only_when_all_has_been_checked(
 def test_the_record_of_a_start_is_json_and_knows_where_the_base_is(
     tmp_path: Path, tiny: Path
 ) -> None:
-    record = started.local_record(str(tiny), start(tmp_path, tiny), None)
+    record = started.local_record(str(tiny), start(tmp_path, tiny), {})
     assert record["base_model"] == str(tiny.resolve())
     assert json.loads(json.dumps(record)) == record
-    assert started.local_record("me/model", {}, None)["base_model"] == "me/model"
+    assert started.local_record("me/model", {}, {})["base_model"] == "me/model"
 
 
 def test_overwriting_replaces_rows_and_run(

@@ -164,7 +164,8 @@ def test_the_saved_adapter_is_clean_and_loads(
         recipe="tiny.yaml",
         dataset="rows",
         teaching={"reward": "trace_grounding", "gate": [], "grade": [], "feedback": "trace"},
-        preflight=None,
+        before={},
+        evaluation=None,
         metrics=metrics,
         adapter_files=files,
     )

@@ -1,0 +1,103 @@
+"""Score rows that were not trained on, before and after, with intervals.
+
+Completions of a session are alike, so that intervals resample whole sessions. Before and after draw
+from the same random numbers, and their difference is taken session by session.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from accelerate.utils import gather_object
+from datasets import Dataset
+from tqdm import tqdm
+from trl.experimental.sdpo import SDPOTrainer
+
+from pimono_sdpo.stats import Interval, cluster_interval
+from pimono_sdpo.training.sampling import sample_rewards, untouched
+
+Json = dict[str, Any]
+Scores = dict[str, list[float]]
+
+
+def score_rows(trainer: SDPOTrainer, rows: Dataset, generations: int) -> Scores:
+    """Return the rewards of `generations` completions of each row, by session.
+
+    Without a column `session_id`, every row is a session of its own.
+    """
+    size = trainer.args.per_device_eval_batch_size
+    process, processes = trainer.accelerator.process_index, trainer.accelerator.num_processes
+    pairs: list[tuple[str, float]] = []
+    with untouched(trainer, seed=trainer.args.seed):
+        mine = [dict(row) for row in rows.select(range(process, len(rows), processes))]
+        inputs = [row for row in mine for _ in range(generations)]
+        steps = tqdm(
+            range(0, len(inputs), size),
+            desc="held-out rows",
+            disable=None if trainer.accelerator.is_main_process else True,
+        )
+        for start in steps:
+            batch = inputs[start : start + size]
+            ids = trainer._tokenize_prompts([row["prompt"] for row in batch])
+            rewards = sample_rewards(trainer, batch, ids)
+            pairs += [
+                (str(row.get("session_id", f"row {start + n}")), reward)
+                for n, (row, reward) in enumerate(zip(batch, rewards, strict=True))
+            ]
+    scores: Scores = {}
+    for session, reward in gather_object(pairs):
+        scores.setdefault(session, []).append(reward)
+    return dict(sorted(scores.items()))
+
+
+def summary(before: Scores, after: Scores, threshold: float, split: str) -> Json:
+    """Return rewards and pass rates before and after, and what they differ by.
+
+    A completion passes when its reward reaches the threshold. Intervals are of 95 %; null where
+    there are too few sessions for one.
+    """
+    return {
+        "split": split,
+        "sessions": len(after),
+        "completions": sum(len(rewards) for rewards in after.values()),
+        "reward": _compared(before, after),
+        "pass_rate": _compared(_passes(before, threshold), _passes(after, threshold)),
+    }
+
+
+def as_sentence(evaluation: Json) -> str:
+    """Say in one sentence whether rows that were held out fare better than before."""
+    reward = evaluation["reward"]
+    gained = reward["difference"]
+    sure = gained["low"] is not None and (gained["low"] > 0 or gained["high"] < 0)
+    known = "" if gained["low"] is None else f", {gained['low']:+.3f} to {gained['high']:+.3f}"
+    return (
+        f"held out: mean reward {reward['before']['mean']:.3f} before and "
+        f"{reward['after']['mean']:.3f} after ({gained['mean']:+.3f}{known}; "
+        f"{evaluation['sessions']} sessions): {'a' if sure else 'no'} change beyond chance"
+    )
+
+
+def _compared(before: Scores, after: Scores) -> Json:
+    gained = [
+        [new - old for old, new in zip(before[name], after[name], strict=True)] for name in after
+    ]
+    return {
+        "before": _interval(list(before.values())),
+        "after": _interval(list(after.values())),
+        "difference": _interval(gained),
+    }
+
+
+def _interval(clusters: Sequence[Sequence[float]]) -> Json:
+    found: Interval = cluster_interval(clusters)
+    bounds = {"low": found.low, "high": found.high}
+    return {"mean": found.mean} | {
+        name: None if math.isnan(value) else value for name, value in bounds.items()
+    }
+
+
+def _passes(scores: Scores, threshold: float) -> Scores:
+    return {
+        name: [float(reward >= threshold) for reward in rewards] for name, rewards in scores.items()
+    }

@@ -1,0 +1,91 @@
+"""Rows that were not trained on: scored before and after, and kept through a kill."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from datasets import Dataset
+
+from pimono_sdpo.training import held_out
+from pimono_sdpo.training.scoring import Scoring
+from tests.training.setup import arguments, hand_made, prepare, script
+
+
+def with_test_rows(folder: Path) -> Path:
+    (folder / "data").mkdir(parents=True)
+    hand_made().to_parquet(folder / "data" / "train-00000-of-00001.parquet")
+    hand_made().select([0, 1, 2]).to_parquet(folder / "data" / "test-00000-of-00001.parquet")
+    return folder
+
+
+def test_scores_are_by_session_and_the_same_twice(tmp_path: Path, tiny: Path) -> None:
+    args, model_args = arguments(tmp_path, tiny)
+    prepared = prepare(args, model_args, hand_made())
+    rows = prepared.fitted.rows
+    scores = held_out.score_rows(prepared.trainer, rows, 3)
+    assert {name: len(found) for name, found in scores.items()} == dict.fromkeys(
+        ("s0", "s1", "s2", "s3"), 3
+    )
+    assert any(0 < reward < 1 for found in scores.values() for reward in found)
+    assert held_out.score_rows(prepared.trainer, rows, 3) == scores
+    alone = held_out.score_rows(prepared.trainer, rows.remove_columns("session_id"), 1)
+    assert len(alone) == 4
+
+
+def test_the_summary_compares_the_same_sessions() -> None:
+    before = {"a": [0.0, 0.5], "b": [0.0, 0.0], "c": [0.5, 0.5]}
+    after = {"a": [1.0, 1.0], "b": [0.5, 0.5], "c": [1.0, 1.0]}
+    found = held_out.summary(before, after, 1.0, "test")
+    assert (found["sessions"], found["completions"]) == (3, 6)
+    assert found["reward"]["difference"]["mean"] == pytest.approx(3.5 / 6)
+    assert found["reward"]["difference"]["low"] > 0
+    assert found["pass_rate"]["before"]["mean"] == 0
+    assert found["pass_rate"]["after"]["mean"] == pytest.approx(4 / 6)
+    assert "a change beyond chance" in held_out.as_sentence(found)
+    same = held_out.summary(before, before, 1.0, "test")
+    assert "no change beyond chance" in held_out.as_sentence(same)
+    one = held_out.summary({"a": [0.0]}, {"a": [1.0]}, 1.0, "test")
+    assert one["reward"]["difference"] == {"mean": 1.0, "low": None, "high": None}
+    assert "no change beyond chance" in held_out.as_sentence(one)
+
+
+def test_a_reward_that_says_nothing_counts_as_nothing(tmp_path: Path, tiny: Path) -> None:
+    def silent(prompts: list[Any], **_: Any) -> list[float | None]:
+        return [None] * len(prompts)
+
+    args, model_args = arguments(tmp_path, tiny)
+    prepared = prepare(args, model_args, hand_made(), Scoring(silent))
+    scores = held_out.score_rows(prepared.trainer, prepared.fitted.rows, 1)
+    assert all(not math.isnan(reward) for found in scores.values() for reward in found)
+    assert sum(sum(found) for found in scores.values()) == 0.0
+
+
+def test_the_job_scores_before_and_after_and_shows_it(
+    tmp_path: Path, tiny: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = with_test_rows(tmp_path / "rows")
+    out = tmp_path / "out"
+    argv = ["--config", "tiny", "--report_to", "none", "--max_steps", "1", "--eval_split", "test"]
+    argv += ["--dataset", str(rows), "--model_name_or_path", str(tiny)]
+    argv += ["--output_dir", str(out)]
+    assert script().main([*argv, "--eval_generations", "2"]) == 0
+    assert "3 sessions): no change beyond chance" in capsys.readouterr().out
+    run = json.loads((out / "run.json").read_text())
+    assert run["evaluation"]["completions"] == 6
+    assert run["teaching"]["eval_split"] == "test"
+    local = json.loads((out / "run-local.json").read_text())
+    assert set(local["before"]["held_out"]) == {"s0", "s1", "s2"}
+    assert (out / "adapter" / "evaluation.png").stat().st_size > 1000
+    assert "## Held-out Evaluation" in (out / "adapter" / "README.md").read_text()
+
+
+def test_a_split_that_is_not_there_is_one_sentence(
+    tmp_path: Path, tiny: Path, filtered: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["--config", "tiny", "--report_to", "none", "--eval_split", "test"]
+    argv += ["--dataset", str(filtered), "--model_name_or_path", str(tiny)]
+    assert script().main([*argv, "--output_dir", str(tmp_path / "out")]) == 2
+    assert "holds no data/test-*.parquet to evaluate on" in capsys.readouterr().err
+    assert Dataset.from_parquet(str(filtered / "data" / "train-00000-of-00001.parquet"))
