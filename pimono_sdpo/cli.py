@@ -21,6 +21,8 @@ from pimono_sdpo.commands import (
 from pimono_sdpo.errors import OutputError, PimonoError
 from pimono_sdpo.schema import Unit
 
+# What a shell tells of a program that Ctrl-C ended.
+INTERRUPTED = 130
 app = typer.Typer(
     help="Recorded coding-agent sessions in, SDPO training rows out.",
     no_args_is_help=True,
@@ -271,12 +273,21 @@ def front(
 
 
 def run(command: Callable[[], object]) -> None:
-    """Run a command; a problem with the user's input is one sentence and exit code 2."""
+    """Run a command; a problem with the user's input is one sentence and exit code 2.
+
+    So is Ctrl-C, with exit code 130.
+    """
     try:
         command()
     except PimonoError as problem:
         sys.stderr.write(f"pimono-sdpo: {problem}\n")
         sys.exit(2)
+    except (KeyboardInterrupt, SystemExit) as end:
+        # Typer makes a silent exit of Ctrl-C.
+        if isinstance(end, SystemExit) and end.code != INTERRUPTED:
+            raise
+        sys.stderr.write("pimono-sdpo: interrupted; run the same command again to go on.\n")
+        sys.exit(INTERRUPTED)
 
 
 def main() -> None:

@@ -114,6 +114,30 @@ def test_workers_end_with_a_killed_run_and_a_rerun_finishes(
     assert all_bytes(tmp_path / "rows") == all_bytes(long_rows)
 
 
+@pytest.mark.parametrize("moment", ["workers begin", "shards are written"])
+def test_ctrl_c_is_one_sentence_and_a_rerun_finishes(
+    long_source: Path, long_rows: Path, tmp_path: Path, moment: str
+) -> None:
+    arguments = ("filter", long_source, "--out", tmp_path / "rows", "--workers", 2)
+    process = subprocess.Popen(
+        command(*arguments), stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    attempts = tmp_path / ".rows.partial" / "attempts"
+
+    def is_there() -> bool:
+        # Beside two workers there is the process that multiprocessing keeps.
+        begun = len(_children(process.pid)) > 2
+        return begun and (moment == "workers begin" or any(attempts.iterdir()))
+
+    until(lambda: is_there() or process.poll() is not None)
+    os.killpg(process.pid, signal.SIGINT)
+    _, said = process.communicate()
+    assert process.returncode == 130
+    assert said == "pimono-sdpo: interrupted; run the same command again to go on.\n"
+    assert cli(*arguments).returncode == 0
+    assert all_bytes(tmp_path / "rows") == all_bytes(long_rows)
+
+
 @pytest.mark.parametrize(("limit", "workers"), [(8_000, 2), (17_000, 1), (30_000, 1)])
 def test_a_full_disk_is_one_sentence_and_leaves_no_half_file(
     source: Path, rows: Path, tmp_path: Path, limit: int, workers: int

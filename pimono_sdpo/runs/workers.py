@@ -13,8 +13,9 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from multiprocessing import connection, get_context, parent_process
+from multiprocessing import connection, get_context, parent_process, resource_tracker
 from pathlib import Path
 from shutil import rmtree
 from threading import Thread
@@ -110,7 +111,8 @@ def in_processes(
         min(workers, len(jobs)), mp_context=get_context("spawn"), initializer=_end_with_parent
     )
     try:
-        futures = {pool.submit(finish_shard, job): job for job in jobs}
+        with _interrupts_later():
+            futures = {pool.submit(finish_shard, job): job for job in jobs}
         for future in as_completed(futures):
             job = futures[future]
             try:
@@ -127,9 +129,22 @@ def in_processes(
         pool.shutdown(cancel_futures=True)
 
 
+@contextmanager
+def _interrupts_later() -> Iterator[None]:
+    """Hold Ctrl-C back; processes that begin meanwhile hold it back until they are ready for it."""
+    # Its own start would let signals through again.
+    resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _end_with_parent() -> None:
     """End this worker at Ctrl-C and when its run is gone, rather than read on for nobody."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     parent = parent_process()
     assert parent is not None
 
