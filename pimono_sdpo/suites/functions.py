@@ -48,29 +48,30 @@ def task(
 ) -> Task:
     """Return the task of one function; `test` has `def check(candidate)`, or bare asserts."""
     tests = {
-        "kind": "pytest", "files": {TEST_PATH: test_file(test, entry, fixed)}, "seconds": seconds,
+        "kind": "pytest", "files": {TEST_PATH: pytest_file(test, entry, fixed)}, "seconds": seconds,
     }  # fmt: skip
     spec: dict[str, Any] = {"files": {PATH: buggy}, "answer": "any", "tests": tests}
     return Task(name, prompt, PATH, {PATH: buggy}, fixed, spec)
 
 
-def test_file(test: str, entry: str, program: str) -> str:
+def pytest_file(test: str, entry: str, program: str) -> str:
     """Return a file for pytest with one test per assert."""
     tree = ast.parse(test)
     around: list[ast.stmt] = []
     body: list[ast.stmt] = tree.body
+    alias = ""
     for node in tree.body:
         if isinstance(node, ast.FunctionDef) and node.name == "check":
             around = [n for n in tree.body if n is not node and not _calls_check(n)]
             name = node.args.args[0].arg
             body = node.body
-            if name != entry:
-                around += ast.parse(f"{name} = {entry}").body
+            alias = f"{name} = {entry}" if name != entry else ""
     used = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)} | {entry}
     given = sorted(used & _defined(program))
-    lines = [f"from {PATH.removesuffix('.py')} import {', '.join(given)}"]
-    lines += map(ast.unparse, around)
-    before: list[ast.stmt] = []
+    lines = list(map(ast.unparse, around))
+    # Inside of the tests: pytest would take an imported `test_...` for one of them.
+    first = f"from {PATH.removesuffix('.py')} import {', '.join(given)}\n{alias}"
+    before: list[ast.stmt] = ast.parse(first).body
     number = 0
     for statement in body:
         if _trivial(statement):
@@ -83,10 +84,7 @@ def test_file(test: str, entry: str, program: str) -> str:
         lines.append(f"\n\ndef test_{number}():\n" + _indented(inside))
     if not number:
         raise PimonoError(f"The tests of `{entry}` assert nothing; give `check` its asserts.")
-    return "\n".join(lines) + "\n"
-
-
-test_file.__test__ = False  # type: ignore[attr-defined]
+    return "\n".join(lines).lstrip() + "\n"
 
 
 def _indented(source: str) -> str:

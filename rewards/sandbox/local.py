@@ -1,6 +1,7 @@
 """Run a command confined on this machine: start its supervisor, exchange spec and report."""
 
 import dataclasses
+import fcntl
 import os
 import socket
 import subprocess
@@ -27,7 +28,7 @@ main()
 # Numeric libraries that start threads could not be forked.
 CLEAN = {"LANG": "C.UTF-8", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
-Exchange = Callable[[dict[str, Any]], dict[str, Any]]
+Exchange = Callable[[dict[str, Any], bytes], dict[str, Any]]
 
 
 def boot(module: str) -> str:
@@ -53,7 +54,6 @@ def run_spec(
         readable = (*places.readable(), *read)
         spec = {
             "command": list(command),
-            "stdin": stdin,
             "limits": dataclasses.asdict(limits),
             "env": places.environment(work, env),
             "folder": base,
@@ -64,7 +64,7 @@ def run_spec(
             "filter": seccomp.program(inert_modes=not uid),
             "tasks": _most_tasks(uid, limits),
         }
-        report = exchange(spec)
+        report = exchange(spec, stdin)
         if "refused" in report:
             raise SandboxError(f"the sandbox `{backend}` did not start: {report['refused']}")
         found = {name: folder.read(base, f"work/{name}", limits.file_size) for name in wanted}
@@ -99,9 +99,9 @@ def _marked(kept: bytes, seen: int) -> bytes:
 def cold(prefix: Callable[[dict[str, Any]], list[str]]) -> Exchange:
     """An exchange with a fresh supervisor, started behind `prefix` (nothing, or bubblewrap)."""
 
-    def exchange(spec: dict[str, Any]) -> dict[str, Any]:
+    def exchange(spec: dict[str, Any], stdin: bytes) -> dict[str, Any]:
         with started(prefix(spec), "supervisor", "-IS") as connection:
-            return talk(connection, spec)
+            return talk(connection, spec, stdin)
 
     return exchange
 
@@ -128,10 +128,25 @@ def started(prefix: list[str], module: str, flags: str) -> Iterator[socket.socke
             process.wait()
 
 
-def talk(connection: socket.socket, spec: dict[str, Any]) -> dict[str, Any]:
-    """Send a spec, wait for the report."""
+def talk(connection: socket.socket, spec: dict[str, Any], stdin: bytes) -> dict[str, Any]:
+    """Send a spec and the standard input of its run, wait for the report."""
+    given = _sealed(stdin)
     try:
         supervisor.send(connection.fileno(), spec)
+        socket.send_fds(connection, [b"."], [given])
         return supervisor.receive(connection.fileno())
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return {"refused": "its supervisor ended without a report, see its message above"}
+    finally:
+        os.close(given)
+
+
+def _sealed(data: bytes) -> int:
+    """A file in memory that cannot be changed any more, at its start."""
+    given = os.memfd_create("stdin", os.MFD_ALLOW_SEALING)
+    with open(given, "wb", closefd=False) as file:
+        file.write(data)
+    every_seal = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+    fcntl.fcntl(given, fcntl.F_ADD_SEALS, every_seal)
+    os.lseek(given, 0, os.SEEK_SET)
+    return given

@@ -1,17 +1,19 @@
 """Run one spec: start it confined, watch its whole tree, kill what is left, report.
 
 A process of its own: it becomes the parent of orphans, which must not happen to the caller. It
-talks to the caller over one socket, a spec in, a report out, as `marshal` between two processes of
-the same interpreter; when the caller goes away, it kills the tree.
+talks to the caller over one socket, a spec and the descriptor of its standard input in, a report
+out, as `marshal` between two processes of the same interpreter. What the input holds never is in
+this memory, which a warm run inherits; when the caller goes away, it kills the tree.
 """
 
 from __future__ import annotations
 
-import fcntl
+import _socket
 import marshal
 import os
 import resource
 import select
+import sys
 import time
 
 from rewards.sandbox import folder, kernel, tree
@@ -48,6 +50,16 @@ def receive(descriptor: int) -> dict[str, Any]:
     return message
 
 
+def take(connection: int) -> int:
+    """Take a descriptor over the socket; EOFError when the other side went away."""
+    itself = _socket.socket(fileno=connection)
+    message, extra, _, _ = itself.recvmsg(1, _socket.CMSG_LEN(4))
+    itself.detach()
+    if not message or not extra:
+        raise EOFError("the other side of the sandbox went away")
+    return int.from_bytes(extra[0][2][:4], sys.byteorder)
+
+
 def _exactly(descriptor: int, size: int) -> bytes:
     parts = []
     while size:
@@ -61,9 +73,9 @@ def _exactly(descriptor: int, size: int) -> bytes:
 
 def serve(connection: int, start: Callable[[dict[str, Any]], NoReturn]) -> None:
     """Take one spec, run it, report; what refuses to be confined is reported as `refused`."""
-    spec = receive(connection)
+    spec, given = receive(connection), take(connection)
     try:
-        report = _Run(spec, connection, start).report()
+        report = _Run(spec, connection, given, start).report()
     except Abandoned:
         return
     except (OSError, kernel.KernelError, tree.Survived) as refusal:
@@ -83,7 +95,11 @@ def execute(spec: dict[str, Any]) -> NoReturn:
 
 class _Run:
     def __init__(
-        self, spec: dict[str, Any], connection: int, start: Callable[[dict[str, Any]], NoReturn]
+        self,
+        spec: dict[str, Any],
+        connection: int,
+        given: int,
+        start: Callable[[dict[str, Any]], NoReturn],
     ) -> None:
         self.spec, self.connection = spec, connection
         self.limits = spec["limits"]
@@ -94,7 +110,8 @@ class _Run:
         self.begun = time.monotonic()
         self.pid = os.fork()
         if self.pid == 0:
-            _child(spec, [writer for _, writer in pipes], start)
+            _child(spec, given, [writer for _, writer in pipes], start)
+        os.close(given)
         for _, writer in pipes:
             os.close(writer)
         self.readers = [pipes[0][0], pipes[1][0]]
@@ -197,13 +214,16 @@ def _code(status: int) -> int:
 
 
 def _child(
-    spec: dict[str, Any], writers: list[int], start: Callable[[dict[str, Any]], NoReturn]
+    spec: dict[str, Any],
+    given: int,
+    writers: list[int],
+    start: Callable[[dict[str, Any]], NoReturn],
 ) -> NoReturn:
     """Confine this process and start; on a refusal say so through the third writer and end."""
     status = writers[2]
     try:
         os.setsid()
-        for target, source in enumerate((_input(spec["stdin"]), writers[0], writers[1])):
+        for target, source in enumerate((given, writers[0], writers[1])):
             os.dup2(source, target)
         os.closerange(3, status)
         os.closerange(status + 1, os.sysconf("SC_OPEN_MAX"))
@@ -215,17 +235,6 @@ def _child(
         os._exit(125)
     os.close(status)
     start(spec)
-
-
-def _input(data: bytes) -> int:
-    """A file in memory that cannot be changed any more, at its start."""
-    given = os.memfd_create("stdin", os.MFD_ALLOW_SEALING)
-    with open(given, "wb", closefd=False) as stdin:
-        stdin.write(data)
-    every_seal = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
-    fcntl.fcntl(given, fcntl.F_ADD_SEALS, every_seal)
-    os.lseek(given, 0, os.SEEK_SET)
-    return given
 
 
 def main() -> None:

@@ -53,12 +53,12 @@ class Server:
             arguments, files, stdin, limits, collect, env, self._exchange, BACKEND, read
         )
 
-    def _exchange(self, spec: dict[str, Any]) -> dict[str, Any]:
+    def _exchange(self, spec: dict[str, Any], stdin: bytes) -> dict[str, Any]:
         ours, theirs = socket.socketpair()
         with ours:
             with theirs, self._sending:
                 socket.send_fds(self._control, [b"."], [theirs.fileno()])
-            return local.talk(ours, spec)
+            return local.talk(ours, spec, stdin)
 
     def close(self) -> None:
         """End the interpreter; runs in progress are killed."""

@@ -15,6 +15,7 @@ _FENCE = re.compile(
     r"^[ \t]*(`{3,}|~{3,})[ \t]*([\w+.-]*)[^\n`]*\n(.*?)^[ \t]*\1[ \t]*$", re.M | re.S
 )
 _OPEN = re.compile(r"^[ \t]*(?:`{3,}|~{3,})", re.M)
+MAX_TIMES = 3  # a file may be drafted, not repeated to fill an answer
 LANGUAGES = ("", "python", "py", "python3", "Python")
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
@@ -42,6 +43,9 @@ def _code(completion: str, spec: Mapping[str, Any], before: str) -> str | Refusa
     if blocks:
         names = _names(before)
         fitting = [block for block in blocks if _names(block) & names]
+        if len(fitting) > MAX_TIMES:
+            why = f"The answer gives the file {len(fitting)} times; write it once, whole."
+            return Refusal("ambiguous", why)
         return (fitting or blocks)[-1]
     if spec.get("truncated") or _OPEN.search(text):
         return Refusal(

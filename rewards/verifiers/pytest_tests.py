@@ -108,9 +108,10 @@ def _together(
 
 
 def _put(outcomes: list[Outcome], befell: Outcome) -> None:
-    """Say what befell the run at the first test that was not reached, or as one more."""
+    """Say what befell the run at the first test not reached, unless another told it already."""
     at = next((i for i, one in enumerate(outcomes) if one.kind == "unknown"), len(outcomes))
-    outcomes[at : at + 1] = [befell]
+    if at < len(outcomes) or all(one.kind == "passed" for one in outcomes):
+        outcomes[at : at + 1] = [befell]
 
 
 def _outcomes(events: Events, passes: list[str] | int | None) -> list[Outcome]:

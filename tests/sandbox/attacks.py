@@ -91,6 +91,27 @@ for number in range(700):
 os.chmod(".", 0o300)
 time.sleep(1)
 won()"""),
+    "ten_thousand_folders_deep": ({"files", "disk"}, """
+for _ in range(10000):
+    os.mkdir("d"); os.chdir("d")
+time.sleep(1)"""),
+    "fork_storm_at_exit": ({"", "processes", "cpu"}, """
+import atexit
+def storm():
+    while True:
+        try: os.fork()
+        except OSError: os._exit(0)
+atexit.register(storm)"""),
+    "every_signal_blocked": ({"cpu"}, """
+signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 65))
+while True: pass"""),
+    "new_programs_without_end": ({"cpu"}, """
+loop = "import os, sys; os.execv(sys.executable, sys.orig_argv)"
+os.execv(sys.executable, [sys.executable, "-S", "-c", loop])"""),
+    "folders_swapped_for_symlinks": ({"cpu"}, """
+os.makedirs("a/b/c")
+while True:
+    os.rename("a/b", "x"); os.symlink("/", "a/b"); os.unlink("a/b"); os.rename("x", "a/b")"""),
     "sleeping_children_hold_the_pipes": ({""}, """
 if os.fork() == 0:
     os.setsid(); time.sleep(60); won()"""),
@@ -222,5 +243,38 @@ try: os.setuid(0); won()
 except OSError: pass
 try: os.mknod("disk", 0o60666, os.makedev(254, 0)); won()
 except OSError: pass""",
+    "names_of_files_elsewhere": """
+libc.inotify_add_watch(libc.inotify_init(), world["folder"].encode(), 0xfff) >= 0 and won()""",
+    "processors_of_another": 'os.sched_setaffinity(world["victim"], {0}); won()',
+    "priority_raised": 'os.nice(-5); won()',
+    "posix_queue": 'call(240, 180, world["mark"].encode(), 0o102, 0o666, None) >= 0 and won()',
+    "file_of_a_terabyte": 'open("big", "wb").truncate(1 << 40); won()',
+    "undecodable_names": """
+for name in (b"new\\nline", b"\\xff\\xfe", b"-rf", b" ", b"a" * 255): open(name, "w").close()
+os.mkdir(b"\\xff"); open(b"\\xff/\\xfe", "w").close()""",
+    "own_folder_removed": """
+os.unlink("main.py"); os.unlink("sub/there"); os.rmdir("sub"); os.rmdir(os.getcwd())""",
+    "own_folder_replaced": """
+os.unlink("main.py"); os.unlink("sub/there"); os.rmdir("sub"); os.rmdir(here := os.getcwd())
+os.symlink(world["folder"], here)""",
+    "pipe_as_folder_of_result": 'os.unlink("sub/there"); os.rmdir("sub"); os.mkfifo("sub")',
+    "signal_by_pidfd": """
+call(424, 424, os.pidfd_open(world["victim"]), 9, None, 0) == 0 and won()""",
+    "signal_by_pipe": """
+import fcntl
+r, w = os.pipe()
+fcntl.fcntl(r, fcntl.F_SETOWN, world["victim"]); fcntl.fcntl(r, 10, 9)
+fcntl.fcntl(r, fcntl.F_SETFL, os.O_ASYNC); os.write(w, b"x"); time.sleep(.3)""",
+    "child_of_the_supervisor": 'call(56, 220, 0x8000 | 17, 0, 0, 0, 0) >= 0 and won()',
+    "exchange_with_outside": """
+token = (world["folder"] + "/token").encode()
+call(316, 276, -100, b"main.py", -100, token, 2) == 0 and won()""",
+    "by_way_of_a_path_descriptor": """
+folder = os.open(world["folder"], os.O_PATH)
+os.open("token", os.O_RDONLY, dir_fd=folder); won()""",
+    "devices": """
+for name in ("tty", "kmsg", "mem", "fuse", "kvm", "ptmx", "net/tun"):
+    try: os.open("/dev/" + name, os.O_RDWR); won()
+    except OSError: pass""",
     "shadow": 'open("/etc/shadow").read(); won()',
 }  # fmt: skip

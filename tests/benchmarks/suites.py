@@ -1,0 +1,105 @@
+"""Public bug-fix suites through the test verifier: fixed programs must pass, buggy ones must fail.
+
+    python -m tests.benchmarks.suites [--quixbugs FOLDER] [--humanevalfix FILE] [--cold] [--forms]
+
+FOLDER is a checkout of jkoppel/QuixBugs; FILE is bigcode-project/octopack's
+evaluation/create/humaneval-x/data/python/data/humanevalpack.jsonl. With --forms the fixed program
+is also given as a diff, as calls that write and edit, and as bare code. Every false verdict is
+printed with its reason; the exit code is 1 when there is any.
+"""
+
+import argparse
+import difflib
+import json
+import sys
+import time
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from pathlib import Path
+
+from pimono_sdpo.suites import Task, functions, quixbugs
+from rewards.sandbox.warm import Server
+from rewards.verifiers import tests
+from rewards.verifiers.result import VerifierResult
+
+Judge = Callable[[str, dict[str, object]], VerifierResult]
+
+
+def block(text: str) -> str:
+    """As models answer: a sentence, the file in a block, a sentence."""
+    return f"This is the whole file:\n\n```python\n{text.rstrip()}\n```\n\nThe bug is gone."
+
+
+def diff(task: Task) -> str:
+    before, after = task.files[task.path], task.solution
+    lines = difflib.unified_diff(
+        before.splitlines(), after.splitlines(), f"a/{task.path}", f"b/{task.path}", lineterm=""
+    )
+    return "```diff\n" + "\n".join(lines) + "\n```\n"
+
+
+FORMS: dict[str, Callable[[Task], str]] = {
+    "block": lambda task: block(task.solution),
+    "diff": diff,
+    "write": lambda task: call("write", path=task.path, content=task.solution),
+    "edit": lambda task: call(
+        "edit", path=task.path, edits=[{"oldText": task.files[task.path], "newText": task.solution}]
+    ),
+    "code": lambda task: task.solution,
+}
+
+
+def call(name: str, **arguments: object) -> str:
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+def measure(suite: str, tasks: Iterable[Task], judge: Judge, forms: list[str], way: str) -> bool:
+    """Print the suite's line of the table, and every false verdict; whether there is none."""
+    fixed = failed = hung = number = answers = 0
+    took: list[float] = []
+    for task in tasks:
+        number += 1
+        # A comment changes the file and leaves the bug.
+        untouched = block("# looked at\n" + task.files[task.path])
+        for form in [*forms, "buggy"]:
+            begun = time.perf_counter()
+            result = judge(untouched if form == "buggy" else FORMS[form](task), task.spec)
+            took.append(time.perf_counter() - begun)
+            right = "failed" if form == "buggy" else "passed"
+            if result.status != right:
+                print(f"FALSE: {suite} {task.name} {form}: {result.status}. {result.feedback}")
+            answers += form != "buggy"
+            fixed += form != "buggy" and result.status == "passed"
+            failed += form == "buggy" and result.status == "failed"
+            hung += result.category == "timeout"
+    seconds = f"{sorted(took)[len(took) // 2]:.2f} | {sum(took) / len(took):.2f}"
+    print(f"| {suite} | {way} | {fixed}/{answers} | {failed}/{number} | {hung} | {seconds} |")
+    return (fixed, failed) == (answers, number)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quixbugs", type=Path)
+    parser.add_argument("--humanevalfix", type=Path)
+    parser.add_argument("--cold", action="store_true", help="an interpreter for each answer")
+    parser.add_argument("--forms", action="store_true", help="fixed programs in every form")
+    given = parser.parse_args()
+    suites: dict[str, Iterable[Task]] = {}
+    if given.quixbugs:
+        suites["QuixBugs"] = quixbugs.tasks(given.quixbugs)
+    if given.humanevalfix:
+        suites["HumanEvalFix"] = functions.tasks(given.humanevalfix)
+    with ExitStack() as stack:
+        judge: Judge = tests.verify
+        if not given.cold:
+            judge = tests.warm(stack.enter_context(Server(imports=tests.IMPORTS)))
+        print("| suite | way | fixed pass | buggy fail | hung | median s | mean s |")
+        print("|---|---|---|---|---|---|---|")
+        way = "cold" if given.cold else "warm"
+        forms = list(FORMS) if given.forms else ["block"]
+        right = [measure(name, tasks, judge, forms, way) for name, tasks in suites.items()]
+    sys.exit(0 if all(right) else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,164 @@
+"""Small suites in the layouts of public ones: fixed programs pass, buggy ones fail."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pimono_sdpo.errors import PimonoError
+from pimono_sdpo.suites import Task, functions, quixbugs
+from rewards.sandbox.warm import Server
+from rewards.verifiers import tests
+from tests.benchmarks.suites import FORMS, Judge, block
+
+# name: (fixed, what of it, what instead, cases)
+VALUES: dict[str, tuple[str, str, str, list[list[object]]]] = {
+    "counts": ("def counts(n):\n    c = 0\n    while n:\n        n &= n - 1\n        c += 1\n    return c\n", "&=", "^=", [[[127], 7], [128, 1]]),
+    "lists": ("def lists(xs):\n    for x in xs:\n        if isinstance(x, list):\n            yield from lists(x)\n        else:\n            yield x\n", "yield x\n", "yield lists(x)\n", [[[[1, [2]]], [1, 2]]]),
+    "last": ("def last(xs):\n    return xs[len(xs) - 1]\n", "- 1", "- 2", [[[[1, 2, 3]], 3]]),
+    "half": ("def half(x, e):\n    return x / 2\n", "/ 2", "/ 3", [[[3, 0.1], 1.55]]),
+}  # fmt: skip
+TEST = """import pytest
+from load_testdata import load_json_testcases
+
+if pytest.use_correct:
+    from correct_python_programs.NAME import NAME
+else:
+    from python_programs.NAME import NAME
+
+testdata = load_json_testcases(NAME.__name__)
+
+
+@pytest.mark.parametrize("input_data,expected", testdata)
+def test_NAME(input_data, expected):
+    assert CALL == EXPECTED
+"""
+CONFTEST = "import pytest\n\ndef pytest_configure(config):\n    pytest.use_correct = False\n"
+LOAD = """import json
+from pathlib import Path
+
+def load_json_testcases(name):
+    path = Path(__file__).parent / f"../json_testcases/{name}.json"
+    return [json.loads(line) for line in path.read_text().splitlines()]
+"""
+NODE = "class Node:\n    def __init__(self, value, after=None):\n        self.value, self.after = value, after\n"
+TURNS = "def turns(node):\n    back = None\n    while node:\n        node.after, back, node = back, node, node.after\n    return back\n"
+TURNS_TEST = """from node import Node
+from python_programs.turns import turns
+
+def test_turns():
+    last = Node(2)
+    found = turns(Node(1, last))
+    assert found is last and found.after.value == 1
+"""
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("quixbugs")
+    files = {"conftest.py": CONFTEST, "python_testcases/load_testdata.py": LOAD,
+             "python_testcases/node.py": NODE, "python_testcases/test_turns.py": TURNS_TEST,
+             "correct_python_programs/turns.py": TURNS, "python_programs/node.py": NODE,
+             "python_programs/turns.py": TURNS.replace("return back", "return node")}  # fmt: skip
+    for name, (fixed, good, bad, cases) in VALUES.items():
+        call = f"list({name}(*input_data))" if name == "lists" else f"{name}(*input_data)"
+        expected = "pytest.approx(expected, abs=input_data[-1])" if name == "half" else "expected"
+        test = TEST.replace("NAME", name).replace("CALL", call).replace("EXPECTED", expected)
+        buggy = fixed.replace(good, bad) + f'\n"""\nWhat {name} does\n"""\n'
+        files |= {f"correct_python_programs/{name}.py": fixed, f"python_programs/{name}.py": buggy,
+                  f"python_testcases/test_{name}.py": test,
+                  f"json_testcases/{name}.json": "\n".join(map(json.dumps, cases)) + "\n"}  # fmt: skip
+    for path, text in files.items():
+        (root / path).parent.mkdir(exist_ok=True)
+        (root / path).write_text(text)
+    return root
+
+
+ROWS = [
+    {"task_id": "T/0", "prompt": "def add(xs):\n", "canonical_solution": "    return [x + 1 for x in xs]\n",
+     "buggy_solution": "    return [x for x in xs]\n", "entry_point": "add",
+     "test": "def check(candidate):\n    xs = [1]\n    assert candidate(xs) == [2], 'one'\n    for n in range(3):\n        assert candidate([n]) == [n + 1]\n    assert True\n\ncheck(candidate=add)\n"},
+    {"task_id": "T/1", "prompt": "def encode(s):\n    return s[::-1]\n\ndef test_decode(s):\n",
+     "canonical_solution": "    return s[::-1]\n", "buggy_solution": "    return s\n", "entry_point": "test_decode",
+     "test": "def check(test_decode):\n    import math\n    text = '''a\n  b'''\n    assert test_decode(encode(text)) == text\n    assert abs(len(test_decode('x')) - 1) < 1e-6\n\ncheck(test_decode)\n"},
+    {"task_id": "T/2", "prompt": "def check(n):\n", "canonical_solution": "    return n * 2\n",
+     "buggy_solution": "    while True: pass\n", "entry_point": "check", "test": "assert check(2) == 4\nassert check(0) == 0"},
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def all_tasks(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Task]:
+    path = tmp_path_factory.mktemp("rows") / "rows.jsonl"
+    path.write_text("\n".join(map(json.dumps, ROWS)) + "\n")
+    return [*quixbugs.tasks(checkout, seconds=2), *functions.tasks(path, seconds=2)]
+
+
+@pytest.fixture(scope="module")
+def judge() -> Iterator[Judge]:
+    with Server(imports=tests.IMPORTS) as server:
+        yield tests.warm(server)
+
+
+def test_fixed_programs_pass_in_every_form_and_buggy_ones_fail(
+    all_tasks: list[Task], judge: Judge
+) -> None:
+    assert [task.name for task in all_tasks] == [
+        "counts",
+        "half",
+        "last",
+        "lists",
+        "turns",
+        "T/0",
+        "T/1",
+        "T/2",
+    ]
+    for task in all_tasks:
+        for name, form in FORMS.items():
+            result = judge(form(task), task.spec)
+            assert result.status == "passed", (task.name, name, result)
+        result = judge(block("# looked at\n" + task.files[task.path]), task.spec)
+        assert result.status == "failed", (task.name, result)
+        assert (result.category == "timeout") == (task.name in ("counts", "T/2")), (
+            task.name,
+            result,
+        )
+
+
+def test_what_is_a_value_is_judged_by_value(all_tasks: list[Task]) -> None:
+    kinds = {task.name: task.spec["tests"]["kind"] for task in all_tasks}
+    assert [name for name, kind in kinds.items() if kind == "value"] == ["counts", "last", "lists"]
+    counts = next(task for task in all_tasks if task.name == "counts")
+    assert counts.prompt == "What counts does"
+    assert counts.spec["tests"]["cases"][1] == {"args": [128], "expected": 1}
+
+
+def test_no_task_holds_its_answer(all_tasks: list[Task]) -> None:
+    for task in all_tasks:
+        assert task.solution not in json.dumps(task.spec)
+        assert not any(
+            "correct_python_programs/" in path for path in task.spec["tests"].get("files", ())
+        )
+
+
+def test_partial_credit_is_a_share_of_the_asserts(all_tasks: list[Task], judge: Judge) -> None:
+    (task,) = (task for task in all_tasks if task.name == "T/0")
+    result = judge(block("def add(xs):\n    return [2] if xs == [1] else []\n"), task.spec)
+    assert result.score == 0.5, result
+
+
+def test_what_is_no_suite_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(PimonoError, match="name the root of a QuixBugs checkout"):
+        list(quixbugs.tasks(tmp_path))
+    (tmp_path / "rows.jsonl").write_text('{"task_id": 1}\n')
+    with pytest.raises(PimonoError, match=r"rows.jsonl:1 has no `prompt`"):
+        list(functions.tasks(tmp_path / "rows.jsonl"))
+    with pytest.raises(PimonoError, match="assert nothing"):
+        functions.task(
+            name="a",
+            prompt="",
+            buggy="",
+            fixed="def f(): pass\n",
+            entry="f",
+            test="def check(f):\n    f()\n",
+        )

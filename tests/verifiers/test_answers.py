@@ -1,0 +1,80 @@
+"""One change in every form in which models give it, and answers that are none of them."""
+
+import json
+from typing import Any
+
+import pytest
+
+from rewards.verifiers.answer import candidate_of
+from rewards.verifiers.candidate import Candidate, Refusal
+
+BEFORE = "import re\n\n\ndef f(x):\n    return x + 1\n\n\ndef g(x):\n    return f(x)\n"
+AFTER = BEFORE.replace("x + 1", "x - 1")
+SPEC = {"files": {"work/main.py": BEFORE}, "answer": "any"}
+DIFF = "--- a/work/main.py\n+++ b/work/main.py\n@@ -4,2 +4,2 @@\n def f(x):\n-    return x + 1\n+    return x - 1\n"
+WRITE = {"path": "work/main.py", "content": AFTER}
+ONE = {"path": "work/main.py", "oldText": "x + 1", "newText": "x - 1"}
+MANY = {"path": "work/main.py", "edits": [{"oldText": "x + 1", "newText": "x - 1"}]}
+
+
+def called(name: str, arguments: dict[str, Any]) -> str:
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+FORMS = {
+    "block": f"The bug:\n\n```python\n{AFTER}```\nDone.",
+    "block_without_language": f"```\n{AFTER}```",
+    "draft_then_block": f"It was\n```python\n{BEFORE}```\nand must be\n```python\n{AFTER}```\n",
+    "block_beside_a_shell": f"```python\n{AFTER}```\nRun it:\n```bash\npython work/main.py\n```\n",
+    "one_function": "```python\ndef f(x):\n    return x - 1\n```",
+    "bare": AFTER,
+    "bare_function": "def f(x):\n    return x - 1\n",
+    "diff": DIFF,
+    "fenced_diff": f"```diff\n{DIFF}```\n",
+    "write": called("write", WRITE),
+    "edit": called("edit", ONE),
+    "edits": called("edit", MANY),
+    "str_replace": called("str_replace", {"path": "work/main.py", "old_str": "x + 1", "new_str": "x - 1"}),
+    "edit_then_write": called("edit", {**ONE, "newText": "x"}) + called("write", WRITE),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_gives_the_same_files(form: str) -> None:
+    found = candidate_of(FORMS[form], SPEC)
+    assert isinstance(found, Candidate), found
+    assert found.files == {"work/main.py": AFTER}
+
+
+@pytest.mark.parametrize(
+    ("completion", "failure"),
+    [("", "no_patch"), ("I would subtract one.", "no_patch"), (f"```python\n{AFTER}", "truncated"),
+     (f"```python\n{BEFORE}```", "nothing_changed"), (f"```python\n{AFTER}```\n" * 10, "ambiguous"),
+     (called("edit", {**ONE, "oldText": "y"}), "context_not_found"),
+     (called("edit", {**ONE, "oldText": "x"}), "ambiguous"),
+     (called("edit", {**ONE, "oldText": ""}), "context_not_found"),
+     (called("edit", {**ONE, "path": "tests/test_a.py"}), "path_not_allowed"),
+     (called("write", {**WRITE, "path": "../x.py"}), "path_not_allowed")],
+)  # fmt: skip
+def test_what_is_no_answer_is_refused(completion: str, failure: str) -> None:
+    found = candidate_of(completion, SPEC)
+    assert isinstance(found, Refusal), found
+    assert found.failure == failure
+
+
+def test_code_without_a_file_to_go_to_is_refused() -> None:
+    files = {"a.py": "x = 1\n", "b.py": "y = 1\n"}
+    found = candidate_of("```python\nx = 2\n```", {"files": files, "answer": "code"})
+    assert isinstance(found, Refusal)
+    assert "2 files could be meant" in found.why
+
+
+def test_a_part_keeps_the_rest_with_its_decorators_and_brings_its_imports() -> None:
+    before = '"""Doc."""\nfrom __future__ import annotations\nimport os\n\n@once\ndef f(): pass\n\nclass A: pass\n'
+    code = "```python\nimport math\n\n@twice\ndef f():\n    return math.pi\n\ndef more(): pass\n```"
+    found = candidate_of(code, {"files": {"a.py": before}, "answer": "code"})
+    assert isinstance(found, Candidate)
+    assert found.files["a.py"] == (
+        '"""Doc."""\nfrom __future__ import annotations\nimport math\ndef more(): pass\nimport os\n\n'
+        "@twice\ndef f():\n    return math.pi\n\nclass A: pass\n"
+    )

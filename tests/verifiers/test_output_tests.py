@@ -1,0 +1,59 @@
+"""Programs judged by what they print."""
+
+from typing import Any
+
+import pytest
+
+from rewards.verifiers.result import VerifierResult
+from rewards.verifiers.tests import verify
+from tests.verifiers.programs import writing
+
+SUMS = "import sys\nfor line in sys.stdin:\n    print(sum(map(int, line.split())))\n"
+CASES = [{"stdin": "1 2\n3\n", "expected": "3\n3"}, {"stdin": "", "expected": ""}]
+
+
+def judged(program: str, cases: list[dict[str, Any]], **more: Any) -> VerifierResult:
+    tests = {"kind": "output", "module": "work/main.py", "cases": cases, "seconds": 2, **more}
+    files = {"work/main.py": "", "work/beside.py": "ONE = 1\n"}
+    return verify(writing(program), {"files": files, "answer": "write", "tests": tests})
+
+
+def test_the_right_program_passes() -> None:
+    assert judged(SUMS, CASES).status == "passed"
+    assert (
+        judged(
+            "import sys, beside\nprint(sys.argv[1:], beside.ONE)\n",
+            [{"args": ["a", "b c"], "expected": "['a', 'b c'] 1"}],
+        ).status
+        == "passed"
+    )
+    assert judged("print('3 \\n\\n')\n", [{"expected": "3"}]).status == "passed"
+
+
+@pytest.mark.parametrize(
+    ("program", "category", "told"),
+    [(SUMS.replace("sum", "max"), "test_or_assertion", "prints '2\\n3', expected '3\\n3'"),
+     ("print(input()\n", "runtime_exception", "SyntaxError"),
+     ("input()\n", "runtime_exception", "ends with exit code 1. EOFError"),
+     ("print('3\\n3')\nraise SystemExit(2)\n", "runtime_exception", "exit code 2"),
+     ("import os\nprint('3\\n3', flush=True)\nos.kill(os.getpid(), 9)\n", "runtime_exception", "signal 9"),
+     ("while True: pass\n", "timeout", "did not end in its CPU time")],
+)  # fmt: skip
+def test_other_programs_fail_and_are_told_why(program: str, category: str, told: str) -> None:
+    result = judged(program, CASES)
+    assert (result.status, result.category) == ("failed", category), result
+    assert told in result.feedback
+
+
+def test_numbers_may_differ_by_the_tolerance_alone() -> None:
+    cases = [{"stdin": "", "expected": "pi 3.14159"}]
+    assert judged("print('pi', 3.1416)\n", cases, tolerance=1e-3).status == "passed"
+    for printed in ("print('pi', 3.1416)", "print('pie', 3.14159)", "print('pi', float('nan'))"):
+        more = {} if "1416" in printed else {"tolerance": 1e-3}
+        assert judged(f"{printed}\n", cases, **more).status == "failed"
+
+
+def test_tests_that_are_none_are_refused() -> None:
+    for cases in ([], [{"stdin": "x"}]):
+        with pytest.raises(ValueError, match="needs cases"):
+            judged(SUMS, cases)
