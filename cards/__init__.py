@@ -1,14 +1,15 @@
 """Tell people what happened: dataset cards, model cards, plots."""
 
 from cards.lint import lint_card
-from cards.plots import write_evaluation_plot, write_report_plot, write_run_plot
+from cards.plots import write_report_plot, write_run_plot
 from cards.render import render_dataset_card, render_model_card
+from cards.write import write_model_card
 
 __all__ = [
     "lint_card",
     "render_dataset_card",
     "render_model_card",
-    "write_evaluation_plot",
+    "write_model_card",
     "write_report_plot",
     "write_run_plot",
 ]

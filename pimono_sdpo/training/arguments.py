@@ -1,12 +1,16 @@
 """Read the command line of the training job; whatever is wrong with it is one sentence."""
 
 import math
-from collections.abc import Mapping
+import os
+from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any, NoReturn
 
-from trl import TrlParser
+import yaml
+from trl import ModelConfig, TrlParser
 
 from pimono_sdpo.errors import TrainingInputError
+from pimono_sdpo.training.recipes import DEFAULT_RECIPE, find_recipe
 
 MOST = 2**63 - 1
 # What NumPy takes for a seed, and SQLite for a number of rows.
@@ -34,6 +38,49 @@ class SentenceParser(TrlParser):  # type: ignore[misc] # TRL ships no types
                 self.error(f"{action.dest} is {value} in the recipe, and not one of {known}")
         unknown: list[str] = super().set_defaults_with_config(**config)
         return unknown
+
+
+def parse_job(
+    argv: list[str],
+    types: tuple[type, type],
+    description: str | None,
+    recipes: Path,
+    licences: Collection[str],
+) -> tuple[Any, Any, ModelConfig, str]:
+    """Merge recipe, command line and environment into the job's arguments, TRL's and the model's.
+
+    `types` are the first two, `recipes` the folder of the job's recipes, `licences` the ids that
+    the Hub knows. Returns the recipe's name last. Raises TrainingInputError for what cannot be
+    used.
+    """
+    name, rest = take_config(argv)
+    recipe = find_recipe(name or DEFAULT_RECIPE, recipes)
+    parser = SentenceParser((*types, ModelConfig), description)
+    try:
+        job, args, model_args, *unknown = parser.parse_args_and_config(
+            ["--config", str(recipe), *rest], return_remaining_strings=True
+        )
+    except (ValueError, yaml.YAMLError) as error:
+        # TRL checks its own arguments against each other and raises ValueError.
+        raise TrainingInputError(
+            f"The arguments of `{recipe.name}` and the command line cannot be used: "
+            f"{' '.join(str(error).split())}"
+        ) from error
+    if unknown[-1]:
+        raise TrainingInputError(
+            f"Unknown argument(s) {' '.join(unknown[-1])}; see --help for the known ones."
+        )
+    for given in (job, args, model_args):
+        check_numbers(vars(given))
+    check_length(args.max_steps, args.num_train_epochs)
+    job.license = known_licence(job.license, licences)
+    args.run_name = args.run_name or recipe.stem
+    check_run_name(args.run_name)
+    if args.output_dir == "trainer_output":
+        suffix = "-smoke" if job.mode == "smoke" else ""
+        args.output_dir = str(Path("outputs") / f"{args.run_name}{suffix}")
+    args.hub_model_id = args.hub_model_id or os.environ.get("HUB_MODEL_ID") or None
+    return job, args, model_args, recipe.name
 
 
 def take_config(argv: list[str]) -> tuple[str | None, list[str]]:
@@ -85,7 +132,7 @@ def check_run_name(name: str) -> None:
         )
 
 
-def known_licence(licence: str | None, known: frozenset[str]) -> str | None:
+def known_licence(licence: str | None, known: Collection[str]) -> str | None:
     """Return the licence as the Hub spells it; raises TrainingInputError for an unknown one."""
     lower = licence.lower() if licence else None
     if lower is not None and lower not in known:

@@ -1,18 +1,62 @@
-"""Tell whether rows filtered earlier are the ones that the arguments of this run ask for.
+"""The rows of a training: given, filtered now, or filtered earlier by the same arguments.
 
-reads OUTPUT/data/report.json, and how the source looks now
+reads OUTPUT/data/report.json, and how the source looks now / writes OUTPUT/data
 """
 
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pimono_sdpo.errors import OutputError
+from pimono_sdpo.commands import run_filter
+from pimono_sdpo.errors import OutputError, TrainingInputError
 from pimono_sdpo.export import HUB_ID, open_source
-from pimono_sdpo.training.output import REPORT_FILE, read_object
+from pimono_sdpo.training.options import JobArguments
+from pimono_sdpo.training.output import DATA, NEXT_DATA, REPORT_FILE, check_data, read_object
+from pimono_sdpo.training.processes import is_leader, say
 from pimono_sdpo.training.shapes import FILTER_OPTIONS, misfit
 
 Json = dict[str, Any]
+
+
+def rows_of(job: JobArguments, output: Path, seed: int, redact: Callable[[str], str]) -> str:
+    """Return the rows to train on: --dataset, else those prepared before, else filter now.
+
+    `redact` is what the filter does to the names in its report.
+    """
+    if job.dataset is not None:
+        return job.dataset
+    data = output / DATA
+    if job.overwrite and not is_leader():
+        return str(output / NEXT_DATA)
+    if job.overwrite:
+        check_data(output)
+        return prepare_rows(job, output, NEXT_DATA, seed)
+    if not (data / REPORT_FILE).exists():
+        return prepare_rows(job, output, DATA, seed)
+    check_prepared(data, _options(job, seed), job.source, redact)
+    return str(data)
+
+
+def prepare_rows(job: JobArguments, output: Path, name: str, seed: int) -> str:
+    """Filter the source into a folder of OUTPUT and return it."""
+    if job.source is None:
+        raise TrainingInputError(
+            "There is nothing to train on; give --dataset (rows) or --source (traces)."
+        )
+    folder = output / name
+    report = run_filter(job.source, folder, **_options(job, seed))
+    say(f"{report['kept']} of {report['sessions']} sessions are rows in {output / DATA}")
+    return str(folder)
+
+
+def _options(job: JobArguments, seed: int) -> Json:
+    return {
+        "unit": job.unit,
+        "min_score": job.min_score,
+        "max_samples": job.max_samples,
+        "test_fraction": job.test_fraction,
+        "seed": seed,
+    }
 
 
 def check_prepared(

@@ -4,6 +4,8 @@ The folder holds what a user of the adapter needs: no EMA teacher, no optimizer,
 training_args.bin, a pickle that keeps whatever was passed as an argument.
 """
 
+import logging
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,8 @@ from huggingface_hub import HfApi
 
 from pimono_sdpo.errors import OutputError, TrainingInputError
 from pimono_sdpo.training.tracking import hub_problem
+
+logger = logging.getLogger(__name__)
 
 STUDENT = "default"
 WEIGHTS = ("adapter_model.safetensors", "adapter_config.json")
@@ -38,6 +42,20 @@ def check_hub(hub_model_id: str) -> None:
         raise TrainingInputError(
             f"The adapter could not be published as `{hub_model_id}` ({problem}); or leave out "
             "--hub_model_id and HUB_MODEL_ID."
+        )
+
+
+def check_destination(args: Any, smoke: bool) -> None:
+    """Find out before hours of training that the adapter would be lost.
+
+    Raises TrainingInputError when the Hub cannot be written; a job without a repository is warned.
+    """
+    if args.hub_model_id:
+        check_hub(args.hub_model_id)
+    elif "JOB_ID" in os.environ and not smoke:
+        logger.warning(
+            "This Hugging Face job keeps no files; without HUB_MODEL_ID the adapter is lost when "
+            "it ends, unless OUTPUT is on a volume."
         )
 
 

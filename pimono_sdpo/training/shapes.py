@@ -28,6 +28,7 @@ FILTER_OPTIONS: dict[str, Any] = {
         "unit": str,
         "min_score": NUMBER,
         "max_samples": (int, type(None)),
+        "test_fraction": NUMBER,
         "seed": int,
     }
 }

@@ -224,7 +224,7 @@ def test_prepared_rows_are_not_silently_used_with_other_options(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "outputs" / "r1" / "data").mkdir(parents=True)
-    options = {"unit": "session", "min_score": 13.3, "max_samples": 64, "seed": 42}
+    options = {"unit": "session", "min_score": 13.3, "max_samples": 64, "test_fraction": 0.0, "seed": 42}
     output.write_json({"options": options}, tmp_path / "outputs" / "r1" / "data" / "report.json")
     asked = ["--config", "tiny", "--run-name", "r1", "--source", "traces", "--min_score", "13.3"]
     assert script().main(asked) == 2
@@ -292,3 +292,18 @@ def test_a_reward_that_can_be_won_trains_nothing(
     assert "can be won without solving the task (4 of its trials on 4 rows)" in told
     assert "| 0 | refusal_1 | 1.0 | below 1.0 |" in told
     assert not (tmp_path / "out").exists()
+
+
+def test_two_processes_train_one_adapter(tmp_path: Path, tiny: Path, filtered: Path) -> None:
+    argv = ["--config", "tiny", "--report_to", "none", "--max_steps", "2", "--dataset"]
+    argv += [str(filtered), "--model_name_or_path", str(tiny), "--output_dir", "out"]
+    launched = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "0"]
+    done = python(
+        *launched, str(JOBS / "train_sdpo.py"), *argv, cwd=tmp_path, ACCELERATE_USE_CPU="true"
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("the adapter and its card are in out/adapter") == 1
+    assert done.stdout.count("teacher gap") == 1
+    run = json.loads((tmp_path / "out" / "run.json").read_text())
+    assert len([entry for entry in run["log_history"] if "loss" in entry]) == 2
+    assert not list((tmp_path / "out").glob(".*"))

@@ -1,0 +1,22 @@
+"""Write a model card with its pictures into a folder."""
+
+from pathlib import Path
+from typing import Any
+
+from cards.lint import lint_card
+from cards.plots import write_evaluation_plot, write_run_plot
+from cards.render import render_model_card
+
+Json = dict[str, Any]
+PLOT = "training.png"
+EVALUATION_PLOT = "evaluation.png"
+
+
+def write_model_card(report: Json | None, run: Json, folder: Path) -> list[str]:
+    """Write README.md and the plots it shows; return what the Hub may refuse in the card."""
+    write_run_plot(run, folder / PLOT)
+    if run["evaluation"]:
+        write_evaluation_plot(run["evaluation"], folder / EVALUATION_PLOT)
+    card = render_model_card(report, run)
+    (folder / "README.md").write_text(card)
+    return lint_card(card)
