@@ -5,6 +5,7 @@ what it proves is that the pieces fit, never that a model learns.
 """
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ const result = await session.prompt(message); if (!result) { throw new Error("no
 
 # Ids that the job depends on are the real ones; the others only keep their places free.
 TURN_IDS = {"<|tool_response>": 50, "<|turn>": 105, "<turn|>": 106}
+ENDS = (1, TURN_IDS["<turn|>"], TURN_IDS["<|tool_response>"])
 EXTRA_SPECIAL_TOKENS = (
     "<|image|> <|image> <image|> <|audio|> <|audio> <audio|> <|turn> <turn|> <|channel> <channel|> "
     '<|think|> <|"|> <|tool_response> <tool_response|> <|tool_call> <tool_call|> <|tool> <tool|>'
@@ -47,8 +49,6 @@ def write_tiny_model(folder: Path, seed: int = 0) -> Path:
             f"The seed {seed} is out of range; give a number from {SEEDS[0]} to {SEEDS[1]}."
         )
     import torch
-    from transformers import GenerationConfig
-    from transformers.models.gemma4_unified import modeling_gemma4_unified as gemma
 
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = _tokenizer()
@@ -56,20 +56,41 @@ def write_tiny_model(folder: Path, seed: int = 0) -> Path:
     generator_state = torch.get_rng_state()
     try:
         torch.manual_seed(seed)
-        model = gemma.Gemma4UnifiedForConditionalGeneration(_config(len(tokenizer)))
+        model = random_model(len(tokenizer))
     finally:
         torch.set_rng_state(generator_state)
-    model.generation_config = GenerationConfig(
+    model.generation_config = generation_config()
+    model.save_pretrained(folder)
+    return folder
+
+
+def random_model(vocab_size: int) -> Any:
+    """Return a model of so many tokens with random weights."""
+    from transformers.models.gemma4_unified import modeling_gemma4_unified as gemma
+
+    return gemma.Gemma4UnifiedForConditionalGeneration(_config(vocab_size))
+
+
+def generation_config(ends: Sequence[int] = ENDS) -> Any:
+    """Return how the twin speaks, up to one of the ids in `ends`."""
+    from transformers import GenerationConfig
+
+    return GenerationConfig(
         bos_token_id=2,
-        eos_token_id=[1, TURN_IDS["<turn|>"], TURN_IDS["<|tool_response>"]],
+        eos_token_id=list(ends),
         pad_token_id=0,
         do_sample=True,
         temperature=1.0,
         top_k=64,
         top_p=0.95,
     )
-    model.save_pretrained(folder)
-    return folder
+
+
+def chat_template() -> str:
+    """Return the chat template of Gemma 4, which TRL ships."""
+    import trl
+
+    return (Path(trl.__file__).parent / "chat_templates" / CHAT_TEMPLATE).read_text()
 
 
 def _tokenizer() -> Any:
@@ -82,7 +103,7 @@ def _tokenizer() -> Any:
         extra_special_tokens=EXTRA_SPECIAL_TOKENS,
         model_max_length=8192,
     )
-    tokenizer.chat_template = _chat_template()
+    tokenizer.chat_template = chat_template()
     return tokenizer
 
 
@@ -106,12 +127,6 @@ def _vocabulary() -> tuple[dict[str, int], list[tuple[str, str]]]:
     tokens = [*CORE_TOKENS, *names, *(f"<0x{byte:02X}>" for byte in range(256))]
     known = sorted(learned["vocab"], key=learned["vocab"].__getitem__)
     return {token: number for number, token in enumerate([*tokens, *known])}, merges
-
-
-def _chat_template() -> str:
-    import trl
-
-    return (Path(trl.__file__).parent / "chat_templates" / CHAT_TEMPLATE).read_text()
 
 
 def _config(vocab_size: int) -> Any:
