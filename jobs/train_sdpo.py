@@ -160,9 +160,12 @@ def train_and_save(
     from pimono_sdpo.training.processes import is_leader
     from pimono_sdpo.training.publish import check_destination
     from processors.secrets import kinds_in
+    from rewards.verifiers.tool_definitions import definitions
 
     smoke = job.mode == "smoke"
+    sdpo.settle_length(args, job.generations)
     sdpo.settle_arguments(args, model_args, smoke)
+    sdpo.settle_tools(args, definitions(job.tools) if job.tools else None)
     if is_leader():
         folders.settle(output)
         folders.check_output(output, job.overwrite)

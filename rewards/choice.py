@@ -55,6 +55,7 @@ def teaching(job: JobArguments, feedback: Feedback) -> dict[str, Any]:
         "reward": job.reward,
         "gate": job.gate,
         "grade": job.grade,
+        "tools": job.tools,
         "feedback": feedback.mode,
         "feedback_tokens": feedback.tokens,
         "trace_template": feedback.trace_template,

@@ -6,6 +6,7 @@ from tensor shapes; its constants were fitted to peaks that PyTorch's memory tra
 """
 
 import re
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,8 +51,8 @@ class Estimate:
             "student": "--gradient_checkpointing true, a smaller --per_device_train_batch_size "
             "with more --gradient_accumulation_steps, or a smaller --max_prompt_length",
             "teacher": "a smaller --max_reprompt_len",
-            "generation cache": "fewer --num_generations or --gradient_accumulation_steps at once "
-            "(--steps_per_generation)",
+            "generation cache": "a smaller --steps_per_generation: so many micro-batches are "
+            "sampled at once",
         }
         return flags[max(flags, key=lambda name: self.parts.get(name, 0))]
 
@@ -91,7 +92,8 @@ def of_config(
     forward = FORWARD_WIDTHS[0] * hidden + FORWARD_WIDTHS[1] * mlp
     loss = LOGIT_COPIES[args.distillation_mode] * batch * completion * text.vocab_size * width
     sampled = args.per_device_train_batch_size * args.steps_per_generation
-    base, lora, cached = weights(config, model_args)
+    base, lora, layers_kept = weights(config, model_args)
+    cached = sum(kept * min(prompt_tokens + completion, most) for kept, most in layers_kept)
     adapters = 4 * lora * (6 if args.teacher_model_kind == "ema" else 4)
     return Estimate(
         {
@@ -100,18 +102,20 @@ def of_config(
             "student": int(student * kept * width),
             "teacher": int(teacher * forward * width),
             "logits": loss,
-            "generation cache": sampled * (prompt_tokens + completion) * cached * width,
+            "generation cache": sampled * cached * width,
             "CUDA context": CONTEXT,
         }
     )
 
 
-def weights(config: Any, model_args: ModelConfig) -> tuple[int, int, int]:
+def weights(config: Any, model_args: ModelConfig) -> tuple[int, int, list[tuple[int, int]]]:
     """Return what the modules of a model tell of it.
 
-    Gives the bytes of the base model as it is loaded, the number of LoRA parameters, and the
-    elements of keys and values that generation keeps of one token.
+    Gives the bytes of the base model as it is loaded, the number of LoRA parameters, and for each
+    layer the elements of keys and values that generation keeps of a token, and of how many tokens.
     """
+    text = config.get_text_config()
+    kinds = getattr(text, "layer_types", None) or []
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     element = torch.tensor([], dtype=getattr(torch, str(model_args.dtype))).element_size()
@@ -119,15 +123,19 @@ def weights(config: Any, model_args: ModelConfig) -> tuple[int, int, int]:
     head = model.get_output_embeddings()
     pattern = re.compile(TEXT_LINEARS)
     chosen = model_args.lora_target_modules
-    size, lora, in_4bit, cached = 0.0, 0, 0, 0
+    size, lora, in_4bit = 0.0, 0, 0
+    kept: list[tuple[int, int]] = []
     for name, module in model.named_modules():
         if not isinstance(module, torch.nn.Linear):
             continue
         targeted = pattern.fullmatch(name) if chosen is None else name.split(".")[-1] in chosen
         if targeted:
             lora += model_args.lora_r * (module.in_features + module.out_features)
-        # Keys and values have one shape, also where a layer has one projection for both.
-        cached += 2 * module.out_features * name.endswith("k_proj")
+        if name.endswith("k_proj"):
+            sliding = len(kept) < len(kinds) and kinds[len(kept)] == "sliding_attention"
+            most = text.sliding_window if sliding else sys.maxsize
+            # Keys and values have one shape, also where a layer has one projection for both.
+            kept.append((2 * module.out_features, most))
         if module is not head:
             in_4bit += module.weight.numel()
     if model_args.load_in_4bit:
@@ -137,4 +145,4 @@ def weights(config: Any, model_args: ModelConfig) -> tuple[int, int, int]:
     else:
         size += in_4bit * element
     others = sum(parameter.numel() for parameter in model.parameters()) - in_4bit
-    return int(size + others * element), lora, cached
+    return int(size + others * element), lora, kept

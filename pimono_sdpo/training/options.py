@@ -44,6 +44,14 @@ class JobArguments:
         default_factory=list,
         metadata={"help": "Verifiers that count, with weights such as syntax=0.5."},
     )
+    tools: Literal["pi", "repo_agent"] | None = field(
+        default=None,
+        metadata={"help": "Tools that the chat template declares to the model; none if left out."},
+    )
+    generations: int | None = field(
+        default=None,
+        metadata={"help": "Train for so many completions, rounded up to whole steps."},
+    )
     feedback: Literal["rollout", "trace", "both", "none"] | None = field(
         default=None,
         metadata={

@@ -177,8 +177,10 @@ def _gap(probe: Probe) -> Json | None:
 
 def _time(probe: Probe, args: SDPOConfig, rows: int, hardware: Hardware) -> Json:
     micro = args.gradient_accumulation_steps
-    step = probe.generation_seconds + micro * probe.update_seconds
-    epoch = math.ceil(rows * args.num_generations / args.generation_batch_size)
+    rounds = max(1, micro // args.steps_per_generation)
+    step = rounds * probe.generation_seconds + micro * probe.update_seconds
+    per_step = args.per_device_train_batch_size * micro * args.world_size
+    epoch = math.ceil(rows * args.num_generations / per_step)
     steps = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * epoch)
     hours = steps * step / 3600
     price = hardware.dollars_per_hour

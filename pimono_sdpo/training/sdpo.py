@@ -4,6 +4,7 @@ The arguments are TRL's own SDPOConfig (as our TrainingConfig) and ModelConfig; 
 decides is settled here.
 """
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,22 @@ def settle_arguments(args: SDPOConfig, model_args: ModelConfig, smoke: bool) -> 
         args.max_steps = SMOKE_STEPS if args.max_steps < 1 else min(SMOKE_STEPS, args.max_steps)
         args.save_strategy = "no"
         args.hub_model_id = None
+
+
+def settle_tools(args: SDPOConfig, tools: list[dict[str, Any]] | None) -> None:
+    """Have the chat template declare tools, OpenAI-style, to student and teacher alike."""
+    if tools is not None:
+        args.chat_template_kwargs = {**args.chat_template_kwargs, "tools": tools}
+
+
+def settle_length(args: SDPOConfig, generations: int | None) -> None:
+    """Train for a number of completions in place of steps; raises TrainingInputError for none."""
+    if generations is None:
+        return
+    if generations < 1:
+        raise TrainingInputError(f"--generations is {generations}; give a number from 1.")
+    per_step = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
+    args.max_steps = math.ceil(generations / per_step)
 
 
 def fit(

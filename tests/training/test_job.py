@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from datasets import Dataset
 
-from pimono_sdpo.training import output, publish
+from pimono_sdpo.errors import TrainingInputError
+from pimono_sdpo.training import output, publish, sdpo
 from tests.loopback_hub import LoopbackHub
 from tests.traces import HEADER, bash, trace, user
 from tests.training.setup import JOBS, PYTHONPATH, hand_made, job, python, script
@@ -205,6 +206,46 @@ def test_the_recipes_are_the_reference_run_and_its_small_twin(
     assert small.use_cpu is True
 
 
+@pytest.mark.parametrize("recipe", ["gemma4_12b_full", "small"])
+def test_the_recipes_that_learn_state_completions_and_verify(recipe: str) -> None:
+    argv = ["--config", recipe, "--use_cpu", "true"]
+    given, args, _, _ = script().parse(argv)
+    sdpo.settle_length(args, given.generations)
+    batch = args.per_device_train_batch_size * args.gradient_accumulation_steps
+    assert args.max_steps * batch == given.generations == 4096
+    assert args.generation_batch_size % args.num_generations == 0
+    # Otherwise TRL would sample from older weights and correct for it.
+    assert args.gradient_accumulation_steps % args.steps_per_generation == 0
+    assert (given.reward, given.gate, given.tools) == ("verifiers", ["tool_calls"], "pi")
+    assert args.success_reward_threshold == 1.0
+    assert (args.teacher_update_rate, args.environment_feedback_only_without_solution) == (
+        0.01,
+        True,
+    )
+    sdpo.settle_length(args, given.generations + 1)
+    assert args.max_steps == 129
+    with pytest.raises(TrainingInputError, match="--generations is 0"):
+        sdpo.settle_length(args, 0)
+
+
+def test_declared_tools_reach_the_model_and_count(tmp_path: Path, tiny: Path) -> None:
+    (tmp_path / "rows").mkdir()
+    spec = json.dumps({"tools": "pi"})
+    Dataset.from_list([{**row, "verifier_spec": spec} for row in hand_made()]).to_parquet(
+        tmp_path / "rows" / "train.parquet"
+    )
+    argv = ["--config", "tiny", "--report_to", "none", "--max_steps", "1", "--tools", "pi"]
+    argv += ["--dataset", str(tmp_path / "rows"), "--model_name_or_path", str(tiny)]
+    argv += ["--output_dir", str(tmp_path / "out"), "--reward", "verifiers", "--gate", "tool_calls"]
+    argv += ["--success_reward_threshold", "1.0"]
+    budgets = ["--max_prompt_length", "1300", "--max_reprompt_len", "2600"]
+    assert script().main(argv) == 2, "the tools alone are over the tiny recipe's budget"
+    assert script().main([*argv, *budgets]) == 0
+    run = json.loads((tmp_path / "out" / "run.json").read_text())
+    assert run["teaching"]["tools"] == "pi"
+    assert run["preflight"]["lengths"]["prompt"]["p50"] > 1000
+
+
 def test_the_job_tells_for_how_many_rows_there_is_no_reward(
     tmp_path: Path, tiny: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -224,7 +265,13 @@ def test_prepared_rows_are_not_silently_used_with_other_options(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "outputs" / "r1" / "data").mkdir(parents=True)
-    options = {"unit": "session", "min_score": 13.3, "max_samples": 64, "test_fraction": 0.0, "seed": 42}
+    options = {
+        "unit": "session",
+        "min_score": 13.3,
+        "max_samples": 64,
+        "test_fraction": 0.0,
+        "seed": 42,
+    }
     output.write_json({"options": options}, tmp_path / "outputs" / "r1" / "data" / "report.json")
     asked = ["--config", "tiny", "--run-name", "r1", "--source", "traces", "--min_score", "13.3"]
     assert script().main(asked) == 2

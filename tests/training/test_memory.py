@@ -13,7 +13,8 @@ from trl.experimental.sdpo import SDPOConfig
 from pimono_sdpo.errors import TrainingInputError
 from pimono_sdpo.training import models
 from pimono_sdpo.training.memory import GIB, estimate, of_config, weights
-from tests.training.setup import arguments
+from pimono_sdpo.training.preflight import USABLE
+from tests.training.setup import arguments, script
 
 
 def config_12b() -> Any:
@@ -121,6 +122,25 @@ def test_the_largest_part_that_can_be_lowered_is_named(changes: dict[str, Any], 
     args, model_args = settings(**changes)
     model_args.load_in_4bit = quantised
     assert flag in of_config(args, model_args, config_12b(), args.max_prompt_length).advice()
+
+
+def test_only_a_window_of_sliding_layers_is_kept_for_generation() -> None:
+    parts = []
+    for tokens in (1024 - 160, 2 * 1024 - 160):
+        args, model_args = settings(per_device_train_batch_size=2)
+        parts.append(of_config(args, model_args, config_12b(), tokens).parts["generation cache"])
+    full = 2 * 2 * 8 * 2 * 512
+    assert parts[1] - parts[0] == 1024 * full, "8 of 48 layers keep what is older"
+    assert parts[0] == 2 * 1024 * 2 * (40 * 2 * 8 * 256 + 8 * 2 * 512)
+
+
+@pytest.mark.parametrize("recipe", ["gemma4_12b", "gemma4_12b_full"])
+def test_the_recipes_for_24_gb_fit(recipe: str) -> None:
+    _, args, model_args, _ = script().parse(
+        ["--config", recipe, "--use_cpu", "true", "--bf16", "false"]
+    )
+    needed = of_config(args, model_args, config_12b(), args.max_prompt_length).total / GIB
+    assert needed < USABLE * 22.5
 
 
 def test_a_folder_without_a_model_is_one_sentence(tmp_path: Path) -> None:
