@@ -117,7 +117,6 @@ JSD = {**TOP_K, "distillation_alpha": 0.5}
 BASE = {"teacher_model_kind": "base"}
 LIVE = {"teacher_model_kind": "live"}
 SLOW = {"teacher_update_rate": 0.01}
-ZERO = {"teacher_start": "zero"}
 SMALL: Json = {"world": "rare", "steps": 24, "batch": 16, "group": 2}
 HARD: Json = {"world": "never", "steps": 60}
 SECTIONS: dict[str, tuple[Setting, ...]] = {
@@ -135,6 +134,7 @@ SECTIONS: dict[str, tuple[Setting, ...]] = {
     ),
     "small": (
         Setting("small: demonstrations alone", "none", **SMALL),
+        Setting("small: demonstrations alone, top-k, alpha 0.5", "none", changes=JSD, **SMALL),
         Setting("small: GRPO", "none", changes=GRPO, **SMALL),
         Setting("small: rollout", "rollout", **SMALL),
         Setting("small: trace", "trace", **SMALL),
@@ -154,13 +154,10 @@ SECTIONS: dict[str, tuple[Setting, ...]] = {
         Setting("rollout, teacher base", changes=BASE),
         Setting("rollout, teacher live", changes=LIVE),
         Setting("rollout, teacher ema 0.01", changes=SLOW),
-        Setting("never: rollout, teacher base", changes={**JSD, **BASE}, **HARD),
-        Setting("never: rollout, teacher live", changes={**JSD, **LIVE}, **HARD),
-        Setting("never: rollout, teacher ema 0.01", changes={**JSD, **SLOW}, **HARD),
-        Setting("never: rollout, teacher ema 0.05 from zero", changes={**JSD, **ZERO}, **HARD),
     ),
     "never": (
         Setting("never: demonstrations alone", "none", **HARD),
+        Setting("never: demonstrations alone, top-k, alpha 0.5", "none", changes=JSD, **HARD),
         Setting("never: GRPO", "none", changes=GRPO, **HARD),
         Setting("never: rollout, sampled token", "rollout", **HARD),
         Setting("never: rollout, top-k, alpha 1", "rollout", changes=TOP_K, **HARD),

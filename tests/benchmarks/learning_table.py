@@ -17,8 +17,8 @@ TITLES = {
     "weight": "Beside the policy loss",
     "mode": "What is distilled",
     "teacher": "The teacher's weights",
-    "small": "24 steps, 2 completions a prompt; alone right in 5 of 100",
-    "never": "A task the base model never solves alone",
+    "small": "24 steps, 2 completions a prompt; alone right in 1 of 20",
+    "never": "Alone right in 1 answer of 1,400",
 }
 DRAWN = ("feedback", "never", "small", "teacher")
 Json = dict[str, Any]
