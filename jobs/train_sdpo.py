@@ -250,7 +250,8 @@ def look_first(
         reward_rows=refuse_unsound(scoring, fitted.rows, args.success_reward_threshold),
         hardware=hardware_of(job.flavor),
         prepared=prepared,
-        rows=job.preflight_rows,
+        # vLLM samples groups alone, and its weights are not loaded yet.
+        rows=0 if args.use_vllm else job.preflight_rows,
     )
     if is_leader():
         print(as_text(found))

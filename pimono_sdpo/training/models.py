@@ -155,6 +155,17 @@ def model_init_kwargs(model_args: ModelConfig, revision: str | None) -> dict[str
     return {name: value for name, value in kwargs.items() if value is not None}
 
 
+def keep_layout(model: Any) -> None:
+    """Keep bitsandbytes from laying out 4-bit weights anew when a CPU first evaluates with them.
+
+    On CPUs with AVX512-BF16 it does, and the gradients of later steps are wrong (bitsandbytes
+    0.50.2: their cosine to the right ones was 0.35).
+    """
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
+
+
 def lora_config(model_args: ModelConfig) -> LoraConfig:
     """Return the LoRA configuration; without --lora_target_modules, all text layers."""
     if not model_args.use_peft:

@@ -19,7 +19,7 @@ from pimono_sdpo.training.callbacks import make_resumable
 from pimono_sdpo.training.clock import Clock
 from pimono_sdpo.training.feedback import AS_IT_IS, Feedback, FeedbackBuilder, check_feedback
 from pimono_sdpo.training.guards import Guards
-from pimono_sdpo.training.models import lora_config, model_init_kwargs, told
+from pimono_sdpo.training.models import keep_layout, lora_config, model_init_kwargs, told
 from pimono_sdpo.training.output import last_checkpoint
 from pimono_sdpo.training.scoring import Scoring
 
@@ -157,6 +157,7 @@ def prepare(
             processing_class=tokenizer,
             peft_config=lora,
         )
+    keep_layout(trainer.model)
     trainer.teacher_context_builder = FeedbackBuilder(trainer, feedback, scoring.told)
     make_resumable(trainer)
     trainer.add_callback(clock)
