@@ -1,7 +1,7 @@
 """Run a pipeline over one input shard: one shard in, one shard out, nothing half-written."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ class Tally:
     dropped: Counter[tuple[str, str]] = field(default_factory=Counter)
     columns: dict[str, Counter[str]] = field(default_factory=dict)
 
-    def count(self, stage: Stage, before: Sequence[Row], after: Sequence[Row]) -> None:
+    def count(self, stage: Stage, before: Sized, after: Sequence[Row]) -> None:
         """Note the rows that went in and came out, and the columns the stage wants counted."""
         self.stages.append((name_of(stage), len(before), len(after)))
         if isinstance(stage, Filter):
@@ -41,6 +41,26 @@ class Tally:
             "dropped": [[*key, count] for key, count in sorted(self.dropped.items())],
             "columns": {name: dict(sorted(c.items())) for name, c in self.columns.items()},
         }
+
+
+class Rows:
+    """The rows of a table, each made when it is asked for.
+
+    A trace is a large thing: its memory serves the next one when nobody holds it any more.
+    """
+
+    def __init__(self, table: pa.Table) -> None:
+        """Take the columns; no value is copied yet."""
+        self._table = table
+
+    def __len__(self) -> int:
+        """How many."""
+        return int(self._table.num_rows)
+
+    def __iter__(self) -> Iterator[Row]:
+        """Yield them as `to_pylist` would list them."""
+        for values in zip(*self._table.columns, strict=True):
+            yield {n: v.as_py() for n, v in zip(self._table.column_names, values, strict=True)}
 
 
 def run_shard(
@@ -63,7 +83,7 @@ def run_shard(
         pq.ParquetWriter(_temporary(rejects), REJECT.arrow_schema) as rejects_out,
     ):
         for table in read_sessions(shard):
-            kept, dropped = run_stages(table.to_pylist(), stages, total)
+            kept, dropped = run_stages(Rows(table), stages, total)
             for out, rows_of in ((rows_out, kept), (prints_out, kept), (rejects_out, dropped)):
                 out.write_table(pa.Table.from_pylist(rows_of, out.schema))
             progress(table.num_rows)
@@ -73,25 +93,25 @@ def run_shard(
 
 
 def run_stages(
-    rows: list[Row], stages: Iterable[Stage], tally: Tally
+    rows: Rows | list[Row], stages: Iterable[Stage], tally: Tally
 ) -> tuple[list[Row], list[Json]]:
     """Run the stages over rows in memory; return the kept rows and the rejects with reasons."""
     rejects: list[Json] = []
     for stage in stages:
-        before = rows
+        after: list[Row] = []
         if isinstance(stage, Filter):
-            rows = []
-            for row in before:
+            for row in rows:
                 reason = stage.fn(row)
                 if reason is None:
-                    rows.append(row)
+                    after.append(row)
                 else:
                     rejects.append(_reject(row, name_of(stage), reason))
                     tally.dropped[name_of(stage), reason] += 1
         else:
-            rows = apply_rows(before, stage)
-        tally.count(stage, before, rows)
-    return rows, rejects
+            after = apply_rows(rows, stage)
+        tally.count(stage, rows, after)
+        rows = after
+    return list(rows), rejects
 
 
 def _reject(row: Row, stage: str, reason: str) -> Json:

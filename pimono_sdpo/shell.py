@@ -114,7 +114,8 @@ def parse(command: str, depth: int = 0) -> list[Pipeline]:
     stages: tuple[Stage, ...] = ()
     for words, targets, operator in _simple_commands(command[:MAX_CHARS]):
         words = _bare(words)
-        inner = parse(_command_within(words), depth + 1) if depth < MAX_DEPTH else []
+        within = _command_within(words) if depth < MAX_DEPTH else ""
+        inner = parse(within, depth + 1) if within else []
         if inner:
             done += inner[:-1]
             stages += inner[-1].stages

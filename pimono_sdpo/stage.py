@@ -9,7 +9,7 @@ import ast
 import hashlib
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
@@ -115,7 +115,7 @@ def apply(dataset: AnyDataset, stage: Stage) -> AnyDataset:
     return dataset.map(stage, remove_columns=list(stage.drops) or None, features=after)
 
 
-def apply_rows(rows: Sequence[Row], stage: Map | FlatMap) -> list[Row]:
+def apply_rows(rows: Iterable[Row], stage: Map | FlatMap) -> list[Row]:
     """Run one stage over rows in memory, to the same rows as `apply` over a dataset of them.
 
     A shard runs this way: no row becomes Arrow between two stages.

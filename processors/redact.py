@@ -41,6 +41,10 @@ _NEAR_HOME = re.compile(r"[/\\Ff](?:[Uu]sers|home)|/root")
 _IN_HOMES = ("sers", "home", "/root")
 _USER = re.compile(r"(?:/(?:Users|home)/|[A-Za-z]:[\\/]+Users[\\/]+)([\w.-]{3,64})")
 _TEMPORARY = re.compile(r"(?:/private)?/var/folders/\w{2}/\w{8,64}(?:/[TC])?(?![\w-])")
+_MODE = r"^[-dlbcps][-rwxsStT]{9}[@+.]?\s{1,8}\d{1,6}\s{1,8}"
+_LISTED = re.compile(_MODE, re.MULTILINE)
+_PATH_STARTS = re.compile(r"(?<![A-Za-z0-9.$-])")
+_PATH_ENDS = re.compile(r"(?![\w-]|\.\w)")
 _NO_WORKSPACE = frozenset({"", "/", "/home", "/Users", "/tmp", "/mnt"})
 
 
@@ -52,24 +56,42 @@ def redact_text(text: str, cwd: str) -> tuple[str, list[str]]:
     """
     text, kinds = take_out(text)
     for spelled in _spellings(cwd):
-        if spelled in text:
-            text = re.sub(
-                rf"(?<![A-Za-z0-9.$-]){re.escape(spelled)}(?![\w-]|\.\w)", "$WORKSPACE", text
-            )
+        text = _without_workspace(text, spelled)
     user = _USER.match(cwd)
     if user and user[1] in text:
-        # Known by name, it is found where nothing else would tell: glued to a word, at a prompt.
-        name = re.escape(user[1])
-        drive = r"(?:(?<![A-Za-z])[A-Za-z]:)?"
-        home = rf"(?:{drive}[\\/]{{1,4}}(?:Users|home)[\\/]{{1,4}}|(?<![\w~])~){name}(?![\w-])"
-        text = re.sub(home, "$HOME", text)
-        text = re.sub(rf"{name}@[\w.-]{{1,80}}", "$USER@$HOST", text)
-        mode = r"^[-dlbcps][-rwxsStT]{9}[@+.]?\s{1,8}\d{1,6}\s{1,8}"
-        for owner in (mode, rf"{mode}\$USER\s{{1,8}}"):
-            text = re.sub(rf"(?m)({owner}){name}(?=\s)", r"\1$USER", text)
+        text = _without_user(text, user[1])
     if "/var/folders/" in text:
         text = _TEMPORARY.sub("$TMPDIR", text)
     return without_homes(text), kinds
+
+
+def _without_workspace(text: str, spelled: str) -> str:
+    """Put $WORKSPACE for it; compiling a pattern for each session costs more than all else."""
+    kept: list[str] = []
+    done, at = 0, text.find(spelled)
+    while at >= 0:
+        end = at + len(spelled)
+        is_whole = _PATH_STARTS.match(text, at) and _PATH_ENDS.match(text, end)
+        if is_whole:
+            kept += text[done:at], "$WORKSPACE"
+            done = end
+        at = text.find(spelled, end if is_whole else at + 1)
+    return "".join([*kept, text[done:]])
+
+
+def _without_user(text: str, user: str) -> str:
+    """Known by name, it is found where nothing else would tell: glued to a word, at a prompt."""
+    name = re.escape(user)
+    if any(f"{sign}{user}" in text for sign in "/\\~"):
+        drive = r"(?:(?<![A-Za-z])[A-Za-z]:)?"
+        home = rf"(?:{drive}[\\/]{{1,4}}(?:Users|home)[\\/]{{1,4}}|(?<![\w~])~){name}(?![\w-])"
+        text = re.sub(home, "$HOME", text)
+    if f"{user}@" in text:
+        text = re.sub(rf"{name}@[\w.-]{{1,80}}", "$USER@$HOST", text)
+    if _LISTED.search(text):
+        for owner in (_MODE, rf"{_MODE}\$USER\s{{1,8}}"):
+            text = re.sub(rf"(?m)({owner}){name}(?=\s)", r"\1$USER", text)
+    return text
 
 
 def without_homes(text: str) -> str:

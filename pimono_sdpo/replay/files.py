@@ -65,7 +65,8 @@ class File:
         if self.is_stale:
             # What was seen before may contradict it.
             self.forget()
-        self.doubtful -= {line.strip() for line in text.split("\n")}
+        if self.doubtful:
+            self.doubtful -= {line.strip() for line in text.split("\n")}
         if self.whole is not None and text not in self.whole:
             # A formatter was there, or somebody else.
             self.pieces = [self.whole] if self.doubtful else []
