@@ -56,7 +56,7 @@ def redact_text(text: str, cwd: str) -> tuple[str, list[str]]:
     """
     text, kinds = take_out(text)
     for spelled in _spellings(cwd):
-        text = _without_workspace(text, spelled)
+        text = without_workspace(text, spelled)
     user = _USER.match(cwd)
     if user and user[1] in text:
         text = _without_user(text, user[1])
@@ -65,7 +65,7 @@ def redact_text(text: str, cwd: str) -> tuple[str, list[str]]:
     return without_homes(text), kinds
 
 
-def _without_workspace(text: str, spelled: str) -> str:
+def without_workspace(text: str, spelled: str) -> str:
     """Put $WORKSPACE for it; compiling a pattern for each session costs more than all else."""
     kept: list[str] = []
     done, at = 0, text.find(spelled)

@@ -261,7 +261,7 @@ def _replace(secret: Secret, kinds: list[str], match: re.Match[str]) -> str:
 
 def _without_key_tails(text: str, kinds: list[str]) -> str:
     """Take out the end of a key whose beginning the harness has cut off."""
-    parts = _KEY_END.split(text)
+    parts = _KEY_END.split(text) if "-----END" in text else [text]
     kinds.extend(["private_key"] * (len(parts) - 1))
     cleaned = [part.rstrip(_KEY_BODY) + " [REDACTED:private_key]" for part in parts[:-1]]
     return "".join([*cleaned, parts[-1]])

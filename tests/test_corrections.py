@@ -1,7 +1,10 @@
 import json
 import os
 import time
+import tomllib
 from pathlib import Path
+from re import _parser  # type: ignore[attr-defined]
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,6 +15,7 @@ from pimono_sdpo.cli import app
 from pimono_sdpo.errors import SourceError
 from pimono_sdpo.harness.event import Event
 from pimono_sdpo.trace import read_trace
+from processors.corrections import features
 from processors.corrections.decide import (
     SPAN_CHARS,
     decide,
@@ -20,7 +24,7 @@ from processors.corrections.decide import (
     load_model,
 )
 from processors.corrections.eval import evaluate_corrections, main, measure, render
-from processors.corrections.features import Turn, cues, later_turns
+from processors.corrections.features import FAR, FAR_LETTER, Turn, cues, later_turns
 from processors.corrections.fit import WEIGHTS, fit, weights_json
 from processors.corrections.labels import read_examples
 from tests.traces import HEADER, assistant, bash, call, result, trace, user
@@ -377,3 +381,41 @@ def test_what_is_ruled_out_is_no_correction(
 
 def test_most_that_is_no_correction_is_ruled_out() -> None:
     assert sum(is_ruled_out(Turn(3, text)) for text in OTHERS) > len(OTHERS) / 2
+
+
+def test_the_words_of_far_languages_hold_far_letters() -> None:
+    table = tomllib.loads(Path(features.__file__).with_name("cues.toml").read_text("utf-8"))
+    words = [
+        word for entry in table.values() for name in FAR & entry.keys() for word in entry[name]
+    ]
+    assert len(words) > 500
+    assert [word for word in words if not _needs_a_far_letter(_parser.parse(word))] == []
+
+
+def _needs_a_far_letter(parts: Any) -> bool:
+    """Whether nothing without such a letter can match what the standard library has parsed."""
+    return any(_is_far(str(name), value) for name, value in parts)
+
+
+def _is_far(name: str, value: Any) -> bool:
+    if name == "LITERAL":
+        return bool(FAR_LETTER.match(chr(value)))
+    if name == "IN":
+        return all(str(kind) == "LITERAL" and _is_far("LITERAL", one) for kind, one in value)
+    if name == "SUBPATTERN":
+        return _needs_a_far_letter(value[3])
+    if name == "BRANCH":
+        return all(map(_needs_a_far_letter, value[1]))
+    return name == "MAX_REPEAT" and value[0] > 0 and _needs_a_far_letter(value[2])
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        ("nein, das ist falsch — schau nach", "wrong"),
+        ("Нет, не так", "no"),
+        ("不对 改回去", "wrong"),
+    ],
+)
+def test_words_are_found_in_any_script(text: str, rule: str) -> None:
+    assert rule in features.features(Turn(5, text))

@@ -1,11 +1,20 @@
 """Redaction: every kind of secret and path found, ordinary code left alone, nothing found twice."""
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from processors.names import names
-from processors.redact import DASHED_HOME, HOME, redact, redact_text, without_homes
+from processors.redact import (
+    DASHED_HOME,
+    HOME,
+    redact,
+    redact_text,
+    without_homes,
+    without_workspace,
+)
 
 PLANTED = [
     ("ghp_" + "a1B2" * 9, "github_token"),
@@ -259,3 +268,9 @@ HOME_PIECES = [
 def test_words_that_are_passed_over_hold_no_home(text: str) -> None:
     plainly = DASHED_HOME.sub("-HOME", HOME.sub("$HOME", f"\n{text}"))[1:]
     assert without_homes(text) == plainly
+
+
+@given(st.text("/a.-b\n", max_size=40), st.sampled_from(["/a", "/a/a", "/a.b", "aa/a"]))
+def test_a_workspace_is_found_where_a_pattern_of_its_own_would_find_it(text: str, cwd: str) -> None:
+    pattern = rf"(?<![A-Za-z0-9.$-]){re.escape(cwd)}(?![\w-]|\.\w)"
+    assert without_workspace(text, cwd) == re.sub(pattern, "$WORKSPACE", text)

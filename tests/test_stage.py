@@ -12,7 +12,7 @@ from datasets import Dataset, Features, IterableDataset, Value
 from pimono_sdpo.export import open_source, read_sessions
 from pimono_sdpo.samples import write_samples
 from pimono_sdpo.schema import PRINT, SDPO_ROW, SESSION
-from pimono_sdpo.shards import Tally, run_stages
+from pimono_sdpo.shards import Rows, Tally, run_stages
 from pimono_sdpo.stage import Filter, FlatMap, Map, apply, apply_all, name_of, source_hash
 from processors import PIPELINE, pipeline
 from processors.threshold import threshold
@@ -179,3 +179,12 @@ def test_the_data_files_of_a_stage_are_part_of_its_code(tmp_path: Path) -> None:
     weights = tmp_path / "processors" / "corrections" / "weights.json"
     weights.write_text(weights.read_text() + " ")
     assert codes()[0] != before[0]
+
+
+def test_the_rows_of_a_table_are_those_of_its_list(tmp_path: Path) -> None:
+    write_samples(tmp_path)
+    for shard in open_source(str(tmp_path)).shards:
+        for table in read_sessions(shard):
+            rows = Rows(table)
+            assert len(rows) == table.num_rows
+            assert list(rows) == table.to_pylist()

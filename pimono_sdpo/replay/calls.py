@@ -11,6 +11,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from pimono_sdpo.harness.event import Event, decoded
+from pimono_sdpo.prefilter import Prefilter
 from pimono_sdpo.replay.files import Edit
 
 PI = frozenset({"pi", "pi_stream"})
@@ -36,6 +37,7 @@ _MAY_GAP = (
     *("REDACTED", "edacted", "\ufffd", "...\n", "…\n", "runcated", "mitted", "leared", "lided"),
     *("runed", " more"),
 )
+_PREFILTER = Prefilter([_GAP])
 _NUMBERED = re.compile(r" *(\d{1,7})([→\t])(.*)")
 _LOOKS_NUMBERED = re.compile(r"\s*\d{1,7}(?:#\w{1,8})?\s?[→\t|:]")
 
@@ -138,7 +140,7 @@ def _runs(lines: list[str]) -> list[str]:
     """Split at the lines that a harness, or who published the session, may have changed."""
     text = "\n".join(lines)
     gaps = {at for at, line in enumerate(lines) if len(line) >= MOST_IN_LINE}
-    if any(sign in text for sign in _MAY_GAP):
+    if _PREFILTER.candidates(text) and any(sign in text for sign in _MAY_GAP):
         line = start = 0
         for found in _GAP.finditer(text):
             line, start = line + text.count("\n", start, found.start()), found.start()

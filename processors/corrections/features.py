@@ -17,7 +17,9 @@ from pimono_sdpo.prefilter import Prefilter
 READ_CHARS = 1000
 LONG_WORDS = 60
 _UNSPACED = frozenset({"zh", "ja", "ko", "signs"})
-_NEVER_ASCII = frozenset({"ru", "zh", "ja", "ko"})
+FAR = frozenset({"ru", "zh", "ja", "ko"})
+# Whatever is looked for in those languages holds at least one of their letters.
+FAR_LETTER = re.compile("[\u0400-\u04ff\u3040-\u30ff\u3130-\u318f\u3400-\u9fff\uac00-\ud7af]")
 _NO_LANGUAGE = frozenset({"where", "prior"})
 _STARTS = {
     "start": r"^\W{0,3}(?:(?:ok(?:ay)?|alright|now|then|so|and|also|please|great|nice|cool|good"
@@ -70,8 +72,8 @@ class Turn:
 class Cue:
     """One thing to look for.
 
-    `patterns` are for ASCII text, the faster one, and for any text; None when the situation tells,
-    not the words.
+    `patterns` are for text without far letters, the faster one, and for any text; None when the
+    situation tells, not the words.
     """
 
     name: str
@@ -147,7 +149,7 @@ def _wording(text: str) -> Wording:
         blanked = PASTED.sub(lambda match: " " * len(match.group()), lowered)
     own = blanked.strip()
     skip = len(blanked) - len(blanked.lstrip())
-    return Wording(source, lowered, own, skip, _candidates(own, lowered, lowered.isascii()))
+    return Wording(source, lowered, own, skip, _candidates(own, lowered))
 
 
 def features(turn: Turn) -> dict[str, str]:
@@ -195,9 +197,10 @@ def _situation(turn: Turn, wording: Wording, found: Set[str]) -> Iterator[str]:
     return (name for name, holds in situation.items() if holds)
 
 
-def _candidates(own: str, whole: str, is_ascii: bool) -> list[tuple[Cue, re.Pattern[str]]]:
+def _candidates(own: str, whole: str) -> list[tuple[Cue, re.Pattern[str]]]:
     """The cues that may be found; the one for pasted output is looked for in the whole text."""
-    worded, prefilter = _prefilter(is_ascii)
+    is_far = not whole.isascii() and bool(FAR_LETTER.search(whole))
+    worded, prefilter = _prefilter(is_far)
     numbers = prefilter.candidates(own)
     if own != whole:
         pasted = next(i for i, (cue, _) in enumerate(worded) if cue.name == _ERROR_OUTPUT)
@@ -206,8 +209,8 @@ def _candidates(own: str, whole: str, is_ascii: bool) -> list[tuple[Cue, re.Patt
 
 
 @lru_cache(maxsize=2)
-def _prefilter(is_ascii: bool) -> tuple[list[tuple[Cue, re.Pattern[str]]], Prefilter]:
-    worded = [(cue, cue.patterns[not is_ascii]) for cue in cues() if cue.patterns]
+def _prefilter(is_far: bool) -> tuple[list[tuple[Cue, re.Pattern[str]]], Prefilter]:
+    worded = [(cue, cue.patterns[is_far]) for cue in cues() if cue.patterns]
     return worded, Prefilter([pattern for _, pattern in worded])
 
 
@@ -221,7 +224,7 @@ def cues() -> tuple[Cue, ...]:
             float(entry["prior"]),
             None
             if entry["where"] == "context"
-            else (_pattern(entry, _NEVER_ASCII), _pattern(entry, frozenset())),
+            else (_pattern(entry, FAR), _pattern(entry, frozenset())),
         )
         for name, entry in table.items()
     )
