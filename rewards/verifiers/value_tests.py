@@ -2,10 +2,12 @@
 
 tests  kind: "value"; module: path of the file; entry: name of the function in it, dots allowed;
        cases: [{"args": [...], "kwargs": {...}, "expected": value}], or "raises": name of an
-       exception instead of `expected`; seconds: CPU seconds per case (default SECONDS);
+       exception instead of `expected`, a subclass counts as `rewards.verifiers.exceptions` says;
+       seconds: CPU seconds per case (default SECONDS);
        judged: "result" (default) or "arguments", for functions that change them in place;
        unordered: whether the order of the outermost array is free (default false), sets count then;
-       tolerance: how far a number may be from an expected one (default: a float by RELATIVE of it)
+       tolerance: how far a number may be from an expected one (default: a float by RELATIVE of it,
+       from 0.0 by ABSOLUTE; an expected integer must be met)
 
 What the candidate can write is values of JSON, whatever it does to its own process, and it does not
 know which are right. Values are compared by exact JSON type: `true` is not 1, 2.0 is 2, NaN equals
@@ -20,11 +22,13 @@ from pathlib import Path
 from typing import Any
 
 from rewards.sandbox import Limits, Ran
+from rewards.verifiers.exceptions import counts_as
 from rewards.verifiers.judged import Outcome, Python, died, listed
 
 SECONDS = 10.0
 CASES_AT_FULL_TIME = 6
 RELATIVE = 1e-9
+ABSOLUTE = 1e-9  # of 0.0 only: it would make 0.0 as good as any expected number below it
 OUTPUT = 8 << 20
 WORKER = Path(__file__).with_name("value_worker.py").read_text()
 
@@ -91,7 +95,10 @@ def _close(value: float, expected: float, tolerance: float | None) -> bool:
     try:
         if tolerance is not None:
             return abs(value - expected) <= tolerance
-        return type(expected) is float and math.isclose(value, expected, rel_tol=RELATIVE)
+        near = 0.0 if expected else ABSOLUTE
+        return type(expected) is float and math.isclose(
+            value, expected, rel_tol=RELATIVE, abs_tol=near
+        )
     except OverflowError:  # an integer that no float holds
         return False
 
@@ -127,7 +134,7 @@ def _lines(stdout: bytes) -> list[dict[str, Any]]:
 def _outcome(case: Mapping[str, Any], line: dict[str, Any], tests: Mapping[str, Any]) -> Outcome:
     call = _call(case, tests)
     if "error" in line:
-        if "raises" in case and line["error"] == case["raises"]:
+        if "raises" in case and counts_as(line, case["raises"]):
             return Outcome("passed")
         return _raised(line, call)
     if "value" not in line:

@@ -45,20 +45,47 @@ def _clock(seconds: float) -> None:
 
 
 def _load(path: str, entry: str) -> Any:
-    """Import the module from its path, as part of its package, and find the entry in it."""
+    """Import the module as Python would, its packages first, and find the entry in it."""
     root = Path.cwd()
-    sys.path[:] = [str(root), str((root / path).parent), *(p for p in sys.path if p)]
-    name = ".".join(Path(path).with_suffix("").parts)
-    spec = importlib.util.spec_from_file_location(name, root / path)
+    base = _base(root, Path(path))
+    folders = dict.fromkeys(map(str, (base, root, (root / path).parent)))
+    sys.path[:] = [*folders, *(p for p in sys.path if p)]
+    parts = (root / path).relative_to(base).with_suffix("").parts
+    for number in range(1, len(parts)):
+        package = base.joinpath(*parts[:number], "__init__.py")
+        if package.is_file():
+            _imported(".".join(parts[:number]), package)
+    if parts[-1] == "__init__" and len(parts) > 1:
+        parts = parts[:-1]
+    found: Any = _imported(".".join(parts), root / path)
+    for part in entry.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def _base(root: Path, path: Path) -> Path:
+    """Return the folder above the top-most package, that is what `import` starts from."""
+    for folder in list(path.parents)[-2::-1]:
+        if (root / folder / "__init__.py").is_file():
+            return (root / folder).parent
+    return root / "src" if path.parts[0] == "src" and len(path.parts) > 1 else root
+
+
+def _imported(name: str, path: Path) -> Any:
+    """Return the module of a file, imported unless it is already; one of that name gives way."""
+    there = sys.modules.get(name)
+    if there is not None and getattr(there, "__file__", None) == str(path):
+        return there
+    spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} is no Python module")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     spec.loader.exec_module(module)
-    found: Any = module
-    for part in entry.split("."):
-        found = getattr(found, part)
-    return found
+    above, _, last = name.rpartition(".")
+    if above in sys.modules:
+        setattr(sys.modules[above], last, module)
+    return sys.modules[name]
 
 
 def _called(entry: Any, case: dict[str, Any], judged: str) -> dict[str, Any]:
@@ -114,8 +141,11 @@ def _described(failure: BaseException) -> dict[str, Any]:
         message = str(failure)
     except Exception:  # the candidate's own exception may fail to be shown
         message = ""
-    name = type(failure).__name__
-    return {"error": name, "message": message[:MAX_TEXT], "where": where[:MAX_TEXT]}
+    # A metaclass of the candidate may have a `__mro__` or a `__name__` of its own.
+    line = type.__dict__["__mro__"].__get__(type(failure))
+    name, *bases = [type.__dict__["__name__"].__get__(one) for one in line]
+    told = {"error": name, "message": message[:MAX_TEXT], "where": where[:MAX_TEXT]}
+    return {**told, "bases": bases}
 
 
 def _write(channel: int, line: dict[str, Any]) -> None:

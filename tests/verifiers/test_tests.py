@@ -8,6 +8,7 @@ import pytest
 
 from rewards.sandbox.warm import Server
 from rewards.verifiers import tests
+from rewards.verifiers.exceptions import counts_as
 from rewards.verifiers.tests import verify
 from rewards.verifiers.value_tests import same
 from tests.verifiers import cheats
@@ -90,10 +91,70 @@ def test_modules_of_the_package_can_be_imported() -> None:
         assert result.status == "passed", result
 
 
+IN = "def f(x):\n    return g(x)\n"
+OUT = "def g(x):\n    return x + 1\n"
+
+
+@pytest.mark.parametrize("root", ["", "src/"])
+@pytest.mark.parametrize("package", ["from .core import f\n", "", None])
+@pytest.mark.parametrize(
+    "line", ["from .util import g", "from pkg.util import g", "import pkg.util; g = pkg.util.g"]
+)
+def test_a_package_is_imported_as_python_would(root: str, package: str | None, line: str) -> None:
+    files = {f"{root}pkg/core.py": f"{line}\n{IN}", f"{root}pkg/util.py": "def g(x): pass\n"}
+    files |= {} if package is None else {f"{root}pkg/__init__.py": package}
+    spec = spec_of(Program("", "", [case(1, gives=2)], {"module": f"{root}pkg/core.py"}))
+    result = verify(writing(OUT, f"{root}pkg/util.py"), {**spec, "files": files})
+    assert result.status == "passed", result
+    result = verify(writing(OUT.replace("1", "2"), f"{root}pkg/util.py"), {**spec, "files": files})
+    assert result.status == "failed", result
+
+
+@pytest.mark.parametrize("module", ["json.py", "string.py", "src/re.py", "email/__init__.py"])
+def test_a_module_may_have_the_name_of_one_of_pythons(module: str) -> None:
+    spec = spec_of(Program("", "", [case(1, gives=2)], {"module": module}))
+    source = OUT.replace("g(", "f(")
+    assert verify(writing(source, module), {**spec, "files": {module: ""}}).status == "passed"
+
+
+RAISES = "class A(Exception): pass\nclass B(A, ValueError): pass\nclass M(type):\n    __mro__ = __name__ = 'KeyError'\nclass Both(ValueError, KeyError, TypeError): pass\n"
+
+
+@pytest.mark.parametrize(
+    ("expected", "source", "status"),
+    [("ValueError", "import json\ndef f(x): json.loads('{')\n", "passed"),
+     ("LookupError", "def f(x): return {}[x]\n", "passed"), ("OSError", "def f(x): open('/no')\n", "passed"),
+     ("A", f"{RAISES}def f(x): raise B\n", "passed"), ("B", f"{RAISES}def f(x): raise B\n", "passed"),
+     ("ValueError", f"{RAISES}def f(x): raise B\n", "passed"), ("B", f"{RAISES}def f(x): raise A\n", "failed"),
+     ("ValueError", "def f(x): raise Exception\n", "failed"), ("KeyError", "def f(x): raise LookupError\n", "failed"),
+     ("Exception", "def f(x): return y\n", "failed"), ("RuntimeError", "def f(x): raise NotImplementedError\n", "failed"),
+     ("RuntimeError", "def f(x): return f(x)\n", "failed"), ("TypeError", f"{RAISES}def f(x): raise Both\n", "failed"),
+     ("NotImplementedError", "class N(NotImplementedError): pass\ndef f(x): raise N\n", "passed")],
+)  # fmt: skip
+def test_an_exception_counts_as_its_bases(expected: str, source: str, status: str) -> None:
+    result = judged(source, [{"args": [1], "raises": expected}])
+    assert result.status == status, result
+
+
+@pytest.mark.parametrize(
+    ("error", "bases", "expected"),
+    [("X", ["ValueError", "KeyError"], "KeyError"), ("X", "KeyError", "KeyError"), ("X", [["KeyError"]], "KeyError"),
+     (["KeyError"], None, "KeyError"), ("X", ["Y"] * 9 + ["KeyError"], "KeyError")],
+)  # fmt: skip
+def test_what_the_sandbox_says_of_bases_is_no_proof(error: Any, bases: Any, expected: str) -> None:
+    assert not counts_as({"error": error, "bases": bases}, expected)
+
+
+@pytest.mark.parametrize("value", [5.6e-17, -1e-10, 0, 0.0])
+def test_near_nought_is_nought(value: float) -> None:
+    assert same([value], [0.0])
+
+
 @pytest.mark.parametrize(
     ("value", "expected"),
     [(True, 1), (1, True), (0, False), (None, 0), ("1", 1), ([1], 1), ([], {}), (math.nan, math.nan),
-     ([1, 2], [1]), ({"a": 1}, {"a": 1, "b": 1}), (1.1, 1), (10**400, 1.0), (1e300, 10**400)],
+     ([1, 2], [1]), ({"a": 1}, {"a": 1, "b": 1}), (1.1, 1), (1e-8, 0.0),
+     (1e-17, 0), (0.0, 6.6e-34), (False, 0.0), (10**400, 1.0), (1e300, 10**400)],
 )  # fmt: skip
 def test_other_values_are_not_the_same(value: Any, expected: Any) -> None:
     assert not same(value, expected)
