@@ -10,8 +10,9 @@ tests  kind: "pytest"; files: path to text of the tests and what they need; pass
        of `files` that are read while tests run, allow: what the screen lets pass
 
 Apart (see `rewards.verifiers.apart`) the answer sees arguments and gives values. It can read
-neither tests nor results, and no object of its own is compared with an expected value. Only where
-the tests name a class of the answer are its operators asked.
+neither tests nor results, and no object of its own is asked about an expected value. What tests
+cannot do there, `rewards.verifiers.apart` lists. Tests that are skipped or expected to fail do not
+count.
 
 Together is for tests that reach into the answer: mocks handed to it, its source inspected. What is
 known of cheating there is refused by `rewards.verifiers.screen`, the reports carry a nonce, and a
@@ -118,7 +119,7 @@ def _outcomes(events: Events, passes: list[str] | int | None) -> list[Outcome]:
     """Return what came of every test that must pass."""
     collected = [name for event in events for name in event.get("collected", ())]
     if passes is None:
-        skipped = {event["id"] for event in events if event.get("outcome") == "skipped"}
+        skipped = {event["id"] for event in events if event.get("outcome") in ("skipped", "xfail")}
         passes = [name for name in collected if name not in skipped] or max(len(collected), 1)
         collected = []
     wanted = collected if isinstance(passes, int) else passes

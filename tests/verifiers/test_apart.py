@@ -127,6 +127,46 @@ HONEST: dict[str, tuple[str, str]] = {
         "from work import main\nLIST = [1]\ndef f():\n    return main.LIST\n",
         "import work.main\nimport work.main as m\nfrom work.main import *\ndef test():\n    assert f() == m.LIST == work.main.LIST == [1]\n",
     ),
+    "iterables_without_a_length": (
+        "class Down:\n    def __init__(self, n):\n        self.n = n\n    def __iter__(self):\n        return self\n    def __next__(self):\n        if not self.n: raise StopIteration\n        self.n -= 1\n        return self.n\n"
+        "class Two:\n    def __iter__(self):\n        yield 1\n        yield 2\ndef f(n):\n    for i in range(n):\n        yield i\n",
+        "import types\nfrom collections.abc import Iterator, Sized\nfrom work.main import Down, Two, f\n"
+        "def test():\n    assert list(f(3)) == [0, 1, 2] and sorted(f(2)) == [0, 1] and sum(f(4)) == 6 and dict(zip(f(2), f(2))) == {0: 0, 1: 1}\n"
+        "    assert list(Down(2)) == [1, 0] and list(Two()) == [1, 2] and 2 in Two() and 3 not in Two()\n"
+        "    assert isinstance(f(1), types.GeneratorType) and isinstance(Down(1), Iterator) and not isinstance(Two(), Iterator | Sized)\n",
+    ),
+    "operators_that_are_not_there": (
+        "class V:\n    def __init__(self, n):\n        self.n = n\n    def __add__(self, other):\n        return V(self.n + other.n) if isinstance(other, V) else NotImplemented\n"
+        "    def __mul__(self, k):\n        return V(self.n * k)\n    __rmul__ = __mul__\n    def __eq__(self, other):\n        return isinstance(other, V) and self.n == other.n\n",
+        "import pytest\nfrom work.main import V\ndef test():\n    v = V(1)\n    v += V(2)\n    assert v == V(3) and 2 * v == V(6) == v * 2 and v != 3 and v != V(4)\n"
+        "    for wrong in (lambda: len(v), lambda: v[0], lambda: iter(v), lambda: hash(v), lambda: v(), lambda: v + 'a', lambda: v - v, lambda: v < 3):\n"
+        "        with pytest.raises(TypeError): wrong()\n",
+    ),
+    "parts_of_a_test": (
+        "def f(x):\n    return x + 1\n",
+        "import unittest\nfrom work.main import f\nclass T(unittest.TestCase):\n    def test(self):\n        for i in range(3):\n            with self.subTest(i=i): self.assertEqual(f(i), i + 1)\n",
+    ),
+    "expected_to_fail": (
+        "def f(x):\n    return x + 1\n",
+        "import pytest\nfrom work.main import f\n@pytest.mark.xfail\ndef test_a():\n    assert f(1) == 9\ndef test_b():\n    assert f(1) == 2\n",
+    ),
+    "derived_from_what_is_built_in": (
+        "import enum\nfrom typing import NamedTuple\nclass Stack(list):\n    def push(self, x):\n        self.append(x)\n        return self\n    def peek(self):\n        return self[-1]\n"
+        "class P(NamedTuple):\n    x: int\n    y: int\n    def sum(self):\n        return self.x + self.y\nclass D(dict):\n    def __getattr__(self, k):\n        return self[k]\n    def __setattr__(self, k, v):\n        self[k] = v\n"
+        "class Level(enum.IntEnum):\n    A = 1\n    B = 2\ndef f(x):\n    return Level(x)\n",
+        "from work.main import D, Level, P, Stack, f\ndef test():\n    s = Stack()\n    assert s.push(1).push(2).peek() == 2 and len(s) == 2 and s == [1, 2] != s[:1] and isinstance(s, Stack)\n"
+        "    s.append(3)\n    assert list(s) == [1, 2, 3] and s + [4] == [1, 2, 3, 4] and 3 in s and 4 not in s\n"
+        "    assert P(1, 2).sum() == 3 and P(1, 2) == (1, 2) and P(1, 2).x == 1\n    d = D(a=1)\n    d.b = 2\n    assert d.a == 1 and d == {'a': 1, 'b': 2} and d['b'] == 2\n"
+        "    assert f(2) == 2 and f(2) is Level.B and f(1) < 2 and f(1) + 1 == 2 and f(1) != 2\n",
+    ),
+    "coroutines": (
+        "async def f(x):\n    return x + 1\n",
+        "import asyncio\nfrom work.main import f\nasync def both():\n    return [await f(1), await f(2)]\ndef test():\n    assert asyncio.run(f(1)) == 2 and asyncio.run(both()) == [2, 3]\n",
+    ),
+    "members_without_a_list_of_them": (
+        "class Trie:\n    def __init__(self):\n        self.words = set()\n    def add(self, word):\n        self.words.add(word)\n    def __contains__(self, word):\n        return word in self.words\n",
+        "import copy\nfrom work.main import Trie\ndef test():\n    trie = Trie()\n    trie.add('a')\n    assert 'a' in trie and 'b' not in trie and trie.words == {'a'}\n    words = copy.deepcopy([trie.words])[0]\n    words.add('b')\n    assert words == {'a', 'b'} and 'b' not in trie\n",
+    ),
 }  # fmt: skip
 
 
@@ -176,6 +216,18 @@ class Always(BASE):
     def __len__(self): return 3
     def __iter__(self): return iter([self])
 """
+ENTRY = """
+class f:
+    def __init__(self, *_): pass
+    def __eq__(self, o): return type(o) is not object
+    def __ne__(self, o): return False
+    def __lt__(self, o): return True
+    __le__ = __gt__ = __ge__ = __lt__
+    def __hash__(self): return hash(3)
+    def __sub__(self, o): return 0.0
+    __rsub__ = __sub__
+    def __add__(self, o): return self
+"""
 CHEATS: dict[str, tuple[str, str]] = {
     "always_equal_object": (LISTS, ALWAYS.replace("BASE", "object") + "def f(xs): return Always()\n"),
     "always_equal_list": (LISTS, ALWAYS.replace("BASE", "list") + "def f(xs): return Always()\n"),
@@ -187,6 +239,17 @@ CHEATS: dict[str, tuple[str, str]] = {
     "always_equal_by_total_ordering": (NUMBERS, "import functools\n@functools.total_ordering\nclass A:\n    def __eq__(self, o): return True\n    def __lt__(self, o): return True\n    def __sub__(self, o): return self\n    __abs__ = __add__ = lambda self, *o: self\ndef f(x): return A()\n"),
     "always_equal_by_dataclass": (LISTS, "from dataclasses import dataclass\n@dataclass(eq=False)\nclass A(list):\n    def __eq__(self, other): return True\ndef f(xs): return A()\n"),
     "always_equal_enum": (NUMBERS, "import enum\nclass A(float, enum.Enum):\n    X = 7.0\n    def __eq__(self, o): return True\n    __lt__ = __gt__ = __le__ = __ge__ = __eq__\n    def __hash__(self): return 0\ndef f(x): return A.X\n"),
+    "entry_becomes_a_class": (LISTS, ENTRY),
+    "entry_of_numbers_becomes_a_class": (NUMBERS, ENTRY),
+    "entry_becomes_a_list_class": (LISTS, ENTRY.replace("class f:", "class f(list):")),
+    "entry_by_its_module": ("from work import main\ndef check(candidate):\n    assert candidate(3) == 0.5\ndef test():\n    check(main.f)\n", ENTRY),
+    "entry_in_unittest": ("import unittest\nfrom work.main import f\nclass T(unittest.TestCase):\n    def test(self):\n        self.assertEqual(f(3), [1])\n", ENTRY),
+    "almost_equal": ("import unittest\nfrom work.main import f\nclass T(unittest.TestCase):\n    def test(self):\n        self.assertAlmostEqual(f(3), 2.0)\n", ENTRY),
+    "approximately": ("import pytest\nfrom work.main import f\ndef test_a():\n    assert f(3) == pytest.approx(2.0)\ndef test_b():\n    assert pytest.approx(2.0) == f(3)\n", ENTRY),
+    "compared_with_an_object_of_the_tests": ("import re\nfrom work.main import f\ndef test():\n    assert f(3) == re.compile('a')\n", ENTRY),
+    "ordered": ("from work.main import f\ndef test():\n    assert 1.9 < f(3) < 2.1\n", ENTRY),
+    "difference_is_zero": (NUMBERS, "class Z:\n    def __sub__(self, o): return 0.0\ndef f(x): return Z()\n"),
+    "method_returns_self": ("from work.main import Calc\ndef test_a():\n    assert Calc().add(1, 2) == 3\ndef test_b():\n    assert abs(Calc().add(1, 2) - 3) < 1\ndef test_c():\n    assert 3 in Calc().add(1, 2)\n", ENTRY.replace("class f", "class Calc").replace("self, *_", "self") + "    def add(self, a, b): return self\n    def __contains__(self, o): return True\n"),
     "numpy_like": (LISTS, "class A:\n    __array_priority__ = 10**6\n    def __eq__(self, o): return self\n    def __bool__(self): return True\n    def __len__(self): return 3\n    def __getitem__(self, i): return self\ndef f(xs): return A()\n"),
     "claims_to_be_numpy": (LISTS, "class A:\n    __eq__ = lambda self, o: True\n    def item(self): return self\nA.__module__ = 'numpy'\ndef f(xs): return A()\n"),
     "forged_class_attribute": (LISTS, "class A:\n    __eq__ = lambda self, o: True\n    __class__ = property(lambda self: list)\n    def __iter__(self): return iter([self])\ndef f(xs): return A()\n"),
@@ -299,6 +362,25 @@ def test_objects_of_the_tests_need_a_class_that_both_sides_have(verify: Verify) 
     told = judged(verify, program, test, beside={"node.py": node})
     assert (told.status, told.score) == ("error", None)
     assert "a Node, which cannot go to another process" in told.feedback
+
+
+COPIED = "class Cart:\n    def __init__(self):\n        self.items, self.by = [], {'a': []}\n    def total(self):\n        return sum(self.items)\nKNOWN = {}\n"
+BEYOND = {
+    "c.items.append(3)": "change a list",
+    "c.items += [1]": "change a list",
+    "c.by['a'].append(3)": "change a list",
+    "c.by['b'] = 1": "change a dict",
+    "main.KNOWN.clear()": "change a dict",
+    "type('Sub', (), {})\n    class Sub(main.Cart): pass": "derive a class from Cart",
+}
+
+
+@pytest.mark.parametrize("line", BEYOND)
+def test_what_cannot_be_judged_is_said(line: str, verify: Verify) -> None:
+    test = f"from work import main\ndef test():\n    c = main.Cart()\n    assert c.items == []\n    {line}\n    assert c.total() == 3\n"
+    result = judged(verify, COPIED, test)
+    assert (result.status, result.score) == ("error", None)
+    assert BEYOND[line] in result.feedback
 
 
 def test_tests_that_skip_themselves_do_not_count_but_others_must_pass(verify: Verify) -> None:

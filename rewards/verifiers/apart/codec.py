@@ -8,7 +8,6 @@ Runs inside the sandbox, on both sides.
 import collections
 import datetime
 import decimal
-import enum
 import fractions
 import pathlib
 import sys
@@ -48,6 +47,9 @@ class Outside(Protocol):
     @property
     def shared(self) -> Mapping[str, type]:
         """The classes that both sides have."""
+
+    def keeps(self, value: Any) -> bool:
+        """Whether it goes as a handle although it could go as a value."""
 
     def export(self, value: Any) -> Row:
         """Return the row for it."""
@@ -93,7 +95,7 @@ class Encoded:
         for name, single in SINGLETONS.items():
             if value is single:
                 return ["singleton", name]
-        if isinstance(value, enum.Enum):
+        if self.outside.keeps(value):
             return self.outside.export(value)
         if isinstance(value, type) and TYPES.get(value.__name__) is value:
             return ["type", value.__name__]
@@ -111,6 +113,8 @@ class Encoded:
             return [name, bytes(memoryview(value)).decode("latin-1")]
         if isinstance(value, range):
             return ["range", value.start, value.stop, value.step]
+        if isinstance(value, slice):
+            return ["slice", *map(self._ref, (value.start, value.stop, value.step))]
         for base, items in LISTED:
             if isinstance(value, base):
                 return [base.__name__, [self._ref(item) for item in items(value)]]
@@ -146,8 +150,12 @@ _LATER = datetime.datetime
 class Decoder:
     """The values of a table; `sent` are the objects that rows marked as `origin` stand for."""
 
-    def __init__(self, table: list[Row], outside: Outside, sent: Sequence[Any] = ()) -> None:
+    def __init__(
+        self, table: list[Row], outside: Outside, sent: Sequence[Any] = (),
+        containers: Mapping[str, type] = MUTABLE,
+    ) -> None:  # fmt: skip
         self.table, self.outside, self.sent = table, outside, sent
+        self.containers = containers
         self.made: dict[int, Any] = {}
         self._todo: list[tuple[Any, list[Any]]] = []
 
@@ -178,7 +186,7 @@ class Decoder:
 
     def _shell(self, kind: str, rest: list[Any], original: Any) -> Any:
         if kind in MUTABLE:
-            made = original if type(original) is MUTABLE[kind] else MUTABLE[kind]()
+            made = original if type(original) is MUTABLE[kind] else self.containers[kind]()
             if original is None or made is original:
                 self._todo.append((made, rest))
                 return made
@@ -200,6 +208,8 @@ class Decoder:
             case "named":
                 made = collections.namedtuple(rest[0], rest[1])  # type: ignore[misc]
                 return made(*map(value, rest[2]))
+            case "slice":
+                return slice(*map(value, rest))
             case "str" | "float":
                 return rest[0]
             case "int":
@@ -225,21 +235,23 @@ def _fill(made: Any, rest: list[Any], value: Any) -> None:
     """Give an empty or an old object what the row says."""
     items = rest[-1]
     if isinstance(made, bytearray):
-        made[:] = items.encode("latin-1")
+        bytearray.__setitem__(made, slice(None), items.encode("latin-1"))
     elif isinstance(made, list):
-        made[:] = map(value, items)
+        list.__setitem__(made, slice(None), map(value, items))
     elif isinstance(made, dict | set | collections.deque):
         pairs = isinstance(made, dict)
         new: list[Any] = (
             [(value(k), value(v)) for k, v in items] if pairs else list(map(value, items))
         )
-        made.clear()
         if isinstance(made, dict):
+            dict.clear(made)
             dict.update(made, new)
         elif isinstance(made, set):
-            made.update(new)
+            set.clear(made)
+            set.update(made, new)
         else:
-            made.extend(new)
+            collections.deque.clear(made)
+            collections.deque.extend(made, new)
     else:
         state = {key: value(item) for key, item in items}
         for key in _state(made).keys() - state.keys():

@@ -3,6 +3,7 @@
 Runs inside the sandbox.
 """
 
+import enum
 import functools
 import os
 import signal
@@ -11,11 +12,12 @@ import threading
 import time
 import types
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from rewards.verifiers.apart import wire
-from rewards.verifiers.apart.codec import Decoder, Encoded, Row
-from rewards.verifiers.apart.handles import Class, Handle, Module
+from rewards.verifiers.apart.codec import MUTABLE, Decoder, Encoded, Row
+from rewards.verifiers.apart.copies import COPIES, Unjudged
+from rewards.verifiers.apart.handles import Class, Handle, Module, shaped
 
 FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, functools.partial)
 PATIENCE_MS = 1000
@@ -35,22 +37,23 @@ class Hung(Ended):
     hung = True
 
 
-class Unjudged(BaseException):
-    """The tests hand over what no value can stand for."""
-
-
 class Connection:
     """The way to the answer's process."""
 
     def __init__(self, reader: int, writer: int, pid: int, shared: Mapping[str, type]) -> None:
         self.reader, self.writer, self.pid, self.shared = reader, writer, pid, shared
         self.trouble: BaseException | None = None
+        self.copies = MUTABLE | {name: made(self.refuse) for name, made in COPIES.items()}
         self.functions: list[Any] = []
         self.handles: dict[int, Any] = {}
-        self.named: set[int] = set()
         self.errors: dict[tuple[str, str], type] = {}
         self._world: tuple[str, dict[str, str]] = (os.getcwd(), dict(os.environ))  # noqa: PTH109
         self._one_at_a_time = threading.RLock()
+
+    def refuse(self, reason: str) -> NoReturn:
+        """End the run as one that says nothing about the answer."""
+        self.trouble = Unjudged(reason)
+        raise self.trouble
 
     def ask(self, operation: str, *arguments: Any) -> Any:
         """Have an operation done over there; raise what it raised."""
@@ -72,7 +75,8 @@ class Connection:
             while "callback" in (reply := wire.receive(self.reader)):
                 wire.send(self.writer, self._called(reply))
             sys.stdout.write(str(reply["printed"]))
-            decoder = Decoder(reply["table"], self, encoded.objects)
+            containers = self.copies if operation == "get" else MUTABLE
+            decoder = Decoder(reply["table"], self, encoded.objects, containers)
             values = decoder.values(reply["refs"])
             raised = self._error(reply, values) if "raised" in reply else None
         except (OSError, EOFError) as end:
@@ -113,6 +117,10 @@ class Connection:
         encoded = Encoded(self)
         return {"refs": encoded.refs([result]), "table": encoded.table}
 
+    def keeps(self, value: Any) -> bool:
+        """Whether it is a member of an enum, which no value can stand for."""
+        return isinstance(value, enum.Enum)
+
     def export(self, value: Any) -> Row:
         """Return the row of a handle or of a function of the tests."""
         if isinstance(value, Handle | Module):
@@ -134,9 +142,10 @@ class Connection:
             if kind == "class" and rest[1]:
                 self.handles[number] = self._error_class(rest[1], number)
             elif kind == "class":
-                self.handles[number] = Class(self, number, number, rest[0])
+                self.handles[number] = shaped(Class, rest[2])(self, number, number, rest[0])
             else:
-                self.handles[number] = Handle(self, number, rest[0], rest[1])
+                self.handles[number] = shaped(Handle, rest[2], rest[1])(self, number, *rest[:2])
+                self.handles[number].__dict__["_flat"] = rest[3]
         return self.handles[number]
 
     def _error(self, reply: Mapping[str, Any], values: list[Any]) -> BaseException:

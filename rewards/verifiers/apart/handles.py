@@ -1,13 +1,17 @@
 """Modules, classes and objects of the answer, as the tests see them.
 
-An operation goes to the answer's process, its value comes back. A comparison that could only be
-believed is answered here: an object of a class that the tests never named equals itself alone, has
-no order, and contains what it lists. Runs inside the sandbox.
+An operation goes to the answer's process, its value comes back. An expected value never goes
+there: only two objects of the answer are compared by it. With a value of the tests an object is
+unequal and has no order, and calculates only if the tests made it themselves, of a
+class with a capital, and if an object results. What is of a subclass of int, list and the like is
+compared as that plain value. Runs inside the sandbox.
 """
 
+import functools
 import importlib.machinery
+import operator
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib.abc import Loader, MetaPathFinder
 from typing import Any
 
@@ -17,6 +21,7 @@ class Handle:
 
     def __init__(self, connection: Any, number: int, kind: int, name: str) -> None:
         self.__dict__.update(_connection=connection, _number=number, _kind=kind, _name=name)
+        self.__dict__.update(_flat=False, _ours=False)
 
     def __getattr__(self, name: str) -> Any:
         return self._connection.ask("get", self, name)
@@ -27,15 +32,13 @@ class Handle:
     def __delattr__(self, name: str) -> None:
         _restore(self, name)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call it over there."""
-        return self._connection.ask("call", self, args, kwargs)
-
     def __eq__(self, other: object) -> bool:
         if self is other:
             return True
-        alike = isinstance(other, Handle) and other._kind == self._kind
-        return (alike or self._is_named()) and bool(self._connection.ask("equal", self, other))
+        if isinstance(other, Handle):
+            return bool(self._connection.ask("equal", self, other))
+        # What the tests have may call it equal, say `mock.ANY`; the answer is not asked.
+        return self._plain() == other if self.__dict__["_flat"] else NotImplemented
 
     def __hash__(self) -> int:
         return int(self._special("__hash__"))
@@ -55,19 +58,12 @@ class Handle:
     def __dir__(self) -> list[str]:
         return list(self._connection.ask("dir", self))
 
-    def __contains__(self, item: Any) -> bool:
-        if self._is_named():
-            return bool(self._special("__contains__", item))
-        return any(item == one for one in self)
-
-    def __iter__(self) -> Iterator[Any]:
-        return self._special("__iter__")  # type: ignore[no-any-return]
+    def _plain(self) -> Any:
+        """Return it as a value of the class that its class is derived from."""
+        return self._connection.ask("plain", self)
 
     def _special(self, name: str, *arguments: Any) -> Any:
         return self._connection.ask("special", self, name, arguments)
-
-    def _is_named(self) -> bool:
-        return self._kind in self._connection.named
 
 
 def _patch(target: Any, name: str, value: Any) -> None:
@@ -100,23 +96,92 @@ def _forwarded(name: str) -> Any:
     return special
 
 
-def _ordering(name: str) -> Any:
-    def special(self: Handle, other: Any) -> Any:
-        alike = isinstance(other, Handle) and other._kind == self._kind
-        return self._special(name, other) if alike or self._is_named() else NotImplemented
+def _binary(name: str) -> Any:
+    order = name in ("__lt__", "__le__", "__gt__", "__ge__")
+
+    def special(self: Handle, other: Any, *more: Any) -> Any:
+        ours = self.__dict__["_ours"]
+        if not isinstance(other, Handle):
+            if self.__dict__["_flat"] and not (ours and name.startswith("__i")):
+                return getattr(self._plain(), name, lambda *_: NotImplemented)(other, *more)
+            if order or not ours:
+                raise TypeError(_refusal(self, name, other))
+        found = self._special(name, other, *more)
+        if isinstance(found, Handle):
+            found.__dict__["_ours"] = ours
+        elif not isinstance(other, Handle) and found is not NotImplemented:
+            raise TypeError(_refusal(self, name, other))
+        return found
 
     return special
 
 
-for _name in """len next reversed getitem setitem delitem enter exit int float index complex abs neg
-    pos invert round trunc floor ceil length_hint await aiter anext get set_name fspath
-    add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv mod rmod divmod rdivmod pow rpow
-    matmul rmatmul and rand or ror xor rxor lshift rlshift rshift rrshift
-    iadd isub imul itruediv ifloordiv imod ipow iand ior ixor""".split():  # fmt: skip
-    if _name not in ("get", "set_name", "await", "aiter", "anext"):
-        setattr(Handle, f"__{_name}__", _forwarded(f"__{_name}__"))
-for _name in ("lt", "le", "gt", "ge"):
-    setattr(Handle, f"__{_name}__", _ordering(f"__{_name}__"))
+def _refusal(handle: Handle, name: str, other: Any) -> str:
+    return (
+        f"{name} of {handle.__dict__['_name']}, a class of the code under test, with a "
+        f"{type(other).__name__} of the tests: only values are compared with expected values"
+    )
+
+
+def _called(self: Handle, *args: Any, **kwargs: Any) -> Any:
+    """Call it over there."""
+    found = self._connection.ask("call", self, args, kwargs)
+    if isinstance(found, Handle):
+        # An entry function that became a class has a small initial; a method may return `self`.
+        named = isinstance(self, Class) and self.__dict__["_name"][:1].isupper()
+        found.__dict__["_ours"] = named and found.__dict__["_kind"] == self.__dict__["_number"]
+    return found
+
+
+def _contains(self: Handle, item: Any) -> bool:
+    if not isinstance(item, Handle):
+        if self.__dict__["_flat"]:
+            return operator.contains(self._plain(), item)
+        if hasattr(type(self), "__iter__"):
+            return any(item is one or item == one for one in self)  # type: ignore[attr-defined]
+        if not self.__dict__["_ours"]:
+            raise TypeError(_refusal(self, "__contains__", item))
+    return bool(self._special("__contains__", item))
+
+
+UNARY = """iter len next reversed getitem setitem delitem enter exit int float index complex abs neg
+    pos invert round trunc floor ceil length_hint fspath""".split()  # fmt: skip
+OWN = {"__call__": _called, "__contains__": _contains}
+
+
+class Coroutine:
+    """What asyncio wants of a coroutine; it is run over there, all at once."""
+
+    def send(self, value: Any) -> Any:
+        """End with its result."""
+        raise StopIteration(self._connection.ask("finish", self))  # type: ignore[attr-defined]
+
+    def throw(self, *error: Any) -> Any:
+        """Raise it."""
+        raise error[0]
+
+    def close(self) -> None:
+        """Nothing is left to do."""
+
+    def __await__(self) -> Iterator[Any]:
+        return self._connection.ask("finish", self)  # type: ignore[attr-defined, no-any-return]
+        yield
+
+
+def shaped(kind: type, specials: Iterable[str], name: str = "") -> Any:
+    """Return the class of handles that have these special methods."""
+    return _shaped(kind, tuple(specials), name if name in ("coroutine", "generator") else "")
+
+
+@functools.cache
+def _shaped(kind: type, specials: tuple[str, ...], sort: str) -> type:
+    methods: dict[str, Any] = {
+        name: OWN.get(name) or (_forwarded if name.strip("_") in UNARY else _binary)(name)
+        for name in specials
+    }
+    if sort == "generator":
+        methods["__class__"] = property(lambda _: types.GeneratorType)
+    return type(kind.__name__, (kind, Coroutine) if sort == "coroutine" else (kind,), methods)
 
 
 class Class(Handle):
@@ -133,6 +198,10 @@ class Class(Handle):
 
     __hash__ = object.__hash__
 
+    def __mro_entries__(self, bases: Any) -> Any:
+        name = self.__dict__["_name"]
+        self._connection.refuse(f"the tests derive a class from {name} of the code under test")
+
 
 class Module(types.ModuleType):
     """A module of the answer; imported over there when something of it is asked for."""
@@ -143,10 +212,7 @@ class Module(types.ModuleType):
         connection = self.__dict__["_connection"]
         if name == "__all__" and name not in (names := dir(self)):
             return [public for public in names if not public.startswith("_")]
-        found = connection.ask("get", self, name)
-        if isinstance(found, Class):
-            connection.named.add(found._number)
-        return found
+        return connection.ask("get", self, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name.startswith("__") or isinstance(value, types.ModuleType):

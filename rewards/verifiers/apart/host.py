@@ -16,7 +16,7 @@ PACKAGES = ("rewards", "rewards.sandbox", "rewards.verifiers", "rewards.verifier
 MODULES = (
     "rewards.sandbox.kernel", "rewards.sandbox.landlock", "rewards.verifiers.apart.wire",
     "rewards.verifiers.apart.codec", "rewards.verifiers.apart.serve",
-    "rewards.verifiers.apart.handles",
+    "rewards.verifiers.apart.handles", "rewards.verifiers.apart.copies",
     "rewards.verifiers.apart.connection", "rewards.verifiers.apart.judge",
 )  # fmt: skip
 # Sources, not paths: the sandbox cannot read a checkout.

@@ -16,7 +16,8 @@ import pytest
 
 from rewards.sandbox import landlock
 from rewards.verifiers.apart import serve, wire
-from rewards.verifiers.apart.connection import Connection, Ended, Unjudged
+from rewards.verifiers.apart.connection import Connection, Ended
+from rewards.verifiers.apart.copies import Unjudged
 from rewards.verifiers.apart.handles import Finder
 
 MAX_TEXT = 2000
@@ -135,6 +136,8 @@ class _Report:
         crash = getattr(report.longrepr, "reprcrash", None)
         text = crash.message if crash is not None else report.longreprtext
         outcome = "xfail" if hasattr(report, "wasxfail") else report.outcome
+        if hasattr(report, "context") and outcome != "failed":
+            return  # a part of a test, whose own report follows
         if ended := self._ended():
             outcome, text = "failed", str(self.connection and self.connection.trouble)
         text = text[:MAX_TEXT] + getattr(report, "where", "")

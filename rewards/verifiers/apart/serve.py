@@ -4,7 +4,9 @@ Requests: {"op", "refs", "table"}, the refs being the arguments of the operation
 "table", "printed"}, the first ref being the result, or {"raised", ...}. Runs in the sandbox.
 """
 
+import asyncio
 import builtins
+import enum
 import importlib
 import io
 import os
@@ -19,6 +21,14 @@ from rewards.verifiers.apart import wire
 from rewards.verifiers.apart.codec import MUTABLE, Decoder, Encoded, Row
 
 PRINTED = 1 << 20
+FLAT = (int, float, complex, str, bytes, bytearray, list, tuple, dict, set, frozenset)
+# A handle has those of them that the object's class has.
+SPECIALS = [f"__{name}__" for name in """contains call iter len next reversed getitem setitem
+    delitem enter exit int float index complex abs neg pos invert round trunc floor ceil length_hint
+    fspath lt le gt ge
+    add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv mod rmod divmod rdivmod pow rpow
+    matmul rmatmul and rand or ror xor rxor lshift rlshift rshift rrshift
+    iadd isub imul itruediv ifloordiv imod ipow iand ior ixor""".split()]  # fmt: skip
 
 
 class Answer:
@@ -29,6 +39,12 @@ class Answer:
         self.root = f"{Path.cwd()}/"
         self.numbers: dict[int, int] = {}
         self.objects: list[Any] = []
+        self.made: set[int] = set()
+        self.bare: Any = None
+
+    def keeps(self, value: Any) -> bool:
+        """Whether it stays: a member of an enum, what the tests made of a class of the answer."""
+        return value is not self.bare and (isinstance(value, enum.Enum) or id(value) in self.made)
 
     def export(self, value: Any) -> Row:
         """Keep an object here and give a handle to it."""
@@ -37,9 +53,11 @@ class Answer:
             self.objects.append(value)
         number = self.numbers[id(value)]
         if isinstance(value, type):
-            return ["class", number, value.__name__, _lineage(value)]
+            return ["class", number, value.__name__, _lineage(value), _specials(type(value))]
         kind = type(value)
-        return ["handle", number, self.export(kind)[1], kind.__name__]
+        flat = bool({*FLAT} & {*type.mro(kind)})
+        name = type.__dict__["__name__"].__get__(kind)
+        return ["handle", number, self.export(kind)[1], name, _specials(kind), flat]
 
     def load(self, row: Row) -> Any:
         """Return the object of a handle, or a function that asks the tests."""
@@ -67,6 +85,9 @@ class Answer:
         os.environ.update(message.get("environment", {}))
         try:
             result = OPERATIONS[message["op"]](*arguments)
+            if message["op"] == "call":
+                self._keep(arguments[0], result)
+            self.bare = result if message["op"] == "plain" else None
             kept = [made for made in decoder.made.values() if self._is_changeable(made)]
             origins = {id(made): index for index, made in decoder.made.items()}
             encoded = Encoded(self, {id(made): origins[id(made)] for made in kept})
@@ -74,6 +95,13 @@ class Answer:
         except BaseException as failure:  # SystemExit too: the answer may raise anything
             reply = self._raised(failure)
         wire.send(self.writer, {**reply, "printed": printed.getvalue()[:PRINTED]})
+
+    def _keep(self, kind: Any, made: Any) -> None:
+        """Let the tests have a handle of what they made, say, of a subclass of list."""
+        if type(made) is kind and isinstance(made, FLAT):
+            top = str(kind.__module__).partition(".")[0]
+            if top not in sys.stdlib_module_names:
+                self.made.add(id(made))
 
     def _is_changeable(self, made: Any) -> bool:
         return type(made) in MUTABLE.values() or isinstance(made, tuple(self.shared.values()))
@@ -101,8 +129,19 @@ def _lineage(kind: type) -> list[list[str]]:
     return [[base.__module__, base.__qualname__] for base in type.mro(kind)[:-1]]
 
 
+def _specials(kind: type) -> list[str]:
+    return [name for name in SPECIALS if getattr(kind, name, None) is not None]
+
+
 def _special(found: Any, name: str, arguments: tuple[Any, ...]) -> Any:
     return getattr(type(found), name)(found, *arguments)
+
+
+def _has(found: Any, name: str) -> bool:
+    try:
+        return hasattr(found, name)
+    except Exception:  # of a `__getattr__` of the answer
+        return False
 
 
 def _equal(one: Any, other: Any) -> bool:
@@ -113,11 +152,13 @@ def _equal(one: Any, other: Any) -> bool:
 OPERATIONS: dict[str, Callable[..., Any]] = {
     "import": importlib.import_module,
     "get": getattr,
-    "has": hasattr,
+    "has": _has,
     "set": setattr,
     "delete": delattr,
     "call": lambda function, args, kwargs: function(*args, **kwargs),
     "special": _special,
+    "plain": lambda value: value,
+    "finish": asyncio.run,
     "equal": _equal,
     "isinstance": isinstance,
     "issubclass": issubclass,
