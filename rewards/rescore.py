@@ -8,7 +8,9 @@ A row that cannot be judged, such as one without a spec, says why in `rejected` 
 Done in slices of SLICE rows: a run that is killed goes on behind its last finished slice.
 """
 
+import inspect
 import json
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -75,6 +77,8 @@ def rubric_of(gates: Sequence[str], graded: Sequence[str]) -> Rubric:
             raise OutputError(f"The weight of `{given}` is no number; give such as 0.5.") from error
     if any(not weight > 0 for _, weight in weighed):
         raise OutputError("A weight is not positive; leave that verifier out.")
+    if any(math.isinf(weight) for _, weight in weighed):
+        raise OutputError("A weight is infinite; give a number such as 0.5.")
     return Rubric(tuple(map(verifier_of, gates)), tuple(weighed))
 
 
@@ -88,11 +92,18 @@ def verifier_of(name: str) -> Verifier:
         if error.name is None or not f"{where}.".startswith(f"{error.name}."):
             raise
         found = None
-    if not callable(found):
+    if not callable(found) or inspect.isbuiltin(found):
         raise OutputError(
             f"There is no verifier `{name}`; give a module of rewards.verifiers, such as "
             "tool_calls, or package.module:function."
         )
+    try:
+        inspect.signature(found).bind("", {})
+    except (TypeError, ValueError) as error:  # other arguments, or none that can be told
+        raise OutputError(
+            f"`{name}` is no verifier; give a function of a completion and a spec, which returns "
+            "a VerifierResult."
+        ) from error
     verifier: Verifier = found
     return verifier
 

@@ -7,12 +7,13 @@ reads  a folder or file of parquet or JSONL, or a saved dataset; columns `verifi
 Lines of JSONL that differ in their shape come as the type Json, and are told apart row by row.
 """
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from datasets import Dataset, DatasetDict, Json, load_dataset, load_from_disk
+from datasets import Dataset, DatasetDict, Json, Value, load_dataset, load_from_disk
 from datasets.exceptions import DatasetsError
 
 from pimono_sdpo.errors import EmptySelection, SourceError
@@ -38,7 +39,7 @@ def open_rollouts(source: str) -> Dataset:
         elif raw and not any(Path(file).stat().st_size for file in raw):
             raise EmptySelection(f"`{source}` has no rows; give stored completions.")
         elif raw:
-            found = load_dataset("json", data_files=raw, split="train")
+            found = _with_specs_as_text(load_dataset("json", data_files=raw, split="train"), raw)
         else:
             raise SourceError(
                 f"`{source}` holds neither parquet nor JSONL; give stored completions."
@@ -68,6 +69,17 @@ def one_each(rows: Dataset) -> Dataset:
     several = rows.features[SEVERAL]
     kind = several if isinstance(several, Json) else several.feature
     return alone.add_column(ONE, flat, new_fingerprint=rows._fingerprint, feature=kind)
+
+
+def _with_specs_as_text(rows: Dataset, files: list[str]) -> Dataset:
+    """Take specs that are objects as they stand; one type for all would fill them with nulls."""
+    if not isinstance(rows.features.get(SPEC), dict) or not all(f.endswith("l") for f in files):
+        return rows
+    lines = [line for file in files for line in Path(file).read_text().split("\n") if line.strip()]
+    specs = [json.loads(line).get(SPEC) for line in lines]
+    texts = [None if spec is None else json.dumps(spec) for spec in specs]
+    kept = rows.remove_columns(SPEC)
+    return kept.add_column(SPEC, texts, new_fingerprint=rows._fingerprint, feature=Value("string"))
 
 
 def _check(source: str, rows: Dataset) -> None:

@@ -14,7 +14,7 @@ from datasets import Dataset, load_dataset
 from pimono_sdpo.commands import run_rescore
 from pimono_sdpo.errors import EmptySelection, OutputError, SourceError
 from rewards import rescore
-from rewards.verifiers.rubric import Rubric
+from rewards.verifiers.rubric import NoVerifier, Rubric
 
 GOOD = '<tool_call>\n{"name": "read", "arguments": {"path": "a.ts"}}\n</tool_call><|im_end|>'
 BAD = GOOD.replace('"path"', '"pat"')
@@ -81,6 +81,11 @@ def test_a_run_goes_on_behind_its_last_slice(
         (ROWS, ["json:loads:x"], [], OutputError, "no verifier"),
         (ROWS, [], ["syntax=much"], OutputError, "is no number"),
         (ROWS, [], ["syntax=0"], OutputError, "not positive"),
+        (ROWS, [], ["syntax=inf"], OutputError, "is infinite"),
+        (ROWS, ["os:system"], [], OutputError, "no verifier `os:system`"),
+        (ROWS, ["json:dumps"], [], OutputError, "`json:dumps` is no verifier"),
+        (ROWS, ["operator:eq"], [], OutputError, "no verifier"),
+        (ROWS, ["copy:deepcopy"], [], NoVerifier, "returns str"),
         ({"prompt": ["a"]}, ["syntax"], [], SourceError, "but no `completion`"),
         ({**ROWS, "verifier_spec": ["{"] * 4}, ["syntax"], [], SourceError, "no JSON object"),
         ({**ROWS, "verifier_spec": [None] * 4}, ["syntax"], [], SourceError, "no `verifier_spec`"),
@@ -283,3 +288,21 @@ def test_files_that_cannot_be_read_are_one_sentence(
     assert f"`{tmp_path / name}` " in done.stderr
     assert told in done.stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_lines_may_give_their_specs_as_objects(tmp_path: Path) -> None:
+    specs = [{"files": {"a.py": "def f(): 1\n"}, "answer": "code"} for _ in range(2)]
+    specs[1]["files"] = {"b.py": "def g(): 1\n"}
+    lines = [
+        {"completion": f"```python\ndef {name}(): 2\n```", "verifier_spec": spec}
+        for name, spec in zip("fg", specs, strict=True)
+    ]
+    for name, rows in (
+        ("alike", lines[:1]),
+        ("other", lines),
+        ("none", [*lines, {**lines[0], "verifier_spec": None}]),
+    ):
+        source = tmp_path / f"{name}.jsonl"
+        source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        report = run_rescore(str(source), tmp_path / name, ["syntax"], [])
+        assert report["passed"] == min(len(rows), 2), name

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
+from rewards.verifiers.result import BadSpec
+
 Failure = Literal[
     "no_patch",  # nothing that could be applied
     "malformed",  # a diff that cannot be read in one way only
@@ -21,6 +23,7 @@ Failure = Literal[
     "context_not_found",
     "ambiguous",
     "nothing_changed",
+    "no_code",  # what is left holds none
 ]
 
 # In a glob `*` stands for `/` too.
@@ -31,6 +34,8 @@ LOCKED = (
     *("pytest.ini", "tox.ini", "setup.cfg", "pyproject.toml", "sitecustomize.py"),
     *("*/pytest.ini", "*/tox.ini", "*/setup.cfg", "*/pyproject.toml", "*/sitecustomize.py"),
 )
+# What has to be a list of texts, where it is given.
+LISTS = {"spec": ("allowed", "locked"), "tests": ("needs", "plugins", "shared", "roots", "allow")}
 _UNSAFE = re.compile(r"[\\\x00-\x1f\x7f]|^[A-Za-z]:")
 
 
@@ -56,10 +61,14 @@ class Candidate:
 
 
 def files_of(spec: Mapping[str, Any]) -> Mapping[str, str]:
-    """Return the files of a spec; raises ValueError when it has none."""
+    """Return the files of a spec; raises BadSpec when it has none."""
     files = spec.get("files")
+    for name in LISTS["spec"]:
+        given = spec.get(name) or []
+        if not isinstance(given, list | tuple) or not all(isinstance(one, str) for one in given):
+            raise BadSpec(f"`{name}` of the spec is {given!r}; write a list of globs.")
     if not isinstance(files, Mapping) or not all(isinstance(text, str) for text in files.values()):
-        raise ValueError("The spec has no `files`; give the text of each file by its path.")
+        raise BadSpec("The spec has no `files`; give the text of each file by its path.")
     return files
 
 

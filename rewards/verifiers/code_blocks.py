@@ -6,14 +6,14 @@ classes: then these take the place of those of the same name, and the rest of th
 
 import ast
 import re
-from collections.abc import Mapping
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rewards.verifiers.candidate import Candidate, Refusal, changed_files, refused_path
 
-_FENCE = re.compile(
-    r"^[ \t]*(`{3,}|~{3,})[ \t]*([\w+.-]*)[^\n`]*\n(.*?)^[ \t]*\1[ \t]*$", re.M | re.S
-)
+_FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})[ \t]*([\w+.-]*)[^\n`]*\n", re.M)
+_CLOSE = re.compile(r"^[ \t]*(`{3,}|~{3,})[ \t]*$", re.M)
 _OPEN = re.compile(r"^[ \t]*(?:`{3,}|~{3,})", re.M)
 MAX_TIMES = 3  # a file may be drafted, not repeated to fill an answer
 LANGUAGES = ("", "python", "py", "python3", "Python")
@@ -39,7 +39,7 @@ def from_code(completion: str, spec: Mapping[str, Any]) -> Candidate | Refusal:
 
 def _code(completion: str, spec: Mapping[str, Any], before: str) -> str | Refusal:
     text = completion.removesuffix(spec.get("end", ""))
-    blocks = [block[3] for block in _FENCE.finditer(text) if block[2] in LANGUAGES]
+    blocks = [code for language, code in _blocks(text) if language in LANGUAGES]
     if blocks:
         names = _names(before)
         fitting = [block for block in blocks if _names(block) & names]
@@ -58,13 +58,28 @@ def _code(completion: str, spec: Mapping[str, Any], before: str) -> str | Refusa
     )
 
 
+def _blocks(text: str) -> Iterator[tuple[str, str]]:
+    """Yield language and code of each closed block, in linear time."""
+    closes: dict[str, list[re.Match[str]]] = {}
+    for line in _CLOSE.finditer(text):
+        closes.setdefault(line[1], []).append(line)
+    at = 0
+    while found := _FENCE.search(text, at):
+        at = found.end()
+        ends = closes.get(found[1], [])
+        number = bisect_left(ends, at, key=re.Match.start)
+        if number < len(ends):
+            yield found[2], text[at : ends[number].start()]
+            at = ends[number].end()
+
+
 def merged(before: str, code: str) -> str:
     """Return the file with the code in it; the code alone when it has all that the file has.
 
     >>> merged("import re\\ndef f(): pass\\ndef g(): pass\\n", "def g(): return 1\\n")
     'import re\\ndef f(): pass\\ndef g(): return 1\\n'
     """
-    new, old = _parsed(code), _parsed(before)
+    new, old = parsed(code), parsed(before)
     if new is None or old is None or _names(before) <= _names(code):
         return code
     replaced = {node.name: node for node in old.body if isinstance(node, Definition)}
@@ -113,7 +128,8 @@ def _is_text(node: ast.stmt) -> bool:
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
 
 
-def _parsed(source: str) -> ast.Module | None:
+def parsed(source: str) -> ast.Module | None:
+    """Parse a program, None when it is none."""
     try:
         return ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):  # a program may be broken
@@ -122,7 +138,7 @@ def _parsed(source: str) -> ast.Module | None:
 
 def _names(source: str) -> set[str]:
     """Return what a program defines or imports at its top, nothing when it is none."""
-    tree = _parsed(source)
+    tree = parsed(source)
     names: set[str] = set()
     for node in tree.body if tree else []:
         if isinstance(node, Definition):

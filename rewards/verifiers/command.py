@@ -27,13 +27,13 @@ from typing import Any
 import re2
 
 from pimono_sdpo.shell import parse
-from pimono_sdpo.text import shorten, well_formed
+from pimono_sdpo.text import shorten
 from rewards.sandbox import Limits, Ran, SandboxError
 from rewards.sandbox.limits import MEBI, NOTHING
 from rewards.sandbox.warm import Server
 from rewards.verifiers.answer import candidate_of
 from rewards.verifiers.candidate import Candidate, Refusal
-from rewards.verifiers.result import VerifierResult, error, failed, passed, skipped
+from rewards.verifiers.result import BadSpec, VerifierResult, error, failed, passed, skipped
 from rewards.verifiers.suppressions import without_new
 from rewards.verifiers.tests import unwritable
 from rewards.verifiers.tools import ENVIRONMENT, Tool, cold, in_server
@@ -94,7 +94,7 @@ def warm(server: Server) -> Callable[[str, dict[str, Any]], VerifierResult]:
 def judge(candidate: Candidate, command: Mapping[str, Any], tool: Tool = cold) -> VerifierResult:
     """Run the command on a candidate; raises SandboxError when nothing can be said."""
     if not isinstance(command, Mapping):
-        raise ValueError(f"`command` of the spec is {command!r}; write an object with `run`.")
+        raise BadSpec(f"`command` of the spec is {command!r}; write an object with `run`.")
     words, shown = _words(command.get("run"))
     seeking, shunning = (_pattern(command, name) for name in ("pass_pattern", "fail_pattern"))
     if why := unwritable(candidate, {}):
@@ -200,7 +200,7 @@ def _words(run: Any) -> tuple[list[str], str]:
         return ["sh", "-c", run], run
     if isinstance(run, list) and run and all(isinstance(word, str) and word for word in run):
         return run, " ".join(run)
-    raise ValueError(f"`run` of the command is {run!r}; write a list of words, or one line.")
+    raise BadSpec(f"`run` of the command is {run!r}; write a list of words, or one line.")
 
 
 def _pattern(command: Mapping[str, Any], name: str) -> Any:
@@ -213,11 +213,11 @@ def _pattern(command: Mapping[str, Any], name: str) -> Any:
         options.log_errors = False
         return re2.compile(given, options)
     except (re2.error, TypeError) as wrong:
-        raise ValueError(f"`{name}` of the command is {given!r}, which RE2 refuses.") from wrong
+        raise BadSpec(f"`{name}` of the command is {given!r}, which RE2 refuses.") from wrong
 
 
 def _capped(text: str, more: str) -> str:
-    return well_formed(shorten(text, MAX_FEEDBACK - len(more)) + more)
+    return shorten(text, MAX_FEEDBACK - len(more)) + more
 
 
 def _any(path: str, globs: Sequence[str]) -> bool:

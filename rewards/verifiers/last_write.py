@@ -6,6 +6,7 @@ delimiters and as XML, and `cat > path <<'EOF'` of a shell. A call that never cl
 
 import json
 import re
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -22,15 +23,17 @@ _NAMES = ("name", "tool", "tool_name")
 _ARGUMENTS = ("arguments", "args", "input", "parameters")
 _CONTENTS = ("content", "contents", "file_text", "text")
 _PATHS = ("path", "file_path", "file")
-_GEMMA = re.compile(r"call:(\w+)\{((?:(?!<tool_call\|>).)*)\}<tool_call\|>", re.DOTALL)
-_GEMMA_TEXT = re.compile(r'(\w+):<\|"\|>((?:(?!<\|"\|>).)*)<\|"\|>', re.DOTALL)
-_XML = re.compile(r"<function=(\w+)>((?:(?!</function>).)*)</function>", re.DOTALL)
-_XML_TEXT = re.compile(r"<parameter=(\w+)>\n?((?:(?!</parameter>).)*?)\n?</parameter>", re.DOTALL)
+# Each opening is looked up with its end by `_between`: a pattern of both is quadratic in openings.
+_GEMMA = re.compile(r"call:(\w+)\{"), "<tool_call|>"
+_GEMMA_TEXT = re.compile(r'(?<!\w)(\w+):<\|"\|>'), '<|"|>'
+_XML = re.compile(r"<function=(\w+)>"), "</function>"
+_XML_TEXT = re.compile(r"<parameter=(\w+)>\n?"), "</parameter>"
 _HEREDOC = re.compile(
     r"^[ \t]*cat[ \t]*(?:>[ \t]*(?P<path>[^\s<>|;&]+)[ \t]*)?<<[ \t]*(?P<quote>['\"]?)(?P<end>\w+)"
-    r"(?P=quote)[ \t]*(?:>[ \t]*(?P<after>[^\s<>|;&]+)[ \t]*)?\n(?P<body>.*?)^(?P=end)[ \t]*$",
-    re.MULTILINE | re.DOTALL,
+    r"(?P=quote)[ \t]*(?:>[ \t]*(?P<after>[^\s<>|;&]+)[ \t]*)?\n",
+    re.MULTILINE,
 )
+_ENDING = re.compile(r"^(\w+)[ \t]*$", re.MULTILINE)
 _EXPANDED = re.compile(r"[$`\\]")
 
 
@@ -82,24 +85,36 @@ def writes(completion: str) -> Iterator[Write]:
     """Yield every complete write, format by format."""
     for at, name, given in calls(completion):
         yield from _written(at, name, given)
-    for heredoc in _HEREDOC.finditer(completion[:MAX_CHARS]):
-        yield from _catted(heredoc)
+    yield from _catted(completion[:MAX_CHARS])
 
 
 def calls(completion: str) -> Iterator[tuple[int, str, Mapping[str, Any]]]:
     """Yield place, name and arguments of every complete call, format by format."""
     text = completion[:MAX_CHARS]
-    for call in _GEMMA.finditer(text):
-        yield call.start(), call[1], dict(_GEMMA_TEXT.findall(call[2]))
-    for call in _XML.finditer(text):
-        yield call.start(), call[1], dict(_XML_TEXT.findall(call[2]))
+    for at, name, body in _between(text, *_GEMMA):
+        if body.endswith("}"):
+            yield at, name, {key: value for _, key, value in _between(body, *_GEMMA_TEXT)}
+    for at, name, body in _between(text, *_XML):
+        texts = _between(body, *_XML_TEXT)
+        yield at, name, {key: value.removesuffix("\n") for _, key, value in texts}
     for at, value in _objects(text):
         function = value.get("function")
         call_of = function if isinstance(function, dict) else value
-        name = next((call_of[key] for key in _NAMES if isinstance(call_of.get(key), str)), function)
-        given = next((call_of[key] for key in _ARGUMENTS if key in call_of), None)
-        if isinstance(name, str):
-            yield at, name, _mapping(given)
+        named = next((call_of[k] for k in _NAMES if isinstance(call_of.get(k), str)), function)
+        if isinstance(named, str):
+            yield at, named, _mapping(next((call_of[k] for k in _ARGUMENTS if k in call_of), None))
+
+
+def _between(text: str, opening: re.Pattern[str], end: str) -> Iterator[tuple[int, str, str]]:
+    """Yield place, name and body from each opening to the next end, in linear time."""
+    stop = at = 0
+    while stop >= 0 and (found := opening.search(text, at)):
+        at = found.end()
+        if stop < at:
+            stop = text.find(end, at)
+        if stop >= 0:
+            yield found.start(), found[1], text[at:stop]
+            at = stop + len(end)
 
 
 def _written(at: int, name: str, given: Mapping[str, Any]) -> Iterator[Write]:
@@ -109,24 +124,35 @@ def _written(at: int, name: str, given: Mapping[str, Any]) -> Iterator[Write]:
         yield Write(at, path, content)
 
 
-def _catted(heredoc: re.Match[str]) -> Iterator[Write]:
-    path = heredoc["path"] or heredoc["after"]
-    # The shell would expand an unquoted one to what nobody here knows.
-    if path and (heredoc["quote"] or not _EXPANDED.search(heredoc["body"])):
-        yield Write(heredoc.start(), path.strip("'\""), heredoc["body"])
+def _catted(text: str) -> Iterator[Write]:
+    endings: dict[str, list[int]] = {}
+    for line in _ENDING.finditer(text):
+        endings.setdefault(line[1], []).append(line.start())
+    at = 0
+    while heredoc := _HEREDOC.search(text, at):
+        at = heredoc.end()
+        ends = endings.get(heredoc["end"], [])
+        if (next_end := bisect_left(ends, at)) == len(ends):
+            continue
+        body, at = text[at : ends[next_end]], ends[next_end]
+        path = heredoc["path"] or heredoc["after"]
+        # The shell would expand an unquoted one to what nobody here knows.
+        if path and (heredoc["quote"] or not _EXPANDED.search(body)):
+            yield Write(heredoc.start(), path.strip("'\""), body)
 
 
 def _mapping(given: Any) -> dict[str, Any]:
     if isinstance(given, str):
-        given = next((value for at, value in _objects(given) if at == 0), None)
+        first = next(_objects(given[:MAX_CHARS], 1), None)
+        given = first[1] if first and first[0] == 0 else None
     return given if isinstance(given, dict) else {}
 
 
-def _objects(text: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the outermost JSON objects of a text."""
+def _objects(text: str, most: int = MAX_OBJECTS) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the outermost JSON objects of a text, after at most so many tries."""
     decoder = json.JSONDecoder(strict=False)
     at, tries = text.find("{"), 0
-    while at >= 0 and tries < MAX_OBJECTS:
+    while at >= 0 and tries < most:
         tries += 1
         end = at + 1
         try:

@@ -17,13 +17,13 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from pimono_sdpo.text import shorten, well_formed
+from pimono_sdpo.text import shorten
 from rewards.sandbox import SandboxError
 from rewards.sandbox.warm import Server
 from rewards.verifiers.answer import candidate_of
 from rewards.verifiers.candidate import Candidate, Refusal
 from rewards.verifiers.linters import SYNTAX, Finding, Linter, Trouble, findings, linter_of
-from rewards.verifiers.result import VerifierResult, error, failed, passed, skipped
+from rewards.verifiers.result import BadSpec, VerifierResult, error, failed, passed, skipped
 from rewards.verifiers.syntax import MAX_CHARS
 from rewards.verifiers.tools import Tool, cold, in_server
 
@@ -85,7 +85,7 @@ def judge(candidate: Candidate, spec: Mapping[str, Any], tool: Tool = cold) -> V
     every = [one for path in new for one in new[path]]
     lines = [_line(one, candidate.files[one.path]) for one in every[:TOLD]]
     more = [f"... and {len(every) - TOLD} more"] if len(every) > TOLD else []
-    text = shorten(well_formed("\n".join([*lines, *more])), MAX_FEEDBACK)
+    text = shorten("\n".join([*lines, *more]), MAX_FEEDBACK)
     category = "timeout" if any(one.rule == TIMEOUT for one in every) else "build_lint_compile"
     return failed(NAME, category, text, (judged - len(new)) / judged, **counts)
 
@@ -178,9 +178,9 @@ def _line(one: Finding, text: str) -> str:
 def _rules(lint: Any) -> dict[str, tuple[str, ...]]:
     """Return the rules that the spec names, by linter."""
     if not isinstance(lint, Mapping):
-        raise ValueError(f"`lint` of the spec is {lint!r}; write an object.")
+        raise BadSpec(f"`lint` of the spec is {lint!r}; write an object.")
     if lint.get("javascript") not in (None, "biome", "esbuild", "tree-sitter"):
-        raise ValueError(
+        raise BadSpec(
             f"`javascript` is {lint['javascript']!r}; write 'biome', 'esbuild' or 'tree-sitter'."
         )
     rules: dict[str, tuple[str, ...]] = {}
@@ -189,6 +189,6 @@ def _rules(lint: Any) -> dict[str, tuple[str, ...]]:
         if not isinstance(given, list) or not all(
             isinstance(one, str) and shape.fullmatch(one) for one in given
         ):
-            raise ValueError(f"`{name}` is {given!r}; write a list of rules of {linter}.")
+            raise BadSpec(f"`{name}` is {given!r}; write a list of rules of {linter}.")
         rules[linter] = tuple(given)
     return rules

@@ -33,8 +33,6 @@ def judge(files: Mapping[str, str], tests: Mapping[str, Any], python: Python) ->
     Overloaded when the machine was too busy to tell.
     """
     cases: Sequence[Mapping[str, Any]] = tests["cases"]
-    if not cases or any("expected" not in case for case in cases):
-        raise ValueError("Every test needs cases, and each of them `expected`, a text.")
     seconds = float(tests.get("seconds", SECONDS))
     limits = Limits(cpu_seconds=seconds, wall_seconds=max(15, 5 * seconds), output=OUTPUT)
     outcomes: list[Outcome] = []

@@ -31,6 +31,7 @@ from rewards.verifiers.apart import host
 from rewards.verifiers.apart.host import Events
 from rewards.verifiers.candidate import Candidate
 from rewards.verifiers.judged import Outcome, Python, Unjudged, died
+from rewards.verifiers.result import BadSpec
 from rewards.verifiers.screen import offence, refused_file
 
 SECONDS = 30.0
@@ -65,9 +66,9 @@ def judge(
     passes = tests.get("passes")
     modules = [path for path in tests["files"] if _is_test(path)]
     if not modules:
-        raise ValueError("Tests by pytest need `files`, one of them named test_*.py or *_test.py.")
+        raise BadSpec("Tests by pytest need `files`, one of them named test_*.py or *_test.py.")
     if passes is None and tests.get("together"):
-        raise ValueError("Tests together with the answer need `passes`: the node ids or a number.")
+        raise BadSpec("Tests together with the answer need `passes`: the node ids or a number.")
     if importlib.util.find_spec("pytest") is None:
         raise SandboxError("pytest is not installed beside this package; install it")
     seconds = float(tests.get("seconds", SECONDS))

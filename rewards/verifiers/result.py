@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from pimono_sdpo.text import well_formed
+
 Status = Literal["passed", "failed", "error", "skipped"]
 MAX_PARTIAL = 0.99
 
@@ -24,12 +26,20 @@ class VerifierResult:
     feedback: str = ""
     metrics: dict[str, float] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        # What a completion says may hold half a character, which no tokenizer and no column can.
+        object.__setattr__(self, "feedback", well_formed(self.feedback))
+
+
+class BadSpec(ValueError):
+    """A row's spec is none to judge by: nobody's fault but the row's. One sentence says why."""
+
 
 class Verifier(Protocol):
     """Judges the text of a completion by a spec, the decoded `verifier_spec` of its row."""
 
     def __call__(self, completion: str, spec: dict[str, Any]) -> VerifierResult:
-        """Return the verdict; never raises on the completion."""
+        """Return the verdict; never raises on the completion, BadSpec on a spec that is none."""
 
 
 def passed(name: str, **metrics: float) -> VerifierResult:

@@ -25,7 +25,7 @@ from pimono_sdpo.errors import TrainingInputError
 from rewards.answers import Conversation, text_of
 from rewards.verifiers.call_formats import format_of
 from rewards.verifiers.decode import decode
-from rewards.verifiers.result import MAX_PARTIAL
+from rewards.verifiers.result import MAX_PARTIAL, BadSpec, error
 from rewards.verifiers.rubric import MAX_FEEDBACK, Rubric, RubricResult
 from rewards.verifiers.tool_schemas import DEFAULT_FORMATS
 
@@ -81,7 +81,7 @@ class VerifierReward:
         """Score each completion; a float each.
 
         Raises TrainingInputError when the rows have no column `verifier_spec`, or no JSON object
-        in it.
+        in it; an object that nobody can judge by is an `error`, which moves nothing.
         """
         if verifier_spec is None:
             raise TrainingInputError(
@@ -89,6 +89,9 @@ class VerifierReward:
                 "another reward."
             )
         ids: Sequence[Sequence[int] | None] = completion_ids or [None] * len(completions)
+        for spec in verifier_spec:
+            if spec:
+                _decoded(spec)
         asked = [
             self._asked(completion, tokens, spec)
             for completion, tokens, spec in zip(completions, ids, verifier_spec, strict=True)
@@ -120,6 +123,13 @@ class VerifierReward:
             return spec
         return {"format": own, **spec}
 
+    def _judged(self, text: str, spec: str) -> RubricResult:
+        decoded = _decoded(spec)
+        try:
+            return self.rubric(text, decoded)
+        except BadSpec as bad:  # one row of many: neither for nor against the model
+            return RubricResult(None, (error("spec", str(bad)),))
+
     def _judge(self, asked: Sequence[tuple[str, str] | None]) -> list[RubricResult]:
         keys = [_key(*pair) if pair else None for pair in asked]
         new = {
@@ -128,7 +138,7 @@ class VerifierReward:
             if key and pair and key not in self._cache
         }
         with ThreadPoolExecutor(self.workers) as pool:
-            judged = pool.map(lambda pair: self.rubric(pair[0], _decoded(pair[1])), new.values())
+            judged = pool.map(lambda pair: self._judged(*pair), new.values())
             fresh = dict(zip(new, judged, strict=True))
         known: Mapping[str, RubricResult] = {**self._cache, **fresh}
         results = [known[key] if key else NOT_JUDGED for key in keys]
@@ -169,9 +179,13 @@ def _key(text: str, spec: str) -> str:
 
 
 def _decoded(spec: str) -> dict[str, Any]:
+    if not isinstance(spec, str):
+        raise TrainingInputError(
+            f"A `verifier_spec` is no text but {type(spec).__name__}; write it with json.dumps."
+        )
     try:
         decoded = json.loads(spec)
-    except ValueError as problem:  # the rows are the user's
+    except (ValueError, RecursionError) as problem:  # the rows are the user's
         raise TrainingInputError(
             f"A `verifier_spec` is not JSON ({problem}): {spec[:80]!r}; write it with json.dumps."
         ) from problem

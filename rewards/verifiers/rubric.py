@@ -13,11 +13,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pimono_sdpo.errors import PimonoError
 from pimono_sdpo.text import TRIMMED, shorten
 from rewards.verifiers.result import MAX_PARTIAL, Verifier, VerifierResult
 
 GATE_SHARE = 0.2
 MAX_FEEDBACK = 1200
+
+
+class NoVerifier(PimonoError):
+    """A function of the rubric returns something else than verdicts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,16 +78,19 @@ class Rubric:
             raise ValueError("A graded verifier has a weight that is not positive; leave it out.")
 
     def __call__(self, completion: str, spec: dict[str, Any]) -> RubricResult:
-        """Judge one completion by the decoded spec of its row."""
+        """Judge one completion by the decoded spec of its row.
+
+        Raises BadSpec for a spec that a verifier cannot judge by, NoVerifier for what is none.
+        """
         results: list[VerifierResult] = []
         for gate in self.gates:
-            result = gate(completion, spec)
+            result = _asked(gate, completion, spec)
             results.append(result)
             if result.status == "error":
                 return RubricResult(None, tuple(results))
             if result.status == "failed":
                 return RubricResult(GATE_SHARE * _partial(result), tuple(results))
-        weighed = [(verifier(completion, spec), weight) for verifier, weight in self.graded]
+        weighed = [(_asked(verifier, completion, spec), weight) for verifier, weight in self.graded]
         results += [result for result, _ in weighed]
         return RubricResult(self._reward(results, weighed), tuple(results))
 
@@ -99,6 +107,16 @@ class Rubric:
         share = credit / sum(weight for _, weight in judged)
         floor = GATE_SHARE if self.gates else 0.0
         return min(MAX_PARTIAL, floor + (MAX_PARTIAL - floor) * share)
+
+
+def _asked(verifier: Verifier, completion: str, spec: dict[str, Any]) -> VerifierResult:
+    result: object = verifier(completion, spec)
+    if not isinstance(result, VerifierResult):
+        name = getattr(verifier, "__qualname__", repr(verifier))
+        raise NoVerifier(
+            f"`{name}` is no verifier: it returns {type(result).__name__}, not VerifierResult."
+        )
+    return result
 
 
 def _partial(result: VerifierResult) -> float:

@@ -4,6 +4,7 @@ Each row's empty answer, copies, list of terms, refusal, spoilt and overlong gol
 below the threshold, and its gold answer 1.0.
 """
 
+import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -76,10 +77,27 @@ def attacks(row: Mapping[str, Any], gold: str | None) -> Iterator[tuple[str, str
         yield f"refusal_{number}", refusal
     whole = f"{prompt}\n{context}"
     yield "ten_times_the_length", "\n".join([whole] * LONGER)
+    yield from _without_code(row)
     if gold is not None:
         yield "gold_and_garbage", gold.rstrip() + GARBAGE
         yield "garbage_in_gold", _in_the_middle(gold)
         yield "gold_ten_times", "\n".join([gold] * LONGER)
+
+
+def _without_code(row: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield answers that delete the code and put nothing in its place."""
+    spec = json.loads(row.get("verifier_spec") or "{}")
+    files = spec.get("files") if isinstance(spec, dict) else None
+    for path, text in list(files.items())[:1] if isinstance(files, dict) else []:
+        lines = text.splitlines()
+        minus = "\n".join(f"-{line}" for line in lines)
+        call = {"name": "write", "arguments": {"path": path, "content": ""}}
+        yield "code_deleted", "```python\npass\n```"
+        yield (
+            "code_deleted_by_a_diff",
+            (f"--- a/{path}\n+++ b/{path}\n@@ -1,{len(lines)} +0,0 @@\n{minus}\n"),
+        )
+        yield "code_deleted_by_a_write", f"<tool_call>\n{json.dumps(call)}\n</tool_call>"
 
 
 def table(findings: Sequence[Finding]) -> str:

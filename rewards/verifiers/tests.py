@@ -19,7 +19,7 @@ from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 from typing import Any
 
-from pimono_sdpo.text import shorten, well_formed
+from pimono_sdpo.text import shorten
 from rewards.sandbox import SandboxError
 from rewards.sandbox.warm import Server
 from rewards.verifiers import output_tests, pytest_tests, value_tests
@@ -27,6 +27,7 @@ from rewards.verifiers.answer import candidate_of
 from rewards.verifiers.candidate import LOCKED, Candidate, Refusal, refused_path
 from rewards.verifiers.judged import ENVIRONMENT, Outcome, Overloaded, Python, Unjudged, cold
 from rewards.verifiers.result import VerifierResult, error, failed, passed, skipped
+from rewards.verifiers.spec import check_tests
 
 NAME = "tests"
 IMPORTS = ("pytest", "json", "ctypes", "decimal", "fractions", "datetime", "collections", "runpy")
@@ -39,11 +40,12 @@ _SURROGATE = re.compile(r"[\ud800-\udfff]")
 def verify(completion: str, spec: dict[str, Any], python: Python = cold) -> VerifierResult:
     """Run the tests; partial credit is the share that passed, metrics `tests` and `passed`.
 
-    Raises ValueError for a spec whose tests cannot be run.
+    Raises BadSpec for a spec whose tests cannot be run.
     """
     if "tests" not in spec:
         return skipped(NAME, "The row has no tests.")
     candidate = candidate_of(completion, spec)
+    check_tests(spec)
     if isinstance(candidate, Refusal):
         why = f"There is nothing to test. {candidate.failure}: {candidate.why}"
         return failed(NAME, "malformed_output", why)
@@ -58,10 +60,8 @@ def judge(candidate: Candidate, spec: Mapping[str, Any], python: Python = cold) 
 
     Raises SandboxError, Overloaded and Unjudged when nothing can be said.
     """
-    tests = spec["tests"]
-    kind = tests.get("kind")
-    if kind not in ("value", "output", "pytest"):
-        raise ValueError(f"`kind` of the tests is {kind!r}; write 'value', 'output' or 'pytest'.")
+    tests = check_tests(spec)
+    kind = tests["kind"]
     if why := unwritable(candidate, tests):
         return failed(NAME, "malformed_output", why)
     files = visible(candidate, spec)
@@ -136,7 +136,7 @@ def verdict(outcomes: Sequence[Outcome]) -> VerifierResult:
     else:
         category, text = "test_or_assertion", "\n".join(sorted(told["wrong"], key=len)[:CASES_TOLD])
     head = f"{good} of {len(outcomes)} tests pass."
-    text = shorten(well_formed(f"{head} {text}"), MAX_FEEDBACK)
+    text = shorten(f"{head} {text}", MAX_FEEDBACK)
     return failed(NAME, category, text, good / max(len(outcomes), 1), **counts)
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from referencing.exceptions import Unresolvable
 
-from pimono_sdpo.text import shorten, well_formed
+from pimono_sdpo.text import shorten
 from rewards.verifiers.arguments import Checked, Fit, check
 from rewards.verifiers.call_formats import EXAMPLES, Call, Reading, read_calls
 from rewards.verifiers.result import VerifierResult, error, failed, passed, skipped
@@ -150,5 +150,5 @@ def _names(tools: dict[str, Tool]) -> str:
 
 
 def _failed(category: str, text: str, score: float, calls: int, strict: bool) -> VerifierResult:
-    feedback = shorten(well_formed(text), MAX_FEEDBACK)
+    feedback = shorten(text, MAX_FEEDBACK)
     return failed(NAME, category, feedback, score, calls=calls, strict=float(strict))

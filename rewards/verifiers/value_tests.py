@@ -24,6 +24,7 @@ from typing import Any
 from rewards.sandbox import Limits, Ran
 from rewards.verifiers.exceptions import counts_as
 from rewards.verifiers.judged import Outcome, Python, died, listed
+from rewards.verifiers.result import BadSpec
 
 SECONDS = 10.0
 CASES_AT_FULL_TIME = 6
@@ -43,10 +44,8 @@ def judge(files: Mapping[str, str], tests: Mapping[str, Any], python: Python) ->
     cases: Sequence[Mapping[str, Any]] = tests["cases"]
     seconds = float(tests.get("seconds", SECONDS))
     judged = tests.get("judged", "result")
-    if not cases or any(("expected" in case) == ("raises" in case) for case in cases):
-        raise ValueError("Every test needs cases, and each of them either `expected` or `raises`.")
     if judged not in ("result", "arguments"):
-        raise ValueError(f"`judged` is {judged!r}; write 'result' or 'arguments'.")
+        raise BadSpec(f"`judged` is {judged!r}; write 'result' or 'arguments'.")
     inputs = [{"args": case["args"], "kwargs": case.get("kwargs", {})} for case in cases]
     job = {
         "module": tests["module"], "entry": tests["entry"], "seconds": seconds, "judged": judged,

@@ -1,0 +1,98 @@
+"""A row that nobody can judge by is an `error` of one sentence, and never ends training."""
+
+import json
+from typing import Any
+
+import pytest
+
+from pimono_sdpo.errors import TrainingInputError
+from rewards.verifiers import syntax, tests
+from rewards.verifiers.result import VerifierResult
+from rewards.verifiers.reward import UNJUDGED, VerifierReward
+from rewards.verifiers.rubric import NoVerifier, Rubric
+
+GOOD = "```python\ndef f(x):\n    return x\n```"
+CASE = {"args": [1], "expected": 1}
+VALUE = {"kind": "value", "module": "a.py", "entry": "f", "cases": [CASE]}
+OUTPUT = {"kind": "output", "module": "a.py", "cases": [{"expected": "1"}]}
+FILES = {"a.py": "def f(): 1\n"}
+
+
+def verdict(spec: dict[str, Any]) -> VerifierResult:
+    reward = VerifierReward(Rubric([tests.verify]))
+    assert reward(["p"], [GOOD], verifier_spec=[json.dumps(spec)]) == [UNJUDGED]
+    (result,) = reward.results[0].results
+    return result
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("x", "`tests` of the spec is 'x'"),
+        ([], "`tests` of the spec is []"),
+        ({}, "`kind` of the tests is None"),
+        ({**VALUE, "cases": None}, "needs cases, but `cases` is missing"),
+        ({**VALUE, "cases": "abc"}, "`cases` is 'abc'"),
+        ({**VALUE, "cases": [3]}, "A case of the tests is 3"),
+        ({**VALUE, "cases": [{**CASE, "args": 1}]}, "`args` of a case is 1"),
+        ({**VALUE, "cases": [{"args": []}]}, "`expected` or `raises`"),
+        ({**VALUE, "module": 3}, "`module` of the tests is 3"),
+        ({**VALUE, "module": "b.py"}, "`module` of the tests is 'b.py'"),
+        ({**VALUE, "entry": None}, "`entry` of the tests is missing"),
+        ({**VALUE, "seconds": 0}, "`seconds` of the tests is 0"),
+        ({**VALUE, "seconds": "x"}, "`seconds` of the tests is 'x'"),
+        ({**VALUE, "needs": 3}, "`needs` of the tests is 3"),
+        ({**OUTPUT, "cases": [{"expected": 1}]}, "`expected`, a text"),
+        ({"kind": "pytest", "files": ["a"]}, "`files` of the tests is ['a']"),
+    ],
+)
+def test_bad_tests_are_an_error(given: Any, told: str) -> None:
+    result = verdict({"files": FILES, "answer": "code", "tests": given})
+    assert (result.status, result.score) == ("error", None)
+    assert told in result.feedback
+
+
+@pytest.mark.parametrize(
+    ("spec", "told"),
+    [
+        ({"files": ["a"]}, "has no `files`"),
+        ({}, "has no `files`"),
+        ({"files": FILES, "allowed": [1]}, "`allowed` of the spec is [1]"),
+        ({"files": FILES, "locked": "x"}, "`locked` of the spec is 'x'"),
+        ({"files": FILES, "answer": "zip"}, "`answer` of the spec is 'zip'"),
+    ],
+)
+def test_bad_files_are_an_error(spec: dict[str, Any], told: str) -> None:
+    result = verdict({"answer": "code", "tests": VALUE, **spec})
+    assert result.status == "error"
+    assert told in result.feedback
+
+
+def test_a_module_that_the_answer_may_make_is_no_error() -> None:
+    spec = {"files": FILES, "allowed": ["*.py"], "tests": {**VALUE, "module": "b.py"}}
+    assert tests.verify("no code", spec).status == "failed"
+
+
+@pytest.mark.parametrize(
+    ("spec", "told"),
+    [({"a": 1}, "no text but dict"), ('{"a":' + "[" * 100_000 + "]" * 100_000 + "}", "not JSON")],
+)
+def test_a_column_of_another_kind_is_told(spec: Any, told: str) -> None:
+    with pytest.raises(TrainingInputError, match=told):
+        VerifierReward(Rubric([tests.verify]))(["p"], ["x"], verifier_spec=[spec])
+
+
+def test_what_returns_no_verdict_is_no_verifier() -> None:
+    def number(completion: str, spec: dict[str, Any]) -> Any:
+        return 1.0
+
+    with pytest.raises(NoVerifier, match="returns float, not VerifierResult"):
+        Rubric([number])("x", {})
+
+
+def test_half_a_character_of_an_answer_never_reaches_the_feedback() -> None:
+    code = "```python\ndef f(x):\n    '\ud800' = (\n```"
+    told = syntax.verify(code, {"files": FILES, "answer": "code"}).feedback
+    assert told
+    assert told.encode().decode() == told
+    assert VerifierResult("x", "failed", 0.0, None, "a\ud800").feedback == "a\ufffd"

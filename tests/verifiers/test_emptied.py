@@ -1,0 +1,82 @@
+"""An answer that only takes the code away is none, and no answer takes quadratic time."""
+
+import json
+from typing import Any
+
+import pytest
+
+from rewards.verifiers import last_write, syntax
+from rewards.verifiers.answer import candidate_of
+from rewards.verifiers.candidate import Candidate, Refusal
+from rewards.verifiers.reward import VerifierReward
+from rewards.verifiers.rubric import Rubric
+from rewards.verifiers.selftest import attacks, self_test
+
+CODE = "def f():\n    return 1\n"
+SPEC: dict[str, Any] = {"files": {"a.py": CODE}, "answer": "any"}
+LONG = 300_000
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "```python\npass\n```",
+        "```python\n```",
+        "```python\n```\n" * 1000,
+        '```python\n"""Words."""\n...\n# f\n```',
+        "--- a/a.py\n+++ b/a.py\n@@ -1,2 +1,1 @@\n-def f():\n-    return 1\n+pass\n",
+    ],
+)
+def test_a_file_without_its_code_is_no_answer(answer: str) -> None:
+    result = syntax.verify(answer, SPEC)
+    assert (result.status, result.category) == ("failed", "malformed_output")
+    assert "leaves no code in a.py" in result.feedback
+
+
+def test_what_had_no_code_or_is_not_all_may_be_empty() -> None:
+    two = {"files": {"a.py": CODE, "b.py": "# nothing yet\n"}, "answer": "write"}
+    call = {"name": "write", "arguments": {"path": "b.py", "content": "pass\n"}}
+    assert isinstance(candidate_of(json.dumps(call), two), Candidate)
+    moved = (
+        "--- a/a.py\n+++ b/a.py\n@@ -1,2 +0,0 @@\n-def f():\n-    return 1\n"
+        "--- a/b.py\n+++ b/b.py\n@@ -1 +1,2 @@\n-# nothing yet\n+def f():\n+    return 1\n"
+    )
+    assert isinstance(candidate_of(moved, {**two, "answer": "patch"}), Candidate)
+
+
+def test_the_self_test_deletes_the_code() -> None:
+    row = {"prompt": "Fix f.", "verifier_spec": json.dumps(SPEC)}
+    names = [name for name, _ in attacks(row, None)]
+    assert {"code_deleted", "code_deleted_by_a_diff", "code_deleted_by_a_write"} <= set(names)
+    assert self_test(VerifierReward(Rubric([syntax.verify])), [row]) == []
+
+
+@pytest.mark.parametrize(
+    "opening",
+    [
+        "<|tool_call>call:edit{",
+        "call:write{a:<tool_call|>",
+        "<function=write>",
+        "<function=write><parameter=path>",
+        "cat > a.py <<'EOF'\n",
+        "```python\n",
+        "a",
+    ],
+)
+def test_openings_without_an_end_are_passed_over(opening: str) -> None:
+    """Where each looks for its own end, this takes minutes."""
+    text = opening * (LONG // len(opening))
+    assert isinstance(candidate_of(text, SPEC), Refusal)
+    assert isinstance(candidate_of(f"call:x{{{text}}}<tool_call|>", SPEC), Refusal)
+
+
+def test_calls_behind_openings_without_an_end_are_still_read() -> None:
+    quote = '<|"|>'
+    call = f"call:write{{path:{quote}a.py{quote},content:{quote}x = 1\n{quote}}}<tool_call|>"
+    given = {"path": "a.py", "content": "x = 1\n"}
+    assert list(last_write.calls(call)) == [(0, "write", given)]
+    xml = "<function=write><parameter=path>a.py</parameter>"
+    xml += "<parameter=content>\nx = 1\n\n</parameter></function>"
+    assert list(last_write.calls(xml)) == [(0, "write", given)]
+    twice = "cat > a.py <<'END'\nx = 1\ncat > a.py <<'EOF'\nx = 2\nEOF\n"
+    assert [write.content for write in last_write.writes(twice)] == ["x = 2\n"]
