@@ -17,7 +17,8 @@ from pimono_sdpo.replay.calls import PI, arguments, edits_of, path_in, shown_by_
 from pimono_sdpo.replay.changes import changes_of
 from pimono_sdpo.replay.files import File
 from pimono_sdpo.replay.shown import shown_by
-from pimono_sdpo.replay.workspace import HARMLESS, MIN_LINE, TRUNCATED, Workspace
+from pimono_sdpo.replay.tool_names import is_harmless
+from pimono_sdpo.replay.workspace import MIN_LINE, TRUNCATED, Workspace
 
 # What is kept of a row's files, paths and all, the nearest to the failure first.
 MAX_CHARS = 6_000
@@ -174,7 +175,7 @@ class Changed:
 def _is_harmless(call: Event) -> bool:
     """Tell what neither shows nor changes a file; most commands are of that kind."""
     if call.tool_name != "bash":
-        return call.tool_name != "read" and bool(HARMLESS.fullmatch(call.tool_name))
+        return call.tool_name != "read" and is_harmless(call.tool_name)
     command = text_in(arguments(call), "command")
     return bool(_ONLY_LOOKS.fullmatch(command)) and not _SHOWS.fullmatch(command)
 

@@ -29,6 +29,25 @@ _MANIFESTS = frozenset(
     go.sum pyproject.toml poetry.lock uv.lock requirements.txt deno.json deno.lock Gemfile
     Gemfile.lock composer.json Package.swift Podfile""".split()
 )
+# Runners of scripts that are not to be seen: harmless by what their targets are called.
+_RUNNERS = frozenset("npm pnpm yarn make gradle gradlew mvn mvnw docker cargo just task".split())
+_RUNS_READING = re.compile(
+    r"(?:test|tests|build|check|compile|verify|typecheck|tsc|dev|start|serve|publish|run|compose|up"
+    r"|down|ps|logs|login|install|i|ci|add|remove|rm|uninstall|update|upgrade|get|tidy|init|pkg|link"
+    r"|dedupe|lint|clippy|bench|doc|version|whoami|pack|view|images|pull|push)(?::\w+)*"
+)
+_SAYS_FIXED = re.compile(
+    r"--fix\b|--write\b|(?<!\S)-w\b|\b(?:prettier|black|isort|autopep8|standard|gofmt|rustfmt) "
+    r"|\bspotlessApply\b|\bspotless:apply\b|\b[1-9]\d* fixed\b|\breformatted\b"
+    r"|files were modified by this hook"
+)
+# It says how many files it has changed, and which it may is known.
+_TELLS = re.compile(r"\bbiome (?:check|format|lint)\b[^\n&|;]*")
+_HIDDEN = re.compile(
+    r"\$\([^)\n]*\b(?:sed\s+-\w*i|perl|tee|mv|cp|rm)\b|"
+    r"`[^`\n]*\b(?:sed|perl|tee|mv|cp|rm|git|python3?|node)\b[^`\n]*`|\b(?:exec\s+)?[3-9]>(?!&)"
+    r"|(?<!\d)2>>?\s*(?!&|/dev/)\S|\bfd(?:find)?\b.*\s(?:-x|-X|--exec|--exec-batch)\b"
+)
 # They may format what they check, and say so when they did.
 _CHECKS = re.compile(r"\b(?:check|lint|biome|eslint|ruff|commit)\b")
 # They do format, and what they leave unsaid may be any file.
@@ -86,11 +105,16 @@ def changes_of(command: str, output: str) -> Changes:
     changes = Changes()
     pipelines = parsed(command)
     # What is read of a longer one is its beginning.
-    changes.anything = len(command) > MAX_CHARS or _runs_for_each(command, pipelines)
+    changes.anything = (
+        len(command) > MAX_CHARS
+        or _runs_for_each(command, pipelines)
+        or bool(_HIDDEN.search(command))
+    )
     for pipeline in pipelines:
         # Where the output was cut it may have said more.
         is_told = len(pipeline.stages) == 1 and not pipeline.stages[0].targets
         for stage in pipeline.stages:
+            changes.anything |= _is_script(stage, output)
             changes.names.update(stage.targets)
             if _is_check(stage):
                 _checked(stage, output if is_told else None, changes)
@@ -100,6 +124,36 @@ def changes_of(command: str, output: str) -> Changes:
             changes.anything |= found is None
             changes.names |= found or set()
     return changes
+
+
+def _is_script(stage: Stage, output: str) -> bool:
+    """Tell whether a stage runs a script that may change any file, by its target or its output."""
+    if stage.program in {"source", "."}:
+        return not re.search(r"(?:activate|\.?env|rc|profile)\Z", " ".join(stage.arguments[:1]))
+    if stage.program == "pre-commit":
+        return True
+    if stage.program in {"wget", "curl", "dd"}:
+        text = " ".join(stage.arguments)
+        is_named = "-o" in stage.arguments or "--output" in stage.arguments
+        saves = re.search(r"(?:^|\s)-[a-zA-Z]*O|--remote-name", text)
+        if stage.program == "wget":
+            return not re.search(r"-q?O ?-(?:\s|\Z)|--spider", text)
+        return bool(saves and not is_named) if stage.program == "curl" else "of=" in text
+    if stage.program in {"sed", "gsed"}:
+        return any(re.search(r"(?:^|[;/}\d])[gpIi]*w\s+\S", word) for word in stage.arguments)
+    if stage.program not in _RUNNERS:
+        return False
+    words = [word for word in stage.arguments if not word.startswith("-")]
+    if stage.program in {"npm", "pnpm", "yarn"} and words[:1] in (["run"], ["run-script"]):
+        words = words[1:]
+    if stage.program == "docker":
+        return bool({"run", "exec"} & set(words[:2])) or bool(
+            _SAYS_FIXED.search(_TELLS.sub("", output))
+        )
+    is_unknown = bool(words) and not _RUNS_READING.fullmatch(words[0])
+    return (is_unknown and stage.program != "cargo") or bool(
+        _SAYS_FIXED.search(_TELLS.sub("", output))
+    )
 
 
 _ALONE = frozenset({"cd", "git"})

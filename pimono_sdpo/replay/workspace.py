@@ -22,17 +22,12 @@ from pimono_sdpo.replay.changes import Changes, changes_of
 from pimono_sdpo.replay.files import File, Outcome
 from pimono_sdpo.replay.formatters import is_touched, kinds_told
 from pimono_sdpo.replay.shown import copies_of, lines_by, shown_by
+from pimono_sdpo.replay.tool_names import is_harmless
 
 # A shorter line is found in many places of a file.
 MIN_LINE = 12
 TRUNCATED = re.compile(r"\[(?:Showing|Truncated|Full output|Output truncated)[^\]]{0,300}\]\s*\Z")
 _NEVER_RAN = 127  # no such command
-# Tools that change no file, by their names here.
-HARMLESS = re.compile(
-    r"read|grep|find|glob|ls|multi_grep|Todo\w*|todo\w*|Web\w*|web\w*|ToolSearch|AskUser\w*|Skill"
-    r"|LSP|ListMcp\w*|ReadMcp\w*|update_plan|view_image|think|BashOutput|TaskOutput|KillShell"
-    r"|ExitPlanMode|EnterPlanMode|\w*(?:search|fetch|lookup|get|list|status)\w*"
-)
 _CHANGED_BEHIND = re.compile(
     r"Note: (/[^\n]{1,400}?) was modified, either by the user or by a lint"
 )
@@ -104,7 +99,7 @@ class Workspace:
             self._wrote(path, given["content"], result)
         elif call.tool_name == "edit":
             self._edited(call, given, result)
-        elif not HARMLESS.fullmatch(call.tool_name) or call.tool_name == "write":
+        elif not is_harmless(call.tool_name) or call.tool_name == "write":
             self.spoil_all()
 
     def _wrote(self, path: str, content: str, result: Event) -> None:
@@ -253,7 +248,7 @@ class Workspace:
             self.file(path).is_stale = True
         elif tool_name == "bash":
             self._note(changes_of(text_in(given, "command"), ""))
-        elif not HARMLESS.fullmatch(tool_name):
+        elif not is_harmless(tool_name):
             self.spoil_all()
 
     def hear(self, event: Event) -> None:

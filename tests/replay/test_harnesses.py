@@ -10,6 +10,7 @@ from pimono_sdpo.replay.calls import edits_of, shown_by_read
 from pimono_sdpo.replay.changes import changes_of
 from pimono_sdpo.replay.files import Edit, File, Outcome
 from pimono_sdpo.replay.predictions import predictions
+from pimono_sdpo.replay.tool_names import is_harmless
 
 TEXT = "import a\n\nlet x = 1\nlet y = x\n"
 NUMBERED = "     1→import a\n     2→\n     3→let x = 1\n     4→let y = x\n     5→"
@@ -200,3 +201,61 @@ def test_what_more_commands_may_change(
 
 def test_installing_changes_what_names_the_packages() -> None:
     assert "package.json" in changes_of("npm install left-pad", "").names
+
+
+@pytest.mark.parametrize(
+    ("command", "output"),
+    [
+        ("npm run lint", "> eslint . --fix\n"),
+        ("npm run prettify", "> prettier --write .\na.py 12ms\n"),
+        ("make lint", "Found 1 error (1 fixed, 0 remaining).\n"),
+        ("pre-commit run -a", ""),
+        ("source fix.sh", ""),
+        (". ./fix.sh", ""),
+        ("gradle spotlessApply", ""),
+        ("mvn spotless:apply", ""),
+        ("wget http://x/a.py", ""),
+        ("curl -sO http://x/a.py", ""),
+        ("dd if=b of=a.py", ""),
+        ("fd -x sed -i s/a/b/", ""),
+        ("echo `sed -i s/a/b/ a.py`", ""),
+        ("echo $(sed -i s/a/b/ a.py)", ""),
+        ("sed 's/a/b/w a.py' c", ""),
+        ("make test 2>a.py", ""),
+        ("exec 3>a.py", ""),
+        ("yarn style", ""),
+        ("docker compose run web black .", ""),
+    ],
+)
+def test_scripts_and_what_is_hidden_may_change_any_file(command: str, output: str) -> None:
+    assert changes_of(command, output).anything
+
+
+@pytest.mark.parametrize(
+    ("command", "output"),
+    [
+        ("npm run check", "> biome check --write .\nNo fixes applied.\n"),
+        ("npm run build", "> tsgo -p tsconfig.json\n"),
+        ("npm test 2>/dev/null", "ok"),
+        ("npm test 2>&1 | tail -3", "ok"),
+        ("source .venv/bin/activate", ""),
+        ("sed -n 3p a.ts", ""),
+    ],
+)
+def test_what_only_reads_or_builds_leaves_the_sources(command: str, output: str) -> None:
+    assert not changes_of(command, output).anything
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("set_target", "update_widget", "forget_file", "write_checklist", "get_rid_of"),
+        *("mcp__fs__get_and_patch", "getAndApply", "budget", "checklist"),
+    ],
+)
+def test_a_tool_whose_name_only_contains_a_harmless_word_may_change_files(name: str) -> None:
+    assert not is_harmless(name)
+    assert is_harmless("get_status")
+    assert is_harmless("mcp__fs__listFiles")
+    steps = [read(), tool(name), edit("let y = x")]
+    assert last(steps, "claude_code") is None
