@@ -1,8 +1,7 @@
 """The front door: `pimono-sdpo COMMAND`."""
 
-import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, get_args
@@ -10,6 +9,7 @@ from typing import Annotated, Any, get_args
 import typer
 
 from pimono_sdpo import __version__
+from pimono_sdpo.cli_text import counts, one_of, part_of, summary, verdicts
 from pimono_sdpo.commands import (
     SEED,
     EngineName,
@@ -17,6 +17,7 @@ from pimono_sdpo.commands import (
     merge_parts,
     run_filter,
     run_part,
+    run_push,
 )
 from pimono_sdpo.errors import OutputError, PimonoError
 from pimono_sdpo.schema import Unit
@@ -39,6 +40,14 @@ MaxSamples = Annotated[
 Seed = Annotated[int, typer.Option(help="Decides among equal scores when --max-samples cuts.")]
 Licence = Annotated[
     str | None, typer.Option("--license", help="SPDX id of the traces' licence, for the card.")
+]
+Public = Annotated[
+    bool,
+    typer.Option("--public", help="Make the dataset public; one that is there stays as it is."),
+]
+Revision = Annotated[str | None, typer.Option(help="Branch to push to; made when missing.")]
+CreatePr = Annotated[
+    bool, typer.Option("--create-pr", help="Open a pull request instead of pushing to main.")
 ]
 Dedupe = Annotated[
     bool,
@@ -83,18 +92,25 @@ def filter_command(
         str | None,
         typer.Option(help="Write part I of N, as I/N: every Nth shard, for `merge`."),
     ] = None,
+    push: Annotated[
+        str | None, typer.Option(help="Dataset (ns/name) to push the folder to, private if new.")
+    ] = None,
+    public: Public = False,
+    revision: Revision = None,
+    create_pr: CreatePr = False,
 ) -> None:
     """Turn recorded sessions into SDPO rows, a report and a dataset card."""
     from pimono_sdpo.runs.usage import Usage, table
 
+    target = _target(push, public, revision, create_pr)
     usage = Usage()
     options: dict[str, Any] = {
-        "unit": _one_of(unit, get_args(Unit), "--unit"),
+        "unit": one_of(unit, get_args(Unit), "--unit"),
         "min_score": min_score,
         "test_fraction": test_fraction,
         "history_chars": history_chars,
         "workers": workers,
-        "engine": _one_of(engine, get_args(EngineName), "--engine"),
+        "engine": one_of(engine, get_args(EngineName), "--engine"),
         "usage": usage,
     }
     chosen: dict[str, Any] = {
@@ -106,14 +122,18 @@ def filter_command(
     if shard is None:
         report = run_filter(source, out, **options, **chosen)
         typer.echo(table(report["sessions"], report["kept"], report["drop_reasons"], usage))
-        typer.echo(_summary(report, out))
+        typer.echo(summary(report, out))
+        if target is not None:
+            typer.echo(run_push(out, target))
         return
+    if target is not None:
+        raise OutputError("A part is no dataset; push what `merge` makes, with `pimono-sdpo push`.")
     if chosen != {"max_samples": None, "seed": SEED, "licence": None, "dedupe": True}:
         raise OutputError(
             "--max-samples, --seed, --license and --no-dedupe are decided on all parts together; "
             "leave them out here and give them to `merge`."
         )
-    part = run_part(source, out, _part(shard), **options)
+    part = run_part(source, out, part_of(shard), **options)
     typer.echo(table(part["sessions"], part["rows"], part["dropped"], usage))
     typer.echo(f"part {part['part']} of {part['parts']} is in {out}; `merge` puts parts together")
 
@@ -134,45 +154,32 @@ def merge_command(
 
     report = merge_parts(parts, out, max_samples, seed, licence, dedupe)
     typer.echo(table(report["sessions"], report["kept"], report["drop_reasons"]))
-    typer.echo(_summary(report, out))
+    typer.echo(summary(report, out))
 
 
-def _one_of(given: str, names: Sequence[str], option: str) -> str:
-    if given not in names:
-        raise typer.BadParameter(f"`{given}` is neither {' nor '.join(names)}", param_hint=option)
-    return given
+@app.command("push")
+def push_command(
+    folder: Annotated[Path, typer.Argument(help="Folder that `filter` or `merge` wrote.")],
+    name: Annotated[str, typer.Argument(help="Dataset to push it to: ns/name.")],
+    public: Public = False,
+    revision: Revision = None,
+    create_pr: CreatePr = False,
+) -> None:
+    """Put finished rows on the Hub as a dataset, private if new, in one commit."""
+    from pimono_sdpo.push import target_of
+
+    typer.echo(run_push(folder, target_of(name, public, revision, create_pr)))
 
 
-def _part(given: str) -> tuple[int, int]:
-    """Read I/N, 1 <= I <= N."""
-    found = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", given)
-    part, parts = (int(found[1]), int(found[2])) if found else (0, 0)
-    if not 1 <= part <= parts:
-        raise typer.BadParameter(
-            f"`{given}` is no part; give 1/3, 2/3 or 3/3 of a source in three", param_hint="--shard"
-        )
-    return part, parts
+def _target(name: str | None, public: bool, revision: str | None, create_pr: bool) -> Any:
+    """Where to push to, if anywhere; a run should not end in what is known before it starts."""
+    if name is None and not (public or revision or create_pr):
+        return None
+    from pimono_sdpo.push import check_account, target_of
 
-
-def _summary(report: dict[str, Any], out: Path) -> str:
-    score = report["score"]
-    lines = [
-        f"score {score['min']:g} to {score['max']:g}, mean {score['mean']:.2f}",
-        "categories: " + _counts(report["category_counts"]),
-    ]
-    broken = {name: n for name, n in report["lines"].items() if n and name != "parsed"}
-    if broken:
-        lines.append("broken lines: " + _counts(broken))
-    if report["options"]["test_fraction"]:
-        lines.append("split: " + _counts({"train": 0, "test": 0} | report["splits"]))
-    if report["secrets_redacted"]:
-        lines.append("redacted: " + _counts(report["secrets_redacted"]))
-    lines.append(f"rows, rejects, report.json and README.md are in {out}")
-    return "\n".join(lines)
-
-
-def _counts(counts: dict[str, int]) -> str:
-    return ", ".join(f"{name} {count}" for name, count in counts.items())
+    target = target_of(name, public, revision, create_pr)
+    check_account(target)
+    return target
 
 
 @app.command("rescore")
@@ -199,20 +206,11 @@ def rescore_command(
     mean = "none" if report["mean_reward"] is None else f"{report['mean_reward']:.3f}"
     typer.echo(
         f"{report['rows']} rows, {report['judged']} judged, {report['passed']} passed, mean reward "
-        f"{mean}\n{_verdicts(report['verdicts'])}"
+        f"{mean}\n{verdicts(report['verdicts'])}"
     )
     if report["rejected"]:
-        typer.echo("rejected: " + _counts(report["rejected"]))
+        typer.echo("rejected: " + counts(report["rejected"]))
     typer.echo(f"rows and report.json are in {out}")
-
-
-def _verdicts(verdicts: dict[str, dict[str, int]]) -> str:
-    """Align how often each verifier said what."""
-    statuses = next(iter(verdicts.values()))
-    rows = [["verifier", *statuses]]
-    rows += [[name, *map(str, counts.values())] for name, counts in verdicts.items()]
-    first = max(len(row[0]) for row in rows)
-    return "\n".join(f"{name:<{first}}" + "".join(f"{n:>9}" for n in row) for name, *row in rows)
 
 
 @app.command("evaluate-corrections")

@@ -18,6 +18,7 @@ from pimono_sdpo.schema import Unit
 
 if TYPE_CHECKING:
     from pimono_sdpo.export import Source
+    from pimono_sdpo.push import Target
     from pimono_sdpo.runs.assemble import ShardFiles
     from pimono_sdpo.runs.runner import Finished
     from pimono_sdpo.runs.usage import Usage
@@ -191,6 +192,15 @@ def run_rescore(source: str, out: Path, gates: Sequence[str], graded: Sequence[s
     if Path(source).exists():
         apart(Path(source).resolve(), out.resolve())
     return rescore_dataset(source, out, rubric)
+
+
+def run_push(folder: Path, target: "Target") -> str:
+    """Put what `run_filter` wrote on the Hub; raises OutputError. Return what was done."""
+    from cards.lint import lint_card
+    from pimono_sdpo.push import push_folder
+    from processors.secrets import kinds_in
+
+    return push_folder(folder, target, lint_card, kinds_in)
 
 
 def _open(source: str, out: Path) -> "Source":

@@ -63,6 +63,9 @@ class Call:
     def owns(self, namespace: str) -> bool:
         return self.signed_in and namespace in (USER, ORG)
 
+    def may_write(self, namespace: str) -> bool:
+        return self.owns(namespace) and self.store.role == "write"
+
     def repo(self, *, write: bool = False) -> Repo:
         """The repository that the path names; without a type it is a model."""
         return self.find(repo_type(self.args.get("type")), self.args["id"], write=write)
@@ -73,7 +76,7 @@ class Call:
         if repo is None or (repo.private and not self.owns(repo.namespace)):
             # The Hub says 401 to strangers; the clients' rule for a bare 401 wants an https URL.
             raise Refusal(404 if self.signed_in else 401, "Repository not found", "RepoNotFound")
-        if write and not self.owns(repo.namespace):
+        if write and not self.may_write(repo.namespace):
             raise Refusal(403 if self.signed_in else 401, f"You cannot write to {repo.repo_id}")
         return repo
 

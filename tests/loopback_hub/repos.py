@@ -10,7 +10,7 @@ from tests.loopback_hub.storage import Blob, Commit, Repo
 def whoami(call: Call) -> Response:
     if not call.signed_in:
         raise Refusal(401, "Invalid username or password.")
-    token = {"displayName": "loopback", "role": "write"}
+    token = {"displayName": "loopback", "role": call.store.role}
     return JSONResponse(
         {
             "type": "user",
@@ -29,7 +29,7 @@ def create(call: Call) -> Response:
     namespace = wanted.get("organization") or USER
     repo_id = f"{namespace}/{wanted['name']}"
     kind = repo_type(wanted.get("type"))
-    if not call.owns(str(namespace)):
+    if not call.may_write(str(namespace)):
         status = 403 if call.signed_in else 401
         raise Refusal(status, f"You cannot create a {kind} under the namespace {namespace}")
     known = call.store.repos.get((kind, repo_id))

@@ -111,7 +111,8 @@ class LoopbackHub:
         for fault in self.faults:
             if fault[0] in seen.path:
                 self.faults.remove(fault)
-                raise Refusal(fault[1], "Injected fault")
+                # Clients that accept a 409 read the address.
+                raise Refusal(fault[1], "Injected fault", url=f"{self.url}/an/address")
         for method, pattern, handler in ROUTES:
             match = pattern.fullmatch(seen.path)
             if match and method == seen.method:

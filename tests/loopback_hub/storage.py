@@ -165,6 +165,8 @@ class Store:
     repos: dict[tuple[RepoType, str], Repo] = field(default_factory=dict)
     lfs: dict[str, bytes] = field(default_factory=dict)
     """Uploaded objects by sha256; a commit refers to them."""
+    role: str = "write"
+    """What the token may do: `read` or `write`."""
 
     def create(self, repo_type: RepoType, repo_id: str, *, private: bool = False) -> Repo:
         """A new repository with the commit the Hub itself makes, which holds .gitattributes."""

@@ -1,0 +1,316 @@
+"""Pushing finished rows, with the real clients, to a Hub that also refuses."""
+
+import json
+import shutil
+import subprocess
+import sys
+from hashlib import sha256
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pimono_sdpo.commands import run_filter
+from pimono_sdpo.samples import write_samples
+from tests.loopback_hub import TOKEN, LoopbackHub, run_client
+
+NAME = "me/rows"
+COMMIT = "/api/datasets/me/rows/commit/"
+LOADED = """
+import json
+from datasets import load_dataset
+def told(rows):
+    return [[row["session_id"], row["source"]] for row in rows]
+print(json.dumps({
+    "rows": told(load_dataset("me/rows", split="train")),
+    "streamed": told(load_dataset("me/rows", split="train", streaming=True)),
+    "rejects": told(load_dataset("me/rows", "rejects", split="train")),
+}))
+"""
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("made")
+    write_samples(folder / "traces")
+    run_filter(str(folder / "traces"), folder / "rows", licence="mit")
+    return folder
+
+
+@pytest.fixture
+def rows(made: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(made / "rows", tmp_path / "rows"))
+
+
+def front(
+    hub: LoopbackHub, home: Path, *arguments: str, token: str | None = TOKEN, **env: str
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "pimono_sdpo", *arguments],
+        env=hub.env(home, token) | env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def push(
+    hub: LoopbackHub, rows: Path, *options: str, token: str | None = TOKEN, **env: str
+) -> subprocess.CompletedProcess[str]:
+    return front(hub, rows.parent, "push", str(rows), NAME, *options, token=token, **env)
+
+
+def pushed(hub: LoopbackHub, revision: str = "main") -> dict[str, bytes]:
+    files = hub.files(NAME, "dataset", revision)
+    del files[".gitattributes"]
+    return files
+
+
+def as_pushed(rows: Path) -> dict[str, bytes]:
+    files = {
+        path.relative_to(rows).as_posix(): path.read_bytes()
+        for path in rows.rglob("*")
+        if path.is_file()
+    }
+    files["README.md"] = files["README.md"].replace(b'"PATH_OR_ID"', b'"me/rows"')
+    return files
+
+
+def of_table(rows: Path, kind: str) -> list[list[str]]:
+    files = sorted((rows / kind).glob("*.parquet"))
+    table = pa.concat_tables([pq.read_table(file) for file in files])
+    return [[row["session_id"], row["source"]] for row in table.to_pylist()]
+
+
+def statuses(hub: LoopbackHub) -> list[int]:
+    return [seen.status for seen in hub.requests if seen.path.startswith(COMMIT)]
+
+
+def refused(done: subprocess.CompletedProcess[str], rows: Path, before: dict[str, bytes]) -> str:
+    """One sentence, exit code 2, and the folder as it was."""
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    assert as_pushed(rows) == before
+    (line,) = (line for line in done.stderr.splitlines() if line.startswith("pimono-sdpo: "))
+    return line
+
+
+def test_filter_pushes_what_loads_back(
+    loopback_hub: LoopbackHub, made: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "rows"
+    arguments = ("filter", str(made / "traces"), "--out", str(out), "--license", "mit")
+    done = front(loopback_hub, tmp_path, *arguments, "--push", NAME)
+    assert done.returncode == 0, done.stderr
+    assert pushed(loopback_hub) == as_pushed(out)
+    assert loopback_hub.repo(NAME, "dataset").private
+    assert "(private)" in done.stdout.splitlines()[-1]
+    assert statuses(loopback_hub) == [200]
+    seen = run_client(loopback_hub, tmp_path, LOADED)
+    assert seen["rows"] == seen["streamed"] == of_table(out, "data")
+    assert seen["rejects"] == of_table(out, "rejects")
+
+    again = push(loopback_hub, out)
+    assert again.returncode == 0, again.stderr
+    assert "nothing was uploaded" in again.stdout
+    assert statuses(loopback_hub) == [200]
+
+
+def test_another_push_replaces_the_earlier_one_whole(loopback_hub: LoopbackHub, rows: Path) -> None:
+    ours = {"report.json": b'{"pimono_sdpo": "0"}', "LICENSE": b"theirs"}
+    shards = {f"data/train-0000{i}-of-00003.parquet": b"old" for i in range(3)}
+    loopback_hub.seed(NAME, "dataset", ours | shards)
+    done = push(loopback_hub, rows, "--public")
+    assert done.returncode == 0, done.stderr
+    assert "3 removed" in done.stdout
+    assert pushed(loopback_hub) == as_pushed(rows) | {"LICENSE": b"theirs"}
+    assert statuses(loopback_hub) == [200]
+
+
+@pytest.mark.parametrize(
+    ("options", "revision"), [(["--revision", "v2"], "v2"), (["--create-pr"], "refs/pr/1")]
+)
+def test_a_branch_or_a_pull_request_leaves_main_alone(
+    loopback_hub: LoopbackHub, rows: Path, options: list[str], revision: str
+) -> None:
+    done = push(loopback_hub, rows, "--public", *options)
+    assert done.returncode == 0, done.stderr
+    assert pushed(loopback_hub, revision) == as_pushed(rows)
+    assert pushed(loopback_hub) == {}
+    assert not loopback_hub.repo(NAME, "dataset").private
+    assert "(public)" in done.stdout
+    assert ("pull request" in done.stdout) == (revision != "v2")
+
+
+@pytest.mark.parametrize("status", [409, 412])
+def test_a_push_that_collides_is_tried_again(
+    loopback_hub: LoopbackHub, rows: Path, status: int
+) -> None:
+    loopback_hub.fail_next(COMMIT, status, times=2)
+    done = push(loopback_hub, rows)
+    assert done.returncode == 0, done.stderr
+    assert statuses(loopback_hub) == [status, status, 200]
+    assert pushed(loopback_hub) == as_pushed(rows)
+
+
+def test_two_pushes_at_once_leave_one_of_them_whole(
+    loopback_hub: LoopbackHub, made: Path, rows: Path
+) -> None:
+    other = rows.parent / "other"
+    run_filter(str(made / "traces"), other, max_samples=2)
+    loopback_hub.seed(NAME, "dataset", {})
+    command = [sys.executable, "-m", "pimono_sdpo", "push"]
+    env = loopback_hub.env(rows.parent)
+    running = [
+        subprocess.Popen([*command, str(folder), NAME], env=env, stdout=subprocess.DEVNULL)
+        for folder in (rows, other)
+    ]
+    assert [one.wait() for one in running] == [0, 0]
+    assert pushed(loopback_hub) in (as_pushed(rows), as_pushed(other))
+    assert statuses(loopback_hub).count(200) == 2
+
+
+def test_a_push_that_broke_off_goes_on(loopback_hub: LoopbackHub, rows: Path) -> None:
+    before = as_pushed(rows)
+    shard = next(data for name, data in sorted(before.items()) if name.startswith("data/"))
+    loopback_hub.fail_next(f"/lfs-objects/{sha256(shard).hexdigest()}", 403)
+    line = refused(push(loopback_hub, rows), rows, before)
+    assert "Error while uploading 'data/train-" in line
+    assert pushed(loopback_hub) == {}
+    sent = set(loopback_hub.store.lfs)
+    assert sent
+    first = len(loopback_hub.requests)
+    assert push(loopback_hub, rows).returncode == 0
+    assert pushed(loopback_hub) == before
+    puts = {r.path.rsplit("/", 1)[1] for r in loopback_hub.requests[first:] if r.method == "PUT"}
+    assert puts == {sha256(shard).hexdigest()}.union(puts) - sent
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "times", "sentence"),
+    [
+        (COMMIT, 412, 9, "others kept committing to it"),
+        (COMMIT, 403, 1, "to a token that may write there"),
+        (COMMIT, 413, 1, "the Hub answers 413, Injected fault"),
+        ("/api/repos/create", 409, 1, "is taken, but there is no dataset of that name"),
+        ("/api/datasets/me/rows", 500, 9, "the Hub answers 500"),
+        ("/api/whoami-v2", 401, 1, "does not accept the token"),
+        ("/api/validate-yaml", 400, 1, "Invalid metadata in README.md"),
+    ],
+)
+def test_a_refusal_is_one_sentence(
+    loopback_hub: LoopbackHub, rows: Path, path: str, status: int, times: int, sentence: str
+) -> None:
+    loopback_hub.fail_next(path, status, times)
+    before = as_pushed(rows)
+    line = refused(push(loopback_hub, rows, "--public"), rows, before)
+    assert sentence in line
+    if path == COMMIT:
+        assert f"then `pimono-sdpo push {rows} me/rows --public`" in line
+    assert all(pushed(loopback_hub) == {} for _ in loopback_hub.store.repos)
+
+
+def test_no_token_is_found_out_before_the_work(
+    loopback_hub: LoopbackHub, made: Path, rows: Path
+) -> None:
+    before = as_pushed(rows)
+    arguments = ("filter", str(made / "traces"), "--out", str(rows), "--push")
+    home = rows.parent
+    done = front(loopback_hub, home, *arguments, NAME, token=None)
+    assert "there is no token; set HF_TOKEN" in refused(done, rows, before)
+    done = front(loopback_hub, home, *arguments, "nobody/rows")
+    assert "`nobody` is neither this account nor an" in refused(done, rows, before)
+    done = front(loopback_hub, home, *arguments, "")
+    assert "`` cannot name a dataset" in refused(done, rows, before)
+    done = front(loopback_hub, home, *arguments, "rows")
+    assert "give ns/rows" in refused(done, rows, before)
+    loopback_hub.store.role = "read"
+    done = front(loopback_hub, home, *arguments, NAME)
+    assert "the token may only read" in refused(done, rows, before)
+    done = front(loopback_hub, home, *arguments[:-1], "--public")
+    assert "add --push" in refused(done, rows, before)
+
+
+def test_no_network_is_one_sentence(loopback_hub: LoopbackHub, rows: Path) -> None:
+    before = as_pushed(rows)
+    done = push(loopback_hub, rows, HF_ENDPOINT="http://127.0.0.1:9")
+    assert "cannot be reached (ConnectError); check the network" in refused(done, rows, before)
+    done = push(loopback_hub, rows, HF_HUB_OFFLINE="1")
+    assert "HF_HUB_OFFLINE is set" in refused(done, rows, before)
+
+
+def test_data_of_others_is_not_replaced(loopback_hub: LoopbackHub, rows: Path) -> None:
+    theirs = {"data/train-00000-of-00001.parquet": b"theirs"}
+    loopback_hub.seed(NAME, "dataset", theirs)
+    before = as_pushed(rows)
+    assert "not of an earlier filter run" in refused(push(loopback_hub, rows), rows, before)
+    assert pushed(loopback_hub) == theirs
+
+
+SECRET = "hf_" + "aB3dE5fG7h" * 3
+
+
+def in_card(rows: Path) -> None:
+    with (rows / "README.md").open("a") as card:
+        card.write(f"\n{SECRET}\n")
+
+
+def in_report(rows: Path) -> None:
+    report = json.loads((rows / "report.json").read_text())
+    report["first_sample"]["privileged_context"] = f"token {SECRET}"
+    (rows / "report.json").write_text(json.dumps(report))
+
+
+def in_rows(rows: Path) -> None:
+    path = max((rows / "data").glob("*.parquet"))
+    table = pq.read_table(path)
+    changed = table.to_pylist()
+    changed[-1]["prompt"][-1]["content"] += f" {SECRET}"
+    pq.write_table(pa.Table.from_pylist(changed, table.schema), path, row_group_size=1)
+
+
+@pytest.mark.parametrize(
+    ("put", "where"),
+    [
+        (in_card, "README.md` holds what looks like a secret (huggingface_token), so"),
+        (
+            in_report,
+            "report.json` holds what looks like a secret (huggingface_token) in its "
+            "column `first_sample`",
+        ),
+        (
+            in_rows,
+            ".parquet` holds what looks like a secret (huggingface_token) in its column `prompt`",
+        ),
+    ],
+)
+def test_an_open_secret_stops_the_push(
+    loopback_hub: LoopbackHub, rows: Path, put: object, where: str
+) -> None:
+    assert callable(put)
+    put(rows)
+    before = as_pushed(rows)
+    line = refused(push(loopback_hub, rows), rows, before)
+    assert where in line
+    assert SECRET not in line
+    assert not loopback_hub.requests
+
+
+def test_a_folder_or_card_that_is_not_ours_stops_the_push(
+    loopback_hub: LoopbackHub, rows: Path
+) -> None:
+    (rows / "README.md").write_text("# no front matter")
+    before = as_pushed(rows)
+    assert "no YAML front matter" in refused(push(loopback_hub, rows), rows, before)
+    path = max((rows / "data").glob("*.parquet"))
+    (rows / "README.md").write_text("---\nlicense: mit\n---\n# A card\n")
+    path.write_bytes(b"PAR1 but no more")
+    before = as_pushed(rows)
+    assert "is damaged" in refused(push(loopback_hub, rows), rows, before)
+    (rows / "notes.txt").write_text("mine")
+    before = as_pushed(rows)
+    assert "is no folder that `filter` or `merge`" in refused(
+        push(loopback_hub, rows), rows, before
+    )
+    assert not loopback_hub.requests
