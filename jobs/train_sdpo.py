@@ -108,7 +108,10 @@ class Ready:
 def get_ready(
     job: "JobArguments", args: "SDPOConfig", model_args: "ModelConfig", output: Path
 ) -> Ready | None:
-    """Check everything and build the trainer; None after --mode preflight, which writes nothing."""
+    """Check everything and build the trainer; None after --mode preflight.
+
+    Only rows that had to be filtered from --source are left behind then.
+    """
     from pimono_sdpo.training import models, rows, sdpo, started
     from pimono_sdpo.training import output as folders
     from pimono_sdpo.training.prepared import rows_of
@@ -127,7 +130,7 @@ def get_ready(
     ends = models.end_ids(model_args, revision)
     scoring, feedback = taught_by(job, args.feedback_template, tokenizer, ends)
     taught = teaching(job, feedback)
-    start = started.started_with(args, model_args, revision, loaded, taught)
+    start = started.started_with(args, model_args, revision, loaded, taught, held_out)
     if not job.overwrite:
         started.check_same_start(output, start)
     fitted = sdpo.fit(args, loaded, tokenizer, scoring, feedback, held_out)
@@ -136,7 +139,7 @@ def get_ready(
         prepared = sdpo.prepare(args, model_args, fitted, tokenizer, revision, scoring, feedback)
     goes_on = folders.last_checkpoint(output) is not None and not job.overwrite
     before = started.found_before(output) if goes_on else {}
-    if not (job.mode == "smoke" or goes_on):
+    if job.mode == "preflight" or not goes_on:
         before["preflight"] = look_first(
             job, args, model_args, fitted, tokenizer, revision, scoring, prepared
         )
@@ -172,6 +175,7 @@ def train_and_save(
         check_destination(args, smoke)
     ready = get_ready(job, args, model_args, output)
     if ready is None:
+        folders.drop_next_data(output)
         return
     trainer, fitted, before = ready.prepared.trainer, ready.prepared.fitted, ready.before
     licence = job.license or models.base_model_licence(model_args, ready.prepared.revision)
@@ -251,7 +255,7 @@ def look_first(
         hardware=hardware_of(job.flavor),
         prepared=prepared,
         # vLLM samples groups alone, and its weights are not loaded yet.
-        rows=0 if args.use_vllm else job.preflight_rows,
+        rows=0 if args.use_vllm or job.mode == "smoke" else job.preflight_rows,
     )
     if is_leader():
         print(as_text(found))

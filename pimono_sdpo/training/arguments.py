@@ -15,6 +15,8 @@ from pimono_sdpo.training.recipes import DEFAULT_RECIPE, find_recipe
 MOST = 2**63 - 1
 # What NumPy takes for a seed, and SQLite for a number of rows.
 LIMITS = {"seed": (0, 2**32 - 1), "data_seed": (0, 2**32 - 1), "max_samples": (1, MOST)}
+LIMITS |= {"preflight_rows": (0, MOST), "eval_generations": (1, MOST), "generations": (1, MOST)}
+LIMITS |= {"feedback_tokens": (1, MOST)}
 
 
 class SentenceParser(TrlParser):  # type: ignore[misc] # TRL ships no types

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from datasets import Dataset
+from jinja2 import TemplateError
 
 from pimono_sdpo.errors import TrainingInputError
 from pimono_sdpo.schema import Message
@@ -110,13 +111,19 @@ def fit_rows(
         # Rows are named from 1 in every message.
         return _fit(row, index + 1, tokenizer, prompt_tokens, reprompt_tokens, reprompt, special)
 
-    fitted = dataset.map(
-        fit,
-        with_indices=True,
-        # The cache key would not see a change of this module's code.
-        load_from_cache_file=False,
-        desc="fit to token budgets",
-    )
+    try:
+        fitted = dataset.map(
+            fit,
+            with_indices=True,
+            # The cache key would not see a change of this module's code.
+            load_from_cache_file=False,
+            desc="fit to token budgets",
+        )
+    except TemplateError as error:
+        raise TrainingInputError(
+            f"The chat template refuses a prompt ({' '.join(str(error).split())}); give rows with "
+            "turns that it takes, or another model."
+        ) from error
     counts = {name: sum(fitted[column]) for name, column in FLAGS.items()}
     lengths = {name: list(fitted[column]) for name, column in LENGTHS.items()}
     return fitted.remove_columns([*FLAGS.values(), *LENGTHS.values()]), counts, lengths

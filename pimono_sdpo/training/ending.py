@@ -5,7 +5,7 @@ What a card is and what a secret looks like is told by the job, which may import
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from pimono_sdpo.training import output as folders
 from pimono_sdpo.training.models import published_base
@@ -13,8 +13,16 @@ from pimono_sdpo.training.publish import publish_adapter, save_adapter
 from pimono_sdpo.training.reload import write_probe
 
 Json = dict[str, Any]
-# From the bytes of each file of the adapter to the run as JSON; writes a card into a folder.
-LogOf = Callable[[dict[str, int]], Json]
+
+
+class LogOf(Protocol):
+    """Gives the run as JSON."""
+
+    def __call__(self, *, adapter_files: dict[str, int]) -> Json:
+        """Take the bytes of each file of the adapter."""
+
+
+# Writes the card of report and run into a folder.
 WriteCard = Callable[[Json | None, Json, Path], None]
 
 
@@ -33,7 +41,7 @@ def save_run(
     model = trainer.accelerator.unwrap_model(trainer.model)
     files = save_adapter(model, staging, published_base(base_model), revision)
     write_probe(model, trainer.processing_class, output)
-    log = log_of(files)
+    log = log_of(adapter_files=files)
     write_card(report, log, staging)
     folders.finish(output, staging, report, log)
     return log

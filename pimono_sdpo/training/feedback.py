@@ -116,6 +116,12 @@ class FeedbackBuilder(SuccessfulRolloutTeacherContextBuilder):  # type: ignore[m
         self.last_metrics["self_distillation/rollout_feedback_fraction"] = sum(spoken) / len(spoken)
         return context
 
+    def _build_reprompt_text(self, prompt_text: str, solution_text: str, feedback_text: str) -> str:
+        # A completion can spell a control token in ordinary ones, which would read back as it.
+        demonstration, _ = neutralise(solution_text, self.special)
+        text: str = super()._build_reprompt_text(prompt_text, demonstration, feedback_text)
+        return text
+
     def _fitted(self, text: str | None) -> str | None:
         if not _says(text):
             return None

@@ -23,26 +23,27 @@ Scores = dict[str, list[float]]
 def score_rows(trainer: SDPOTrainer, rows: Dataset, generations: int) -> Scores:
     """Return the rewards of `generations` completions of each row, by session.
 
-    Without a column `session_id`, every row is a session of its own.
+    A row without a `session_id` is a session of its own.
     """
     size = trainer.args.per_device_eval_batch_size
     process, processes = trainer.accelerator.process_index, trainer.accelerator.num_processes
     pairs: list[tuple[str, float]] = []
     with untouched(trainer, seed=trainer.args.seed):
-        mine = [dict(row) for row in rows.select(range(process, len(rows), processes))]
-        inputs = [row for row in mine for _ in range(generations)]
+        mine = range(process, len(rows), processes)
+        numbered = [(number, dict(rows[number])) for number in mine]
+        repeated = [pair for pair in numbered for _ in range(generations)]
         steps = tqdm(
-            range(0, len(inputs), size),
+            range(0, len(repeated), size),
             desc="held-out rows",
             disable=None if trainer.accelerator.is_main_process else True,
         )
         for start in steps:
-            batch = inputs[start : start + size]
+            numbers, batch = zip(*repeated[start : start + size], strict=True)
             ids = trainer._tokenize_prompts([row["prompt"] for row in batch])
-            rewards = sample_rewards(trainer, batch, ids)
+            rewards = sample_rewards(trainer, list(batch), ids)
             pairs += [
-                (str(row.get("session_id", f"row {start + n}")), reward)
-                for n, (row, reward) in enumerate(zip(batch, rewards, strict=True))
+                (str(row.get("session_id") or f"row {number}"), reward)
+                for number, row, reward in zip(numbers, batch, rewards, strict=True)
             ]
     scores: Scores = {}
     for session, reward in gather_object(pairs):

@@ -36,6 +36,7 @@ class Estimate:
     """Bytes at the peak of a step, by what they are for."""
 
     parts: dict[str, int]
+    quantised: bool = False
 
     @property
     def total(self) -> int:
@@ -45,7 +46,9 @@ class Estimate:
     def advice(self) -> str:
         """Return the flag that lowers the largest part which one lowers."""
         flags = {
-            "base weights": "--load_in_4bit true (NF4), with --use_bnb_nested_quant true",
+            "base weights": ""
+            if self.quantised
+            else "--load_in_4bit true (NF4), with --use_bnb_nested_quant true",
             "logits": "a smaller --max_completion_length or --per_device_train_batch_size, or "
             "--distillation_mode sampled_token",
             "student": "--gradient_checkpointing true, a smaller --per_device_train_batch_size "
@@ -54,7 +57,8 @@ class Estimate:
             "generation cache": "a smaller --steps_per_generation: so many micro-batches are "
             "sampled at once",
         }
-        return flags[max(flags, key=lambda name: self.parts.get(name, 0))]
+        known = {name: flag for name, flag in flags.items() if flag}
+        return known[max(known, key=lambda name: self.parts.get(name, 0))]
 
 
 def estimate(
@@ -82,8 +86,9 @@ def of_config(
 ) -> Estimate:
     """Return the same for a model's config."""
     text = config.get_text_config()
-    width = torch.tensor([], dtype=getattr(torch, str(model_args.dtype))).element_size()
-    hidden, mlp, layers = text.hidden_size, text.intermediate_size, text.num_hidden_layers
+    width = _element(model_args, config)
+    hidden, layers = text.hidden_size, text.num_hidden_layers
+    mlp = getattr(text, "intermediate_size", None) or 4 * hidden
     batch, completion = args.per_device_train_batch_size, args.max_completion_length
     student = batch * (prompt_tokens + completion)
     teacher = batch * (args.max_reprompt_len + completion)
@@ -104,7 +109,8 @@ def of_config(
             "logits": loss,
             "generation cache": sampled * cached * width,
             "CUDA context": CONTEXT,
-        }
+        },
+        quantised=model_args.load_in_4bit,
     )
 
 
@@ -118,18 +124,16 @@ def weights(config: Any, model_args: ModelConfig) -> tuple[int, int, list[tuple[
     kinds = getattr(text, "layer_types", None) or []
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
-    element = torch.tensor([], dtype=getattr(torch, str(model_args.dtype))).element_size()
+    element = _element(model_args, config)
     packed = NESTED if model_args.use_bnb_nested_quant else NF4
     head = model.get_output_embeddings()
-    pattern = re.compile(TEXT_LINEARS)
     chosen = model_args.lora_target_modules
     size, lora, in_4bit = 0.0, 0, 0
     kept: list[tuple[int, int]] = []
     for name, module in model.named_modules():
         if not isinstance(module, torch.nn.Linear):
             continue
-        targeted = pattern.fullmatch(name) if chosen is None else name.split(".")[-1] in chosen
-        if targeted:
+        if module is not head and _is_target(name, chosen):
             lora += model_args.lora_r * (module.in_features + module.out_features)
         if name.endswith("k_proj"):
             sliding = len(kept) < len(kinds) and kinds[len(kept)] == "sliding_attention"
@@ -146,3 +150,22 @@ def weights(config: Any, model_args: ModelConfig) -> tuple[int, int, list[tuple[
         size += in_4bit * element
     others = sum(parameter.numel() for parameter in model.parameters()) - in_4bit
     return int(size + others * element), lora, kept
+
+
+def _is_target(name: str, chosen: str | list[str] | None) -> bool:
+    """Tell whether LoRA goes on a linear layer, by PEFT's rules."""
+    if chosen is None:
+        return re.fullmatch(TEXT_LINEARS, name) is not None
+    names = [chosen] if isinstance(chosen, str) else chosen
+    if names == ["all-linear"]:
+        return True
+    if len(names) == 1 and re.fullmatch(names[0], name):
+        return True
+    return any(name == one or name.endswith(f".{one}") for one in names)
+
+
+def _element(model_args: ModelConfig, config: Any) -> int:
+    """Return the bytes of an element of what is not quantised; `auto` is the config's own dtype."""
+    name = model_args.dtype
+    dtype = config.dtype if name == "auto" else getattr(torch, str(name or "float32"))
+    return torch.tensor([], dtype=dtype or torch.float32).element_size()

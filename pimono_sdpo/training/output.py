@@ -156,13 +156,18 @@ def leave_as_found(folder: Path) -> Iterator[None]:
     try:
         yield
     except PimonoError:
-        if is_ours(folder / NEXT_DATA / REPORT_FILE):
-            shutil.rmtree(folder / NEXT_DATA)
+        drop_next_data(folder)
         raise
     finally:
         for place in new:
             if _is_empty(place):
                 place.rmdir()
+
+
+def drop_next_data(folder: Path) -> None:
+    """Remove rows that a run prepared for later when there is no later."""
+    if is_ours(folder / NEXT_DATA / REPORT_FILE):
+        shutil.rmtree(folder / NEXT_DATA)
 
 
 def last_checkpoint(folder: Path) -> Path | None:

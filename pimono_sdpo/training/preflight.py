@@ -6,7 +6,7 @@
 | template | that prompts pass through the chat template whole and open no turn | they do not |
 | memory | the peak by shapes, and measured where there is a GPU | it does not fit |
 | rollouts | the reward of a few real completions | nothing would be reprompted |
-| teacher gap | what feedback adds to the reward of fresh completions | it adds nothing |
+| teacher gap | what feedback adds to the reward of fresh completions | its interval ends at 0 |
 | time | seconds of a step, from the rollouts; the cost on a flavor | |
 
 The first teacher is the student itself. If it does no better when it is told, there is nothing to
@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from datasets import Dataset
 from trl import ModelConfig
 from trl.experimental.sdpo import SDPOConfig
@@ -33,7 +34,6 @@ from pimono_sdpo.training.tokens import special_tokens
 Json = dict[str, Any]
 # What CUDA and the allocator's gaps leave of a card's memory.
 USABLE = 0.94
-CHECKED_ROWS = 8
 
 
 def preflight(
@@ -53,7 +53,12 @@ def preflight(
     `rows` are tried with real completions, if there is a prepared trainer.
     """
     peak = estimate(args, model_args, revision, fitted.prompt_budget or args.max_reprompt_len)
-    tried = probe(prepared.trainer, rows) if prepared is not None and rows else None
+    try:
+        tried = probe(prepared.trainer, rows) if prepared is not None and rows else None
+    except torch.OutOfMemoryError as error:
+        raise TrainingInputError(
+            f"The GPU has not enough memory for a step; give {peak.advice()}."
+        ) from error
     return assemble(args, fitted, tokenizer, reward_rows, peak, hardware, tried)
 
 
@@ -66,12 +71,13 @@ def refuse(found: Json, forced: bool) -> None:
 
 def check_template(rows: Dataset, tokenizer: Any, template: Mapping[str, Any]) -> int:
     """Return how many prompts passed through the chat template whole; raises TrainingInputError."""
-    tried = rows.select(range(min(CHECKED_ROWS, len(rows))))["prompt"]
     special = special_tokens(tokenizer)
-    for number, prompt in enumerate(tried, 1):
+    for number, prompt in enumerate(rows["prompt"], 1):
         bare = [{**turn, "content": "x"} for turn in prompt]
         text, frame = (_templated(turns, tokenizer, template) for turns in (prompt, bare))
-        if any(turn["content"].strip() not in text for turn in prompt):
+        # Some tokenizers normalise text, which is no change of theirs alone.
+        contents = [_decoded(turn["content"], tokenizer).strip() for turn in prompt]
+        if any(content not in text for content in contents):
             raise TrainingInputError(
                 f"The chat template changes the prompt of row {number}; give a model whose "
                 "template keeps the text of its turns."
@@ -81,7 +87,12 @@ def check_template(rows: Dataset, tokenizer: Any, template: Mapping[str, Any]) -
                 f"Text of row {number} becomes control tokens in the chat template; give a "
                 "tokenizer that declares its special tokens."
             )
-    return len(tried)
+    return len(rows)
+
+
+def _decoded(text: str, tokenizer: Any) -> str:
+    decoded: str = tokenizer.decode(tokenizer(text, add_special_tokens=False)["input_ids"])
+    return decoded
 
 
 def _templated(turns: list[Any], tokenizer: Any, template: Mapping[str, Any]) -> str:
@@ -210,13 +221,19 @@ def _stops(found: Json) -> list[str]:
                 "No completion succeeded and none was given feedback, so nothing would be learned; "
                 "give rows with a privileged_context, or another --feedback."
             )
-        elif gap is not None and gap["gap"] <= 0:
+        elif gap is not None and _none(gap):
             stops.append(
                 f"The model does no better when it is told the feedback (mean reward "
                 f"{gap['teacher']:.3f} with, {gap['student']:.3f} without), so that there is "
                 "nothing to distil; give other rows, another reward or a more capable model."
             )
     return stops
+
+
+def _none(gap: Json) -> bool:
+    """Tell whether feedback helps not at all: noise around a real gap must not stop a training."""
+    high = gap["interval_90"][1]
+    return bool((gap["gap"] if high is None else high) <= 0)
 
 
 def _mean(rows: Sequence[Sequence[float]]) -> float:

@@ -39,6 +39,8 @@ def _lines_of_rollouts(found: Json) -> list[tuple[str, str]]:
     rollouts, gap, time = found["rollouts"], found["teacher_gap"], found["time"]
     low, high = gap["interval_90"] if gap else (None, None)
     between = "" if low is None else f" (90 % interval {low:.3f} to {high:.3f})"
+    unsure = low is None or high is None or low <= 0 < high
+    hint = "; not sure, more --preflight_rows would tell" if gap and unsure else ""
     cost = "" if time["dollars"] is None else f", {time['dollars']:.2f} dollars"
     return [
         (
@@ -53,7 +55,7 @@ def _lines_of_rollouts(found: Json) -> list[tuple[str, str]]:
             "no completion was given feedback"
             if gap is None
             else f"{gap['gap']:+.3f}{between}: mean reward {gap['teacher']:.3f} when told, "
-            f"{gap['student']:.3f} when not, {gap['rows']} rows",
+            f"{gap['student']:.3f} when not, {gap['rows']} rows{hint}",
         ),
         (
             "time",

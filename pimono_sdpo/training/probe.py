@@ -50,39 +50,57 @@ def probe(trainer: SDPOTrainer, rows: int) -> Probe:
     """
     dataset, group = trainer.train_dataset, trainer.num_generations
     chosen = [dict(dataset[index]) for index in range(min(rows, len(dataset)))]
-    inputs = [row for row in chosen for _ in range(group)]
+    # No more at once than a step samples, or memory would be that of another run.
+    at_once = trainer.args.per_device_train_batch_size * trainer.args.steps_per_generation
+    size = max(1, at_once // group)
+    found: list[Probe] = []
     with untouched(trainer):
         if torch.cuda.is_available():
             torch.cuda.reset_peak_memory_stats()
-        began = monotonic()
-        batch = trainer._prepare_training_batch(inputs)
-        generation_seconds = monotonic() - began
-        rewards = batch["rewards"].view(-1, group).tolist()
-        update_seconds = _update(trainer, batch)
-        masked = batch["self_distillation_mask"].bool().tolist()
-        width = batch["completion_ids"].size(1)
-        prompts = [
-            ids[:-width][mask[:-width].bool()].tolist()
-            for ids, mask in zip(
-                batch["teacher_input_ids"], batch["teacher_attention_mask"], strict=True
-            )
-        ]
-        told = [index for index, reprompted in enumerate(masked) if reprompted]
-        by_student, by_teacher = [], []
-        if told:
-            again = [inputs[index] for index in told]
-            untold = trainer._tokenize_prompts([row["prompt"] for row in again])
-            by_student = sample_rewards(trainer, again, untold)
-            by_teacher = sample_rewards(trainer, again, [prompts[index] for index in told])
+        for start in range(0, len(chosen), size):
+            found.append(_try(trainer, chosen[start : start + size]))
         peak = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None
+    return Probe(
+        [group for one in found for group in one.rewards],
+        [row for one in found for row in one.student],
+        [row for one in found for row in one.teacher],
+        max(one.generation_seconds for one in found),
+        max(one.update_seconds for one in found),
+        peak,
+    )
+
+
+def _try(trainer: SDPOTrainer, chosen: list[dict[str, Any]]) -> Probe:
+    group = trainer.num_generations
+    inputs = [row for row in chosen for _ in range(group)]
+    began = monotonic()
+    batch = trainer._prepare_training_batch(inputs)
+    generation_seconds = monotonic() - began
+    rewards = batch["rewards"].view(-1, group).tolist()
+    update_seconds = _update(trainer, batch)
+    masked = batch["self_distillation_mask"].bool().tolist()
+    width = batch["completion_ids"].size(1)
+    prompts = [
+        ids[:-width][mask[:-width].bool()].tolist()
+        for ids, mask in zip(
+            batch["teacher_input_ids"], batch["teacher_attention_mask"], strict=True
+        )
+    ]
+    told = [index for index, reprompted in enumerate(masked) if reprompted]
+    by_student: list[float] = []
+    by_teacher: list[float] = []
+    if told:
+        again = [inputs[index] for index in told]
+        untold = trainer._tokenize_prompts([row["prompt"] for row in again])
+        by_student = sample_rewards(trainer, again, untold)
+        by_teacher = sample_rewards(trainer, again, [prompts[index] for index in told])
     return Probe(
         rewards,
         _by_row(by_student, told, group),
         _by_row(by_teacher, told, group),
-        # A step samples one generation batch, whatever number of rows was tried.
-        generation_seconds * trainer.args.generation_batch_size / len(inputs),
+        generation_seconds,
         update_seconds,
-        peak,
+        None,
     )
 
 

@@ -48,6 +48,12 @@ class Scoring:
                 f"{self.partial * best} to completions that fail; give "
                 f"--success_reward_threshold {best}."
             )
+        reserved = sorted({"completions", "completion_ids", "trainer_state"} & {*columns})
+        if reserved:
+            raise TrainingInputError(
+                f"The rows have a column `{reserved[0]}`, a name that the trainer gives to rewards "
+                "itself; rename the column."
+            )
         if self.column is not None and self.column not in columns:
             raise TrainingInputError(
                 f"The rows have no column `{self.column}`, which this reward judges by; filter the "

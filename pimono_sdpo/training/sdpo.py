@@ -73,6 +73,8 @@ def settle_arguments(args: SDPOConfig, model_args: ModelConfig, smoke: bool) -> 
     if smoke:
         args.max_steps = SMOKE_STEPS if args.max_steps < 1 else min(SMOKE_STEPS, args.max_steps)
         args.save_strategy = "no"
+        # Its metrics are no part of the training's run.
+        args.run_name = f"{args.run_name}-smoke"
         args.hub_model_id = None
 
 

@@ -31,7 +31,12 @@ Json = dict[str, Any]
 
 
 def started_with(
-    args: SDPOConfig, model_args: ModelConfig, revision: str | None, rows: Dataset, own: Json
+    args: SDPOConfig,
+    model_args: ModelConfig,
+    revision: str | None,
+    rows: Dataset,
+    own: Json,
+    held_out: Dataset | None = None,
 ) -> Json:
     """Return every argument that decides the result, with what model and rows really are.
 
@@ -47,6 +52,7 @@ def started_with(
         "model_name_or_path": model,
         "model_revision": revision,
         "rows": _rows(rows),
+        "held_out_rows": None if held_out is None else _rows(held_out),
     }
     plain: Json = json.loads(json.dumps(start, default=str))
     return plain

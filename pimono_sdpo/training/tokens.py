@@ -10,8 +10,17 @@ ZERO_WIDTH_SPACE = "\u200b"
 
 
 def special_tokens(tokenizer: Any) -> tuple[str, ...]:
-    """Return the texts that the tokenizer turns into control tokens, longest first."""
-    added = (str(token) for token in tokenizer.added_tokens_decoder.values() if token.special)
+    """Return the texts that the tokenizer turns into control tokens, longest first.
+
+    Qwen declares `<tool_response>` and `<think>` as ordinary added tokens; what its chat template
+    writes is a control token all the same. Other added tokens, such as `<table>`, are text.
+    """
+    template = str(tokenizer.chat_template or "")
+    added = (
+        str(token)
+        for token in tokenizer.added_tokens_decoder.values()
+        if token.special or (str(token).strip() and str(token) in template and len(str(token)) > 1)
+    )
     return tuple(
         sorted({*added, *tokenizer.all_special_tokens}, key=lambda text: (-len(text), text))
     )

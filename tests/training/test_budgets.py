@@ -235,3 +235,16 @@ def test_shortened_text_fits_and_keeps_both_ends(text: str, budget: int) -> None
 def test_nothing_fits_when_the_mark_alone_does_not() -> None:
     assert shorten_to_budget("x" * 100, len(TRIMMED) - 1, len) is None
     assert shorten_to_budget("x" * 100, len(TRIMMED), len) == TRIMMED
+
+
+def test_markers_that_only_the_chat_template_knows_are_broken_too(tokenizer: Any) -> None:
+    """Qwen declares `<tool_response>` as an ordinary added token."""
+    from tokenizers import AddedToken
+
+    qwen = type(tokenizer).from_pretrained(tokenizer.name_or_path)
+    qwen.add_tokens([AddedToken("<tool_response>"), AddedToken("<table>"), AddedToken("\n\n")])
+    qwen.chat_template = "{{ '<tool_response>\n\n' }}"
+    special = special_tokens(qwen)
+    assert "<tool_response>" in special
+    assert "<table>" not in special
+    assert "\n\n" not in special

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,9 @@ def test_scores_are_by_session_and_the_same_twice(tmp_path: Path, tiny: Path) ->
     )
     assert any(0 < reward < 1 for found in scores.values() for reward in found)
     assert held_out.score_rows(prepared.trainer, rows, 3) == scores
-    alone = held_out.score_rows(prepared.trainer, rows.remove_columns("session_id"), 1)
-    assert len(alone) == 4
+    for unnamed in (rows.remove_columns("session_id"), rows.map(lambda _: {"session_id": None})):
+        alone = held_out.score_rows(prepared.trainer, unnamed, 3)
+        assert [len(found) for found in alone.values()] == [3, 3, 3, 3]
 
 
 def test_the_summary_compares_the_same_sessions() -> None:
@@ -68,6 +70,7 @@ def test_the_job_scores_before_and_after_and_shows_it(
     rows = with_test_rows(tmp_path / "rows")
     out = tmp_path / "out"
     argv = ["--config", "tiny", "--report_to", "none", "--max_steps", "1", "--eval_split", "test"]
+    argv += ["--save_steps", "1"]
     argv += ["--dataset", str(rows), "--model_name_or_path", str(tiny)]
     argv += ["--output_dir", str(out)]
     assert script().main([*argv, "--eval_generations", "2"]) == 0
@@ -77,6 +80,15 @@ def test_the_job_scores_before_and_after_and_shows_it(
     assert run["teaching"]["eval_split"] == "test"
     local = json.loads((out / "run-local.json").read_text())
     assert set(local["before"]["held_out"]) == {"s0", "s1", "s2"}
+    # Killed before its end and gone on with: other rows to score are another training.
+    shutil.rmtree(out / "adapter")
+    (out / "run.json").unlink()
+    more = hand_made().select([0, 1])
+    more.to_parquet(rows / "data" / "test-00000-of-00001.parquet")
+    assert script().main([*argv, "--eval_generations", "2"]) == 2
+    assert "held_out_rows" in capsys.readouterr().err
+    hand_made().select([0, 1, 2]).to_parquet(rows / "data" / "test-00000-of-00001.parquet")
+    assert script().main([*argv, "--eval_generations", "2"]) == 0
     assert (out / "adapter" / "evaluation.png").stat().st_size > 1000
     assert "## Held-out Evaluation" in (out / "adapter" / "README.md").read_text()
 

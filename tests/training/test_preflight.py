@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from datasets import Dataset
 from transformers import AutoTokenizer
 from trl import ModelConfig
 
@@ -53,6 +54,10 @@ def test_probing_leaves_the_run_as_it_was(
     steps = [e for e in prepared.trainer.state.log_history if "loss" in e]
     before = [e for e in straight[0].trainer.state.log_history if "loss" in e]
     assert steps == before
+
+
+def said(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]
 
 
 class Listening:
@@ -105,6 +110,23 @@ def test_the_gap_is_what_feedback_adds(
         refuse(found, forced=True)
 
 
+def test_noise_around_a_gap_stops_no_training() -> None:
+    from pimono_sdpo.training.preflight import _gap, _none
+
+    noisy = Probe(
+        [], [[0.0, 1.0], [1.0, 1.0], [0.0, 0.0]], [[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]], 1, 1, None
+    )
+    found = _gap(noisy)
+    assert found is not None
+    assert found["gap"] <= 0.0
+    assert found["interval_90"][1] > 0
+    assert not _none(found)
+    worse = Probe([], [[1.0]] * 4, [[0.0], [0.5], [0.0], [0.5]], 1, 1, None)
+    told = _gap(worse)
+    assert told is not None
+    assert _none(told)
+
+
 def test_what_cannot_learn_or_fit_is_stopped(tmp_path: Path, tiny: Path) -> None:
     args, model_args = arguments(tmp_path, tiny)
     without = hand_made().map(lambda _: {"privileged_context": ""})
@@ -151,6 +173,10 @@ def test_steps_hours_and_dollars_follow_from_the_probe(tmp_path: Path, tiny: Pat
 def test_templates_keep_text_and_open_no_turns(tiny: Path, tmp_path: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(tiny)
     assert check_template(hand_made(), tokenizer, {"enable_thinking": False}) == 4
+    late = Dataset.from_list([*hand_made(), *hand_made(), *hand_made()])
+    last = late.map(lambda row, n: {"prompt": said("<eos>" if n == 11 else "x")}, with_indices=True)
+    with pytest.raises(TrainingInputError, match="Text of row 12 becomes control tokens"):
+        check_template(last, tokenizer, {"enable_thinking": False})
     lossy = AutoTokenizer.from_pretrained(tiny)
     lossy.chat_template = "{{ bos_token }}{{ messages[0]['content'][:5] }}"
     with pytest.raises(TrainingInputError, match="changes the prompt of row 1"):

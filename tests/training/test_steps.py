@@ -211,3 +211,24 @@ def test_evaluating_before_training_works_and_changes_nothing(
         expected = adapter_state(straight[0].trainer, adapter)
         after = adapter_state(trainer, adapter)
         assert all(torch.equal(value, expected[name]) for name, value in after.items())
+
+
+def test_a_run_killed_after_its_last_step_makes_no_more(
+    straight: tuple[sdpo.Prepared, dict[str, float], SeenPrompts, ModelConfig],
+    tiny: Path,
+    filtered: Path,
+    tmp_path: Path,
+) -> None:
+    changes = {"save_strategy": "steps", "save_steps": 6, "lr_scheduler_type": "constant"}
+    dataset = rows.load_rows(str(filtered))
+    args, model_args = arguments(tmp_path, tiny, **changes)
+    first = prepare(args, model_args, dataset)
+    sdpo.train(first)
+    args, model_args = arguments(tmp_path, tiny, **changes)
+    again = prepare(args, model_args, dataset)
+    sdpo.train(again)
+    assert again.trainer.state.global_step == 6
+    expected, found = (adapter_state(one.trainer) for one in (first, again))
+    assert all(torch.equal(value, expected[name]) for name, value in found.items())
+    steps = [entry["step"] for entry in again.trainer.state.log_history if "loss" in entry]
+    assert steps == [1, 2, 3, 4, 5, 6]
