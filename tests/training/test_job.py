@@ -344,7 +344,7 @@ def test_a_reward_that_can_be_won_trains_nothing(
 def test_two_processes_train_one_adapter(tmp_path: Path, tiny: Path, filtered: Path) -> None:
     argv = ["--config", "tiny", "--report_to", "none", "--max_steps", "2", "--dataset"]
     argv += [str(filtered), "--model_name_or_path", str(tiny), "--output_dir", "out"]
-    launched = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "0"]
+    launched = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
     done = python(
         *launched, str(JOBS / "train_sdpo.py"), *argv, cwd=tmp_path, ACCELERATE_USE_CPU="true"
     )
