@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import ModelConfig
 
 from pimono_sdpo.errors import PimonoError, TrainingInputError
-from pimono_sdpo.training.models import model_init_kwargs, told
+from pimono_sdpo.training.models import keep_layout, model_init_kwargs, told
 from pimono_sdpo.training.output import ADAPTER, LOCAL_FILE, PROBE_FILE, RUN_FILE, read_object
 from pimono_sdpo.training.quiet import quiet_libraries
 from pimono_sdpo.training.rows import is_local
@@ -31,6 +31,8 @@ SETTINGS = ("dtype", "load_in_4bit", "load_in_8bit", "bnb_4bit_quant_type", "use
 def probe_logits(model: Any, tokenizer: Any) -> torch.Tensor:
     """Return the float32 logits of the token that would follow PROBE, shape (vocabulary,)."""
     was_training = model.training
+    # With another layout the logits of a CPU would be those of other sums.
+    keep_layout(model)
     model.eval()
     inputs = tokenizer(PROBE, return_tensors="pt").to(model.device)
     with torch.no_grad():
