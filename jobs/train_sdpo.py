@@ -180,6 +180,9 @@ def train_and_save(
     trainer, fitted, before = ready.prepared.trainer, ready.prepared.fitted, ready.before
     licence = job.license or models.base_model_licence(model_args, ready.prepared.revision)
     tracking.set_up_trackio(args, smoke)
+    if not ready.goes_on:
+        before["trackio_run"] = tracking.free_run_name(args)
+    args.run_name = before.get("trackio_run", args.run_name)
     if fitted.held_out is not None and not ready.goes_on:
         before["held_out"] = score_rows(trainer, fitted.held_out, job.eval_generations)
     base = str(model_args.model_name_or_path)

@@ -1,10 +1,12 @@
 """Decide where a run's metrics go: a Trackio Space, or this machine alone."""
 
+import itertools
 import logging
 import os
 
 from httpx2 import HTTPError
 from huggingface_hub import HfApi
+from trackio.sqlite_storage import SQLiteStorage
 from trl.experimental.sdpo import SDPOConfig
 
 logger = logging.getLogger(__name__)
@@ -37,6 +39,19 @@ def set_up_trackio(args: SDPOConfig, smoke: bool) -> None:
     if args.trackio_space_id is None:
         # Trackio reads the variable by itself.
         os.environ.pop(SPACE_VARIABLE, None)
+
+
+def free_run_name(args: SDPOConfig) -> str:
+    """Return the run's name, numbered when a run of this name has logged to this machine already.
+
+    Trackio would go on with that one: steps of two trainings in one curve.
+    """
+    name = str(args.run_name)
+    if "trackio" not in args.report_to or args.trackio_space_id is not None:
+        return name
+    taken = {str(run) for run in SQLiteStorage.get_runs(args.project)}
+    numbered = (f"{name}-{number}" for number in itertools.count(2))
+    return next(one for one in itertools.chain([name], numbered) if one not in taken)
 
 
 def hub_problem() -> str | None:

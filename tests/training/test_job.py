@@ -63,7 +63,25 @@ def test_the_job_trains_logs_and_writes_its_card(
     assert refused.returncode == 2
     assert refused.stderr.strip().splitlines()[-1].startswith("train_sdpo: `outputs/first` holds")
 
+    # Started over, its curve is one of its own; gone on with, it is the same.
+    over = job("--mode", "train", *asked, "--overwrite", cwd=tmp_path)
+    assert over.returncode == 0, over.stderr[-3000:]
+    assert json.loads((out / "run.json").read_text())["run_name"] == "first-2"
+    shutil.rmtree(out / "adapter")
+    shutil.rmtree(out / "checkpoint-4")
+    (out / "run.json").unlink()
+    on = job("--mode", "train", *asked, cwd=tmp_path)
+    assert on.returncode == 0, on.stderr[-3000:]
+    assert json.loads((out / "run.json").read_text())["run_name"] == "first-2"
+    logged = python("-c", RUNS, cwd=tmp_path)
+    assert json.loads(logged.stdout.splitlines()[-1]) == ["first", "first-2"]
 
+
+RUNS = """
+import json
+from trackio.sqlite_storage import SQLiteStorage
+print(json.dumps(sorted(str(run) for run in SQLiteStorage.get_runs("pimono-sdpo"))))
+"""
 UPLOAD = """
 import json, sys
 from huggingface_hub import HfApi
