@@ -86,10 +86,16 @@ def _indented(
     )
     if expanded and all("\t" in _indent(line) or not _indent(line) for line in added):
         return place
+    differing = (
+        place + number
+        for number, mine in enumerate(old)
+        if mine.strip() and _indent(mine) != _indent(lines[place + number])
+    )
+    at = next(differing, place)
     return Refusal(
         "context_not_found",
-        f"A hunk for {path} is indented otherwise than line {place + 1} of the file, "
-        f"`{lines[place][:MAX_SHOWN]}`; copy tabs and spaces as they are.",
+        f"A hunk for {path} is indented otherwise than line {at + 1} of the file, "
+        f"`{lines[at][:MAX_SHOWN]}`; copy tabs and spaces as they are.",
     )
 
 

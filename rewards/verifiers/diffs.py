@@ -14,6 +14,7 @@ _GIT = re.compile(
     r"index |old mode |new mode |new file mode |deleted file mode |similarity |dissim"
 )
 _SIGNATURE = re.compile(r"\d+\.\d+(\.\d+)*\S*$")
+_ESCAPED = re.compile(rb"\\([0-3][0-7]{2})")
 _TAGS = (" ", "+", "-")
 
 _WHERE_IT_ENDS = Refusal(
@@ -232,5 +233,17 @@ class _Reader:
 
 def _name(text: str) -> str:
     """Return the path of a `---` or `+++` line, "" for /dev/null."""
-    name = text.split("\t")[0].strip().strip('"`')
+    name = text.split("\t")[0].strip()
+    if len(name) > 2 and name[0] == name[-1] == '"':
+        name = _unquoted(name[1:-1])
+    name = name.strip('"`')
     return "" if name == "/dev/null" else name
+
+
+def _unquoted(name: str) -> str:
+    """Read the octal bytes and escaped characters of a path as git quotes it."""
+    try:
+        raw = _ESCAPED.sub(lambda m: bytes([int(m[1], 8) & 255]), name.encode())
+        return raw.decode().replace('\\"', '"')
+    except UnicodeError:  # no text, or half a character: the path is looked for as it stands
+        return name

@@ -217,6 +217,18 @@ def test_no_completion_makes_it_raise(text: str, truncated: bool | None) -> None
         verify(completion, {"files": {"x": "a\nb\n"}, "truncated": truncated})
 
 
+def test_paths_quoted_by_git() -> None:
+    diff = '--- "a/\\303\\251.py"\n+++ "b/\\303\\251.py"\n@@ -1 +1 @@\n-a\n+b\n'
+    assert files_after(diff, {"é.py": "a\n"}) == {"é.py": "b\n"}
+    up = diff.replace("\\303\\251", "\\056\\056/x")
+    assert refusal(up, {"é.py": "a\n"}).failure == "path_not_allowed"
+
+
+def test_the_line_that_is_indented_otherwise_is_named() -> None:
+    diff = "--- a/x\n+++ b/x\n@@ -1,2 +1,2 @@\n def f():\n-  return 1\n+  return 2\n"
+    assert "line 2 of the file" in refusal(diff, {"x": "def f():\n    return 1\n"}).why
+
+
 TRACES = os.environ.get("PIMONO_TRACES", "")
 
 
