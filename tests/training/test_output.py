@@ -216,7 +216,13 @@ def test_rows_of_another_source_are_not_used(tmp_path: Path) -> None:
     data.mkdir()
     size = (tmp_path / "a" / "traces" / "1.jsonl").stat().st_size
     (tmp_path / "b" / "traces" / "1.jsonl").write_text("{}\n")
-    options = {"unit": "session", "min_score": 0.0, "max_samples": None, "seed": 42}
+    options = {
+        "unit": "session",
+        "min_score": 0.0,
+        "max_samples": None,
+        "test_fraction": 0.0,
+        "seed": 42,
+    }
     shards = [{"path": "1.jsonl", "layout": "raw", "sessions": 1, "bytes": size}]
     source = {"source": "traces", "kind": "jsonl", "shards": shards}
     output.write_json({"options": options, "input": source}, data / "report.json")
