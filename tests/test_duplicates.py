@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pimono_sdpo.commands import run_filter
+from pimono_sdpo.commands.filter import run_filter
 from pimono_sdpo.harness.event import Event
 from pimono_sdpo.text import shingles
 from processors.history import history

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from datasets import load_dataset
 
-from pimono_sdpo.commands import run_filter
+from pimono_sdpo.commands.filter import run_filter
 from pimono_sdpo.errors import EmptySelection, OutputError
 from pimono_sdpo.runs import folders
 from pimono_sdpo.runs.folders import only_run

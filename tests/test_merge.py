@@ -13,7 +13,7 @@ from datasets import Dataset, DatasetDict
 from typer.testing import CliRunner, Result
 
 from pimono_sdpo.cli import app
-from pimono_sdpo.commands import merge_parts, run_filter, run_part
+from pimono_sdpo.commands.filter import merge_parts, run_filter, run_part
 from pimono_sdpo.errors import EmptySelection, OutputError, SourceError
 from tests import shards
 from tests.shards import all_bytes, cli, command, made

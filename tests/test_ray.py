@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pimono_sdpo.commands import run_filter
+from pimono_sdpo.commands.filter import run_filter
 from pimono_sdpo.export import open_source
 from pimono_sdpo.runs.workers import Job
 from tests import shards

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from datasets import Dataset, load_dataset
 
-from pimono_sdpo.commands import run_rescore
+from pimono_sdpo.commands.rewards import run_rescore
 from pimono_sdpo.errors import EmptySelection, OutputError, SourceError
 from rewards import rescore
 from rewards.verifiers.rubric import NoVerifier, Rubric

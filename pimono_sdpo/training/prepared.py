@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pimono_sdpo.commands import run_filter
+from pimono_sdpo.commands.filter import run_filter
 from pimono_sdpo.errors import OutputError, TrainingInputError
 from pimono_sdpo.export import HUB_ID, open_source
 from pimono_sdpo.training.options import JobArguments

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from datasets import load_dataset
 
-from pimono_sdpo.commands import run_filter
+from pimono_sdpo.commands.filter import run_filter
 from pimono_sdpo.replay.begin import MAX_CHARS, Beginnings, Known
 from pimono_sdpo.trace import match_results, read_trace
 from rewards.verifiers.replay import verify

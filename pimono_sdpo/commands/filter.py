@@ -1,7 +1,4 @@
-"""Runs from a source to a folder: whole, a part of it, and parts put together.
-
-The one module of this package that imports its siblings, inside its functions.
-"""
+"""Runs from a source to a folder: whole, a part of it, and parts put together."""
 
 import json
 import math
@@ -18,7 +15,6 @@ from pimono_sdpo.schema import Unit
 
 if TYPE_CHECKING:
     from pimono_sdpo.export import Source
-    from pimono_sdpo.push import Target
     from pimono_sdpo.runs.assemble import ShardFiles
     from pimono_sdpo.runs.runner import Finished
     from pimono_sdpo.runs.usage import Usage
@@ -143,16 +139,6 @@ def merge_parts(
         return _publish(source, source.name, whole.files, whole.records, work, out, options)
 
 
-def evaluate_corrections(labels: Path, traces: Path) -> str:
-    """Measure the correction model, each author left out in turn; return a table."""
-    from processors.corrections import eval as evaluation
-
-    for path in (labels, traces):
-        if not path.exists():
-            raise SourceError(f"`{path}` does not exist; give the labels and their traces.")
-    return evaluation.render(evaluation.evaluate_corrections(labels, traces))
-
-
 def _chosen(max_samples: int | None, dedupe: bool, seed: int, licence: str | None) -> Json:
     """The options that compare rows or describe all of them; a merge decides on these."""
     from cards.lint import LICENCES
@@ -178,29 +164,6 @@ def _row_options(unit: Unit, min_score: float, test_fraction: float, history_cha
         )
     options = {"unit": unit, "min_score": min_score, "test_fraction": test_fraction}
     return {**options, "history_chars": history_chars}
-
-
-def run_rescore(source: str, out: Path, gates: Sequence[str], graded: Sequence[str]) -> Json:
-    """Score the completions of `source` under `out` and return the report.
-
-    Raises SourceError, OutputError or EmptySelection.
-    """
-    from pimono_sdpo.runs.folders import apart
-    from rewards.rescore import rescore_dataset, rubric_of
-
-    rubric = rubric_of(gates, graded)
-    if Path(source).exists():
-        apart(Path(source).resolve(), out.resolve())
-    return rescore_dataset(source, out, rubric)
-
-
-def run_push(folder: Path, target: "Target") -> str:
-    """Put what `run_filter` wrote on the Hub; raises OutputError. Return what was done."""
-    from cards.lint import lint_card
-    from pimono_sdpo.push import push_folder
-    from processors.secrets import kinds_in
-
-    return push_folder(folder, target, lint_card, kinds_in)
 
 
 def _open(source: str, out: Path) -> "Source":

@@ -1,29 +1,7 @@
-"""How the front door reads some options, and what it says of a finished run."""
+"""What is said of a finished run."""
 
-import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-import typer
-
-
-def one_of(given: str, names: Sequence[str], option: str) -> str:
-    """Refuse what is none of the names."""
-    if given not in names:
-        raise typer.BadParameter(f"`{given}` is neither {' nor '.join(names)}", param_hint=option)
-    return given
-
-
-def part_of(given: str) -> tuple[int, int]:
-    """Read I/N, 1 <= I <= N."""
-    found = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", given)
-    part, parts = (int(found[1]), int(found[2])) if found else (0, 0)
-    if not 1 <= part <= parts:
-        raise typer.BadParameter(
-            f"`{given}` is no part; give 1/3, 2/3 or 3/3 of a source in three", param_hint="--shard"
-        )
-    return part, parts
 
 
 def summary(report: dict[str, Any], out: Path) -> str:

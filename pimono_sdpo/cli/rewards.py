@@ -1,0 +1,48 @@
+"""Scores: rescore, evaluate-corrections."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pimono_sdpo.cli.text import counts, verdicts
+
+
+def rescore_command(
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="Parquet, JSONL or a saved dataset with `verifier_spec` and `completion` (text or "
+            "messages), or `completions`."
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="Folder to write; an earlier output is replaced.")],
+    gate: Annotated[
+        list[str] | None, typer.Option(help="A verifier that must pass, such as `tool_calls`.")
+    ] = None,
+    grade: Annotated[
+        list[str] | None, typer.Option(help="One that counts, with its weight: `syntax=0.5`.")
+    ] = None,
+) -> None:
+    """Score stored completions with verifiers; the verdicts are columns beside the rows."""
+    from pimono_sdpo.commands.rewards import run_rescore
+
+    report = run_rescore(source, out, gate or [], grade or [])
+    mean = "none" if report["mean_reward"] is None else f"{report['mean_reward']:.3f}"
+    typer.echo(
+        f"{report['rows']} rows, {report['judged']} judged, {report['passed']} passed, mean reward "
+        f"{mean}\n{verdicts(report['verdicts'])}"
+    )
+    if report["rejected"]:
+        typer.echo("rejected: " + counts(report["rejected"]))
+    typer.echo(f"rows and report.json are in {out}")
+
+
+def evaluate_corrections_command(
+    labels: Annotated[Path, typer.Argument(help="CSV with file, user_ordinal, label, text.")],
+    traces: Annotated[Path, typer.Argument(help="Folder the labels' files are relative to.")],
+) -> None:
+    """Print precision and recall of the correction model, each author left out in turn."""
+    from pimono_sdpo.commands.rewards import evaluate_corrections
+
+    typer.echo(evaluate_corrections(labels, traces))
