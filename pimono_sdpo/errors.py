@@ -6,7 +6,8 @@
     ├── EmptySelection          every session was dropped
     ├── EngineError             what should run the shards is not there
     ├── OutputError             the output folder cannot be used
-    └── TrainingInputError      rows, model or recipe cannot be trained on
+    ├── TrainingInputError      rows, model or recipe cannot be trained on
+    └── InferenceError          a model cannot be asked
 
 A bug in this project is never one of these: it raises as it is.
 """
@@ -38,3 +39,7 @@ class OutputError(PimonoError):
 
 class TrainingInputError(PimonoError):
     """The rows, the model or the recipe cannot be trained on."""
+
+
+class InferenceError(PimonoError):
+    """A model cannot be asked: no such provider, no key, no price, or no room for the journal."""

@@ -1,0 +1,1 @@
+"""Ask models: any OpenAI-compatible endpoint, with journal, prices and budget."""

@@ -1,0 +1,204 @@
+"""Chat against a real server: answers, faults, limits, and what the journal replays."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pimono_sdpo.inference.calls import Reply, Request, key_of
+from pimono_sdpo.inference.chat import Chat, Limits
+from pimono_sdpo.inference.journal import Journal
+from pimono_sdpo.inference.prices import Price
+from pimono_sdpo.inference.providers import Endpoint
+from tests.chat_server import (
+    ChatServer,
+    busy,
+    drop,
+    garbage,
+    hang,
+    tool_call,
+    trickle,
+    truncated,
+)
+
+KEY = "sk-secret-0123456789"
+FAST = Limits(concurrency=4, timeout=5, attempts=3, wait_initial=0.01, wait_max=0.05)
+
+
+def question(text: str = "ping", **fields: Any) -> Request:
+    return Request(model="m", messages=[{"role": "user", "content": text}], **fields)
+
+
+def chat_of(server: ChatServer, journal: Path | None = None, limits: Limits = FAST) -> Chat:
+    held = Journal(journal) if journal else None
+    return Chat(Endpoint("test", server.url, KEY), held, limits=limits)
+
+
+def asked(chat: Chat, *requests: Request) -> list[Reply]:
+    async def all_of_them() -> list[Reply]:
+        try:
+            return await asyncio.gather(*map(chat.ask, requests))
+        finally:
+            await chat.close()
+
+    return asyncio.run(all_of_them())
+
+
+def test_an_answer_has_text_calls_tokens_and_cost(chat_server: ChatServer) -> None:
+    usage = {"prompt_tokens": 100, "completion_tokens": 10}
+    details = {"prompt_tokens_details": {"cached_tokens": 40}}
+    chat_server.policy = lambda body: {
+        **tool_call("grep", pattern="x"),
+        "content": "look",
+        "usage": usage | details,
+    }
+    chat = chat_of(chat_server)
+    chat.prices = {"m": Price(input=1.0, output=10.0, cached=0.5)}
+    (reply,) = asked(chat, question(seed=7, temperature=0.5, max_tokens=9, extra={"top_k": 3}))
+    assert (reply.text, reply.finish_reason, reply.error) == ("look", "tool_calls", None)
+    (call,) = reply.tool_calls
+    assert call["function"] == {"name": "grep", "arguments": '{"pattern": "x"}'}
+    assert (reply.prompt_tokens, reply.completion_tokens, reply.cached_tokens) == (100, 10, 40)
+    assert reply.cost == pytest.approx((60 * 1.0 + 40 * 0.5 + 10 * 10.0) / 1e6)
+    (hit,) = chat_server.hits
+    assert hit.authorization == f"Bearer {KEY}"
+    assert {**hit.body, "messages": None} == {
+        "model": "m",
+        "messages": None,
+        "seed": 7,
+        "temperature": 0.5,
+        "max_tokens": 9,
+        "top_k": 3,
+        "stream": False,
+    }
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        busy(429, retry_after=0.01),
+        busy(429, retry_after=3600),
+        busy(429, retry_after=format_datetime(datetime.now(UTC) + timedelta(hours=1))),
+        busy(503, retry_after="soon"),
+        busy(502),
+        drop(),
+    ],
+    ids=["429", "429 for an hour", "429 until a date", "503 soon", "502", "drop"],
+)
+def test_what_passes_is_tried_again(chat_server: ChatServer, fault: Any) -> None:
+    chat_server.fail_next(fault, times=2)
+    (reply,) = asked(chat_of(chat_server), question())
+    assert (reply.text, reply.error) == ("ping", None)
+    assert len(chat_server.hits) == 3
+
+
+@pytest.mark.parametrize(
+    ("fault", "told", "tries"),
+    [
+        (busy(429), "`test` answered 429: Injected fault", 3),
+        (busy(500, body={"message": "no"}), "`test` answered 500: no", 3),
+        (busy(400, body={"detail": {"message": "bad"}}), "`test` answered 400: bad", 1),
+        (busy(404, body=[1]), "no answer", 1),
+        (busy(401, body={"error": f"wrong key {KEY}"}), "`test` answered 401: wrong key [key]", 1),
+        (garbage(), "could not be asked", 1),
+        (garbage(b""), "could not be asked", 1),
+        (garbage(b"\xff\xfe"), "could not be asked", 1),
+        (garbage(b"[]"), "could not be asked", 1),
+        (garbage(b"[" * 200_000), "no answer", 1),
+        (garbage(b"{}"), "no choices", 1),
+        (garbage(b'{"choices": [{"message": "hi"}]}'), "no message", 1),
+        (garbage(b'{"choices": [7]}'), "could not be asked", 1),
+        (garbage(b'{"choices": [{"message": {"content": [1]}}]}'), "no answer", 1),
+        (garbage(b'{"choices": [{"message": {"tool_calls": [{"id": 1}]}}]}'), "no answer", 1),
+        (truncated(), "could not be asked", 1),
+        (drop(), "could not be asked", 3),
+        (hang(1.5), "`test` did not answer in time", 3),
+        (trickle(1.5), "`test` did not answer in time", 3),
+    ],
+    ids=lambda value: value.name if hasattr(value, "name") else str(value),
+)
+def test_what_stays_is_an_error_and_is_asked_again_by_the_next_run(
+    chat_server: ChatServer, tmp_path: Path, fault: Any, told: str, tries: int
+) -> None:
+    limits = Limits(timeout=0.3, attempts=3, wait_initial=0.01, wait_max=0.05)
+    chat_server.fail_next(fault, times=tries)
+    (reply,) = asked(chat_of(chat_server, tmp_path / "calls.sqlite", limits), question())
+    assert reply.error is not None
+    assert told in reply.error
+    assert (reply.text, len(chat_server.hits)) == ("", tries)
+    (again,) = asked(chat_of(chat_server, tmp_path / "calls.sqlite"), question())
+    assert (again.text, again.error, again.from_journal) == ("ping", None, False)
+
+
+def test_an_answer_with_odd_parts_is_still_an_answer(chat_server: ChatServer) -> None:
+    body = b'{"choices": [{"message": {"content": "\\ud800ok"}, "finish_reason": 3}], "usage": 7}'
+    chat_server.fail_next(garbage(body))
+    (reply,) = asked(chat_of(chat_server), question("half a pair \ud83d"))
+    assert (reply.text, reply.error, reply.finish_reason) == ("?ok", None, None)
+    assert chat_server.hits[0].body["messages"][0]["content"] == "half a pair ?"
+
+
+def test_the_journal_answers_without_the_server(chat_server: ChatServer, tmp_path: Path) -> None:
+    journal = tmp_path / "calls.sqlite"
+    chat_server.policy = lambda body: tool_call("read_file", rel_path=f"{body['seed']}.py")
+    requests = [question(seed=seed) for seed in range(6)]
+    first = asked(chat_of(chat_server, journal), *requests)
+    second = asked(chat_of(chat_server, journal), *requests)
+    assert len(chat_server.hits) == 6
+    assert [reply.from_journal for reply in second] == [True] * 6
+    assert [reply.tool_calls for reply in second] == [reply.tool_calls for reply in first]
+    assert KEY not in journal.read_bytes().decode("utf-8", "replace")
+
+
+def test_equal_questions_are_paid_once_and_samples_are_not_equal(
+    chat_server: ChatServer, tmp_path: Path
+) -> None:
+    chat = chat_of(chat_server, tmp_path / "calls.sqlite")
+    asked(chat, question(), question(), question(sample=1), question(sample=1))
+    assert len(chat_server.hits) == 2
+    assert chat_server.hits[0].body == chat_server.hits[1].body
+
+
+def test_no_more_calls_at_once_than_allowed(chat_server: ChatServer) -> None:
+    chat_server.trouble = lambda body, before: hang(0.02)
+    replies = asked(chat_of(chat_server), *[question(seed=seed) for seed in range(24)])
+    assert all(reply.error is None for reply in replies)
+    assert 1 < chat_server.most_under_way <= FAST.concurrency
+
+
+@pytest.mark.parametrize(("status", "most"), [(401, 4), (500, 12)])
+def test_an_endpoint_that_only_fails_is_left_alone(
+    chat_server: ChatServer, status: int, most: int
+) -> None:
+    chat_server.trouble = lambda body, before: busy(status)
+    limits = Limits(concurrency=4, attempts=1, give_up=9, wait_initial=0.01)
+    chat = chat_of(chat_server, limits=limits)
+    replies = asked(chat, *[question(seed=seed) for seed in range(50)])
+    assert all(reply.error == f"`test` answered {status}: Injected fault" for reply in replies)
+    assert chat.stopped
+    assert len(chat_server.hits) <= most
+
+
+def test_the_key_of_a_request_sees_what_is_sent_and_nothing_else() -> None:
+    with_nulls = {"role": "user", "content": "ping", "tool_calls": None, "name": None}
+    same = [question(), Request(model="m", messages=[with_nulls], tools=[], extra={})]
+    other = [question("pong"), question(seed=0), question(sample=1), question(extra={"n": 1})]
+    keys = [key_of(request) for request in [*same, *other]]
+    assert keys[0] == keys[1]
+    assert len(set(keys)) == 5
+
+
+def test_one_chat_serves_several_event_loops(chat_server: ChatServer) -> None:
+    chat = chat_of(chat_server)
+    several: Callable[[], Awaitable[list[Reply]]] = lambda: asyncio.gather(  # noqa: E731
+        *[chat.ask(question(seed=seed)) for seed in range(9)]
+    )
+
+    async def one() -> list[Reply]:
+        return list(await several())
+
+    assert all(reply.error is None for _ in range(3) for reply in asyncio.run(one()))
