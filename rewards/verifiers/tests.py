@@ -76,11 +76,16 @@ def judge(candidate: Candidate, spec: Mapping[str, Any], python: Python = cold) 
 
 def warm(server: Server) -> Callable[[str, dict[str, Any]], VerifierResult]:
     """Return `verify` for many short runs in one warm interpreter, best with IMPORTS."""
+    return functools.partial(verify, python=in_server(server))
+
+
+def in_server(server: Server) -> Python:
+    """Return what runs Python in a warm interpreter."""
 
     def python(arguments: Any, files: Any, stdin: Any, limits: Any) -> Any:
         return server.run(arguments, files=files, stdin=stdin, limits=limits, env=ENVIRONMENT)
 
-    return functools.partial(verify, python=python)
+    return python
 
 
 def visible(candidate: Candidate, spec: Mapping[str, Any]) -> dict[str, str]:

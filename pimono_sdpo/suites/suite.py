@@ -1,0 +1,255 @@
+"""Task suites: a JSON file read, checked and written; its tasks as a `Dataset`.
+
+    {"name": "mine", "split": "train",
+     "defaults": {"repo": "../checkout", "test_cmd": "python -m pytest -q", "hide": ["answers"]},
+     "tasks": [{"task_id": "fix_gcd", "goal": "gcd(4, 6) never returns.", "test_cmd": "...",
+                "repo": "...", "hide": [...], "metadata": {"files": ["gcd.py"], "group": "gcd"},
+                "verifier_spec": {"files": {}, "tests": {}}}]}
+
+A task takes from `defaults` what it does not say itself. `repo` is relative to the suite's file.
+`hide` are globs as in `pimono_sdpo.suites.workspace`. A task is judged by its `verifier_spec` when
+it has one, else by `test_cmd`; one that has neither can only be trained on.
+"""
+
+import json
+import os
+import re
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypedDict
+
+from pimono_sdpo.errors import OutputError, SourceError
+
+NAME = "suite.json"
+# What a suite that says nothing of `hide` hides: where QuixBugs has its answers.
+HIDE = ("correct_python_programs", "correct_java_programs")
+SPLITS = ("train", "test")
+TOP = ("name", "description", "split", "defaults", "tasks")
+DEFAULTS = ("repo", "test_cmd", "hide")
+KEYS = ("task_id", "goal", *DEFAULTS, "metadata", "verifier_spec")
+# An id is part of the names of files.
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,149}")
+
+
+class TaskRow(TypedDict):
+    """One task: the columns `TASK` of `pimono_sdpo.rollout_schema`.
+
+    `repo` is an absolute folder; `verifier_spec` is JSON text.
+    """
+
+    task_id: str
+    suite: str
+    repo: str
+    goal: str
+    test_cmd: str | None
+    hide: list[str]
+    metadata: dict[str, Any]
+    verifier_spec: str | None
+    split: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """A checked suite; `path` is its file."""
+
+    name: str
+    tasks: tuple[TaskRow, ...]
+    path: Path
+    description: str = ""
+    split: str | None = None
+
+
+def load(path: Path, repos: bool = True) -> Suite:
+    """Read a suite, or the `suite.json` of a folder; `repos`: whether they must be there.
+
+    Raises SourceError with one sentence for whatever is wrong.
+    """
+    path = path / NAME if path.is_dir() else path
+    given = _read(path)
+    _known(given, TOP, f"The suite `{path}`")
+    name = given.get("name")
+    if not isinstance(name, str) or not name.strip():
+        raise SourceError(f"The suite `{path}` has no `name`; give it one.")
+    split = given.get("split")
+    if split not in (None, *SPLITS):
+        raise SourceError(f"`split` of `{path}` is {split!r}; write 'train' or 'test'.")
+    defaults, tasks = given.get("defaults", {}), given.get("tasks")
+    if not isinstance(defaults, dict):
+        raise SourceError(f"`defaults` of `{path}` is {_told(defaults)}; write an object.")
+    _known(defaults, DEFAULTS, f"`defaults` of `{path}`")
+    if not isinstance(tasks, list) or not tasks:
+        raise SourceError(f"The suite `{path}` has no tasks; `tasks` is a list of objects.")
+    rows: dict[str, TaskRow] = {}
+    for number, task in enumerate(tasks):
+        row = _row(task, number, defaults, name, split, path, repos)
+        if row["task_id"] in rows:
+            raise SourceError(
+                f"The suite `{path}` has `{row['task_id']}` twice; every `task_id` is one task's."
+            )
+        rows[row["task_id"]] = row
+    description = given.get("description") or ""
+    return Suite(name, tuple(rows.values()), path, str(description), split)
+
+
+def dataset(suite: Suite) -> Any:
+    """Return the tasks as a `Dataset` with the columns `TASK`, in order."""
+    from datasets import Dataset
+
+    from pimono_sdpo.rollout_schema import TASK
+
+    return Dataset.from_list([dict(row) for row in suite.tasks], features=TASK)
+
+
+def write(
+    path: Path,
+    name: str,
+    tasks: Iterable[TaskRow],
+    description: str = "",
+    split: str | None = None,
+) -> Path:
+    """Write a suite whose `repo`s are relative to its file; the same tasks give the same bytes."""
+    folder = path.parent.resolve()
+    listed = [_written(task, folder) for task in tasks]
+    defaults = {
+        key: listed[0][key]
+        for key in DEFAULTS
+        if len(listed) > 1 and all(task.get(key) == listed[0].get(key) for task in listed)
+        if key in listed[0]
+    }
+    content: dict[str, Any] = {"name": name}
+    content |= {"description": description} if description else {}
+    content |= {"split": split} if split else {}
+    content |= {"defaults": defaults} if defaults else {}
+    content["tasks"] = [
+        {key: value for key, value in task.items() if key not in defaults} for task in listed
+    ]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=folder, delete=False, encoding="utf-8") as file:
+            file.write(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+        Path(file.name).chmod(0o644)
+        Path(file.name).replace(path)
+    except OSError as error:
+        raise OutputError(f"`{path}` cannot be written ({error.strerror}).") from error
+    return path
+
+
+def has_tests(task: Mapping[str, Any]) -> bool:
+    """Whether anything can judge an answer to the task."""
+    return bool(task["verifier_spec"] or task["test_cmd"])
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        given = json.loads(path.read_text(encoding="utf-8"))
+        json.dumps(given, ensure_ascii=False).encode()
+    except FileNotFoundError:
+        raise SourceError(f"`{path}` does not exist; give a suite's JSON file.") from None
+    except OSError as error:
+        raise SourceError(f"`{path}` cannot be read ({error.strerror}).") from error
+    except (UnicodeError, RecursionError):
+        raise SourceError(f"`{path}` is no well-formed UTF-8 JSON; mend it.") from None
+    except ValueError as error:
+        raise SourceError(f"`{path}` is no JSON ({error}); give a suite's JSON file.") from None
+    if not isinstance(given, dict):
+        raise SourceError(f"`{path}` is {_told(given)}; a suite is an object with `tasks`.")
+    return given
+
+
+def _row(
+    task: Any,
+    number: int,
+    defaults: dict[str, Any],
+    suite: str,
+    split: str | None,
+    path: Path,
+    repos: bool,
+) -> TaskRow:
+    if not isinstance(task, dict):
+        raise SourceError(f"Task {number + 1} of `{path}` is {_told(task)}; write an object.")
+    name = task.get("task_id")
+    if not isinstance(name, str) or not _ID.fullmatch(name):
+        raise SourceError(
+            f"`task_id` of task {number + 1} of `{path}` is {_told(name)}; write letters, digits "
+            "and . _ + -, at most 150, the first a letter or a digit."
+        )
+    where = f"Task `{name}` of `{path}`"
+    _known(task, KEYS, where)
+    goal, command = task.get("goal"), task.get("test_cmd", defaults.get("test_cmd"))
+    if not isinstance(goal, str) or not goal.strip():
+        raise SourceError(f"{where} has no `goal`; say what is to be done.")
+    if command is not None and not isinstance(command, str):
+        raise SourceError(f"`test_cmd` of {_low(where)} is {_told(command)}; write a line.")
+    spec, metadata = task.get("verifier_spec"), task.get("metadata") or {}
+    for key, value in (("verifier_spec", spec or {}), ("metadata", metadata)):
+        if not isinstance(value, dict):
+            raise SourceError(f"`{key}` of {_low(where)} is {_told(value)}; write an object.")
+    repo = _repo(task.get("repo", defaults.get("repo")), where, path, repos)
+    return {
+        "task_id": name,
+        "suite": suite,
+        "repo": str(repo),
+        "goal": goal,
+        "test_cmd": command if command and command.strip() else None,
+        "hide": _hide(task.get("hide", defaults.get("hide")), where, repo, path),
+        "metadata": metadata,
+        "verifier_spec": json.dumps(spec, ensure_ascii=False) if spec else None,
+        "split": split,
+    }
+
+
+def _repo(given: Any, where: str, path: Path, repos: bool) -> Path:
+    if not isinstance(given, str) or not given.strip():
+        raise SourceError(f"{where} has no `repo`, nor have the `defaults`; name a folder.")
+    repo = Path(os.path.normpath(path.parent.resolve() / Path(given).expanduser()))
+    if repos and not repo.is_dir():
+        raise SourceError(f"{where} has the repo `{given}`, but there is no folder `{repo}`.")
+    return repo
+
+
+def _hide(given: Any, where: str, repo: Path, path: Path) -> list[str]:
+    if given is None:
+        given = list(HIDE)
+    if not isinstance(given, list) or not all(isinstance(glob, str) and glob for glob in given):
+        raise SourceError(f"`hide` of {_low(where)} is {_told(given)}; write a list of globs.")
+    if negated := [glob for glob in given if glob.startswith("!")]:
+        raise SourceError(
+            f"`hide` of {_low(where)} has `{negated[0]}`; a glob can only hide, not show again."
+        )
+    itself = path.resolve()
+    if itself.is_relative_to(repo.resolve()):
+        # It may say what the tests expect.
+        given = [*given, "/" + itself.relative_to(repo.resolve()).as_posix()]
+    return list(dict.fromkeys(given))
+
+
+def _written(task: TaskRow, folder: Path) -> dict[str, Any]:
+    spec = task["verifier_spec"]
+    written = {
+        "task_id": task["task_id"],
+        "goal": task["goal"],
+        "repo": Path(os.path.relpath(Path(task["repo"]).resolve(), folder)).as_posix(),
+        "test_cmd": task["test_cmd"],
+        "hide": task["hide"],
+        "metadata": task["metadata"] or None,
+        "verifier_spec": json.loads(spec) if spec else None,
+    }
+    return {key: value for key, value in written.items() if value is not None}
+
+
+def _known(given: dict[str, Any], keys: tuple[str, ...], where: str) -> None:
+    if strange := [key for key in given if key not in keys]:
+        raise SourceError(
+            f"{where} has `{strange[0]}`, which means nothing there; it may have "
+            f"{', '.join(keys)}, and a task what is yours in `metadata`."
+        )
+
+
+def _low(where: str) -> str:
+    return where[0].lower() + where[1:]
+
+
+def _told(value: Any) -> str:
+    return "missing" if value is None else repr(value)[:80]

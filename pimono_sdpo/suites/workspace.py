@@ -1,0 +1,150 @@
+"""What an agent may see of a task's repo: copied into a folder, and read as text.
+
+A glob of `hide` without a slash hides every file and folder of that name, one with a slash what
+lies there from the root of the repo, with all that is below; `*` stands for any characters, slashes
+too, and case is ignored. ALWAYS is hidden, whatever a suite says: histories and caches hold the
+answers.
+"""
+
+import os
+import shutil
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from pimono_sdpo.errors import OutputError, SourceError
+
+ALWAYS = (
+    *(".git", ".hg", ".svn", "*.orig", "*.rej", "*.pyc", "__pycache__", ".pytest_cache"),
+    *(".mypy_cache", ".ruff_cache", ".tox", ".venv", "node_modules", ".hypothesis"),
+)
+MEBI = 1 << 20
+MAX_FILES = 20_000
+MAX_BYTES = 256 * MEBI
+MAX_TEXT = MEBI
+
+
+def visible_copy(task: Mapping[str, Any], folder: Path) -> list[str]:
+    """Copy what an agent may see of `task["repo"]` into an empty folder; return the paths.
+
+    Files are copied byte by byte, whatever they hold, and can be written in the copy. A symlink
+    becomes the file that it names, where that lies in the repo and is not hidden, and is left out
+    otherwise, as are links to folders, pipes and devices. Raises SourceError for a repo that is not
+    there or has more than MAX_FILES files or MAX_BYTES, OutputError for a folder that is not empty.
+    """
+    repo = Path(task["repo"])
+    if folder.resolve().is_relative_to(repo.resolve()):
+        raise OutputError(f"`{folder}` lies in the repo `{repo}`; give a folder outside of it.")
+    folder.mkdir(parents=True, exist_ok=True)
+    if any(folder.iterdir()):
+        raise OutputError(f"`{folder}` is not empty; give a new folder.")
+    paths = []
+    for path, source in visible(repo, task["hide"]):
+        target = folder / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            shutil.copyfile(source, target)
+        except OSError as error:
+            raise SourceError(f"`{source}` cannot be read ({error.strerror}).") from error
+        target.chmod(0o755 if source.stat().st_mode & 0o111 else 0o644)
+        paths.append(path)
+    return paths
+
+
+def files_of(folder: Path, hide: Sequence[str] = ()) -> dict[str, str]:
+    """Return the texts of a folder by their paths, in order of the paths.
+
+    What is no UTF-8, has a NUL or more than MAX_TEXT bytes is left out, as are links.
+    """
+    texts = {}
+    for path, source in visible(folder, hide, links=False):
+        if source.stat().st_size > MAX_TEXT:
+            continue
+        content = source.read_bytes()
+        try:
+            text = content.decode()
+        except UnicodeDecodeError:
+            continue
+        if "\0" not in text:
+            texts[path] = text
+    return texts
+
+
+def visible(repo: Path, hide: Sequence[str], links: bool = True) -> Iterator[tuple[str, Path]]:
+    """Yield path from the root and file of all that is not hidden, in order of the paths."""
+    if not repo.is_dir():
+        raise SourceError(f"There is no folder `{repo}`; mend `repo` of the suite.")
+    files = size = 0
+    for path, source in sorted(_walk(repo, "", hide)):
+        real = _real(repo, source, hide) if source.is_symlink() and links else source
+        if real is None or real.is_symlink() or not stat.S_ISREG(real.stat().st_mode):
+            continue
+        files, size = files + 1, size + real.stat().st_size
+        if files > MAX_FILES or size > MAX_BYTES:
+            raise SourceError(
+                f"The repo `{repo}` shows more than {MAX_FILES} files or {MAX_BYTES // MEBI} MB; "
+                "hide what no task needs."
+            )
+        yield path, real
+
+
+def hidden(path: str, hide: Sequence[str]) -> bool:
+    """Whether a path, or a folder in which it lies, is hidden by these globs or by ALWAYS."""
+    return matches(path, (*ALWAYS, *hide))
+
+
+def matches(path: str, globs: Sequence[str]) -> bool:
+    """Whether globs name a path, or a folder in which it lies.
+
+    >>> matches("src/answers/a.py", ["answers"]), matches("src/a.py", ["/a.py", "tests/*"])
+    (True, False)
+    >>> matches("src/a.py", ["**/src"]), matches("my/src/a.py", ["**/src/*"])
+    (True, True)
+    """
+    parts = path.casefold().split("/")
+    above = ["/".join(parts[: n + 1]) for n in range(len(parts))]
+    for glob in globs:
+        wanted = glob.casefold().removeprefix("./").rstrip("/")
+        if wanted.startswith("**/"):
+            names, wanted = [f"/{name}" for name in above], wanted.removeprefix("*")
+        else:
+            names, wanted = above if "/" in wanted else parts, wanted.removeprefix("/")
+        if any(fnmatchcase(name, wanted) for name in names):
+            return True
+    return False
+
+
+def _walk(folder: Path, above: str, hide: Sequence[str]) -> Iterator[tuple[str, Path]]:
+    """Yield what is no folder, by its path; links are not followed."""
+    try:
+        entries = list(os.scandir(folder))
+    except OSError as error:
+        raise SourceError(f"`{folder}` cannot be listed ({error.strerror}).") from error
+    for entry in entries:
+        path = above + entry.name
+        if hidden(path, hide) or not _is_text(path):
+            continue
+        if entry.is_dir(follow_symlinks=False):
+            yield from _walk(Path(entry), f"{path}/", hide)
+        else:
+            yield path, Path(entry)
+
+
+def _real(repo: Path, link: Path, hide: Sequence[str]) -> Path | None:
+    """Return the file that a link names, None when an agent must not see it."""
+    try:
+        real, root = link.resolve(strict=True), repo.resolve()
+    except (OSError, RuntimeError):  # broken, or a loop
+        return None
+    inside = real.is_relative_to(root) and not hidden(real.relative_to(root).as_posix(), hide)
+    return real if inside and real.is_file() else None
+
+
+def _is_text(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:  # a name that is no UTF-8
+        return False
+    return True

@@ -1,0 +1,133 @@
+"""What judges an agent's files: the spec where there is one, else the command; pristine tests."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pimono_sdpo.suites.workspace import visible_copy
+from rewards.task_tests import run_tests, steady
+
+BUGGY, FIXED = "def double(n):\n    return n + n + 1\n", "def double(n):\n    return 2 * n\n"
+TEST = "from double import double\n\ndef test_double():\n    assert double(2) == 4\n"
+COMMAND = "python -m pytest -q tests/test_double.py"
+SPEC = {
+    "files": {"double.py": BUGGY}, "answer": "any",
+    "tests": {"kind": "value", "module": "double.py", "entry": "double", "seconds": 2,
+              "cases": [{"args": [2], "expected": 4}, {"args": [0], "expected": 0}]},
+}  # fmt: skip
+
+
+@pytest.fixture
+def repo(tmp_path: Path) -> Path:
+    root = tmp_path / "repo"
+    files = {
+        "double.py": BUGGY, "tests/test_double.py": TEST, "tests/helper.py": "",
+        "answers/double.py": FIXED, "conftest.py": "import sys\nsys.path.insert(0, '.')\n",
+    }  # fmt: skip
+    for path, text in files.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(text)
+    return root
+
+
+def task_of(repo: Path, **more: Any) -> dict[str, Any]:
+    given: dict[str, Any] = {"task_id": "t", "repo": str(repo), "hide": ["answers"], "metadata": {},
+             "test_cmd": None, "verifier_spec": None}  # fmt: skip
+    return {**given, **more}
+
+
+def left(task: dict[str, Any], folder: Path, **written: str) -> Path:
+    visible_copy(task, folder)
+    for name, text in written.items():
+        (folder / name.replace("__", "/").replace("_py", ".py")).write_text(text)
+    return folder
+
+
+@pytest.mark.parametrize("how", ["spec", "command"])
+def test_the_fix_passes_the_bug_fails_and_tests_stay_as_they_are(
+    repo: Path, tmp_path: Path, how: str
+) -> None:
+    more = {"verifier_spec": json.dumps(SPEC)} if how == "spec" else {"test_cmd": COMMAND}
+    task = task_of(repo, **more)
+    fixed = run_tests(task, left(task, tmp_path / "fixed", double_py=FIXED))
+    assert (fixed.ok, fixed.error) == (True, None), fixed
+    assert fixed.output.endswith("2 of 2 tests pass." if how == "spec" else "1 passed in 0.00s")
+    untouched = run_tests(task, left(task, tmp_path / "untouched"))
+    assert untouched.ok is False
+    assert "5" in untouched.output
+    assert run_tests(task, tmp_path / "untouched") == untouched
+    cheated = left(
+        task, tmp_path / "cheated", conftest_py="import os\nos._exit(0)\n",
+        **{"tests__test_double_py": "def test_double():\n    pass\n",
+           "tests__helper_py": "import os\nos._exit(0)\n", "sitecustomize_py": "import os\nos._exit(0)\n"},
+    )  # fmt: skip
+    assert run_tests(task, cheated).ok is False
+    helper = "from parts import two\ndef double(n):\n    return two() * n\n"
+    split = left(task, tmp_path / "split", double_py=helper, parts_py="def two():\n    return 2\n")
+    assert run_tests(task, split).ok is True
+
+
+def test_what_hangs_is_cut_by_cpu_time(repo: Path, tmp_path: Path) -> None:
+    task = task_of(repo, verifier_spec=json.dumps(SPEC))
+    hangs = left(
+        task, tmp_path / "hangs", double_py="def double(n):\n    while n: pass\n    return 0\n"
+    )
+    ran = run_tests(task, hangs)
+    assert (ran.ok, ran.error) == (False, None)
+    assert "did not end in its CPU time" in ran.output
+
+
+def test_the_answer_cannot_read_what_is_hidden(repo: Path, tmp_path: Path) -> None:
+    steals = "from answers.double import double\n"
+    for number, more in enumerate(({"verifier_spec": json.dumps(SPEC)}, {"test_cmd": COMMAND})):
+        task = task_of(repo, **more)
+        ran = run_tests(task, left(task, tmp_path / str(number), double_py=steals))
+        assert ran.ok is False
+        assert "No module named 'answers'" in ran.output
+
+
+def test_hidden_tests_are_there_when_they_run(repo: Path, tmp_path: Path) -> None:
+    for number, metadata in enumerate(({}, {"test_files": ["/tests", "conftest.py"]})):
+        task = task_of(repo, test_cmd=COMMAND, hide=["answers", "tests"], metadata=metadata)
+        folder = left(task, tmp_path / str(number), double_py=FIXED)
+        assert not (folder / "tests").exists()
+        assert run_tests(task, folder).ok is True
+
+
+def test_only_what_is_allowed_counts(repo: Path, tmp_path: Path) -> None:
+    task = task_of(repo, verifier_spec=json.dumps({**SPEC, "allowed": ["other.py"]}))
+    assert run_tests(task, left(task, tmp_path / "a", double_py=FIXED)).ok is False
+
+
+def test_what_is_removed_is_missing(repo: Path, tmp_path: Path) -> None:
+    task = task_of(repo, verifier_spec=json.dumps(SPEC))
+    folder = left(task, tmp_path / "a")
+    (folder / "double.py").unlink()
+    assert run_tests(task, folder).ok is False
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ({}, "the task has no tests"),
+        ({"verifier_spec": '{"files": {}}'}, "has no `tests`"),
+        ({"verifier_spec": '{"tests": {"kind": "odd"}}'}, "write 'value', 'output' or 'pytest'"),
+        ({"test_cmd": "no-such-program --test"}, "cannot be run in the sandbox"),
+        ({"test_cmd": "true", "metadata": {"test_files": "tests"}}, "write a list of globs"),
+    ],
+)
+def test_what_is_no_fault_of_the_agent_is_an_error(
+    repo: Path, tmp_path: Path, more: dict[str, Any], why: str
+) -> None:
+    task = task_of(repo, **more)
+    ran = run_tests(task, left(task, tmp_path / "copy"))
+    assert ran.ok is None
+    assert ran.error is not None
+    assert why in ran.error
+
+
+def test_output_is_the_same_every_time() -> None:
+    said = "FAILED /tmp/sandbox-ab12/work/t.py <C object at 0x7fdeadbeef00>\n1 failed in 63.20s (0:01:03)"
+    assert steady(said) == "FAILED /work/t.py <C object at 0x0>\n1 failed in 0.00s"
