@@ -49,5 +49,7 @@ def cluster_interval(
         confidence_level=level,
         method="BCa",
         rng=np.random.default_rng(seed),
+        # As many resamples at a time as take some 30 MB.
+        batch=max(1, 2_000_000 // len(filled)),
     ).confidence_interval
     return Interval(mean, float(found.low), float(found.high))
