@@ -9,6 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -19,10 +20,12 @@ from huggingface_hub import AsyncInferenceClient
 from huggingface_hub.errors import HfHubHTTPError, InferenceTimeoutError
 
 from pimono_sdpo.inference.answers import Garbage, reply_of, retry_after, sentence
+from pimono_sdpo.inference.budget import Budget
 from pimono_sdpo.inference.calls import Reply, Request, body_of, key_of
 from pimono_sdpo.inference.journal import Journal
 from pimono_sdpo.inference.prices import Price, cost
 from pimono_sdpo.inference.providers import Endpoint
+from pimono_sdpo.inference.tally import Tally
 
 __all__ = ["Chat", "Limits", "Reply", "Request"]
 
@@ -75,11 +78,14 @@ class Chat:
         *,
         prices: Mapping[str, Price] | None = None,
         limits: Limits | None = None,
+        budget: Budget | None = None,
     ) -> None:
         self.endpoint = endpoint
         self.journal = journal
         self.prices = prices or {}
         self.limits = limits or Limits()
+        self.budget = budget
+        self.tally = Tally()
         # Why nothing more is asked, as one sentence.
         self.stopped: str | None = None
         self._failures = 0
@@ -89,11 +95,12 @@ class Chat:
         """Answer from the journal, or from the endpoint; trouble is a reply with `error`."""
         here = self._loop()
         key = key_of(request)
-        # Two tasks with the same question pay for one answer.
+        # Two tasks with the same question pay for one answer, which the journal then has.
         async with here.asked.setdefault(key, asyncio.Lock()):
             known = self.journal.get(request) if self.journal else None
             reply = known or await self._spend(request, here)
         here.asked.pop(key, None)
+        self.tally.add(request.model, reply)
         usage = (reply.prompt_tokens, reply.completion_tokens, reply.cached_tokens)
         return replace(reply, cost=cost(self.prices, request.model, *usage))
 
@@ -110,13 +117,17 @@ class Chat:
         return self._loops[running]
 
     async def _spend(self, request: Request, here: _Loop) -> Reply:
-        async with here.slots:
+        held = self.budget.hold(request) if self.budget else nullcontext()
+        async with here.slots, held as refusal:
+            self.stopped = self.stopped or refusal
             if self.stopped:
                 return Reply(error=self.stopped)
             try:
                 reply = await self._tried(request, here.client)
             except TROUBLE as error:
                 return self._failed(error)
+            if self.budget:
+                self.budget.paid(request, reply)
         self._failures = 0
         if self.journal:
             self.journal.put(request, reply, self.endpoint.name)

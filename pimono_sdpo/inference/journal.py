@@ -16,22 +16,23 @@ from pathlib import Path
 from pimono_sdpo.errors import InferenceError
 from pimono_sdpo.inference.calls import Reply, Request, canonical, key_of
 
+# Numbers first: adding them up then need not read the long texts.
 SCHEMA = """
 create table if not exists calls (
     key text primary key,
     model text not null,
     endpoint text not null,
-    request text not null,
-    text text not null,
-    tool_calls text not null,
-    finish_reason text,
     prompt_tokens integer not null,
     completion_tokens integer not null,
     cached_tokens integer not null,
-    latency real not null
+    latency real not null,
+    finish_reason text,
+    text text not null,
+    tool_calls text not null,
+    request text not null
 ) strict
 """
-REPLY = "text, tool_calls, finish_reason, prompt_tokens, completion_tokens, cached_tokens, latency"
+REPLY = "prompt_tokens, completion_tokens, cached_tokens, latency, finish_reason, text, tool_calls"
 # Seconds to wait for another process that writes.
 PATIENCE = 60.0
 
@@ -65,8 +66,7 @@ class Journal:
             row = self._connection().execute(asked, (key_of(request),)).fetchone()
         if row is None:
             return None
-        text, tool_calls, finish_reason, *usage = row
-        prompt, completion, cached, latency = usage
+        prompt, completion, cached, latency, finish_reason, text, tool_calls = row
         return Reply(
             text=text,
             tool_calls=json.loads(tool_calls),
@@ -82,13 +82,15 @@ class Journal:
         """Commit a finished call."""
         assert reply.error is None
         row = (
-            *(key_of(request), request.model, endpoint, canonical(request)),
-            *(reply.text, json.dumps(reply.tool_calls), reply.finish_reason),
+            *(key_of(request), request.model, endpoint),
             *(reply.prompt_tokens, reply.completion_tokens, reply.cached_tokens, reply.latency),
+            *(reply.finish_reason, reply.text, json.dumps(reply.tool_calls), canonical(request)),
         )
         with self._told(), self._connection() as connection:
             places = ", ".join("?" * len(row))
-            connection.execute(f"insert or ignore into calls values ({places})", row)
+            connection.execute(
+                f"insert into calls values ({places}) on conflict (key) do nothing", row
+            )
 
     def usage(self) -> list[Usage]:
         """What each model was asked so far, by all processes."""
@@ -113,6 +115,8 @@ class Journal:
     def _told(self) -> Iterator[None]:
         try:
             yield
+        except sqlite3.IntegrityError:
+            raise  # a bug of ours
         except (sqlite3.Error, OSError) as error:
             raise InferenceError(
                 f"The journal `{self.path}` cannot be used ({error}); give another folder, or make "

@@ -1,0 +1,110 @@
+"""Rows mapped through a chat: order, bounds, columns; several processes and one journal."""
+
+import asyncio
+import multiprocessing
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+from datasets import Dataset, Features, Value
+
+from pimono_sdpo.errors import InferenceError
+from pimono_sdpo.inference.calls import Reply, Request
+from pimono_sdpo.inference.chat import Chat, Limits
+from pimono_sdpo.inference.journal import Journal
+from pimono_sdpo.inference.providers import Endpoint
+from pimono_sdpo.inference.rows import map_rows
+from tests.chat_server import ChatServer, busy, hang
+
+ANSWER = Features({"n": Value("int32"), "text": Value("string"), "error": Value("string")})
+
+
+class Asker:
+    def __init__(self, chat: Chat) -> None:
+        self.chat = chat
+
+    async def one(self, row: dict[str, Any]) -> dict[str, Any]:
+        turn = {"role": "user", "content": f"question {row['n']}"}
+        reply = await self.chat.ask(Request("m", [turn]))
+        return {"n": row["n"], "text": reply.text or None, "error": reply.error}
+
+
+def chat_of(url: str, journal: Path) -> Chat:
+    limits = Limits(concurrency=32, attempts=2, wait_initial=0.01)
+    return Chat(Endpoint("test", url, "key"), Journal(journal), limits=limits)
+
+
+def rows(count: int) -> Dataset:
+    return Dataset.from_list([{"n": n, "unused": "x"} for n in range(count)])
+
+
+def test_results_come_in_order_and_a_failure_is_a_row(
+    chat_server: ChatServer, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    # Later questions are answered first, and one never.
+    def trouble(body: dict[str, Any], before: int) -> Any:
+        number = int(body["messages"][0]["content"].split()[1])
+        return busy() if number == 7 else hang((20 - number) / 200)
+
+    chat_server.trouble = trouble
+    asker = Asker(chat_of(chat_server.url, tmp_path / "calls.sqlite"))
+    found = map_rows(rows(20), asker.one, ANSWER, in_flight=5, desc="ask")
+    assert found.features == ANSWER
+    assert found["n"] == list(range(20))
+    assert [n for n, error in enumerate(found["error"]) if error] == [7]
+    assert found["text"][:2] == ["question 0", "question 1"]
+    assert chat_server.most_under_way <= 5
+    assert "ask" not in capfd.readouterr().err
+
+
+def test_a_notebook_s_running_loop_is_no_hindrance(chat_server: ChatServer, tmp_path: Path) -> None:
+    asker = Asker(chat_of(chat_server.url, tmp_path / "calls.sqlite"))
+
+    async def cell() -> Dataset:
+        return map_rows(rows(3), asker.one, ANSWER, in_flight=2, desc="ask")
+
+    assert asyncio.run(cell())["error"] == [None] * 3
+
+
+def ask_some(url: str, journal: Path, numbers: range) -> None:
+    asker = Asker(chat_of(url, journal))
+    some = Dataset.from_list([{"n": n} for n in numbers])
+    found = map_rows(some, asker.one, ANSWER, in_flight=8, desc="ask")
+    assert found["error"] == [None] * len(numbers)
+
+
+def test_processes_share_a_journal(chat_server: ChatServer, tmp_path: Path) -> None:
+    journal = tmp_path / "calls.sqlite"
+    spawn = multiprocessing.get_context("fork")
+    spans = (range(0, 30), range(20, 50))
+    workers = [spawn.Process(target=ask_some, args=(chat_server.url, journal, s)) for s in spans]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert [worker.exitcode for worker in workers] == [0, 0]
+    assert sum(used.calls for used in Journal(journal).usage()) == 50
+    hits = len(chat_server.hits)
+    ask_some(chat_server.url, journal, range(50))
+    assert len(chat_server.hits) == hits
+
+
+def test_of_two_answers_the_first_is_kept(tmp_path: Path) -> None:
+    one, other = Journal(tmp_path / "calls.sqlite"), Journal(tmp_path / "calls.sqlite")
+    asked = Request("m", [{"role": "user", "content": "ping"}])
+    one.put(asked, Reply(text="first", tool_calls=[{"id": "1"}]), "test")
+    other.put(asked, Reply(text="second"), "test")
+    kept = other.get(asked)
+    assert kept == Reply(text="first", tool_calls=[{"id": "1"}], from_journal=True)
+
+
+def test_a_journal_that_is_none_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "calls.sqlite").write_text("not a database at all, only a text " * 9)
+    (tmp_path / "file").touch()
+    other = sqlite3.connect(tmp_path / "other.sqlite")
+    other.execute("create table calls (id integer)")
+    other.close()
+    for path in ("calls.sqlite", "file/calls.sqlite", "other.sqlite"):
+        with pytest.raises(InferenceError, match=r"^The journal [^\n]+\.$"):
+            Journal(tmp_path / path).usage()

@@ -1,0 +1,103 @@
+"""Settings: who wins, what is refused, and that keys stay out of sight."""
+
+from pathlib import Path
+
+import pytest
+
+from pimono_sdpo.errors import InferenceError
+from pimono_sdpo.inference.prices import Price
+from pimono_sdpo.inference.providers import NO_KEY, PRESETS, endpoint
+from pimono_sdpo.inference.settings import environment, load
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_the_environment_wins_then_dotenv_then_toml_then_defaults(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    Path("chain.toml").write_text(
+        '[duel]\nmodel = "toml"\nturns = 1\nseed = 1\nmax_tokens = 1\n'
+        '[prices."a/b.c"]\ninput = 1\noutput = 2.5\n'
+    )
+    Path(".env").write_text(
+        "CHUTES_API_KEY=k\nCHAIN_DUEL__MODEL=dotenv\nCHAIN_DUEL__TURNS=2\nCHAIN_DUEL__SEED=2\n"
+    )
+    monkeypatch.setenv("CHAIN_DUEL__MODEL", "environment")
+    monkeypatch.setenv("CHAIN_DUEL__TURNS", "3")
+    settings = load(duel={"model": "given", "seed": None})
+    duel = settings.duel
+    assert (duel.model, duel.turns, duel.seed, duel.max_tokens) == ("given", 3, 2, 1)
+    assert duel.opponent == "king"
+    assert settings.price_list() == {"a/b.c": Price(1, 2.5)}
+    assert endpoint("chutes", environment()).key == "k"
+
+
+@pytest.mark.parametrize(
+    ("toml", "dotenv", "named"),
+    [
+        ("[deul]\nturns = 1", "", "`deul`"),
+        ("[duel]\ntruns = 1", "", "`duel.truns`"),
+        ("[duel]\nturns = 0", "", "`duel.turns`"),
+        ("[duel]\nturns = 'many'", "", "`duel.turns`"),
+        ("[duel\n", "", "`chain.toml`"),
+        ("[prices.m]\ninput = -1\noutput = 1", "", "`prices.m.input`"),
+        ("[prices.m]\ninput = nan\noutput = 1", "", "`prices.m.input`"),
+        ("[prices.m]\ninput = 1", "", "`prices.m.output`"),
+        ("duel = 3", "", "`duel`"),
+        ("", "CHAIN_DEUL__TURNS=1", "`deul`"),
+        ("", "CHAIN_DUEL__TRUNS=1", "`duel.truns`"),
+        ("", "CHAIN_PRICES={", "prices"),
+    ],
+)
+def test_what_is_unknown_or_wrong_is_one_sentence(toml: str, dotenv: str, named: str) -> None:
+    Path("chain.toml").write_text(toml)
+    Path(".env").write_text(dotenv)
+    with pytest.raises(InferenceError, match=r"[^\n]+\.$") as told:
+        load()
+    assert named in str(told.value)
+    assert "\n" not in str(told.value)
+
+
+def test_a_file_that_is_named_must_be_there() -> None:
+    assert load().duel.turns == 2000
+    with pytest.raises(InferenceError, match=r"`mine\.toml` does not exist"):
+        load(Path("mine.toml"))
+
+
+@pytest.mark.parametrize("provider", PRESETS)
+def test_a_preset_names_the_variable_of_its_key(provider: str) -> None:
+    variables = PRESETS[provider].key_variables
+    with pytest.raises(InferenceError, match=variables[0]):
+        endpoint(provider, {})
+    for variable in variables:
+        found = endpoint(provider, {variable: "sk-1"})
+        assert found.key == "sk-1"
+        assert "sk-1" not in repr(found)
+
+
+def test_an_address_may_be_moved() -> None:
+    moved = endpoint("chutes", {"CHUTES_API_KEY": "k", "CHUTES_BASE_URL": "https://x.org/v1"})
+    assert moved.base_url == "https://x.org/v1"
+
+
+def test_a_url_of_one_s_own_never_gets_the_hub_s_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_real")
+    own = endpoint("http://localhost:8000/v1", environment())
+    assert (own.key, own.base_url) == (NO_KEY, "http://localhost:8000/v1")
+    assert endpoint("https://llm.example/v1", {"LLM_API_KEY": "mine"}).key == "mine"
+
+
+@pytest.mark.parametrize(
+    "provider", ["opnai", "ftp://x/v1", "http://", "http://[::1", "https:///v1"]
+)
+def test_what_is_no_provider_is_one_sentence(provider: str) -> None:
+    with pytest.raises(InferenceError, match=r"^`[^\n]+\.$"):
+        endpoint(provider, {})
+
+
+def test_a_key_is_not_sent_unencrypted_over_the_network() -> None:
+    with pytest.raises(InferenceError, match="unencrypted"):
+        endpoint("http://llm.example/v1", {"LLM_API_KEY": "mine"})
