@@ -45,6 +45,8 @@ STEP_TAKEN = {
     # Of this rollout's `messages`, how many the model had read, and what tests said after the step.
     "n_context": Value("int32"),
     "tests_ok": Value("bool"),
+    # What a lenient reader mended, or why the turn could not be read; null for one in good form.
+    "malformed": Value("string"),
 }
 
 ROLLOUT = Features(
@@ -74,6 +76,8 @@ ROLLOUT = Features(
         "completion_tokens": Value("int64"),
         "cost": Value("float64"),
         "error": Value("string"),
+        # final, max_iters, loop, parse_errors or error.
+        "ended": Value("string"),
     }
 )
 

@@ -6,6 +6,7 @@ The wording is ours; the arguments are those of `tool_schemas.json`, of `edit` t
 import json
 from typing import Any
 
+from pimono_sdpo.agent.schemas import TOOLS
 from rewards.verifiers.tool_schemas import tools_of
 
 DESCRIPTIONS = {
@@ -13,13 +14,9 @@ DESCRIPTIONS = {
     "bash": "Run a command in the working directory and return its output.",
     "edit": "Replace texts of a file: each oldText must stand in it exactly once.",
     "write": "Write a file, replacing what it held.",
-    "grep": "Search files for a pattern.",
     "find": "Find files whose names match a pattern.",
     "ls": "List a directory.",
-    "list_files": "List the files below a directory.",
-    "read_file": "Read a file.",
-    "write_file": "Write a file, replacing what it held.",
-}
+} | {name: tool["description"] for name, tool in TOOLS.items()}
 
 
 def definitions(name: str) -> list[dict[str, Any]]:

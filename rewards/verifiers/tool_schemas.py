@@ -1,9 +1,9 @@
 """JSON Schemas of the tools a completion may call.
 
 `tool_schemas.json` holds the tools of Pi (`edit` in its three generations: one text, a closed list
-of edits, an open list of edits), of the repository agent with its JSON protocol, and the one tool
-of agents that write a bash block. Pi has taken "42" for a number since January 2026, and one edit
-alone or edits written as text since its edits are a list; the others take nothing else.
+of edits, an open list of edits) and the one tool of agents that write a bash block; those of the
+repository agent are of `pimono_sdpo.agent`. Pi has taken "42" for a number since January 2026, and
+one edit alone or edits written as text since its edits are a list; the others take nothing else.
 """
 
 import json
@@ -16,6 +16,8 @@ from typing import Any
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError
 from referencing import Registry
+
+from pimono_sdpo.agent.schemas import TOOLS
 
 DEFAULT_FORMATS = {"repo_agent": ["json"], "bash_block": ["bash_block"]}
 
@@ -90,4 +92,4 @@ def _known() -> dict[str, dict[str, list[dict[str, Any]]]]:
     known: dict[str, dict[str, list[dict[str, Any]]]] = json.loads(
         Path(__file__).with_suffix(".json").read_text(encoding="utf-8")
     )
-    return known
+    return known | {"repo_agent": {name: [tool["parameters"]] for name, tool in TOOLS.items()}}

@@ -1,0 +1,250 @@
+"""The loop that drives one run: ask the model, do what it wants, run the tests, until it is done.
+
+The driver alone runs tests, by its policy: `on_write` after every write that changed a file and
+shows the model what came of it, `on_final` once the run has ended, `never`. Unless `never`, a run
+always ends with a verdict on the files as they are then.
+
+Each turn of the model is one step and one message: step i answers `messages[:n_context]`, and the
+answer is `messages[n_context]`. What follows is one message for each: user in the json protocol,
+where two user messages never come in a row, tool or user in the native one.
+"""
+
+import json
+from collections import Counter
+from typing import Any
+
+from pimono_sdpo.agent import prompts
+from pimono_sdpo.agent.patch import unified_diff
+from pimono_sdpo.agent.protocol import Action, read_json, read_native, written
+from pimono_sdpo.agent.run import Ask, Judge, Rules, Run
+from pimono_sdpo.agent.tools import Workspace
+from pimono_sdpo.inference.calls import Reply
+from pimono_sdpo.rollout_schema import Turn
+from pimono_sdpo.text import shorten
+
+LOOP_REPEATS = 2  # so many times a call is done before it is a loop
+MOST_LOOPS = 3
+MOST_PARSE_ERRORS = 4  # in a row
+MAX_RAW = 200_000
+CUT = "length"
+
+
+async def drive(
+    run_id: str,
+    goal: str,
+    space: Workspace,
+    ask: Ask,
+    judge: Judge | None,
+    rules: Rules,
+    about: dict[str, Any],
+) -> Run:
+    """Run an agent on the workspace until it ends; `judge` is None for a task without tests.
+
+    `about` goes into the trace's first event. Trouble of the endpoint or the sandbox is the run's
+    `error`; raises OSError when the workspace's disk fails.
+    """
+    run = Run(
+        run_id,
+        [
+            {"role": "system", "content": prompts.system_prompt(rules.protocol, rules.test_policy)},
+            {"role": "user", "content": prompts.goal_prompt(goal)},
+        ],
+    )
+    run.log("run_start", goal=goal, **about)
+    judge = None if rules.test_policy == "never" else judge
+    while run.ended is None and len(run.steps) < rules.max_iters:
+        run.turn = len(run.steps)
+        await _turn(run, space, ask, judge, rules)
+    run.ended = run.ended or "max_iters"
+    changed = space.changed()
+    if judge is not None and run.error is None and run.tested != changed:
+        await _test(run, space, judge, changed)
+    run.patch = unified_diff(space.before, changed)
+    run.files_touched = tuple(changed)
+    if run.report is not None:
+        run.log("final", final=_final(run))
+    counts = {"n_steps": len(run.steps), "n_test_runs": run.n_test_runs, "tests_ok": run.tests_ok}
+    run.log("run_end", ended=run.ended, error=run.error, **counts)
+    return run
+
+
+async def _turn(
+    run: Run, space: Workspace, ask: Ask, judge: Judge | None, rules: Rules
+) -> None:  # fmt: skip
+    """One question and what comes of it: one step and, unless the run ends, two messages."""
+    context = len(run.messages)
+    run.log("llm_request", n_messages=context, messages=run.messages[run.told :])
+    reply = await ask(run.messages)
+    if reply.error is not None:
+        run.fail(reply.error)
+        return
+    usage = {"prompt_tokens": reply.prompt_tokens, "completion_tokens": reply.completion_tokens}
+    run.prompt_tokens += reply.prompt_tokens
+    run.completion_tokens += reply.completion_tokens
+    run.cost = None if run.cost is None or reply.cost is None else run.cost + reply.cost
+    action = _read(reply, rules)
+    raw: Any = {"text": reply.text[:MAX_RAW], "tool_calls": list(reply.tool_calls)}
+    run.messages.append(_said(action, reply, context, rules))
+    run.told = len(run.messages)
+    if action.kind == "parse_error":
+        run.log("llm_parse_error", raw=raw, error=action.malformed, usage=usage)
+        _parse_error(run, action, context, rules)
+        return
+    run.log("llm_action", raw=raw, action=json.loads(written(action)), usage=usage)
+    run.parse_errors_in_row = 0
+    if action.kind == "final":
+        _step(run, action, context, ok=True)
+        run.ended, run.report = "final", action.report
+        return
+    await _call(run, space, action, judge, rules, context)
+
+
+async def _call(
+    run: Run, space: Workspace, action: Action, judge: Judge | None, rules: Rules, context: int
+) -> None:
+    """Do a tool call, run the tests when it changed a file, and tell the model of both."""
+    key = json.dumps([action.name, action.args], sort_keys=True)
+    run.seen[key] += 1
+    if run.seen[key] > LOOP_REPEATS:
+        run.loops += 1
+        run.log("driver_note", note=prompts.LOOP)
+        _step(run, action, context, kind="loop", ok=False, error=prompts.LOOP)
+        if run.loops == MOST_LOOPS:
+            run.ended = "loop"
+        else:
+            _tell(run, f"[driver] {prompts.LOOP}", rules)
+        return
+    result = space.call(action.name, action.args)
+    if result.changed:
+        run.seen = Counter({key: 1})
+    text = shorten(result.text, rules.max_tool_chars)
+    run.log(
+        "tool_result",
+        **{"name": action.name, "args": action.args, "ok": result.ok, "output": text},
+        changed=result.changed,
+    )
+    said = text if result.ok else f"[tool_error] {text}"
+    verdict = None
+    if result.changed and judge is not None and rules.test_policy == "on_write":
+        verdict = await _test(run, space, judge, space.changed())
+        status = {True: "PASS", False: "FAIL"}.get(run.tests_ok)  # type: ignore[arg-type]
+        if status:
+            output = shorten(run.test_output or "", rules.max_tool_chars)
+            said = f"{said}\n\n[TESTS {status}]\n{output}".rstrip()
+    error = None if result.ok else text
+    _step(run, action, context, ok=result.ok, error=error, tests_ok=verdict)
+    if run.ended is None:
+        note = prompts.one_call(action) if action.malformed else ""
+        if note:
+            run.log("driver_note", note=note)
+        _tell(run, f"{said}\n\n{note}".rstrip(), rules)
+
+
+async def _test(
+    run: Run, space: Workspace, judge: Judge, changed: dict[str, bytes]
+) -> bool | None:  # fmt: skip
+    """Run the tests on the files as they are; a fault of ours ends the run."""
+    verdict = await judge(space)
+    run.log("tests", ok=verdict.ok, output=verdict.output, error=verdict.error)
+    run.tested, run.tests_ok, run.test_output = changed, verdict.ok, verdict.output
+    run.n_test_runs += 1
+    if verdict.ok is None:
+        run.fail(f"tests could not be run: {verdict.error}")
+    return verdict.ok
+
+
+def _parse_error(run: Run, action: Action, context: int, rules: Rules) -> None:
+    run.parse_errors_in_row += 1
+    _step(run, action, context, ok=False, error=action.malformed)
+    if run.parse_errors_in_row == MOST_PARSE_ERRORS:
+        run.ended = "parse_errors"
+        return
+    note = prompts.could_not_read(action, rules.protocol)
+    run.log("driver_note", note=note)
+    run.messages.append({"role": "user", "content": note})
+
+
+def _read(reply: Reply, rules: Rules) -> Action:
+    cut = reply.finish_reason == CUT
+    if rules.protocol == "json":
+        return read_json(reply.text, lenient=rules.lenient, cut=cut)
+    return read_native(reply.text, reply.tool_calls, lenient=rules.lenient, cut=cut)
+
+
+def _said(action: Action, reply: Reply, context: int, rules: Rules) -> Turn:
+    """The model's turn as the history holds it: in good form, unless it could not be read.
+
+    Ids of calls are ours: those of providers differ from run to run.
+    """
+    if action.kind == "parse_error":
+        wrote = reply.text.strip() or "\n".join(
+            f"{call['function']['name']}({call['function']['arguments']})"
+            for call in reply.tool_calls
+        )
+        # Some servers refuse an answer that holds nothing.
+        content = shorten(wrote, rules.max_tool_chars) or "(no answer)"
+        return {"role": "assistant", "content": content}
+    if rules.protocol == "json":
+        plain = not action.malformed and not reply.text.lstrip().startswith("<think>")
+        return {"role": "assistant", "content": reply.text.strip() if plain else written(action)}
+    if action.kind == "final":
+        return {"role": "assistant", "content": action.report["summary"]}
+    function = {"name": action.name, "arguments": action.args}
+    call = {"id": f"call{context:05d}", "type": "function", "function": function}
+    return {"role": "assistant", "content": action.text, "tool_calls": [call]}
+
+
+def _tell(run: Run, said: str, rules: Rules) -> None:
+    """Answer the last tool call."""
+    calls = run.messages[-1].get("tool_calls")
+    if not calls:
+        run.messages.append({"role": "user", "content": f"[tool_result]\n{said}"})
+        return
+    call = calls[0]
+    name = call["function"]["name"]
+    run.messages.append(
+        {"role": "tool", "content": said, "tool_call_id": call["id"], "name": name}
+    )  # fmt: skip
+
+
+def _step(
+    run: Run,
+    action: Action,
+    context: int,
+    *,
+    ok: bool,
+    kind: str | None = None,
+    error: str | None = None,
+    tests_ok: bool | None = None,
+) -> None:
+    run.steps.append(
+        {
+            "index": len(run.steps),
+            "kind": kind or action.kind,
+            "name": action.name or None,
+            "args": _args(action),
+            "ok": ok,
+            "error": error,
+            "n_context": context,
+            "tests_ok": tests_ok,
+            "malformed": action.malformed or None,
+        }
+    )
+
+
+def _args(action: Action) -> dict[str, Any] | None:
+    """The arguments of a call; of a final report, all it says."""
+    if action.kind == "final":
+        return {key: value for key, value in action.report.items() if key != "type"}
+    return action.args if action.kind == "tool_call" else None
+
+
+def _final(run: Run) -> dict[str, Any]:
+    """The model's report as traces hold it: with what tests said and what was really changed."""
+    report = dict(run.report or {})
+    report.setdefault(
+        "changes", [{"path": path, "description": "written"} for path in run.files_touched]
+    )
+    if run.tests_ok is not None:
+        report["test_result"] = {"ok": run.tests_ok, "output": shorten(run.test_output or "", 500)}
+    return report

@@ -1,0 +1,232 @@
+"""One answer of a model, read as one action: a tool call, a final report, or what is wrong with it.
+
+json    the text is exactly one object, {"type": "tool_call", "name", "args"} or
+        {"type": "final", "summary", "changes"}; results come back as user messages
+native  OpenAI's `tool_calls`, one at a time; a text without a call is the final report
+
+Strict reading takes nothing else. Lenient reading looks for the object in fences and prose, takes
+usual misnomers, and tells in `malformed` what it mended. The history then shows the model the
+action in good form, so that no rollout teaches what had to be mended.
+"""
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from pimono_sdpo.text import well_formed
+
+MAX_CHARS = 1_000_000
+MAX_DEPTH = 64
+MAX_STARTS = 50
+# What columns of JSON and other people's parsers hold.
+MOST_INTEGER = 2**63 - 1
+_THOUGHT = re.compile(r"\A\s*<think>.*?</think>\s*", re.DOTALL)
+_FENCE = re.compile(r"\A\s*```[a-zA-Z]*[ \t]*\n(.*?)\n?[ \t]*```\s*\Z", re.DOTALL)
+_MARKUP = re.compile(
+    r"<\|?tool_calls?\b|\[TOOL_CALLS\]|<function=|<invoke\b"
+    r'|\A\s*(?:```(?:json)?\s*)?\{\s*"(?:type|name)"\s*:'
+)
+_ARGS = ("args", "arguments", "parameters", "input")
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """What a model wants: `kind` says whether `name` and `args` or `report` are set.
+
+    Of a `parse_error`, `malformed` says what is wrong; of the others, what a lenient reader mended,
+    "" when nothing was. `text` is what stands beside a native call; `report` is the final object.
+    """
+
+    kind: Literal["tool_call", "final", "parse_error"]
+    name: str = ""
+    args: dict[str, Any] = field(default_factory=dict)
+    report: dict[str, Any] = field(default_factory=dict)
+    text: str = ""
+    malformed: str = ""
+
+
+class _Unreadable(Exception):
+    """Why an answer is no action."""
+
+
+def read_json(text: str, *, lenient: bool = False, cut: bool = False) -> Action:
+    """Read an answer of the json protocol; `cut`: it ended because it was too long.
+
+    >>> read_json('{"type": "tool_call", "name": "grep", "args": {"pattern": "x"}}').name
+    'grep'
+    >>> read_json("Sure! I will look first.").malformed
+    'it is prose and not one JSON object'
+    """
+    bare = _THOUGHT.sub("", text).strip()
+    try:
+        try:
+            return _action(_whole(bare))
+        except _Unreadable as problem:
+            if not lenient:
+                raise
+            value = _found(bare)
+            if value is None:
+                raise
+            action = _action(_mended(value))
+            malformed = str(problem)
+            return Action(action.kind, action.name, action.args, action.report, malformed=malformed)
+    except _Unreadable as problem:
+        told = f"it was cut off at the maximum length: {problem}" if cut else str(problem)
+        return Action("parse_error", malformed=told)
+
+
+def read_native(
+    text: str, calls: Sequence[Mapping[str, Any]], *, lenient: bool = False, cut: bool = False
+) -> Action:
+    """Read an answer of the native protocol; of several calls the first is taken.
+
+    >>> call = {"function": {"name": "grep", "arguments": '{"pattern": "x"}'}}
+    >>> read_native("", [call, call]).malformed
+    '2 calls in one answer, of which the first was taken'
+    """
+    bare = _THOUGHT.sub("", text).strip()
+    told = "it was cut off at the maximum length: " if cut else ""
+    if not calls:
+        if not bare:
+            return Action("parse_error", malformed=f"{told}it is empty")
+        if _MARKUP.search(bare):
+            if lenient and (value := _found(bare)) is not None:
+                try:
+                    action = _action(_mended(value))
+                except _Unreadable:
+                    pass
+                else:
+                    why = "a call written into the text"
+                    return Action(
+                        action.kind, action.name, action.args, action.report, malformed=why
+                    )
+            return Action("parse_error", malformed=f"{told}it has a call written into its text")
+        if cut:
+            return Action("parse_error", malformed="it was cut off at the maximum length")
+        return Action("final", report={"type": "final", "summary": bare})
+    function = calls[0].get("function") or {}
+    try:
+        name, arguments = function.get("name"), function.get("arguments")
+        if isinstance(arguments, str):
+            arguments = _loads(arguments or "{}")
+        action = _action({"type": "tool_call", "name": name, "args": arguments})
+    except _Unreadable as problem:
+        return Action("parse_error", malformed=f"{told}its call cannot be read, {problem}")
+    several = f"{len(calls)} calls in one answer, of which the first was taken"
+    malformed = several if len(calls) > 1 else ""
+    return Action("tool_call", action.name, action.args, text=bare, malformed=malformed)
+
+
+def written(action: Action) -> str:
+    """Write an action as the json protocol wants it."""
+    if action.kind == "final":
+        return json.dumps(action.report, ensure_ascii=False)
+    call = {"type": "tool_call", "name": action.name, "args": action.args}
+    return json.dumps(call, ensure_ascii=False)
+
+
+def _whole(text: str) -> dict[str, Any]:
+    """Decode a text that is one object and nothing else."""
+    if not text:
+        raise _Unreadable("it is empty")
+    if not text.startswith("{"):
+        if _FENCE.match(text):
+            raise _Unreadable("the JSON object stands in a code fence")
+        if "{" in text and '"type"' in text:
+            raise _Unreadable("there is text before the JSON object")
+        raise _Unreadable("it is prose and not one JSON object")
+    value = _loads(text)
+    if not isinstance(value, dict):
+        raise _Unreadable("it is no JSON object")
+    return value
+
+
+def _loads(text: str) -> Any:
+    if len(text) > MAX_CHARS:
+        raise _Unreadable(f"it is longer than {MAX_CHARS} characters")
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        if error.msg == "Extra data":
+            raise _Unreadable("there is text after the JSON object") from error
+        raise _Unreadable(f"it is no valid JSON: {error.msg} at character {error.pos}") from error
+    except (ValueError, RecursionError) as error:
+        raise _Unreadable("it is no valid JSON: a number or the nesting is too large") from error
+
+
+def _action(value: dict[str, Any]) -> Action:
+    """Take an object for the action that it is, exactly."""
+    kind = value.get("type")
+    if kind == "final":
+        report = _sound(value)
+        if not isinstance(report.get("summary"), str):
+            raise _Unreadable("`final` has no `summary`, a text")
+        if not isinstance(report.get("changes", []), list):
+            raise _Unreadable("`changes` of `final` is no list")
+        return Action("final", report=report)
+    if kind != "tool_call":
+        raise _Unreadable("the object has no `type` that is `tool_call` or `final`")
+    name, args = value.get("name"), value.get("args")
+    if not isinstance(name, str) or not name.strip():
+        raise _Unreadable("the tool call has no `name`")
+    if "args" not in value:
+        raise _Unreadable("the tool call has no `args`")
+    if not isinstance(args, dict):
+        raise _Unreadable("`args` of the tool call is no object")
+    if unknown := sorted(set(value) - {"type", "name", "args", "thought"}):
+        raise _Unreadable(f"the tool call has the unknown key `{unknown[0][:80]}`")
+    return Action("tool_call", well_formed(name.strip()), _sound(args))
+
+
+def _found(text: str) -> dict[str, Any] | None:
+    """Return the first object in a text that looks like an action."""
+    for value in _objects(text[:MAX_CHARS]):
+        if value.get("type") == "final" or isinstance(value.get("name"), str):
+            return value
+    return None
+
+
+def _objects(text: str) -> Iterator[dict[str, Any]]:
+    """Yield the objects of a text, outermost first; few are tried, each costs the whole text."""
+    decoder = json.JSONDecoder(strict=False)
+    start = tried = 0
+    while (start := text.find("{", start)) >= 0 and tried < MAX_STARTS:
+        tried += 1
+        try:
+            value, start = decoder.raw_decode(text, start)
+        except (ValueError, RecursionError):
+            start += 1
+            continue
+        if isinstance(value, dict):
+            yield value
+
+
+def _mended(value: dict[str, Any]) -> dict[str, Any]:
+    """Bring the usual misnomers of a call to the protocol's names; other keys are dropped."""
+    if value.get("type") == "final":
+        return value
+    key = next((key for key in _ARGS if key in value), None)
+    args = value.get(key, {}) if key else {}
+    if isinstance(args, str):
+        args = _loads(args)
+    return {"type": "tool_call", "name": value["name"], "args": args}
+
+
+def _sound(value: Any, depth: int = 0) -> Any:
+    """Return a value that every column holds: no half characters, no number without end."""
+    if depth > MAX_DEPTH:
+        raise _Unreadable(f"it is nested deeper than {MAX_DEPTH}")
+    if isinstance(value, str):
+        return well_formed(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise _Unreadable(f"{value} is no number of JSON")
+    if isinstance(value, int) and abs(value) > MOST_INTEGER:
+        raise _Unreadable("a number is too large")
+    if isinstance(value, dict):
+        return {well_formed(key): _sound(item, depth + 1) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_sound(item, depth + 1) for item in value]
+    return value

@@ -1,0 +1,251 @@
+"""The loop: what a run makes of each kind of model, in both protocols and under each policy."""
+
+import asyncio
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pimono_sdpo.agent.driver import MOST_PARSE_ERRORS, drive
+from pimono_sdpo.agent.run import Rules, Run
+from pimono_sdpo.agent.tools import Workspace
+from pimono_sdpo.inference.calls import Reply
+from pimono_sdpo.rollout_schema import Turn
+from rewards.task_tests import Judged
+
+BUGGY, FIXED = "def f():\n    return 1\n", "def f():\n    return 2\n"
+Json = dict[str, Any]
+
+
+def call(tool: str, **args: object) -> str:
+    return json.dumps({"type": "tool_call", "name": tool, "args": args})
+
+
+READ = call("read_file", rel_path="a.py")
+WRITE = call("write_file", rel_path="a.py", content=FIXED)
+SPOIL = call("write_file", rel_path="a.py", content="def f(:\n")
+FINAL = json.dumps({"type": "final", "summary": "2 was wanted."})
+
+
+def native(text: str) -> Reply:
+    """The same answer in the native protocol."""
+    said = json.loads(text)
+    if said["type"] == "final":
+        return Reply(said["summary"], prompt_tokens=7, completion_tokens=1)
+    function = {"name": said["name"], "arguments": json.dumps(said["args"])}
+    one = {"id": "random", "type": "function", "function": function}
+    return Reply(tool_calls=[one], prompt_tokens=7, completion_tokens=1)
+
+
+def passes(text: str) -> Judged:
+    ok = text == FIXED
+    return Judged(ok, "1 passed" if ok else "f() gives 1, expected 2")
+
+
+def run(
+    folder: Path,
+    answers: Iterable[str | Reply],
+    rules: Rules,
+    judged: Callable[[str], Judged] | None = passes,
+) -> Run:
+    """Drive a run on one buggy file; a text is an answer in the protocol of the rules."""
+    folder.mkdir(exist_ok=True)
+    (folder / "a.py").write_text(BUGGY)
+    said = iter(answers)
+
+    async def ask(messages: list[Turn]) -> Reply:
+        answer = next(said)
+        if isinstance(answer, Reply):
+            return answer
+        return native(answer) if rules.protocol == "native" else Reply(answer, cost=0.5)
+
+    async def judge(space: Workspace) -> Judged:
+        assert judged
+        return judged((space.root / "a.py").read_text())
+
+    space = Workspace(folder, rules.max_tool_chars)
+    return asyncio.run(
+        drive("r-1", "f() gives 1.", space, ask, judge if judged else None, rules, {"seed": 42})
+    )
+
+
+def kinds(made: Run) -> list[str]:
+    return [step["kind"] for step in made.steps]
+
+
+def test_a_run_in_the_json_protocol(tmp_path: Path) -> None:
+    made = run(tmp_path, [READ, WRITE, FINAL], Rules())
+    assert (made.ended, made.tests_ok, made.error) == ("final", True, None)
+    assert [turn["role"] for turn in made.messages] == [
+        "system", "user", "assistant", "user", "assistant", "user", "assistant",
+    ]  # fmt: skip
+    assert made.messages[1]["content"] == "GOAL:\nf() gives 1."
+    assert made.messages[3]["content"] == f"[tool_result]\n{BUGGY.rstrip()}"
+    assert made.messages[5]["content"] == (
+        "[tool_result]\nwrote a.py (22 characters)\n\n[TESTS PASS]\n1 passed"
+    )
+    assert [made.messages[step["n_context"]]["content"] for step in made.steps] == [
+        READ, WRITE, FINAL,
+    ]  # fmt: skip
+    assert [step["tests_ok"] for step in made.steps] == [None, True, None]
+    assert made.steps[2]["args"] == {"summary": "2 was wanted."}
+    assert made.files_touched == ("a.py",)
+    assert "-    return 1\n+    return 2\n" in made.patch
+    assert (made.n_test_runs, made.cost) == (1, 1.5)
+    assert [event["kind"] for event in made.events] == [
+        "run_start", "llm_request", "llm_action", "tool_result", "llm_request", "llm_action",
+        "tool_result", "tests", "llm_request", "llm_action", "final", "run_end",
+    ]  # fmt: skip
+    assert made.events[-2]["final"] == {
+        "type": "final", "summary": "2 was wanted.",
+        "changes": [{"path": "a.py", "description": "written"}],
+        "test_result": {"ok": True, "output": "1 passed"},
+    }  # fmt: skip
+    # The trace holds every message once, but the last answer, which is an event of its own.
+    requested = [turn for event in made.events for turn in event.get("messages", [])]
+    assert requested == [turn for turn in made.messages if turn["role"] != "assistant"]
+
+
+def test_the_same_run_in_the_native_protocol(tmp_path: Path) -> None:
+    made = run(tmp_path, [READ, WRITE, FINAL], Rules("native"))
+    other = run(tmp_path, [READ, WRITE, FINAL], Rules("json"))
+    told = ("index", "kind", "name", "args", "ok", "n_context", "tests_ok")
+    assert [[step[key] for key in told] for step in made.steps] == [
+        [step[key] for key in told] for step in other.steps
+    ]
+    assert (made.patch, made.tests_ok) == (other.patch, other.tests_ok)
+    assert made.messages[2]["tool_calls"] == [
+        {
+            "id": "call00002",
+            "type": "function",
+            "function": {"name": "read_file", "arguments": {"rel_path": "a.py"}},
+        }
+    ]
+    assert made.messages[3] == {
+        "role": "tool", "content": BUGGY.rstrip(), "tool_call_id": "call00002",
+        "name": "read_file",
+    }  # fmt: skip
+    assert made.messages[-1] == {"role": "assistant", "content": "2 was wanted."}
+
+
+def test_of_several_native_calls_the_first_is_taken(tmp_path: Path) -> None:
+    both = Reply(tool_calls=[*native(READ).tool_calls, *native(WRITE).tool_calls])
+    made = run(tmp_path, [both, FINAL], Rules("native"))
+    assert len(made.messages[2]["tool_calls"] or ()) == 1
+    assert "2 calls in one answer" in (made.messages[3]["content"] or "")
+    assert "2 calls" in made.steps[0]["malformed"]
+    assert made.patch == ""
+
+
+@pytest.mark.parametrize(
+    ("policy", "answers", "tests_ok", "n_test_runs", "shown"),
+    [
+        ("on_write", [SPOIL, WRITE, FINAL], True, 2, ["FAIL", "PASS"]),
+        ("on_write", [WRITE, WRITE, FINAL], True, 1, ["PASS"]),
+        ("on_write", [READ, FINAL], False, 1, []),  # never wrote: judged once, at the end
+        ("on_final", [SPOIL, WRITE, FINAL], True, 1, []),
+        ("on_final", [READ, FINAL], False, 1, []),
+        ("never", [WRITE, FINAL], None, 0, []),
+    ],
+)
+def test_policies(
+    tmp_path: Path, policy: Any, answers: list[str], tests_ok: bool | None, n_test_runs: int,
+    shown: list[str],
+) -> None:  # fmt: skip
+    made = run(tmp_path, answers, Rules(test_policy=policy))
+    assert (made.tests_ok, made.n_test_runs, made.ended) == (tests_ok, n_test_runs, "final")
+    said = "\n".join(str(turn["content"]) for turn in made.messages[2:])
+    assert [part.split("]")[0] for part in said.split("[TESTS ")[1:]] == shown
+
+
+def test_a_task_without_tests_has_no_verdict(tmp_path: Path) -> None:
+    made = run(tmp_path, [WRITE, FINAL], Rules(), judged=None)
+    assert (made.tests_ok, made.n_test_runs, made.ended) == (None, 0, "final")
+
+
+@pytest.mark.parametrize("protocol", ["json", "native"])
+def test_prose_gets_a_note_and_ends_the_run_at_last(tmp_path: Path, protocol: Any) -> None:
+    bad = Reply("I think..." if protocol == "json" else "")
+    made = run(tmp_path, [bad, WRITE, *[bad] * MOST_PARSE_ERRORS], Rules(protocol))
+    assert kinds(made) == ["parse_error", "tool_call", *["parse_error"] * MOST_PARSE_ERRORS]
+    assert (made.ended, made.tests_ok) == ("parse_errors", True)
+    assert made.messages[3]["role"] == "user"
+    assert "could not be read: it is" in str(made.messages[3]["content"])
+    assert made.messages[2]["content"] == ("I think..." if protocol == "json" else "(no answer)")
+    assert made.steps[0]["malformed"]
+
+
+def test_a_call_that_cannot_be_read_leaves_no_broken_call_in_the_history(tmp_path: Path) -> None:
+    function = {"name": "grep", "arguments": '{"pattern": '}
+    broken = Reply(tool_calls=[{"id": "x", "type": "function", "function": function}])
+    made = run(tmp_path, [broken, FINAL], Rules("native"))
+    assert made.messages[2] == {"role": "assistant", "content": 'grep({"pattern": )'}
+    assert made.ended == "final"
+
+
+def test_lenient_goes_on_and_shows_the_call_in_good_form(tmp_path: Path) -> None:
+    fenced = f"Sure!\n```json\n{WRITE}\n```"
+    strict = run(tmp_path, [fenced, FINAL], Rules())
+    assert kinds(strict) == ["parse_error", "final"]
+    lenient = run(tmp_path, [fenced, FINAL], Rules(lenient=True))
+    assert kinds(lenient) == ["tool_call", "final"]
+    assert lenient.messages[2]["content"] == WRITE
+    assert "text before the JSON object" in lenient.steps[0]["malformed"]
+    assert "[driver] Your last answer was not as wanted" in str(lenient.messages[3]["content"])
+    raw = [event["raw"]["text"] for event in lenient.events if event["kind"] == "llm_action"]
+    assert raw[0] == fenced
+
+
+def test_a_loop_is_told_and_ends_the_run(tmp_path: Path) -> None:
+    made = run(tmp_path, [READ] * 9, Rules())
+    assert kinds(made) == ["tool_call", "tool_call", "loop", "loop", "loop"]
+    assert made.ended == "loop"
+    assert "Loop detected" in str(made.messages[7]["content"])
+    assert made.steps[2]["error"].startswith("Loop detected")
+    # Reading again what was written in between is no loop.
+    made = run(tmp_path, [READ, READ, WRITE, READ, READ, FINAL], Rules())
+    assert "loop" not in kinds(made)
+
+
+def test_iterations_end(tmp_path: Path) -> None:
+    looks = [call("grep", pattern=f"x{n}", rel_dir=".") for n in range(9)]
+    made = run(tmp_path, looks, Rules(max_iters=4))
+    assert (made.ended, len(made.steps), made.tests_ok) == ("max_iters", 4, False)
+    assert "final" not in [event["kind"] for event in made.events]
+
+
+def test_errors_of_tools_are_told_to_the_model(tmp_path: Path) -> None:
+    escape = call("read_file", rel_path="../../etc/passwd")
+    unknown = call("run_tests")
+    made = run(tmp_path, [escape, unknown, FINAL], Rules())
+    assert [step["ok"] for step in made.steps] == [False, False, True]
+    assert str(made.messages[3]["content"]).startswith("[tool_result]\n[tool_error] `../../etc")
+    assert "no tool `run_tests`" in made.steps[1]["error"]
+
+
+def test_long_results_and_long_prose_are_cut(tmp_path: Path) -> None:
+    many = call("grep", pattern=".", rel_dir=".", max_hits=500)
+    (tmp_path / "big").write_text("x" * 200 + "\n" + "y" * 200 + "\n" + "z" * 200)
+    made = run(tmp_path, [many, "prose " * 1000, FINAL], Rules(max_tool_chars=300))
+    assert len(str(made.messages[3]["content"])) < 330
+    assert len(str(made.messages[4]["content"])) <= 300
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_trouble_of_the_endpoint_is_an_error_and_no_verdict(tmp_path: Path, at: int) -> None:
+    answers: list[str | Reply] = [WRITE, Reply(error="`x` answered 503: busy")]
+    made = run(tmp_path, answers[1 - at :], Rules())
+    assert (made.ended, made.error) == ("error", "`x` answered 503: busy")
+    assert made.tests_ok is None
+    assert len(made.steps) == at
+
+
+def test_trouble_of_the_sandbox_is_an_error_and_no_verdict(tmp_path: Path) -> None:
+    made = run(
+        tmp_path, [WRITE, FINAL], Rules(), judged=lambda text: Judged(None, "", "no backend")
+    )
+    assert (made.ended, made.tests_ok) == ("error", None)
+    assert made.error == "tests could not be run: no backend"
+    assert kinds(made) == ["tool_call"]

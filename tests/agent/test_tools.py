@@ -1,0 +1,167 @@
+"""The tools: what they do, and that nothing a model gives leaves the workspace or breaks them."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pimono_sdpo.agent.schemas import TOOLS, definitions
+from pimono_sdpo.agent.tools import MAX_WRITE, Workspace
+from rewards.verifiers.tool_definitions import definitions as known_to_rewards
+
+
+@pytest.fixture
+def space(tmp_path: Path) -> Workspace:
+    root = tmp_path / "repo"
+    (root / "src" / "deep").mkdir(parents=True)
+    (root / "src" / "a.py").write_text("def f():\n    return 1\n")
+    (root / "src" / "deep" / "b.py").write_text("from src.a import f\n")
+    (root / "README").write_text("read me\n")
+    (root / "logo.bin").write_bytes(b"\x89PNG\0\0")
+    (root / "latin").write_bytes("caf\xe9".encode("latin-1"))
+    (root / ".git").mkdir()
+    (root / ".git" / "config").write_text("secret")
+    (tmp_path / "outside").write_text("secret")
+    (root / "link").symlink_to(tmp_path / "outside")
+    (root / "linked").symlink_to(tmp_path)
+    return Workspace(root, max_chars=1000)
+
+
+def test_the_tools_are_those_the_verifiers_know() -> None:
+    assert definitions() == known_to_rewards("repo_agent")
+    assert set(TOOLS) == {"list_files", "read_file", "grep", "write_file"}
+
+
+def test_what_the_tools_give(space: Workspace) -> None:
+    assert space.call("list_files", {"rel_dir": "."}).text == (
+        "README\nlatin\nlogo.bin\nsrc/a.py\nsrc/deep/b.py"
+    )
+    cut = space.call("list_files", {"rel_dir": "./src//", "max_files": 1}).text
+    assert cut == "src/a.py\n[1 more files; name a folder below, or raise max_files]"
+    assert space.call("read_file", {"rel_path": "src/a.py"}).text == "def f():\n    return 1\n"
+    assert space.call("read_file", {"rel_path": "README", "max_chars": 4}).text == (
+        "read\n[cut after 4 characters; the file has 8 bytes]"
+    )
+    assert space.call("read_file", {"rel_path": "latin"}).text == "caf\ufffd"
+    found = space.call("grep", {"pattern": r"\bf\(?", "rel_dir": ".", "thought": "where?"}).text
+    assert found == "src/a.py:1: def f():\nsrc/deep/b.py:1: from src.a import f"
+    assert space.call("grep", {"pattern": "f", "rel_dir": "src/a.py", "max_hits": 1}).text == (
+        "src/a.py:1: def f():\n[stopped after 1 hits; a narrower pattern or folder shows the rest]"
+    )
+    assert space.call("grep", {"pattern": "nowhere", "rel_dir": "."}).text == "(no hits)"
+    assert space.changed() == {}
+
+
+def test_what_is_written_is_what_changed(space: Workspace) -> None:
+    write = {"rel_path": "src/a.py", "content": "x = 1\n"}
+    assert space.call("write_file", write).changed
+    again = space.call("write_file", write)
+    assert again.ok
+    assert not again.changed
+    assert "nothing changed" in again.text
+    assert space.call("write_file", {"rel_path": "./new/c.py", "content": ""}).text == (
+        "created new/c.py (0 characters)"
+    )
+    assert space.changed() == {"new/c.py": b"", "src/a.py": b"x = 1\n"}
+    assert space.before["new/c.py"] is None
+    back = {"rel_path": "src/a.py", "content": "def f():\n    return 1\n"}
+    assert space.call("write_file", back).changed
+    assert set(space.changed()) == {"new/c.py"}
+
+
+REFUSED = [
+    ("read_file", {"rel_path": "/etc/passwd"}, "`rel_path` is the absolute path `/etc/passwd`"),
+    ("read_file", {"rel_path": "~/x"}, "absolute"),
+    ("read_file", {"rel_path": "C:\\x"}, "absolute"),
+    ("read_file", {"rel_path": "../outside"}, "leaves the repository"),
+    ("read_file", {"rel_path": "src/../../outside"}, "leaves the repository"),
+    ("read_file", {"rel_path": "link"}, "symbolic link"),
+    ("read_file", {"rel_path": "linked/outside"}, "symbolic link"),
+    ("write_file", {"rel_path": "link", "content": "x"}, "symbolic link"),
+    ("write_file", {"rel_path": "linked/new", "content": "x"}, "symbolic link"),
+    ("grep", {"pattern": "secret", "rel_dir": "linked"}, "symbolic link"),
+    ("list_files", {"rel_dir": "linked"}, "symbolic link"),
+    ("read_file", {"rel_path": ".git/config"}, "not part"),
+    ("write_file", {"rel_path": ".GIT/hooks/x", "content": "x"}, "not part"),
+    ("read_file", {"rel_path": "no"}, "does not exist"),
+    ("read_file", {"rel_path": "src"}, "list it with list_files"),
+    ("list_files", {"rel_dir": "README"}, "read it with read_file"),
+    ("read_file", {"rel_path": "logo.bin"}, "binary"),
+    ("write_file", {"rel_path": "logo.bin", "content": "x"}, "binary"),
+    ("write_file", {"rel_path": "src", "content": "x"}, "is a directory"),
+    ("write_file", {"rel_path": ".", "content": "x"}, "is a directory"),
+    ("write_file", {"rel_path": "README/x", "content": "x"}, "`README` is a file"),
+    ("write_file", {"rel_path": "x" * 300, "content": "x"}, "too long"),
+    ("write_file", {"rel_path": "x\0y", "content": "x"}, "characters that no path has"),
+    ("write_file", {"rel_path": "\ud800", "content": "x"}, "characters that no path has"),
+    ("write_file", {"rel_path": "big", "content": "x" * (MAX_WRITE + 1)}, "Write less"),
+    ("list_files", {"rel_dir": ""}, "`rel_dir` is blank"),
+    ("list_files", {"rel_dir": "  "}, "`rel_dir` is blank"),
+    ("list_files", {}, "`rel_dir` is missing"),
+    ("list_files", {"rel_dir": ".", "max_files": 0}, "give at least 1"),
+    ("read_file", {"rel_path": ["a"]}, "which is no string"),
+    ("read_file", {"rel_path": "a", "max_chars": "9"}, "which is no integer"),
+    ("read_file", {"path": "a"}, "`path` is not an argument of read_file"),
+    ("grep", {"pattern": "(?=x)", "rel_dir": "."}, "no lookaround"),
+    ("grep", {"pattern": "(", "rel_dir": "."}, "no regular expression"),
+    ("grep", {"pattern": "x{1000}{1000}", "rel_dir": "."}, "no regular expression"),
+    ("grep", {"pattern": "x" * 2000, "rel_dir": "."}, "longer"),
+    ("run_tests", {}, "There is no tool `run_tests`"),
+    ("", {}, "There is no tool"),
+]
+
+
+@pytest.mark.parametrize(("name", "args", "told"), REFUSED)
+def test_what_cannot_be_done_is_told(
+    space: Workspace, name: str, args: dict[str, Any], told: str
+) -> None:
+    result = space.call(name, args)
+    assert not result.ok
+    assert told in result.text
+    assert "secret" not in result.text
+    assert space.changed() == {}
+
+
+def test_pipes_and_huge_files_are_not_opened(space: Workspace) -> None:
+    os.mkfifo(space.root / "pipe")
+    with (space.root / "huge").open("wb") as file:
+        file.truncate(10**10)
+    assert "no regular file" in space.call("read_file", {"rel_path": "pipe"}).text
+    assert "no regular file" in space.call("write_file", {"rel_path": "pipe", "content": ""}).text
+    assert "binary" in space.call("read_file", {"rel_path": "huge"}).text
+    found = space.call("grep", {"pattern": "(x+x+)+y", "rel_dir": "."}).text
+    assert "1 files above" in found
+
+
+def test_a_catastrophic_pattern_ends(space: Workspace) -> None:
+    (space.root / "long").write_text("x" * 200_000)
+    assert space.call("grep", {"pattern": "(x+x+)+y", "rel_dir": "long"}).text == "(no hits)"
+
+
+NAMES = st.sampled_from(sorted(TOOLS))
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=5,
+)
+KEYS = st.sampled_from(["rel_path", "rel_dir", "pattern", "content", "max_chars", "max_hits"])
+PATHS = st.lists(st.sampled_from(["..", ".", "/", "src", "a.py", "link", "~", "\\"])).map("/".join)
+
+
+@given(name=NAMES | st.text(), args=st.dictionaries(KEYS | st.text(), VALUES | PATHS))
+def test_nothing_breaks_a_tool_or_leaves_the_workspace(
+    tmp_path_factory: pytest.TempPathFactory, name: str, args: dict[str, Any]
+) -> None:
+    folder = tmp_path_factory.mktemp("fuzz")
+    (folder / "repo" / "src").mkdir(parents=True)
+    (folder / "secret").write_text("hidden")
+    (folder / "repo" / "link").symlink_to(folder / "secret")
+    space = Workspace(folder / "repo", max_chars=100)
+    result = space.call(name, args)
+    result.text.encode()
+    assert "hidden" not in result.text
+    assert (folder / "secret").read_text() == "hidden"
+    assert sorted(path.name for path in folder.iterdir()) == ["repo", "secret"]
