@@ -1,20 +1,29 @@
 """A Hugging Face Hub on 127.0.0.1 that the real, unmodified clients talk to through HF_ENDPOINT.
 
-    storage.py   repositories, commits, trees and refs: no HTTP
-    card.py      the metadata of a README and the rules it must pass
-    call.py      one request: who asks, for which repository; and what a refusal looks like
-    repos.py     routes: accounts, repositories, info, refs
-    files.py     routes: listing and reading files
-    commits.py   routes: preupload, LFS, commit
-    server.py    the route table, the thread, and what a test holds: `LoopbackHub`
-    client.py    runs a script against it in a process of its own
-    fixture.py   the pytest fixture `loopback_hub`
+    storage.py     repositories, commits, trees, refs, buckets: no HTTP
+    xet.py         the content-addressed store of large files
+    card.py        the metadata of a README and the rules it must pass
+    card_rules.py  the rules of single fields
+    call.py        one request: who asks, for which repository; and what a refusal looks like
+    repos.py       routes: accounts, repositories, info, refs
+    files.py       routes: listing and reading files
+    commits.py     routes: preupload, LFS, commit
+    tokens.py      routes: access to the content-addressed store
+    buckets.py     routes: buckets
+    jobs.py        routes: jobs
+    executor.py    runs a job's command
+    faults.py      what goes wrong on purpose
+    server.py      the route table, the thread, and what a test holds: `LoopbackHub`
+    client.py      runs a script against it in a process of its own
+    hf.py          runs the `hf` command line against it
+    fixture.py     the pytest fixture `loopback_hub`
 
 The clients read HF_ENDPOINT, HF_HOME and HF_TOKEN when they are imported, so they run as
 subprocesses with the environment of `LoopbackHub.env`.
 """
 
 from tests.loopback_hub.client import run_client
+from tests.loopback_hub.hf import run_hf
 from tests.loopback_hub.server import ORG, TOKEN, USER, LoopbackHub, loopback
 
-__all__ = ["ORG", "TOKEN", "USER", "LoopbackHub", "loopback", "run_client"]
+__all__ = ["ORG", "TOKEN", "USER", "LoopbackHub", "loopback", "run_client", "run_hf"]

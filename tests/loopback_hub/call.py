@@ -9,11 +9,20 @@ from urllib.parse import parse_qs
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from tests.loopback_hub.storage import Commit, Repo, RepoType, Store
+from tests.loopback_hub.storage import Account, Bucket, Commit, Repo, RepoType, Store
 
 USER = "me"
 ORG = "lab"
 TOKEN = "hf_loopback"
+READ_TOKEN = "hf_loopback_read"
+OTHER_TOKEN = "hf_loopback_other"
+EXPIRED_TOKEN = "hf_loopback_expired"
+ACCOUNTS = {
+    TOKEN: Account(USER, "write", (ORG,)),
+    READ_TOKEN: Account(USER, "read", (ORG,)),
+    OTHER_TOKEN: Account("other", "write"),
+    EXPIRED_TOKEN: Account(USER, "expired", (ORG,)),
+}
 
 # Paths are matched percent-encoded: decoded, refs%2Fconvert%2Fparquet and a folder look alike.
 REPO = r"/api/(?P<type>model|dataset|space)s/(?P<id>[^/]+/[^/]+)"
@@ -45,7 +54,7 @@ class Call:
     request: Request
     body: bytes
     args: dict[str, str]
-    signed_in: bool
+    account: Account | None
 
     @property
     def base(self) -> str:
@@ -61,10 +70,16 @@ class Call:
         return parse_qs(self.body.decode(), keep_blank_values=True)
 
     def owns(self, namespace: str) -> bool:
-        return self.signed_in and namespace in (USER, ORG)
+        return self.account is not None and namespace in self.account.namespaces
 
     def may_write(self, namespace: str) -> bool:
-        return self.owns(namespace) and self.store.role == "write"
+        return self.owns(namespace) and self.role == "write"
+
+    @property
+    def role(self) -> str:
+        """What the token may do; the Hub's own `role` holds for the token of the tests."""
+        assert self.account is not None
+        return "read" if self.store.role == "read" else self.account.role
 
     def repo(self, *, write: bool = False) -> Repo:
         """The repository that the path names; without a type it is a model."""
@@ -75,10 +90,29 @@ class Call:
         repo = self.store.repos.get((kind, repo_id))
         if repo is None or (repo.private and not self.owns(repo.namespace)):
             # The Hub says 401 to strangers; the clients' rule for a bare 401 wants an https URL.
-            raise Refusal(404 if self.signed_in else 401, "Repository not found", "RepoNotFound")
+            raise Refusal(404 if self.account else 401, "Repository not found", "RepoNotFound")
         if write and not self.may_write(repo.namespace):
-            raise Refusal(403 if self.signed_in else 401, f"You cannot write to {repo.repo_id}")
+            raise Refusal(403 if self.account else 401, f"You cannot write to {repo.repo_id}")
         return repo
+
+    def enter(self, repo: Repo) -> None:
+        """Refuse the files of a gated repository to whom it was not granted."""
+        if not repo.gated or self.owns(repo.namespace):
+            return
+        if self.account is None:
+            raise Refusal(401, f"Access to {repo.repo_id} is restricted", "GatedRepo")
+        if self.account.name not in repo.granted:
+            message = f"Access to {repo.repo_id} is restricted and you are not in the list"
+            raise Refusal(403, message, "GatedRepo")
+
+    def bucket(self, *, write: bool = False) -> Bucket:
+        """The bucket that the path names; one the caller may not see looks like a missing one."""
+        bucket = self.store.buckets.get(self.args["id"])
+        if bucket is None or (bucket.private and not self.owns(bucket.namespace)):
+            raise Refusal(404 if self.account else 401, "Bucket not found", "RepoNotFound")
+        if write and not self.may_write(bucket.namespace):
+            raise Refusal(403 if self.account else 401, f"You cannot write to {self.args['id']}")
+        return bucket
 
     def commit(self, repo: Repo) -> Commit:
         commit = repo.resolve(self.args.get("rev", "main"))
@@ -87,12 +121,17 @@ class Call:
         return commit
 
 
-def check_token(request: Request) -> bool:
-    """Whether a token came along; a wrong one is refused, even for what is public."""
+def account_of(request: Request, accounts: dict[str, Account]) -> Account | None:
+    """Whose token came along, None without one; a wrong one is refused, even for what is public."""
     given = request.headers.get("authorization")
-    if given not in (None, f"Bearer {TOKEN}"):
+    if given is None:
+        return None
+    account = accounts.get(given.removeprefix("Bearer "))
+    if account is None:
         raise Refusal(401, "Invalid credentials in Authorization header")
-    return given is not None
+    if account.role == "expired":
+        raise Refusal(401, "User Access Token is expired")
+    return account
 
 
 Route = tuple[str, re.Pattern[str], Callable[[Call], Response]]

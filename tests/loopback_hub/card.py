@@ -8,9 +8,9 @@ import re
 
 import yaml
 
+from tests.loopback_hub.card_rules import errors_in, listed, warnings_in
+
 BLOCK = re.compile(r"\A\s*---[ \t]*\r?\n(.*?)(?:\r?\n)?---[ \t]*(?:\r?\n|\Z)", re.DOTALL)
-# One segment is an old id (gpt2); a path has a leading dot, slash or drive, or more segments.
-MODEL_ID = re.compile(r"[A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?")
 LICENSES = frozenset(
     """
     afl-3.0 agpl-3.0 apache-2.0 apple-amlr apple-ascl artistic-2.0 bigcode-openrail-m
@@ -43,15 +43,10 @@ def problems(text: str) -> tuple[list[str], list[str]]:
         return ["Metadata must be a mapping"], []
     errors = [
         f'"license" must be one of the known licenses, not "{value}"'
-        for value in values(metadata.get("license"))
+        for value in listed(metadata.get("license"))
         if value not in LICENSES
     ]
-    errors += [
-        f'"base_model" with value "{value}" is not valid. Use a model id from the Hub.'
-        for value in values(metadata.get("base_model"))
-        if not (isinstance(value, str) and MODEL_ID.fullmatch(value))
-    ]
-    return errors, []
+    return [*errors, *errors_in(metadata)], list(warnings_in(metadata))
 
 
 def card_data(readme: bytes) -> dict[str, object] | None:
@@ -65,12 +60,6 @@ def card_data(readme: bytes) -> dict[str, object] | None:
         return None
     as_json: dict[str, object] = json.loads(json.dumps(metadata, default=str))
     return as_json
-
-
-def values(field: object) -> list[object]:
-    if field is None:
-        return []
-    return field if isinstance(field, list) else [field]
 
 
 def repeated_key(node: yaml.Node | None) -> str | None:

@@ -116,9 +116,10 @@ def read_changes(call: Call, base: Commit, lines: list[dict[str, Any]]) -> Chang
             case "file":
                 changes[path] = blob(base64.b64decode(value["content"]), lfs=False)
             case "lfsFile":
-                if value["oid"] not in call.store.lfs:
+                data = call.store.large(value["oid"])
+                if data is None:
                     raise Refusal(400, f"LFS pointer of {path} points to a file that is not there")
-                changes[path] = blob(call.store.lfs[value["oid"]], lfs=True)
+                changes[path] = blob(data, lfs=True)
             case "deletedFile" | "deletedFolder":
                 gone = under(base.tree, path)
                 if not gone:

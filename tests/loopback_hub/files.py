@@ -71,14 +71,17 @@ def last_commit(repo: Repo, commit: Commit, path: str) -> Commit:
 
 def resolve(call: Call) -> Response:
     repo = call.repo()
-    if repo.gated and not call.signed_in:
-        raise Refusal(401, f"Access to {repo.repo_id} is restricted", "GatedRepo")
+    call.enter(repo)
     commit = call.commit(repo)
     content = commit.tree.get(call.args["path"])
     if content is None:
         raise missing_entry(call.args["path"])
-    headers = file_headers(commit, content)
-    status, data = 200, content.data
+    return ranged(call, content.data, file_headers(call, repo, commit, content))
+
+
+def ranged(call: Call, data: bytes, headers: dict[str, str]) -> Response:
+    """The bytes that were asked for: all of them, a range of them, or only how many there are."""
+    status = 200
     wanted = RANGE.fullmatch(call.request.headers.get("range", ""))
     if wanted is not None:
         start, stop = span(wanted[1], wanted[2], len(data))
@@ -88,11 +91,15 @@ def resolve(call: Call) -> Response:
     return Response(b"" if call.request.method == "HEAD" else data, status, headers)
 
 
-def file_headers(commit: Commit, content: Blob) -> dict[str, str]:
+def file_headers(call: Call, repo: Repo, commit: Commit, content: Blob) -> dict[str, str]:
     etag = f'"{content.sha256 if content.lfs else content.oid}"'
     headers = {"X-Repo-Commit": commit.sha, "ETag": etag, "Accept-Ranges": "bytes"}
     if content.lfs:
         headers |= {"X-Linked-Etag": etag, "X-Linked-Size": str(len(content.data))}
+    known = call.store.xet.hash_of.get(content.sha256) if content.lfs else None
+    if known is not None:
+        token = f"{call.base}/api/{repo.repo_type}s/{repo.repo_id}/xet-read-token/{commit.sha}"
+        headers |= {"X-Xet-Hash": known, "Link": f'<{token}>; rel="xet-auth"'}
     return headers
 
 

@@ -2,23 +2,28 @@
 
 from starlette.responses import JSONResponse, Response
 
-from tests.loopback_hub.call import ORG, REPO, REV, USER, Call, Refusal, repo_type, route
-from tests.loopback_hub.card import card_data, problems, values
+from tests.loopback_hub.call import REPO, REV, USER, Call, Refusal, repo_type, route
+from tests.loopback_hub.card import card_data, problems
+from tests.loopback_hub.card_rules import listed
 from tests.loopback_hub.storage import Blob, Commit, Repo
 
 
 def whoami(call: Call) -> Response:
-    if not call.signed_in:
+    if call.account is None:
         raise Refusal(401, "Invalid username or password.")
-    token = {"displayName": "loopback", "role": call.store.role}
+    name = call.account.name
+    token = {"displayName": "loopback", "role": call.role}
     return JSONResponse(
         {
             "type": "user",
-            "id": USER,
-            "name": USER,
-            "fullname": USER,
+            "id": name,
+            "name": name,
+            "fullname": name,
             "isPro": False,
-            "orgs": [{"type": "org", "id": ORG, "name": ORG, "roleInOrg": "admin"}],
+            "orgs": [
+                {"type": "org", "id": org, "name": org, "roleInOrg": "admin"}
+                for org in call.account.orgs
+            ],
             "auth": {"type": "access_token", "accessToken": token},
         }
     )
@@ -26,11 +31,11 @@ def whoami(call: Call) -> Response:
 
 def create(call: Call) -> Response:
     wanted = call.json()
-    namespace = wanted.get("organization") or USER
+    namespace = wanted.get("organization") or (call.account.name if call.account else USER)
     repo_id = f"{namespace}/{wanted['name']}"
     kind = repo_type(wanted.get("type"))
     if not call.may_write(str(namespace)):
-        status = 403 if call.signed_in else 401
+        status = 403 if call.account else 401
         raise Refusal(status, f"You cannot create a {kind} under the namespace {namespace}")
     known = call.store.repos.get((kind, repo_id))
     if known is not None:
@@ -79,9 +84,9 @@ def info(call: Call) -> Response:
 
 def tags(metadata: dict[str, object]) -> list[str]:
     """A card's own tags, then those the Hub makes of its other fields."""
-    made = [str(tag) for tag in values(metadata.get("tags"))]
+    made = [str(tag) for tag in listed(metadata.get("tags"))]
     for key, prefix in (("license", "license"), ("datasets", "dataset"), ("base_model",) * 2):
-        made += [f"{prefix}:{value}" for value in values(metadata.get(key))]
+        made += [f"{prefix}:{value}" for value in listed(metadata.get(key))]
     return made
 
 
@@ -97,8 +102,13 @@ def sibling(path: str, content: Blob, with_blobs: bool) -> dict[str, object]:
 
 def refs(call: Call) -> Response:
     repo = call.repo()
-    answer: dict[str, list[dict[str, str]]] = {"tags": []}
-    groups = {"branches": "refs/heads/", "converts": "refs/convert/", "pullRequests": "refs/pr/"}
+    answer: dict[str, list[dict[str, str]]] = {}
+    groups = {
+        "branches": "refs/heads/",
+        "converts": "refs/convert/",
+        "tags": "refs/tags/",
+        "pullRequests": "refs/pr/",
+    }
     for group, prefix in groups.items():
         answer[group] = [
             {"name": ref.removeprefix(prefix), "ref": ref, "targetCommit": sha}
@@ -117,6 +127,49 @@ def create_branch(call: Call) -> Response:
         raise Refusal(409, f"Reference already exists: refs/heads/{name}")
     repo.refs[f"refs/heads/{name}"] = starting_point(call, repo).sha
     return Response(status_code=201)
+
+
+def delete_branch(call: Call) -> Response:
+    repo = call.repo(write=True)
+    ref = f"refs/heads/{call.args['rev']}"
+    if ref not in repo.refs:
+        raise Refusal(404, f"Reference does not exist: {ref}", "RevisionNotFound")
+    if ref == "refs/heads/main":
+        raise Refusal(403, "The main branch cannot be deleted")
+    del repo.refs[ref]
+    return Response(status_code=200)
+
+
+def create_tag(call: Call) -> Response:
+    repo = call.repo(write=True)
+    ref = f"refs/tags/{call.json()['tag']}"
+    if ref in repo.refs:
+        raise Refusal(409, f"Reference already exists: {ref}")
+    repo.refs[ref] = call.commit(repo).sha
+    return Response(status_code=201)
+
+
+def history(call: Call) -> Response:
+    """The commits up to a revision, newest first, a page at a time."""
+    repo = call.repo()
+    limit = int(call.request.query_params.get("limit", 50))
+    page = int(call.request.query_params.get("p", 0))
+    every = list(repo.history(call.commit(repo)))
+    shown = [
+        {
+            "id": commit.sha,
+            "title": commit.title,
+            "message": commit.description,
+            "date": commit.date,
+            "authors": [{"user": USER}],
+        }
+        for commit in every[page * limit : (page + 1) * limit]
+    ]
+    headers = {"X-Total-Count": str(len(every))}
+    if len(every) > (page + 1) * limit:
+        url = str(call.request.url.include_query_params(p=page + 1, limit=limit))
+        headers["Link"] = f'<{url}>; rel="next"'
+    return JSONResponse(shown, 200, headers)
 
 
 def starting_point(call: Call, repo: Repo) -> Commit:
@@ -145,4 +198,7 @@ ROUTES = [
     route("GET", rf"{REPO}/revision/{REV}", info),
     route("GET", rf"{REPO}/refs", refs),
     route("POST", rf"{REPO}/branch/{REV}", create_branch),
+    route("DELETE", rf"{REPO}/branch/{REV}", delete_branch),
+    route("POST", rf"{REPO}/tag/{REV}", create_tag),
+    route("GET", rf"{REPO}/commits/{REV}", history),
 ]

@@ -1,5 +1,6 @@
 """The running Hub: a route table over raw paths, served from a thread on a free local port."""
 
+import asyncio
 import os
 import socket
 from collections.abc import Iterator, Mapping
@@ -11,17 +12,34 @@ from urllib.parse import unquote
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route as StarletteRoute
 
-from tests.loopback_hub import commits, files, repos
-from tests.loopback_hub.call import ORG, TOKEN, USER, Call, Refusal, check_token
-from tests.loopback_hub.storage import Repo, RepoType, Store, blob_for, full_ref
+from tests.loopback_hub import buckets, commits, files, jobs, repos, tokens
+from tests.loopback_hub.call import ACCOUNTS, ORG, TOKEN, USER, Call, Refusal, account_of
+from tests.loopback_hub.faults import Fault, cut
+from tests.loopback_hub.storage import (
+    Bucket,
+    BucketFile,
+    Repo,
+    RepoType,
+    Store,
+    blob_for,
+    full_ref,
+)
 
 __all__ = ["ORG", "TOKEN", "USER", "LoopbackHub", "Seen", "loopback"]
 
-ROUTES = [*repos.ROUTES, *files.ROUTES, *commits.ROUTES]
+ROUTES = [
+    *repos.ROUTES,
+    *files.ROUTES,
+    *commits.ROUTES,
+    *tokens.ROUTES,
+    *buckets.ROUTES,
+    *jobs.ROUTES,
+]
 METHODS = ["GET", "POST", "PUT", "DELETE"]
 
 
@@ -42,9 +60,11 @@ class LoopbackHub:
     """A Hub with two namespaces the token may write to: the user `me` and the org `lab`."""
 
     url: str
-    store: Store = field(default_factory=Store)
+    store: Store = field(default_factory=lambda: Store(accounts=dict(ACCOUNTS)))
     requests: list[Seen] = field(default_factory=list)
-    faults: list[tuple[str, int]] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
+    problems: list[Exception] = field(default_factory=list)
+    """Faults of this server itself; the fixture raises them."""
 
     def seed(
         self,
@@ -67,6 +87,11 @@ class LoopbackHub:
         changes = {path: blob_for(path, data) for path, data in files.items()}
         return repo.commit(full_ref(revision), changes, "seed").sha
 
+    def add_bucket(self, bucket_id: str, files: Mapping[str, bytes], private: bool = True) -> None:
+        """Make a bucket that holds `files`."""
+        kept = {path: BucketFile(data, self.store.xet.write(data)) for path, data in files.items()}
+        self.store.buckets[bucket_id] = Bucket(bucket_id, private, kept)
+
     def repo(self, repo_id: str, repo_type: RepoType = "model") -> Repo:
         return self.store.repos[repo_type, repo_id]
 
@@ -78,19 +103,35 @@ class LoopbackHub:
         assert commit is not None, f"{repo_id} has no revision {revision}"
         return {path: content.data for path, content in sorted(commit.tree.items())}
 
-    def fail_next(self, path_part: str, status: int, times: int = 1) -> None:
+    def fail_next(
+        self, path_part: str, status: int, times: int = 1, method: str | None = None
+    ) -> None:
         """Answer the next requests whose percent-encoded path holds `path_part` with `status`."""
-        self.faults += [(path_part, status)] * times
+        self.faults += [Fault(path_part, method, status=status) for _ in range(times)]
 
-    def env(self, home: Path, token: str | None = TOKEN) -> dict[str, str]:
-        """The environment of a client: this Hub, a cache of its own under `home`, no proxies."""
+    def drop_next(
+        self, path_part: str, after: int = 0, times: int = 1, method: str | None = None
+    ) -> None:
+        """Close the connection of the next such answers after so many bytes of their body."""
+        self.faults += [Fault(path_part, method, cut_after=after) for _ in range(times)]
+
+    def slow_next(self, path_part: str, seconds: float, times: int = 1) -> None:
+        """Let the next such requests wait for their answer."""
+        self.faults += [Fault(path_part, seconds=seconds) for _ in range(times)]
+
+    def env(self, home: Path, token: str | None = TOKEN, xet: bool = False) -> dict[str, str]:
+        """The environment of a client: this Hub, a cache of its own under `home`, no proxies.
+
+        Large files go the way of LFS unless `xet`; buckets know no other way.
+        """
         drop = ("HF_", "HUGGING", "TRANSFORMERS_", "TRACKIO_")
         kept = {
             key: value
             for key, value in os.environ.items()
             if not key.startswith(drop) and not key.lower().endswith("_proxy")
         }
-        switches = ("XET", "TELEMETRY", "UPDATE_CHECK", "PROGRESS_BARS", "EXPERIMENTAL_WARNING")
+        switches = ["TELEMETRY", "UPDATE_CHECK", "PROGRESS_BARS", "EXPERIMENTAL_WARNING"]
+        switches += [] if xet else ["XET"]
         kept |= {f"HF_HUB_DISABLE_{switch}": "1" for switch in switches}
         kept |= {"HF_ENDPOINT": self.url, "HF_HOME": str(home / "hf_home")}
         return kept if token is None else kept | {"HF_TOKEN": token}
@@ -100,26 +141,32 @@ class LoopbackHub:
         query, headers = request.url.query, dict(request.headers)
         seen = Seen(request.method, raw, query, headers, await request.body())
         self.requests.append(seen)
+        fault = next((f for f in self.faults if f.fits(request.method, raw)), Fault(""))
+        if fault in self.faults:
+            self.faults.remove(fault)
+        await asyncio.sleep(fault.seconds)
         try:
-            response = self.answer(request, seen)
+            if fault.status is not None:
+                # Clients that accept a 409 read the address.
+                raise Refusal(fault.status, "Injected fault", url=f"{self.url}/an/address")
+            # In a thread: reading what was uploaded may ask this server for a token.
+            response = await run_in_threadpool(self.answer, request, seen)
         except Refusal as refusal:
             response = refusal.response()
+        except Exception as problem:
+            self.problems.append(problem)
+            raise
         seen.status = response.status_code
-        return response
+        return response if fault.cut_after is None else cut(response, fault.cut_after)
 
     def answer(self, request: Request, seen: Seen) -> Response:
-        for fault in self.faults:
-            if fault[0] in seen.path:
-                self.faults.remove(fault)
-                # Clients that accept a 409 read the address.
-                raise Refusal(fault[1], "Injected fault", url=f"{self.url}/an/address")
         for method, pattern, handler in ROUTES:
             match = pattern.fullmatch(seen.path)
             if match and method == seen.method:
                 found = match.groupdict()
                 args = {key: unquote(value) for key, value in found.items() if value is not None}
-                signed_in = check_token(request)
-                return handler(Call(self.store, request, seen.body, args, signed_in))
+                account = account_of(request, self.store.accounts)
+                return handler(Call(self.store, request, seen.body, args, account))
         raise Refusal(404, "Sorry, we can't find the page you are looking for.")
 
 
@@ -130,7 +177,7 @@ def loopback() -> Iterator[LoopbackHub]:
     hub = LoopbackHub(f"http://127.0.0.1:{listening.getsockname()[1]}")
     app = Starlette(routes=[StarletteRoute("/{path:path}", hub.handle, methods=METHODS)])
     config = uvicorn.Config(
-        app, lifespan="off", loop="asyncio", http="h11", ws="none", log_level="warning"
+        app, lifespan="off", loop="asyncio", http="h11", ws="none", log_level="critical"
     )
     config.timeout_graceful_shutdown = 1
     server = uvicorn.Server(config)
@@ -142,3 +189,6 @@ def loopback() -> Iterator[LoopbackHub]:
         server.should_exit = True
         thread.join()
         listening.close()
+        hub.store.close()
+    if hub.problems:
+        raise hub.problems[0]

@@ -11,7 +11,12 @@ from fnmatch import fnmatch
 from hashlib import sha1, sha256
 from pathlib import PurePosixPath
 from threading import Lock
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+from tests.loopback_hub.xet import Xet
+
+if TYPE_CHECKING:
+    from tests.loopback_hub.executor import Job
 
 RepoType = Literal["model", "dataset", "space"]
 Tree = dict[str, "Blob"]
@@ -94,6 +99,8 @@ class Repo:
     repo_id: str
     private: bool = False
     gated: bool = False
+    granted: set[str] = field(default_factory=set)
+    """Accounts that were let into a gated repository."""
     commits: dict[str, Commit] = field(default_factory=dict)
     refs: dict[str, str] = field(default_factory=dict)
     lock: Lock = field(default_factory=Lock)
@@ -109,8 +116,9 @@ class Repo:
         return prefix + self.repo_id
 
     def resolve(self, revision: str) -> Commit | None:
-        """The commit that a branch, a full ref or a sha stands for."""
-        sha = self.refs.get(full_ref(revision), revision)
+        """The commit that a branch, a tag, a full ref or a sha stands for."""
+        tagged = self.refs.get(f"refs/tags/{revision}", revision)
+        sha = self.refs.get(full_ref(revision), tagged)
         return self.commits.get(sha)
 
     def commit(
@@ -160,6 +168,49 @@ class Repo:
             commit = self.commits[commit.parent] if commit.parent else None
 
 
+@dataclass(frozen=True)
+class BucketFile:
+    data: bytes
+    xet_hash: str
+    mtime: int = 0
+    """Milliseconds since 1970, as the client that wrote it says."""
+
+    def entry(self, path: str) -> dict[str, object]:
+        written = datetime.fromtimestamp(self.mtime / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        return {
+            "type": "file",
+            "path": path,
+            "size": len(self.data),
+            "xetHash": self.xet_hash,
+            "mtime": written,
+            "uploadedAt": written,
+        }
+
+
+@dataclass
+class Bucket:
+    bucket_id: str
+    private: bool = False
+    files: dict[str, BucketFile] = field(default_factory=dict)
+
+    @property
+    def namespace(self) -> str:
+        return self.bucket_id.split("/")[0]
+
+
+@dataclass(frozen=True)
+class Account:
+    """Who a token stands for, and its role: `read`, `write`, or `expired`."""
+
+    name: str
+    role: str
+    orgs: tuple[str, ...] = ()
+
+    @property
+    def namespaces(self) -> tuple[str, ...]:
+        return (self.name, *self.orgs)
+
+
 @dataclass
 class Store:
     repos: dict[tuple[RepoType, str], Repo] = field(default_factory=dict)
@@ -167,6 +218,24 @@ class Store:
     """Uploaded objects by sha256; a commit refers to them."""
     role: str = "write"
     """What the token may do: `read` or `write`."""
+    accounts: dict[str, Account] = field(default_factory=dict)
+    """Accounts by token."""
+    xet: Xet = field(default_factory=Xet)
+    buckets: dict[str, Bucket] = field(default_factory=dict)
+    jobs: dict[str, "Job"] = field(default_factory=dict)
+    image: dict[str, str] = field(default_factory=dict)
+    """The environment that the image of every job brings along."""
+
+    def large(self, sha256: str) -> bytes | None:
+        """An uploaded object, by whichever way it came; None when it never did."""
+        return self.lfs[sha256] if sha256 in self.lfs else self.xet.read_sha256(sha256)
+
+    def close(self) -> None:
+        """End what still runs and remove what is on disk."""
+        for job in self.jobs.values():
+            job.kill("CANCELED", None)
+            job.ended.wait()
+        self.xet.close()
 
     def create(self, repo_type: RepoType, repo_id: str, *, private: bool = False) -> Repo:
         """A new repository with the commit the Hub itself makes, which holds .gitattributes."""

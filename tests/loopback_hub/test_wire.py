@@ -107,6 +107,24 @@ def test_the_environment_is_the_hubs_own(
         ("configs:\n- a: 1\n  a: 2", "duplicated mapping key"),
         ("tags: [open", "Invalid YAML"),
         ("- a\n- b", "mapping"),
+        ("language: [en, code]", None),
+        ("language: English", "language[0]"),
+        ("tags: [agent-traces, 3]", '"tags[1]" must be a string'),
+        ("datasets: [me/rows]\nsource_datasets: [original]", None),
+        ("datasets: /tmp/rows", "/tmp/rows"),
+        ("base_model_relation: lora", "base_model_relation"),
+        ("configs:\n- data_files: data/*", "configs[0].config_name"),
+        ("configs:\n- {config_name: a}\n- {config_name: a}", "duplicate config_name"),
+        ("model-index: [{name: m}]", "model-index[0].results"),
+        (
+            "model-index: [{name: m, results: [{task: {type: t}, dataset: {type: d, name: d}}]}]",
+            "metrics",
+        ),
+        (
+            "model-index: [{name: m, results: [{task: {type: t}, dataset: {type: d, name: d},"
+            " metrics: [{type: a, value: 1}]}]}]",
+            None,
+        ),
     ],
 )
 def test_what_the_hub_says_of_a_card(metadata: str, told: str | None) -> None:
@@ -114,6 +132,13 @@ def test_what_the_hub_says_of_a_card(metadata: str, told: str | None) -> None:
     assert warnings == []
     assert len(errors) == (told is not None)
     assert told is None or told in errors[0]
+
+
+def test_what_the_hub_only_warns_about() -> None:
+    card = "---\ntask_categories: [text-generation, wishing]\nsize_categories: [n<1K, few]\n---\n"
+    errors, warnings = problems(card)
+    assert errors == []
+    assert [("wishing" in w, "few" in w) for w in warnings] == [(True, False), (False, True)]
 
 
 @pytest.mark.parametrize("text", ["# No metadata\n", "---\n---\n# Title\n", ""])
