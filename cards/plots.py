@@ -42,8 +42,8 @@ def write_report_plot(report: Json, path: Path) -> None:
     left.xaxis.get_major_locator().set_params(integer=True)
     right.yaxis.get_major_locator().set_params(integer=True)
     for axes in (left, right):
-        _plain(axes)
-    _save(figure, path)
+        plain(axes)
+    save(figure, path)
 
 
 def write_run_plot(run: Json, path: Path) -> None:
@@ -56,12 +56,12 @@ def write_run_plot(run: Json, path: Path) -> None:
         axes.set_title(title)
         axes.set_xlabel("step")
         axes.xaxis.get_major_locator().set_params(integer=True)
-        _plain(axes)
+        plain(axes)
         if name == CURVES[0][0]:
             threshold = run["arguments"]["success_reward_threshold"]
             axes.axhline(threshold, color="grey", linestyle="--", linewidth=1)
             axes.annotate("success", (1, threshold), color="grey", fontsize=8, va="bottom")
-    _save(figure, path)
+    save(figure, path)
 
 
 def write_evaluation_plot(evaluation: Json, path: Path) -> None:
@@ -78,14 +78,16 @@ def write_evaluation_plot(evaluation: Json, path: Path) -> None:
         axes.set_xlim(-0.5, 1.5)
         axes.set_ylim(0, max(1.0, axes.get_ylim()[1]))
         axes.set_title(title)
-        _plain(axes)
-    _save(figure, path)
+        plain(axes)
+    save(figure, path)
 
 
-def _plain(axes: Axes) -> None:
+def plain(axes: Axes) -> None:
+    """Leave out the lines that frame nothing."""
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _save(figure: Figure, path: Path) -> None:
+def save(figure: Figure, path: Path) -> None:
+    """Write a figure to the same bytes each time."""
     # Without these the file would name the version that drew it.
     figure.savefig(path, format="png", dpi=110, metadata={"Software": None})

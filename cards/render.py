@@ -42,10 +42,10 @@ def render_dataset_card(report: Json) -> str:
     kept = report["kept"]
     hashes, splits = report["sha256"], report["splits"]
     data = {split: f"data/{split}-*.parquet" for split in ("train", "test") if split in splits}
-    configs = [{**_config("default", data, hashes["data"]), "default": True}]
+    configs = [{**config_of("default", data, hashes["data"]), "default": True}]
     if report["rejected"]:
         files = {"train": "rejects/rejects-*.parquet"}
-        configs.append(_config("rejects", files, hashes["rejects"]))
+        configs.append(config_of("rejects", files, hashes["rejects"]))
     metadata: Json = {
         "configs": configs,
         "pretty_name": f"SDPO rows from {source}",
@@ -59,10 +59,10 @@ def render_dataset_card(report: Json) -> str:
         metadata["source_datasets"] = [source]
     columns = [(name, _type(feature), COLUMNS[name]) for name, feature in SDPO_ROW.items()]
     return (
-        _environment()
+        environment()
         .get_template("dataset_card.md.j2")
         .render(
-            metadata=_front_matter(metadata),
+            metadata=front_matter(metadata),
             report=report,
             columns=columns,
             sample=_preview(report["first_sample"]),
@@ -106,10 +106,10 @@ def render_model_card(report: Json | None, run: Json) -> str:
     logged = [entry for entry in run["log_history"] if "loss" in entry]
     steps = _steps(run)
     return (
-        _environment()
+        environment()
         .get_template("model_card.md.j2")
         .render(
-            metadata=_front_matter(metadata),
+            metadata=front_matter(metadata),
             name=name,
             base=base if on_hub else base.rstrip("/").rpartition("/")[2],
             on_hub=on_hub,
@@ -177,7 +177,7 @@ def _mean(steps: list[Json], name: str) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def _config(name: str, data: dict[str, str], sha256: str) -> Json:
+def config_of(name: str, data: dict[str, str], sha256: str) -> Json:
     """Describe a configuration; `load_dataset` caches a local folder by this description alone.
 
     Without the hash, a folder that was written again would give its old rows.
@@ -186,7 +186,8 @@ def _config(name: str, data: dict[str, str], sha256: str) -> Json:
     return {"config_name": name, "data_files": files, "description": f"sha256 {sha256}"}
 
 
-def _front_matter(metadata: Json) -> str:
+def front_matter(metadata: Json) -> str:
+    """Return the YAML of a card."""
     text: str = yaml.safe_dump(metadata, sort_keys=True, allow_unicode=True)
     return text
 
@@ -201,7 +202,8 @@ def _preview(row: Json) -> Json:
     }
 
 
-def _environment() -> Environment:
+def environment() -> Environment:
+    """Return what renders the templates; a value that is missing is an error."""
     environment = Environment(
         loader=PackageLoader("cards", "."),
         undefined=StrictUndefined,

@@ -10,7 +10,7 @@ from pimono_sdpo.errors import OutputError
 from pimono_sdpo.runs.folders import REPORT, mark_of, read_json
 
 CARD = "README.md"
-ALONE = (CARD, REPORT, "report.png")
+ALONE = (CARD, REPORT, "report.md", "report.png")
 SHARDS = ("data", "rejects")
 
 

@@ -5,7 +5,8 @@
     gate.py       is the challenger better: our rules
     original.py   the rules of the system this is modelled on, with their defects
     agreement.py  do judges agree, with each other and with themselves
-    doubts.py     position, length, leaks, single judges: what else could explain a verdict
+    doubts.py     position, length, single judges: what else could explain a verdict
+    summary.py    all of it as JSON
 
 Scores go from 0 to 100 in favour of the challenger; 50 is parity.
 """

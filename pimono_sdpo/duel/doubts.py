@@ -88,7 +88,8 @@ def doubt_lengths(turn_scores: Array, ours: Sequence[int], theirs: Sequence[int]
 
 
 def _verdict(votes: Votes, rules: Rules) -> Verdict:
-    scores = score_turns(votes, rules.both_orders, rules.min_judges)
+    # One judge fewer is there, so one fewer has to be read.
+    scores = score_turns(votes, rules.both_orders, max(1, rules.min_judges - 1))
     return judge_duel(scores.turn, votes.instances, rules)
 
 

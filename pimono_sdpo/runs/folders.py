@@ -22,7 +22,7 @@ REPORT = "report.json"
 PART = "part.json"
 # The file that tells a folder is ours, and all else that may be in such a folder.
 PUBLISHED = {
-    REPORT: frozenset({REPORT, "README.md", "data", "rejects", "report.png"}),
+    REPORT: frozenset({REPORT, "README.md", "data", "rejects", "report.md", "report.png"}),
     PART: frozenset({PART, "rows", "prints", "rejects", "done"}),
 }
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

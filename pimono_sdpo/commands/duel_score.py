@@ -1,0 +1,188 @@
+"""Judgments to duels: scores, verdict, buckets, report.
+
+reads   DIR/answers/*.parquet, DIR/judgments/*.parquet, and DIR/aa-judgments/*.parquet if there
+writes  DIR/result: data/{final,refined,defeat}-*.parquet, report.md, report.json, report.png and
+        README.md, a dataset repository; an earlier result is replaced
+
+Nothing is asked of any model: stored judgments can be scored again by other rules.
+"""
+
+import hashlib
+import json
+import shutil
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pimono_sdpo import __version__
+from pimono_sdpo.errors import SourceError
+
+if TYPE_CHECKING:
+    from pimono_sdpo.duel.gate import Rules
+    from pimono_sdpo.duel.original import OriginalRules
+    from pimono_sdpo.duel_schema import Opponent
+
+Json = dict[str, Any]
+ANSWERS, JUDGMENTS, EQUALS = "answers", "judgments", "aa-judgments"
+RESULT = "result"
+BATCH = 256
+ABOUT = (
+    "turn_id", "instance_id", "drop_reason", "king", "challenger", "assistant", "leaked_terms",
+)  # fmt: skip
+TOLD = ("turn_id", "instance_id", "action_style", "score", "metrics", "bucket")
+
+
+def run_score(
+    folder: Path,
+    rules: "Rules",
+    original: "OriginalRules | None" = None,
+    opponent: "Opponent" = "king",
+    licence: str | None = None,
+) -> Json:
+    """Score what was judged in `folder` and return the report.
+
+    Raises SourceError when there is nothing to score, OutputError when it cannot be written.
+    """
+    from cards.duel_report import render_duel_card, render_duel_report, write_duel_plot
+    from pimono_sdpo.duel.scores import score_turns
+    from pimono_sdpo.duel.summary import summary, summary_of_original
+    from pimono_sdpo.duel.votes import votes_of
+    from pimono_sdpo.runs.folders import LOCK, REPORT, only_run, publish_folder, remove
+    from processors.duels import duel_rows, reasons_of
+
+    theirs = "king" if opponent == "king" else "assistant"
+    answered = [_short(row, theirs) for row in _rows(folder, ANSWERS, ABOUT)]
+    kept = [row for row in answered if row["drop_reason"] is None]
+    judges = _judges(folder, JUDGMENTS, opponent)
+    if not kept or not judges:
+        what = f"judgments against the {opponent}" if kept else "turns that both players answered"
+        raise SourceError(f"`{folder}` holds no {what}; run the stages before `score`.")
+    turns = [(row["turn_id"], row["instance_id"]) for row in kept]
+    votes = votes_of(turns, judges, _judged(folder, JUDGMENTS, opponent))
+    scores = score_turns(votes, rules.both_orders, rules.min_judges)
+    lengths = [row["lengths"] for row in kept]
+    leaked = [row["leaked"] for row in kept]
+    dropped = Counter(row["drop_reason"] for row in answered if row["drop_reason"] is not None)
+    report: Json = {
+        "pimono_sdpo": __version__,
+        "source": folder.resolve().name,
+        "licence": licence,
+        "opponent": opponent,
+        "dropped": dict(sorted(dropped.items())),
+        "cost": _cost(folder),
+        "aa_test": _between_equals(folder, rules),
+        "original": summary_of_original(votes, original) if original else None,
+        **summary(votes, scores, rules, lengths, leaked),
+    }
+    reasons = reasons_of(_judged(folder, JUDGMENTS, opponent), judges)
+    answers = (row for row in _rows(folder, ANSWERS) if row["drop_reason"] is None)
+    out = (folder / RESULT).resolve()
+    with only_run(out) as work:
+        finished = work / "out"
+        shutil.rmtree(finished, ignore_errors=True)
+        (finished / "data").mkdir(parents=True)
+        duels = duel_rows(answers, votes, scores, reasons, opponent)
+        told, report["configs"] = write_buckets(duels, finished / "data")
+        report["sha256"] = {name: _sha256(finished, name) for name in report["configs"]}
+        (finished / "report.md").write_text(render_duel_report(report, told))
+        (finished / REPORT).write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n")
+        (finished / "README.md").write_text(render_duel_card(report))
+        write_duel_plot(report, finished / "report.png")
+        publish_folder(finished, out)
+        remove(work, LOCK)
+    return report
+
+
+def _short(answer: Json, theirs: str) -> Json:
+    """What scoring needs of an answer, without its texts."""
+    return {
+        **{name: answer[name] for name in ("turn_id", "instance_id", "drop_reason")},
+        "lengths": (len(answer["challenger"] or ""), len(answer[theirs] or "")),
+        "leaked": bool(answer["leaked_terms"]),
+    }
+
+
+def write_buckets(duels: Iterable[Json], data: Path) -> tuple[list[Json], dict[str, int]]:
+    """Write each judged duel to the shard of its bucket; return what the report tells of all, and
+    the rows of each bucket that has any.
+    """
+    from pimono_sdpo.duel_schema import DUEL
+
+    schema = DUEL.arrow_schema
+    told: list[Json] = []
+    batches: dict[str, list[Json]] = {}
+    counts: Counter[str] = Counter()
+    with ExitStack() as stack:
+        writers: dict[str, pq.ParquetWriter] = {}
+        for duel in duels:
+            told.append({name: duel[name] for name in TOLD})
+            name = duel["bucket"]
+            if name == "parse_fail":
+                continue
+            counts[name] += 1
+            if name not in writers:
+                path = data / f"{name}-00000-of-00001.parquet"
+                writers[name] = stack.enter_context(pq.ParquetWriter(path, schema))
+            batches.setdefault(name, []).append(duel)
+            if len(batches[name]) == BATCH:
+                writers[name].write_table(
+                    pa.Table.from_pylist(batches.pop(name), writers[name].schema)
+                )
+        for name, rows in batches.items():
+            writers[name].write_table(pa.Table.from_pylist(rows, writers[name].schema))
+    return told, {name: counts[name] for name in ("final", "refined", "defeat") if counts[name]}
+
+
+def _between_equals(folder: Path, rules: "Rules") -> Json | None:
+    """How turns score when the king meets another sample of itself, if that was judged."""
+    from pimono_sdpo.duel.scores import score_turns
+    from pimono_sdpo.duel.summary import false_finals
+    from pimono_sdpo.duel.votes import votes_of
+
+    judges = _judges(folder, EQUALS, "king")
+    if not judges:
+        return None
+    judged = _judged(folder, EQUALS, "king")
+    turns = sorted({(row["turn_id"], row["instance_id"]) for row in judged})
+    votes = votes_of(turns, judges, _judged(folder, EQUALS, "king"))
+    return false_finals(score_turns(votes, rules.both_orders, rules.min_judges).turn.tolist())
+
+
+def _judges(folder: Path, name: str, opponent: "Opponent") -> list[str]:
+    """The panel, by name."""
+    rows = _rows(folder, name, ("judge", "opponent"))
+    return sorted({row["judge"] for row in rows if row["opponent"] == opponent})
+
+
+def _judged(folder: Path, name: str, opponent: "Opponent") -> Iterator[Json]:
+    return (row for row in _rows(folder, name) if row["opponent"] == opponent)
+
+
+def _cost(folder: Path) -> float | None:
+    """USD of all calls, None where no price was known."""
+    costs = [
+        row["usage"]["cost"]
+        for name in (ANSWERS, JUDGMENTS, EQUALS)
+        for row in _rows(folder, name, ("usage",))
+        if row["usage"] is not None and row["usage"]["cost"] is not None
+    ]
+    return sum(costs) if costs else None
+
+
+def _rows(folder: Path, name: str, columns: Sequence[str] | None = None) -> Iterator[Json]:
+    """The rows of a stage in the order of its shards; none when it has not run."""
+    for path in sorted((folder / name).glob("*.parquet")):
+        with pq.ParquetFile(path) as file:
+            for batch in file.iter_batches(BATCH, columns=columns and list(columns)):
+                yield from batch.to_pylist()
+
+
+def _sha256(finished: Path, name: str) -> str:
+    (path,) = (finished / "data").glob(f"{name}-*.parquet")
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,116 @@
+"""From stored judgments to buckets, report and card."""
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from datasets import load_dataset
+
+from cards.lint import lint_card
+from pimono_sdpo.commands.duel_score import run_score
+from pimono_sdpo.duel.gate import Rules
+from pimono_sdpo.duel.original import OriginalRules
+from pimono_sdpo.duel_schema import ANSWER
+from pimono_sdpo.errors import SourceError
+from tests.duel.made import JUDGES, answer, write_duel
+
+RULES = Rules(draws=199)
+
+
+def panel(turn: int, judge: str, order: int) -> tuple[int, int] | None:
+    """Most turns are won, some by two judges of three, some lost, one unread."""
+    if turn == 3 and judge != JUDGES[0]:
+        return None
+    if turn % 4 == 1 and judge == JUDGES[2]:
+        return 2, 5
+    return (2, 7) if turn % 10 == 9 else (8, 3)
+
+
+@pytest.fixture
+def judged(tmp_path: Path) -> Path:
+    write_duel(tmp_path / "duel", 60, 40, panel)
+    return tmp_path / "duel"
+
+
+def test_turns_go_to_buckets_with_score_metrics_and_reasons(judged: Path) -> None:
+    report = run_score(judged, RULES)
+    assert report["buckets"] == {"final": 41, "refined": 12, "defeat": 6, "parse_fail": 1}
+    rows = load_dataset(str(judged / "result"), "refined", split="train")
+    assert rows["score"][:] == pytest.approx([200 / 3] * 12)
+    assert rows[0]["metrics"]["grounding"] == pytest.approx(200 / 3)
+    assert {entry["judge"]: entry["score"] for entry in rows[0]["per_judge"]}[JUDGES[2]] == 0
+    assert "lab/odd (order 1): 2 to 5" in rows[0]["reason"]
+    names = {"final", "refined", "defeat"}
+    kept = [load_dataset(str(judged / "result"), name, split="train") for name in names]
+    assert sum(map(len, kept)) == 59
+    assert "run_4" not in {turn for rows in kept for turn in rows["turn_id"]}
+
+
+def test_the_report_says_what_there_is(judged: Path) -> None:
+    report = run_score(judged, RULES, OriginalRules(bootstrap_resamples=100))
+    assert report["verdict"]["accepted"]
+    assert report["dropped"] == {"king_format": 1}
+    assert report["cost"] == pytest.approx((61 + 360) * 0.001)
+    assert report["leaks"]["share"] == pytest.approx(12 / 60)
+    assert report["original"]["accepted"]
+    text = (judged / "result" / "report.md").read_text()
+    lines = [line for line in text.splitlines() if line.startswith("| run_")]
+    assert len(lines) == 60
+    assert lines[3].startswith("| run_4 | - | task-3 | inspect | - |")
+    assert "**Accepted**" in text
+    assert "By the original rules" in text
+    assert "| lab/odd |" in text
+    assert json.loads((judged / "result" / "report.json").read_text()) == report
+    assert not lint_card((judged / "result" / "README.md").read_text())
+    assert (judged / "result" / "report.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_the_same_judgments_give_the_same_bytes(judged: Path) -> None:
+    run_score(judged, RULES)
+    first = {path.name: path.read_bytes() for path in (judged / "result").rglob("*.*")}
+    run_score(judged, RULES)
+    assert {path.name: path.read_bytes() for path in (judged / "result").rglob("*.*")} == first
+
+
+def test_other_rules_judge_the_same_votes_again(judged: Path) -> None:
+    accepted = run_score(judged, RULES)
+    strict = run_score(judged, Rules(draws=199, win_margin=45))
+    assert accepted["verdict"]["accepted"]
+    assert not strict["verdict"]["accepted"]
+    assert strict["verdict"]["score"] == accepted["verdict"]["score"]
+
+
+def test_equals_tell_how_much_of_the_best_bucket_is_chance(judged: Path) -> None:
+    def alike(turn: int, judge: str, order: int) -> tuple[int, int]:
+        return (6, 4) if turn % 4 == 0 else (4, 6)
+
+    assert run_score(judged, RULES)["aa_test"] is None
+    write_duel(judged, 60, 40, alike, "aa-judgments")
+    report = run_score(judged, RULES)
+    assert report["aa_test"]["false_final"] == 0.25
+    assert "25 % of their turns" in (judged / "result" / "report.md").read_text()
+
+
+def test_nothing_to_score_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="no turns that both players answered"):
+        run_score(tmp_path, RULES)
+    write_duel(tmp_path, 3, 3, panel)
+    with pytest.raises(SourceError, match="no judgments against the reference"):
+        run_score(tmp_path, RULES, opponent="reference")
+
+
+def test_texts_of_models_cannot_break_the_report(tmp_path: Path) -> None:
+    write_duel(tmp_path, 2, 2, panel)
+    rows = [answer(0, 2, action_style="a|b\n# c", instance_id="`x`|y"), answer(1, 2)]
+    table = pa.Table.from_pylist(rows, ANSWER.arrow_schema)
+    pq.write_table(table, tmp_path / "answers" / "answers-00000.parquet")
+    run_score(tmp_path, RULES)
+    (line,) = [
+        line
+        for line in (tmp_path / "result" / "report.md").read_text().splitlines()
+        if line.startswith("| run_1 ")
+    ]
+    assert r"a\|b # c" in line
+    assert r"'x'\|y" in line
