@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 from httpx2 import HTTPError
-from huggingface_hub import HfApi, HfFileSystem, hf_hub_download
+from huggingface_hub import HfApi, HfFileSystem, RepoFile, hf_hub_download
 from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
 from pimono_sdpo.errors import SourceError
@@ -37,6 +37,41 @@ def parquet_export(repo_id: str) -> tuple[str, list[str]]:
             "build it, or download the raw files and give their folder."
         )
     return commits[0], parquet
+
+
+def parquet_of(repo_id: str) -> tuple[str, list[str], list[int]]:
+    """Return commit, names and bytes of a dataset's parquet files; raises SourceError.
+
+    Those of the export, which is one whole; the repository's own where the viewer made none.
+    """
+    api = HfApi()
+    with _told(repo_id):
+        refs = api.list_repo_refs(repo_id, repo_type="dataset")
+        exports = [ref.target_commit for ref in refs.converts if ref.ref == EXPORT_REF]
+        heads = [ref.target_commit for ref in refs.branches if ref.name == "main"]
+        for commit in (*exports, *heads):
+            tree = api.list_repo_tree(
+                repo_id, "", recursive=True, revision=commit, repo_type="dataset"
+            )
+            files = {
+                entry.path: entry.size
+                for entry in tree
+                if isinstance(entry, RepoFile) and entry.path.endswith(".parquet")
+            }
+            if files:
+                names = sorted(files)
+                return commit, names, [files[name] for name in names]
+    raise SourceError(f"`{repo_id}` holds no parquet files; give a dataset that does.")
+
+
+@contextmanager
+def open_parquet(repo_id: str, name: str, revision: str) -> Iterator[pq.ParquetFile]:
+    """Open a file of a dataset in place; only what is read travels."""
+    with (
+        _told(repo_id),
+        HfFileSystem().open(f"datasets/{repo_id}@{revision}/{name}", "rb") as remote,
+    ):
+        yield pq.ParquetFile(remote, pre_buffer=True)
 
 
 def parquet_footer(location: str, revision: str) -> tuple[pa.Schema, int, int]:

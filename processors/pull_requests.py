@@ -1,0 +1,90 @@
+"""Records of pull requests, joined to turns by instance id.
+
+reads   a dataset with `instance_id`, and what it has of an issue, a patch, a commit, a description
+writes  PULL_REQUEST
+
+Only ids are read of all records; the texts only of those that are asked for.
+"""
+
+import json
+import re
+from collections.abc import Collection, Iterable
+from typing import Any
+
+import polars as pl
+
+from pimono_sdpo.errors import SourceError
+from pimono_sdpo.parquet import ParquetFiles, parquet_files
+from pimono_sdpo.text import well_formed
+
+Json = dict[str, Any]
+KEY = "instance_id"
+# Names that datasets of this kind use; the first that is there counts.
+NAMES = {
+    "problem_statement": ("problem_statement", "issue", "issue_text", "issue_body"),
+    "patch": ("patch", "diff", "gold_patch"),
+    "base_commit": ("base_commit", "commit", "base_sha"),
+    "description": ("description", "pr_description", "pr_body", "body", "hints_text"),
+}
+TITLES = ("title", "pr_title")
+_TARGETS = re.compile(r"^diff --git a/.{1,500}? b/(.{1,500})$", re.MULTILINE)
+
+
+class PullRequests:
+    """The records of a dataset; raises SourceError when it is none."""
+
+    def __init__(self, source: str) -> None:
+        self.files: ParquetFiles = parquet_files(source)
+        self._scans = [
+            pl.scan_parquet(self.files.local(index)) for index in range(len(self.files.names))
+        ]
+        for name, scan in zip(self.files.names, self._scans, strict=True):
+            columns = scan.collect_schema()
+            if columns.get(KEY) != pl.String:
+                raise SourceError(
+                    f"`{name}` has no text column `{KEY}`; give records of pull requests."
+                )
+
+    def ids(self) -> frozenset[str]:
+        """All instance ids."""
+        columns = (scan.select(KEY).collect(engine="streaming") for scan in self._scans)
+        return frozenset(value for column in columns for value in column[KEY] if value)
+
+    def records(self, wanted: Collection[str]) -> list[Json]:
+        """The records of these ids, sorted; of two with the same id the first is kept."""
+        keys = pl.LazyFrame({KEY: sorted(wanted)}, schema={KEY: pl.String})
+        found: dict[str, Json] = {}
+        for scan in self._scans:
+            there = scan.collect_schema().names()
+            needed = [KEY, *(n for names in (*NAMES.values(), TITLES) for n in names if n in there)]
+            joined = scan.select(needed).join(keys, on=KEY, how="semi", maintain_order="left")
+            for row in joined.collect(engine="streaming").iter_rows(named=True):
+                found.setdefault(row[KEY], _record(row))
+        return [found[key] for key in sorted(found)]
+
+
+def _record(row: Json) -> Json:
+    texts = {name: _first(row, names) for name, names in NAMES.items()}
+    title = _first(row, TITLES)
+    if title:
+        texts["description"] = f"{title}\n\n{texts['description']}".strip()
+    return {
+        KEY: row[KEY],
+        **texts,
+        "files": files_of(texts["patch"]),
+        "pr_chars": sum(map(len, texts.values())),
+    }
+
+
+def files_of(patch: str) -> list[str]:
+    """The files a patch touches, each once, in its order."""
+    return list(dict.fromkeys(_TARGETS.findall(patch)))
+
+
+def _first(row: Json, names: Iterable[str]) -> str:
+    for name in names:
+        value = row.get(name)
+        if value is not None and value != "":
+            text = value if isinstance(value, str) else json.dumps(value, default=str)
+            return well_formed(text).strip()
+    return ""

@@ -1,0 +1,126 @@
+"""Draw turns of recorded sessions of any harness; what went wrong later is what is hidden.
+
+reads   SESSION
+writes  candidate turns, and a record in the columns of a pull request, by session
+
+A session that its agent finished without a failure or a correction has nothing to hide. Secrets and
+machine paths are taken out before a model is asked about it.
+"""
+
+import random
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from pimono_sdpo.harness.event import Event, decoded
+from pimono_sdpo.text import shorten
+from pimono_sdpo.trace import read_trace
+from processors.action import action_style
+from processors.context import context
+from processors.evidence import evidence
+from processors.redact import redact, redact_text, without_homes
+from processors.trajectories import fitting, messages_of, turns_of
+
+Json = dict[str, Any]
+# Characters of one observation.
+OBSERVATION = 8_000
+SYSTEM = "You are a coding agent. You work on the user's request in a shell, one step at a time."
+
+
+class Drawn(NamedTuple):
+    """A turn and what is hidden from it, or why the session gives none."""
+
+    turn: Json | None
+    record: Json | None
+    drop_reason: str | None
+
+
+def draw_of(session: Mapping[str, Any], seed: int, most: int) -> list[Drawn]:
+    """At most `most` turns of a session, drawn by the seed; never raises on its content."""
+    found = evidence(session, "session", 0)[0]
+    if found["problem"]:
+        return [Drawn(None, None, found["problem"])]
+    told = [item["event_index"] for item in (*found["diagnostics"], *found["corrections"])]
+    if not found["prompt"] or not told:
+        return [Drawn(None, None, "nothing_hidden" if found["prompt"] else "no_request")]
+    trace = read_trace(session["trace"] or b"")
+    conversation = list(_conversation(trace.events))
+    messages = [message for message, _ in conversation]
+    places = [
+        at
+        for at in turns_of(messages)
+        if conversation[at][1].index < max(told) and action_style(messages[at]["content"]) != "none"
+    ]
+    readable = places[: fitting(messages, places)]
+    if not readable:
+        return [Drawn(None, None, "too_long" if places else "no_turn")]
+    name = session["source"] or found["session_id"]
+    rng = random.Random(f"{seed}:{name}")
+    drawn = sorted(rng.sample(readable, min(most, len(readable))))
+    clean = {**found, **redact(found)}
+    instance = redact_text(found["session_id"] or name, trace.cwd)[0]
+    record = {
+        "instance_id": instance,
+        "problem_statement": clean["prompt"],
+        "patch": "",
+        "files": [],
+        "base_commit": "",
+        "description": context(clean)["privileged_context"],
+    }
+    record["pr_chars"] = len(record["problem_statement"]) + len(record["description"])
+    return [Drawn(_turn(messages, at, trace.cwd, instance), record, None) for at in drawn]
+
+
+def _turn(conversation: list[Json], at: int, cwd: str, instance: str) -> Json:
+    before = [{"role": "system", "content": SYSTEM}, *conversation[:at]]
+    messages = messages_of(
+        [{**told, "content": redact_text(told["content"], cwd)[0]} for told in before]
+    )
+    said = redact_text(conversation[at]["content"], cwd)[0]
+    return {
+        "instance_id": instance,
+        # Of a home that is a workspace, this is no more than $HOME.
+        "repo": without_homes(cwd.rstrip("/")).rpartition("/")[2],
+        "messages": messages,
+        "assistant": said,
+        "turn": turns_of(conversation).index(at) + 1,
+        "action_style": action_style(said),
+    }
+
+
+def _conversation(events: tuple[Event, ...]) -> Iterator[tuple[Json, Event]]:
+    """The messages as THOUGHT plus one block; a call belongs to the words said before it."""
+    thought: Event | None = None
+    for event in events:
+        if not event.on_active_branch or event.is_subagent:
+            continue
+        if event.kind == "tool_call":
+            words = thought.text.strip() if thought else ""
+            # The form wants a thought, which many agents do not write down.
+            said = f"THOUGHT: {words or 'I take the next step.'}\n\n{_block(event)}"
+            yield {"role": "assistant", "content": said}, event
+            thought = None
+            continue
+        if thought is not None and thought.text.strip():
+            yield {"role": "assistant", "content": thought.text}, thought
+        thought = event if event.kind == "assistant" else None
+        if event.kind in ("user", "compaction", "branch_summary"):
+            yield {"role": "user", "content": event.text}, event
+        elif event.kind in ("tool_result", "bash"):
+            yield {"role": "user", "content": _observed(event)}, event
+
+
+def _observed(event: Event) -> str:
+    code = "" if event.exit_code in (None, 0) else f" (exit code {event.exit_code})"
+    ran = f"$ {event.arguments}\n" if event.kind == "bash" else ""
+    return f"Observation{code}:\n{ran}{shorten(event.text, OBSERVATION)}"
+
+
+def _block(event: Event) -> str:
+    """A shell command as a bash block, any other call as JSON."""
+    arguments = decoded(event.arguments)
+    command = arguments.get("command") if isinstance(arguments, dict) else None
+    if isinstance(command, list):
+        command = " ".join(map(str, command))
+    if isinstance(command, str) and command.strip() and "```" not in command:
+        return f"```bash\n{command.strip()}\n```"
+    return f"```json\n{event.tool_name} {shorten(event.arguments, OBSERVATION)}\n```"

@@ -1,0 +1,187 @@
+"""Draw the turns of a duel: what two players are asked, and what one of them may see beside it.
+
+reads   trajectories (parquet with `instance_id` and `messages`) and records of pull requests, or
+        recorded sessions of any harness
+writes  DIR/turns/turns-NNNNN.parquet (TURN, at most 200 rows each), DIR/prs/prs-00000.parquet
+        (PULL_REQUEST), DIR/turns.json
+
+The same source, seed and options give the same bytes.
+"""
+
+import hashlib
+import heapq
+import json
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from datasets import Features
+
+from pimono_sdpo.duel_schema import PULL_REQUEST, TURN
+from pimono_sdpo.errors import EmptySelection, SourceError
+from pimono_sdpo.export import open_source, read_sessions
+from pimono_sdpo.parquet import ParquetFiles, parquet_files
+from pimono_sdpo.shards import write_atomically
+from processors.pull_requests import PullRequests
+from processors.session_turns import draw_of
+from processors.trajectories import NEEDED, draw_turns
+
+Json = dict[str, Any]
+SHARD_ROWS = 200
+TURNS, RECORDS, REPORT = "turns", "prs", "turns.json"
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is drawn: how many turns, by which seed, so many rows per row group, without which."""
+
+    turns: int = 2000
+    seed: int = 42
+    window: int = 20
+    exclude: frozenset[str] = frozenset()
+
+
+def excluded_ids(path: Path) -> frozenset[str]:
+    """Instance ids of a text file: one per line, what follows `#` is a note; raises SourceError."""
+    try:
+        lines = path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SourceError(
+            f"`{path}` cannot be read ({error}); give a text file with one instance id per line."
+        ) from error
+    return frozenset(filter(None, (line.partition("#")[0].strip() for line in lines)))
+
+
+def draw(source: str, records: str | None, options: Options, out: Path) -> Json:
+    """Write the turns and what is hidden from them under `out`; return the report.
+
+    Raises SourceError, and EmptySelection when no turn is left.
+    """
+    drops: Counter[str] = Counter()
+    if is_trajectories(source):
+        if records is None:
+            raise SourceError(
+                "Trajectories have nothing to hide but their pull requests; give the records with "
+                "`--prs`, such as nebius/SWE-rebench-V2-PRs."
+            )
+        files = parquet_files(source)
+        pull_requests = PullRequests(records)
+        turns = list(_of_trajectories(files, pull_requests.ids(), options, drops))
+        hidden = pull_requests.records({turn["instance_id"] for turn in turns})
+        name, revision = files.source, files.revision
+    else:
+        opened = open_source(source)
+        turns, hidden = _of_sessions(source, options, drops)
+        name, revision = opened.name, opened.revision
+    if not turns:
+        reasons = ", ".join(f"{reason} {n:,}" for reason, n in sorted(drops.items())) or "no rows"
+        raise EmptySelection(f"No turn of `{source}` can be used ({reasons}); give another source.")
+    report: Json = {
+        "source": name,
+        "revision": revision,
+        "options": {**asdict(options), "exclude": sorted(options.exclude)},
+        "turns": len(turns),
+        "instances": len({turn["instance_id"] for turn in turns}),
+        "dropped": dict(sorted(drops.items())),
+    }
+    _write(turns, hidden, report, out)
+    return report
+
+
+def is_trajectories(source: str) -> bool:
+    """Whether a source is parquet with the columns of trajectories, and no recorded sessions."""
+    path = Path(source)
+    if path.is_file() and path.suffix != ".parquet":
+        return False
+    if path.is_dir() and not any(path.rglob("*.parquet")):
+        return False
+    files = parquet_files(source)
+    with files.open(0) as parquet:
+        return set(NEEDED) <= set(parquet.schema_arrow.names)
+
+
+def _of_trajectories(
+    files: ParquetFiles, known: Collection[str], options: Options, drops: Counter[str]
+) -> Iterator[Json]:
+    seen: set[bytes] = set()
+    kept = 0
+    for drawn in draw_turns(files, options.seed, options.window):
+        reason = drawn.drop_reason
+        if drawn.turn is not None:
+            story = json.dumps([drawn.turn["messages"], drawn.turn["assistant"]]).encode()
+            story_hash = hashlib.sha256(story).digest()
+            if drawn.turn["instance_id"] in options.exclude:
+                reason = "excluded"
+            elif drawn.turn["instance_id"] not in known:
+                reason = "no_pull_request"
+            elif story_hash in seen:
+                reason = "duplicate"
+            seen.add(story_hash)
+        if reason is not None or drawn.turn is None:
+            drops[reason or ""] += 1
+            continue
+        yield drawn.turn
+        kept += 1
+        if kept == options.turns:
+            return
+
+
+def _of_sessions(
+    source: str, options: Options, drops: Counter[str]
+) -> tuple[list[Json], list[Json]]:
+    """As many turns of each session as are needed; of too many those that a hash draws."""
+    opened = open_source(source)
+    sessions = sum(shard.sessions for shard in opened.shards)
+    most = -(-options.turns // max(sessions, 1))
+    best: list[tuple[int, int, Json, Json]] = []
+    for shard in opened.shards:
+        for table in read_sessions(shard):
+            for session in table.to_pylist():
+                for drawn in draw_of(session, options.seed, most):
+                    reason = drawn.drop_reason
+                    if drawn.turn and drawn.turn["instance_id"] in options.exclude:
+                        reason = "excluded"
+                    if reason or drawn.turn is None or drawn.record is None:
+                        drops[reason or ""] += 1
+                        continue
+                    place = (-_hash(options.seed, drawn.turn), len(best) + sum(drops.values()))
+                    entry = (*place, drawn.turn, drawn.record)
+                    if len(best) < options.turns:
+                        heapq.heappush(best, entry)
+                    else:
+                        heapq.heappushpop(best, entry)
+                        drops["not_drawn"] += 1
+    best.sort(key=lambda entry: (-entry[0], entry[1]))
+    records = {record["instance_id"]: record for *_, record in best}
+    return [turn for *_, turn, _ in best], [records[key] for key in sorted(records)]
+
+
+def _hash(seed: int, turn: Json) -> int:
+    told = json.dumps([seed, turn["instance_id"], turn["turn"], turn["assistant"]])
+    return int.from_bytes(hashlib.sha256(told.encode()).digest()[:8])
+
+
+def _write(turns: Sequence[Json], records: list[Json], report: Json, out: Path) -> None:
+    (out / REPORT).unlink(missing_ok=True)
+    for folder in (TURNS, RECORDS):
+        (out / folder).mkdir(parents=True, exist_ok=True)
+        for stale in (out / folder).glob("*.parquet"):
+            stale.unlink()
+    for number, start in enumerate(range(0, len(turns), SHARD_ROWS)):
+        stem = f"{TURNS}-{number:05}"
+        rows = [
+            {"turn_id": f"{stem}_{order}", **turn}
+            for order, turn in enumerate(turns[start : start + SHARD_ROWS], start=1)
+        ]
+        _parquet(rows, TURN, out / TURNS / f"{stem}.parquet")
+    _parquet(records, PULL_REQUEST, out / RECORDS / f"{RECORDS}-00000.parquet")
+    # Last: it tells that all is there.
+    write_atomically(out / REPORT, (json.dumps(report, indent=2) + "\n").encode())
+
+
+def _parquet(rows: list[Json], features: Features, path: Path) -> None:
+    pq.write_table(pa.Table.from_pylist(rows, schema=features.arrow_schema), path)

@@ -1,0 +1,290 @@
+"""Turns are drawn by a seed, from few row groups, with what is hidden from them."""
+
+import json
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pimono_sdpo.duel_schema import PULL_REQUEST, TURN
+from pimono_sdpo.errors import EmptySelection, SourceError
+from pimono_sdpo.parquet import parquet_files
+from pimono_sdpo.samples import SAMPLE_SESSIONS
+from processors.action import action_style, format_fault, is_looping
+from processors.pull_requests import PullRequests
+from processors.trajectories import draw_turns, messages_of
+from processors.turns import Options, draw, excluded_ids
+from tests.duel.trajectories import (
+    pull_request,
+    step,
+    trajectory,
+    write_pull_requests,
+    write_trajectories,
+)
+from tests.loopback_hub import LoopbackHub, run_client
+
+FEW = Options(turns=25, seed=1, window=3)
+
+
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    return [row for path in sorted(folder.glob("*.parquet")) for row in read(path)]
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    return list(pq.read_table(path).to_pylist())
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*.*")}
+
+
+def test_turns_have_their_history_their_reference_and_their_pull_request(tmp_path: Path) -> None:
+    source = write_trajectories(tmp_path / "data")
+    records = write_pull_requests(tmp_path / "prs.parquet")
+    report = draw(str(source), str(records), FEW, tmp_path / "out")
+    turns = rows_of(tmp_path / "out" / "turns")
+    assert len(turns) == 25
+    assert pq.read_schema(tmp_path / "out/turns/turns-00000.parquet") == TURN.arrow_schema
+    assert [turn["turn_id"] for turn in turns][:2] == ["turns-00000_1", "turns-00000_2"]
+    assert len({turn["instance_id"] for turn in turns}) == report["instances"] > 5
+    assert len({turn["turn"] for turn in turns}) > 2
+    for turn in turns:
+        assert [m["role"] for m in turn["messages"][:2]] == ["system", "user"]
+        assert turn["messages"][-1]["role"] == "user"
+        assert turn["turn"] == len(turn["messages"]) // 2
+        assert f"step {turn['turn'] - 1}" in turn["assistant"]
+        assert turn["action_style"] == "search"
+    hidden = {row["instance_id"]: row for row in rows_of(tmp_path / "out" / "prs")}
+    assert set(hidden) == {turn["instance_id"] for turn in turns}
+    assert pq.read_schema(tmp_path / "out/prs/prs-00000.parquet") == PULL_REQUEST.arrow_schema
+    one = next(iter(hidden.values()))
+    assert one["files"] == ["src/flush_guard.py"]
+    assert one["description"] == "Flush what is pending\n\nCalls flush_pending_rows at the end."
+    assert one["pr_chars"] == sum(
+        len(one[name]) for name in ("problem_statement", "patch", "base_commit", "description")
+    )
+
+
+def test_the_same_seed_gives_the_same_bytes_and_another_other_turns(tmp_path: Path) -> None:
+    source = str(write_trajectories(tmp_path / "data"))
+    records = str(write_pull_requests(tmp_path / "prs.parquet"))
+    for name, options in (("a", FEW), ("b", FEW), ("c", replace(FEW, seed=2))):
+        draw(source, records, options, tmp_path / name)
+    assert files_of(tmp_path / "a") == files_of(tmp_path / "b")
+    assert rows_of(tmp_path / "a" / "turns") != rows_of(tmp_path / "c" / "turns")
+
+
+def test_few_row_groups_are_read_and_all_rows_when_needed(tmp_path: Path) -> None:
+    files = parquet_files(str(write_trajectories(tmp_path / "data")))
+    drawn = draw_turns(files, seed=5, window=4)
+    first = [next(drawn) for _ in range(12)]
+    # Three windows of four: one row group of each file.
+    said = [d.turn["messages"][3]["content"] for d in first if d.turn and d.turn["turn"] > 1]
+    groups = {int(text.rpartition("row")[2]) // 10 for text in said}
+    assert len(groups) <= 3
+    assert len(first) + sum(1 for _ in drawn) == 120
+
+
+def test_each_row_can_be_drawn_and_none_is_favoured(tmp_path: Path) -> None:
+    files = parquet_files(str(write_trajectories(tmp_path / "data", files=4, groups=2, rows=5)))
+    drawn: Counter[str] = Counter()
+    for seed in range(400):
+        draws = draw_turns(files, seed, window=1)
+        drawn[(next(draws).turn or {})["instance_id"]] += 1
+    # Ten instances with equal chances: 40 expected, six standard deviations are 36.
+    assert len(drawn) == 10
+    assert all(4 < count < 76 for count in drawn.values())
+
+
+def test_shards_hold_at_most_200_turns(tmp_path: Path) -> None:
+    source = write_trajectories(tmp_path / "data", files=2, groups=2, rows=110)
+    records = write_pull_requests(tmp_path / "prs.parquet")
+    draw(str(source), str(records), Options(turns=401), tmp_path / "out")
+    counts = [len(read(path)) for path in sorted((tmp_path / "out" / "turns").glob("*"))]
+    assert counts == [200, 200, 1]
+
+
+def test_what_is_left_out_is_counted(tmp_path: Path) -> None:
+    rows = [
+        trajectory("proj1-1"),
+        trajectory("proj2-2"),
+        trajectory("proj3-3"),
+        trajectory("proj1-1", 1),
+        trajectory("proj1-1", 1),
+        {**trajectory("proj4-4"), "messages": []},
+        {**trajectory("proj4-4"), "messages": [{"role": "user", "content": "x" * 130_000}] * 2},
+        {**trajectory(""), "repo": None},
+    ]
+    rows[6]["messages"].append({"role": "assistant", "content": "late"})
+    (tmp_path / "data").mkdir()
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "data" / "t.parquet")
+    records = write_pull_requests(tmp_path / "prs.parquet", range(3))
+    notes = tmp_path / "exclude.txt"
+    notes.write_text("# huge ones\nproj2-2  # 40,000 lines\n\n")
+    options = Options(turns=99, exclude=excluded_ids(notes))
+    report = draw(str(tmp_path / "data"), str(records), options, tmp_path / "out")
+    assert report["turns"] == 2
+    assert report["dropped"] == {
+        "duplicate": 1,
+        "excluded": 1,
+        "no_instance_id": 1,
+        "no_pull_request": 1,
+        "no_turn": 1,
+        "too_long": 1,
+    }
+    other = write_pull_requests(tmp_path / "other.parquet", range(20, 21))
+    with pytest.raises(EmptySelection, match="no_pull_request"):
+        draw(str(tmp_path / "data"), str(other), options, tmp_path / "out")
+
+
+HUB = """
+import json, pathlib
+from processors.turns import Options, draw
+report = draw("lab/swe", "lab/prs", Options(turns=25, seed=1, window=3), pathlib.Path("out"))
+print(json.dumps(report))
+"""
+
+
+def test_a_hub_dataset_gives_the_turns_of_its_files(
+    loopback_hub: LoopbackHub, tmp_path: Path
+) -> None:
+    source = write_trajectories(tmp_path / "data")
+    records = write_pull_requests(tmp_path / "prs" / "0000.parquet")
+    shards = {path.name: path.read_bytes() for path in source.iterdir()}
+    loopback_hub.seed("lab/swe", "dataset", {"README.md": b"# Runs\n"})
+    commit = loopback_hub.seed("lab/swe", "dataset", shards, revision="refs/convert/parquet")
+    # No export: the repository's own files.
+    loopback_hub.seed("lab/prs", "dataset", {"data/0000.parquet": records.read_bytes()})
+    report = run_client(loopback_hub, tmp_path, HUB)
+    assert (report["source"], report["revision"]) == ("lab/swe", commit)
+    draw(str(source), str(records), FEW, tmp_path / "local")
+    (found,) = (path for path in tmp_path.rglob("turns-00000.parquet") if "local" not in str(path))
+    assert found.read_bytes() == (tmp_path / "local/turns/turns-00000.parquet").read_bytes()
+
+
+def test_recorded_sessions_hide_what_went_wrong_later(tmp_path: Path) -> None:
+    report = draw(str(SAMPLE_SESSIONS), None, Options(turns=30, seed=3), tmp_path / "out")
+    turns = rows_of(tmp_path / "out" / "turns")
+    hidden = {row["instance_id"]: row for row in rows_of(tmp_path / "out" / "prs")}
+    assert len(turns) == report["turns"] > 5
+    assert {turn["instance_id"] for turn in turns} == set(hidden)
+    assert report["dropped"]["nothing_hidden"] > 0
+    for turn in turns:
+        assert format_fault(turn["assistant"]) is None
+        assert turn["messages"][-1]["role"] == "user"
+        assert hidden[turn["instance_id"]]["description"]
+    text = json.dumps([turns, list(hidden.values())])
+    assert "/home/" not in text
+    assert "/Users/" not in text
+
+
+def test_what_is_no_source_is_one_sentence(tmp_path: Path) -> None:
+    other = tmp_path / "other.parquet"
+    pq.write_table(pa.Table.from_pylist([{"id": 1}]), other)
+    source = str(write_trajectories(tmp_path / "data"))
+    for given, records, told in (
+        (str(other), None, "column"),
+        (source, None, "--prs"),
+        (source, str(other), "text column `instance_id`"),
+        (source, "/nowhere", "does not exist"),
+        (str(tmp_path / "none"), None, "does not exist"),
+    ):
+        with pytest.raises(SourceError, match=told) as problem:
+            draw(given, records, Options(), tmp_path / "out")
+        assert "\n" not in str(problem.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_records_under_other_names_are_read(tmp_path: Path) -> None:
+    record = pull_request("a-1")
+    row = {"instance_id": "a-1", "issue": {"title": "T"}, "diff": record["patch"], "pr_title": "P"}
+    pq.write_table(pa.Table.from_pylist([row, row]), tmp_path / "prs.parquet")
+    pull_requests = PullRequests(str(tmp_path / "prs.parquet"))
+    assert pull_requests.ids() == {"a-1"}
+    (found,) = pull_requests.records({"a-1", "b-2"})
+    assert found["problem_statement"] == '{"title": "T"}'
+    assert (found["files"], found["description"]) == (["src/flush_guard.py"], "P")
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        (step("look", "ls"), None),
+        ("Let me look.\n```sh\nls\n```", None),
+        ("Edit.\n````bash\ncat > a.md <<'EOF'\n```\nx\n```\nEOF\n````", None),
+        ("See `x`.\n```python\nprint(1)\n```\nSo:\n```bash\nls\n```\nDone.", None),
+        ("", "empty"),
+        (" \n", "empty"),
+        ("I am done.", "no_action"),
+        ("```python\nprint(1)\n```", "no_action"),
+        (step("a", "ls") + "\n" + step("b", "pwd"), "several_actions"),
+        ("THOUGHT: x\n```bash\nls", "unclosed_block"),
+        ("THOUGHT: x\n```bash\n\n```", "empty_action"),
+        ("```bash\nls\n```", "no_thought"),
+        ("THOUGHT:\n```bash\nls\n```", "no_thought"),
+        (step("x", "ls") + "<|tool_calls_section_begin|>", "special_tokens"),
+        ("<tool_call>{}</tool_call>", "special_tokens"),
+        ("<\uff5ctool\u2581calls\u2581begin\uff5c>" + step("x", "ls"), "special_tokens"),
+    ],
+)
+def test_the_form_of_an_answer(text: str, fault: str | None) -> None:
+    assert format_fault(text) == fault
+
+
+@pytest.mark.parametrize(
+    ("command", "style"),
+    [
+        ("grep -rn x src | head", "search"),
+        ("sed -n '1,20p' a.py", "read"),
+        ("sed -i 's/a/b/' a.py", "edit"),
+        ("cat > a.py <<'EOF'\nx = 1\nEOF", "edit"),
+        ("cd repo && python -m pytest -q 2>&1 | tail", "test"),
+        ("npm run build", "run"),
+        ("npm test", "test"),
+        ("python -c 'print(1)'", "run"),
+        ("git diff", "git"),
+        ("echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT && git add -A", "submit"),
+        ("echo hi", "other"),
+    ],
+)
+def test_the_style_of_an_action(command: str, style: str) -> None:
+    assert action_style(step("x", command)) == style
+
+
+@pytest.mark.parametrize(
+    ("text", "looping"),
+    [
+        (step("look", "ls"), False),
+        ("I will look at the file now.\n" * 5, True),
+        ("wait, let me think again about this " * 60, True),
+        ("\n".join(f"line {number} is another thing to say" for number in range(200)), False),
+        (step("edit", "cat > t.py <<'EOF'\n" + "    x = 1\n    y = 2\n" * 3 + "EOF"), False),
+        ("a\nb\n" * 30, False),
+        ("def f():\n    return\n" * 10, True),
+    ],
+)
+def test_a_loop_is_told_from_a_long_answer(text: str, looping: bool) -> None:
+    assert is_looping(text) is looping
+
+
+@pytest.mark.parametrize(
+    ("recorded", "roles"),
+    [
+        (None, []),
+        ("no json", []),
+        ("[" * 100_000, []),
+        ('[{"role": "user", "content": "hi"}]', ["user"]),
+        ([{"role": "user"}, 3, {"role": "other", "content": "x"}], []),
+        ([{"role": "tool", "content": "x"}, {"role": "user", "content": "y"}], ["user"]),
+        (
+            [{"role": "assistant", "content": [{"type": "text", "text": "a"}, {"x": 1}]}],
+            ["assistant"],
+        ),
+    ],
+)
+def test_recorded_messages_of_any_shape(recorded: object, roles: list[str]) -> None:
+    assert [message["role"] for message in messages_of(recorded)] == roles
