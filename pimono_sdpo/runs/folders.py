@@ -20,10 +20,12 @@ from pimono_sdpo.errors import OutputError
 LOCK = "lock"
 REPORT = "report.json"
 PART = "part.json"
+SUITE = "suite.json"
 # The file that tells a folder is ours, and all else that may be in such a folder.
 PUBLISHED = {
     REPORT: frozenset({REPORT, "README.md", "data", "rejects", "report.md", "report.png"}),
     PART: frozenset({PART, "rows", "prints", "rejects", "done"}),
+    SUITE: frozenset({SUITE, "repos"}),
 }
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 BROKEN_DISK = (errno.EIO, errno.EROFS, errno.ESTALE)
@@ -80,7 +82,9 @@ def _work_folder(out: Path, mark: str) -> Path:
                 "folder to write to."
             )
     if out.exists() and mark_of(out) not in (None, mark):
-        held = "a part of a divided run" if mark == REPORT else "the rows of a whole run"
+        held = {PART: "a part of a divided run", SUITE: "a task suite"}.get(
+            mark_of(out) or "", "the rows of a whole run"
+        )
         raise OutputError(f"`{out}` holds {held}; give another folder, or remove it.")
     return work
 
@@ -90,7 +94,8 @@ def mark_of(folder: Path) -> str | None:
     for mark, published in PUBLISHED.items():
         if (folder / mark).is_file() and {path.name for path in folder.iterdir()} <= published:
             content = read_json(folder / mark)
-            return mark if isinstance(content, dict) and "pimono_sdpo" in content else None
+            ours = "tasks" if mark == SUITE else "pimono_sdpo"
+            return mark if isinstance(content, dict) and ours in content else None
     return None
 
 

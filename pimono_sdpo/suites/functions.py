@@ -11,6 +11,7 @@ does in between is done before each later assert.
 import ast
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,17 +31,26 @@ def tasks(path: Path, seconds: float = 10.0) -> Iterator[Task]:
     for number, line in enumerate(path.read_text().splitlines(), 1):
         if not line.strip():
             continue
-        row = json.loads(line)
-        if missing := [name for name in NEEDED if name not in row]:
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise PimonoError(f"{path}:{number} is no JSON ({error}); mend or drop it.") from None
+        if not isinstance(row, dict):
+            raise PimonoError(f"{path}:{number} is no object; a line is one task.")
+        if missing := [name for name in NEEDED if not isinstance(row.get(name), str)]:
             raise PimonoError(
-                f"{path}:{number} has no `{missing[0]}`; a task needs {', '.join(NEEDED)}."
+                f"{path}:{number} has no text `{missing[0]}`; a task needs {', '.join(NEEDED)}."
             )
         buggy = row["prompt"] + row["buggy_solution"]
-        yield task(
-            name=row["task_id"], prompt=row.get("instruction") or row["prompt"], buggy=buggy,
-            fixed=row["prompt"] + row["canonical_solution"], entry=row["entry_point"],
-            test=row["test"], seconds=seconds,
-        )  # fmt: skip
+        try:
+            one = task(
+                name=row["task_id"], prompt=row.get("instruction") or row["prompt"], buggy=buggy,
+                fixed=row["prompt"] + row["canonical_solution"], entry=row["entry_point"],
+                test=row["test"], seconds=seconds,
+            )  # fmt: skip
+        except SyntaxError as error:
+            raise PimonoError(f"{path}:{number} is no Python ({error.msg}); mend it.") from None
+        yield replace(one, kind=row.get("bug_type"))
 
 
 def task(

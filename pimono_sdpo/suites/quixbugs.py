@@ -21,6 +21,17 @@ from pimono_sdpo.suites import Task
 
 BUGGY, FIXED = "python_programs", "correct_python_programs"
 TESTS, CASES = "python_testcases", "json_testcases"
+# Answers and expected values; the Java programs have the same bugs and their corrections.
+HIDE = ("/correct_*", "/java_*", "/json_testcases", "/*.class", "/*.java", "/*.pdf", "/tester.py")
+TEST_FILES = (f"/{TESTS}", f"/{CASES}", "/conftest.py")
+# Programs so near to each other that one gives the other away.
+NEAR = {
+    "find_in_sorted": "search_in_sorted", "find_first_in_sorted": "search_in_sorted",
+    "shortest_path_length": "shortest_path", "shortest_path_lengths": "shortest_path",
+    "shortest_paths": "shortest_path",
+    "lcs_length": "common_subsequence", "longest_common_subsequence": "common_subsequence",
+    "breadth_first_search": "graph_search", "depth_first_search": "graph_search",
+}  # fmt: skip
 CALLS = ("{}(*input_data)", "list({}(*input_data))")
 
 

@@ -108,10 +108,14 @@ def write(
     tasks: Iterable[TaskRow],
     description: str = "",
     split: str | None = None,
+    seen_from: Path | None = None,
 ) -> Path:
-    """Write a suite whose `repo`s are relative to its file; the same tasks give the same bytes."""
+    """Write a suite whose `repo`s are relative to its file; the same tasks give the same bytes.
+
+    `seen_from` is the name that the suite's folder is going to have.
+    """
     folder = path.parent.resolve()
-    listed = [_written(task, folder) for task in tasks]
+    listed = [_written(task, folder, (seen_from or folder).resolve()) for task in tasks]
     defaults = {
         key: listed[0][key]
         for key in DEFAULTS
@@ -139,6 +143,11 @@ def write(
 def has_tests(task: Mapping[str, Any]) -> bool:
     """Whether anything can judge an answer to the task."""
     return bool(task["verifier_spec"] or task["test_cmd"])
+
+
+def spec_text(spec: Mapping[str, Any]) -> str:
+    """Return a spec as the column holds it."""
+    return json.dumps(spec, ensure_ascii=False)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -195,7 +204,7 @@ def _row(
         "test_cmd": command if command and command.strip() else None,
         "hide": _hide(task.get("hide", defaults.get("hide")), where, repo, path),
         "metadata": metadata,
-        "verifier_spec": json.dumps(spec, ensure_ascii=False) if spec else None,
+        "verifier_spec": spec_text(spec) if spec else None,
         "split": split,
     }
 
@@ -225,12 +234,13 @@ def _hide(given: Any, where: str, repo: Path, path: Path) -> list[str]:
     return list(dict.fromkeys(given))
 
 
-def _written(task: TaskRow, folder: Path) -> dict[str, Any]:
-    spec = task["verifier_spec"]
+def _written(task: TaskRow, folder: Path, seen_from: Path) -> dict[str, Any]:
+    spec, repo = task["verifier_spec"], Path(task["repo"]).resolve()
+    start = folder if repo.is_relative_to(folder) else seen_from
     written = {
         "task_id": task["task_id"],
         "goal": task["goal"],
-        "repo": Path(os.path.relpath(Path(task["repo"]).resolve(), folder)).as_posix(),
+        "repo": Path(os.path.relpath(repo, start)).as_posix(),
         "test_cmd": task["test_cmd"],
         "hide": task["hide"],
         "metadata": task["metadata"] or None,

@@ -1,0 +1,176 @@
+"""A suite from a QuixBugs checkout, from HumanEvalFix lines, or of the project's own programs.
+
+OUT/suite.json      the suite
+OUT/repos/TASK/     one small repo per task; a checkout stays where it is
+"""
+
+import json
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Literal
+
+from pimono_sdpo.errors import SourceError
+from pimono_sdpo.suites import Task, functions, near, own, quixbugs, suite
+from pimono_sdpo.suites.suite import TaskRow
+
+OWN = "samples"
+PYTEST = "python -m pytest -q"
+Kind = Literal["quixbugs", "functions", "samples"]
+
+
+def kind_of(source: str) -> tuple[Kind, Path]:
+    """Tell what a source is by its content; raises SourceError for what is none."""
+    path = Path(source).expanduser()
+    if source == OWN and not path.exists():
+        return "samples", path
+    if not path.exists():
+        raise SourceError(
+            f"`{source}` does not exist; give a checkout of QuixBugs, a file of HumanEvalFix "
+            f"lines, or the word `{OWN}`."
+        )
+    if path.is_file():
+        if path.suffix == ".json" and "tasks" in _object(path):
+            raise SourceError(f"`{source}` is a suite already; give it to split or rollout.")
+        return "functions", path
+    if (path / quixbugs.BUGGY).is_dir():
+        return "quixbugs", path
+    lines = sorted(path.glob("*.jsonl"))
+    if len(lines) != 1:
+        raise SourceError(
+            f"`{source}` has neither {quixbugs.BUGGY}/ nor one file of JSON lines; name the root "
+            "of a QuixBugs checkout, or a file."
+        )
+    return "functions", lines[0]
+
+
+def build(source: str, work: Path, out: Path, hide_tests: bool = False) -> list[TaskRow]:
+    """Write the suite of a source into `work`, which will be renamed `out`; return its tasks.
+
+    The same source gives the same bytes. Raises PimonoError for what is no suite.
+    """
+    kind, path = kind_of(source)
+    try:
+        rows, about = _rows(kind, path, work, hide_tests)
+    except (UnicodeDecodeError, SyntaxError) as error:
+        raise SourceError(f"`{source}` has a file that is no Python text ({error}).") from error
+    names = [row["task_id"] for row in rows]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise SourceError(f"`{source}` has the task `{twice[0]}` twice; every id is one task's.")
+    if not rows:
+        raise SourceError(f"`{source}` has no tasks; give lines with them.")
+    # Beside `out`, from which the paths of a checkout are told.
+    suite.write(work / suite.NAME, rows[0]["suite"], rows, about, seen_from=out)
+    return rows
+
+
+def _object(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_bytes())
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _rows(kind: Kind, path: Path, work: Path, hide_tests: bool) -> tuple[list[TaskRow], str]:
+    if kind == "quixbugs":
+        tasks = list(quixbugs.tasks(path))
+        return [_of_checkout(task, path, hide_tests) for task in tasks], (
+            "One bug in each program; the tests judge where the program does not run."
+        )
+    if kind == "functions":
+        tasks = list(functions.tasks(path))
+        groups = near.groups({task.name: task.solution for task in tasks})
+        return [_of_function(task, work, groups, hide_tests) for task in tasks], (
+            "One function with a bug each."
+        )
+    return [_of_ours(program, work, hide_tests) for program in own.programs()], (
+        "Small programs with a bug each, written for this project."
+    )
+
+
+def _of_checkout(task: Task, root: Path, hide_tests: bool) -> TaskRow:
+    hide = [*quixbugs.HIDE, *([f"/{quixbugs.TESTS}"] if hide_tests else [])]
+    goal = (
+        f"The program `{task.path}` has a bug: its tests fail. Find it and fix it; change nothing "
+        f"else. What the program is meant to do:\n\n{task.prompt}"
+    )
+    metadata = {
+        "source": "quixbugs", "files": [task.path], "test_files": [*quixbugs.TEST_FILES],
+        "group": f"fix_{quixbugs.NEAR.get(task.name, task.name)}",
+    }  # fmt: skip
+    command = f"{PYTEST} {quixbugs.TESTS}/test_{task.name}.py"
+    return _row(f"fix_{task.name}", "quixbugs", root, goal, command, hide, metadata, task.spec)
+
+
+def _of_function(task: Task, work: Path, groups: dict[str, str], hide_tests: bool) -> TaskRow:
+    name = _safe(task.name)
+    tests = task.spec["tests"]["files"]
+    repo = _written(work / "repos" / name, {**task.files, **tests})
+    goal = (
+        f"The function in `{task.path}` has a bug: its tests fail. Find it and fix it. What it is "
+        f"meant to do:\n\n{task.prompt.strip()}"
+    )
+    metadata = {"source": "humanevalfix", "source_id": task.name, "files": [task.path],
+                "group": _safe(groups[task.name]), "test_files": sorted(tests)}  # fmt: skip
+    metadata |= {"category": task.kind} if isinstance(task.kind, str) else {}
+    hide = sorted(tests) if hide_tests else []
+    return _row(name, "humanevalfix", repo, goal, PYTEST, hide, metadata, task.spec)
+
+
+def _of_ours(program: own.Program, work: Path, hide_tests: bool) -> TaskRow:
+    repo = _written(work / "repos" / program.name, {**program.files, **program.tests})
+    metadata = {"source": OWN, "category": program.category, "files": sorted(program.fixed),
+                "group": program.name, "test_files": sorted(program.tests)}  # fmt: skip
+    hide = sorted(program.tests) if hide_tests else []
+    command = PYTEST if program.tests else None
+    return _row(program.name, OWN, repo, program.goal, command, hide, metadata, program.spec)
+
+
+def _row(
+    name: str,
+    suite_name: str,
+    repo: Path,
+    goal: str,
+    command: str | None,
+    hide: list[str],
+    metadata: dict[str, Any],
+    spec: dict[str, Any],
+) -> TaskRow:
+    return {
+        "task_id": name,
+        "suite": suite_name,
+        "repo": str(repo.resolve()),
+        "goal": goal,
+        "test_cmd": command,
+        "hide": hide,
+        "metadata": metadata,
+        "verifier_spec": suite.spec_text(spec),
+        "split": None,
+    }
+
+
+def _written(repo: Path, files: dict[str, str]) -> Path:
+    for path, text in files.items():
+        target = repo / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text, newline="")
+    return repo
+
+
+def _safe(name: str) -> str:
+    """Return an id that may name a file.
+
+    >>> _safe("Python/12")
+    'Python_12'
+    """
+    return re.sub(r"[^A-Za-z0-9._+-]+", "_", name).lstrip("_.-+") or "task"
+
+
+def counted(rows: Iterable[TaskRow]) -> str:
+    """Say how many tasks there are, and how many of them belong to others."""
+    rows = list(rows)
+    groups = {row["metadata"].get("group", row["task_id"]) for row in rows}
+    near_ones = len(rows) - len(groups)
+    more = f", {near_ones} of them near duplicates of others (split --group-by group)"
+    return f"{len(rows)} tasks{more if near_ones else ''}"

@@ -1,0 +1,85 @@
+"""The project's own suite: every fixed program passes, every buggy one fails, in the sandbox."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pimono_sdpo.suites import own, suite
+from pimono_sdpo.suites.build import build
+from pimono_sdpo.suites.suite import TaskRow
+from pimono_sdpo.suites.workspace import files_of, visible_copy
+from rewards.sandbox.warm import Server
+from rewards.task_tests import run_tests
+from rewards.verifiers import tests
+from rewards.verifiers.judged import Python
+
+PROGRAMS = {program.name: program for program in own.programs()}
+HANGING = ("backoff", "shift_plan")
+
+
+@pytest.fixture(scope="module")
+def python() -> Iterator[Python]:
+    with Server(imports=tests.IMPORTS) as server:
+        yield tests.in_server(server)
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, TaskRow]:
+    folder = tmp_path_factory.mktemp("own")
+    build("samples", folder, folder)
+    return {task["task_id"]: task for task in suite.load(folder).tasks}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_the_fixed_program_passes_and_the_buggy_one_fails(
+    name: str, tasks: dict[str, TaskRow], python: Python, tmp_path: Path
+) -> None:
+    task, program = tasks[name], PROGRAMS[name]
+    visible_copy(task, tmp_path / "work")
+    buggy = run_tests(task, tmp_path / "work", python)
+    assert (buggy.ok, buggy.error) == (False, None), buggy
+    hangs = "CPU time" in buggy.output
+    assert hangs == (name in HANGING), buggy
+    for path, text in program.fixed.items():
+        (tmp_path / "work" / path).write_text(text)
+    fixed = run_tests(task, tmp_path / "work", python)
+    assert (fixed.ok, fixed.error) == (True, None), fixed
+
+
+def test_a_command_says_the_same(tasks: dict[str, TaskRow], tmp_path: Path) -> None:
+    name = "notes_file"
+    visible_copy(tasks[name], tmp_path / "work")
+    by_command: TaskRow = {**tasks[name], "verifier_spec": None}
+    assert run_tests(by_command, tmp_path / "work").ok is False
+    for path, text in PROGRAMS[name].fixed.items():
+        (tmp_path / "work" / path).write_text(text)
+    assert run_tests(by_command, tmp_path / "work").ok is True
+
+
+def test_there_are_many_kinds_of_bugs() -> None:
+    assert len(PROGRAMS) >= 24
+    assert len({program.category for program in PROGRAMS.values()}) >= 20
+    assert any(len(program.fixed) > 1 for program in PROGRAMS.values())
+    assert any(len(program.files) > len(program.fixed) for program in PROGRAMS.values())
+    kinds = {program.spec["tests"]["kind"] for program in PROGRAMS.values()}
+    assert kinds == {"pytest", "value", "output"}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_no_agent_sees_what_mends_it(name: str, tasks: dict[str, TaskRow], tmp_path: Path) -> None:
+    task, program = tasks[name], PROGRAMS[name]
+    visible_copy(task, tmp_path / "work")
+    assert files_of(tmp_path / "work") == {**program.files, **program.tests}
+    seen = json.dumps([*files_of(Path(task["repo"])).values(), task["goal"], task["verifier_spec"]])
+    for path, text in program.fixed.items():
+        before = program.files[path].splitlines()
+        new = [line.strip() for line in text.splitlines() if line not in before]
+        told = [line for line in new if len(line) > 12 and json.dumps(line)[1:-1] in seen]
+        assert not told, told
+    assert task["metadata"] == {
+        "source": "samples", "category": program.category, "files": sorted(program.fixed),
+        "group": name, "test_files": sorted(program.tests),
+    }  # fmt: skip
+    assert 40 < len(task["goal"]) < 400
