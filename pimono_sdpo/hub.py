@@ -4,14 +4,14 @@ The export lives on the revision `refs/convert/parquet` as `{config}/{split}/000
 `load_dataset("ns/name")` never uses it, so it is asked for explicitly.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from httpx2 import HTTPError
-from huggingface_hub import HfApi, HfFileSystem, RepoFile, hf_hub_download
+from huggingface_hub import HfApi, HfFileSystem, RepoFile, hf_hub_download, snapshot_download
 from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
 from pimono_sdpo.errors import SourceError
@@ -90,6 +90,14 @@ def download(location: str, revision: str | None) -> Path:
     repo_id, name = _split(location)
     with _told(repo_id):
         return Path(hf_hub_download(repo_id, name, repo_type="dataset", revision=revision))
+
+
+def fetch_repository(repo_id: str, patterns: Sequence[str]) -> Path:
+    """Bring the files of a dataset, or else of a model, into the cache; raises SourceError."""
+    with _told(repo_id):
+        is_dataset = HfApi().repo_exists(repo_id, repo_type="dataset")
+        kind = "dataset" if is_dataset else "model"
+        return Path(snapshot_download(repo_id, repo_type=kind, allow_patterns=list(patterns)))
 
 
 @contextmanager

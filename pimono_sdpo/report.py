@@ -14,6 +14,10 @@ from pimono_sdpo import __version__
 from pimono_sdpo.export import Source
 
 BIN_WIDTH = 2.0
+OVER_MAX_SAMPLES = "over_max_samples"
+BY_SCORE = ("below_min_score", OVER_MAX_SAMPLES)
+# A reject tells its score behind the harness.
+SCORE_IN_DETAIL = r"(?:^|, )score (-?[0-9][0-9.e+-]*)"
 MAX_BROKEN = 100
 Json = dict[str, Any]
 
@@ -32,7 +36,8 @@ def build_report(
 
     Keys: pimono_sdpo, input, options, lines, bytes, broken_sessions (the MAX_BROKEN that lost most;
     every row and reject has its own `counts`), stages, sessions, kept, rejected, drop_reasons,
-    score (min, max, mean, histogram), splits, without_terms (rows whose
+    score (min, max, mean, histogram: `rows` kept and `rejected` per bin; cut: what a row had to
+    reach, None when no row was dropped for its score), splits, without_terms (rows whose
     reward_terms are categories alone), category_counts, sources, weights, secrets_redacted,
     licence, sha256 (of all files of a kind), first_sample. Without kept rows, what describes them
     is left out.
@@ -80,7 +85,7 @@ def build_report(
         "secrets_redacted": dict(sorted(_columns(records, "redactions").items())),
         "licence": options["licence"],
         "sha256": {name: _sha256(folder / name) for name in ("data", "rejects")},
-        **(_statistics(folder / "data", source.name) if kept else {}),
+        **(_statistics(folder, source.name, options["min_score"]) if kept else {}),
     }
 
 
@@ -153,9 +158,10 @@ def _columns(records: list[Json], column: str) -> Counter[str]:
     return total
 
 
-def _statistics(folder: Path, name: str) -> Json:
+def _statistics(folder: Path, name: str, min_score: float) -> Json:
     """Count and describe the rows of a folder without holding them."""
-    rows = pl.scan_parquet([*sorted(folder.glob("train-*")), *sorted(folder.glob("test-*"))])
+    data = folder / "data"
+    rows = pl.scan_parquet([*sorted(data.glob("train-*")), *sorted(data.glob("test-*"))])
     score = pl.col("score")
     low, high, mean = (
         rows.select(score.min().alias("min"), score.max().alias("max"), score.mean())
@@ -163,6 +169,7 @@ def _statistics(folder: Path, name: str) -> Json:
         .row(0)
     )
     bins = _counts(rows.select((score // BIN_WIDTH).cast(pl.Int64)))
+    reasons, others = _rejected_by_score(sorted((folder / "rejects").glob("*.parquet")))
     folder_of_source = (
         pl.when(pl.col("source").str.contains("/"))
         .then(pl.col("source").str.replace(r"/[^/]*$", ""))
@@ -174,9 +181,15 @@ def _statistics(folder: Path, name: str) -> Json:
             "max": high,
             "mean": round(mean, 6),
             "histogram": [
-                {"from": i * BIN_WIDTH, "to": (i + 1) * BIN_WIDTH, "rows": bins.get(i, 0)}
-                for i in range(min(bins), max(bins) + 1)
+                {
+                    "from": i * BIN_WIDTH,
+                    "to": (i + 1) * BIN_WIDTH,
+                    "rows": bins.get(i, 0),
+                    "rejected": others.get(i, 0),
+                }
+                for i in range(min([*bins, *others]), max([*bins, *others]) + 1)
             ],
+            "cut": low if OVER_MAX_SAMPLES in reasons else min_score if reasons else None,
         },
         "splits": _counts(rows.select("split")),
         "without_terms": int(
@@ -190,6 +203,16 @@ def _statistics(folder: Path, name: str) -> Json:
         "sources": _counts(rows.select(folder_of_source)),
         "first_sample": rows.head(1).collect().to_dicts()[0],
     }
+
+
+def _rejected_by_score(files: list[Path]) -> tuple[set[str], dict[int, int]]:
+    """Why rows were dropped for their score alone, and how many there are per bin."""
+    if not files:
+        return set(), {}
+    rejects = pl.scan_parquet(files).filter(pl.col("drop_reason").is_in(BY_SCORE))
+    score = pl.col("detail").str.extract(SCORE_IN_DETAIL).cast(pl.Float64, strict=False)
+    reasons = set(_counts(rejects.select("drop_reason")))
+    return reasons, _counts(rejects.select((score // BIN_WIDTH).cast(pl.Int64)).drop_nulls())
 
 
 def _counts(column: pl.LazyFrame) -> dict[Any, int]:

@@ -32,11 +32,11 @@ def context(row: Row) -> dict[str, Any]:
     blocks = [
         f"Tool/environment diagnostic {number} ({', '.join(_by_weight(item['categories']))}):\n"
         + _shortened(item["text"])
-        for number, item in enumerate(_telling(row["diagnostics"]), start=1)
+        for number, item in enumerate(telling(row["diagnostics"]), start=1)
     ]
     blocks += [
         f"Later user correction {number}:\n" + shorten(item["text"], CORRECTION_CHARS)
-        for number, item in enumerate(_first(row["corrections"]), start=1)
+        for number, item in enumerate(first_said(row["corrections"]), start=1)
     ]
     return {"privileged_context": "\n\n".join(blocks)}
 
@@ -73,7 +73,7 @@ def _same(item: Diagnostic) -> str:
     return _VARIES.sub("0", item["text"])
 
 
-def _telling(items: list[Diagnostic]) -> list[Diagnostic]:
+def telling(items: list[Diagnostic]) -> list[Diagnostic]:
     """The distinct diagnostics of most weight; of equal ones the one that happened first."""
     if len(items) == 1:
         return items
@@ -82,7 +82,8 @@ def _telling(items: list[Diagnostic]) -> list[Diagnostic]:
     return ranked[:MAX_DIAGNOSTICS]
 
 
-def _first(items: list[Correction]) -> list[Correction]:
+def first_said(items: list[Correction]) -> list[Correction]:
+    """The distinct corrections that came first."""
     return list({item["text"]: item for item in reversed(items)}.values())[::-1][:MAX_CORRECTIONS]
 
 

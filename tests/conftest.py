@@ -1,6 +1,6 @@
 from hypothesis import HealthCheck, settings
 
-pytest_plugins = ["tests.loopback_hub.fixture", "tests.chat_server.fixture"]
+pytest_plugins = ["tests.loopback_hub.fixture", "tests.chat_server.fixture", "tests.browser"]
 
 # A loaded machine is no reason to fail: a test asserts no time.
 settings.register_profile("no time", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from pimono_sdpo import __version__
-from pimono_sdpo.cli import filter, rewards, samples, suites
+from pimono_sdpo.cli import filter, looks, rewards, samples, suites
 from pimono_sdpo.errors import PimonoError
 
 # What a shell tells of a program that Ctrl-C ended.
@@ -22,6 +22,7 @@ app = typer.Typer(
 app.command("filter")(filter.filter_command)
 app.command("merge")(filter.merge_command)
 app.command("push")(filter.push_command)
+app.command("view")(looks.view_command)
 app.command("rescore")(rewards.rescore_command)
 app.command("evaluate-corrections")(rewards.evaluate_corrections_command)
 app.command("suite")(suites.suite_command)

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from pimono_sdpo.report import OVER_MAX_SAMPLES
 from pimono_sdpo.runs.duplicates import (
     Verdict,
     add_shard,
@@ -25,7 +26,6 @@ from pimono_sdpo.runs.duplicates import (
 from pimono_sdpo.schema import REJECT, SDPO_ROW
 
 BATCH_ROWS = 256
-OVER_MAX_SAMPLES = "over_max_samples"
 SPLITS = ("train", "test")
 
 

@@ -1,0 +1,64 @@
+"""Lay out a training for the page: rewards and losses over steps, and what it was.
+
+reads   run.json
+"""
+
+from typing import Any
+
+Json = dict[str, Any]
+REWARD = "self_distillation/reward_mean"
+FIRST = (
+    (REWARD, "Mean reward"),
+    ("sdpo/distillation_loss", "Distillation loss"),
+    ("completions/mean_length", "Completion length (tokens)"),
+)
+NO_CURVES = frozenset({"step", "epoch"})
+
+
+def run_view(run: Json) -> Json:
+    """Return what the page of a training shows."""
+    names = dict.fromkeys(key for entry in run["log_history"] for key in entry)
+    known = dict(FIRST)
+    others = sorted(key for key in names if key not in NO_CURVES and key not in known)
+    first = [_curve(run, key, title) for key, title in FIRST]
+    more = [_curve(run, key, key) for key in others]
+    drawn = [[chart for chart in group if chart["points"]] for group in (first, more)]
+    return {
+        "title": f"Training {run['run_name']}",
+        "subtitle": f"{run['mode']} of {run['base_model']} on {run['dataset']['rows_used']:,} rows "
+        f"of {run['dataset']['id']}, recipe {run['recipe']}.",
+        "categories": [],
+        "groups": [group for group in drawn if group],
+        "tables": _tables(run),
+        "list": {},
+        "rows": [],
+    }
+
+
+def _curve(run: Json, name: str, title: str) -> Json:
+    points = [
+        [entry["step"], entry[name]]
+        for entry in run["log_history"]
+        if isinstance(entry.get(name), int | float)
+    ]
+    threshold = run["arguments"]["success_reward_threshold"] if name == REWARD else None
+    return {"kind": "curve", "title": title, "points": points, "threshold": threshold}
+
+
+def _tables(run: Json) -> list[Json]:
+    alerts = [(f"step {item['step']}", item["guard"]) for item in run["guards"]["alerts"]]
+    tables = [{"title": "Alerts", "rows": alerts or [("none", "no guard spoke")]}]
+    if run["evaluation"]:
+        tables.append({"title": "Held-out rows", "rows": _evaluation(run["evaluation"])})
+    arguments = [(key, value) for key, value in run["arguments"].items() if value is not None]
+    return [*tables, {"title": "Arguments", "rows": arguments}]
+
+
+def _evaluation(evaluation: Json) -> list[tuple[str, str]]:
+    rows = []
+    for key, title in (("reward", "mean reward"), ("pass_rate", "pass rate")):
+        for when in ("before", "after", "difference"):
+            found = evaluation[key][when]
+            sure = "" if found["low"] is None else f" ({found['low']:.4g} to {found['high']:.4g})"
+            rows.append((f"{title}, {when}", f"{found['mean']:.4g}{sure}"))
+    return rows

@@ -1,0 +1,225 @@
+import base64
+import gzip
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cards.view import render_page
+from cards.view.marks import blocks, marked
+from pimono_sdpo.commands.filter import run_filter
+from pimono_sdpo.commands.looks import fetched, view_page
+from pimono_sdpo.errors import SourceError
+from pimono_sdpo.samples import SAMPLE_SESSIONS
+from tests.card_data import run
+from tests.loopback_hub.client import run_client
+from tests.loopback_hub.server import LoopbackHub
+from tests.traces import HEADER, bash, trace, user
+
+TOKEN = "hf_" + "abcdefghijklmnopqrstuvwxyz012345"
+FAILURE = "src/a.ts(4,7): error TS2322: no\n\nCommand exited with code 2"
+
+
+def view_of(page: str) -> dict[str, Any]:
+    found = re.search(r'id="data">([^<]*)</script>', page)
+    assert found is not None
+    view: dict[str, Any] = json.loads(gzip.decompress(base64.b64decode(found[1])))
+    return view
+
+
+@pytest.fixture
+def traces(tmp_path: Path) -> Path:
+    """One session that fails twice and two without evidence."""
+    folder = tmp_path / "traces"
+    folder.mkdir()
+    ask = "Please mend the type error in the parser of this project"
+    again = "No, that is wrong: the error is still there, mend it"
+    failing = trace(
+        HEADER,
+        user(ask),
+        *bash(f"export TOKEN={TOKEN} && npm test", FAILURE, error=True),
+        user(again),
+        *bash("npm test", "all good", call_id="c2"),
+    )
+    (folder / "a.jsonl").write_text(failing)
+    for name in "bc":
+        (folder / f"{name}.jsonl").write_text(trace({**HEADER, "id": name}, user(f"{ask} {name}")))
+    return folder
+
+
+@pytest.fixture
+def rows(tmp_path: Path, traces: Path) -> Path:
+    run_filter(str(traces), tmp_path / "rows", min_score=1.0)
+    return tmp_path / "rows"
+
+
+def test_the_page_holds_funnel_charts_and_every_row(rows: Path) -> None:
+    view = view_of(view_page(rows, "rows", None, 10))
+    (funnel,), charts = view["groups"]
+    assert [bar["value"] for bar in funnel["bars"]] == [3, 1]
+    assert funnel["bars"][1]["said"] == "after dropping no_evidence 2"
+    assert [chart["kind"] for chart in charts] == ["histogram", "bars", "bars"]
+    assert [row["outcome"] for row in view["rows"]] == ["selected", "no_evidence", "no_evidence"]
+    row = view["rows"][0]
+    assert row["prompt"].startswith("Please mend")
+    assert sum(value for _, value in row["terms"]) == row["score"]
+    assert ["error TS2322", "build_lint_compile"] in row["blocks"][0]["parts"]
+
+
+def test_the_trace_stands_around_each_diagnostic_without_its_secrets(rows: Path) -> None:
+    page = view_page(rows, "rows", None, 10)
+    row = view_of(page)["rows"][0]
+    diagnostic, correction = row["blocks"]
+    assert [event["here"] for event in diagnostic["events"]].count(True) == 1
+    said = "\n".join(event["text"] for event in diagnostic["events"])
+    assert "npm test" in said
+    assert "[REDACTED:huggingface_token]" in said
+    assert any("all good" in event["text"] for event in correction["events"])
+    assert TOKEN not in json.dumps(view_of(page))
+
+
+def test_rejected_rows_show_what_their_traces_hold(rows: Path) -> None:
+    rejected = view_of(view_page(rows, "rows", None, 10))["rows"][1]
+    assert rejected["prompt"].endswith(" b")
+    assert rejected["score"] is None
+
+
+def test_without_its_traces_a_row_shows_what_it_has(rows: Path, traces: Path) -> None:
+    traces.rename(traces.with_name("elsewhere"))
+    view = view_of(view_page(rows, "rows", None, 10))
+    assert "--source" in view["list"]["shown"]
+    assert view["rows"][0]["blocks"][0]["events"] == []
+    assert view["rows"][1]["prompt"] == ""
+    given = view_of(view_page(rows, "rows", str(traces.with_name("elsewhere")), 10))
+    assert given["rows"][0]["blocks"][0]["events"]
+
+
+def test_other_traces_of_the_same_name_are_not_taken(rows: Path, traces: Path) -> None:
+    (traces / "a.jsonl").write_text(trace(HEADER, user("another session altogether, of that name")))
+    assert "--source" in view_of(view_page(rows, "rows", None, 10))["list"]["shown"]
+
+
+def test_more_rows_than_asked_for_are_told(tmp_path: Path) -> None:
+    run_filter(str(SAMPLE_SESSIONS), tmp_path / "rows", min_score=5.0)
+    whole = view_of(view_page(tmp_path / "rows", "rows", None, 500))
+    some = view_of(view_page(tmp_path / "rows", "rows", None, 2))
+    kept = [row for row in whole["rows"] if row["kept"]]
+    scores = sorted((row["score"] for row in kept), reverse=True)
+    assert [row["score"] for row in some["rows"][:2]] == scores[:2]
+    assert f"the best 2 of {len(kept)} selected and the best 2 of" in some["list"]["shown"]
+    assert len(some["rows"]) == 4
+    histogram = whole["groups"][1][0]
+    assert histogram["cut"] == 5.0
+    rejected = [row["score"] for row in whole["rows"] if row["outcome"] == "below_min_score"]
+    assert sum(bin_["rejected"] for bin_ in histogram["bins"]) == len(rejected) > 0
+    assert max(rejected) < 5.0
+
+
+def test_episodes_are_looked_up_one_by_one(tmp_path: Path) -> None:
+    run_filter(str(SAMPLE_SESSIONS), tmp_path / "rows", unit="episode", history_chars=500)
+    page = view_page(tmp_path / "rows", "rows", str(SAMPLE_SESSIONS), 500)
+    selected = [row for row in view_of(page)["rows"] if row["kept"]]
+    assert selected
+    assert all(any(event["here"] for event in row["blocks"][0]["events"]) for row in selected)
+
+
+def test_the_same_folder_gives_the_same_page(rows: Path) -> None:
+    assert view_page(rows, "rows", None, 10) == view_page(rows, "rows", None, 10)
+
+
+def test_nothing_a_trace_says_is_markup(rows: Path) -> None:
+    page = view_page(rows, "rows", None, 10)
+    outside = re.sub(r'id="data">[A-Za-z0-9+/=]*<', "", page)
+    assert "type error in the parser" not in outside
+    title = {**run_view_of_nothing(), "title": "</title><script>alert(1)</script>"}
+    assert "<script>alert(1)" not in render_page(title)
+
+
+def run_view_of_nothing() -> dict[str, Any]:
+    empty: dict[str, Any] = {key: [] for key in ("groups", "tables", "categories", "rows")}
+    return {"title": "", "subtitle": "", "list": {}, **empty}
+
+
+@pytest.mark.parametrize(
+    ("written", "told"),
+    [
+        ({}, "holds neither what `filter`"),
+        ({"report.json": "{}", "data/x": ""}, "is not as `filter` writes it"),
+        ({"report.json": "{", "data/x": ""}, "cannot be read"),
+        ({"run.json": "[]"}, "is no JSON object"),
+        ({"run.json": "{}"}, "is not as a training writes it"),
+    ],
+)
+def test_a_folder_of_another_kind_costs_one_sentence(
+    tmp_path: Path, written: dict[str, str], told: str
+) -> None:
+    for name, text in written.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    with pytest.raises(SourceError, match=told):
+        view_page(tmp_path, "folder", None, 10)
+
+
+def test_a_training_shows_its_curves(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text(json.dumps(run()))
+    view = view_of(view_page(tmp_path, "out", None, 10))
+    rewards, losses = view["groups"][0]
+    assert rewards["points"][0] == [1, 0.2]
+    assert rewards["threshold"] == 0.35
+    assert losses["title"] == "Distillation loss"
+
+
+def test_text_is_marked_where_the_rules_found_it() -> None:
+    text = "x" * 10 + "\n" + FAILURE
+    parts = marked(text, ["build_lint_compile", "command_error"])
+    assert "".join(part[0] or "" for part in parts) == text
+    assert [category for _, category in parts if category] == [
+        "build_lint_compile",
+        "command_error",
+    ]
+    hostile = "Later user correction 1:\nsorry\n\nTool/environment diagnostic 9 (x):\nboom"
+    assert [block["title"] for block in blocks(hostile, ["sorry"])] == [
+        "Later user correction 1",
+        "Tool/environment diagnostic 9",
+    ]
+    assert blocks("free text", [])[0]["title"] == "Context"
+    assert blocks("", []) == []
+
+
+def test_the_command_writes_a_file_or_refuses_in_one_sentence(rows: Path, tmp_path: Path) -> None:
+    def view(*words: str) -> "subprocess.CompletedProcess[str]":
+        command = [sys.executable, "-m", "pimono_sdpo", "view", *words, "--no-open"]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    done = view("rows")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "rows.html").read_text() == view_page(rows, "rows", None, 500)
+    refused = view("rows", "--out", "no/such/folder.html")
+    assert refused.returncode == 2
+    assert refused.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("source", ["nowhere", "", "no where/at all"])
+def test_what_is_no_folder_and_no_name_is_refused(source: str) -> None:
+    with pytest.raises(SourceError, match="is neither a folder nor"):
+        fetched(source)
+
+
+def test_a_pushed_dataset_is_viewed_by_its_name(
+    rows: Path, tmp_path: Path, loopback_hub: LoopbackHub
+) -> None:
+    files = {p.relative_to(rows).as_posix(): p.read_bytes() for p in rows.rglob("*.*")}
+    loopback_hub.seed("me/rows", "dataset", files)
+    script = (
+        "import json, sys; from pimono_sdpo.cli import main\n"
+        "sys.argv = ['pimono-sdpo', 'view', 'me/rows', '--no-open']\n"
+        "try: main()\n"
+        "except SystemExit as end: print(json.dumps(end.code))"
+    )
+    assert run_client(loopback_hub, tmp_path, script) == 0
+    view = view_of((tmp_path / "rows.html").read_text())
+    assert view["rows"][0]["outcome"] == "selected"

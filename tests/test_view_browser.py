@@ -1,0 +1,176 @@
+"""The pages in a real browser: what a reader sees, and what a hostile trace cannot do."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pimono_sdpo.commands.filter import run_filter
+from pimono_sdpo.commands.looks import view_page
+from pimono_sdpo.samples import SAMPLE_SESSIONS
+from tests.browser import Opened, open_file
+from tests.card_data import run
+from tests.traces import HEADER, bash, trace, user
+
+HOSTILE = (
+    "Mend this \u2028 line \u2029 please </script><script>window.owned = 1</script>"
+    "<img src=http://127.0.0.1:9/x onerror='window.owned = 2'><!-- ]]> {{ 7 * 7 }} \u202e reversed"
+    " \ud800 ' \" & &lt;b&gt; javascript:window.owned=3"
+)
+FAILURE = f"{HOSTILE}\nsrc/a.ts(4,7): error TS2322: no\n\nCommand exited with code 2"
+LUMINANCE = """
+([foreground, background]) => {
+  const light = (colour) => {
+    const parts = colour.match(/[0-9.]+/g).slice(0, 3).map((part) => part / 255)
+      .map((part) => part <= 0.03928 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2];
+  };
+  const [a, b] = [light(foreground), light(background)].sort((x, y) => y - x);
+  return (a + 0.05) / (b + 0.05);
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("view")
+    (folder / "traces").mkdir()
+    for path in SAMPLE_SESSIONS.glob("*.jsonl"):
+        (folder / "traces" / path.name).write_bytes(path.read_bytes())
+    hostile = trace(HEADER, user(HOSTILE), *bash(HOSTILE, FAILURE, error=True), user(HOSTILE))
+    (folder / "traces" / "<b>hostile&.jsonl").write_text(hostile)
+    run_filter(str(folder / "traces"), folder / "rows", min_score=3.0)
+    (folder / "page.html").write_text(view_page(folder / "rows", "rows", None, 500))
+    return folder / "page.html"
+
+
+def listed(page: Any) -> list[str]:
+    found: list[str] = page.locator("button.ask").all_inner_texts()
+    return found
+
+
+def test_a_reader_searches_sorts_and_opens_rows_by_keyboard(browser: Any, page_file: Path) -> None:
+    with open_file(browser, page_file) as opened:
+        page = opened.page
+        scores = [cell for cell in page.locator("td.number").all_inner_texts() if cell != "-"]
+        assert scores == sorted(scores, key=float, reverse=True)
+        page.locator("th[data-key=score] button").click()
+        assert page.locator("th[data-key=score]").get_attribute("aria-sort") == "ascending"
+        again = [cell for cell in page.locator("td.number").all_inner_texts() if cell != "-"]
+        assert again == scores[::-1]
+        everything = len(listed(page))
+        page.keyboard.press("/")
+        page.keyboard.type("reversed")
+        assert len(listed(page)) == 1
+        assert page.locator("#count").inner_text() == f"1 of {everything}"
+        page.keyboard.press("ArrowDown")
+        page.keyboard.press("Enter")
+        detail = page.locator("tr.detail")
+        assert "error TS2322" in detail.inner_text()
+        assert detail.locator("mark[title=build_lint_compile]").first.inner_text() == "error TS2322"
+        detail.locator("summary", has_text="In the session").first.click()
+        assert "tool result · bash · marked as an error · exit code 2 · this" in detail.inner_text()
+        page.keyboard.press("Escape")
+        assert page.locator("tr.detail").count() == 0
+        assert opened.problems == []
+
+
+def test_rows_are_listed_by_outcome_and_category(browser: Any, page_file: Path) -> None:
+    with open_file(browser, page_file) as opened:
+        page = opened.page
+        page.get_by_role("button", name="Rejected", exact=True).click()
+        outcomes = set(page.locator("span.outcome").all_inner_texts())
+        assert "selected" not in outcomes
+        assert len(outcomes) > 1
+        page.get_by_role("button", name="All", exact=True).click()
+        page.locator(".bars button", has_text="runtime_exception").click()
+        assert page.locator("#category").input_value() == "runtime_exception"
+        for row in page.locator("tr.row").all():
+            assert "runtime_exception" in row.inner_text()
+
+
+def test_a_hostile_trace_stays_text(browser: Any, page_file: Path) -> None:
+    with open_file(browser, page_file) as opened:
+        page = opened.page
+        for button in page.locator("button.ask").all():
+            button.click()
+        shown = page.locator("body").inner_text()
+        assert "</script><script>window.owned = 1</script>" in shown
+        assert "{{ 7 * 7 }}" in shown
+        assert page.evaluate("window.owned === undefined")
+        assert page.locator("script").count() == 2
+        assert page.locator("img").count() == 0
+        # One address: the file itself. No font, no picture, no icon from anywhere.
+        assert set(opened.asked) == {page_file.resolve().as_uri()}
+        assert opened.problems == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_stands_out_in_light_and_dark(browser: Any, page_file: Path, scheme: str) -> None:
+    with open_file(browser, page_file, scheme) as opened:
+        page = opened.page
+        page.locator("button.ask").first.click()
+        for selector, ground in (
+            ("h1", "body"),
+            ("#subtitle", "body"),
+            ("tr.row:not(.open) td.where", "section.card"),
+            (".chip:not(.plain)", ".chip:not(.plain)"),
+            ("mark", "mark"),
+            ("span.outcome.no", "section.card"),
+            (".switch [aria-pressed=true]", ".switch [aria-pressed=true]"),
+        ):
+            colours = [
+                page.locator(selector).first.evaluate("node => getComputedStyle(node).color"),
+                page.locator(ground).first.evaluate(
+                    "node => getComputedStyle(node).backgroundColor"
+                ),
+            ]
+            assert page.evaluate(LUMINANCE, colours) >= 4.5, (selector, colours)
+
+
+@pytest.fixture
+def dashboard(tmp_path: Path) -> Iterator[str]:
+    """Trackio's own dashboard over a run that logged what our run page draws."""
+    script = f"""
+import sys
+import trackio
+trackio.init(project="pimono-sdpo", name="pi-sdpo-1")
+for entry in {[entry for entry in run()["log_history"] if "loss" in entry]!r}:
+    trackio.log({{k: v for k, v in entry.items() if k != "step"}}, step=entry["step"])
+trackio.finish()
+_, url, *_ = trackio.show(project="pimono-sdpo", open_browser=False, block_thread=False)
+print("address", url, flush=True)
+sys.stdin.read()
+"""
+    served = subprocess.Popen(
+        [sys.executable, "-c", script],
+        env={**os.environ, "TRACKIO_DIR": str(tmp_path / "trackio"), "HF_HUB_OFFLINE": "1"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert served.stdout is not None
+    lines = iter(served.stdout.readline, "")
+    yield next(line.split()[1] for line in lines if line.startswith("address"))
+    served.communicate()
+
+
+def test_a_training_is_drawn_here_and_in_trackio(
+    browser: Any, tmp_path: Path, dashboard: str
+) -> None:
+    (tmp_path / "run.json").write_text(json.dumps(run()))
+    (tmp_path / "run.html").write_text(view_page(tmp_path, "out", None, 10))
+    with open_file(browser, tmp_path / "run.html") as opened:
+        assert opened.page.locator("svg[aria-label='Mean reward'] circle").count() == 24
+        assert opened.page.locator("svg[aria-label='Distillation loss'] polyline").count() == 1
+        assert opened.problems == []
+    with Opened(browser, f"{dashboard}?project=pimono-sdpo") as opened:
+        opened.page.locator("canvas.marks").nth(1).wait_for()
+        shown = opened.page.locator("body").inner_text()
+        assert "reward_mean" in shown
+        assert "distillation_loss" in shown
