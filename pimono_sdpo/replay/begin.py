@@ -163,7 +163,12 @@ class Changed:
         if call.tool_name != "bash":
             return call.tool_name == "read"
         changes = changes_of(text_in(given, "command"), result.text if result else "")
-        if changes.anything or changes.fixed or any(_PATTERN.search(n) for n in changes.names):
+        if (
+            changes.anything
+            or changes.formats
+            or changes.fixed
+            or any(_PATTERN.search(n) for n in changes.names)
+        ):
             return False
         if changes.formatted:
             self._paths |= {path for path, file in files.items() if file.edited or file.doubtful}
@@ -209,7 +214,7 @@ def _learn(call: Event, given: dict[str, Any], text: str, harness: str, file: Fi
 
 def _within(chars: int, path: str, file: File) -> Known | None:
     """Keep what fits; of a text that does not, the first lines."""
-    if not file.is_known or file.doubtful:
+    if not file.is_known or file.doubtful or file.otherwise is not None:
         return None
     parts = []
     for text in file.pieces if file.whole is None else [file.whole]:

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from pimono_sdpo.replay.git import changed_by_gh, changed_by_git
 from pimono_sdpo.replay.shown import parsed
@@ -42,7 +43,11 @@ _SAYS_FIXED = re.compile(
     r"|files were modified by this hook"
 )
 # It says how many files it has changed, and which it may is known.
-_TELLS = re.compile(r"\bbiome (?:check|format|lint)\b[^\n&|;]*")
+_TELLS = re.compile(
+    r"\bbiome (?:check|format|lint)\b[^\n&|;]*"
+    # Here it names a package.
+    r"|\b(?:npm|pnpm) (?:run )?[\w:-]+ -w\s"
+)
 _HIDDEN = re.compile(
     r"\$\([^)\n]*\b(?:sed\s+-\w*i|perl|tee|mv|cp|rm)\b|"
     r"`[^`\n]*\b(?:sed|perl|tee|mv|cp|rm|git|python3?|node)\b[^`\n]*`|\b(?:exec\s+)?[3-9]>(?!&)"
@@ -76,6 +81,10 @@ _INLINE = re.compile(r"<<|\s-(?:c|e)\b")
 _WRITES = re.compile(
     r"open\(|[Ww]rite|unlink|rename|remove|rmtree|mkdir|copy|move|exec|spawn|system|subprocess|\$`"
 )
+# Python that names the files it opens as they are called, and what it then does with them.
+_OPENS = re.compile(r"(?<![\w.])open\(\s*(?:(?<!f)'([^'\n\\{]+)'|\"([^\"\n\\{]+)\")\s*[,)]")
+_OF_FILE = re.compile(r"\b\w+\.write(?:lines)?\(|(?<=\))\.write(?:lines)?\(")
+_INTERPRETERS = frozenset("python python3 node deno bun tsx ts-node".split())
 _FOR_EACH = re.compile(r"\bxargs\b|\s-(?:exec|execdir|delete|ok)\b")
 _IN_FOR_EACH = ("xargs", "-exec", "-delete", "-ok")
 _READS_EACH = re.compile(
@@ -90,7 +99,8 @@ class Changes:
     """What may have changed: files named, those edited before (by a formatter), or any.
 
     `fixed` is how many files a formatter says it has rewritten, None when it does not say;
-    `clean` that it has looked at all of them and left them alone.
+    `clean` that it has looked at all of them and left them alone; `formats` that one was called
+    which may have rewritten any file, whether edited or not.
     """
 
     names: set[str] = field(default_factory=set)
@@ -98,6 +108,7 @@ class Changes:
     anything: bool = False
     fixed: int | None = None
     clean: bool = False
+    formats: bool = False
 
 
 def changes_of(command: str, output: str) -> Changes:
@@ -114,7 +125,8 @@ def changes_of(command: str, output: str) -> Changes:
         # Where the output was cut it may have said more.
         is_told = len(pipeline.stages) == 1 and not pipeline.stages[0].targets
         for stage in pipeline.stages:
-            changes.anything |= _is_script(stage, output)
+            changes.anything |= _is_script(stage)
+            changes.formats |= stage.program in _RUNNERS and _says_fixed(output)
             changes.names.update(stage.targets)
             if _is_check(stage):
                 _checked(stage, output if is_told else None, changes)
@@ -126,8 +138,12 @@ def changes_of(command: str, output: str) -> Changes:
     return changes
 
 
-def _is_script(stage: Stage, output: str) -> bool:
-    """Tell whether a stage runs a script that may change any file, by its target or its output."""
+def _says_fixed(output: str) -> bool:
+    return bool(_SAYS_FIXED.search(_TELLS.sub("", output)))
+
+
+def _is_script(stage: Stage) -> bool:
+    """Tell whether a stage runs a script that may change any file, by its target."""
     if stage.program in {"source", "."}:
         return not re.search(r"(?:activate|\.?env|rc|profile)\Z", " ".join(stage.arguments[:1]))
     if stage.program == "pre-commit":
@@ -147,13 +163,8 @@ def _is_script(stage: Stage, output: str) -> bool:
     if stage.program in {"npm", "pnpm", "yarn"} and words[:1] in (["run"], ["run-script"]):
         words = words[1:]
     if stage.program == "docker":
-        return bool({"run", "exec"} & set(words[:2])) or bool(
-            _SAYS_FIXED.search(_TELLS.sub("", output))
-        )
-    is_unknown = bool(words) and not _RUNS_READING.fullmatch(words[0])
-    return (is_unknown and stage.program != "cargo") or bool(
-        _SAYS_FIXED.search(_TELLS.sub("", output))
-    )
+        return bool({"run", "exec"} & set(words[:2]))
+    return bool(words) and not _RUNS_READING.fullmatch(words[0]) and stage.program != "cargo"
 
 
 _ALONE = frozenset({"cd", "git"})
@@ -166,17 +177,20 @@ def _checked(stage: Stage, output: str | None, changes: Changes) -> None:
         changes.formatted = True
     elif _FIXED.search(output):
         changes.formatted = True
-        changes.fixed = sum(int(n) for n in _COUNTS.findall(output))
+        changes.fixed = sum(int(a or b) for a, b in _COUNTS.findall(output))
     elif _CLEAN.search(output):
         # A hook may have looked at some files only.
         changes.clean = stage.program != "git"
     elif _HOOKS.search(output):
         changes.formatted = True
     if _FORMATS.search(text) and not changes.clean:
-        changes.anything = True
+        changes.formats = True
 
 
-_COUNTS = re.compile(r"\b(?:[Ff]ixed|[Ff]ormatted|[Rr]eformatted|[Mm]odified) ([1-9]\d*) files?")
+_COUNTS = re.compile(
+    r"\b(?:[Ff]ixed|[Ff]ormatted|[Rr]eformatted|[Mm]odified) ([1-9]\d*) files?"
+    r"|\b([1-9]\d*) files? reformatted"
+)
 
 
 def _is_check(stage: Stage) -> bool:
@@ -206,7 +220,7 @@ def _is_in_place(stage: Stage) -> bool:
 
 
 def _changed_by_stage(stage: Stage, command: str, output: str, is_alone: bool) -> set[str] | None:
-    words = {word for word in stage.arguments if not word.startswith("-")}
+    words = {word for word in stage.arguments if word and not word.startswith("-")}
     if stage.program == "git":
         return changed_by_git(stage.arguments, output, is_alone)
     if stage.program == "gh":
@@ -216,20 +230,50 @@ def _changed_by_stage(stage: Stage, command: str, output: str, is_alone: bool) -
     if stage.program == "cp" and "-t" not in stage.arguments:
         return set([word for word in stage.arguments if not word.startswith("-")][-1:])
     if stage.program in _WRITERS:
-        return words if _is_in_place(stage) else set()
+        return words - _code_of(stage) if _is_in_place(stage) else set()
     if stage.program in _UNPACK:
         lists = stage.program == "tar" and re.match(r"-?[a-z]*t", " ".join(stage.arguments))
         return set() if lists else None
     if stage.role != "runs" or (stage.arguments and _ASKS.issuperset(stage.arguments)):
         return set()
     text = " ".join((stage.program, *stage.arguments))
-    if stage.program not in _LEAVES_SOURCES or _REWRITES.search(text):
+    if stage.program not in {*_LEAVES_SOURCES, "ts-node"} or _REWRITES.search(text):
         return None
-    if stage.program == "npx":
-        first = next((word for word in stage.arguments if not word.startswith("-")), "")
-        return set() if first in _NPX_LEAVES_SOURCES else None
-    if stage.program in {"python", "python3", "node", "deno", "bun", "tsx"}:
-        # Code that stands in the line says whether it writes; a script's code is not to be seen.
-        may_write = _WRITES.search(command) if _INLINE.search(command) else words
-        return None if may_write else set()
+    program, rest = stage.program, list(stage.arguments)
+    if program == "npx":
+        named = next((at for at, word in enumerate(rest) if not word.startswith("-")), len(rest))
+        program, rest = "".join(rest[named : named + 1]), rest[named + 1 :]
+        if program not in {*_NPX_LEAVES_SOURCES, *_INTERPRETERS}:
+            return None
+    if program in _INTERPRETERS:
+        if rest[-1:] and rest[-1] in _ASKS and not _INLINE.search(command):
+            return set()
+        # Code that stands in the line says what it writes; a script's code is not to be seen.
+        if not _INLINE.search(command):
+            return None if [word for word in rest if not word.startswith("-")] else set()
+        return _written_by(command, program)
     return set(_MANIFESTS) if _PACKAGES.search(text) else set()
+
+
+def _code_of(stage: Stage) -> set[str]:
+    """Return the words of sed and perl that are code, and name no file; none when not sure."""
+    words = [word for word in stage.arguments if word]
+    if stage.program not in {"sed", "gsed", "perl"}:
+        return set()
+    given = {after for word, after in pairwise(words) if re.fullmatch(r"-[A-Za-z]*e", word)}
+    if given or stage.program == "perl" or any(re.match(r"-\w*[ef]|--", word) for word in words):
+        return given
+    return set([word for word in words if not word.startswith("-")][:1])
+
+
+def _written_by(code: str, program: str) -> set[str] | None:
+    """Return the files that code in the line may write, None for any.
+
+    >>> _written_by("python3 -c \"open('a.ts', 'w').write('x')\"", "python3")
+    {'a.ts'}
+    """
+    if program not in {"python", "python3"}:
+        return None if _WRITES.search(code) else set()
+    opened = [single or double for single, double in _OPENS.findall(code)]
+    rest = _OF_FILE.sub("", _OPENS.sub("", code))
+    return None if _WRITES.search(rest) else set(opened)

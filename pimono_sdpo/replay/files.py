@@ -1,24 +1,23 @@
 """What a session has seen of one file: all of it, or runs of its lines."""
 
 import re
-import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
+from pimono_sdpo.replay.texts import (
+    count_alike,
+    joined,
+    plain,
+    replaced,
+    replaced_in_piece,
+    words_of,
+)
+
 Outcome = Literal["ok", "not_found", "multiple", "no_change"]
 
-_ALIKE = {
-    **dict.fromkeys("\u2018\u2019\u201a\u201b", "'"),
-    **dict.fromkeys("\u201c\u201d\u201e\u201f", '"'),
-    **dict.fromkeys("\u2010\u2011\u2012\u2013\u2014\u2015\u2212", "-"),
-    **dict.fromkeys("\u00a0\u202f\u205f\u3000", " "),
-    **dict.fromkeys(map(chr, range(0x2002, 0x200B)), " "),
-}
 MIN_IN_PARTS = 20
-_OTHERS = re.compile(f"[{''.join(_ALIKE)}]")
 # What a reader, a recorder or a harness may have changed in what it has shown.
 _UNSURE = re.compile("[\x1b\ufeff\ufffd\ud800-\udfff]|\r(?!\n)|REDACTED")
 _PATTERN = re.compile(r"\$[$&`']")
@@ -39,6 +38,8 @@ class File:
     A stale file may have changed since: nothing follows from it. `edited` are texts that no
     formatter has seen yet, `doubtful` lines that one may have changed: it leaves alone what it has
     formatted before. `by_tool` says that the session has read or written it with a file tool.
+    `otherwise` is the whole text if a formatter or an edit was at work of which nobody knows
+    whether it was: what follows has to follow from both.
     """
 
     whole: str | None = None
@@ -49,11 +50,17 @@ class File:
     by_tool: bool = False
     # Of some pieces: the number of the first line, and whether the last is the file's.
     placed: dict[str, tuple[int, bool]] = field(default_factory=dict)
+    otherwise: str | None = None
 
     @property
     def is_known(self) -> bool:
         """Whether anything is known of it that still holds."""
         return not self.is_stale and (self.whole is not None or bool(self.pieces))
+
+    @property
+    def sure(self) -> str | None:
+        """The whole text, where nothing may have changed it."""
+        return None if self.is_stale or self.doubtful or self.otherwise is not None else self.whole
 
     def see(self, text: str, is_whole: bool) -> None:
         """Take in what was read just now, all of it or some of its lines."""
@@ -65,6 +72,8 @@ class File:
         if self.is_stale:
             # What was seen before may contradict it.
             self.forget()
+        if self.otherwise is not None and self.whole is not None:
+            self._keep(text in self.whole, text in self.otherwise)
         if self.doubtful:
             self.doubtful -= {line.strip() for line in text.split("\n")}
         if self.whole is not None and text not in self.whole:
@@ -86,9 +95,9 @@ class File:
                 continue
             self.placed.pop(piece)
             self.pieces = [other for other in self.pieces if other != piece]
-            joined = _joined(seen, start, lines, first)
-            if joined is not None:
-                lines, first, is_end = joined, min(start, first), is_end or was_end
+            both = joined(seen, start, lines, first)
+            if both is not None:
+                lines, first, is_end = both, min(start, first), is_end or was_end
         joined_text = "\n".join(lines)
         if first == 1 and is_end and lines:
             doubtful, edited = self.doubtful, self.edited
@@ -106,13 +115,41 @@ class File:
 
     def format(self) -> None:
         """Note that a formatter may have rewritten what was edited."""
-        self.doubtful |= {line.strip() for text in self.edited for line in text.split("\n")}
-        self.edited = []
+        texts = self.edited
+        if self.otherwise is not None and self.whole is not None:
+            texts = [*texts, *(set(self.whole.split("\n")) ^ set(self.otherwise.split("\n")))]
+        self.doubtful |= {line.strip() for text in texts for line in text.split("\n")}
+        self.edited, self.otherwise = [], None
+
+    def take_formatted(self, text: str, is_sure: bool) -> None:
+        """Take what a formatter makes of the whole text, which has run for sure, or perhaps."""
+        if is_sure or text == self.whole:
+            self.whole, self.pieces, self.edited, self.otherwise = text, [], [], None
+        else:
+            self.otherwise = text
+
+    def lose(self, edits: Sequence[Edit], in_turn: bool = False) -> None:
+        """Note edits that were broken off, and may have been made all the same."""
+        outcome = self.predict(edits, in_turn)
+        if outcome in {"not_found", "multiple", "no_change"}:
+            return
+        after = self.copy()
+        if outcome == "ok" and self.sure is not None:
+            after.apply(edits)
+        self.otherwise, self.edited = after.sure, after.edited
+        self.is_stale |= self.otherwise is None or outcome is None
+
+    def _keep(self, is_whole: bool, is_otherwise: bool) -> None:
+        """Keep of two possible texts that which was seen to hold."""
+        if is_otherwise and not is_whole:
+            self.whole = self.otherwise
+        if not (is_whole and is_otherwise):
+            self.otherwise = None
 
     def forget(self) -> None:
         """Know nothing of it any more."""
         self.whole, self.pieces, self.is_stale = None, [], False
-        self.edited, self.doubtful, self.placed = [], set(), {}
+        self.edited, self.doubtful, self.placed, self.otherwise = [], set(), {}, None
 
     def predict(self, edits: Sequence[Edit], in_turn: bool = False) -> Outcome | None:
         """Say how edits to the file end; None where what is known does not decide it.
@@ -121,6 +158,12 @@ class File:
         """
         if self.is_stale or not edits or any(_UNSURE.search(edit.old) for edit in edits):
             return None
+        if self.otherwise is not None:
+            outcomes = {
+                File(text, by_tool=self.by_tool).predict(edits, in_turn)
+                for text in (self.whole, self.otherwise)
+            }
+            return outcomes.pop() if len(outcomes) == 1 else None
         if in_turn and len(edits) > 1:
             return self._predict_in_turn(edits)
         found = [self._find(edit.old, edit.everywhere) for edit in edits]
@@ -130,7 +173,7 @@ class File:
         if None in found or self._may_overlap(edits):
             return None
         # Blank lines and lone brackets are everywhere.
-        if self.doubtful and self.doubtful & {w for edit in edits for w in _words(edit.old)}:
+        if self.doubtful and self.doubtful & {w for edit in edits for w in words_of(edit.old)}:
             return None
         if all(edit.old == edit.new for edit in edits):
             return "no_change"
@@ -155,6 +198,7 @@ class File:
             set(self.doubtful),
             self.by_tool,
             dict(self.placed),
+            self.otherwise,
         )
 
     def _find(self, old: str, everywhere: bool) -> Outcome | None:
@@ -166,7 +210,7 @@ class File:
         count = max((text.count(old) for text in texts), default=0)
         if count > 1:
             return "ok" if everywhere else "multiple"
-        alike = max((_count_alike(text, old) for text in texts), default=0)
+        alike = max((count_alike(text, old) for text in texts), default=0)
         if count == 0:
             # Where the text is known in parts, it may stand in another.
             return "not_found" if self.whole is not None and alike == 0 else None
@@ -187,7 +231,7 @@ class File:
                 return True
         if self.whole is not None:
             return False
-        words = [word for edit in edits for word in set(_words(edit.old))]
+        words = [word for edit in edits for word in set(words_of(edit.old))]
         return len(words) > len(set(words))
 
     def apply(self, edits: Sequence[Edit]) -> None:
@@ -197,15 +241,23 @@ class File:
             self.forget()
         if self.doubtful:
             # It was there as it stands in the call.
-            self.doubtful.difference_update(*(_words(edit.old) for edit in edits))
+            self.doubtful.difference_update(*(words_of(edit.old) for edit in edits))
         for edit in edits:
             old, new = plain(edit.old), plain(edit.new)
+            if self.otherwise is not None and self.whole is not None:
+                self._keep(count_alike(self.whole, old) > 0, count_alike(self.otherwise, old) > 0)
+            if self.otherwise is not None:
+                self.otherwise = replaced(self.otherwise, old, new, edit.everywhere)
+                if self.otherwise is None:
+                    self.whole = None
             if self.whole is not None:
-                self.whole = _replaced(self.whole, old, new, edit.everywhere)
+                self.whole = replaced(self.whole, old, new, edit.everywhere)
+            if self.whole is None:
+                self.otherwise = None
             self.pieces = [
                 changed
                 for piece in self.pieces
-                if (changed := _replaced_in_piece(piece, old, new, edit.everywhere))
+                if (changed := replaced_in_piece(piece, old, new, edit.everywhere))
             ]
             is_shown = any(new in piece for piece in self.pieces)
             if self.whole is None and new.strip() and not is_shown:
@@ -214,68 +266,3 @@ class File:
         self.placed = {}
         # Some versions take these as JavaScript's `replace` does.
         self.is_stale = any(_PATTERN.search(edit.new) for edit in edits)
-
-
-def _joined(piece: list[str], start: int, lines: list[str], first: int) -> list[str] | None:
-    """Join two runs of lines that touch or overlap; None where they are of two versions."""
-    if first < start:
-        piece, start, lines, first = lines, first, piece, start
-    common = start + len(piece) - first
-    overlap = piece[first - start :]
-    if overlap[: len(lines)] != lines[:common]:
-        return None
-    return [*piece, *lines[common:]] if len(lines) > common else piece
-
-
-def _replaced(text: str, old: str, new: str, everywhere: bool) -> str | None:
-    """Make one edit; None when the text is not what the harness had before it."""
-    count = text.count(old) if old else 0
-    return text.replace(old, new) if count == 1 or (count and everywhere) else None
-
-
-def _replaced_in_piece(piece: str, old: str, new: str, everywhere: bool) -> str | None:
-    """Make one edit; as it was where the edit was elsewhere, None where that is not to be told."""
-    if old in piece:
-        return _replaced(piece, old, new, everywhere)
-    if piece in old:
-        return None
-    lines = old.split("\n")
-    ends = piece.rpartition("\n")[2] in old or piece.partition("\n")[0] in old
-    if not (ends or piece.endswith(lines[0]) or piece.startswith(lines[-1])):
-        return piece
-    for at in range(1, len(lines)):
-        begin, end = "\n".join(lines[:at]), "\n".join(lines[at:])
-        if (begin.strip() and piece.endswith(begin)) or (end.strip() and piece.startswith(end)):
-            return None
-    return piece
-
-
-def _count_alike(text: str, old: str) -> int:
-    """Count a text where quotes, dashes, and spaces at the ends of lines, are taken as one."""
-    core = max((line.strip() for line in old.split("\n")), key=len)
-    if core.isascii() and text.isascii():
-        count = text.count(core)
-        if count < 2 and (count == 0 or old in text):
-            return count
-    return loose(text).count(loose(old).strip("\n"))
-
-
-def _words(text: str) -> list[str]:
-    """The lines that are not everywhere."""
-    return [stripped for line in text.split("\n") if len(stripped := line.strip()) > 2]
-
-
-def plain(text: str) -> str:
-    """Take line ends as the harness compares them."""
-    return text.replace("\r\n", "\n")
-
-
-@lru_cache(maxsize=256)
-def loose(text: str) -> str:
-    """Take quotes, dashes and spaces as one, and leave out those at the end of a line."""
-    if not text.isascii():
-        if not unicodedata.is_normalized("NFKC", text):
-            text = unicodedata.normalize("NFKC", text)
-        for found in set(_OTHERS.findall(text)):
-            text = text.replace(found, _ALIKE[found])
-    return "\n".join(map(str.rstrip, text.split("\n")))

@@ -7,6 +7,7 @@ from pimono_sdpo.harness.blocks import is_refusal
 from pimono_sdpo.harness.event import Event
 from pimono_sdpo.replay.calls import arguments, edits_of, path_in
 from pimono_sdpo.replay.files import Outcome
+from pimono_sdpo.replay.formatters import Reformat
 from pimono_sdpo.replay.workspace import Rerun, Workspace
 from pimono_sdpo.trace import match_results
 
@@ -24,10 +25,14 @@ class Prediction(NamedTuple):
 
 
 def predictions(
-    events: Sequence[Event], cwd: str, harness: str = "pi", rerun: Rerun | None = None
+    events: Sequence[Event],
+    cwd: str,
+    harness: str = "pi",
+    rerun: Rerun | None = None,
+    reformat: Reformat | None = None,
 ) -> Iterator[Prediction]:
     """Predict every answered edit of a session before its result is looked at."""
-    workspace = Workspace(cwd, harness=harness, rerun=rerun)
+    workspace = Workspace(cwd, harness=harness, rerun=rerun, reformat=reformat)
     matched = match_results(tuple(events))
     for event in events:
         if event.kind != "tool_call":
@@ -57,6 +62,6 @@ def _reason(workspace: Workspace, call: Event) -> str:
         return "the file was never seen"
     if file.is_stale:
         return "a command may have changed the file"
-    if file.doubtful:
+    if file.doubtful or file.otherwise is not None:
         return "a formatter may have changed the lines"
     return "the text may stand where the file is unknown"

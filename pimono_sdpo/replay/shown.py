@@ -1,6 +1,7 @@
-"""What a command line shows of files, and which it copies."""
+"""Which files the words of a command line name: those it shows, copies, or means by a pattern."""
 
 import re
+from fnmatch import fnmatchcase
 from functools import lru_cache
 
 from pimono_sdpo.shell import Pipeline, parse
@@ -64,6 +65,20 @@ def shown_by(command: str) -> tuple[str, bool] | None:
     if is_range and len(stage.arguments) == 3 and re.fullmatch(r"\d+,\d+p", stage.arguments[1]):
         return _joined(folder, stage.arguments[2]), False
     return None
+
+
+def may_match(pattern: str, path: str) -> bool:
+    """Tell whether a pattern of a shell may stand for a path, or for a folder that it is in.
+
+    >>> may_match("../src/*.ts", "/w/src/a.ts"), may_match("*.html", "/w/src/a.ts")
+    (True, False)
+    """
+    wanted = [part for part in pattern.split("/") if part not in {"", ".", "..", "~"}]
+    if not wanted or re.search(r"[${`!]|\*\*|/\.\.|\[\^", pattern.lstrip("./")):
+        return True
+    parts = path.split("/")
+    windows = (parts[at : at + len(wanted)] for at in range(len(parts) - len(wanted) + 1))
+    return any(all(map(fnmatchcase, window, wanted)) for window in windows)
 
 
 def _in_folder(command: str) -> tuple[str, list[Pipeline]]:

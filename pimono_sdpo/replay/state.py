@@ -17,7 +17,7 @@ def to_json(workspace: Workspace) -> Json:
         path: {
             "whole": file.whole,
             "pieces": file.pieces,
-            "stale": file.is_stale or bool(file.doubtful),
+            "stale": file.is_stale or bool(file.doubtful) or file.otherwise is not None,
         }
         for path, file in sorted(workspace.files.items())
     }

@@ -20,8 +20,8 @@ from pimono_sdpo.replay.calls import (
 )
 from pimono_sdpo.replay.changes import Changes, changes_of
 from pimono_sdpo.replay.files import File, Outcome
-from pimono_sdpo.replay.formatters import is_touched, kinds_told
-from pimono_sdpo.replay.shown import copies_of, lines_by, shown_by
+from pimono_sdpo.replay.formatters import Reformat, follow, kinds_told, run_again
+from pimono_sdpo.replay.shown import copies_of, lines_by, may_match, shown_by
 from pimono_sdpo.replay.tool_names import is_harmless
 
 # A shorter line is found in many places of a file.
@@ -43,15 +43,21 @@ class Workspace:
     """The files of a session by absolute path, as far as it has seen them.
 
     `rerun` repeats a recorded command on them; it returns whether it could, and that nothing else
-    has changed. Without it, what a command may have changed is stale.
+    has changed. Without it, what a command may have changed is stale. `reformat` does the same for
+    formatters; it is to know all that the workspace has.
     """
 
     cwd: str
     files: dict[str, File] = field(default_factory=dict)
     harness: str = "pi"
     rerun: Rerun | None = None
+    reformat: Reformat | None = None
     # What the formatters that have run so far touch.
     kinds: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        """Begin with what is told of the formatter."""
+        self.kinds |= self.reformat.kinds if self.reformat else set()
 
     def file(self, path: str) -> File:
         """Return what is known of a file; a relative path begins at the workspace."""
@@ -152,15 +158,15 @@ class Workspace:
     def ran(self, command: str, result: Event) -> None:
         """Learn from a command that has run."""
         changes = changes_of(command, result.text)
-        if changes.anything and _did_nothing(result, command):
+        if (changes.anything or changes.formats) and _did_nothing(result, command):
             return
         if changes.formatted or changes.clean:
             self.kinds |= kinds_told(f"{command}\n{result.text}")
-        touches = changes.anything or changes.names
+        touches = changes.anything or changes.formats or changes.names
         if touches and self.rerun and self.rerun(self, command, result):
-            self._note(replace(changes, anything=False, names=set()))
+            self._note(replace(changes, anything=False, names=set()), command, result.text)
         else:
-            self._note(changes)
+            self._note(changes, command, result.text)
             self._follow_copies(command, result, changes)
         if self.harness not in PI:
             # They trim what a command has printed.
@@ -175,30 +181,21 @@ class Workspace:
             for run in read.runs if read else ():
                 self.file(shown[0]).see(run, is_whole=shown[1] and bool(read and read.is_end))
 
-    def _note(self, changes: Changes) -> None:
-        edited = [
-            file
-            for path, file in self.files.items()
-            if file.edited and is_touched(path, self.kinds)
-        ]
-        if changes.anything:
+    def _note(self, changes: Changes, command: str, output: str) -> None:
+        formats = changes.formats or changes.formatted or changes.clean
+        again = None
+        if formats and not changes.anything and self.reformat:
+            again = run_again(self.files, self.reformat, self.cwd, command, output)
+        if changes.anything or (changes.formats and again is None):
             self.spoil_all()
-        elif changes.fixed is not None and changes.fixed > len(edited):
-            # Somebody else has edited, too.
-            for path, file in self.files.items():
-                file.is_stale |= is_touched(path, self.kinds)
-        elif changes.formatted:
-            for file in edited:
-                file.format()
-        elif changes.clean:
-            for file in edited:
-                file.edited = []
+        elif formats:
+            follow(self.files, changes, self.kinds, again)
         for name in changes.names:
             self._spoil(name)
 
     def _follow_copies(self, command: str, result: Event, changes: Changes) -> None:
         """A command that changed anything else has made both stale."""
-        if result.is_error or changes.anything:
+        if result.is_error or changes.anything or changes.formats:
             return
         for source, target in copies_of(command):
             known = self.files.get(self.absolute(source))
@@ -215,7 +212,8 @@ class Workspace:
     def _spoil(self, name: str) -> None:
         """Mark what a word of a command may name: a file, a folder of files, or a pattern."""
         if any(sign in name for sign in "*?[${`"):
-            self.spoil_all()
+            for known, file in self.files.items():
+                file.is_stale |= may_match(name, known)
             return
         path = self.absolute(name)
         tail = ("/" + name.lstrip("./~")).rstrip("/")
@@ -244,10 +242,13 @@ class Workspace:
     def lose(self, tool_name: str, given: dict[str, Any]) -> None:
         """Mark what a call may have changed that nobody knows the end of."""
         path = path_in(given)
-        if tool_name in {"edit", "write"} and path:
+        if tool_name == "edit" and path:
+            self.file(path).lose(edits_of(given), are_in_turn(given))
+        elif tool_name == "write" and path:
             self.file(path).is_stale = True
         elif tool_name == "bash":
-            self._note(changes_of(text_in(given, "command"), ""))
+            command = text_in(given, "command")
+            self._note(changes_of(command, ""), command, "")
         elif not is_harmless(tool_name):
             self.spoil_all()
 

@@ -1,6 +1,7 @@
 """Tell which recorded commands can be repeated, and how, on files that are known only in part."""
 
 import re
+import shlex
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
@@ -42,7 +43,7 @@ class Recorded:
     """How to repeat a command.
 
     `places` are the beginnings of absolute paths in it, `folders` were there, `names` are files it
-    needs whatever they hold. `is_cut` says that its last programs are not run.
+    needs whatever they hold. `rest` are its last programs, which are not run.
     """
 
     command: str
@@ -50,7 +51,7 @@ class Recorded:
     places: tuple[str, ...]
     folders: tuple[str, ...]
     names: tuple[str, ...]
-    is_cut: bool
+    rest: str
 
     def has_place(self, path: str) -> bool:
         """Tell whether a file can lie below the folder of a run."""
@@ -91,7 +92,14 @@ def recorded(command: str, cwd: str) -> Recorded | None:
         return None
     prefix = "".join(f"{stub}() {{ :; }}; " for stub in sorted(stubs))
     text = _BSD.sub(r"\1-i", command) if is_bsd else command
-    return Recorded(prefix + text, kind, places, folders, names, bool(stubs))
+    return Recorded(
+        prefix + text,
+        kind,
+        places,
+        folders,
+        names,
+        "; ".join(shlex.join([stage.program, *stage.arguments]) for stage in later),
+    )
 
 
 def _places(cwd: str) -> tuple[str, ...]:

@@ -22,8 +22,9 @@ from collections.abc import Callable
 from typing import Any
 
 from pimono_sdpo.replay.calls import are_in_turn, edits_of, path_in
-from pimono_sdpo.replay.files import Edit, File, Outcome, plain
+from pimono_sdpo.replay.files import Edit, File, Outcome
 from pimono_sdpo.replay.state import from_json
+from pimono_sdpo.replay.texts import plain
 from pimono_sdpo.replay.workspace import Workspace
 from pimono_sdpo.text import shorten
 from rewards.verifiers.call_formats import Call

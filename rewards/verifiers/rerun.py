@@ -19,6 +19,7 @@ from typing import Any
 from uuid import uuid4
 
 from pimono_sdpo.harness.event import Event
+from pimono_sdpo.replay.changes import changes_of
 from pimono_sdpo.replay.files import File
 from pimono_sdpo.replay.workspace import Workspace
 from rewards.sandbox import Limits, run
@@ -60,7 +61,7 @@ def rerun(workspace: Workspace, command: str, result: Event) -> bool:
     Raises SandboxError when no sandbox holds here.
     """
     what = recorded(command, workspace.cwd)
-    if what is None:
+    if what is None or _may_change(what.rest, result.text):
         return False
     mark = f"#{uuid4().hex}"
     known = {path: file for path, file in workspace.files.items() if _is_sent(file, what)}
@@ -77,8 +78,13 @@ def rerun(workspace: Workspace, command: str, result: Event) -> bool:
     return True
 
 
+def _may_change(rest: str, output: str) -> bool:
+    changes = changes_of(rest, output)
+    return changes.anything or changes.formats or bool(changes.names)
+
+
 def _is_sent(file: File, what: Recorded) -> bool:
-    if not file.is_known or file.doubtful:
+    if not file.is_known or file.doubtful or file.otherwise is not None:
         return False
     return file.whole is not None or what.kind != "whole"
 
@@ -123,9 +129,9 @@ def _answer(what: Recorded, cwd: str, sent: dict[str, str]) -> dict[str, Any] | 
 def _ended_alike(what: Recorded, answer: dict[str, Any], result: Event) -> bool:
     shown, printed = result.text.strip(), answer["output"].strip()
     shown = "" if shown == "(no output)" else shown
-    if answer["code"] != 0 or (result.is_error and not what.is_cut):
+    if answer["code"] != 0 or (result.is_error and not what.rest):
         return False
-    return shown.startswith(printed) if what.is_cut else shown == printed
+    return shown.startswith(printed) if what.rest else shown == printed
 
 
 def _take(

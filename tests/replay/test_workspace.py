@@ -102,7 +102,7 @@ def test_several_edits_of_one_call_stand_or_fall_together() -> None:
         ("git add -A && git status", False, set()),
         ("git stash", True, set()),
         ("cat > a.ts <<'EOF'\nx\nEOF", False, {"a.ts"}),
-        ("python3 - <<'EOF'\nopen('a','w')\nEOF", True, set()),
+        ("python3 - <<'EOF'\nopen('a','w')\nEOF", False, {"a"}),
         ("node gen.js", True, set()),
         ("node -e 'console.log(1)'", False, set()),
         ("git checkout -b fix/x", False, set()),
