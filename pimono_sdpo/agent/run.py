@@ -1,7 +1,7 @@
 """What a run of the agent is: its rules, its state as it goes, what asks and what judges."""
 
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -82,3 +82,10 @@ class Run:
     def fail(self, why: str) -> None:
         """End the run by a fault that is not the model's."""
         self.ended, self.error, self.tests_ok = "error", why, None
+
+
+def status_of(row: Mapping[str, Any]) -> str:
+    """PASS or FAIL as tests said, ERROR for a fault that is not the model's, else N/A."""
+    if row["error"] is not None:
+        return "ERROR"
+    return {True: "PASS", False: "FAIL", None: "N/A"}[row["tests_ok"]]

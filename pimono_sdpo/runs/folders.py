@@ -23,7 +23,9 @@ PART = "part.json"
 SUITE = "suite.json"
 # The file that tells a folder is ours, and all else that may be in such a folder.
 PUBLISHED = {
-    REPORT: frozenset({REPORT, "README.md", "data", "rejects", "report.md", "report.png"}),
+    REPORT: frozenset(
+        {REPORT, "README.md", "data", "rejects", "report.md", "report.png", "suite.json", "traces"}
+    ),
     PART: frozenset({PART, "rows", "prints", "rejects", "done"}),
     SUITE: frozenset({SUITE, "repos"}),
 }

@@ -1,0 +1,343 @@
+"""A suite through the command line: rows, traces, console, kills, faults and what is refused."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from datasets import load_dataset
+from typer.testing import CliRunner
+
+from pimono_sdpo.agent.events import read_trace
+from pimono_sdpo.cli import app
+from pimono_sdpo.errors import PimonoError
+from pimono_sdpo.rollout_schema import ROLLOUT
+from tests.agent.suite_of_three import (
+    BUGGY,
+    FIXED,
+    Json,
+    about,
+    call,
+    knows_some,
+    misbehaves,
+    write_suite,
+)
+from tests.chat_server import ChatServer, busy, garbage
+
+RULE = "=" * 60
+
+
+@pytest.fixture(autouse=True)
+def _nothing_of_ours(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No settings or keys of whoever runs the tests; waits of the client are short."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("LLM_API_KEY", "HF_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("WAIT_INITIAL", "WAIT_MAX"):
+        monkeypatch.setenv(f"CHAIN_ROLLOUT__{name}", "0.01")
+
+
+def arguments(suite: Path, out: Path, url: str, *more: str) -> list[str]:
+    return ["rollout", str(suite), "--out", str(out), "--provider", url, "--model", "m", *more]
+
+
+def roll(suite: Path, out: Path, url: str, *more: str) -> str:
+    result = CliRunner().invoke(app, arguments(suite, out, url, *more), catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def rows_of(out: Path) -> list[Json]:
+    rows = load_dataset(str(out), split="train", cache_dir=str(out.parent / "cache"))
+    return [dict(row) for row in rows]
+
+
+def files_of(out: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(out).as_posix(): path.read_bytes()
+        for path in sorted(out.rglob("*"))
+        if path.is_file()
+    }
+
+
+def test_rows_traces_and_console(tmp_path: Path, chat_server: ChatServer) -> None:
+    chat_server.policy = knows_some
+    suite, out = write_suite(tmp_path), tmp_path / "out"
+    said = roll(suite, out, chat_server.url, "--rollouts", "2").splitlines()
+    assert said[:5] == [
+        "[rollout] Loaded suite: three (3 tasks)",
+        "[rollout] Rollouts per task: 2",
+        "[rollout] Temperature: 0.7",
+        "[rollout] Base seed: 42",
+        "[rollout] Starting 6 rollouts (3 tasks × 2 rollouts) with 4 workers",  # noqa: RUF001
+    ]
+    assert [line.split("] ")[1] for line in said[5:11]] == [f"[{n}/6" for n in range(1, 7)]
+    assert sorted(line.split("] ", 2)[2] for line in said[5:11]) == [
+        "fix_flat seed=42: PASS (steps=3)",
+        "fix_flat seed=43: FAIL (steps=3)",
+        "fix_gcd seed=42: PASS (steps=3)",
+        "fix_gcd seed=43: PASS (steps=3)",
+        "fix_last seed=42: FAIL (steps=3)",
+        "fix_last seed=43: FAIL (steps=3)",
+    ]
+    assert said[11:19] == [
+        "",
+        RULE,
+        "[rollout] Summary:",
+        "[rollout] Total tasks: 3",
+        "[rollout] Rollouts: 6 (3 FAIL, 3 PASS)",
+        RULE,
+        f"[rollout] Wrote 6 rollouts to: {out}",
+        f"[rollout] Wrote traces to: {out / 'traces'}",
+    ]
+
+    rows = rows_of(out)
+    assert list(rows[0]) == list(ROLLOUT)
+    assert [(row["task_id"], row["seed"]) for row in rows] == [
+        (f"fix_{name}", seed) for name in BUGGY for seed in (42, 43)
+    ]
+    first = rows[0]
+    assert first["tests_ok"] is True
+    assert first["test_output"] == "1 of 1 tests pass."
+    assert first["files_touched"] == ["programs/gcd.py"]
+    assert [step["kind"] for step in first["steps"]] == ["tool_call", "tool_call", "final"]
+    assert first["steps"][0]["args"] == {"rel_path": "programs/gcd.py"}
+    assert len(chat_server.hits[0].body["messages"]) == 2
+    repo = tmp_path / "applied"
+    shutil.copytree(tmp_path / "repo", repo)
+    subprocess.run(["git", "apply", "-"], input=first["patch"].encode(), cwd=repo, check=True)
+    assert (repo / "programs/gcd.py").read_text() == FIXED["gcd"]
+
+    trace = read_trace(out / "traces" / f"{first['run_id']}.jsonl")
+    assert [event["kind"] for event in trace][-2:] == ["final", "run_end"]
+    text = (out / "traces" / f"{first['run_id']}.jsonl").read_text()
+    assert text.count('"kind": "final"') == 1
+    assert len(list((out / "traces").iterdir())) == 6
+    # The copy of the suite finds the repo from where it lies now.
+    again = roll(out / "suite.json", tmp_path / "again", chat_server.url, "--rollouts", "1")
+    assert "Loaded suite: three (3 tasks)" in again
+    report = json.loads((out / "report.json").read_text())
+    assert report["verdicts"] == {"FAIL": 3, "PASS": 3}
+    assert report["pass_rate"] == 0.5
+    hidden = json.dumps([hit.body for hit in chat_server.hits])
+    assert "answers" not in hidden
+
+
+def test_the_same_bytes_by_any_number_of_workers_and_from_the_journal_alone(
+    tmp_path: Path, chat_server: ChatServer
+) -> None:
+    chat_server.policy = knows_some
+    suite = write_suite(tmp_path)
+    one, four = tmp_path / "one", tmp_path / "four"
+    roll(suite, one, chat_server.url, "--max-workers", "1", "--rollouts", "3")
+    roll(suite, four, chat_server.url, "--max-workers", "4", "--rollouts", "3")
+    assert files_of(one) == files_of(four)
+    asked = len(chat_server.hits)
+    replayed = tmp_path / "replayed"
+    kept = ["--replay", "--journal", str(tmp_path / "one.calls.sqlite"), "--rollouts", "3"]
+    roll(suite, replayed, "hf", *kept)
+    assert files_of(replayed) == files_of(one)
+    assert len(chat_server.hits) == asked
+    more = ["--replay", "--journal", str(tmp_path / "one.calls.sqlite"), "--rollouts", "4"]
+    with pytest.raises(PimonoError, match=r"no answer .* 9 of 12 rollouts are finished"):
+        roll(suite, tmp_path / "more", "hf", *more)
+    assert not (tmp_path / "more").exists()
+
+
+@pytest.mark.parametrize("protocol", ["json", "native"])
+def test_a_model_that_does_everything_wrong_breaks_nothing(
+    tmp_path: Path, chat_server: ChatServer, protocol: str
+) -> None:
+    chat_server.policy = misbehaves
+    suite, out = write_suite(tmp_path), tmp_path / "out"
+    options = ["--tool-protocol", protocol, "--rollouts", "1", "--limit", "1"]
+    said = roll(suite, out, chat_server.url, *options)
+    assert "fix_gcd seed=42: FAIL" in said
+    (row,) = rows_of(out)
+    assert row["error"] is None
+    # In the native protocol, prose is a final report.
+    assert row["ended"] == ("loop" if protocol == "json" else "final")
+    assert row["patch"] == ""
+    told = json.dumps([message["content"] for message in row["messages"]])
+    assert "root:" not in told
+    if protocol == "json":
+        assert (row["parse_errors"], row["loop_detections"]) == (3, 3)
+        assert all(
+            part in told
+            for part in ("absolute path", "leaves the repository", "no tool `run_tests`", "Write less",
+                         "it is empty", "(no hits)", "no integer", "def gcd", "Loop detected")
+        )  # fmt: skip
+        roles = [message["role"] for message in row["messages"][1:]]
+        assert all(first != second for first, second in pairwise(roles))
+
+
+def test_busy_servers_and_garbage_are_tried_again(tmp_path: Path, chat_server: ChatServer) -> None:
+    chat_server.policy = knows_some
+    suite, quiet, busied = write_suite(tmp_path), tmp_path / "quiet", tmp_path / "busied"
+    roll(suite, quiet, chat_server.url, "--rollouts", "1")
+    chat_server.trouble = lambda body, before: (
+        [busy(429, retry_after=0), busy(503)][before] if before < 2 else None
+    )
+    chat_server.seen.clear()
+    roll(suite, busied, chat_server.url, "--rollouts", "1")
+    assert files_of(quiet) == files_of(busied)
+
+
+def test_what_fails_is_an_error_and_is_repeated_by_the_next_run(
+    tmp_path: Path, chat_server: ChatServer
+) -> None:
+    chat_server.policy = knows_some
+    suite, out = write_suite(tmp_path), tmp_path / "out"
+    chat_server.trouble = lambda body, before: (
+        garbage() if about(body)[0] == "flat" and about(body)[2] == 1 else None
+    )
+    said = roll(suite, out, chat_server.url, "--rollouts", "1")
+    assert "fix_flat seed=42: ERROR (steps=1)" in said
+    assert "[rollout] Rollouts: 3 (1 ERROR, 1 FAIL, 1 PASS)" in said
+    assert "[rollout] 1 failed: `127.0.0.1`" in said
+    assert rows_of(out)[1]["tests_ok"] is None
+    asked = len(chat_server.hits)
+    chat_server.trouble = lambda body, before: None
+    assert "Rollouts: 3 (1 FAIL, 2 PASS)" in roll(suite, out, chat_server.url, "--rollouts", "1")
+    assert len(chat_server.hits) == asked + 2
+
+
+def test_a_refused_key_is_one_sentence_and_loses_nothing(
+    tmp_path: Path, chat_server: ChatServer
+) -> None:
+    chat_server.policy = knows_some
+    suite, out = write_suite(tmp_path), tmp_path / "out"
+    chat_server.trouble = lambda body, before: busy(401) if about(body)[0] == "last" else None
+    options = ["--rollouts", "1", "--max-workers", "1"]
+    with pytest.raises(PimonoError, match=r"answered 401.*; 2 of 3 rollouts are finished"):
+        roll(suite, out, chat_server.url, *options)
+    assert not out.exists()
+    asked = len(chat_server.hits)
+    chat_server.trouble = lambda body, before: None
+    roll(suite, out, chat_server.url, *options)
+    assert len(chat_server.hits) == asked + 3
+
+
+def test_killed_anywhere_a_run_goes_on_without_a_repeated_call(
+    tmp_path: Path, chat_server: ChatServer
+) -> None:
+    def slow(body: Json) -> str | Json:
+        time.sleep(0.05)
+        return knows_some(body)
+
+    chat_server.policy = slow
+    suite, whole, killed = write_suite(tmp_path), tmp_path / "whole", tmp_path / "killed"
+    roll(suite, whole, chat_server.url, "--max-workers", "2")
+    chat_server.hits.clear()
+    command = [sys.executable, "-m", "pimono_sdpo"]
+    command += arguments(suite, killed, chat_server.url, "--max-workers", "2")
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    running = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment)
+    while len(chat_server.hits) < 14 and running.poll() is None:
+        time.sleep(0.005)
+    running.send_signal(signal.SIGKILL)
+    running.wait()
+    assert not killed.exists()
+    subprocess.run(command, stdout=subprocess.DEVNULL, check=True, env=environment)
+    assert files_of(killed) == files_of(whole)
+    # A call that was under way when the run was killed was never finished for us.
+    assert len(chat_server.hits) <= 36 + 2
+    answered = chat_server.answered()
+    assert len(answered) == 36
+
+
+def test_policies_reach_the_model(tmp_path: Path, chat_server: ChatServer) -> None:
+    chat_server.policy = knows_some
+    suite = write_suite(tmp_path)
+    told = {}
+    for policy in ("on_write", "on_final", "never"):
+        out = tmp_path / policy
+        options = ["--test-policy", policy, "--limit", "1", "--rollouts", "1"]
+        said = roll(suite, out, chat_server.url, *options)
+        (row,) = rows_of(out)
+        results = [message["content"] for message in row["messages"][2:]]
+        told[policy] = (any("[TESTS PASS]" in text for text in results), row["tests_ok"])
+        assert f"seed=42: {'N/A' if policy == 'never' else 'PASS'}" in said
+    assert told == {"on_write": (True, True), "on_final": (False, True), "never": (False, None)}
+
+
+def test_a_suite_with_a_test_command(tmp_path: Path, chat_server: ChatServer) -> None:
+    suite = write_suite(tmp_path)
+    given = json.loads(suite.read_text())
+    (tmp_path / "repo" / "test_last.py").write_text(
+        "from programs.last import last\n\n\ndef test_last():\n    assert last([1, 2]) == 2\n"
+    )
+    task = {"task_id": "last", "goal": "Mend programs/last.py.", "test_cmd": "python -m pytest -q"}
+    suite.write_text(json.dumps({**given, "tasks": [task]}))
+
+    def policy(body: Json) -> str | Json:
+        _, seed, turns = about(body)
+        fixed = FIXED["last"] if seed == 42 else "def last(xs):\n    return 0\n"
+        if turns == 0:
+            return call(body, "write_file", rel_path="programs/last.py", content=fixed)
+        return "{}" if turns < 4 else json.dumps({"type": "final", "summary": "s"})
+
+    chat_server.policy = policy
+    roll(suite, tmp_path / "out", chat_server.url, "--rollouts", "2")
+    good, bad = rows_of(tmp_path / "out")
+    assert (good["tests_ok"], bad["tests_ok"]) == (True, False)
+    assert "1 passed in 0.00s" in good["test_output"]
+    assert "assert 0 == 2" in bad["test_output"]
+    assert good["parse_errors"] == 3
+
+
+def test_an_estimate_spends_little_and_is_not_lost(tmp_path: Path, chat_server: ChatServer) -> None:
+    chat_server.policy = knows_some
+    suite, out = write_suite(tmp_path), tmp_path / "out"
+    (tmp_path / "chain.toml").write_text('[prices."m"]\ninput = 1.0\noutput = 2.0\n')
+    said = roll(suite, out, chat_server.url, "--estimate")
+    assert "estimate for 12 rows, from 3 that were run:" in said
+    assert "m: 36 calls" in said
+    assert "up to 6 pairs are a pilot" in said
+    assert not out.exists()
+    assert len(chat_server.hits) == 9
+    roll(suite, out, chat_server.url)
+    assert len(chat_server.hits) == 36
+    assert rows_of(out)[0]["cost"] > 0
+
+
+def test_a_limit_of_costs_stops_a_run_that_goes_on_later(
+    tmp_path: Path, chat_server: ChatServer
+) -> None:
+    chat_server.policy = knows_some
+    suite, out = write_suite(tmp_path), tmp_path / "out"
+    (tmp_path / "chain.toml").write_text('[prices."m"]\ninput = 100.0\noutput = 100.0\n')
+    with pytest.raises(PimonoError, match=r"limit of \$0.50 is reached .* of 12 rollouts are fin"):
+        roll(suite, out, chat_server.url, "--max-cost", "0.5")
+    asked = len(chat_server.hits)
+    assert 0 < asked < 36
+    roll(suite, out, chat_server.url, "--max-cost", "50")
+    assert len(chat_server.hits) == 36
+
+
+def test_bad_input_is_one_sentence(tmp_path: Path, chat_server: ChatServer) -> None:
+    suite, out, url = write_suite(tmp_path), tmp_path / "out", chat_server.url
+
+    def refuse(told: str, *given: str) -> None:
+        with pytest.raises(PimonoError, match=told):
+            CliRunner().invoke(app, given, catch_exceptions=False)
+
+    refuse("does not exist", *arguments(tmp_path / "no.json", out, url))
+    refuse("needs a key", *arguments(suite, out, "hf"))
+    refuse("No model is named", "rollout", str(suite), "--out", str(out), "--provider", url)
+    refuse("inside each other", *arguments(suite, tmp_path / "repo" / "out", url))
+    refuse("no journal", *arguments(suite, out, url, "--replay"))
+    refuse("needs the price", *arguments(suite, out, url, "--max-cost", "1"))
+    wrong = CliRunner().invoke(app, arguments(suite, out, url, "--test-policy", "always"))
+    assert wrong.exit_code == 2
+    assert "neither on_write nor on_final nor never" in wrong.output
+    out.mkdir()
+    (out / "report.json").write_text('{"pimono_sdpo": "1"}')
+    refuse("another command", *arguments(suite, out, url))
+    assert chat_server.hits == []
