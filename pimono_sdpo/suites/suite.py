@@ -136,7 +136,9 @@ def write(
         Path(file.name).chmod(0o644)
         Path(file.name).replace(path)
     except OSError as error:
-        raise OutputError(f"`{path}` cannot be written ({error.strerror}).") from error
+        raise OutputError(
+            f"`{path}` cannot be written ({error.strerror}); give another folder."
+        ) from error
     return path
 
 
