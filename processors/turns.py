@@ -56,10 +56,11 @@ def excluded_ids(path: Path) -> frozenset[str]:
     return frozenset(filter(None, (line.partition("#")[0].strip() for line in lines)))
 
 
-def draw(source: str, records: str | None, options: Options, out: Path) -> Json:
+def draw(source: str, records: str | None, options: Options, out: Path, request: str = "") -> Json:
     """Write the turns and what is hidden from them under `out`; return the report.
 
-    Raises SourceError, and EmptySelection when no turn is left.
+    `request` is noted in it, to tell what was asked for. Raises SourceError, and EmptySelection
+    when no turn is left.
     """
     drops: Counter[str] = Counter()
     if is_trajectories(source):
@@ -83,6 +84,7 @@ def draw(source: str, records: str | None, options: Options, out: Path) -> Json:
     report: Json = {
         "source": name,
         "revision": revision,
+        "request": request,
         "options": {**asdict(options), "exclude": sorted(options.exclude)},
         "turns": len(turns),
         "instances": len({turn["instance_id"] for turn in turns}),
@@ -112,15 +114,15 @@ def _of_trajectories(
     for drawn in draw_turns(files, options.seed, options.window):
         reason = drawn.drop_reason
         if drawn.turn is not None:
-            story = json.dumps([drawn.turn["messages"], drawn.turn["assistant"]]).encode()
-            story_hash = hashlib.sha256(story).digest()
+            # Many runs of one task begin alike: the same question is asked once.
+            asked = hashlib.sha256(json.dumps(drawn.turn["messages"]).encode()).digest()
             if drawn.turn["instance_id"] in options.exclude:
                 reason = "excluded"
             elif drawn.turn["instance_id"] not in known:
                 reason = "no_pull_request"
-            elif story_hash in seen:
+            elif asked in seen:
                 reason = "duplicate"
-            seen.add(story_hash)
+            seen.add(asked)
         if reason is not None or drawn.turn is None:
             drops[reason or ""] += 1
             continue

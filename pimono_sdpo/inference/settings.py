@@ -81,6 +81,8 @@ class Duel(Asking):
 
     provider: str = "chutes"
     model: str = "moonshotai/Kimi-K2.6-TEE"
+    # Another model than the king's, if any.
+    challenger: str | None = None
     temperature: Usd = 0.7
     max_tokens: Count = 4096
     turns: Count = 2000

@@ -103,9 +103,9 @@ def test_each_row_can_be_drawn_and_none_is_favoured(tmp_path: Path) -> None:
 def test_shards_hold_at_most_200_turns(tmp_path: Path) -> None:
     source = write_trajectories(tmp_path / "data", files=2, groups=2, rows=110)
     records = write_pull_requests(tmp_path / "prs.parquet")
-    draw(str(source), str(records), Options(turns=401), tmp_path / "out")
+    draw(str(source), str(records), Options(turns=301), tmp_path / "out")
     counts = [len(read(path)) for path in sorted((tmp_path / "out" / "turns").glob("*"))]
-    assert counts == [200, 200, 1]
+    assert counts == [200, 101]
 
 
 def test_what_is_left_out_is_counted(tmp_path: Path) -> None:

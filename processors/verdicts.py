@@ -1,0 +1,79 @@
+"""Read what a judge replied: scores of both responses, a verdict, a reason; or why it cannot be.
+
+Time is linear in the reply, whatever it holds.
+"""
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pimono_sdpo.duel import METRICS
+from pimono_sdpo.text import well_formed
+
+Side = Literal["A", "B", "tie"]
+# Of an object with two objects inside, the last braces are enough; more would cost a hostile reply
+# the square of its length.
+BRACES = 24
+HIGHEST = 10
+REASON_CHARS = 2_000
+_DECODER = json.JSONDecoder()
+_OPENS = re.compile(r"\{")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Scores by metric of the response shown first and of the one shown second."""
+
+    first: dict[str, float]
+    second: dict[str, float]
+    verdict: Side
+    reason: str
+
+
+def read_verdict(text: str) -> Verdict | str:
+    """The last object in a reply that has `A` and `B`, or what is wrong with it in a few words.
+
+    >>> read_verdict("I prefer A.")
+    'no JSON object with "A" and "B"'
+    """
+    starts = [match.start() for match in _OPENS.finditer(text)]
+    for start in reversed(starts[-BRACES:]):
+        try:
+            found, _ = _DECODER.raw_decode(text, start)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(found, dict) and "A" in found and "B" in found:
+            return _checked(found)
+    return 'no JSON object with "A" and "B"'
+
+
+def _checked(found: dict[str, Any]) -> Verdict | str:
+    sides = []
+    for name in ("A", "B"):
+        scores = _scores(found[name])
+        if isinstance(scores, str):
+            return f'"{name}" {scores}'
+        sides.append(scores)
+    said = str(found.get("verdict", "")).strip().lower()
+    verdicts: dict[str, Side] = {"a": "A", "b": "B", "tie": "tie"}
+    if said not in verdicts:
+        return 'no "verdict" of "A", "B" or "tie"'
+    reason = found.get("reason")
+    if not isinstance(reason, str) or not reason.strip():
+        return 'no "reason"'
+    told = well_formed(reason).strip()[:REASON_CHARS]
+    return Verdict(sides[0], sides[1], verdicts[said], told)
+
+
+def _scores(given: object) -> dict[str, float] | str:
+    if not isinstance(given, dict):
+        return "is no object of metrics"
+    scores = {}
+    for name in METRICS:
+        value = given.get(name)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if value is None or not is_number or not 0 <= value <= HIGHEST or value % 1:
+            return f'has no whole number from 0 to {HIGHEST} for "{name}"'
+        scores[name] = float(value)
+    return scores

@@ -1,0 +1,135 @@
+"""Answers of king and challenger: what each may see, form, leaks, and what trouble leaves behind."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from pimono_sdpo.duel_schema import ANSWER
+from pimono_sdpo.inference.chat import Chat, Limits
+from pimono_sdpo.inference.providers import Endpoint
+from processors.answers import Answering, Players, privileged_context
+from processors.leaks import leaked_terms
+from processors.pull_requests import _record
+from tests.chat_server import ChatServer, busy
+from tests.duel.players import is_informed, play
+from tests.duel.trajectories import pull_request, step, trajectory
+
+Json = dict[str, Any]
+PLAYERS = Players(king="k", challenger="c", seed=42)
+
+
+def turn() -> Json:
+    messages = trajectory("proj1-1")["messages"]
+    return {
+        "turn_id": "turns-00000_1",
+        "instance_id": "proj1-1",
+        "repo": "acme/proj1",
+        "messages": messages[:4],
+        "assistant": messages[4]["content"],
+        "turn": 2,
+        "action_style": "search",
+    }
+
+
+def answer(server: ChatServer, row: Json | None = None, **options: Any) -> Json:
+    limits = Limits(attempts=2, wait_initial=0.01)
+    chat = Chat(Endpoint("test", server.url, "key"), limits=limits)
+    record = {"instance_id": "proj1-1", **_record(pull_request("proj1-1"))}
+    answering = Answering(chat, PLAYERS, {"proj1-1": record}, **options)
+    (found,) = asyncio.run(answering.one(row or turn()))
+    assert set(found) == set(ANSWER)
+    return found
+
+
+def test_the_king_is_blind_and_the_challenger_is_not(chat_server: ChatServer) -> None:
+    chat_server.policy = play
+    found = answer(chat_server)
+    assert (found["drop_reason"], found["error"], found["leaked_terms"]) == (None, None, [])
+    assert ("quickly" in found["king"], "carefully" in found["challenger"]) == (True, True)
+    asked = {hit.body["model"]: hit.body for hit in chat_server.hits}
+    assert "flush_guard" not in str(asked["k"])
+    assert "flush_guard" in asked["c"]["messages"][-1]["content"]
+    # All but the end is the same, so that a provider's cache knows it.
+    assert asked["k"]["messages"][:-1] == asked["c"]["messages"][:-1]
+    assert asked["c"]["messages"][-1]["content"].startswith(asked["k"]["messages"][-1]["content"])
+    assert "blind" in asked["c"]["messages"][-1]["content"]
+    assert asked["k"]["messages"][0]["content"].startswith("You are an agent that works in a shell")
+    assert found["privileged_context"].startswith("Problem:\nThe parser drops the last row.")
+    assert found["usage"]["prompt_tokens"] > 0
+    assert found["usage"]["cost"] is None
+
+
+def test_terms_of_the_pull_request_alone_are_leaks(chat_server: ChatServer) -> None:
+    chat_server.policy = lambda body: (
+        step("It is flush_pending_rows, in src/parser.py", "cat src/flush_guard.py")
+        if is_informed(body)
+        else step("look", "ls src")
+    )
+    found = answer(chat_server)
+    assert found["leaked_terms"] == ["flush_pending_rows", "src/flush_guard.py"]
+    assert found["drop_reason"] is None
+
+
+@pytest.mark.parametrize(
+    ("said", "reason", "calls"),
+    [
+        ("I am done.", "king_no_action", 4),
+        ("", "king_empty", 4),
+        (step("x", "ls") + "<|tool_calls_section_begin|>", "king_special_tokens", 4),
+        ({"tool_calls": [{"function": {"name": "x", "arguments": "{}"}}]}, "king_tool_call", 4),
+        ("<think>\n```bash\nrm -rf /\n```\n</think>\n" + step("x", "ls"), None, 2),
+    ],
+)
+def test_an_answer_of_bad_form_is_drawn_again_and_then_given_up(
+    chat_server: ChatServer, said: Any, reason: str | None, calls: int
+) -> None:
+    chat_server.policy = lambda body: said
+    found = answer(chat_server)
+    assert found["drop_reason"] == reason
+    assert found["king_ok"] is (reason is None)
+    assert len(chat_server.hits) == calls
+    assert "rm -rf" not in found["king"]
+
+
+def test_one_draw_of_good_form_is_enough(chat_server: ChatServer) -> None:
+    chat_server.policy = lambda body: "prose" if body["seed"] == 42 else step("x", "ls")
+    found = answer(chat_server)
+    assert (found["drop_reason"], found["challenger"]) == (None, step("x", "ls"))
+
+
+def test_trouble_is_an_error_and_a_missing_record_a_reason(chat_server: ChatServer) -> None:
+    chat_server.policy = play
+    chat_server.trouble = lambda body, before: busy(400) if body["model"] == "c" else None
+    found = answer(chat_server)
+    assert (found["drop_reason"], found["king_ok"], found["challenger_ok"]) == (
+        "error",
+        True,
+        False,
+    )
+    assert "answered 400" in found["error"]
+    other = answer(chat_server, {**turn(), "instance_id": "other-1"})
+    assert (other["drop_reason"], other["error"]) == ("no_pull_request", None)
+
+
+def test_equals_are_the_king_twice_and_not_the_same_draw(chat_server: ChatServer) -> None:
+    chat_server.policy = play
+    found = answer(chat_server, equals=True)
+    assert found["king"] != found["challenger"]
+    assert (found["king_model"], found["challenger_model"]) == ("k", "k")
+    assert not any(is_informed(hit.body) for hit in chat_server.hits)
+    assert found["privileged_context"] == ""
+
+
+def test_the_hidden_part_has_a_bound() -> None:
+    record = {**_record(pull_request("a-1")), "patch": "+x = 1\n" * 50_000}
+    record["problem_statement"] = record["description"] = "words " * 50_000
+    record["files"] = [f"src/file_{number}.py" for number in range(3_000)]
+    assert len(privileged_context(record)) < 6_500
+
+
+def test_the_search_for_leaks_takes_linear_time() -> None:
+    hidden = "def flush_rows(a): pass\n" * 20_000
+    answer_ = "flush_rows or_flush flushRows src/a/b.py:12 E123 " * 2_000
+    assert "flush_rows" in leaked_terms(answer_, hidden, ["nothing " * 100_000])
+    assert leaked_terms("a" * 100_000 + "_b" * 50_000 + "/" * 50_000, hidden, [""]) == []
