@@ -8,6 +8,7 @@ without it what looks like tests or their settings (LOCKED), what lies beside a 
 command names, and what is hidden and has "test" in its path. No other hidden file is there.
 """
 
+import importlib.util
 import json
 import re
 from collections.abc import Mapping
@@ -15,20 +16,28 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from pimono_sdpo.errors import SourceError
+from pimono_sdpo.shell import parse
 from pimono_sdpo.suites.workspace import files_of, matches, visible
 from pimono_sdpo.text import shorten, well_formed
 from rewards import sandbox
 from rewards.sandbox import Limits, SandboxError
 from rewards.sandbox.limits import MEBI
-from rewards.verifiers import tests
-from rewards.verifiers.candidate import LOCKED, Candidate, refused_path
+from rewards.verifiers import candidate, judged, tests
 from rewards.verifiers.judged import Overloaded, Python, Unjudged, cold, died
 from rewards.verifiers.result import BadSpec
+from rewards.verifiers.spec import check_tests
 
 SECONDS = 60.0
 MAX_OUTPUT = 4000
 NOT_FOUND = (126, 127)
-ENVIRONMENT = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "0", "NO_COLOR": "1"}
+# Without its plugins pytest starts in a sixth of the time; `-p NAME` in the command loads one.
+ENVIRONMENT = {
+    **judged.ENVIRONMENT,
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "PYTHONHASHSEED": "0",
+    "NO_COLOR": "1",
+}
 # What differs from run to run, and what stands for it: replays need the same text.
 _UNSTEADY = (
     (re.compile(r"(?:/[\w.-]+)*/sandbox-\w+/(work|tmp)"), r"/\1"),
@@ -57,12 +66,24 @@ def run_tests(task: Mapping[str, Any], folder: Path, python: Python = cold) -> J
     """
     try:
         if task["verifier_spec"]:
-            return _by_spec(task, json.loads(task["verifier_spec"]), folder, python)
+            return _by_spec(task, folder, python)
         if task["test_cmd"]:
             return _by_command(task, folder)
-    except (SandboxError, Overloaded, Unjudged, BadSpec) as trouble:
+    except (SandboxError, SourceError, Overloaded, Unjudged, BadSpec) as trouble:
         return Judged(None, "", str(trouble))
     return Judged(None, "", "the task has no tests")
+
+
+def check_task(task: Mapping[str, Any]) -> None:
+    """Raise SourceError when a task's tests are none, before anything is spent on it."""
+    try:
+        _check_test_files(task)
+        if task["verifier_spec"]:
+            spec = _spec(task, {})
+            candidate.files_of(spec)
+            check_tests(spec)
+    except BadSpec as wrong:
+        raise SourceError(f"Task `{task['task_id']}` cannot be judged: {wrong}") from wrong
 
 
 def steady(text: str) -> str:
@@ -76,18 +97,27 @@ def steady(text: str) -> str:
     return text
 
 
-def _by_spec(task: Mapping[str, Any], spec: dict[str, Any], folder: Path, python: Python) -> Judged:
-    if "tests" not in spec:
-        return Judged(None, "", "the `verifier_spec` of the task has no `tests`")
+def _spec(task: Mapping[str, Any], shown: Mapping[str, str]) -> dict[str, Any]:
+    """Return the spec of a task, whose files are those of the repo unless it says otherwise."""
+    spec = json.loads(task["verifier_spec"])
+    if not isinstance(spec, dict) or "tests" not in spec:
+        raise BadSpec("The `verifier_spec` has no `tests`; write them, or leave it out.")
+    return {"files": dict(shown), **spec}
+
+
+def _by_spec(task: Mapping[str, Any], folder: Path, python: Python) -> Judged:
     shown = files_of(Path(task["repo"]), task["hide"])
-    spec = {"files": shown, **spec}
+    spec = _spec(task, shown)
+    candidate.files_of(spec)
     before, left = {**shown, **spec["files"]}, files_of(folder)
     may = {**spec, "allowed": spec.get("allowed") or ["*"]}
     # What the agent could not see is as it was, and what it may not change counts as it was.
     files = {path: text for path, text in before.items() if path not in shown or path in left}
-    files |= {path: text for path, text in left.items() if refused_path(path, may) is None}
+    files |= {
+        path: text for path, text in left.items() if candidate.refused_path(path, may) is None
+    }
     changed = (path for path in {*before, *files} if before.get(path) != files.get(path))
-    result = tests.judge(Candidate(files, tuple(sorted(changed)), before), spec, python)
+    result = tests.judge(candidate.Candidate(files, tuple(sorted(changed)), before), spec, python)
     if result.status in ("error", "skipped"):
         return Judged(None, "", result.feedback)
     if result.status == "passed":
@@ -99,9 +129,19 @@ def _by_spec(task: Mapping[str, Any], spec: dict[str, Any], folder: Path, python
 def _by_command(task: Mapping[str, Any], folder: Path) -> Judged:
     command, repo = task["test_cmd"], Path(task["repo"])
     _check_test_files(task)
-    left = {path: file for path, file in visible(folder, ()) if not _is_of_tests(path, task)}
-    left |= {path: file for path, file in visible(repo, ()) if _is_of_tests(path, task)}
-    files = {path: file.read_bytes() for path, file in left.items()}
+    if "pytest" in command and importlib.util.find_spec("pytest") is None:
+        raise SandboxError("pytest is not installed beside this package; install it")
+    pristine = {path: file for path, file in visible(repo, ()) if _is_of_tests(path, task)}
+    folders = {str(parent) for path in pristine for parent in PurePosixPath(path).parents}
+    left = {
+        path: file
+        for path, file in visible(folder, ())
+        if not _is_of_tests(path, task)
+        # Nothing takes the place of a folder of the tests, nor lies in one of their files.
+        and path not in folders
+        and not any(str(parent) in pristine for parent in PurePosixPath(path).parents)
+    }
+    files = {path: file.read_bytes() for path, file in (left | pristine).items()}
     size = sum(map(len, files.values()))
     limits = Limits(
         cpu_seconds=SECONDS,
@@ -116,11 +156,21 @@ def _by_command(task: Mapping[str, Any], folder: Path) -> Judged:
     output = shorten(steady(well_formed(said)), MAX_OUTPUT)
     if ran.exit_code == 0 and not ran.stopped:
         return Judged(True, output)
-    if ran.exit_code in NOT_FOUND or "No module named pytest" in said:
-        return Judged(None, output, f"`{command}` cannot be run in the sandbox: {output[-200:]}")
+    if ran.exit_code in NOT_FOUND and (missing := _missing(command)):
+        return Judged(None, output, f"`{command}` cannot be run: the sandbox has no {missing}")
     if ran.stopped:
         output = f"{died(ran, cold, f'`{command}`').told}\n{output}".strip()
     return Judged(False, output)
+
+
+def _missing(command: str) -> str:
+    """Name the first program of a command that is not there, "" when all are."""
+    for pipeline in parse(command):
+        for name in (stage.program for stage in pipeline.stages):
+            probe = ["sh", "-c", 'command -v "$1" >/dev/null', "sh", name]
+            if "/" not in name and sandbox.run(probe).exit_code != 0:
+                return name
+    return ""
 
 
 def _check_test_files(task: Mapping[str, Any]) -> None:
@@ -143,4 +193,4 @@ def _is_of_tests(path: str, task: Mapping[str, Any]) -> bool:
 
 
 def _looks_like_tests(path: str) -> bool:
-    return matches(path, [f"/{glob}" if "/" in glob else glob for glob in LOCKED])
+    return matches(path, [f"/{glob}" if "/" in glob else glob for glob in candidate.LOCKED])

@@ -14,7 +14,6 @@ it has one, else by `test_cmd`; one that has neither can only be trained on.
 import json
 import os
 import re
-import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -131,10 +130,9 @@ def write(
     ]
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=folder, delete=False, encoding="utf-8") as file:
-            file.write(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
-        Path(file.name).chmod(0o644)
-        Path(file.name).replace(path)
+        unfinished = path.with_name(f".{path.name}.partial")
+        unfinished.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", "utf-8")
+        unfinished.replace(path)
     except OSError as error:
         raise OutputError(
             f"`{path}` cannot be written ({error.strerror}); give another folder."

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from pimono_sdpo.errors import SourceError
 from pimono_sdpo.suites.workspace import visible_copy
-from rewards.task_tests import run_tests, steady
+from rewards.task_tests import check_task, run_tests, steady
 
 BUGGY, FIXED = "def double(n):\n    return n + n + 1\n", "def double(n):\n    return 2 * n\n"
 TEST = "from double import double\n\ndef test_double():\n    assert double(2) == 4\n"
@@ -114,7 +115,7 @@ def test_what_is_removed_is_missing(repo: Path, tmp_path: Path) -> None:
         ({}, "the task has no tests"),
         ({"verifier_spec": '{"files": {}}'}, "has no `tests`"),
         ({"verifier_spec": '{"tests": {"kind": "odd"}}'}, "write 'value', 'output' or 'pytest'"),
-        ({"test_cmd": "no-such-program --test"}, "cannot be run in the sandbox"),
+        ({"test_cmd": "no-such-program --test"}, "the sandbox has no no-such-program"),
         ({"test_cmd": "true", "metadata": {"test_files": "tests"}}, "write a list of globs"),
     ],
 )
@@ -126,6 +127,33 @@ def test_what_is_no_fault_of_the_agent_is_an_error(
     assert ran.ok is None
     assert ran.error is not None
     assert why in ran.error
+
+
+def test_an_answer_cannot_pass_for_a_missing_program(repo: Path, tmp_path: Path) -> None:
+    task = task_of(repo, test_cmd="python double.py")
+    for code in (126, 127):
+        ends = f"print('No module named pytest')\nraise SystemExit({code})\n"
+        assert run_tests(task, left(task, tmp_path / str(code), double_py=ends)).ok is False
+
+
+def test_an_answer_cannot_take_the_place_of_hidden_tests(repo: Path, tmp_path: Path) -> None:
+    task = task_of(repo, test_cmd=COMMAND, hide=["answers", "tests"])
+    folder = left(task, tmp_path / "work", double_py=FIXED)
+    (folder / "tests").write_text("a file")
+    assert run_tests(task, folder).ok is True
+
+
+def test_a_task_is_checked_before_anything_is_spent(repo: Path) -> None:
+    check_task(task_of(repo))
+    check_task(task_of(repo, verifier_spec=json.dumps(SPEC)))
+    bad = {"tests": {"kind": "value"}, "files": {}}
+    for more, why in (
+        ({"verifier_spec": json.dumps(bad)}, "Task `t` cannot be judged: `module` of the tests"),
+        ({"verifier_spec": '{"tests": 1, "files": []}'}, "has no `files`"),
+        ({"metadata": {"test_files": [1]}}, "write a list of globs"),
+    ):
+        with pytest.raises(SourceError, match=why):
+            check_task(task_of(repo, **more))
 
 
 def test_output_is_the_same_every_time() -> None:
