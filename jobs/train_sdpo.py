@@ -8,6 +8,7 @@
 # flavor = "a10g-large"
 # timeout = "3h"
 # secrets = ["HF_TOKEN"]
+# env = { TIME_LIMIT = "3h" }
 # ///
 """Train a LoRA adapter with SDPO on filtered traces, and write its card.
 
@@ -25,8 +26,9 @@ run-local.json beside them knows this machine's paths and is never published.
 
 A killed training goes on from its last checkpoint when started again with the same arguments, and
 refuses others. A finished one is left alone; --overwrite starts over, rows included, once all that
-was given has been checked. One run at a time works in OUTPUT. HF_TOKEN, HUB_MODEL_ID and
-TRACKIO_SPACE_ID are read from the environment. Exit code 2: something given cannot be used.
+was given has been checked. One run at a time works in OUTPUT. HF_TOKEN, HUB_MODEL_ID,
+TRACKIO_SPACE_ID and TIME_LIMIT are read from the environment. Exit code 2: something given cannot
+be used.
 """
 
 import sys
@@ -159,9 +161,11 @@ def train_and_save(
     """Train, then give OUTPUT its adapter, report and run log; with a repository, publish them."""
     from pimono_sdpo.training import ending, models, rows, run_log, sdpo, started, tracking
     from pimono_sdpo.training import output as folders
+    from pimono_sdpo.training.checkpoints_hub import checkpoints_of
     from pimono_sdpo.training.held_out import as_sentence, score_rows, summary
     from pimono_sdpo.training.processes import is_leader
     from pimono_sdpo.training.publish import check_destination
+    from pimono_sdpo.training.time_limit import time_limit_of
     from processors.secrets import kinds_in
     from rewards.verifiers.tool_definitions import definitions
 
@@ -173,6 +177,8 @@ def train_and_save(
         folders.settle(output)
         folders.check_output(output, job.overwrite)
         check_destination(args, smoke)
+    limit = time_limit_of(job.time_limit)
+    kept = checkpoints_of(job.checkpoint_bucket, args, job.mode, job.overwrite)
     ready = get_ready(job, args, model_args, output)
     if ready is None:
         folders.drop_next_data(output)
@@ -190,7 +196,11 @@ def train_and_save(
         # Only now: whatever was given has been checked, and nothing is lost before.
         if job.overwrite:
             folders.clear_output(output, keep_data=job.dataset is not None)
+            if kept is not None:
+                kept.remove()
         folders.begin(output, started.local_record(base, ready.start, before))
+    for callback in filter(None, (limit, kept)):
+        trainer.add_callback(callback)
     metrics = sdpo.train(ready.prepared)
     evaluation = None
     if fitted.held_out is not None:
@@ -229,6 +239,9 @@ def train_and_save(
     address = ending.publish_run(args, output, kinds_in)
     if address is not None:
         print(address)
+    note = ending.after_all(trainer, kept, published=address is not None)
+    if note is not None:
+        print(note)
 
 
 def look_first(

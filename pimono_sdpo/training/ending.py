@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from pimono_sdpo.training import output as folders
+from pimono_sdpo.training.checkpoints_hub import HubCheckpoints
 from pimono_sdpo.training.models import published_base
 from pimono_sdpo.training.publish import publish_adapter, save_adapter
 from pimono_sdpo.training.reload import write_probe
+from pimono_sdpo.training.time_limit import stopped_at
 
 Json = dict[str, Any]
 
@@ -56,3 +58,19 @@ def publish_run(args: Any, output: Path, secrets: Callable[[str], Sequence[str]]
         return None
     private = args.hub_private_repo is not False
     return publish_adapter(output / folders.ADAPTER, args.hub_model_id, private, secrets)
+
+
+def after_all(trainer: Any, kept: HubCheckpoints | None, published: bool) -> str | None:
+    """Say how to go on with a training that was cut short; forget the checkpoints of others.
+
+    They are forgotten only when the adapter is on the Hub: a job's own disk is lost.
+    """
+    step = stopped_at(trainer)
+    if step is not None:
+        return (
+            f"the time limit ended the training after step {step} of {trainer.state.max_steps}; "
+            "start it again with the same arguments to go on from there"
+        )
+    if kept is not None and published:
+        kept.remove()
+    return None

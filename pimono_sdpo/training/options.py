@@ -87,6 +87,20 @@ class JobArguments:
         default=None,
         metadata={"help": "Flavor of HF Jobs to judge memory and cost by; this machine else."},
     )
+    time_limit: str | None = field(
+        default=None,
+        metadata={
+            "help": "Stop and publish before this time is over, such as 3h; TIME_LIMIT when left "
+            "out, and what jobs get by default in a job."
+        },
+    )
+    checkpoint_bucket: str | None = field(
+        default=None,
+        metadata={
+            "help": "Private bucket (ns/name) that keeps checkpoints for a fresh machine; in a job "
+            "that of --hub_model_id, with -checkpoints; none for no bucket."
+        },
+    )
     force: bool = field(
         default=False, metadata={"help": "Train although the preflight advises against it."}
     )

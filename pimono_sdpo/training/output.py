@@ -26,6 +26,8 @@ LOCAL_FILE = "run-local.json"
 PROBE_FILE = "probe.safetensors"
 ADAPTER = "adapter"
 STAGING = ".adapter.partial"
+# What the run log says ended a training that may go on.
+CUT_SHORT = "time_limit"
 # The adapter of the checkpoint where the reward was best, see guards.py.
 BEST = "best"
 BEST_PARTIAL = ".best.partial"
@@ -67,11 +69,25 @@ def check_output(folder: Path, overwrite: bool = False) -> None:
             f"`{folder}` holds `{foreign[0]}`, which no run of this job has left there; move it, "
             "or give another --run-name or --output_dir."
         )
-    if (folder / RUN_FILE).exists() and not overwrite:
+    if (folder / RUN_FILE).exists() and not overwrite and not was_cut_short(folder):
         raise OutputError(
             f"`{folder}` holds a finished run; give another --run-name or --output_dir, or "
             "--overwrite to replace it."
         )
+
+
+def was_cut_short(folder: Path) -> bool:
+    """Tell whether the run in a folder ended for want of time, with steps left to make."""
+    guards = (read_object(folder / RUN_FILE) or {}).get("guards")
+    return isinstance(guards, dict) and guards.get("stopped_by") == CUT_SHORT
+
+
+def reopen(folder: Path) -> None:
+    """Go on with a run that was cut short: the adapter first, or `settle` would finish it again."""
+    if was_cut_short(folder):
+        if (folder / ADAPTER).is_dir():
+            _remove(folder / ADAPTER, RUN_FILE)
+        (folder / RUN_FILE).unlink()
 
 
 def _check_place(folder: Path) -> None:
@@ -230,6 +246,7 @@ def _write(text: str, path: Path) -> None:
 def begin(folder: Path, local: Json) -> None:
     """Write down what the training starts with; from here on OUTPUT is ours."""
     folder.mkdir(parents=True, exist_ok=True)
+    reopen(folder)
     write_json(local, folder / LOCAL_FILE)
 
 

@@ -12,7 +12,9 @@ from trl import ModelConfig
 from pimono_sdpo import __version__
 from pimono_sdpo.training.clock import now
 from pimono_sdpo.training.models import published_base
+from pimono_sdpo.training.output import CUT_SHORT
 from pimono_sdpo.training.sdpo import Prepared
+from pimono_sdpo.training.time_limit import stopped_at
 from pimono_sdpo.training.tracking import space_url
 
 TRAINING_ARGUMENTS = (
@@ -57,6 +59,9 @@ def build_run_log(
     trainer, args = prepared.trainer, prepared.trainer.args
     model = trainer.accelerator.unwrap_model(trainer.model)
     settings = args.to_dict()
+    guards = prepared.guards.record(args)
+    if stopped_at(trainer) is not None:
+        guards["stopped_by"] = CUT_SHORT
     run = {
         "pimono_sdpo": __version__,
         "run_name": args.run_name,
@@ -94,7 +99,7 @@ def build_run_log(
         "resumed_at": prepared.clock.resumed_at,
         "finished_at": now(),
         "metrics": metrics,
-        "guards": prepared.guards.record(args),
+        "guards": guards,
         # The summary of the whole run comes last in the history and is `metrics` already.
         "log_history": [
             entry for entry in trainer.state.log_history if "train_runtime" not in entry

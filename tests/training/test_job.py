@@ -305,7 +305,9 @@ def test_the_script_says_what_hf_jobs_needs() -> None:
     assert len(header["dependencies"]) == 1
     assert header["dependencies"][0].startswith("pimono-sdpo[train] @ git+https://")
     launch = header["tool"]["hf-jobs"]
-    assert launch == {"flavor": "a10g-large", "timeout": "3h", "secrets": ["HF_TOKEN"]}
+    assert launch["flavor"] == "a10g-large"
+    assert launch["secrets"] == ["HF_TOKEN"]
+    assert launch["timeout"] == launch["env"]["TIME_LIMIT"] == "3h"
 
 
 def test_verifiers_train_and_tell_the_teacher(
