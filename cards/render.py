@@ -57,7 +57,7 @@ def render_dataset_card(report: Json) -> str:
         metadata["license"] = report["licence"]
     if report["input"]["kind"] == "hub":
         metadata["source_datasets"] = [source]
-    columns = [(name, _type(feature), COLUMNS[name]) for name, feature in SDPO_ROW.items()]
+    columns = [(name, type_of(feature), COLUMNS[name]) for name, feature in SDPO_ROW.items()]
     return (
         environment()
         .get_template("dataset_card.md.j2")
@@ -254,5 +254,6 @@ def number(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _type(feature: Any) -> str:
+def type_of(feature: Any) -> str:
+    """Name the type of a column."""
     return cell(feature.dtype if type(feature).__name__ == "Value" else "list")

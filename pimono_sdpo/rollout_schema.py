@@ -94,6 +94,16 @@ STEP = Features(
     }
 )
 
+# A step that was not kept, or a whole run (then there is no step), and why. What the model had read
+# is in the run.
+DROPPED_STEP = Features(
+    {
+        **{name: STEP[name] for name in STEP if name not in {"prompt", "tools"}},
+        "drop_reason": Value("string"),
+        "detail": Value("string"),
+    }
+)
+
 PAIR = Features(
     {
         "prompt": List(TURN),

@@ -24,7 +24,10 @@ SUITE = "suite.json"
 # The file that tells a folder is ours, and all else that may be in such a folder.
 PUBLISHED = {
     REPORT: frozenset(
-        {REPORT, "README.md", "data", "rejects", "report.md", "report.png", "suite.json", "traces"}
+        {
+            *(REPORT, "README.md", "report.md", "report.png", "suite.json"),
+            *("data", "rejects", "traces", "together"),
+        }
     ),
     PART: frozenset({PART, "rows", "prints", "rejects", "done"}),
     SUITE: frozenset({SUITE, "repos"}),

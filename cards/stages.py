@@ -1,0 +1,66 @@
+"""Render the dataset card of steps or pairs from their report.
+
+The same report gives the same bytes.
+"""
+
+from typing import Any
+
+from datasets import Features
+
+from cards.render import SIZES, environment, front_matter, type_of
+
+Json = dict[str, Any]
+WHAT = {
+    "steps": "Next-action rows for supervised fine-tuning: what a coding agent had read, and its "
+    "next tool call.",
+    "pairs": "Preference pairs for DPO: of one beginning, the better continuation and the worse.",
+}
+COLUMNS = {
+    "prompt": "what the model had read, a conversation",
+    "completion": "the action to learn, an assistant's turn",
+    "chosen": "the better continuation",
+    "rejected": "the worse one",
+    "tools": "definitions of the tools (native protocol)",
+    "task_id": "the task of the suite, or the session",
+    "run_id": "the rollout, or the session",
+    "step": "number of the action in its run",
+    "n_tokens": "tokens of prompt and completion, when they were counted",
+    "split": "train or test, by task",
+    "target": "what is compared: step, patch, last_write, truncated, summary, full, edit, branch",
+    "score_chosen": "the score of the better run, compared place by place",
+    "score_rejected": "that of the worse run",
+    "run_chosen": "the better run",
+    "run_rejected": "the worse run",
+    "suite": "the suite of the task",
+    "model": "the model that made the runs",
+    "seed_chosen": "seed of the better run",
+    "seed_rejected": "seed of the worse run",
+}
+
+
+def render_stage_card(report: Json, features: Features) -> str:
+    """Return the card of a folder of steps or pairs."""
+    stage = report["stage"]
+    configs: list[Json] = []
+    if report["rows"]:
+        files = [{"split": split, "path": f"data/{split}-*.parquet"} for split in report["splits"]]
+        configs.append({"config_name": stage, "data_files": files, "default": True})
+    if report["rejected"]:
+        rejects = [{"split": "train", "path": "rejects/rejects-*.parquet"}]
+        configs.append({"config_name": f"{stage}_rejects", "data_files": rejects})
+    count = report["rows"]
+    metadata: Json = {
+        "configs": configs,
+        "pretty_name": f"Agent {stage} from {report['source']}",
+        "size_categories": [next((name for size, name in SIZES if count < size), "n>1M")],
+        "task_categories": ["text-generation"],
+        "tags": ["agent-traces", "pimono-sdpo", "dpo" if stage == "pairs" else "sft", "trl"],
+    }
+    if report["licence"]:
+        metadata["license"] = report["licence"]
+    columns = [(name, type_of(feature), COLUMNS[name]) for name, feature in features.items()]
+    return (
+        environment()
+        .get_template("stage_card.md.j2")
+        .render(metadata=front_matter(metadata), report=report, what=WHAT[stage], columns=columns)
+    )

@@ -1,0 +1,190 @@
+"""Runs to next-action rows."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pimono_sdpo.commands.made import Asked, check_length, make, nothing_kept
+from pimono_sdpo.errors import EmptySelection, OutputError
+
+if TYPE_CHECKING:
+    from pimono_sdpo.runs.tables import Part
+    from pimono_sdpo.stage import Stage
+
+GRANULARITIES = ("step", "trajectory")
+Json = dict[str, Any]
+
+
+def run_steps(
+    source: str,
+    out: Path,
+    *,
+    require_success: bool = True,
+    require_valid_tool_ok: bool = True,
+    good_recovery: bool = False,
+    with_final: bool = False,
+    context_turns: int | None = None,
+    tool_chars: int | None = None,
+    granularity: str = "step",
+    protocol: str = "as_recorded",
+    tokenizer: str | None = None,
+    max_length: int | None = None,
+    test_fraction: float = 0.0,
+    format: str = "trl",
+    licence: str | None = None,
+) -> Json:
+    """Cut rollouts, or recorded sessions, into rows under `out` and return the report.
+
+    Raises SourceError, OutputError, TrainingInputError or EmptySelection.
+    """
+    from pimono_sdpo.commands.made import tokenizer_mark, tokenizer_name
+    from pimono_sdpo.rollout_schema import DROPPED_STEP, STEP
+    from pimono_sdpo.runs.tables import Table
+    from processors import fit, steps
+
+    check_length(tokenizer, max_length)
+    if not 0.0 <= test_fraction < 1.0:
+        raise OutputError(
+            f"A test fraction of {test_fraction} is not in [0, 1); give such a number."
+        )
+    options: Json = {
+        "require_success": require_success,
+        "require_valid_tool_ok": require_valid_tool_ok,
+        "good_recovery": good_recovery,
+        "with_final": with_final,
+        "context_turns": context_turns,
+        "tool_chars": tool_chars,
+        "granularity": granularity,
+        "protocol": protocol,
+    }
+    stages: list[Stage] = [*steps.stages(**options)]
+    if tokenizer and max_length:
+        stages += fit.stages(tokenizer, max_length)
+    options |= {"tokenizer": tokenizer_name(tokenizer), "max_length": max_length}
+    made_by = {"options": options, "tokenizer": tokenizer_mark(tokenizer)}
+    kind, name, parts = _parts(source, out, stages, made_by, test_fraction)
+    if kind != "rollouts":
+        options["test_fraction"] = test_fraction
+    asked = Asked("steps", name, kind, options, format, licence, _warnings(granularity))
+    report = make(asked, parts, Table(STEP, DROPPED_STEP), out)
+    if not report["rows"]:
+        raise EmptySelection(nothing_kept(report, _ADVICE) + f" The rejects are in {out}.")
+    return report
+
+
+def extract_lines(
+    source: str, output: Path, require_success: bool, require_valid_tool_ok: bool
+) -> Json:
+    """Write the rows of `source` as Together's JSON lines to a file; return the counts.
+
+    Raises like `run_steps`, and OutputError for a file that cannot be written.
+    """
+    from collections import Counter
+    from tempfile import TemporaryDirectory
+
+    from pimono_sdpo.rollouts import rows_of
+    from processors.together import sft_line, write_lines
+
+    if output.is_dir() or output.suffix != ".jsonl":
+        raise OutputError(f"`{output}` is no name of a file of JSON lines; give NAME.jsonl.")
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        folder = TemporaryDirectory(prefix=".sft-extract-", dir=output.parent)
+    except OSError as error:
+        raise OutputError(
+            f"`{output}` cannot be written ({error.strerror}); give another place."
+        ) from error
+    with folder:
+        made = Path(folder.name) / "steps"
+        report = run_steps(
+            source,
+            made,
+            require_success=require_success,
+            require_valid_tool_ok=require_valid_tool_ok,
+            protocol="json",
+        )
+        rows = (row for file in sorted((made / "data").glob("*.parquet")) for row in rows_of(file))
+        # Rows of tasks that are held out are no training rows.
+        counts = write_lines((r for r in rows if r["split"] == "train"), sft_line, output)
+    return dict(Counter(report["drop_reasons"]) + counts)
+
+
+_ADVICE = "make more rollouts, or loosen it with --no-require-success or --no-require-valid-tool-ok"
+
+
+def _warnings(granularity: str) -> list[str]:
+    if granularity == "step":
+        return []
+    return [
+        "a trajectory has results of tools between its actions: train on it with "
+        "assistant_only_loss=True, which leaves them out of the loss"
+    ]
+
+
+def _parts(
+    source: str, out: Path, stages: "list[Stage]", made_by: Json, test_fraction: float
+) -> "tuple[str, str, list[Part]]":
+    """Tell rollouts from sessions; return the kind, the name and a part per shard."""
+    from pimono_sdpo.export import open_source
+    from pimono_sdpo.rollouts import is_same, open_rollouts
+    from pimono_sdpo.runs.folders import apart
+    from pimono_sdpo.runs.manifests import made_from
+    from pimono_sdpo.runs.tables import Part, code_of
+    from processors.runs import conversations
+
+    if source and Path(source).exists():
+        apart(Path(source).resolve(), out.resolve())
+    rollouts = open_rollouts(source)
+    if rollouts is not None:
+        made_by = {**made_by, "suite": rollouts.suite, "stages": code_of(stages)}
+        return (
+            "rollouts",
+            rollouts.name,
+            [
+                Part({"file": is_same(file), **made_by}, 1, _of_rollouts(rollouts, file, stages))
+                for file in rollouts.files
+            ],
+        )
+    opened = open_source(source)
+    stages = [conversations.stage(test_fraction), *stages]
+    return (
+        opened.kind,
+        _without_secrets(opened.name),
+        [
+            Part(made_from(shard, stages, made_by), shard.sessions, _of_sessions(shard, stages))
+            for shard in opened.shards
+        ],
+    )
+
+
+def _of_rollouts(rollouts: Any, file: Path, stages: "list[Stage]") -> Any:
+    from pimono_sdpo.rollouts import rows_of
+    from pimono_sdpo.runs.tables import through
+
+    def run() -> Any:
+        for row in rows_of(file):
+            made = through([{**row, "split": rollouts.split_of(row["task_id"])}], stages)
+            made.counts["runs"] += 1
+            yield made
+
+    return run
+
+
+def _of_sessions(shard: Any, stages: "list[Stage]") -> Any:
+    from pimono_sdpo.export import read_sessions
+    from pimono_sdpo.runs.tables import through
+    from pimono_sdpo.shards import Rows
+
+    def run() -> Any:
+        for table in read_sessions(shard):
+            for session in Rows(table):
+                made = through([session], stages)
+                made.counts["runs"] += 1
+                yield made
+
+    return run
+
+
+def _without_secrets(name: str) -> str:
+    from processors.redact import redact_text
+
+    return redact_text(name, "")[0]

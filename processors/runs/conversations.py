@@ -1,0 +1,180 @@
+"""Turn a recorded session into a run: the same columns as a rollout, calls of the native protocol.
+
+reads   session_id, source, trace
+writes  RUN, one row per session
+
+The active path alone is read. Calls that were never answered are left out, and so is what came
+before the first request. Secrets and machine paths are redacted as in the filter. No recorder keeps
+the definitions of the tools: they are told by how the session used them.
+"""
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Any
+
+from pimono_sdpo.harness.event import Event, decoded
+from pimono_sdpo.rollout_schema import Turn
+from pimono_sdpo.stage import FlatMap, Row
+from pimono_sdpo.trace import Trace, match_results, read_trace
+from processors.runs.actions import native_call
+from processors.redact import redact_text
+from processors.split import split
+from processors.steps import RUN
+from processors.runs.turns import turn_of
+
+REPEATS = 3
+TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array"}
+Json = dict[str, Any]
+
+
+def conversation(row: Row, test_fraction: float) -> list[Json]:
+    """Return the run of one session."""
+    trace = read_trace(row["trace"] or b"")
+    session = redacted(row["session_id"] or trace.session_id or row["source"], trace.cwd)
+    turns, steps, _ = turns_of(trace)
+    where = {"cwd": trace.cwd, "source": row["source"]}
+    return [
+        {
+            **dict.fromkeys(RUN),
+            "run_id": session,
+            "task_id": session,
+            "protocol": "native",
+            "messages": turns,
+            "tools": tools_of(steps, trace.harness),
+            "steps": steps,
+            "files_touched": [],
+            "n_steps": len(steps),
+            "n_tool_calls": sum(step["kind"] != "final" for step in steps),
+            "loop_detections": sum(step["kind"] == "loop" for step in steps),
+            "error": trace.problem,
+            **split(where, test_fraction),
+        }
+    ]
+
+
+def turns_of(
+    trace: Trace, events: Sequence[Event] | None = None
+) -> tuple[list[Turn], list[Json], dict[int, int]]:
+    """Return turns, steps, and by the index of an event the number of its turn.
+
+    `events` are those to read in place of the active path.
+    """
+    matched = match_results(trace.events)
+    turns: list[Turn] = []
+    steps: list[Json] = []
+    place: dict[int, int] = {}
+    said = ""
+    for event in _path(trace) if events is None else events:
+        text = redacted(event.text, trace.cwd)
+        if event.kind == "assistant":
+            if event.stop_reason not in {"aborted", "error"} and text.strip():
+                said = f"{said}\n\n{text}" if said else text
+                place[event.index] = len(turns)
+            continue
+        if event.kind == "tool_call" and turns:
+            result = trace.events[matched[event.index]] if event.index in matched else None
+            if result is None:
+                continue
+            args = _clean(decoded(event.arguments), trace.cwd)
+            place[event.index], place[result.index] = len(turns), len(turns) + 1
+            steps.append(_step(event, result, args, len(turns), steps))
+            call_id = event.call_id or f"call_{event.index}"
+            turns.append(native_call(event.tool_name, args, call_id, said))
+            answer = redacted(result.text, trace.cwd)
+            more = {"tool_call_id": call_id, "name": event.tool_name}
+            turns.append(turn_of("tool", answer, **more))
+            said = ""
+        elif event.kind in {"user", "bash", "custom_message", "compaction"} and text.strip():
+            _say(turns, steps, said)
+            said = ""
+            heard = f"$ {redacted(event.arguments, trace.cwd)}\n{text}" if event.arguments else text
+            place[event.index] = len(turns)
+            if turns and turns[-1]["role"] == "user":
+                place[event.index] -= 1
+                heard = f"{turns.pop()['content']}\n\n{heard}"
+            turns.append(turn_of("user", heard))
+    _say(turns, steps, said)
+    return turns, steps, place
+
+
+def _path(trace: Trace) -> Iterable[Event]:
+    return (event for event in trace.events if event.on_active_branch and not event.is_subagent)
+
+
+def _say(turns: list[Turn], steps: list[Json], text: str) -> None:
+    """Add what the assistant said without a call; before the first request it said nothing."""
+    if text and turns:
+        step = {"index": len(steps), "kind": "final", "name": None, "args": None, "ok": True}
+        steps.append(
+            {**step, "error": None, "n_context": len(turns), "tests_ok": None, "malformed": None}
+        )
+        turns.append(turn_of("assistant", text))
+
+
+def _step(call: Event, result: Event, args: Any, at: int, before: Sequence[Json]) -> Json:
+    last = [(step["name"], step["args"]) for step in before[1 - REPEATS :]]
+    is_loop = isinstance(args, dict) and last == [(call.tool_name, args)] * (REPEATS - 1)
+    readable = isinstance(args, dict)
+    return {
+        "index": len(before),
+        "kind": "loop" if is_loop else "tool_call" if readable else "parse_error",
+        "name": call.tool_name,
+        "args": args,
+        "ok": not result.is_error,
+        "error": result.text[:200] if result.is_error else None,
+        "n_context": at,
+        "tests_ok": None,
+        "malformed": None,
+    }
+
+
+def tools_of(steps: Sequence[Json], harness: str) -> list[Json]:
+    """Define the tools of a session by the arguments they were given.
+
+    An argument is required when no call left it out; its type is given when it was always the same.
+    """
+    used: dict[str, list[Json]] = {}
+    for step in steps:
+        if step["kind"] in {"tool_call", "loop"} and step["ok"]:
+            used.setdefault(step["name"], []).append(step["args"])
+    return [_tool(name, calls, harness) for name, calls in sorted(used.items())]
+
+
+def _tool(name: str, calls: list[Json], harness: str) -> Json:
+    types: dict[str, set[str]] = {}
+    for args in calls:
+        for key, value in args.items():
+            types.setdefault(key, set()).add(TYPES.get(type(value), "object"))
+    properties = {
+        key: {"type": next(iter(kinds))} if len(kinds) == 1 else {}
+        for key, kinds in sorted(types.items())
+    }
+    required = [key for key in properties if all(key in args for args in calls)]
+    schema = {"type": "object", "properties": properties, "required": required}
+    about = {"name": name, "description": f"The tool `{name}` of {harness}.", "parameters": schema}
+    return {"type": "function", "function": about}
+
+
+def redacted(text: str, cwd: str) -> str:
+    """Return a text without secrets and machine paths."""
+    return redact_text(text, cwd)[0] if text else text
+
+
+def _clean(value: Any, cwd: str) -> Any:
+    """Redact every text of decoded JSON, keys included."""
+    if isinstance(value, str):
+        return redacted(value, cwd)
+    if isinstance(value, list):
+        return [_clean(one, cwd) for one in value]
+    if isinstance(value, dict):
+        return {redacted(key, cwd): _clean(one, cwd) for key, one in value.items()}
+    return value
+
+
+def stage(test_fraction: float = 0.0) -> FlatMap:
+    """Build the stage; so large a share of repositories is for testing."""
+    return FlatMap(
+        partial(conversation, test_fraction=test_fraction),
+        reads=("session_id", "source", "trace"),
+        writes=RUN,
+    )

@@ -1,0 +1,316 @@
+"""Runs become next-action rows: from rollouts and from recorded sessions alike."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from datasets import Dataset, load_dataset
+from typer.testing import CliRunner
+
+from pimono_sdpo.cli import app
+from pimono_sdpo.commands.steps import run_steps
+from pimono_sdpo.errors import EmptySelection, OutputError, PimonoError, TrainingInputError
+from pimono_sdpo.samples import write_samples
+from pimono_sdpo.stage import apply_all
+from pimono_sdpo.tiny_model import write_tiny_model
+from processors import steps, together
+from tests.rollout_data import (
+    BUGGY,
+    FIXED,
+    OTHER,
+    final,
+    prose,
+    read,
+    rollout,
+    task,
+    write,
+    write_folder,
+)
+
+Json = dict[str, Any]
+LOOP = {**read(), "kind": "loop"}
+
+
+def cut(row: Json, **options: Any) -> tuple[list[Json], list[str]]:
+    """The rows of one run, and why others were dropped."""
+    from pimono_sdpo.runs.tables import through
+
+    made = through([{**row, "split": "train"}], steps.stages(**options))
+    return [dict(row) for row in made.rows], [row["drop_reason"] for row in made.rejects]
+
+
+def test_a_row_per_call_with_all_that_was_read_before_it() -> None:
+    rows, dropped = cut(rollout())
+    assert dropped == []
+    assert [len(row["prompt"]) for row in rows] == [2, 4]
+    called = [json.loads(row["completion"][0]["content"]) for row in rows]
+    assert called[1] == {
+        "type": "tool_call",
+        "name": "write_file",
+        "args": {"rel_path": "add.py", "content": FIXED},
+    }
+    assert rows[1]["prompt"][2]["content"].startswith("Let me see.")
+
+
+def test_the_target_is_the_json_object_alone() -> None:
+    rows, _ = cut(rollout(), with_final=True)
+    for row in rows:
+        (turn,) = row["completion"]
+        assert json.dumps(json.loads(turn["content"]), ensure_ascii=False) == turn["content"]
+    assert json.loads(rows[-1]["completion"][0]["content"])["type"] == "final"
+
+
+@pytest.mark.parametrize(
+    ("action", "reason"),
+    [
+        (prose(), "malformed_call"),
+        ({**read(), "args": {"rel_path": " "}}, "blank_argument"),
+        ({**read(), "args": {}}, "invalid_arguments"),
+        ({**read(), "args": {"rel_path": "a", "limit": 3}}, "invalid_arguments"),
+        ({**read(), "args": ["a"]}, "malformed_call"),
+        ({**read(), "name": "bash"}, "unknown_tool"),
+        ({**read(), "ok": False}, "tool_failed"),
+    ],
+)
+def test_a_call_that_did_not_work_is_no_target(action: Json, reason: str) -> None:
+    row = rollout(actions=[action, read(), write(FIXED, True)])
+    rows, dropped = cut(row)
+    assert dropped == [reason]
+    assert len(rows) == 2
+    kept, _ = cut(row, require_valid_tool_ok=False)
+    assert len(kept) == (2 if reason == "malformed_call" else 3)
+
+
+def test_a_file_may_be_emptied() -> None:
+    rows, dropped = cut(rollout(actions=[write("", True)]))
+    assert (len(rows), dropped) == (1, [])
+
+
+def test_nothing_after_a_loop_is_kept() -> None:
+    row = rollout(actions=[read(), LOOP, write(FIXED, True)])
+    rows, dropped = cut(row)
+    assert (len(rows), dropped) == (1, ["loop", "after_loop"])
+
+
+def test_good_recovery_keeps_what_puts_a_failed_call_right() -> None:
+    bad = {**read("nope.py"), "ok": False}
+    rows, dropped = cut(rollout(actions=[bad, read(), write(FIXED, True)]), good_recovery=True)
+    assert [json.loads(r["completion"][0]["content"])["name"] for r in rows] == ["read_file"]
+    assert dropped == ["tool_failed", "no_recovery"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"tests_ok": False}, "tests_failed"),
+        ({"tests_ok": None}, "not_tested"),
+        ({"error": "timeout", "tests_ok": None}, "infra_error"),
+    ],
+)
+def test_runs_that_are_left_out(changes: Json, reason: str) -> None:
+    assert cut({**rollout(), **changes}) == ([], [reason])
+    rows, dropped = cut({**rollout(), **changes}, require_success=False)
+    assert (rows == []) == (reason == "infra_error") == (dropped == [reason])
+
+
+def test_the_window_keeps_system_request_and_the_last_results() -> None:
+    row = rollout(actions=[read(), read("b.py", "x" * 500), read("c.py"), write(FIXED, True)])
+    rows, _ = cut(row, context_turns=1, tool_chars=100)
+    assert [len(r["prompt"]) for r in rows] == [2, 4, 4, 4]
+    assert [t["role"] for t in rows[3]["prompt"]] == ["system", "user", "assistant", "user"]
+    assert "c.py" in rows[3]["prompt"][2]["content"]
+    assert len(rows[2]["prompt"][3]["content"]) <= 100
+    assert cut(row, context_turns=0)[0][3]["prompt"] == rows[0]["prompt"]
+
+
+def test_calls_of_one_turn_become_turns_of_their_own() -> None:
+    row = rollout(protocol="native", actions=[])
+    calls = [
+        {"id": name, "type": "function", "function": {"name": "read_file", "arguments": args}}
+        for name, args in (("a", '{"rel_path": "a.py"}'), ("b", {"rel_path": "b.py"}))
+    ]
+    row["messages"] += [{"role": "assistant", "content": "Both.", "tool_calls": calls}]
+    row["messages"] += [
+        {"role": "tool", "content": name, "tool_call_id": name} for name in ("b", "a")
+    ]
+    row["messages"] += [{"role": "assistant", "content": "Done."}]
+    step = {"kind": "tool_call", "name": "read_file", "ok": True, "error": None, "n_context": 2}
+    row["steps"] = [
+        {
+            **step,
+            "index": n,
+            "args": {"rel_path": f"{name}.py"},
+            "tests_ok": None,
+            "malformed": None,
+        }
+        for n, name in enumerate("ab")
+    ]
+    rows, _ = cut(row, require_success=False)
+    assert [len(r["completion"][0]["tool_calls"]) for r in rows] == [1, 1]
+    assert rows[0]["completion"][0]["tool_calls"][0]["function"]["arguments"] == {
+        "rel_path": "a.py"
+    }
+    second = rows[1]["prompt"]
+    assert [t["role"] for t in second] == ["system", "user", "assistant", "tool"]
+    assert second[3]["content"] == "a"
+    assert rows[1]["tools"]
+
+
+def test_a_trajectory_is_one_row() -> None:
+    row = rollout(actions=[read(), write(FIXED, True), final()])
+    ((only,), _) = cut(row, granularity="trajectory")
+    assert len(only["prompt"]) == 2
+    assert [t["role"] for t in only["completion"]] == ["assistant", "user", "assistant"]
+    assert json.loads(only["completion"][0]["content"])["name"] == "read_file"
+    assert cut(rollout(actions=[prose(), read()], tests_ok=True), granularity="trajectory") == (
+        [],
+        ["malformed_call"],
+    )
+
+
+def test_native_calls_can_be_written_in_the_json_protocol() -> None:
+    row = rollout(protocol="native")
+    rows, _ = cut(row, protocol="json", with_final=True)
+    assert len(rows) == 3
+    for made in rows:
+        assert made["tools"] == []
+        assert made["prompt"][0]["role"] == "system"
+        assert "read_file" in made["prompt"][0]["content"]
+        assert isinstance(together.sft_line(made), dict)
+    assert rows[1]["prompt"][3]["content"] == f"[tool_result]\n{BUGGY}"
+    assert together.sft_line(cut(row)[0][1]) == "native_tool_calls"
+
+
+def runs() -> list[Json]:
+    rows = []
+    for name in ("fix_a", "fix_b", "fix_c"):
+        rows += [rollout(name, 42), rollout(name, 43, [read(), write(OTHER, False)])]
+        rows += [rollout(name, 44, [prose(), read(), write(FIXED, True), final()])]
+    return rows
+
+
+def bytes_of(folder: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def test_a_folder_of_rollouts_becomes_a_dataset(tmp_path: Path) -> None:
+    tasks = [task("fix_a"), task("fix_b", split="test"), task("fix_c")]
+    source = write_folder(tmp_path / "rollouts", runs(), tasks)
+    report = run_steps(str(source), tmp_path / "steps", format="together")
+    assert report["splits"] == {"train": 8, "test": 4}
+    assert report["drop_reasons"] == {"malformed_call": 3, "tests_failed": 3}
+    assert report["counts"] == {"runs": 9}
+    loaded = load_dataset(str(tmp_path / "steps"), cache_dir=str(tmp_path / "cache"))
+    assert set(loaded["train"]["task_id"]) == {"fix_a", "fix_c"}
+    assert set(loaded["test"]["task_id"]) == {"fix_b"}
+    rejects = load_dataset(
+        str(tmp_path / "steps"), "steps_rejects", split="train", cache_dir=str(tmp_path / "cache")
+    )
+    assert len(rejects) == report["rejected"] == 6
+    lines = (tmp_path / "steps/together/train.jsonl").read_text().splitlines()
+    known = (tmp_path / "steps/together/train_meta.jsonl").read_text().splitlines()
+    assert len(lines) == len(known) == 8
+    assert all(together.check_sft(json.loads(line)) is None for line in lines)
+    assert [sum(t["weight"] for t in json.loads(line)["messages"]) for line in lines] == [1] * 8
+    assert json.loads(known[0])["run_id"] == "fix_a-42"
+    # The folder `traces` means the folder around it, and the same input gives the same bytes.
+    run_steps(str(source / "traces"), tmp_path / "again", format="together")
+    assert bytes_of(tmp_path / "steps") == bytes_of(tmp_path / "again")
+
+
+def test_what_is_finished_waits_for_the_next_run(tmp_path: Path) -> None:
+    source = write_folder(tmp_path / "rollouts", runs())
+    run_steps(str(source), tmp_path / "whole")
+    second = source / "data" / "rollouts-00001-of-00002.parquet"
+    good = second.read_bytes()
+    second.write_bytes(good[:100] + b"no parquet" * 30 + good[400:])
+    with pytest.raises(PimonoError, match=r"rollouts-00001-of-00002.parquet` cannot be read"):
+        run_steps(str(source), tmp_path / "steps")
+    parts = tmp_path / ".steps.partial" / "parts"
+    assert (parts / "00000.json").exists()
+    assert not (parts / "00001.json").exists()
+    assert not (tmp_path / "steps").exists()
+    second.write_bytes(good)
+    (parts / "00001.rows.tmp").write_bytes(b"half a file")
+    run_steps(str(source), tmp_path / "steps")
+    assert bytes_of(tmp_path / "whole") == bytes_of(tmp_path / "steps")
+    assert not parts.exists()
+
+
+def test_recorded_sessions_become_rows(tmp_path: Path) -> None:
+    write_samples(tmp_path / "samples")
+    report = run_steps(
+        str(tmp_path / "samples" / "trace_text"), tmp_path / "steps", format="together"
+    )
+    rows = load_dataset(str(tmp_path / "steps"), split="train", cache_dir=str(tmp_path / "cache"))
+    assert report["rows"] == len(rows) > 10
+    assert {"no_messages", "tool_failed"} <= set(report["drop_reasons"])
+    assert report["together"]["train"] == {"native_tool_calls": len(rows)}
+    assert not (tmp_path / "steps" / "together").exists()
+    for row in rows:
+        assert row["prompt"][0]["role"] == "user"
+        (turn,) = row["completion"]
+        (call,) = turn["tool_calls"]
+        assert call["function"]["name"] in {tool["function"]["name"] for tool in row["tools"]}
+        assert isinstance(call["function"]["arguments"], dict)
+    assert "/home/" not in json.dumps(rows.to_list())
+
+
+def test_tokens_are_counted_and_long_rows_dropped(tmp_path: Path) -> None:
+    model = str(write_tiny_model(tmp_path / "tiny"))
+    source = write_folder(tmp_path / "rollouts", runs())
+    report = run_steps(str(source), tmp_path / "steps", tokenizer=model, max_length=200)
+    rows = load_dataset(str(tmp_path / "steps"), split="train", cache_dir=str(tmp_path / "cache"))
+    assert report["drop_reasons"]["too_long"] == 6
+    assert max(rows["n_tokens"]) <= 200
+    assert report["options"]["tokenizer"] == "tiny"
+    rejects = load_dataset(
+        str(tmp_path / "steps"), "steps_rejects", split="train", cache_dir=str(tmp_path / "cache")
+    )
+    long = [row for row in rejects if row["drop_reason"] == "too_long"]
+    assert all("200 allowed" in row["detail"] and row["n_tokens"] > 200 for row in long)
+    with pytest.raises(TrainingInputError, match="no tokenizer"):
+        run_steps(str(source), tmp_path / "x", tokenizer=str(tmp_path), max_length=9)
+    with pytest.raises(OutputError, match="go together"):
+        run_steps(str(source), tmp_path / "x", max_length=9)
+
+
+def test_the_stages_run_on_a_dataset() -> None:
+    row = {**rollout(), "split": "train"}
+    rows = Dataset.from_list([row], features=steps.RUN)
+    made = apply_all(rows, steps.stages())
+    assert made.num_rows == 2
+
+
+def test_what_keeps_nothing_leaves_its_rejects(tmp_path: Path) -> None:
+    source = write_folder(tmp_path / "rollouts", [rollout(tests_ok=False)])
+    with pytest.raises(EmptySelection, match="1 tests_failed"):
+        run_steps(str(source), tmp_path / "steps")
+    (reject,) = load_dataset(
+        str(tmp_path / "steps"), "steps_rejects", split="train", cache_dir=str(tmp_path / "cache")
+    )
+    assert reject["drop_reason"] == "tests_failed"
+
+
+def test_the_older_name_writes_lines(tmp_path: Path) -> None:
+    tasks = [task("fix_a"), task("fix_b", split="test"), task("fix_c")]
+    source = write_folder(tmp_path / "rollouts", runs(), tasks)
+    command = ["sft-extract", "--trace-dir", str(source / "traces"), "--format", "json"]
+    lines = tmp_path / "sft.jsonl"
+    done = CliRunner().invoke(app, [*command, "--output", str(lines)])
+    assert done.exit_code == 0, done.output
+    assert f"Wrote 8 rows to: {lines}" in done.output
+    assert len(lines.read_text().splitlines()) == 8
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "rollouts",
+        "sft.jsonl",
+        "sft_meta.jsonl",
+    ]
+    loose = [*command, "--no-require-success", "--no-require-valid-tool-ok"]
+    done = CliRunner().invoke(app, [*loose, "--output", str(lines)])
+    assert "Wrote 12 rows" in done.output
