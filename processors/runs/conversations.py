@@ -16,11 +16,11 @@ from pimono_sdpo.harness.event import Event, decoded
 from pimono_sdpo.rollout_schema import Turn
 from pimono_sdpo.stage import FlatMap, Row
 from pimono_sdpo.trace import Trace, match_results, read_trace
-from processors.runs.actions import native_call
 from processors.redact import redact_text
+from processors.runs.actions import native_call
+from processors.runs.turns import turn_of
 from processors.split import split
 from processors.steps import RUN
-from processors.runs.turns import turn_of
 
 REPEATS = 3
 TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array"}
