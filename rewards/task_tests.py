@@ -6,10 +6,12 @@ the agent made of them; tests and answer share their processes there, so that a 
 can win. Files of the tests are those that `metadata["test_files"]` names, globs as those of `hide`;
 without it what looks like tests or their settings (LOCKED), what lies beside a test file that the
 command names, and what is hidden and has "test" in its path. No other hidden file is there.
+`metadata["seconds"]` are the CPU seconds of a command (default SECONDS).
 """
 
 import importlib.util
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,7 +30,7 @@ from rewards.verifiers.judged import Overloaded, Python, Unjudged, cold, died
 from rewards.verifiers.result import BadSpec
 from rewards.verifiers.spec import check_tests
 
-SECONDS = 60.0
+SECONDS = 20.0
 MAX_OUTPUT = 4000
 NOT_FOUND = (126, 127)
 # Without its plugins pytest starts in a sixth of the time; `-p NAME` in the command loads one.
@@ -77,7 +79,7 @@ def run_tests(task: Mapping[str, Any], folder: Path, python: Python = cold) -> J
 def check_task(task: Mapping[str, Any]) -> None:
     """Raise SourceError when a task's tests are none, before anything is spent on it."""
     try:
-        _check_test_files(task)
+        _check_metadata(task)
         if task["verifier_spec"]:
             spec = _spec(task, {})
             candidate.files_of(spec)
@@ -128,7 +130,7 @@ def _by_spec(task: Mapping[str, Any], folder: Path, python: Python) -> Judged:
 
 def _by_command(task: Mapping[str, Any], folder: Path) -> Judged:
     command, repo = task["test_cmd"], Path(task["repo"])
-    _check_test_files(task)
+    _check_metadata(task)
     if "pytest" in command and importlib.util.find_spec("pytest") is None:
         raise SandboxError("pytest is not installed beside this package; install it")
     pristine = {path: file for path, file in visible(repo, ()) if _is_of_tests(path, task)}
@@ -142,10 +144,10 @@ def _by_command(task: Mapping[str, Any], folder: Path) -> Judged:
         and not any(str(parent) in pristine for parent in PurePosixPath(path).parents)
     }
     files = {path: file.read_bytes() for path, file in (left | pristine).items()}
-    size = sum(map(len, files.values()))
+    size, seconds = sum(map(len, files.values())), (task["metadata"] or {}).get("seconds", SECONDS)
     limits = Limits(
-        cpu_seconds=SECONDS,
-        wall_seconds=5 * SECONDS,
+        cpu_seconds=seconds,
+        wall_seconds=max(60, 5 * seconds),
         memory=1024 * MEBI,
         disk=256 * MEBI + 4 * size,
         files=4_000 + 4 * len(files),
@@ -173,10 +175,13 @@ def _missing(command: str) -> str:
     return ""
 
 
-def _check_test_files(task: Mapping[str, Any]) -> None:
+def _check_metadata(task: Mapping[str, Any]) -> None:
     given = (task["metadata"] or {}).get("test_files", [])
     if not isinstance(given, list) or not all(isinstance(glob, str) for glob in given):
         raise BadSpec(f"`test_files` of the metadata is {given!r}; write a list of globs.")
+    seconds = (task["metadata"] or {}).get("seconds", SECONDS)
+    if type(seconds) not in (int, float) or not 0 < seconds < math.inf:
+        raise BadSpec(f"`seconds` of the metadata is {seconds!r}; write a number above 0.")
 
 
 def _is_of_tests(path: str, task: Mapping[str, Any]) -> bool:

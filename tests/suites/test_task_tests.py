@@ -80,6 +80,13 @@ def test_what_hangs_is_cut_by_cpu_time(repo: Path, tmp_path: Path) -> None:
     assert "did not end in its CPU time" in ran.output
 
 
+def test_a_command_that_hangs_is_cut_by_its_seconds(repo: Path, tmp_path: Path) -> None:
+    task = task_of(repo, test_cmd="python double.py", metadata={"seconds": 0.5})
+    ran = run_tests(task, left(task, tmp_path / "hangs", double_py="while True: pass\n"))
+    assert (ran.ok, ran.error) == (False, None)
+    assert "did not end in its CPU time" in ran.output
+
+
 def test_the_answer_cannot_read_what_is_hidden(repo: Path, tmp_path: Path) -> None:
     steals = "from answers.double import double\n"
     for number, more in enumerate(({"verifier_spec": json.dumps(SPEC)}, {"test_cmd": COMMAND})):
@@ -151,6 +158,7 @@ def test_a_task_is_checked_before_anything_is_spent(repo: Path) -> None:
         ({"verifier_spec": json.dumps(bad)}, "Task `t` cannot be judged: `module` of the tests"),
         ({"verifier_spec": '{"tests": 1, "files": []}'}, "has no `files`"),
         ({"metadata": {"test_files": [1]}}, "write a list of globs"),
+        ({"metadata": {"seconds": "9"}}, "write a number above 0"),
     ):
         with pytest.raises(SourceError, match=why):
             check_task(task_of(repo, **more))
