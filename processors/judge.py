@@ -10,20 +10,21 @@ parsed, and its text is kept.
 
 import asyncio
 import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pimono_sdpo.duel import METRICS
 from pimono_sdpo.duel_schema import Opponent
 from pimono_sdpo.inference.calls import Reply, Request
 from pimono_sdpo.inference.chat import Chat
+from pimono_sdpo.inference.decisions import Decisions, question
 from pimono_sdpo.text import shorten
-from processors.action import is_looping
 from processors.answers import usage_of
+from processors.decided import Decided, decided, questions, verdict_of
 from processors.duel_prompts import prompt
 from processors.neutral import neutral
-from processors.verdicts import HIGHEST, Verdict, read_verdict
+from processors.verdicts import Verdict, read_verdict
 
 Json = dict[str, Any]
 Row = Mapping[str, Any]
@@ -33,7 +34,6 @@ MESSAGE_CHARS = 6_000
 HISTORY_CHARS = 60_000
 ANSWER_CHARS = 12_000
 RAW_CHARS = 8_000
-NOBODY_ASKED = "nobody was asked"
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Panel:
 
 
 class Judging:
-    """The row function of the stage."""
+    """The row function of the stage; with `Decisions` for a chat, judges answer without words."""
 
     def __init__(self, chat: Chat, panel: Panel) -> None:
         self.chat = chat
@@ -69,9 +69,14 @@ class Judging:
 
     async def _judge(self, answer: Row, judge: str, order: int, ours: str, theirs: str) -> Json:
         first, second = (theirs, ours) if order == 0 else (ours, theirs)
+        compared = self.comparison(answer, first, second)
+        if isinstance(self.chat, Decisions):
+            reply = await self.chat.ask(question(judge, compared, questions()))
+            chances = reply.error or verdict_of(json.loads(reply.text))
+            return self._row(answer, judge, order, chances, (reply,), reply.text)
         messages = [
             {"role": "system", "content": prompt("judge.md")},
-            {"role": "user", "content": self.comparison(answer, first, second)},
+            {"role": "user", "content": compared},
         ]
         reply = await self._ask(judge, messages)
         replies = [reply]
@@ -121,7 +126,7 @@ class Judging:
         answer: Row,
         judge: str,
         order: int,
-        read: "Verdict | Decided | str",
+        read: Verdict | Decided | str,
         replies: tuple[Reply, ...],
         raw: str,
     ) -> Json:
@@ -148,35 +153,6 @@ class Judging:
             row["scores_challenger"], row["scores_opponent"] = shown
             row |= {"verdict": _unswapped(read.verdict, order), "reason": read.reason}
         return row
-
-
-@dataclass(frozen=True)
-class Decided:
-    """What is decided without a judge."""
-
-    ours: dict[str, float]
-    theirs: dict[str, float]
-    verdict: str
-    reason: str
-
-
-def decided(ours: str, theirs: str) -> Decided | None:
-    """The outcome when the answers are the same or one of them loops; else None."""
-    if ours.strip() == theirs.strip():
-        return _decided(1, 1, "tie", "both answers are the same")
-    loops = is_looping(ours), is_looping(theirs)
-    if loops == (True, True):
-        return _decided(0, 0, "tie", "both answers repeat themselves")
-    if loops == (True, False):
-        return _decided(0, 1, "opponent", "the challenger's answer repeats itself")
-    if loops == (False, True):
-        return _decided(1, 0, "challenger", "the opponent's answer repeats itself")
-    return None
-
-
-def _decided(ours: int, theirs: int, verdict: str, reason: str) -> Decided:
-    scores = [dict.fromkeys(METRICS, float(HIGHEST * side)) for side in (ours, theirs)]
-    return Decided(scores[0], scores[1], verdict, f"{reason}; {NOBODY_ASKED}")
 
 
 def _unswapped(verdict: str, order: int) -> str:

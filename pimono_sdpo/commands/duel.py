@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 
-from pimono_sdpo.errors import OutputError, SourceError
+from pimono_sdpo.errors import InferenceError, OutputError, SourceError
 
 if TYPE_CHECKING:
     from datasets import Features
@@ -103,6 +103,8 @@ def run_answers(out: Path, settings: "Settings", spending: Spending, equals: boo
 def run_judge(out: Path, settings: "Settings", spending: Spending, equals: bool = False) -> Told:
     """Ask the panel about the answers; raises SourceError, InferenceError."""
     from pimono_sdpo.duel_schema import JUDGMENT
+    from pimono_sdpo.inference.chat import Chat
+    from pimono_sdpo.inference.decisions import Decisions
     from pimono_sdpo.inference.opened import open_chat
     from processors.judge import Judging, Panel
 
@@ -117,10 +119,17 @@ def run_judge(out: Path, settings: "Settings", spending: Spending, equals: bool 
     )
     with _held(out):
         inputs = _shards(out / (EQUALS * equals + ANSWERS), "answers")
-        chat = open_chat(judge, settings, out / JOURNAL, panel.judges, spending.max_cost)
+        if judge.backend == "logprobs" and "://" not in judge.provider:
+            raise InferenceError(
+                "The backend `logprobs` asks `transformers serve`; give its URL as the provider of "
+                "[judge], such as http://localhost:8000/v1."
+            )
+        kind = Decisions if judge.backend == "logprobs" else Chat
+        most = spending.max_cost
+        chat = open_chat(judge, settings, out / JOURNAL, panel.judges, most, kind)
         judging = Judging(chat, panel)
         name = EQUALS * equals + JUDGMENTS
-        made_by = _made_by(judging, asdict(panel))
+        made_by = _made_by(judging, {**asdict(panel), "backend": judge.backend})
         return _ask(inputs, out / name, judging, JUDGMENT, made_by, spending)
 
 

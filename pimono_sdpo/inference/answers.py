@@ -20,7 +20,7 @@ class Garbage(Exception):
     """The endpoint said 200 and sent something that is no answer."""
 
 
-def reply_of(answer: ChatCompletionOutput, latency: float) -> Reply:
+def reply_of(answer: ChatCompletionOutput) -> Reply:
     """Read an answer, whatever the client made of it; raises Garbage."""
     choices = answer.choices
     if not isinstance(choices, list) or not choices:
@@ -33,17 +33,16 @@ def reply_of(answer: ChatCompletionOutput, latency: float) -> Reply:
         raise Garbage("content that is no text")
     finish = choices[0].get("finish_reason")
     usage = answer.usage if isinstance(answer.usage, dict) else {}
-    prompt = _count(usage.get("prompt_tokens"))
+    prompt = count_of(usage.get("prompt_tokens"))
     details = usage.get("prompt_tokens_details")
-    cached = _count(details.get("cached_tokens")) if isinstance(details, dict) else 0
+    cached = count_of(details.get("cached_tokens")) if isinstance(details, dict) else 0
     return Reply(
         text=_sent(content or ""),
         tool_calls=_tool_calls(message.get("tool_calls")),
         finish_reason=finish if isinstance(finish, str) else None,
         prompt_tokens=prompt,
-        completion_tokens=_count(usage.get("completion_tokens")),
+        completion_tokens=count_of(usage.get("completion_tokens")),
         cached_tokens=min(cached, prompt),
-        latency=latency,
     )
 
 
@@ -71,7 +70,8 @@ def _tool_calls(given: object) -> list[Json]:
     return calls
 
 
-def _count(value: object) -> int:
+def count_of(value: object) -> int:
+    """A number of tokens as a server tells it; 0 when that is none."""
     return value if isinstance(value, int) and 0 <= value < MOST_TOKENS else 0
 
 

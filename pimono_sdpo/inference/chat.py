@@ -134,8 +134,6 @@ class Chat:
         return reply
 
     async def _tried(self, request: Request, client: AsyncInferenceClient) -> Reply:
-        body = body_of(request)
-        named: dict[str, Any] = {name: body.pop(name) for name in NAMED if name in body}
         limits = self.limits
         async for attempt in stamina.retry_context(
             on=self._wait,
@@ -147,15 +145,22 @@ class Chat:
         ):
             with attempt:
                 started = time.monotonic()
-                try:
-                    # The client's own timeout is of each read: one that trickles never ends.
-                    async with asyncio.timeout(limits.timeout):
-                        answer = await client.chat_completion(**named, extra_body=body or None)
-                    return reply_of(answer, time.monotonic() - started)
-                except (AttributeError, RecursionError) as error:
-                    # The client's own fall over errors that are no object, and over deep JSON.
-                    raise Garbage("what the client cannot read") from error
+                # The client's own timeout is of each read: one that trickles never ends.
+                async with asyncio.timeout(limits.timeout):
+                    reply = await self._once(request, client)
+                return replace(reply, latency=time.monotonic() - started)
         raise AssertionError("the last attempt returns or raises")
+
+    async def _once(self, request: Request, client: AsyncInferenceClient) -> Reply:
+        """One try; raises what is in TROUBLE."""
+        body = body_of(request)
+        named: dict[str, Any] = {name: body.pop(name) for name in NAMED if name in body}
+        try:
+            answer = await client.chat_completion(**named, extra_body=body or None)
+        except (AttributeError, RecursionError) as error:
+            # The client falls over errors that are no object, and over deep JSON.
+            raise Garbage("what the client cannot read") from error
+        return reply_of(answer)
 
     def _wait(self, error: Exception) -> bool | float:
         """Whether to try again, or after how many seconds."""

@@ -16,13 +16,14 @@ def open_chat(
     journal: Path,
     models: Sequence[str],
     max_cost: float | None = None,
+    kind: type[Chat] = Chat,
 ) -> Chat:
     """Open the endpoint of a section for these models; raises InferenceError.
 
-    `max_cost` is in USD, for all calls of the journal.
+    `max_cost` is in USD, for all calls of the journal; `kind` is Chat or Decisions.
     """
     found = endpoint(asking.provider, environment())
     book = Journal(journal)
     prices = settings.price_list()
     budget = None if max_cost is None else Budget(max_cost, models, prices, book)
-    return Chat(found, book, prices=prices, limits=asking.limits(), budget=budget)
+    return kind(found, book, prices=prices, limits=asking.limits(), budget=budget)

@@ -102,6 +102,8 @@ class Judge(Asking):
     timeout: Positive = 300.0
     max_tokens: Count = 4096
     context: Literal["none", "reference", "pr"] = "pr"
+    # `logprobs`: probabilities from `transformers serve`, whose URL is the provider; no text.
+    backend: Literal["chat", "logprobs"] = "chat"
 
 
 class ModelPrice(Section):

@@ -1,4 +1,7 @@
-"""The running server: a policy behind `/v1/chat/completions`, served from a thread."""
+"""The running server: a policy behind `/v1/chat/completions`, served from a thread.
+
+What the policy returns for `/v1/systemone`, typed decisions, is sent as it is.
+"""
 
 import json
 import socket
@@ -69,7 +72,9 @@ class ChatServer:
         self.under_way += 1
         self.most_under_way = max(self.most_under_way, self.under_way)
         try:
-            good = json.dumps(completion(body, self.policy(body))).encode()
+            said = self.policy(body)
+            is_chat = request.url.path.endswith("/chat/completions")
+            good = json.dumps(completion(body, said) if is_chat else said).encode()
             if fault is not None:
                 return await fault.answer(good)
             return Response(good, media_type="application/json")
@@ -118,7 +123,8 @@ def serve_chat(policy: Policy = echo) -> Iterator[ChatServer]:
     """A fresh server for as long as the block runs."""
     listening = socket.create_server(("127.0.0.1", 0))
     server = ChatServer(f"http://127.0.0.1:{listening.getsockname()[1]}/v1", policy)
-    app = Starlette(routes=[Route("/v1/chat/completions", server.handle, methods=["POST"])])
+    paths = ("/v1/chat/completions", "/v1/systemone")
+    app = Starlette(routes=[Route(path, server.handle, methods=["POST"]) for path in paths])
     config = uvicorn.Config(
         app, lifespan="off", loop="asyncio", http="h11", ws="none", log_level="critical"
     )

@@ -9,8 +9,10 @@ import pytest
 from pimono_sdpo.duel import METRICS
 from pimono_sdpo.duel_schema import JUDGMENT
 from pimono_sdpo.inference.chat import Chat, Limits
-from pimono_sdpo.inference.providers import Endpoint
-from processors.judge import NOBODY_ASKED, Judging, Panel
+from pimono_sdpo.inference.decisions import Decisions
+from pimono_sdpo.inference.providers import NO_KEY, Endpoint
+from processors.decided import NOBODY_ASKED
+from processors.judge import Judging, Panel
 from processors.neutral import REMOVED, neutral
 from processors.verdicts import Verdict, read_verdict
 from tests.chat_server import ChatServer, busy
@@ -109,6 +111,49 @@ def test_a_reply_that_cannot_be_read_is_asked_for_once_more(chat_server: ChatSer
     assert all(row["raw"] == '{"A": {"correct' and row["error"] is None for row in rows)
     assert all(row["scores_challenger"] is None and row["verdict"] is None for row in rows)
     assert "cut off" in chat_server.hits[-1].body["messages"][3]["content"]
+
+
+def decide(body: Json, first: float = 0.2) -> Json:
+    chances = {"A": first, "B": 0.5, "tie": 0.3}
+    answers = {name: {"type": "choice", "probabilities": chances} for name in body["questions"]}
+    return {"answers": answers, "usage": {"input_tokens": 70}}
+
+
+def test_probabilities_are_votes_that_need_no_parsing(chat_server: ChatServer) -> None:
+    chat_server.policy = decide
+    rows = judge_by_probabilities(chat_server)
+    assert [row["verdict"] for row in rows] == ["challenger", "opponent"]
+    for row, ours in zip(rows, ("scores_challenger", "scores_opponent"), strict=True):
+        assert row["parsed"]
+        assert row[ours] == dict.fromkeys(METRICS, pytest.approx(10 * 0.5 / 0.7))
+        assert row["reason"] == "probabilities: A 0.20, B 0.50, tie 0.30"
+        assert (row["usage"]["prompt_tokens"], row["usage"]["completion_tokens"]) == (70, 0)
+    assert all("Authorization" not in str(hit.authorization) for hit in chat_server.hits)
+    assert set(chat_server.hits[0].body["questions"]) == {*METRICS, "verdict"}
+    state = chat_server.hits[0].body["state"]
+    assert "<response A" in state
+    assert "flush_pending_rows" in state
+
+
+def judge_by_probabilities(server: ChatServer) -> list[Json]:
+    chat = Decisions(Endpoint("test", server.url, NO_KEY), limits=Limits(attempts=1))
+    return asyncio.run(Judging(chat, Panel(judges=("local",))).one(answer()))
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        [],
+        {},
+        {"answers": {}},
+        {"answers": {name: {"choice": "A"} for name in (*METRICS, "verdict")}},
+        {"answers": {name: {"probabilities": {"A": 1}} for name in (*METRICS, "verdict")}},
+    ],
+)
+def test_decisions_of_another_shape_are_errors(chat_server: ChatServer, said: Any) -> None:
+    chat_server.policy = lambda body: said
+    rows = judge_by_probabilities(chat_server)
+    assert [(row["parsed"], "no answer" in row["error"]) for row in rows] == [(False, True)] * 2
 
 
 def test_trouble_with_one_judge_leaves_the_others(chat_server: ChatServer) -> None:
