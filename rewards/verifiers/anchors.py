@@ -1,8 +1,9 @@
 """Find the place of a hunk in a file by what it says, never by its numbers alone."""
 
 import difflib
-from collections import Counter
-from collections.abc import Callable, Sequence
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from rewards.verifiers.candidate import Refusal
 from rewards.verifiers.diffs import Hunk
@@ -12,13 +13,32 @@ MAX_COMPARED = 4000
 MAX_SHOWN = 120
 
 
-def locate(hunk: Hunk, lines: Sequence[str], path: str) -> int | Refusal:
+class Looked(NamedTuple):
+    """The lines of a file, and where each stands, spacing apart."""
+
+    lines: Sequence[str]
+    spaced: list[str]
+    places: dict[str, list[int]]
+
+
+def looked(lines: Sequence[str]) -> Looked:
+    """Look at the lines of a file once for all of its hunks."""
+    spaced = [_spaced(line) for line in lines]
+    places: dict[str, list[int]] = {}
+    for at, line in enumerate(spaced):
+        places.setdefault(line, []).append(at)
+    return Looked(lines, spaced, places)
+
+
+def locate(hunk: Hunk, file: Looked, path: str) -> int | Refusal:
     """Return the index of the first line the hunk speaks of.
 
-    The old lines must occur once, spacing apart. When they occur several times, the one that is
-    alike to the letter is meant, unless the model may have turned the tabs of another into spaces;
-    else the one at the line that a header with right counts names.
+    The old lines must occur once, spacing apart. When they occur several times, the first below the
+    lines that the header names is meant, or the one at the file's end if the hunk says so; else the
+    one that is alike to the letter, unless the model may have turned the tabs of another into
+    spaces; else the one at the line that a header with right counts names.
     """
+    lines = file.lines
     old = [line.text for line in hunk.lines if line.tag != "+"]
     if not any(line.strip() for line in old):
         if not lines and not old:
@@ -28,13 +48,18 @@ def locate(hunk: Hunk, lines: Sequence[str], path: str) -> int | Refusal:
             f"A hunk for {path} has no lines of the file around what it adds; give three lines "
             "before and after.",
         )
-    alike = _places(old, lines, _spaced)
+    alike = _places(old, file)
+    if len(alike) > 1 and hunk.at_end:
+        alike = [place for place in alike if place + len(old) == len(lines)] or alike
+    if len(alike) > 1 and hunk.above:
+        alike = _below(hunk.above, file, alike) or alike
     if len(alike) == 1:
         return _indented(hunk, old, lines, alike[0], path)
     if not alike:
         return _missing(old, lines, path)
     exact = [place for place in alike if list(lines[place : place + len(old)]) == old]
-    others = [lines[place : place + len(old)] for place in alike if place not in exact]
+    to_the_letter = set(exact)
+    others = [lines[at : at + len(old)] for at in alike if at not in to_the_letter]
     if len(exact) == 1 and not any(_expands_to(other, old) for other in others):
         return exact[0]
     if hunk.fits() and hunk.start is not None and hunk.start - 1 in exact:
@@ -55,17 +80,26 @@ def _spaced(line: str) -> str:
     return " ".join(line.split())
 
 
-def _places(old: Sequence[str], lines: Sequence[str], key: Callable[[str], str]) -> list[int]:
-    wanted, there = [key(line) for line in old], [key(line) for line in lines]
-    counts = Counter(there)
-    rarest = min(range(len(wanted)), key=lambda at: counts[wanted[at]])
+def _places(old: Sequence[str], file: Looked) -> list[int]:
+    wanted = [_spaced(line) for line in old]
+    counts = [len(file.places.get(line, ())) for line in wanted]
+    rarest = counts.index(min(counts))
     return [
         at - rarest
-        for at, line in enumerate(there)
-        if line == wanted[rarest]
-        and at >= rarest
-        and there[at - rarest : at - rarest + len(wanted)] == wanted
+        for at in file.places.get(wanted[rarest], ())
+        if at >= rarest and file.spaced[at - rarest : at - rarest + len(wanted)] == wanted
     ]
+
+
+def _below(above: Sequence[str], file: Looked, places: Sequence[int]) -> list[int]:
+    """Return of some places the first below each place of the lines above; it may begin there."""
+    starts: list[int] | None = None
+    for wanted in map(_spaced, above):
+        there = file.places.get(wanted, [])
+        begun = there if starts is None else starts
+        starts = [there[n] for s in begun if (n := bisect_left(there, s)) < len(there)]
+    first = [places[n] for s in starts or () if (n := bisect_left(places, s)) < len(places)]
+    return sorted(set(first))
 
 
 def _indented(

@@ -5,8 +5,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from rewards.verifiers.candidate import Candidate, Refusal, files_of
-from rewards.verifiers.code_blocks import from_code, parsed
+from rewards.verifiers.code_blocks import from_code, is_code, parsed
 from rewards.verifiers.edits import edited, edits
+from rewards.verifiers.envelopes import has_envelope
+from rewards.verifiers.fences import HINTS, lines_of
+from rewards.verifiers.labels import fenced
 from rewards.verifiers.last_write import last_write, writes
 from rewards.verifiers.patches import apply_patch
 from rewards.verifiers.result import BadSpec
@@ -67,6 +70,24 @@ def _form(completion: str) -> str:
     edit = max((one.at for one in edits(completion)), default=-1)
     if max(written, edit) >= 0:
         return "write" if written > edit else "edit"
-    lines = completion.split("\n")
-    found = any(line.startswith(("@@", "diff --git ", "--- a/", "```diff")) for line in lines)
-    return "patch" if found else "code"
+    return "patch" if _has_diff(completion) else "code"
+
+
+def _has_diff(completion: str) -> bool:
+    """Tell whether a diff begins outside of code: a docstring may have lines like those of one."""
+    lines = lines_of(completion)
+    if is_code("\n".join(lines)):
+        return False
+    outside: list[str] = []
+    for part in fenced(lines):
+        if isinstance(part, str):
+            outside.append(part)
+        elif part.info.lower() in HINTS:
+            return True
+        elif part.open or not is_code(part.text):
+            outside += part.lines
+    return has_envelope("\n".join(outside)) or any(
+        line.startswith(("@@", "diff --git ", "--- a/"))
+        or (line.startswith("--- ") and after.startswith("+++ "))
+        for line, after in zip(outside, [*outside[1:], ""], strict=False)
+    )

@@ -1,76 +1,91 @@
 """The program that a completion gives as code: a fenced block, or nothing but code.
 
-The code is the whole of the one Python file that may be written, or some of its functions and
-classes: then these take the place of those of the same name, and the rest of the file stays.
+The code is the whole of the one Python file that may be written, or of the file that the answer
+says it is (`rewards.verifiers.labels`), or some of its functions and classes: then these take the
+place of those of the same name, and the rest of the file stays.
 """
 
 import ast
-import re
-from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from rewards.verifiers.candidate import Candidate, Refusal, changed_files, refused_path
+from rewards.verifiers.fences import lines_of, without_delimiter
+from rewards.verifiers.labels import Fenced, fenced, label
 
-_FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})[ \t]*([\w+.-]*)[^\n`]*\n", re.M)
-_CLOSE = re.compile(r"^[ \t]*(`{3,}|~{3,})[ \t]*$", re.M)
-_OPEN = re.compile(r"^[ \t]*(?:`{3,}|~{3,})", re.M)
+_NO_CODE = Refusal(
+    "no_patch", "The answer has no code; write the whole file in one ```python block."
+)
 MAX_TIMES = 3  # a file may be drafted, not repeated to fill an answer
-LANGUAGES = ("", "python", "py", "python3", "Python")
+LANGUAGES = ("", "python", "py", "python3")
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 def from_code(completion: str, spec: Mapping[str, Any]) -> Candidate | Refusal:
-    """Return the files with the code of a completion in its file."""
-    paths = [p for p in spec["files"] if p.endswith(".py") and refused_path(p, spec) is None]
-    if len(paths) != 1:
-        return Refusal(
-            "no_patch",
-            f"The answer is code, but {len(paths)} files could be meant; write a diff or call the "
-            "write tool, which name the file.",
-        )
-    (path,) = paths
-    before = spec["files"][path]
-    code = _code(completion, spec, before)
-    if isinstance(code, Refusal):
-        return code
-    return changed_files(spec["files"], {**spec["files"], path: merged(before, code)})
-
-
-def _code(completion: str, spec: Mapping[str, Any], before: str) -> str | Refusal:
-    text = completion.removesuffix(spec.get("end", ""))
-    blocks = [code for language, code in _blocks(text) if language in LANGUAGES]
-    if blocks:
-        names = _names(before)
-        fitting = [block for block in blocks if _names(block) & names]
-        if len(fitting) > MAX_TIMES:
-            why = f"The answer gives the file {len(fitting)} times; write it once, whole."
-            return Refusal("ambiguous", why)
-        return (fitting or blocks)[-1]
-    if spec.get("truncated") or _OPEN.search(text):
-        return Refusal(
-            "truncated", "The answer ends inside a block of code; write it shorter, to its end."
-        )
-    if _names(text):
-        return text
+    """Return the files with the code of a completion in its file, or in the files it names."""
+    text = without_delimiter(completion.removesuffix(spec.get("end", "")))
+    blocks = _blocks(text, spec)
+    if isinstance(blocks, Refusal):
+        return blocks
+    may = [p for p in spec["files"] if p.endswith(".py") and refused_path(p, spec) is None]
+    said = [(label(block, spec["files"]), block) for block in blocks]
+    after = dict(spec["files"])
+    for path in may:
+        drafts = [one.text for name, one in said if name == path or (not name and len(may) == 1)]
+        if not drafts:
+            continue
+        code = _chosen(drafts, spec["files"][path])
+        if isinstance(code, Refusal):
+            return code
+        after[path] = merged(spec["files"][path], code)
+    named = [name for name, _ in said if name]
+    if (len(may) == 1 and len(named) < len(said)) or set(named) & set(may):
+        return changed_files(spec["files"], after)
+    if named and (refused := refused_path(named[-1], spec)):
+        return refused
     return Refusal(
-        "no_patch", "The answer has no code; write the whole file in one ```python block."
+        "no_patch",
+        f"The answer is code, but {len(may)} files could be meant; write a diff, call the write "
+        "tool, or put the path of its file on the line before each block.",
     )
 
 
-def _blocks(text: str) -> Iterator[tuple[str, str]]:
-    """Yield language and code of each closed block, in linear time."""
-    closes: dict[str, list[re.Match[str]]] = {}
-    for line in _CLOSE.finditer(text):
-        closes.setdefault(line[1], []).append(line)
-    at = 0
-    while found := _FENCE.search(text, at):
-        at = found.end()
-        ends = closes.get(found[1], [])
-        number = bisect_left(ends, at, key=re.Match.start)
-        if number < len(ends):
-            yield found[2], text[at : ends[number].start()]
-            at = ends[number].end()
+def _blocks(text: str, spec: Mapping[str, Any]) -> list[Fenced] | Refusal:
+    """Return the blocks of Python; a text without fences is one when it is code."""
+    lines = lines_of(text.removesuffix("\n"))
+    fences = [part for part in fenced(lines) if isinstance(part, Fenced)]
+    blocks = [block for block in fences if _is_python(block, spec["files"])]
+    whole = [block for block in blocks if not block.open]
+    cut = bool(blocks) and blocks[-1].open and any(map(str.strip, blocks[-1].lines))
+    if cut or (not whole and (fences or spec.get("truncated"))):
+        if not cut and not spec.get("truncated") and not fences[-1].open:
+            return _NO_CODE
+        return Refusal(
+            "truncated", "The answer ends inside a block of code; write it shorter, to its end."
+        )
+    if whole:
+        return whole
+    return [Fenced("", "", tuple(lines), False)] if is_code("\n".join(lines)) else _NO_CODE
+
+
+def _is_python(block: Fenced, files: Mapping[str, str]) -> bool:
+    language = block.info.replace("{", " ").replace(":", " ").split(maxsplit=1)[:1] or [""]
+    named = label(Fenced(block.info, "", (), False), files)
+    return language[0].lower() in LANGUAGES or (named or "").endswith(".py")
+
+
+def _chosen(drafts: list[str], before: str) -> str | Refusal:
+    names = _names(before)
+    fitting = [draft for draft in drafts if _names(draft) & names]
+    if len(fitting) > MAX_TIMES:
+        why = f"The answer gives the file {len(fitting)} times; write it once, whole."
+        return Refusal("ambiguous", why)
+    return (fitting or drafts)[-1]
+
+
+def is_code(text: str) -> bool:
+    """Tell whether a text is a program that defines or imports something."""
+    return bool(_names(text))
 
 
 def merged(before: str, code: str) -> str:

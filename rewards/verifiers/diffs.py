@@ -40,12 +40,18 @@ class Line:
 
 @dataclass(slots=True)
 class Hunk:
-    """Lines, and what the header says of them: the first old line and both counts, or nothing."""
+    """Lines, and what the header says of them: the first old line and both counts, or nothing.
+
+    `above` are lines that stand somewhere above it, the outer ones first; `at_end` tells that it
+    reaches the end of the file.
+    """
 
     start: int | None
     counts: tuple[int, int] | None
     lines: list[Line] = field(default_factory=list)
     unsure: bool = False
+    above: tuple[str, ...] = ()
+    at_end: bool = False
 
     def actual(self) -> tuple[int, int]:
         """Count the old and the new lines."""
@@ -59,12 +65,16 @@ class Hunk:
 
 @dataclass(slots=True)
 class FileDiff:
-    """The hunks of one file; a name is None where the diff says nothing, "" for /dev/null."""
+    """The hunks of one file; a name is None where the diff says nothing, "" for /dev/null.
+
+    `deleted` says that the file goes without its lines being shown.
+    """
 
     old: str | None = None
     new: str | None = None
     hunks: list[Hunk] = field(default_factory=list)
     renamed: bool = False
+    deleted: bool = False
 
 
 def read_diff(text: str, truncated: bool | None) -> list[FileDiff] | Refusal:
@@ -173,6 +183,8 @@ class _Reader:
         if numbers:
             counts = (int(numbers[2] or 1), int(numbers[3] or 1))
             hunk = Hunk(int(numbers[1]), counts)
+        elif above := self.lines[self.at].strip("@ \t"):
+            hunk.above = (above,)
         self.at += 1
         while self.at < len(self.lines):
             line = self.lines[self.at]

@@ -11,7 +11,7 @@ from rewards.verifiers.candidate import Refusal
 
 _OPENS = re.compile(r"(`{3,}|~{3,})([^`]*)$")
 _DELIMITER = re.compile(r"(?:<\|[\w/]+\|?>|<[\w/]+\|>)\s*\Z")
-_HINTS = frozenset({"diff", "patch", "udiff"})
+HINTS = frozenset({"diff", "patch", "udiff"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,5 +88,5 @@ def diff_blocks(text: str, truncated: bool | None) -> list[Block] | Refusal:
 
 
 def _is_diff(lines: Sequence[str], info: str) -> bool:
-    hinted = info.strip().lower() in _HINTS
+    hinted = info.strip().lower() in HINTS
     return hinted or any(starts_diff(lines, at) for at in range(len(lines)))

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rewards.verifiers.anchors import locate
+from rewards.verifiers.anchors import locate, looked
 from rewards.verifiers.candidate import (
     Candidate,
     Refusal,
@@ -22,6 +22,7 @@ from rewards.verifiers.candidate import (
     unsafe_path,
 )
 from rewards.verifiers.diffs import FileDiff, Hunk, read_diff
+from rewards.verifiers.envelopes import has_envelope, read_envelopes
 from rewards.verifiers.result import VerifierResult, failed, passed
 
 NAME = "patch"
@@ -35,6 +36,7 @@ class _Change:
     source: str
     target: str
     hunks: list[Hunk]
+    deleted: bool = False
 
 
 def verify(completion: str, spec: dict[str, Any]) -> VerifierResult:
@@ -54,7 +56,9 @@ def verify(completion: str, spec: dict[str, Any]) -> VerifierResult:
 def apply_patch(completion: str, spec: Mapping[str, Any]) -> Candidate | Refusal:
     """Return the files after the diff of a completion; raises ValueError for a spec without."""
     before = files_of(spec)
-    diffs = read_diff(completion.removesuffix(spec.get("end", "")), spec.get("truncated"))
+    text = completion.removesuffix(spec.get("end", ""))
+    read = read_envelopes if has_envelope(text) else read_diff
+    diffs = read(text, spec.get("truncated"))
     if isinstance(diffs, Refusal):
         return diffs
     changes = _changes(diffs, spec)
@@ -80,7 +84,7 @@ def _changes(diffs: Sequence[FileDiff], spec: Mapping[str, Any]) -> list[_Change
     """Bring the diffs of one file together, under names that may be written."""
     changes: dict[str, _Change] = {}
     for diff in diffs:
-        if not diff.hunks and not diff.renamed:
+        if not (diff.hunks or diff.renamed or diff.deleted):
             continue
         names = _names(diff, spec["files"])
         if isinstance(names, Refusal):
@@ -99,6 +103,7 @@ def _changes(diffs: Sequence[FileDiff], spec: Mapping[str, Any]) -> list[_Change
                 "file.",
             )
         there.hunks += diff.hunks
+        there.deleted |= diff.deleted
     if len({change.target for change in changes.values() if change.target}) != sum(
         1 for change in changes.values() if change.target
     ):
@@ -145,7 +150,7 @@ def _unknown(path: str, files: Mapping[str, str]) -> Refusal:
 
 
 def _placed(change: _Change, text: str) -> list[int | Refusal]:
-    lines = [line for line, _ in _split(text)]
+    lines = looked([line for line, _ in _split(text)])
     name = change.source or change.target
     return [locate(hunk, lines, name) for hunk in change.hunks]
 
@@ -167,7 +172,7 @@ def _write(
         return Refusal(
             "ambiguous", f"Two hunks change the same lines of {name}; write each change once."
         )
-    if not change.target and result:
+    if not change.target and result and not change.deleted:
         return Refusal(
             "context_not_found",
             f"The diff deletes {name} but does not show all of its lines; show them all.",

@@ -27,6 +27,9 @@ FORMS = {
     "draft_then_block": f"It was\n```python\n{BEFORE}```\nand must be\n```python\n{AFTER}```\n",
     "block_beside_a_shell": f"```python\n{AFTER}```\nRun it:\n```bash\npython work/main.py\n```\n",
     "one_function": "```python\ndef f(x):\n    return x - 1\n```",
+    "crlf": f"Fixed:\r\n```python\n{AFTER}```\n".replace("\n", "\r\n"),
+    "fence_in_a_list": "1. Fix:\n\n   ```python\n   def f(x):\n       return x - 1\n   ```\n2. Run it.\n",
+    "said_beside_another": f"`work/main.py`:\n```python\n{AFTER}```\nand\n```python\ndef h(): pass\n```",
     "bare": AFTER,
     "bare_function": "def f(x):\n    return x - 1\n",
     "diff": DIFF,
@@ -78,3 +81,54 @@ def test_a_part_keeps_the_rest_with_its_decorators_and_brings_its_imports() -> N
         '"""Doc."""\nfrom __future__ import annotations\nimport math\ndef more(): pass\nimport os\n\n'
         "@twice\ndef f():\n    return math.pi\n\nclass A: pass\n"
     )
+
+
+DOC = "def f(x):\n    '''\n@@ a line\n--- a/x\n    '''\n    return x - 1\n"
+
+
+@pytest.mark.parametrize("completion", [DOC, f"```python\n{DOC}```\n", f"```\n{DOC}```\n"])
+def test_lines_of_a_docstring_are_no_diff(completion: str) -> None:
+    found = candidate_of(completion, SPEC)
+    assert isinstance(found, Candidate), found
+    assert "@@ a line" in found.files["work/main.py"]
+
+
+TWO = {
+    "a/m.py": "def f(): return 1\n",
+    "b.py": "def f(): return 1\n",
+    "test_b.py": "def f(): pass\n",
+}
+NEW = "def f(): return 2\n"
+
+
+@pytest.mark.parametrize(
+    ("completion", "path"),
+    [(f"```python {{}}\n{NEW}```", "a/m.py"), (f"```python:{{}}\n{NEW}```", "b.py"), (f"```{{}}\n{NEW}```", "b.py"),
+     (f'```python title="{{}}"\n{NEW}```', "a/m.py"), (f"**{{}}**\n\n```python\n{NEW}```", "b.py"),
+     (f"### File: `{{}}`\n```python\n{NEW}```", "a/m.py"), (f"1. In `{{}}`:\n\n   ```python\n   {NEW}   ```", "b.py"),
+     (f"```python\n# {{}}\n{NEW}```", "a/m.py"), (f"# {{}}\n{NEW}", "b.py")],
+)  # fmt: skip
+def test_the_path_said_of_a_block_chooses_the_file(completion: str, path: str) -> None:
+    found = candidate_of(completion.format(path), {"files": TWO, "answer": "any"})
+    assert isinstance(found, Candidate), found
+    assert found.changed == (path,)
+    assert found.files[path].endswith(NEW)
+
+
+def test_several_files_may_be_given() -> None:
+    both = "".join(f"**{path}**\n```python\n{NEW}```\n" for path in ("m.py", "b.py"))
+    found = candidate_of(both, {"files": TWO, "answer": "code"})
+    assert isinstance(found, Candidate), found
+    assert found.changed == ("a/m.py", "b.py")
+
+
+@pytest.mark.parametrize(
+    ("completion", "failure"),
+    [(f"```python test_b.py\n{NEW}```", "path_not_allowed"), (f"I left b.py alone.\n```python\n{NEW}```", "no_patch"),
+     (f"**b.py**\n```python\n{NEW}```\n**m.py**\n```python\n{NEW}", "truncated"),
+     (f"```python b.py\n{NEW}    ```\n", "truncated"), (f"```python b.py\n{NEW}", "truncated")],
+)  # fmt: skip
+def test_a_path_makes_no_answer_of_what_is_none(completion: str, failure: str) -> None:
+    found = candidate_of(completion, {"files": TWO, "answer": "code"})
+    assert isinstance(found, Refusal), found
+    assert found.failure == failure
