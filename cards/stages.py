@@ -1,4 +1,4 @@
-"""Render the dataset card of steps or pairs from their report.
+"""Render the dataset card of steps, pairs or SDPO rows from their report.
 
 The same report gives the same bytes.
 """
@@ -14,9 +14,14 @@ WHAT = {
     "steps": "Next-action rows for supervised fine-tuning: what a coding agent had read, and its "
     "next tool call.",
     "pairs": "Preference pairs for DPO: of one beginning, the better continuation and the worse.",
+    "sdpo": "Rows for SDPO: a turn, and apart from it what the teacher alone may see.",
 }
+TAGS = {"steps": "sft", "pairs": "dpo", "sdpo": "sdpo"}
 COLUMNS = {
     "prompt": "what the model had read, a conversation",
+    "privileged_context": "what only the teacher sees",
+    "reward_terms": "concrete tokens of it",
+    "score": "of the turn in its duel, 0 to 100",
     "completion": "the action to learn, an assistant's turn",
     "chosen": "the better continuation",
     "rejected": "the worse one",
@@ -26,7 +31,8 @@ COLUMNS = {
     "step": "number of the action in its run",
     "n_tokens": "tokens of prompt and completion, when they were counted",
     "split": "train or test, by task",
-    "target": "what is compared: step, patch, last_write, truncated, summary, full, edit, branch",
+    "target": "what is compared: step, patch, last_write, truncated, summary, full, edit, branch, "
+    "turn",
     "score_chosen": "the score of the better run, compared place by place",
     "score_rejected": "that of the worse run",
     "run_chosen": "the better run",
@@ -39,7 +45,7 @@ COLUMNS = {
 
 
 def render_stage_card(report: Json, features: Features) -> str:
-    """Return the card of a folder of steps or pairs."""
+    """Return the card of a folder of such rows."""
     stage = report["stage"]
     configs: list[Json] = []
     if report["rows"]:
@@ -54,7 +60,7 @@ def render_stage_card(report: Json, features: Features) -> str:
         "pretty_name": f"Agent {stage} from {report['source']}",
         "size_categories": [next((name for size, name in SIZES if count < size), "n>1M")],
         "task_categories": ["text-generation"],
-        "tags": ["agent-traces", "pimono-sdpo", "dpo" if stage == "pairs" else "sft", "trl"],
+        "tags": ["agent-traces", "pimono-sdpo", TAGS[stage], "trl"],
     }
     if report["licence"]:
         metadata["license"] = report["licence"]

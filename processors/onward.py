@@ -1,63 +1,110 @@
 """Duels that the challenger won, as rows to train on.
 
-reads  DUEL of the bucket `final` / writes  one row each for SFT, DPO and SDPO
+reads  DUEL / writes  STEP (SFT), PAIR (DPO) or SDPO
 
 The challenger saw what the student will not: in SFT and DPO its answer teaches alone, in SDPO the
-hidden pull request is the `privileged_context`. Answers that use terms only the pull request holds
-are left out, because nobody who is blind could have given them.
+hidden pull request is the `privileged_context`. Answers with terms that only the pull request holds
+are not imitated, because nobody who is blind could have given them.
 """
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from datasets import Features, List, Value
 
+from pimono_sdpo.rollout_schema import DROPPED_PAIR, DROPPED_STEP, PAIR, STEP
 from pimono_sdpo.schema import MESSAGE
+from pimono_sdpo.stage import Filter, Map, Stage
+from processors.terms import concrete_terms
 
 Row = Mapping[str, Any]
-ABOUT = {
-    "turn_id": Value("string"),
-    "instance_id": Value("string"),
-    "repo": Value("string"),
-    "score": Value("float64"),
-}
-SFT = Features({"prompt": List(MESSAGE), "completion": List(MESSAGE), **ABOUT})
-DPO = Features(
-    {"prompt": List(MESSAGE), "chosen": List(MESSAGE), "rejected": List(MESSAGE), **ABOUT}
+Kind = Literal["sft", "dpo", "sdpo"]
+SDPO = Features(
+    {
+        "prompt": List(MESSAGE),
+        "privileged_context": Value("string"),
+        "reward_terms": List(Value("string")),
+        "score": Value("float64"),
+        "task_id": Value("string"),
+        "run_id": Value("string"),
+        "split": Value("string"),
+    }
 )
-SDPO = Features({"prompt": List(MESSAGE), "privileged_context": Value("string"), **ABOUT})
+REJECTED = {
+    **{name: SDPO[name] for name in ("task_id", "run_id", "score", "split")},
+    "drop_reason": Value("string"),
+    "detail": Value("string"),
+}
+READS = ("turn_id", "instance_id", "turn", "messages", "challenger")
+TABLES: dict[Kind, tuple[Features, Features]] = {
+    "sft": (STEP, DROPPED_STEP),
+    "dpo": (PAIR, DROPPED_PAIR),
+    "sdpo": (SDPO, Features(REJECTED)),
+}
 
 
-def sft_row(duel: Row) -> Iterator[dict[str, Any]]:
-    """Yield the challenger's answer as the completion."""
-    if teaches(duel):
-        yield {**_about(duel), "completion": _said(duel["challenger"])}
+def stages(kind: Kind) -> tuple[Stage, ...]:
+    """Return the stages that make rows of a kind of DUEL rows."""
+    if kind == "sdpo":
+        return Map(sdpo, (*READS, "privileged_context", "score"), SDPO), Filter(
+            has_context, ("privileged_context",)
+        )
+    leaks = Filter(may_teach, ("leaked_terms",))
+    if kind == "sft":
+        return Map(sft, READS, STEP), leaks
+    made = Map(dpo, (*READS, "king", "assistant", "opponent", "score"), PAIR)
+    return made, leaks, Filter(differs, ("chosen", "rejected"))
 
 
-def dpo_row(duel: Row) -> Iterator[dict[str, Any]]:
-    """Yield the challenger's answer over its opponent's, unless they are the same."""
-    opponent = duel["king"] if duel["opponent"] == "king" else duel["assistant"]
-    if teaches(duel) and opponent.strip() != duel["challenger"].strip():
-        both = {"chosen": _said(duel["challenger"]), "rejected": _said(opponent)}
-        yield {**_about(duel), **both}
+def sft(duel: Row) -> dict[str, Any]:
+    """Return the challenger's answer as the completion."""
+    about = {"run_id": duel["turn_id"], "step": duel["turn"], "n_tokens": None}
+    return {**_about(duel), **about, "completion": _said(duel["challenger"]), "tools": None}
 
 
-def sdpo_row(duel: Row) -> Iterator[dict[str, Any]]:
-    """Yield the turn with the pull request as what only the teacher sees.
+def dpo(duel: Row) -> dict[str, Any]:
+    """Return the challenger's answer over its opponent's."""
+    other = duel["king"] if duel["opponent"] == "king" else duel["assistant"]
+    return {
+        **_about(duel),
+        "chosen": _said(duel["challenger"]),
+        "rejected": _said(other),
+        "tools": None,
+        "target": "turn",
+        "score_chosen": [duel["score"]],
+        "score_rejected": [100 - duel["score"]],
+        "run_chosen": duel["turn_id"],
+        "run_rejected": duel["turn_id"],
+    }
 
-    The answers do not count here: a student samples its own, and the teacher may know more.
+
+def sdpo(duel: Row) -> dict[str, Any]:
+    """Return the turn with the pull request as what only the teacher sees.
+
+    The answers do not count: a student samples its own, and the teacher may know more.
     """
-    if duel["bucket"] == "final" and duel["privileged_context"]:
-        yield {**_about(duel), "privileged_context": duel["privileged_context"]}
+    terms = concrete_terms([duel["privileged_context"] or ""])
+    return {**_about(duel), "run_id": duel["turn_id"], "reward_terms": terms}
 
 
-def teaches(duel: Row) -> bool:
-    """Whether the challenger's answer may be imitated."""
-    return duel["bucket"] == "final" and not duel["leaked_terms"]
+def may_teach(row: Row) -> str | None:
+    """Drop answers that say what only the pull request holds."""
+    return "leaked" if row["leaked_terms"] else None
+
+
+def differs(row: Row) -> str | None:
+    """Drop pairs of equal answers."""
+    same = row["chosen"][0]["content"].strip() == row["rejected"][0]["content"].strip()
+    return "identical" if same else None
+
+
+def has_context(row: Row) -> str | None:
+    """Drop turns whose pull request is not known."""
+    return None if row["privileged_context"] else "no_pull_request"
 
 
 def _about(duel: Row) -> dict[str, Any]:
-    return {"prompt": duel["messages"], **{name: duel[name] for name in ABOUT}}
+    return {"prompt": duel["messages"], "task_id": duel["instance_id"], "split": "train"}
 
 
 def _said(text: str) -> list[dict[str, str]]:

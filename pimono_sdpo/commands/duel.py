@@ -75,6 +75,17 @@ def run_turns(source: str, records: str | None, options: "Options", out: Path) -
         return draw(source, records, options, out, request)
 
 
+def draw_turns(
+    source: str, records: str | None, exclude: Path | None, settings: "Settings", out: Path
+) -> Json:
+    """Draw turns as the settings say, without the instance ids of a text file; raises as above."""
+    from processors.turns import Options, excluded_ids
+
+    left_out = excluded_ids(exclude) if exclude else frozenset()
+    options = Options(settings.duel.turns, settings.duel.seed, exclude=left_out)
+    return run_turns(source, records, options, out)
+
+
 def run_answers(out: Path, settings: "Settings", spending: Spending, equals: bool = False) -> Told:
     """Ask king and challenger, or the king twice; raises SourceError, InferenceError."""
     from pimono_sdpo.duel_schema import ANSWER

@@ -23,7 +23,7 @@ Json = dict[str, Any]
 class Asked:
     """What is made of what: the name of the stage, its source and options, for report and card."""
 
-    stage: Literal["steps", "pairs"]
+    stage: Literal["steps", "pairs", "sdpo"]
     source: str
     source_kind: str
     options: Json

@@ -106,6 +106,17 @@ class Judge(Asking):
     backend: Literal["chat", "logprobs"] = "chat"
 
 
+class Gate(Section):
+    """What must hold for a challenger to be accepted; see `pimono_sdpo.duel.gate.Rules`."""
+
+    win_margin: Annotated[float, Field(ge=0, le=50)] = 5.0
+    alpha: Annotated[float, Field(gt=0, lt=0.5)] = 0.05
+    min_parsed: Annotated[float, Field(ge=0, le=1)] = 0.9
+    min_clusters: Count = 30
+    min_judges: Count = 2
+    both_orders: bool = True
+
+
 class ModelPrice(Section):
     """USD per million tokens."""
 
@@ -126,6 +137,7 @@ class Settings(BaseSettings):
     rollout: Rollout = Rollout()
     duel: Duel = Duel()
     judge: Judge = Judge()
+    gate: Gate = Gate()
     prices: dict[str, ModelPrice] = {}
 
     def price_list(self) -> dict[str, Price]:

@@ -1,0 +1,154 @@
+"""The command as a user runs it, against the scripted server."""
+
+import json
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from datasets import load_dataset
+from typer.testing import CliRunner
+
+from pimono_sdpo.cli import app
+from pimono_sdpo.commands.duel_rows import run_duel_rows
+from pimono_sdpo.errors import EmptySelection, InferenceError, SourceError
+from pimono_sdpo.rollout_schema import PAIR, STEP
+from tests.chat_server import ChatServer
+from tests.duel.players import is_judge, play, verdict
+from tests.duel.trajectories import write_pull_requests, write_trajectories
+
+RUN = CliRunner()
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chat_server: ChatServer) -> Path:
+    """Trajectories, records and settings for the scripted server."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("LLM_API_KEY", raising=False)
+    asking = f'provider = "{chat_server.url}"\nconcurrency = 4\nwait_initial = 0.01\n'
+    Path("chain.toml").write_text(
+        f'[duel]\n{asking}model = "k"\nattempts = 2\nturns = 12\nseed = 1\n'
+        f'[judge]\n{asking}models = ["judge-1", "judge-2"]\nattempts = 2\n'
+        "[gate]\nmin_clusters = 3\n"
+    )
+    chat_server.policy = play
+    write_trajectories(tmp_path / "data")
+    write_pull_requests(tmp_path / "prs.parquet")
+    return tmp_path
+
+
+def said(*arguments: str) -> str:
+    done = RUN.invoke(app, arguments, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_from_trajectories_to_rows(folder: Path, chat_server: ChatServer) -> None:
+    told = said("duel", "data", "--records", "prs.parquet", "--aa-test", "4", "--rules", "original")
+    assert "12 turns of " in told
+    assert "answers: 12 rows" in told
+    assert "judge: 48 rows" in told
+    assert "score 100.0, lower bound 100.0" in told
+    assert "buckets: final 12, refined 0, defeat 0, parse_fail 0" in told
+    assert "final between equals: 0" in told
+    assert "by the original rules: accepted" in told
+    assert "\naccepted\n" in told
+    report = json.loads((folder / "duel/result/report.json").read_text())
+    assert report["aa_test"]["buckets"] == {"final": 0, "refined": 0, "defeat": 4, "parse_fail": 0}
+
+    # Scored again by other rules: nobody is asked.
+    hits = len(chat_server.hits)
+    Path("chain.toml").write_text(Path("chain.toml").read_text().replace("= 3\n", "= 300\n"))
+    told = said("duel", "--stage", "score")
+    assert "not accepted: " in told
+    assert "tasks are fewer than 300" in told
+    assert len(chat_server.hits) == hits
+
+    for kind in ("sft", "dpo", "sdpo"):
+        said("duel-rows", "duel", "--to", kind, "--out", kind)
+    steps = load_dataset("sft", "steps", split="train")
+    assert set(steps.column_names) == set(STEP)
+    assert "carefully" in steps[0]["completion"][0]["content"]
+    pairs = load_dataset("dpo", "pairs", split="train")
+    assert set(pairs.column_names) == set(PAIR)
+    assert "carefully" in pairs[0]["chosen"][0]["content"]
+    assert "quickly" in pairs[0]["rejected"][0]["content"]
+    assert pairs[0]["score_chosen"] == [100.0]
+    rows = load_dataset("sdpo", "sdpo", split="train")
+    assert "flush_pending_rows" in rows[0]["privileged_context"]
+    assert "flush_pending_rows" in rows[0]["reward_terms"]
+    assert "flush_pending_rows" not in str(rows["prompt"])
+    assert rows[0]["prompt"][-1]["role"] == "user"
+
+
+def test_the_same_command_again_asks_nothing_and_changes_nothing(
+    folder: Path, chat_server: ChatServer
+) -> None:
+    command = ("duel", "data", "--records", "prs.parquet", "--out", "one")
+    said(*command)
+    before = {path: path.read_bytes() for path in Path("one/result").rglob("*.*")}
+    hits = len(chat_server.hits)
+    said(*command)
+    assert len(chat_server.hits) == hits
+    assert {path: path.read_bytes() for path in Path("one/result").rglob("*.*")} == before
+
+
+def test_an_estimate_stops_before_the_next_stage(folder: Path, chat_server: ChatServer) -> None:
+    told = said("duel", "data", "--records", "prs.parquet", "--estimate")
+    assert "estimate for 12 rows, from 8 that were run" in told
+    assert not (folder / "duel/answers").exists()
+    # What the estimate asked is in the journal and not asked again.
+    asked = len(chat_server.hits)
+    said("duel", "--stage", "answers")
+    assert len(chat_server.hits) == 24
+    assert asked == 16
+    assert "estimate" in said("duel", "--estimate")
+
+
+def test_what_leaks_is_not_imitated_but_taught_with_its_context(
+    folder: Path, chat_server: ChatServer
+) -> None:
+    said("duel", "data", "--records", "prs.parquet")
+    path = folder / "duel/result/data/final-00000-of-00001.parquet"
+    table = pq.read_table(path)
+    rows = table.to_pylist()
+    for row in rows[:5]:
+        row["leaked_terms"] = ["flush_pending_rows"]
+    rows[5]["challenger"] = rows[5]["king"]
+    pq.write_table(type(table).from_pylist(rows, table.schema), path)
+    report = run_duel_rows(folder / "duel", "dpo", folder / "dpo")
+    assert report["rows"] == 6
+    assert report["drop_reasons"] == {"identical": 1, "leaked": 5}
+    assert run_duel_rows(folder / "duel", "sft", folder / "sft")["rows"] == 7
+    assert run_duel_rows(folder / "duel", "sdpo", folder / "sdpo")["rows"] == 12
+
+
+def test_no_winner_is_one_sentence(folder: Path, chat_server: ChatServer) -> None:
+    chat_server.policy = lambda body: verdict(5, 5) if is_judge(body) else play(body)
+    told = said("duel", "data", "--records", "prs.parquet")
+    assert "not accepted: the score 50.0 is not 5 points above 50" in told
+    with pytest.raises(EmptySelection, match="take another bucket"):
+        run_duel_rows(folder / "duel", "sft", folder / "rows")
+    assert run_duel_rows(folder / "duel", "sft", folder / "rows", ("defeat",))["rows"] == 12
+
+
+def test_a_judge_that_likes_the_first_answer_decides_nothing(
+    folder: Path, chat_server: ChatServer
+) -> None:
+    chat_server.policy = lambda body: verdict(9, 1) if is_judge(body) else play(body)
+    told = said("duel", "data", "--records", "prs.parquet", "--rules", "original")
+    assert "score 50.0" in told
+    report = json.loads((folder / "duel/result/report.json").read_text())
+    assert [judge["first_bias"] for judge in report["judges"]] == [50, 50]
+    assert report["original"]["challenger_score"] == 0
+
+
+def test_bad_input_is_one_sentence(folder: Path) -> None:
+    with pytest.raises(SourceError, match="run the stage `turns` first"):
+        RUN.invoke(app, ["duel", "--stage", "answers"], catch_exceptions=False)
+    with pytest.raises(SourceError, match="name trajectories or sessions"):
+        RUN.invoke(app, ["duel", "--stage", "turns"], catch_exceptions=False)
+    with pytest.raises(SourceError, match="holds no scored duel"):
+        run_duel_rows(folder / "duel", "sft", folder / "rows")
+    Path("chain.toml").write_text("[gate]\nalpha = 2\n")
+    with pytest.raises(InferenceError, match=r"`gate.alpha` of the settings is wrong"):
+        RUN.invoke(app, ["duel", "--stage", "score"], catch_exceptions=False)
