@@ -42,7 +42,7 @@ def parquet_export(repo_id: str) -> tuple[str, list[str]]:
 def parquet_of(repo_id: str) -> tuple[str, list[str], list[int]]:
     """Return commit, names and bytes of a dataset's parquet files; raises SourceError.
 
-    Those of the export, which is one whole; the repository's own where the viewer made none.
+    Those of the export; the repository's own where there is none, or one of a part alone.
     """
     api = HfApi()
     with _told(repo_id):
@@ -58,7 +58,8 @@ def parquet_of(repo_id: str) -> tuple[str, list[str], list[int]]:
                 for entry in tree
                 if isinstance(entry, RepoFile) and entry.path.endswith(".parquet")
             }
-            if files:
+            is_partial = commit in exports and any("/partial-" in name for name in files)
+            if files and not is_partial:
                 names = sorted(files)
                 return commit, names, [files[name] for name in names]
     raise SourceError(f"`{repo_id}` holds no parquet files; give a dataset that does.")

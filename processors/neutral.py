@@ -24,7 +24,7 @@ _CONTROL = re.compile(
     r"<(?=[|\uff5c]|/?(?:start_of_turn|end_of_turn|s|bos|eos|think|tool_call|hidden)>|</?SYS>)"
     r"|[|\uff5c](?=>)|\[(?=/?INST\])"
 )
-_WHO = r"(?:judges?|evaluators?|graders?|reviewers?|raters?|assessors?)"
+_WHO = r"(?:judges?|evaluators?|graders?|raters?|assessors?)"
 _SIDE = (
     r"(?:(?:this|my|the (?:first|second|other)) (?:response|answer|reply)"
     r"|(?:response|answer|assistant|model) [ab12])"
@@ -33,22 +33,26 @@ _BEST = r"(?:better|best|winner|wins?|preferred|superior|perfect|10|ten|high(?:e
 _CALLS = (
     r"(?:dear|hey|hello|attention|(?:note|message|important) (?:to|for)|(?:as|you are) (?:an?|the))"
 )
-_RATES = r"(?:rate|score|grade|judge|prefer|choose|pick|award|give|assign)"
-_RULES = r"(?:instructions?|prompts?|rubrics?|rules|criteria)"
-_METRICS = r"(?:correctness|grounding|progress|protocol|efficiency)"
+_RATES = r"(?:rate|score|grade|judge|prefer|choose|pick|award|give)"
+# Rules of a linter are ignored for good reasons: only what was told before counts.
+_TOLD = (
+    r"(?:(?:previous|prior|above|earlier|preceding|foregoing|system|other|these|those|your)"
+    r" (?:instructions?|prompts?|rules|messages?)|rubrics?|(?:grading|judging|scoring) criteria)"
+)
 # Each begins at a word and ends with its sentence or line.
 _TO_THE_JUDGE = re2.compile(
     "(?im:"
     + "|".join(
         (
-            rf"\b(?:ignore|disregard|forget|override)[^\n.]{{0,40}}?\b{_RULES}\b[^\n.]*",
+            rf"\b(?:ignore|disregard|forget|override)\b[^\n.]{{0,30}}?\b{_TOLD}\b[^\n.]*",
             rf"\b{_CALLS} (?:the )?(?:\w+ )?{_WHO}\b[^\n]*",
             rf"^\W*{_WHO}\s*[:,][^\n]*",
             rf"\b{_RATES}\b[^\n.]{{0,30}}?\b{_SIDE}\b[^\n.]*",
             rf"\b{_SIDE} (?:is|should|must|deserves?|wins?|has to)\b[^\n.]*?\b{_BEST}\b[^\n.]*",
-            r"[\"']?\bverdict[\"']?\s*[:=][^\n]*",
-            rf"[\"']{_METRICS}[\"']\s*:\s*\d[^\n]*",
-            r"</?(?:conversation|response|solution|reference)\b[^\n>]*>?",
+            r"\bverdict\b[\"']?\s*[:=]\s*[\"']?(?:a|b|tie)\b[^\n]*",
+            r"[\"'](?:correctness|grounding)[\"']\s*:\s*\d[^\n]*",
+            r"</?(?:conversation|solution|reference|response)(?: [ab])? [0-9a-f]{4,16}>",
+            r"</?response [ab]\b[^\n>]{0,40}>?",
         )
     )
     + ")"

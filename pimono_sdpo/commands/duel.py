@@ -100,6 +100,8 @@ def run_answers(out: Path, settings: "Settings", spending: Spending, equals: boo
         seed=duel.seed,
         max_tokens=duel.max_tokens,
     )
+    if _report(out) is None:
+        raise SourceError(f"`{out}` holds no turns yet; run the stage `turns` first.")
     with _held(out):
         inputs = _shards(out / TURNS, "turns")
         models = (players.king, players.challenger)
@@ -128,6 +130,8 @@ def run_judge(out: Path, settings: "Settings", spending: Spending, equals: bool 
         max_tokens=judge.max_tokens,
         seed=settings.duel.seed,
     )
+    if not out.is_dir():
+        raise SourceError(f"`{out}` does not exist; run the stages `turns` and `answers` first.")
     with _held(out):
         inputs = _shards(out / (EQUALS * equals + ANSWERS), "answers")
         if judge.backend == "logprobs" and "://" not in judge.provider:

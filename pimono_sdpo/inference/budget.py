@@ -1,13 +1,12 @@
 """Keep what calls cost below a limit: before a call, the most it can cost is set aside."""
 
 import asyncio
-import json
 import math
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 from pimono_sdpo.errors import InferenceError
-from pimono_sdpo.inference.calls import Reply, Request, body_of
+from pimono_sdpo.inference.calls import Reply, Request
 from pimono_sdpo.inference.journal import Journal
 from pimono_sdpo.inference.prices import Price, cost
 
@@ -78,5 +77,5 @@ class Budget:
 
     def _bound(self, request: Request) -> float | None:
         """The most a call can cost; None for a model that has no price."""
-        prompt = len(json.dumps(body_of(request), ensure_ascii=False).encode()) // BYTES_PER_TOKEN
+        prompt = len(request.canonical) // BYTES_PER_TOKEN
         return cost(self.prices, request.model, prompt, request.max_tokens or MOST_TOKENS, 0)

@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 Json = dict[str, Any]
@@ -25,6 +26,30 @@ class Request:
     max_tokens: int | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
     sample: int = 0
+
+    @cached_property
+    def body(self) -> Json:
+        """The fields that are sent: without nulls, and with text that UTF-8 can hold."""
+        body: Json = {"model": self.model, "messages": [_told(turn) for turn in self.messages]}
+        body["tools"] = [dict(tool) for tool in self.tools] if self.tools else None
+        body["temperature"] = self.temperature
+        body["seed"] = self.seed
+        body["max_tokens"] = self.max_tokens
+        given = {name: value for name, value in body.items() if value is not None}
+        text = json.dumps({**self.extra, **given}, ensure_ascii=False)
+        # Half a surrogate pair, as broken traces hold, cannot be sent.
+        sent: Json = json.loads(text.encode("utf-8", "replace"))
+        return sent
+
+    @cached_property
+    def canonical(self) -> str:
+        """The request as JSON with sorted keys, sample included."""
+        return json.dumps({**self.body, "sample": self.sample}, sort_keys=True)
+
+    @cached_property
+    def key(self) -> str:
+        """The sha256 of the canonical request, in hex. Who is asked is no part of it."""
+        return hashlib.sha256(self.canonical.encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -48,32 +73,8 @@ class Reply:
     from_journal: bool = False
 
 
-def body_of(request: Request) -> Json:
-    """The fields that are sent: without nulls, and with text that UTF-8 can hold."""
-    body: Json = {"model": request.model, "messages": [_told(turn) for turn in request.messages]}
-    body["tools"] = [dict(tool) for tool in request.tools] if request.tools else None
-    body["temperature"] = request.temperature
-    body["seed"] = request.seed
-    body["max_tokens"] = request.max_tokens
-    given = {name: value for name, value in body.items() if value is not None}
-    text = json.dumps({**request.extra, **given}, ensure_ascii=False)
-    # Half a surrogate pair, as broken traces hold, cannot be sent.
-    sent: Json = json.loads(text.encode("utf-8", "replace"))
-    return sent
-
-
 def _told(turn: Mapping[str, Any]) -> Json:
     """A turn without the columns it does not use, which datasets fill with nulls."""
     told = {name: value for name, value in turn.items() if value is not None and value != []}
     # Strict servers want the content of every turn, if only null.
     return {"content": None, **told} if "tool_calls" in told else {"content": "", **told}
-
-
-def canonical(request: Request) -> str:
-    """The request as JSON with sorted keys, sample included."""
-    return json.dumps({**body_of(request), "sample": request.sample}, sort_keys=True)
-
-
-def key_of(request: Request) -> str:
-    """The sha256, in hex, of the canonical request."""
-    return hashlib.sha256(canonical(request).encode()).hexdigest()

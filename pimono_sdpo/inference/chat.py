@@ -21,7 +21,7 @@ from huggingface_hub.errors import HfHubHTTPError, InferenceTimeoutError
 
 from pimono_sdpo.inference.answers import Garbage, reply_of, retry_after, sentence
 from pimono_sdpo.inference.budget import Budget
-from pimono_sdpo.inference.calls import Reply, Request, body_of, key_of
+from pimono_sdpo.inference.calls import Reply, Request
 from pimono_sdpo.inference.journal import Journal
 from pimono_sdpo.inference.prices import Price, cost
 from pimono_sdpo.inference.providers import Endpoint
@@ -94,7 +94,7 @@ class Chat:
     async def ask(self, request: Request) -> Reply:
         """Answer from the journal, or from the endpoint; trouble is a reply with `error`."""
         here = self._loop()
-        key = key_of(request)
+        key = request.key
         # Two tasks with the same question pay for one answer, which the journal then has.
         async with here.asked.setdefault(key, asyncio.Lock()):
             known = self.journal.get(request) if self.journal else None
@@ -153,7 +153,7 @@ class Chat:
 
     async def _once(self, request: Request, client: AsyncInferenceClient) -> Reply:
         """One try; raises what is in TROUBLE."""
-        body = body_of(request)
+        body = dict(request.body)
         named: dict[str, Any] = {name: body.pop(name) for name in NAMED if name in body}
         try:
             answer = await client.chat_completion(**named, extra_body=body or None)

@@ -1,7 +1,8 @@
 """Every finished call, in one SQLite file: a rerun replays it, and it is the ledger of costs.
 
 A call is committed the moment it is finished; failures are not stored, so that a rerun tries them
-again. Several processes may write one file: of two answers to one question the first is kept.
+again. Who answered is noted, but a question is the same whoever is asked. Several processes may
+write one file: of two answers to one question the first is kept.
 """
 
 import json
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pimono_sdpo.errors import InferenceError
-from pimono_sdpo.inference.calls import Reply, Request, canonical, key_of
+from pimono_sdpo.inference.calls import Reply, Request
 
 # Numbers first: adding them up then need not read the long texts.
 SCHEMA = """
@@ -63,7 +64,7 @@ class Journal:
         """The answer to exactly this request, None when it was never finished."""
         with self._told():
             asked = f"select {REPLY} from calls where key = ?"
-            row = self._connection().execute(asked, (key_of(request),)).fetchone()
+            row = self._connection().execute(asked, (request.key,)).fetchone()
         if row is None:
             return None
         prompt, completion, cached, latency, finish_reason, text, tool_calls = row
@@ -82,9 +83,9 @@ class Journal:
         """Commit a finished call."""
         assert reply.error is None
         row = (
-            *(key_of(request), request.model, endpoint),
+            *(request.key, request.model, endpoint),
             *(reply.prompt_tokens, reply.completion_tokens, reply.cached_tokens, reply.latency),
-            *(reply.finish_reason, reply.text, json.dumps(reply.tool_calls), canonical(request)),
+            *(reply.finish_reason, reply.text, json.dumps(reply.tool_calls), request.canonical),
         )
         with self._told(), self._connection() as connection:
             places = ", ".join("?" * len(row))

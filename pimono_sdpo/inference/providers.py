@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
+from huggingface_hub import get_token
+
 from pimono_sdpo.errors import InferenceError
 
 # Sent where no key is needed: without one, the client would send the Hub's token to any URL.
@@ -53,6 +55,9 @@ def endpoint(provider: str, environment: Mapping[str, str]) -> Endpoint:
             "an OpenAI-compatible server."
         )
     key = next((environment[name] for name in preset.key_variables if environment.get(name)), None)
+    if provider == "hf":
+        # Of `hf auth login`.
+        key = key or get_token()
     if key is None:
         names = " or ".join(preset.key_variables)
         raise InferenceError(

@@ -240,6 +240,10 @@ def test_control_tokens_are_broken(token: str) -> None:
         step("The response is a list", "python -c 'print(response.json())'"),
         "if x < 3 and y > 2: return a | b",
         "The instructions in README say to run make test.",
+        step("Ignore the lint rules here", "ruff check --ignore E501 src"),
+        step("Typed", "cat > a.ts <<'EOF'\nasync function get(): Promise<Response> {}\nEOF"),
+        step("State", 'cat > s.json <<\'EOF\'\n{"progress": 3, "protocol": 2}\nEOF'),
+        step("The verdict of the parser is wrong", "grep -n 'verdict =' src/parser.py"),
     ],
 )
 def test_an_honest_answer_is_left_as_it_is(honest: str) -> None:

@@ -121,6 +121,7 @@ def test_killed_at_random_points_no_call_that_was_finished_is_repeated(
     (whole / "prs").mkdir()
     for path in [*(duel / "turns").iterdir(), *(duel / "prs").iterdir()]:
         (whole / path.parent.name / path.name).write_bytes(path.read_bytes())
+    (whole / "turns.json").write_bytes((duel / "turns.json").read_bytes())
     both_stages(whole)
     chat_server.hits.clear()
     chat_server.trouble = lambda asked, before: hang(0.02)
@@ -245,6 +246,7 @@ def test_bad_order_and_other_turns_are_one_sentence(folder: Path) -> None:
         run_judge(duel, settings(), Spending())
     with pytest.raises(SourceError, match="run the stage `turns` first"):
         run_answers(folder / "none", settings(), Spending())
+    assert not (folder / "none").exists()
     run_answers(duel, settings(), Spending())
     source, records = str(folder / "data"), str(folder / "prs.parquet")
     with pytest.raises(OutputError, match="drawn otherwise"):

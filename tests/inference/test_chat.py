@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pimono_sdpo.inference.calls import Reply, Request, key_of
+from pimono_sdpo.inference.calls import Reply, Request
 from pimono_sdpo.inference.chat import Chat, Limits
 from pimono_sdpo.inference.journal import Journal
 from pimono_sdpo.inference.prices import Price
@@ -187,7 +187,7 @@ def test_the_key_of_a_request_sees_what_is_sent_and_nothing_else() -> None:
     with_nulls = {"role": "user", "content": "ping", "tool_calls": None, "name": None}
     same = [question(), Request(model="m", messages=[with_nulls], tools=[], extra={})]
     other = [question("pong"), question(seed=0), question(sample=1), question(extra={"n": 1})]
-    keys = [key_of(request) for request in [*same, *other]]
+    keys = [request.key for request in [*same, *other]]
     assert keys[0] == keys[1]
     assert len(set(keys)) == 5
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from huggingface_hub import get_token
 
 from pimono_sdpo.errors import InferenceError
 from pimono_sdpo.inference.prices import Price
@@ -67,7 +68,14 @@ def test_a_file_that_is_named_must_be_there() -> None:
         load(Path("mine.toml"))
 
 
-@pytest.mark.parametrize("provider", PRESETS)
+@pytest.mark.skipif(bool(get_token()), reason="logged in to the Hub")
+def test_the_hub_s_router_takes_the_token_of_the_login() -> None:
+    with pytest.raises(InferenceError, match="HF_TOKEN or HUGGINGFACE_API_KEY"):
+        endpoint("hf", {})
+    assert endpoint("hf", {"HUGGINGFACE_API_KEY": "hf_1"}).base_url is None
+
+
+@pytest.mark.parametrize("provider", [name for name in PRESETS if name != "hf"])
 def test_a_preset_names_the_variable_of_its_key(provider: str) -> None:
     variables = PRESETS[provider].key_variables
     with pytest.raises(InferenceError, match=variables[0]):
