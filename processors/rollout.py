@@ -48,7 +48,8 @@ class Roller:
     """Makes rows of rollouts; `run` never raises on what a model does.
 
     `judge_of` returns what judges a task, None for a task without tests. Each finished row is told
-    to `done`. Traces go below `traces`, which is None to write none.
+    to `done`. Traces go below `traces`, which is None to write none; the agents work below
+    `spaces`, None for the system's folder of temporary files.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class Roller:
         self.sampling = sampling
         self.traces = traces
         self.done = done
+        self.spaces: Path | None = None
 
     async def run(self, task: Json) -> Json:
         """Return the ROLLOUT row of a task with a seed."""
@@ -81,7 +83,7 @@ class Roller:
                 request_of(messages, task["seed"], self.sampling, self.rules)
             )
 
-        with tempfile.TemporaryDirectory(prefix="rollout-") as folder:
+        with tempfile.TemporaryDirectory(prefix="rollout-", dir=self.spaces) as folder:
             root = Path(folder)
             visible_copy(task, root)
             space = Workspace(root, self.rules.max_tool_chars)

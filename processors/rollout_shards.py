@@ -1,5 +1,6 @@
 """Rollouts shard by shard: what is finished is kept, and all of it becomes a folder with a report.
 
+    work/spaces/                         what agents work in
     work/parts/MARK, NNNNN.parquet       finished shards, of exactly these tasks and options
     work/out/data/train-*.parquet        or test-*, as the suite says
     work/out/traces/RUN_ID.jsonl, report.json
@@ -19,11 +20,12 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from pimono_sdpo import __version__
+from pimono_sdpo import __version__, agent
 from pimono_sdpo.agent.run import status_of
 from pimono_sdpo.agent.verdicts import tree_of
 from pimono_sdpo.errors import InferenceError
 from pimono_sdpo.inference.chat import Chat
+from pimono_sdpo.rollout_schema import ROLLOUT
 from processors.rollout import Roller, roll_out, work_of
 
 STAGE = "rollouts"
@@ -70,6 +72,10 @@ def run_shards(
     rows = len(tasks) * roller.sampling.rollouts
     progress = Progress(rows, roller.chat, done)
     roller.done, roller.traces = progress, out / "traces"
+    # Below `work`, where the next run finds what a killed one has left.
+    roller.spaces = work / "spaces"
+    shutil.rmtree(roller.spaces, ignore_errors=True)
+    roller.spaces.mkdir()
     made = []
     for number, first in enumerate(range(0, rows, SHARD_ROWS)):
         of = range(first, min(first + SHARD_ROWS, rows))
@@ -85,12 +91,14 @@ def run_shards(
                     "the same command goes on from there."
                 )
             partial = finished.with_suffix(".partial")
-            found.to_parquet(str(partial))
+            table = found.with_format("arrow")[:]
+            pq.write_table(table.replace_schema_metadata(ROLLOUT.arrow_schema.metadata), partial)
             if not any(found["error"]):
                 partial.replace(finished)
             else:
                 finished = partial
         made.append(finished)
+    shutil.rmtree(roller.spaces)
     report = _report(made, tasks, roller)
     split = tasks[0]["split"] or "train"
     (out / "data").mkdir(parents=True, exist_ok=True)
@@ -105,9 +113,19 @@ def _mark(tasks: Sequence[Mapping[str, Any]], roller: Roller) -> str:
     says = {
         "pimono_sdpo": __version__, "tasks": list(tasks), "rules": asdict(roller.rules),
         "repos": sorted({(task["repo"], tree_of(task["repo"])) for task in tasks}),
-        "sampling": asdict(roller.sampling), "prices": repr(roller.chat.prices),
+        "sampling": asdict(roller.sampling), "prices": repr(roller.chat.prices), "code": _code(),
     }  # fmt: skip
     return hashlib.sha256(json.dumps(says, sort_keys=True).encode()).hexdigest()
+
+
+def _code() -> dict[str, str]:
+    """Tell the code that made a shard: a version may be worked on."""
+    files = [*Path(agent.__file__).parent.iterdir(), *Path(__file__).parent.glob("rollout*.py")]
+    return {
+        file.name: hashlib.sha256(file.read_bytes()).hexdigest()
+        for file in sorted(files)
+        if file.is_file()
+    }
 
 
 def _only_these(parts: Path, out: Path, mark: str) -> None:

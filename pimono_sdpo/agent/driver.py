@@ -11,6 +11,7 @@ where two user messages never come in a row, tool or user in the native one.
 
 import json
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 from pimono_sdpo.agent import prompts
@@ -103,7 +104,8 @@ async def _call(
     run: Run, space: Workspace, action: Action, judge: Judge | None, rules: Rules, context: int
 ) -> None:
     """Do a tool call, run the tests when it changed a file, and tell the model of both."""
-    key = json.dumps([action.name, action.args], sort_keys=True)
+    asked = {name: value for name, value in action.args.items() if name != "thought"}
+    key = json.dumps([action.name, asked], sort_keys=True)
     run.seen[key] += 1
     if run.seen[key] > LOOP_REPEATS:
         run.loops += 1
@@ -166,9 +168,14 @@ def _parse_error(run: Run, action: Action, context: int, rules: Rules) -> None:
 
 def _read(reply: Reply, rules: Rules) -> Action:
     cut = reply.finish_reason == CUT
-    if rules.protocol == "json":
+    if rules.protocol == "json" and (reply.text.strip() or not reply.tool_calls):
         return read_json(reply.text, lenient=rules.lenient, cut=cut)
-    return read_native(reply.text, reply.tool_calls, lenient=rules.lenient, cut=cut)
+    if rules.protocol == "json" and not rules.lenient:
+        return Action("parse_error", malformed="it is a native call and no text")
+    action = read_native(reply.text, reply.tool_calls, lenient=rules.lenient, cut=cut)
+    if rules.protocol == "json" and action.kind != "parse_error":
+        return replace(action, malformed=action.malformed or "it is a native call and no text")
+    return action
 
 
 def _said(action: Action, reply: Reply, context: int, rules: Rules) -> Turn:

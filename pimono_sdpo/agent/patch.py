@@ -44,7 +44,7 @@ def _file(path: str, before: bytes | None, after: bytes) -> Iterator[str]:
 
 def _lines(content: bytes) -> list[str]:
     """Split at line feeds alone: what else ends a line for Python is a character to git."""
-    *whole, rest = content.decode("utf-8", errors="replace").split("\n")
+    *whole, rest = content.decode().split("\n")
     return [f"{line}\n" for line in whole] + ([rest] if rest else [])
 
 

@@ -26,6 +26,7 @@ MAX_GREP_BYTES = 2_000_000
 MAX_WRITE = 400_000
 MAX_PATH, MAX_NAME = 1000, 255
 SNIFF = 8192
+NOTE = 80  # characters of the remark below a file that was cut
 NOT_SEEN = frozenset({".git"})
 
 
@@ -95,7 +96,7 @@ def read_file(space: Workspace, rel_path: str, max_chars: int | None = None) -> 
     path = _existing(space.root, rel_path, "rel_path")
     if path.is_dir():
         raise ToolError(f"`{rel_path}` is a directory; list it with list_files.")
-    most = min(max_chars or space.max_chars, space.max_chars)
+    most = min(max_chars or space.max_chars, space.max_chars - NOTE)
     with path.open("rb") as file:
         data = file.read(4 * most + 4)
     if _binary(data):
@@ -182,7 +183,13 @@ def _content(path: Path, given: str) -> bytes | None:
     _regular(path, given)
     data = path.read_bytes()
     if _binary(data):
-        raise ToolError(f"`{given}` is a binary file, which only text could replace; leave it.")
+        raise ToolError(f"`{given}` is a binary file, which no text could replace; leave it.")
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        raise ToolError(
+            f"`{given}` is no UTF-8 text, which a write would spoil; leave it."
+        ) from None
     return data
 
 

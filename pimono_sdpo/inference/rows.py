@@ -7,7 +7,9 @@ from a cache of `datasets`.
 """
 
 import asyncio
+import signal
 import sys
+import threading
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -21,19 +23,41 @@ Json = dict[str, Any]
 
 
 class _Bounded:
-    """A row function with at most so many rows under way; `Dataset.map` takes the bound method."""
+    """A row function with at most so many rows under way; `Dataset.map` takes the bound method.
+
+    Ctrl-C cancels the rows. Left to Python, it would be raised inside of one of them, and
+    `datasets` would wait for ever for the others.
+    """
 
     def __init__(self, one: Callable[[Json], Awaitable[Json]], in_flight: int) -> None:
         self.one = one
         self.in_flight = in_flight
+        self.watching: asyncio.AbstractEventLoop | None = None
+        self.interrupted = False
         self.slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
             WeakKeyDictionary()
         )
 
     async def row(self, row: Json) -> Json:
         loop = asyncio.get_running_loop()
+        if self.watching is None and threading.current_thread() is threading.main_thread():
+            self.watching = loop
+            loop.add_signal_handler(signal.SIGINT, self._interrupt)
         async with self.slots.setdefault(loop, asyncio.Semaphore(self.in_flight)):
             return await self.one(dict(row))
+
+    def _interrupt(self) -> None:
+        self.interrupted = True
+        for task in asyncio.all_tasks(self.watching):
+            task.cancel()
+
+    def end(self) -> None:
+        """Give Ctrl-C back, and let rows that were cancelled clean up."""
+        if self.watching is None:
+            return
+        self.watching.remove_signal_handler(signal.SIGINT)
+        if left := asyncio.all_tasks(self.watching):
+            self.watching.run_until_complete(asyncio.gather(*left, return_exceptions=True))
 
 
 def map_rows(
@@ -63,7 +87,14 @@ def map_rows(
 
     with _quiet_without_terminal():
         if not _in_a_loop():
-            return run()
+            try:
+                return run()
+            except asyncio.CancelledError:
+                if not bounded.interrupted:
+                    raise
+                raise KeyboardInterrupt from None
+            finally:
+                bounded.end()
         # A notebook has a loop of its own, in which no other can run.
         with ThreadPoolExecutor(1) as beside:
             return beside.submit(run).result()

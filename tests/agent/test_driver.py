@@ -198,6 +198,20 @@ def test_lenient_goes_on_and_shows_the_call_in_good_form(tmp_path: Path) -> None
     assert raw[0] == fenced
 
 
+def test_a_native_call_in_the_json_protocol(tmp_path: Path) -> None:
+    strict = run(tmp_path, [native(WRITE), FINAL], Rules())
+    assert strict.steps[0]["malformed"] == "it is a native call and no text"
+    assert kinds(strict) == ["parse_error", "final"]
+    lenient = run(tmp_path, [native(WRITE), FINAL], Rules(lenient=True))
+    assert lenient.messages[2] == {"role": "assistant", "content": WRITE}
+    assert lenient.tests_ok
+
+
+def test_another_thought_is_no_other_call(tmp_path: Path) -> None:
+    looks = [call("read_file", rel_path="a.py", thought=f"look {n}") for n in range(5)]
+    assert run(tmp_path, looks, Rules()).ended == "loop"
+
+
 def test_a_loop_is_told_and_ends_the_run(tmp_path: Path) -> None:
     made = run(tmp_path, [READ] * 9, Rules())
     assert kinds(made) == ["tool_call", "tool_call", "loop", "loop", "loop"]

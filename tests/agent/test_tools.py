@@ -91,6 +91,7 @@ REFUSED = [
     ("list_files", {"rel_dir": "README"}, "read it with read_file"),
     ("read_file", {"rel_path": "logo.bin"}, "binary"),
     ("write_file", {"rel_path": "logo.bin", "content": "x"}, "binary"),
+    ("write_file", {"rel_path": "latin", "content": "x"}, "no UTF-8 text"),
     ("write_file", {"rel_path": "src", "content": "x"}, "is a directory"),
     ("write_file", {"rel_path": ".", "content": "x"}, "is a directory"),
     ("write_file", {"rel_path": "README/x", "content": "x"}, "`README` is a file"),
@@ -134,6 +135,13 @@ def test_pipes_and_huge_files_are_not_opened(space: Workspace) -> None:
     assert "binary" in space.call("read_file", {"rel_path": "huge"}).text
     found = space.call("grep", {"pattern": "(x+x+)+y", "rel_dir": "."}).text
     assert "1 files above" in found
+
+
+def test_what_is_cut_still_fits_with_its_remark(space: Workspace) -> None:
+    (space.root / "long").write_text("x" * 5000)
+    result = space.call("read_file", {"rel_path": "long", "max_chars": 4000})
+    assert len(result.text) <= space.max_chars
+    assert "the file has 5000 bytes" in result.text
 
 
 def test_a_catastrophic_pattern_ends(space: Workspace) -> None:

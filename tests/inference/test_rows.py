@@ -2,6 +2,8 @@
 
 import asyncio
 import multiprocessing
+import os
+import signal
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -108,3 +110,23 @@ def test_a_journal_that_is_none_is_one_sentence(tmp_path: Path) -> None:
     for path in ("calls.sqlite", "file/calls.sqlite", "other.sqlite"):
         with pytest.raises(InferenceError, match=r"^The journal [^\n]+\.$"):
             Journal(tmp_path / path).usage()
+
+
+@pytest.mark.parametrize("at", [0, 3, 9])
+def test_ctrl_c_ends_all_rows_whichever_it_meets(at: int) -> None:
+    cleaned: list[int] = []
+
+    async def one(row: dict[str, Any]) -> dict[str, Any]:
+        try:
+            if row["n"] == at:
+                os.kill(os.getpid(), signal.SIGINT)
+            await asyncio.sleep(600 if row["n"] >= min(at, 3) else 0)
+        finally:
+            cleaned.append(row["n"])
+        return {"n": row["n"], "text": None, "error": None}
+
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        map_rows(rows(12), one, ANSWER, in_flight=12, desc="ctrl-c")
+    assert sorted(cleaned) == list(range(12))
+    assert signal.getsignal(signal.SIGINT) is before
