@@ -11,11 +11,11 @@ Inputs are told apart by what is there and which columns it has, never by a flag
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from glob import glob, has_magic
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -53,12 +53,16 @@ class Shard:
 
 @dataclass(frozen=True)
 class Source:
-    """An opened input: its name without machine paths, its kind and its shards in order."""
+    """An opened input: its name without machine paths, its kind and its shards in order.
+
+    `upstream` tells how old an export of the Hub is, see hub_age.py.
+    """
 
     name: str
     kind: Kind
     revision: str | None
     shards: tuple[Shard, ...]
+    upstream: dict[str, Any] | None = None
 
 
 def open_source(source: str) -> Source:
@@ -98,13 +102,18 @@ def read_sessions(shard: Shard) -> Iterator[pa.Table]:
         for start in range(0, dataset.num_rows, rows):
             yield session_table(dataset.data.slice(start, rows).table)
     else:
-        file = shard.files[0] if shard.files else hub.download(shard.path, shard.revision)
         origin = hub.origin(shard.path, shard.revision) if shard.kind == "hub" else ""
-        for batch in _parquet_batches(file, shard.path):
-            yield session_table(pa.Table.from_batches([batch]), origin)
+        opened = (
+            hub.fetched(shard.path, shard.revision)
+            if shard.kind == "hub"
+            else nullcontext(shard.files[0])
+        )
+        with opened as file:
+            for batch in _parquet_batches(file, shard.path):
+                yield session_table(pa.Table.from_batches([batch]), origin)
 
 
-def _parquet_batches(file: Path, name: str) -> Iterator[pa.RecordBatch]:
+def _parquet_batches(file: Path | pa.NativeFile, name: str) -> Iterator[pa.RecordBatch]:
     with _told(name), pq.ParquetFile(file) as parquet:
         columns = [name for name in parquet.schema_arrow.names if name in READ_COLUMNS]
         groups = (parquet.metadata.row_group(i) for i in range(parquet.num_row_groups))
@@ -211,14 +220,14 @@ def _open_saved(path: Path) -> Source:
 
 
 def _open_hub(repo_id: str) -> Source:
-    revision, names = hub.parquet_export(repo_id)
+    revision, names, upstream = hub.parquet_export(repo_id)
     shards = []
     for name in names:
         location = f"{repo_id}/{name}"
         schema, rows, size = hub.parquet_footer(location, revision)
         layout = layout_of(schema, location)
         shards.append(Shard("hub", location, layout, rows, size, revision=revision))
-    return Source(repo_id, "hub", revision, tuple(shards))
+    return Source(repo_id, "hub", revision, tuple(shards), upstream)
 
 
 def _relative(file: Path, root: Path) -> str:

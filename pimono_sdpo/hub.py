@@ -7,20 +7,35 @@ The export lives on the revision `refs/convert/parquet` as `{config}/{split}/000
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from httpx2 import HTTPError
-from huggingface_hub import HfApi, HfFileSystem, RepoFile, hf_hub_download, snapshot_download
-from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+from huggingface_hub import (
+    HfApi,
+    HfFileSystem,
+    RepoFile,
+    get_token,
+    hf_hub_download,
+    snapshot_download,
+    try_to_load_from_cache,
+)
+from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
 
 from pimono_sdpo.errors import SourceError
+from pimono_sdpo.hub_age import upstream_of
 
 EXPORT_REF = "refs/convert/parquet"
+ATTEMPTS = 3
+Json = dict[str, Any]
 
 
-def parquet_export(repo_id: str) -> tuple[str, list[str]]:
-    """Return the export's commit and its parquet files in order; raises SourceError."""
+def parquet_export(repo_id: str) -> tuple[str, list[str], Json | None]:
+    """Return the export's commit, its parquet files in order, and what `upstream_of` tells.
+
+    Raises SourceError.
+    """
     api = HfApi()
     with _told(repo_id):
         refs = api.list_repo_refs(repo_id, repo_type="dataset")
@@ -30,13 +45,14 @@ def parquet_export(repo_id: str) -> tuple[str, list[str]]:
             if commits
             else []
         )
+        upstream = upstream_of(api, repo_id, refs, commits[0]) if commits else None
     parquet = sorted(name for name in names if name.endswith(".parquet"))
     if not parquet:
         raise SourceError(
             f"`{repo_id}` has no parquet export at {EXPORT_REF}; wait for the dataset viewer to "
             "build it, or download the raw files and give their folder."
         )
-    return commits[0], parquet
+    return commits[0], parquet, upstream
 
 
 def parquet_of(repo_id: str) -> tuple[str, list[str], list[int]]:
@@ -93,6 +109,36 @@ def download(location: str, revision: str | None) -> Path:
         return Path(hf_hub_download(repo_id, name, repo_type="dataset", revision=revision))
 
 
+@contextmanager
+def fetched(location: str, revision: str | None) -> Iterator[pa.NativeFile]:
+    """Open `ns/name/path` at a commit; what had to be fetched for it is gone afterwards.
+
+    A file that the local cache held before is read there and stays. One whose fetching was broken
+    off goes on where it was.
+    """
+    repo_id, name = _split(location)
+    held = isinstance(
+        try_to_load_from_cache(repo_id, name, repo_type="dataset", revision=revision), str
+    )
+    for attempt in range(ATTEMPTS):
+        path = download(location, revision)
+        try:
+            file = pa.OSFile(str(path))
+        except FileNotFoundError:
+            # Another process that read the same shard has just removed it.
+            if attempt + 1 == ATTEMPTS:
+                raise
+            continue
+        break
+    try:
+        with file:
+            yield file
+    finally:
+        if not held:
+            for kept in (path.resolve(), path):
+                kept.unlink(missing_ok=True)
+
+
 def fetch_repository(repo_id: str, patterns: Sequence[str]) -> Path:
     """Bring the files of a dataset, or else of a model, into the cache; raises SourceError."""
     with _told(repo_id):
@@ -111,6 +157,8 @@ def _told(repo_id: str) -> Iterator[None]:
             f"`{repo_id}` is gated: accept its terms on the Hub and set HF_TOKEN."
         ) from error
     except RepositoryNotFoundError as error:
+        if error.response.status_code == 401 and get_token() is not None:
+            raise _bad_token(repo_id) from error
         raise SourceError(
             f"`{repo_id}` is neither a local path nor a dataset this account can see on the Hub; "
             "check the name, or set HF_TOKEN when it is private."
@@ -122,11 +170,20 @@ def _told(repo_id: str) -> Iterator[None]:
             "the dataset viewer to build it again, or download the raw files."
         ) from error
     except (HTTPError, OSError) as error:
+        if isinstance(error, HfHubHTTPError) and error.response.status_code == 401:
+            raise _bad_token(repo_id) from error
         # Every other way of not reaching the Hub, offline mode included.
         raise SourceError(
             f"`{repo_id}` is not a local path and the Hub could not be asked "
             f"({type(error).__name__}); check the name and the network."
         ) from error
+
+
+def _bad_token(repo_id: str) -> SourceError:
+    return SourceError(
+        f"`{repo_id}` could not be read: the Hub does not accept the token, it is wrong or has "
+        "expired; make a new one and set HF_TOKEN, or unset it for what is public."
+    )
 
 
 def origin(location: str, revision: str | None) -> str:

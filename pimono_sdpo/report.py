@@ -59,6 +59,7 @@ def build_report(
             "source": source.name,
             "kind": source.kind,
             "revision": source.revision,
+            **({"upstream": source.upstream} if source.kind == "hub" else {}),
             "shards": [
                 {
                     "path": shard.path,

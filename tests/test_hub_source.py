@@ -1,11 +1,15 @@
 """Reading a Hub dataset through its parquet export, with the real clients."""
 
+import subprocess
+import sys
 from pathlib import Path
+from time import sleep
 
 import pytest
 
 from pimono_sdpo.samples import SAMPLE_SESSIONS, is_whole, write_export
-from tests.loopback_hub import LoopbackHub, run_client
+from tests.loopback_hub import TOKEN, LoopbackHub, run_client
+from tests.loopback_hub.call import EXPIRED_TOKEN, OTHER_TOKEN
 
 EXPORT = "refs/convert/parquet"
 
@@ -16,7 +20,7 @@ report = run_filter("lab/traces", pathlib.Path("rows"))
 rows = sorted(pathlib.Path("rows/data").glob("*.parquet"))
 import pyarrow.parquet as pq
 sources = [source for path in rows for source in pq.read_table(path)["source"].to_pylist()]
-print(json.dumps([report, sources]))
+print(json.dumps([report, sources, pathlib.Path("rows/README.md").read_text()]))
 """
 
 REFUSED = """
@@ -35,46 +39,129 @@ def sessions() -> list[Path]:
     return [path for path in sorted(Path(str(SAMPLE_SESSIONS)).glob("*.jsonl")) if is_whole(path)]
 
 
-def test_the_export_is_read_at_a_pinned_commit(loopback_hub: LoopbackHub, tmp_path: Path) -> None:
-    half = len(sessions()) // 2
-    shards = {}
-    for number, part in enumerate((sessions()[:half], sessions()[half:])):
+@pytest.fixture
+def shards(tmp_path: Path) -> dict[str, bytes]:
+    """The samples as an export of three shards."""
+    files = {}
+    for number in range(3):
         folder = tmp_path / "export" / str(number)
-        write_export(folder, "trace_text", part)
+        write_export(folder, "trace_text", sessions()[number::3])
         (file,) = folder.rglob("*.parquet")
-        shards[f"default/train/{number:04}.parquet"] = file.read_bytes()
+        files[f"default/train/{number:04}.parquet"] = file.read_bytes()
+    return files
+
+
+def in_cache(home: Path) -> list[str]:
+    cache = home / "hf_home" / "hub"
+    return sorted(path.name for path in cache.rglob("*.parquet"))
+
+
+def downloads(hub: LoopbackHub) -> list[str]:
+    """Whole files that were asked for, in order."""
+    return [
+        seen.path.rsplit("/", 1)[1]
+        for seen in hub.requests
+        if seen.method == "GET" and seen.path.endswith(".parquet") and seen.status == 200
+    ]
+
+
+def test_the_export_is_read_at_a_pinned_commit(
+    loopback_hub: LoopbackHub, tmp_path: Path, shards: dict[str, bytes]
+) -> None:
     loopback_hub.seed("lab/traces", "dataset", {"README.md": b"# Traces\n"})
     commit = loopback_hub.seed("lab/traces", "dataset", shards, revision=EXPORT)
-    report, sources = run_client(loopback_hub, tmp_path, FILTER)
+    loopback_hub.repo("lab/traces", "dataset").days = 3
+    loopback_hub.seed("lab/traces", "dataset", {"a.jsonl": b"{}"})
+    head = loopback_hub.seed("lab/traces", "dataset", {"b.jsonl": b"{}"})
+    report, sources, card = run_client(loopback_hub, tmp_path, FILTER)
     assert report["input"]["kind"] == "hub"
     assert report["input"]["source"] == "lab/traces"
     assert report["input"]["revision"] == commit
+    assert report["input"]["upstream"] == {"commit": head, "commits_behind": 2, "days_behind": 3}
+    assert f"at `{head}`: 2 newer commits, up to 3 days later, are not in it." in card
     assert [shard["path"] for shard in report["input"]["shards"]] == [
         f"lab/traces/{name}" for name in shards
     ]
     assert report["sessions"] == len(sessions())
     assert sources
     assert all(source.startswith(f"lab/traces@{commit}/") for source in sources)
+    assert in_cache(tmp_path) == []
+    assert [
+        path for path in (tmp_path / "hf_home").rglob("*") if path.suffix == ".incomplete"
+    ] == []
+
+
+HELD = """
+from huggingface_hub import hf_hub_download
+hf_hub_download("lab/traces", "default/train/0001.parquet", repo_type="dataset", revision=COMMIT)
+"""
+
+
+def test_a_file_that_was_in_the_cache_is_read_there_and_stays(
+    loopback_hub: LoopbackHub, tmp_path: Path, shards: dict[str, bytes]
+) -> None:
+    commit = loopback_hub.seed("lab/traces", "dataset", shards, revision=EXPORT)
+    run_client(loopback_hub, tmp_path, HELD.replace("COMMIT", repr(commit)) + FILTER)
+    assert downloads(loopback_hub) == ["0001.parquet", "0000.parquet", "0002.parquet"]
+    assert in_cache(tmp_path) == ["0001.parquet"]
+
+
+def test_connections_that_drop_in_the_middle_of_a_shard_cost_nothing(
+    loopback_hub: LoopbackHub, tmp_path: Path, shards: dict[str, bytes]
+) -> None:
+    loopback_hub.seed("lab/traces", "dataset", shards, revision=EXPORT)
+    alone, _, _ = run_client(loopback_hub, tmp_path, FILTER)
+    loopback_hub.drop_next("0000.parquet", after=100, method="GET")
+    loopback_hub.drop_next("0002.parquet", after=3000, times=3, method="GET")
+    loopback_hub.slow_next("0001.parquet", 0.3)
+    again, _, _ = run_client(loopback_hub, tmp_path / "again", FILTER)
+    assert not loopback_hub.faults
+    assert again == alone
+
+
+def test_a_killed_run_fetches_only_what_it_had_not_read(
+    loopback_hub: LoopbackHub, tmp_path: Path, shards: dict[str, bytes]
+) -> None:
+    loopback_hub.seed("lab/traces", "dataset", shards, revision=EXPORT)
+    command = [sys.executable, "-m", "pimono_sdpo", "filter", "lab/traces", "--out", "rows"]
+    environment = loopback_hub.env(tmp_path)
+    running = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL)
+    done = tmp_path / ".rows.partial" / "done"
+    while running.poll() is None and not (done / "00000.json").exists():
+        sleep(0.005)
+    running.kill()
+    running.wait()
+    finished = {path.stem for path in done.glob("*.json")}
+    assert "00000" in finished
+    loopback_hub.requests.clear()
+    again = subprocess.run(command, cwd=tmp_path, env=environment, check=False, capture_output=True)
+    assert again.returncode == 0, again.stderr
+    assert {*downloads(loopback_hub)}.isdisjoint(f"{int(name):04}.parquet" for name in finished)
 
 
 @pytest.mark.parametrize(
-    ("name", "sentence"),
+    ("name", "token", "sentence"),
     [
-        ("lab/nothing", "neither a local path nor a dataset"),
-        ("lab/raw", "has no parquet export at refs/convert/parquet"),
-        ("lab/secret", "neither a local path nor a dataset"),
-        ("lab/gated", "is gated: accept its terms"),
-        ("lab/damaged", "is damaged (Parquet file size is 4 bytes"),
+        ("lab/nothing", None, "neither a local path nor a dataset"),
+        ("lab/nothing", TOKEN, "neither a local path nor a dataset"),
+        ("lab/raw", None, "has no parquet export at refs/convert/parquet"),
+        ("lab/secret", None, "neither a local path nor a dataset"),
+        ("lab/secret", OTHER_TOKEN, "neither a local path nor a dataset"),
+        ("lab/gated", None, "is gated: accept its terms"),
+        ("lab/gated", OTHER_TOKEN, "is gated: accept its terms"),
+        ("lab/damaged", None, "is damaged (Parquet file size is 4 bytes"),
+        ("lab/raw", EXPIRED_TOKEN, "the Hub does not accept the token, it is wrong or has expired"),
+        ("lab/raw", "hf_mistyped", "the Hub does not accept the token, it is wrong or has expired"),
     ],
 )
 def test_what_cannot_be_read_says_why(
-    loopback_hub: LoopbackHub, tmp_path: Path, name: str, sentence: str
+    loopback_hub: LoopbackHub, tmp_path: Path, name: str, sentence: str, token: str | None
 ) -> None:
     loopback_hub.seed("lab/raw", "dataset", {"a.jsonl": b"{}"})
     loopback_hub.seed("lab/secret", "dataset", {"a.jsonl": b"{}"}, private=True)
     loopback_hub.seed("lab/gated", "dataset", {"a/b/0.parquet": b"PAR1" * 99}, EXPORT, gated=True)
     loopback_hub.seed("lab/damaged", "dataset", {"a/b/0.parquet": b"PAR1"}, EXPORT)
-    found = run_client(loopback_hub, tmp_path, REFUSED.format(name=name), token=None)
+    found = run_client(loopback_hub, tmp_path, REFUSED.format(name=name), token)
     assert sentence in found
     assert name in found
 

@@ -14,6 +14,10 @@ def summary(report: dict[str, Any], out: Path) -> str:
     broken = {name: n for name, n in report["lines"].items() if n and name != "parsed"}
     if broken:
         lines.append("broken lines: " + counts(broken))
+    upstream = report["input"].get("upstream") or {}
+    if upstream.get("commits_behind"):
+        behind = counts({"commits": upstream["commits_behind"], "days": upstream["days_behind"]})
+        lines.append(f"the viewer's export is behind the dataset: {behind}")
     if report["options"]["test_fraction"]:
         lines.append("split: " + counts({"train": 0, "test": 0} | report["splits"]))
     if report["secrets_redacted"]:

@@ -1,8 +1,8 @@
 """A part of a divided run: the finished shards of one machine, and the check that parts are whole.
 
-part.json   pimono_sdpo, part, parts, source (name, kind, revision, shards), reader, stages,
-            options, sessions, rows, rejects, records (sha256 of each), check (sha256 of all this):
-            the same bytes wherever the part was made
+part.json   pimono_sdpo, part, parts, source (name, kind, revision, shards), upstream, reader,
+            stages, options, sessions, rows, rejects, records (sha256 of each), check (sha256 of
+            all this): the same bytes wherever the part was made
 done/       a record per shard, with the sha256 of its three files
 """
 
@@ -56,7 +56,7 @@ class Whole:
             Shard(kind, one["path"], one["layout"], one["sessions"], one["bytes"])
             for one in source["shards"]
         )
-        return Source(source["name"], kind, source["revision"], shards)
+        return Source(source["name"], kind, source["revision"], shards, self.says.get("upstream"))
 
 
 def numbers_of(part: int, parts: int, shards: int) -> range:
@@ -79,6 +79,7 @@ def says(part: tuple[int, int], source: Source, described: Sequence[Json], made_
             "revision": source.revision,
             "shards": shards,
         },
+        "upstream": source.upstream,
         **made_by,
     }
 

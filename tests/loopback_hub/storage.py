@@ -103,6 +103,8 @@ class Repo:
     """Accounts that were let into a gated repository."""
     commits: dict[str, Commit] = field(default_factory=dict)
     refs: dict[str, str] = field(default_factory=dict)
+    days: int = 0
+    """How many days later the next commits are made."""
     lock: Lock = field(default_factory=Lock)
 
     @property
@@ -150,7 +152,8 @@ class Repo:
             return made
 
     def _make(self, base: Commit | None, tree: Tree, title: str, description: str) -> Commit:
-        date = (DAY_ONE + timedelta(seconds=len(self.commits))).strftime("%Y-%m-%dT%H:%M:%S.000Z")
+        later = timedelta(days=self.days, seconds=len(self.commits))
+        date = (DAY_ONE + later).strftime("%Y-%m-%dT%H:%M:%S.000Z")
         parent = base.sha if base else None
         text = "\0".join([self.path, str(parent), tree_oid(tree), title, description, date])
         made = Commit(sha1(text.encode()).hexdigest(), parent, title, description, date, tree)
