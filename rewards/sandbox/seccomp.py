@@ -46,7 +46,7 @@ REFUSED: dict[str, Numbers] = {
     "shmget": (29, 194), "shmat": (30, 196), "shmctl": (31, 195), "semget": (64, 190),
     "semop": (65, 193), "semctl": (66, 191), "semtimedop": (220, 192), "msgget": (68, 186),
     "msgsnd": (69, 189), "msgrcv": (70, 188), "msgctl": (71, 187), "mq_open": (240, 180),
-    "mq_unlink": (241, 181), "memfd_create": (319, 279), "memfd_secret": (447, 447),
+    "mq_unlink": (241, 181), "io_setup": (206, 0), "memfd_create": (319, 279), "memfd_secret": (447, 447),
     # the machine
     "kexec_load": (246, 104), "kexec_file_load": (320, 294), "init_module": (175, 105),
     "finit_module": (313, 273), "delete_module": (176, 106), "reboot": (169, 142),
@@ -64,6 +64,9 @@ OWN_ONLY: dict[str, tuple[Numbers, int]] = {
     "sched_setscheduler": ((144, 119), 0), "sched_setparam": ((142, 118), 0),
     "sched_setattr": ((314, 274), 0),
 }  # fmt: skip
+
+# The same, where another process may be of the same user; threads pin each other otherwise.
+OWN_USER: tuple[Numbers, int] = ((203, 122), 0)  # sched_setaffinity
 
 # Refused when the argument of that index has that value.
 REFUSED_VALUES: tuple[tuple[Numbers, int, int], ...] = (
@@ -102,7 +105,7 @@ def program(*, inert_modes: bool) -> bytes:
     ]
     for numbers in REFUSED.values():
         code += _when(numbers[column], [refuse])
-    for numbers, index in OWN_ONLY.values():
+    for numbers, index in [*OWN_ONLY.values(), *([OWN_USER] if inert_modes else [])]:
         code += _when(numbers[column], [_argument(index), (EQUAL, 1, 0, 0), refuse])
     for numbers, index, value in REFUSED_VALUES:
         code += _when(numbers[column], [_argument(index), (EQUAL, 0, 1, value), refuse])

@@ -112,6 +112,28 @@ os.execv(sys.executable, [sys.executable, "-S", "-c", loop])"""),
 os.makedirs("a/b/c")
 while True:
     os.rename("a/b", "x"); os.symlink("/", "a/b"); os.unlink("a/b"); os.rename("x", "a/b")"""),
+    "threads_without_end": ({"", "processes"}, """
+import threading
+try:
+    for _ in range(500): threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+    won()
+except RuntimeError: os._exit(0)"""),
+    "farm_of_symlinks": ({"files"}, """
+for number in range(20000): os.symlink("/", f"l{number}")
+time.sleep(20)"""),
+    "stopped_children": ({""}, """
+for _ in range(20):
+    if os.fork() == 0: os.kill(os.getpid(), signal.SIGSTOP); won(); os._exit(0)"""),
+    "result_swapped_by_what_stays_behind": ({""}, """
+if os.fork() == 0:
+    os.setsid()
+    if os.fork(): os._exit(0)
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT): signal.signal(number, signal.SIG_IGN)
+    os.symlink(world["folder"] + "/token", "link"); open("file", "w").close()
+    while True:
+        os.link("file", "new"); os.rename("new", "report.xml")
+        os.symlink(world["folder"] + "/token", "new"); os.rename("new", "report.xml")
+time.sleep(.2)"""),
     "sleeping_children_hold_the_pipes": ({""}, """
 if os.fork() == 0:
     os.setsid(); time.sleep(60); won()"""),
@@ -277,4 +299,76 @@ for name in ("tty", "kmsg", "mem", "fuse", "kvm", "ptmx", "net/tun"):
     try: os.open("/dev/" + name, os.O_RDWR); won()
     except OSError: pass""",
     "shadow": 'open("/etc/shadow").read(); won()',
+    "netlink": 'socket.socket(16, socket.SOCK_RAW, 0); won()',
+    "machine_to_machine_socket": 'socket.socket(40, socket.SOCK_STREAM); won()',
+    "raw_packets": 'socket.socket(17, socket.SOCK_RAW, 3); won()',
+    "own_abstract_socket": 's = socket.socket(socket.AF_UNIX); s.bind("\\0x" + world["mark"]); won()',
+    "page_faults_by_hand": 'call(323, 282, 1) >= 0 and won()',
+    "program_in_the_kernel": """
+attributes = ctypes.create_string_buffer(struct.pack("IIIII", 2, 4, 8, 1, 0), 128)
+call(321, 280, 0, attributes, 128) >= 0 and won()""",
+    "counters_of_the_processor": """
+attributes = ctypes.create_string_buffer(struct.pack("IIQ", 1, 112, 0), 112)
+call(298, 241, attributes, 0, -1, -1, 0) >= 0 and won()""",
+    "another_root": 'call(155, 41, b".", b".") == 0 and won()',
+    "chroot": 'os.chroot("."); won()',
+    "handle_of_a_file": """
+handle, mount = ctypes.create_string_buffer(struct.pack("Ii", 64, 0), 128), ctypes.c_int()
+call(303, 264, -100, b"/etc/passwd", handle, ctypes.byref(mount), 0) == 0 and won()""",
+    "watching_of_all_files": 'call(300, 262, 0x200, 0) >= 0 and won()',
+    "no_random_addresses": 'call(135, 92, 0x0040000) >= 0 and won()',
+    "secret_memory_file": 'call(447, 447, 0) >= 0 and won()',
+    "ptrace_of_a_sibling": """
+if (pid := os.fork()) == 0: time.sleep(5); os._exit(0)
+call(101, 117, 16, pid, 0, 0) == 0 and won()
+os.kill(pid, 9)""",
+    "traced_by_the_supervisor": 'call(101, 117, 0, 0, 0, 0) == 0 and won()',
+    "memory_of_the_supervisor_by_call": """
+here = ctypes.create_string_buffer(8)
+vector = struct.pack("QQ", ctypes.addressof(here), 8)
+call(310, 270, os.getppid(), vector, 1, struct.pack("QQ", 0x400000, 8), 1, 0) > 0 and won()""",
+    "descriptor_of_the_supervisor": """
+for number in range(10):
+    call(438, 438, os.pidfd_open(os.getppid()), number, 0) >= 0 and won()""",
+    "supervisor_by_proc": """
+for what in ("environ", "root/etc/shadow", "cwd/.", "maps", "fd/0", "fdinfo/0", "syscall", "stack"):
+    for pid in ("1", str(os.getppid()), str(world["parent"])):
+        try: os.open(f"/proc/{pid}/{what}", os.O_RDONLY); won()
+        except OSError: pass""",
+    "settings_of_the_kernel": """
+for name in ("sys/kernel/core_pattern", "sysrq-trigger", "self/oom_score_adj", "self/uid_map"):
+    try: open("/proc/" + name, "w").write("-1000"); won()
+    except OSError: pass""",
+    "signals_to_the_supervisor": """
+for number in (signal.SIGSTOP, signal.SIGUSR1, signal.SIGTERM, signal.SIGCHLD, 0):
+    try: os.kill(os.getppid(), number); won()
+    except OSError: pass""",
+    "every_other_descriptor": """
+for number in range(3, 1024):
+    try: os.write(number, b'{"code": 0}' * 9999); won()
+    except OSError: pass""",
+    "input_written": """
+try: os.pwrite(0, b"x", 0); won()
+except OSError: pass
+os.write(os.open("/proc/self/fd/0", os.O_RDWR), b"x"); won()""",
+    "scheduled_before_all": 'os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1)); won()',
+    "locked_memory": """
+block = ctypes.create_string_buffer(1 << 20)
+libc.mlock(block, 1 << 20) == 0 and won()""",
+    "mount_as_a_file": 'call(428, 428, -100, b"/", 1) >= 0 and won()',
+    "namespace_of_another": """
+for kind in ("net", "mnt", "pid", "user"):
+    try: call(308, 268, os.open(f"/proc/self/ns/{kind}", os.O_RDONLY), 0) == 0 and won()
+    except OSError: pass""",
+    "queues_of_the_disk": """
+context = ctypes.c_ulong()
+call(206, 0, 60000, ctypes.byref(context)) == 0 and won()""",
+    "calls_of_an_older_machine": """
+if not ARM:
+    import mmap
+    code = mmap.mmap(-1, 4096, prot=7)
+    code.write(bytes.fromhex("b814000000cd80c3"))
+    ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(code)))() > 0 and won()""",
+    "key_added": 'call(248, 217, b"user", b"x", b"y", 1, -4) >= 0 and won()',
+    "result_of_nothing": 'open("report.xml", "wb").truncate(64 << 20)',
 }  # fmt: skip
