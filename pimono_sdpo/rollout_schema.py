@@ -116,6 +116,12 @@ PAIR = Features(
         "score_rejected": List(Value("float64")),
         "run_chosen": Value("string"),
         "run_rejected": Value("string"),
+        "suite": Value("string"),
+        "model": Value("string"),
+        "seed_chosen": Value("int64"),
+        "seed_rejected": Value("int64"),
+        # Of prompt and the longer one of both.
+        "n_tokens": Value("int32"),
         "split": Value("string"),
     }
 )

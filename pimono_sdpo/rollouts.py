@@ -5,10 +5,10 @@ suite.json        the suite, whose tasks say on which side of the split they are
 traces/           a JSONL trace per run; naming it means the folder around it
 """
 
-import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 from datasets import Dataset
 
 from pimono_sdpo.errors import SourceError
+from pimono_sdpo.suites.suite import NAME, TaskRow, load
 
 NEEDED = ("run_id", "task_id", "messages", "steps", "protocol", "tests_ok")
 ROWS = 32
@@ -29,19 +30,23 @@ class Rollouts:
 
     folder: Path
     files: tuple[Path, ...]
-    suite: Json
-    tasks: dict[str, Json]
-
-    @property
-    def name(self) -> str:
-        """The suite's name, or the folder's."""
-        return str(self.suite.get("name") or self.folder.resolve().name)
+    name: str
+    tasks: dict[str, TaskRow]
 
     def split_of(self, task_id: str) -> str:
         """The side of a task: `test` when its suite says so."""
-        task = self.tasks.get(task_id, {})
-        side = task.get("split") or (task.get("metadata") or {}).get("split")
-        return "test" if (side or self.suite.get("split")) == "test" else "train"
+        task = self.tasks.get(task_id)
+        return "test" if task is not None and task["split"] == "test" else "train"
+
+    def by_task(self) -> dict[str, list[tuple[Path, int]]]:
+        """Where the rollouts of each task are: a shard and the number of the row, in order."""
+        places: dict[str, list[tuple[Path, int]]] = {}
+        for file in self.files:
+            with _told(file):
+                column = pq.read_table(file, columns=["task_id"]).column("task_id")
+            for number, task_id in enumerate(column.to_pylist()):
+                places.setdefault(task_id, []).append((file, number))
+        return places
 
 
 def open_rollouts(source: str | Path) -> Rollouts | None:
@@ -57,25 +62,25 @@ def open_rollouts(source: str | Path) -> Rollouts | None:
             columns = pq.read_schema(file).names
         if any(name not in columns for name in NEEDED):
             return None
-    suite = _suite(folder / "suite.json")
-    tasks = {task["task_id"]: task for task in suite.get("tasks", ())}
-    return Rollouts(folder, files, suite, tasks)
+    if not (folder / NAME).exists():
+        # Made by other means: all of it is for training, and no patch can be tested again.
+        return Rollouts(folder, files, folder.resolve().name, {})
+    suite = load(folder, repos=False)
+    return Rollouts(folder, files, suite.name, {task["task_id"]: task for task in suite.tasks})
 
 
-def _suite(path: Path) -> Json:
-    if not path.exists():
-        return {}
-    try:
-        suite = json.loads(path.read_text())
-    except ValueError as error:
-        raise SourceError(f"`{path}` is no JSON ({error}); make the rollouts again.") from error
-    tasks = suite.get("tasks", []) if isinstance(suite, dict) else None
-    if not isinstance(tasks, list) or not all(
-        isinstance(t, dict) and "task_id" in t for t in tasks
-    ):
-        raise SourceError(f"`{path}` is no suite: it has no `tasks` with `task_id`; mend it.")
-    found: Json = suite
-    return found
+def rows_at(places: Sequence[tuple[Path, int]]) -> list[Json]:
+    """Return the rows at these places; the last shards that were read stay in memory."""
+    rows = []
+    for file, number in places:
+        rows += list(Dataset(_shard(file).slice(number, 1)))
+    return rows
+
+
+@lru_cache(maxsize=2)
+def _shard(file: Path) -> pa.Table:
+    with _told(file):
+        return pq.read_table(file)
 
 
 def rows_of(file: Path, columns: list[str] | None = None) -> Iterator[Json]:

@@ -67,10 +67,13 @@ def n_tokens(row: Row, tokenizer: str, max_length: int) -> Json:
     """Count the tokens of a row and say whether they are too many."""
     ends = [row[name] for name in ("completion", "chosen", "rejected") if name in row]
     try:
-        counts = [len(token_ids(tokenizer, [*row["prompt"], *end], row["tools"])) for end in ends]
+        encoded = [token_ids(tokenizer, [*row["prompt"], *end], row["tools"]) for end in ends]
     except ValueError as refused:
         return {"n_tokens": None, "problem": "template_refused", "detail": str(refused)[:300]}
-    longest = max(counts)
+    longest = max(map(len, encoded))
+    if len(ends) == 2 and encoded[0][:max_length] == encoded[1][:max_length]:
+        detail = f"the first {max_length} tokens are the same"
+        return {"n_tokens": longest, "problem": "identical_after_truncation", "detail": detail}
     if longest > max_length:
         detail = f"{longest} tokens, {max_length} allowed"
         return {"n_tokens": longest, "problem": "too_long", "detail": detail}

@@ -123,27 +123,26 @@ def task(name: str, **more: Any) -> Json:
         "answer": "any",
         "tests": {"kind": "value", "module": "add.py", "entry": "add", "cases": CASES},
     }
-    row: Json = {
-        "task_id": name,
-        "suite": "tiny",
-        "repo": ".",
-        "goal": f"Task {name}",
-        "test_cmd": None,
-    }
-    row |= {"hide": [], "metadata": {}, "split": None, "verifier_spec": json.dumps(spec)}
+    row = {"task_id": name, "repo": "../repo", "goal": f"Task {name}", "verifier_spec": spec}
     return {**row, **more}
 
 
-def write_folder(folder: Path, rows: list[Json], tasks: list[Json] | None = None) -> Path:
-    """A folder of rollouts, a shard per eight rows."""
+def write_folder(
+    folder: Path, rows: list[Json], tasks: list[Json] | None = None, split: str | None = None
+) -> Path:
+    """A folder of rollouts, a shard per eight rows, and the repo beside it."""
     (folder / "data").mkdir(parents=True)
     (folder / "traces").mkdir()
+    repo = folder.parent / "repo"
+    repo.mkdir(exist_ok=True)
+    (repo / "add.py").write_text(BUGGY)
     shards = [rows[start : start + 8] for start in range(0, len(rows), 8)]
     for number, shard in enumerate(shards):
-        name = f"rollouts-{number:05}-of-{len(shards):05}.parquet"
+        name = f"{split or 'train'}-{number:05}-of-{len(shards):05}.parquet"
         Dataset.from_list(shard, features=ROLLOUT).to_parquet(folder / "data" / name)
     names = dict.fromkeys(row["task_id"] for row in rows)
-    suite = {"name": "tiny", "tasks": tasks or [task(name) for name in names]}
+    suite: Json = {"name": "tiny", "tasks": tasks or [task(name) for name in names]}
+    suite |= {"split": split} if split else {}
     (folder / "suite.json").write_text(json.dumps(suite))
     (folder / "report.json").write_text(json.dumps({"pimono_sdpo": "0"}))
     return folder

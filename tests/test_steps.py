@@ -23,7 +23,6 @@ from tests.rollout_data import (
     prose,
     read,
     rollout,
-    task,
     write,
     write_folder,
 )
@@ -199,37 +198,42 @@ def bytes_of(folder: Path) -> dict[str, bytes]:
 
 
 def test_a_folder_of_rollouts_becomes_a_dataset(tmp_path: Path) -> None:
-    tasks = [task("fix_a"), task("fix_b", split="test"), task("fix_c")]
-    source = write_folder(tmp_path / "rollouts", runs(), tasks)
+    source = write_folder(tmp_path / "rollouts", runs())
     report = run_steps(str(source), tmp_path / "steps", format="together")
-    assert report["splits"] == {"train": 8, "test": 4}
+    assert report["splits"] == {"train": 12}
     assert report["drop_reasons"] == {"malformed_call": 3, "tests_failed": 3}
     assert report["counts"] == {"runs": 9}
     loaded = load_dataset(str(tmp_path / "steps"), cache_dir=str(tmp_path / "cache"))
-    assert set(loaded["train"]["task_id"]) == {"fix_a", "fix_c"}
-    assert set(loaded["test"]["task_id"]) == {"fix_b"}
+    assert set(loaded["train"]["task_id"]) == {"fix_a", "fix_b", "fix_c"}
     rejects = load_dataset(
         str(tmp_path / "steps"), "steps_rejects", split="train", cache_dir=str(tmp_path / "cache")
     )
     assert len(rejects) == report["rejected"] == 6
     lines = (tmp_path / "steps/together/train.jsonl").read_text().splitlines()
     known = (tmp_path / "steps/together/train_meta.jsonl").read_text().splitlines()
-    assert len(lines) == len(known) == 8
+    assert len(lines) == len(known) == 12
     assert all(together.check_sft(json.loads(line)) is None for line in lines)
-    assert [sum(t["weight"] for t in json.loads(line)["messages"]) for line in lines] == [1] * 8
+    assert [sum(t["weight"] for t in json.loads(line)["messages"]) for line in lines] == [1] * 12
     assert json.loads(known[0])["run_id"] == "fix_a-42"
     # The folder `traces` means the folder around it, and the same input gives the same bytes.
     run_steps(str(source / "traces"), tmp_path / "again", format="together")
     assert bytes_of(tmp_path / "steps") == bytes_of(tmp_path / "again")
 
 
+def test_tasks_that_are_held_out_are_no_training_rows(tmp_path: Path) -> None:
+    source = write_folder(tmp_path / "rollouts", runs(), split="test")
+    report = run_steps(str(source), tmp_path / "steps")
+    assert report["splits"] == {"test": 12}
+    assert not list((tmp_path / "steps" / "data").glob("train*"))
+
+
 def test_what_is_finished_waits_for_the_next_run(tmp_path: Path) -> None:
     source = write_folder(tmp_path / "rollouts", runs())
     run_steps(str(source), tmp_path / "whole")
-    second = source / "data" / "rollouts-00001-of-00002.parquet"
+    second = source / "data" / "train-00001-of-00002.parquet"
     good = second.read_bytes()
     second.write_bytes(good[:100] + b"no parquet" * 30 + good[400:])
-    with pytest.raises(PimonoError, match=r"rollouts-00001-of-00002.parquet` cannot be read"):
+    with pytest.raises(PimonoError, match=r"train-00001-of-00002.parquet` cannot be read"):
         run_steps(str(source), tmp_path / "steps")
     parts = tmp_path / ".steps.partial" / "parts"
     assert (parts / "00000.json").exists()
@@ -298,19 +302,19 @@ def test_what_keeps_nothing_leaves_its_rejects(tmp_path: Path) -> None:
 
 
 def test_the_older_name_writes_lines(tmp_path: Path) -> None:
-    tasks = [task("fix_a"), task("fix_b", split="test"), task("fix_c")]
-    source = write_folder(tmp_path / "rollouts", runs(), tasks)
+    source = write_folder(tmp_path / "rollouts", runs())
     command = ["sft-extract", "--trace-dir", str(source / "traces"), "--format", "json"]
     lines = tmp_path / "sft.jsonl"
     done = CliRunner().invoke(app, [*command, "--output", str(lines)])
     assert done.exit_code == 0, done.output
-    assert f"Wrote 8 rows to: {lines}" in done.output
-    assert len(lines.read_text().splitlines()) == 8
+    assert f"Wrote 12 rows to: {lines}" in done.output
+    assert len(lines.read_text().splitlines()) == 12
     assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "repo",
         "rollouts",
         "sft.jsonl",
         "sft_meta.jsonl",
     ]
     loose = [*command, "--no-require-success", "--no-require-valid-tool-ok"]
     done = CliRunner().invoke(app, [*loose, "--output", str(lines)])
-    assert "Wrote 12 rows" in done.output
+    assert "Wrote 18 rows" in done.output

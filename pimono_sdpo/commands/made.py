@@ -121,7 +121,7 @@ def told(report: Json, out: Path) -> str:
 def nothing_kept(report: Json, advice: str) -> str:
     """Say in one sentence that no row is left, and what to do."""
     reasons = ", ".join(f"{count} {name}" for name, count in report["drop_reasons"].items())
-    found = reasons or "it holds no runs"
+    found = reasons or "nothing in it comes into question"
     return f"`{report['source']}` gives no {report['stage']} ({found}); {advice}."
 
 

@@ -135,7 +135,7 @@ def _parts(
         apart(Path(source).resolve(), out.resolve())
     rollouts = open_rollouts(source)
     if rollouts is not None:
-        made_by = {**made_by, "suite": rollouts.suite, "stages": code_of(stages)}
+        made_by = {**made_by, "tasks": rollouts.tasks, "stages": code_of(stages)}
         return (
             "rollouts",
             rollouts.name,

@@ -6,11 +6,12 @@ import pytest
 import trl
 from datasets import load_dataset
 from transformers import AutoTokenizer
-from trl import SFTConfig, SFTTrainer
+from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 
+from pimono_sdpo.commands.pairs import run_pairs
 from pimono_sdpo.commands.steps import run_steps
 from pimono_sdpo.tiny_model import write_tiny_model
-from tests.rollout_data import rollout, write_folder
+from tests.rollout_data import OTHER, final, read, rollout, write, write_folder
 
 
 @pytest.fixture(scope="module")
@@ -52,3 +53,33 @@ def test_steps_train(granularity: str, tiny: str, tmp_path: Path) -> None:
     assert "return a - b" not in text
     assert len(trainer.train_dataset) == len(dataset)
     assert trainer.train().global_step == 2
+
+
+@pytest.mark.parametrize("protocol", ["json", "native"])
+def test_pairs_train(protocol: str, tiny: str, tmp_path: Path) -> None:
+    fails = [read(), write(OTHER, False), final("done")]
+    rows = [rollout("fix_a", 42, protocol=protocol), rollout("fix_a", 43, fails, protocol=protocol)]
+    source = write_folder(tmp_path / "rollouts", rows)
+    run_pairs(source, tmp_path / "pairs", tokenizer=tiny, max_length=4096, flaky_reruns=0)
+    dataset = load_dataset(
+        str(tmp_path / "pairs"), split="train", cache_dir=str(tmp_path / "cache")
+    )
+    config = DPOConfig(
+        str(tmp_path / "out"),
+        max_steps=2,
+        per_device_train_batch_size=1,
+        max_length=4096,
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
+        report_to="none",
+        save_strategy="no",
+        logging_steps=1,
+        disable_tqdm=True,
+    )
+    tokenizer = AutoTokenizer.from_pretrained(tiny)
+    trainer = DPOTrainer(tiny, args=config, train_dataset=dataset, processing_class=tokenizer)
+    assert trainer.train().global_step == 2
+    first = next(entry for entry in trainer.state.log_history if "loss" in entry)
+    # Nothing is learned yet: both sides are as likely as under the reference.
+    assert first["loss"] == pytest.approx(0.6931, abs=1e-3)

@@ -1,0 +1,235 @@
+"""Rollouts, or recorded sessions, to preference pairs."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pimono_sdpo.commands.made import (
+    Asked,
+    check_length,
+    make,
+    nothing_kept,
+    tokenizer_mark,
+    tokenizer_name,
+)
+from pimono_sdpo.errors import EmptySelection, OutputError, SourceError
+
+if TYPE_CHECKING:
+    from pimono_sdpo.rollouts import Rollouts
+    from pimono_sdpo.runs.tables import Made, Part
+    from pimono_sdpo.stage import Stage
+    from processors.pairs import Retest, Rules
+
+NO_CONTRAST = frozenset({"no_contrast", "both_fail"})
+ADVICE = (
+    "make more rollouts of each task or harder tasks, at a higher temperature or with fewer "
+    "--max-iters, or take --allow-efficiency-pairs"
+)
+Json = dict[str, Any]
+
+
+def run_pairs(
+    rollouts_dir: Path,
+    out: Path,
+    *,
+    target: str = "step",
+    last_k: int = 4,
+    min_gap: float = 0.5,
+    allow_efficiency_pairs: bool = False,
+    flaky_reruns: int = 2,
+    with_outcome: bool = False,
+    tokenizer: str | None = None,
+    max_length: int | None = None,
+    format: str = "trl",
+    licence: str | None = None,
+) -> Json:
+    """Pair the rollouts of each task under `out` and return the report.
+
+    Its `counts` hold `tasks`, `tasks_with_pairs` and `no_contrast_tasks`; `rows` is the number of
+    pairs, which may be 0. Raises SourceError, OutputError or TrainingInputError.
+    """
+    from pimono_sdpo.commands.retest import retests
+    from pimono_sdpo.rollout_schema import DROPPED_PAIR, PAIR
+    from pimono_sdpo.rollouts import open_rollouts
+    from pimono_sdpo.runs.folders import apart
+    from pimono_sdpo.runs.tables import Table
+    from processors.pairs import Rules
+    from processors.targets import TARGETS
+
+    check_length(tokenizer, max_length)
+    if target not in TARGETS:
+        raise OutputError(f"There is no target `{target}`; give one of {', '.join(TARGETS)}.")
+    rules = Rules(
+        target, last_k, min_gap, allow_efficiency_pairs, flaky_reruns, with_outcome
+    )  # fmt: skip
+    apart(rollouts_dir.resolve(), out.resolve())
+    rollouts = open_rollouts(rollouts_dir)
+    if rollouts is None:
+        raise SourceError(
+            f"`{rollouts_dir}` holds no rollouts: no data/*.parquet with their columns; give a "
+            "folder that `rollout` has written."
+        )
+    stages = _fitting(tokenizer, max_length)
+    options = {**asdict(rules), "tokenizer": tokenizer_name(tokenizer), "max_length": max_length}
+    asked = Asked("pairs", rollouts.name, "rollouts", options, format, licence, _warnings(rules))
+    with retests(list(rollouts.tasks.values())) as retest:
+        parts = _parts(rollouts, rules, stages, retest, tokenizer_mark(tokenizer), max_length)
+        return make(asked, parts, Table(PAIR, DROPPED_PAIR), out)
+
+
+def run_session_pairs(
+    source: str,
+    out: Path,
+    *,
+    tokenizer: str | None = None,
+    max_length: int | None = None,
+    test_fraction: float = 0.0,
+    format: str = "trl",
+    licence: str | None = None,
+) -> Json:
+    """Pair failed edits with what put them right, and abandoned branches with those kept.
+
+    Raises like `run_pairs`.
+    """
+    from pimono_sdpo.export import open_source
+    from pimono_sdpo.rollout_schema import DROPPED_PAIR, PAIR
+    from pimono_sdpo.runs.folders import apart
+    from pimono_sdpo.runs.manifests import made_from
+    from pimono_sdpo.runs.tables import Part, Table
+    from processors import session_pairs
+    from processors.redact import redact_text
+
+    check_length(tokenizer, max_length)
+    if Path(source).exists():
+        apart(Path(source).resolve(), out.resolve())
+    opened = open_source(source)
+    stages: list[Stage] = [*session_pairs.stages(test_fraction), *_fitting(tokenizer, max_length)]
+    options: Json = {"tokenizer": tokenizer_name(tokenizer), "max_length": max_length}
+    options |= {"test_fraction": test_fraction}
+    made_by = {**options, "tokens": tokenizer_mark(tokenizer)}
+    parts = [
+        Part(
+            made_from(shard, stages, made_by),
+            shard.sessions,
+            partial(_of_sessions, shard, stages),
+        )
+        for shard in opened.shards
+    ]
+    name = redact_text(opened.name, "")[0]
+    asked = Asked("pairs", name, opened.kind, options, format, licence)
+    return make(asked, parts, Table(PAIR, DROPPED_PAIR), out)
+
+
+def pairs_of(source: str, out: Path, given: Mapping[str, Any], test_fraction: float) -> Json:
+    """Tell rollouts from sessions and pair them; raises EmptySelection when there is no pair."""
+    from pimono_sdpo.rollouts import open_rollouts
+
+    advice = ADVICE
+    if source and open_rollouts(source) is not None:
+        report = run_pairs(Path(source), out, **given)
+    else:
+        advice = "give sessions in which an edit failed or the user went back"
+        common = ("tokenizer", "max_length", "format", "licence")
+        chosen = {name: given[name] for name in common}
+        report = run_session_pairs(source, out, test_fraction=test_fraction, **chosen)
+    if not report["rows"]:
+        raise EmptySelection(f"{nothing_kept(report, advice)} The rejects are in {out}.")
+    return report
+
+
+def pair_lines(folder: Path, path: Path) -> Json:
+    """Write the training pairs of a folder as JSON lines and NAME_meta.jsonl; return the counts."""
+    from pimono_sdpo.rollouts import rows_of
+    from processors.together import dpo_line, write_lines
+
+    files = sorted((folder / "data").glob("train-*.parquet"))
+    rows = (row for file in files for row in rows_of(file))
+    return dict(write_lines(rows, dpo_line, path))
+
+
+def _fitting(tokenizer: str | None, max_length: int | None) -> "list[Stage]":
+    from processors import fit
+
+    return [*fit.stages(tokenizer, max_length)] if tokenizer and max_length else []
+
+
+def _warnings(rules: "Rules") -> list[str]:
+    warnings = []
+    if rules.target in {"full", "truncated"}:
+        warnings.append(
+            f"the target {rules.target} has results of tools between its actions: DPO learns those "
+            "tokens, too, and a long side weighs more than a short one"
+        )
+    if rules.with_outcome:
+        warnings.append("what tests said is in the target: the label is given away")
+    return warnings
+
+
+def _parts(
+    rollouts: "Rollouts",
+    rules: "Rules",
+    stages: "list[Stage]",
+    retest: "Retest",
+    tokens: str | None,
+    max_length: int | None,
+) -> "list[Part]":
+    from pimono_sdpo.rollouts import is_same
+    from pimono_sdpo.runs.tables import Part
+    from pimono_sdpo.stage import source_hash
+    from processors.step_pairs import step_pairs
+
+    code = [source_hash(step_pairs), *(stage.code for stage in stages)]
+    parts = []
+    for task_id, places in rollouts.by_task().items():
+        files = [is_same(file) for file in dict.fromkeys(file for file, _ in places)]
+        made_from = {
+            "task_id": task_id, "task": rollouts.tasks.get(task_id), "files": files,
+            "rows": [number for _, number in places], "rules": asdict(rules), "code": code,
+            "tokens": tokens, "max_length": max_length,
+        }  # fmt: skip
+        run = partial(_of_task, rollouts, task_id, places, rules, stages, retest)
+        parts.append(Part(made_from, len(places), run))
+    return parts
+
+
+def _of_task(
+    rollouts: "Rollouts",
+    task_id: str,
+    places: list[tuple[Path, int]],
+    rules: "Rules",
+    stages: "list[Stage]",
+    retest: "Retest",
+) -> "Iterator[Made]":
+    from pimono_sdpo.commands.retest import visible_files
+    from pimono_sdpo.rollouts import rows_at
+    from pimono_sdpo.runs.tables import through
+    from processors.pairs import Case, pair_of
+    from processors.step_pairs import step_pairs
+
+    task = rollouts.tasks.get(task_id)
+    files = visible_files(task) if task and rules.target in {"patch", "last_write"} else {}
+    case = Case(task_id, rows_at(places), rollouts.split_of(task_id), task, files, retest)
+    made = step_pairs(case, rules) if rules.target == "step" else pair_of(case, rules)
+    fitting = through(made.rows, stages)
+    made.rows, made.rejects = fitting.rows, [*made.rejects, *fitting.rejects]
+    made.counts["runs"] += len(places)
+    made.counts["tasks"] += 1
+    if made.rows:
+        made.counts["tasks_with_pairs"] += 1
+    elif all(row["drop_reason"] in NO_CONTRAST for row in made.rejects):
+        made.counts["no_contrast_tasks"] += 1
+    yield made
+
+
+def _of_sessions(shard: Any, stages: "list[Stage]") -> "Iterator[Made]":
+    from pimono_sdpo.export import read_sessions
+    from pimono_sdpo.runs.tables import through
+    from pimono_sdpo.shards import Rows
+
+    for table in read_sessions(shard):
+        for session in Rows(table):
+            made = through([session], stages)
+            made.counts["runs"] += 1
+            yield made

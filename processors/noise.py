@@ -1,0 +1,102 @@
+"""What makes a passing run a bad example: churn, files that nobody else needed, hidden answers.
+
+reads  ROLLOUT rows of one task, and the task
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+CHURN = 3
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Size:
+    """Lines that a patch adds and removes, and its hunks that change nothing but spaces."""
+
+    lines: int
+    blank_hunks: int
+
+
+def size_of(patch: str) -> Size:
+    r"""Measure a unified diff.
+
+    >>> size_of("--- a/x\n+++ b/x\n@@ -1 +1 @@\n-a\n+ a\n")
+    Size(lines=2, blank_hunks=1)
+    """
+    lines = blank = 0
+    hunk: list[str] = []
+    inside = False
+    for line in [*patch.split("\n"), "@@"]:
+        if line.startswith(("@@", "diff --git ")):
+            blank += _only_spaces(hunk)
+            hunk, inside = [], line.startswith("@@")
+        elif inside and line[:1] in {"+", "-"}:
+            hunk.append(line)
+            lines += 1
+    return Size(lines, blank)
+
+
+def _only_spaces(hunk: Sequence[str]) -> bool:
+    sides = ["".join("".join(one[1:].split()) for one in hunk if one[0] == tag) for tag in "-+"]
+    return bool(hunk) and sides[0] == sides[1]
+
+
+def noise(
+    row: Mapping[str, Any], passing: Sequence[Mapping[str, Any]], task: Mapping[str, Any] | None
+) -> tuple[str, str] | None:
+    """Say what is wrong with a run that is to be chosen, as a reason and a detail."""
+    return (
+        opened_hidden(row, task)
+        or _wrong_file(row, passing, task)
+        or _non_minimal(row["patch"], [one["patch"] for one in passing])
+    )
+
+
+def opened_hidden(row: Mapping[str, Any], task: Mapping[str, Any] | None) -> tuple[str, str] | None:
+    """Tell a run that has seen what its task hides: the answer may have been there."""
+    globs = list(task["hide"]) if task else []
+    for step in row["steps"]:
+        if not step["ok"] or not isinstance(step["args"], dict):
+            continue
+        for name in ("rel_path", "rel_dir"):
+            path = step["args"].get(name)
+            if isinstance(path, str) and any(_covers(glob, path) for glob in globs):
+                return "leaked", f"`{path}` is hidden from agents and was seen"
+    return None
+
+
+def _covers(glob: str, path: str) -> bool:
+    """A glob without a slash covers every part of a path, one with a slash what lies below it."""
+    parts = path.removeprefix("./").strip("/").split("/")
+    if "/" not in glob.strip("/"):
+        return any(fnmatchcase(part, glob.strip("/")) for part in parts)
+    heads = ["/".join(parts[:end]) for end in range(1, len(parts) + 1)]
+    return any(fnmatchcase(head, glob.strip("/")) for head in heads)
+
+
+def _wrong_file(
+    row: Mapping[str, Any], passing: Sequence[Mapping[str, Any]], task: Mapping[str, Any] | None
+) -> tuple[str, str] | None:
+    """A file that is none of the task's, or that no other passing run has changed."""
+    expected = (task["metadata"] or {}).get("files") if task else None
+    if isinstance(expected, list) and expected:
+        stray = [path for path in row["files_touched"] if path not in expected]
+        return ("wrong_file", f"`{stray[0]}` is no file of the task") if stray else None
+    others = [set(one["files_touched"]) for one in passing if one["run_id"] != row["run_id"]]
+    if not others:
+        return None
+    stray = [path for path in row["files_touched"] if not any(path in one for one in others)]
+    return ("wrong_file", f"no other passing run changes `{stray[0]}`") if stray else None
+
+
+def _non_minimal(patch: str, passing: Sequence[str]) -> tuple[str, str] | None:
+    size = size_of(patch)
+    smallest = min((size_of(one).lines for one in passing if one), default=size.lines)
+    if size.lines > CHURN * smallest:
+        return "non_minimal", f"{size.lines} lines, the smallest passing patch has {smallest}"
+    if size.blank_hunks:
+        return "non_minimal", f"{size.blank_hunks} hunks change nothing but spaces"
+    return None

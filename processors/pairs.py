@@ -1,0 +1,224 @@
+"""Pair the better run of a task with the worse one.
+
+reads   ROLLOUT rows of one task
+writes  PAIR, and DROPPED_PAIR with why a pair was not kept
+
+Runs are compared place by place: tests pass, then fewer steps, fewer tool calls, fewer files. Both
+must be able to have the target; at least one passes. Before a pair counts, the winner's patch is
+applied to the task's files and tested again, so many times; a patch that is a side of the pair is
+tested on the loser's side, too.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pimono_sdpo.runs.tables import Made
+from processors.noise import noise, opened_hidden
+from processors.targets import (
+    Target,
+    has_summary,
+    ineligible,
+    loses_the_decision,
+    prompt_of,
+    rendered,
+)
+
+Json = dict[str, Any]
+# A task and a patch: whether its tests pass then, None when they could not be run, and why.
+Retest = Callable[[Mapping[str, Any], str], "tuple[bool | None, str]"]
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How pairs are made."""
+
+    target: Target = "step"
+    last_k: int = 4
+    min_gap: float = 0.5
+    allow_efficiency_pairs: bool = False
+    flaky_reruns: int = 2
+    with_outcome: bool = False
+
+
+@dataclass
+class Case:
+    """A task with its rollouts; `task` is None when no suite tells of it.
+
+    `files` are the texts an agent may see, none when the repo is not here. What was tested again is
+    remembered.
+    """
+
+    task_id: str
+    rows: list[Json]
+    split: str
+    task: Mapping[str, Any] | None = None
+    files: Mapping[str, str] = field(default_factory=dict)
+    retest: Retest | None = None
+    retested: dict[str, tuple[bool | None, str]] = field(default_factory=dict)
+
+    def again(self, row: Json, times: int) -> tuple[bool | None, str]:
+        """Test the patch of a run again; the first answer that differs from the run's counts."""
+        if self.retest is None or self.task is None or not row["patch"]:
+            return None, "there is nothing to test it with"
+        if row["run_id"] not in self.retested:
+            found: tuple[bool | None, str] = (None, "")
+            for _ in range(times):
+                found = self.retest(self.task, row["patch"])
+                if found[0] != row["tests_ok"]:
+                    break
+            self.retested[row["run_id"]] = found
+        return self.retested[row["run_id"]]
+
+
+def score(row: Mapping[str, Any]) -> list[float]:
+    """Return what runs are compared by, place by place; higher is better."""
+    return [
+        float(bool(row["tests_ok"])),
+        -float(row["n_steps"]),
+        -float(row["n_tool_calls"]),
+        -float(len(row["files_touched"])),
+    ]
+
+
+def pair_of(case: Case, rules: Rules) -> Made:
+    """Return at most one pair: the best run against the worst, and why others were not kept."""
+    made = Made()
+    sound = [row for row in case.rows if not row["error"]]
+    able = [row for row in sound if not ineligible(row, rules.target)]
+    judged = [row for row in able if row["tests_ok"] is not None]
+    if not rules.allow_efficiency_pairs or judged:
+        able = judged
+    why = _nothing_to_compare(case, sound, able, rules)
+    if why:
+        made.rejects.append(dropped(case, rules.target, *why))
+        return made
+    ranked = sorted(able, key=lambda row: (score(row), -row["seed"]), reverse=True)
+    passing = [row for row in ranked if row["tests_ok"]] or ranked
+    while passing:
+        best = passing.pop(0)
+        rest = [row for row in ranked if row is not best]
+        worst = rest[-1]
+        why = _no_contrast(best, worst, rules) or _unfit(case, best, worst, rules, able, made)
+        pair = None if why and why[0] == "no_contrast" else _pair(case, best, worst, rules)
+        if isinstance(pair, tuple):
+            why, pair = pair, None
+        if why is None and pair is not None:
+            made.rows.append(pair)
+            return made
+        reason = why or ("ineligible", "")
+        made.rejects.append(dropped(case, rules.target, *reason, best=best, worst=worst))
+        if reason[0] in {"no_contrast", "identical_outcome"}:
+            break
+    return made
+
+
+def _nothing_to_compare(
+    case: Case, sound: Sequence[Json], able: Sequence[Json], rules: Rules
+) -> tuple[str, str] | None:
+    if len(sound) < 2 and len(sound) < len(case.rows):
+        failed = next(row["error"] for row in case.rows if row["error"])
+        return "infra_error", str(failed)[:300]
+    if len(able) < 2:
+        whys = [ineligible(row, rules.target) or "it was not tested" for row in sound]
+        return "ineligible", f"{len(able)} of {len(case.rows)} runs can be compared: {whys}"[:300]
+    if any(row["tests_ok"] is not None for row in able) and not any(r["tests_ok"] for r in able):
+        return "both_fail", f"none of {len(able)} runs passes"
+    return None
+
+
+def _no_contrast(best: Json, worst: Json, rules: Rules) -> tuple[str, str] | None:
+    if score(best) == score(worst):
+        return "no_contrast", "the scores are equal"
+    if bool(best["tests_ok"]) == bool(worst["tests_ok"]) and not rules.allow_efficiency_pairs:
+        return "no_contrast", "both pass, one in fewer steps"
+    return None
+
+
+def _unfit(
+    case: Case, best: Json, worst: Json, rules: Rules, able: Sequence[Json], made: Made
+) -> tuple[str, str] | None:
+    """Say what speaks against these two, testing last: it costs most."""
+    if best["patch"] == worst["patch"] and rules.target in {"patch", "last_write"}:
+        return "identical_patch", ""
+    passing = [row for row in able if row["tests_ok"]]
+    why = noise(best, passing, case.task) or opened_hidden(worst, case.task)
+    if why:
+        return why
+    if rules.target == "truncated" and loses_the_decision(best, rules.last_k):
+        return "key_decision_truncated", f"not in the last {rules.last_k} actions"
+    return retested(case, best, worst if rules.target == "patch" else None, rules, made)
+
+
+def retested(
+    case: Case, best: Json, worst: Json | None, rules: Rules, made: Made
+) -> tuple[str, str] | None:
+    """Test the patches of both again; count those that nothing could test."""
+    if not rules.flaky_reruns:
+        return None
+    for row, times in ((best, rules.flaky_reruns), (worst, 1)):
+        if row is None or row["tests_ok"] is None or not row["patch"]:
+            continue
+        said, why = case.again(row, times)
+        if said is None:
+            made.counts["not_retested"] += 1
+        elif said != row["tests_ok"]:
+            return "flaky", f"{row['run_id']} was {row['tests_ok']}, tested again {said}: {why}"[
+                :300
+            ]
+        else:
+            made.counts["retested"] += 1
+    return None
+
+
+def _pair(case: Case, best: Json, worst: Json, rules: Rules) -> Json | tuple[str, str]:
+    paths = sorted({*best["files_touched"], *worst["files_touched"]})
+    prompts = [prompt_of(row, rules.target, case.files, paths) for row in (best, worst)]
+    if prompts[0] is None:
+        return "ineligible", "the files of the task are not here, or too long to be shown"
+    if prompts[0] != prompts[1]:
+        return "ineligible", "the two runs were asked differently"
+    both = has_summary(best) and has_summary(worst)
+    sides = [
+        rendered(row, rules.target, rules.last_k, rules.with_outcome, both) for row in (best, worst)
+    ]
+    if sides[0] == sides[1]:
+        return "identical_outcome", "both sides read the same"
+    tools = best["tools"] if sides[0][0].get("tool_calls") or len(sides[0]) > 1 else []
+    return {
+        **about(case, rules.target, best, worst),
+        "prompt": prompts[0],
+        "chosen": sides[0],
+        "rejected": sides[1],
+        "tools": tools if best["protocol"] == "native" else [],
+    }
+
+
+def about(case: Case, name: str, best: Json | None, worst: Json | None) -> Json:
+    """Return the columns of a pair that say where it is from."""
+    one = best or worst or (case.rows[0] if case.rows else {})
+    return {
+        "target": name,
+        "task_id": case.task_id,
+        "score_chosen": score(best) if best else None,
+        "score_rejected": score(worst) if worst else None,
+        "run_chosen": best["run_id"] if best else None,
+        "run_rejected": worst["run_id"] if worst else None,
+        "suite": one.get("suite"),
+        "model": one.get("model"),
+        "seed_chosen": best["seed"] if best else None,
+        "seed_rejected": worst["seed"] if worst else None,
+        "split": case.split,
+    }
+
+
+def dropped(
+    case: Case,
+    name: str,
+    reason: str,
+    detail: str = "",
+    best: Json | None = None,
+    worst: Json | None = None,
+) -> Json:
+    """Return the row of a pair that was not kept."""
+    return {**about(case, name, best, worst), "drop_reason": reason, "detail": detail}

@@ -1,0 +1,349 @@
+"""Runs become preference pairs, and what is no pair says why."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from datasets import load_dataset
+from typer.testing import CliRunner
+
+from pimono_sdpo import samples
+from pimono_sdpo.cli import app
+from pimono_sdpo.commands.pairs import pair_lines, pairs_of, run_pairs, run_session_pairs
+from pimono_sdpo.commands.retest import retests
+from pimono_sdpo.errors import EmptySelection, OutputError, SourceError
+from pimono_sdpo.suites.suite import load
+from pimono_sdpo.tiny_model import write_tiny_model
+from processors import together
+from processors.pairs import Case, Rules, pair_of, score
+from processors.step_pairs import step_pairs
+from processors.targets import TARGETS
+from tests.rollout_data import (
+    BUGGY,
+    FIXED,
+    OTHER,
+    final,
+    patch_of,
+    prose,
+    read,
+    rollout,
+    task,
+    write,
+    write_folder,
+)
+from tests.test_steps import bytes_of
+
+Json = dict[str, Any]
+PASSES = [read(), write(FIXED, True), final("the sign was wrong")]
+FAILS = [read(), write(OTHER, False), final("done")]
+SLOW = [read(), read("b.py"), write(FIXED, True), final("the sign was wrong")]
+TASK: Json = {"metadata": {}, "hide": ["answers"], "split": None}
+FILES = {"add.py": BUGGY}
+
+
+def case(*actions: list[Json], files: dict[str, str] = FILES, **more: Any) -> Case:
+    rows = [rollout("t", 42 + n, done, **more) for n, done in enumerate(actions)]
+    return Case("t", rows, "train", TASK, files)
+
+
+def reasons(made: Any) -> list[str]:
+    return [row["drop_reason"] for row in made.rejects]
+
+
+def content(turns: list[Json]) -> Json:
+    said: Json = json.loads(turns[0]["content"])
+    return said
+
+
+@pytest.mark.parametrize(
+    ("better", "worse"),
+    [
+        ({"tests_ok": True, "n_steps": 9}, {"tests_ok": False, "n_steps": 1}),
+        ({"n_steps": 2}, {"n_steps": 3}),
+        ({"n_tool_calls": 1}, {"n_tool_calls": 2}),
+        ({"files_touched": []}, {"files_touched": ["a"]}),
+    ],
+)
+def test_runs_are_compared_place_by_place(better: Json, worse: Json) -> None:
+    assert score({**rollout(), **better}) > score({**rollout(), **worse})
+
+
+def test_the_best_run_is_paired_with_the_worst() -> None:
+    made = pair_of(case(FAILS, PASSES, SLOW), Rules(target="patch"))
+    (pair,) = made.rows
+    assert (pair["run_chosen"], pair["run_rejected"]) == ("t-43", "t-42")
+    assert pair["score_chosen"] == [1.0, -3.0, -2.0, -1.0]
+    assert content(pair["chosen"]) == {
+        "type": "patch",
+        "summary": "the sign was wrong",
+        "patch_format": "unified_diff",
+        "patch": patch_of(BUGGY, FIXED),
+    }
+    assert BUGGY in pair["prompt"][1]["content"]
+
+
+def test_patches_need_the_files_they_change() -> None:
+    assert reasons(pair_of(case(FAILS, PASSES, files={}), Rules(target="patch"))) == ["ineligible"]
+
+
+@pytest.mark.parametrize(
+    ("actions", "reason"),
+    [
+        ((FAILS, FAILS), "both_fail"),
+        ((PASSES, PASSES), "no_contrast"),
+        ((PASSES, SLOW), "no_contrast"),
+        ((PASSES, [read()]), "ineligible"),
+        ((PASSES,), "ineligible"),
+    ],
+)
+def test_what_gives_no_pair(actions: tuple[list[Json], ...], reason: str) -> None:
+    made = pair_of(case(*actions), Rules(target="patch"))
+    assert (made.rows, reasons(made)) == ([], [reason])
+
+
+def test_a_fault_of_ours_is_nobody_s_loss() -> None:
+    broken = case(PASSES, FAILS)
+    broken.rows[1] |= {"error": "503", "tests_ok": None}
+    assert reasons(pair_of(broken, Rules(target="summary"))) == ["infra_error"]
+    assert reasons(step_pairs(broken, Rules())) == ["infra_error"]
+
+
+def test_two_passing_runs_are_a_pair_when_asked_for() -> None:
+    rules = Rules(target="full", allow_efficiency_pairs=True)
+    (pair,) = pair_of(case(SLOW, PASSES), rules).rows
+    assert pair["run_chosen"] == "t-43"
+
+
+def with_patch(after: str, actions: list[Json], **more: Any) -> Case:
+    """Two passing runs, the first with this patch, and one that fails."""
+    found = case(actions, SLOW, FAILS)
+    found.rows[0] |= {"patch": patch_of(BUGGY, after), **more}
+    return found
+
+
+def test_churn_is_no_example() -> None:
+    found = with_patch(FIXED + "".join(f"x{n} = {n}\n" for n in range(9)), PASSES)
+    made = pair_of(found, Rules(target="patch"))
+    assert reasons(made) == ["non_minimal"]
+    assert made.rows[0]["run_chosen"] == "t-43"
+    spaces = with_patch(FIXED, PASSES)
+    spaces.rows[0]["patch"] += patch_of("a = 1\n", "a  =  1\n", "b.py")
+    assert reasons(pair_of(spaces, Rules(target="patch"))) == ["non_minimal"]
+
+
+def test_a_file_that_nobody_else_needed_is_the_wrong_one() -> None:
+    found = with_patch(FIXED, PASSES, files_touched=["add.py", "b.py"])
+    assert reasons(pair_of(found, Rules(target="patch"))) == ["wrong_file"]
+    named = with_patch(FIXED, PASSES)
+    named.task = {**TASK, "metadata": {"files": ["sub.py"]}}
+    made = pair_of(named, Rules(target="patch"))
+    assert (made.rows, set(reasons(made))) == ([], {"wrong_file"})
+
+
+def test_a_run_that_saw_what_is_hidden_is_no_example() -> None:
+    peeks = [read("answers/add.py"), *PASSES[1:]]
+    made = pair_of(case(peeks, FAILS), Rules(target="patch"))
+    assert (made.rows, reasons(made)) == ([], ["leaked"])
+    assert reasons(step_pairs(case(peeks, FAILS), Rules())) == ["leaked"]
+
+
+def test_the_decision_must_be_in_what_is_kept() -> None:
+    late = [read(), write(FIXED, True), *[read(f"{n}.py") for n in range(3)]]
+    rules = Rules(target="truncated", last_k=2)
+    assert reasons(pair_of(case(late, FAILS), rules)) == ["key_decision_truncated"]
+    (pair,) = pair_of(case(late, FAILS), Rules(target="truncated", last_k=4)).rows
+    assert [turn["role"] for turn in pair["chosen"]][::2] == ["assistant"] * 4
+
+
+@pytest.mark.parametrize("name", [name for name in TARGETS if name != "step"])
+def test_labels_are_in_a_target_only_when_asked_for(name: Any) -> None:
+    (pair,) = pair_of(case(PASSES, FAILS), Rules(target=name)).rows
+    (told,) = pair_of(case(PASSES, FAILS), Rules(target=name, with_outcome=True)).rows
+    plain, labelled = (json.dumps([p["chosen"], p["rejected"]]) for p in (pair, told))
+    labels = ("TESTS PASS", "tests_ok", "test_result", "2 passed")
+    assert not any(label in plain for label in labels)
+    assert any(label in labelled for label in labels)
+
+
+def test_the_same_words_are_no_pair() -> None:
+    same = [*FAILS[:2], final("the sign was wrong")]
+    made = pair_of(case(PASSES, same), Rules(target="summary"))
+    assert (made.rows, reasons(made)) == ([], ["identical_outcome"])
+    assert reasons(pair_of(case(PASSES, same), Rules(target="patch"))) == []
+    alike = case(PASSES, FAILS)
+    alike.rows[1]["patch"] = alike.rows[0]["patch"]
+    assert reasons(pair_of(alike, Rules(target="patch"))) == ["identical_patch"]
+
+
+def test_runs_part_at_their_first_different_action() -> None:
+    made = step_pairs(case(PASSES, FAILS, PASSES), Rules())
+    (pair,) = made.rows
+    assert content(pair["chosen"])["args"]["content"] == FIXED
+    assert content(pair["rejected"])["args"]["content"] == OTHER
+    assert len(pair["prompt"]) == 4
+    assert (pair["score_chosen"][0], pair["score_rejected"][0]) == (1.0, 0.0)
+    assert reasons(made) == []
+
+
+def test_the_gap_is_measured_over_all_runs_that_came_there() -> None:
+    wandering = [read("b.py"), *FAILS]
+    lucky = [read("b.py"), write(FIXED, True)]
+    found = case(PASSES, PASSES, PASSES, FAILS, wandering, lucky)
+    made = step_pairs(found, Rules())
+    assert [row["detail"] for row in made.rejects] == [
+        "0.25 more of the runs pass, 0.5 are asked for"
+    ]
+    assert [len(pair["prompt"]) for pair in made.rows] == [4, 4]
+    assert len(step_pairs(found, Rules(min_gap=0.25)).rows) == 3
+
+
+def test_prose_loses_against_a_call() -> None:
+    talks = [prose(), *PASSES]
+    (pair,) = step_pairs(case(talks, PASSES), Rules()).rows
+    assert content(pair["chosen"])["name"] == "read_file"
+    assert pair["rejected"][0]["content"] == "I would read the file first."
+    failing = step_pairs(case([prose(), *FAILS], FAILS), Rules())
+    assert (failing.rows, set(reasons(failing))) == ([], {"both_fail"})
+
+
+def test_equal_runs_give_no_step_pair() -> None:
+    made = step_pairs(case(PASSES, PASSES), Rules())
+    assert (made.rows, reasons(made)) == ([], ["no_contrast"])
+    slower = step_pairs(case(PASSES, SLOW), Rules(allow_efficiency_pairs=True))
+    assert [pair["run_chosen"] for pair in slower.rows] == ["t-42"]
+
+
+def rows() -> list[Json]:
+    made = []
+    for name in ("fix_a", "fix_b"):
+        made += [rollout(name, 42, FAILS), rollout(name, 43, PASSES), rollout(name, 44, SLOW)]
+    made += [rollout("fix_c", seed, PASSES) for seed in (42, 43)]
+    return [*made, *[rollout("fix_d", seed, FAILS) for seed in (42, 43)]]
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_a_folder_of_rollouts_becomes_pairs(name: str, tmp_path: Path) -> None:
+    source = write_folder(tmp_path / "rollouts", rows())
+    report = run_pairs(source, tmp_path / "pairs", target=name, format="together")
+    assert report["counts"]["tasks"] == 4
+    assert report["counts"]["tasks_with_pairs"] == 2
+    assert report["counts"]["no_contrast_tasks"] == 2
+    assert report["counts"]["retested"] >= 2
+    cache = str(tmp_path / "cache")
+    pairs = load_dataset(str(tmp_path / "pairs"), split="train", cache_dir=cache)
+    assert len(pairs) == report["rows"] == 2
+    assert set(pairs["target"]) == {name}
+    dropped = load_dataset(str(tmp_path / "pairs"), "pairs_rejects", split="train", cache_dir=cache)
+    assert len(dropped) == report["rejected"]
+    several = name in {"full", "truncated"}
+    assert bool(report["warnings"]) == several
+    assert report["together"]["train"] == {"several_turns" if several else "written": 2}
+    if not several:
+        lines = (tmp_path / "pairs/together/train.jsonl").read_text().splitlines()
+        assert [together.check_dpo(json.loads(line)) for line in lines] == [None, None]
+        known = json.loads(
+            (tmp_path / "pairs/together/train_meta.jsonl").read_text().split("\n")[0]
+        )
+        assert {"run_chosen", "score_chosen", "seed_chosen", "model", "suite"} <= set(known)
+    run_pairs(source, tmp_path / "again", target=name, format="together")
+    assert bytes_of(tmp_path / "pairs") == bytes_of(tmp_path / "again")
+
+
+def test_patches_are_applied_and_tested_again(tmp_path: Path) -> None:
+    lies = rollout("fix_a", 42, PASSES, patch=patch_of(BUGGY, "def add(a, b):\n    return b\n"))
+    elsewhere = rollout("fix_b", 42, PASSES, patch=patch_of("x = 1\n", "x = 2\n"))
+    unlucky = rollout(
+        "fix_c", 43, FAILS, patch=patch_of(BUGGY, "def add(a, b):\n    return b + a\n")
+    )
+    runs = [lies, elsewhere, rollout("fix_c", 42, PASSES), unlucky]
+    runs += [rollout(name, 43, FAILS) for name in ("fix_a", "fix_b")]
+    source = write_folder(tmp_path / "rollouts", runs)
+    report = run_pairs(source, tmp_path / "pairs", target="patch")
+    assert report["drop_reasons"] == {"flaky": 3}
+    assert report["rows"] == 0
+    assert run_pairs(source, tmp_path / "pairs", target="patch", flaky_reruns=0)["rows"] == 3
+    with retests(load(source).tasks) as retest:
+        task = load(source).tasks[0]
+        assert retest(task, patch_of(BUGGY, FIXED))[0] is True
+        assert retest(task, patch_of(BUGGY, OTHER))[0] is False
+        assert "does not apply" in retest(task, elsewhere["patch"])[1]
+
+
+def test_what_cannot_be_tested_again_is_counted(tmp_path: Path) -> None:
+    source = write_folder(tmp_path / "rollouts", rows())
+    (tmp_path / "repo" / "add.py").unlink()
+    (tmp_path / "repo").rmdir()
+    report = run_pairs(source, tmp_path / "pairs")
+    assert report["counts"]["not_retested"] == 2
+    assert report["rows"] == 2
+
+
+def test_pairs_of_held_out_tasks_are_no_training_rows(tmp_path: Path) -> None:
+    source = write_folder(tmp_path / "rollouts", rows(), split="test")
+    report = run_pairs(source, tmp_path / "pairs", flaky_reruns=0)
+    assert report["splits"] == {"test": 2}
+    assert pair_lines(tmp_path / "pairs", tmp_path / "dpo.jsonl") == {}
+    assert not (tmp_path / "dpo.jsonl").exists()
+
+
+def test_pairs_are_written_as_lines(tmp_path: Path) -> None:
+    source = write_folder(tmp_path / "rollouts", rows())
+    run_pairs(source, tmp_path / "pairs", flaky_reruns=0)
+    assert pair_lines(tmp_path / "pairs", tmp_path / "dpo.jsonl") == {"written": 2}
+    assert len((tmp_path / "dpo_meta.jsonl").read_text().splitlines()) == 2
+
+
+def test_sides_that_a_trainer_would_cut_to_the_same(tmp_path: Path) -> None:
+    model = str(write_tiny_model(tmp_path / "tiny"))
+    long = "x" * 3000
+    one, two = (
+        [read(), write(f"{long}\n{end}", ok)] for end, ok in ((FIXED, True), (OTHER, False))
+    )
+    runs = [rollout("fix_a", 42, one), rollout("fix_a", 43, two)]
+    runs += [rollout("fix_b", 42, PASSES), rollout("fix_b", 43, FAILS)]
+    source = write_folder(tmp_path / "rollouts", runs)
+    given: Json = {"flaky_reruns": 0, "tokenizer": model, "max_length": 600}
+    report = run_pairs(source, tmp_path / "pairs", **given)
+    assert report["drop_reasons"] == {"identical_after_truncation": 1}
+    cache = str(tmp_path / "cache")
+    (kept,) = load_dataset(str(tmp_path / "pairs"), split="train", cache_dir=cache)
+    given["max_length"] = kept["n_tokens"] - 1
+    report = run_pairs(source, tmp_path / "pairs", **given)
+    assert report["drop_reasons"] == {"identical_after_truncation": 1, "too_long": 1}
+
+
+def test_a_failed_edit_loses_against_the_one_that_put_it_right(tmp_path: Path) -> None:
+    sessions = Path(samples.__file__).parent / "sessions"
+    report = run_session_pairs(str(sessions), tmp_path / "pairs")
+    pairs = load_dataset(str(tmp_path / "pairs"), split="train", cache_dir=str(tmp_path / "cache"))
+    assert report["rows"] == len(pairs)
+    assert set(pairs["target"]) == {"edit", "branch"}
+    (edit,) = [pair for pair in pairs if pair["target"] == "edit"]
+    names = [edit[side][0]["tool_calls"][0]["function"]["name"] for side in ("chosen", "rejected")]
+    assert names == ["edit", "edit"]
+    assert edit["chosen"] != edit["rejected"]
+    assert edit["prompt"][-1]["role"] in {"user", "tool"}
+
+
+def test_bad_input_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="holds no rollouts"):
+        run_pairs(tmp_path, tmp_path.parent / "pairs-of-nothing")
+    source = write_folder(tmp_path / "rollouts", [rollout("a", 1), rollout("a", 2)])
+    with pytest.raises(OutputError, match="no target"):
+        run_pairs(source, tmp_path / "pairs", target="best")
+    with pytest.raises(EmptySelection, match="1 no_contrast"):
+        pairs_of(str(source), tmp_path / "pairs", {"format": "trl"}, 0.0)
+    done = CliRunner().invoke(app, ["pairs", str(source), "--out", str(tmp_path / "rollouts")])
+    assert isinstance(done.exception, OutputError)
+    (source / "suite.json").write_text("{")
+    with pytest.raises(SourceError, match="no JSON"):
+        run_pairs(source, tmp_path / "pairs")
+
+
+def test_the_command_tells_what_it_made(tmp_path: Path) -> None:
+    source = write_folder(tmp_path / "rollouts", rows(), [task(f"fix_{n}") for n in "abcd"])
+    command = ["pairs", str(source), "--out", str(tmp_path / "pairs"), "--flaky-reruns", "0"]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0, done.output
+    assert done.output.splitlines()[0] == "2 pairs (2 train)"
