@@ -4,7 +4,10 @@ The Hub validates a README only when it is uploaded; a card of ours must not fai
 """
 
 import re
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import yaml
 
@@ -26,6 +29,7 @@ LICENCES = frozenset(
 )
 PIPELINE_TAGS = frozenset({"text-generation", "image-text-to-text", "any-to-any"})
 LIBRARIES = frozenset({"peft", "transformers"})
+_PICTURE = re.compile(r"!\[[^\]]*\]\(<?([^)\s>]+)>?[^)]*\)")
 Json = dict[str, Any]
 
 
@@ -52,8 +56,18 @@ def lint_card(text: str) -> list[str]:
         *_repeated(node),
         *_ids(metadata),
         *_known_values(metadata),
+        *_model_index(metadata.get("model-index", [])),
         *_body(text[match.end() :]),
     ]
+
+
+def lint_file(path: Path) -> list[str]:
+    """Lint a card where it lies: the pictures it shows must be there, too."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        return ["The card is no UTF-8."]
+    return [*lint_card(text), *_missing_pictures(text, path.parent)]
 
 
 def is_repo_id(name: object) -> bool:
@@ -107,6 +121,52 @@ def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
+def _model_index(index: Any) -> Iterator[str]:
+    """Each result names its task, data set and metrics, or the Hub refuses the card."""
+    if not isinstance(index, list) or not all(isinstance(model, dict) for model in index):
+        yield "`model-index` is no list of models."
+        return
+    for model in index:
+        if not isinstance(model.get("name"), str):
+            yield "A model of `model-index` has no `name`."
+        results = model.get("results")
+        if not isinstance(results, list) or not results:
+            yield "A model of `model-index` has no `results`."
+            continue
+        for result in results:
+            yield from _result(result if isinstance(result, dict) else {})
+
+
+def _result(result: Json) -> Iterator[str]:
+    for outer, inner in (("task", "type"), ("dataset", "type"), ("dataset", "name")):
+        part = result.get(outer)
+        if not isinstance(part, dict) or not part.get(inner):
+            yield f"A result of `model-index` has no `{outer}.{inner}`."
+    metrics = result.get("metrics")
+    if not isinstance(metrics, list) or not metrics:
+        yield "A result of `model-index` has no `metrics`."
+        return
+    for metric in metrics:
+        if not isinstance(metric, dict) or not {"type", "value"} <= metric.keys():
+            yield "A metric of `model-index` lacks its `type` or `value`."
+
+
+def _missing_pictures(text: str, folder: Path) -> list[str]:
+    """Pictures of the repository itself; those of other sites are not looked at."""
+    links = dict.fromkeys(_PICTURE.findall(_without_code(text)))
+    local = [link for link in links if not re.match(r"[a-z]+:|//", link)]
+    return [
+        f"The card shows `{link}`, which is not beside it."
+        for link in local
+        if not (folder / unquote(link)).is_file()
+    ]
+
+
+def _without_code(text: str) -> str:
+    return re.sub(r"^(`{3,}).*?(?:^\1`*$|\Z)", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
 def _body(body: str) -> list[str]:
-    text = re.sub(r"^(`{3,}).*?(?:^\1`*$|\Z)", "", body, flags=re.MULTILINE | re.DOTALL)
-    return [] if re.search(r"^# \S", text, re.MULTILINE) else ["The card has no title."]
+    return (
+        [] if re.search(r"^# \S", _without_code(body), re.MULTILINE) else ["The card has no title."]
+    )

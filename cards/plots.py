@@ -1,6 +1,6 @@
 """Draw what a card shows. The same numbers give the same bytes.
 
-reads   report.json or run.json / writes one PNG
+reads   report.json or run.json / writes PNGs, small and on a light ground
 """
 
 from pathlib import Path
@@ -8,9 +8,12 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 Json = dict[str, Any]
-COLOUR = "#4a6fa5"
+COLOUR, PALE, CUT = "#4a6fa5", "#ccd3df", "#b06a00"
+FUNNEL, SCORES, CATEGORIES = "funnel.png", "scores.png", "categories.png"
+BESIDE: Json = {"textcoords": "offset points", "va": "center", "fontsize": 9}
 CURVES = (
     ("self_distillation/reward_mean", "mean reward"),
     ("sdpo/distillation_loss", "distillation loss"),
@@ -18,32 +21,63 @@ CURVES = (
 )
 
 
-def write_report_plot(report: Json, path: Path) -> None:
-    """Draw rows per category beside the histogram of scores."""
-    figure = Figure(figsize=(10, 4))
-    left, right = figure.subplots(1, 2)
-    # A layout that is found by drawing takes half of the time; these names do not change.
-    figure.subplots_adjust(left=0.21, right=0.98, top=0.91, bottom=0.13, wspace=0.12)
-    counts = sorted(report["category_counts"].items(), key=lambda item: (item[1], item[0]))
-    bars = left.barh([name for name, _ in counts], [count for _, count in counts], color=COLOUR)
-    left.bar_label(bars, padding=2)
-    left.set_title("rows per category")
-    bins = report["score"]["histogram"]
-    right.bar(
-        [bin_["from"] for bin_ in bins],
-        [bin_["rows"] for bin_ in bins],
-        width=[bin_["to"] - bin_["from"] for bin_ in bins],
-        align="edge",
-        color=COLOUR,
-        edgecolor="white",
-    )
-    right.set_title("rows per score")
-    right.set_xlabel("score")
-    left.xaxis.get_major_locator().set_params(integer=True)
-    right.yaxis.get_major_locator().set_params(integer=True)
-    for axes in (left, right):
-        plain(axes)
-    save(figure, path)
+def write_report_plots(report: Json, folder: Path) -> None:
+    """Draw the funnel from sessions to rows, the histogram of scores and the categories."""
+    figure = Figure(figsize=(8, 3), layout="constrained")
+    _draw_funnel(figure.subplots(), report)
+    save(figure, folder / FUNNEL)
+    figure = Figure(figsize=(8, 3), layout="constrained")
+    _draw_scores(figure.subplots(), report["score"])
+    save(figure, folder / SCORES)
+    figure = Figure(figsize=(8, 3.4), layout="constrained")
+    _draw_categories(figure.subplots(), report["category_counts"])
+    save(figure, folder / CATEGORIES)
+
+
+def _draw_funnel(axes: Axes, report: Json) -> None:
+    """A bar per stage that dropped rows: what came out, and behind it what did not."""
+    bars = [("sessions", report["sessions"], 0)]
+    for stage in report["stages"]:
+        before, after = stage["rows_in"], stage["rows_out"]
+        if before != after:
+            bars.append((stage["stage"], after, max(before - after, 0)))
+    names, kept, lost = zip(*reversed(bars), strict=True)
+    axes.barh(names, kept, color=COLOUR)
+    axes.barh(names, lost, left=kept, color=PALE)
+    for place, (count, behind) in enumerate(zip(kept, lost, strict=True)):
+        axes.annotate(f"{count:,}", (count + behind, place), xytext=(4, 0), **BESIDE)
+    axes.set_title("from sessions to rows")
+    axes.xaxis.set_visible(False)
+    axes.spines["bottom"].set_visible(False)
+    plain(axes)
+
+
+def _draw_scores(axes: Axes, score: Json) -> None:
+    bins = score["histogram"]
+    starts, widths = [b["from"] for b in bins], [b["to"] - b["from"] for b in bins]
+    kept, rejected = [b["rows"] for b in bins], [b["rejected"] for b in bins]
+    style: Json = {"width": widths, "align": "edge", "edgecolor": "white"}
+    axes.bar(starts, kept, color=COLOUR, label="selected", **style)
+    if any(rejected):
+        axes.bar(starts, rejected, bottom=kept, color=PALE, label="rejected", **style)
+    if score["cut"] is not None:
+        axes.axvline(score["cut"], color=CUT, linestyle="--", label=f"cut {score['cut']:g}")
+    if any(rejected) or score["cut"] is not None:
+        axes.legend(frameon=False)
+    axes.set_title("rows by score")
+    axes.set_xlabel("score")
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    plain(axes)
+
+
+def _draw_categories(axes: Axes, counts: dict[str, int]) -> None:
+    ranked = sorted(counts.items(), key=lambda item: (item[1], item[0]))
+    bars = axes.barh([name for name, _ in ranked], [n for _, n in ranked], color=COLOUR)
+    axes.bar_label(bars, padding=4)
+    axes.set_title("selected rows by category")
+    axes.xaxis.set_visible(False)
+    axes.spines["bottom"].set_visible(False)
+    plain(axes)
 
 
 def write_run_plot(run: Json, path: Path) -> None:

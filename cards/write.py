@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from cards.lint import lint_card
-from cards.plots import write_evaluation_plot, write_run_plot
+from cards.lint import lint_file
+from cards.plots import write_evaluation_plot, write_report_plots, write_run_plot
 from cards.render import render_model_card
 
 Json = dict[str, Any]
@@ -15,8 +15,10 @@ EVALUATION_PLOT = "evaluation.png"
 def write_model_card(report: Json | None, run: Json, folder: Path) -> list[str]:
     """Write README.md and the plots it shows; return what the Hub may refuse in the card."""
     write_run_plot(run, folder / PLOT)
+    if report is not None:
+        write_report_plots(report, folder)
     if run["evaluation"]:
         write_evaluation_plot(run["evaluation"], folder / EVALUATION_PLOT)
     card = render_model_card(report, run)
     (folder / "README.md").write_text(card)
-    return lint_card(card)
+    return lint_file(folder / "README.md")

@@ -159,6 +159,7 @@ def train_and_save(
     output: Path,
 ) -> None:
     """Train, then give OUTPUT its adapter, report and run log; with a repository, publish them."""
+    from cards import lint_file
     from pimono_sdpo.training import ending, models, rows, run_log, sdpo, started, tracking
     from pimono_sdpo.training import output as folders
     from pimono_sdpo.training.checkpoints_hub import checkpoints_of
@@ -236,7 +237,7 @@ def train_and_save(
         print(as_sentence(evaluation))
     tell_silent_rows(job.reward, fitted.counts["without_reward"], len(fitted.rows))
     print(f"the adapter and its card are in {output / folders.ADAPTER}")
-    address = ending.publish_run(args, output, kinds_in)
+    address = ending.publish_run(args, output, kinds_in, lint_file)
     if address is not None:
         print(address)
     note = ending.after_all(trainer, kept, published=address is not None)

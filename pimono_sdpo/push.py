@@ -96,7 +96,7 @@ def check_account(target: Target) -> None:
 def push_folder(
     folder: Path,
     target: Target,
-    lint: Callable[[str], Sequence[str]],
+    lint: Callable[[Path], Sequence[str]],
     secrets: Callable[[str], Sequence[str]],
 ) -> str:
     """Push what differs from the dataset's present commit; return a sentence on what was done.

@@ -7,10 +7,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pimono_sdpo.errors import OutputError
-from pimono_sdpo.runs.folders import REPORT, mark_of, read_json
+from pimono_sdpo.runs.folders import PICTURES, REPORT, mark_of, read_json
 
 CARD = "README.md"
-ALONE = (CARD, REPORT, "report.md", "report.png")
+ALONE = (CARD, REPORT, "report.md", *PICTURES)
 SHARDS = ("data", "rejects")
 
 
@@ -25,7 +25,7 @@ def is_shard(name: str) -> bool:
 
 def checked_files(
     folder: Path,
-    lint: Callable[[str], Sequence[str]],
+    lint: Callable[[Path], Sequence[str]],
     secrets: Callable[[str], Sequence[str]],
 ) -> dict[str, Path]:
     """Return the files to publish by their path in the repository, in order.
@@ -44,7 +44,7 @@ def checked_files(
     files = {path.relative_to(folder).as_posix(): path for path in paths if path.is_file()}
     if CARD not in files:
         raise OutputError(f"`{folder}` has no {CARD}; filter again.")
-    problems = lint(files[CARD].read_text())
+    problems = lint(files[CARD])
     if problems:
         raise OutputError(f"The Hub may refuse `{files[CARD]}`: {problems[0]} Mend it and push.")
     for path in files.values():

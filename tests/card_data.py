@@ -31,7 +31,12 @@ def report(**changes: Any) -> dict[str, Any]:
             "min": 14.5,
             "max": 19.5,
             "mean": 16.25,
-            "histogram": [{"from": 14.0, "to": 16.0, "rows": 2}, {"from": 18.0, "to": 20.0, "rows": 1}],
+            "histogram": [
+                {"from": 12.0, "to": 14.0, "rows": 0, "rejected": 1},
+                {"from": 14.0, "to": 16.0, "rows": 2, "rejected": 0},
+                {"from": 18.0, "to": 20.0, "rows": 1, "rejected": 0},
+            ],
+            "cut": 13.3,
         },
         "category_counts": {"command_error": 3, "test_or_assertion": 2},
         "sources": {"lab/traces": 3},

@@ -9,11 +9,15 @@ import pytest
 
 from cards import (
     lint_card,
+    lint_file,
     render_model_card,
-    write_report_plot,
+    write_report_plots,
     write_run_plot,
 )
+from pimono_sdpo.cli import app
+from pimono_sdpo.errors import OutputError, SourceError
 from tests.card_data import front_matter, report, run
+from tests.loopback_hub.card import problems as problems_on_the_hub
 
 
 @pytest.mark.parametrize(
@@ -116,10 +120,11 @@ def test_a_backslash_before_a_pipe_does_not_open_a_column() -> None:
 
 def test_plots_are_the_same_bytes_in_every_process(tmp_path: Path) -> None:
     (tmp_path / "in.json").write_text(json.dumps([report(), run()]))
+    (tmp_path / "again").mkdir()
     script = (
         "import json, sys; from pathlib import Path; from cards import *\n"
         "report, run = json.loads(Path('in.json').read_text())\n"
-        "write_report_plot(report, Path('report2.png')); write_run_plot(run, Path('run2.png'))"
+        "write_report_plots(report, Path('again')); write_run_plot(run, Path('again/run.png'))"
     )
     subprocess.run(
         [sys.executable, "-c", script],
@@ -127,9 +132,87 @@ def test_plots_are_the_same_bytes_in_every_process(tmp_path: Path) -> None:
         check=True,
         env={"PYTHONPATH": str(Path(__file__).parent.parent)},
     )
-    write_report_plot(report(), tmp_path / "report.png")
+    write_report_plots(report(), tmp_path)
     write_run_plot(run(), tmp_path / "run.png")
-    for name in ("report", "run"):
+    for name in ("funnel", "scores", "categories", "run"):
         drawn = (tmp_path / f"{name}.png").read_bytes()
         assert drawn.startswith(b"\x89PNG")
-        assert drawn == (tmp_path / f"{name}2.png").read_bytes()
+        assert len(drawn) < 60_000
+        assert drawn == (tmp_path / "again" / f"{name}.png").read_bytes()
+
+
+def test_the_cut_and_what_was_rejected_are_in_the_picture(tmp_path: Path) -> None:
+    drawn = []
+    for change in ({}, {"cut": None}, {"cut": 15.0}):
+        write_report_plots(report(score={**report()["score"], **change}), tmp_path)
+        drawn.append((tmp_path / "scores.png").read_bytes())
+    assert len(set(drawn)) == 3
+
+
+MODEL_INDEX = """---
+model-index:
+- name: me/m
+  results:
+  - task: {{type: text-generation}}
+    dataset: {{name: rows, type: me/rows}}
+    metrics: [{{type: reward, value: 0.5}}]
+---
+# T
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ("", "", None),
+        ("- name: me/m\n  ", "- ", "has no `name`"),
+        ("type: text-generation", "x: 1", "`task.type`"),
+        ("name: rows, ", "", "`dataset.name`"),
+        (", type: me/rows", "", "`dataset.type`"),
+        (", value: 0.5", "", "lacks its `type` or `value`"),
+        ("[{type: reward, value: 0.5}]", "[]", "no `metrics`"),
+        ("results:", "other:", "no `results`"),
+        ("- name: me/m\n  results:", "results:\n  x:", "no list of models"),
+    ],
+)
+def test_a_model_index_needs_its_keys(old: str, new: str, problem: str | None) -> None:
+    card = MODEL_INDEX.format().replace(old, new) if old else MODEL_INDEX.format()
+    found = lint_card(card)
+    assert (found == []) if problem is None else any(problem in one for one in found)
+    if problem is not None:
+        assert problems_on_the_hub(card)[0], "the Hub would refuse it, too"
+
+
+def test_pictures_must_lie_beside_the_card(tmp_path: Path) -> None:
+    card = tmp_path / "README.md"
+    shown = "![a](here.png) ![b](https://x.org/b.png)\n```\n![c](in-code.png)\n```\n"
+    card.write_text(f"---\nlicense: mit\n---\n# T\n{shown}")
+    (tmp_path / "here.png").write_bytes(b"")
+    assert lint_file(card) == []
+    (tmp_path / "here.png").unlink()
+    assert lint_file(card) == ["The card shows `here.png`, which is not beside it."]
+    card.write_bytes(b"---\n\xff")
+    assert lint_file(card) == ["The card is no UTF-8."]
+
+
+def test_the_command_checks_and_writes_cards(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def card(*words: str) -> None:
+        app(["card", *words], standalone_mode=False)
+
+    (tmp_path / "run.json").write_text(json.dumps(run()))
+    with pytest.raises(SourceError, match="does not exist"):
+        card("--check", str(tmp_path))
+    card(str(tmp_path))
+    assert "nothing that the Hub would refuse" in capsys.readouterr().out
+    written = (tmp_path / "README.md").read_bytes()
+    assert {path.name for path in tmp_path.glob("*.png")} == {"training.png"}
+    (tmp_path / "training.png").unlink()
+    with pytest.raises(OutputError, match=r"shows `training\.png`"):
+        card("--check", str(tmp_path / "README.md"))
+    card(str(tmp_path))
+    assert (tmp_path / "README.md").read_bytes() == written
+    (tmp_path / "rows").mkdir()
+    with pytest.raises(SourceError, match="to write a card from"):
+        card(str(tmp_path / "rows"))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from datasets import load_dataset
 
-from cards import lint_card
+from cards import lint_file
 from pimono_sdpo.samples import SAMPLE_SESSIONS
 
 ROOT = Path(__file__).parent.parent
@@ -43,10 +43,10 @@ def test_the_demo_goes_from_traces_to_an_adapter_that_loads(tmp_path: Path) -> N
         "adapter_model.safetensors",
         "report.json",
         "run.json",
-        "training.png",
+        *("training.png", "funnel.png", "scores.png", "categories.png"),
     }
     for card in (adapter / "README.md", tmp_path / "demo" / "rows" / "README.md"):
-        assert lint_card(card.read_text()) == []
+        assert lint_file(card) == []
     assert load_dataset(str(tmp_path / "demo" / "rows"), split="train").num_rows == report["kept"]
     assert list((tmp_path / "demo" / "trackio").glob("*.db"))
 

@@ -43,3 +43,22 @@ def view_command(
     typer.echo(f"the page is {path} ({len(page) / 2**20:.1f} MB)")
     if open_page:
         webbrowser.open(path.resolve().as_uri())
+
+
+def card_command(
+    path: Annotated[
+        Path,
+        typer.Argument(help="A card, or a folder with one: rows, an adapter, any repository."),
+    ],
+    check: Annotated[
+        bool, typer.Option("--check", help="Only check it, by the Hub's rules and without it.")
+    ] = False,
+) -> None:
+    """Write the card of a finished folder again, and check it by the rules of the Hub."""
+    from pimono_sdpo.commands.looks import check_card, write_card
+
+    card = path / "README.md" if path.is_dir() else path
+    if not check:
+        card = write_card(path)
+    check_card(card)
+    typer.echo(f"{card}: nothing that the Hub would refuse")

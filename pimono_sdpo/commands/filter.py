@@ -42,8 +42,8 @@ def run_filter(
 ) -> Json:
     """Filter traces into SDPO rows under `out` and return the report.
 
-    `out` gets `data/*.parquet`, `rejects/*.parquet`, `report.json`, `report.png` and `README.md`;
-    `usage` is told what the run has cost. Raises SourceError, ShardError, OutputError,
+    `out` gets `data/*.parquet`, `rejects/*.parquet`, `report.json` and `README.md` with its
+    pictures; `usage` is told what the run has cost. Raises SourceError, ShardError, OutputError,
     EngineError or EmptySelection; then `out` is as it was before.
     """
     from pimono_sdpo.runs.assemble import files_of
@@ -212,7 +212,7 @@ def _publish(
     options: Json,
 ) -> Json:
     """Judge the rows of all shards, put them together and give the folder its name."""
-    from cards import render_dataset_card, write_report_plot
+    from cards import render_dataset_card, write_report_plots
     from pimono_sdpo.report import build_report
     from pimono_sdpo.runs.assemble import assemble, judge
     from pimono_sdpo.runs.folders import LOCK, publish_folder, remove
@@ -226,7 +226,7 @@ def _publish(
         remove(work, LOCK)
         raise EmptySelection(_nothing_left(given, report))
     (finished / "report.json").write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n")
-    write_report_plot(report, finished / "report.png")
+    write_report_plots(report, finished)
     (finished / "README.md").write_text(render_dataset_card(report))
     publish_folder(finished, out)
     remove(work, LOCK)

@@ -6,33 +6,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pimono_sdpo.errors import OutputError, SourceError
-from pimono_sdpo.training.shapes import RUN as TRAINING
-from pimono_sdpo.training.shapes import misfit
+from pimono_sdpo.training import shapes
 
 if TYPE_CHECKING:
     from pimono_sdpo.export import Source
 
 Json = dict[str, Any]
 Key = tuple[str, str, int]
-REPORT, RUN = "report.json", "run.json"
-COUNT, SCORE = int, (int, float)
+REPORT, RUN, CARD = "report.json", "run.json", "README.md"
+# What the page needs of a report beside what a model card does.
 SHAPE: Json = {
-    "input": {
-        "source": str,
-        "kind": str,
-        "revision": (str, type(None)),
-        "shards": [{"path": str, "bytes": COUNT}],
-    },
-    "options": {"unit": str, "history_chars": COUNT},
-    "stages": [{"stage": str, "rows_in": COUNT, "rows_out": COUNT, "dropped": dict}],
-    "score": {
-        "min": SCORE,
-        "max": SCORE,
-        "histogram": [{"from": SCORE, "to": SCORE, "rows": COUNT, "rejected": COUNT}],
-        "cut": (*SCORE, type(None)),
-    },
-    **dict.fromkeys(("sessions", "kept", "rejected"), COUNT),
-    **dict.fromkeys(("category_counts", "drop_reasons"), dict),
+    "input": {"shards": [{"path": str, "bytes": int}]},
+    "options": {"history_chars": int},
+    "stages": [{"dropped": dict}],
 }
 
 
@@ -61,14 +47,16 @@ def view_page(folder: Path, name: str, traces: str | None, limit: int) -> str:
     from cards.view import render_page, run_view
 
     if (folder / RUN).is_file():
-        return render_page(run_view(_object(folder / RUN, TRAINING, "a training")))
+        return render_page(run_view(_object(folder / RUN, "a training", shapes.RUN)))
     if not (folder / REPORT).is_file() or not (folder / "data").is_dir():
         raise SourceError(
             f"`{name}` holds neither what `filter` or `merge` writes ({REPORT} and data/) nor a "
             f"training's {RUN}; give such a folder, or the name of a dataset that was pushed."
         )
     return render_page(
-        _rows_page(folder, _object(folder / REPORT, SHAPE, "`filter`"), traces, limit)
+        _rows_page(
+            folder, _object(folder / REPORT, "`filter`", shapes.REPORT, SHAPE), traces, limit
+        )
     )
 
 
@@ -145,14 +133,14 @@ def _file(source: str) -> str:
     return tail.partition("/")[2] if at and head.count("/") == 1 and "/" in tail else source
 
 
-def _object(path: Path, shape: Json, writer: str) -> Json:
+def _object(path: Path, writer: str, *parts: Json) -> Json:
     try:
         content = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
         raise SourceError(f"`{path}` cannot be read ({error}); make it again.") from error
     if not isinstance(content, dict):
         raise SourceError(f"`{path}` is no JSON object; make it again.")
-    problem = misfit(content, shape)
+    problem = next(filter(None, (shapes.misfit(content, part) for part in parts)), None)
     if problem:
         raise SourceError(
             f"`{path}` is not as {writer} writes it (see `{problem}`); make it again."
@@ -168,3 +156,40 @@ def write_page(page: str, out: Path) -> None:
         write_atomically(out, page.encode())
     except OSError as error:
         raise OutputError(f"`{out}` cannot be written ({error.strerror}); give --out.") from error
+
+
+def write_card(folder: Path) -> Path:
+    """Write card and pictures of rows, or of a training, again; return the card.
+
+    The same report or run gives the same bytes. Raises SourceError.
+    """
+    from cards import render_dataset_card, write_model_card, write_report_plots
+
+    if (folder / RUN).is_file():
+        run = _object(folder / RUN, "a training", shapes.RUN)
+        report = folder / REPORT
+        found = _object(report, "`filter`", shapes.REPORT) if report.is_file() else None
+        # A run's folder keeps the card with the adapter; the adapter's folder is one, too.
+        place = folder / "adapter" if (folder / "adapter").is_dir() else folder
+        write_model_card(found, run, place)
+        return place / CARD
+    if not (folder / REPORT).is_file():
+        raise SourceError(
+            f"`{folder}` holds neither {REPORT} nor {RUN} to write a card from; give the folder of "
+            "rows or of a training, or --check to check the card that is there."
+        )
+    report_of_rows = _object(folder / REPORT, "`filter`", shapes.REPORT, SHAPE)
+    write_report_plots(report_of_rows, folder)
+    (folder / CARD).write_text(render_dataset_card(report_of_rows))
+    return folder / CARD
+
+
+def check_card(card: Path) -> None:
+    """Check a card offline; raises OutputError with what the Hub would refuse."""
+    from cards import lint_file
+
+    if not card.is_file():
+        raise SourceError(f"`{card}` does not exist; give a card or the folder of one.")
+    problems = lint_file(card)
+    if problems:
+        raise OutputError(f"The Hub may refuse `{card}`: {' '.join(problems)}")

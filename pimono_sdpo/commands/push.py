@@ -9,8 +9,8 @@ if TYPE_CHECKING:
 
 def run_push(folder: Path, target: "Target") -> str:
     """Put what `run_filter` wrote on the Hub; raises OutputError. Return what was done."""
-    from cards.lint import lint_card
+    from cards.lint import lint_file
     from pimono_sdpo.push import push_folder
     from processors.secrets import kinds_in
 
-    return push_folder(folder, target, lint_card, kinds_in)
+    return push_folder(folder, target, lint_file, kinds_in)

@@ -21,11 +21,12 @@ LOCK = "lock"
 REPORT = "report.json"
 PART = "part.json"
 SUITE = "suite.json"
+PICTURES = ("funnel.png", "scores.png", "categories.png", "report.png")
 # The file that tells a folder is ours, and all else that may be in such a folder.
 PUBLISHED = {
     REPORT: frozenset(
         {
-            *(REPORT, "README.md", "report.md", "report.png", "suite.json"),
+            *(REPORT, "README.md", "report.md", "suite.json", *PICTURES),
             *("data", "rejects", "traces", "together"),
         }
     ),

@@ -49,15 +49,21 @@ def save_run(
     return log
 
 
-def publish_run(args: Any, output: Path, secrets: Callable[[str], Sequence[str]]) -> str | None:
+def publish_run(
+    args: Any,
+    output: Path,
+    secrets: Callable[[str], Sequence[str]],
+    lint: Callable[[Path], Sequence[str]],
+) -> str | None:
     """Push the adapter when a repository is named, privately unless told otherwise.
 
-    Returns the repository's address. `secrets` names the kinds of secrets in a text.
+    Returns the repository's address. `secrets` names the kinds of secrets in a text, `lint`
+    what is wrong with a card.
     """
     if not args.hub_model_id:
         return None
     private = args.hub_private_repo is not False
-    return publish_adapter(output / folders.ADAPTER, args.hub_model_id, private, secrets)
+    return publish_adapter(output / folders.ADAPTER, args.hub_model_id, private, secrets, lint)
 
 
 def after_all(trainer: Any, kept: HubCheckpoints | None, published: bool) -> str | None:

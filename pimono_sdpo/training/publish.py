@@ -60,13 +60,24 @@ def check_destination(args: Any, smoke: bool) -> None:
 
 
 def publish_adapter(
-    folder: Path, hub_model_id: str, private: bool, secrets: Callable[[str], Sequence[str]]
+    folder: Path,
+    hub_model_id: str,
+    private: bool,
+    secrets: Callable[[str], Sequence[str]],
+    lint: Callable[[Path], Sequence[str]],
 ) -> str:
     """Upload the adapter folder as one commit; return the repository's address.
 
-    `secrets` names the kinds of secrets in a text. Raises OutputError when a text still holds one,
-    which rows of others may bring along, or when the Hub refuses; the folder stays as it is.
+    `secrets` names the kinds of secrets in a text, `lint` says what is wrong with a card. Raises
+    OutputError when a text still holds a secret, which rows of others may bring along, when the
+    card would be refused, or when the Hub refuses; the folder stays as it is.
     """
+    problems = lint(folder / "README.md")
+    if problems:
+        raise OutputError(
+            f"The Hub may refuse `{folder / 'README.md'}`: {problems[0]} Nothing was published; "
+            f"mend it and push the folder with `hf upload {hub_model_id} {folder}`."
+        )
     for file in sorted(path for path in folder.iterdir() if path.suffix in {".md", ".json"}):
         kinds = secrets(file.read_text())
         if kinds:

@@ -13,7 +13,11 @@ REPORT: dict[str, Any] = {
     "drop_reasons": dict,
     "input": {"source": str, "kind": str, "revision": TEXT_OR_NONE},
     "options": {"unit": str, "min_score": NUMBER, "max_samples": (int, type(None))},
-    "score": {"min": NUMBER_OR_NONE, "max": NUMBER_OR_NONE, "mean": NUMBER_OR_NONE},
+    "score": {
+        **dict.fromkeys(("min", "max", "mean", "cut"), NUMBER_OR_NONE),
+        "histogram": [{"from": NUMBER, "to": NUMBER, "rows": int, "rejected": int}],
+    },
+    "stages": [{"stage": str, "rows_in": int, "rows_out": int}],
     "category_counts": dict,
     "first_sample": {
         "prompt": [{"content": str}],

@@ -165,7 +165,7 @@ def test_the_job_takes_all_from_the_hub_and_publishes_its_adapter(
         "README.md",
         "report.json",
         "run.json",
-        "training.png",
+        *("training.png", "funnel.png", "scores.png", "categories.png"),
     }
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from cards import lint_file
 from pimono_sdpo.errors import OutputError
 from pimono_sdpo.samples import write_samples
 from pimono_sdpo.tiny_model import write_tiny_model
@@ -308,4 +309,11 @@ def test_nothing_is_published_while_a_text_holds_a_secret(tmp_path: Path) -> Non
     (tmp_path / "README.md").write_text("DB_PASSWORD=" + "hunter2")
     (tmp_path / "run.json").write_text("{}")
     with pytest.raises(OutputError, match=r"README.md` still holds .*\(assigned_secret\)"):
-        publish.publish_adapter(tmp_path, "me/adapter", True, kinds_in)
+        publish.publish_adapter(tmp_path, "me/adapter", True, kinds_in, lambda _: [])
+
+
+def test_nothing_is_published_with_a_card_that_would_be_refused(tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text("---\nlicense: mine\n---\n# T\n![x](x.png)\n")
+    with pytest.raises(OutputError, match="Nothing was published; mend it") as refused:
+        publish.publish_adapter(tmp_path, "me/adapter", True, kinds_in, lint_file)
+    assert "`license` is `mine`" in str(refused.value)
