@@ -36,6 +36,7 @@ MODEL_SECTIONS = [
     "## Reward Function",
     "## Training Metrics",
     "## Reproduce",
+    "## Use",
     "## Limitations",
 ]
 
