@@ -172,7 +172,7 @@ model-index:
         (", value: 0.5", "", "lacks its `type` or `value`"),
         ("[{type: reward, value: 0.5}]", "[]", "no `metrics`"),
         ("results:", "other:", "no `results`"),
-        ("- name: me/m\n  results:", "results:\n  x:", "no list of models"),
+        ("- name: me/m", "  name: me/m", "no list of models"),
     ],
 )
 def test_a_model_index_needs_its_keys(old: str, new: str, problem: str | None) -> None:
