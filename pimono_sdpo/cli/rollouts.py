@@ -1,13 +1,41 @@
-"""Suites to rollouts: rollout, and its alias prefs."""
+"""Suites to rollouts, and on to pairs: rollout, prefs."""
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, cast, get_args
+from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
 import typer
 
 from pimono_sdpo.cli.options import one_of
 from pimono_sdpo.rollout_schema import Protocol, TestPolicy
 
+if TYPE_CHECKING:
+    from pimono_sdpo.agent.run import Rules
+    from pimono_sdpo.commands.rollouts import Plan
+
+Json = dict[str, Any]
+Model = Annotated[str | None, typer.Option(help="Model that acts.", show_default="chain.toml's")]
+PROVIDERS = "hf, together, openai, chutes, or the URL of an OpenAI-compatible server."
+ByDefault = "chain.toml's, else hf"
+Count = Annotated[int, typer.Option(help="Rollouts of each task.", min=1)]
+Temperature = Annotated[
+    float | None, typer.Option(help="Sampling temperature.", show_default="0.7")
+]
+FirstSeed = Annotated[int, typer.Option(help="Seed of the first rollout of each task.")]
+Workers = Annotated[int, typer.Option(help="Rollouts at a time.", min=1)]
+Iterations = Annotated[int, typer.Option(help="Most turns of the model.", min=1)]
+ToolProtocol = Annotated[
+    str, typer.Option(help="Calls as one `json` object, or the API's `native` ones.")
+]
+Policy = Annotated[
+    str, typer.Option(help="Tests are run `on_write` and shown, `on_final`, or `never`.")
+]
+Limit = Annotated[
+    int | None, typer.Option(help="Take the first N tasks.", min=1, show_default="all")
+]
+MaxCost = Annotated[
+    float | None, typer.Option(help="Stop before more than so many USD are spent.", min=0.0)
+]
 RULE = "=" * 60
 # Measured by others: with 6 pairs a 72B model got worse; hundreds are where it begins to help.
 ADVICE = (
@@ -19,48 +47,28 @@ FEW_TASKS = 50
 
 
 def rollout_command(
-    context: typer.Context,
     suite: Annotated[Path, typer.Argument(help="JSON file of a task suite, or its folder.")],
     out: Annotated[Path, typer.Option(help="Folder to write; an earlier output is replaced.")],
-    model: Annotated[
-        str | None, typer.Option(help="Model that acts.", show_default="chain.toml's")
-    ] = None,
-    provider: Annotated[
-        str | None,
-        typer.Option(
-            help="hf, together, openai, chutes, or the URL of an OpenAI-compatible server.",
-            show_default="chain.toml's, else hf",
-        ),
-    ] = None,
-    rollouts: Annotated[int, typer.Option(help="Rollouts of each task.", min=1)] = 4,
-    temperature: Annotated[
-        float | None, typer.Option(help="Sampling temperature.", show_default="0.7")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the first rollout of each task.")] = 42,
-    max_workers: Annotated[int, typer.Option(help="Rollouts at a time.", min=1)] = 4,
-    max_iters: Annotated[int, typer.Option(help="Most turns of the model.", min=1)] = 20,
-    tool_protocol: Annotated[
-        str, typer.Option(help="Calls as one `json` object, or the API's `native` ones.")
-    ] = "json",
-    test_policy: Annotated[
-        str, typer.Option(help="Tests are run `on_write` and shown, `on_final`, or `never`.")
-    ] = "on_write",
+    model: Model = None,
+    provider: Annotated[str | None, typer.Option(help=PROVIDERS, show_default=ByDefault)] = None,
+    rollouts: Count = 4,
+    temperature: Temperature = None,
+    seed: FirstSeed = 42,
+    max_workers: Workers = 4,
+    max_iters: Iterations = 20,
+    tool_protocol: ToolProtocol = "json",
+    test_policy: Policy = "on_write",
     max_tool_chars: Annotated[
         int, typer.Option(help="Longer tool results are cut.", min=200)
     ] = 8000,
     lenient: Annotated[
         bool, typer.Option("--lenient", help="Take calls out of fences and prose, and note it.")
     ] = False,
-    limit: Annotated[
-        int | None, typer.Option(help="Take the first N tasks.", min=1, show_default="all")
-    ] = None,
+    limit: Limit = None,
     estimate: Annotated[
         bool, typer.Option("--estimate", help="Run 8 rollouts, say what all will cost, and stop.")
     ] = False,
-    max_cost: Annotated[
-        float | None,
-        typer.Option(help="Stop before more than so many USD are spent.", min=0.0),
-    ] = None,
+    max_cost: MaxCost = None,
     config: Annotated[
         Path | None, typer.Option(help="Settings.", show_default="chain.toml")
     ] = None,
@@ -71,46 +79,144 @@ def rollout_command(
     replay: Annotated[
         bool, typer.Option("--replay", help="Ask nobody: every answer is in the journal.")
     ] = False,
+    pairs: Annotated[
+        Path | None, typer.Option(help="Folder for preference pairs of the rollouts.")
+    ] = None,
 ) -> None:
     """Let an agent work on every task of a suite, several times each, and keep what it did."""
-    from pimono_sdpo.agent.run import Rules, status_of
-    from pimono_sdpo.commands.rollouts import Plan, estimate_rollouts, run_rollouts
+    from pimono_sdpo.commands.rollouts import Plan, estimate_rollouts
 
-    prefix = f"[{context.info_name}] "
-    rules = Rules(
-        cast(Protocol, one_of(tool_protocol, get_args(Protocol), "--tool-protocol")),
-        cast(TestPolicy, one_of(test_policy, get_args(TestPolicy), "--test-policy")),
-        max_iters,
-        max_tool_chars,
-        lenient,
-    )
+    rules = _rules(tool_protocol, test_policy, max_iters, max_tool_chars, lenient)
     plan = Plan(
         suite, out, rules, model, provider, temperature, seed, rollouts, max_workers, limit,
         max_cost, config, journal, replay,
     )  # fmt: skip
-
-    def tell(line: str) -> None:
-        typer.echo(prefix + line)
-
-    def done(row: dict[str, Any], place: str) -> None:
-        status = status_of(row)
-        tell(f"[{place}] {row['task_id']} seed={row['seed']}: {status} (steps={row['n_steps']})")
-
+    tell = _teller("rollout")
     if estimate:
         typer.echo(estimate_rollouts(plan, tell))
         typer.echo(ADVICE)
         return
-    report = run_rollouts(plan, tell, done)
-    verdicts = report["verdicts"]
-    typer.echo(f"\n{RULE}")
-    tell("Summary:")
-    tell(f"Total tasks: {report['tasks']}")
-    told = ", ".join(f"{count} {status}" for status, count in verdicts.items())
-    tell(f"Rollouts: {report['rollouts']} ({told})")
-    for reason, count in report["errors"].items():
-        tell(f"{count} failed: {reason}")
-    typer.echo(RULE)
+    report = _roll(plan, tell)
+    if pairs is not None:
+        number = _pair(out, pairs, report, tell)
+        tell(f"Wrote {number} preference pairs to: {pairs}")
+        tell(f"Wrote {report['rollouts']} rollouts to: {out}")
+        _after(report, tell)
+        return
+    told = ", ".join(f"{count} {status}" for status, count in report["verdicts"].items())
+    _summary([f"Total tasks: {report['tasks']}", f"Rollouts: {report['rollouts']} ({told})"], tell)
     tell(f"Wrote {report['rollouts']} rollouts to: {out}")
     tell(f"Wrote traces to: {out / 'traces'}")
+    _after(report, tell)
+
+
+def prefs_command(
+    suite: Annotated[Path, typer.Option(help="JSON file of a task suite.")],
+    out: Annotated[Path, typer.Option(help="JSON lines to write; beside them NAME_meta.jsonl.")],
+    trace_dir: Annotated[
+        Path | None, typer.Option(help="Folder for the rollouts.", show_default="OUT_rollouts")
+    ] = None,
+    llm_provider: Annotated[
+        str | None, typer.Option(help=PROVIDERS, show_default=ByDefault)
+    ] = None,
+    model: Model = None,
+    rollouts: Count = 4,
+    temperature: Temperature = None,
+    seed: FirstSeed = 42,
+    max_workers: Workers = 4,
+    max_iters: Iterations = 20,
+    tool_protocol: ToolProtocol = "json",
+    test_policy: Policy = "on_write",
+    limit: Limit = None,
+    max_cost: MaxCost = None,
+    target: Annotated[
+        str, typer.Option(help="As of `pairs`: `summary` is what these pairs were first.")
+    ] = "step",
+    allow_efficiency_pairs: Annotated[
+        bool,
+        typer.Option("--allow-efficiency-pairs", help="Pair two runs that pass, by their steps."),
+    ] = False,
+) -> None:
+    """Write preference pairs as JSON lines: rollouts and pairs under the flags they had first."""
+    from pimono_sdpo.commands.pairs import pair_lines
+    from pimono_sdpo.commands.rollouts import Plan
+    from pimono_sdpo.errors import OutputError
+
+    if out.suffix != ".jsonl" or out.is_dir():
+        raise OutputError(f"`{out}` is no name of a file of JSON lines; give NAME.jsonl.")
+    made = trace_dir or out.with_name(f"{out.stem}_rollouts")
+    plan = Plan(
+        suite, made, _rules(tool_protocol, test_policy, max_iters), model, llm_provider,
+        temperature, seed, rollouts, max_workers, limit, max_cost,
+    )  # fmt: skip
+    tell = _teller("prefs")
+    report = _roll(plan, tell)
+    folder = out.with_name(f"{out.stem}_pairs")
+    _pair(made, folder, report, tell, target, allow_efficiency_pairs)
+    counts = pair_lines(folder, out)
+    tell(f"Wrote {counts['written']} preference pairs to: {out}")
+    tell(f"Wrote metadata to: {out.with_name(f'{out.stem}_meta.jsonl')}")
+    _after(report, tell)
+
+
+def _rules(
+    protocol: str, policy: str, iterations: int, chars: int = 8000, lenient: bool = False
+) -> "Rules":
+    from pimono_sdpo.agent.run import Rules
+
+    return Rules(
+        cast(Protocol, one_of(protocol, get_args(Protocol), "--tool-protocol")),
+        cast(TestPolicy, one_of(policy, get_args(TestPolicy), "--test-policy")),
+        iterations,
+        chars,
+        lenient,
+    )
+
+
+def _teller(name: str) -> Callable[[str], None]:
+    return lambda line: typer.echo(f"[{name}] {line}")
+
+
+def _roll(plan: "Plan", tell: Callable[[str], None]) -> Json:
+    """Run the rollouts; every one that ends is a line."""
+    from pimono_sdpo.agent.run import status_of
+    from pimono_sdpo.commands.rollouts import run_rollouts
+
+    def done(row: Json, place: str) -> None:
+        what = f"{row['task_id']} seed={row['seed']}: {status_of(row)}"
+        tell(f"[{place}] {what} (steps={row['n_steps']})")
+
+    return run_rollouts(plan, tell, done)
+
+
+def _pair(
+    made: Path, pairs: Path, report: Json, tell: Callable[[str], None], target: str = "step",
+    efficiency: bool = False,
+) -> int:  # fmt: skip
+    """Pair the rollouts, sum up, and return the number of pairs."""
+    from pimono_sdpo.commands.pairs import run_pairs
+
+    found = run_pairs(made, pairs, target=target, allow_efficiency_pairs=efficiency)
+    lines = [
+        f"Total tasks: {report['tasks']}",
+        f"Preference pairs generated: {found['rows']}",
+        f"No-contrast tasks: {found['counts'].get('no_contrast_tasks', 0)}",
+    ]
+    _summary(lines, tell)
+    return int(found["rows"])
+
+
+def _summary(lines: Sequence[str], tell: Callable[[str], None]) -> None:
+    typer.echo(f"\n{RULE}")
+    tell("Summary:")
+    for line in lines:
+        tell(line)
+    typer.echo(RULE)
+
+
+def _after(report: Json, tell: Callable[[str], None]) -> None:
+    """What went wrong that was not the model's, and what so few tasks are good for."""
+    for reason, count in report["errors"].items():
+        tell(f"{count} failed, and are tried again by the same command: {reason}")
     if report["tasks"] < FEW_TASKS:
         typer.echo(ADVICE)

@@ -200,7 +200,7 @@ def test_what_fails_is_an_error_and_is_repeated_by_the_next_run(
     said = roll(suite, out, chat_server.url, "--rollouts", "1")
     assert "fix_flat seed=42: ERROR (steps=1)" in said
     assert "[rollout] Rollouts: 3 (1 ERROR, 1 FAIL, 1 PASS)" in said
-    assert "[rollout] 1 failed: `127.0.0.1`" in said
+    assert "[rollout] 1 failed, and are tried again by the same command: `127.0.0.1`" in said
     assert rows_of(out)[1]["tests_ok"] is None
     asked = len(chat_server.hits)
     chat_server.trouble = lambda body, before: None

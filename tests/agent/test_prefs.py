@@ -1,0 +1,69 @@
+"""Rollouts and pairs in one command: the console of the reference run, and its files."""
+
+import json
+from pathlib import Path
+
+import pytest
+from datasets import load_dataset
+from typer.testing import CliRunner
+
+from pimono_sdpo.cli import app
+from tests.agent.suite_of_three import knows_some, write_suite
+from tests.chat_server import ChatServer
+
+RULE = "=" * 60
+
+
+@pytest.fixture(autouse=True)
+def _nothing_of_ours(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_prefs_speaks_as_the_reference_run(tmp_path: Path, chat_server: ChatServer) -> None:
+    chat_server.policy = knows_some
+    suite, out = write_suite(tmp_path), tmp_path / "dpo.jsonl"
+    given = ["--suite", str(suite), "--out", str(out), "--llm-provider", chat_server.url]
+    made = CliRunner().invoke(app, ["prefs", *given, "--model", "m"], catch_exceptions=False)
+    assert made.exit_code == 0, made.output
+    said = made.stdout.splitlines()
+    assert said[:5] == [
+        "[prefs] Loaded suite: three (3 tasks)",
+        "[prefs] Rollouts per task: 4",
+        "[prefs] Temperature: 0.7",
+        "[prefs] Base seed: 42",
+        "[prefs] Starting 12 rollouts (3 tasks × 4 rollouts) with 4 workers",  # noqa: RUF001
+    ]
+    assert all(line.startswith("[prefs] [") for line in said[5:17])
+    assert "fix_flat seed=43: FAIL (steps=3)" in made.stdout
+    assert said[17:26] == [
+        "",
+        RULE,
+        "[prefs] Summary:",
+        "[prefs] Total tasks: 3",
+        "[prefs] Preference pairs generated: 1",
+        "[prefs] No-contrast tasks: 2",
+        RULE,
+        f"[prefs] Wrote 1 preference pairs to: {out}",
+        f"[prefs] Wrote metadata to: {tmp_path / 'dpo_meta.jsonl'}",
+    ]
+    (line,) = out.read_text().splitlines()
+    assert set(json.loads(line)) == {"input", "preferred_output", "non_preferred_output"}
+    assert len((tmp_path / "dpo_meta.jsonl").read_text().splitlines()) == 1
+    assert len(list((tmp_path / "dpo_rollouts" / "traces").iterdir())) == 12
+
+
+def test_rollout_goes_on_to_pairs(tmp_path: Path, chat_server: ChatServer) -> None:
+    chat_server.policy = knows_some
+    suite, out, pairs = write_suite(tmp_path), tmp_path / "out", tmp_path / "pairs"
+    given = [str(suite), "--out", str(out), "--pairs", str(pairs), "--provider", chat_server.url]
+    made = CliRunner().invoke(app, ["rollout", *given, "--model", "m"], catch_exceptions=False)
+    assert made.exit_code == 0, made.output
+    assert f"[rollout] Wrote 1 preference pairs to: {pairs}" in made.stdout
+    (row,) = load_dataset(str(pairs), split="train", cache_dir=str(tmp_path / "cache"))
+    assert row["task_id"] == "fix_flat"
+
+
+def test_a_name_that_is_no_file_of_lines_is_refused(tmp_path: Path) -> None:
+    given = ["prefs", "--suite", "x.json", "--out", str(tmp_path / "out")]
+    failed = CliRunner().invoke(app, given)
+    assert "give NAME.jsonl" in str(failed.exception)
