@@ -27,18 +27,17 @@ from huggingface_hub.errors import (
     LocalTokenNotFoundError,
     OfflineModeIsEnabled,
     RepositoryNotFoundError,
-    RevisionNotFoundError,
 )
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
 from pimono_sdpo.errors import OutputError
+from pimono_sdpo.hub_errors import CONFLICTS, clause, who_may_write
 from pimono_sdpo.push_check import CARD, checked_files, is_shard
 from pimono_sdpo.runs.folders import REPORT, read_json
 
 DATASET = "dataset"
 PLACEHOLDER = '"PATH_OR_ID"'
-# What a push meets when somebody else commits meanwhile, and the seconds before each attempt.
-CONFLICTS = (409, 412)
+# Seconds before each attempt of a push that collides.
 WAITS = (0.0, 0.5, 1.0, 2.0, 4.0)
 
 
@@ -77,20 +76,10 @@ def check_account(target: Target) -> None:
     """Find out before the work that it could not be pushed; raises OutputError."""
     api = HfApi()
     with _told(target):
-        account = api.whoami()
-        known = _is_there(api, target)
-    if account.get("auth", {}).get("accessToken", {}).get("role") == "read":
-        raise OutputError(
-            f"Nothing can be pushed to `{target.repo_id}`: the token may only read; make one that "
-            "may write and set HF_TOKEN."
-        )
-    names = [account["name"], *(org["name"] for org in account.get("orgs", []))]
-    namespace = target.repo_id.split("/")[0]
-    if not known and namespace.lower() not in [name.lower() for name in names]:
-        raise OutputError(
-            f"Nothing can be pushed to `{target.repo_id}`: `{namespace}` is neither this account "
-            f"nor an organization of it; give one of {', '.join(names)}."
-        )
+        namespace = target.repo_id.split("/")[0]
+        problem = who_may_write(api, namespace, lambda: _is_there(api, target))
+    if problem is not None:
+        raise OutputError(f"Nothing can be pushed to `{target.repo_id}`: {problem}.")
 
 
 def push_folder(
@@ -220,7 +209,7 @@ def _told(target: Target, folder: Path | None = None) -> Iterator[None]:
     except (HTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled) as error:
         what = f"Nothing {'was' if folder else 'can be'} pushed to `{target.repo_id}`"
         again = f"; then `{target.command(folder)}`" if folder else ""
-        raise OutputError(f"{what}: {_problem(error, target)}{again}.") from error
+        raise OutputError(f"{what}: {clause(error, target.revision or 'main')}{again}.") from error
 
 
 @contextmanager
@@ -234,25 +223,3 @@ def _upload_told(target: Target) -> Iterator[None]:
             f"Nothing was pushed to `{target.repo_id}`: {' '.join(what.split())}; mend it and "
             "push again, what is uploaded counts."
         ) from error
-
-
-def _problem(error: Exception, target: Target) -> str:
-    if isinstance(error, LocalTokenNotFoundError):
-        return "there is no token; set HF_TOKEN, or log in with `hf auth login`"
-    if isinstance(error, OfflineModeIsEnabled):
-        return "HF_HUB_OFFLINE is set; unset it"
-    if not isinstance(error, HfHubHTTPError):
-        return f"the Hub cannot be reached ({type(error).__name__}); check the network"
-    if isinstance(error, RevisionNotFoundError):
-        return f"it has no revision `{target.revision or 'main'}`; give the name of a branch"
-    status = error.response.status_code
-    said = " ".join((error.server_message or "").split())
-    answer = f"the Hub answers {status}{f', {said}' if said else ''}"
-    match status:
-        case 401:
-            return "the Hub does not accept the token; make a new one and set HF_TOKEN"
-        case 403:
-            return f"{answer}; set HF_TOKEN to a token that may write there"
-        case 409 | 412:
-            return f"others kept committing to it ({answer}); wait for them"
-    return f"{answer}; wait, or mend what it names"

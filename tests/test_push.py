@@ -6,6 +6,7 @@ import subprocess
 import sys
 from hashlib import sha256
 from pathlib import Path
+from time import sleep
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,6 +15,7 @@ import pytest
 from pimono_sdpo.commands.filter import run_filter
 from pimono_sdpo.samples import write_samples
 from tests.loopback_hub import TOKEN, LoopbackHub, run_client
+from tests.loopback_hub.call import EXPIRED_TOKEN
 
 NAME = "me/rows"
 COMMIT = "/api/datasets/me/rows/commit/"
@@ -187,12 +189,47 @@ def test_a_push_that_broke_off_goes_on(loopback_hub: LoopbackHub, rows: Path) ->
     assert puts == {sha256(shard).hexdigest()}.union(puts) - sent
 
 
+def test_a_push_that_is_killed_goes_on(loopback_hub: LoopbackHub, rows: Path) -> None:
+    before = as_pushed(rows)
+    loopback_hub.slow_next(COMMIT, 60)
+    running = subprocess.Popen(
+        [sys.executable, "-m", "pimono_sdpo", "push", str(rows), NAME],
+        env=loopback_hub.env(rows.parent),
+        stdout=subprocess.DEVNULL,
+    )
+    while running.poll() is None and not any(
+        seen.path.startswith(COMMIT) for seen in loopback_hub.requests
+    ):
+        sleep(0.02)
+    running.kill()
+    running.wait()
+    assert as_pushed(rows) == before
+    assert pushed(loopback_hub) == {}, "no half of it, no card"
+    sent = set(loopback_hub.store.lfs)
+    assert sent
+    loopback_hub.requests.clear()
+    assert push(loopback_hub, rows).returncode == 0
+    assert pushed(loopback_hub) == before
+    assert not [seen for seen in loopback_hub.requests if seen.method == "PUT"], "sent before"
+
+
+@pytest.mark.parametrize("skew", [3600.0, -3600.0])
+def test_a_push_by_xet_whatever_the_clock_says(
+    loopback_hub: LoopbackHub, rows: Path, skew: float
+) -> None:
+    loopback_hub.store.xet.expires_in = skew
+    done = push(loopback_hub, rows, HF_HUB_DISABLE_XET="0")
+    assert done.returncode == 0, done.stderr
+    assert pushed(loopback_hub) == as_pushed(rows)
+    assert loopback_hub.store.xet.files
+
+
 @pytest.mark.parametrize(
     ("path", "status", "times", "sentence"),
     [
         (COMMIT, 412, 9, "others kept committing to it"),
         (COMMIT, 403, 1, "to a token that may write there"),
-        (COMMIT, 413, 1, "the Hub answers 413, Injected fault"),
+        (COMMIT, 413, 1, "the Hub answers 413, Injected fault; it is too large for this account's"),
         ("/api/repos/create", 409, 1, "is taken, but there is no dataset of that name"),
         ("/api/datasets/me/rows", 500, 9, "the Hub answers 500"),
         ("/api/whoami-v2", 401, 1, "does not accept the token"),
@@ -225,6 +262,9 @@ def test_no_token_is_found_out_before_the_work(
     assert "`` cannot name a dataset" in refused(done, rows, before)
     done = front(loopback_hub, home, *arguments, "rows")
     assert "give ns/rows" in refused(done, rows, before)
+    for wrong in (EXPIRED_TOKEN, "hf_mistyped"):
+        done = front(loopback_hub, home, *arguments, NAME, token=wrong)
+        assert "does not accept the token; make a new one" in refused(done, rows, before)
     loopback_hub.store.role = "read"
     done = front(loopback_hub, home, *arguments, NAME)
     assert "the token may only read" in refused(done, rows, before)

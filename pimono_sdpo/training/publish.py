@@ -8,17 +8,22 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 from httpx2 import HTTPError
 from huggingface_hub import HfApi
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
 from pimono_sdpo.errors import OutputError, TrainingInputError
-from pimono_sdpo.training.tracking import hub_problem
+from pimono_sdpo.hub_errors import clause, passes, who_may_write
 
 logger = logging.getLogger(__name__)
 
 STUDENT = "default"
+# Seconds before each attempt to publish; a job's disk is lost with it.
+WAITS = (0.0, 1.0, 4.0, 15.0)
 WEIGHTS = ("adapter_model.safetensors", "adapter_config.json")
 PUBLISHED = (*WEIGHTS, "README.md", "run.json", "report.json", "*.png")
 
@@ -37,7 +42,18 @@ def save_adapter(model: Any, folder: Path, base_model: str, revision: str | None
 
 def check_hub(hub_model_id: str) -> None:
     """Find out before hours of training that the adapter could not be published."""
-    problem = hub_problem()
+    api = HfApi()
+    # A name without an account is put under this one.
+    namespace = hub_model_id.rpartition("/")[0]
+    try:
+        validate_repo_id(hub_model_id)
+        problem = who_may_write(
+            api, namespace, lambda: not namespace or api.repo_exists(hub_model_id)
+        )
+    except (HTTPError, OSError) as error:
+        problem = clause(error)
+    except HFValidationError:
+        problem = "that cannot name a repository; give ns/name"
     if problem:
         raise TrainingInputError(
             f"The adapter could not be published as `{hub_model_id}` ({problem}); or leave out "
@@ -86,19 +102,34 @@ def publish_adapter(
                 "so nothing was published; take it out of the rows and train again, or out of the "
                 f"file and push the folder with `hf upload {hub_model_id} {folder}`."
             )
+    for wait in WAITS:
+        sleep(wait)
+        try:
+            return _upload(folder, hub_model_id, private)
+        except (HTTPError, OSError, RuntimeError, ValueError) as error:
+            # The network, the token or the Hub; the client hides a file or card that was refused
+            # behind errors of its own. Nothing is lost, so say how to go on.
+            trouble: Exception = error
+            if not passes(error):
+                break
+    told = clause(trouble) if isinstance(trouble, HTTPError | OSError) else _in_a_line(trouble)
+    raise OutputError(
+        f"The adapter is in `{folder}` but could not be published ({told}); push it with "
+        f"`hf upload {hub_model_id} {folder}`."
+    ) from trouble
+
+
+def _upload(folder: Path, hub_model_id: str, private: bool) -> str:
     api = HfApi()
-    try:
-        url = api.create_repo(hub_model_id, private=private, exist_ok=True)
-        api.upload_folder(
-            repo_id=url.repo_id,
-            folder_path=folder,
-            allow_patterns=list(PUBLISHED),
-            commit_message="Add the SDPO adapter",
-        )
-    except (HTTPError, OSError) as error:
-        # The network, the token or the Hub: nothing is lost, so say how to go on.
-        raise OutputError(
-            f"The adapter is in `{folder}` but could not be published ({type(error).__name__}: "
-            f"{error}); push it with `hf upload {hub_model_id} {folder}`."
-        ) from error
+    url = api.create_repo(hub_model_id, private=private, exist_ok=True)
+    api.upload_folder(
+        repo_id=url.repo_id,
+        folder_path=folder,
+        allow_patterns=list(PUBLISHED),
+        commit_message="Add the SDPO adapter",
+    )
     return str(url)
+
+
+def _in_a_line(error: Exception) -> str:
+    return " ".join(f"{error} {error.__cause__ or ''}".split())

@@ -1,0 +1,127 @@
+"""What stops an adapter from being published, before the training and after it."""
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+
+from tests.loopback_hub import TOKEN, LoopbackHub, run_client, run_hf
+from tests.loopback_hub.call import EXPIRED_TOKEN, OTHER_TOKEN, READ_TOKEN
+
+CHECK = """
+import json
+from pimono_sdpo.errors import TrainingInputError
+from pimono_sdpo.training.publish import check_hub
+try:
+    check_hub({name!r})
+    print(json.dumps(None))
+except TrainingInputError as problem:
+    print(json.dumps(str(problem)))
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "token", "sentence"),
+    [
+        ("me/adapter", TOKEN, None),
+        ("adapter", TOKEN, None),
+        ("lab/adapter", TOKEN, None),
+        ("me/adapter", None, "there is no token; set HF_TOKEN"),
+        ("me/adapter", READ_TOKEN, "the token may only read; make one that may write"),
+        ("me/adapter", EXPIRED_TOKEN, "does not accept the token; make a new one"),
+        ("me/adapter", "hf_mistyped", "does not accept the token; make a new one"),
+        ("me/adapter", OTHER_TOKEN, "`me` is neither this account nor an organization of it"),
+        ("a/b/c", TOKEN, "that cannot name a repository; give ns/name"),
+    ],
+)
+def test_it_is_found_out_before_the_training(
+    loopback_hub: LoopbackHub, tmp_path: Path, name: str, token: str | None, sentence: str | None
+) -> None:
+    told = run_client(loopback_hub, tmp_path, CHECK.format(name=name), token)
+    assert (told is None) == (sentence is None), told
+    if sentence is not None:
+        assert sentence in told
+        assert f"could not be published as `{name}`" in told
+
+
+PUBLISH = """
+import json
+from pathlib import Path
+from pimono_sdpo.errors import OutputError
+from pimono_sdpo.training import publish
+publish.WAITS = (0.0, 0.0, 0.0)
+try:
+    address = publish.publish_adapter(Path("adapter"), "me/adapter", True, lambda text: [])
+    print(json.dumps([True, address]))
+except OutputError as problem:
+    print(json.dumps([False, str(problem)]))
+"""
+COMMIT = "/api/models/me/adapter/commit/"
+
+
+@pytest.fixture
+def adapter(tmp_path: Path) -> dict[str, bytes]:
+    files = {
+        "README.md": b"---\nlicense: mit\n---\n# An adapter\n",
+        "adapter_config.json": b"{}",
+        "adapter_model.safetensors": bytes(range(256)) * 99,
+    }
+    (tmp_path / "adapter").mkdir()
+    for name, data in files.items():
+        (tmp_path / "adapter" / name).write_bytes(data)
+    return files
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "times", "sentence"),
+    [
+        (COMMIT, 409, 1, None),
+        (COMMIT, 412, 2, None),
+        (COMMIT, 503, 1, None),
+        (COMMIT, 412, 3, "others kept committing to it (the Hub answers 412"),
+        (COMMIT, 403, 1, "the Hub answers 403, Injected fault; set HF_TOKEN to a token that may"),
+        (COMMIT, 413, 1, "it is too large for this account's storage, so make room"),
+        ("/api/repos/create", 409, 1, "no such repository is there or for this account to see"),
+        ("/lfs-objects/", 403, 1, "Error while uploading 'adapter_model.safetensors'"),
+        ("/api/validate-yaml", 400, 1, "Invalid metadata in README.md"),
+    ],
+)
+def test_after_the_training_nothing_is_lost(
+    loopback_hub: LoopbackHub,
+    tmp_path: Path,
+    adapter: dict[str, bytes],
+    path: str,
+    status: int,
+    times: int,
+    sentence: str | None,
+) -> None:
+    loopback_hub.fail_next(path, status, times)
+    done, told = run_client(loopback_hub, tmp_path, PUBLISH)
+    assert done == (sentence is None), told
+    assert {p.name: p.read_bytes() for p in (tmp_path / "adapter").iterdir()} == adapter
+    if sentence is not None:
+        assert sentence in told
+        assert "\n" not in told
+        if ("model", "me/adapter") in loopback_hub.store.repos:
+            # Nothing half-written: one commit or none.
+            assert list(loopback_hub.files("me/adapter")) == [".gitattributes"]
+        command = shlex.split(told.split("push it with `")[1].split("`")[0])
+        again = run_hf(loopback_hub, tmp_path, *command[1:])
+        assert again.returncode == 0, again.stderr
+    pushed = loopback_hub.files("me/adapter")
+    del pushed[".gitattributes"]
+    assert pushed == adapter
+
+
+def test_a_dropped_connection_is_gone_over(
+    loopback_hub: LoopbackHub, tmp_path: Path, adapter: dict[str, bytes]
+) -> None:
+    loopback_hub.drop_next("/preupload/", times=2)
+    loopback_hub.drop_next(COMMIT)
+    done, told = run_client(loopback_hub, tmp_path, PUBLISH)
+    assert done, told
+    pushed = loopback_hub.files("me/adapter")
+    del pushed[".gitattributes"]
+    assert pushed == adapter
+    assert json.dumps(told).startswith('"http')
