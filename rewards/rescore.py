@@ -5,7 +5,8 @@ writes  DIR/data/scored-NNNNN.parquet with all columns and those of VERDICT, DIR
 
 A row that cannot be judged, such as one without a spec, says why in `rejected` and is counted.
 
-Done in slices of SLICE rows: a run that is killed goes on behind its last finished slice.
+Done in slices of SLICE rows, each by several threads: verifiers mostly wait for programs that they
+have started. A run that is killed goes on behind its last finished slice.
 """
 
 import inspect
@@ -13,6 +14,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
@@ -141,18 +143,19 @@ def _rejected(why: str) -> Json:
     return {**empty, "reward": None, "passed": False, "rejected": why}
 
 
-def rescore_dataset(source: str, out: Path, rubric: Rubric) -> Json:
+def rescore_dataset(source: str, out: Path, rubric: Rubric, workers: int = 1) -> Json:
     """Score every completion of `source` into the folder `out`, under a bar; return the report.
 
+    What is written does not depend on `workers`, the number of threads that judge.
     Raises SourceError, EmptySelection or OutputError; then `out` is as it was.
     """
     with _quiet():
         rows = open_rollouts(source)
         rows = rows.remove_columns([name for name in VERDICT if name in rows.column_names])
-        return _rescore(source, rows, out, rubric)
+        return _rescore(source, rows, out, rubric, workers)
 
 
-def _rescore(source: str, rows: Dataset, out: Path, rubric: Rubric) -> Json:
+def _rescore(source: str, rows: Dataset, out: Path, rubric: Rubric, workers: int) -> Json:
     verifiers = [*rubric.gates, *(verifier for verifier, _ in rubric.graded)]
     made_from = {
         "rows": rows._fingerprint,
@@ -171,7 +174,7 @@ def _rescore(source: str, rows: Dataset, out: Path, rubric: Rubric) -> Json:
                     progress.resumed(stored.num_rows)
                     continue
                 temporary = part.with_suffix(".tmp")
-                pq.write_table(_scored(stored, rubric, progress), temporary)
+                pq.write_table(_scored(stored, rubric, workers, progress), temporary)
                 temporary.replace(part)
                 progress.shard()
         report = _report(parts, made_from)
@@ -188,23 +191,21 @@ def _rescore(source: str, rows: Dataset, out: Path, rubric: Rubric) -> Json:
     return report
 
 
-def _scored(stored: Dataset, rubric: Rubric, progress: Progress) -> pa.Table:
+def _scored(stored: Dataset, rubric: Rubric, workers: int, progress: Progress) -> pa.Table:
     """Return the stored rows, one for each completion, with their verdicts."""
     rows = one_each(stored)
-
     features = Features({**rows.features, **VERDICT})
     if not rows.num_rows:
         progress.sessions(stored.num_rows)
         return features.arrow_schema.empty_table()
     of_each = 1 if rows.num_rows == stored.num_rows else 0
-
-    def judged(row: Json) -> Json:
-        verdict = rescore(row, rubric)
+    verdicts = []
+    for verdict in _judged(rows, rubric, workers):
+        verdicts.append(verdict)
         progress.sessions(of_each)
-        return verdict
-
     scored = rows.map(
-        judged,
+        lambda _, at: verdicts[at],
+        with_indices=True,
         features=features,
         keep_in_memory=True,
         load_from_cache_file=False,
@@ -212,6 +213,16 @@ def _scored(stored: Dataset, rubric: Rubric, progress: Progress) -> pa.Table:
     )
     progress.sessions(0 if of_each else stored.num_rows)
     return scored.data.table
+
+
+def _judged(rows: Dataset, rubric: Rubric, workers: int) -> Iterator[Json]:
+    """Yield the verdicts in order of the rows."""
+    pool = ThreadPoolExecutor(workers)
+    try:
+        yield from pool.map(lambda row: rescore(row, rubric), rows)
+    finally:
+        # Who interrupts does not wait for the rest.
+        pool.shutdown(cancel_futures=True)
 
 
 @contextmanager

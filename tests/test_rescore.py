@@ -218,7 +218,7 @@ def test_a_run_killed_outright_goes_on(tmp_path: Path) -> None:
     def run(out: str, **more: str) -> tuple[int, list[str]]:
         log = tmp_path / f"{out}.log"
         command = [sys.executable, "-m", "pimono_sdpo", "rescore", str(stored)]
-        command += ["--out", str(tmp_path / out), "--grade", "slow:verify"]
+        command += ["--out", str(tmp_path / out), "--grade", "slow:verify", "--workers", "1"]
         path = os.pathsep.join([str(tmp_path), *sys.path])
         environment = {**os.environ, "PYTHONPATH": path, "LOG": str(log), **more}
         done = subprocess.run(command, env=environment, capture_output=True, check=False)
@@ -306,3 +306,12 @@ def test_lines_may_give_their_specs_as_objects(tmp_path: Path) -> None:
         source.write_text("".join(json.dumps(row) + "\n" for row in rows))
         report = run_rescore(str(source), tmp_path / name, ["syntax"], [])
         assert report["passed"] == min(len(rows), 2), name
+
+
+def test_any_number_of_threads_writes_the_same_bytes(source: Path, tmp_path: Path) -> None:
+    for workers in (1, 5):
+        run_rescore(str(source), tmp_path / str(workers), ["tool_calls"], ["syntax"], workers)
+    files = sorted(path for path in (tmp_path / "1").rglob("*") if path.is_file())
+    others = [tmp_path / "5" / path.relative_to(tmp_path / "1") for path in files]
+    assert len(files) == 2
+    assert [path.read_bytes() for path in files] == [path.read_bytes() for path in others]

@@ -23,11 +23,14 @@ def rescore_command(
     grade: Annotated[
         list[str] | None, typer.Option(help="One that counts, with its weight: `syntax=0.5`.")
     ] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="Threads that judge; the CPUs when left out.", min=1)
+    ] = None,
 ) -> None:
     """Score stored completions with verifiers; the verdicts are columns beside the rows."""
     from pimono_sdpo.commands.rewards import run_rescore
 
-    report = run_rescore(source, out, gate or [], grade or [])
+    report = run_rescore(source, out, gate or [], grade or [], workers)
     mean = "none" if report["mean_reward"] is None else f"{report['mean_reward']:.3f}"
     typer.echo(
         f"{report['rows']} rows, {report['judged']} judged, {report['passed']} passed, mean reward "

@@ -1,5 +1,6 @@
 """Scores of stored completions, and of the correction model."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,12 @@ from pimono_sdpo.errors import SourceError
 Json = dict[str, Any]
 
 
-def run_rescore(source: str, out: Path, gates: Sequence[str], graded: Sequence[str]) -> Json:
+def run_rescore(
+    source: str, out: Path, gates: Sequence[str], graded: Sequence[str], workers: int | None = None
+) -> Json:
     """Score the completions of `source` under `out` and return the report.
+
+    `workers` are threads; without a number there are as many as CPUs.
 
     Raises SourceError, OutputError or EmptySelection.
     """
@@ -20,7 +25,7 @@ def run_rescore(source: str, out: Path, gates: Sequence[str], graded: Sequence[s
     rubric = rubric_of(gates, graded)
     if Path(source).exists():
         apart(Path(source).resolve(), out.resolve())
-    return rescore_dataset(source, out, rubric)
+    return rescore_dataset(source, out, rubric, workers or os.cpu_count() or 1)
 
 
 def evaluate_corrections(labels: Path, traces: Path) -> str:

@@ -46,7 +46,8 @@ REFUSED: dict[str, Numbers] = {
     "shmget": (29, 194), "shmat": (30, 196), "shmctl": (31, 195), "semget": (64, 190),
     "semop": (65, 193), "semctl": (66, 191), "semtimedop": (220, 192), "msgget": (68, 186),
     "msgsnd": (69, 189), "msgrcv": (70, 188), "msgctl": (71, 187), "mq_open": (240, 180),
-    "mq_unlink": (241, 181), "io_setup": (206, 0), "memfd_create": (319, 279), "memfd_secret": (447, 447),
+    "mq_unlink": (241, 181), "io_setup": (206, 0), "memfd_create": (319, 279),
+    "memfd_secret": (447, 447),
     # the machine
     "kexec_load": (246, 104), "kexec_file_load": (320, 294), "init_module": (175, 105),
     "finit_module": (313, 273), "delete_module": (176, 106), "reboot": (169, 142),

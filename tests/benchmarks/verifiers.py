@@ -3,17 +3,21 @@
     python -m tests.benchmarks.verifiers [--runs 40]
 
 One file of 200 lines is written anew; every second answer adds an undefined name, and is compared
-with what was there before.
+with what was there before. Last, stored answers are scored again by `rescore`, judged by tests in
+the sandbox, by 1 thread and by several, which have to write the same bytes.
 """
 
 import argparse
 import json
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
+from pimono_sdpo.commands.rewards import run_rescore
 from rewards.sandbox.warm import Server
 from rewards.verifiers import command, lint, syntax
 from rewards.verifiers.result import VerifierResult
@@ -50,6 +54,34 @@ def speed(what: str, verify: Verify, path: str, spec: dict[str, Any], runs: int)
     print(f"| {what} | {path} | {rates[0]:.0f} | {rates[1]:.0f} |", flush=True)
 
 
+SORT = "def sort(xs):\n    return sorted(xs{})\n"
+CASES = [{"args": [[3, 1, number]], "expected": sorted([3, 1, number])} for number in range(5)]
+
+
+def rescored(runs: int) -> None:
+    """Print rows per second of `rescore` by threads."""
+    tests = {"kind": "value", "module": "a.py", "entry": "sort", "cases": CASES}
+    spec = json.dumps({"files": {"a.py": "def sort(xs): pass\n"}, "answer": "any", "tests": tests})
+    codes = [f"# {n}\n" + SORT.format(", reverse=True" if n % 2 else "") for n in range(runs)]
+    rows = [{"completion": f"```python\n{code}```", "verifier_spec": spec} for code in codes]
+    print("| rescore, tests, cold | rows per second | times |\n|---|---|---|")
+    with tempfile.TemporaryDirectory() as folder:
+        stored = Path(folder) / "rows.jsonl"
+        stored.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        rates: list[float] = []
+        written = set[bytes]()
+        for workers in (1, 2, 4):
+            begun = time.perf_counter()
+            out = Path(folder) / str(workers)
+            report = run_rescore(str(stored), out, [], ["tests"], workers)
+            rates.append(runs / (time.perf_counter() - begun))
+            assert report["passed"] == len(codes[::2]), report
+            written.add((out / "data" / "scored-00000.parquet").read_bytes())
+            times = rates[-1] / rates[0]
+            print(f"| {workers} threads | {rates[-1]:.1f} | {times:.2f} |", flush=True)
+        assert len(written) == 1
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=40)
@@ -69,6 +101,7 @@ def main() -> None:
                 speed(f"lint, {name or 'ruff'}, {way}", verify, path, chosen, runs)
         for way, verify in (("cold", command.verify), ("warm", command.warm(server))):
             speed(f"command, py_compile, {way}", verify, "a.py", spec, runs)
+    rescored(runs)
 
 
 if __name__ == "__main__":
