@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from pimono_sdpo import __version__, agent
 from pimono_sdpo.agent.run import status_of
-from pimono_sdpo.agent.verdicts import tree_of
+from pimono_sdpo.agent.verdicts import tree_of_task
 from pimono_sdpo.errors import InferenceError
 from pimono_sdpo.inference.chat import Chat
 from pimono_sdpo.rollout_schema import ROLLOUT
@@ -112,7 +112,7 @@ def _mark(tasks: Sequence[Mapping[str, Any]], roller: Roller) -> str:
     """Tell the work: a shard of other tasks, options or repos is not of this run."""
     says = {
         "pimono_sdpo": __version__, "tasks": list(tasks), "rules": asdict(roller.rules),
-        "repos": sorted({(task["repo"], tree_of(task["repo"])) for task in tasks}),
+        "repos": [tree_of_task(task) for task in tasks],
         "sampling": asdict(roller.sampling), "prices": repr(roller.chat.prices), "code": _code(),
     }  # fmt: skip
     return hashlib.sha256(json.dumps(says, sort_keys=True).encode()).hexdigest()

@@ -78,15 +78,23 @@ def key_of(task: Mapping[str, Any], changed: Mapping[str, bytes]) -> str:
     """Tell a state of a task's files: what judges it, its repo, and what was changed there."""
     told = [
         task["verifier_spec"], task["test_cmd"], task["hide"], task["metadata"],
-        tree_of(task["repo"]), {path: _sha256(content) for path, content in changed.items()},
+        tree_of_task(task), {path: _sha256(content) for path, content in changed.items()},
     ]  # fmt: skip
     return _sha256(json.dumps(told, sort_keys=True).encode())
 
 
+def tree_of_task(task: Mapping[str, Any]) -> str:
+    """Tell what of a task's repo its runs and its verdicts depend on.
+
+    A test command finds hidden files, too: tests may be among them.
+    """
+    return _tree(task["repo"], tuple(task["hide"]) if task["verifier_spec"] else ())
+
+
 @lru_cache(maxsize=256)
-def tree_of(repo: str) -> str:
-    """Tell the contents of a repo, hidden files included; read once in a process."""
-    files = {path: _sha256(file.read_bytes()) for path, file in visible(Path(repo), ())}
+def _tree(repo: str, hide: tuple[str, ...]) -> str:
+    """Tell the contents of a folder; read once in a process."""
+    files = {path: _sha256(file.read_bytes()) for path, file in visible(Path(repo), hide)}
     return _sha256(json.dumps(files, sort_keys=True).encode())
 
 

@@ -15,9 +15,11 @@ from datasets import load_dataset
 from typer.testing import CliRunner
 
 from pimono_sdpo.agent.events import read_trace
+from pimono_sdpo.agent.verdicts import Verdicts, key_of
 from pimono_sdpo.cli import app
 from pimono_sdpo.errors import PimonoError
 from pimono_sdpo.rollout_schema import ROLLOUT
+from pimono_sdpo.suites import suite as suites
 from tests.agent.suite_of_three import (
     BUGGY,
     FIXED,
@@ -341,3 +343,24 @@ def test_bad_input_is_one_sentence(tmp_path: Path, chat_server: ChatServer) -> N
     (out / "report.json").write_text('{"pimono_sdpo": "1"}')
     refuse("another command", *arguments(suite, out, url))
     assert chat_server.hits == []
+
+
+def test_what_changes_in_the_repo_is_judged_anew(tmp_path: Path, chat_server: ChatServer) -> None:
+    chat_server.policy = knows_some
+    suite, out = write_suite(tmp_path), tmp_path / "out"
+    options = ["--rollouts", "1", "--limit", "1"]
+    assert "1 PASS" in roll(suite, out, chat_server.url, *options)
+    verdicts = Verdicts(tmp_path / "out.calls.sqlite")
+    task = dict(suites.load(suite).tasks[0])
+    fixed = {"programs/gcd.py": FIXED["gcd"].encode()}
+    known = verdicts.get(key_of(task, fixed))
+    assert known is not None
+    assert (known.ok, known.output) == (True, "1 of 1 tests pass.")
+    assert verdicts.get(key_of(task, {"programs/gcd.py": b""})) is None
+    assert verdicts.get(key_of({**task, "verifier_spec": "{}"}, fixed)) is None
+    moved = tmp_path / "moved"
+    shutil.copytree(tmp_path / "repo", moved)
+    assert verdicts.get(key_of({**task, "repo": str(moved)}, fixed)) == known
+    (moved / "programs" / "last.py").write_text("other")
+    shutil.copytree(moved, tmp_path / "other")
+    assert verdicts.get(key_of({**task, "repo": str(tmp_path / "other")}, fixed)) is None
