@@ -166,7 +166,7 @@ def train_and_save(
     from pimono_sdpo.training.held_out import as_sentence, score_rows, summary
     from pimono_sdpo.training.processes import is_leader
     from pimono_sdpo.training.publish import check_destination
-    from pimono_sdpo.training.time_limit import time_limit_of
+    from pimono_sdpo.training.time_limit import stopped_at, time_limit_of
     from processors.secrets import kinds_in
     from rewards.verifiers.tool_definitions import definitions
 
@@ -204,7 +204,7 @@ def train_and_save(
         trainer.add_callback(callback)
     metrics = sdpo.train(ready.prepared)
     evaluation = None
-    if fitted.held_out is not None:
+    if fitted.held_out is not None and stopped_at(trainer) is None:
         after = score_rows(trainer, fitted.held_out, job.eval_generations)
         threshold = args.success_reward_threshold
         evaluation = summary(before["held_out"], after, threshold, str(job.eval_split))

@@ -78,20 +78,19 @@ class TimeLimit(TrainerCallback):  # type: ignore[misc] # transformers is untype
     """Stop after the last step that leaves time for the end; all processes stop together.
 
     Seconds since 1970 and seconds; `stopped_at` is the step after which it stopped, None before.
-    `needed` is what comes after the training beside saving, such as scoring held-out rows.
+    A training that is stopped scores no held-out rows: that is for the one that goes on to the end.
     """
 
     def __init__(self, started: float, seconds: float) -> None:
         self.seconds = seconds
         self.ends = started + seconds
-        self.needed = 0.0
         self.stopped_at: int | None = None
         self._longest = 0.0
         self._last = time()
 
     def reserve(self) -> float:
         """Seconds that must be left after the last step."""
-        return min(RESERVE, self.seconds * MOST_OF_LIMIT) + 1.5 * self.needed
+        return min(RESERVE, self.seconds * MOST_OF_LIMIT)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Count steps from here."""

@@ -41,10 +41,7 @@ def test_the_limit_is_given_told_by_the_job_or_assumed(
 
 
 def test_the_end_leaves_time_for_what_comes_after() -> None:
-    limit = TimeLimit(0.0, 3600.0)
-    assert limit.reserve() == 300.0
-    limit.needed = 100.0
-    assert limit.reserve() == 450.0
+    assert TimeLimit(0.0, 3600.0).reserve() == 300.0
     assert TimeLimit(0.0, 60.0).reserve() == 15.0
 
 
@@ -52,6 +49,7 @@ def test_a_training_cut_short_goes_on_to_the_same_adapter(
     tiny: Path, filtered: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = [*ARGUMENTS, "--dataset", str(filtered), "--model_name_or_path", str(tiny)]
+    asked += ["--eval_split", "train", "--eval_generations", "1"]
     whole, out = tmp_path / "whole", tmp_path / "cut"
     assert script().main([*asked, "--output_dir", str(whole)]) == 0
     asked += ["--output_dir", str(out)]
@@ -59,12 +57,14 @@ def test_a_training_cut_short_goes_on_to_the_same_adapter(
     assert "the time limit ended the training after step 1 of 3;" in capsys.readouterr().out
     run = json.loads((out / "run.json").read_text())
     assert run["guards"]["stopped_by"] == "time_limit"
+    assert run["evaluation"] is None
     assert "ended by time_limit" in (out / "adapter" / "README.md").read_text()
     assert (out / "checkpoint-1").is_dir()
 
     assert script().main(asked) == 0
     run = json.loads((out / "run.json").read_text())
     assert (run["guards"]["stopped_by"], run["resumed_at"]) == (None, [1])
+    assert run["evaluation"] == json.loads((whole / "run.json").read_text())["evaluation"]
     weights = "adapter/adapter_model.safetensors"
     assert digest(out / weights) == digest(whole / weights)
     assert script().main(asked) == 2, "finished now"
