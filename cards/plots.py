@@ -10,15 +10,31 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from pimono_sdpo.training.measures import MEASURES
+
 Json = dict[str, Any]
 COLOUR, PALE, CUT = "#4a6fa5", "#ccd3df", "#b06a00"
 FUNNEL, SCORES, CATEGORIES = "funnel.png", "scores.png", "categories.png"
 BESIDE: Json = {"textcoords": "offset points", "va": "center", "fontsize": 9}
-CURVES = (
-    ("self_distillation/reward_mean", "mean reward"),
-    ("sdpo/distillation_loss", "distillation loss"),
-    ("completions/mean_length", "completion length (tokens)"),
-)
+# Measures that are no shares of something.
+UNBOUNDED = frozenset({"loss", "log_ratio"})
+CURVES = {
+    "sdpo": (
+        ("self_distillation/reward_mean", "mean reward"),
+        ("sdpo/distillation_loss", "distillation loss"),
+        ("completions/mean_length", "completion length (tokens)"),
+    ),
+    "sft": (
+        ("loss", "loss"),
+        ("mean_token_accuracy", "token accuracy"),
+        ("entropy", "entropy (nats per token)"),
+    ),
+    "dpo": (
+        ("loss", "loss"),
+        ("rewards/margins", "reward margin"),
+        ("rewards/accuracies", "pairs with the higher reward for the chosen answer"),
+    ),
+}
 
 
 def write_report_plots(report: Json, folder: Path) -> None:
@@ -81,27 +97,29 @@ def _draw_categories(axes: Axes, counts: dict[str, int]) -> None:
 
 
 def write_run_plot(run: Json, path: Path) -> None:
-    """Draw reward, distillation loss and completion length per optimizer step."""
+    """Draw the curves of the method per optimizer step."""
+    curves = CURVES[run["method"]]
     steps = [entry for entry in run["log_history"] if "loss" in entry]
     figure = Figure(figsize=(12, 3.4), layout="constrained")
-    for axes, (name, title) in zip(figure.subplots(1, len(CURVES)), CURVES, strict=True):
+    for axes, (name, title) in zip(figure.subplots(1, len(curves)), curves, strict=True):
         points = [(entry["step"], entry[name]) for entry in steps if entry.get(name) is not None]
         axes.plot([x for x, _ in points], [y for _, y in points], marker="o", color=COLOUR)
         axes.set_title(title)
         axes.set_xlabel("step")
         axes.xaxis.get_major_locator().set_params(integer=True)
         plain(axes)
-        if name == CURVES[0][0]:
+        if name == CURVES["sdpo"][0][0]:
             threshold = run["arguments"]["success_reward_threshold"]
             axes.axhline(threshold, color="grey", linestyle="--", linewidth=1)
             axes.annotate("success", (1, threshold), color="grey", fontsize=8, va="bottom")
     save(figure, path)
 
 
-def write_evaluation_plot(evaluation: Json, path: Path) -> None:
-    """Draw reward and pass rate of held-out rows before and after, with their intervals."""
+def write_evaluation_plot(run: Json, path: Path) -> None:
+    """Draw each measure of held-out rows before and after, with its interval."""
+    evaluation, method = run["evaluation"], run["method"]
     figure = Figure(figsize=(6, 3.4), layout="constrained")
-    names = (("reward", "mean reward"), ("pass_rate", "pass rate"))
+    names = MEASURES[method].items()
     for axes, (name, title) in zip(figure.subplots(1, 2), names, strict=True):
         for place, when in enumerate(("before", "after")):
             found = evaluation[name][when]
@@ -110,7 +128,8 @@ def write_evaluation_plot(evaluation: Json, path: Path) -> None:
                 axes.vlines(place, found["low"], found["high"], color=COLOUR)
         axes.set_xticks([0, 1], ["before", "after"])
         axes.set_xlim(-0.5, 1.5)
-        axes.set_ylim(0, max(1.0, axes.get_ylim()[1]))
+        if name not in UNBOUNDED:
+            axes.set_ylim(0, max(1.0, axes.get_ylim()[1]))
         axes.set_title(title)
         plain(axes)
     save(figure, path)

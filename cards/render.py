@@ -11,8 +11,10 @@ import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from cards.lint import is_repo_id
+from cards.plots import CURVES
 from pimono_sdpo.schema import SDPO_ROW
 from pimono_sdpo.text import shorten
+from pimono_sdpo.training.measures import MEASURES
 
 Json = dict[str, Any]
 PREVIEW_CHARS = 1200
@@ -77,7 +79,7 @@ def render_model_card(report: Json | None, run: Json) -> str:
     metadata: Json = {
         "library_name": "peft",
         "pipeline_tag": "text-generation",
-        "tags": ["trl", "sdpo", "lora", "pimono-sdpo", "agent-traces", "trackio"],
+        "tags": ["trl", run["method"], "lora", "pimono-sdpo", "agent-traces", "trackio"],
     }
     if run["arguments"]["load_in_4bit"] or run["arguments"]["load_in_8bit"]:
         metadata["tags"].append("qlora")
@@ -107,7 +109,7 @@ def render_model_card(report: Json | None, run: Json) -> str:
     steps = _steps(run)
     return (
         environment()
-        .get_template("model_card.md.j2")
+        .get_template("sdpo_card.md.j2" if run["method"] == "sdpo" else "recorded_card.md.j2")
         .render(
             metadata=front_matter(metadata),
             name=name,
@@ -124,6 +126,8 @@ def render_model_card(report: Json | None, run: Json) -> str:
             mean_reward=_mean(logged, "self_distillation/reward_mean"),
             successes=_mean(logged, "self_distillation/success_group_fraction"),
             sample=_preview(report["first_sample"]) if report is not None else None,
+            measures=MEASURES[run["method"]],
+            curves=", ".join(title for _, title in CURVES[run["method"]]).capitalize(),
         )
     )
 
@@ -133,7 +137,7 @@ def _model_index(name: str, run: Json) -> Json:
     evaluation, dataset = run["evaluation"], run["dataset"]["id"]
     metrics = [
         {"type": name, "name": f"{title} on held-out rows", "value": round(score, 4)}
-        for name, title in (("reward", "mean reward"), ("pass_rate", "pass rate"))
+        for name, title in MEASURES[run["method"]].items()
         for score in [evaluation[name]["after"]["mean"]]
     ]
     return {

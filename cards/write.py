@@ -18,7 +18,7 @@ def write_model_card(report: Json | None, run: Json, folder: Path) -> list[str]:
     if report is not None:
         write_report_plots(report, folder)
     if run["evaluation"]:
-        write_evaluation_plot(run["evaluation"], folder / EVALUATION_PLOT)
+        write_evaluation_plot(run, folder / EVALUATION_PLOT)
     card = render_model_card(report, run)
     (folder / "README.md").write_text(card)
     return lint_file(folder / "README.md")

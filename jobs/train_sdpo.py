@@ -32,122 +32,53 @@ be used.
 """
 
 import sys
-from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pimono_sdpo.errors import PimonoError
+from pimono_sdpo.commands import train as common
 
 if TYPE_CHECKING:
     from trl import ModelConfig
     from trl.experimental.sdpo import SDPOConfig
 
+    from pimono_sdpo.training.course import Ready
     from pimono_sdpo.training.options import JobArguments
     from pimono_sdpo.training.scoring import Scoring
-    from pimono_sdpo.training.sdpo import Fitted, Prepared
+    from pimono_sdpo.training.trainer import Fitted, Prepared
 
 Json = dict[str, Any]
 
 
 def main(argv: list[str]) -> int:
     """Run the job; a problem with what was given is one sentence on stderr and exit code 2."""
-    from pimono_sdpo.training.quiet import quiet_libraries
-
-    quiet_libraries()
-    try:
-        run(argv)
-    except PimonoError as problem:
-        print(f"train_sdpo: {problem}", file=sys.stderr)
-        return 2
-    return 0
+    return common.launch("train_sdpo", run, argv)
 
 
 def run(argv: list[str]) -> None:
     """Parse the arguments and do what the mode says."""
-    from pimono_sdpo.training.output import DATA, leave_as_found, only_run
+    from pimono_sdpo.training.output import DATA
     from pimono_sdpo.training.prepared import prepare_rows
-    from pimono_sdpo.training.processes import is_leader
 
     job, args, model_args, recipe = parse(argv)
     output = Path(args.output_dir)
-    if job.mode == "card":
-        rewrite_card(output)
-        return
-    alone = only_run(output) if is_leader() else nullcontext()
-    with leave_as_found(output), alone:
+
+    def work() -> None:
         if job.mode == "prepare":
             prepare_rows(job, output, DATA, args.seed)
         else:
-            train_and_save(job, args, model_args, recipe, argv, output)
+            train_and_save(job, args, model_args, recipe, argv)
+
+    common.in_output(output, job.mode, work)
 
 
 def parse(argv: list[str]) -> tuple["JobArguments", "SDPOConfig", "ModelConfig", str]:
     """Merge recipe, command line and environment; return the arguments and the recipe's name."""
-    from cards.lint import LICENCES
-    from pimono_sdpo.training.arguments import parse_job
     from pimono_sdpo.training.config import TrainingConfig
     from pimono_sdpo.training.options import JobArguments
 
     types = (JobArguments, TrainingConfig)
-    return parse_job(argv, types, __doc__, Path(__file__).parent, LICENCES)
-
-
-@dataclass
-class Ready:
-    """What a training starts from once everything that was given has been checked."""
-
-    prepared: "Prepared"
-    dataset: str
-    report: Json | None
-    start: Json
-    teaching: Json
-    before: Json
-    goes_on: bool
-
-
-def get_ready(
-    job: "JobArguments", args: "SDPOConfig", model_args: "ModelConfig", output: Path
-) -> Ready | None:
-    """Check everything and build the trainer; None after --mode preflight.
-
-    Only rows that had to be filtered from --source are left behind then.
-    """
-    from pimono_sdpo.training import models, rows, sdpo, started
-    from pimono_sdpo.training import output as folders
-    from pimono_sdpo.training.prepared import rows_of
-    from pimono_sdpo.training.processes import leader_first
-    from processors.redact import redact_text
-    from rewards.choice import taught_by, teaching
-
-    with leader_first():
-        dataset = rows_of(job, output, args.seed, lambda name: redact_text(name, "")[0])
-    loaded = rows.load_rows(dataset)
-    held_out = rows.load_rows(dataset, job.eval_split) if job.eval_split else None
-    report = rows.load_report(dataset)
-    revision = models.base_model_revision(model_args)
-    models.lora_config(model_args)
-    tokenizer = models.load_tokenizer(model_args, revision, args.trust_remote_code)
-    ends = models.end_ids(model_args, revision)
-    scoring, feedback = taught_by(job, args.feedback_template, tokenizer, ends)
-    taught = teaching(job, feedback)
-    start = started.started_with(args, model_args, revision, loaded, taught, held_out)
-    if not job.overwrite:
-        started.check_same_start(output, start)
-    fitted = sdpo.fit(args, loaded, tokenizer, scoring, feedback, held_out)
-    prepared = None
-    if job.mode != "preflight" or job.preflight_rows:
-        prepared = sdpo.prepare(args, model_args, fitted, tokenizer, revision, scoring, feedback)
-    goes_on = folders.last_checkpoint(output) is not None and not job.overwrite
-    before = started.found_before(output) if goes_on else {}
-    if job.mode == "preflight" or not goes_on:
-        before["preflight"] = look_first(
-            job, args, model_args, fitted, tokenizer, revision, scoring, prepared
-        )
-    if job.mode == "preflight" or prepared is None:
-        return None
-    return Ready(prepared, dataset, report, start, taught, before, goes_on)
+    return common.parse(argv, types, __doc__, Path(__file__).parent, "gemma4_12b")
 
 
 def train_and_save(
@@ -156,93 +87,83 @@ def train_and_save(
     model_args: "ModelConfig",
     recipe: str,
     argv: list[str],
-    output: Path,
 ) -> None:
-    """Train, then give OUTPUT its adapter, report and run log; with a repository, publish them."""
-    from cards import lint_file
-    from pimono_sdpo.training import ending, models, rows, run_log, sdpo, started, tracking
-    from pimono_sdpo.training import output as folders
-    from pimono_sdpo.training.checkpoints_hub import checkpoints_of
-    from pimono_sdpo.training.held_out import as_sentence, score_rows, summary
-    from pimono_sdpo.training.processes import is_leader
-    from pimono_sdpo.training.publish import check_destination
-    from pimono_sdpo.training.time_limit import stopped_at, time_limit_of
-    from processors.secrets import kinds_in
+    """Settle what the method needs and run its course."""
+    from pimono_sdpo.training import course, sdpo
     from rewards.verifiers.tool_definitions import definitions
 
-    smoke = job.mode == "smoke"
     sdpo.settle_length(args, job.generations)
-    sdpo.settle_arguments(args, model_args, smoke)
+    sdpo.settle_arguments(args, model_args, job.mode == "smoke")
     sdpo.settle_tools(args, definitions(job.tools) if job.tools else None)
-    if is_leader():
-        folders.settle(output)
-        folders.check_output(output, job.overwrite)
-        check_destination(args, smoke)
-    limit = time_limit_of(job.time_limit)
-    kept = checkpoints_of(job.checkpoint_bucket, args, job.mode, job.overwrite)
-    ready = get_ready(job, args, model_args, output)
-    if ready is None:
-        folders.drop_next_data(output)
-        return
-    trainer, fitted, before = ready.prepared.trainer, ready.prepared.fitted, ready.before
-    licence = job.license or models.base_model_licence(model_args, ready.prepared.revision)
-    tracking.set_up_trackio(args, smoke)
-    if not ready.goes_on:
-        before["trackio_run"] = tracking.free_run_name(args)
-    args.run_name = before.get("trackio_run", args.run_name)
-    if fitted.held_out is not None and not ready.goes_on:
-        before["held_out"] = score_rows(trainer, fitted.held_out, job.eval_generations)
-    base = str(model_args.model_name_or_path)
-    if is_leader():
-        # Only now: whatever was given has been checked, and nothing is lost before.
-        if job.overwrite:
-            folders.clear_output(output, keep_data=job.dataset is not None)
-            if kept is not None:
-                kept.remove()
-        folders.begin(output, started.local_record(base, ready.start, before))
-    for callback in filter(None, (limit, kept)):
-        trainer.add_callback(callback)
-    metrics = sdpo.train(ready.prepared)
-    evaluation = None
-    if fitted.held_out is not None and stopped_at(trainer) is None:
-        after = score_rows(trainer, fitted.held_out, job.eval_generations)
-        threshold = args.success_reward_threshold
-        evaluation = summary(before["held_out"], after, threshold, str(job.eval_split))
-    if not is_leader():
-        return
-    log_of = partial(
-        run_log.build_run_log,
-        ready.prepared,
+    course.train_and_save(
+        job,
+        args,
         model_args,
-        mode=job.mode,
         recipe=recipe,
         command=argv,
-        licence=licence,
-        dataset=rows.dataset_name(job.dataset or job.source or ready.dataset),
-        teaching=ready.teaching,
-        before=before,
-        evaluation=evaluation,
-        metrics=metrics,
+        get_ready=partial(get_ready, job, args, model_args),
+        write_card=common.write_card,
+        secrets=common.secrets_in,
+        lint=common.lint_of,
     )
-    ending.save_run(
-        trainer,
-        output,
-        base_model=base,
-        revision=ready.prepared.revision,
-        report=ready.report,
-        log_of=log_of,
-        write_card=write_card,
+
+
+def get_ready(job: "JobArguments", args: "SDPOConfig", model_args: "ModelConfig") -> "Ready | None":
+    """Check everything and build the trainer; None after --mode preflight.
+
+    Only rows that had to be filtered from --source are left behind then.
+    """
+    from pimono_sdpo.training import course, held_out, models, rows, sdpo, started
+    from pimono_sdpo.training.prepared import rows_of
+    from pimono_sdpo.training.processes import leader_first
+    from processors.redact import redact_text
+    from rewards.choice import taught_by, teaching
+
+    output = Path(args.output_dir)
+    with leader_first():
+        dataset = rows_of(job, output, args.seed, lambda name: redact_text(name, "")[0])
+    loaded = rows.load_rows(dataset)
+    kept_back = rows.load_rows(dataset, job.eval_split) if job.eval_split else None
+    report = rows.load_report(dataset)
+    revision = models.base_model_revision(model_args)
+    models.lora_config(model_args)
+    tokenizer = models.load_tokenizer(model_args, revision, args.trust_remote_code)
+    ends = models.end_ids(model_args, revision)
+    scoring, feedback = taught_by(job, args.feedback_template, tokenizer, ends)
+    taught = teaching(job, feedback)
+    start = started.started_with(args, model_args, revision, loaded, taught, kept_back)
+    if not job.overwrite:
+        started.check_same_start(output, start)
+    fitted = sdpo.fit(args, loaded, tokenizer, scoring, feedback, kept_back)
+    prepared = None
+    if job.mode != "preflight" or job.preflight_rows:
+        prepared = sdpo.prepare(args, model_args, fitted, tokenizer, revision, scoring, feedback)
+    goes_on, before = course.found_before(output, job.overwrite)
+    if job.mode == "preflight" or not goes_on:
+        before["preflight"] = look_first(
+            job, args, model_args, fitted, tokenizer, revision, scoring, prepared
+        )
+    if job.mode == "preflight" or prepared is None:
+        return None
+    score = None
+    if fitted.held_out is not None:
+        score = partial(
+            held_out.score_rows, prepared.trainer, fitted.held_out, job.eval_generations
+        )
+    return course.Ready(
+        prepared,
+        rows.dataset_name(job.dataset or job.source or dataset),
+        report,
+        start,
+        taught,
+        before,
+        goes_on,
+        score,
+        partial(
+            held_out.summary, threshold=args.success_reward_threshold, split=str(job.eval_split)
+        ),
+        silent_rows(job.reward, fitted.counts["without_reward"], len(fitted.rows)),
     )
-    if evaluation is not None:
-        print(as_sentence(evaluation))
-    tell_silent_rows(job.reward, fitted.counts["without_reward"], len(fitted.rows))
-    print(f"the adapter and its card are in {output / folders.ADAPTER}")
-    address = ending.publish_run(args, output, kinds_in, lint_file)
-    if address is not None:
-        print(address)
-    note = ending.after_all(trainer, kept, published=address is not None)
-    if note is not None:
-        print(note)
 
 
 def look_first(
@@ -280,30 +201,13 @@ def look_first(
     return found
 
 
-def tell_silent_rows(reward: str, silent: int, used: int) -> None:
-    """Say for how many rows there was no reward."""
+def silent_rows(reward: str, silent: int, used: int) -> list[str]:
+    """Say for how many rows there was no reward, if there were any."""
     if silent and reward == "verifiers":
-        print(f"{silent} of {used} rows have no verifier_spec: nothing judges them")
-    elif silent:
-        print(f"{silent} of {used} rows name no concrete term, so that their reward counts as 0")
-
-
-def write_card(report: Json | None, run: Json, folder: Path) -> None:
-    """Write the model card with its plots."""
-    from cards import write_model_card
-
-    for problem in write_model_card(report, run, folder):
-        print(f"train_sdpo: the Hub may refuse the model card: {problem}", file=sys.stderr)
-
-
-def rewrite_card(output: Path) -> None:
-    """Write the card of a finished run again; the same run gives the same bytes."""
-    from pimono_sdpo.training.finished import read_finished
-    from pimono_sdpo.training.output import ADAPTER
-
-    report, run = read_finished(output)
-    write_card(report, run, output / ADAPTER)
-    print(f"the card is {output / ADAPTER / 'README.md'}")
+        return [f"{silent} of {used} rows have no verifier_spec: nothing judges them"]
+    if silent:
+        return [f"{silent} of {used} rows name no concrete term, so that their reward counts as 0"]
+    return []
 
 
 if __name__ == "__main__":

@@ -61,6 +61,7 @@ def run(**changes: Any) -> dict[str, Any]:
     step = {"loss": 0.5, "self_distillation/reward_mean": 0.2, "sdpo/distillation_loss": 0.5}
     return {
         "pimono_sdpo": "0.1.0",
+        "method": "sdpo",
         "run_name": "pi-sdpo-1",
         "mode": "train",
         "recipe": "gemma4_12b.yaml",

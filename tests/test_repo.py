@@ -18,6 +18,7 @@ from processors.grade import WEIGHTS
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
+PYPROJECT = (ROOT / "pyproject.toml").read_text()
 PACKAGES = ("pimono_sdpo", "processors", "rewards", "cards")
 MAY_IMPORT = {
     "pimono_sdpo": {"pimono_sdpo"},
@@ -119,34 +120,62 @@ def test_every_command_and_option_is_in_the_readme() -> None:
     assert documented == {name: options for name, options in cli_options().items() if options}
 
 
-def test_the_jobs_own_options_are_in_the_readme_and_in_its_help() -> None:
-    command = [sys.executable, str(ROOT / "jobs" / "train_sdpo.py"), "--help"]
+def fields_of(module: str) -> dict[str, list[str]]:
+    """Names of the fields of each dataclass of a module, without what it inherits."""
+    source = ast.parse((ROOT / module).read_text())
+    return {
+        one.name: [
+            f"--{n.target.id}"
+            for n in one.body
+            if isinstance(n, ast.AnnAssign)
+            and isinstance(n.target, ast.Name)
+            and "ClassVar" not in ast.unparse(n.annotation)
+        ]
+        for one in ast.walk(source)
+        if isinstance(one, ast.ClassDef)
+    }
+
+
+OWN = "own option of `train_sft.py` and `train_dpo.py`"
+OPTIONS = {
+    "CommonArguments": "option of every training job",
+    "JobArguments": "own option of `train_sdpo.py`",
+}
+
+
+@pytest.mark.parametrize("job", ["train_sdpo", "train_sft", "train_dpo"])
+def test_the_jobs_own_options_are_in_the_readme_and_in_their_help(job: str) -> None:
+    command = [sys.executable, str(ROOT / "jobs" / f"{job}.py"), "--help"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     shown = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-    source = ast.parse((ROOT / "pimono_sdpo/training/options.py").read_text())
-    (own,) = (n for n in ast.walk(source) if isinstance(n, ast.ClassDef))
-    fields = [
-        n.target.id
-        for n in own.body
-        if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)
-    ]
-    documented = [row[0] for row in table("own option of `train_sdpo.py`")]
-    assert documented == [f"--{name}" for name in fields]
-    assert all(f"{option} " in shown.stdout for option in documented)
-    modes = [row[0] for row in table("mode")]
+    fields = fields_of("pimono_sdpo/training/options.py")
+    for name, header in OPTIONS.items():
+        own = [option for option in fields[name] if name == "CommonArguments" or option != "--mode"]
+        assert [row[0] for row in table(header)] == own
+    both = [o for n in ("RecordedArguments", "PairArguments") for o in fields[n] if o != "--mode"]
+    assert [row[0] for row in table(OWN)] == both
+    headers = [OPTIONS["CommonArguments"], OWN if job != "train_sdpo" else OPTIONS["JobArguments"]]
+    documented = [row[0] for header in headers for row in table(header)]
+    known = [option for option in documented if (job, option) != ("train_sft", "--adapter")]
+    assert all(f"{option} " in shown.stdout for option in known)
+    modes = [row[0] for row in table("mode") if job == "train_sdpo" or row[0] != "prepare"]
     assert f"--mode {{{','.join(modes)}}}" in shown.stdout
 
 
 def test_the_options_beside_trl_s_are_in_the_readme() -> None:
-    source = ast.parse((ROOT / "pimono_sdpo/training/config.py").read_text())
-    (config,) = (n for n in ast.walk(source) if isinstance(n, ast.ClassDef))
-    fields = [
-        n.target.id
-        for n in config.body
-        if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)
-    ]
+    fields = fields_of("pimono_sdpo/training/config.py")
     documented = [row[0] for row in table("guard or teacher option")]
-    assert documented == [f"--{name}" for name in fields]
+    assert documented == fields["GuardOptions"] + fields["TrainingConfig"]
+
+
+def test_every_recipe_is_packaged_and_in_the_readme() -> None:
+    recipes = {path.stem for path in (ROOT / "jobs").glob("*.yaml")}
+    packaged = re.findall(r'"jobs/(\w+)\.yaml" = "pimono_sdpo/recipes/(\w+)\.yaml"', PYPROJECT)
+    assert {name for pair in packaged for name in pair} == recipes
+    documented = {row[0] for row in table("recipe")} | {
+        name.strip("`") for row in table("job") for name in row[2:]
+    }
+    assert {name.split("`")[0] for name in documented} == recipes
 
 
 @pytest.mark.parametrize("command", ["", *cli_options()])

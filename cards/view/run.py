@@ -5,22 +5,20 @@ reads   run.json
 
 from typing import Any
 
+from cards.plots import CURVES
+from pimono_sdpo.training.measures import MEASURES
+
 Json = dict[str, Any]
 REWARD = "self_distillation/reward_mean"
-FIRST = (
-    (REWARD, "Mean reward"),
-    ("sdpo/distillation_loss", "Distillation loss"),
-    ("completions/mean_length", "Completion length (tokens)"),
-)
 NO_CURVES = frozenset({"step", "epoch"})
 
 
 def run_view(run: Json) -> Json:
     """Return what the page of a training shows."""
     names = dict.fromkeys(key for entry in run["log_history"] for key in entry)
-    known = dict(FIRST)
+    known = dict(CURVES[run["method"]])
     others = sorted(key for key in names if key not in NO_CURVES and key not in known)
-    first = [_curve(run, key, title) for key, title in FIRST]
+    first = [_curve(run, key, f"{title[:1].upper()}{title[1:]}") for key, title in known.items()]
     more = [_curve(run, key, key) for key in others]
     drawn = [[chart for chart in group if chart["points"]] for group in (first, more)]
     return {
@@ -49,14 +47,16 @@ def _tables(run: Json) -> list[Json]:
     alerts = [(f"step {item['step']}", item["guard"]) for item in run["guards"]["alerts"]]
     tables = [{"title": "Alerts", "rows": alerts or [("none", "no guard spoke")]}]
     if run["evaluation"]:
-        tables.append({"title": "Held-out rows", "rows": _evaluation(run["evaluation"])})
+        tables.append(
+            {"title": "Held-out rows", "rows": _evaluation(run["evaluation"], run["method"])}
+        )
     arguments = [(key, value) for key, value in run["arguments"].items() if value is not None]
     return [*tables, {"title": "Arguments", "rows": arguments}]
 
 
-def _evaluation(evaluation: Json) -> list[tuple[str, str]]:
+def _evaluation(evaluation: Json, method: str) -> list[tuple[str, str]]:
     rows = []
-    for key, title in (("reward", "mean reward"), ("pass_rate", "pass rate")):
+    for key, title in MEASURES[method].items():
         for when in ("before", "after", "difference"):
             found = evaluation[key][when]
             sure = "" if found["low"] is None else f" ({found['low']:.4g} to {found['high']:.4g})"

@@ -1,7 +1,7 @@
 """Look at what was made: one page of a filter run or a training, and cards checked offline."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,16 +47,14 @@ def view_page(folder: Path, name: str, traces: str | None, limit: int) -> str:
     from cards.view import render_page, run_view
 
     if (folder / RUN).is_file():
-        return render_page(run_view(_object(folder / RUN, "a training", shapes.RUN)))
+        return render_page(run_view(_object(folder / RUN, "a training", shapes.run_misfit)))
     if not (folder / REPORT).is_file() or not (folder / "data").is_dir():
         raise SourceError(
             f"`{name}` holds neither what `filter` or `merge` writes ({REPORT} and data/) nor a "
             f"training's {RUN}; give such a folder, or the name of a dataset that was pushed."
         )
     return render_page(
-        _rows_page(
-            folder, _object(folder / REPORT, "`filter`", shapes.REPORT, SHAPE), traces, limit
-        )
+        _rows_page(folder, _object(folder / REPORT, "`filter`", _report_misfit), traces, limit)
     )
 
 
@@ -133,14 +131,18 @@ def _file(source: str) -> str:
     return tail.partition("/")[2] if at and head.count("/") == 1 and "/" in tail else source
 
 
-def _object(path: Path, writer: str, *parts: Json) -> Json:
+def _report_misfit(content: object) -> str | None:
+    return shapes.misfit(content, shapes.REPORT) or shapes.misfit(content, SHAPE)
+
+
+def _object(path: Path, writer: str, misfit_of: Callable[[object], str | None]) -> Json:
     try:
         content = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
         raise SourceError(f"`{path}` cannot be read ({error}); make it again.") from error
     if not isinstance(content, dict):
         raise SourceError(f"`{path}` is no JSON object; make it again.")
-    problem = next(filter(None, (shapes.misfit(content, part) for part in parts)), None)
+    problem = misfit_of(content)
     if problem:
         raise SourceError(
             f"`{path}` is not as {writer} writes it (see `{problem}`); make it again."
@@ -166,7 +168,7 @@ def write_card(folder: Path) -> Path:
     from cards import render_dataset_card, write_model_card, write_report_plots
 
     if (folder / RUN).is_file():
-        run = _object(folder / RUN, "a training", shapes.RUN)
+        run = _object(folder / RUN, "a training", shapes.run_misfit)
         report = folder / REPORT
         found = _object(report, "`filter`", shapes.REPORT) if report.is_file() else None
         # A run's folder keeps the card with the adapter; the adapter's folder is one, too.
@@ -178,7 +180,7 @@ def write_card(folder: Path) -> Path:
             f"`{folder}` holds neither {REPORT} nor {RUN} to write a card from; give the folder of "
             "rows or of a training, or --check to check the card that is there."
         )
-    report_of_rows = _object(folder / REPORT, "`filter`", shapes.REPORT, SHAPE)
+    report_of_rows = _object(folder / REPORT, "`filter`", _report_misfit)
     write_report_plots(report_of_rows, folder)
     (folder / CARD).write_text(render_dataset_card(report_of_rows))
     return folder / CARD

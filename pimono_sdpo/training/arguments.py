@@ -10,7 +10,7 @@ import yaml
 from trl import ModelConfig, TrlParser
 
 from pimono_sdpo.errors import TrainingInputError
-from pimono_sdpo.training.recipes import DEFAULT_RECIPE, find_recipe
+from pimono_sdpo.training.recipes import find_recipe
 
 MOST = 2**63 - 1
 # What NumPy takes for a seed, and SQLite for a number of rows.
@@ -47,16 +47,17 @@ def parse_job(
     types: tuple[type, type],
     description: str | None,
     recipes: Path,
+    default_recipe: str,
     licences: Collection[str],
 ) -> tuple[Any, Any, ModelConfig, str]:
     """Merge recipe, command line and environment into the job's arguments, TRL's and the model's.
 
-    `types` are the first two, `recipes` the folder of the job's recipes, `licences` the ids that
+    `types` are the first two, `recipes` the folder of the jobs' recipes, `licences` the ids that
     the Hub knows. Returns the recipe's name last. Raises TrainingInputError for what cannot be
     used.
     """
     name, rest = take_config(argv)
-    recipe = find_recipe(name or DEFAULT_RECIPE, recipes)
+    recipe = find_recipe(name or default_recipe, recipes)
     parser = SentenceParser((*types, ModelConfig), description)
     try:
         job, args, model_args, *unknown = parser.parse_args_and_config(

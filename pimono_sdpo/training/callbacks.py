@@ -50,11 +50,7 @@ class ReplayedShuffles(TrainerCallback):  # type: ignore[misc] # transformers is
     def on_train_begin(
         self, args: Any, state: Any, control: Any, train_dataloader: Any, **_: Any
     ) -> None:
-        """Bring the sampler's generator to where the checkpoint was written.
-
-        A run killed after its last checkpoint has no step left; the Trainer would make one more.
-        """
-        control.should_training_stop |= state.global_step >= state.max_steps > 0
+        """Bring the sampler's generator to where the checkpoint was written."""
         batches = train_dataloader.batch_sampler
         while isinstance(batches, BatchSamplerShard):
             # With several processes, each takes its share of the same batches.

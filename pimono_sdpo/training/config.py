@@ -1,19 +1,25 @@
-"""What this project adds to TRL's SDPOConfig: the guards of a run, and where its teacher starts."""
+"""What this project adds to TRL's configurations: the guards of a run, where a teacher starts."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
+from trl import DPOConfig, SFTConfig
 from trl.experimental.sdpo import SDPOConfig
 
-from pimono_sdpo.training.detectors import GUARDS
+from pimono_sdpo.training.detectors import GUARDS, LOSS
 
 
 @dataclass
-class TrainingConfig(SDPOConfig):  # type: ignore[misc] # TRL ships no types
-    """SDPOConfig, the guards (see guards.py) and the start of the EMA teacher (see callbacks.py).
+class GuardOptions:
+    """The guards of a run (see guards.py), mixed into a configuration of TRL.
 
-    What a guard counts are logged values; the recipes log every step.
+    What a guard counts are logged values; the recipes log every step. Without rewards, as in SFT
+    and DPO, only `loss_spike` has something to watch.
     """
+
+    METHOD: ClassVar[str]
+    # The metric that `loss_spike` watches.
+    WATCHED_LOSS: ClassVar[str] = "loss"
 
     stop_on: str = field(
         default="",
@@ -44,14 +50,10 @@ class TrainingConfig(SDPOConfig):  # type: ignore[misc] # TRL ships no types
         default=True,
         metadata={"help": "Keep the adapter of the checkpoint with the best moving mean in best/."},
     )
-    teacher_start: Literal["student", "zero"] = field(
-        default="student",
-        metadata={"help": "What the EMA of the LoRA factors starts from; zero is TRL's."},
-    )
 
     def __post_init__(self) -> None:
         """Check what TRL does not know; raises ValueError."""
-        super().__post_init__()
+        super().__post_init__()  # type: ignore[misc] # of the configuration it is mixed into
         unknown = self.stopping() - {*GUARDS}
         if unknown:
             raise ValueError(
@@ -72,3 +74,30 @@ class TrainingConfig(SDPOConfig):  # type: ignore[misc] # TRL ships no types
         """Return the guards that end the training."""
         names = {name.strip() for name in self.stop_on.split(",")} - {""}
         return {*GUARDS} if names == {"all"} else names
+
+
+@dataclass
+class TrainingConfig(GuardOptions, SDPOConfig):  # type: ignore[misc] # TRL ships no types
+    """SDPOConfig, the guards, and the start of the EMA teacher (see callbacks.py)."""
+
+    METHOD = "sdpo"
+    WATCHED_LOSS = LOSS
+
+    teacher_start: Literal["student", "zero"] = field(
+        default="student",
+        metadata={"help": "What the EMA of the LoRA factors starts from; zero is TRL's."},
+    )
+
+
+@dataclass
+class GuardedSFTConfig(GuardOptions, SFTConfig):  # type: ignore[misc] # TRL ships no types
+    """SFTConfig and the guards."""
+
+    METHOD = "sft"
+
+
+@dataclass
+class GuardedDPOConfig(GuardOptions, DPOConfig):  # type: ignore[misc] # TRL ships no types
+    """DPOConfig and the guards."""
+
+    METHOD = "dpo"

@@ -1,4 +1,4 @@
-"""Tell from the metrics that SDPO logs whether a training still learns. Plain numbers, no Trainer.
+"""Tell from what a trainer logs whether a training still learns. Plain numbers, no Trainer.
 
 reads self_distillation/{reward_mean, reprompt_sample_fraction, flat_group_fraction,
 distillation_loss}, completions/clipped_ratio and grad_norm, as TRL 1.16 logs them, over all
@@ -117,6 +117,7 @@ class Detectors:
     flat: Streak
     clipped: Streak
     spikes: Spikes
+    loss: str = LOSS
 
     def add(self, step: int, logs: Mapping[str, float | None]) -> dict[str, str]:
         """Return a sentence for each guard that has just been raised."""
@@ -143,10 +144,10 @@ class Detectors:
             )
         # TRL leaves NaN out of the means it logs; the norm of the gradients keeps it.
         broken = not math.isfinite(logs.get(GRADIENT) or 0.0)
-        loss = None if broken else logs.get(LOSS)
-        if LOSS in logs and self.spikes.add(loss):
+        loss = None if broken else logs.get(self.loss)
+        if self.loss in logs and self.spikes.add(loss):
             found["loss_spike"] = (
-                f"The distillation loss is {loss:.3g}, its running median {usual:.3g}"
+                f"The loss (`{self.loss}`) is {loss:.3g}, its running median {usual:.3g}"
                 if loss is not None and usual is not None
                 else "The loss or its gradient is no finite number"
             ) + "; lower learning_rate or max_grad_norm."

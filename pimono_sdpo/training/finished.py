@@ -1,11 +1,13 @@
 """Read what a finished run wrote down, whole or not at all."""
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pimono_sdpo.errors import OutputError
 from pimono_sdpo.training.output import ADAPTER, REPORT_FILE, RUN_FILE, read_object
-from pimono_sdpo.training.shapes import REPORT, RUN, misfit
+from pimono_sdpo.training.shapes import REPORT, misfit, run_misfit
 
 Json = dict[str, Any]
 
@@ -17,14 +19,14 @@ def read_finished(output: Path) -> tuple[Json | None, Json]:
             f"`{output}` holds no finished run; train first, or give its --run_name or "
             "--output_dir."
         )
-    run = _read(output / RUN_FILE, RUN)
+    run = _read(output / RUN_FILE, run_misfit)
     report = output / REPORT_FILE
-    return _read(report, REPORT) if report.exists() else None, run
+    return _read(report, partial(misfit, shape=REPORT)) if report.exists() else None, run
 
 
-def _read(path: Path, shape: Json) -> Json:
+def _read(path: Path, misfit_of: Callable[[object], str | None]) -> Json:
     content = read_object(path)
-    problem = misfit(content, shape)
+    problem = misfit_of(content)
     if content is None or problem:
         raise OutputError(
             f"`{path}` is not as this job writes it (see `{problem}`); train again with "

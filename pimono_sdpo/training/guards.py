@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from transformers import TrainerCallback
 
 from pimono_sdpo import __version__
-from pimono_sdpo.training.config import TrainingConfig
+from pimono_sdpo.training.config import GuardOptions
 from pimono_sdpo.training.detectors import Detectors, Rewards, Spikes, Streak
 from pimono_sdpo.training.output import BEST, BEST_PARTIAL, read_object, write_json
 from pimono_sdpo.training.publish import WEIGHTS
@@ -33,7 +33,7 @@ class Guards(TrainerCallback):  # type: ignore[misc] # transformers is untyped h
     and writes. A run killed between its stop and its end makes one more step when gone on with.
     """
 
-    def __init__(self, config: TrainingConfig) -> None:
+    def __init__(self, config: GuardOptions) -> None:
         self.config = config
         self.detectors = _detectors(config)
         self.alerts: list[Json] = []
@@ -97,7 +97,7 @@ class Guards(TrainerCallback):  # type: ignore[misc] # transformers is untyped h
         }
 
 
-def _detectors(config: TrainingConfig, kept: Json | None = None) -> Detectors:
+def _detectors(config: GuardOptions, kept: Json | None = None) -> Detectors:
     """Make them new, or as a checkpoint has kept them, with the limits of the configuration."""
     state = kept or {"rewards": {}, "dead": {}, "flat": {}, "clipped": {}, "spikes": {}}
     rewards = {"window": config.guard_window, "share": config.guard_collapse}
@@ -107,12 +107,13 @@ def _detectors(config: TrainingConfig, kept: Json | None = None) -> Detectors:
         flat=Streak(**(state["flat"] | {"limit": config.guard_flat_steps})),
         clipped=Streak(**(state["clipped"] | {"limit": config.guard_clipped_steps})),
         spikes=Spikes(**(state["spikes"] | {"factor": config.guard_spike})),
+        loss=config.WATCHED_LOSS,
     )
 
 
 def _tell(args: Any, step: int, guard: str, text: str, stops: bool) -> None:
     end = " The training ends here." if stops else ""
-    print(f"train_sdpo: {guard} at step {step}: {text}{end}", file=sys.stderr)  # noqa: T201
+    print(f"train_{args.METHOD}: {guard} at step {step}: {text}{end}", file=sys.stderr)  # noqa: T201
     if "trackio" in args.report_to:
         level = trackio.AlertLevel.ERROR if stops else trackio.AlertLevel.WARN
         trackio.alert(guard, text + end, level=level)

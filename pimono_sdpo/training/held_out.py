@@ -14,9 +14,11 @@ from tqdm import tqdm
 from trl.experimental.sdpo import SDPOTrainer
 
 from pimono_sdpo.stats import Interval, cluster_interval
+from pimono_sdpo.training.measures import MEASURES
 from pimono_sdpo.training.sampling import sample_rewards, untouched
 
 Json = dict[str, Any]
+CLUSTERS = {"sdpo": "sessions", "sft": "tasks", "dpo": "tasks"}
 Scores = dict[str, list[float]]
 
 
@@ -61,25 +63,28 @@ def summary(before: Scores, after: Scores, threshold: float, split: str) -> Json
         "split": split,
         "sessions": len(after),
         "completions": sum(len(rewards) for rewards in after.values()),
-        "reward": _compared(before, after),
-        "pass_rate": _compared(_passes(before, threshold), _passes(after, threshold)),
+        "reward": compared(before, after),
+        "pass_rate": compared(_passes(before, threshold), _passes(after, threshold)),
     }
 
 
-def as_sentence(evaluation: Json) -> str:
-    """Say in one sentence whether rows that were held out fare better than before."""
-    reward = evaluation["reward"]
-    gained = reward["difference"]
+def as_sentence(evaluation: Json, method: str) -> str:
+    """Say in one sentence whether rows that were held out fare otherwise than before."""
+    name, title = next(iter(MEASURES[method].items()))
+    measured = evaluation[name]
+    gained = measured["difference"]
     sure = gained["low"] is not None and (gained["low"] > 0 or gained["high"] < 0)
     known = "" if gained["low"] is None else f", {gained['low']:+.3f} to {gained['high']:+.3f}"
     return (
-        f"held out: mean reward {reward['before']['mean']:.3f} before and "
-        f"{reward['after']['mean']:.3f} after ({gained['mean']:+.3f}{known}; "
-        f"{evaluation['sessions']} sessions): {'a' if sure else 'no'} change beyond chance"
+        f"held out: {title} {measured['before']['mean']:.3f} before and "
+        f"{measured['after']['mean']:.3f} after ({gained['mean']:+.3f}{known}; "
+        f"{evaluation['sessions']} {CLUSTERS[method]}): "
+        f"{'a' if sure else 'no'} change beyond chance"
     )
 
 
-def _compared(before: Scores, after: Scores) -> Json:
+def compared(before: Scores, after: Scores) -> Json:
+    """Return means with intervals before and after, and of what each score gained."""
     gained = [
         [new - old for old, new in zip(before[name], after[name], strict=True)] for name in after
     ]

@@ -36,7 +36,8 @@ class Estimate:
     """Bytes at the peak of a step, by what they are for."""
 
     parts: dict[str, int]
-    quantised: bool = False
+    # What lowers a part; "" where nothing does any more.
+    flags: dict[str, str]
 
     @property
     def total(self) -> int:
@@ -45,19 +46,7 @@ class Estimate:
 
     def advice(self) -> str:
         """Return the flag that lowers the largest part which one lowers."""
-        flags = {
-            "base weights": ""
-            if self.quantised
-            else "--load_in_4bit true (NF4), with --use_bnb_nested_quant true",
-            "logits": "a smaller --max_completion_length or --per_device_train_batch_size, or "
-            "--distillation_mode sampled_token",
-            "student": "--gradient_checkpointing true, a smaller --per_device_train_batch_size "
-            "with more --gradient_accumulation_steps, or a smaller --max_prompt_length",
-            "teacher": "a smaller --max_reprompt_len",
-            "generation cache": "a smaller --steps_per_generation: so many micro-batches are "
-            "sampled at once",
-        }
-        known = {name: flag for name, flag in flags.items() if flag}
+        known = {name: flag for name, flag in self.flags.items() if flag}
         return known[max(known, key=lambda name: self.parts.get(name, 0))]
 
 
@@ -86,7 +75,7 @@ def of_config(
 ) -> Estimate:
     """Return the same for a model's config."""
     text = config.get_text_config()
-    width = _element(model_args, config)
+    width = element_size(model_args, config)
     hidden, layers = text.hidden_size, text.num_hidden_layers
     mlp = getattr(text, "intermediate_size", None) or 4 * hidden
     batch, completion = args.per_device_train_batch_size, args.max_completion_length
@@ -100,6 +89,18 @@ def of_config(
     base, lora, layers_kept = weights(config, model_args)
     cached = sum(kept * min(prompt_tokens + completion, most) for kept, most in layers_kept)
     adapters = 4 * lora * (6 if args.teacher_model_kind == "ema" else 4)
+    flags = {
+        "base weights": ""
+        if model_args.load_in_4bit
+        else "--load_in_4bit true (NF4), with --use_bnb_nested_quant true",
+        "logits": "a smaller --max_completion_length or --per_device_train_batch_size, or "
+        "--distillation_mode sampled_token",
+        "student": "--gradient_checkpointing true, a smaller --per_device_train_batch_size "
+        "with more --gradient_accumulation_steps, or a smaller --max_prompt_length",
+        "teacher": "a smaller --max_reprompt_len",
+        "generation cache": "a smaller --steps_per_generation: so many micro-batches are "
+        "sampled at once",
+    }
     return Estimate(
         {
             "base weights": base,
@@ -110,7 +111,7 @@ def of_config(
             "generation cache": sampled * cached * width,
             "CUDA context": CONTEXT,
         },
-        quantised=model_args.load_in_4bit,
+        flags,
     )
 
 
@@ -124,7 +125,7 @@ def weights(config: Any, model_args: ModelConfig) -> tuple[int, int, list[tuple[
     kinds = getattr(text, "layer_types", None) or []
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
-    element = _element(model_args, config)
+    element = element_size(model_args, config)
     packed = NESTED if model_args.use_bnb_nested_quant else NF4
     head = model.get_output_embeddings()
     chosen = model_args.lora_target_modules
@@ -164,7 +165,7 @@ def _is_target(name: str, chosen: str | list[str] | None) -> bool:
     return any(name == one or name.endswith(f".{one}") for one in names)
 
 
-def _element(model_args: ModelConfig, config: Any) -> int:
+def element_size(model_args: ModelConfig, config: Any) -> int:
     """Return the bytes of an element of what is not quantised; `auto` is the config's own dtype."""
     name = model_args.dtype
     dtype = config.dtype if name == "auto" else getattr(torch, str(name or "float32"))

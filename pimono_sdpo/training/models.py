@@ -20,6 +20,7 @@ from peft import LoraConfig
 from safetensors import SafetensorError
 from transformers import AutoTokenizer, GenerationConfig
 from trl import ModelConfig, get_peft_config, get_quantization_config
+from trl.trainer.utils import create_model_from_path
 
 from pimono_sdpo.errors import TrainingInputError
 from pimono_sdpo.training.rows import is_local
@@ -153,6 +154,11 @@ def model_init_kwargs(model_args: ModelConfig, revision: str | None) -> dict[str
     if revision is not None:
         kwargs["revision"] = revision
     return {name: value for name, value in kwargs.items() if value is not None}
+
+
+def load_base(model_args: ModelConfig, kwargs: dict[str, Any]) -> Any:
+    """Load the base model as the trainers of TRL do when they are given its name."""
+    return create_model_from_path(model_args.model_name_or_path, **kwargs)
 
 
 def keep_layout(model: Any) -> None:

@@ -1,20 +1,84 @@
-"""What the training job takes beside TRL's own arguments."""
+"""What the training jobs take beside TRL's own arguments."""
 
 from dataclasses import dataclass, field
 from typing import Literal
 
 MODES = Literal["prepare", "preflight", "smoke", "train", "card"]
+MODES_WITH_ROWS = Literal["preflight", "smoke", "train", "card"]
 
 
 @dataclass
-class JobArguments:
-    """What this job adds to TRL's own arguments."""
+class CommonArguments:
+    """What every training job adds to TRL's own arguments."""
+
+    mode: str = field(default="train", metadata={"help": "What to do, see above."})
+    dataset: str | None = field(
+        default=None, metadata={"help": "Rows to train on: a folder, or a Hub dataset id."}
+    )
+    eval_split: str | None = field(
+        default=None,
+        metadata={"help": "Rows of this split are scored before and after training, such as test."},
+    )
+    flavor: str | None = field(
+        default=None,
+        metadata={"help": "Flavor of HF Jobs to judge memory and cost by; this machine else."},
+    )
+    time_limit: str | None = field(
+        default=None,
+        metadata={
+            "help": "Stop and publish before this time is over, such as 3h; TIME_LIMIT when left "
+            "out, and what jobs get by default in a job."
+        },
+    )
+    checkpoint_bucket: str | None = field(
+        default=None,
+        metadata={
+            "help": "Private bucket (ns/name) that keeps checkpoints for a fresh machine; in a job "
+            "that of --hub_model_id, with -checkpoints; none for no bucket."
+        },
+    )
+    force: bool = field(
+        default=False, metadata={"help": "Train although the preflight advises against it."}
+    )
+    license: str | None = field(
+        default=None,
+        metadata={"help": "Licence id for the model card; the base model's when left out."},
+    )
+    overwrite: bool = field(
+        default=False, metadata={"help": "Replace what OUTPUT holds instead of going on with it."}
+    )
+
+
+@dataclass
+class RecordedArguments(CommonArguments):
+    """What SFT adds: its rows hold the answers to learn from."""
+
+    mode: MODES_WITH_ROWS = field(default="train", metadata={"help": "What to do, see above."})
+    dataset_config: str | None = field(
+        default=None,
+        metadata={"help": "Configuration of the dataset, such as steps: a subfolder, when local."},
+    )
+    test_suite: str | None = field(
+        default=None,
+        metadata={"help": "Suite (JSON) whose tasks must not be among the rows to train on."},
+    )
+
+
+@dataclass
+class PairArguments(RecordedArguments):
+    """What DPO adds: it may start from an adapter."""
+
+    adapter: str | None = field(
+        default=None,
+        metadata={"help": "Adapter to go on from, a folder or a Hub id; it is the reference, too."},
+    )
+
+
+@dataclass
+class JobArguments(CommonArguments):
+    """What SDPO adds: where its rows come from, rewards, feedback, samples before the start."""
 
     mode: MODES = field(default="train", metadata={"help": "What to do, see above."})
-    dataset: str | None = field(
-        default=None,
-        metadata={"help": "Rows to train on: a folder written by the filter, or a Hub dataset id."},
-    )
     source: str | None = field(
         default=None,
         metadata={"help": "Traces to filter when there is no --dataset: a path or a Hub id."},
@@ -69,10 +133,6 @@ class JobArguments:
             "are those around the verifiers' text."
         },
     )
-    eval_split: str | None = field(
-        default=None,
-        metadata={"help": "Rows of this split are scored before and after training, such as test."},
-    )
     eval_generations: int = field(
         default=4, metadata={"help": "Completions of each of these rows."}
     )
@@ -82,32 +142,4 @@ class JobArguments:
             "help": "Rows of which completions are sampled before the first step; with 0, "
             "--mode preflight loads no weights."
         },
-    )
-    flavor: str | None = field(
-        default=None,
-        metadata={"help": "Flavor of HF Jobs to judge memory and cost by; this machine else."},
-    )
-    time_limit: str | None = field(
-        default=None,
-        metadata={
-            "help": "Stop and publish before this time is over, such as 3h; TIME_LIMIT when left "
-            "out, and what jobs get by default in a job."
-        },
-    )
-    checkpoint_bucket: str | None = field(
-        default=None,
-        metadata={
-            "help": "Private bucket (ns/name) that keeps checkpoints for a fresh machine; in a job "
-            "that of --hub_model_id, with -checkpoints; none for no bucket."
-        },
-    )
-    force: bool = field(
-        default=False, metadata={"help": "Train although the preflight advises against it."}
-    )
-    license: str | None = field(
-        default=None,
-        metadata={"help": "Licence id for the model card; the base model's when left out."},
-    )
-    overwrite: bool = field(
-        default=False, metadata={"help": "Replace what OUTPUT holds instead of going on with it."}
     )

@@ -3,9 +3,10 @@
 OUTPUT/run-local.json  what the training was started with; marks OUTPUT as ours, never published
 OUTPUT/checkpoint-N    TRL's own, until the run is finished and after
 OUTPUT/best            the adapter of the checkpoint with the best rewards, never published
+OUTPUT/left-out.json   rows that could not be trained on, with their reasons
 OUTPUT/data            rows filtered by this job, with their report.json
 OUTPUT/adapter         the adapter with its card; run.json beside it says that the run is finished
-OUTPUT/.train_sdpo.lock  held by the run that is at work here, gone with it
+OUTPUT/.train.lock     held by the run that is at work here, gone with it
 """
 
 import fcntl
@@ -24,6 +25,7 @@ RUN_FILE = "run.json"
 REPORT_FILE = "report.json"
 LOCAL_FILE = "run-local.json"
 PROBE_FILE = "probe.safetensors"
+LEFT_OUT_FILE = "left-out.json"
 ADAPTER = "adapter"
 STAGING = ".adapter.partial"
 # What the run log says ended a training that may go on.
@@ -34,9 +36,9 @@ BEST_PARTIAL = ".best.partial"
 DATA = "data"
 # Where an overwriting run keeps its rows until nothing can stop it from starting.
 NEXT_DATA = ".data.next"
-LOCK = ".train_sdpo.lock"
+LOCK = ".train.lock"
 # The mark goes last, so that a folder half cleared is still known as ours.
-FILES = (REPORT_FILE, PROBE_FILE, RUN_FILE, LOCAL_FILE)
+FILES = (REPORT_FILE, PROBE_FILE, LEFT_OUT_FILE, RUN_FILE, LOCAL_FILE)
 CHECKPOINT = re.compile(r"checkpoint-\d+")
 # Transformers writes it last, so a checkpoint without it was cut off.
 LAST_OF_CHECKPOINT = "trainer_state.json"

@@ -28,8 +28,9 @@ from pimono_sdpo.stats import cluster_interval
 from pimono_sdpo.training.hardware import Hardware
 from pimono_sdpo.training.memory import GIB, Estimate, estimate
 from pimono_sdpo.training.probe import Probe, probe
-from pimono_sdpo.training.sdpo import Fitted, Prepared
+from pimono_sdpo.training.processes import say
 from pimono_sdpo.training.tokens import special_tokens
+from pimono_sdpo.training.trainer import Fitted, Prepared
 
 Json = dict[str, Any]
 # What CUDA and the allocator's gaps leave of a card's memory.
@@ -63,8 +64,15 @@ def preflight(
 
 
 def refuse(found: Json, forced: bool) -> None:
-    """Raise TrainingInputError with the first reason not to train, unless forced to go on."""
-    if found["stops"] and not forced:
+    """Raise TrainingInputError with the first reason not to train, unless forced to go on.
+
+    What was overridden is said in one line then.
+    """
+    if not found["stops"]:
+        return
+    if forced:
+        say(f"--force trains all the same: {' '.join(found['stops'])}")
+    else:
         more = f" (and {len(found['stops']) - 1} more)" if len(found["stops"]) > 1 else ""
         raise TrainingInputError(f"{found['stops'][0]}{more} Give --force to train all the same.")
 
@@ -126,15 +134,9 @@ def assemble(
         "reward_tried_on_rows": reward_rows,
         "templates_checked": check_template(fitted.rows, tokenizer, args.chat_template_kwargs),
         "lengths": {
-            name: _lengths(lengths, budgets[name]) for name, lengths in fitted.lengths.items()
+            name: lengths_of(lengths, budgets[name]) for name, lengths in fitted.lengths.items()
         },
-        "memory": {
-            "parts_gib": {name: round(size / GIB, 2) for name, size in estimate.parts.items()},
-            "total_gib": round(estimate.total / GIB, 2),
-            "available_gib": hardware.gib,
-            "of": hardware.name,
-            "lowered_by": estimate.advice(),
-        },
+        "memory": memory_of(estimate, hardware),
     }
     if probe is not None:
         found["rollouts"] = _rollouts(probe, args.success_reward_threshold)
@@ -142,15 +144,38 @@ def assemble(
         found["time"] = _time(probe, args, len(fitted.rows), hardware)
         if probe.peak_bytes is not None:
             found["memory"]["measured_gib"] = round(probe.peak_bytes / GIB, 2)
-    return {**found, "stops": _stops(found)}
+    return {**found, "stops": [*too_little_memory(found["memory"]), *_stops(found)]}
 
 
-def _lengths(lengths: Sequence[int], budget: int) -> Json:
+def memory_of(estimate: Estimate, hardware: Hardware) -> Json:
+    """Return an estimate beside what there is, in GiB, and what lowers it."""
+    return {
+        "parts_gib": {name: round(size / GIB, 2) for name, size in estimate.parts.items()},
+        "total_gib": round(estimate.total / GIB, 2),
+        "available_gib": hardware.gib,
+        "of": hardware.name,
+        "lowered_by": estimate.advice(),
+    }
+
+
+def too_little_memory(memory: Json) -> list[str]:
+    """Return the reason not to train when memory will not do."""
+    needed = memory.get("measured_gib", memory["total_gib"])
+    if memory["available_gib"] is None or needed <= USABLE * memory["available_gib"]:
+        return []
+    return [
+        f"A step needs about {needed} GiB and {memory['of']} has {memory['available_gib']}; "
+        f"give {memory['lowered_by']}."
+    ]
+
+
+def lengths_of(lengths: Sequence[int], budget: int | None) -> Json:
+    """Return median, 90th percentile and most of the lengths, and how many are over the budget."""
     shares = np.percentile(lengths, [50, 90, 100]).tolist()
     return {
         "budget": budget,
         **{name: int(value) for name, value in zip(("p50", "p90", "max"), shares, strict=True)},
-        "over": sum(length > budget for length in lengths),
+        "over": sum(length > budget for length in lengths) if budget is not None else 0,
     }
 
 
@@ -207,13 +232,6 @@ def _time(probe: Probe, args: SDPOConfig, rows: int, hardware: Hardware) -> Json
 
 def _stops(found: Json) -> list[str]:
     stops = []
-    memory = found["memory"]
-    needed = memory.get("measured_gib", memory["total_gib"])
-    if memory["available_gib"] is not None and needed > USABLE * memory["available_gib"]:
-        stops.append(
-            f"A step needs about {needed} GiB and {memory['of']} has {memory['available_gib']}; "
-            f"give {memory['lowered_by']}."
-        )
     if "rollouts" in found:
         gap = found["teacher_gap"]
         if gap is None and found["rollouts"]["success_share"] == 0:

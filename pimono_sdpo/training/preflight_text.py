@@ -7,7 +7,7 @@ Json = dict[str, Any]
 
 def as_text(found: Json) -> str:
     """Lay out what was found in lines of a name and what is known of it."""
-    rows, memory = found["rows"], found["memory"]
+    rows = found["rows"]
     lines = [
         ("rows", f"{rows['used']} used, {rows['without_reward']} without a reward"),
         ("reward", f"not won by its trials on {found['reward_tried_on_rows']} rows"),
@@ -21,18 +21,26 @@ def as_text(found: Json) -> str:
                 f"{told['over']} rows were over {told['budget']} and shortened",
             )
         )
-    parts = ", ".join(f"{name} {size}" for name, size in memory["parts_gib"].items())
-    measured = f", {memory['measured_gib']} measured" if "measured_gib" in memory else ""
-    there = f" of {memory['available_gib']}" if memory["available_gib"] is not None else ""
-    lines.append(
-        ("memory", f"{memory['total_gib']} GiB{measured}{there} on {memory['of']} ({parts})")
-    )
-    lines.append(("", f"lowered by {memory['lowered_by']}"))
+    lines += lines_of_memory(found["memory"])
     if "rollouts" in found:
         lines += _lines_of_rollouts(found)
     else:
         lines.append(("rollouts", "none were made: rewards, teacher gap and time are not known"))
+    return laid_out(lines)
+
+
+def laid_out(lines: list[tuple[str, str]]) -> str:
+    """Lay out lines of a name and what is known of it."""
     return "\n".join(f"{name:<16}{text}" for name, text in lines)
+
+
+def lines_of_memory(memory: Json) -> list[tuple[str, str]]:
+    """Return the estimate beside what there is, and what lowers it."""
+    parts = ", ".join(f"{name} {size}" for name, size in memory["parts_gib"].items() if size)
+    measured = f", {memory['measured_gib']} measured" if "measured_gib" in memory else ""
+    there = f" of {memory['available_gib']}" if memory["available_gib"] is not None else ""
+    needed = f"{memory['total_gib']} GiB{measured}{there} on {memory['of']} ({parts})"
+    return [("memory", needed), ("", f"lowered by {memory['lowered_by']}")]
 
 
 def _lines_of_rollouts(found: Json) -> list[tuple[str, str]]:

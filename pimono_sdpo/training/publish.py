@@ -126,7 +126,7 @@ def _upload(folder: Path, hub_model_id: str, private: bool) -> str:
         repo_id=url.repo_id,
         folder_path=folder,
         allow_patterns=list(PUBLISHED),
-        commit_message="Add the SDPO adapter",
+        commit_message="Add the adapter",
     )
     return str(url)
 

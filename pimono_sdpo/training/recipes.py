@@ -5,8 +5,6 @@ from pathlib import Path
 
 from pimono_sdpo.errors import TrainingInputError
 
-DEFAULT_RECIPE = "gemma4_12b"
-
 
 def find_recipe(name: str, beside: Path) -> Path:
     """Return the file: the path as given, else next to the script, else the packaged one.

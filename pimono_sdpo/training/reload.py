@@ -22,7 +22,7 @@ from pimono_sdpo.training.models import keep_layout, model_init_kwargs, told
 from pimono_sdpo.training.output import ADAPTER, LOCAL_FILE, PROBE_FILE, RUN_FILE, read_object
 from pimono_sdpo.training.quiet import quiet_libraries
 from pimono_sdpo.training.rows import is_local
-from pimono_sdpo.training.shapes import RUN, misfit
+from pimono_sdpo.training.shapes import misfit, run_misfit
 
 PROBE = "The test run ends in `ENOENT`: which file is missing, and what do you do next?"
 SETTINGS = ("dtype", "load_in_4bit", "load_in_8bit", "bnb_4bit_quant_type", "use_bnb_nested_quant")
@@ -49,7 +49,7 @@ def write_probe(model: Any, tokenizer: Any, folder: Path) -> None:
 def load_adapter(output: Path, base_model: str | None = None) -> tuple[Any, Any]:
     """Load the base a run was trained on, quantised as then, with the run's adapter on top."""
     run = read_object(output / RUN_FILE) or {}
-    if misfit(run, RUN) or misfit(run, {"arguments": dict.fromkeys(SETTINGS, object)}):
+    if run_misfit(run) or misfit(run, {"arguments": dict.fromkeys(SETTINGS, object)}):
         raise TrainingInputError(
             f"`{output}` holds no {RUN_FILE} of this job; give the output folder of a finished "
             "training."

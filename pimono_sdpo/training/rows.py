@@ -22,12 +22,15 @@ from pimono_sdpo.training.shapes import REPORT, misfit
 logger = logging.getLogger(__name__)
 
 
-def load_rows(dataset: str, split: str = "train") -> Dataset:
-    """Return the rows of one split of a folder or a Hub dataset.
+def load_rows(dataset: str, split: str = "train", config: str | None = None) -> Dataset:
+    """Return the rows of one split of a folder or a Hub dataset, or of a configuration of it.
 
     Raises TrainingInputError when there is none, it is empty, or it has no `prompt` column.
     """
-    rows = _local_rows(Path(dataset), split) if is_local(dataset) else _hub_rows(dataset, split)
+    if is_local(dataset):
+        rows = _local_rows(Path(dataset) / (config or ""), split)
+    else:
+        rows = _hub_rows(dataset, split, config)
     if "prompt" not in rows.column_names:
         found = ", ".join(f"`{name}`" for name in rows.column_names)
         raise TrainingInputError(
@@ -88,6 +91,7 @@ def _local_rows(folder: Path, split: str) -> Dataset:
         )
     # The rejects lie beside `data`, so the folder as a whole is not one dataset.
     files = sorted((folder / "data").glob(f"{split}-*.parquet"))
+    files = files or sorted(folder.glob(f"{split}-*.parquet"))
     if not files and split == "train":
         files = sorted((folder / "data").glob("train*.parquet")) or sorted(folder.glob("*.parquet"))
     if not files and split != "train":
@@ -117,9 +121,9 @@ def _local_rows(folder: Path, split: str) -> Dataset:
     return Dataset.from_dict({"prompt": []}) if loaded is None else loaded
 
 
-def _hub_rows(repo_id: str, split: str) -> Dataset:
+def _hub_rows(repo_id: str, split: str, config: str | None) -> Dataset:
     try:
-        return load_dataset(repo_id, split=split)
+        return load_dataset(repo_id, config, split=split)
     except DatasetNotFoundError as error:
         raise TrainingInputError(
             f"`{repo_id}` is neither a folder here nor a dataset this account can see on the Hub; "

@@ -13,19 +13,26 @@ from pimono_sdpo import __version__
 from pimono_sdpo.training.clock import now
 from pimono_sdpo.training.models import published_base
 from pimono_sdpo.training.output import CUT_SHORT
-from pimono_sdpo.training.sdpo import Prepared
 from pimono_sdpo.training.time_limit import stopped_at
 from pimono_sdpo.training.tracking import space_url
+from pimono_sdpo.training.trainer import Prepared
 
 TRAINING_ARGUMENTS = (
     "max_steps num_train_epochs learning_rate lr_scheduler_type warmup_steps weight_decay "
     "max_grad_norm optim per_device_train_batch_size gradient_accumulation_steps "
-    "gradient_checkpointing bf16 seed num_generations max_completion_length max_reprompt_len "
-    "temperature top_p top_k beta loss_type success_reward_threshold use_successful_as_teacher "
-    "include_environment_feedback environment_feedback_only_without_solution distillation_weight "
-    "distillation_mode distillation_alpha distillation_topk teacher_model_kind "
-    "teacher_update_rate teacher_sync_steps teacher_start stop_on"
+    "gradient_checkpointing bf16 seed stop_on"
 ).split()
+OF_METHOD = {
+    "sdpo": (
+        "num_generations max_completion_length max_reprompt_len temperature top_p top_k beta "
+        "loss_type success_reward_threshold use_successful_as_teacher "
+        "include_environment_feedback environment_feedback_only_without_solution "
+        "distillation_weight distillation_mode distillation_alpha distillation_topk "
+        "teacher_model_kind teacher_update_rate teacher_sync_steps teacher_start"
+    ).split(),
+    "sft": "max_length packing completion_only_loss assistant_only_loss loss_type".split(),
+    "dpo": "max_length beta loss_type loss_weights label_smoothing".split(),
+}
 MODEL_ARGUMENTS = (
     "dtype load_in_4bit load_in_8bit bnb_4bit_quant_type use_bnb_nested_quant lora_r lora_alpha "
     "lora_dropout use_rslora use_dora"
@@ -53,8 +60,8 @@ def build_run_log(
 ) -> Json:
     """Return the run as JSON: arguments, hardware, versions, metrics and the log of each step.
 
-    `teaching` says what scored completions and what the teacher was told, `before` what was found
-    before the first step, `evaluation` how rows that were held out fared.
+    `teaching` says what was taught beyond TRL's arguments, `before` what was found before the first
+    step, `evaluation` how rows that were held out fared.
     """
     trainer, args = prepared.trainer, prepared.trainer.args
     model = trainer.accelerator.unwrap_model(trainer.model)
@@ -64,6 +71,7 @@ def build_run_log(
         guards["stopped_by"] = CUT_SHORT
     run = {
         "pimono_sdpo": __version__,
+        "method": args.METHOD,
         "run_name": args.run_name,
         "mode": mode,
         "recipe": recipe,
@@ -88,7 +96,7 @@ def build_run_log(
             "url": space_url(args.trackio_space_id),
         },
         "arguments": {
-            **{name: settings[name] for name in TRAINING_ARGUMENTS},
+            **{name: settings[name] for name in (*TRAINING_ARGUMENTS, *OF_METHOD[args.METHOD])},
             "max_prompt_length": prepared.fitted.prompt_budget,
             **{name: vars(model_args)[name] for name in MODEL_ARGUMENTS},
             "lora_target_modules": _modules(model.peft_config["default"].target_modules),

@@ -1,12 +1,10 @@
-"""Build the SDPO trainer of a run and train, going on where a killed run stopped.
+"""Build the SDPO trainer of a run.
 
 The arguments are TRL's own SDPOConfig (as our TrainingConfig) and ModelConfig; what this project
 decides is settled here.
 """
 
 import math
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
@@ -19,63 +17,15 @@ from pimono_sdpo.training.callbacks import make_resumable
 from pimono_sdpo.training.clock import Clock
 from pimono_sdpo.training.feedback import AS_IT_IS, Feedback, FeedbackBuilder, check_feedback
 from pimono_sdpo.training.guards import Guards
-from pimono_sdpo.training.models import keep_layout, lora_config, model_init_kwargs, told
-from pimono_sdpo.training.output import last_checkpoint
+from pimono_sdpo.training.models import lora_config, model_init_kwargs
 from pimono_sdpo.training.scoring import Scoring
-
-SMOKE_STEPS = 2
-
-
-@dataclass(frozen=True)
-class Fitted:
-    """Rows within their budgets, and what was found and cut on the way; tokens, rows, counts.
-
-    `held_out` are rows to evaluate on, None without any.
-    """
-
-    rows: Dataset
-    held_out: Dataset | None
-    given: int
-    prompt_budget: int | None
-    counts: dict[str, int]
-    lengths: dict[str, list[int]]
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """A trainer ready to run, and what was decided on the way to it."""
-
-    trainer: SDPOTrainer
-    revision: str | None
-    clock: Clock
-    guards: Guards
-    fitted: Fitted
+from pimono_sdpo.training.trainer import Fitted, Prepared, build, settle_run
 
 
 def settle_arguments(args: SDPOConfig, model_args: ModelConfig, smoke: bool) -> None:
-    """Set in place what holds for every run of this job; a smoke run is short and stays local.
-
-    Raises TrainingInputError for a token on the command line or a push without a repository.
-    """
-    if args.hub_token is not None:
-        raise TrainingInputError(
-            "--hub_token would be written into training_args.bin of every checkpoint; put the "
-            "token into the environment variable HF_TOKEN instead."
-        )
-    if args.push_to_hub and args.hub_model_id is None:
-        raise TrainingInputError(
-            "--push_to_hub needs a repository; give --hub_model_id or set HUB_MODEL_ID."
-        )
-    # The Trainer would push the teacher and training_args.bin along; publish.py pushes the adapter.
-    args.push_to_hub = False
+    """Set in place what holds for every run of this job, see settle_run."""
+    settle_run(args, smoke)
     args.chat_template_kwargs = {"enable_thinking": False, **(args.chat_template_kwargs or {})}
-    args.model_init_kwargs = args.model_init_kwargs or {}
-    if smoke:
-        args.max_steps = SMOKE_STEPS if args.max_steps < 1 else min(SMOKE_STEPS, args.max_steps)
-        args.save_strategy = "no"
-        # Its metrics are no part of the training's run.
-        args.run_name = f"{args.run_name}-smoke"
-        args.hub_model_id = None
 
 
 def settle_tools(args: SDPOConfig, tools: list[dict[str, Any]] | None) -> None:
@@ -147,33 +97,19 @@ def prepare(
     clock, guards = Clock(), Guards(args)
     lora = lora_config(model_args)
     args.model_init_kwargs = {**model_init_kwargs(model_args, revision), **args.model_init_kwargs}
-    with told(
-        f"The model `{model_args.model_name_or_path}` cannot be trained with these arguments",
-        "check its files, --lora_target_modules and the other arguments",
-    ):
-        trainer = SDPOTrainer(
+    trainer = build(
+        lambda: SDPOTrainer(
             model=model_args.model_name_or_path,
             reward_funcs=[scoring.reward],
             args=args,
             train_dataset=fitted.rows,
             processing_class=tokenizer,
             peft_config=lora,
-        )
-    keep_layout(trainer.model)
+        ),
+        model_args,
+    )
     trainer.teacher_context_builder = FeedbackBuilder(trainer, feedback, scoring.told)
     make_resumable(trainer)
     trainer.add_callback(clock)
     trainer.add_callback(guards)
     return Prepared(trainer, revision, clock, guards, fitted)
-
-
-def train(prepared: Prepared) -> dict[str, float]:
-    """Train to the last step, from the newest whole checkpoint if there is one.
-
-    Returns the metrics of the whole run, whoever began it.
-    """
-    trainer = prepared.trainer
-    checkpoint = last_checkpoint(Path(trainer.args.output_dir))
-    result = trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-    state, batch = trainer.state, trainer.get_total_train_batch_size(trainer.args)
-    return prepared.clock.whole_run(result.metrics, state.log_history, state.global_step, batch)

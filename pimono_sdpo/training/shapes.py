@@ -38,6 +38,7 @@ FILTER_OPTIONS: dict[str, Any] = {
 }
 RUN: dict[str, Any] = {
     "pimono_sdpo": str,
+    "method": str,
     "run_name": str,
     "mode": str,
     "recipe": str,
@@ -50,12 +51,9 @@ RUN: dict[str, Any] = {
         "id": str,
         "rows": int,
         "rows_used": int,
-        "prompts_shortened": int,
-        "contexts_shortened": int,
         "special_tokens_neutralised": int,
-        "without_reward": int,
     },
-    "teaching": {"reward": str, "gate": [str], "grade": [str], "feedback": str},
+    "teaching": dict,
     "evaluation": (dict, type(None)),
     "hub_model_id": TEXT_OR_NONE,
     "trackio": {"project": str, "space_id": TEXT_OR_NONE, "url": TEXT_OR_NONE},
@@ -63,18 +61,12 @@ RUN: dict[str, Any] = {
         "max_steps": int,
         "per_device_train_batch_size": int,
         "gradient_accumulation_steps": int,
-        "success_reward_threshold": NUMBER,
         "dtype": TEXT_OR_NONE,
         "load_in_4bit": bool,
         "load_in_8bit": bool,
         "bnb_4bit_quant_type": str,
         "use_bnb_nested_quant": bool,
-        **dict.fromkeys(
-            "learning_rate num_generations max_prompt_length max_completion_length temperature "
-            "seed lora_r lora_alpha lora_dropout distillation_mode teacher_model_kind "
-            "teacher_update_rate include_environment_feedback".split(),
-            object,
-        ),
+        **dict.fromkeys("learning_rate seed lora_r lora_alpha lora_dropout".split(), object),
     },
     "hardware": {"device": str, "name": str, "count": int},
     "versions": {"trl": str},
@@ -90,6 +82,46 @@ RUN: dict[str, Any] = {
     },
     "adapter": {"trainable_parameters": int},
 }
+
+# What a run has beside, by its method.
+OF_METHOD: dict[str, dict[str, Any]] = {
+    "sdpo": {
+        "dataset": {"prompts_shortened": int, "contexts_shortened": int, "without_reward": int},
+        "teaching": {"reward": str, "gate": [str], "grade": [str], "feedback": str},
+        "arguments": {
+            "success_reward_threshold": NUMBER,
+            **dict.fromkeys(
+                "num_generations max_prompt_length max_completion_length temperature "
+                "distillation_mode teacher_model_kind teacher_update_rate "
+                "include_environment_feedback".split(),
+                object,
+            ),
+        },
+    },
+    "sft": {
+        "dataset": {"left_out": dict},
+        "arguments": {"max_length": (int, type(None)), "loss_type": str, "packing": bool},
+    },
+    "dpo": {
+        "dataset": {"left_out": dict},
+        "teaching": {"adapter": TEXT_OR_NONE},
+        "arguments": {
+            "max_length": (int, type(None)),
+            "loss_type": [str],
+            "loss_weights": (list, type(None)),
+            "beta": NUMBER,
+        },
+    },
+}
+
+
+def run_misfit(run: object) -> str | None:
+    """Name the first part of a run log that its card would miss; None when all are there."""
+    problem = misfit(run, RUN)
+    if problem is not None or not isinstance(run, dict):
+        return problem
+    shape = OF_METHOD.get(run["method"])
+    return "method" if shape is None else misfit(run, shape)
 
 
 def misfit(content: object, shape: Any, name: str = "it") -> str | None:

@@ -5,12 +5,12 @@ writes and reads OUTPUT/run-local.json
 
 import hashlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
 from trl import ModelConfig
-from trl.experimental.sdpo import SDPOConfig
 
 from pimono_sdpo import __version__
 from pimono_sdpo.errors import OutputError
@@ -24,6 +24,8 @@ NO_EFFECT = (
     *("output_dir", "run_name", "project", "report_to", "disable_tqdm", "log_", "logging_"),
     *("save_", "hub_", "push_to_hub", "trackio_", "diagnostics_", "skip_memory_metrics"),
 )
+# Guards count what is logged, and go back to what was saved: when one can end a run, these decide.
+GUARDED = ("logging_steps", "logging_strategy", "logging_first_step", "save_steps", "save_strategy")
 WEIGHTS = ("*.safetensors", "*.bin")
 HEAD_BYTES = 2**20
 SHOWN = 3
@@ -31,18 +33,24 @@ Json = dict[str, Any]
 
 
 def started_with(
-    args: SDPOConfig,
+    args: Any,
     model_args: ModelConfig,
     revision: str | None,
     rows: Dataset,
     own: Json,
     held_out: Dataset | None = None,
+    columns: Sequence[str] = (*COLUMNS, SPEC),
 ) -> Json:
     """Return every argument that decides the result, with what model and rows really are.
 
-    `own` are those of the job that TRL does not know.
+    `own` are those of the job that TRL does not know, `columns` those that are trained on.
     """
-    settings = {n: value for n, value in args.to_dict().items() if not n.startswith(NO_EFFECT)}
+    counted = GUARDED if args.stopping() else ()
+    settings = {
+        name: value
+        for name, value in args.to_dict().items()
+        if name in counted or not name.startswith(NO_EFFECT)
+    }
     name = str(model_args.model_name_or_path)
     model = f"{name}@{revision}" if revision else f"{Path(name).resolve().name} ({_model(name)})"
     start = {
@@ -51,8 +59,9 @@ def started_with(
         **own,
         "model_name_or_path": model,
         "model_revision": revision,
-        "rows": _rows(rows),
-        "held_out_rows": None if held_out is None else _rows(held_out),
+        "method": args.METHOD,
+        "rows": _rows(rows, columns),
+        "held_out_rows": None if held_out is None else _rows(held_out, columns),
     }
     plain: Json = json.loads(json.dumps(start, default=str))
     return plain
@@ -112,9 +121,9 @@ def _model(folder: str) -> str:
     return digest.hexdigest()[:12]
 
 
-def _rows(rows: Dataset) -> str:
+def _rows(rows: Dataset, columns: Sequence[str]) -> str:
     """Tell rows apart by what is trained on, wherever they came from."""
     digest = hashlib.sha256()
-    for row in rows.select_columns([n for n in (*COLUMNS, SPEC) if n in rows.column_names]):
+    for row in rows.select_columns([name for name in columns if name in rows.column_names]):
         digest.update(json.dumps(row, sort_keys=True, default=str).encode())
     return digest.hexdigest()[:12]

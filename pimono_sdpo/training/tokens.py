@@ -68,3 +68,10 @@ def count_tokens(tokenizer: Any, messages: list[Message], template: Mapping[str,
         messages, add_generation_prompt=True, tokenize=True, return_dict=True, **template
     )
     return len(encoded["input_ids"])
+
+
+def control_tokens(tokenizer: Any) -> tuple[str, ...]:
+    """Return those of `special_tokens` that the tokenizer itself calls special."""
+    declared = {str(t) for t in tokenizer.added_tokens_decoder.values() if t.special}
+    known = declared | {*tokenizer.all_special_tokens}
+    return tuple(token for token in special_tokens(tokenizer) if token in known)

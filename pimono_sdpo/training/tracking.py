@@ -3,6 +3,7 @@
 import itertools
 import logging
 import os
+from datetime import UTC, datetime
 
 from httpx2 import HTTPError
 from huggingface_hub import HfApi
@@ -13,6 +14,7 @@ logger = logging.getLogger(__name__)
 
 PROJECT = "pimono-sdpo"
 SPACE_VARIABLE = "TRACKIO_SPACE_ID"
+ID_CHARS = 12
 
 
 def set_up_trackio(args: SDPOConfig, smoke: bool) -> None:
@@ -44,11 +46,15 @@ def set_up_trackio(args: SDPOConfig, smoke: bool) -> None:
 def free_run_name(args: SDPOConfig) -> str:
     """Return the run's name, numbered when a run of this name has logged to this machine already.
 
-    Trackio would go on with that one: steps of two trainings in one curve.
+    Trackio would show both under one name. What a Space holds is not asked for: there the name gets
+    the id of the job, or the time.
     """
     name = str(args.run_name)
-    if "trackio" not in args.report_to or args.trackio_space_id is not None:
+    if "trackio" not in args.report_to:
         return name
+    if args.trackio_space_id is not None:
+        told_apart = os.environ.get("JOB_ID") or datetime.now(UTC).strftime("%m%d-%H%M%S")
+        return f"{name}-{told_apart[-ID_CHARS:]}"
     taken = {str(run) for run in SQLiteStorage.get_runs(args.project)}
     numbered = (f"{name}-{number}" for number in itertools.count(2))
     return next(one for one in itertools.chain([name], numbered) if one not in taken)

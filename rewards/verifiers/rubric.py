@@ -9,13 +9,18 @@ range  0 to 1, or None when nothing was judged
 """
 
 import json
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from pimono_sdpo.errors import PimonoError
 from pimono_sdpo.text import TRIMMED, shorten
-from rewards.verifiers.result import MAX_PARTIAL, Verifier, VerifierResult
+from rewards.verifiers.result import MAX_PARTIAL, BadSpec, Verifier, VerifierResult, error
+
+logger = logging.getLogger(__name__)
+_SAID: set[tuple[str, str]] = set()
 
 GATE_SHARE = 0.2
 MAX_FEEDBACK = 1200
@@ -110,13 +115,41 @@ class Rubric:
 
 
 def _asked(verifier: Verifier, completion: str, spec: dict[str, Any]) -> VerifierResult:
-    result: object = verifier(completion, spec)
+    name = getattr(verifier, "__qualname__", repr(verifier))
+    try:
+        result: object = verifier(completion, spec)
+    except Exception as fault:
+        # A verifier of the user's own may fail after hours: that is no mark for the model, and no
+        # end of the training. What says why it cannot judge, and a bug of ours, go on.
+        if isinstance(fault, BadSpec | PimonoError) or _is_ours(verifier):
+            raise
+        _say_once(name, fault)
+        return error(name, f"{type(fault).__name__}: {fault}")
     if not isinstance(result, VerifierResult):
-        name = getattr(verifier, "__qualname__", repr(verifier))
         raise NoVerifier(
             f"`{name}` is no verifier: it returns {type(result).__name__}, not VerifierResult."
         )
     return result
+
+
+def _is_ours(verifier: Verifier) -> bool:
+    function = verifier.func if isinstance(verifier, partial) else verifier
+    return str(getattr(function, "__module__", "")).partition(".")[0] == "rewards"
+
+
+def _say_once(name: str, fault: Exception) -> None:
+    """Say what went wrong in a verifier, once for each kind of fault."""
+    kind = type(fault).__name__
+    if (name, kind) in _SAID:
+        return
+    _SAID.add((name, kind))
+    logger.warning(
+        "The verifier `%s` raises %s (%s): what it cannot judge counts neither for nor against the "
+        "model; mend it.",
+        name,
+        kind,
+        " ".join(str(fault).split()),
+    )
 
 
 def _partial(result: VerifierResult) -> float:

@@ -13,8 +13,8 @@ from typing import Any
 
 from trackio.sqlite_storage import SQLiteStorage
 
-from pimono_sdpo.training import sdpo
 from pimono_sdpo.training.scoring import Scoring
+from pimono_sdpo.training.trainer import train
 from tests.training.setup import StopAfter, arguments, hand_made, letters_reward, prepare
 
 PROJECT = "guards"
@@ -77,7 +77,7 @@ def run(model: Path, folder: Path, scenario: str, stop: int | None = None) -> di
     prepared = prepare(args, model_args, rows, Scoring(reward))
     if stop is not None:
         prepared.trainer.add_callback(StopAfter(stop))
-    sdpo.train(prepared)
+    train(prepared)
     return {
         "scenario": scenario,
         "rank": args.process_index,

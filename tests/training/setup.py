@@ -19,6 +19,7 @@ from pimono_sdpo.training import models, sdpo
 from pimono_sdpo.training.config import TrainingConfig
 from pimono_sdpo.training.feedback import Feedback, Mode
 from pimono_sdpo.training.scoring import Scoring
+from pimono_sdpo.training.trainer import Prepared
 
 REPO = Path(__file__).parent.parent.parent
 JOBS = REPO / "jobs"
@@ -97,7 +98,7 @@ def prepare(
     dataset: Dataset,
     scoring: Scoring | None = None,
     mode: Mode = "trace",
-) -> sdpo.Prepared:
+) -> Prepared:
     """Build the trainer as the job does, with the letters for a reward if there is no other."""
     revision = models.base_model_revision(model_args)
     tokenizer = models.load_tokenizer(model_args, revision)
@@ -115,9 +116,9 @@ def adapter_state(trainer: Any, name: str = "default") -> dict[str, Any]:
     return {key: value.detach().clone() for key, value in state.items()}
 
 
-def script() -> ModuleType:
+def script(name: str = "train_sdpo") -> ModuleType:
     """The job as a module; jobs/ is no package."""
-    spec = importlib.util.spec_from_file_location("train_sdpo", JOBS / "train_sdpo.py")
+    spec = importlib.util.spec_from_file_location(name, JOBS / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

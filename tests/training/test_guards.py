@@ -9,9 +9,10 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from pimono_sdpo.training import output, publish, sdpo
+from pimono_sdpo.training import output, publish
 from pimono_sdpo.training.guards import Guards
 from pimono_sdpo.training.scoring import Scoring
+from pimono_sdpo.training.trainer import Prepared, train
 from tests.training import guarded
 from tests.training.setup import StopAfter, adapter_state, arguments, hand_made, prepare, python
 
@@ -86,14 +87,14 @@ def test_the_best_adapter_outlives_its_checkpoint_and_is_gone_back_to(
 
 def collapsing(
     folder: Path, tiny: Path, stop: int | None = None, **changes: Any
-) -> tuple[sdpo.Prepared, dict[str, Any]]:
+) -> tuple[Prepared, dict[str, Any]]:
     """The falling reward in this process, nothing sent to Trackio."""
     settings = guarded.SCENARIOS["reward_collapse"][1] | {"report_to": "none"} | changes
     args, model_args = arguments(folder, tiny, **settings)
     prepared = prepare(args, model_args, hand_made(), Scoring(guarded.falling))
     if stop is not None:
         prepared.trainer.add_callback(StopAfter(stop))
-    sdpo.train(prepared)
+    train(prepared)
     return prepared, prepared.guards.record(args)
 
 

@@ -45,12 +45,12 @@ def test_the_summary_compares_the_same_sessions() -> None:
     assert found["reward"]["difference"]["low"] > 0
     assert found["pass_rate"]["before"]["mean"] == 0
     assert found["pass_rate"]["after"]["mean"] == pytest.approx(4 / 6)
-    assert "a change beyond chance" in held_out.as_sentence(found)
+    assert "a change beyond chance" in held_out.as_sentence(found, "sdpo")
     same = held_out.summary(before, before, 1.0, "test")
-    assert "no change beyond chance" in held_out.as_sentence(same)
+    assert "no change beyond chance" in held_out.as_sentence(same, "sdpo")
     one = held_out.summary({"a": [0.0]}, {"a": [1.0]}, 1.0, "test")
     assert one["reward"]["difference"] == {"mean": 1.0, "low": None, "high": None}
-    assert "no change beyond chance" in held_out.as_sentence(one)
+    assert "no change beyond chance" in held_out.as_sentence(one, "sdpo")
 
 
 def test_a_reward_that_says_nothing_counts_as_nothing(tmp_path: Path, tiny: Path) -> None:

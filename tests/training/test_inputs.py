@@ -115,7 +115,9 @@ def test_a_recipe_is_found_by_path_then_beside_the_script(tmp_path: Path) -> Non
     own = tmp_path / "own.yaml"
     own.write_text("max_steps: 3\n")
     assert find_recipe(str(own), JOBS) == own
-    with pytest.raises(TrainingInputError, match="gemma4_12b, gemma4_12b_full, small, tiny"):
+    with pytest.raises(
+        TrainingInputError, match="gemma4_12b, gemma4_12b_full, qwen3_4b_dpo, qwen3_4b_sft, small"
+    ):
         find_recipe("gemma5", JOBS)
 
 

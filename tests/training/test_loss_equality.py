@@ -28,8 +28,9 @@ from trl.experimental.sdpo.sdpo_trainer import (
     SuccessfulRolloutTeacherContextBuilder,
 )
 
-from pimono_sdpo.training import rows, sdpo
+from pimono_sdpo.training import rows
 from pimono_sdpo.training.scoring import Scoring
+from pimono_sdpo.training.trainer import train
 from tests.training.setup import arguments, prepare
 
 ROWS, TOKENS, VOCABULARY = 4, 6, 13
@@ -79,7 +80,7 @@ def trainer(tmp_path_factory: pytest.TempPathFactory, tiny: Path, filtered: Path
     )
     dataset = rows.load_rows(str(filtered))
     prepared = prepare(args, model_args, dataset, Scoring(first_of_the_second_group))
-    sdpo.train(prepared)
+    train(prepared)
     return prepared.trainer
 
 

@@ -10,10 +10,11 @@ from peft import get_peft_model
 from transformers import AutoConfig, AutoTokenizer
 from trl import ModelConfig
 
-from pimono_sdpo.training import models, sdpo
+from pimono_sdpo.training import models
+from pimono_sdpo.training.trainer import Prepared
 from tests.training.setup import SeenPrompts, arguments
 
-Straight = tuple[sdpo.Prepared, dict[str, float], SeenPrompts, ModelConfig]
+Straight = tuple[Prepared, dict[str, float], SeenPrompts, ModelConfig]
 
 
 def linears(model: torch.nn.Module) -> set[str]:

@@ -194,6 +194,16 @@ def test_only_the_same_training_goes_on(tmp_path: Path, tiny: Path) -> None:
     ):
         with pytest.raises(OutputError, match=f"started with .*{words}.*--overwrite"):
             started.check_same_start(out, start(out, tiny, **changes))
+    # Guards count what is logged: once they can end the run, how often that is decides its result.
+    stops = start(out, tiny, stop_on="all")
+    output.begin(out, started.local_record(str(tiny), stops, {}))
+    for other_steps, words in (
+        ({"logging_steps": 5}, "logging_steps 1, now 5"),
+        ({"save_steps": 3}, "save_steps 500, now 3"),
+    ):
+        with pytest.raises(OutputError, match=f"started with .*{words}"):
+            started.check_same_start(out, start(out, tiny, stop_on="all", **other_steps))
+    output.begin(out, started.local_record(str(tiny), first, {}))
     other = write_tiny_model(tmp_path / "other", seed=1)
     with pytest.raises(OutputError, match="started with model_name_or_path"):
         started.check_same_start(out, start(out, other))

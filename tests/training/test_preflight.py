@@ -11,12 +11,13 @@ from transformers import AutoTokenizer
 from trl import ModelConfig
 
 from pimono_sdpo.errors import TrainingInputError
-from pimono_sdpo.training import rows, sdpo
+from pimono_sdpo.training import rows
 from pimono_sdpo.training.hardware import Hardware, hardware_of
 from pimono_sdpo.training.preflight import check_template, preflight, refuse
 from pimono_sdpo.training.preflight_text import as_text
 from pimono_sdpo.training.probe import Probe, probe
 from pimono_sdpo.training.scoring import Scoring
+from pimono_sdpo.training.trainer import Prepared, train
 from tests.training.setup import (
     SeenPrompts,
     adapter_state,
@@ -31,7 +32,7 @@ TOLD = "SECRET WORD"
 
 
 def test_probing_leaves_the_run_as_it_was(
-    straight: tuple[sdpo.Prepared, dict[str, float], SeenPrompts, ModelConfig],
+    straight: tuple[Prepared, dict[str, float], SeenPrompts, ModelConfig],
     tiny: Path,
     filtered: Path,
     tmp_path: Path,
@@ -46,7 +47,7 @@ def test_probing_leaves_the_run_as_it_was(
     assert all(0 <= reward <= 1 for group in found.teacher for reward in group)
     assert found.generation_seconds > 0
     assert found.peak_bytes is None
-    sdpo.train(prepared)
+    train(prepared)
     for adapter in ("default", "teacher"):
         expected = adapter_state(straight[0].trainer, adapter)
         after = adapter_state(prepared.trainer, adapter)
@@ -80,7 +81,12 @@ def never(prompts: list[Any], **_: Any) -> list[float | None]:
 
 @pytest.mark.parametrize(("told", "untold", "gap"), [(0.75, 0.25, 0.5), (0.25, 0.75, -0.5)])
 def test_the_gap_is_what_feedback_adds(
-    tmp_path: Path, tiny: Path, told: float, untold: float, gap: float
+    tmp_path: Path,
+    tiny: Path,
+    told: float,
+    untold: float,
+    gap: float,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     args, model_args = arguments(tmp_path, tiny)
     reward = Listening(told, untold)
@@ -108,6 +114,8 @@ def test_the_gap_is_what_feedback_adds(
         with pytest.raises(TrainingInputError, match=r"no better when it is told.*--force"):
             refuse(found, forced=False)
         refuse(found, forced=True)
+        said = capsys.readouterr().out.strip().splitlines()[-1]
+        assert said.startswith("--force trains all the same: The model does no better when it is")
 
 
 def test_noise_around_a_gap_stops_no_training() -> None:
@@ -166,7 +174,7 @@ def test_steps_hours_and_dollars_follow_from_the_probe(tmp_path: Path, tiny: Pat
     told = _time(tried, args, 4, Hardware("x", 24.0, 1.5))
     assert (told["step_seconds"], told["steps"]) == (36.0, 12)
     assert (told["hours"], told["dollars"]) == (0.12, 0.18)
-    sdpo.train(prepared)
+    train(prepared)
     assert prepared.trainer.state.global_step == told["steps"]
 
 

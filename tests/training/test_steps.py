@@ -18,8 +18,9 @@ from trl import ModelConfig
 
 from pimono_sdpo.errors import TrainingInputError
 from pimono_sdpo.tiny_model import write_tiny_model
-from pimono_sdpo.training import models, output, publish, rows, run_log, sdpo
+from pimono_sdpo.training import models, output, publish, rows, run_log
 from pimono_sdpo.training.clock import Clock
+from pimono_sdpo.training.trainer import Prepared, train
 from tests.training.setup import (
     SeenPrompts,
     StopAfter,
@@ -57,7 +58,7 @@ def test_the_tiny_model_is_the_real_class_and_the_same_bytes(tiny: Path, tmp_pat
 
 
 def test_training_moves_the_adapter_and_nothing_is_cut(
-    straight: tuple[sdpo.Prepared, dict[str, float], SeenPrompts, ModelConfig],
+    straight: tuple[Prepared, dict[str, float], SeenPrompts, ModelConfig],
 ) -> None:
     prepared, metrics, seen, _ = straight
     trainer = prepared.trainer
@@ -91,7 +92,7 @@ def test_training_moves_the_adapter_and_nothing_is_cut(
 @pytest.mark.parametrize("stop", [2, 5], ids=["first epoch", "second epoch"])
 def test_a_killed_run_goes_on_to_the_same_weights(
     stop: int,
-    straight: tuple[sdpo.Prepared, dict[str, float], SeenPrompts, ModelConfig],
+    straight: tuple[Prepared, dict[str, float], SeenPrompts, ModelConfig],
     tiny: Path,
     filtered: Path,
     tmp_path: Path,
@@ -101,7 +102,7 @@ def test_a_killed_run_goes_on_to_the_same_weights(
     first_args, model_args = arguments(tmp_path, tiny, **changes)
     first = prepare(first_args, model_args, dataset)
     first.trainer.add_callback(StopAfter(stop))
-    part = sdpo.train(first)
+    part = train(first)
     assert first.trainer.state.global_step == stop
     assert first.clock.resumed_at == []
     # What a kill in the middle of writing a checkpoint leaves.
@@ -111,7 +112,7 @@ def test_a_killed_run_goes_on_to_the_same_weights(
 
     second_args, model_args = arguments(tmp_path, tiny, **changes)
     second = prepare(second_args, model_args, dataset)
-    whole = sdpo.train(second)
+    whole = train(second)
     assert second.trainer.state.global_step == 6
     assert second.clock.resumed_at == [stop]
     assert second.clock.started_at == first.clock.started_at
@@ -131,7 +132,7 @@ def test_a_killed_run_goes_on_to_the_same_weights(
 
 
 def test_the_saved_adapter_is_clean_and_loads(
-    straight: tuple[sdpo.Prepared, dict[str, float], SeenPrompts, ModelConfig],
+    straight: tuple[Prepared, dict[str, float], SeenPrompts, ModelConfig],
     tiny: Path,
     tmp_path: Path,
 ) -> None:
@@ -194,7 +195,7 @@ def test_the_time_of_a_run_is_unknown_when_its_checkpoint_kept_none() -> None:
 
 
 def test_evaluating_before_training_works_and_changes_nothing(
-    straight: tuple[sdpo.Prepared, dict[str, float], SeenPrompts, ModelConfig],
+    straight: tuple[Prepared, dict[str, float], SeenPrompts, ModelConfig],
     tiny: Path,
     filtered: Path,
     tmp_path: Path,
@@ -206,7 +207,7 @@ def test_evaluating_before_training_works_and_changes_nothing(
     found = trainer.evaluate(trainer.train_dataset)
     torch.set_rng_state(before)
     assert found["eval_self_distillation/reward_mean"] > 0
-    sdpo.train(prepared)
+    train(prepared)
     for adapter in ("default", "teacher"):
         expected = adapter_state(straight[0].trainer, adapter)
         after = adapter_state(trainer, adapter)
@@ -214,7 +215,7 @@ def test_evaluating_before_training_works_and_changes_nothing(
 
 
 def test_a_run_killed_after_its_last_step_makes_no_more(
-    straight: tuple[sdpo.Prepared, dict[str, float], SeenPrompts, ModelConfig],
+    straight: tuple[Prepared, dict[str, float], SeenPrompts, ModelConfig],
     tiny: Path,
     filtered: Path,
     tmp_path: Path,
@@ -223,10 +224,10 @@ def test_a_run_killed_after_its_last_step_makes_no_more(
     dataset = rows.load_rows(str(filtered))
     args, model_args = arguments(tmp_path, tiny, **changes)
     first = prepare(args, model_args, dataset)
-    sdpo.train(first)
+    train(first)
     args, model_args = arguments(tmp_path, tiny, **changes)
     again = prepare(args, model_args, dataset)
-    sdpo.train(again)
+    train(again)
     assert again.trainer.state.global_step == 6
     expected, found = (adapter_state(one.trainer) for one in (first, again))
     assert all(torch.equal(value, expected[name]) for name, value in found.items())

@@ -20,7 +20,8 @@ import pytest
 import torch
 from transformers import TrainerCallback
 
-from pimono_sdpo.training import rows, sdpo
+from pimono_sdpo.training import rows
+from pimono_sdpo.training.trainer import train
 from tests.training.setup import adapter_state, arguments, prepare
 
 STEPS, RATE = 24, 0.05
@@ -69,7 +70,7 @@ def averages(folder: Path, tiny: Path, filtered: Path, start: str) -> Averages:
     prepared = prepare(args, model_args, rows.load_rows(str(filtered)))
     seen = Averages(prepared.trainer)
     prepared.trainer.add_callback(seen)
-    sdpo.train(prepared)
+    train(prepared)
     return seen
 
 

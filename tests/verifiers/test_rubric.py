@@ -2,13 +2,14 @@
 
 import json
 import pickle
+from typing import Any
 
 import pytest
 from datasets import Dataset
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rewards.verifiers.result import MAX_PARTIAL
+from rewards.verifiers.result import MAX_PARTIAL, VerifierResult
 from rewards.verifiers.rubric import GATE_SHARE, Rubric
 from tests.verifiers.verdicts import GATE, RUBRIC, STYLE, TESTS
 
@@ -87,3 +88,29 @@ def test_rubrics_are_checked_and_picklable() -> None:
         Rubric(graded=[(TESTS, 0.0)])
     again = pickle.loads(pickle.dumps(Rubric([GATE], [(TESTS, 1.0)])))
     assert again("tests:failed", {}).reward == GATE_SHARE
+
+
+def faulty(completion: str, spec: dict[str, Any]) -> VerifierResult:
+    raise RuntimeError(f"no judge for {completion}")
+
+
+def test_a_verifier_of_the_users_own_that_raises_is_nobodys_fault_and_said_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    rubric = Rubric(gates=[faulty])
+    for completion in ("one", "two"):
+        result = rubric(completion, {})
+        assert result.reward is None
+        assert [part.status for part in result.results] == ["error"]
+        assert result.feedback() == ""
+    said = [record.getMessage() for record in caplog.records]
+    assert said == [
+        "The verifier `faulty` raises RuntimeError (no judge for one): what it cannot judge counts "
+        "neither for nor against the model; mend it."
+    ]
+
+
+def test_a_bug_of_ours_is_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(faulty, "__module__", "rewards.verifiers.faulty")
+    with pytest.raises(RuntimeError, match="no judge"):
+        Rubric(gates=[faulty])("one", {})

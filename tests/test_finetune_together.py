@@ -1,0 +1,240 @@
+"""Fine-tuning on Together: the file is checked, the request is exact, nothing leaves by accident."""
+
+import importlib.util
+import json
+import re
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import ModuleType
+from typing import Any, ClassVar
+
+import pytest
+
+from pimono_sdpo.commands import together
+
+JOB = Path(__file__).parent.parent / "jobs" / "finetune_together.py"
+SFT = {
+    "messages": [
+        {"role": "user", "content": "Fix it.", "weight": 0},
+        {"role": "assistant", "content": '{"type": "final"}', "weight": 1},
+    ]
+}
+DPO = {
+    "input": {"messages": [{"role": "user", "content": "Fix it."}]},
+    "preferred_output": [{"role": "assistant", "content": "done"}],
+    "non_preferred_output": [{"role": "assistant", "content": "no"}],
+}
+
+
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("finetune_together", JOB)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def lines(folder: Path, *rows: Any) -> Path:
+    path = folder / "rows.jsonl"
+    path.write_text(
+        "".join(row if isinstance(row, str) else json.dumps(row) + "\n" for row in rows)
+    )
+    return path
+
+
+def asked(path: Path, *more: str) -> list[str]:
+    return ["--dataset", str(path), "--model", "Qwen/Qwen2.5-7B-Instruct", "--suffix", "a", *more]
+
+
+def test_the_dry_run_prints_the_request_as_it_would_be_sent(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert script().main(asked(lines(tmp_path, SFT, SFT), "--lora", "--dry-run")) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["upload"]["lines"] == 2
+    assert told["price"] is None
+    assert told["create"] == {
+        "training_file": "ID_OF_THE_UPLOAD",
+        "model": "Qwen/Qwen2.5-7B-Instruct",
+        "n_epochs": 1,
+        "batch_size": "max",
+        "learning_rate": 1e-5,
+        "lora": True,
+        "training_method": "sft",
+        "suffix": "a",
+        "train_on_inputs": False,
+    }
+    more = ("--method", "dpo", "--epochs", "2", "--batch-size", "8", "--no-lora", "--dry-run")
+    assert script().main(asked(lines(tmp_path, DPO), *more)) == 0
+    told = json.loads(capsys.readouterr().out)["create"]
+    assert (told["training_method"], told["dpo_beta"], told["rpo_alpha"]) == ("dpo", 0.1, 0.2)
+    assert (told["n_epochs"], told["batch_size"], told["lora"]) == (2, 8, False)
+    assert "train_on_inputs" not in told
+
+
+@pytest.mark.parametrize(
+    ("rows", "more", "words"),
+    [
+        ((SFT, "{\n", DPO), (), "2 of 3 lines of .* for sft .*line 2: no_json, line 3: other_keys"),
+        ((SFT,), ("--method", "dpo"), "1 of 1 lines .* or give the other --method"),
+        ((), (), "holds no lines"),
+        (
+            (
+                {
+                    "messages": [
+                        {"role": "user", "content": f"token ghp_{'a1B2' * 9}"},
+                        SFT["messages"][1],
+                    ]
+                },
+            ),
+            (),
+            "secret 1",
+        ),
+    ],
+)
+def test_a_file_that_cannot_be_sent_is_one_sentence(
+    rows: Any, more: Any, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert script().main(asked(lines(tmp_path, *rows), *more, "--dry-run")) == 2
+    (told,) = capsys.readouterr().err.strip().splitlines()
+    assert told.startswith("finetune_together: ")
+    assert re.search(words, told), told
+
+
+@pytest.mark.parametrize(
+    "argv", [("--epochs", "0"), ("--batch-size", "many"), ("--learning-rate", "0")]
+)
+def test_numbers_that_are_none_are_refused(argv: Any, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        script().main(asked(lines(tmp_path, SFT), *argv))
+
+
+def test_the_option_table_is_the_command_line() -> None:
+    readme = (JOB.parent.parent / "README.md").read_text()
+    options = {
+        option
+        for action in script().parser()._actions
+        for option in action.option_strings
+        if option.startswith("--") and option != "--help"
+    }
+    section = readme.split("| option of `finetune_together.py` |")[1].split("\n\n")[0]
+    assert {
+        line.split("`")[1] for line in section.splitlines() if line.startswith("| `")
+    } == options
+
+
+class Server(BaseHTTPRequestHandler):
+    """As much of Together as a job needs; the job ends at the second look."""
+
+    seen: ClassVar[list[tuple[str, str, Any]]] = []
+    price = 1.5
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.seen.append(("POST", self.path, body))
+        if self.path == "/v1/files":
+            self.send_response(302)
+            self.send_header("Location", f"http://{self.headers['Host']}/put")
+            self.send_header("X-Together-File-Id", "file-1")
+            self.end_headers()
+        elif self.path.endswith("estimate-price"):
+            self._json(
+                {
+                    "estimation_available": True,
+                    "allowed_to_proceed": True,
+                    "estimated_total_price": self.price,
+                    "user_limit": 100.0,
+                    "estimated_train_token_count": 10,
+                    "estimated_eval_token_count": 0,
+                }
+            )
+        elif self.path == "/v1/fine-tunes":
+            self._json({"id": "ft-1", "status": "pending", "user_id": "u"})
+        else:
+            self._json({"id": "file-1", "object": "file", "purpose": "fine-tune", "bytes": 1})
+
+    def do_PUT(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.seen.append(("PUT", self.path, body))
+        self._json({})
+
+    def do_GET(self) -> None:
+        self.seen.append(("GET", self.path, b""))
+        if "limits" in self.path:
+            size = {"max_batch_size": 8, "max_batch_size_dpo": 8, "min_batch_size": 8}
+            lora = {**size, "max_rank": 64, "target_modules": ["q_proj"]}
+            self._json({"max_num_epochs": 9, "max_learning_rate": 1, "min_learning_rate": 0,
+                        "lora_training": lora, "full_training": size,
+                        "max_num_evals": 1, "supports_vision": False})  # fmt: skip
+        elif "fine-tunes" in self.path:
+            looks = sum("fine-tunes/ft-1" in path for _, path, _ in self.seen)
+            status = "running" if looks == 1 else "completed"
+            self._json({"id": "ft-1", "status": status, "user_id": "u"})
+        else:
+            self._json({"id": "file-1", "object": "file", "purpose": "fine-tune", "bytes": 1,
+                        "created_at": 1, "filename": "rows.jsonl", "FileType": "jsonl",
+                        "Processed": True, "LineCount": 1})  # fmt: skip
+
+    def _json(self, content: Any) -> None:
+        text = json.dumps(content).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Server]]:
+    pytest.importorskip("together", reason="the client is an extra")
+
+    Server.seen.clear()
+    running = ThreadingHTTPServer(("127.0.0.1", 0), Server)
+    threading.Thread(target=running.serve_forever, daemon=True).start()
+    monkeypatch.setenv("TOGETHER_BASE_URL", f"http://127.0.0.1:{running.server_port}/v1")
+    monkeypatch.setenv("TOGETHER_API_KEY", "key")
+    yield Server
+    running.shutdown()
+
+
+def test_a_job_is_priced_started_and_watched_to_its_end(
+    server: type[Server], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = lines(tmp_path, DPO)
+    job = together.Job(path, "dpo", "m", "a", 1, "max", 1e-5, True, 0.1, 0.2)
+    client, job_id = together.start(job, 2.0, together.say)
+    assert together.watch(client, job_id, together.say, seconds=0) == "completed"
+    told = capsys.readouterr().out.splitlines()
+    assert told == [
+        "[finetune] price: 1.50 dollars by Together's count",
+        "[finetune] job ft-1 is pending",
+        "[finetune] job ft-1 is running",
+        "[finetune] job ft-1 is completed",
+    ]
+    (sent,) = [json.loads(body) for kind, path_, body in server.seen if path_ == "/v1/fine-tunes"]
+    assert sent["training_file"] == "file-1"
+    assert sent["training_method"]["dpo_beta"] == 0.1
+
+
+def test_a_job_above_the_cost_is_not_started(
+    server: type[Server], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert script().main(asked(lines(tmp_path, SFT), "--max-cost", "1")) == 2
+    assert "The price is 1.50 dollars and --max-cost is 1.00" in capsys.readouterr().err
+    assert not [path for _, path, _ in server.seen if path == "/v1/fine-tunes"]
+
+
+def test_without_the_client_the_way_out_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "together", None)
+    assert script().main(asked(lines(tmp_path, SFT))) == 2
+    assert "pip install 'pimono-sdpo[together]'" in capsys.readouterr().err
