@@ -29,6 +29,35 @@ DPO = {
 }
 
 
+UPLOADED = {
+    "id": "file-1",
+    "object": "file",
+    "purpose": "fine-tune",
+    "bytes": 1,
+    "created_at": 1,
+    "filename": "rows.jsonl",
+    "FileType": "jsonl",
+    "file_type": "jsonl",
+    "processing_status": "COMPLETED",
+}
+
+
+SIZES = {"max_batch_size": 8, "max_batch_size_dpo": 8, "min_batch_size": 8}
+LIMITS = {
+    "model_name": "m",
+    "lora_training": {**SIZES, "max_rank": 64, "default_rank": 8, "target_modules": ["q_proj"]},
+    "full_training": SIZES,
+    "max_learning_rate": 1,
+    "min_learning_rate": 0,
+    **dict.fromkeys(("max_num_epochs", "max_num_evals", "max_num_checkpoints"), 9),
+    **dict.fromkeys(("max_seq_length_sft", "max_seq_length_dpo", "min_max_seq_length"), 1024),
+    **dict.fromkeys(("supports_vision", "supports_tools", "supports_reasoning"), False),
+    "default_gradient_accumulation_steps": 1,
+    "merge_output_lora": True,
+    "supports_full_training": True,
+}
+
+
 def script() -> ModuleType:
     spec = importlib.util.spec_from_file_location("finetune_together", JOB)
     assert spec is not None
@@ -156,7 +185,7 @@ class Server(BaseHTTPRequestHandler):
         elif self.path == "/v1/fine-tunes":
             self._json({"id": "ft-1", "status": "pending", "user_id": "u"})
         else:
-            self._json({"id": "file-1", "object": "file", "purpose": "fine-tune", "bytes": 1})
+            self._json(UPLOADED)
 
     def do_PUT(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
@@ -166,19 +195,13 @@ class Server(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.seen.append(("GET", self.path, b""))
         if "limits" in self.path:
-            size = {"max_batch_size": 8, "max_batch_size_dpo": 8, "min_batch_size": 8}
-            lora = {**size, "max_rank": 64, "target_modules": ["q_proj"]}
-            self._json({"max_num_epochs": 9, "max_learning_rate": 1, "min_learning_rate": 0,
-                        "lora_training": lora, "full_training": size,
-                        "max_num_evals": 1, "supports_vision": False})  # fmt: skip
+            self._json(LIMITS)
         elif "fine-tunes" in self.path:
             looks = sum("fine-tunes/ft-1" in path for _, path, _ in self.seen)
             status = "running" if looks == 1 else "completed"
             self._json({"id": "ft-1", "status": status, "user_id": "u"})
         else:
-            self._json({"id": "file-1", "object": "file", "purpose": "fine-tune", "bytes": 1,
-                        "created_at": 1, "filename": "rows.jsonl", "FileType": "jsonl",
-                        "Processed": True, "LineCount": 1})  # fmt: skip
+            self._json(UPLOADED)
 
     def _json(self, content: Any) -> None:
         text = json.dumps(content).encode()
@@ -199,7 +222,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Server]]:
     Server.seen.clear()
     running = ThreadingHTTPServer(("127.0.0.1", 0), Server)
     threading.Thread(target=running.serve_forever, daemon=True).start()
-    monkeypatch.setenv("TOGETHER_BASE_URL", f"http://127.0.0.1:{running.server_port}/v1")
+    monkeypatch.setenv("TOGETHER_BASE_URL", f"http://127.0.0.1:{running.server_port}")
     monkeypatch.setenv("TOGETHER_API_KEY", "key")
     yield Server
     running.shutdown()

@@ -269,7 +269,7 @@ def test_the_preflight_tells_and_trains_nothing(
         ("sft", ("--completion_only_loss", "false"), "would train the model to write tool results"),
         ("sft", ("--max_length", "16"), "None of the 6 rows can be trained on (too_long 6;"),
         ("sft", ("--eval_split", "nosuch"), "holds no data/nosuch-*.parquet"),
-        ("sft", ("--test_suite", "gone.json"), "The test suite `gone.json` cannot be read"),
+        ("sft", ("--test_suite", "gone.json"), "`gone.json` does not exist; give a suite"),
         ("sft", ("--hub_token", "hf_x"), "HF_TOKEN"),
         ("sft", ("--dataset_config", "pairs"), "There is no folder"),
         ("dpo", ("--loss_weights", "1.0"), "`loss_weights` must have the same length"),
