@@ -131,8 +131,12 @@ def _file(source: str) -> str:
     return tail.partition("/")[2] if at and head.count("/") == 1 and "/" in tail else source
 
 
+def _rows_misfit(content: object) -> str | None:
+    return shapes.misfit(content, shapes.REPORT)
+
+
 def _report_misfit(content: object) -> str | None:
-    return shapes.misfit(content, shapes.REPORT) or shapes.misfit(content, SHAPE)
+    return _rows_misfit(content) or shapes.misfit(content, SHAPE)
 
 
 def _object(path: Path, writer: str, misfit_of: Callable[[object], str | None]) -> Json:
@@ -170,7 +174,7 @@ def write_card(folder: Path) -> Path:
     if (folder / RUN).is_file():
         run = _object(folder / RUN, "a training", shapes.run_misfit)
         report = folder / REPORT
-        found = _object(report, "`filter`", shapes.REPORT) if report.is_file() else None
+        found = _object(report, "`filter`", _rows_misfit) if report.is_file() else None
         # A run's folder keeps the card with the adapter; the adapter's folder is one, too.
         place = folder / "adapter" if (folder / "adapter").is_dir() else folder
         write_model_card(found, run, place)

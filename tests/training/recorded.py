@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from datasets import Dataset
+from datasets import Dataset, Features
 
 from pimono_sdpo.rollout_schema import PAIR, STEP
 
@@ -75,11 +75,11 @@ def pair(number: int, **changes: Any) -> Row:
 
 
 def steps(*rows: Row) -> Dataset:
-    return Dataset.from_list(list(rows) or [step(n) for n in range(5)], features=STEP)
+    return _filled(list(rows) or [step(n) for n in range(5)], STEP)
 
 
 def pairs(*rows: Row) -> Dataset:
-    return Dataset.from_list(list(rows) or [pair(n) for n in range(5)], features=PAIR)
+    return _filled(list(rows) or [pair(n) for n in range(5)], PAIR)
 
 
 def written(folder: Path, rows: Dataset, test: Dataset | None = None) -> Path:
@@ -89,3 +89,8 @@ def written(folder: Path, rows: Dataset, test: Dataset | None = None) -> Path:
     if test is not None:
         test.to_parquet(folder / "data" / "test-00000-of-00001.parquet")
     return folder
+
+
+def _filled(rows: list[Row], columns: Features) -> Dataset:
+    """What no test looks at is null."""
+    return Dataset.from_list([{**dict.fromkeys(columns), **row} for row in rows], features=columns)
