@@ -4,12 +4,14 @@
 
 Too slow for the tests: several gigabytes are resolved and unpacked. The release that the script's
 header names is this checkout's last commit, tagged, taken by git for the one on the web; with
---wheel the checkout as it is goes along as a wheel, too. What pip is told of wheels (find-links) uv
-is told, so that a CPU's PyTorch can be used; UV_CACHE_DIR is kept.
+--wheel the checkout as it is goes along as a wheel, too. Where pip is told of wheels (find-links),
+uv is, and the script's header asks for the PyTorch of constraints.txt, so that one without CUDA is
+used. UV_CACHE_DIR is kept.
 """
 
 import argparse
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -47,6 +49,17 @@ def wheels() -> dict[str, str]:
     return {"UV_FIND_LINKS": found} if found else {}
 
 
+def script_of(home: Path) -> Path:
+    """The job's script; its header asks for our PyTorch where there is a wheel of it."""
+    text = (ROOT / "jobs" / "train_sdpo.py").read_text()
+    if wheels():
+        (torch,) = re.findall("^torch==.*$", (ROOT / "constraints.txt").read_text(), re.M)
+        asked = f'# [tool.uv]\n# constraint-dependencies = ["{torch}"]\n#\n# [tool.hf-jobs]'
+        text = text.replace("# [tool.hf-jobs]", asked, 1)
+    (home / "train_sdpo.py").write_text(text)
+    return home / "train_sdpo.py"
+
+
 def main() -> int:
     """Run the job once and say how long it took."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -68,7 +81,7 @@ def main() -> int:
         hub.seed("lab/traces", "dataset", exported, revision="refs/convert/parquet")
         model = write_tiny_model(home / "tiny")
         hub.seed("me/tiny", "model", {path.name: path.read_bytes() for path in model.iterdir()})
-        script = [str(ROOT / "jobs" / "train_sdpo.py"), "--", "--config", "tiny"]
+        script = [str(script_of(home)), "--", "--config", "tiny"]
         script += ["--model_name_or_path", "me/tiny", "--hub_model_id", "me/adapter"]
         script += ["--source", "lab/traces", "--report_to", "none", "--run-name", "r"]
         began = time.monotonic()

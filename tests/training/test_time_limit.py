@@ -1,12 +1,15 @@
 """A training that ends in time, and goes on later."""
 
 import json
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from pimono_sdpo.errors import TrainingInputError
 from pimono_sdpo.training.time_limit import TimeLimit, seconds_of, time_limit_of
+from tests.loopback_hub import LoopbackHub, run_client
+from tests.loopback_hub.executor import Job
 from tests.training.setup import digest, script
 
 ARGUMENTS = ("--config", "tiny", "--max_steps", "3", "--report_to", "none", "--preflight_rows", "0")
@@ -68,3 +71,23 @@ def test_a_training_cut_short_goes_on_to_the_same_adapter(
     weights = "adapter/adapter_model.safetensors"
     assert digest(out / weights) == digest(whole / weights)
     assert script().main(asked) == 2, "finished now"
+
+
+LEFT = """
+import json, os
+os.environ["JOB_ID"] = {job!r}
+from pimono_sdpo.training import time_limit
+print(json.dumps(time_limit.time_limit_of("3h").ends - time_limit.IMPORTED))
+"""
+
+
+def test_the_time_counts_from_the_jobs_start_by_the_hub(
+    loopback_hub: LoopbackHub, tmp_path: Path
+) -> None:
+    started = datetime.now(UTC) - timedelta(hours=1)
+    spec = {"command": ["x"], "flavor": "cpu-basic"}
+    job = Job("0" * 24, "me", spec, "RUNNING", started=started.strftime("%Y-%m-%dT%H:%M:%S.%fZ"))
+    job.ended.set()
+    loopback_hub.store.jobs[job.job_id] = job
+    assert 0 < run_client(loopback_hub, tmp_path, LEFT.format(job=job.job_id)) <= 2 * 3600
+    assert run_client(loopback_hub, tmp_path, LEFT.format(job="1" * 24)) == 3 * 3600
