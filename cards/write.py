@@ -1,4 +1,4 @@
-"""Write a model card with its pictures into a folder."""
+"""Write a model card, its pictures and a page of the run into a folder."""
 
 from pathlib import Path
 from typing import Any
@@ -6,17 +6,19 @@ from typing import Any
 from cards.lint import lint_file
 from cards.plots import write_evaluation_plot, write_report_plots, write_run_plot
 from cards.render import render_model_card
+from cards.view import render_page, run_view
 
 Json = dict[str, Any]
-PLOT = "training.png"
+PLOT, PAGE = "training.png", "training.html"
 EVALUATION_PLOT = "evaluation.png"
 
 
 def write_model_card(report: Json | None, run: Json, folder: Path) -> list[str]:
-    """Write README.md and the plots it shows; return what the Hub may refuse in the card."""
+    """Write README.md, the plots it shows and the page it links; return what the Hub may refuse in the card."""
     write_run_plot(run, folder / PLOT)
     if report is not None:
         write_report_plots(report, folder)
+    (folder / PAGE).write_text(render_page(run_view(run)), encoding="utf-8")
     if run["evaluation"]:
         write_evaluation_plot(run, folder / EVALUATION_PLOT)
     card = render_model_card(report, run)

@@ -69,14 +69,25 @@ class Feedback:
         )
 
 
+# Is told the step, prompts, completions, rewards, and what the teacher is told of each.
+Record = Callable[[int, list[Any], list[str], list[float], list[str | None]], None]
+
+
 class FeedbackBuilder(SuccessfulRolloutTeacherContextBuilder):  # type: ignore[misc] # untyped
     """TRL's builder with the feedback of the current attempt; made for one trainer.
 
     Every process words the texts of its own completions, which TRL then gathers.
     """
 
-    def __init__(self, trainer: Any, feedback: Feedback, told: Told | None = None) -> None:
+    def __init__(
+        self,
+        trainer: Any,
+        feedback: Feedback,
+        told: Told | None = None,
+        record: Record | None = None,
+    ) -> None:
         super().__init__(trainer)
+        self.record = record
         self.feedback = feedback
         self.told = told
         tokenizer = trainer.processing_class
@@ -109,6 +120,10 @@ class FeedbackBuilder(SuccessfulRolloutTeacherContextBuilder):  # type: ignore[m
             None if success else self.feedback.worded(text, trace)
             for success, text, trace in zip(succeeded, own, traces, strict=True)
         ]
+        if self.record is not None and self.trainer.accelerator.is_main_process:
+            ids = output["completion_ids"]
+            said = self.trainer.processing_class.batch_decode(ids, skip_special_tokens=True)
+            self.record(self.trainer.state.global_step + 1, prompts, said, rewards.tolist(), worded)
         context: dict[str, torch.Tensor] = super().build(output, prompts, rewards, worded)
         spoken = gather_object(
             [_says(text) and not success for success, text in zip(succeeded, own, strict=True)]

@@ -19,6 +19,7 @@ from pimono_sdpo.training.feedback import AS_IT_IS, Feedback, FeedbackBuilder, c
 from pimono_sdpo.training.guards import Guards
 from pimono_sdpo.training.models import lora_config, model_init_kwargs
 from pimono_sdpo.training.scoring import Scoring
+from pimono_sdpo.training.trackio_run import log_rollouts
 from pimono_sdpo.training.trainer import Fitted, Prepared, build, settle_run
 
 
@@ -108,7 +109,8 @@ def prepare(
         ),
         model_args,
     )
-    trainer.teacher_context_builder = FeedbackBuilder(trainer, feedback, scoring.told)
+    record = log_rollouts if "trackio" in args.report_to else None
+    trainer.teacher_context_builder = FeedbackBuilder(trainer, feedback, scoring.told, record)
     make_resumable(trainer)
     trainer.add_callback(clock)
     trainer.add_callback(guards)

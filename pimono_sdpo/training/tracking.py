@@ -3,6 +3,7 @@
 import itertools
 import logging
 import os
+import shlex
 from datetime import UTC, datetime
 
 from httpx2 import HTTPError
@@ -32,9 +33,11 @@ def set_up_trackio(args: SDPOConfig, smoke: bool) -> None:
         problem = hub_problem()
         if problem:
             logger.warning(
-                "Trackio logs to this machine only, since the Space `%s` cannot be used (%s).",
+                "Trackio logs to this machine only, since the Space `%s` cannot be used (%s); "
+                "later: %s",
                 space,
                 problem,
+                sync_command(args.project, space),
             )
             space = None
     args.trackio_space_id = space if space and not smoke else None
@@ -70,6 +73,11 @@ def hub_problem() -> str | None:
         # No token at all, or HF_HUB_OFFLINE.
         return f"{type(error).__name__}; set HF_TOKEN and unset HF_HUB_OFFLINE"
     return None
+
+
+def sync_command(project: str, space: str) -> str:
+    """Return the command line that brings what was logged here to a Space."""
+    return shlex.join(["trackio", "sync", "--project", project, "--space-id", space, "--private"])
 
 
 def space_url(space: str | None) -> str | None:

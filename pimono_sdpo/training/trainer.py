@@ -10,6 +10,7 @@ from typing import Any
 
 from datasets import Dataset
 from transformers import TrainerCallback
+from transformers.integrations import TrackioCallback
 from trl import ModelConfig
 
 from pimono_sdpo.errors import TrainingInputError
@@ -17,6 +18,7 @@ from pimono_sdpo.training.clock import Clock
 from pimono_sdpo.training.guards import Guards
 from pimono_sdpo.training.models import keep_layout, told
 from pimono_sdpo.training.output import last_checkpoint
+from pimono_sdpo.training.trackio_run import SafeTrackio, config_of
 
 SMOKE_STEPS = 2
 
@@ -91,6 +93,8 @@ def build(make: Callable[[], Any], model_args: ModelConfig) -> Any:
     ):
         trainer = make()
     keep_layout(trainer.model)
+    if trainer.pop_callback(TrackioCallback) is not None:
+        trainer.add_callback(SafeTrackio(config_of(trainer.args, model_args)))
     trainer.add_callback(NoStepTooMany())
     return trainer
 

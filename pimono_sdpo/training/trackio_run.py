@@ -1,0 +1,123 @@
+"""Log a run to Trackio, rollouts included, in a way that cannot stop or lose the training.
+
+writes  metrics by transformers' callback, what was sampled as traces (the Traces tab), a config
+without machine paths, to a Space or to $TRACKIO_DIR on this machine
+"""
+
+import logging
+import math
+from collections.abc import Sequence
+from itertools import islice
+from typing import Any
+
+import trackio
+from transformers.integrations import TrackioCallback
+from transformers.integrations.integration_utils import rewrite_logs
+
+from pimono_sdpo.training.tracking import sync_command
+
+logger = logging.getLogger(__name__)
+
+# Of each step; enough to see what is rewarded, little enough for any number of steps.
+ROLLOUTS = 8
+# Of the whole training, logged once at its end: no curves.
+ONCE = frozenset(
+    "train_runtime train_samples_per_second train_steps_per_second train_loss total_flos".split()
+)
+Json = dict[str, Any]
+
+
+class SafeTrackio(TrackioCallback):  # type: ignore[misc] # transformers is untyped here
+    """The callback of transformers, on this machine when a Space fails, with a config of our own.
+
+    Theirs logs all arguments, machine paths among them, and empty mappings, which no later export
+    of the run can write.
+    """
+
+    def __init__(self, config: Json) -> None:
+        super().__init__()
+        self.config = config
+
+    def setup(self, args: Any, state: Any, model: Any, **_: Any) -> None:
+        """Begin the run or go on with the one of this name."""
+        self._initialized = True
+        if not state.is_world_process_zero:
+            return
+        try:
+            self._begin(args)
+        except Exception as error:
+            # Whatever the clients of Space and bucket raise: metrics are no reason to stop.
+            if args.trackio_space_id is None:
+                raise
+            logger.warning(
+                "Trackio logs to this machine only, since the Space `%s` cannot be used (%s: %s); "
+                "later: %s",
+                args.trackio_space_id,
+                type(error).__name__,
+                " ".join(str(error).split())[:200],
+                sync_command(args.project, args.trackio_space_id),
+            )
+            args.trackio_space_id = None
+            self._begin(args)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+        """Log under the step of the training; Trackio would count the calls."""
+        if state.is_world_process_zero and self._initialized:
+            metrics = {name: value for name, value in logs.items() if name not in ONCE}
+            trackio.log(rewrite_logs(metrics), step=state.global_step)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Finish the run; Trackio waits half a minute at most, what is left can follow."""
+        if state.is_world_process_zero and self._initialized:
+            trackio.finish()
+        self._initialized = False
+
+    def _begin(self, args: Any) -> None:
+        trackio.init(
+            project=args.project,
+            name=args.run_name,
+            space_id=args.trackio_space_id,
+            bucket_id=args.trackio_bucket_id,
+            private=args.hub_private_repo is not False,
+            config=self.config,
+            resume="allow",
+        )
+
+
+def log_rollouts(
+    step: int,
+    prompts: Sequence[Any],
+    completions: Sequence[str],
+    rewards: Sequence[float],
+    feedback: Sequence[str | None],
+) -> None:
+    """Log the first ROLLOUTS completions of a step; `feedback` is what the teacher was told."""
+    if trackio.context_vars.current_run.get() is None:
+        # Sampled before the training, to look at first.
+        return
+    rows = islice(zip(prompts, completions, rewards, feedback, strict=True), ROLLOUTS)
+    traces = {
+        f"rollout_{number}": trackio.Trace(
+            [*_conversation(prompt), {"role": "assistant", "content": completion}],
+            metadata={
+                "step": step,
+                "reward": reward if math.isfinite(reward) else None,
+                "feedback": told or "",
+            },
+        )
+        for number, (prompt, completion, reward, told) in enumerate(rows)
+    }
+    trackio.log(traces, step=step)
+
+
+def _conversation(prompt: Any) -> list[Json]:
+    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+
+
+def config_of(args: Any, model_args: Any) -> Json:
+    """Return what the dashboard lists of a run: the arguments that the run log has, too."""
+    from pimono_sdpo.training.run_log import MODEL_ARGUMENTS, TRAINING_ARGUMENTS
+
+    settings = args.to_dict()
+    named = {name: settings[name] for name in TRAINING_ARGUMENTS}
+    return named | {name: vars(model_args)[name] for name in MODEL_ARGUMENTS}

@@ -1,0 +1,108 @@
+"""A run in Trackio's own database and on a Hub: what is logged, and what a missing Space costs."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.loopback_hub.client import run_client
+from tests.loopback_hub.server import LoopbackHub
+from tests.training.setup import PYTHONPATH
+
+LOG = """
+import json, logging, sys
+from pathlib import Path
+import trackio
+from transformers import TrainerControl, TrainerState
+from pimono_sdpo.training.trackio_run import SafeTrackio, config_of, log_rollouts
+from tests.training.setup import arguments
+
+told = []
+class Told(logging.Handler):
+    def emit(self, record):
+        told.append(record.getMessage())
+logging.getLogger("pimono_sdpo.training.trackio_run").addHandler(Told())
+args, model_args = arguments(
+    Path("out"), Path("tiny"), project="mine", run_name="r1", trackio_space_id="me/trackio")
+state = TrainerState(is_world_process_zero=True, global_step=0)
+control = TrainerControl()
+callback = SafeTrackio(config_of(args, model_args))
+log_rollouts(1, ["before"], ["the run"], [0.0], [None])
+callback.on_train_begin(args, state, control, model=None)
+for state.global_step in (1, 2, 3):
+    prompts = [[{"role": "user", "content": "mend it"}]] * 12
+    log_rollouts(state.global_step, prompts, ["like so"] * 12, [0.5] * 11 + [float("nan")],
+                 ["it failed"] + [None] * 11)
+    callback.on_log(args, state, control, logs={"loss": 0.5 / state.global_step, "train_runtime": 1.0})
+callback.on_train_end(args, state, control)
+from trackio.sqlite_storage import SQLiteStorage
+logs = SQLiteStorage.get_logs("mine", "r1")
+print(json.dumps({
+    "told": told, "space": args.trackio_space_id,
+    "losses": [[entry["step"], entry["train/loss"]] for entry in logs if "train/loss" in entry],
+    "config": trackio.Api().runs("mine")[0].config,
+}))
+"""
+READ = """
+import json, tempfile
+from pathlib import Path
+import pandas
+from huggingface_hub import download_bucket_files, list_bucket_tree
+names = [entry.path for entry in list_bucket_tree("me/metrics-bucket", recursive=True)]
+folder = Path(tempfile.mkdtemp())
+wanted = [name for name in names if name.endswith(".parquet")]
+download_bucket_files("me/metrics-bucket", files=[(name, str(folder / Path(name).name)) for name in wanted])
+traces = pandas.read_parquet(folder / "traces.parquet")
+metrics = pandas.read_parquet(folder / "metrics.parquet")
+print(json.dumps({"metrics": len(metrics), "traces": len(traces),
+                  "first": str(traces.iloc[0].to_dict())}))
+"""
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PYTHONPATH", PYTHONPATH)
+    return tmp_path
+
+
+def test_without_a_space_nothing_is_lost_and_it_can_follow_later(
+    home: Path, loopback_hub: LoopbackHub
+) -> None:
+    # The Hub answers nothing that has to do with the Space.
+    loopback_hub.fail_next("trackio", 503, times=1000)
+    found = run_client(loopback_hub, home, LOG)
+    (told,) = found["told"]
+    assert "the Space `me/trackio` cannot be used" in told
+    command = "trackio sync --project mine --space-id me/trackio --private"
+    assert told.endswith(f"later: {command}")
+    assert found["space"] is None
+    assert found["losses"] == [[1, 0.5], [2, 0.25], [3, 0.5 / 3]]
+    assert str(home) not in str(found["config"]), "no path of this machine"
+    assert found["config"]["learning_rate"] == 1e-3
+
+    loopback_hub.faults.clear()
+    synced = subprocess.run(
+        # The double runs no Gradio: a static Space, which is public by nature.
+        [
+            str(Path(sys.executable).parent / "trackio"),
+            *"sync --project mine --sdk static".split(),
+            "--space-id",
+            "me/metrics",
+            "--force",
+        ],
+        cwd=home,
+        env=loopback_hub.env(home) | {"PATH": os.environ["PATH"]},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert synced.returncode == 0, synced.stderr[-2000:]
+    there = run_client(loopback_hub, home, READ)
+    assert "sdk: static" in loopback_hub.files("me/metrics", "space")["README.md"].decode()
+    assert there["metrics"] > 0
+    # Eight of the twelve rollouts of each step.
+    assert there["traces"] == 24, there
+    assert "it failed" in there["first"]
+    assert "mend it" in there["first"]
