@@ -14,7 +14,10 @@ EVALUATION_PLOT = "evaluation.png"
 
 
 def write_model_card(report: Json | None, run: Json, folder: Path) -> list[str]:
-    """Write README.md, the plots it shows and the page it links; return what the Hub may refuse in the card."""
+    """Write README.md, the plots it shows and the page it links.
+
+    Returns what the Hub may refuse in the card.
+    """
     write_run_plot(run, folder / PLOT)
     if report is not None:
         write_report_plots(report, folder)
