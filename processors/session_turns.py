@@ -35,7 +35,7 @@ class Drawn(NamedTuple):
 
 
 def draw_of(session: Mapping[str, Any], seed: int, most: int) -> list[Drawn]:
-    """At most `most` turns of a session, drawn by the seed; never raises on its content."""
+    """At most `most` turns of a session, in the order drawn; never raises on its content."""
     found = evidence(session, "session", 0)[0]
     if found["problem"]:
         return [Drawn(None, None, found["problem"])]
@@ -55,7 +55,11 @@ def draw_of(session: Mapping[str, Any], seed: int, most: int) -> list[Drawn]:
         return [Drawn(None, None, "too_long" if places else "no_turn")]
     name = session["source"] or found["session_id"]
     rng = random.Random(f"{seed}:{name}")
-    drawn = sorted(rng.sample(readable, min(most, len(readable))))
+    drawn = rng.sample(readable, min(most, len(readable)))
+    clean_messages = [
+        {**message, "content": redact_text(message["content"], trace.cwd)[0]}
+        for message in messages[: max(drawn) + 1]
+    ]
     clean = {**found, **redact(found)}
     instance = redact_text(found["session_id"] or name, trace.cwd)[0]
     record = {
@@ -67,20 +71,17 @@ def draw_of(session: Mapping[str, Any], seed: int, most: int) -> list[Drawn]:
         "description": context(clean)["privileged_context"],
     }
     record["pr_chars"] = len(record["problem_statement"]) + len(record["description"])
-    return [Drawn(_turn(messages, at, trace.cwd, instance), record, None) for at in drawn]
+    return [Drawn(_turn(clean_messages, at, trace.cwd, instance), record, None) for at in drawn]
 
 
 def _turn(conversation: list[Json], at: int, cwd: str, instance: str) -> Json:
     before = [{"role": "system", "content": SYSTEM}, *conversation[:at]]
-    messages = messages_of(
-        [{**told, "content": redact_text(told["content"], cwd)[0]} for told in before]
-    )
-    said = redact_text(conversation[at]["content"], cwd)[0]
+    said = conversation[at]["content"]
     return {
         "instance_id": instance,
         # Of a home that is a workspace, this is no more than $HOME.
         "repo": without_homes(cwd.rstrip("/")).rpartition("/")[2],
-        "messages": messages,
+        "messages": messages_of(before),
         "assistant": said,
         "turn": turns_of(conversation).index(at) + 1,
         "action_style": action_style(said),

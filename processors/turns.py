@@ -67,7 +67,7 @@ def draw(source: str, records: str | None, options: Options, out: Path, request:
         if records is None:
             raise SourceError(
                 "Trajectories have nothing to hide but their pull requests; give the records with "
-                "`--prs`, such as nebius/SWE-rebench-V2-PRs."
+                "`--records`, such as nebius/SWE-rebench-V2-PRs."
             )
         files = parquet_files(source)
         pull_requests = PullRequests(records)
@@ -135,29 +135,33 @@ def _of_trajectories(
 def _of_sessions(
     source: str, options: Options, drops: Counter[str]
 ) -> tuple[list[Json], list[Json]]:
-    """As many turns of each session as are needed; of too many those that a hash draws."""
+    """One turn of each session, then a second, as long as turns are wanted; a hash decides."""
     opened = open_source(source)
     sessions = sum(shard.sessions for shard in opened.shards)
-    most = -(-options.turns // max(sessions, 1))
-    best: list[tuple[int, int, Json, Json]] = []
+    # Many sessions give none: the others may give more than their share.
+    most = min(4 * -(-options.turns // max(sessions, 1)) + 4, options.turns)
+    best: list[tuple[int, int, int, Json, Json]] = []
+    number = 0
     for shard in opened.shards:
         for table in read_sessions(shard):
             for session in table.to_pylist():
-                for drawn in draw_of(session, options.seed, most):
+                for rank, drawn in enumerate(draw_of(session, options.seed, most)):
+                    number += 1
                     reason = drawn.drop_reason
                     if drawn.turn and drawn.turn["instance_id"] in options.exclude:
                         reason = "excluded"
                     if reason or drawn.turn is None or drawn.record is None:
                         drops[reason or ""] += 1
                         continue
-                    place = (-_hash(options.seed, drawn.turn), len(best) + sum(drops.values()))
+                    # The first of each session before the second of any; the worst is on top.
+                    place = (-rank, -_hash(options.seed, drawn.turn), -number)
                     entry = (*place, drawn.turn, drawn.record)
                     if len(best) < options.turns:
                         heapq.heappush(best, entry)
                     else:
                         heapq.heappushpop(best, entry)
                         drops["not_drawn"] += 1
-    best.sort(key=lambda entry: (-entry[0], entry[1]))
+    best.sort(key=lambda entry: entry[:3], reverse=True)
     records = {record["instance_id"]: record for *_, record in best}
     return [turn for *_, turn, _ in best], [records[key] for key in sorted(records)]
 

@@ -188,7 +188,7 @@ def test_what_is_no_source_is_one_sentence(tmp_path: Path) -> None:
     source = str(write_trajectories(tmp_path / "data"))
     for given, records, told in (
         (str(other), None, "column"),
-        (source, None, "--prs"),
+        (source, None, "--records"),
         (source, str(other), "text column `instance_id`"),
         (source, "/nowhere", "does not exist"),
         (str(tmp_path / "none"), None, "does not exist"),

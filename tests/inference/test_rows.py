@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import signal
 import sqlite3
+import time
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,45 @@ def test_a_notebook_s_running_loop_is_no_hindrance(chat_server: ChatServer, tmp_
         return map_rows(rows(3), asker.one, ANSWER, in_flight=2, desc="ask")
 
     assert asyncio.run(cell())["error"] == [None] * 3
+
+
+def interrupted(url: str, journal: Path, said: Any) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    asker = Asker(chat_of(url, journal))
+    try:
+        map_rows(rows(40), asker.one, ANSWER, in_flight=16, desc="ask")
+    except KeyboardInterrupt:
+        said.send("interrupted")
+
+
+def test_ctrl_c_ends_a_run_at_once_and_what_was_answered_is_kept(
+    chat_server: ChatServer, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    journal = tmp_path / "calls.sqlite"
+    chat_server.trouble = lambda body, before: hang(0.1 if len(chat_server.hits) < 20 else 30)
+    fork = multiprocessing.get_context("fork")
+    heard, said = fork.Pipe()
+    worker = fork.Process(target=interrupted, args=(chat_server.url, journal, said))
+    worker.start()
+    while len(chat_server.hits) < 30:
+        time.sleep(0.01)
+    assert worker.pid
+    os.kill(worker.pid, signal.SIGINT)
+    worker.join(20)
+    assert worker.exitcode == 0
+    assert heard.poll()
+    assert heard.recv() == "interrupted"
+    assert sum(used.calls for used in Journal(journal).usage()) >= 14
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_a_bug_ends_all_and_is_raised_as_it_is(chat_server: ChatServer, tmp_path: Path) -> None:
+    async def broken(row: dict[str, Any]) -> dict[str, Any]:
+        await asyncio.sleep(0)
+        raise ZeroDivisionError(row["n"])
+
+    with pytest.raises(ZeroDivisionError):
+        map_rows(rows(9), broken, ANSWER, in_flight=3, desc="ask")
 
 
 def ask_some(url: str, journal: Path, numbers: range) -> None:
