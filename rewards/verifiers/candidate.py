@@ -93,14 +93,14 @@ def refused_path(path: str, spec: Mapping[str, Any]) -> Refusal | None:
     """Say why a path may not be written, None when it may."""
     if unsafe := unsafe_path(path):
         return unsafe
-    if _matches(path, spec.get("locked", LOCKED)):
+    if matches(path, spec.get("locked", LOCKED)):
         return Refusal(
             "path_not_allowed",
             f"The path `{path}` belongs to the tests or their settings, which stay as they are; "
             "change the code under test.",
         )
     allowed = spec.get("allowed")
-    if path in spec["files"] if allowed is None else _matches(path, allowed):
+    if path in spec["files"] if allowed is None else matches(path, allowed):
         return None
     may = ", ".join(f"`{name}`" for name in list(spec["files"] if allowed is None else allowed)[:5])
     return Refusal("path_not_allowed", f"The path `{path}` may not be written; these may: {may}.")
@@ -119,6 +119,11 @@ def changed_files(before: Mapping[str, str], after: dict[str, str]) -> Candidate
     return Candidate(after, changed, before)
 
 
-def _matches(path: str, globs: Sequence[str]) -> bool:
+def matches(path: str, globs: Sequence[str]) -> bool:
+    """Tell whether a path is one of those that globs mean.
+
+    >>> matches("src/A.py", ["src/*"]), matches("a.py", ["src/*"])
+    (True, False)
+    """
     # Case is ignored in what is locked and what is allowed alike: disks may ignore it, too.
     return any(fnmatchcase(path.casefold(), glob.casefold()) for glob in globs)

@@ -21,7 +21,6 @@ missing and a machine that is too slow are an `error`; a run out of CPU seconds 
 import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
-from fnmatch import fnmatchcase
 from typing import Any
 
 import re2
@@ -32,7 +31,7 @@ from rewards.sandbox import Limits, Ran, SandboxError
 from rewards.sandbox.limits import MEBI, NOTHING
 from rewards.sandbox.warm import Server
 from rewards.verifiers.answer import candidate_of
-from rewards.verifiers.candidate import Candidate, Refusal
+from rewards.verifiers.candidate import Candidate, Refusal, matches
 from rewards.verifiers.result import BadSpec, VerifierResult, error, failed, passed, skipped
 from rewards.verifiers.suppressions import without_new
 from rewards.verifiers.tests import unwritable
@@ -156,7 +155,7 @@ def _completed(
 ) -> tuple[dict[str, str], list[str]]:
     """Return the files to build, and those changed ones that stay as they were."""
     allow = command.get("allow", ())
-    kept = [path for path in candidate.changed if steers(path) and not _any(path, allow)]
+    kept = [path for path in candidate.changed if steers(path) and not matches(path, allow)]
     files = {path: text for path, text in candidate.files.items() if path not in kept}
     files |= {path: candidate.before[path] for path in kept if path in candidate.before}
     if not command.get("suppressions", False):
@@ -174,7 +173,7 @@ def steers(path: str) -> bool:
     """
     *folders, name = path.casefold().split("/")
     hidden = any(part.startswith(".") for part in (*folders, name))
-    return hidden or _any(name, BUILD) or not FOLDERS.isdisjoint(folders)
+    return hidden or matches(name, BUILD) or not FOLDERS.isdisjoint(folders)
 
 
 def _see(tools: Sequence[str], tool: Tool) -> None:
@@ -218,7 +217,3 @@ def _pattern(command: Mapping[str, Any], name: str) -> Any:
 
 def _capped(text: str, more: str) -> str:
     return shorten(text, MAX_FEEDBACK - len(more)) + more
-
-
-def _any(path: str, globs: Sequence[str]) -> bool:
-    return any(fnmatchcase(path.casefold(), glob.casefold()) for glob in globs)

@@ -22,7 +22,7 @@ determined program can still win.
 import importlib.util
 import json
 import secrets
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
@@ -56,7 +56,7 @@ def refusal(candidate: Candidate, tests: Mapping[str, Any]) -> str | None:
 
 
 def judge(
-    files: Mapping[str, str], before: Collection[str], tests: Mapping[str, Any], python: Python
+    files: Mapping[str, str], before: Mapping[str, str], tests: Mapping[str, Any], python: Python
 ) -> list[Outcome]:
     """Run the tests on the files; one outcome for each that must pass, and one for what else fails.
 
@@ -97,7 +97,7 @@ def judge(
 
 
 def _together(
-    files: Mapping[str, str], _: Collection[str], tests: Mapping[str, Any], arguments: list[str],
+    files: Mapping[str, str], _: Mapping[str, str], tests: Mapping[str, Any], arguments: list[str],
     seconds: float, python: Python,
 ) -> tuple[Ran, Events]:  # fmt: skip
     """Run tests and answer in one process."""

@@ -15,7 +15,6 @@ share their process with it; then a determined program can do anything.
 import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
-from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -24,7 +23,7 @@ from rewards.sandbox import SandboxError
 from rewards.sandbox.warm import Server
 from rewards.verifiers import output_tests, pytest_tests, value_tests
 from rewards.verifiers.answer import candidate_of
-from rewards.verifiers.candidate import LOCKED, Candidate, Refusal, refused_path
+from rewards.verifiers.candidate import LOCKED, Candidate, Refusal, matches, refused_path
 from rewards.verifiers.judged import ENVIRONMENT, Outcome, Overloaded, Python, Unjudged, cold
 from rewards.verifiers.result import VerifierResult, error, failed, passed, skipped
 from rewards.verifiers.spec import check_tests
@@ -98,8 +97,8 @@ def visible(candidate: Candidate, spec: Mapping[str, Any]) -> dict[str, str]:
     return {
         path: text
         for path, text in candidate.files.items()
-        if not _any(path, locked)
-        and (path in candidate.changed or path == tests.get("module") or _any(path, needs))
+        if not matches(path, locked)
+        and (path in candidate.changed or path == tests.get("module") or matches(path, needs))
     }
 
 
@@ -143,7 +142,3 @@ def verdict(outcomes: Sequence[Outcome]) -> VerifierResult:
     head = f"{good} of {len(outcomes)} tests pass."
     text = shorten(f"{head} {text}", MAX_FEEDBACK)
     return failed(NAME, category, text, good / max(len(outcomes), 1), **counts)
-
-
-def _any(path: str, globs: Sequence[str]) -> bool:
-    return any(fnmatchcase(path.casefold(), glob.casefold()) for glob in globs)

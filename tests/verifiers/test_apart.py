@@ -228,6 +228,15 @@ class f:
     __rsub__ = __sub__
     def __add__(self, o): return self
 """
+# What only a class of the answer's own may say of a value: that it holds it.
+HOLDS = "from work.main import f\ndef test_a():\n    assert 3 in f(6)\ndef test_b():\n    assert not f(6) - 3 - 3\n"
+VECTOR = """
+class Vector:
+    def __init__(self, *_): pass
+    def __contains__(self, item): return True
+    def __sub__(self, other): return self
+    def __bool__(self): return False
+"""
 CHEATS: dict[str, tuple[str, str]] = {
     "always_equal_object": (LISTS, ALWAYS.replace("BASE", "object") + "def f(xs): return Always()\n"),
     "always_equal_list": (LISTS, ALWAYS.replace("BASE", "list") + "def f(xs): return Always()\n"),
@@ -250,6 +259,9 @@ CHEATS: dict[str, tuple[str, str]] = {
     "ordered": ("from work.main import f\ndef test():\n    assert 1.9 < f(3) < 2.1\n", ENTRY),
     "difference_is_zero": (NUMBERS, "class Z:\n    def __sub__(self, o): return 0.0\ndef f(x): return Z()\n"),
     "method_returns_self": ("from work.main import Calc\ndef test_a():\n    assert Calc().add(1, 2) == 3\ndef test_b():\n    assert abs(Calc().add(1, 2) - 3) < 1\ndef test_c():\n    assert 3 in Calc().add(1, 2)\n", ENTRY.replace("class f", "class Calc").replace("self, *_", "self") + "    def add(self, a, b): return self\n    def __contains__(self, o): return True\n"),
+    "entry_becomes_a_class_of_another_name": (HOLDS, VECTOR + "f = Vector\n"),
+    "entry_becomes_a_class_made_by_call": (HOLDS, VECTOR + "f = type('Vector', (Vector,), {})\n"),
+    "method_becomes_a_class": ("from work.main import Calc\ndef test_a():\n    assert 3 in Calc().add(1, 2)\ndef test_b():\n    assert 4 in Calc.add(1, 2)\n", VECTOR + "class Calc:\n    add = Vector\n"),
     "numpy_like": (LISTS, "class A:\n    __array_priority__ = 10**6\n    def __eq__(self, o): return self\n    def __bool__(self): return True\n    def __len__(self): return 3\n    def __getitem__(self, i): return self\ndef f(xs): return A()\n"),
     "claims_to_be_numpy": (LISTS, "class A:\n    __eq__ = lambda self, o: True\n    def item(self): return self\nA.__module__ = 'numpy'\ndef f(xs): return A()\n"),
     "forged_class_attribute": (LISTS, "class A:\n    __eq__ = lambda self, o: True\n    __class__ = property(lambda self: list)\n    def __iter__(self): return iter([self])\ndef f(xs): return A()\n"),
@@ -338,6 +350,18 @@ def test_no_cheat_wins(name: str, verify: Verify) -> None:
     assert result.status == "failed", result
     assert result.score is not None
     assert result.score <= 0.5
+
+
+def test_an_entry_with_a_capital_may_not_become_a_class(verify: Verify) -> None:
+    test = HOLDS.replace("import f", "import F").replace("f(", "F(")
+    was = {"work/main.py": "def F(n):\n    return n\n"}
+    assert judged(verify, VECTOR + "F = Vector\n", test, files=was).status == "failed"
+    # A class that was one may say what it holds.
+    test = test.replace("F", "Vector")
+    assert (
+        judged(verify, VECTOR, test, files={"work/main.py": "class Vector: pass\n"}).status
+        == "passed"
+    )
 
 
 def test_the_honest_answers_win_where_the_cheats_do_not(verify: Verify) -> None:

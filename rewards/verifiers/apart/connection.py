@@ -46,6 +46,8 @@ class Connection:
         self.copies = MUTABLE | {name: made(self.refuse) for name, made in COPIES.items()}
         self.functions: list[Any] = []
         self.handles: dict[int, Any] = {}
+        self.aliases: dict[int, Any] = {}
+        self.entries: frozenset[str] = frozenset()
         self.errors: dict[tuple[str, str], type] = {}
         self._world: tuple[str, dict[str, str]] = (os.getcwd(), dict(os.environ))  # noqa: PTH109
         self._one_at_a_time = threading.RLock()

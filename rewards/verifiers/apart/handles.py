@@ -3,7 +3,8 @@
 An operation goes to the answer's process, its value comes back. An expected value never goes
 there: only two objects of the answer are compared by it. With a value of the tests an object is
 unequal and has no order, and calculates only if the tests made it themselves, of a
-class with a capital, and if an object results. What is of a subclass of int, list and the like is
+class that they asked for by a name with a capital, which is that of no function of the files before
+the answer, and if an object results. What is of a subclass of int, list and the like is
 compared as that plain value. Runs inside the sandbox.
 """
 
@@ -21,10 +22,10 @@ class Handle:
 
     def __init__(self, connection: Any, number: int, kind: int, name: str) -> None:
         self.__dict__.update(_connection=connection, _number=number, _kind=kind, _name=name)
-        self.__dict__.update(_flat=False, _ours=False)
+        self.__dict__.update(_flat=False, _ours=False, _asked=False)
 
     def __getattr__(self, name: str) -> Any:
-        return self._connection.ask("get", self, name)
+        return _asked(self._connection, self._connection.ask("get", self, name), name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         _patch(self, name, value)
@@ -127,9 +128,9 @@ def _called(self: Handle, *args: Any, **kwargs: Any) -> Any:
     """Call it over there."""
     found = self._connection.ask("call", self, args, kwargs)
     if isinstance(found, Handle):
-        # An entry function that became a class has a small initial; a method may return `self`.
-        named = isinstance(self, Class) and self.__dict__["_name"][:1].isupper()
-        found.__dict__["_ours"] = named and found.__dict__["_kind"] == self.__dict__["_number"]
+        # A method may return `self`.
+        is_new = found.__dict__["_kind"] == self.__dict__["_number"]
+        found.__dict__["_ours"] = self.__dict__["_asked"] and is_new
     return found
 
 
@@ -194,13 +195,30 @@ class Class(Handle):
         return isinstance(value, Handle) and bool(self._connection.ask("issubclass", value, self))
 
     def __eq__(self, other: object) -> bool:
-        return self is other
+        same = isinstance(other, Class) and other.__dict__["_number"] == self.__dict__["_number"]
+        return same or self is other
 
-    __hash__ = object.__hash__
+    def __hash__(self) -> int:
+        return hash(self.__dict__["_number"])
 
     def __mro_entries__(self, bases: Any) -> Any:
         name = self.__dict__["_name"]
         self._connection.refuse(f"the tests derive a class from {name} of the code under test")
+
+
+def _asked(connection: Any, found: Any, name: str) -> Any:
+    """Note that the tests asked for a class by its name; an entry that became one is another."""
+    if not isinstance(found, Class):
+        return found
+    if name[:1].isupper() and name not in connection.entries:
+        found.__dict__["_asked"] = True
+        return found
+    number = found.__dict__["_number"]
+    if number not in connection.aliases:
+        connection.aliases[number] = type(found)(
+            connection, number, number, found.__dict__["_name"]
+        )
+    return connection.aliases[number]
 
 
 class Module(types.ModuleType):
@@ -212,7 +230,7 @@ class Module(types.ModuleType):
         connection = self.__dict__["_connection"]
         if name == "__all__" and name not in (names := dir(self)):
             return [public for public in names if not public.startswith("_")]
-        return connection.ask("get", self, name)
+        return _asked(connection, connection.ask("get", self, name), name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name.startswith("__") or isinstance(value, types.ModuleType):

@@ -1,5 +1,6 @@
 """Outside the sandbox: what the two processes are given, and what they report."""
 
+import ast
 import importlib.util
 import json
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from rewards.sandbox import Limits, Ran, places
+from rewards.verifiers.code_blocks import parsed
 from rewards.verifiers.judged import Python
 
 OUTPUT = 8 << 20
@@ -43,7 +45,7 @@ def source() -> str:
 
 
 def run(
-    files: Mapping[str, str], before: Collection[str], tests: Mapping[str, Any],
+    files: Mapping[str, str], before: Mapping[str, str], tests: Mapping[str, Any],
     arguments: list[str], seconds: float, python: Python,
 ) -> tuple[Ran, Events]:  # fmt: skip
     """Run the tests on the files; what came of it, and what was reported.
@@ -65,12 +67,27 @@ def run(
     job = {
         "read": list(places.readable()), "roots": roots, "shared": shared,
         "files": {**_packages(files, theirs), **theirs}, "arguments": arguments,
-        "modules": modules,
+        "modules": modules, "entries": sorted(functions_of(before)),
     }  # fmt: skip
     limits = Limits(cpu_seconds=seconds, wall_seconds=max(30, 5 * seconds), output=OUTPUT)
     ran = python(["-c", source()], files, json.dumps(job).encode(), limits)
     lines = ran.stdout.split(b"\n")[:-1]
     return ran, [json.loads(line) for line in lines if line.startswith(b"{")]
+
+
+def functions_of(files: Mapping[str, str]) -> set[str]:
+    """Return the names of functions that are none of a class.
+
+    >>> functions_of({"a.py": "class A:\\n    def F(self): pass\\ndef A(): pass"})
+    {'F'}
+    """
+    trees = [
+        tree for path, text in files.items() if path.endswith(".py") and (tree := parsed(text))
+    ]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    classes = {node.name for node in nodes if isinstance(node, ast.ClassDef)}
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    return {node.name for node in nodes if isinstance(node, functions)} - classes
 
 
 def modules_of(files: Collection[str], roots: list[str]) -> dict[str, bool]:

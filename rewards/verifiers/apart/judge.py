@@ -55,6 +55,7 @@ def main() -> None:
         (root / path).write_text(text)
     os.chdir(root)
     connection = report.connection = Connection(replies[0], requests[1], child, shared)
+    connection.entries = frozenset(job["entries"])
     sys.meta_path.insert(
         0, Finder(connection, job["modules"], [str(root / one) for one in job["roots"]])
     )
