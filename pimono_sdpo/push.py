@@ -32,7 +32,8 @@ from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
 from pimono_sdpo.errors import OutputError
 from pimono_sdpo.hub_errors import CONFLICTS, clause, who_may_write
-from pimono_sdpo.push_check import CARD, checked_files, is_shard
+from pimono_sdpo.push_check import CARD, checked_files
+from pimono_sdpo.push_stage import STAGES, is_of, merged_card, place_of, report_of
 from pimono_sdpo.runs.folders import REPORT, read_json
 
 DATASET = "dataset"
@@ -94,10 +95,11 @@ def push_folder(
     same content makes no commit. `lint` and `secrets` are as in `checked_files`. Raises OutputError
     as that does, and when the Hub refuses; the folder stays as it is.
     """
-    files: dict[str, Path | bytes] = dict(checked_files(folder, lint, secrets))
+    checked = checked_files(folder, lint, secrets)
+    stage = _stage(folder)
+    files: dict[str, Path | bytes] = {place_of(name, stage): checked[name] for name in checked}
     # The card's example is to be copied from the Hub.
-    card = (folder / CARD).read_text()
-    files[CARD] = card.replace(PLACEHOLDER, f'"{target.repo_id}"').encode()
+    card = (folder / CARD).read_text().replace(PLACEHOLDER, f'"{target.repo_id}"')
     api = HfApi()
     check_account(target)
     with _told(target, folder):
@@ -106,7 +108,7 @@ def push_folder(
             # Those who collided do not try again at the same moment.
             sleep(wait * random.uniform(0.5, 1.5))
             try:
-                return _commit(api, target, files)
+                return _commit(api, target, files, card, stage)
             except HfHubHTTPError as error:
                 if error.response.status_code not in CONFLICTS:
                     raise
@@ -138,20 +140,38 @@ def _make(api: HfApi, target: Target) -> None:
         api.create_branch(target.repo_id, repo_type=DATASET, branch=target.revision, exist_ok=True)
 
 
-def _commit(api: HfApi, target: Target, files: Mapping[str, Path | bytes]) -> str:
+def _stage(folder: Path) -> str | None:
+    """The stage that made a folder, None for the rows of the filter."""
+    report = read_json(folder / REPORT)
+    stage = report.get("stage") if isinstance(report, dict) else None
+    return stage if stage in STAGES else None
+
+
+def _commit(
+    api: HfApi,
+    target: Target,
+    own: Mapping[str, Path | bytes],
+    card: str,
+    stage: str | None,
+) -> str:
     """Compare with the branch as it is now and commit the difference onto just that."""
     repo_id = target.repo_id
     info = api.repo_info(repo_id, repo_type=DATASET, revision=target.revision or "main")
     entries = api.list_repo_tree(repo_id, repo_type=DATASET, revision=info.sha, recursive=True)
     there = {entry.path: entry for entry in entries if isinstance(entry, RepoFile)}
+    # A card without data is of a dataset that was just made.
+    is_empty = not set(there) - {CARD, ".gitattributes"}
+    known = CARD in there and not is_empty
+    before = _fetched(repo_id, CARD, info.sha).read_text() if known else None
+    files = {**own, CARD: merged_card(card, before, stage, repo_id).encode()}
     changed = [name for name in files if not _same(there.get(name), files[name])]
-    gone = [name for name in there if is_shard(name) and name not in files]
+    gone = [name for name in there if is_of(name, stage) and name not in files]
     where = f"{api.endpoint}/datasets/{repo_id} ({'private' if info.private else 'public'})"
     if target.public and info.private:
         where += ", which was private and stays so until its settings say otherwise"
     if not changed and not gone:
         return f"{where} has these rows already, in commit {info.sha}; nothing was uploaded"
-    _check_replaced(repo_id, info.sha, there)
+    _check_replaced(repo_id, info.sha, there, stage)
     with _upload_told(target):
         done = api.create_commit(
             repo_id,
@@ -169,15 +189,20 @@ def _commit(api: HfApi, target: Target, files: Mapping[str, Path | bytes]) -> st
     return f"pushed to {where}: {len(changed)} files written, {len(gone)} removed, in {made}"
 
 
-def _check_replaced(repo_id: str, commit: str | None, there: Mapping[str, RepoFile]) -> None:
-    """Raise OutputError when a push would replace rows or a report that `filter` did not write."""
-    if not any(is_shard(name) or name == REPORT for name in there):
+def _fetched(repo_id: str, name: str, commit: str | None) -> Path:
+    return Path(hf_hub_download(repo_id, name, repo_type=DATASET, revision=commit))
+
+
+def _check_replaced(
+    repo_id: str, commit: str | None, there: Mapping[str, RepoFile], stage: str | None
+) -> None:
+    """Raise OutputError when a push would replace rows or a report that we did not write."""
+    name = report_of(stage)
+    if not any(is_of(file, stage) or file == name for file in there):
         return
     report: object = None
-    if REPORT in there:
-        report = read_json(
-            Path(hf_hub_download(repo_id, REPORT, repo_type=DATASET, revision=commit))
-        )
+    if name in there:
+        report = read_json(_fetched(repo_id, name, commit))
     if not isinstance(report, dict) or "pimono_sdpo" not in report:
         raise OutputError(
             f"`{repo_id}` holds data that is not of an earlier filter run; give another name."

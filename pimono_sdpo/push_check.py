@@ -1,5 +1,6 @@
 """What must hold of a finished folder before it is published: ours, whole, no secrets."""
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -12,15 +13,6 @@ from pimono_sdpo.runs.folders import PICTURES, REPORT, mark_of, read_json
 CARD = "README.md"
 ALONE = (CARD, REPORT, "report.md", *PICTURES)
 SHARDS = ("data", "rejects")
-
-
-def is_shard(name: str) -> bool:
-    """Tell a shard of rows or rejects from any other file of a dataset repository.
-
-    >>> is_shard("data/train-00000-of-00001.parquet"), is_shard("data/notes.txt")
-    (True, False)
-    """
-    return name.startswith(tuple(f"{kind}/" for kind in SHARDS)) and name.endswith(".parquet")
 
 
 def checked_files(
@@ -88,11 +80,16 @@ def _texts_of_shard(path: Path) -> Iterator[tuple[str, str]]:
 def _texts_in_array(array: pa.Array) -> Iterator[str]:
     """Every different text in an array, however deep it lies."""
     kind = array.type
-    if pa.types.is_struct(kind):
-        for child in array.flatten():
-            yield from _texts_in_array(child)
+    if isinstance(kind, pa.BaseExtensionType):
+        # JSON: what its texts are, once their escapes are read.
+        for text in array.storage.unique().to_pylist():
+            yield from _texts_in(json.loads(text) if text else None)
+    elif pa.types.is_struct(kind):
+        # Arrow cannot flatten JSON; the children hold all there is, and what is null besides.
+        for number in range(kind.num_fields):
+            yield from _texts_in_array(array.field(number))
     elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        yield from _texts_in_array(array.flatten())
+        yield from _texts_in_array(array.values)
     elif pa.types.is_string(kind) or pa.types.is_large_string(kind):
         yield from (text for text in array.unique().to_pylist() if text)
 
