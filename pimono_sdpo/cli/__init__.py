@@ -7,7 +7,18 @@ from typing import Annotated
 import typer
 
 from pimono_sdpo import __version__
-from pimono_sdpo.cli import duel, filter, looks, pairs, rewards, rollouts, samples, steps, suites
+from pimono_sdpo.cli import (
+    duel,
+    evaluate,
+    filter,
+    looks,
+    pairs,
+    rewards,
+    rollouts,
+    samples,
+    steps,
+    suites,
+)
 from pimono_sdpo.errors import PimonoError
 
 # What a shell tells of a program that Ctrl-C ended.
@@ -32,6 +43,7 @@ app.command("rollout")(rollouts.rollout_command)
 app.command("prefs")(rollouts.prefs_command)
 app.command("steps")(steps.steps_command)
 app.command("pairs")(pairs.pairs_command)
+app.command("evaluate")(evaluate.evaluate_command)
 app.command("sft-extract")(steps.sft_extract_command)
 app.command("duel")(duel.duel_command)
 app.command("duel-rows")(duel.duel_rows_command)
