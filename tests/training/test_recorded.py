@@ -98,7 +98,7 @@ def test_a_run_leaves_an_adapter_that_loads_and_a_card_that_says_what_it_was(
         *publish.WEIGHTS,
         "README.md",
         "run.json",
-        "training.png",
+        *("training.html", "training.png"),
         "evaluation.png",
     }
     assert reload.largest_difference(out) == 0

@@ -70,8 +70,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_without_a_space_nothing_is_lost_and_it_can_follow_later(
     home: Path, loopback_hub: LoopbackHub
 ) -> None:
-    # The Hub answers nothing that has to do with the Space.
-    loopback_hub.fail_next("trackio", 503, times=1000)
+    # The Hub refuses whatever has to do with the Space, in a way that nobody tries again.
+    loopback_hub.fail_next("trackio", 400, times=1000)
     found = run_client(loopback_hub, home, LOG)
     (told,) = found["told"]
     assert "the Space `me/trackio` cannot be used" in told
