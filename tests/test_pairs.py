@@ -15,10 +15,10 @@ from pimono_sdpo.commands.retest import retests
 from pimono_sdpo.errors import EmptySelection, OutputError, SourceError
 from pimono_sdpo.suites.suite import load
 from pimono_sdpo.tiny_model import write_tiny_model
-from processors import together
-from processors.pairs import Case, Rules, pair_of, score
-from processors.step_pairs import step_pairs
-from processors.targets import TARGETS
+from processors.rollouts import together
+from processors.rollouts.pairs import Case, Rules, pair_of, score
+from processors.rollouts.step_pairs import step_pairs
+from processors.rollouts.targets import TARGETS
 from tests.rollout_data import (
     BUGGY,
     FIXED,

@@ -14,7 +14,7 @@ from pimono_sdpo.errors import EmptySelection, OutputError, PimonoError, Trainin
 from pimono_sdpo.samples import write_samples
 from pimono_sdpo.stage import apply_all
 from pimono_sdpo.tiny_model import write_tiny_model
-from processors import steps, together
+from processors.rollouts import steps, together
 from tests.rollout_data import (
     BUGGY,
     FIXED,

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from pimono_sdpo.duel_schema import Opponent
     from pimono_sdpo.inference.settings import Settings
     from pimono_sdpo.inference.shards import Asked
-    from processors.answers import Answering
-    from processors.judge import Judging
-    from processors.turns import Options
+    from processors.duel.answers import Answering
+    from processors.duel.judge import Judging
+    from processors.duel.turns import Options
 
 Json = dict[str, Any]
 JOURNAL = "calls.sqlite"
@@ -60,7 +60,7 @@ def run_turns(source: str, records: str | None, options: "Options", out: Path) -
 
     Raises SourceError, EmptySelection, and OutputError when answers to other turns are there.
     """
-    from processors.turns import draw
+    from processors.duel.turns import draw
 
     asked_for = json.dumps([source, records, asdict(options)], default=sorted)
     request = hashlib.sha256(asked_for.encode()).hexdigest()
@@ -79,7 +79,7 @@ def draw_turns(
     source: str, records: str | None, exclude: Path | None, settings: "Settings", out: Path
 ) -> Json:
     """Draw turns as the settings say, without the instance ids of a text file; raises as above."""
-    from processors.turns import Options, excluded_ids
+    from processors.duel.turns import Options, excluded_ids
 
     left_out = excluded_ids(exclude) if exclude else frozenset()
     options = Options(settings.duel.turns, settings.duel.seed, exclude=left_out)
@@ -90,7 +90,7 @@ def run_answers(out: Path, settings: "Settings", spending: Spending, equals: boo
     """Ask king and challenger, or the king twice; raises SourceError, InferenceError."""
     from pimono_sdpo.duel_schema import ANSWER
     from pimono_sdpo.inference.opened import open_chat
-    from processors.answers import Answering, Players
+    from processors.duel.answers import Answering, Players
 
     duel = settings.duel
     players = Players(
@@ -119,7 +119,7 @@ def run_judge(out: Path, settings: "Settings", spending: Spending, equals: bool 
     from pimono_sdpo.inference.chat import Chat
     from pimono_sdpo.inference.decisions import Decisions
     from pimono_sdpo.inference.opened import open_chat
-    from processors.judge import Judging, Panel
+    from processors.duel.judge import Judging, Panel
 
     judge = settings.judge
     opponent: Opponent = "king" if equals else settings.duel.opponent
@@ -185,7 +185,7 @@ def _ask(
 def _made_by(asking: "Answering | Judging", options: Json, *files: Path) -> str:
     """What a shard depends on beside its input: code, prompts, options, records."""
     from pimono_sdpo.stage import source_hash
-    from processors.duel_prompts import fingerprint
+    from processors.duel.prompts import fingerprint
 
     digests = [hashlib.sha256(path.read_bytes()).hexdigest() for path in files]
     return json.dumps([source_hash(asking.one), fingerprint(), options, digests])
@@ -204,7 +204,7 @@ def _rows(paths: Sequence[Path]) -> Iterator[Json]:
 
 
 def _report(out: Path) -> Json | None:
-    from processors.turns import REPORT
+    from processors.duel.turns import REPORT
 
     path = out / REPORT
     found: Json | None = json.loads(path.read_text()) if path.is_file() else None

@@ -14,7 +14,7 @@ from pimono_sdpo.errors import EmptySelection, SourceError
 if TYPE_CHECKING:
     from pimono_sdpo.runs.tables import Made
     from pimono_sdpo.stage import Stage
-    from processors.onward import Kind
+    from processors.duel.onward import Kind
 
 Json = dict[str, Any]
 STAGES = {"sft": "steps", "dpo": "pairs", "sdpo": "sdpo"}
@@ -37,7 +37,7 @@ def run_duel_rows(
     from pimono_sdpo.runs.folders import REPORT, apart
     from pimono_sdpo.runs.tables import Part, Table, code_of
     from pimono_sdpo.runs.workers import sha256
-    from processors import onward
+    from processors.duel import onward
 
     data = folder / RESULT / "data"
     if not (folder / RESULT / REPORT).is_file():

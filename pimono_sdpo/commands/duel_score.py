@@ -53,7 +53,7 @@ def run_score(
     from pimono_sdpo.duel.summary import summary, summary_of_original
     from pimono_sdpo.duel.votes import votes_of
     from pimono_sdpo.runs.folders import LOCK, REPORT, only_run, publish_folder, remove
-    from processors.duels import duel_rows, reasons_of
+    from processors.duel.duels import duel_rows, reasons_of
 
     theirs = "king" if opponent == "king" else "assistant"
     answered = [_short(row, theirs) for row in _rows(folder, ANSWERS, ABOUT)]

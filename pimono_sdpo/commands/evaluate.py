@@ -23,7 +23,7 @@ def run_evaluate(suite: Path, baseline: Path, tuned: Path | None, out: Path) -> 
     from cards.evaluation import write_comparison
     from pimono_sdpo.runs.folders import LOCK, REPORT, apart, only_run, publish_folder, remove
     from pimono_sdpo.suites.suite import load
-    from processors.evaluate import compared
+    from processors.rollouts.evaluate import compared
 
     tasks = load(suite, repos=False)
     out = out.resolve()
@@ -74,7 +74,7 @@ def _opened(folder: Path) -> "Rollouts":
 
 def _rows(rollouts: "Rollouts", wanted: set[str]) -> Iterator[Json]:
     from pimono_sdpo.rollouts import rows_of
-    from processors.evaluate import COLUMNS
+    from processors.rollouts.evaluate import COLUMNS
 
     for file in rollouts.files:
         yield from (row for row in rows_of(file, [*COLUMNS]) if row["task_id"] in wanted)

@@ -85,7 +85,7 @@ def _export(finished: Path, asked: Asked) -> Json:
     """Write together/SPLIT.jsonl and SPLIT_meta.jsonl; return the counts of each split."""
     from pimono_sdpo.rollouts import rows_of
     from pimono_sdpo.runs.tables import SPLITS
-    from processors.together import dpo_line, sft_line, write_lines
+    from processors.rollouts.together import dpo_line, sft_line, write_lines
 
     folder = finished / TOGETHER
     folder.mkdir()
@@ -131,7 +131,7 @@ def tokenizer_mark(tokenizer: str | None) -> str | None:
         return None
     import hashlib
 
-    from processors.fit import load_tokenizer
+    from processors.rollouts.fit import load_tokenizer
 
     loaded = load_tokenizer(tokenizer)
     known = json.dumps([loaded.chat_template, sorted(loaded.get_vocab().items())])

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pimono_sdpo.rollouts import Rollouts
     from pimono_sdpo.runs.tables import Made, Part
     from pimono_sdpo.stage import Stage
-    from processors.pairs import Retest, Rules
+    from processors.rollouts.pairs import Retest, Rules
 
 NO_CONTRAST = frozenset({"no_contrast", "both_fail"})
 ADVICE = (
@@ -55,8 +55,8 @@ def run_pairs(
     from pimono_sdpo.rollouts import open_rollouts
     from pimono_sdpo.runs.folders import apart
     from pimono_sdpo.runs.tables import Table
-    from processors.pairs import Rules
-    from processors.targets import TARGETS
+    from processors.rollouts.pairs import Rules
+    from processors.rollouts.targets import TARGETS
 
     check_length(tokenizer, max_length)
     if target not in TARGETS:
@@ -98,8 +98,8 @@ def run_session_pairs(
     from pimono_sdpo.runs.folders import apart
     from pimono_sdpo.runs.manifests import made_from
     from pimono_sdpo.runs.tables import Part, Table
-    from processors import session_pairs
     from processors.redact import redact_text
+    from processors.rollouts import session_pairs
 
     check_length(tokenizer, max_length)
     if Path(source).exists():
@@ -142,7 +142,7 @@ def pairs_of(source: str, out: Path, given: Mapping[str, Any], test_fraction: fl
 def pair_lines(folder: Path, path: Path) -> Json:
     """Write the training pairs of a folder as JSON lines and NAME_meta.jsonl; return the counts."""
     from pimono_sdpo.rollouts import rows_of
-    from processors.together import dpo_line, write_lines
+    from processors.rollouts.together import dpo_line, write_lines
 
     files = sorted((folder / "data").glob("train-*.parquet"))
     rows = (row for file in files for row in rows_of(file))
@@ -150,7 +150,7 @@ def pair_lines(folder: Path, path: Path) -> Json:
 
 
 def _fitting(tokenizer: str | None, max_length: int | None) -> "list[Stage]":
-    from processors import fit
+    from processors.rollouts import fit
 
     return [*fit.stages(tokenizer, max_length)] if tokenizer and max_length else []
 
@@ -178,7 +178,7 @@ def _parts(
     from pimono_sdpo.rollouts import is_same
     from pimono_sdpo.runs.tables import Part
     from pimono_sdpo.stage import source_hash
-    from processors.step_pairs import step_pairs
+    from processors.rollouts.step_pairs import step_pairs
 
     code = [source_hash(step_pairs), *(stage.code for stage in stages)]
     parts = []
@@ -205,8 +205,8 @@ def _of_task(
     from pimono_sdpo.commands.retest import visible_files
     from pimono_sdpo.rollouts import rows_at
     from pimono_sdpo.runs.tables import through
-    from processors.pairs import Case, pair_of
-    from processors.step_pairs import step_pairs
+    from processors.rollouts.pairs import Case, pair_of
+    from processors.rollouts.step_pairs import step_pairs
 
     task = rollouts.tasks.get(task_id)
     files = visible_files(task) if task and rules.target in {"patch", "last_write"} else {}

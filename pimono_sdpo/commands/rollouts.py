@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from pimono_sdpo.agent.run import Rules
     from pimono_sdpo.inference.chat import Chat
     from pimono_sdpo.suites.suite import Suite, TaskRow
-    from processors.rollout import Sampling
+    from processors.rollouts.rollout import Sampling
 
 # So many rollouts are run for an estimate, each of another task.
 ESTIMATED = 8
@@ -74,8 +74,8 @@ def run_rollouts(
     from pimono_sdpo.commands.judges import judges
     from pimono_sdpo.runs.folders import LOCK, only_run, publish_folder, remove
     from pimono_sdpo.suites.suite import NAME, write
-    from processors.rollout import Roller
-    from processors.rollout_shards import run_shards
+    from processors.rollouts.rollout import Roller
+    from processors.rollouts.rollout_shards import run_shards
 
     ready = _ready(plan)
     out = plan.out.resolve()
@@ -94,7 +94,7 @@ def run_rollouts(
 def estimate_rollouts(plan: Plan, tell: Tell = lambda line: None) -> str:
     """Run a few rollouts and say what all will use; their answers wait in the journal."""
     from pimono_sdpo.commands.judges import judges
-    from processors.rollout import Roller, roll_out, work_of
+    from processors.rollouts.rollout import Roller, roll_out, work_of
 
     ready = _ready(plan)
     _header(ready, plan, tell, start=False)
@@ -114,7 +114,7 @@ def _ready(plan: Plan) -> Ready:
     from pimono_sdpo.inference.settings import load
     from pimono_sdpo.runs.folders import apart
     from pimono_sdpo.suites import suite as suites
-    from processors.rollout import Sampling
+    from processors.rollouts.rollout import Sampling
 
     suite = suites.load(plan.suite)
     tasks = suite.tasks[: plan.limit]
@@ -161,7 +161,7 @@ def _chat(plan: Plan, settings: Any) -> "tuple[Chat, Path]":
 def _check_other(out: Path) -> None:
     """Raise OutputError when a folder holds what another stage made."""
     from pimono_sdpo.runs.folders import REPORT, read_json
-    from processors.rollout_shards import STAGE
+    from processors.rollouts.rollout_shards import STAGE
 
     there = read_json(out / REPORT) if (out / REPORT).is_file() else None
     if isinstance(there, dict) and there.get("stage") != STAGE:

@@ -39,7 +39,7 @@ def run_steps(
     from pimono_sdpo.commands.made import tokenizer_mark, tokenizer_name
     from pimono_sdpo.rollout_schema import DROPPED_STEP, STEP
     from pimono_sdpo.runs.tables import Table
-    from processors import fit, steps
+    from processors.rollouts import fit, steps
 
     check_length(tokenizer, max_length)
     if not 0.0 <= test_fraction < 1.0:
@@ -82,7 +82,7 @@ def extract_lines(
     from tempfile import TemporaryDirectory
 
     from pimono_sdpo.rollouts import rows_of
-    from processors.together import sft_line, write_lines
+    from processors.rollouts.together import sft_line, write_lines
 
     if output.is_dir() or output.suffix != ".jsonl":
         raise OutputError(f"`{output}` is no name of a file of JSON lines; give NAME.jsonl.")
@@ -129,7 +129,7 @@ def _parts(
     from pimono_sdpo.runs.folders import apart
     from pimono_sdpo.runs.manifests import made_from
     from pimono_sdpo.runs.tables import Part, code_of
-    from processors.runs import conversations
+    from processors.rollouts.runs import conversations
 
     if source and Path(source).exists():
         apart(Path(source).resolve(), out.resolve())

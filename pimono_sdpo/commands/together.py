@@ -61,8 +61,8 @@ def check_file(path: Path, method: str) -> Json:
 
     So do lines with what looks like a secret: the file leaves this machine.
     """
+    from processors.rollouts.together import check_dpo, check_sft
     from processors.secrets import kinds_in
-    from processors.together import check_dpo, check_sft
 
     check = {"sft": check_sft, "dpo": check_dpo}[method]
     digest, number, size, wrong = hashlib.sha256(), 0, 0, []

@@ -8,9 +8,9 @@ import pytest
 from pimono_sdpo.duel_schema import ANSWER
 from pimono_sdpo.inference.chat import Chat, Limits
 from pimono_sdpo.inference.providers import Endpoint
-from processors.answers import Answering, Players, privileged_context
-from processors.leaks import leaked_terms
-from processors.pull_requests import _record
+from processors.duel.answers import Answering, Players, privileged_context
+from processors.duel.leaks import leaked_terms
+from processors.duel.pull_requests import _record
 from tests.chat_server import ChatServer, busy
 from tests.duel.players import is_informed, play
 from tests.duel.trajectories import pull_request, step, trajectory

@@ -11,10 +11,10 @@ from pimono_sdpo.duel_schema import JUDGMENT
 from pimono_sdpo.inference.chat import Chat, Limits
 from pimono_sdpo.inference.decisions import Decisions
 from pimono_sdpo.inference.providers import NO_KEY, Endpoint
-from processors.decided import NOBODY_ASKED
-from processors.judge import Judging, Panel
-from processors.neutral import REMOVED, neutral
-from processors.verdicts import Verdict, read_verdict
+from processors.duel.decided import NOBODY_ASKED
+from processors.duel.judge import Judging, Panel
+from processors.duel.neutral import REMOVED, neutral
+from processors.duel.verdicts import Verdict, read_verdict
 from tests.chat_server import ChatServer, busy
 from tests.duel.players import play, shown, verdict
 from tests.duel.trajectories import step, trajectory

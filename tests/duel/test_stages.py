@@ -15,7 +15,7 @@ from pimono_sdpo.commands.duel import Spending, run_answers, run_judge, run_turn
 from pimono_sdpo.duel_schema import ANSWER, JUDGMENT
 from pimono_sdpo.errors import InferenceError, OutputError, SourceError
 from pimono_sdpo.inference.settings import Settings, load
-from processors.turns import Options
+from processors.duel.turns import Options
 from tests.chat_server import ChatServer, busy, drop, garbage, hang
 from tests.duel.players import play
 from tests.duel.trajectories import step, write_pull_requests, write_trajectories

@@ -14,10 +14,10 @@ from pimono_sdpo.duel_schema import PULL_REQUEST, TURN
 from pimono_sdpo.errors import EmptySelection, SourceError
 from pimono_sdpo.parquet import parquet_files
 from pimono_sdpo.samples import SAMPLE_SESSIONS
-from processors.action import action_style, format_fault, is_looping
-from processors.pull_requests import PullRequests
-from processors.trajectories import draw_turns, messages_of
-from processors.turns import Options, draw, excluded_ids
+from processors.duel.action import action_style, format_fault, is_looping
+from processors.duel.pull_requests import PullRequests
+from processors.duel.trajectories import draw_turns, messages_of
+from processors.duel.turns import Options, draw, excluded_ids
 from tests.duel.trajectories import (
     pull_request,
     step,
@@ -143,7 +143,7 @@ def test_what_is_left_out_is_counted(tmp_path: Path) -> None:
 
 HUB = """
 import json, pathlib
-from processors.turns import Options, draw
+from processors.duel.turns import Options, draw
 report = draw("lab/swe", "lab/prs", Options(turns=25, seed=1, window=3), pathlib.Path("out"))
 print(json.dumps(report))
 """

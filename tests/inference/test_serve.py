@@ -17,7 +17,7 @@ from pimono_sdpo.inference.chat import Chat, Limits
 from pimono_sdpo.inference.decisions import Decisions
 from pimono_sdpo.inference.journal import Journal
 from pimono_sdpo.inference.providers import endpoint
-from processors.judge import Judging, Panel
+from processors.duel.judge import Judging, Panel
 from tests.duel.test_judge import answer
 
 pytest.importorskip("fastapi", reason="`transformers serve` needs fastapi and openai")

@@ -17,10 +17,10 @@ from pimono_sdpo.rollout_schema import Turn
 from pimono_sdpo.stage import FlatMap, Row
 from pimono_sdpo.trace import Trace, match_results, read_trace
 from processors.redact import redact_text
-from processors.runs.actions import native_call
-from processors.runs.turns import turn_of
+from processors.rollouts.runs.actions import native_call
+from processors.rollouts.runs.turns import turn_of
+from processors.rollouts.steps import RUN
 from processors.split import split
-from processors.steps import RUN
 
 REPEATS = 3
 TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array"}

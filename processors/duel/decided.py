@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from pimono_sdpo.duel import METRICS
 from pimono_sdpo.inference.calls import Json
-from processors.action import is_looping
-from processors.verdicts import HIGHEST, Side, Verdict
+from processors.duel.action import is_looping
+from processors.duel.verdicts import HIGHEST, Side, Verdict
 
 NOBODY_ASKED = "nobody was asked"
 ASKED = {

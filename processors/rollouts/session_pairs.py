@@ -21,10 +21,10 @@ from pimono_sdpo.replay.workspace import Workspace
 from pimono_sdpo.rollout_schema import PAIR
 from pimono_sdpo.stage import Filter, FlatMap, Row
 from pimono_sdpo.trace import Trace, match_results, read_trace
-from processors.runs.conversations import redacted, tools_of, turns_of
-from processors.runs.turns import as_json, window
+from processors.rollouts.runs.conversations import redacted, tools_of, turns_of
+from processors.rollouts.runs.turns import as_json, window
+from processors.rollouts.steps import PLACEHOLDER, PROBLEM
 from processors.split import split
-from processors.steps import PLACEHOLDER, PROBLEM
 
 EDITS = frozenset({"edit", "write", "multi_edit"})
 MOST_BETWEEN = 40

@@ -20,11 +20,11 @@ from pimono_sdpo.inference.calls import Reply, Request
 from pimono_sdpo.inference.chat import Chat
 from pimono_sdpo.inference.decisions import Decisions, question
 from pimono_sdpo.text import shorten
-from processors.answers import usage_of
-from processors.decided import Decided, decided, questions, verdict_of
-from processors.duel_prompts import prompt
-from processors.neutral import neutral
-from processors.verdicts import Verdict, read_verdict
+from processors.duel.answers import usage_of
+from processors.duel.decided import Decided, decided, questions, verdict_of
+from processors.duel.neutral import neutral
+from processors.duel.prompts import prompt
+from processors.duel.verdicts import Verdict, read_verdict
 
 Json = dict[str, Any]
 Row = Mapping[str, Any]

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from pimono_sdpo.errors import SourceError
 from pimono_sdpo.parquet import ParquetFiles
 from pimono_sdpo.text import well_formed
-from processors.action import action_style
+from processors.duel.action import action_style
 
 Json = dict[str, Any]
 NEEDED = ("instance_id", "messages")

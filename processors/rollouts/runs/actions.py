@@ -17,7 +17,7 @@ from jsonschema.exceptions import SchemaError
 from referencing import Registry
 
 from pimono_sdpo.rollout_schema import Turn
-from processors.runs.turns import as_json, call_of, complete, turn_of
+from processors.rollouts.runs.turns import as_json, call_of, complete, turn_of
 
 # Texts that may be empty: a file without content, and a passage that is taken away.
 MAY_BE_BLANK = frozenset({"content", "newText", "new_string", "new_str", "new_source"})

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pimono_sdpo.runs.tables import Made
-from processors.noise import noise, opened_hidden
-from processors.targets import (
+from processors.rollouts.noise import noise, opened_hidden
+from processors.rollouts.targets import (
     Target,
     has_summary,
     ineligible,

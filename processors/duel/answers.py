@@ -14,9 +14,9 @@ from typing import Any
 from pimono_sdpo.inference.calls import Reply, Request
 from pimono_sdpo.inference.chat import Chat
 from pimono_sdpo.text import shorten
-from processors.action import answer_of, format_fault
-from processors.duel_prompts import prompt
-from processors.leaks import leaked_terms
+from processors.duel.action import answer_of, format_fault
+from processors.duel.leaks import leaked_terms
+from processors.duel.prompts import prompt
 
 Json = dict[str, Any]
 Row = Mapping[str, Any]

@@ -2,7 +2,7 @@
 
 | target | chosen and rejected |
 |---|---|
-| `step` | the first action in which runs part (`processors.step_pairs`) |
+| `step` | the first action in which runs part (`processors.rollouts.step_pairs`) |
 | `patch` | {"type": "patch", "summary", "patch_format", "patch"}; the prompt has the files |
 | `last_write` | {"type": "last_write", "path", "content"}; the prompt has the files |
 | `summary` | {"type": "final", "summary", "changes"}, as the model reported it |
@@ -19,8 +19,8 @@ from typing import Any, Literal, get_args
 
 from pimono_sdpo.rollout_schema import Turn
 from pimono_sdpo.text import shorten
-from processors.runs.actions import Action, Run, run_of, target
-from processors.runs.turns import as_json, turn_of
+from processors.rollouts.runs.actions import Action, Run, run_of, target
+from processors.rollouts.runs.turns import as_json, turn_of
 
 Target = Literal["step", "patch", "last_write", "truncated", "summary", "full"]
 TARGETS: tuple[Target, ...] = get_args(Target)

@@ -26,9 +26,9 @@ from pimono_sdpo.errors import EmptySelection, SourceError
 from pimono_sdpo.export import open_source, read_sessions
 from pimono_sdpo.parquet import ParquetFiles, parquet_files
 from pimono_sdpo.shards import write_atomically
-from processors.pull_requests import PullRequests
-from processors.session_turns import draw_of
-from processors.trajectories import NEEDED, draw_turns
+from processors.duel.pull_requests import PullRequests
+from processors.duel.session_turns import draw_of
+from processors.duel.trajectories import NEEDED, draw_turns
 
 Json = dict[str, Any]
 SHARD_ROWS = 200

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 from pimono_sdpo.harness.event import Event, decoded
 from pimono_sdpo.text import shorten
 from pimono_sdpo.trace import read_trace
-from processors.action import action_style
 from processors.context import context
+from processors.duel.action import action_style
+from processors.duel.trajectories import fitting, messages_of, turns_of
 from processors.evidence import evidence
 from processors.redact import redact, redact_text, without_homes
-from processors.trajectories import fitting, messages_of, turns_of
 
 Json = dict[str, Any]
 # Characters of one observation.

@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from pimono_sdpo.rollout_schema import Turn
-from processors.runs.actions import Action, Run
-from processors.runs.turns import as_json, turn_of
+from processors.rollouts.runs.actions import Action, Run
+from processors.rollouts.runs.turns import as_json, turn_of
 
 As = Literal["as_recorded", "json"]
 RESULT = "[tool_result]\n"

@@ -26,7 +26,7 @@ from pimono_sdpo.agent.verdicts import tree_of_task
 from pimono_sdpo.errors import InferenceError
 from pimono_sdpo.inference.chat import Chat
 from pimono_sdpo.rollout_schema import ROLLOUT
-from processors.rollout import Roller, roll_out, work_of
+from processors.rollouts.rollout import Roller, roll_out, work_of
 
 STAGE = "rollouts"
 SHARD_ROWS = 256
