@@ -24,7 +24,7 @@ from pimono_sdpo.errors import PimonoError
 # What a shell tells of a program that Ctrl-C ended.
 INTERRUPTED = 130
 app = typer.Typer(
-    help="Recorded coding-agent sessions in, SDPO training rows out.",
+    help="Recorded coding-agent sessions and rollouts in, training rows out.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -55,7 +55,7 @@ app.command("tiny-model")(samples.tiny_model_command)
 def front(
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
 ) -> None:
-    """Recorded coding-agent sessions in, SDPO training rows out."""
+    """Recorded coding-agent sessions and rollouts in, training rows out."""
     if version:
         typer.echo(__version__)
         raise typer.Exit
