@@ -132,6 +132,14 @@ def test_churn_is_no_example() -> None:
     assert reasons(pair_of(spaces, Rules(target="patch"))) == ["non_minimal"]
 
 
+def test_spaces_alone_can_be_the_fix() -> None:
+    found = case(PASSES, FAILS)
+    early = "for x in xs:\n    use(x)\n    return\n"
+    found.rows[0]["patch"] = patch_of(early, early.replace("    return", "return"))
+    (pair,) = pair_of(found, Rules(target="patch")).rows
+    assert pair["run_chosen"] == "t-42"
+
+
 def test_a_file_that_nobody_else_needed_is_the_wrong_one() -> None:
     found = with_patch(FIXED, PASSES, files_touched=["add.py", "b.py"])
     assert reasons(pair_of(found, Rules(target="patch"))) == ["wrong_file"]

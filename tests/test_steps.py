@@ -9,7 +9,7 @@ from datasets import Dataset, load_dataset
 from typer.testing import CliRunner
 
 from pimono_sdpo.cli import app
-from pimono_sdpo.commands.steps import run_steps
+from pimono_sdpo.commands.steps import extract_lines, run_steps
 from pimono_sdpo.errors import EmptySelection, OutputError, PimonoError, TrainingInputError
 from pimono_sdpo.samples import write_samples
 from pimono_sdpo.stage import apply_all
@@ -318,3 +318,15 @@ def test_the_older_name_writes_lines(tmp_path: Path) -> None:
     loose = [*command, "--no-require-success", "--no-require-valid-tool-ok"]
     done = CliRunner().invoke(app, [*loose, "--output", str(lines)])
     assert "Wrote 18 rows" in done.output
+
+
+def test_no_line_to_train_on_is_said_in_a_sentence(tmp_path: Path) -> None:
+    lines = tmp_path / "sft.jsonl"
+    held_out = write_folder(tmp_path / "held" / "rollouts", runs(), split="test")
+    with pytest.raises(EmptySelection, match="12 steps, of them 12 of tasks held out"):
+        extract_lines(str(held_out), lines, True, True)
+    failed = write_folder(tmp_path / "failed" / "rollouts", [rollout(tests_ok=False)])
+    with pytest.raises(EmptySelection, match="tests_failed") as nothing:
+        extract_lines(str(failed), lines, True, True)
+    assert "The rejects are in" not in str(nothing.value)
+    assert not lines.exists()

@@ -98,7 +98,7 @@ def rollout_command(
         return
     report = _roll(plan, tell)
     if pairs is not None:
-        number = _pair(out, pairs, report, tell)
+        number = _pair(out, pairs, report, tell)["rows"]
         tell(f"Wrote {number} preference pairs to: {pairs}")
         tell(f"Wrote {report['rollouts']} rollouts to: {out}")
         _after(report, tell)
@@ -138,7 +138,7 @@ def prefs_command(
     ] = False,
 ) -> None:
     """Write preference pairs as JSON lines: rollouts and pairs under the flags they had first."""
-    from pimono_sdpo.commands.pairs import pair_lines
+    from pimono_sdpo.commands.pairs import check_lines, lines_of
     from pimono_sdpo.commands.rollouts import Plan
     from pimono_sdpo.errors import OutputError
 
@@ -149,11 +149,12 @@ def prefs_command(
         suite, made, _rules(tool_protocol, test_policy, max_iters), model, llm_provider,
         temperature, seed, rollouts, max_workers, limit, max_cost,
     )  # fmt: skip
+    check_lines(suite, target, tool_protocol)
     tell = _teller("prefs")
     report = _roll(plan, tell)
     folder = out.with_name(f"{out.stem}_pairs")
-    _pair(made, folder, report, tell, target, allow_efficiency_pairs)
-    counts = pair_lines(folder, out)
+    found = _pair(made, folder, report, tell, target, allow_efficiency_pairs)
+    counts = lines_of(folder, out, found)
     tell(f"Wrote {counts['written']} preference pairs to: {out}")
     tell(f"Wrote metadata to: {out.with_name(f'{out.stem}_meta.jsonl')}")
     _after(report, tell)
@@ -192,8 +193,8 @@ def _roll(plan: "Plan", tell: Callable[[str], None]) -> Json:
 def _pair(
     made: Path, pairs: Path, report: Json, tell: Callable[[str], None], target: str = "step",
     efficiency: bool = False,
-) -> int:  # fmt: skip
-    """Pair the rollouts, sum up, and return the number of pairs."""
+) -> Json:  # fmt: skip
+    """Pair the rollouts, sum up, and return the report of the pairs."""
     from pimono_sdpo.commands.pairs import run_pairs
 
     found = run_pairs(made, pairs, target=target, allow_efficiency_pairs=efficiency)
@@ -203,7 +204,7 @@ def _pair(
         f"No-contrast tasks: {found['counts'].get('no_contrast_tasks', 0)}",
     ]
     _summary(lines, tell)
-    return int(found["rows"])
+    return found
 
 
 def _summary(lines: Sequence[str], tell: Callable[[str], None]) -> None:

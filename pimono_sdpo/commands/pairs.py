@@ -149,6 +149,48 @@ def pair_lines(folder: Path, path: Path) -> Json:
     return dict(write_lines(rows, dpo_line, path))
 
 
+def check_lines(suite: Path, target: str, protocol: str) -> None:
+    """Refuse what can be no JSON lines to train on, before anything is spent.
+
+    Raises OutputError, and SourceError for a suite that is none or is held out.
+    """
+    from pimono_sdpo.suites.suite import load
+    from processors.targets import TARGETS
+
+    if target not in TARGETS:
+        raise OutputError(f"There is no target `{target}`; give one of {', '.join(TARGETS)}.")
+    if target in {"full", "truncated"}:
+        raise OutputError(
+            f"Sides of the target `{target}` are several turns, and JSON lines hold one; take "
+            "another target, or `rollout` and `pairs`."
+        )
+    if target == "step" and protocol == "native":
+        raise OutputError(
+            "Native tool calls are no texts, as JSON lines need them; give --tool-protocol json "
+            "or another --target, or take `rollout` and `pairs`."
+        )
+    found = load(suite)
+    if found.split == "test":
+        raise SourceError(
+            f"`{found.name}` is held out for testing, so that no pair of it is trained on; give "
+            "the suite for training, or take `rollout`."
+        )
+
+
+def lines_of(folder: Path, path: Path, report: Json) -> Json:
+    """Write the pairs as `pair_lines`; raises EmptySelection when there is none."""
+    if not report["rows"]:
+        raise EmptySelection(
+            f"{nothing_kept(report, ADVICE)} The rejects are in {folder}; `{path}` is not written."
+        )
+    counts = pair_lines(folder, path)
+    if not counts.get("written"):
+        raise EmptySelection(
+            f"None of {report['rows']} pairs can be a JSON line ({counts}); they are in {folder}."
+        )
+    return counts
+
+
 def _fitting(tokenizer: str | None, max_length: int | None) -> "list[Stage]":
     from processors.rollouts import fit
 

@@ -31,8 +31,11 @@ def run_steps(
     test_fraction: float = 0.0,
     format: str = "trl",
     licence: str | None = None,
+    keeps: bool = True,
 ) -> Json:
     """Cut rollouts, or recorded sessions, into rows under `out` and return the report.
+
+    `keeps`: `out` stays, so that errors may name it.
 
     Raises SourceError, OutputError, TrainingInputError or EmptySelection.
     """
@@ -67,7 +70,8 @@ def run_steps(
     asked = Asked("steps", name, kind, options, format, licence, _warnings(granularity))
     report = make(asked, parts, Table(STEP, DROPPED_STEP), out)
     if not report["rows"]:
-        raise EmptySelection(nothing_kept(report, _ADVICE) + f" The rejects are in {out}.")
+        where = f" The rejects are in {out}." if keeps else ""
+        raise EmptySelection(nothing_kept(report, _ADVICE) + where)
     return report
 
 
@@ -101,10 +105,17 @@ def extract_lines(
             require_success=require_success,
             require_valid_tool_ok=require_valid_tool_ok,
             protocol="json",
+            keeps=False,
         )
         rows = (row for file in sorted((made / "data").glob("*.parquet")) for row in rows_of(file))
         # Rows of tasks that are held out are no training rows.
         counts = write_lines((r for r in rows if r["split"] == "train"), sft_line, output)
+        if not counts["written"]:
+            raise EmptySelection(
+                f"`{report['source']}` gives no line to train on: {report['rows']} steps, of them "
+                f"{report['splits'].get('test', 0)} of tasks held out for testing; give rollouts "
+                "of a suite for training."
+            )
     return dict(Counter(report["drop_reasons"]) + counts)
 
 

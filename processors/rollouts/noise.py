@@ -14,9 +14,10 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Size:
-    """Lines that a patch adds and removes, and its hunks that change nothing but spaces."""
+    """Lines that a patch adds and removes, its hunks, and those that change nothing but spaces."""
 
     lines: int
+    hunks: int
     blank_hunks: int
 
 
@@ -24,19 +25,20 @@ def size_of(patch: str) -> Size:
     r"""Measure a unified diff.
 
     >>> size_of("--- a/x\n+++ b/x\n@@ -1 +1 @@\n-a\n+ a\n")
-    Size(lines=2, blank_hunks=1)
+    Size(lines=2, hunks=1, blank_hunks=1)
     """
-    lines = blank = 0
+    lines = hunks = blank = 0
     hunk: list[str] = []
     inside = False
     for line in [*patch.split("\n"), "@@"]:
         if line.startswith(("@@", "diff --git ")):
+            hunks += bool(hunk)
             blank += _only_spaces(hunk)
             hunk, inside = [], line.startswith("@@")
         elif inside and line[:1] in {"+", "-"}:
             hunk.append(line)
             lines += 1
-    return Size(lines, blank)
+    return Size(lines, hunks, blank)
 
 
 def _only_spaces(hunk: Sequence[str]) -> bool:
@@ -97,6 +99,7 @@ def _non_minimal(patch: str, passing: Sequence[str]) -> tuple[str, str] | None:
     smallest = min((size_of(one).lines for one in passing if one), default=size.lines)
     if size.lines > CHURN * smallest:
         return "non_minimal", f"{size.lines} lines, the smallest passing patch has {smallest}"
-    if size.blank_hunks:
+    # Where all hunks are such, they are the fix: a line moved out of a loop, a space in a text.
+    if 0 < size.blank_hunks < size.hunks:
         return "non_minimal", f"{size.blank_hunks} hunks change nothing but spaces"
     return None

@@ -8,6 +8,7 @@ from datasets import load_dataset
 from typer.testing import CliRunner
 
 from pimono_sdpo.cli import app
+from pimono_sdpo.errors import PimonoError
 from tests.agent.suite_of_three import knows_some, write_suite
 from tests.chat_server import ChatServer
 
@@ -67,3 +68,33 @@ def test_a_name_that_is_no_file_of_lines_is_refused(tmp_path: Path) -> None:
     given = ["prefs", "--suite", "x.json", "--out", str(tmp_path / "out")]
     failed = CliRunner().invoke(app, given)
     assert "give NAME.jsonl" in str(failed.exception)
+
+
+def refused(suite: Path, out: Path, server: ChatServer, *more: str) -> str:
+    given = ["--suite", str(suite), "--out", str(out), "--llm-provider", server.url]
+    failed = CliRunner().invoke(app, ["prefs", *given, "--model", "m", *more])
+    assert isinstance(failed.exception, PimonoError)
+    return str(failed.exception)
+
+
+def test_what_can_be_no_lines_is_refused_before_anything_is_asked(
+    tmp_path: Path, chat_server: ChatServer
+) -> None:
+    suite, out = write_suite(tmp_path), tmp_path / "dpo.jsonl"
+    assert "no target `foo`" in refused(suite, out, chat_server, "--target", "foo")
+    assert "several turns" in refused(suite, out, chat_server, "--target", "full")
+    assert "--tool-protocol json" in refused(suite, out, chat_server, "--tool-protocol", "native")
+    suite.write_text(json.dumps({**json.loads(suite.read_text()), "split": "test"}))
+    assert "held out for testing" in refused(suite, out, chat_server)
+    assert not chat_server.hits
+    assert sorted(tmp_path.iterdir()) == [tmp_path / "repo", suite]
+
+
+def test_no_pair_is_said_in_a_sentence(tmp_path: Path, chat_server: ChatServer) -> None:
+    chat_server.policy = knows_some
+    suite, out = write_suite(tmp_path), tmp_path / "dpo.jsonl"
+    out.write_text("earlier\n")
+    said = refused(suite, out, chat_server, "--rollouts", "1")
+    assert said.startswith("`three` gives no pairs (3 ineligible)")
+    assert f"`{out}` is not written" in said
+    assert out.read_text() == "earlier\n"
