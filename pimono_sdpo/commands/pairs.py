@@ -155,7 +155,7 @@ def check_lines(suite: Path, target: str, protocol: str) -> None:
     Raises OutputError, and SourceError for a suite that is none or is held out.
     """
     from pimono_sdpo.suites.suite import load
-    from processors.targets import TARGETS
+    from processors.rollouts.targets import TARGETS
 
     if target not in TARGETS:
         raise OutputError(f"There is no target `{target}`; give one of {', '.join(TARGETS)}.")
