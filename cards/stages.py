@@ -3,11 +3,12 @@
 The same report gives the same bytes.
 """
 
+import hashlib
 from typing import Any
 
 from datasets import Features
 
-from cards.render import SIZES, environment, front_matter, type_of
+from cards.render import SIZES, config_of, environment, front_matter, type_of
 
 Json = dict[str, Any]
 WHAT = {
@@ -49,11 +50,13 @@ def render_stage_card(report: Json, features: Features) -> str:
     stage = report["stage"]
     configs: list[Json] = []
     if report["rows"]:
-        files = [{"split": split, "path": f"data/{split}-*.parquet"} for split in report["splits"]]
-        configs.append({"config_name": stage, "data_files": files, "default": True})
+        files = {split: f"data/{split}-*.parquet" for split in report["splits"]}
+        config = config_of(stage, files, _digest(report["sha256"]["data"]))
+        configs.append({**config, "default": True})
     if report["rejected"]:
-        rejects = [{"split": "train", "path": "rejects/rejects-*.parquet"}]
-        configs.append({"config_name": f"{stage}_rejects", "data_files": rejects})
+        rejects = {"train": "rejects/rejects-*.parquet"}
+        digest = _digest(report["sha256"]["rejects"])
+        configs.append(config_of(f"{stage}_rejects", rejects, digest))
     count = report["rows"]
     metadata: Json = {
         "configs": configs,
@@ -70,3 +73,7 @@ def render_stage_card(report: Json, features: Features) -> str:
         .get_template("stage_card.md.j2")
         .render(metadata=front_matter(metadata), report=report, what=WHAT[stage], columns=columns)
     )
+
+
+def _digest(of_files: list[str]) -> str:
+    return hashlib.sha256(" ".join(of_files).encode()).hexdigest()
