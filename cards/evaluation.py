@@ -9,15 +9,14 @@ from cards.plots import COLOUR
 from cards.render import cell, number
 
 Json = dict[str, Any]
-LABELS = ("baseline", "tuned")
 
 
-def write_comparison(report: Json, folder: Path) -> None:
-    """Write `report.md` and `report.png`; the same report gives the same bytes."""
+def write_comparison(report: Json, folder: Path, name: str = "report") -> None:
+    """Write `NAME.md` and `NAME.png`; the same report gives the same bytes."""
     figure = Figure(figsize=(12, 6), layout="constrained")
     axes = figure.subplots(2, 3).flatten()
-    labels = [label for label in LABELS if label in report["runs"]]
-    for one, (name, told) in zip(axes, report["metrics"].items(), strict=True):
+    labels = list(report["runs"])
+    for one, (metric, told) in zip(axes, report["metrics"].items(), strict=True):
         for place, label in enumerate(labels):
             found = told[label]
             if found["mean"] is None:
@@ -27,27 +26,29 @@ def write_comparison(report: Json, folder: Path) -> None:
                 one.vlines(place, found["low"], found["high"], color=COLOUR)
         one.set_xticks(range(len(labels)), labels)
         one.set_xlim(-0.5, len(labels) - 0.5)
-        one.set_title(name)
+        one.set_title(metric)
         one.spines[["top", "right"]].set_visible(False)
     # Without these the file would name the version that drew it.
-    figure.savefig(folder / "report.png", format="png", dpi=110, metadata={"Software": None})
-    (folder / "report.md").write_text(_markdown(report, labels))
+    figure.savefig(folder / f"{name}.png", format="png", dpi=110, metadata={"Software": None})
+    (folder / f"{name}.md").write_text(_markdown(report, labels, name))
 
 
-def _markdown(report: Json, labels: list[str]) -> str:
+def _markdown(report: Json, labels: list[str], picture: str) -> str:
     shown = [*labels, "difference"] if len(labels) > 1 else labels
     lines = [f"# Evaluation on {cell(report['suite'])}", ""]
     lines += [
-        f"{label}: {report['runs'][label]} runs of {report['tasks'][label]} tasks, "
+        f"{label} ({', '.join(map(cell, report['models'][label]))}): "
+        f"{report['runs'][label]} runs of {report['tasks'][label]} tasks, "
         f"{report['left_out'][label]} left out for faults that are not the model's."
         for label in labels
     ]
+    lines += [f"Warning: {warning}." for warning in report["warnings"]]
     lines += ["", "| metric | " + " | ".join(shown) + " |", "|---" * (len(shown) + 1) + "|"]
     for name, told in report["metrics"].items():
         lines.append(f"| {name} | " + " | ".join(_told(told[label]) for label in shown) + " |")
     lines += ["", "Means with 95 % bootstrap intervals, whole tasks resampled; the difference is "]
     lines[-1] += "that of each task's means, tuned less baseline."
-    return "\n".join([*lines, "", "![Evaluation](report.png)", ""])
+    return "\n".join([*lines, "", f"![Evaluation]({picture}.png)", ""])
 
 
 def _told(found: Json) -> str:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 Model = Annotated[str | None, typer.Option(help="Model that acts.", show_default="chain.toml's")]
 PROVIDERS = "hf, together, openai, chutes, or the URL of an OpenAI-compatible server."
-ByDefault = "chain.toml's, else hf"
+Provider = Annotated[str | None, typer.Option(help=PROVIDERS, show_default="chain.toml's, else hf")]
 Count = Annotated[int, typer.Option(help="Rollouts of each task.", min=1)]
 Temperature = Annotated[
     float | None, typer.Option(help="Sampling temperature.", show_default="0.7")
@@ -36,6 +36,7 @@ Limit = Annotated[
 MaxCost = Annotated[
     float | None, typer.Option(help="Stop before more than so many USD are spent.", min=0.0)
 ]
+Config = Annotated[Path | None, typer.Option(help="Settings.", show_default="chain.toml")]
 RULE = "=" * 60
 # Measured by others: with 6 pairs a 72B model got worse; hundreds are where it begins to help.
 ADVICE = (
@@ -50,7 +51,7 @@ def rollout_command(
     suite: Annotated[Path, typer.Argument(help="JSON file of a task suite, or its folder.")],
     out: Annotated[Path, typer.Option(help="Folder to write; an earlier output is replaced.")],
     model: Model = None,
-    provider: Annotated[str | None, typer.Option(help=PROVIDERS, show_default=ByDefault)] = None,
+    provider: Provider = None,
     rollouts: Count = 4,
     temperature: Temperature = None,
     seed: FirstSeed = 42,
@@ -69,9 +70,7 @@ def rollout_command(
         bool, typer.Option("--estimate", help="Run 8 rollouts, say what all will cost, and stop.")
     ] = False,
     max_cost: MaxCost = None,
-    config: Annotated[
-        Path | None, typer.Option(help="Settings.", show_default="chain.toml")
-    ] = None,
+    config: Config = None,
     journal: Annotated[
         Path | None,
         typer.Option(help="File of all answers and verdicts.", show_default="OUT.calls.sqlite"),
@@ -86,12 +85,12 @@ def rollout_command(
     """Let an agent work on every task of a suite, several times each, and keep what it did."""
     from pimono_sdpo.commands.rollouts import Plan, estimate_rollouts
 
-    rules = _rules(tool_protocol, test_policy, max_iters, max_tool_chars, lenient)
+    rules = rules_of(tool_protocol, test_policy, max_iters, max_tool_chars, lenient)
     plan = Plan(
         suite, out, rules, model, provider, temperature, seed, rollouts, max_workers, limit,
         max_cost, config, journal, replay,
     )  # fmt: skip
-    tell = _teller("rollout")
+    tell = teller("rollout")
     if estimate:
         typer.echo(estimate_rollouts(plan, tell))
         typer.echo(ADVICE)
@@ -116,9 +115,7 @@ def prefs_command(
     trace_dir: Annotated[
         Path | None, typer.Option(help="Folder for the rollouts.", show_default="OUT_rollouts")
     ] = None,
-    llm_provider: Annotated[
-        str | None, typer.Option(help=PROVIDERS, show_default=ByDefault)
-    ] = None,
+    llm_provider: Provider = None,
     model: Model = None,
     rollouts: Count = 4,
     temperature: Temperature = None,
@@ -146,11 +143,11 @@ def prefs_command(
         raise OutputError(f"`{out}` is no name of a file of JSON lines; give NAME.jsonl.")
     made = trace_dir or out.with_name(f"{out.stem}_rollouts")
     plan = Plan(
-        suite, made, _rules(tool_protocol, test_policy, max_iters), model, llm_provider,
+        suite, made, rules_of(tool_protocol, test_policy, max_iters), model, llm_provider,
         temperature, seed, rollouts, max_workers, limit, max_cost,
     )  # fmt: skip
     check_lines(suite, target, tool_protocol)
-    tell = _teller("prefs")
+    tell = teller("prefs")
     report = _roll(plan, tell)
     folder = out.with_name(f"{out.stem}_pairs")
     found = _pair(made, folder, report, tell, target, allow_efficiency_pairs)
@@ -160,9 +157,10 @@ def prefs_command(
     _after(report, tell)
 
 
-def _rules(
+def rules_of(
     protocol: str, policy: str, iterations: int, chars: int = 8000, lenient: bool = False
 ) -> "Rules":
+    """Check the options that say how every run is driven."""
     from pimono_sdpo.agent.run import Rules
 
     return Rules(
@@ -174,20 +172,26 @@ def _rules(
     )
 
 
-def _teller(name: str) -> Callable[[str], None]:
+def teller(name: str) -> Callable[[str], None]:
+    """Begin every line with the name of the command."""
     return lambda line: typer.echo(f"[{name}] {line}")
 
 
 def _roll(plan: "Plan", tell: Callable[[str], None]) -> Json:
-    """Run the rollouts; every one that ends is a line."""
-    from pimono_sdpo.agent.run import status_of
     from pimono_sdpo.commands.rollouts import run_rollouts
+
+    return run_rollouts(plan, tell, line_of(tell))
+
+
+def line_of(tell: Callable[[str], None]) -> Callable[[Json, str], None]:
+    """Make every rollout that ends a line."""
+    from pimono_sdpo.agent.run import status_of
 
     def done(row: Json, place: str) -> None:
         what = f"{row['task_id']} seed={row['seed']}: {status_of(row)}"
         tell(f"[{place}] {what} (steps={row['n_steps']})")
 
-    return run_rollouts(plan, tell, done)
+    return done
 
 
 def _pair(

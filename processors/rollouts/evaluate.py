@@ -8,11 +8,14 @@ other. Runs that a fault of ours ended are left out and counted.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from pimono_sdpo.stats import Interval, cluster_interval
 
-COLUMNS = ("task_id", "tests_ok", "steps", "n_steps", "parse_errors", "loop_detections", "error")
+COLUMNS = (
+    "task_id", "model", "tests_ok", "steps", "n_steps", "parse_errors", "loop_detections", "error",
+)  # fmt: skip
 Json = dict[str, Any]
 Metric = Callable[[Mapping[str, Any]], "float | None"]
 
@@ -42,39 +45,45 @@ METRICS: dict[str, Metric] = {
 }
 
 
-def measured(rows: Iterable[Mapping[str, Any]]) -> tuple[dict[str, dict[str, list[float]]], int]:
-    """Return the values of each metric by task, and how many runs were left out."""
-    values: dict[str, dict[str, list[float]]] = {name: {} for name in METRICS}
-    left_out = 0
+@dataclass
+class Measured:
+    """The values of each metric by task, of which models, and how many runs were left out."""
+
+    values: dict[str, dict[str, list[float]]]
+    models: set[str]
+    left_out: int = 0
+
+
+def measured(rows: Iterable[Mapping[str, Any]]) -> Measured:
+    """Measure every run that no fault of ours ended."""
+    found = Measured({name: {} for name in METRICS}, set())
     for row in rows:
         if row["error"]:
-            left_out += 1
+            found.left_out += 1
             continue
+        found.models.update([row["model"]] if row.get("model") else [])
         for name, metric in METRICS.items():
             value = metric(row)
             if value is not None:
-                values[name].setdefault(row["task_id"], []).append(value)
-    return values, left_out
+                found.values[name].setdefault(row["task_id"], []).append(value)
+    return found
 
 
-def compared(
-    baseline: Iterable[Mapping[str, Any]], tuned: Iterable[Mapping[str, Any]] | None
-) -> Json:
-    """Return runs, tasks and metrics of the baseline and, when given, of the tuned model."""
-    models = {"baseline": measured(baseline)}
-    if tuned is not None:
-        models["tuned"] = measured(tuned)
-    report: Json = {"metrics": {}, "tasks": {}, "left_out": {}, "runs": {}}
-    for label, (values, left_out) in models.items():
-        steps = values["avg_steps"]
+def compared(given: Mapping[str, Iterable[Mapping[str, Any]]]) -> Json:
+    """Return models, runs, tasks and metrics by label; of `baseline` and `tuned` the difference."""
+    found = {label: measured(rows) for label, rows in given.items()}
+    report: Json = {"models": {}, "runs": {}, "tasks": {}, "left_out": {}, "metrics": {}}
+    for label, one in found.items():
+        steps = one.values["avg_steps"]
+        report["models"][label] = sorted(one.models)
         report["runs"][label] = sum(map(len, steps.values()))
         report["tasks"][label] = len(steps)
-        report["left_out"][label] = left_out
+        report["left_out"][label] = one.left_out
     for name in METRICS:
-        found = {label: values[name] for label, (values, _) in models.items()}
-        told = {label: _interval(list(by_task.values())) for label, by_task in found.items()}
-        if tuned is not None:
-            told["difference"] = _difference(found["baseline"], found["tuned"])
+        by_task = {label: one.values[name] for label, one in found.items()}
+        told = {label: _interval(list(values.values())) for label, values in by_task.items()}
+        if {"baseline", "tuned"} <= by_task.keys():
+            told["difference"] = _difference(by_task["baseline"], by_task["tuned"])
         report["metrics"][name] = told
     return report
 

@@ -1,0 +1,205 @@
+"""Models run on held-out programs of the project's own suite, and compared."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from pimono_sdpo.cli import app
+from pimono_sdpo.errors import PimonoError
+from tests.agent.suite_of_our_own import NAMES, Json, models, write_own
+from tests.agent.test_rollouts import files_of
+from tests.chat_server import ChatServer, busy
+
+KNOWS = {"before": NAMES[:1], "after": NAMES[:3]}
+
+
+@pytest.fixture(autouse=True)
+def _nothing_of_ours(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("LLM_API_KEY", "HF_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def suite(tmp_path: Path, chat_server: ChatServer) -> Path:
+    chat_server.policy = models(KNOWS)
+    return write_own(tmp_path, NAMES)
+
+
+def given(suite: Path, out: Path, url: str, *more: str) -> list[str]:
+    run = ["evaluate", str(suite), "--out", str(out), "--provider", url, "--rollouts", "2"]
+    return [*run, "--model", "after", *more]
+
+
+def told(arguments: list[str]) -> str:
+    done = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def refused(arguments: list[str]) -> str:
+    with pytest.raises(PimonoError) as caught:
+        CliRunner().invoke(app, arguments, catch_exceptions=False)
+    return str(caught.value)
+
+
+def test_two_models_differ_as_they_should(
+    suite: Path, tmp_path: Path, chat_server: ChatServer
+) -> None:
+    out = tmp_path / "report"
+    said = told(given(suite, out, chat_server.url, "--baseline-model", "before"))
+    assert "[evaluate] Model: before\n[evaluate] Loaded suite: own (4 tasks)" in said
+    assert "[evaluate] [8/8]" in said
+    assert "baseline (before): 8 runs of 4 tasks, 0 left out" in said
+    assert "tuned (after): 8 runs of 4 tasks, 0 left out" in said
+    report = json.loads((out / "report.json").read_text())
+    passed = report["metrics"]["pass_rate"]
+    assert (passed["baseline"]["mean"], passed["tuned"]["mean"]) == (0.25, 0.75)
+    assert (passed["difference"]["mean"], passed["difference"]["tasks"]) == (0.5, 4)
+    assert report["metrics"]["parse_errors"]["tuned"]["mean"] == 0.5
+    assert report["metrics"]["avg_steps"]["difference"]["mean"] == 0.0
+    assert report["models"] == {"baseline": ["before"], "tuned": ["after"]}
+    assert report["warnings"] == []
+    made = tmp_path / "report_rollouts"
+    assert {path.name for path in made.iterdir()} >= {"before", "after", "calls.sqlite"}
+    # A stored folder against the same new run: the same report, and nobody is asked.
+    asked = len(chat_server.hits)
+    shutil.copytree(made / "before", tmp_path / "stored")
+    stored = ("--baseline", str(tmp_path / "stored"))
+    told(given(suite, out, chat_server.url, *stored))
+    assert json.loads((out / "report.json").read_text()) == report
+    folders = ("--baseline", str(made / "before"), "--tuned", str(made / "after"))
+    told(["evaluate", str(suite), *folders, "--out", str(tmp_path / "again")])
+    assert files_of(tmp_path / "again") == files_of(out)
+    assert len(chat_server.hits) == asked
+
+
+def test_one_model_alone_has_no_difference(
+    suite: Path, tmp_path: Path, chat_server: ChatServer
+) -> None:
+    alone = tmp_path / "alone"
+    said = told(given(suite, alone, chat_server.url, "--limit", "2"))
+    assert "| metric | model |" in said
+    report = json.loads((alone / "report.json").read_text())
+    assert set(report["metrics"]["pass_rate"]) == {"model"}
+    assert report["tasks"] == {"model": 2}
+    # The baseline is measured on the same tasks alone, and what was not run alike is told.
+    before = tmp_path / "alone_rollouts" / "after"
+    native = ("--tool-protocol", "native", "--limit", "1", "--baseline", str(before))
+    said = told(given(suite, tmp_path / "other", chat_server.url, *native))
+    assert "baseline (after): 2 runs of 1 tasks" in said
+    assert "Warning: protocol is json for the baseline and native for the tuned model" in said
+
+
+def test_killed_an_evaluation_goes_on_without_a_repeated_call(
+    suite: Path, tmp_path: Path, chat_server: ChatServer
+) -> None:
+    play = chat_server.policy
+
+    def slow(body: Json) -> str | Json:
+        time.sleep(0.03)
+        return play(body)
+
+    chat_server.policy = slow
+    both = ("--baseline-model", "before", "--max-workers", "2", "--limit", "2")
+    told(given(suite, tmp_path / "whole", chat_server.url, *both))
+    calls = len(chat_server.hits)
+    chat_server.hits.clear()
+    killed = tmp_path / "killed"
+    command = [sys.executable, "-m", "pimono_sdpo", *given(suite, killed, chat_server.url, *both)]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    running = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment)
+    # In the rollouts of the second model.
+    while len(chat_server.hits) < calls * 3 // 4 and running.poll() is None:
+        time.sleep(0.005)
+    running.send_signal(signal.SIGKILL)
+    running.wait()
+    assert not killed.exists()
+    subprocess.run(command, stdout=subprocess.DEVNULL, check=True, env=environment)
+    assert files_of(killed) == files_of(tmp_path / "whole")
+    for model in KNOWS:
+        first, second = (tmp_path / f"{name}_rollouts" / model for name in ("whole", "killed"))
+        assert files_of(first) == files_of(second)
+    # A call that was under way when the run was killed was never finished for us.
+    assert len(chat_server.hits) <= calls + 2
+    assert len(chat_server.answered()) == calls
+
+
+def test_what_was_not_asked_for_well_asks_nobody(
+    suite: Path, tmp_path: Path, chat_server: ChatServer
+) -> None:
+    out, url = tmp_path / "report", chat_server.url
+    for more in (("--tuned", "x"), ("--baseline", "x", "--baseline-model", "before")):
+        assert "give one of each" in refused(given(suite, out, url, *more))
+    assert "give one of each" in refused(
+        ["evaluate", str(suite), "--out", "x", "--baseline", "y", "--baseline-model", "before"]
+    )
+    assert "give --model, or --baseline" in refused(["evaluate", str(suite), "--out", "x"])
+    assert "is the model itself" in refused(given(suite, out, url, "--baseline-model", "after"))
+    assert "holds no rollouts" in refused(given(suite, out, url, "--baseline", str(tmp_path)))
+    train = write_own(tmp_path, NAMES[:1], "train")
+    assert "suite to train on" in refused(given(train, out, url))
+    out.mkdir()
+    (out / "mine").touch()
+    assert "holds files that are not" in refused(given(suite, out, url))
+    assert not chat_server.hits
+    assert not (tmp_path / "report_rollouts").exists()
+
+
+def test_a_model_that_cannot_be_asked_leaves_the_report_as_it_was(
+    suite: Path, tmp_path: Path, chat_server: ChatServer
+) -> None:
+    out = tmp_path / "report"
+    told(given(suite, out, chat_server.url))
+    before, asked = files_of(out), len(chat_server.hits)
+    chat_server.trouble = lambda body, times: busy(401) if body["model"] == "before" else None
+    both = ("--baseline-model", "before")
+    assert "answered 401" in refused(given(suite, out, chat_server.url, *both))
+    assert files_of(out) == before
+    chat_server.trouble = lambda body, times: None
+    chat_server.hits.clear()
+    told(given(suite, out, chat_server.url, *both))
+    # The other model's answers are in the journal.
+    assert len(chat_server.hits) == asked
+
+
+def test_eval_takes_the_flags_it_had_first(tmp_path: Path, chat_server: ChatServer) -> None:
+    chat_server.policy = models(KNOWS)
+    suite = write_own(tmp_path, NAMES[:2])
+
+    def run(model: str, *more: str) -> str:
+        asked = ("--llm-provider", chat_server.url, "--model", model, "--num-workers", "2")
+        protocol = ("--tool-protocol", "json", "--trace-dir", f"runs/{model}")
+        report = ("--report", f"{model}.json")
+        return told(["eval", "--suite", str(suite), *protocol, *report, *asked, *more])
+
+    said = run("before")
+    assert "[eval] Rollouts per task: 4" in said
+    assert "[eval] Wrote the report to: before.json" in said
+    assert "[eval] Wrote rollouts to: runs/before" in said
+    assert len(list((tmp_path / "runs/before/traces").iterdir())) == 8
+    said = run("after", "--baseline", "runs/before")
+    assert "| pass_rate | 0.5 (" in said
+    report = json.loads((tmp_path / "after.json").read_text())
+    assert report["metrics"]["pass_rate"]["difference"]["mean"] == 0.5
+    assert "![Evaluation](after.png)" in (tmp_path / "after.md").read_text()
+    assert (tmp_path / "after.png").read_bytes().startswith(b"\x89PNG")
+    # Without a model, what is there is measured.
+    asked = len(chat_server.hits)
+    told(["eval", "--suite", str(suite), "--trace-dir", "runs/before", "--report", "again.json"])
+    assert (tmp_path / "again.json").read_bytes() == (tmp_path / "before.json").read_bytes()
+    assert len(chat_server.hits) == asked
+    (tmp_path / "mine.json").write_text("{}")
+    (tmp_path / "README.md").touch()
+    for name, words in (("mine", "no report"), ("README", "is there"), ("none/of", "no rollouts")):
+        arguments = ["eval", "--suite", str(suite), "--report", f"{name}.json"]
+        assert words in refused([*arguments, "--baseline", str(tmp_path)])
+    assert "give NAME.json" in refused(["eval", "--suite", str(suite), "--report", "report.md"])
