@@ -164,14 +164,16 @@ def _judged(folder: Path, name: str, opponent: "Opponent") -> Iterator[Json]:
 
 
 def _cost(folder: Path) -> float | None:
-    """USD of all calls, None where no price was known."""
-    costs = [
-        row["usage"]["cost"]
+    """USD of what was asked, None where a price is not known."""
+    used = [
+        row["usage"]
         for name in (ANSWERS, JUDGMENTS, EQUALS)
         for row in _rows(folder, name, ("usage",))
-        if row["usage"] is not None and row["usage"]["cost"] is not None
+        if row["usage"] is not None
     ]
-    return sum(costs) if costs else None
+    # What needed no call cost nothing, whatever the prices.
+    costs = [usage["cost"] for usage in used if usage["prompt_tokens"]]
+    return sum(costs) if costs and None not in costs else None
 
 
 def _rows(folder: Path, name: str, columns: Sequence[str] | None = None) -> Iterator[Json]:

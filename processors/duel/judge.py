@@ -98,9 +98,9 @@ class Judging:
         return await self.chat.ask(asked)
 
     def _read(self, reply: Reply) -> Verdict | str:
-        read = read_verdict(reply.text)
-        is_cut = isinstance(read, str) and reply.finish_reason == "length"
-        return "it was cut off before its end" if is_cut else read
+        # What was read of a reply without its end may be a draft of its verdict.
+        is_cut = reply.finish_reason == "length"
+        return "it was cut off before its end" if is_cut else read_verdict(reply.text)
 
     def comparison(self, answer: Row, first: str, second: str) -> str:
         """The conversation, then what is known, then both responses: orders share what is long."""

@@ -17,7 +17,8 @@ Side = Literal["A", "B", "tie"]
 BRACES = 24
 HIGHEST = 10
 REASON_CHARS = 2_000
-_DECODER = json.JSONDecoder()
+# Not strict: judges put line ends into their reasons.
+_DECODER = json.JSONDecoder(strict=False)
 _OPENS = re.compile(r"\{")
 
 
@@ -38,14 +39,21 @@ def read_verdict(text: str) -> Verdict | str:
     'no JSON object with "A" and "B"'
     """
     starts = [match.start() for match in _OPENS.finditer(text)]
+    fault, last = 'no JSON object with "A" and "B"', 0
     for start in reversed(starts[-BRACES:]):
         try:
-            found, _ = _DECODER.raw_decode(text, start)
+            found, end = _DECODER.raw_decode(text, start)
         except (ValueError, RecursionError):
             continue
-        if isinstance(found, dict) and "A" in found and "B" in found:
-            return _checked(found)
-    return 'no JSON object with "A" and "B"'
+        if not isinstance(found, dict) or "A" not in found or "B" not in found:
+            continue
+        if end < last:
+            break  # one before the last, not around it
+        read = _checked(found)
+        if isinstance(read, Verdict):
+            return read
+        fault, last = read, end
+    return fault
 
 
 def _checked(found: dict[str, Any]) -> Verdict | str:

@@ -113,6 +113,13 @@ def test_a_reply_that_cannot_be_read_is_asked_for_once_more(chat_server: ChatSer
     assert "cut off" in chat_server.hits[-1].body["messages"][3]["content"]
 
 
+def test_a_draft_in_a_reply_that_was_cut_off_is_no_verdict(chat_server: ChatServer) -> None:
+    draft = "<think>Perhaps " + verdict(9, 1) + ", but then"
+    chat_server.policy = lambda body: {"content": draft, "finish_reason": "length"}
+    rows = judge(chat_server, answer(), judges=("judge-1",))
+    assert [row["parsed"] for row in rows] == [False, False]
+
+
 def decide(body: Json, first: float = 0.2) -> Json:
     chances = {"A": first, "B": 0.5, "tie": 0.3}
     answers = {name: {"type": "choice", "probabilities": chances} for name in body["questions"]}
@@ -280,11 +287,18 @@ GOOD = {"A": scores(3), "B": scores(7.0), "verdict": "b", "reason": "r"}
         json.dumps(GOOD),
         '<think>{\'A\': 1} {"A": 2, "B": 3}</think> Well:\n```json\n' + json.dumps(GOOD) + "\n```",
         json.dumps({"A": {}, "B": {}}) + json.dumps(GOOD) + " }",
+        json.dumps({"answer": {**GOOD, "confidence": {"A": 0.2, "B": 0.8}}}),
+        json.dumps({**GOOD, "reason": "r\n"}).replace("\\n", "\n"),
     ],
 )
 def test_the_last_object_counts(reply: str) -> None:
     read = read_verdict(reply)
     assert read == Verdict(scores(3.0), scores(7.0), "B", "r")
+
+
+def test_an_earlier_object_does_not_stand_in_for_a_last_one_that_is_wrong() -> None:
+    wrong = json.dumps({**GOOD, "verdict": "C"})
+    assert read_verdict(json.dumps(GOOD) + wrong) == 'no "verdict" of "A", "B" or "tie"'
 
 
 @pytest.mark.parametrize(

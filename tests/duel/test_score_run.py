@@ -12,7 +12,7 @@ from cards.lint import lint_card
 from pimono_sdpo.commands.duel_score import run_score
 from pimono_sdpo.duel.gate import Rules
 from pimono_sdpo.duel.original import OriginalRules
-from pimono_sdpo.duel_schema import ANSWER
+from pimono_sdpo.duel_schema import ANSWER, JUDGMENT
 from pimono_sdpo.errors import SourceError
 from tests.duel.made import JUDGES, answer, write_duel
 
@@ -99,6 +99,27 @@ def test_nothing_to_score_is_one_sentence(tmp_path: Path) -> None:
     write_duel(tmp_path, 3, 3, panel)
     with pytest.raises(SourceError, match="no judgments against the reference"):
         run_score(tmp_path, RULES, opponent="reference")
+
+
+def test_a_panel_that_could_never_be_read_is_told(tmp_path: Path) -> None:
+    write_duel(tmp_path, 3, 3, lambda turn, judge, order: None)
+    report = run_score(tmp_path, RULES)
+    assert report["buckets"] == {"final": 0, "refined": 0, "defeat": 0, "parse_fail": 3}
+    assert report["verdict"]["score"] is None
+    assert not report["verdict"]["accepted"]
+    card = (tmp_path / "result" / "README.md").read_text()
+    assert "No turn could be judged" in card
+    assert not lint_card(card)
+    assert "0 of 3" in (tmp_path / "result" / "report.md").read_text()
+
+
+def test_a_cost_that_is_not_known_is_not_told(judged: Path) -> None:
+    path = judged / "judgments" / "judgments-00000.parquet"
+    rows = pq.read_table(path).to_pylist()
+    rows[0]["usage"]["cost"] = None
+    pq.write_table(pa.Table.from_pylist(rows, JUDGMENT.arrow_schema), path)
+    assert run_score(judged, RULES)["cost"] is None
+    assert "USD" not in (judged / "result" / "report.md").read_text()
 
 
 def test_texts_of_models_cannot_break_the_report(tmp_path: Path) -> None:
