@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from pimono_sdpo.duel_schema import Opponent
 
 Json = dict[str, Any]
-ANSWERS, JUDGMENTS, EQUALS = "answers", "judgments", "aa-judgments"
+ANSWERS, JUDGMENTS = "answers", "judgments"
+KINGS, EQUALS = "aa-answers", "aa-judgments"
 RESULT = "result"
 BATCH = 256
 ABOUT = (
@@ -59,6 +60,11 @@ def run_score(
     answered = [_short(row, theirs) for row in _rows(folder, ANSWERS, ABOUT)]
     kept = [row for row in answered if row["drop_reason"] is None]
     judges = _judges(folder, JUDGMENTS, opponent)
+    if not _of(folder, JUDGMENTS, ANSWERS):
+        raise SourceError(
+            f"`{folder}` holds judgments of answers that were asked for again since; run the stage "
+            "`judge`."
+        )
     if not kept or not judges:
         what = f"judgments against the {opponent}" if kept else "turns that both players answered"
         raise SourceError(f"`{folder}` holds no {what}; run the stages before `score`.")
@@ -75,7 +81,7 @@ def run_score(
         "opponent": opponent,
         "dropped": dict(sorted(dropped.items())),
         "cost": _cost(folder),
-        "aa_test": _between_equals(folder, rules),
+        "aa_test": _between_equals(folder, rules, judges),
         "original": summary_of_original(votes, original) if original else None,
         **summary(votes, scores, rules, lengths, leaked),
     }
@@ -138,14 +144,15 @@ def write_buckets(duels: Iterable[Json], data: Path) -> tuple[list[Json], dict[s
     return told, {name: counts[name] for name in ("final", "refined", "defeat") if counts[name]}
 
 
-def _between_equals(folder: Path, rules: "Rules") -> Json | None:
-    """How turns score when the king meets another sample of itself, if that was judged."""
+def _between_equals(folder: Path, rules: "Rules", panel: Sequence[str]) -> Json | None:
+    """How turns score when this king meets another sample of itself, if this panel judged that."""
     from pimono_sdpo.duel.scores import score_turns
     from pimono_sdpo.duel.summary import false_finals
     from pimono_sdpo.duel.votes import votes_of
 
     judges = _judges(folder, EQUALS, "king")
-    if not judges:
+    same = _kings(folder, KINGS) <= _kings(folder, ANSWERS) and _of(folder, EQUALS, KINGS)
+    if not judges or judges != panel or not same:
         return None
     judged = _judged(folder, EQUALS, "king")
     turns = sorted({(row["turn_id"], row["instance_id"]) for row in judged})
@@ -157,6 +164,18 @@ def _judges(folder: Path, name: str, opponent: "Opponent") -> list[str]:
     """The panel, by name."""
     rows = _rows(folder, name, ("judge", "opponent"))
     return sorted({row["judge"] for row in rows if row["opponent"] == opponent})
+
+
+def _kings(folder: Path, name: str) -> set[str]:
+    return {row["king_model"] for row in _rows(folder, name, ("king_model",))}
+
+
+def _of(folder: Path, name: str, given: str) -> bool:
+    """Whether the shards of a stage were made of those that the stage before it has now."""
+    from pimono_sdpo.inference.shards import is_of
+
+    shards = sorted((folder / name).glob("*.parquet"))
+    return all(is_of(path, folder / given / path.name.replace(name, given)) for path in shards)
 
 
 def _judged(folder: Path, name: str, opponent: "Opponent") -> Iterator[Json]:

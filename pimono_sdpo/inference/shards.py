@@ -60,7 +60,8 @@ def ask_shards(
     states = []
     for path, name, count in zip(inputs, names, filter(None, counts), strict=True):
         made_of = f"{made_by}{count}".encode()
-        print_of = hashlib.sha256(path.read_bytes() + made_of).hexdigest()
+        given_bytes = path.read_bytes()
+        print_of = hashlib.sha256(given_bytes + made_of).hexdigest()
         state = _state(out / name)
         if state is None or state["made_of"] != print_of or state["errors"]:
             if is_stopped():
@@ -70,6 +71,7 @@ def ask_shards(
             errors = [row["error"] for row in rows if row["error"] is not None]
             state = {
                 "made_of": print_of,
+                "input": hashlib.sha256(given_bytes).hexdigest(),
                 "rows": len(rows),
                 "errors": len(errors),
                 "error": errors[0] if errors else None,
@@ -83,6 +85,14 @@ def ask_shards(
         errors=sum(state["errors"] for state in states),
         error=next((state["error"] for state in states if state["error"]), None),
     )
+
+
+def is_of(shard: Path, given: Path) -> bool:
+    """Whether a shard was made of this input as it is now; True when it does not tell."""
+    told = (_state(shard) or {}).get("input")
+    if told is None:
+        return True
+    return given.is_file() and bool(told == hashlib.sha256(given.read_bytes()).hexdigest())
 
 
 def _counts(inputs: Sequence[Path], limit: int | None) -> list[int]:

@@ -4,7 +4,7 @@ reads  DUEL / writes  STEP (SFT), PAIR (DPO) or SDPO
 
 The challenger saw what the student will not: in SFT and DPO its answer teaches alone, in SDPO the
 hidden pull request is the `privileged_context`. Answers with terms that only the pull request holds
-are not imitated, because nobody who is blind could have given them.
+are not imitated, because nobody who is blind could have given them; nor is one preferred that lost.
 """
 
 from collections.abc import Mapping
@@ -53,7 +53,8 @@ def stages(kind: Kind) -> tuple[Stage, ...]:
     if kind == "sft":
         return Map(sft, READS, STEP), leaks
     made = Map(dpo, (*READS, "king", "assistant", "opponent", "score"), PAIR)
-    return made, leaks, Filter(differs, ("chosen", "rejected"))
+    won = Filter(wins, ("score_chosen", "score_rejected"))
+    return made, leaks, Filter(differs, ("chosen", "rejected")), won
 
 
 def sft(duel: Row) -> dict[str, Any]:
@@ -96,6 +97,11 @@ def differs(row: Row) -> str | None:
     """Drop pairs of equal answers."""
     same = row["chosen"][0]["content"].strip() == row["rejected"][0]["content"].strip()
     return "identical" if same else None
+
+
+def wins(row: Row) -> str | None:
+    """Drop pairs whose challenger did not win, which other buckets than `final` may hold."""
+    return None if row["score_chosen"] > row["score_rejected"] else "not_better"
 
 
 def has_context(row: Row) -> str | None:
