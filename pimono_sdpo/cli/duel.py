@@ -113,6 +113,7 @@ def duel_command(
     """Let a panel judge whether a challenger beats the king on turns of recorded sessions."""
     from pimono_sdpo.commands import duel
     from pimono_sdpo.commands.push import run_push
+    from pimono_sdpo.inference.budget import need_prices
     from pimono_sdpo.inference.settings import load
 
     target = push_target(push, public, revision, create_pr)
@@ -124,14 +125,17 @@ def duel_command(
     settings = load(config, duel=asked, judge=panel)
     wanted = STAGES if stage == "all" else (stage,)
     spending = duel.Spending(max_cost, limit, ESTIMATED if estimate else None)
+    if max_cost is not None and "judge" in wanted:
+        # Before anything is spent on the answers.
+        need_prices(settings.judge.models, settings.price_list())
     if "turns" in wanted and (source or stage == "turns"):
         _draw(source, records, exclude, settings, out)
     for name, run in (("answers", duel.run_answers), ("judge", duel.run_judge)):
-        if name in wanted and _ended(run(out, settings, spending), name, estimate):
+        if name in wanted and _ended(run(out, settings, spending), name):
             return
         if name in wanted and aa_test is not None:
             equal = duel.Spending(max_cost, aa_test, spending.estimate)
-            _ended(run(out, settings, equal, equals=True), f"{name} of equals", estimate)
+            _ended(run(out, settings, equal, equals=True), f"{name} of equals")
     if "score" in wanted:
         _score(out, settings, rules, licence)
         if target is not None:
@@ -153,19 +157,18 @@ def _draw(
     typer.echo(f"{report['turns']} turns of {report['instances']} tasks are in {out / 'turns'}")
 
 
-def _ended(told: "Told", name: str, estimate: bool) -> bool:
-    """Say what a stage did; raises InferenceError when it stopped early."""
+def _ended(told: "Told", name: str) -> bool:
+    """Say what a stage did; whether that was an estimate. Raises InferenceError when it stopped."""
     if told.estimate is not None:
         typer.echo(told.estimate)
-        return True
     if told.asked is not None:
         failed = f", {told.asked.errors} failed: {told.asked.error}" if told.asked.errors else ""
         typer.echo(f"{name}: {told.asked.rows} rows{failed}")
-    if told.used:
+    if told.used and told.estimate is None:
         typer.echo(told.used)
     if told.stopped is not None:
         raise InferenceError(f"{told.stopped.rstrip('.')}; what is done stays, run it again.")
-    return estimate
+    return told.estimate is not None
 
 
 def _score(out: Path, settings: "Settings", rules: str, licence: str | None) -> None:

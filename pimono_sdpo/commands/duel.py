@@ -166,9 +166,12 @@ def _ask(
     rows = min(rows, spending.limit or rows)
     if spending.estimate is not None:
         first = Dataset(pq.read_table(inputs[0]).slice(0, spending.estimate))
-        answers_of(first, one, features, in_flight, "estimate")
+        found = answers_of(first, one, features, in_flight, "estimate")
         told = chat.tally.estimate(chat.prices, len(first), rows, in_flight)
-        return Told(None, chat.tally.told(chat.prices), chat.stopped, told)
+        errors = [row["error"] for row in found if row["error"] is not None]
+        # Of failures alone nothing can be estimated.
+        failed = errors[0] if errors and len(errors) == len(found) else None
+        return Told(None, chat.tally.told(chat.prices), chat.stopped or failed, told)
     asked = ask_shards(
         inputs,
         out,

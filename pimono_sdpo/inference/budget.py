@@ -18,6 +18,16 @@ MOST_TOKENS = 4096
 LOOK = 0.05
 
 
+def need_prices(models: Sequence[str], prices: Mapping[str, Price]) -> None:
+    """Raise InferenceError when one of the models has no price."""
+    for model in models:
+        if model not in prices:
+            raise InferenceError(
+                f'A limit of costs needs the price of `{model}`; set [prices."{model}"] with '
+                "input and output in chain.toml."
+            )
+
+
 class Budget:
     """USD for all calls of a journal, those of earlier runs included.
 
@@ -31,12 +41,7 @@ class Budget:
         self, most: float, models: Sequence[str], prices: Mapping[str, Price], journal: Journal
     ) -> None:
         used = journal.usage()
-        for model in [*models, *[usage.model for usage in used]]:
-            if model not in prices:
-                raise InferenceError(
-                    f'A limit of costs needs the price of `{model}`; set [prices."{model}"] with '
-                    "input and output in chain.toml."
-                )
+        need_prices([*models, *[usage.model for usage in used]], prices)
         self.most = most
         self.prices = prices
         self.spent = 0.0

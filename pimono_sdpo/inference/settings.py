@@ -39,6 +39,7 @@ NESTED = "__"
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Usd = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
+Name = Annotated[str, Field(min_length=1)]
 
 
 class Section(BaseModel):
@@ -71,7 +72,7 @@ class Asking(Section):
 class Rollout(Asking):
     """Who acts in rollouts and evaluations."""
 
-    model: str | None = None
+    model: Name | None = None
     temperature: Usd = 0.7
     max_tokens: Count = 2048
 
@@ -80,9 +81,9 @@ class Duel(Asking):
     """Who answers as king and as challenger, and what about."""
 
     provider: str = "chutes"
-    model: str = "moonshotai/Kimi-K2.6-TEE"
+    model: Name = "moonshotai/Kimi-K2.6-TEE"
     # Another model than the king's, if any.
-    challenger: str | None = None
+    challenger: Name | None = None
     temperature: Usd = 0.7
     max_tokens: Count = 4096
     turns: Count = 2000
@@ -94,7 +95,7 @@ class Judge(Asking):
     """Who judges, and what they may see beside the conversation."""
 
     provider: str = "chutes"
-    models: tuple[str, ...] = (
+    models: Annotated[tuple[Name, ...], Field(min_length=1)] = (
         "deepseek-ai/DeepSeek-V3.2-TEE",
         "Qwen/Qwen3-235B-A22B-Thinking-2507",
         "moonshotai/Kimi-K2.6-TEE",

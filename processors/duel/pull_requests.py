@@ -27,6 +27,7 @@ NAMES = {
     "description": ("description", "pr_description", "pr_body", "body", "hints_text"),
 }
 TITLES = ("title", "pr_title")
+TOLD = (NAMES["problem_statement"], NAMES["patch"], NAMES["description"])
 _TARGETS = re.compile(r"^diff --git a/.{1,500}? b/(.{1,500})$", re.MULTILINE)
 
 
@@ -39,10 +40,21 @@ class PullRequests:
             pl.scan_parquet(self.files.local(index)) for index in range(len(self.files.names))
         ]
         for name, scan in zip(self.files.names, self._scans, strict=True):
-            columns = scan.collect_schema()
+            try:
+                columns = scan.collect_schema()
+            except pl.exceptions.PolarsError as error:
+                raise SourceError(
+                    f"`{name}` cannot be read ({str(error).splitlines()[0]}); get it again or "
+                    "leave it out."
+                ) from error
             if columns.get(KEY) != pl.String:
                 raise SourceError(
                     f"`{name}` has no text column `{KEY}`; give records of pull requests."
+                )
+            if not set(columns) & {*TITLES, *(n for names in TOLD for n in names)}:
+                raise SourceError(
+                    f"`{name}` says nothing of a change, such as `problem_statement` or `patch`; "
+                    "give records of pull requests."
                 )
 
     def ids(self) -> frozenset[str]:

@@ -12,8 +12,8 @@ from pimono_sdpo.cli import app
 from pimono_sdpo.commands.duel_rows import run_duel_rows
 from pimono_sdpo.errors import EmptySelection, InferenceError, SourceError
 from pimono_sdpo.rollout_schema import PAIR, STEP
-from tests.chat_server import ChatServer
-from tests.duel.players import is_judge, play, verdict
+from tests.chat_server import ChatServer, busy
+from tests.duel.players import Json, is_judge, play, shown, verdict
 from tests.duel.trajectories import write_pull_requests, write_trajectories
 
 RUN = CliRunner()
@@ -102,6 +102,57 @@ def test_an_estimate_stops_before_the_next_stage(folder: Path, chat_server: Chat
     assert len(chat_server.hits) == 24
     assert asked == 16
     assert "estimate" in said("duel", "--estimate")
+
+
+def test_an_estimate_of_which_no_call_was_answered_says_why(
+    folder: Path, chat_server: ChatServer
+) -> None:
+    chat_server.trouble = lambda body, before: busy(503)
+    with pytest.raises(InferenceError, match="503"):
+        said("duel", "data", "--records", "prs.parquet", "--estimate")
+
+
+def test_a_missing_price_of_a_judge_is_said_before_the_answers_are_paid_for(
+    folder: Path, chat_server: ChatServer
+) -> None:
+    with Path("chain.toml").open("a") as config:
+        config.write("[prices.k]\ninput = 1\noutput = 1\n")
+    with pytest.raises(InferenceError, match="needs the price of `judge-1`"):
+        said("duel", "data", "--records", "prs.parquet", "--max-cost", "5")
+    assert not chat_server.hits
+
+
+def test_judgments_of_other_answers_are_not_scored(folder: Path, chat_server: ChatServer) -> None:
+    said("duel", "data", "--records", "prs.parquet", "--aa-test", "4")
+    said("duel", "--stage", "answers", "--model", "k2")
+    with pytest.raises(SourceError, match="run the stage `judge`"):
+        said("duel", "--stage", "score")
+    # Equals of another king tell nothing of this one.
+    assert "final between equals" not in said("duel", "--model", "k2")
+    assert "final between equals" in said("duel", "--model", "k2", "--aa-test", "4")
+    assert "final between equals" not in said("duel", "--model", "k2", "--judge", "judge-1")
+
+
+def test_a_pair_never_prefers_an_answer_that_lost(folder: Path, chat_server: ChatServer) -> None:
+    def lost(body: Json) -> str | Json:
+        if not is_judge(body):
+            return play(body)
+        good = {name: 3 if "carefully" in text else 8 for name, text in shown(body).items()}
+        return verdict(good["A"], good["B"])
+
+    chat_server.policy = lost
+    said("duel", "data", "--records", "prs.parquet")
+    with pytest.raises(EmptySelection, match="12 not_better"):
+        run_duel_rows(folder / "duel", "dpo", folder / "rows", ("defeat",))
+
+
+def test_rows_that_were_written_again_are_loaded_again(
+    folder: Path, chat_server: ChatServer
+) -> None:
+    for limit in ("12", "6"):
+        said("duel", "data", "--records", "prs.parquet", "--limit", limit)
+        said("duel-rows", "duel", "--to", "sdpo", "--out", "rows")
+        assert len(load_dataset("rows", "sdpo", split="train")) == int(limit)
 
 
 def test_what_leaks_is_not_imitated_but_taught_with_its_context(

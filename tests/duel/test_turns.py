@@ -186,7 +186,11 @@ def test_what_is_no_source_is_one_sentence(tmp_path: Path) -> None:
     other = tmp_path / "other.parquet"
     pq.write_table(pa.Table.from_pylist([{"id": 1}]), other)
     source = str(write_trajectories(tmp_path / "data"))
+    broken = tmp_path / "broken.parquet"
+    broken.write_text("no parquet")
     for given, records, told in (
+        (source, str(broken), "broken.parquet` cannot be read"),
+        (source, source, "says nothing of a change"),
         (str(other), None, "column"),
         (source, None, "--records"),
         (source, str(other), "text column `instance_id`"),
