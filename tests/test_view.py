@@ -149,6 +149,7 @@ def run_view_of_nothing() -> dict[str, Any]:
     [
         ({}, "holds neither what `filter`"),
         ({"report.json": "{}", "data/x": ""}, "is not as `filter` writes it"),
+        ({"report.json": '{"stage": "steps"}', "data/x": ""}, "is the report of `steps`"),
         ({"report.json": "{", "data/x": ""}, "cannot be read"),
         ({"run.json": "[]"}, "is no JSON object"),
         ({"run.json": "{}"}, "is not as a training writes it"),

@@ -64,6 +64,7 @@ def test_a_reader_searches_sorts_and_opens_rows_by_keyboard(browser: Any, page_f
         again = [cell for cell in page.locator("td.number").all_inner_texts() if cell != "-"]
         assert again == scores[::-1]
         everything = len(listed(page))
+        assert not page.locator("button.more").is_visible()
         page.keyboard.press("/")
         page.keyboard.type("reversed")
         assert len(listed(page)) == 1

@@ -55,10 +55,8 @@ def card_command(
     ] = False,
 ) -> None:
     """Write the card of a finished folder again, and check it by the rules of the Hub."""
-    from pimono_sdpo.commands.looks import check_card, write_card
+    from pimono_sdpo.commands.looks import card_of, check_card, write_card
 
-    card = path / "README.md" if path.is_dir() else path
-    if not check:
-        card = write_card(path)
+    card = card_of(path) if check else write_card(path)
     check_card(card)
     typer.echo(f"{card}: nothing that the Hub would refuse")

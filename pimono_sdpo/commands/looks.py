@@ -146,6 +146,11 @@ def _object(path: Path, writer: str, misfit_of: Callable[[object], str | None]) 
         raise SourceError(f"`{path}` cannot be read ({error}); make it again.") from error
     if not isinstance(content, dict):
         raise SourceError(f"`{path}` is no JSON object; make it again.")
+    if isinstance(content.get("stage"), str):
+        raise SourceError(
+            f"`{path}` is the report of `{content['stage']}`; a page, and a card that is written "
+            "again, are of the rows of `filter` or `merge` and of trainings."
+        )
     problem = misfit_of(content)
     if problem:
         raise SourceError(
@@ -175,10 +180,9 @@ def write_card(folder: Path) -> Path:
         run = _object(folder / RUN, "a training", shapes.run_misfit)
         report = folder / REPORT
         found = _object(report, "`filter`", _rows_misfit) if report.is_file() else None
-        # A run's folder keeps the card with the adapter; the adapter's folder is one, too.
-        place = folder / "adapter" if (folder / "adapter").is_dir() else folder
-        write_model_card(found, run, place)
-        return place / CARD
+        card = card_of(folder)
+        write_model_card(found, run, card.parent)
+        return card
     if not (folder / REPORT).is_file():
         raise SourceError(
             f"`{folder}` holds neither {REPORT} nor {RUN} to write a card from; give the folder of "
@@ -188,6 +192,15 @@ def write_card(folder: Path) -> Path:
     write_report_plots(report_of_rows, folder)
     (folder / CARD).write_text(render_dataset_card(report_of_rows))
     return folder / CARD
+
+
+def card_of(path: Path) -> Path:
+    """Return where the card of a folder is; a card is its own."""
+    if not path.is_dir():
+        return path
+    # A run's folder keeps the card with the adapter; the adapter's folder is one, too.
+    a_run = (path / RUN).is_file() and (path / "adapter").is_dir()
+    return path / "adapter" / CARD if a_run else path / CARD
 
 
 def check_card(card: Path) -> None:
