@@ -60,6 +60,27 @@ class NoStepTooMany(TrainerCallback):  # type: ignore[misc] # transformers is un
         control.should_training_stop |= state.global_step >= state.max_steps > 0
 
 
+class Tokens(TrainerCallback):  # type: ignore[misc] # transformers is untyped here
+    """Keep in every checkpoint how many tokens were seen: TRL counts from 0 when a run goes on.
+
+    reads and writes the Trainer's state, which is saved in a checkpoint and read back from it
+    """
+
+    KEY, COUNT = "pimono_sdpo_tokens", "_total_train_tokens"
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Go on from what the checkpoint kept."""
+        if self.KEY in state.stateful_callbacks:
+            setattr(self.trainer, self.COUNT, state.stateful_callbacks[self.KEY])
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Leave the count where the next checkpoint takes it along."""
+        state.stateful_callbacks[self.KEY] = getattr(self.trainer, self.COUNT)
+
+
 def settle_run(args: Any, smoke: bool) -> None:
     """Set in place what holds for every run of every job; a smoke run is short and stays local.
 
@@ -96,7 +117,15 @@ def build(make: Callable[[], Any], model_args: ModelConfig) -> Any:
     if trainer.pop_callback(TrackioCallback) is not None:
         trainer.add_callback(SafeTrackio(config_of(trainer.args, model_args)))
     trainer.add_callback(NoStepTooMany())
+    if hasattr(trainer, Tokens.COUNT):
+        trainer.add_callback(Tokens(trainer))
+    # TRL would leave a draft of a card in OUTPUT with every checkpoint; ours is with the adapter.
+    trainer.create_model_card = _no_card
     return trainer
+
+
+def _no_card(*_: Any, **__: Any) -> None:
+    """Stand in for TRL's card."""
 
 
 def train(prepared: Prepared) -> dict[str, float]:

@@ -104,6 +104,7 @@ def test_a_run_leaves_an_adapter_that_loads_and_a_card_that_says_what_it_was(
     assert reload.largest_difference(out) == 0
     card = (out / "adapter" / "README.md").read_text()
     assert lint_card(card) == []
+    assert not (out / "README.md").exists()
     assert f"\n- {method}\n" in card
     assert str(tmp_path.parent) not in card
     measure = {"sft": "loss per token", "dpo": "log-ratio"}[method]
@@ -169,6 +170,7 @@ def test_a_killed_run_goes_on_to_the_same_adapter(
     )
     assert after["resumed_at"] == [2]
     assert after["evaluation"] == before["evaluation"]
+    assert after["log_history"] == before["log_history"]
     assert job(given) == 2
     assert "holds a finished run" in capsys.readouterr().err
 
