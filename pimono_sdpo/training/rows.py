@@ -47,7 +47,8 @@ def load_rows(dataset: str, split: str = "train", config: str | None = None) -> 
 def load_report(dataset: str) -> dict[str, Any] | None:
     """Return the filter's report beside the rows; None when they came without one.
 
-    Raises TrainingInputError for one that no card can be made from.
+    Rows of a duel have a report of their own, which the card has no place for. Raises
+    TrainingInputError for one that no card can be made from.
     """
     if is_local(dataset):
         report = Path(dataset) / REPORT_FILE
@@ -64,6 +65,14 @@ def load_report(dataset: str) -> dict[str, Any] | None:
             # Rows made by other means have no report; the card says so.
             return None
     content = read_object(report)
+    stage = (content or {}).get("stage")
+    if stage == "sdpo":
+        return None
+    if isinstance(stage, str):
+        raise TrainingInputError(
+            f"`{dataset}` holds rows of `{stage}`, which are for SFT or DPO; give rows of "
+            "`pimono-sdpo filter`, or of `duel-rows --to sdpo`."
+        )
     found = misfit(content, REPORT)
     if found:
         raise TrainingInputError(

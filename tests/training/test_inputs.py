@@ -141,3 +141,15 @@ def test_rows_for_testing_alone_are_told(tmp_path: Path) -> None:
     (tmp_path / "data" / "test-00000-of-00001.parquet").write_bytes(b"")
     with pytest.raises(TrainingInputError, match="rows for testing alone; filter again"):
         rows.load_rows(str(tmp_path))
+
+
+@pytest.mark.parametrize("stage", ["steps", "pairs"])
+def test_rows_for_another_job_are_one_sentence(tmp_path: Path, stage: str) -> None:
+    (tmp_path / "report.json").write_text(f'{{"pimono_sdpo": "0.1.0", "stage": "{stage}"}}')
+    with pytest.raises(TrainingInputError, match=f"holds rows of `{stage}`, which are for"):
+        rows.load_report(str(tmp_path))
+
+
+def test_rows_of_a_duel_have_no_report_of_a_filter(tmp_path: Path) -> None:
+    (tmp_path / "report.json").write_text('{"pimono_sdpo": "0.1.0", "stage": "sdpo"}')
+    assert rows.load_report(str(tmp_path)) is None
