@@ -34,9 +34,13 @@ class Rollouts:
     tasks: dict[str, TaskRow]
 
     def split_of(self, task_id: str) -> str:
-        """The side of a task: `test` when its suite says so."""
+        """The side of a task: what its suite says, without one what the shards are called."""
         task = self.tasks.get(task_id)
-        return "test" if task is not None and task["split"] == "test" else "train"
+        if task is None:
+            held_out = all(file.name.startswith("test-") for file in self.files)
+        else:
+            held_out = task["split"] == "test"
+        return "test" if held_out else "train"
 
     def by_task(self) -> dict[str, list[tuple[Path, int]]]:
         """Where the rollouts of each task are: a shard and the number of the row, in order."""
@@ -63,7 +67,7 @@ def open_rollouts(source: str | Path) -> Rollouts | None:
         if any(name not in columns for name in NEEDED):
             return None
     if not (folder / NAME).exists():
-        # Made by other means: all of it is for training, and no patch can be tested again.
+        # Made by other means, or the suite was lost: no patch can be tested again.
         return Rollouts(folder, files, folder.resolve().name, {})
     suite = load(folder, repos=False)
     return Rollouts(folder, files, suite.name, {task["task_id"]: task for task in suite.tasks})

@@ -220,11 +220,29 @@ def test_a_folder_of_rollouts_becomes_a_dataset(tmp_path: Path) -> None:
     assert bytes_of(tmp_path / "steps") == bytes_of(tmp_path / "again")
 
 
+def test_a_folder_that_was_written_again_gives_its_new_rows(tmp_path: Path) -> None:
+    source = write_folder(tmp_path / "rollouts", runs())
+    for success in (True, False):
+        report = run_steps(str(source), tmp_path / "steps", require_success=success)
+        loaded = load_dataset(str(tmp_path / "steps"), cache_dir=str(tmp_path / "cache"))
+        rejects = load_dataset(
+            str(tmp_path / "steps"), "steps_rejects", cache_dir=str(tmp_path / "cache")
+        )
+        assert len(loaded["train"]) == report["rows"]
+        assert len(rejects["train"]) == report["rejected"]
+
+
 def test_tasks_that_are_held_out_are_no_training_rows(tmp_path: Path) -> None:
     source = write_folder(tmp_path / "rollouts", runs(), split="test")
     report = run_steps(str(source), tmp_path / "steps")
     assert report["splits"] == {"test": 12}
     assert not list((tmp_path / "steps" / "data").glob("train*"))
+
+
+def test_held_out_rollouts_without_their_suite_are_held_out(tmp_path: Path) -> None:
+    source = write_folder(tmp_path / "rollouts", runs(), split="test")
+    (source / "suite.json").unlink()
+    assert run_steps(str(source), tmp_path / "steps")["splits"] == {"test": 12}
 
 
 def test_what_is_finished_waits_for_the_next_run(tmp_path: Path) -> None:
