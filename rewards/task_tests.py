@@ -13,7 +13,8 @@ import importlib.util
 import json
 import math
 import re
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -40,6 +41,12 @@ ENVIRONMENT = {
     "PYTHONHASHSEED": "0",
     "NO_COLOR": "1",
 }
+# A file of such a name at the top of the repo would be imported in the place of the real module.
+TAKEN = sys.stdlib_module_names | {
+    "pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygments", "hypothesis",
+    "sitecustomize", "usercustomize",
+}  # fmt: skip
+_PASSED = re.compile(rb"\b[1-9]\d* passed\b")
 # What differs from run to run, and what stands for it: replays need the same text.
 _UNSTEADY = (
     (re.compile(r"(?:/[\w.-]+)*/sandbox-\w+/(work|tmp)"), r"/\1"),
@@ -143,6 +150,8 @@ def _by_command(task: Mapping[str, Any], folder: Path) -> Judged:
         and path not in folders
         and not any(str(parent) in pristine for parent in PurePosixPath(path).parents)
     }
+    if instead := _stand_ins(set(left) - {path for path, _ in visible(repo, ())}):
+        return Judged(False, f"`{instead}` would be imported in the place of a module of Python's.")
     files = {path: file.read_bytes() for path, file in (left | pristine).items()}
     size, seconds = sum(map(len, files.values())), (task["metadata"] or {}).get("seconds", SECONDS)
     limits = Limits(
@@ -157,12 +166,27 @@ def _by_command(task: Mapping[str, Any], folder: Path) -> Judged:
     said = (ran.stdout + b"\n" + ran.stderr).decode(errors="replace").strip()
     output = shorten(steady(well_formed(said)), MAX_OUTPUT)
     if ran.exit_code == 0 and not ran.stopped:
+        if _is_pytest(command) and not _PASSED.search(ran.stdout):
+            return Judged(False, f"pytest ended before it told of any test.\n{output}".strip())
         return Judged(True, output)
     if ran.exit_code in NOT_FOUND and (missing := _missing(command)):
         return Judged(None, output, f"`{command}` cannot be run: the sandbox has no {missing}")
     if ran.stopped:
         output = f"{died(ran, cold, f'`{command}`').told}\n{output}".strip()
     return Judged(False, output)
+
+
+def _stand_ins(new: Iterable[str]) -> str | None:
+    """Name a new file that stands in for a module the tests run by."""
+    names = {path: path.partition("/")[0].partition(".")[0] for path in sorted(new)}
+    return next((path for path, name in names.items() if name in TAKEN), None)
+
+
+def _is_pytest(command: str) -> bool:
+    """Whether pytest runs and says how many tests passed, which it does unless it is `-qq`."""
+    words = [w for p in parse(command) for s in p.stages for w in (s.program, *s.arguments)]
+    quiet = any(re.fullmatch(r"-q{2,}", word) for word in words) or words.count("-q") > 1
+    return not quiet and any(word in ("pytest", "py.test") for word in words)
 
 
 def _missing(command: str) -> str:

@@ -167,3 +167,26 @@ def test_a_task_is_checked_before_anything_is_spent(repo: Path) -> None:
 def test_output_is_the_same_every_time() -> None:
     said = "FAILED /tmp/sandbox-ab12/work/t.py <C object at 0x7fdeadbeef00>\n1 failed in 63.20s (0:01:03)"
     assert steady(said) == "FAILED /work/t.py <C object at 0x0>\n1 failed in 0.00s"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("pytest_py", "raise SystemExit(0)\n", "`pytest.py` would be imported"),
+        ("json_py", "import os\nos._exit(0)\n", "`json.py` would be imported"),
+        ("double_py", "import os\nos._exit(0)\n", "pytest ended before"),
+    ],
+)
+def test_a_cheap_trick_does_not_pass_a_command(
+    repo: Path, tmp_path: Path, name: str, text: str, said: str
+) -> None:
+    task = task_of(repo, test_cmd=COMMAND)
+    judged = run_tests(task, left(task, tmp_path / "work", **{name: text}))
+    assert judged.ok is False
+    assert judged.output.startswith(said)
+
+
+def test_a_module_that_the_repo_had_may_be_mended(repo: Path, tmp_path: Path) -> None:
+    (repo / "types.py").write_text("x = 1\n")
+    task = task_of(repo, test_cmd="python double.py")
+    assert run_tests(task, left(task, tmp_path / "work", types_py="x = 2\n")).ok is not None
