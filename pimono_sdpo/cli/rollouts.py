@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 import typer
 
 from pimono_sdpo.cli.options import one_of
+from pimono_sdpo.errors import InferenceError
 from pimono_sdpo.rollout_schema import Protocol, TestPolicy
 
 if TYPE_CHECKING:
@@ -223,5 +224,7 @@ def _after(report: Json, tell: Callable[[str], None]) -> None:
     """What went wrong that was not the model's, and what so few tasks are good for."""
     for reason, count in report["errors"].items():
         tell(f"{count} failed, and are tried again by the same command: {reason}")
+    if report["verdicts"].get("ERROR") == report["rollouts"]:
+        raise InferenceError("No rollout came to its end; see to what failed and run this again.")
     if report["tasks"] < FEW_TASKS:
         typer.echo(ADVICE)

@@ -210,6 +210,15 @@ def test_what_fails_is_an_error_and_is_repeated_by_the_next_run(
     assert len(chat_server.hits) == asked + 2
 
 
+def test_a_run_in_which_everything_failed_says_so(tmp_path: Path, chat_server: ChatServer) -> None:
+    chat_server.policy = knows_some
+    chat_server.trouble = lambda body, before: garbage()
+    suite, out = write_suite(tmp_path), tmp_path / "out"
+    with pytest.raises(PimonoError, match="No rollout came to its end"):
+        roll(suite, out, chat_server.url, "--rollouts", "1")
+    assert len(rows_of(out)) == 3
+
+
 def test_a_refused_key_is_one_sentence_and_loses_nothing(
     tmp_path: Path, chat_server: ChatServer
 ) -> None:
