@@ -13,6 +13,7 @@ from pimono_sdpo.commands.steps import extract_lines, run_steps
 from pimono_sdpo.errors import EmptySelection, OutputError, PimonoError, TrainingInputError
 from pimono_sdpo.samples import write_samples
 from pimono_sdpo.stage import apply_all
+from pimono_sdpo.suites.leakage import Leakage
 from pimono_sdpo.tiny_model import write_tiny_model
 from processors.rollouts import steps, together
 from tests.rollout_data import (
@@ -348,3 +349,27 @@ def test_no_line_to_train_on_is_said_in_a_sentence(tmp_path: Path) -> None:
         extract_lines(str(failed), lines, True, True)
     assert "The rejects are in" not in str(nothing.value)
     assert not lines.exists()
+
+
+@pytest.mark.parametrize("command", ["steps", "pairs"])
+def test_rows_of_tasks_that_are_held_out_are_refused(command: str, tmp_path: Path) -> None:
+    fails = [read(), write(OTHER, False), final("done")]
+    rows = [rollout(name, seed, fails if seed else None) for name in "ab" for seed in (0, 1)]
+    source = write_folder(tmp_path / "rollouts", rows)
+    held = write_folder(tmp_path / "held", [rollout("b")], split="test")
+    other = write_folder(tmp_path / "other", [rollout("c")], split="test")
+
+    def run(out: Path, *more: str) -> Any:
+        return CliRunner().invoke(app, [command, str(source), "--out", str(out), *more])
+
+    assert run(tmp_path / "out").exit_code == 0
+    before = bytes_of(tmp_path / "out")
+    failed = run(tmp_path / "out", "--test-suite", str(held))
+    assert isinstance(failed.exception, Leakage)
+    assert "training rows are of tasks of the test suite `tiny`: `b` (" in str(failed.exception)
+    assert bytes_of(tmp_path / "out") == before
+    assert run(tmp_path / "out", "--test-suite", str(other / "suite.json")).exit_code == 0
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert report["options"]["test_suite"] == "tiny"
+    missing = run(tmp_path / "out", "--test-suite", "gone.json")
+    assert "`gone.json` does not exist" in str(missing.exception)

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from pimono_sdpo.cli.options import CreatePr, Licence, Out, Public, Revision, one_of, push_target
-from pimono_sdpo.cli.steps import Format, MaxLength, Push, Tokenizer
+from pimono_sdpo.cli.steps import Format, MaxLength, Push, TestSuite, Tokenizer
 
 
 def pairs_command(
@@ -41,6 +41,7 @@ def pairs_command(
     test_fraction: Annotated[
         float, typer.Option(help="Share of repositories of sessions that are for testing.")
     ] = 0.0,
+    test_suite: TestSuite = None,
     format: Format = "trl",
     licence: Licence = None,
     push: Push = None,
@@ -65,6 +66,7 @@ def pairs_command(
         "max_length": max_length,
         "format": one_of(format, FORMATS, "--format"),
         "licence": licence,
+        "test_suite": test_suite,
     }
     typer.echo(told(pairs_of(source, out, given, test_fraction), out))
     if to is not None:

@@ -38,6 +38,10 @@ Protocol = Annotated[
 Push = Annotated[
     str | None, typer.Option(help="Dataset (ns/name) to push to, private if new; see README.")
 ]
+TestSuite = Annotated[
+    Path | None,
+    typer.Option(help="Held-out suite: refuse rows to train on of its tasks.", show_default="none"),
+]
 PROTOCOLS = ("as_recorded", "json")
 
 
@@ -76,6 +80,7 @@ def steps_command(
     test_fraction: Annotated[
         float, typer.Option(help="Share of repositories of sessions that are for testing.")
     ] = 0.0,
+    test_suite: TestSuite = None,
     format: Format = "trl",
     licence: Licence = None,
     push: Push = None,
@@ -105,6 +110,7 @@ def steps_command(
         test_fraction=test_fraction,
         format=one_of(format, FORMATS, "--format"),
         licence=licence,
+        test_suite=test_suite,
     )
     typer.echo(told(report, out))
     if target is not None:

@@ -12,6 +12,7 @@ from pimono_sdpo.errors import OutputError
 
 if TYPE_CHECKING:
     from pimono_sdpo.runs.tables import Part, Table
+    from pimono_sdpo.suites.suite import Suite
 
 Format = Literal["trl", "together"]
 FORMATS: tuple[Format, ...] = get_args(Format)
@@ -21,7 +22,10 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Asked:
-    """What is made of what: the name of the stage, its source and options, for report and card."""
+    """What is made of what: the name of the stage, its source and options, for report and card.
+
+    No row to train on may be of a task of `test_suite`.
+    """
 
     stage: Literal["steps", "pairs", "sdpo"]
     source: str
@@ -30,13 +34,15 @@ class Asked:
     format: str
     licence: str | None
     warnings: list[str] = field(default_factory=list)
+    test_suite: "Suite | None" = None
 
 
 def make(asked: Asked, parts: "Sequence[Part]", table: "Table", out: Path) -> Json:
     """Run the parts and publish `out`; return its report.
 
     `out` gets `data/`, `rejects/`, `report.json`, `README.md`, and with the format `together` its
-    lines. A run that keeps nothing publishes its rejects. Raises OutputError.
+    lines. A run that keeps nothing publishes its rejects. Raises OutputError, and Leakage for rows
+    of tasks that are held out; then `out` is as it was.
     """
     from cards.stages import render_stage_card
     from pimono_sdpo.runs.folders import LOCK, only_run, publish_folder, remove
@@ -47,6 +53,7 @@ def make(asked: Asked, parts: "Sequence[Part]", table: "Table", out: Path) -> Js
     with only_run(out) as work:
         records = run_parts(parts, work, table, asked.stage)
         finished, held = assemble(work, len(parts), table)
+        options = {**asked.options, **_held_out(finished / "data", held["rows"], asked.test_suite)}
         counts, dropped = Counter[str](), Counter[str]()
         for record in records:
             counts.update(record["counts"])
@@ -56,7 +63,7 @@ def make(asked: Asked, parts: "Sequence[Part]", table: "Table", out: Path) -> Js
             "stage": asked.stage,
             "source": asked.source,
             "source_kind": asked.source_kind,
-            "options": asked.options,
+            "options": options,
             "counts": dict(sorted(counts.items())),
             **held,
             "drop_reasons": dict(sorted(dropped.items())),
@@ -69,6 +76,23 @@ def make(asked: Asked, parts: "Sequence[Part]", table: "Table", out: Path) -> Js
         publish_folder(finished, out)
         remove(work, LOCK)
     return report
+
+
+def _held_out(data: Path, rows: int, suite: "Suite | None") -> Json:
+    """Check rows against the tasks that are held out; return what the report says of it."""
+    from pimono_sdpo.suites.leakage import check_leakage, rows_of
+
+    if suite is None:
+        return {}
+    check_leakage(rows_of(data) if rows else [], suite)
+    return {"test_suite": suite.name}
+
+
+def suite_held_out(path: Path | None) -> "Suite | None":
+    """Read the suite that is held out, if one is named; raises SourceError."""
+    from pimono_sdpo.suites.suite import load
+
+    return load(path, repos=False) if path is not None else None
 
 
 def _check_licence(licence: str | None) -> None:

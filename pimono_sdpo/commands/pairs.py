@@ -11,6 +11,7 @@ from pimono_sdpo.commands.made import (
     check_length,
     make,
     nothing_kept,
+    suite_held_out,
     tokenizer_mark,
     tokenizer_name,
 )
@@ -44,11 +45,13 @@ def run_pairs(
     max_length: int | None = None,
     format: str = "trl",
     licence: str | None = None,
+    test_suite: Path | None = None,
 ) -> Json:
     """Pair the rollouts of each task under `out` and return the report.
 
     Its `counts` hold `tasks`, `tasks_with_pairs` and `no_contrast_tasks`; `rows` is the number of
-    pairs, which may be 0. Raises SourceError, OutputError or TrainingInputError.
+    pairs, which may be 0. Raises SourceError, OutputError or TrainingInputError, and Leakage when
+    pairs to train on are of tasks of `test_suite`.
     """
     from pimono_sdpo.commands.retest import retests
     from pimono_sdpo.rollout_schema import DROPPED_PAIR, PAIR
@@ -59,6 +62,7 @@ def run_pairs(
     from processors.rollouts.targets import TARGETS
 
     check_length(tokenizer, max_length)
+    held_out = suite_held_out(test_suite)
     if target not in TARGETS:
         raise OutputError(f"There is no target `{target}`; give one of {', '.join(TARGETS)}.")
     rules = Rules(
@@ -73,7 +77,9 @@ def run_pairs(
         )
     stages = _fitting(tokenizer, max_length)
     options = {**asdict(rules), "tokenizer": tokenizer_name(tokenizer), "max_length": max_length}
-    asked = Asked("pairs", rollouts.name, "rollouts", options, format, licence, _warnings(rules))
+    asked = Asked(
+        "pairs", rollouts.name, "rollouts", options, format, licence, _warnings(rules), held_out
+    )
     with retests(list(rollouts.tasks.values())) as retest:
         parts = _parts(rollouts, rules, stages, retest, tokenizer_mark(tokenizer), max_length)
         return make(asked, parts, Table(PAIR, DROPPED_PAIR), out)
@@ -88,6 +94,7 @@ def run_session_pairs(
     test_fraction: float = 0.0,
     format: str = "trl",
     licence: str | None = None,
+    test_suite: Path | None = None,
 ) -> Json:
     """Pair failed edits with what put them right, and abandoned branches with those kept.
 
@@ -102,6 +109,7 @@ def run_session_pairs(
     from processors.rollouts import session_pairs
 
     check_length(tokenizer, max_length)
+    held_out = suite_held_out(test_suite)
     if Path(source).exists():
         apart(Path(source).resolve(), out.resolve())
     opened = open_source(source)
@@ -118,7 +126,7 @@ def run_session_pairs(
         for shard in opened.shards
     ]
     name = redact_text(opened.name, "")[0]
-    asked = Asked("pairs", name, opened.kind, options, format, licence)
+    asked = Asked("pairs", name, opened.kind, options, format, licence, test_suite=held_out)
     return make(asked, parts, Table(PAIR, DROPPED_PAIR), out)
 
 
@@ -131,7 +139,7 @@ def pairs_of(source: str, out: Path, given: Mapping[str, Any], test_fraction: fl
         report = run_pairs(Path(source), out, **given)
     else:
         advice = "give sessions in which an edit failed or the user went back"
-        common = ("tokenizer", "max_length", "format", "licence")
+        common = ("tokenizer", "max_length", "format", "licence", "test_suite")
         chosen = {name: given[name] for name in common}
         report = run_session_pairs(source, out, test_fraction=test_fraction, **chosen)
     if not report["rows"]:

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pimono_sdpo.commands.made import Asked, check_length, make, nothing_kept
+from pimono_sdpo.commands.made import Asked, check_length, make, nothing_kept, suite_held_out
 from pimono_sdpo.errors import EmptySelection, OutputError
 
 if TYPE_CHECKING:
@@ -31,13 +31,15 @@ def run_steps(
     test_fraction: float = 0.0,
     format: str = "trl",
     licence: str | None = None,
+    test_suite: Path | None = None,
     keeps: bool = True,
 ) -> Json:
     """Cut rollouts, or recorded sessions, into rows under `out` and return the report.
 
     `keeps`: `out` stays, so that errors may name it.
 
-    Raises SourceError, OutputError, TrainingInputError or EmptySelection.
+    Raises SourceError, OutputError, TrainingInputError or EmptySelection, and Leakage when rows to
+    train on are of tasks of `test_suite`.
     """
     from pimono_sdpo.commands.made import tokenizer_mark, tokenizer_name
     from pimono_sdpo.rollout_schema import DROPPED_STEP, STEP
@@ -45,6 +47,7 @@ def run_steps(
     from processors.rollouts import fit, steps
 
     check_length(tokenizer, max_length)
+    held_out = suite_held_out(test_suite)
     if not 0.0 <= test_fraction < 1.0:
         raise OutputError(
             f"A test fraction of {test_fraction} is not in [0, 1); give such a number."
@@ -67,7 +70,7 @@ def run_steps(
     kind, name, parts = _parts(source, out, stages, made_by, test_fraction)
     if kind != "rollouts":
         options["test_fraction"] = test_fraction
-    asked = Asked("steps", name, kind, options, format, licence, _warnings(granularity))
+    asked = Asked("steps", name, kind, options, format, licence, _warnings(granularity), held_out)
     report = make(asked, parts, Table(STEP, DROPPED_STEP), out)
     if not report["rows"]:
         where = f" The rejects are in {out}." if keeps else ""
