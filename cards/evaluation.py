@@ -46,8 +46,9 @@ def _markdown(report: Json, labels: list[str], picture: str) -> str:
     lines += ["", "| metric | " + " | ".join(shown) + " |", "|---" * (len(shown) + 1) + "|"]
     for name, told in report["metrics"].items():
         lines.append(f"| {name} | " + " | ".join(_told(told[label]) for label in shown) + " |")
-    lines += ["", "Means with 95 % bootstrap intervals, whole tasks resampled; the difference is "]
-    lines[-1] += "that of each task's means, tuned less baseline."
+    lines += ["", "Means with 95 % bootstrap intervals, whole tasks resampled"]
+    paired = "; the difference is that of each task's means, tuned less baseline."
+    lines[-1] += paired if len(labels) > 1 else "."
     return "\n".join([*lines, "", f"![Evaluation]({picture}.png)", ""])
 
 

@@ -80,7 +80,7 @@ def evaluate_command(
     if model is None and baseline is not None:
         run_evaluate(suite, baseline, tuned, out)
     else:
-        made = out.with_name(f"{out.name}_rollouts")
+        made = out.resolve().parent / f"{out.resolve().name}_rollouts"
         plan = Plan(
             suite, made, rules, model, provider, temperature, seed, rollouts, max_workers, limit,
             max_cost, config, journal,
@@ -109,7 +109,7 @@ def eval_command(
     from pimono_sdpo.commands.evaluate import evaluate_to_file
     from pimono_sdpo.commands.rollouts import Plan
 
-    made = trace_dir or report.with_name(f"{report.stem}_rollouts")
+    made = trace_dir or report.parent / f"{report.stem}_rollouts"
     rules = rules_of(tool_protocol, "on_write", 20)
     plan = Plan(suite, made, rules, model, llm_provider, workers=num_workers)
     tell = teller("eval")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pimono_sdpo import __version__
-from pimono_sdpo.errors import EmptySelection, OutputError, SourceError
+from pimono_sdpo.errors import EmptySelection, InferenceError, OutputError, SourceError
 
 if TYPE_CHECKING:
     from pimono_sdpo.commands.rollouts import Plan
@@ -140,6 +140,8 @@ def _roll(plan: "Plan", tell: Tell, done: Done) -> None:
     report = run_rollouts(plan, tell, done)
     for reason, count in report["errors"].items():
         tell(f"{count} failed, and are tried again by the same command: {reason}")
+    if report["verdicts"].get("ERROR") == report["rollouts"]:
+        raise InferenceError("No rollout came to its end; see to what failed and run this again.")
 
 
 def _check_baseline(plan: "Plan", baseline: Path, written: list[Path]) -> None:

@@ -141,7 +141,8 @@ def _chat(plan: Plan, settings: Any) -> "tuple[Chat, Path]":
     from pimono_sdpo.inference.settings import environment
 
     asked, prices = settings.rollout, settings.price_list()
-    path = (plan.journal or plan.out.with_name(f"{plan.out.name}.calls.sqlite")).resolve()
+    out = plan.out.resolve()
+    path = (plan.journal or out.parent / f"{out.name}.calls.sqlite").resolve()
     if plan.replay and not path.is_file():
         raise InferenceError(f"There is no journal `{path}` to replay; run without --replay.")
     if plan.replay:

@@ -16,7 +16,7 @@ from pimono_sdpo.cli import app
 from pimono_sdpo.errors import PimonoError
 from tests.agent.suite_of_our_own import NAMES, Json, models, write_own
 from tests.agent.test_rollouts import files_of
-from tests.chat_server import ChatServer, busy
+from tests.chat_server import ChatServer, busy, garbage
 
 KNOWS = {"before": NAMES[:1], "after": NAMES[:3]}
 
@@ -147,6 +147,7 @@ def test_what_was_not_asked_for_well_asks_nobody(
     assert "holds no rollouts" in refused(given(suite, out, url, "--baseline", str(tmp_path)))
     train = write_own(tmp_path, NAMES[:1], "train")
     assert "suite to train on" in refused(given(train, out, url))
+    assert "holds files that are not" in refused(given(suite, Path(), url))
     out.mkdir()
     (out / "mine").touch()
     assert "holds files that are not" in refused(given(suite, out, url))
@@ -163,6 +164,10 @@ def test_a_model_that_cannot_be_asked_leaves_the_report_as_it_was(
     chat_server.trouble = lambda body, times: busy(401) if body["model"] == "before" else None
     both = ("--baseline-model", "before")
     assert "answered 401" in refused(given(suite, out, chat_server.url, *both))
+    assert files_of(out) == before
+    # Nor is the other model asked when of one nothing came to its end.
+    chat_server.trouble = lambda body, times: garbage() if body["model"] == "before" else None
+    assert "No rollout came to its end" in refused(given(suite, out, chat_server.url, *both))
     assert files_of(out) == before
     chat_server.trouble = lambda body, times: None
     chat_server.hits.clear()
