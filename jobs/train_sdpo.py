@@ -114,6 +114,7 @@ def get_ready(job: "JobArguments", args: "SDPOConfig", model_args: "ModelConfig"
     Only rows that had to be filtered from --source are left behind then.
     """
     from pimono_sdpo.training import course, held_out, models, rows, sdpo, started
+    from pimono_sdpo.training.held_apart import refuse_test_rows
     from pimono_sdpo.training.prepared import rows_of
     from pimono_sdpo.training.processes import leader_first
     from processors.redact import redact_text
@@ -123,6 +124,7 @@ def get_ready(job: "JobArguments", args: "SDPOConfig", model_args: "ModelConfig"
     with leader_first():
         dataset = rows_of(job, output, args.seed, lambda name: redact_text(name, "")[0])
     loaded = rows.load_rows(dataset)
+    refuse_test_rows(loaded, dataset)
     kept_back = rows.load_rows(dataset, job.eval_split) if job.eval_split else None
     report = rows.load_report(dataset)
     revision = models.base_model_revision(model_args)

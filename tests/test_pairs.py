@@ -16,6 +16,7 @@ from pimono_sdpo.errors import EmptySelection, OutputError, SourceError
 from pimono_sdpo.suites.suite import load
 from pimono_sdpo.tiny_model import write_tiny_model
 from processors.rollouts import together
+from processors.rollouts.noise import Size, size_of
 from processors.rollouts.pairs import Case, Rules, pair_of, score
 from processors.rollouts.step_pairs import step_pairs
 from processors.rollouts.targets import TARGETS
@@ -355,3 +356,9 @@ def test_the_command_tells_what_it_made(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 0, done.output
     assert done.output.splitlines()[0] == "2 pairs (2 train)"
+
+
+def test_an_empty_line_beside_the_fix_is_no_churn() -> None:
+    fix = "--- a/x.py\n+++ b/x.py\n@@ -1,2 +1,3 @@\n+\n a\n b\n@@ -9 +10 @@\n-n ^= 1\n+n &= 1\n"
+    assert size_of(fix) == Size(lines=3, hunks=2, blank_hunks=0)
+    assert size_of(fix.replace("+\n", "-a\n+  a\n", 1)).blank_hunks == 1

@@ -35,6 +35,8 @@ BATCH = 256
 ABOUT = (
     "turn_id", "instance_id", "drop_reason", "king", "challenger", "assistant", "leaked_terms",
 )  # fmt: skip
+# Nobody was asked about a turn whose pull request is not known.
+UNKNOWN = "no_pull_request"
 TOLD = ("turn_id", "instance_id", "action_style", "score", "metrics", "bucket")
 
 
@@ -83,7 +85,7 @@ def run_score(
         "cost": _cost(folder),
         "aa_test": _between_equals(folder, rules, judges),
         "original": summary_of_original(votes, original) if original else None,
-        **summary(votes, scores, rules, lengths, leaked),
+        **summary(votes, scores, rules, lengths, leaked, sum(dropped.values()) - dropped[UNKNOWN]),
     }
     reasons = reasons_of(_judged(folder, JUDGMENTS, opponent), judges)
     answers = (row for row in _rows(folder, ANSWERS) if row["drop_reason"] is None)
@@ -186,7 +188,7 @@ def _cost(folder: Path) -> float | None:
     """USD of what was asked, None where a price is not known."""
     used = [
         row["usage"]
-        for name in (ANSWERS, JUDGMENTS, EQUALS)
+        for name in (ANSWERS, JUDGMENTS, f"aa-{ANSWERS}", EQUALS)
         for row in _rows(folder, name, ("usage",))
         if row["usage"] is not None
     ]

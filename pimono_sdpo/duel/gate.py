@@ -51,8 +51,13 @@ class Verdict:
         return not self.refusals
 
 
-def judge_duel(turn_scores: Array, instances: tuple[str, ...], rules: Rules) -> Verdict:
+def judge_duel(
+    turn_scores: Array, instances: tuple[str, ...], rules: Rules, unanswered: int = 0
+) -> Verdict:
     """Return the verdict on scores (turns,) of 0 to 100; nan is a turn without a score.
+
+    So are `unanswered` more turns, on which a player gave nothing that could be judged: one that
+    fails often must not be judged by the rest alone.
 
     Turns of one instance are alike, so the bound resamples instances (BCa, one-sided): resampled
     turn by turn it accepts equals about twice as often as it should.
@@ -65,13 +70,16 @@ def judge_duel(turn_scores: Array, instances: tuple[str, ...], rules: Rules) -> 
     level = 1 - 2 * rules.alpha
     found = cluster_interval(list(clusters.values()), level, rules.draws, rules.seed)
     scored = int(there.sum())
-    parsed = scored / len(turn_scores) if len(turn_scores) else 0.0
+    turns = len(turn_scores) + unanswered
+    parsed = scored / turns if turns else 0.0
     refusals = []
-    if not found.mean - PARITY >= rules.win_margin:
+    if not scored:
+        refusals.append("no turn has a score")
+    elif not found.mean - PARITY >= rules.win_margin:
         refusals.append(
             f"the score {found.mean:.1f} is not {rules.win_margin:g} points above {PARITY:g}"
         )
-    if not found.low > PARITY:
+    if scored and not found.low > PARITY:
         refusals.append(f"the lower bound {found.low:.1f} is not above {PARITY:g}")
     if not parsed >= rules.min_parsed:
         refusals.append(f"{parsed:.0%} of the turns have a score, not {rules.min_parsed:.0%}")
@@ -80,9 +88,9 @@ def judge_duel(turn_scores: Array, instances: tuple[str, ...], rules: Rules) -> 
     return Verdict(
         score=found.mean,
         bound=found.low,
-        turns=len(turn_scores),
+        turns=turns,
         scored=scored,
         clusters=len(clusters),
-        if_lost=float(np.nansum(turn_scores) / len(turn_scores)) if len(turn_scores) else np.nan,
+        if_lost=float(np.nansum(turn_scores) / turns) if turns else np.nan,
         refusals=tuple(refusals),
     )

@@ -41,7 +41,8 @@ class OriginalVerdict:
 
 def turn_shares(votes: Votes) -> Array:
     """Return each turn's mean over the judges that parsed, 0 to 1, and 0 where none did."""
-    return np.nan_to_num(mean(mean(votes.values[:, :, 0], axis=2), axis=1), nan=0.0)
+    judges = np.round(mean(votes.values[:, :, 0], axis=2), 6)
+    return np.nan_to_num(mean(judges, axis=1), nan=0.0)
 
 
 def judge_duel(votes: Votes, rules: OriginalRules) -> OriginalVerdict:

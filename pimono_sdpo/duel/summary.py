@@ -25,13 +25,15 @@ def summary(
     rules: Rules,
     lengths: Sequence[tuple[int, int]],
     leaked: Sequence[bool],
+    unanswered: int = 0,
 ) -> Json:
     """Return what is known of a duel; a number that is not defined is None.
 
     `lengths` are characters of the challenger's and the opponent's answers, `leaked` tells of each
-    turn whether the challenger used what only the pull request holds.
+    turn whether the challenger used what only the pull request holds; `unanswered` as in
+    `judge_duel`.
     """
-    verdict = judge_duel(scores.turn, votes.instances, rules)
+    verdict = judge_duel(scores.turn, votes.instances, rules, unanswered)
     judges = []
     for judge in doubt_judges(votes, rules):
         told = asdict(judge)

@@ -14,7 +14,10 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Size:
-    """Lines that a patch adds and removes, its hunks, and those that change nothing but spaces."""
+    """Lines that a patch adds and removes, its hunks, and those that change nothing but spaces.
+
+    A hunk of empty lines alone is no change of spaces: it moves nothing.
+    """
 
     lines: int
     hunks: int
@@ -43,7 +46,7 @@ def size_of(patch: str) -> Size:
 
 def _only_spaces(hunk: Sequence[str]) -> bool:
     sides = ["".join("".join(one[1:].split()) for one in hunk if one[0] == tag) for tag in "-+"]
-    return bool(hunk) and sides[0] == sides[1]
+    return any(one[1:].strip() for one in hunk) and sides[0] == sides[1]
 
 
 def noise(

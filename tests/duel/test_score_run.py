@@ -110,7 +110,7 @@ def test_a_panel_that_could_never_be_read_is_told(tmp_path: Path) -> None:
     card = (tmp_path / "result" / "README.md").read_text()
     assert "No turn could be judged" in card
     assert not lint_card(card)
-    assert "0 of 3" in (tmp_path / "result" / "report.md").read_text()
+    assert "0 of 4" in (tmp_path / "result" / "report.md").read_text()
 
 
 def test_a_cost_that_is_not_known_is_not_told(judged: Path) -> None:

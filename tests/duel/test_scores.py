@@ -131,6 +131,14 @@ def test_turns_that_could_not_be_read_count_as_lost_in_the_worst_case() -> None:
     assert found.if_lost == pytest.approx(60 * 30 / 32)
 
 
+def test_turns_that_a_player_failed_count_as_turns() -> None:
+    scores = np.full(36, 80.0)
+    assert judge_duel(scores, names(36), RULES, unanswered=4).accepted
+    refused = judge_duel(scores, names(36), RULES, unanswered=5)
+    assert refused.refusals == ("88% of the turns have a score, not 90%",)
+    assert (refused.scored, refused.turns) == (36, 41)
+
+
 @given(st.integers(0, 2**32 - 1))
 def test_players_swapped_swap_the_score(seed: int) -> None:
     rng = np.random.default_rng(seed)
