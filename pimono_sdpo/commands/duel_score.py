@@ -163,9 +163,18 @@ def _between_equals(folder: Path, rules: "Rules", panel: Sequence[str]) -> Json 
 
 
 def _judges(folder: Path, name: str, opponent: "Opponent") -> list[str]:
-    """The panel, by name."""
-    rows = _rows(folder, name, ("judge", "opponent"))
-    return sorted({row["judge"] for row in rows if row["opponent"] == opponent})
+    """The panel, by name; raises SourceError when not all shards were judged by the same."""
+    panels: set[frozenset[str]] = set()
+    for path in sorted((folder / name).glob("*.parquet")):
+        rows = pq.read_table(path, columns=["judge", "opponent"]).to_pylist()
+        panels.add(frozenset(row["judge"] for row in rows if row["opponent"] == opponent))
+    panels -= {frozenset()}
+    if len(panels) > 1:
+        raise SourceError(
+            f"`{folder / name}` holds judgments of several panels, as a stage leaves them that was "
+            "stopped; run the stage `judge` to its end."
+        )
+    return sorted(*panels) if panels else []
 
 
 def _kings(folder: Path, name: str) -> set[str]:

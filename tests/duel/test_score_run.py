@@ -135,3 +135,17 @@ def test_texts_of_models_cannot_break_the_report(tmp_path: Path) -> None:
     ]
     assert r"a\|b # c" in line
     assert r"'x'\|y" in line
+
+
+def test_judgments_of_two_panels_are_not_mixed(judged: Path) -> None:
+    first = judged / "judgments" / "judgments-00000.parquet"
+    rows = pq.read_table(first).to_pylist()
+    others = [row | {"judge": "lab/new"} for row in rows if row["judge"] == JUDGES[0]]
+    second = pa.Table.from_pylist(others, JUDGMENT.arrow_schema)
+    answers = judged / "answers"
+    (answers / "answers-00001.parquet").write_bytes(
+        (answers / "answers-00000.parquet").read_bytes()
+    )
+    pq.write_table(second, first.with_name("judgments-00001.parquet"))
+    with pytest.raises(SourceError, match="judgments of several panels"):
+        run_score(judged, RULES)
