@@ -9,7 +9,7 @@ from pimono_sdpo.cli import app
 from pimono_sdpo.commands.evaluate import run_evaluate
 from pimono_sdpo.errors import EmptySelection, SourceError
 from tests.rollout_data import OTHER, final, prose, read, rollout, write, write_folder
-from tests.test_steps import bytes_of
+from tests.test_step_rows import bytes_of
 
 TASKS = [f"fix_{n}" for n in range(6)]
 FAILS = [prose(), read(), write(OTHER, False), final("done")]

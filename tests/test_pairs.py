@@ -33,7 +33,7 @@ from tests.rollout_data import (
     write,
     write_folder,
 )
-from tests.test_steps import bytes_of
+from tests.test_step_rows import bytes_of
 
 Json = dict[str, Any]
 PASSES = [read(), write(FIXED, True), final("the sign was wrong")]

@@ -267,7 +267,7 @@ def _code_of(stage: Stage) -> set[str]:
 
 
 def _written_by(code: str, program: str) -> set[str] | None:
-    """Return the files that code in the line may write, None for any.
+    r"""Return the files that code in the line may write, None for any.
 
     >>> _written_by("python3 -c \"open('a.ts', 'w').write('x')\"", "python3")
     {'a.ts'}
