@@ -14,6 +14,8 @@ from pimono_sdpo.cli.options import (
     one_of,
     push_target,
 )
+from pimono_sdpo.cli.rollouts import Config, MaxCost
+from pimono_sdpo.cli.steps import Format
 from pimono_sdpo.errors import InferenceError, SourceError
 
 if TYPE_CHECKING:
@@ -95,13 +97,8 @@ def duel_command(
             "--estimate", help="Ask about 8 turns, say what the next stage will cost, and stop."
         ),
     ] = False,
-    max_cost: Annotated[
-        float | None,
-        typer.Option(help="Stop before more than so many USD are spent.", min=0.0),
-    ] = None,
-    config: Annotated[
-        Path | None, typer.Option(help="Settings.", show_default="chain.toml")
-    ] = None,
+    max_cost: MaxCost = None,
+    config: Config = None,
     licence: Licence = None,
     push: Annotated[
         str | None, typer.Option(help="Dataset (ns/name) to push the result to, private if new.")
@@ -203,9 +200,7 @@ def duel_rows_command(
         list[str] | None,
         typer.Option(help="Bucket to take; may be repeated.", show_default="final"),
     ] = None,
-    format: Annotated[
-        str, typer.Option("--format", help="`trl`, or `together` for its JSON lines, too.")
-    ] = "trl",
+    format: Format = "trl",
     licence: Licence = None,
     push: Annotated[
         str | None, typer.Option(help="Dataset (ns/name) to push to, private if new.")

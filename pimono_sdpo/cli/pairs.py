@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from pimono_sdpo.cli.options import CreatePr, Licence, Out, Public, Revision, one_of, push_target
-from pimono_sdpo.cli.steps import Format, MaxLength, Push, TestSuite, Tokenizer
+from pimono_sdpo.cli.steps import Format, MaxLength, Push, TestFraction, TestSuite, Tokenizer
 
 
 def pairs_command(
@@ -38,9 +38,7 @@ def pairs_command(
     ] = False,
     tokenizer: Tokenizer = None,
     max_length: MaxLength = None,
-    test_fraction: Annotated[
-        float, typer.Option(help="Share of repositories of sessions that are for testing.")
-    ] = 0.0,
+    test_fraction: TestFraction = 0.0,
     test_suite: TestSuite = None,
     format: Format = "trl",
     licence: Licence = None,

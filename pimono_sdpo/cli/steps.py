@@ -38,6 +38,9 @@ Protocol = Annotated[
 Push = Annotated[
     str | None, typer.Option(help="Dataset (ns/name) to push to, private if new; see README.")
 ]
+TestFraction = Annotated[
+    float, typer.Option(help="Share of repositories of sessions that are for testing.")
+]
 TestSuite = Annotated[
     Path | None,
     typer.Option(help="Held-out suite: refuse rows to train on of its tasks.", show_default="none"),
@@ -77,9 +80,7 @@ def steps_command(
     tool_protocol: Protocol = "as_recorded",
     tokenizer: Tokenizer = None,
     max_length: MaxLength = None,
-    test_fraction: Annotated[
-        float, typer.Option(help="Share of repositories of sessions that are for testing.")
-    ] = 0.0,
+    test_fraction: TestFraction = 0.0,
     test_suite: TestSuite = None,
     format: Format = "trl",
     licence: Licence = None,

@@ -7,11 +7,9 @@ DIR/aa-answers, aa-judgments  the king against itself
 DIR/calls.sqlite              every call that was finished; no stage repeats one
 """
 
-import fcntl
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.parquet as pq
 
 from pimono_sdpo.errors import InferenceError, OutputError, SourceError
+from pimono_sdpo.runs.folders import held
 
 if TYPE_CHECKING:
     from datasets import Features
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from processors.duel.turns import Options
 
 Json = dict[str, Any]
-JOURNAL = "calls.sqlite"
+JOURNAL, LOCK = "calls.sqlite", ".lock"
 TURNS, ANSWERS, JUDGMENTS = "turns", "answers", "judgments"
 EQUALS = "aa-"
 
@@ -64,7 +63,7 @@ def run_turns(source: str, records: str | None, options: "Options", out: Path) -
 
     asked_for = json.dumps([source, records, asdict(options)], default=sorted)
     request = hashlib.sha256(asked_for.encode()).hexdigest()
-    with _held(out):
+    with held(out / LOCK, out):
         before = _report(out)
         if before is not None and before["request"] == request:
             return before
@@ -102,7 +101,7 @@ def run_answers(out: Path, settings: "Settings", spending: Spending, equals: boo
     )
     if _report(out) is None:
         raise SourceError(f"`{out}` holds no turns yet; run the stage `turns` first.")
-    with _held(out):
+    with held(out / LOCK, out):
         inputs = _shards(out / TURNS, "turns")
         models = (players.king, players.challenger)
         chat = open_chat(duel, settings, out / JOURNAL, models, spending.max_cost)
@@ -132,7 +131,7 @@ def run_judge(out: Path, settings: "Settings", spending: Spending, equals: bool 
     )
     if not out.is_dir():
         raise SourceError(f"`{out}` does not exist; run the stages `turns` and `answers` first.")
-    with _held(out):
+    with held(out / LOCK, out):
         inputs = _shards(out / (EQUALS * equals + ANSWERS), "answers")
         if judge.backend == "logprobs" and "://" not in judge.provider:
             raise InferenceError(
@@ -212,23 +211,3 @@ def _report(out: Path) -> Json | None:
     path = out / REPORT
     found: Json | None = json.loads(path.read_text()) if path.is_file() else None
     return found
-
-
-@contextmanager
-def _held(out: Path) -> Iterator[None]:
-    """Hold a folder for one run at a time; raises OutputError."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        lock = (out / ".lock").open("w")
-    except OSError as error:
-        raise OutputError(
-            f"`{out}` cannot be written ({error.strerror}); give another folder."
-        ) from error
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise OutputError(
-                f"Another run is writing `{out}`; wait for it, or give another folder."
-            ) from error
-        yield

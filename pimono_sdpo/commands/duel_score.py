@@ -7,7 +7,6 @@ writes  DIR/result: data/{final,refined,defeat}-*.parquet, report.md, report.jso
 Nothing is asked of any model: stored judgments can be scored again by other rules.
 """
 
-import hashlib
 import json
 import shutil
 from collections import Counter
@@ -20,7 +19,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pimono_sdpo import __version__
+from pimono_sdpo.commands.duel import ANSWERS, JUDGMENTS
+from pimono_sdpo.commands.duel import EQUALS as PREFIX
 from pimono_sdpo.errors import SourceError
+from pimono_sdpo.runs.workers import sha256
 
 if TYPE_CHECKING:
     from pimono_sdpo.duel.gate import Rules
@@ -28,8 +30,7 @@ if TYPE_CHECKING:
     from pimono_sdpo.duel_schema import Opponent
 
 Json = dict[str, Any]
-ANSWERS, JUDGMENTS = "answers", "judgments"
-KINGS, EQUALS = "aa-answers", "aa-judgments"
+KINGS, EQUALS = PREFIX + ANSWERS, PREFIX + JUDGMENTS
 RESULT = "result"
 BATCH = 256
 ABOUT = (
@@ -96,7 +97,11 @@ def run_score(
         (finished / "data").mkdir(parents=True)
         duels = duel_rows(answers, votes, scores, reasons, opponent)
         told, report["configs"] = write_buckets(duels, finished / "data")
-        report["sha256"] = {name: _sha256(finished, name) for name in report["configs"]}
+        report["sha256"] = {
+            name: sha256(path)
+            for name in report["configs"]
+            for path in (finished / "data").glob(f"{name}-*.parquet")
+        }
         (finished / "report.md").write_text(render_duel_report(report, told))
         (finished / REPORT).write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n")
         (finished / "README.md").write_text(render_duel_card(report))
@@ -197,7 +202,7 @@ def _cost(folder: Path) -> float | None:
     """USD of what was asked, None where a price is not known."""
     used = [
         row["usage"]
-        for name in (ANSWERS, JUDGMENTS, f"aa-{ANSWERS}", EQUALS)
+        for name in (ANSWERS, JUDGMENTS, KINGS, EQUALS)
         for row in _rows(folder, name, ("usage",))
         if row["usage"] is not None
     ]
@@ -212,9 +217,3 @@ def _rows(folder: Path, name: str, columns: Sequence[str] | None = None) -> Iter
         with pq.ParquetFile(path) as file:
             for batch in file.iter_batches(BATCH, columns=columns and list(columns)):
                 yield from batch.to_pylist()
-
-
-def _sha256(finished: Path, name: str) -> str:
-    (path,) = (finished / "data").glob(f"{name}-*.parquet")
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -10,6 +10,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal
 
 from pimono_sdpo import __version__
+from pimono_sdpo.commands.checks import check_test_fraction
 from pimono_sdpo.errors import EmptySelection, OutputError, SourceError
 from pimono_sdpo.schema import Unit
 
@@ -158,10 +159,7 @@ def _row_options(unit: Unit, min_score: float, test_fraction: float, history_cha
     """The options that decide on each row alone; a shard is made again when one changes."""
     if not math.isfinite(min_score):
         raise OutputError(f"A minimum score of {min_score} keeps or drops all; give a number.")
-    if not 0.0 <= test_fraction < 1.0:
-        raise OutputError(
-            f"A test fraction of {test_fraction} is not in [0, 1); give such a number."
-        )
+    check_test_fraction(test_fraction)
     options = {"unit": unit, "min_score": min_score, "test_fraction": test_fraction}
     return {**options, "history_chars": history_chars}
 

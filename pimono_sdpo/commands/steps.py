@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pimono_sdpo.commands.checks import check_test_fraction
 from pimono_sdpo.commands.made import Asked, check_length, make, nothing_kept, suite_held_out
 from pimono_sdpo.errors import EmptySelection, OutputError
 
@@ -48,10 +49,7 @@ def run_steps(
 
     check_length(tokenizer, max_length)
     held_out = suite_held_out(test_suite)
-    if not 0.0 <= test_fraction < 1.0:
-        raise OutputError(
-            f"A test fraction of {test_fraction} is not in [0, 1); give such a number."
-        )
+    check_test_fraction(test_fraction)
     options: Json = {
         "require_success": require_success,
         "require_valid_tool_ok": require_valid_tool_ok,

@@ -45,9 +45,28 @@ def only_run(out: Path, mark: str = REPORT) -> Iterator[Path]:
     goes with the process, however it ends.
     """
     work = _work_folder(out, mark)
+    with held(work / LOCK, out):
+        _recover(out)
+        try:
+            yield work
+        except (OSError, sqlite3.Error) as error:
+            trouble = disk_trouble(error) if work.is_dir() else "the folder is gone;"
+            if trouble is None:
+                raise
+            raise OutputError(
+                f"`{work}` could not be written: {trouble} and run again; what is finished waits."
+            ) from error
+
+
+@contextmanager
+def held(lock_file: Path, out: Path) -> Iterator[None]:
+    """Hold a lock for one run at a time; raises OutputError, which names `out`.
+
+    The folder of the lock is made. The lock goes with the process, however it ends.
+    """
     try:
-        work.mkdir(parents=True, exist_ok=True)
-        lock = (work / LOCK).open("w")
+        lock_file.parent.mkdir(parents=True, exist_ok=True)
+        lock = lock_file.open("w")
     except OSError as error:
         raise OutputError(
             f"`{out}` cannot be written ({error.strerror}); give another folder."
@@ -59,16 +78,7 @@ def only_run(out: Path, mark: str = REPORT) -> Iterator[Path]:
             raise OutputError(
                 f"Another run is writing `{out}`; wait for it, or give another folder."
             ) from error
-        _recover(out)
-        try:
-            yield work
-        except (OSError, sqlite3.Error) as error:
-            trouble = disk_trouble(error) if work.is_dir() else "the folder is gone;"
-            if trouble is None:
-                raise
-            raise OutputError(
-                f"`{work}` could not be written: {trouble} and run again; what is finished waits."
-            ) from error
+        yield
 
 
 def _work_folder(out: Path, mark: str) -> Path:

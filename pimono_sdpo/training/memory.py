@@ -58,16 +58,21 @@ def estimate(
     Attention that falls back from its fused kernel needs more, growing with the square of the
     length.
     """
+    config = read_config(model_args, revision, args.trust_remote_code)
+    return of_config(args, model_args, config, prompt_tokens)
+
+
+def read_config(model_args: ModelConfig, revision: str | None, trust_remote_code: bool) -> Any:
+    """Return the config of a model; raises TrainingInputError when there is none to read."""
     with told(
         f"The config of `{model_args.model_name_or_path}` cannot be read",
         "give a causal language model",
     ):
-        config = AutoConfig.from_pretrained(
+        return AutoConfig.from_pretrained(
             model_args.model_name_or_path,
             revision=revision or "main",
-            trust_remote_code=args.trust_remote_code,
+            trust_remote_code=trust_remote_code,
         )
-    return of_config(args, model_args, config, prompt_tokens)
 
 
 def of_config(

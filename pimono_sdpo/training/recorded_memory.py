@@ -6,7 +6,6 @@ methods in tiles, so that logits of the whole vocabulary exist for a few tokens 
 
 from typing import Any
 
-from transformers import AutoConfig
 from trl import ModelConfig
 
 from pimono_sdpo.training.memory import (
@@ -15,9 +14,9 @@ from pimono_sdpo.training.memory import (
     FORWARD_WIDTHS,
     Estimate,
     element_size,
+    read_config,
     weights,
 )
-from pimono_sdpo.training.models import told
 
 # Of TRL's tiles, with their log-softmax and gradient.
 TILE_TOKENS, TILE_COPIES = 256, 4
@@ -27,15 +26,7 @@ def estimate(
     args: Any, model_args: ModelConfig, revision: str | None, longest: int, adapter: bool
 ) -> Estimate:
     """Return the peak of one process for rows of at most `longest` tokens."""
-    with told(
-        f"The config of `{model_args.model_name_or_path}` cannot be read",
-        "give a causal language model",
-    ):
-        config = AutoConfig.from_pretrained(
-            model_args.model_name_or_path,
-            revision=revision or "main",
-            trust_remote_code=args.trust_remote_code,
-        )
+    config = read_config(model_args, revision, args.trust_remote_code)
     return of_config(args, model_args, config, longest, adapter)
 
 
