@@ -2,8 +2,7 @@
 
 from cards.lint import lint_card, lint_file
 from cards.plots import write_report_plots, write_run_plot
-from cards.render import render_dataset_card, render_model_card
-from cards.write import write_model_card
+from cards.render import render_dataset_card, render_model_card, write_model_card
 
 __all__ = [
     "lint_card",

@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 from cards.plots import COLOUR, plain, save
 from cards.render import SIZES, config_of, environment, front_matter
 from pimono_sdpo.duel import METRICS
-from pimono_sdpo.duel.scores import FINAL, REFINED
-from pimono_sdpo.duel_schema import DUEL
+from pimono_sdpo.schema import DUEL
+from processors.duel.scores import FINAL, REFINED
 
 Json = dict[str, Any]
 RANGES = (

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from pimono_sdpo.training.measures import MEASURES
+from pimono_sdpo.report import MEASURES
 
 Json = dict[str, Any]
 COLOUR, PALE, CUT = "#4a6fa5", "#ccd3df", "#b06a00"

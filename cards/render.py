@@ -1,20 +1,26 @@
 """Render cards from what a run wrote down: nothing is typed in by hand.
 
 The same report and run give the same bytes; a value that is missing is an error, not a blank.
+
+The same report gives the same bytes.
 """
 
+import hashlib
 import re
 import shlex
+from pathlib import Path
 from typing import Any
 
 import yaml
+from datasets import Features
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from cards.lint import is_repo_id
-from cards.plots import CURVES
+from cards.lint import is_repo_id, lint_file
+from cards.plots import CURVES, write_evaluation_plot, write_report_plots, write_run_plot
+from cards.view import render_page, run_view
+from pimono_sdpo.report import MEASURES
 from pimono_sdpo.schema import SDPO_ROW
 from pimono_sdpo.text import shorten
-from pimono_sdpo.training.measures import MEASURES
 
 Json = dict[str, Any]
 PREVIEW_CHARS = 1200
@@ -261,3 +267,91 @@ def number(value: object) -> str:
 def type_of(feature: Any) -> str:
     """Name the type of a column."""
     return cell(feature.dtype if type(feature).__name__ == "Value" else "list")
+
+
+WHAT = {
+    "steps": "Next-action rows for supervised fine-tuning: what a coding agent had read, and its "
+    "next tool call.",
+    "pairs": "Preference pairs for DPO: of one beginning, the better continuation and the worse.",
+    "sdpo": "Rows for SDPO: a turn, and apart from it what the teacher alone may see.",
+}
+TAGS = {"steps": "sft", "pairs": "dpo", "sdpo": "sdpo"}
+STAGE_COLUMNS = {
+    "prompt": "what the model had read, a conversation",
+    "privileged_context": "what only the teacher sees",
+    "reward_terms": "concrete tokens of it",
+    "score": "of the turn in its duel, 0 to 100",
+    "completion": "the action to learn, an assistant's turn",
+    "chosen": "the better continuation",
+    "rejected": "the worse one",
+    "tools": "definitions of the tools (native protocol)",
+    "task_id": "the task of the suite, or the session",
+    "run_id": "the rollout, or the session",
+    "step": "number of the action in its run",
+    "n_tokens": "tokens of prompt and completion, when they were counted",
+    "split": "train or test, by task",
+    "target": "what is compared: step, patch, last_write, truncated, summary, full, edit, branch, "
+    "turn",
+    "score_chosen": "the score of the better run, compared place by place",
+    "score_rejected": "that of the worse run",
+    "run_chosen": "the better run",
+    "run_rejected": "the worse run",
+    "suite": "the suite of the task",
+    "model": "the model that made the runs",
+    "seed_chosen": "seed of the better run",
+    "seed_rejected": "seed of the worse run",
+}
+
+
+def render_stage_card(report: Json, features: Features) -> str:
+    """Return the card of a folder of such rows."""
+    stage = report["stage"]
+    configs: list[Json] = []
+    if report["rows"]:
+        files = {split: f"data/{split}-*.parquet" for split in report["splits"]}
+        config = config_of(stage, files, _digest(report["sha256"]["data"]))
+        configs.append({**config, "default": True})
+    if report["rejected"]:
+        rejects = {"train": "rejects/rejects-*.parquet"}
+        digest = _digest(report["sha256"]["rejects"])
+        configs.append(config_of(f"{stage}_rejects", rejects, digest))
+    count = report["rows"]
+    metadata: Json = {
+        "configs": configs,
+        "pretty_name": f"Agent {stage} from {report['source']}",
+        "size_categories": [next((name for size, name in SIZES if count < size), "n>1M")],
+        "task_categories": ["text-generation"],
+        "tags": ["agent-traces", "pimono-sdpo", TAGS[stage], "trl"],
+    }
+    if report["licence"]:
+        metadata["license"] = report["licence"]
+    columns = [(name, type_of(feature), STAGE_COLUMNS[name]) for name, feature in features.items()]
+    return (
+        environment()
+        .get_template("stage_card.md.j2")
+        .render(metadata=front_matter(metadata), report=report, what=WHAT[stage], columns=columns)
+    )
+
+
+def _digest(of_files: list[str]) -> str:
+    return hashlib.sha256(" ".join(of_files).encode()).hexdigest()
+
+
+PLOT, PAGE = "training.png", "training.html"
+EVALUATION_PLOT = "evaluation.png"
+
+
+def write_model_card(report: Json | None, run: Json, folder: Path) -> list[str]:
+    """Write README.md, the plots it shows and the page it links.
+
+    Returns what the Hub may refuse in the card.
+    """
+    write_run_plot(run, folder / PLOT)
+    if report is not None:
+        write_report_plots(report, folder)
+    (folder / PAGE).write_text(render_page(run_view(run)), encoding="utf-8")
+    if run["evaluation"]:
+        write_evaluation_plot(run, folder / EVALUATION_PLOT)
+    card = render_model_card(report, run)
+    (folder / "README.md").write_text(card)
+    return lint_file(folder / "README.md")

@@ -46,8 +46,7 @@ def main(argv: list[str]) -> int:
 
 def run(argv: list[str]) -> None:
     """Parse the arguments and do what the mode says."""
-    from pimono_sdpo.training.config import GuardedDPOConfig
-    from pimono_sdpo.training.options import PairArguments
+    from pimono_sdpo.training.arguments import GuardedDPOConfig, PairArguments
 
     types = (PairArguments, GuardedDPOConfig)
     given = common.parse(argv, types, __doc__, Path(__file__).parent, "qwen3_4b_dpo")

@@ -42,9 +42,9 @@ if TYPE_CHECKING:
     from trl import ModelConfig
     from trl.experimental.sdpo import SDPOConfig
 
-    from pimono_sdpo.training.course import Ready
-    from pimono_sdpo.training.options import JobArguments
-    from pimono_sdpo.training.scoring import Scoring
+    from pimono_sdpo.training.arguments import JobArguments
+    from pimono_sdpo.training.rewards import Scoring
+    from pimono_sdpo.training.run import Ready
     from pimono_sdpo.training.trainer import Fitted, Prepared
 
 Json = dict[str, Any]
@@ -58,7 +58,7 @@ def main(argv: list[str]) -> int:
 def run(argv: list[str]) -> None:
     """Parse the arguments and do what the mode says."""
     from pimono_sdpo.training.output import DATA
-    from pimono_sdpo.training.prepared import prepare_rows
+    from pimono_sdpo.training.rows import prepare_rows
 
     job, args, model_args, recipe = parse(argv)
     output = Path(args.output_dir)
@@ -74,8 +74,7 @@ def run(argv: list[str]) -> None:
 
 def parse(argv: list[str]) -> tuple["JobArguments", "SDPOConfig", "ModelConfig", str]:
     """Merge recipe, command line and environment; return the arguments and the recipe's name."""
-    from pimono_sdpo.training.config import TrainingConfig
-    from pimono_sdpo.training.options import JobArguments
+    from pimono_sdpo.training.arguments import JobArguments, TrainingConfig
 
     types = (JobArguments, TrainingConfig)
     return common.parse(argv, types, __doc__, Path(__file__).parent, "gemma4_12b")
@@ -88,14 +87,15 @@ def train_and_save(
     recipe: str,
     argv: list[str],
 ) -> None:
-    """Settle what the method needs and run its course."""
-    from pimono_sdpo.training import course, sdpo
-    from rewards.verifiers.tool_definitions import definitions
+    """Settle what the method needs and run its training_run."""
+    from pimono_sdpo.training import run as training_run
+    from pimono_sdpo.training import sdpo
+    from rewards.verifiers.tool_schemas import definitions
 
     sdpo.settle_length(args, job.generations)
     sdpo.settle_arguments(args, model_args, job.mode == "smoke")
     sdpo.settle_tools(args, definitions(job.tools) if job.tools else None)
-    course.train_and_save(
+    training_run.train_and_save(
         job,
         args,
         model_args,
@@ -113,12 +113,12 @@ def get_ready(job: "JobArguments", args: "SDPOConfig", model_args: "ModelConfig"
 
     Only rows that had to be filtered from --source are left behind then.
     """
-    from pimono_sdpo.training import course, held_out, models, rows, sdpo, started
-    from pimono_sdpo.training.held_apart import refuse_test_rows
-    from pimono_sdpo.training.prepared import rows_of
+    from pimono_sdpo.training import held_out, models, resume, rows, sdpo
+    from pimono_sdpo.training import run as training_run
     from pimono_sdpo.training.processes import leader_first
+    from pimono_sdpo.training.rewards import taught_by, teaching
+    from pimono_sdpo.training.rows import refuse_test_rows, rows_of
     from processors.redact import redact_text
-    from rewards.choice import taught_by, teaching
 
     output = Path(args.output_dir)
     with leader_first():
@@ -133,14 +133,14 @@ def get_ready(job: "JobArguments", args: "SDPOConfig", model_args: "ModelConfig"
     ends = models.end_ids(model_args, revision)
     scoring, feedback = taught_by(job, args.feedback_template, tokenizer, ends)
     taught = teaching(job, feedback)
-    start = started.started_with(args, model_args, revision, loaded, taught, kept_back)
+    start = resume.started_with(args, model_args, revision, loaded, taught, kept_back)
     if not job.overwrite:
-        started.check_same_start(output, start)
+        resume.check_same_start(output, start)
     fitted = sdpo.fit(args, loaded, tokenizer, scoring, feedback, kept_back)
     prepared = None
     if job.mode != "preflight" or job.preflight_rows:
         prepared = sdpo.prepare(args, model_args, fitted, tokenizer, revision, scoring, feedback)
-    goes_on, before = course.found_before(output, job.overwrite)
+    goes_on, before = training_run.found_before(output, job.overwrite)
     if job.mode == "preflight" or not goes_on:
         before["preflight"] = look_first(
             job, args, model_args, fitted, tokenizer, revision, scoring, prepared
@@ -152,7 +152,7 @@ def get_ready(job: "JobArguments", args: "SDPOConfig", model_args: "ModelConfig"
         score = partial(
             held_out.score_rows, prepared.trainer, fitted.held_out, job.eval_generations
         )
-    return course.Ready(
+    return training_run.Ready(
         prepared,
         rows.dataset_name(job.dataset or job.source or dataset),
         report,
@@ -179,11 +179,10 @@ def look_first(
     prepared: "Prepared | None",
 ) -> Json:
     """Print the preflight and return it; refuses what it finds unless --force."""
-    from pimono_sdpo.training.hardware import hardware_of
-    from pimono_sdpo.training.preflight import preflight, refuse
-    from pimono_sdpo.training.preflight_text import as_text
+    from pimono_sdpo.training.memory import hardware_of
+    from pimono_sdpo.training.preflight import as_text, preflight, refuse
     from pimono_sdpo.training.processes import is_leader
-    from rewards.choice import refuse_unsound
+    from pimono_sdpo.training.rewards import refuse_unsound
 
     found = preflight(
         args,

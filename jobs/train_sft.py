@@ -44,8 +44,7 @@ def main(argv: list[str]) -> int:
 
 def run(argv: list[str]) -> None:
     """Parse the arguments and do what the mode says."""
-    from pimono_sdpo.training.config import GuardedSFTConfig
-    from pimono_sdpo.training.options import RecordedArguments
+    from pimono_sdpo.training.arguments import GuardedSFTConfig, RecordedArguments
 
     types = (RecordedArguments, GuardedSFTConfig)
     given = common.parse(argv, types, __doc__, Path(__file__).parent, "qwen3_4b_sft")

@@ -1,10 +1,18 @@
-"""Put the folder of a finished filter run on the Hub as a dataset repository, in one commit.
+"""Put the folder of a finished run on the Hub as a dataset repository, in one commit.
+
+    data/ of a folder of steps  ->  steps/            its config `steps`
+    rejects/                    ->  steps_rejects/
+    report.json                 ->  steps/report.json
+
+The card of the dataset has a section for each stage; a push replaces its own and leaves the others.
 
 Who loads the dataset always finds one whole push: what is new, what changed, and the removal of an
 earlier push's shards are one commit, on the commit they were compared with or not at all.
 """
 
+import json
 import random
+import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,7 +20,11 @@ from dataclasses import dataclass
 from hashlib import sha1, sha256
 from pathlib import Path
 from time import sleep
+from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+import yaml
 from httpx2 import HTTPError
 from huggingface_hub import (
     CommitOperationAdd,
@@ -31,10 +43,207 @@ from huggingface_hub.errors import (
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
 from pimono_sdpo.errors import OutputError
-from pimono_sdpo.hub_errors import CONFLICTS, clause, who_may_write
-from pimono_sdpo.push_check import CARD, checked_files
-from pimono_sdpo.push_stage import STAGES, is_of, merged_card, place_of, report_of
-from pimono_sdpo.runs.folders import REPORT, read_json
+from pimono_sdpo.runs.folders import PICTURES, REPORT, mark_of, read_json
+from pimono_sdpo.traces.hub import CONFLICTS, clause, who_may_write
+
+CARD = "README.md"
+ALONE = (CARD, REPORT, "report.md", *PICTURES)
+SHARDS = ("data", "rejects")
+
+
+def checked_files(
+    folder: Path,
+    lint: Callable[[Path], Sequence[str]],
+    secrets: Callable[[str], Sequence[str]],
+) -> dict[str, Path]:
+    """Return the files to publish by their path in the repository, in order.
+
+    `lint` says what is wrong with a card, `secrets` names the kinds of secrets in a text. Raises
+    OutputError when the folder is not of a finished filter run, a shard is damaged, the card would
+    be refused, or a text still holds what looks like a secret.
+    """
+    if mark_of(folder) != REPORT:
+        raise OutputError(
+            f"`{folder}` is no folder that `filter` or `merge` has finished; give one, as it was "
+            "written."
+        )
+    paths = [folder / name for name in ALONE]
+    paths += [path for kind in SHARDS for path in sorted((folder / kind).glob("*.parquet"))]
+    files = {path.relative_to(folder).as_posix(): path for path in paths if path.is_file()}
+    if CARD not in files:
+        raise OutputError(f"`{folder}` has no {CARD}; filter again.")
+    problems = lint(files[CARD])
+    if problems:
+        raise OutputError(f"The Hub may refuse `{files[CARD]}`: {problems[0]} Mend it and push.")
+    for path in files.values():
+        for column, text in _texts_of(path):
+            kinds = secrets(text)
+            if kinds:
+                where = f" in its column `{column}`" if column else ""
+                raise OutputError(
+                    f"`{path}` holds what looks like a secret ({', '.join(sorted(set(kinds)))})"
+                    f"{where}, so nothing was pushed; take it out of the traces and filter again."
+                )
+    return files
+
+
+def _texts_of(path: Path) -> Iterator[tuple[str, str]]:
+    """Every text of a file, with its column (the key of a JSON object, nothing in a card)."""
+    match path.suffix:
+        case ".md":
+            yield "", path.read_text()
+        case ".json":
+            report = read_json(path)
+            # Value by value, as they were redacted: what escapes look like is no concern here.
+            for key, value in report.items() if isinstance(report, dict) else ():
+                yield from ((key, text) for text in _texts_in(value))
+        case ".parquet":
+            yield from _texts_of_shard(path)
+
+
+def _texts_of_shard(path: Path) -> Iterator[tuple[str, str]]:
+    try:
+        with pq.ParquetFile(path) as shard:
+            for batch in shard.iter_batches():
+                for name, column in zip(batch.schema.names, batch.columns, strict=True):
+                    yield from ((name, text) for text in _texts_in_array(column))
+    except pa.ArrowInvalid as error:
+        raise OutputError(
+            f"`{path}` is damaged ({str(error).splitlines()[0]}); filter again."
+        ) from error
+
+
+def _texts_in_array(array: pa.Array) -> Iterator[str]:
+    """Every different text in an array, however deep it lies."""
+    kind = array.type
+    if isinstance(kind, pa.BaseExtensionType):
+        # JSON: what its texts are, once their escapes are read.
+        for text in array.storage.unique().to_pylist():
+            yield from _texts_in(json.loads(text) if text else None)
+    elif pa.types.is_struct(kind):
+        # Arrow cannot flatten JSON; the children hold all there is, and what is null besides.
+        for number in range(kind.num_fields):
+            yield from _texts_in_array(array.field(number))
+    elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        yield from _texts_in_array(array.values)
+    elif pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        yield from (text for text in array.unique().to_pylist() if text)
+
+
+def _texts_in(value: object) -> Iterator[str]:
+    """Every text in a JSON value, keys included."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for key, below in value.items():
+            yield key
+            yield from _texts_in(below)
+    elif isinstance(value, list):
+        for below in value:
+            yield from _texts_in(below)
+
+
+STAGES = ("steps", "pairs")
+_FRONT_MATTER = re.compile(r"\A---\n(.*?)\n---\n", re.DOTALL)
+_SECTION = re.compile(r"<!-- pimono-sdpo:(\w+) -->\n.*?<!-- /pimono-sdpo:\1 -->\n", re.DOTALL)
+Json = dict[str, Any]
+
+
+def place_of(name: str, stage: str | None) -> str:
+    """Return where a file of a folder lies in the dataset.
+
+    >>> place_of("data/train-00000-of-00001.parquet", "steps")
+    'steps/train-00000-of-00001.parquet'
+    """
+    if stage is None or name == CARD:
+        return name
+    folder, slash, rest = name.rpartition("/")
+    if not slash:
+        return f"{stage}/{name}"
+    return f"{stage}/{rest}" if folder == "data" else f"{stage}_{folder}/{rest}"
+
+
+def is_of(name: str, stage: str | None) -> bool:
+    """Tell a shard that a push of this stage made, or of the filter's rows for None."""
+    folders = ("data", "rejects") if stage is None else (stage, f"{stage}_rejects")
+    return name.startswith(tuple(f"{folder}/" for folder in folders)) and name.endswith(".parquet")
+
+
+def report_of(stage: str | None) -> str:
+    """Return where the report of a stage lies in the dataset."""
+    return place_of(REPORT, stage)
+
+
+def merged_card(mine: str, theirs: str | None, stage: str | None, repo_id: str) -> str:
+    """Return the card of a dataset after a push: of all stages whose rows are there then.
+
+    Raises OutputError for a dataset whose files no config names: another one would hide them.
+    """
+    if stage is None:
+        if theirs is None or not _SECTION.search(theirs):
+            return mine
+        others = [match[0] for match in _SECTION.finditer(theirs)]
+        metadata, body = _parts(mine)
+        before = _parts(theirs)[0]
+        kept = [one for one in before.get("configs", []) if _stage_of(one) is not None]
+        tags = sorted({*metadata["tags"], *before.get("tags", [])})
+        told = {**metadata, "configs": [*metadata["configs"], *_plain(kept)], "tags": tags}
+        return _card(told, body, others)
+    own, body = _parts(mine)
+    section = f"<!-- pimono-sdpo:{stage} -->\n{body.strip()}\n<!-- /pimono-sdpo:{stage} -->\n"
+    configs = [_placed(config, stage) for config in own["configs"]]
+    if theirs is None:
+        return _card({**own, "configs": configs}, "", [section])
+    metadata, body = _parts(theirs)
+    if "configs" not in metadata:
+        raise OutputError(
+            f"The card of `{repo_id}` has no `configs`, so one for {stage} would hide what is "
+            "there; add a config for it, or give another name."
+        )
+    kept = [config for config in metadata["configs"] if _stage_of(config) != stage]
+    if any(config.get("default") for config in kept):
+        configs = _plain(configs)
+    sections = {match[1]: match[0] for match in _SECTION.finditer(body)} | {stage: section}
+    tags = sorted({*metadata.get("tags", []), *own["tags"]})
+    body = _SECTION.sub("", body)
+    told = {**own, **metadata, "configs": [*kept, *configs], "tags": tags}
+    return _card(told, body, [sections[name] for name in STAGES if name in sections])
+
+
+def _parts(card: str) -> tuple[Json, str]:
+    match = _FRONT_MATTER.match(card)
+    if match is None:
+        return {}, card
+    found = yaml.safe_load(match[1])
+    return (found if isinstance(found, dict) else {}), card[match.end() :]
+
+
+def _card(metadata: Json, body: str, sections: list[str]) -> str:
+    """Put a card together; in whatever order stages were pushed, it is the same."""
+    order = [None, *STAGES]
+    configs = sorted(metadata["configs"], key=lambda config: order.index(_stage_of(config)))
+    told = {**metadata, "configs": configs}
+    front: str = yaml.safe_dump(told, sort_keys=True, allow_unicode=True)
+    rest = "\n\n".join(part.strip() for part in [body, *sections] if part.strip())
+    return f"---\n{front}---\n\n{rest}\n"
+
+
+def _stage_of(config: Json) -> str | None:
+    name = str(config.get("config_name", "")).removesuffix("_rejects")
+    return name if name in STAGES else None
+
+
+def _placed(config: Json, stage: str) -> Json:
+    files = [
+        {**file, "path": place_of(file["path"], stage)} for file in config.get("data_files", [])
+    ]
+    return {**config, "data_files": files}
+
+
+def _plain(configs: list[Json]) -> list[Json]:
+    """Of a dataset one config alone is the default."""
+    return [{k: v for k, v in config.items() if k != "default"} for config in configs]
+
 
 DATASET = "dataset"
 PLACEHOLDER = '"PATH_OR_ID"'

@@ -11,7 +11,7 @@ from typing import Any
 import polars as pl
 
 from pimono_sdpo import __version__
-from pimono_sdpo.export import Source
+from pimono_sdpo.traces.sources import Source
 
 BIN_WIDTH = 2.0
 OVER_MAX_SAMPLES = "over_max_samples"
@@ -219,3 +219,10 @@ def _rejected_by_score(files: list[Path]) -> tuple[set[str], dict[int, int]]:
 def _counts(column: pl.LazyFrame) -> dict[Any, int]:
     (name,) = column.collect_schema().names()
     return dict(column.group_by(name).len().sort(name).collect().rows())
+
+
+MEASURES = {
+    "sdpo": {"reward": "mean reward", "pass_rate": "pass rate"},
+    "sft": {"loss": "loss per token", "token_accuracy": "token accuracy"},
+    "dpo": {"log_ratio": "log-ratio", "preferred": "pairs with the chosen answer likelier"},
+}

@@ -2,11 +2,19 @@
 
 Open-ended values (tool arguments, verifier specs) travel as JSON text, so that the schema of a
 shard never depends on what the shard holds.
+
+Arguments of tools and other open-ended values are `Json`, which parquet keeps as text: the schema
+never depends on what a model wrote.
+
+Two players answer the same turn of a recorded trajectory: the king blind, the challenger with the
+pull request that solved the task. A panel of judges compares the answers in both orders.
 """
 
-from typing import Literal, TypedDict
+from typing import Any, Literal, NotRequired, TypedDict
 
-from datasets import Features, List, Value
+from datasets import Features, Json, List, Value
+
+from pimono_sdpo.duel import METRICS
 
 Unit = Literal["session", "episode"]
 
@@ -155,3 +163,227 @@ class Message(TypedDict):
 
     role: str
     content: str
+
+
+Protocol = Literal["json", "native"]
+TestPolicy = Literal["on_write", "on_final", "never"]
+StepKind = Literal["tool_call", "final", "parse_error", "loop"]
+
+# What TRL takes as one turn; a column that a turn does not need is null.
+TURN = {
+    "role": Value("string"),
+    "content": Value("string"),
+    "tool_calls": List(Json()),
+    "tool_call_id": Value("string"),
+    "name": Value("string"),
+}
+
+TASK = Features(
+    {
+        "task_id": Value("string"),
+        "suite": Value("string"),
+        "repo": Value("string"),
+        "goal": Value("string"),
+        "test_cmd": Value("string"),
+        "hide": List(Value("string")),
+        "metadata": Json(),
+        "verifier_spec": Value("string"),
+        "split": Value("string"),
+    }
+)
+
+STEP_TAKEN = {
+    "index": Value("int32"),
+    "kind": Value("string"),
+    "name": Value("string"),
+    "args": Json(),
+    "ok": Value("bool"),
+    "error": Value("string"),
+    # Of this rollout's `messages`, how many the model had read, and what tests said after the step.
+    "n_context": Value("int32"),
+    "tests_ok": Value("bool"),
+    # What a lenient reader mended, or why the turn could not be read; null for one in good form.
+    "malformed": Value("string"),
+}
+
+ROLLOUT = Features(
+    {
+        "run_id": Value("string"),
+        "task_id": Value("string"),
+        "suite": Value("string"),
+        "seed": Value("int64"),
+        "model": Value("string"),
+        "temperature": Value("float64"),
+        "protocol": Value("string"),
+        "test_policy": Value("string"),
+        "messages": List(TURN),
+        "tools": List(Json()),
+        "steps": List(STEP_TAKEN),
+        # Null when tests never ran: policy `never`, no tests, or a fault of ours (`error`).
+        "tests_ok": Value("bool"),
+        "test_output": Value("string"),
+        "patch": Value("string"),
+        "files_touched": List(Value("string")),
+        "n_steps": Value("int32"),
+        "n_tool_calls": Value("int32"),
+        "n_test_runs": Value("int32"),
+        "parse_errors": Value("int32"),
+        "loop_detections": Value("int32"),
+        "prompt_tokens": Value("int64"),
+        "completion_tokens": Value("int64"),
+        "cost": Value("float64"),
+        "error": Value("string"),
+        # final, max_iters, loop, parse_errors or error.
+        "ended": Value("string"),
+    }
+)
+
+STEP = Features(
+    {
+        "prompt": List(TURN),
+        "completion": List(TURN),
+        "tools": List(Json()),
+        "task_id": Value("string"),
+        "run_id": Value("string"),
+        "step": Value("int32"),
+        "n_tokens": Value("int32"),
+        "split": Value("string"),
+    }
+)
+
+# A step that was not kept, or a whole run (then there is no step), and why. What the model had read
+# is in the run.
+DROPPED_STEP = Features(
+    {
+        **{name: STEP[name] for name in STEP if name not in {"prompt", "tools"}},
+        "drop_reason": Value("string"),
+        "detail": Value("string"),
+    }
+)
+
+PAIR = Features(
+    {
+        "prompt": List(TURN),
+        "chosen": List(TURN),
+        "rejected": List(TURN),
+        "tools": List(Json()),
+        "target": Value("string"),
+        "task_id": Value("string"),
+        "score_chosen": List(Value("float64")),
+        "score_rejected": List(Value("float64")),
+        "run_chosen": Value("string"),
+        "run_rejected": Value("string"),
+        "suite": Value("string"),
+        "model": Value("string"),
+        "seed_chosen": Value("int64"),
+        "seed_rejected": Value("int64"),
+        # Of prompt and the longer one of both.
+        "n_tokens": Value("int32"),
+        "split": Value("string"),
+    }
+)
+
+# A pair that was not kept: the same columns, and why.
+DROPPED_PAIR = Features({**PAIR, "drop_reason": Value("string"), "detail": Value("string")})
+
+
+class Turn(TypedDict):
+    """One turn of a conversation with tools."""
+
+    role: str
+    content: str | None
+    tool_calls: NotRequired[list[dict[str, Any]] | None]
+    tool_call_id: NotRequired[str | None]
+    name: NotRequired[str | None]
+
+
+Opponent = Literal["king", "reference"]
+SCORES = {name: Value("float64") for name in METRICS}
+USAGE = {
+    "prompt_tokens": Value("int64"),
+    "completion_tokens": Value("int64"),
+    "cost": Value("float64"),
+}
+
+DUEL_TURN = Features(
+    {
+        # `<source>_<order>`, order from 1.
+        "turn_id": Value("string"),
+        "instance_id": Value("string"),
+        "repo": Value("string"),
+        "messages": List(MESSAGE),
+        # What the recorded agent did next.
+        "assistant": Value("string"),
+        "turn": Value("int32"),
+        "action_style": Value("string"),
+    }
+)
+
+PULL_REQUEST = Features(
+    {
+        "instance_id": Value("string"),
+        "problem_statement": Value("string"),
+        "patch": Value("string"),
+        "files": List(Value("string")),
+        "base_commit": Value("string"),
+        "description": Value("string"),
+        "pr_chars": Value("int64"),
+    }
+)
+
+ANSWER = Features(
+    {
+        **DUEL_TURN,
+        "king": Value("string"),
+        "challenger": Value("string"),
+        "king_ok": Value("bool"),
+        "challenger_ok": Value("bool"),
+        # Terms of the challenger's answer that only the hidden pull request holds.
+        "leaked_terms": List(Value("string")),
+        "privileged_context": Value("string"),
+        "king_model": Value("string"),
+        "challenger_model": Value("string"),
+        "usage": USAGE,
+        # Null when both answered; else why there is nothing to judge.
+        "drop_reason": Value("string"),
+        "error": Value("string"),
+    }
+)
+
+JUDGMENT = Features(
+    {
+        "turn_id": Value("string"),
+        "instance_id": Value("string"),
+        "judge": Value("string"),
+        # 0 shows the opponent first, 1 the challenger.
+        "order": Value("int8"),
+        "opponent": Value("string"),
+        "scores_challenger": SCORES,
+        "scores_opponent": SCORES,
+        "verdict": Value("string"),
+        "reason": Value("string"),
+        "parsed": Value("bool"),
+        "raw": Value("string"),
+        "usage": USAGE,
+        "error": Value("string"),
+    }
+)
+
+DUEL = Features(
+    {
+        **DUEL_TURN,
+        "king": Value("string"),
+        "challenger": Value("string"),
+        "privileged_context": Value("string"),
+        "leaked_terms": List(Value("string")),
+        "opponent": Value("string"),
+        # 0 to 100 in favour of the challenger; null for a turn without enough votes.
+        "score": Value("float64"),
+        "metrics": SCORES,
+        "per_judge": List({"judge": Value("string"), "score": Value("float64")}),
+        "n_votes": Value("int32"),
+        "position_consistent": Value("bool"),
+        "bucket": Value("string"),
+        "reason": Value("string"),
+    }
+)

@@ -10,8 +10,7 @@ from typing import Any
 
 from datasets import Features, Value
 
-from pimono_sdpo.failure_rules import Rule
-from pimono_sdpo.failures import rules_for
+from pimono_sdpo.failures import Rule, rules_for
 from pimono_sdpo.schema import Correction, Diagnostic
 from pimono_sdpo.stage import Map, Row
 from pimono_sdpo.text import shorten, shorten_around

@@ -17,10 +17,10 @@ from pimono_sdpo.failures import (
     VETO_PROSE,
     classify,
 )
-from pimono_sdpo.harness.event import Event, decoded
 from pimono_sdpo.schema import Diagnostic
 from pimono_sdpo.shell import Pipeline, Stage, parse
-from processors.hidden import (
+from pimono_sdpo.traces.events import Event, decoded
+from processors.masked_failures import (
     IS_CHECK,
     NOT_OF_A_COMMAND,
     SIGNATURE,

@@ -10,14 +10,14 @@ from functools import partial
 from itertools import islice, pairwise
 from typing import Any, TypeVar
 
-from pimono_sdpo.branches import Branch, find_branches
-from pimono_sdpo.harness.event import Event
-from pimono_sdpo.lines import Lines
-from pimono_sdpo.replay.begin import MOST_BEFORE, Beginnings
 from pimono_sdpo.replay.calls import PI
+from pimono_sdpo.replay.initial_state import MOST_BEFORE, Beginnings
 from pimono_sdpo.schema import EVIDENCE, Correction, Diagnostic, Unit
 from pimono_sdpo.stage import FlatMap, Row
-from pimono_sdpo.trace import match_results, read_trace
+from pimono_sdpo.traces.branches import Branch, find_branches
+from pimono_sdpo.traces.events import Event
+from pimono_sdpo.traces.lines import Lines
+from pimono_sdpo.traces.parse import match_results, read_trace
 from processors.corrections import find_corrections
 from processors.diagnostics import find_diagnostics
 from processors.fingerprints import fingerprints

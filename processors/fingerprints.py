@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import xxhash
 
-from pimono_sdpo.harness.event import Event
+from pimono_sdpo.traces.events import Event
 
 MIN_CHARS = {"user": 16, "assistant": 40, "tool_call": 80}
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from pimono_sdpo.schema import GRADE
 from pimono_sdpo.stage import Map, Row
-from processors.terms import concrete_terms
+from processors.salient_tokens import concrete_terms
 
 # A category counts once per row. The scale is the reference card's: the six categories of its best
 # sample plus continued work add up to 19.5.

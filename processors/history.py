@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from pimono_sdpo.harness.event import Event
 from pimono_sdpo.schema import Message
+from pimono_sdpo.traces.events import Event
 
 
 def history(events: Sequence[Event], stop: int, limit: int) -> list[Message]:

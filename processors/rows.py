@@ -11,7 +11,7 @@ from datasets import Features
 from pimono_sdpo.schema import EVIDENCE, PRINT, SDPO_ROW
 from pimono_sdpo.stage import Map, Row
 from pimono_sdpo.text import shorten
-from processors.specs import verifier_spec
+from processors.verifier_specs import verifier_spec
 
 PROMPT_CHARS = 6000
 TURN_CHARS = 1200

@@ -1,6 +1,6 @@
 """Score stored completions with a rubric: the same rows with the verdicts beside them.
 
-reads   what `rewards.rollouts` opens
+reads   what `rewards.completions` opens
 writes  DIR/data/scored-NNNNN.parquet with all columns and those of VERDICT, DIR/report.json
 
 A row that cannot be judged, such as one without a spec, says why in `rejected` and is counted.
@@ -37,9 +37,8 @@ from pimono_sdpo.runs.folders import LOCK, REPORT, only_run, publish_folder, rem
 from pimono_sdpo.runs.progress import Progress
 from pimono_sdpo.stage import source_hash
 from rewards.answers import text_of
-from rewards.rollouts import one_each, open_rollouts
-from rewards.verifiers.result import Status, Verifier
-from rewards.verifiers.rubric import Rubric
+from rewards.completions import one_each, open_rollouts
+from rewards.verifiers.rubric import Rubric, Status, Verifier
 
 SLICE = 256
 STATUSES: tuple[Status, ...] = get_args(Status)

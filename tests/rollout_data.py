@@ -7,7 +7,7 @@ from typing import Any
 
 from datasets import Dataset
 
-from pimono_sdpo.rollout_schema import ROLLOUT
+from pimono_sdpo.schema import ROLLOUT
 
 Json = dict[str, Any]
 BUGGY = "def add(a, b):\n    return a - b\n"

@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pimono_sdpo.branches import find_branches
-from pimono_sdpo.trace import match_results, read_trace
+from pimono_sdpo.traces.branches import find_branches
+from pimono_sdpo.traces.parse import match_results, read_trace
 from processors.evidence import evidence
 from tests.traces import HEADER, Entry, assistant, bash, call, result, trace, user
 

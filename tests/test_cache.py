@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pimono_sdpo.export import open_source, read_sessions
 from pimono_sdpo.samples import write_samples
+from pimono_sdpo.traces.sources import open_source, read_sessions
 
 # Prints the stages that were computed, one a line; what is reused adds no file to the cache.
 SCRIPT = """
@@ -73,10 +73,10 @@ def test_an_edit_invalidates_what_depends_on_it(project: Path) -> None:
     edit(project, "processors/grade.py", '"policy_block": 0.5', '"policy_block": 0.75')
     assert computed(project) == every[every.index("grade") :]
     # A module that no stage imports, and one that the first of them does.
-    edit(project, "pimono_sdpo/hub.py", '"""', '"""So: ')
+    edit(project, "pimono_sdpo/traces/hub.py", '"""', '"""So: ')
     assert computed(project) == []
-    edit(project, "pimono_sdpo/harness/pi.py", "def read(", "def read (")
+    edit(project, "pimono_sdpo/traces/harness/pi.py", "def read(", "def read (")
     assert computed(project) == every
-    edit(project, "pimono_sdpo/harness/pi.py", "def read (", "def read(")
+    edit(project, "pimono_sdpo/traces/harness/pi.py", "def read (", "def read(")
     edit(project, "processors/grade.py", '"policy_block": 0.75', '"policy_block": 0.5')
     assert computed(project) == []

@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 from pimono_sdpo.cli import app
 from pimono_sdpo.errors import SourceError
-from pimono_sdpo.harness.event import Event
-from pimono_sdpo.trace import read_trace
+from pimono_sdpo.traces.events import Event
+from pimono_sdpo.traces.parse import read_trace
 from processors.corrections import features
 from processors.corrections.decide import (
     SPAN_CHARS,
@@ -23,10 +23,17 @@ from processors.corrections.decide import (
     is_ruled_out,
     load_model,
 )
-from processors.corrections.eval import evaluate_corrections, main, measure, render
+from processors.corrections.evaluate import (
+    WEIGHTS,
+    evaluate_corrections,
+    fit,
+    main,
+    measure,
+    read_examples,
+    render,
+    weights_json,
+)
 from processors.corrections.features import FAR, FAR_LETTER, Turn, cues, later_turns
-from processors.corrections.fit import WEIGHTS, fit, weights_json
-from processors.corrections.labels import read_examples
 from tests.traces import HEADER, assistant, bash, call, result, trace, user
 
 TRACES = Path(os.environ.get("PIMONO_TRACES", ""))

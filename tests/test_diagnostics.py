@@ -1,10 +1,9 @@
 import pytest
 
-from pimono_sdpo.failure_rules import RULES, Rule
-from pimono_sdpo.failures import CATEGORIES, classify
-from pimono_sdpo.harness.event import Event
+from pimono_sdpo.failures import CATEGORIES, RULES, Rule, classify
 from pimono_sdpo.shell import parse
-from pimono_sdpo.trace import read_trace
+from pimono_sdpo.traces.events import Event
+from pimono_sdpo.traces.parse import read_trace
 from processors.diagnostics import find_diagnostics
 from tests.traces import Entry, assistant, bash, call, result, trace, user
 

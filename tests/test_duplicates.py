@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pimono_sdpo.commands.filter import run_filter
-from pimono_sdpo.harness.event import Event
 from pimono_sdpo.text import shingles
+from pimono_sdpo.traces.events import Event
 from processors.history import history
 from processors.split import repository, split
 from tests.traces import HEADER, Entry, assistant, bash, trace, user

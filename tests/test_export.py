@@ -7,7 +7,7 @@ import pytest
 from datasets import Dataset, DatasetDict
 
 from pimono_sdpo.errors import SourceError
-from pimono_sdpo.export import open_source, read_sessions
+from pimono_sdpo.traces.sources import open_source, read_sessions
 from tests.traces import HEADER, trace, user
 
 TEXT = trace(HEADER, user("Fix the parser, it drops the last line"))

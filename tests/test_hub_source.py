@@ -26,7 +26,7 @@ print(json.dumps([report, sources, pathlib.Path("rows/README.md").read_text()]))
 REFUSED = """
 import json, pathlib, sys
 from pimono_sdpo.errors import SourceError
-from pimono_sdpo.export import open_source
+from pimono_sdpo.traces.sources import open_source
 try:
     open_source({name!r})
 except SourceError as problem:

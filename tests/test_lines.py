@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pimono_sdpo.lines import read_objects
+from pimono_sdpo.traces.lines import read_objects
 
 
 @pytest.mark.parametrize(

@@ -14,12 +14,11 @@ from pimono_sdpo.commands.pairs import pair_lines, pairs_of, run_pairs, run_sess
 from pimono_sdpo.commands.retest import retests
 from pimono_sdpo.errors import EmptySelection, OutputError, SourceError
 from pimono_sdpo.suites.suite import load
-from pimono_sdpo.tiny_model import write_tiny_model
+from pimono_sdpo.training.tiny_model import write_tiny_model
 from processors.rollouts import together
-from processors.rollouts.noise import Size, size_of
-from processors.rollouts.pairs import Case, Rules, pair_of, score
+from processors.rollouts.pair_filters import Size, size_of
+from processors.rollouts.pairs import TARGETS, Case, Rules, pair_of, score
 from processors.rollouts.step_pairs import step_pairs
-from processors.rollouts.targets import TARGETS
 from tests.rollout_data import (
     BUGGY,
     FIXED,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pimono_sdpo.failure_rules import RULES
+from pimono_sdpo.failures import RULES
 from pimono_sdpo.prefilter import Prefilter, widened
 from processors.corrections.features import PASTED, cues
 from processors.secrets import SECRETS

@@ -4,15 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pimono_sdpo.replay.state import from_json
+from pimono_sdpo.replay.workspace import from_json
 from pimono_sdpo.text import TRIMMED, shorten
 from processors.context import context
 from processors.grade import WEIGHTS, grade
 from processors.keep import keep
 from processors.prompts import is_substantive
-from processors.specs import verifier_spec
-from processors.terms import KINDS, Kind, concrete_terms, tokens_of
+from processors.salient_tokens import KINDS, Kind, concrete_terms, tokens_of
 from processors.threshold import threshold
+from processors.verifier_specs import verifier_spec
 
 SIX = [
     "build_lint_compile",

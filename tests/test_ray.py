@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from pimono_sdpo.commands.filter import run_filter
-from pimono_sdpo.export import open_source
 from pimono_sdpo.runs.workers import Job
+from pimono_sdpo.traces.sources import open_source
 from tests import shards
 from tests.shards import all_bytes, cli, command, made, sentence, until
 

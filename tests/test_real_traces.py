@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from pimono_sdpo.commands.filter import run_filter
-from pimono_sdpo.layouts import decode
-from pimono_sdpo.trace import read_trace
+from pimono_sdpo.traces.layouts import decode
+from pimono_sdpo.traces.parse import read_trace
 
 COUNTS: dict[str, list[object]] = json.loads(
     (Path(__file__).parent / "real_trace_counts.json").read_text()

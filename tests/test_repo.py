@@ -148,7 +148,7 @@ def test_the_jobs_own_options_are_in_the_readme_and_in_their_help(job: str) -> N
     command = [sys.executable, str(ROOT / "jobs" / f"{job}.py"), "--help"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     shown = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-    fields = fields_of("pimono_sdpo/training/options.py")
+    fields = fields_of("pimono_sdpo/training/arguments.py")
     for name, header in OPTIONS.items():
         own = [option for option in fields[name] if name == "CommonArguments" or option != "--mode"]
         assert [row[0] for row in table(header)] == own
@@ -163,7 +163,7 @@ def test_the_jobs_own_options_are_in_the_readme_and_in_their_help(job: str) -> N
 
 
 def test_the_options_beside_trl_s_are_in_the_readme() -> None:
-    fields = fields_of("pimono_sdpo/training/config.py")
+    fields = fields_of("pimono_sdpo/training/arguments.py")
     documented = [row[0] for row in table("guard or teacher option")]
     assert documented == fields["GuardOptions"] + fields["TrainingConfig"]
 

@@ -195,7 +195,7 @@ def test_completions_of_every_shape_are_read(tmp_path: Path) -> None:
 SLOW = """
 import os
 from pathlib import Path
-from rewards.verifiers.result import passed
+from rewards.verifiers.rubric import passed
 
 LOG = Path(os.environ["LOG"])
 

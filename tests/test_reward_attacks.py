@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from pimono_sdpo.failures import CATEGORIES
-from processors.terms import concrete_terms
+from processors.salient_tokens import concrete_terms
 from rewards import trace_grounding_reward
 
 THRESHOLD = 0.35

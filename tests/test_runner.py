@@ -14,11 +14,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from pimono_sdpo.commands.filter import run_filter
-from pimono_sdpo.export import open_source
 from pimono_sdpo.runs.progress import Progress
 from pimono_sdpo.runs.runner import run_shards
 from pimono_sdpo.runs.workers import Job, finish_shard, here, in_processes
 from pimono_sdpo.stage import Row
+from pimono_sdpo.traces.sources import open_source
 from processors import pipeline
 from tests import shards
 from tests.shards import all_bytes, cli, command, made, sentence, until

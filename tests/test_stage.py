@@ -9,11 +9,11 @@ import pyarrow as pa
 import pytest
 from datasets import Dataset, Features, IterableDataset, Value
 
-from pimono_sdpo.export import open_source, read_sessions
+from pimono_sdpo.runs.shards import Rows, Tally, run_stages
 from pimono_sdpo.samples import write_samples
 from pimono_sdpo.schema import PRINT, SDPO_ROW, SESSION
-from pimono_sdpo.shards import Rows, Tally, run_stages
 from pimono_sdpo.stage import Filter, FlatMap, Map, apply, apply_all, name_of, source_hash
+from pimono_sdpo.traces.sources import open_source, read_sessions
 from processors import PIPELINE, pipeline
 from processors.threshold import threshold
 from tests.traces import HEADER, bash, trace, user

@@ -13,8 +13,8 @@ from pimono_sdpo.commands.steps import extract_lines, run_steps
 from pimono_sdpo.errors import EmptySelection, OutputError, PimonoError, TrainingInputError
 from pimono_sdpo.samples import write_samples
 from pimono_sdpo.stage import apply_all
-from pimono_sdpo.suites.leakage import Leakage
-from pimono_sdpo.tiny_model import write_tiny_model
+from pimono_sdpo.suites.split import Leakage
+from pimono_sdpo.training.tiny_model import write_tiny_model
 from processors.rollouts import steps, together
 from tests.rollout_data import (
     BUGGY,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pimono_sdpo.errors import PimonoError
-from pimono_sdpo.suites import Task, functions, quixbugs
+from pimono_sdpo.suites import Task, humaneval, quixbugs
 from rewards.sandbox.warm import Server
 from rewards.verifiers import tests
 from tests.benchmarks.suites import FORMS, Judge, block
@@ -91,7 +91,7 @@ ROWS = [
 def all_tasks(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Task]:
     path = tmp_path_factory.mktemp("rows") / "rows.jsonl"
     path.write_text("\n".join(map(json.dumps, ROWS)) + "\n")
-    return [*quixbugs.tasks(checkout, seconds=2), *functions.tasks(path, seconds=2)]
+    return [*quixbugs.tasks(checkout, seconds=2), *humaneval.tasks(path, seconds=2)]
 
 
 @pytest.fixture(scope="module")
@@ -152,9 +152,9 @@ def test_what_is_no_suite_is_refused(tmp_path: Path) -> None:
         list(quixbugs.tasks(tmp_path))
     (tmp_path / "rows.jsonl").write_text('{"task_id": "1"}\n')
     with pytest.raises(PimonoError, match=r"rows.jsonl:1 has no text `prompt`"):
-        list(functions.tasks(tmp_path / "rows.jsonl"))
+        list(humaneval.tasks(tmp_path / "rows.jsonl"))
     with pytest.raises(PimonoError, match="assert nothing"):
-        functions.task(
+        humaneval.task(
             name="a",
             prompt="",
             buggy="",

@@ -1,6 +1,6 @@
 import pytest
 
-from pimono_sdpo.trace import read_trace
+from pimono_sdpo.traces.parse import read_trace
 from processors.diagnostics import find_diagnostics
 from tests.traces import HEADER, Entry, assistant, bash, result, trace, user
 

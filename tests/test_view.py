@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cards.view import render_page
-from cards.view.marks import blocks, marked
+from cards.view.rows import blocks, marked
 from pimono_sdpo.commands.filter import run_filter
 from pimono_sdpo.commands.looks import fetched, view_page
 from pimono_sdpo.errors import SourceError

@@ -1,16 +1,129 @@
 """Lay out a filter run for the page: where rows came from and went, charts, and the rows.
 
+reads   data/*.parquet, rejects/*.parquet of a filter run
+
+parts   [[text, category or null], ...]; joined they are the text
+
 reads   report.json, the rows of `choose_rows`, and what their traces hold around the evidence
 """
 
+import re
 from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from cards.view.chosen import Chosen
-from cards.view.marks import blocks
-from pimono_sdpo.failures import CATEGORIES
+import polars as pl
+
+from pimono_sdpo.failures import CATEGORIES, rules_for
+from pimono_sdpo.report import SCORE_IN_DETAIL
 
 Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The rows listed and how many there are; rejects have `score`, None when none was given."""
+
+    kept: list[Json]
+    rejected: list[Json]
+    kept_total: int
+    rejected_total: int
+
+
+def choose_rows(folder: Path, limit: int) -> Chosen:
+    """Take the best `limit` rows and as many rejects; of equal ones those that come first."""
+    data = folder / "data"
+    kept = _scan([*sorted(data.glob("train-*.parquet")), *sorted(data.glob("test-*.parquet"))])
+    rejects = _scan(sorted((folder / "rejects").glob("*.parquet")))
+    if rejects is not None:
+        score = pl.col("detail").str.extract(SCORE_IN_DETAIL).cast(pl.Float64, strict=False)
+        rejects = rejects.with_columns(score.alias("score"))
+    listed, rows = _best(kept, limit)
+    not_kept, others = _best(rejects, limit)
+    return Chosen(listed, not_kept, rows, others)
+
+
+def _scan(files: list[Path]) -> pl.LazyFrame | None:
+    return pl.scan_parquet(files, row_index_name="row") if files else None
+
+
+def _best(rows: pl.LazyFrame | None, limit: int) -> tuple[list[Json], int]:
+    if rows is None:
+        return [], 0
+    scores = rows.select("row", "score").collect()
+    best = _sorted(scores).head(limit)["row"]
+    listed = rows.filter(pl.col("row").is_in(best.implode())).collect(engine="streaming")
+    return _sorted(listed).drop("row").to_dicts(), scores.height
+
+
+def _sorted(rows: pl.DataFrame) -> pl.DataFrame:
+    return rows.sort("score", "row", descending=[True, False], nulls_last=True)
+
+
+Parts = list[list[str | None]]
+MAX_MARKS = 60
+_HEADER = re.compile(
+    r"^(?:(Tool/environment diagnostic \d+) \(([a-z_, ]*)\)|(Later user correction \d+)):$",
+    re.MULTILINE,
+)
+
+
+def marked(text: str, categories: list[str], spans: list[str] | None = None) -> Parts:
+    """Mark what the rules of these categories find in a text, and the words of `spans`.
+
+    >>> marked("exit: error TS2322: no", ["build_lint_compile"])
+    [['exit: ', None], ['error TS2322', 'build_lint_compile'], [': no', None]]
+    """
+    found = [
+        (match.start(), match.end(), rule.category)
+        for rule in rules_for(text)
+        if rule.category in categories
+        for match in rule.pattern.finditer(text)
+    ]
+    for span in filter(None, spans or []):
+        at = text.find(span)
+        if at >= 0:
+            found.append((at, at + len(span), "user_feedback"))
+    parts: Parts = []
+    done = marks = 0
+    for start, stop, category in sorted(found):
+        if start < done or stop == start or marks == MAX_MARKS:
+            continue
+        if start > done:
+            parts.append([text[done:start], None])
+        parts.append([text[start:stop], category])
+        done, marks = stop, marks + 1
+    if done < len(text):
+        parts.append([text[done:], None])
+    return parts
+
+
+def blocks(context: str, spans: list[str]) -> list[Json]:
+    """Take a privileged context apart into its numbered blocks.
+
+    title, categories, parts; `spans` are the words by which corrections were told.
+    """
+    heads = list(_HEADER.finditer(context))
+    if not heads or heads[0].start() > 0:
+        # Not as the filter writes it: shown as it is.
+        return [_block("Context", [], context, spans)] if context else []
+    ends = [*(head.start() for head in heads[1:]), len(context)]
+    return [
+        _block(
+            head[1] or head[3],
+            head[2].split(", ") if head[1] else ["user_feedback"],
+            context[head.end() : end].strip("\n"),
+            [] if head[1] else spans,
+        )
+        for head, end in zip(heads, ends, strict=True)
+    ]
+
+
+def _block(title: str, categories: list[str], text: str, spans: list[str]) -> Json:
+    return {"title": title, "categories": categories, "parts": marked(text, categories, spans)}
+
+
 Key = tuple[str, str, int]
 COUNTED = {
     "user_messages": "user messages",
@@ -28,8 +141,8 @@ def key_of(row: Mapping[str, Any]) -> Key:
 def rows_view(report: Json, chosen: Chosen, around: Mapping[Key, Json], note: str) -> Json:
     """Return what the page of a filter run shows.
 
-    `around` has, by `key_of`, what `processors.around` found in the traces; `note` says where they
-    were looked for.
+    `around` has, by `key_of`, what `processors.event_window` found in the traces; `note` says
+    where they were looked for.
     """
     rows = [_kept(row, around.get(key_of(row))) for row in chosen.kept]
     rows += [_rejected(row, around.get(key_of(row))) for row in chosen.rejected]

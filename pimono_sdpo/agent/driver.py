@@ -1,5 +1,14 @@
 """The loop that drives one run: ask the model, do what it wants, run the tests, until it is done.
 
+    {"kind": "final", "run_id": "...", "t": 4, "final": {...}}
+
+`t` counts the model's turns from 0. Kinds and what they add: run_start (task_id, goal, seed, model
+and rules), llm_request (messages: those the model had not seen before, n_messages), llm_action
+(raw, action, usage), llm_parse_error (raw, error, usage), tool_result (name, args, ok, output,
+changed), tests (ok, output, error), driver_note (note), final (final: the model's report with
+`test_result`), run_end (ended, error and the counts). No line holds a time: a replayed run has the
+same bytes.
+
 The driver alone runs tests, by its policy: `on_write` after every write that changed a file and
 shows the model what came of it, `on_final` once the run has ended, `never`. Unless `never`, a run
 always ends with a verdict on the files as they are then.
@@ -10,18 +19,129 @@ where two user messages never come in a row, tool or user in the native one.
 """
 
 import json
+import os
 from collections import Counter
-from dataclasses import replace
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, Protocol
 
 from pimono_sdpo.agent import prompts
 from pimono_sdpo.agent.patch import unified_diff
 from pimono_sdpo.agent.protocol import Action, read_json, read_native, written
-from pimono_sdpo.agent.run import Ask, Judge, Rules, Run
 from pimono_sdpo.agent.tools import Workspace
-from pimono_sdpo.inference.calls import Reply
-from pimono_sdpo.rollout_schema import Turn
+from pimono_sdpo.llm.calls import Reply
+from pimono_sdpo.schema import Protocol as ToolProtocol
+from pimono_sdpo.schema import TestPolicy, Turn
 from pimono_sdpo.text import shorten
+
+Kind = Literal[
+    "run_start", "llm_request", "llm_action", "llm_parse_error", "tool_result", "tests",
+    "driver_note", "final", "run_end",
+]  # fmt: skip
+Event = dict[str, Any]
+
+
+def event(kind: Kind, run_id: str, t: int, **fields: Any) -> Event:
+    """Return one event."""
+    return {"kind": kind, "run_id": run_id, "t": t, **fields}
+
+
+def write_trace(path: Path, events: Sequence[Event]) -> None:
+    """Write a trace, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial.write_text(
+        "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in events), encoding="utf-8"
+    )
+    partial.replace(path)
+
+
+def read_trace(path: Path) -> list[Event]:
+    """Return the events of a trace."""
+    # Not splitlines: texts may hold other ends of lines.
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
+
+
+Ended = Literal["final", "max_iters", "loop", "parse_errors", "error"]
+Ask = Callable[[list[Turn]], Awaitable[Reply]]
+
+
+class Verdict(Protocol):
+    """What tests said; `ok` is None when nothing was judged, and `error` then says why."""
+
+    @property
+    def ok(self) -> bool | None:
+        """Whether they pass."""
+
+    @property
+    def output(self) -> str:
+        """What they said."""
+
+    @property
+    def error(self) -> str | None:
+        """Why nothing was judged."""
+
+
+Judge = Callable[[Workspace], Awaitable[Verdict]]
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """How every run of a suite is driven."""
+
+    protocol: ToolProtocol = "json"
+    test_policy: TestPolicy = "on_write"
+    max_iters: int = 20
+    max_tool_chars: int = 8000
+    lenient: bool = False
+
+
+@dataclass(slots=True)
+class Run:
+    """A run as it goes; finished when `ended` says how.
+
+    `steps` are rows of STEP_TAKEN. `error` is a fault of ours or of the endpoint: such a run says
+    nothing of the model. `report` is what the model said at the end, None when it never did.
+    """
+
+    run_id: str
+    messages: list[Turn]
+    turn: int = 0
+    steps: list[dict[str, Any]] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+    ended: Ended | None = None
+    report: dict[str, Any] | None = None
+    tests_ok: bool | None = None
+    test_output: str | None = None
+    tested: dict[str, bytes] | None = None
+    n_test_runs: int = 0
+    parse_errors_in_row: int = 0
+    loops: int = 0
+    seen: Counter[str] = field(default_factory=Counter)
+    told: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cost: float | None = 0.0
+    error: str | None = None
+    patch: str = ""
+    files_touched: tuple[str, ...] = ()
+
+    def log(self, kind: Kind, **fields: Any) -> None:
+        """Add an event at the present turn."""
+        self.events.append(event(kind, self.run_id, self.turn, **fields))
+
+    def fail(self, why: str) -> None:
+        """End the run by a fault that is not the model's."""
+        self.ended, self.error, self.tests_ok = "error", why, None
+
+
+def status_of(row: Mapping[str, Any]) -> str:
+    """PASS or FAIL as tests said, ERROR for a fault that is not the model's, else N/A."""
+    if row["error"] is not None:
+        return "ERROR"
+    return {True: "PASS", False: "FAIL", None: "N/A"}[row["tests_ok"]]
+
 
 LOOP_REPEATS = 2  # so many times a call is done before it is a loop
 MOST_LOOPS = 3

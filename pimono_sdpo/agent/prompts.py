@@ -3,8 +3,8 @@
 import json
 
 from pimono_sdpo.agent.protocol import Action
-from pimono_sdpo.agent.schemas import definitions
-from pimono_sdpo.rollout_schema import Protocol, TestPolicy
+from pimono_sdpo.schema import Protocol, TestPolicy
+from rewards.verifiers.agent_tools import definitions
 
 _TASK = """\
 You mend a code repository. You see it through tools only, and all paths are relative to its \

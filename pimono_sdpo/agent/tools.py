@@ -14,8 +14,8 @@ from typing import Any
 
 import re2
 
-from pimono_sdpo.agent.schemas import TOOLS, problems
 from pimono_sdpo.text import well_formed
+from rewards.verifiers.agent_tools import TOOLS, problems
 
 MAX_FILES, MOST_FILES = 200, 1000
 MAX_HITS, MOST_HITS = 50, 500

@@ -20,7 +20,7 @@ from pimono_sdpo.errors import InferenceError, SourceError
 
 if TYPE_CHECKING:
     from pimono_sdpo.commands.duel import Told
-    from pimono_sdpo.inference.settings import Settings
+    from pimono_sdpo.llm.settings import Settings
 
 STAGES = ("turns", "answers", "judge", "score")
 RULES = ("default", "original")
@@ -110,8 +110,8 @@ def duel_command(
     """Let a panel judge whether a challenger beats the king on turns of recorded sessions."""
     from pimono_sdpo.commands import duel
     from pimono_sdpo.commands.push import run_push
-    from pimono_sdpo.inference.budget import need_prices
-    from pimono_sdpo.inference.settings import load
+    from pimono_sdpo.llm.money import need_prices
+    from pimono_sdpo.llm.settings import load
 
     target = push_target(push, public, revision, create_pr)
     one_of(stage, (*STAGES, "all"), "--stage")
@@ -170,8 +170,8 @@ def _ended(told: "Told", name: str) -> bool:
 
 def _score(out: Path, settings: "Settings", rules: str, licence: str | None) -> None:
     from pimono_sdpo.commands.duel_score import run_score
+    from pimono_sdpo.duel.albedo_rules import OriginalRules
     from pimono_sdpo.duel.gate import Rules
-    from pimono_sdpo.duel.original import OriginalRules
 
     gate = Rules(**settings.gate.model_dump(), seed=settings.duel.seed)
     original = OriginalRules() if rules == "original" else None
@@ -214,7 +214,7 @@ def duel_rows_command(
     from pimono_sdpo.commands.duel_rows import run_duel_rows
     from pimono_sdpo.commands.made import FORMATS, told
     from pimono_sdpo.commands.push import run_push
-    from pimono_sdpo.duel.scores import Bucket
+    from processors.duel.scores import Bucket
 
     target = push_target(push, public, revision, create_pr)
     names = [one_of(name, get_args(Bucket)[:3], "--bucket") for name in bucket or ["final"]]

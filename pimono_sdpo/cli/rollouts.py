@@ -8,10 +8,10 @@ import typer
 
 from pimono_sdpo.cli.options import one_of
 from pimono_sdpo.errors import InferenceError
-from pimono_sdpo.rollout_schema import Protocol, TestPolicy
+from pimono_sdpo.schema import Protocol, TestPolicy
 
 if TYPE_CHECKING:
-    from pimono_sdpo.agent.run import Rules
+    from pimono_sdpo.agent.driver import Rules
     from pimono_sdpo.commands.rollouts import Plan
 
 Json = dict[str, Any]
@@ -162,7 +162,7 @@ def rules_of(
     protocol: str, policy: str, iterations: int, chars: int = 8000, lenient: bool = False
 ) -> "Rules":
     """Check the options that say how every run is driven."""
-    from pimono_sdpo.agent.run import Rules
+    from pimono_sdpo.agent.driver import Rules
 
     return Rules(
         cast(Protocol, one_of(protocol, get_args(Protocol), "--tool-protocol")),
@@ -186,7 +186,7 @@ def _roll(plan: "Plan", tell: Callable[[str], None]) -> Json:
 
 def line_of(tell: Callable[[str], None]) -> Callable[[Json, str], None]:
     """Make every rollout that ends a line."""
-    from pimono_sdpo.agent.run import status_of
+    from pimono_sdpo.agent.driver import status_of
 
     def done(row: Json, place: str) -> None:
         what = f"{row['task_id']} seed={row['seed']}: {status_of(row)}"

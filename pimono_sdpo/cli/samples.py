@@ -30,6 +30,6 @@ def tiny_model_command(
             "A model needs PyTorch and Transformers; install the extra: pip install "
             '"pimono-sdpo[train]".'
         )
-    from pimono_sdpo.tiny_model import write_tiny_model
+    from pimono_sdpo.training.tiny_model import write_tiny_model
 
     typer.echo(f"a tiny model with random weights is in {write_tiny_model(folder(out), seed)}")

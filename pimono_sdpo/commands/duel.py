@@ -22,9 +22,9 @@ from pimono_sdpo.runs.folders import held
 if TYPE_CHECKING:
     from datasets import Features
 
-    from pimono_sdpo.duel_schema import Opponent
-    from pimono_sdpo.inference.settings import Settings
-    from pimono_sdpo.inference.shards import Asked
+    from pimono_sdpo.llm.settings import Settings
+    from pimono_sdpo.llm.shards import Asked
+    from pimono_sdpo.schema import Opponent
     from processors.duel.answers import Answering
     from processors.duel.judge import Judging
     from processors.duel.turns import Options
@@ -87,8 +87,8 @@ def draw_turns(
 
 def run_answers(out: Path, settings: "Settings", spending: Spending, equals: bool = False) -> Told:
     """Ask king and challenger, or the king twice; raises SourceError, InferenceError."""
-    from pimono_sdpo.duel_schema import ANSWER
-    from pimono_sdpo.inference.opened import open_chat
+    from pimono_sdpo.llm.client import open_chat
+    from pimono_sdpo.schema import ANSWER
     from processors.duel.answers import Answering, Players
 
     duel = settings.duel
@@ -114,10 +114,10 @@ def run_answers(out: Path, settings: "Settings", spending: Spending, equals: boo
 
 def run_judge(out: Path, settings: "Settings", spending: Spending, equals: bool = False) -> Told:
     """Ask the panel about the answers; raises SourceError, InferenceError."""
-    from pimono_sdpo.duel_schema import JUDGMENT
-    from pimono_sdpo.inference.chat import Chat
-    from pimono_sdpo.inference.decisions import Decisions
-    from pimono_sdpo.inference.opened import open_chat
+    from pimono_sdpo.llm.chat import Chat
+    from pimono_sdpo.llm.client import open_chat
+    from pimono_sdpo.llm.decisions import Decisions
+    from pimono_sdpo.schema import JUDGMENT
     from processors.duel.judge import Judging, Panel
 
     judge = settings.judge
@@ -157,7 +157,7 @@ def _ask(
 ) -> Told:
     from datasets import Dataset
 
-    from pimono_sdpo.inference.shards import answers_of, ask_shards
+    from pimono_sdpo.llm.shards import answers_of, ask_shards
 
     chat, one = asking.chat, asking.one
     in_flight = chat.limits.concurrency

@@ -14,7 +14,7 @@ from pimono_sdpo.errors import EmptySelection, SourceError
 if TYPE_CHECKING:
     from pimono_sdpo.runs.tables import Made
     from pimono_sdpo.stage import Stage
-    from processors.duel.onward import Kind
+    from processors.duel.export import Kind
 
 Json = dict[str, Any]
 STAGES = {"sft": "steps", "dpo": "pairs", "sdpo": "sdpo"}
@@ -37,13 +37,13 @@ def run_duel_rows(
     from pimono_sdpo.runs.folders import REPORT, apart
     from pimono_sdpo.runs.tables import Part, Table, code_of
     from pimono_sdpo.runs.workers import sha256
-    from processors.duel import onward
+    from processors.duel import export
 
     data = folder / RESULT / "data"
     if not (folder / RESULT / REPORT).is_file():
         raise SourceError(f"`{folder}` holds no scored duel; run `pimono-sdpo duel` to its end.")
     apart((folder / RESULT).resolve(), out.resolve())
-    stages = onward.stages(kind)
+    stages = export.stages(kind)
     files = [path for name in buckets for path in sorted(data.glob(f"{name}-*.parquet"))]
     made_by = {"stages": code_of(stages), "kind": kind}
     parts = [
@@ -52,7 +52,7 @@ def run_duel_rows(
     options: Json = {"buckets": " ".join(buckets)}
     name = folder.resolve().name
     asked = Asked(STAGES[kind], name, "duel", options, format, licence)  # type: ignore[arg-type]
-    report = make(asked, parts, Table(*onward.TABLES[kind]), out)
+    report = make(asked, parts, Table(*export.TABLES[kind]), out)
     if not report["rows"]:
         raise EmptySelection(nothing_kept(report, "take another bucket with --bucket"))
     return report

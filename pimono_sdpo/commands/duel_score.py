@@ -25,9 +25,9 @@ from pimono_sdpo.errors import SourceError
 from pimono_sdpo.runs.workers import sha256
 
 if TYPE_CHECKING:
+    from pimono_sdpo.duel.albedo_rules import OriginalRules
     from pimono_sdpo.duel.gate import Rules
-    from pimono_sdpo.duel.original import OriginalRules
-    from pimono_sdpo.duel_schema import Opponent
+    from pimono_sdpo.schema import Opponent
 
 Json = dict[str, Any]
 KINGS, EQUALS = PREFIX + ANSWERS, PREFIX + JUDGMENTS
@@ -53,11 +53,10 @@ def run_score(
     Raises SourceError when there is nothing to score, OutputError when it cannot be written.
     """
     from cards.duel_report import render_duel_card, render_duel_report, write_duel_plot
-    from pimono_sdpo.duel.scores import score_turns
     from pimono_sdpo.duel.summary import summary, summary_of_original
-    from pimono_sdpo.duel.votes import votes_of
     from pimono_sdpo.runs.folders import LOCK, REPORT, only_run, publish_folder, remove
     from processors.duel.duels import duel_rows, reasons_of
+    from processors.duel.scores import score_turns, votes_of
 
     theirs = "king" if opponent == "king" else "assistant"
     answered = [_short(row, theirs) for row in _rows(folder, ANSWERS, ABOUT)]
@@ -124,7 +123,7 @@ def write_buckets(duels: Iterable[Json], data: Path) -> tuple[list[Json], dict[s
     """Write each judged duel to the shard of its bucket; return what the report tells of all, and
     the rows of each bucket that has any.
     """
-    from pimono_sdpo.duel_schema import DUEL
+    from pimono_sdpo.schema import DUEL
 
     schema = DUEL.arrow_schema
     told: list[Json] = []
@@ -153,9 +152,8 @@ def write_buckets(duels: Iterable[Json], data: Path) -> tuple[list[Json], dict[s
 
 def _between_equals(folder: Path, rules: "Rules", panel: Sequence[str]) -> Json | None:
     """How turns score when this king meets another sample of itself, if this panel judged that."""
-    from pimono_sdpo.duel.scores import score_turns
     from pimono_sdpo.duel.summary import false_finals
-    from pimono_sdpo.duel.votes import votes_of
+    from processors.duel.scores import score_turns, votes_of
 
     judges = _judges(folder, EQUALS, "king")
     same = _kings(folder, KINGS) <= _kings(folder, ANSWERS) and _of(folder, EQUALS, KINGS)
@@ -188,7 +186,7 @@ def _kings(folder: Path, name: str) -> set[str]:
 
 def _of(folder: Path, name: str, given: str) -> bool:
     """Whether the shards of a stage were made of those that the stage before it has now."""
-    from pimono_sdpo.inference.shards import is_of
+    from pimono_sdpo.llm.shards import is_of
 
     shards = sorted((folder / name).glob("*.parquet"))
     return all(is_of(path, folder / given / path.name.replace(name, given)) for path in shards)

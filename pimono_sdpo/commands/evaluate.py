@@ -12,7 +12,7 @@ from pimono_sdpo.errors import EmptySelection, InferenceError, OutputError, Sour
 
 if TYPE_CHECKING:
     from pimono_sdpo.commands.rollouts import Plan
-    from pimono_sdpo.rollouts import Rollouts
+    from pimono_sdpo.suites.rollouts import Rollouts
     from pimono_sdpo.suites.suite import Suite
 
 STAGE = "evaluation"
@@ -95,8 +95,8 @@ def evaluate_to_file(
     Writes the report to `file`, NAME.json, and beside it NAME.md and NAME.png. Raises like
     `evaluate_models`.
     """
-    from pimono_sdpo.rollouts import open_rollouts
     from pimono_sdpo.runs.folders import read_json
+    from pimono_sdpo.suites.rollouts import open_rollouts
 
     _held_out(plan.suite)
     if file.suffix != ".json" or file.is_dir():
@@ -242,7 +242,7 @@ def _write_beside(report: Json, file: Path) -> None:
 
 
 def _opened(folder: Path) -> "Rollouts":
-    from pimono_sdpo.rollouts import open_rollouts
+    from pimono_sdpo.suites.rollouts import open_rollouts
 
     rollouts = open_rollouts(folder)
     if rollouts is None:
@@ -253,7 +253,7 @@ def _opened(folder: Path) -> "Rollouts":
 
 
 def _rows(rollouts: "Rollouts", wanted: set[str]) -> Iterator[Json]:
-    from pimono_sdpo.rollouts import rows_of
+    from pimono_sdpo.suites.rollouts import rows_of
     from processors.rollouts.evaluate import COLUMNS
 
     for file in rollouts.files:

@@ -15,11 +15,11 @@ from pimono_sdpo.errors import EmptySelection, OutputError, SourceError
 from pimono_sdpo.schema import Unit
 
 if TYPE_CHECKING:
-    from pimono_sdpo.export import Source
     from pimono_sdpo.runs.assemble import ShardFiles
     from pimono_sdpo.runs.runner import Finished
     from pimono_sdpo.runs.usage import Usage
     from pimono_sdpo.runs.workers import Engine
+    from pimono_sdpo.traces.sources import Source
 
 EngineName = Literal["local", "ray"]
 SEED = 42
@@ -165,8 +165,8 @@ def _row_options(unit: Unit, min_score: float, test_fraction: float, history_cha
 
 
 def _open(source: str, out: Path) -> "Source":
-    from pimono_sdpo.export import open_source
     from pimono_sdpo.runs.folders import apart
+    from pimono_sdpo.traces.sources import open_source
 
     if source and Path(source).exists():
         apart(Path(source).resolve(), out)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pimono_sdpo.agent.run import Judge
+    from pimono_sdpo.agent.driver import Judge
     from pimono_sdpo.agent.tools import Workspace
 
 
@@ -20,12 +20,12 @@ def judges(
     Verdicts are kept in `journal`. Tests run in a warm interpreter where one can be had: starting
     one is most of what a test run costs.
     """
+    from pimono_sdpo.agent.task_tests import Judged, run_tests
     from pimono_sdpo.agent.verdicts import Kept, Verdicts, key_of
     from pimono_sdpo.suites.suite import has_tests
     from rewards.sandbox import SandboxError
     from rewards.sandbox.warm import Server
-    from rewards.task_tests import Judged, run_tests
-    from rewards.verifiers.judged import Python, cold
+    from rewards.verifiers.outcomes import Python, cold
     from rewards.verifiers.tests import IMPORTS, in_server
 
     verdicts = Verdicts(journal)

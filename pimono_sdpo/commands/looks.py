@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pimono_sdpo.errors import OutputError, SourceError
-from pimono_sdpo.training import shapes
+from pimono_sdpo.training import run_log
 
 if TYPE_CHECKING:
-    from pimono_sdpo.export import Source
+    from pimono_sdpo.traces.sources import Source
 
 Json = dict[str, Any]
 Key = tuple[str, str, int]
@@ -27,8 +27,8 @@ def fetched(source: str) -> tuple[Path, str]:
 
     Raises SourceError.
     """
-    from pimono_sdpo.export import HUB_ID
-    from pimono_sdpo.hub import fetch_repository
+    from pimono_sdpo.traces.hub import fetch_repository
+    from pimono_sdpo.traces.sources import HUB_ID
 
     folder = Path(source)
     if source and folder.is_dir():
@@ -47,7 +47,7 @@ def view_page(folder: Path, name: str, traces: str | None, limit: int) -> str:
     from cards.view import render_page, run_view
 
     if (folder / RUN).is_file():
-        return render_page(run_view(_object(folder / RUN, "a training", shapes.run_misfit)))
+        return render_page(run_view(_object(folder / RUN, "a training", run_log.run_misfit)))
     if not (folder / REPORT).is_file() or not (folder / "data").is_dir():
         raise SourceError(
             f"`{name}` holds neither what `filter` or `merge` writes ({REPORT} and data/) nor a "
@@ -60,8 +60,7 @@ def view_page(folder: Path, name: str, traces: str | None, limit: int) -> str:
 
 def _rows_page(folder: Path, report: Json, traces: str | None, limit: int) -> Json:
     from cards.view import rows_view
-    from cards.view.chosen import choose_rows
-    from cards.view.rows import key_of
+    from cards.view.rows import choose_rows, key_of
 
     chosen = choose_rows(folder, limit)
     source = _open_traces(traces, report, folder)
@@ -79,7 +78,7 @@ def _rows_page(folder: Path, report: Json, traces: str | None, limit: int) -> Js
 
 def _open_traces(traces: str | None, report: Json, folder: Path) -> "Source | None":
     """Open what was named, or what lies near under the source's name and has the same files."""
-    from pimono_sdpo.export import open_source
+    from pimono_sdpo.traces.sources import open_source
 
     if traces is not None:
         return open_source(traces)
@@ -101,9 +100,9 @@ def _open_traces(traces: str | None, report: Json, folder: Path) -> "Source | No
 
 def _look_up(source: "Source", wanted: set[Key], options: Mapping[str, Any]) -> dict[Key, Json]:
     """Read the traces of the wanted rows again, one session in memory at a time."""
-    from pimono_sdpo.export import read_sessions
-    from pimono_sdpo.shards import Rows
-    from processors.around import around
+    from pimono_sdpo.runs.shards import Rows
+    from pimono_sdpo.traces.sources import read_sessions
+    from processors.event_window import around
     from processors.names import MAX_CHARS
     from processors.redact import redact_text
 
@@ -132,11 +131,11 @@ def _file(source: str) -> str:
 
 
 def _rows_misfit(content: object) -> str | None:
-    return shapes.misfit(content, shapes.REPORT)
+    return run_log.misfit(content, run_log.REPORT)
 
 
 def _report_misfit(content: object) -> str | None:
-    return _rows_misfit(content) or shapes.misfit(content, SHAPE)
+    return _rows_misfit(content) or run_log.misfit(content, SHAPE)
 
 
 def _object(path: Path, writer: str, misfit_of: Callable[[object], str | None]) -> Json:
@@ -161,7 +160,7 @@ def _object(path: Path, writer: str, misfit_of: Callable[[object], str | None]) 
 
 def write_page(page: str, out: Path) -> None:
     """Write the page, whole or not at all; raises OutputError."""
-    from pimono_sdpo.shards import write_atomically
+    from pimono_sdpo.runs.shards import write_atomically
 
     try:
         write_atomically(out, page.encode())
@@ -177,7 +176,7 @@ def write_card(folder: Path) -> Path:
     from cards import render_dataset_card, write_model_card, write_report_plots
 
     if (folder / RUN).is_file():
-        run = _object(folder / RUN, "a training", shapes.run_misfit)
+        run = _object(folder / RUN, "a training", run_log.run_misfit)
         report = folder / REPORT
         found = _object(report, "`filter`", _rows_misfit) if report.is_file() else None
         card = card_of(folder)

@@ -44,7 +44,7 @@ def make(asked: Asked, parts: "Sequence[Part]", table: "Table", out: Path) -> Js
     lines. A run that keeps nothing publishes its rejects. Raises OutputError, and Leakage for rows
     of tasks that are held out; then `out` is as it was.
     """
-    from cards.stages import render_stage_card
+    from cards.render import render_stage_card
     from pimono_sdpo.runs.folders import LOCK, only_run, publish_folder, remove
     from pimono_sdpo.runs.tables import assemble, run_parts
 
@@ -80,7 +80,7 @@ def make(asked: Asked, parts: "Sequence[Part]", table: "Table", out: Path) -> Js
 
 def _held_out(data: Path, rows: int, suite: "Suite | None") -> Json:
     """Check rows against the tasks that are held out; return what the report says of it."""
-    from pimono_sdpo.suites.leakage import check_leakage, rows_of
+    from pimono_sdpo.suites.split import check_leakage, rows_of
 
     if suite is None:
         return {}
@@ -107,8 +107,8 @@ def _check_licence(licence: str | None) -> None:
 
 def _export(finished: Path, asked: Asked) -> Json:
     """Write together/SPLIT.jsonl and SPLIT_meta.jsonl; return the counts of each split."""
-    from pimono_sdpo.rollouts import rows_of
     from pimono_sdpo.runs.tables import SPLITS
+    from pimono_sdpo.suites.rollouts import rows_of
     from processors.rollouts.together import dpo_line, sft_line, write_lines
 
     folder = finished / TOGETHER
@@ -155,7 +155,7 @@ def tokenizer_mark(tokenizer: str | None) -> str | None:
         return None
     import hashlib
 
-    from processors.rollouts.fit import load_tokenizer
+    from processors.rollouts.length_filter import load_tokenizer
 
     loaded = load_tokenizer(tokenizer)
     known = json.dumps([loaded.chat_template, sorted(loaded.get_vocab().items())])

@@ -18,9 +18,9 @@ from pimono_sdpo.commands.made import (
 from pimono_sdpo.errors import EmptySelection, OutputError, SourceError
 
 if TYPE_CHECKING:
-    from pimono_sdpo.rollouts import Rollouts
     from pimono_sdpo.runs.tables import Made, Part
     from pimono_sdpo.stage import Stage
+    from pimono_sdpo.suites.rollouts import Rollouts
     from processors.rollouts.pairs import Retest, Rules
 
 NO_CONTRAST = frozenset({"no_contrast", "both_fail"})
@@ -54,12 +54,11 @@ def run_pairs(
     pairs to train on are of tasks of `test_suite`.
     """
     from pimono_sdpo.commands.retest import retests
-    from pimono_sdpo.rollout_schema import DROPPED_PAIR, PAIR
-    from pimono_sdpo.rollouts import open_rollouts
     from pimono_sdpo.runs.folders import apart
     from pimono_sdpo.runs.tables import Table
-    from processors.rollouts.pairs import Rules
-    from processors.rollouts.targets import TARGETS
+    from pimono_sdpo.schema import DROPPED_PAIR, PAIR
+    from pimono_sdpo.suites.rollouts import open_rollouts
+    from processors.rollouts.pairs import TARGETS, Rules
 
     check_length(tokenizer, max_length)
     held_out = suite_held_out(test_suite)
@@ -100,11 +99,11 @@ def run_session_pairs(
 
     Raises like `run_pairs`.
     """
-    from pimono_sdpo.export import open_source
-    from pimono_sdpo.rollout_schema import DROPPED_PAIR, PAIR
     from pimono_sdpo.runs.folders import apart
     from pimono_sdpo.runs.manifests import made_from
     from pimono_sdpo.runs.tables import Part, Table
+    from pimono_sdpo.schema import DROPPED_PAIR, PAIR
+    from pimono_sdpo.traces.sources import open_source
     from processors.redact import redact_text
     from processors.rollouts import session_pairs
 
@@ -132,7 +131,7 @@ def run_session_pairs(
 
 def pairs_of(source: str, out: Path, given: Mapping[str, Any], test_fraction: float) -> Json:
     """Tell rollouts from sessions and pair them; raises EmptySelection when there is no pair."""
-    from pimono_sdpo.rollouts import open_rollouts
+    from pimono_sdpo.suites.rollouts import open_rollouts
 
     advice = ADVICE
     if source and open_rollouts(source) is not None:
@@ -149,7 +148,7 @@ def pairs_of(source: str, out: Path, given: Mapping[str, Any], test_fraction: fl
 
 def pair_lines(folder: Path, path: Path) -> Json:
     """Write the training pairs of a folder as JSON lines and NAME_meta.jsonl; return the counts."""
-    from pimono_sdpo.rollouts import rows_of
+    from pimono_sdpo.suites.rollouts import rows_of
     from processors.rollouts.together import dpo_line, write_lines
 
     files = sorted((folder / "data").glob("train-*.parquet"))
@@ -163,7 +162,7 @@ def check_lines(suite: Path, target: str, protocol: str) -> None:
     Raises OutputError, and SourceError for a suite that is none or is held out.
     """
     from pimono_sdpo.suites.suite import load
-    from processors.rollouts.targets import TARGETS
+    from processors.rollouts.pairs import TARGETS
 
     if target not in TARGETS:
         raise OutputError(f"There is no target `{target}`; give one of {', '.join(TARGETS)}.")
@@ -200,9 +199,9 @@ def lines_of(folder: Path, path: Path, report: Json) -> Json:
 
 
 def _fitting(tokenizer: str | None, max_length: int | None) -> "list[Stage]":
-    from processors.rollouts import fit
+    from processors.rollouts import length_filter
 
-    return [*fit.stages(tokenizer, max_length)] if tokenizer and max_length else []
+    return [*length_filter.stages(tokenizer, max_length)] if tokenizer and max_length else []
 
 
 def _warnings(rules: "Rules") -> list[str]:
@@ -225,9 +224,9 @@ def _parts(
     tokens: str | None,
     max_length: int | None,
 ) -> "list[Part]":
-    from pimono_sdpo.rollouts import is_same
     from pimono_sdpo.runs.tables import Part
     from pimono_sdpo.stage import source_hash
+    from pimono_sdpo.suites.rollouts import is_same
     from processors.rollouts.step_pairs import step_pairs
 
     code = [source_hash(step_pairs), *(stage.code for stage in stages)]
@@ -253,8 +252,8 @@ def _of_task(
     retest: "Retest",
 ) -> "Iterator[Made]":
     from pimono_sdpo.commands.retest import visible_files
-    from pimono_sdpo.rollouts import rows_at
     from pimono_sdpo.runs.tables import through
+    from pimono_sdpo.suites.rollouts import rows_at
     from processors.rollouts.pairs import Case, pair_of
     from processors.rollouts.step_pairs import step_pairs
 
@@ -274,9 +273,9 @@ def _of_task(
 
 
 def _of_sessions(shard: Any, stages: "list[Stage]") -> "Iterator[Made]":
-    from pimono_sdpo.export import read_sessions
+    from pimono_sdpo.runs.shards import Rows
     from pimono_sdpo.runs.tables import through
-    from pimono_sdpo.shards import Rows
+    from pimono_sdpo.traces.sources import read_sessions
 
     for table in read_sessions(shard):
         for session in Rows(table):

@@ -22,7 +22,7 @@ def retests(
     """
     from rewards.sandbox import SandboxError
     from rewards.sandbox.warm import Server
-    from rewards.verifiers.judged import Python, cold
+    from rewards.verifiers.outcomes import Python, cold
     from rewards.verifiers.tests import IMPORTS, in_server
 
     with ExitStack() as stack:
@@ -40,9 +40,9 @@ def retests(
 
 
 def _judged(task: Mapping[str, Any], patch: str, folder: Path, python: Any) -> Verdict:
+    from pimono_sdpo.agent.task_tests import run_tests
     from pimono_sdpo.suites.suite import has_tests
     from pimono_sdpo.suites.workspace import files_of, visible_copy
-    from rewards.task_tests import run_tests
     from rewards.verifiers.candidate import Refusal
     from rewards.verifiers.patches import apply_patch
 

@@ -30,7 +30,7 @@ def run_rescore(
 
 def evaluate_corrections(labels: Path, traces: Path) -> str:
     """Measure the correction model, each author left out in turn; return a table."""
-    from processors.corrections import eval as evaluation
+    from processors.corrections import evaluate as evaluation
 
     for path in (labels, traces):
         if not path.exists():

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 from pimono_sdpo.errors import InferenceError, OutputError
 
 if TYPE_CHECKING:
-    from pimono_sdpo.agent.run import Rules
-    from pimono_sdpo.inference.chat import Chat
+    from pimono_sdpo.agent.driver import Rules
+    from pimono_sdpo.agent.rollout import Sampling
+    from pimono_sdpo.llm.chat import Chat
     from pimono_sdpo.suites.suite import Suite, TaskRow
-    from processors.rollouts.rollout import Sampling
 
 # So many rollouts are run for an estimate, each of another task.
 ESTIMATED = 8
@@ -71,11 +71,10 @@ def run_rollouts(
     Raises SourceError, InferenceError or OutputError; then `out` is as it was, and what was
     answered is in the journal beside it.
     """
+    from pimono_sdpo.agent.rollout import Roller, run_shards
     from pimono_sdpo.commands.judges import judges
     from pimono_sdpo.runs.folders import LOCK, only_run, publish_folder, remove
     from pimono_sdpo.suites.suite import NAME, write
-    from processors.rollouts.rollout import Roller
-    from processors.rollouts.rollout_shards import run_shards
 
     ready = _ready(plan)
     out = plan.out.resolve()
@@ -93,8 +92,8 @@ def run_rollouts(
 
 def estimate_rollouts(plan: Plan, tell: Tell = lambda line: None) -> str:
     """Run a few rollouts and say what all will use; their answers wait in the journal."""
+    from pimono_sdpo.agent.rollout import Roller, roll_out, work_of
     from pimono_sdpo.commands.judges import judges
-    from processors.rollouts.rollout import Roller, roll_out, work_of
 
     ready = _ready(plan)
     _header(ready, plan, tell, start=False)
@@ -111,10 +110,10 @@ def estimate_rollouts(plan: Plan, tell: Tell = lambda line: None) -> str:
 
 def _ready(plan: Plan) -> Ready:
     """Read suite and settings, find the model and the places to write; nothing is asked yet."""
-    from pimono_sdpo.inference.settings import load
+    from pimono_sdpo.agent.rollout import Sampling
+    from pimono_sdpo.llm.settings import load
     from pimono_sdpo.runs.folders import apart
     from pimono_sdpo.suites import suite as suites
-    from processors.rollouts.rollout import Sampling
 
     suite = suites.load(plan.suite)
     tasks = suite.tasks[: plan.limit]
@@ -134,11 +133,11 @@ def _ready(plan: Plan) -> Ready:
 
 
 def _chat(plan: Plan, settings: Any) -> "tuple[Chat, Path]":
-    from pimono_sdpo.inference.budget import Budget
-    from pimono_sdpo.inference.chat import Chat
-    from pimono_sdpo.inference.journal import Journal
-    from pimono_sdpo.inference.providers import NO_KEY, Endpoint, endpoint
-    from pimono_sdpo.inference.settings import environment
+    from pimono_sdpo.llm.chat import Chat
+    from pimono_sdpo.llm.journal import Journal
+    from pimono_sdpo.llm.money import Budget
+    from pimono_sdpo.llm.providers import NO_KEY, Endpoint, endpoint
+    from pimono_sdpo.llm.settings import environment
 
     asked, prices = settings.rollout, settings.price_list()
     out = plan.out.resolve()
@@ -161,8 +160,8 @@ def _chat(plan: Plan, settings: Any) -> "tuple[Chat, Path]":
 
 def _check_other(out: Path) -> None:
     """Raise OutputError when a folder holds what another stage made."""
+    from pimono_sdpo.agent.rollout import STAGE
     from pimono_sdpo.runs.folders import REPORT, read_json
-    from processors.rollouts.rollout_shards import STAGE
 
     there = read_json(out / REPORT) if (out / REPORT).is_file() else None
     if isinstance(there, dict) and there.get("stage") != STAGE:

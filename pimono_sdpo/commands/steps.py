@@ -43,9 +43,9 @@ def run_steps(
     train on are of tasks of `test_suite`.
     """
     from pimono_sdpo.commands.made import tokenizer_mark, tokenizer_name
-    from pimono_sdpo.rollout_schema import DROPPED_STEP, STEP
     from pimono_sdpo.runs.tables import Table
-    from processors.rollouts import fit, steps
+    from pimono_sdpo.schema import DROPPED_STEP, STEP
+    from processors.rollouts import length_filter, steps
 
     check_length(tokenizer, max_length)
     held_out = suite_held_out(test_suite)
@@ -62,7 +62,7 @@ def run_steps(
     }
     stages: list[Stage] = [*steps.stages(**options)]
     if tokenizer and max_length:
-        stages += fit.stages(tokenizer, max_length)
+        stages += length_filter.stages(tokenizer, max_length)
     options |= {"tokenizer": tokenizer_name(tokenizer), "max_length": max_length}
     made_by = {"options": options, "tokenizer": tokenizer_mark(tokenizer)}
     kind, name, parts = _parts(source, out, stages, made_by, test_fraction)
@@ -86,7 +86,7 @@ def extract_lines(
     from collections import Counter
     from tempfile import TemporaryDirectory
 
-    from pimono_sdpo.rollouts import rows_of
+    from pimono_sdpo.suites.rollouts import rows_of
     from processors.rollouts.together import sft_line, write_lines
 
     if output.is_dir() or output.suffix != ".jsonl":
@@ -136,12 +136,12 @@ def _parts(
     source: str, out: Path, stages: "list[Stage]", made_by: Json, test_fraction: float
 ) -> "tuple[str, str, list[Part]]":
     """Tell rollouts from sessions; return the kind, the name and a part per shard."""
-    from pimono_sdpo.export import open_source
-    from pimono_sdpo.rollouts import is_same, open_rollouts
     from pimono_sdpo.runs.folders import apart
     from pimono_sdpo.runs.manifests import made_from
     from pimono_sdpo.runs.tables import Part, code_of
-    from processors.rollouts.runs import conversations
+    from pimono_sdpo.suites.rollouts import is_same, open_rollouts
+    from pimono_sdpo.traces.sources import open_source
+    from processors.rollouts import conversations
 
     if source and Path(source).exists():
         apart(Path(source).resolve(), out.resolve())
@@ -169,8 +169,8 @@ def _parts(
 
 
 def _of_rollouts(rollouts: Any, file: Path, stages: "list[Stage]") -> Any:
-    from pimono_sdpo.rollouts import rows_of
     from pimono_sdpo.runs.tables import through
+    from pimono_sdpo.suites.rollouts import rows_of
 
     def run() -> Any:
         for row in rows_of(file):
@@ -182,9 +182,9 @@ def _of_rollouts(rollouts: Any, file: Path, stages: "list[Stage]") -> Any:
 
 
 def _of_sessions(shard: Any, stages: "list[Stage]") -> Any:
-    from pimono_sdpo.export import read_sessions
+    from pimono_sdpo.runs.shards import Rows
     from pimono_sdpo.runs.tables import through
-    from pimono_sdpo.shards import Rows
+    from pimono_sdpo.traces.sources import read_sessions
 
     def run() -> Any:
         for table in read_sessions(shard):

@@ -41,8 +41,7 @@ def run_split(
     """
     from pimono_sdpo.runs.folders import read_json
     from pimono_sdpo.suites import suite
-    from pimono_sdpo.suites.leakage import check_leakage
-    from pimono_sdpo.suites.split import divide
+    from pimono_sdpo.suites.split import check_leakage, divide
 
     given = suite.load(suite_file, repos=False)
     divided = divide(given.tasks, train, method, group_by, seed)
@@ -68,7 +67,7 @@ def run_check(suite_file: Path, rows: Path) -> tuple[str, int]:
     Raises Leakage that names the tasks, or SourceError.
     """
     from pimono_sdpo.suites import suite
-    from pimono_sdpo.suites.leakage import check_leakage, rows_of
+    from pimono_sdpo.suites.split import check_leakage, rows_of
 
     test_suite = suite.load(suite_file, repos=False)
     return test_suite.name, check_leakage(rows_of(rows), test_suite)

@@ -16,7 +16,7 @@ Json = dict[str, Any]
 
 def launch(program: str, run: Callable[[list[str]], None], argv: list[str]) -> int:
     """Run a job; a problem with what was given is one sentence on stderr and exit code 2."""
-    from pimono_sdpo.training.quiet import quiet_libraries
+    from pimono_sdpo.training.processes import quiet_libraries
 
     quiet_libraries()
     try:
@@ -78,8 +78,7 @@ def write_card(report: Json | None, run: Json, folder: Path) -> None:
 
 def rewrite_card(output: Path) -> None:
     """Write the card of a finished run again; the same run gives the same bytes."""
-    from pimono_sdpo.training.finished import read_finished
-    from pimono_sdpo.training.output import ADAPTER
+    from pimono_sdpo.training.output import ADAPTER, read_finished
 
     report, run = read_finished(output)
     write_card(report, run, output / ADAPTER)
@@ -90,11 +89,12 @@ def learn(job: Any, args: Any, model_args: "ModelConfig", recipe: str, argv: lis
     """Run the course of SFT or DPO: learn from answers that the rows hold."""
     from functools import partial
 
-    from pimono_sdpo.training import course, recorded
-    from pimono_sdpo.training.recorded_job import get_ready
+    from pimono_sdpo.training import run as training_run
+    from pimono_sdpo.training import supervised
+    from pimono_sdpo.training.supervised import get_ready
 
-    recorded.settle_arguments(args, job.mode == "smoke")
-    course.train_and_save(
+    supervised.settle_arguments(args, job.mode == "smoke")
+    training_run.train_and_save(
         job,
         args,
         model_args,

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pimono_sdpo.duel.votes import Array
 from pimono_sdpo.stats import cluster_interval
+from processors.duel.scores import Array
 
 PARITY = 50.0
 

@@ -8,11 +8,10 @@ from typing import Any, get_args
 
 import numpy as np
 
-from pimono_sdpo.duel import METRICS, original
-from pimono_sdpo.duel.doubts import agreement, doubt_judges, doubt_lengths
+from pimono_sdpo.duel import METRICS, albedo_rules
+from pimono_sdpo.duel.diagnostics import agreement, doubt_judges, doubt_lengths
 from pimono_sdpo.duel.gate import Rules, Verdict, judge_duel
-from pimono_sdpo.duel.scores import Bucket, Scores, bucket
-from pimono_sdpo.duel.votes import Votes, mean
+from processors.duel.scores import Bucket, Scores, Votes, bucket, mean
 
 Json = dict[str, Any]
 BUCKETS: tuple[Bucket, ...] = get_args(Bucket)
@@ -60,9 +59,9 @@ def summary(
     return {name: _without_nan(value) for name, value in found.items()}
 
 
-def summary_of_original(votes: Votes, rules: original.OriginalRules) -> Json:
+def summary_of_original(votes: Votes, rules: albedo_rules.OriginalRules) -> Json:
     """Return the verdict by the original's rules."""
-    told = asdict(original.judge_duel(votes, rules))
+    told = asdict(albedo_rules.judge_duel(votes, rules))
     told["by_metric"] = dict(zip(METRICS, told["by_metric"], strict=True))
     limits = asdict(rules)
     limits["seed"] = rules.seed.hex()

@@ -10,9 +10,9 @@ import re
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from pimono_sdpo.harness.event import Event, decoded
 from pimono_sdpo.prefilter import Prefilter
 from pimono_sdpo.replay.files import Edit
+from pimono_sdpo.traces.events import Event, decoded
 
 PI = frozenset({"pi", "pi_stream"})
 # What a harness shows without saying so if there is more.

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
-from pimono_sdpo.replay.changes import Changes
+from pimono_sdpo.replay.commands import Changes
 from pimono_sdpo.replay.files import File
 
 _KINDS = {

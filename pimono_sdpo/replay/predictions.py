@@ -3,13 +3,13 @@
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from pimono_sdpo.harness.blocks import is_refusal
-from pimono_sdpo.harness.event import Event
 from pimono_sdpo.replay.calls import arguments, edits_of, path_in
 from pimono_sdpo.replay.files import Outcome
 from pimono_sdpo.replay.formatters import Reformat
 from pimono_sdpo.replay.workspace import Rerun, Workspace
-from pimono_sdpo.trace import match_results
+from pimono_sdpo.traces.events import Event
+from pimono_sdpo.traces.harness.blocks import is_refusal
+from pimono_sdpo.traces.parse import match_results
 
 
 class Prediction(NamedTuple):

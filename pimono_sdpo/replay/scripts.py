@@ -5,7 +5,7 @@ import posixpath
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from pimono_sdpo.replay.shown import parsed
+from pimono_sdpo.replay.commands import parsed
 from pimono_sdpo.shell import Stage
 
 MAX_DEPTH = 5

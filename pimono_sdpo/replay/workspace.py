@@ -1,4 +1,7 @@
-"""Follow a session's reads, writes, edits and commands, to know its files before each edit."""
+"""Follow a session's reads, writes, edits and commands, to know its files before each edit.
+
+{"cwd": "/w", "files": {"/w/a.ts": {"whole": "...", "pieces": [...], "stale": false}}}
+"""
 
 import posixpath
 import re
@@ -7,8 +10,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pimono_sdpo.failures import classify
-from pimono_sdpo.harness.blocks import is_refusal
-from pimono_sdpo.harness.event import Event
 from pimono_sdpo.replay.calls import (
     PI,
     are_in_turn,
@@ -18,11 +19,44 @@ from pimono_sdpo.replay.calls import (
     shown_by_read,
     text_in,
 )
-from pimono_sdpo.replay.changes import Changes, changes_of
+from pimono_sdpo.replay.commands import (
+    Changes,
+    changes_of,
+    copies_of,
+    lines_by,
+    may_match,
+    shown_by,
+)
 from pimono_sdpo.replay.files import File, Outcome
 from pimono_sdpo.replay.formatters import Reformat, follow, kinds_told, run_again
-from pimono_sdpo.replay.shown import copies_of, lines_by, may_match, shown_by
-from pimono_sdpo.replay.tool_names import is_harmless
+from pimono_sdpo.traces.events import Event
+from pimono_sdpo.traces.harness.blocks import is_refusal
+
+_KNOWN = re.compile(
+    r"read|grep|find|glob|ls|multi_grep|Todo\w*|todo\w*|Web\w*|web\w*|ToolSearch|AskUser\w*|Skill"
+    r"|LSP|ListMcp\w*|ReadMcp\w*|update_plan|view_image|think|BashOutput|TaskOutput|KillShell"
+    r"|ExitPlanMode|EnterPlanMode"
+)
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+_LOOKS = frozenset("search fetch lookup get list status read find query show view".split())
+_CHANGES = frozenset(
+    """set update write patch edit delete remove create forget rid move rename apply insert replace
+    save add put append modify change fix format run exec execute sync commit checkout restore reset
+    upload download install generate copy make revert undo merge budget and then or""".split()
+)
+
+
+def is_harmless(name: str) -> bool:
+    """Tell whether a tool changes no file: a word of its name looks, and none changes.
+
+    >>> [is_harmless(name) for name in ("getStatus", "set_target", "get_rid_of", "mcp__fs__list")]
+    [True, False, False, True]
+    """
+    if _KNOWN.fullmatch(name):
+        return True
+    words = [word.lower() for word in _WORD.findall(name)]
+    return not _CHANGES.intersection(words) and not _LOOKS.isdisjoint(words)
+
 
 # A shorter line is found in many places of a file.
 MIN_LINE = 12
@@ -280,3 +314,28 @@ def _did_nothing(result: Event, command: str) -> bool:
     return (result.exit_code == _NEVER_RAN and is_single) or (
         result.exit_code is None and "policy_block" in classify(result.text[:500])
     )
+
+
+Json = dict[str, Any]
+
+
+def to_json(workspace: Workspace) -> Json:
+    """Write down what is known; what a formatter may have changed counts as stale."""
+    files = {
+        path: {
+            "whole": file.whole,
+            "pieces": file.pieces,
+            "stale": file.is_stale or bool(file.doubtful) or file.otherwise is not None,
+        }
+        for path, file in sorted(workspace.files.items())
+    }
+    return {"cwd": workspace.cwd, "files": files}
+
+
+def from_json(state: Json) -> Workspace:
+    """Read it back; raises KeyError or TypeError when it is none."""
+    files = {
+        path: File(known["whole"], list(known["pieces"]), bool(known["stale"]))
+        for path, known in state["files"].items()
+    }
+    return Workspace(state["cwd"], files)

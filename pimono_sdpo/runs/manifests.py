@@ -13,9 +13,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from pimono_sdpo.export import Shard
-from pimono_sdpo.shards import run_shard
+from pimono_sdpo.runs.shards import run_shard
 from pimono_sdpo.stage import Stage, name_of, source_hash
+from pimono_sdpo.traces.sources import Shard
 
 Json = dict[str, Any]
 

@@ -19,10 +19,10 @@ import pyarrow.parquet as pq
 
 from pimono_sdpo import __version__
 from pimono_sdpo.errors import SourceError
-from pimono_sdpo.export import Kind, Shard, Source
 from pimono_sdpo.runs.assemble import ShardFiles, files_of
 from pimono_sdpo.runs.folders import PART, mark_of, read_json
 from pimono_sdpo.runs.workers import DONE, KINDS, sha256
+from pimono_sdpo.traces.sources import Kind, Shard, Source
 
 Json = dict[str, Any]
 

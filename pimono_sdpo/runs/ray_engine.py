@@ -24,8 +24,8 @@ from ray.exceptions import (
 )
 
 from pimono_sdpo.errors import EngineError
+from pimono_sdpo.runs.shards import run_shard
 from pimono_sdpo.runs.workers import Job, Outcome, finish_shard
-from pimono_sdpo.shards import run_shard
 from pimono_sdpo.stage import source_hash
 
 MAX_RETRIES = 5

@@ -12,11 +12,11 @@ from shutil import rmtree
 from typing import Any
 
 from pimono_sdpo.errors import OutputError, ShardError
-from pimono_sdpo.export import Shard
 from pimono_sdpo.runs.manifests import made_from
 from pimono_sdpo.runs.progress import Progress
 from pimono_sdpo.runs.workers import ATTEMPTS, DONE, KINDS, Engine, Job, Outcome
 from pimono_sdpo.stage import Stage
+from pimono_sdpo.traces.sources import Shard
 
 Json = dict[str, Any]
 

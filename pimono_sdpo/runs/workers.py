@@ -23,10 +23,10 @@ from typing import Any
 from uuid import uuid4
 
 from pimono_sdpo.errors import SourceError
-from pimono_sdpo.export import Shard
 from pimono_sdpo.runs.folders import disk_trouble
-from pimono_sdpo.shards import run_shard
+from pimono_sdpo.runs.shards import run_shard
 from pimono_sdpo.stage import Stage
+from pimono_sdpo.traces.sources import Shard
 
 Json = dict[str, Any]
 KINDS = ("rows", "prints", "rejects")

@@ -1,18 +1,69 @@
 """A suite from a QuixBugs checkout, from HumanEvalFix lines, or of the project's own programs.
 
+    category     the kind of bug
+    goal         what a user would write in an issue; it does not say where the bug is
+    [files]      path to text of the program, with its bug
+    [tests]      path to text of its tests by pytest; without them
+    [judged]     the `tests` of a spec, kind `value` or `output`: tests that nobody sees
+    [[fix]]      file, before, after: what mends it; an agent never gets it
+
+The name of the file is the task's.
+
 OUT/suite.json      the suite
 OUT/repos/TASK/     one small repo per task; a checkout stays where it is
 """
 
 import json
 import re
-from collections.abc import Iterable
+import tomllib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from pimono_sdpo.errors import SourceError
-from pimono_sdpo.suites import Task, functions, near, own, quixbugs, suite
+from pimono_sdpo.suites import Task, humaneval, quixbugs, split, suite
 from pimono_sdpo.suites.suite import TaskRow
+
+PROGRAMS = Path(__file__).parent / "programs"
+# CPU seconds of a test run; no program needs half a second, and some hang.
+SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """One program; `fixed` has the files that change, without the bug, `spec` what judges it."""
+
+    name: str
+    category: str
+    goal: str
+    files: dict[str, str]
+    tests: dict[str, str]
+    fixed: dict[str, str]
+    spec: dict[str, Any]
+
+
+def programs() -> Iterator[Program]:
+    """Yield the programs in order of their names."""
+    for path in sorted(PROGRAMS.glob("*.toml")):
+        given = tomllib.loads(path.read_text(encoding="utf-8"))
+        files, tests = given["files"], given.get("tests", {})
+        fixed: dict[str, str] = {}
+        for fix in given["fix"]:
+            text = fixed.get(fix["file"], files[fix["file"]])
+            assert text.count(fix["before"]) == 1, (path.name, fix["before"])
+            fixed[fix["file"]] = text.replace(fix["before"], fix["after"])
+        judged = given.get("judged") or {"kind": "pytest", "files": tests}
+        yield Program(
+            name=path.stem,
+            category=given["category"],
+            goal=given["goal"].strip(),
+            files=files,
+            tests=tests,
+            fixed=fixed,
+            spec={"files": files, "answer": "any", "tests": {"seconds": SECONDS, **judged}},
+        )
+
 
 OWN = "samples"
 PYTEST = "python -m pytest -q"
@@ -79,12 +130,12 @@ def _rows(kind: Kind, path: Path, work: Path, hide_tests: bool) -> tuple[list[Ta
             "One bug in each program; the tests judge where the program does not run."
         )
     if kind == "functions":
-        tasks = list(functions.tasks(path))
-        groups = near.groups({task.name: task.solution for task in tasks})
+        tasks = list(humaneval.tasks(path))
+        groups = split.groups({task.name: task.solution for task in tasks})
         return [_of_function(task, work, groups, hide_tests) for task in tasks], (
             "One function with a bug each."
         )
-    return [_of_ours(program, work, hide_tests) for program in own.programs()], (
+    return [_of_ours(program, work, hide_tests) for program in programs()], (
         "Small programs with a bug each, written for this project."
     )
 
@@ -118,7 +169,7 @@ def _of_function(task: Task, work: Path, groups: dict[str, str], hide_tests: boo
     return _row(name, "humanevalfix", repo, goal, PYTEST, hide, metadata, task.spec)
 
 
-def _of_ours(program: own.Program, work: Path, hide_tests: bool) -> TaskRow:
+def _of_ours(program: Program, work: Path, hide_tests: bool) -> TaskRow:
     repo = _written(work / "repos" / program.name, {**program.files, **program.tests})
     metadata = {"source": OWN, "category": program.category, "files": sorted(program.fixed),
                 "group": program.name, "test_files": sorted(program.tests)}  # fmt: skip

@@ -1,4 +1,4 @@
-"""A suite divided into one for training and one for testing: by task, never by step.
+"""Split a suite by task into training and test; check that rows hold no task of the test side.
 
     threshold    md5(task_id) % 100 < 100 * train: a task's side never depends on the others
     rank         tasks by their md5, the first round(train * n): exact sizes
@@ -6,16 +6,69 @@
 
 Tasks of one group stay together: the group's name takes the place of the id. A task without tests
 can only be trained on; when its group is for testing it is left out.
+
+columns read  task_id, split (rows of the split `test` are not trained on)
 """
 
 import hashlib
+import io
+import json
 import random
-from collections.abc import Sequence
+import tokenize
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from pimono_sdpo.errors import OutputError, SourceError
-from pimono_sdpo.suites.suite import TaskRow, has_tests
+from pimono_sdpo.suites.suite import Suite, TaskRow, has_tests
+
+WIDTH = 4
+# Share of the groups of WIDTH tokens that two programs have in common.
+NEAR = 0.35
+# A group that so many programs have says nothing.
+COMMON = 50
+SKIPPED = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.ENDMARKER)
+
+
+def groups(programs: Mapping[str, str]) -> dict[str, str]:
+    """Return for each name the first of the names whose programs are near to it, or to those.
+
+    >>> groups({"b": "print(a + b + 1)", "a": "print(a + b + 1)  # !", "c": ""})
+    {'b': 'a', 'a': 'a', 'c': 'c'}
+    """
+    shingles = {name: _shingles(text) for name, text in programs.items()}
+    having: dict[tuple[str, ...], list[str]] = defaultdict(list)
+    for name in sorted(shingles):
+        for one in shingles[name]:
+            having[one].append(name)
+    shared: Counter[tuple[str, str]] = Counter()
+    for names in having.values():
+        if len(names) <= COMMON:
+            shared.update((a, b) for i, a in enumerate(names) for b in names[i + 1 :])
+    first = {name: name for name in programs}
+    for (a, b), number in shared.items():
+        if number >= NEAR * (len(shingles[a]) + len(shingles[b]) - number):
+            low, high = sorted((first[a], first[b]))
+            first |= {name: low for name, one in first.items() if one == high}
+    return first
+
+
+def _shingles(text: str) -> set[tuple[str, ...]]:
+    tokens = []
+    try:
+        for token in tokenize.generate_tokens(io.StringIO(text).readline):
+            docstring = token.type == tokenize.STRING and "\n" in token.string
+            if token.type not in SKIPPED and not docstring:
+                tokens.append(token.string.strip() or tokenize.tok_name[token.type])
+    except (tokenize.TokenError, SyntaxError):
+        tokens = text.split()
+    return {tuple(tokens[i : i + WIDTH]) for i in range(len(tokens) - WIDTH + 1)}
+
 
 Method = Literal["threshold", "rank", "shuffle"]
 METHODS = ("threshold", "rank", "shuffle")
@@ -108,3 +161,105 @@ def _key(task: TaskRow, group_by: str | None) -> str | None:
         return None
     found = task["repo"] if group_by == "repo" else task["metadata"].get(group_by)
     return None if found is None else str(found)
+
+
+BATCH = 10_000
+NAMES = ("task_id", "split")
+
+
+class Leakage(SourceError):
+    """Rows to train on were made of tasks that are to be tested."""
+
+
+def check_leakage(rows: Iterable[Mapping[str, Any]], test_suite: Suite) -> int:
+    """Return how many training rows there are, none of a task of `test_suite`.
+
+    `rows` may be a `Dataset`, of which two columns are read. Raises Leakage that names tasks, and
+    SourceError for a row without `task_id`.
+    """
+    held_out = {task["task_id"] for task in test_suite.tasks}
+    names = getattr(rows, "column_names", None)
+    if isinstance(names, list) and "task_id" in names:
+        wanted = [name for name in NAMES if name in names]
+        rows = rows.select_columns(wanted)  # type: ignore[attr-defined]
+    number, leaked = 0, Counter[str]()
+    for row in rows:
+        task = row.get("task_id")
+        if not isinstance(task, str):
+            raise SourceError(
+                f"Row {number + 1} has no `task_id`, so nobody knows whether it may be trained on; "
+                "give rows with it."
+            )
+        if row.get("split") == "test":
+            continue
+        number += 1
+        leaked.update([task] if task in held_out else [])
+    if leaked:
+        some = ", ".join(f"`{name}` ({count})" for name, count in sorted(leaked.items())[:5])
+        more = f" and {len(leaked) - 5} more" if len(leaked) > 5 else ""
+        raise Leakage(
+            f"{leaked.total()} of {number} training rows are of tasks of the test suite "
+            f"`{test_suite.name}`: {some}{more}; drop these rows, or divide the suite first."
+        )
+    return number
+
+
+def rows_of(source: Path) -> Iterator[dict[str, Any]]:
+    """Yield `task_id` and `split` of rows: parquet, JSON lines, a saved dataset, or a folder.
+
+    Of a folder, files below it count that have a `task_id`; raises SourceError when none does.
+    """
+    files = _files(source)
+    found = False
+    for path in files:
+        for row in _of_file(path):
+            if source.is_dir() and "task_id" not in row:
+                break
+            found = True
+            yield row
+    if not found:
+        raise SourceError(
+            f"`{source}` has no rows with `task_id`; give parquet, JSON lines or a saved dataset."
+        )
+
+
+def _files(source: Path) -> list[Path]:
+    if not source.exists():
+        raise SourceError(f"`{source}` does not exist; give rows as parquet or JSON lines.")
+    if source.is_file():
+        return [source]
+    endings = (".parquet", ".jsonl", ".arrow")
+    return sorted(path for path in source.rglob("*") if path.suffix in endings and path.is_file())
+
+
+def _of_file(path: Path) -> Iterator[dict[str, Any]]:
+    try:
+        yield from _of_lines(path) if path.suffix in (".jsonl", ".json") else _of_table(path)
+    except (OSError, ValueError) as error:
+        raise SourceError(f"`{path}` cannot be read ({str(error)[:200]}); mend it.") from error
+
+
+def _of_lines(path: Path) -> Iterator[dict[str, Any]]:
+    with path.open(encoding="utf-8") as lines:
+        for line in filter(str.strip, lines):
+            row = json.loads(line)
+            if not isinstance(row, dict):
+                raise ValueError("a line is no object")
+            yield {key: row[key] for key in NAMES if key in row}
+
+
+def _of_table(path: Path) -> Iterator[dict[str, Any]]:
+    if path.suffix == ".arrow":
+        # As `Dataset.save_to_disk` writes it.
+        with pa.memory_map(str(path)) as source, pa.ipc.open_stream(source) as stream:
+            for batch in stream:
+                yield from _rows(batch.select([n for n in NAMES if n in stream.schema.names]))
+        return
+    file = pq.ParquetFile(path)
+    columns = [name for name in NAMES if name in file.schema_arrow.names]
+    for batch in file.iter_batches(batch_size=BATCH, columns=columns):
+        yield from _rows(batch)
+
+
+def _rows(batch: Any) -> list[dict[str, Any]]:
+    return batch.to_pylist() if batch.num_columns else [{}] * batch.num_rows

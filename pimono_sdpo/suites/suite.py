@@ -33,7 +33,7 @@ _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,149}")
 
 
 class TaskRow(TypedDict):
-    """One task: the columns `TASK` of `pimono_sdpo.rollout_schema`.
+    """One task: the columns `TASK` of `pimono_sdpo.schema`.
 
     `repo` is an absolute folder; `verifier_spec` is JSON text.
     """
@@ -96,7 +96,7 @@ def dataset(suite: Suite) -> Any:
     """Return the tasks as a `Dataset` with the columns `TASK`, in order."""
     from datasets import Dataset
 
-    from pimono_sdpo.rollout_schema import TASK
+    from pimono_sdpo.schema import TASK
 
     return Dataset.from_list([dict(row) for row in suite.tasks], features=TASK)
 

@@ -1,16 +1,274 @@
-"""Read the command line of the training job; whatever is wrong with it is one sentence."""
+"""Options of the training jobs: recipe, command line, environment."""
 
 import math
 import os
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from importlib.resources import files
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, ClassVar, Literal, NoReturn
 
 import yaml
-from trl import ModelConfig, TrlParser
+from trl import DPOConfig, ModelConfig, SFTConfig, TrlParser
+from trl.experimental.sdpo import SDPOConfig
 
 from pimono_sdpo.errors import TrainingInputError
-from pimono_sdpo.training.recipes import find_recipe
+from pimono_sdpo.training.guards import GUARDS, LOSS
+
+
+@dataclass
+class GuardOptions:
+    """The guards of a run (see guards.py), mixed into a configuration of TRL.
+
+    What a guard counts are logged values; the recipes log every step. Without rewards, as in SFT
+    and DPO, only `loss_spike` has something to watch.
+    """
+
+    METHOD: ClassVar[str]
+    # The metric that `loss_spike` watches.
+    WATCHED_LOSS: ClassVar[str] = "loss"
+
+    stop_on: str = field(
+        default="",
+        metadata={"help": f"Guards that end the training, by comma, or all: {', '.join(GUARDS)}."},
+    )
+    guard_window: int = field(
+        default=10, metadata={"help": "Values in the moving mean of the reward."}
+    )
+    guard_collapse: float = field(
+        default=0.5,
+        metadata={"help": "Alert when the moving mean falls below this share of its best; 0: off."},
+    )
+    guard_dead_steps: int = field(
+        default=10, metadata={"help": "Alert when nothing was reprompted so often; 0: off."}
+    )
+    guard_flat_steps: int = field(
+        default=20, metadata={"help": "Alert when all groups were flat so often; 0: off."}
+    )
+    guard_spike: float = field(
+        default=10.0,
+        metadata={"help": "Alert when the loss is so many times its running median; 0: off."},
+    )
+    guard_clipped_steps: int = field(
+        default=10,
+        metadata={"help": "Alert when all completions ran into their limit so often; 0: off."},
+    )
+    keep_best: bool = field(
+        default=True,
+        metadata={"help": "Keep the adapter of the checkpoint with the best moving mean in best/."},
+    )
+
+    def __post_init__(self) -> None:
+        """Check what TRL does not know; raises ValueError."""
+        super().__post_init__()  # type: ignore[misc] # of the configuration it is mixed into
+        unknown = self.stopping() - {*GUARDS}
+        if unknown:
+            raise ValueError(
+                f"--stop_on names {', '.join(sorted(unknown))}; give some of {', '.join(GUARDS)}, "
+                "or all."
+            )
+        if self.guard_window < 1:
+            raise ValueError(f"--guard_window is {self.guard_window}; give a number from 1.")
+        if not 0 <= self.guard_collapse < 1:
+            raise ValueError(
+                f"--guard_collapse is {self.guard_collapse}; give a share below 1, or 0 for none."
+            )
+        for name in ("guard_dead_steps", "guard_flat_steps", "guard_clipped_steps", "guard_spike"):
+            if vars(self)[name] < 0:
+                raise ValueError(f"--{name} is {vars(self)[name]}; give a number from 0.")
+
+    def stopping(self) -> set[str]:
+        """Return the guards that end the training."""
+        names = {name.strip() for name in self.stop_on.split(",")} - {""}
+        return {*GUARDS} if names == {"all"} else names
+
+
+@dataclass
+class TrainingConfig(GuardOptions, SDPOConfig):  # type: ignore[misc] # TRL ships no types
+    """SDPOConfig, the guards, and the start of the EMA teacher (see callbacks.py)."""
+
+    METHOD = "sdpo"
+    WATCHED_LOSS = LOSS
+
+    teacher_start: Literal["student", "zero"] = field(
+        default="student",
+        metadata={"help": "What the EMA of the LoRA factors starts from; zero is TRL's."},
+    )
+
+
+@dataclass
+class GuardedSFTConfig(GuardOptions, SFTConfig):  # type: ignore[misc] # TRL ships no types
+    """SFTConfig and the guards."""
+
+    METHOD = "sft"
+
+
+@dataclass
+class GuardedDPOConfig(GuardOptions, DPOConfig):  # type: ignore[misc] # TRL ships no types
+    """DPOConfig and the guards."""
+
+    METHOD = "dpo"
+
+
+MODES = Literal["prepare", "preflight", "smoke", "train", "card"]
+MODES_WITH_ROWS = Literal["preflight", "smoke", "train", "card"]
+
+
+@dataclass
+class CommonArguments:
+    """What every training job adds to TRL's own arguments."""
+
+    mode: str = field(default="train", metadata={"help": "What to do, see above."})
+    dataset: str | None = field(
+        default=None, metadata={"help": "Rows to train on: a folder, or a Hub dataset id."}
+    )
+    eval_split: str | None = field(
+        default=None,
+        metadata={"help": "Rows of this split are scored before and after training, such as test."},
+    )
+    flavor: str | None = field(
+        default=None,
+        metadata={"help": "Flavor of HF Jobs to judge memory and cost by; this machine else."},
+    )
+    time_limit: str | None = field(
+        default=None,
+        metadata={
+            "help": "Stop and publish before this time is over, such as 3h; TIME_LIMIT when left "
+            "out, and what jobs get by default in a job."
+        },
+    )
+    checkpoint_bucket: str | None = field(
+        default=None,
+        metadata={
+            "help": "Private bucket (ns/name) that keeps checkpoints for a fresh machine; in a job "
+            "that of --hub_model_id, with -checkpoints; none for no bucket."
+        },
+    )
+    force: bool = field(
+        default=False, metadata={"help": "Train although the preflight advises against it."}
+    )
+    license: str | None = field(
+        default=None,
+        metadata={"help": "Licence id for the model card; the base model's when left out."},
+    )
+    overwrite: bool = field(
+        default=False, metadata={"help": "Replace what OUTPUT holds instead of going on with it."}
+    )
+
+
+@dataclass
+class RecordedArguments(CommonArguments):
+    """What SFT adds: its rows hold the answers to learn from."""
+
+    mode: MODES_WITH_ROWS = field(default="train", metadata={"help": "What to do, see above."})
+    dataset_config: str | None = field(
+        default=None,
+        metadata={"help": "Configuration of the dataset, such as steps: a subfolder, when local."},
+    )
+    test_suite: str | None = field(
+        default=None,
+        metadata={"help": "Suite (JSON) whose tasks must not be among the rows to train on."},
+    )
+
+
+@dataclass
+class PairArguments(RecordedArguments):
+    """What DPO adds: it may start from an adapter."""
+
+    adapter: str | None = field(
+        default=None,
+        metadata={"help": "Adapter to go on from, a folder or a Hub id; it is the reference, too."},
+    )
+
+
+@dataclass
+class JobArguments(CommonArguments):
+    """What SDPO adds: where its rows come from, rewards, feedback, samples before the start."""
+
+    mode: MODES = field(default="train", metadata={"help": "What to do, see above."})
+    source: str | None = field(
+        default=None,
+        metadata={"help": "Traces to filter when there is no --dataset: a path or a Hub id."},
+    )
+    unit: Literal["session", "episode"] = field(
+        default="session", metadata={"help": "What a row is made from (with --source)."}
+    )
+    min_score: float = field(
+        default=0.0, metadata={"help": "Drop rows that score less (with --source)."}
+    )
+    test_fraction: float = field(
+        default=0.0,
+        metadata={"help": "Chance of a repository to be held out as split test (with --source)."},
+    )
+    max_samples: int | None = field(
+        default=None, metadata={"help": "Keep the best N rows (with --source)."}
+    )
+    reward: Literal["trace_grounding", "verifiers"] = field(
+        default="trace_grounding",
+        metadata={"help": "What scores a completion; verifiers are named by --gate and --grade."},
+    )
+    gate: list[str] = field(
+        default_factory=list,
+        metadata={"help": "Verifiers that must pass, as for `pimono-sdpo rescore`."},
+    )
+    grade: list[str] = field(
+        default_factory=list,
+        metadata={"help": "Verifiers that count, with weights such as syntax=0.5."},
+    )
+    tools: Literal["pi", "repo_agent"] | None = field(
+        default=None,
+        metadata={"help": "Tools that the chat template declares to the model; none if left out."},
+    )
+    generations: int | None = field(
+        default=None,
+        metadata={"help": "Train for so many completions, rounded up to whole steps."},
+    )
+    feedback: Literal["rollout", "trace", "both", "none"] | None = field(
+        default=None,
+        metadata={
+            "help": "What the teacher of a failed completion is told: what the verifiers say of "
+            "it, the row's context, both or nothing; both with verifiers, else trace."
+        },
+    )
+    feedback_tokens: int = field(
+        default=256, metadata={"help": "Tokens of the verifiers' text; longer ones are cut."}
+    )
+    trace_template: str | None = field(
+        default=None,
+        metadata={
+            "help": "Words around the row's context, with {feedback_raw}; TRL's feedback_template "
+            "are those around the verifiers' text."
+        },
+    )
+    eval_generations: int = field(
+        default=4, metadata={"help": "Completions of each of these rows."}
+    )
+    preflight_rows: int = field(
+        default=4,
+        metadata={
+            "help": "Rows of which completions are sampled before the first step; with 0, "
+            "--mode preflight loads no weights."
+        },
+    )
+
+
+def find_recipe(name: str, beside: Path) -> Path:
+    """Return the file: the path as given, else next to the script, else the packaged one.
+
+    A name may leave out `.yaml`. Raises TrainingInputError with the names there are.
+    """
+    if Path(name).is_file():
+        return Path(name)
+    file_name = name if name.endswith((".yaml", ".yml")) else f"{name}.yaml"
+    packaged = Path(str(files("pimono_sdpo"))) / "recipes"
+    for folder in (beside, packaged):
+        if (folder / file_name).is_file():
+            return folder / file_name
+    known = sorted({path.stem for folder in (beside, packaged) for path in folder.glob("*.yaml")})
+    raise TrainingInputError(
+        f"There is no recipe `{name}`; give the path of a YAML file or one of {', '.join(known)}."
+    )
+
 
 MOST = 2**63 - 1
 # What NumPy takes for a seed, and SQLite for a number of rows.

@@ -14,12 +14,14 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pimono_sdpo.errors import OutputError, PimonoError
+from pimono_sdpo.training.run_log import REPORT, misfit, run_misfit
 
 RUN_FILE = "run.json"
 REPORT_FILE = "report.json"
@@ -286,3 +288,26 @@ def settle(folder: Path) -> None:
         for name in (REPORT_FILE, RUN_FILE):
             if (adapter / name).is_file():
                 _write((adapter / name).read_text(), folder / name)
+
+
+def read_finished(output: Path) -> tuple[Json | None, Json]:
+    """Return the report, None when the rows had none, and the run log; raises OutputError."""
+    if not (output / RUN_FILE).is_file() or not (output / ADAPTER).is_dir():
+        raise OutputError(
+            f"`{output}` holds no finished run; train first, or give its --run_name or "
+            "--output_dir."
+        )
+    run = _read(output / RUN_FILE, run_misfit)
+    report = output / REPORT_FILE
+    return _read(report, partial(misfit, shape=REPORT)) if report.exists() else None, run
+
+
+def _read(path: Path, misfit_of: Callable[[object], str | None]) -> Json:
+    content = read_object(path)
+    problem = misfit_of(content)
+    if content is None or problem:
+        raise OutputError(
+            f"`{path}` is not as this job writes it (see `{problem}`); train again with "
+            "--overwrite or into another folder."
+        )
+    return content

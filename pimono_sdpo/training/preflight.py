@@ -1,4 +1,6 @@
-"""Find out before the first step what would be found out after hours: what is checked, and told.
+"""Check before the first step what would otherwise fail after hours.
+
+Nothing is learned, logged or drawn from the run's random numbers: what follows is the same run.
 
 | part | what it tells | stops a training when |
 |---|---|---|
@@ -15,22 +17,142 @@ distil (the gap at the start predicts the gain: arXiv:2605.30070).
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from time import monotonic
 from typing import Any
 
 import numpy as np
 import torch
 from datasets import Dataset
 from trl import ModelConfig
-from trl.experimental.sdpo import SDPOConfig
+from trl.experimental.sdpo import SDPOConfig, SDPOTrainer
 
 from pimono_sdpo.errors import TrainingInputError
 from pimono_sdpo.stats import cluster_interval
-from pimono_sdpo.training.hardware import Hardware
-from pimono_sdpo.training.memory import GIB, Estimate, estimate
-from pimono_sdpo.training.probe import Probe, probe
+from pimono_sdpo.training.budgets import special_tokens
+from pimono_sdpo.training.held_out import sample_rewards, untouched
+from pimono_sdpo.training.memory import GIB, Estimate, Hardware, estimate
 from pimono_sdpo.training.processes import say
-from pimono_sdpo.training.tokens import special_tokens
 from pimono_sdpo.training.trainer import Fitted, Prepared
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What a few real completions showed.
+
+    rewards          of the student, one list per group of completions of one prompt
+    student, teacher   rewards of fresh completions without and with the feedback that a failed
+                     completion of the first list brought; one pair of lists per row
+    generation_seconds, update_seconds   of one generation batch, and of loss and gradient on one
+                     micro-batch of it
+    peak_bytes       of the GPU's memory meanwhile; None on a CPU
+    """
+
+    rewards: list[list[float]]
+    student: list[list[float]]
+    teacher: list[list[float]]
+    generation_seconds: float
+    update_seconds: float
+    peak_bytes: int | None
+
+    @property
+    def gap(self) -> float | None:
+        """Return by how much feedback raises the mean reward; None when nothing was reprompted."""
+        if not self.teacher:
+            return None
+        pairs = zip(self.teacher, self.student, strict=True)
+        return _mean([_mean(told) - _mean(untold) for told, untold in pairs])
+
+
+def probe(trainer: SDPOTrainer, rows: int) -> Probe:
+    """Sample completions of the first rows, as a step would, and of their teachers' prompts.
+
+    The teacher is told of completions other than those it is compared with: a failure picked for
+    its feedback would make the student look worse than it is.
+    """
+    dataset, group = trainer.train_dataset, trainer.num_generations
+    chosen = [dict(dataset[index]) for index in range(min(rows, len(dataset)))]
+    # No more at once than a step samples, or memory would be that of another run.
+    at_once = trainer.args.per_device_train_batch_size * trainer.args.steps_per_generation
+    size = max(1, at_once // group)
+    found: list[Probe] = []
+    with untouched(trainer):
+        if torch.cuda.is_available():
+            torch.cuda.reset_peak_memory_stats()
+        for start in range(0, len(chosen), size):
+            found.append(_try(trainer, chosen[start : start + size]))
+        peak = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None
+    return Probe(
+        [group for one in found for group in one.rewards],
+        [row for one in found for row in one.student],
+        [row for one in found for row in one.teacher],
+        max(one.generation_seconds for one in found),
+        max(one.update_seconds for one in found),
+        peak,
+    )
+
+
+def _try(trainer: SDPOTrainer, chosen: list[dict[str, Any]]) -> Probe:
+    group = trainer.num_generations
+    inputs = [row for row in chosen for _ in range(group)]
+    began = monotonic()
+    batch = trainer._prepare_training_batch(inputs)
+    generation_seconds = monotonic() - began
+    rewards = batch["rewards"].view(-1, group).tolist()
+    update_seconds = _update(trainer, batch)
+    masked = batch["self_distillation_mask"].bool().tolist()
+    width = batch["completion_ids"].size(1)
+    prompts = [
+        ids[:-width][mask[:-width].bool()].tolist()
+        for ids, mask in zip(
+            batch["teacher_input_ids"], batch["teacher_attention_mask"], strict=True
+        )
+    ]
+    told = [index for index, reprompted in enumerate(masked) if reprompted]
+    by_student: list[float] = []
+    by_teacher: list[float] = []
+    if told:
+        again = [inputs[index] for index in told]
+        untold = trainer._tokenize_prompts([row["prompt"] for row in again])
+        by_student = sample_rewards(trainer, again, untold)
+        by_teacher = sample_rewards(trainer, again, [prompts[index] for index in told])
+    return Probe(
+        rewards,
+        _by_row(by_student, told, group),
+        _by_row(by_teacher, told, group),
+        generation_seconds,
+        update_seconds,
+        None,
+    )
+
+
+def _update(trainer: SDPOTrainer, batch: dict[str, Any]) -> float:
+    """Return the seconds of loss and gradient on one micro-batch; the gradient is thrown away."""
+    size = trainer.args.per_device_train_batch_size
+    part = {
+        name: value[:size] if isinstance(value, torch.Tensor) else value
+        for name, value in batch.items()
+    }
+    trainer.current_gradient_accumulation_steps = trainer.args.gradient_accumulation_steps
+    began = monotonic()
+    loss = trainer.compute_loss(trainer.model, part)
+    loss.backward()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    trainer.model.zero_grad()
+    return monotonic() - began
+
+
+def _by_row(values: Sequence[float], told: Sequence[int], group: int) -> list[list[float]]:
+    rows: dict[int, list[float]] = {}
+    for index, value in zip(told, values, strict=True):
+        rows.setdefault(index // group, []).append(value)
+    return list(rows.values())
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
 
 Json = dict[str, Any]
 # What CUDA and the allocator's gaps leave of a card's memory.
@@ -204,8 +326,8 @@ def _gap(probe: Probe) -> Json | None:
     bounds = [None if math.isnan(bound) else bound for bound in (interval.low, interval.high)]
     return {
         "rows": len(probe.teacher),
-        "student": _mean(probe.student),
-        "teacher": _mean(probe.teacher),
+        "student": _mean_of(probe.student),
+        "teacher": _mean_of(probe.teacher),
         "gap": interval.mean,
         "interval_90": bounds,
     }
@@ -254,6 +376,74 @@ def _none(gap: Json) -> bool:
     return bool((gap["gap"] if high is None else high) <= 0)
 
 
-def _mean(rows: Sequence[Sequence[float]]) -> float:
+def _mean_of(rows: Sequence[Sequence[float]]) -> float:
     values = [value for row in rows for value in row]
     return sum(values) / len(values)
+
+
+def as_text(found: Json) -> str:
+    """Lay out what was found in lines of a name and what is known of it."""
+    rows = found["rows"]
+    lines = [
+        ("rows", f"{rows['used']} used, {rows['without_reward']} without a reward"),
+        ("reward", f"not won by its trials on {found['reward_tried_on_rows']} rows"),
+        ("chat template", f"keeps {found['templates_checked']} prompts whole"),
+    ]
+    for name, told in found["lengths"].items():
+        lines.append(
+            (
+                name.replace("_", " "),
+                f"{told['p50']} tokens (median), {told['p90']} (p90), {told['max']} (most); "
+                f"{told['over']} rows were over {told['budget']} and shortened",
+            )
+        )
+    lines += lines_of_memory(found["memory"])
+    if "rollouts" in found:
+        lines += _lines_of_rollouts(found)
+    else:
+        lines.append(("rollouts", "none were made: rewards, teacher gap and time are not known"))
+    return laid_out(lines)
+
+
+def laid_out(lines: list[tuple[str, str]]) -> str:
+    """Lay out lines of a name and what is known of it."""
+    return "\n".join(f"{name:<16}{text}" for name, text in lines)
+
+
+def lines_of_memory(memory: Json) -> list[tuple[str, str]]:
+    """Return the estimate beside what there is, and what lowers it."""
+    parts = ", ".join(f"{name} {size}" for name, size in memory["parts_gib"].items() if size)
+    measured = f", {memory['measured_gib']} measured" if "measured_gib" in memory else ""
+    there = f" of {memory['available_gib']}" if memory["available_gib"] is not None else ""
+    needed = f"{memory['total_gib']} GiB{measured}{there} on {memory['of']} ({parts})"
+    return [("memory", needed), ("", f"lowered by {memory['lowered_by']}")]
+
+
+def _lines_of_rollouts(found: Json) -> list[tuple[str, str]]:
+    rollouts, gap, time = found["rollouts"], found["teacher_gap"], found["time"]
+    low, high = gap["interval_90"] if gap else (None, None)
+    between = "" if low is None else f" (90 % interval {low:.3f} to {high:.3f})"
+    unsure = low is None or high is None or low <= 0 < high
+    hint = "; not sure, more --preflight_rows would tell" if gap and unsure else ""
+    cost = "" if time["dollars"] is None else f", {time['dollars']:.2f} dollars"
+    return [
+        (
+            "rollouts",
+            f"{rollouts['completions']} of {rollouts['rows']} rows: reward "
+            f"{rollouts['reward_min']:.2f} to {rollouts['reward_max']:.2f}, mean "
+            f"{rollouts['reward_mean']:.2f}; {rollouts['success_share']:.0%} successes, "
+            f"{rollouts['flat_group_share']:.0%} flat groups",
+        ),
+        (
+            "teacher gap",
+            "no completion was given feedback"
+            if gap is None
+            else f"{gap['gap']:+.3f}{between}: mean reward {gap['teacher']:.3f} when told, "
+            f"{gap['student']:.3f} when not, {gap['rows']} rows{hint}",
+        ),
+        (
+            "time",
+            f"{time['step_seconds']:.1f} s a step ({time['generation_seconds']:.1f} sampling), "
+            f"{time['steps']} steps: {time['hours']:.2f} h{cost}, at this machine's speed",
+        ),
+    ]

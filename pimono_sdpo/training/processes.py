@@ -1,6 +1,8 @@
 """Several processes of one training (`accelerate launch`): one of them speaks and writes."""
 
+import logging
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -23,3 +25,14 @@ def leader_first() -> Iterator[None]:
 
     with PartialState().main_process_first():
         yield
+
+
+def quiet_libraries() -> None:
+    """Call before TRL, Transformers or bitsandbytes are imported."""
+    # Read by TRL when it is imported.
+    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    # Transformers has renamed an argument that TRL sets by itself.
+    warnings.filterwarnings("ignore", ".*gradient_checkpointing.* is deprecated", FutureWarning)
+    # Without the optional `kernels` package bitsandbytes computes NF4 by its own CPU code.
+    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)

@@ -1,25 +1,248 @@
-"""Save an adapter into a folder of its own and put that folder on the Hub.
+"""Save an adapter and put it on the Hub; keep checkpoints in a private bucket there.
+
+BUCKET/NAME/latest.json  which step is whole: its files with size and sha256, by their place in
+                         OUTPUT; written last, so that a kill in between leaves the one before
+BUCKET/NAME/STEP/        what a local resume needs of OUTPUT: the checkpoint, best/, run-local.json
+BUCKET/NAME/data/        the rows that this job filtered
 
 The folder holds what a user of the adapter needs: no EMA teacher, no optimizer, and no
 training_args.bin, a pickle that keeps whatever was passed as an argument.
 """
 
+import hashlib
+import json
 import logging
 import os
-from collections.abc import Callable, Sequence
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from time import sleep
 from typing import Any
 
 from httpx2 import HTTPError
 from huggingface_hub import HfApi
-from huggingface_hub.errors import HFValidationError
+from huggingface_hub.errors import (
+    BucketNotFoundError,
+    HfHubHTTPError,
+    HFValidationError,
+    RemoteEntryNotFoundError,
+)
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
+from transformers import TrainerCallback
 
+from pimono_sdpo import __version__
 from pimono_sdpo.errors import OutputError, TrainingInputError
-from pimono_sdpo.hub_errors import clause, passes, who_may_write
+from pimono_sdpo.traces.hub import clause, passes, who_may_write
+from pimono_sdpo.traces.sources import HUB_ID
+from pimono_sdpo.training.output import BEST, DATA, LOCAL_FILE, last_checkpoint, read_object
+from pimono_sdpo.training.processes import is_leader, say
 
 logger = logging.getLogger(__name__)
+
+LATEST = "latest.json"
+FETCHED = ".fetched"
+SUFFIX = "-checkpoints"
+OFF = "none"
+# A pickle of all arguments, of no use for going on.
+LEFT_BEHIND = "training_args.bin"
+# What the client and hf_xet raise when the Hub, the token or the network fail them.
+HUB_FAULTS = (HTTPError, OSError, RuntimeError)
+Json = dict[str, Any]
+
+
+def bucket_of(given: str | None, hub_model_id: str | None) -> str | None:
+    """Return the bucket to keep checkpoints in: the given one, in a job that of its repository.
+
+    Raises TrainingInputError for what cannot name a bucket.
+    """
+    if given is not None and given.lower() == OFF:
+        return None
+    if given is not None and not HUB_ID.fullmatch(given):
+        raise TrainingInputError(
+            f"`{given}` cannot name a bucket; give ns/name as --checkpoint_bucket."
+        )
+    if given is not None:
+        return given
+    return f"{hub_model_id}{SUFFIX}" if hub_model_id and "JOB_ID" in os.environ else None
+
+
+class HubCheckpoints(TrainerCallback):  # type: ignore[misc] # transformers is untyped here
+    """The snapshots of one training, known by the name of its run."""
+
+    def __init__(self, bucket: str, run_name: str, output: Path) -> None:
+        self.bucket = bucket
+        self.top = run_name
+        self.output = output
+        self.api = HfApi()
+        self.kept: set[str] = set()
+
+    def open(self) -> None:
+        """Make the bucket before hours of training; raises TrainingInputError when none can be."""
+        with self._told("Checkpoints cannot be kept in"):
+            self.api.create_bucket(self.bucket, private=True, exist_ok=True)
+            private = self.api.bucket_info(self.bucket).private
+        if not private:
+            raise TrainingInputError(
+                f"The bucket `{self.bucket}` is public, and checkpoints can repeat private text; "
+                "make it private, or give another as --checkpoint_bucket."
+            )
+
+    def fetch(self) -> int | None:
+        """Bring the newest whole snapshot to an OUTPUT without checkpoints; return its step.
+
+        Raises TrainingInputError when the Hub fails, OutputError when a file is damaged.
+        """
+        if last_checkpoint(self.output) is not None:
+            return None
+        with self._told("Checkpoints cannot be read from"):
+            self.kept = self._there()
+            if self._remote(LATEST) not in self.kept:
+                return None
+            staging = self.output / FETCHED
+            shutil.rmtree(staging, ignore_errors=True)
+            staging.mkdir(parents=True)
+            self._download([(self._remote(LATEST), staging / LATEST)])
+            latest = read_object(staging / LATEST) or {"step": 0, "files": {LATEST: {}}}
+            files: dict[str, Json] = latest["files"]
+            wanted = {name: one for name, one in files.items() if one.get("in_bucket") in self.kept}
+            self._download([(one["in_bucket"], staging / name) for name, one in wanted.items()])
+        damaged = [
+            name
+            for name, one in files.items()
+            if name not in wanted or _sha256(staging / name) != one["sha256"]
+        ]
+        if damaged:
+            raise OutputError(
+                f"`{damaged[0]}` of step {latest['step']} in the bucket `{self.bucket}` is not as "
+                f"it was written; remove `{self.top}` there, or give another --run-name."
+            )
+        (staging / LATEST).unlink()
+        # The mark of OUTPUT first: what follows is known as ours. The checkpoint last: once it is
+        # there, nothing is fetched again.
+        order = {LOCAL_FILE: 0, f"checkpoint-{latest['step']}": 2}
+        for path in sorted(staging.iterdir(), key=lambda path: order.get(path.name, 1)):
+            there_already = self.output / path.name
+            if there_already.is_dir():
+                shutil.rmtree(there_already)
+            path.replace(there_already)
+        staging.rmdir()
+        return int(latest["step"])
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Send the checkpoint that was just written; a fault costs this one, not the training."""
+        if not state.is_world_process_zero:
+            return
+        try:
+            self._send(state.global_step)
+        except HUB_FAULTS as error:
+            logger.warning(
+                "The checkpoint of step %d was not kept in the bucket `%s` (%s); training goes on.",
+                state.global_step,
+                self.bucket,
+                " ".join(str(error).split())[:200] or type(error).__name__,
+            )
+
+    def _send(self, step: int) -> None:
+        files = {}
+        for path in self._files(step):
+            name = path.relative_to(self.output).as_posix()
+            place = name if name.startswith(f"{DATA}/") else f"{step}/{name}"
+            files[name] = {"in_bucket": self._remote(place), "sha256": _sha256(path)}
+        new = [
+            (self.output / name, one["in_bucket"])
+            for name, one in files.items()
+            # Rows do not change while they are trained on.
+            if not (name.startswith(f"{DATA}/") and one["in_bucket"] in self.kept)
+        ]
+        self.api.batch_bucket_files(self.bucket, add=list(new))
+        latest = {"pimono_sdpo": __version__, "step": step, "files": files}
+        pointer = json.dumps(latest, indent=2).encode()
+        self.api.batch_bucket_files(self.bucket, add=[(pointer, self._remote(LATEST))])
+        now = {one["in_bucket"] for one in files.values()} | {self._remote(LATEST)}
+        gone = sorted(self.kept - now)
+        self.kept |= now
+        if gone:
+            self.api.batch_bucket_files(self.bucket, delete=gone)
+        self.kept = now
+
+    def _files(self, step: int) -> Iterator[Path]:
+        yield self.output / LOCAL_FILE
+        for folder in (f"checkpoint-{step}", BEST, DATA):
+            for path in sorted((self.output / folder).rglob("*")):
+                if path.is_file() and path.name != LEFT_BEHIND:
+                    yield path
+
+    def remove(self) -> None:
+        """Forget the run once its adapter is safe; what cannot be removed stays, with a warning."""
+        try:
+            # The pointer first: what is left of a removal that broke off is no training.
+            names = sorted(self._there(), key=lambda name: name != self._remote(LATEST))
+            if names:
+                self.api.batch_bucket_files(self.bucket, delete=names)
+            self.kept = set()
+        except HUB_FAULTS as error:
+            logger.warning(
+                "The checkpoints in `%s/%s` could not be removed (%s); remove them yourself.",
+                self.bucket,
+                self.top,
+                type(error).__name__,
+            )
+
+    def _there(self) -> set[str]:
+        """The files of this run; the Hub may list those of `NAME-2` with those of `NAME`."""
+        items = self.api.list_bucket_tree(self.bucket, self.top, recursive=True)
+        try:
+            names = {item.path for item in items if item.type == "file"}
+        except RemoteEntryNotFoundError:
+            return set()
+        return {name for name in names if name.startswith(f"{self.top}/")}
+
+    def _remote(self, name: str) -> str:
+        return f"{self.top}/{name}"
+
+    def _download(self, files: list[tuple[str, Path]]) -> None:
+        self.api.download_bucket_files(self.bucket, [*files], raise_on_missing_files=True)
+
+    @contextmanager
+    def _told(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except HUB_FAULTS as error:
+            answer = type(error).__name__
+            if isinstance(error, HfHubHTTPError):
+                answer = f"the Hub answers {error.response.status_code}"
+            if isinstance(error, BucketNotFoundError):
+                answer = "it is not there or not for this account to see"
+            raise TrainingInputError(
+                f"{what} the bucket `{self.bucket}` ({answer}); check HF_TOKEN and the network, or "
+                f"give --checkpoint_bucket another one, or {OFF} to keep none."
+            ) from error
+
+
+def checkpoints_of(
+    given: str | None, args: Any, mode: str, overwrite: bool
+) -> HubCheckpoints | None:
+    """Open the bucket of a training, and bring what it holds to an OUTPUT without checkpoints.
+
+    None when none is to be kept. With `overwrite` nothing is brought.
+    """
+    bucket = bucket_of(given, args.hub_model_id)
+    if bucket is None or mode != "train":
+        return None
+    kept = HubCheckpoints(bucket, str(args.run_name), Path(args.output_dir))
+    if is_leader():
+        kept.open()
+        step = None if overwrite else kept.fetch()
+        if step is not None:
+            say(f"goes on from step {step}, which the bucket {bucket} has kept")
+    return kept
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
 
 STUDENT = "default"
 # Seconds before each attempt to publish; a job's disk is lost with it.

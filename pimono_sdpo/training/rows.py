@@ -1,9 +1,14 @@
-"""Open the rows to train on, and the report that came with them.
+"""Open the rows to train on and the report that came with them; keep tasks for testing out.
 
 reads a folder written by `pimono-sdpo filter`, or a Hub dataset of the same columns
+
+reads split and task_id of rows, and a suite's JSON
+
+reads OUTPUT/data/report.json, and how the source looks now / writes OUTPUT/data
 """
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +20,15 @@ from httpx2 import HTTPError
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
-from pimono_sdpo.errors import TrainingInputError
-from pimono_sdpo.training.output import REPORT_FILE, read_object
-from pimono_sdpo.training.shapes import REPORT, misfit
+from pimono_sdpo.commands.filter import run_filter
+from pimono_sdpo.errors import OutputError, TrainingInputError
+from pimono_sdpo.suites.split import check_leakage
+from pimono_sdpo.suites.suite import load
+from pimono_sdpo.traces.sources import HUB_ID, open_source
+from pimono_sdpo.training.arguments import JobArguments
+from pimono_sdpo.training.output import DATA, NEXT_DATA, REPORT_FILE, check_data, read_object
+from pimono_sdpo.training.processes import is_leader, say
+from pimono_sdpo.training.run_log import FILTER_OPTIONS, REPORT, misfit
 
 logger = logging.getLogger(__name__)
 
@@ -148,3 +159,107 @@ def _hub_rows(repo_id: str, split: str, config: str | None) -> Dataset:
             f"`{repo_id}` is not a folder here and the Hub could not be asked "
             f"({type(error).__name__}); check the name and the network."
         ) from error
+
+
+def refuse_test_rows(rows: Dataset, dataset: str) -> None:
+    """Raise TrainingInputError when rows to train on say that they are for testing."""
+    if "split" not in rows.column_names:
+        return
+    marked = sum(split == "test" for split in rows["split"])
+    if marked:
+        raise TrainingInputError(
+            f"{marked} of the {len(rows)} rows to train on in `{dataset}` have the split `test`; "
+            "take them out, or give the rows of the split `train`."
+        )
+
+
+def refuse_leaks(rows: Dataset, suite: Path) -> int:
+    """Raise Leakage when a task of the test suite is in the rows; return how many tasks it has."""
+    tested = load(suite, repos=False)
+    check_leakage(rows, tested)
+    return len(tested.tasks)
+
+
+Json = dict[str, Any]
+
+
+def rows_of(job: JobArguments, output: Path, seed: int, redact: Callable[[str], str]) -> str:
+    """Return the rows to train on: --dataset, else those prepared before, else filter now.
+
+    `redact` is what the filter does to the names in its report.
+    """
+    if job.dataset is not None:
+        return job.dataset
+    data = output / DATA
+    if job.overwrite and not is_leader():
+        return str(output / NEXT_DATA)
+    if job.overwrite:
+        check_data(output)
+        return prepare_rows(job, output, NEXT_DATA, seed)
+    if not (data / REPORT_FILE).exists():
+        return prepare_rows(job, output, DATA, seed)
+    check_prepared(data, _options(job, seed), job.source, redact)
+    return str(data)
+
+
+def prepare_rows(job: JobArguments, output: Path, name: str, seed: int) -> str:
+    """Filter the source into a folder of OUTPUT and return it."""
+    if job.source is None:
+        raise TrainingInputError(
+            "There is nothing to train on; give --dataset (rows) or --source (traces)."
+        )
+    folder = output / name
+    report = run_filter(job.source, folder, **_options(job, seed))
+    say(f"{report['kept']} of {report['sessions']} sessions are rows in {output / DATA}")
+    return str(folder)
+
+
+def _options(job: JobArguments, seed: int) -> Json:
+    return {
+        "unit": job.unit,
+        "min_score": job.min_score,
+        "max_samples": job.max_samples,
+        "test_fraction": job.test_fraction,
+        "seed": seed,
+    }
+
+
+def check_prepared(
+    data: Path, options: Json, source: str | None, redact: Callable[[str], str]
+) -> None:
+    """Refuse rows made with other options or from another source; raises OutputError.
+
+    `redact` is what the filter does to the names in its report.
+    """
+    report = read_object(data / REPORT_FILE) or {}
+    if misfit(report, FILTER_OPTIONS):
+        raise OutputError(
+            f"The {REPORT_FILE} in `{data}` is not the filter's; run --mode prepare with another "
+            "--run-name."
+        )
+    found = report["options"]
+    told = [f"{name} {found[name]}" for name, value in options.items() if found[name] != value]
+    if source is not None and isinstance(report.get("input"), dict):
+        told += _other_source(report["input"], source, redact)
+    if told:
+        raise OutputError(
+            f"`{data}` was filtered with {', '.join(told)}; give the same options, run --mode "
+            "prepare again, or --overwrite."
+        )
+
+
+def _other_source(made_from: Json, source: str, redact: Callable[[str], str]) -> list[str]:
+    if HUB_ID.fullmatch(source) and not Path(source).exists():
+        # The report pins its commit, and going on must not depend on the network.
+        same = (made_from.get("kind"), made_from.get("source")) == ("hub", source)
+        return [] if same else [f"source {made_from.get('source')}"]
+    opened = open_source(source)
+    if redact(opened.name) != made_from.get("source"):
+        return [f"source {made_from.get('source')}"]
+    # A folder of the same name may be another one.
+    now = [[redact(shard.path), shard.sessions, shard.bytes] for shard in opened.shards]
+    then = [
+        [shard.get("path"), shard.get("sessions"), shard.get("bytes")]
+        for shard in made_from.get("shards", [])
+    ]
+    return [] if now == then else ["other files in its source"]

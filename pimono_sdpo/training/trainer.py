@@ -14,7 +14,7 @@ from transformers.integrations import TrackioCallback
 from trl import ModelConfig
 
 from pimono_sdpo.errors import TrainingInputError
-from pimono_sdpo.training.clock import Clock
+from pimono_sdpo.training.callbacks import Clock
 from pimono_sdpo.training.guards import Guards
 from pimono_sdpo.training.models import keep_layout, told
 from pimono_sdpo.training.output import last_checkpoint

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
 
-from pimono_sdpo.harness.event import Event
 from pimono_sdpo.schema import Correction
+from pimono_sdpo.traces.events import Event
 from processors.corrections.features import (
     READ_CHARS,
     Turn,

@@ -11,8 +11,8 @@ from functools import lru_cache
 from importlib.resources import files
 from typing import Any, NamedTuple
 
-from pimono_sdpo.harness.event import Event
 from pimono_sdpo.prefilter import Prefilter
+from pimono_sdpo.traces.events import Event
 
 READ_CHARS = 1000
 LONG_WORDS = 60

@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pimono_sdpo.inference.calls import Reply, Request
-from pimono_sdpo.inference.chat import Chat
+from pimono_sdpo.llm.calls import Reply, Request
+from pimono_sdpo.llm.chat import Chat
 from pimono_sdpo.text import shorten
 from processors.duel.action import answer_of, format_fault
-from processors.duel.leaks import leaked_terms
 from processors.duel.prompts import prompt
+from processors.duel.verdicts import leaked_terms
 
 Json = dict[str, Any]
 Row = Mapping[str, Any]

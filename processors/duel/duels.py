@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 
 from pimono_sdpo.duel import METRICS
-from pimono_sdpo.duel.scores import Scores, bucket
-from pimono_sdpo.duel.votes import Votes
-from pimono_sdpo.duel_schema import DUEL, TURN, Opponent
+from pimono_sdpo.schema import DUEL, DUEL_TURN, Opponent
+from processors.duel.scores import Scores, Votes, bucket
 
 Row = Mapping[str, Any]
-COPIED = (*TURN, "king", "challenger", "privileged_context", "leaked_terms")
+COPIED = (*DUEL_TURN, "king", "challenger", "privileged_context", "leaked_terms")
 
 
 def duel_rows(

@@ -15,15 +15,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pimono_sdpo.duel_schema import Opponent
-from pimono_sdpo.inference.calls import Reply, Request
-from pimono_sdpo.inference.chat import Chat
-from pimono_sdpo.inference.decisions import Decisions, question
+from pimono_sdpo.llm.calls import Reply, Request
+from pimono_sdpo.llm.chat import Chat
+from pimono_sdpo.llm.decisions import Decisions, question
+from pimono_sdpo.schema import Opponent
 from pimono_sdpo.text import shorten
 from processors.duel.answers import usage_of
-from processors.duel.decided import Decided, decided, questions, verdict_of
-from processors.duel.neutral import neutral
 from processors.duel.prompts import prompt
+from processors.duel.sanitize import neutral
+from processors.duel.shortcuts import Decided, decided, questions, verdict_of
 from processors.duel.verdicts import Verdict, read_verdict
 
 Json = dict[str, Any]

@@ -14,8 +14,8 @@ from typing import Any
 import polars as pl
 
 from pimono_sdpo.errors import SourceError
-from pimono_sdpo.parquet import ParquetFiles, parquet_files
 from pimono_sdpo.text import well_formed
+from pimono_sdpo.traces.sources import ParquetFiles, parquet_files
 
 Json = dict[str, Any]
 KEY = "instance_id"

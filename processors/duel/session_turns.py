@@ -11,9 +11,9 @@ import random
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from pimono_sdpo.harness.event import Event, decoded
 from pimono_sdpo.text import shorten
-from pimono_sdpo.trace import read_trace
+from pimono_sdpo.traces.events import Event, decoded
+from pimono_sdpo.traces.parse import read_trace
 from processors.context import context
 from processors.duel.action import action_style
 from processors.duel.trajectories import fitting, messages_of, turns_of

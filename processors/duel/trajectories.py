@@ -19,8 +19,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pimono_sdpo.errors import SourceError
-from pimono_sdpo.parquet import ParquetFiles
 from pimono_sdpo.text import well_formed
+from pimono_sdpo.traces.sources import ParquetFiles
 from processors.duel.action import action_style
 
 Json = dict[str, Any]

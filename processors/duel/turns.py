@@ -21,11 +21,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from datasets import Features
 
-from pimono_sdpo.duel_schema import PULL_REQUEST, TURN
 from pimono_sdpo.errors import EmptySelection, SourceError
-from pimono_sdpo.export import open_source, read_sessions
-from pimono_sdpo.parquet import ParquetFiles, parquet_files
-from pimono_sdpo.shards import write_atomically
+from pimono_sdpo.runs.shards import write_atomically
+from pimono_sdpo.schema import DUEL_TURN, PULL_REQUEST
+from pimono_sdpo.traces.sources import ParquetFiles, open_source, parquet_files, read_sessions
 from processors.duel.pull_requests import PullRequests
 from processors.duel.session_turns import draw_of
 from processors.duel.trajectories import NEEDED, draw_turns
@@ -183,7 +182,7 @@ def _write(turns: Sequence[Json], records: list[Json], report: Json, out: Path) 
             {"turn_id": f"{stem}_{order}", **turn}
             for order, turn in enumerate(turns[start : start + SHARD_ROWS], start=1)
         ]
-        _parquet(rows, TURN, out / TURNS / f"{stem}.parquet")
+        _parquet(rows, DUEL_TURN, out / TURNS / f"{stem}.parquet")
     _parquet(records, PULL_REQUEST, out / RECORDS / f"{RECORDS}-00000.parquet")
     # Last: it tells that all is there.
     write_atomically(out / REPORT, (json.dumps(report, indent=2) + "\n").encode())

@@ -14,15 +14,14 @@ from typing import Any
 
 from datasets import Features
 
-from pimono_sdpo.branches import find_branches
-from pimono_sdpo.harness.event import Event
 from pimono_sdpo.replay.calls import are_in_turn, arguments, edits_of, path_in
 from pimono_sdpo.replay.workspace import Workspace
-from pimono_sdpo.rollout_schema import PAIR
+from pimono_sdpo.schema import PAIR
 from pimono_sdpo.stage import Filter, FlatMap, Row
-from pimono_sdpo.trace import Trace, match_results, read_trace
-from processors.rollouts.runs.conversations import redacted, tools_of, turns_of
-from processors.rollouts.runs.turns import as_json, window
+from pimono_sdpo.traces.branches import find_branches
+from pimono_sdpo.traces.events import Event
+from pimono_sdpo.traces.parse import Trace, match_results, read_trace
+from processors.rollouts.conversations import as_json, redacted, tools_of, turns_of, window
 from processors.rollouts.steps import PLACEHOLDER, PROBLEM
 from processors.split import split
 

@@ -18,11 +18,10 @@ from typing import Any, Literal, get_args
 
 from datasets import Features, Value
 
-from pimono_sdpo.rollout_schema import ROLLOUT, STEP, Turn
+from pimono_sdpo.schema import ROLLOUT, STEP, Turn
 from pimono_sdpo.stage import Filter, FlatMap, Row
-from processors.rollouts.runs.actions import Action, Run, problem_of, run_of, target
-from processors.rollouts.runs.protocol import As, in_json
-from processors.rollouts.runs.turns import as_json, window
+from processors.rollouts.actions import Action, Run, problem_of, run_of, target
+from processors.rollouts.conversations import As, as_json, in_json, window
 
 Granularity = Literal["step", "trajectory"]
 GRANULARITIES: tuple[Granularity, ...] = get_args(Granularity)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pimono_sdpo.rollout_schema import Turn
+from pimono_sdpo.schema import Turn
 
 ROLES = ("system", "user", "assistant")
 OUTPUTS = ("preferred_output", "non_preferred_output")

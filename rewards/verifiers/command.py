@@ -30,12 +30,11 @@ from pimono_sdpo.text import shorten
 from rewards.sandbox import Limits, Ran, SandboxError
 from rewards.sandbox.limits import MEBI, NOTHING
 from rewards.sandbox.warm import Server
-from rewards.verifiers.answer import candidate_of
-from rewards.verifiers.candidate import Candidate, Refusal, matches
-from rewards.verifiers.result import BadSpec, VerifierResult, error, failed, passed, skipped
-from rewards.verifiers.suppressions import without_new
+from rewards.verifiers.candidate import Candidate, Refusal, candidate_of, matches
+from rewards.verifiers.lint import without_new
+from rewards.verifiers.rubric import BadSpec, VerifierResult, error, failed, passed, skipped
+from rewards.verifiers.sandboxed_tools import ENVIRONMENT, Tool, cold, in_server
 from rewards.verifiers.tests import unwritable
-from rewards.verifiers.tools import ENVIRONMENT, Tool, cold, in_server
 
 NAME = "command"
 CPU_SECONDS = 60.0

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, field
 
 from rewards.verifiers.candidate import Refusal
-from rewards.verifiers.fences import Block, diff_blocks, starts_diff
+from rewards.verifiers.code_blocks import Block, diff_blocks, starts_diff
 
 _HEADER = re.compile(r"@@\s*-([0-9]{1,9})(?:,([0-9]{1,9}))?\s+\+[0-9]{1,9}(?:,([0-9]{1,9}))?")
 _GIT = re.compile(

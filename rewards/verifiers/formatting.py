@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Literal, Self
 
 from pimono_sdpo.errors import PimonoError
+from pimono_sdpo.replay.commands import parsed
 from pimono_sdpo.replay.formatters import Reformatted, kinds_told
 from pimono_sdpo.replay.scripts import Step, scripts_in, steps_of
-from pimono_sdpo.replay.shown import parsed
 from rewards import sandbox
 from rewards.sandbox import Limits
-from rewards.verifiers.tools import ENVIRONMENT, program
+from rewards.verifiers.sandboxed_tools import ENVIRONMENT, program
 
 Name = Literal["biome", "ruff"]
 USUAL: dict[Name, tuple[str, ...]] = {

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from rewards.verifiers.candidate import Candidate, Refusal, changed_files, files_of, refused_path
-from rewards.verifiers.result import VerifierResult, failed, passed
+from rewards.verifiers.rubric import VerifierResult, failed, passed
 
 NAME = "last_write"
 TOOLS = ("write", "write_file", "create_file")

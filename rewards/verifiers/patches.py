@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rewards.verifiers.anchors import locate, looked
 from rewards.verifiers.candidate import (
     Candidate,
     Refusal,
@@ -21,9 +20,10 @@ from rewards.verifiers.candidate import (
     refused_path,
     unsafe_path,
 )
+from rewards.verifiers.codex_patches import has_envelope, read_envelopes
 from rewards.verifiers.diffs import FileDiff, Hunk, read_diff
-from rewards.verifiers.envelopes import has_envelope, read_envelopes
-from rewards.verifiers.result import VerifierResult, failed, passed
+from rewards.verifiers.hunk_matching import locate, looked
+from rewards.verifiers.rubric import VerifierResult, failed, passed
 
 NAME = "patch"
 LOCATED_SHARE = 0.5

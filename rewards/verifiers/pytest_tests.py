@@ -9,14 +9,14 @@ tests  kind: "pytest"; files: path to text of the tests and what they need; pass
        together: whether the answer runs in pytest's own process (default false); then keep: paths
        of `files` that are read while tests run, allow: what the screen lets pass
 
-Apart (see `rewards.verifiers.apart`) the answer sees arguments and gives values. It can read
+Apart (see `rewards.verifiers.isolated`) the answer sees arguments and gives values. It can read
 neither tests nor results, and no object of its own is asked about an expected value. What tests
-cannot do there, `rewards.verifiers.apart` lists. Tests that are skipped or expected to fail do not
-count.
+cannot do there, `rewards.verifiers.isolated` lists. Tests that are skipped or expected to fail do
+not count.
 
 Together is for tests that reach into the answer: mocks handed to it, its source inspected. What is
-known of cheating there is refused by `rewards.verifiers.screen`, the reports carry a nonce, and a
-determined program can still win.
+known of cheating there is refused by `rewards.verifiers.tamper_check`, the reports carry a
+nonce, and a determined program can still win.
 """
 
 import importlib.util
@@ -27,12 +27,12 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 from rewards.sandbox import Limits, Ran, SandboxError
-from rewards.verifiers.apart import host
-from rewards.verifiers.apart.host import Events
 from rewards.verifiers.candidate import Candidate
-from rewards.verifiers.judged import Outcome, Python, Unjudged, died
-from rewards.verifiers.result import BadSpec
-from rewards.verifiers.screen import offence, refused_file
+from rewards.verifiers.isolated import host
+from rewards.verifiers.isolated.host import Events
+from rewards.verifiers.outcomes import Outcome, Python, Unjudged, died
+from rewards.verifiers.rubric import BadSpec
+from rewards.verifiers.tamper_check import offence, refused_file
 
 SECONDS = 30.0
 JUDGE = Path(__file__).with_name("pytest_judge.py").read_text()

@@ -1,7 +1,7 @@
 """Judge proposed reads, edits and writes by what the session knew of its files.
 
 spec["workspace"]  the files as they stood when the request was made, as the filter and
-                   `pimono_sdpo.replay.state` write them
+                   `pimono_sdpo.replay.workspace` write them
 spec["tools"]      what may be called, as for `tool_calls`
 
 | what a call does | verdict |
@@ -22,13 +22,11 @@ from collections.abc import Callable
 from typing import Any
 
 from pimono_sdpo.replay.calls import are_in_turn, edits_of, path_in
-from pimono_sdpo.replay.files import Edit, File, Outcome
-from pimono_sdpo.replay.state import from_json
-from pimono_sdpo.replay.texts import plain
-from pimono_sdpo.replay.workspace import Workspace
+from pimono_sdpo.replay.files import Edit, File, Outcome, plain
+from pimono_sdpo.replay.workspace import Workspace, from_json
 from pimono_sdpo.text import shorten
 from rewards.verifiers.call_formats import Call
-from rewards.verifiers.result import VerifierResult, error, failed, passed, skipped
+from rewards.verifiers.rubric import VerifierResult, error, failed, passed, skipped
 from rewards.verifiers.syntax import problems
 from rewards.verifiers.tool_calls import calls_of
 

@@ -18,10 +18,10 @@ import sys
 from typing import Any
 from uuid import uuid4
 
-from pimono_sdpo.harness.event import Event
-from pimono_sdpo.replay.changes import changes_of
+from pimono_sdpo.replay.commands import changes_of
 from pimono_sdpo.replay.files import File
 from pimono_sdpo.replay.workspace import Workspace
+from pimono_sdpo.traces.events import Event
 from rewards.sandbox import Limits, run
 from rewards.verifiers.recorded import Recorded, recorded
 

@@ -23,10 +23,8 @@ from typing import Any
 
 from pimono_sdpo.errors import TrainingInputError
 from rewards.answers import Conversation, text_of
-from rewards.verifiers.call_formats import format_of
-from rewards.verifiers.decode import decode
-from rewards.verifiers.result import MAX_PARTIAL, BadSpec, error
-from rewards.verifiers.rubric import MAX_FEEDBACK, Rubric, RubricResult
+from rewards.verifiers.call_formats import decode, format_of
+from rewards.verifiers.rubric import MAX_FEEDBACK, MAX_PARTIAL, BadSpec, Rubric, RubricResult, error
 from rewards.verifiers.tool_schemas import DEFAULT_FORMATS
 
 UNJUDGED = 0.5
@@ -43,7 +41,7 @@ class VerifierReward:
     `spec["truncated"]` whether the completion lacks a token that ends the turn, and in
     `spec["end"]` that token, with which the text ends; `spec["format"]` is that of the tokenizer's
     chat template unless the row has its own. `end_ids` are ids that end a turn beside
-    those that `rewards.verifiers.decode` knows, such as `generation_config.eos_token_id`.
+    those that `rewards.verifiers.call_formats` knows, such as `generation_config.eos_token_id`.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Verdicts to one reward: gates that must pass, then weighted graded verifiers.
+"""Verifier results, and the rubric that combines them: gates, then weighted grades.
 
 range  0 to 1, or None when nothing was judged
 
@@ -11,13 +11,71 @@ range  0 to 1, or None when nothing was judged
 import json
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Literal, Protocol
 
 from pimono_sdpo.errors import PimonoError
-from pimono_sdpo.text import TRIMMED, shorten
-from rewards.verifiers.result import MAX_PARTIAL, BadSpec, Verifier, VerifierResult, error
+from pimono_sdpo.text import TRIMMED, shorten, well_formed
+
+Status = Literal["passed", "failed", "error", "skipped"]
+MAX_PARTIAL = 0.99
+
+
+@dataclass(frozen=True, slots=True)
+class VerifierResult:
+    """One verdict.
+
+    `score` is 1.0 when everything passed, partial credit up to MAX_PARTIAL when something failed,
+    and None when nothing was judged: `error` is our own fault and never the model's, `skipped`
+    means that the verifier has no say. `category` is one of the filter's, or `timeout`,
+    `patch_apply`, `malformed_output`. `feedback` is for the teacher, "" when passed.
+    """
+
+    name: str
+    status: Status
+    score: float | None
+    category: str | None = None
+    feedback: str = ""
+    metrics: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        # What a completion says may hold half a character, which no tokenizer and no column can.
+        object.__setattr__(self, "feedback", well_formed(self.feedback))
+
+
+class BadSpec(ValueError):
+    """A row's spec is none to judge by: nobody's fault but the row's. One sentence says why."""
+
+
+class Verifier(Protocol):
+    """Judges the text of a completion by a spec, the decoded `verifier_spec` of its row."""
+
+    def __call__(self, completion: str, spec: dict[str, Any]) -> VerifierResult:
+        """Return the verdict; never raises on the completion, BadSpec on a spec that is none."""
+
+
+def passed(name: str, **metrics: float) -> VerifierResult:
+    """Everything passed."""
+    return VerifierResult(name, "passed", 1.0, metrics=metrics)
+
+
+def failed(
+    name: str, category: str, feedback: str, score: float = 0.0, **metrics: float
+) -> VerifierResult:
+    """Something failed; partial credit stays below 1.0."""
+    return VerifierResult(name, "failed", min(score, MAX_PARTIAL), category, feedback, metrics)
+
+
+def skipped(name: str, why: str) -> VerifierResult:
+    """The verifier has no say."""
+    return VerifierResult(name, "skipped", None, feedback=why)
+
+
+def error(name: str, why: str) -> VerifierResult:
+    """Our own machinery failed; the model is not to be blamed."""
+    return VerifierResult(name, "error", None, feedback=why)
+
 
 logger = logging.getLogger(__name__)
 _SAID: set[tuple[str, str]] = set()

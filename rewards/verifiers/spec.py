@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rewards.verifiers.candidate import LISTS, refused_path
-from rewards.verifiers.result import BadSpec
+from rewards.verifiers.rubric import BadSpec
 
 KINDS = ("value", "output", "pytest")
 

@@ -24,9 +24,8 @@ from typing import Any
 
 import yaml
 
-from rewards.verifiers.answer import candidate_of
-from rewards.verifiers.candidate import Candidate, Refusal
-from rewards.verifiers.result import VerifierResult, failed, passed, skipped
+from rewards.verifiers.candidate import Candidate, Refusal, candidate_of
+from rewards.verifiers.rubric import VerifierResult, failed, passed, skipped
 
 NAME = "syntax"
 MAX_CHARS = 1_000_000

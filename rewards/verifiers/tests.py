@@ -1,7 +1,7 @@
 """Run the task's tests on the files as the completion leaves them.
 
 spec  as in `rewards.verifiers.candidate`, and
-      tests: {"kind": "value", ...} of `value_tests`, {"kind": "output", ...} of `output_tests`, or
+      tests: {"kind": "value", ...} of `value_tests`, {"kind": "output", ...} of `value_tests`, or
       {"kind": "pytest", ...} of `pytest_tests`; all take
       needs: globs of the files that the program needs beside those that were changed
       (default: the Python files below the top folder of the module, or of what may be written);
@@ -21,11 +21,17 @@ from typing import Any
 from pimono_sdpo.text import shorten
 from rewards.sandbox import SandboxError
 from rewards.sandbox.warm import Server
-from rewards.verifiers import output_tests, pytest_tests, value_tests
-from rewards.verifiers.answer import candidate_of
-from rewards.verifiers.candidate import LOCKED, Candidate, Refusal, matches, refused_path
-from rewards.verifiers.judged import ENVIRONMENT, Outcome, Overloaded, Python, Unjudged, cold
-from rewards.verifiers.result import VerifierResult, error, failed, passed, skipped
+from rewards.verifiers import pytest_tests, value_tests
+from rewards.verifiers.candidate import (
+    LOCKED,
+    Candidate,
+    Refusal,
+    candidate_of,
+    matches,
+    refused_path,
+)
+from rewards.verifiers.outcomes import ENVIRONMENT, Outcome, Overloaded, Python, Unjudged, cold
+from rewards.verifiers.rubric import VerifierResult, error, failed, passed, skipped
 from rewards.verifiers.spec import check_tests
 
 NAME = "tests"
@@ -65,9 +71,9 @@ def judge(candidate: Candidate, spec: Mapping[str, Any], python: Python = cold) 
         return failed(NAME, "malformed_output", why)
     files = visible(candidate, spec)
     if kind == "value":
-        return verdict(value_tests.judge(files, tests, python))
+        return verdict(value_tests.verify_values(files, tests, python))
     if kind == "output":
-        return verdict(output_tests.judge(files, tests, python))
+        return verdict(value_tests.verify_outputs(files, tests, python))
     if why := pytest_tests.refusal(candidate, tests):
         return failed(NAME, "policy_block", why)
     return verdict(pytest_tests.judge(files, candidate.before, tests, python))

@@ -20,10 +20,17 @@ from typing import Any
 from referencing.exceptions import Unresolvable
 
 from pimono_sdpo.text import shorten
-from rewards.verifiers.arguments import Checked, Fit, check
 from rewards.verifiers.call_formats import EXAMPLES, Call, Reading, read_calls
-from rewards.verifiers.result import VerifierResult, error, failed, passed, skipped
-from rewards.verifiers.tool_schemas import DEFAULT_FORMATS, BadTools, Tool, tools_of
+from rewards.verifiers.rubric import VerifierResult, error, failed, passed, skipped
+from rewards.verifiers.tool_schemas import (
+    DEFAULT_FORMATS,
+    BadTools,
+    Checked,
+    Fit,
+    Tool,
+    check,
+    tools_of,
+)
 
 NAME = "tool_calls"
 UNKNOWN_TOOL = 0.2

@@ -1,8 +1,15 @@
-"""Judge a function by the values it returns: the sandbox sees inputs only, the compare is out here.
+"""Verify code by what it returns or prints: the sandbox sees inputs, values are compared outside.
+
+tests  kind: "output"; module: path of the program; cases: [{"stdin": text, "args": [text, ...],
+       "expected": text}]; seconds: CPU seconds per case (default SECONDS); tolerance: how far a
+       printed number may be from an expected one (default: printed alike)
+
+White space at the ends of lines and blank lines at the end do not count. A program that ends with
+another exit code than 0 fails, whatever it printed.
 
 tests  kind: "value"; module: path of the file; entry: name of the function in it, dots allowed;
        cases: [{"args": [...], "kwargs": {...}, "expected": value}], or "raises": name of an
-       exception instead of `expected`, a subclass counts as `rewards.verifiers.exceptions` says;
+       exception instead of `expected`, a subclass counts as `rewards.verifiers.outcomes` says;
        seconds: CPU seconds per case (default SECONDS);
        judged: "result" (default) or "arguments", for functions that change them in place;
        unordered: whether the order of the outermost array is free (default false), sets count then;
@@ -22,19 +29,94 @@ from pathlib import Path
 from typing import Any
 
 from rewards.sandbox import Limits, Ran
-from rewards.verifiers.exceptions import counts_as
-from rewards.verifiers.judged import Outcome, Python, died, listed
-from rewards.verifiers.result import BadSpec
+from rewards.verifiers.outcomes import Outcome, Python, counts_as, died, listed
+from rewards.verifiers.rubric import BadSpec
 
 SECONDS = 10.0
+OUTPUT = 8 << 20
+RUN = """
+import pathlib, runpy, sys
+sys.path[:] = [str(pathlib.Path({0!r}).parent.resolve()), *(path for path in sys.path if path)]
+sys.argv = {1!r}
+runpy.run_path({0!r}, run_name="__main__")
+"""
+
+
+def verify_outputs(
+    files: Mapping[str, str], tests: Mapping[str, Any], python: Python
+) -> list[Outcome]:
+    """Run the cases on the files; one outcome each, in order.
+
+    Cases after one that hung are unknown, which is no pass.
+    Raises ValueError for tests that are none, SandboxError when nothing could be run, and
+    Overloaded when the machine was too busy to tell.
+    """
+    cases: Sequence[Mapping[str, Any]] = tests["cases"]
+    seconds = float(tests.get("seconds", SECONDS))
+    limits = Limits(cpu_seconds=seconds, wall_seconds=max(15, 5 * seconds), output=OUTPUT)
+    outcomes: list[Outcome] = []
+    for case in cases:
+        program = RUN.format(tests["module"], [tests["module"], *case.get("args", ())])
+        ran = python(["-c", program], files, case.get("stdin", "").encode(), limits)
+        outcomes.append(_output_outcome(case, ran, tests.get("tolerance"), python))
+        if outcomes[-1].kind == "timeout":
+            break
+    return outcomes + [Outcome("unknown")] * (len(cases) - len(outcomes))
+
+
+def _output_outcome(
+    case: Mapping[str, Any], ran: Ran, tolerance: float | None, python: Python
+) -> Outcome:
+    given = f"With the input {listed(case.get('stdin', ''))} the program"
+    if case.get("args"):
+        given = f"With the arguments {json.dumps(case['args'])} the program"
+    if ran.stopped or ran.signal:
+        return died(ran, python, given)
+    if ran.exit_code != 0:
+        last = ran.stderr.decode(errors="replace").strip().splitlines()[-1:]
+        return Outcome("error", f"{given} ends with exit code {ran.exit_code}. {''.join(last)}")
+    printed, expected = (
+        _output_lines(ran.stdout.decode(errors="replace")),
+        _output_lines(case["expected"]),
+    )
+    if len(printed) == len(expected) and all(
+        _same(one, other, tolerance) for one, other in zip(printed, expected, strict=True)
+    ):
+        return Outcome("passed")
+    got, wanted = listed("\n".join(printed)), listed("\n".join(expected))
+    return Outcome("wrong", f"{given} prints {got}, expected {wanted}")
+
+
+def _output_lines(text: str) -> list[str]:
+    return [line.rstrip() for line in text.rstrip().splitlines()]
+
+
+def _same(line: str, expected: str, tolerance: float | None) -> bool:
+    if line == expected or tolerance is None:
+        return line == expected
+    words, wanted = line.split(), expected.split()
+    return len(words) == len(wanted) and all(
+        word == other or _near(word, other, tolerance)
+        for word, other in zip(words, wanted, strict=True)
+    )
+
+
+def _near(word: str, expected: str, tolerance: float) -> bool:
+    try:
+        return abs(float(word) - float(expected)) <= tolerance
+    except ValueError:  # not both are numbers
+        return False
+
+
 CASES_AT_FULL_TIME = 6
 RELATIVE = 1e-9
 ABSOLUTE = 1e-9  # of 0.0 only: it would make 0.0 as good as any expected number below it
-OUTPUT = 8 << 20
 WORKER = Path(__file__).with_name("value_worker.py").read_text()
 
 
-def judge(files: Mapping[str, str], tests: Mapping[str, Any], python: Python) -> list[Outcome]:
+def verify_values(
+    files: Mapping[str, str], tests: Mapping[str, Any], python: Python
+) -> list[Outcome]:
     """Run the cases on the files; one outcome each, in order.
 
     Cases after one that hung or ended the process count as failed.
@@ -54,14 +136,16 @@ def judge(files: Mapping[str, str], tests: Mapping[str, Any], python: Python) ->
     total = seconds * min(len(cases) + 1, CASES_AT_FULL_TIME)
     limits = Limits(cpu_seconds=total, wall_seconds=max(15, 5 * total), output=OUTPUT)
     ran = python(["-c", WORKER], files, json.dumps(job).encode(), limits)
-    first, *lines = _lines(ran.stdout) or [{}]
+    first, *lines = _value_tests_lines(ran.stdout) or [{}]
     if not first:
         return _all(cases, _ending(ran, python, f"importing {tests['module']}"))
     if "error" in first:
         return _all(cases, _raised(first, f"importing {tests['module']}"))
     if len(lines) > len(cases):
         return _all(cases, Outcome("error", "more results were written than there are cases"))
-    outcomes = [_outcome(case, line, tests) for case, line in zip(cases, lines, strict=False)]
+    outcomes = [
+        _value_tests_outcome(case, line, tests) for case, line in zip(cases, lines, strict=False)
+    ]
     if len(outcomes) < len(cases):
         outcomes.append(_ending(ran, python, _call(cases[len(outcomes)], tests)))
     return outcomes + [Outcome("unknown")] * (len(cases) - len(outcomes))
@@ -116,7 +200,7 @@ def _unordered(value: Any, expected: Any, tolerance: float | None) -> bool:
     return True
 
 
-def _lines(stdout: bytes) -> list[dict[str, Any]]:
+def _value_tests_lines(stdout: bytes) -> list[dict[str, Any]]:
     """Decode the complete lines, up to the first that is none of the worker's."""
     lines: list[dict[str, Any]] = []
     for text in stdout.split(b"\n")[:-1]:
@@ -130,7 +214,9 @@ def _lines(stdout: bytes) -> list[dict[str, Any]]:
     return lines
 
 
-def _outcome(case: Mapping[str, Any], line: dict[str, Any], tests: Mapping[str, Any]) -> Outcome:
+def _value_tests_outcome(
+    case: Mapping[str, Any], line: dict[str, Any], tests: Mapping[str, Any]
+) -> Outcome:
     call = _call(case, tests)
     if "error" in line:
         if "raises" in case and counts_as(line, case["raises"]):

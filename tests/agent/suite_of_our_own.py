@@ -5,8 +5,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from pimono_sdpo.suites import own
-from pimono_sdpo.suites.build import build
+from pimono_sdpo.suites.build import build, programs
 from pimono_sdpo.suites.suite import load, write
 from tests.agent.suite_of_three import call, final
 
@@ -29,11 +28,11 @@ def models(knows: Mapping[str, Collection[str]]) -> Callable[[Json], "str | Json
 
     With odd seeds it begins with prose.
     """
-    programs = {program.goal: program for program in own.programs()}
+    by_goal = {program.goal: program for program in programs()}
 
     def policy(body: Json) -> str | Json:
         asked = body["messages"][1]["content"]
-        (program,) = [program for goal, program in programs.items() if goal in asked]
+        (program,) = [program for goal, program in by_goal.items() if goal in asked]
         turns = sum(message["role"] == "assistant" for message in body["messages"])
         if body["seed"] % 2:
             if turns == 0:

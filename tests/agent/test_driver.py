@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
-from pimono_sdpo.agent.driver import MOST_PARSE_ERRORS, drive
-from pimono_sdpo.agent.run import Rules, Run
+from pimono_sdpo.agent.driver import MOST_PARSE_ERRORS, Rules, Run, drive
+from pimono_sdpo.agent.task_tests import Judged
 from pimono_sdpo.agent.tools import Workspace
-from pimono_sdpo.inference.calls import Reply
-from pimono_sdpo.rollout_schema import Turn
-from rewards.task_tests import Judged
+from pimono_sdpo.llm.calls import Reply
+from pimono_sdpo.schema import Turn
 
 BUGGY, FIXED = "def f():\n    return 1\n", "def f():\n    return 2\n"
 Json = dict[str, Any]

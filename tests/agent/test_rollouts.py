@@ -14,11 +14,11 @@ import pytest
 from datasets import load_dataset
 from typer.testing import CliRunner
 
-from pimono_sdpo.agent.events import read_trace
+from pimono_sdpo.agent.driver import read_trace
 from pimono_sdpo.agent.verdicts import Verdicts, key_of
 from pimono_sdpo.cli import app
 from pimono_sdpo.errors import PimonoError
-from pimono_sdpo.rollout_schema import ROLLOUT
+from pimono_sdpo.schema import ROLLOUT
 from pimono_sdpo.suites import suite as suites
 from tests.agent.suite_of_three import (
     BUGGY,

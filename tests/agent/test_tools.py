@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pimono_sdpo.agent.schemas import TOOLS, definitions
 from pimono_sdpo.agent.tools import MAX_WRITE, Workspace
-from rewards.verifiers.tool_definitions import definitions as known_to_rewards
+from rewards.verifiers.agent_tools import TOOLS, definitions
+from rewards.verifiers.tool_schemas import definitions as known_to_rewards
 
 
 @pytest.fixture

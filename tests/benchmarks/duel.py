@@ -21,9 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from pimono_sdpo.duel import METRICS, gate, original
-from pimono_sdpo.duel.scores import score_turns
-from pimono_sdpo.duel.votes import Array, Votes
+from pimono_sdpo.duel import METRICS, albedo_rules, gate
+from processors.duel.scores import Array, Votes, score_turns
 from tests.benchmarks.table import print_table
 
 JUDGES = 3
@@ -76,7 +75,7 @@ def decisions(votes: Votes) -> list[bool]:
     """What the original's gate, ours, and ours over turns say; then their bounds alone."""
     scores = score_turns(votes).turn
     rules = gate.Rules(min_clusters=1, draws=999, min_parsed=0.5)
-    old = original.judge_duel(votes, original.OriginalRules(bootstrap_resamples=2000))
+    old = albedo_rules.judge_duel(votes, albedo_rules.OriginalRules(bootstrap_resamples=2000))
     ours = [gate.judge_duel(scores, by, rules) for by in (votes.instances, votes.turns)]
     whole = [old.accepted, *(verdict.accepted for verdict in ours)]
     bounds = [old.lcb is not None and old.lcb > 0, *(v.bound > gate.PARITY for v in ours)]
@@ -109,8 +108,8 @@ def times() -> list[list[str]]:
         "ours: 9,999 rounds over tasks, BCa": lambda: gate.judge_duel(
             scores, votes.instances, gate.Rules()
         ),
-        "the original: 10,000 rounds over turns": lambda: original.judge_duel(
-            votes, original.OriginalRules()
+        "the original: 10,000 rounds over turns": lambda: albedo_rules.judge_duel(
+            votes, albedo_rules.OriginalRules()
         ),
         "arena-hard's way: 100 rounds over battles": lambda: arena_hard_bound(scores),
     }

@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 
 from pimono_sdpo.samples import write_export, write_samples
-from pimono_sdpo.tiny_model import write_tiny_model
+from pimono_sdpo.training.tiny_model import write_tiny_model
 from tests.loopback_hub import loopback, run_hf
 from tests.loopback_hub.release import ADDRESS, TAG
 

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
-from pimono_sdpo.tiny_model import (
+from pimono_sdpo.training.tiny_model import (
     CORE_TOKENS,
     EXTRA_SPECIAL_TOKENS,
     chat_template,

@@ -17,11 +17,10 @@ from datasets import Dataset
 from trl.experimental.sdpo import SDPOConfig
 
 from pimono_sdpo.training.feedback import TRACE_TEMPLATE, Feedback, Mode
-from pimono_sdpo.training.scoring import Scoring
+from pimono_sdpo.training.rewards import Scoring
 from rewards.verifiers import tool_calls
-from rewards.verifiers.result import VerifierResult, failed, passed, skipped
 from rewards.verifiers.reward import VerifierReward
-from rewards.verifiers.rubric import Rubric
+from rewards.verifiers.rubric import Rubric, VerifierResult, failed, passed, skipped
 
 Row = dict[str, Any]
 # intent: ways to ask for it, and the names a tool for it can have.

@@ -24,7 +24,7 @@ from pimono_sdpo.replay.formatters import Reformat
 from pimono_sdpo.replay.predictions import Prediction, predictions
 from pimono_sdpo.replay.workspace import Rerun
 from pimono_sdpo.samples import SAMPLE_SESSIONS
-from pimono_sdpo.trace import Trace, read_trace
+from pimono_sdpo.traces.parse import Trace, read_trace
 from rewards.verifiers.formatting import Formatter
 from rewards.verifiers.rerun import rerun
 from tests.benchmarks.table import print_table

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from pimono_sdpo.failure_rules import RULES
+from pimono_sdpo.failures import RULES
 from processors.grade import WEIGHTS
 
 MIN_PROMPT = 16

@@ -21,10 +21,10 @@ import torch
 from datasets import load_dataset
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from pimono_sdpo.agent.run import Rules
+from pimono_sdpo.agent.driver import Rules
 from pimono_sdpo.commands.rollouts import Plan, run_rollouts
-from pimono_sdpo.rollout_schema import Protocol
-from pimono_sdpo.tiny_model import write_tiny_model
+from pimono_sdpo.schema import Protocol
+from pimono_sdpo.training.tiny_model import write_tiny_model
 from tests.agent.suite_of_three import write_suite
 
 PORT = 8766

@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from pathlib import Path
 
-from pimono_sdpo.suites import Task, functions, quixbugs
+from pimono_sdpo.suites import Task, humaneval, quixbugs
 from rewards.sandbox.warm import Server
 from rewards.verifiers import tests
-from rewards.verifiers.result import VerifierResult
+from rewards.verifiers.rubric import VerifierResult
 
 Judge = Callable[[str, dict[str, object]], VerifierResult]
 
@@ -88,7 +88,7 @@ def main() -> None:
     if given.quixbugs:
         suites["QuixBugs"] = quixbugs.tasks(given.quixbugs)
     if given.humanevalfix:
-        suites["HumanEvalFix"] = functions.tasks(given.humanevalfix)
+        suites["HumanEvalFix"] = humaneval.tasks(given.humanevalfix)
     with ExitStack() as stack:
         judge: Judge = tests.verify
         if not given.cold:

@@ -20,8 +20,8 @@ from typing import Any
 from pimono_sdpo.commands.rewards import run_rescore
 from rewards.sandbox.warm import Server
 from rewards.verifiers import command, lint, syntax
-from rewards.verifiers.result import VerifierResult
-from rewards.verifiers.tools import program
+from rewards.verifiers.rubric import VerifierResult
+from rewards.verifiers.sandboxed_tools import program
 
 PYTHON = "".join(f"def f{n}(x: int) -> int:\n    y = x + {n}\n    return y\n" for n in range(67))
 SCRIPT = "".join(

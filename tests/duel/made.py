@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pimono_sdpo.duel import METRICS
-from pimono_sdpo.duel_schema import ANSWER, JUDGMENT
+from pimono_sdpo.schema import ANSWER, JUDGMENT
 
 USAGE = {"prompt_tokens": 900, "completion_tokens": 30, "cost": 0.001}
 JUDGES = ("lab/strict", "lab/kind", "lab/odd")

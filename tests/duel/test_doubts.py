@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from pimono_sdpo.duel.agreement import krippendorff_alpha
-from pimono_sdpo.duel.doubts import agreement, doubt_judges, doubt_lengths
+from pimono_sdpo.duel.diagnostics import agreement, doubt_judges, doubt_lengths, krippendorff_alpha
 from pimono_sdpo.duel.gate import Rules
 from tests.duel.votes import votes
 

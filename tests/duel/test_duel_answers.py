@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from pimono_sdpo.duel_schema import ANSWER
-from pimono_sdpo.inference.chat import Chat, Limits
-from pimono_sdpo.inference.providers import Endpoint
+from pimono_sdpo.llm.chat import Chat, Limits
+from pimono_sdpo.llm.providers import Endpoint
+from pimono_sdpo.schema import ANSWER
 from processors.duel.answers import Answering, Players, privileged_context
-from processors.duel.leaks import leaked_terms
 from processors.duel.pull_requests import _record
+from processors.duel.verdicts import leaked_terms
 from tests.chat_server import ChatServer, busy
 from tests.duel.players import is_informed, play
 from tests.duel.trajectories import pull_request, step, trajectory

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from pimono_sdpo.cli import app
 from pimono_sdpo.commands.duel_rows import run_duel_rows
 from pimono_sdpo.errors import EmptySelection, InferenceError, SourceError
-from pimono_sdpo.rollout_schema import PAIR, STEP
+from pimono_sdpo.schema import PAIR, STEP
 from tests.chat_server import ChatServer, busy
 from tests.duel.players import Json, is_judge, play, shown, verdict
 from tests.duel.trajectories import write_pull_requests, write_trajectories

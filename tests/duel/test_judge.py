@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from pimono_sdpo.duel import METRICS
-from pimono_sdpo.duel_schema import JUDGMENT
-from pimono_sdpo.inference.chat import Chat, Limits
-from pimono_sdpo.inference.decisions import Decisions
-from pimono_sdpo.inference.providers import NO_KEY, Endpoint
-from processors.duel.decided import NOBODY_ASKED
+from pimono_sdpo.llm.chat import Chat, Limits
+from pimono_sdpo.llm.decisions import Decisions
+from pimono_sdpo.llm.providers import NO_KEY, Endpoint
+from pimono_sdpo.schema import JUDGMENT
 from processors.duel.judge import Judging, Panel
-from processors.duel.neutral import REMOVED, neutral
+from processors.duel.sanitize import REMOVED, neutral
+from processors.duel.shortcuts import NOBODY_ASKED
 from processors.duel.verdicts import Verdict, read_verdict
 from tests.chat_server import ChatServer, busy
 from tests.duel.players import play, shown, verdict

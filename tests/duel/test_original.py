@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from pimono_sdpo.duel.original import OriginalRules, judge_duel, turn_shares
-from pimono_sdpo.duel.votes import Votes
+from pimono_sdpo.duel.albedo_rules import OriginalRules, judge_duel, turn_shares
+from processors.duel.scores import Votes
 from tests.duel.votes import votes
 
 NAN = float("nan")

@@ -10,10 +10,10 @@ from datasets import load_dataset
 
 from cards.lint import lint_card
 from pimono_sdpo.commands.duel_score import run_score
+from pimono_sdpo.duel.albedo_rules import OriginalRules
 from pimono_sdpo.duel.gate import Rules
-from pimono_sdpo.duel.original import OriginalRules
-from pimono_sdpo.duel_schema import ANSWER, JUDGMENT
 from pimono_sdpo.errors import SourceError
+from pimono_sdpo.schema import ANSWER, JUDGMENT
 from tests.duel.made import JUDGES, answer, write_duel
 
 RULES = Rules(draws=199)

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from pimono_sdpo.duel import METRICS
 from pimono_sdpo.duel.gate import Rules, judge_duel
-from pimono_sdpo.duel.scores import bucket, score_turns
-from pimono_sdpo.duel.votes import votes_of
+from processors.duel.scores import bucket, score_turns, votes_of
 from tests.duel.votes import votes
 
 NAN = float("nan")

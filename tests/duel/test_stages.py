@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from pimono_sdpo.commands.duel import Spending, run_answers, run_judge, run_turns
-from pimono_sdpo.duel_schema import ANSWER, JUDGMENT
 from pimono_sdpo.errors import InferenceError, OutputError, SourceError
-from pimono_sdpo.inference.settings import Settings, load
+from pimono_sdpo.llm.settings import Settings, load
+from pimono_sdpo.schema import ANSWER, JUDGMENT
 from processors.duel.turns import Options
 from tests.chat_server import ChatServer, busy, drop, garbage, hang
 from tests.duel.players import play

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pimono_sdpo.duel_schema import PULL_REQUEST, TURN
 from pimono_sdpo.errors import EmptySelection, SourceError
-from pimono_sdpo.parquet import parquet_files
 from pimono_sdpo.samples import SAMPLE_SESSIONS
+from pimono_sdpo.schema import DUEL_TURN, PULL_REQUEST
+from pimono_sdpo.traces.sources import parquet_files
 from processors.duel.action import action_style, format_fault, is_looping
 from processors.duel.pull_requests import PullRequests
 from processors.duel.trajectories import draw_turns, messages_of
@@ -48,7 +48,7 @@ def test_turns_have_their_history_their_reference_and_their_pull_request(tmp_pat
     report = draw(str(source), str(records), FEW, tmp_path / "out")
     turns = rows_of(tmp_path / "out" / "turns")
     assert len(turns) == 25
-    assert pq.read_schema(tmp_path / "out/turns/turns-00000.parquet") == TURN.arrow_schema
+    assert pq.read_schema(tmp_path / "out/turns/turns-00000.parquet") == DUEL_TURN.arrow_schema
     assert [turn["turn_id"] for turn in turns][:2] == ["turns-00000_1", "turns-00000_2"]
     assert len({turn["instance_id"] for turn in turns}) == report["instances"] > 5
     assert len({turn["turn"] for turn in turns}) > 2

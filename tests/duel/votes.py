@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from pimono_sdpo.duel import METRICS
-from pimono_sdpo.duel.votes import Votes
+from processors.duel.scores import Votes
 
 
 def votes(values: Any, instances: Sequence[str] = ()) -> Votes:

@@ -5,7 +5,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from pimono_sdpo.harness.event import Event
+from pimono_sdpo.traces.events import Event
 
 _WORDS = st.sampled_from(
     """user assistant tool system developer message text tool_use tool_result function_call

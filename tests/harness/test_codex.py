@@ -4,8 +4,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from pimono_sdpo.harness import codex
-from pimono_sdpo.harness.event import Event
+from pimono_sdpo.traces.events import Event
+from pimono_sdpo.traces.harness import codex
 from tests.harness.odd_entries import ENTRIES, check, envelope, kinds, texts
 
 Entry = dict[str, Any]

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from pimono_sdpo.harness import pi, pi_entries
-from pimono_sdpo.harness.event import Event
-from pimono_sdpo.lines import read_lines
-from pimono_sdpo.trace import read_trace
+from pimono_sdpo.traces.events import Event
+from pimono_sdpo.traces.harness import pi
+from pimono_sdpo.traces.lines import read_lines
+from pimono_sdpo.traces.parse import read_trace
 from tests.harness.odd_entries import ENTRIES
 from tests.traces import HEADER, Entry, assistant, call, result, trace, user
 
@@ -125,10 +125,10 @@ def test_a_stream_that_was_cut_keeps_what_ended() -> None:
 def test_typed_entries_are_those_built_from_dicts(entries: list[Entry]) -> None:
     """Mistyped fields, too, count as missing either way."""
     lines = [json.dumps(entry).encode() for entry in entries]
-    built = [pi_entries.entry_of(json.loads(line)) for line in lines]
-    read = read_lines(b"\n".join(lines), pi_entries.DECODER, pi_entries.entry_of).objects
+    built = [pi.entry_of(json.loads(line)) for line in lines]
+    read = read_lines(b"\n".join(lines), pi.DECODER, pi.entry_of).objects
     assert plain_events(pi.read(read)) == plain_events(pi.read(built))
-    messages = [pi_entries.entry_of({"type": "message", "message": e}) for e in entries]
+    messages = [pi.entry_of({"type": "message", "message": e}) for e in entries]
     found = pi.read(messages)
     assert [event.index for event in found] == list(range(len(found)))
 

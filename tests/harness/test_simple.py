@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from pimono_sdpo.harness import simple
+from pimono_sdpo.traces.harness import simple
 from tests.harness.odd_entries import ENTRIES, check, kinds, texts
 
 Entry = dict[str, Any]

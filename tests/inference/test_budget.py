@@ -6,13 +6,11 @@ from pathlib import Path
 import pytest
 
 from pimono_sdpo.errors import InferenceError
-from pimono_sdpo.inference.budget import Budget
-from pimono_sdpo.inference.calls import Reply, Request
-from pimono_sdpo.inference.chat import Chat, Limits
-from pimono_sdpo.inference.journal import Journal
-from pimono_sdpo.inference.prices import Price, cost
-from pimono_sdpo.inference.providers import Endpoint
-from pimono_sdpo.inference.tally import Tally
+from pimono_sdpo.llm.calls import Reply, Request
+from pimono_sdpo.llm.chat import Chat, Limits
+from pimono_sdpo.llm.journal import Journal
+from pimono_sdpo.llm.money import Budget, Price, Tally, cost
+from pimono_sdpo.llm.providers import Endpoint
 from tests.chat_server import ChatServer, hang
 
 PRICES = {"m": Price(input=1.0, output=100.0)}

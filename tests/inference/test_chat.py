@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from pimono_sdpo.inference.calls import Reply, Request
-from pimono_sdpo.inference.chat import Chat, Limits
-from pimono_sdpo.inference.journal import Journal
-from pimono_sdpo.inference.prices import Price
-from pimono_sdpo.inference.providers import Endpoint
+from pimono_sdpo.llm.calls import Reply, Request
+from pimono_sdpo.llm.chat import Chat, Limits
+from pimono_sdpo.llm.journal import Journal
+from pimono_sdpo.llm.money import Price
+from pimono_sdpo.llm.providers import Endpoint
 from tests.chat_server import (
     ChatServer,
     busy,

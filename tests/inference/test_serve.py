@@ -12,11 +12,11 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from pimono_sdpo.inference.calls import Reply, Request
-from pimono_sdpo.inference.chat import Chat, Limits
-from pimono_sdpo.inference.decisions import Decisions
-from pimono_sdpo.inference.journal import Journal
-from pimono_sdpo.inference.providers import endpoint
+from pimono_sdpo.llm.calls import Reply, Request
+from pimono_sdpo.llm.chat import Chat, Limits
+from pimono_sdpo.llm.decisions import Decisions
+from pimono_sdpo.llm.journal import Journal
+from pimono_sdpo.llm.providers import endpoint
 from processors.duel.judge import Judging, Panel
 from tests.duel.test_judge import answer
 

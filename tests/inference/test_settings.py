@@ -6,9 +6,9 @@ import pytest
 from huggingface_hub import get_token
 
 from pimono_sdpo.errors import InferenceError
-from pimono_sdpo.inference.prices import Price
-from pimono_sdpo.inference.providers import NO_KEY, PRESETS, endpoint
-from pimono_sdpo.inference.settings import environment, load
+from pimono_sdpo.llm.money import Price
+from pimono_sdpo.llm.providers import NO_KEY, PRESETS, endpoint
+from pimono_sdpo.llm.settings import environment, load
 
 
 @pytest.fixture(autouse=True)

@@ -8,8 +8,8 @@ import pytest
 from datasets import load_dataset
 
 from pimono_sdpo.commands.filter import run_filter
-from pimono_sdpo.replay.begin import MAX_CHARS, Beginnings, Known
-from pimono_sdpo.trace import match_results, read_trace
+from pimono_sdpo.replay.initial_state import MAX_CHARS, Beginnings, Known
+from pimono_sdpo.traces.parse import match_results, read_trace
 from rewards.verifiers.replay import verify
 from tests.traces import HEADER, Entry, bash, call, result, trace, user
 

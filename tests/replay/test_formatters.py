@@ -5,12 +5,12 @@ from typing import NamedTuple
 
 import pytest
 
-from pimono_sdpo.harness.event import Event
+from pimono_sdpo.replay.commands import may_match
 from pimono_sdpo.replay.files import Edit, File
 from pimono_sdpo.replay.formatters import Reformatted
 from pimono_sdpo.replay.scripts import scripts_in, steps_of
-from pimono_sdpo.replay.shown import may_match
 from pimono_sdpo.replay.workspace import Workspace
+from pimono_sdpo.traces.events import Event
 
 CWD = "/home/ann/app"
 BEFORE, AFTER = "let x=1\nlet yy = 2\n", "let x = 1;\nlet yy = 2\n"

@@ -6,12 +6,12 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pimono_sdpo.harness.event import Event
-from pimono_sdpo.replay.begin import Beginnings
 from pimono_sdpo.replay.calls import arguments, edits_of
 from pimono_sdpo.replay.files import File, Outcome
+from pimono_sdpo.replay.initial_state import Beginnings
 from pimono_sdpo.replay.predictions import predictions
-from pimono_sdpo.trace import match_results
+from pimono_sdpo.traces.events import Event
+from pimono_sdpo.traces.parse import match_results
 
 # Few and alike, so that texts occur twice, touch, and reach over the ends of what was read.
 LINES = ["a", "b", "  a", "ab", "", "x = 1", "x = 1;", "}", "let a = b", "end "]

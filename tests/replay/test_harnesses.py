@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from pimono_sdpo.harness.event import Event
 from pimono_sdpo.replay.calls import edits_of, shown_by_read
-from pimono_sdpo.replay.changes import changes_of
+from pimono_sdpo.replay.commands import changes_of
 from pimono_sdpo.replay.files import Edit, File, Outcome
 from pimono_sdpo.replay.predictions import predictions
-from pimono_sdpo.replay.tool_names import is_harmless
+from pimono_sdpo.replay.workspace import is_harmless
+from pimono_sdpo.traces.events import Event
 
 TEXT = "import a\n\nlet x = 1\nlet y = x\n"
 NUMBERED = "     1→import a\n     2→\n     3→let x = 1\n     4→let y = x\n     5→"

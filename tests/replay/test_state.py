@@ -1,6 +1,5 @@
 from pimono_sdpo.replay.files import Edit
-from pimono_sdpo.replay.state import from_json, to_json
-from pimono_sdpo.replay.workspace import Workspace
+from pimono_sdpo.replay.workspace import Workspace, from_json, to_json
 
 
 def test_what_is_known_survives_json() -> None:

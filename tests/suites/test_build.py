@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from pimono_sdpo.agent.task_tests import run_tests
 from pimono_sdpo.cli import app
 from pimono_sdpo.commands.suites import run_suite
 from pimono_sdpo.errors import OutputError, PimonoError
-from pimono_sdpo.suites import near, suite
+from pimono_sdpo.suites import split, suite
 from pimono_sdpo.suites.workspace import files_of, visible_copy
-from rewards.task_tests import run_tests
 
 FIXED = "def lcs_length(n):\n    return n + 1\n"
 BUGGY = FIXED.replace("+ 1", "- 1") + '\n"""\nThe next number.\n"""\n'
@@ -171,6 +171,6 @@ def test_what_a_source_is_is_told_by_its_content(tmp_path: Path) -> None:
 
 def test_near_programs_are_one_group() -> None:
     loop = "def f(xs):\n    total = 0\n    for x in xs:\n        if x > 0:\n            total += x\n    return total\n"
-    groups = near.groups({"c": loop, "a": loop.replace("f(", "g("), "b": "import os\nprint(os.sep)\n",
+    groups = split.groups({"c": loop, "a": loop.replace("f(", "g("), "b": "import os\nprint(os.sep)\n",
                           "broken": "def ("})  # fmt: skip
     assert groups == {"c": "a", "a": "a", "b": "b", "broken": "broken"}

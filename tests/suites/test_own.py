@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from pimono_sdpo.suites import own, suite
-from pimono_sdpo.suites.build import build
+from pimono_sdpo.agent.task_tests import run_tests
+from pimono_sdpo.suites import suite
+from pimono_sdpo.suites.build import build, programs
 from pimono_sdpo.suites.suite import TaskRow
 from pimono_sdpo.suites.workspace import files_of, visible_copy
 from rewards.sandbox.warm import Server
-from rewards.task_tests import run_tests
 from rewards.verifiers import tests
-from rewards.verifiers.judged import Python
+from rewards.verifiers.outcomes import Python
 
-PROGRAMS = {program.name: program for program in own.programs()}
+PROGRAMS = {program.name: program for program in programs()}
 HANGING = ("backoff", "shift_plan")
 
 

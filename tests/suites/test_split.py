@@ -16,8 +16,7 @@ from typer.testing import CliRunner
 from pimono_sdpo.cli import app, run
 from pimono_sdpo.errors import PimonoError
 from pimono_sdpo.suites import suite
-from pimono_sdpo.suites.leakage import Leakage, check_leakage, rows_of
-from pimono_sdpo.suites.split import METHODS, divide
+from pimono_sdpo.suites.split import METHODS, Leakage, check_leakage, divide, rows_of
 from pimono_sdpo.suites.suite import Suite, TaskRow
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pimono_sdpo.errors import SourceError
-from pimono_sdpo.rollout_schema import TASK
+from pimono_sdpo.schema import TASK
 from pimono_sdpo.suites import suite
 from pimono_sdpo.suites.workspace import visible_copy
 

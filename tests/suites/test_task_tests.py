@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from pimono_sdpo.agent.task_tests import check_task, run_tests, steady
 from pimono_sdpo.errors import SourceError
 from pimono_sdpo.suites.workspace import visible_copy
-from rewards.task_tests import check_task, run_tests, steady
 
 BUGGY, FIXED = "def double(n):\n    return n + n + 1\n", "def double(n):\n    return 2 * n\n"
 TEST = "from double import double\n\ndef test_double():\n    assert double(2) == 4\n"

@@ -8,8 +8,8 @@ import torch
 from datasets import Dataset
 from trl import ModelConfig
 
-from pimono_sdpo.tiny_model import write_tiny_model
 from pimono_sdpo.training import rows
+from pimono_sdpo.training.tiny_model import write_tiny_model
 from pimono_sdpo.training.trainer import Prepared, train
 from tests.training.setup import SeenPrompts, arguments, hand_made, prepare
 

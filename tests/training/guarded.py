@@ -13,7 +13,7 @@ from typing import Any
 
 from trackio.sqlite_storage import SQLiteStorage
 
-from pimono_sdpo.training.scoring import Scoring
+from pimono_sdpo.training.rewards import Scoring
 from pimono_sdpo.training.trainer import train
 from tests.training.setup import StopAfter, arguments, hand_made, letters_reward, prepare
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from datasets import Dataset, Features
 
-from pimono_sdpo.rollout_schema import PAIR, STEP
+from pimono_sdpo.schema import PAIR, STEP
 
 Row = dict[str, Any]
 TOOLS = [

@@ -16,9 +16,9 @@ from transformers import (
 from trl import ModelConfig
 
 from pimono_sdpo.training import models, sdpo
-from pimono_sdpo.training.config import TrainingConfig
+from pimono_sdpo.training.arguments import TrainingConfig
 from pimono_sdpo.training.feedback import Feedback, Mode
-from pimono_sdpo.training.scoring import Scoring
+from pimono_sdpo.training.rewards import Scoring
 from pimono_sdpo.training.trainer import Prepared
 
 REPO = Path(__file__).parent.parent.parent

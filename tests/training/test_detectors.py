@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from pimono_sdpo.training.config import TrainingConfig
-from pimono_sdpo.training.detectors import (
+from pimono_sdpo.training.arguments import TrainingConfig
+from pimono_sdpo.training.guards import (
     CLIPPED,
     FLAT,
     GRADIENT,

@@ -10,7 +10,7 @@ from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 
 from pimono_sdpo.commands.pairs import run_pairs
 from pimono_sdpo.commands.steps import run_steps
-from pimono_sdpo.tiny_model import write_tiny_model
+from pimono_sdpo.training.tiny_model import write_tiny_model
 from tests.rollout_data import OTHER, final, read, rollout, write, write_folder
 
 

@@ -11,10 +11,9 @@ from transformers import AutoTokenizer
 
 from pimono_sdpo.errors import TrainingInputError
 from pimono_sdpo.training.feedback import MODES, Feedback, Mode, check_feedback
-from pimono_sdpo.training.scoring import Scoring
-from rewards.verifiers.result import VerifierResult, failed, passed
+from pimono_sdpo.training.rewards import Scoring
 from rewards.verifiers.reward import VerifierReward
-from rewards.verifiers.rubric import Rubric
+from rewards.verifiers.rubric import Rubric, VerifierResult, failed, passed
 from tests.training.setup import SeenPrompts, arguments, prepare
 
 TASKS = ("mend the parser", "run the build")

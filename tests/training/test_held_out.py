@@ -10,7 +10,7 @@ import pytest
 from datasets import Dataset
 
 from pimono_sdpo.training import held_out
-from pimono_sdpo.training.scoring import Scoring
+from pimono_sdpo.training.rewards import Scoring
 from tests.training.setup import arguments, hand_made, prepare, script
 
 

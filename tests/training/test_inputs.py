@@ -8,7 +8,7 @@ from datasets import Dataset
 
 from pimono_sdpo.errors import OutputError, TrainingInputError
 from pimono_sdpo.training import models, output, rows, sdpo
-from pimono_sdpo.training.recipes import find_recipe
+from pimono_sdpo.training.arguments import find_recipe
 from tests.training.setup import JOBS, arguments, hand_made, prepare
 
 

@@ -342,7 +342,7 @@ def test_a_reward_that_can_be_won_trains_nothing(
     tmp_path: Path, tiny: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "lax.py").write_text(
-        "from rewards.verifiers.result import failed, passed\n"
+        "from rewards.verifiers.rubric import failed, passed\n"
         "def verify(completion, spec):\n"
         "    return passed('lax') if 'sorry' in completion else failed('lax', 'x', 'no')\n"
     )

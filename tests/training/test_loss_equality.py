@@ -29,7 +29,7 @@ from trl.experimental.sdpo.sdpo_trainer import (
 )
 
 from pimono_sdpo.training import rows
-from pimono_sdpo.training.scoring import Scoring
+from pimono_sdpo.training.rewards import Scoring
 from pimono_sdpo.training.trainer import train
 from tests.training.setup import arguments, prepare
 

@@ -9,9 +9,9 @@ import pytest
 from cards import lint_file
 from pimono_sdpo.errors import OutputError
 from pimono_sdpo.samples import write_samples
-from pimono_sdpo.tiny_model import write_tiny_model
-from pimono_sdpo.training import output, publish, started
-from pimono_sdpo.training.prepared import check_prepared
+from pimono_sdpo.training import output, publish, resume
+from pimono_sdpo.training.rows import check_prepared
+from pimono_sdpo.training.tiny_model import write_tiny_model
 from processors.secrets import kinds_in
 from tests.training.setup import arguments, hand_made, script
 
@@ -132,7 +132,7 @@ def test_a_file_is_no_output_folder(tmp_path: Path, name: str) -> None:
 
 def start(folder: Path, model: Path, **changes: object) -> output.Json:
     args, model_args = arguments(folder, model, **changes)
-    return started.started_with(args, model_args, None, hand_made(), {})
+    return resume.started_with(args, model_args, None, hand_made(), {})
 
 
 def test_a_folder_is_one_runs_and_keeps_no_trace_of_the_lock(tmp_path: Path) -> None:
@@ -180,43 +180,43 @@ def test_the_second_of_two_jobs_is_refused(
 def test_only_the_same_training_goes_on(tmp_path: Path, tiny: Path) -> None:
     out = tmp_path / "out"
     first = start(out, tiny)
-    output.begin(out, started.local_record(str(tiny), first, {}))
-    started.check_same_start(out, start(out, tiny, learning_rate=1e-2))
+    output.begin(out, resume.local_record(str(tiny), first, {}))
+    resume.check_same_start(out, start(out, tiny, learning_rate=1e-2))
     (out / "checkpoint-2").mkdir()
     (out / "checkpoint-2" / "trainer_state.json").write_text('{"global_step": 2}')
     moved = Path(shutil.copytree(tiny, tmp_path / tiny.name))
     for same in (start(out, tiny), start(out, moved, logging_steps=5, save_steps=1)):
-        started.check_same_start(out, same)
+        resume.check_same_start(out, same)
     for changes, words in (
         ({"learning_rate": 1e-2}, "learning_rate 0.001, now 0.01"),
         ({"seed": 1}, "seed 42, now 1"),
         ({"max_steps": 9}, "max_steps 6, now 9"),
     ):
         with pytest.raises(OutputError, match=f"started with .*{words}.*--overwrite"):
-            started.check_same_start(out, start(out, tiny, **changes))
+            resume.check_same_start(out, start(out, tiny, **changes))
     # Guards count what is logged: once they can end the run, how often that is decides its result.
     stops = start(out, tiny, stop_on="all")
-    output.begin(out, started.local_record(str(tiny), stops, {}))
+    output.begin(out, resume.local_record(str(tiny), stops, {}))
     for other_steps, words in (
         ({"logging_steps": 5}, "logging_steps 1, now 5"),
         ({"save_steps": 3}, "save_steps 500, now 3"),
     ):
         with pytest.raises(OutputError, match=f"started with .*{words}"):
-            started.check_same_start(out, start(out, tiny, stop_on="all", **other_steps))
-    output.begin(out, started.local_record(str(tiny), first, {}))
+            resume.check_same_start(out, start(out, tiny, stop_on="all", **other_steps))
+    output.begin(out, resume.local_record(str(tiny), first, {}))
     other = write_tiny_model(tmp_path / "other", seed=1)
     with pytest.raises(OutputError, match="started with model_name_or_path"):
-        started.check_same_start(out, start(out, other))
+        resume.check_same_start(out, start(out, other))
     args, model_args = arguments(out, tiny)
-    fewer = started.started_with(args, model_args, None, hand_made().select([0, 1]), {})
+    fewer = resume.started_with(args, model_args, None, hand_made().select([0, 1]), {})
     with pytest.raises(OutputError, match="started with rows"):
-        started.check_same_start(out, fewer)
+        resume.check_same_start(out, fewer)
     model_args.lora_r = 4
     with pytest.raises(OutputError, match="lora_r 8, now 4"):
-        started.check_same_start(out, started.started_with(args, model_args, None, hand_made(), {}))
+        resume.check_same_start(out, resume.started_with(args, model_args, None, hand_made(), {}))
     (out / "run-local.json").unlink()
     with pytest.raises(OutputError, match="no record of their arguments"):
-        started.check_same_start(out, first)
+        resume.check_same_start(out, first)
 
 
 def test_rows_of_another_source_are_not_used(tmp_path: Path) -> None:
@@ -290,10 +290,10 @@ def test_overwriting_begins_only_when_all_has_been_checked(
 def test_the_record_of_a_start_is_json_and_knows_where_the_base_is(
     tmp_path: Path, tiny: Path
 ) -> None:
-    record = started.local_record(str(tiny), start(tmp_path, tiny), {})
+    record = resume.local_record(str(tiny), start(tmp_path, tiny), {})
     assert record["base_model"] == str(tiny.resolve())
     assert json.loads(json.dumps(record)) == record
-    assert started.local_record("me/model", {}, {})["base_model"] == "me/model"
+    assert resume.local_record("me/model", {}, {})["base_model"] == "me/model"
 
 
 def test_overwriting_replaces_rows_and_run(

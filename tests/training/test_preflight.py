@@ -12,11 +12,9 @@ from trl import ModelConfig
 
 from pimono_sdpo.errors import TrainingInputError
 from pimono_sdpo.training import rows
-from pimono_sdpo.training.hardware import Hardware, hardware_of
-from pimono_sdpo.training.preflight import check_template, preflight, refuse
-from pimono_sdpo.training.preflight_text import as_text
-from pimono_sdpo.training.probe import Probe, probe
-from pimono_sdpo.training.scoring import Scoring
+from pimono_sdpo.training.memory import Hardware, hardware_of
+from pimono_sdpo.training.preflight import Probe, as_text, check_template, preflight, probe, refuse
+from pimono_sdpo.training.rewards import Scoring
 from pimono_sdpo.training.trainer import Prepared, train
 from tests.training.setup import (
     SeenPrompts,

@@ -13,10 +13,10 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer, TrainerCallback
 
 from cards.lint import lint_card
-from pimono_sdpo.training import models, publish, recorded, reload
-from pimono_sdpo.training.adapters import open_adapter
-from pimono_sdpo.training.config import GuardedDPOConfig, GuardedSFTConfig
-from pimono_sdpo.training.recorded_rows import fit_recorded
+from pimono_sdpo.training import models, publish, reload, supervised
+from pimono_sdpo.training.arguments import GuardedDPOConfig, GuardedSFTConfig
+from pimono_sdpo.training.models import open_adapter
+from pimono_sdpo.training.supervised_rows import fit_recorded
 from pimono_sdpo.training.trainer import Prepared, train
 from tests.training.recorded import asked, pair, pairs, step, steps, turn, written
 from tests.training.setup import JOBS, arguments, python, script
@@ -78,11 +78,13 @@ def prepared(
         report_to="none",
         disable_tqdm=True,
     )
-    recorded.settle_arguments(args, smoke=False)
+    supervised.settle_arguments(args, smoke=False)
     opened = None if adapter is None else open_adapter(str(adapter), model_args)
     tokenizer = models.load_tokenizer(model_args, None)
-    fitted, _ = fit_recorded(method, dataset, tokenizer, args.max_length, recorded.TEMPLATE)
-    return recorded.prepare(args, model_args, fitted, tokenizer, None, opened)
+    fitted, _ = fit_recorded(
+        method, dataset, tokenizer, args.max_length, supervised.TEMPLATE_KWARGS
+    )
+    return supervised.prepare(args, model_args, fitted, tokenizer, None, opened)
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -17,9 +17,9 @@ from transformers import (
 from trl import ModelConfig
 
 from pimono_sdpo.errors import TrainingInputError
-from pimono_sdpo.tiny_model import write_tiny_model
 from pimono_sdpo.training import models, output, publish, rows, run_log
-from pimono_sdpo.training.clock import Clock
+from pimono_sdpo.training.callbacks import Clock
+from pimono_sdpo.training.tiny_model import write_tiny_model
 from pimono_sdpo.training.trainer import Prepared, train
 from tests.training.setup import (
     SeenPrompts,

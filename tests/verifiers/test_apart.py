@@ -8,7 +8,7 @@ import pytest
 
 from rewards.sandbox.warm import Server
 from rewards.verifiers import tests
-from rewards.verifiers.result import VerifierResult
+from rewards.verifiers.rubric import VerifierResult
 from tests.verifiers.programs import writing
 
 Verify = Any

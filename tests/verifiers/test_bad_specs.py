@@ -7,9 +7,8 @@ import pytest
 
 from pimono_sdpo.errors import TrainingInputError
 from rewards.verifiers import syntax, tests
-from rewards.verifiers.result import VerifierResult
 from rewards.verifiers.reward import UNJUDGED, VerifierReward
-from rewards.verifiers.rubric import NoVerifier, Rubric
+from rewards.verifiers.rubric import NoVerifier, Rubric, VerifierResult
 
 GOOD = "```python\ndef f(x):\n    return x\n```"
 CASE = {"args": [1], "expected": 1}

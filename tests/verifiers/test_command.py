@@ -13,8 +13,8 @@ import pytest
 from rewards.sandbox.warm import Server
 from rewards.verifiers.candidate import Candidate, changed_files
 from rewards.verifiers.command import judge, steers, verify, warm
-from rewards.verifiers.result import VerifierResult
-from rewards.verifiers.suppressions import without, without_new
+from rewards.verifiers.lint import without, without_new
+from rewards.verifiers.rubric import VerifierResult
 
 COMPILE = [sys.executable, "-m", "compileall", "-q", "."]
 needs_make = pytest.mark.skipif(not shutil.which("make"), reason="make is not installed")

@@ -7,7 +7,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import PreTrainedTokenizerFast
 
-from rewards.verifiers.decode import decode
+from rewards.verifiers.call_formats import decode
 from rewards.verifiers.tool_calls import verify
 
 WORDS = ["<unk>", "call:read{path:", "a.ts", "}", "done"]

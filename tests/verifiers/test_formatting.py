@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from pimono_sdpo.errors import PimonoError
-from pimono_sdpo.harness.event import Event
 from pimono_sdpo.replay.files import Edit
 from pimono_sdpo.replay.workspace import Workspace
+from pimono_sdpo.traces.events import Event
 from rewards.verifiers.formatting import Formatter
-from rewards.verifiers.tools import program
+from rewards.verifiers.sandboxed_tools import program
 
 CWD = "/home/ann/app"
 TEXT = "x = {  'a':1 }\nlong_name = 2\n"

@@ -11,10 +11,9 @@ import pytest
 
 from rewards.sandbox.warm import Server
 from rewards.verifiers.candidate import Candidate
-from rewards.verifiers.lint import judge, verify, warm
-from rewards.verifiers.linters import LIMITS
-from rewards.verifiers.result import VerifierResult
-from rewards.verifiers.tools import cold, in_server, program
+from rewards.verifiers.lint import LIMITS, judge, verify, warm
+from rewards.verifiers.rubric import VerifierResult
+from rewards.verifiers.sandboxed_tools import cold, in_server, program
 
 JAVASCRIPT = [
     pytest.param(

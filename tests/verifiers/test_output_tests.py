@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from rewards.verifiers.result import VerifierResult
+from rewards.verifiers.rubric import VerifierResult
 from rewards.verifiers.tests import verify
 from tests.verifiers.programs import writing
 

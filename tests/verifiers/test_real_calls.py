@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rewards.verifiers.result import VerifierResult
+from rewards.verifiers.rubric import VerifierResult
 from rewards.verifiers.tool_calls import verify
 from rewards.verifiers.tool_schemas import tools_of
 

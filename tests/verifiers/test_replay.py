@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from pimono_sdpo.replay.state import to_json
-from pimono_sdpo.replay.workspace import Workspace
+from pimono_sdpo.replay.workspace import Workspace, to_json
 from rewards.verifiers.replay import verify
 
 TEXT = "import a\n\nlet x = 1\nlet y = x\n"

@@ -2,8 +2,8 @@
 
 import pytest
 
-from pimono_sdpo.harness.event import Event
 from pimono_sdpo.replay.workspace import Workspace
+from pimono_sdpo.traces.events import Event
 from rewards.verifiers.recorded import recorded
 from rewards.verifiers.rerun import rerun
 

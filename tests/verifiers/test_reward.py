@@ -13,12 +13,11 @@ from datasets import Dataset
 from transformers import AutoTokenizer
 
 from pimono_sdpo.errors import TrainingInputError
-from pimono_sdpo.tiny_model import write_tiny_model
-from pimono_sdpo.training.scoring import Scoring
+from pimono_sdpo.training.rewards import Scoring
+from pimono_sdpo.training.tiny_model import write_tiny_model
 from rewards.verifiers import patches
-from rewards.verifiers.result import VerifierResult, error, failed, passed
 from rewards.verifiers.reward import UNJUDGED, VerifierReward
-from rewards.verifiers.rubric import Rubric
+from rewards.verifiers.rubric import Rubric, VerifierResult, error, failed, passed
 from tests.training.setup import arguments, prepare
 from tests.verifiers.verdicts import RUBRIC
 

@@ -9,8 +9,7 @@ from datasets import Dataset
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rewards.verifiers.result import MAX_PARTIAL, VerifierResult
-from rewards.verifiers.rubric import GATE_SHARE, Rubric
+from rewards.verifiers.rubric import GATE_SHARE, MAX_PARTIAL, Rubric, VerifierResult
 from tests.verifiers.verdicts import GATE, RUBRIC, STYLE, TESTS
 
 WORD = st.sampled_from(

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rewards.verifiers.candidate import Candidate
-from rewards.verifiers.result import VerifierResult
+from rewards.verifiers.rubric import VerifierResult
 from rewards.verifiers.syntax import Problem, judge, problems, verify
 
 TREE_SITTER = all(

@@ -8,7 +8,7 @@ import pytest
 
 from rewards.sandbox.warm import Server
 from rewards.verifiers import tests
-from rewards.verifiers.exceptions import counts_as
+from rewards.verifiers.outcomes import counts_as
 from rewards.verifiers.tests import verify
 from rewards.verifiers.value_tests import same
 from tests.verifiers import cheats

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from rewards.verifiers.call_formats import EXAMPLES, MAX_CHARS, read_calls
-from rewards.verifiers.response_templates import FAMILIES
+from rewards.verifiers.call_formats import EXAMPLES, FAMILIES, MAX_CHARS, read_calls
 from rewards.verifiers.tool_calls import verify
 
 EDIT = {"path": "src/a.ts", "edits": [{"oldText": "  if (a < b) {\n", "newText": '\tif ("x") {\n'}]}

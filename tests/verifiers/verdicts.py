@@ -3,8 +3,7 @@
 from functools import partial
 from typing import Any
 
-from rewards.verifiers.result import VerifierResult, error, failed, passed, skipped
-from rewards.verifiers.rubric import Rubric
+from rewards.verifiers.rubric import Rubric, VerifierResult, error, failed, passed, skipped
 
 
 def said(completion: str, spec: dict[str, Any], name: str) -> VerifierResult:

@@ -1,0 +1,346 @@
+"""Run the agent on every task with every seed, shard by shard, into a folder with a report.
+
+reads   the columns of TASK, and seed
+writes  the columns of ROLLOUT
+
+The rows are mapped asynchronously, so many at a time, in order. A run that fails by a fault of the
+endpoint or the sandbox is a row with `error`. What asks and what judges is given by the caller.
+
+    work/spaces/                         what agents work in
+    work/parts/MARK, NNNNN.parquet       finished shards, of exactly these tasks and options
+    work/out/data/train-*.parquet        or test-*, as the suite says
+    work/out/traces/RUN_ID.jsonl, report.json
+
+A shard in which a run failed by a fault of ours counts as unfinished: run again, the journal
+answers what it knows, and only what failed is asked.
+"""
+
+import hashlib
+import json
+import re
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+from datasets import Dataset, Features, Value
+
+from pimono_sdpo import __version__, agent
+from pimono_sdpo.agent.driver import Judge, Rules, Run, drive, status_of, write_trace
+from pimono_sdpo.agent.tools import Workspace
+from pimono_sdpo.agent.verdicts import tree_of_task
+from pimono_sdpo.errors import InferenceError
+from pimono_sdpo.llm.calls import Reply, Request
+from pimono_sdpo.llm.chat import Chat
+from pimono_sdpo.llm.rows import map_rows
+from pimono_sdpo.schema import ROLLOUT, TASK, Turn
+from pimono_sdpo.suites.workspace import visible_copy
+from rewards.verifiers.agent_tools import definitions
+
+WORK = Features({**TASK, "seed": Value("int64")})
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the model is asked; rollout i of a task has the seed `seed + i`."""
+
+    model: str
+    temperature: float = 0.7
+    max_tokens: int | None = None
+    seed: int = 42
+    rollouts: int = 4
+
+
+class Roller:
+    """Makes rows of rollouts; `run` never raises on what a model does.
+
+    `judge_of` returns what judges a task, None for a task without tests. Each finished row is told
+    to `done`. Traces go below `traces`, which is None to write none; the agents work below
+    `spaces`, None for the system's folder of temporary files.
+    """
+
+    def __init__(
+        self,
+        chat: Chat,
+        judge_of: Callable[[Mapping[str, Any]], Judge | None],
+        rules: Rules,
+        sampling: Sampling,
+        traces: Path | None = None,
+        done: Callable[[Json], None] = lambda row: None,
+    ) -> None:
+        self.chat = chat
+        self.judge_of = judge_of
+        self.rules = rules
+        self.sampling = sampling
+        self.traces = traces
+        self.done = done
+        self.spaces: Path | None = None
+
+    async def run(self, task: Json) -> Json:
+        """Return the ROLLOUT row of a task with a seed."""
+        run_id = run_id_of(task, self.sampling, self.rules)
+        about = {
+            "task_id": task["task_id"], "suite": task["suite"], "seed": task["seed"],
+            "model": self.sampling.model, "temperature": self.sampling.temperature,
+            **asdict(self.rules),
+        }  # fmt: skip
+
+        async def ask(messages: list[Turn]) -> Reply:
+            return await self.chat.ask(
+                request_of(messages, task["seed"], self.sampling, self.rules)
+            )
+
+        with tempfile.TemporaryDirectory(prefix="rollout-", dir=self.spaces) as folder:
+            root = Path(folder)
+            visible_copy(task, root)
+            space = Workspace(root, self.rules.max_tool_chars)
+            judge = self.judge_of(task)
+            made = await drive(run_id, task["goal"], space, ask, judge, self.rules, about)
+        if self.traces is not None:
+            write_trace(self.traces / f"{run_id}.jsonl", made.events)
+        row = row_of(task, made, self.sampling, self.rules)
+        self.done(row)
+        return row
+
+
+def roll_out(work: Dataset, roller: Roller, workers: int) -> Dataset:
+    """Run all rows of `work`, so many at a time; their results fit into memory."""
+    return map_rows(work, roller.run, ROLLOUT, in_flight=workers, desc="rollouts")
+
+
+def work_of(tasks: Sequence[Mapping[str, Any]], sampling: Sampling, of: range) -> Dataset:
+    """Return the rows of these numbers: tasks in order, each with all its seeds."""
+    each = sampling.rollouts
+    rows = [{**tasks[number // each], "seed": sampling.seed + number % each} for number in of]
+    return Dataset.from_list(rows, features=WORK)
+
+
+def run_id_of(task: Mapping[str, Any], sampling: Sampling, rules: Rules) -> str:
+    """Name a run: task and seed, and a hash of everything else that it is asked with."""
+    asked = {**asdict(sampling), **asdict(rules), "goal": task["goal"], "suite": task["suite"]}
+    # More rollouts, or another base, leave the run of a seed what it was.
+    del asked["rollouts"], asked["seed"]
+    told = json.dumps([task["task_id"], asked], sort_keys=True)
+    name = re.sub(r"[^A-Za-z0-9._+-]", "_", task["task_id"])[:150]
+    return f"{name}-{task['seed']}-{hashlib.sha256(told.encode()).hexdigest()[:8]}"
+
+
+def request_of(
+    messages: Sequence[Turn], seed: int, sampling: Sampling, rules: Rules
+) -> Request:  # fmt: skip
+    """Return the question for the next turn, in the terms of the OpenAI API."""
+    return Request(
+        model=sampling.model,
+        messages=[_sent(turn) for turn in messages],
+        tools=definitions() if rules.protocol == "native" else None,
+        temperature=sampling.temperature,
+        seed=seed,
+        max_tokens=sampling.max_tokens,
+    )
+
+
+def _sent(turn: Turn) -> Json:
+    """A turn as the API has it: arguments as text, and no name beside the id of a call."""
+    sent: Json = {"role": turn["role"], "content": turn["content"]}
+    if calls := turn.get("tool_calls"):
+        sent["tool_calls"] = [
+            {**call, "function": {**call["function"], "arguments": _json(call)}} for call in calls
+        ]
+    if identity := turn.get("tool_call_id"):
+        sent["tool_call_id"] = identity
+    return sent
+
+
+def _json(call: Json) -> str:
+    return json.dumps(call["function"]["arguments"], ensure_ascii=False)
+
+
+def row_of(task: Mapping[str, Any], run: Run, sampling: Sampling, rules: Rules) -> Json:
+    """Return the columns of ROLLOUT."""
+    kinds = [step["kind"] for step in run.steps]
+    turn: Json = {"tool_calls": None, "tool_call_id": None, "name": None}
+    return {
+        "run_id": run.run_id,
+        "task_id": task["task_id"],
+        "suite": task["suite"],
+        "seed": task["seed"],
+        "model": sampling.model,
+        "temperature": sampling.temperature,
+        "protocol": rules.protocol,
+        "test_policy": rules.test_policy,
+        "messages": [{**turn, **message} for message in run.messages],
+        "tools": definitions(),
+        "steps": run.steps,
+        "tests_ok": run.tests_ok,
+        "test_output": run.test_output,
+        "patch": run.patch,
+        "files_touched": list(run.files_touched),
+        "n_steps": len(run.steps),
+        "n_tool_calls": kinds.count("tool_call"),
+        "n_test_runs": run.n_test_runs,
+        "parse_errors": kinds.count("parse_error"),
+        "loop_detections": kinds.count("loop"),
+        "prompt_tokens": run.prompt_tokens,
+        "completion_tokens": run.completion_tokens,
+        "cost": run.cost,
+        "error": run.error,
+        "ended": run.ended,
+    }
+
+
+STAGE = "rollouts"
+SHARD_ROWS = 256
+TOLD_REASONS = 5
+SUMMED = (
+    "n_steps", "n_tool_calls", "n_test_runs", "parse_errors", "loop_detections", "prompt_tokens",
+    "completion_tokens",
+)  # fmt: skip
+
+
+@dataclass(slots=True)
+class Progress:
+    """How many rollouts are finished; every one is told to `done`, but those not run any more."""
+
+    rows: int
+    chat: Chat
+    done: Callable[[Json, str], None]
+    finished: int = 0
+    failed: int = 0
+
+    def __call__(self, row: Json) -> None:
+        """Count a row and tell of it, with where the run stands, as `12/24`."""
+        self.finished += 1
+        self.failed += row["error"] is not None
+        if row["error"] is None or not self.chat.stopped:
+            self.done(row, f"{self.finished}/{self.rows}")
+
+
+def run_shards(
+    tasks: Sequence[Mapping[str, Any]],
+    roller: Roller,
+    work: Path,
+    workers: int,
+    done: Callable[[Json, str], None],
+) -> tuple[Path, Json]:
+    """Run all tasks with all seeds; return the folder of the rows, without a suite, and its report.
+
+    Raises InferenceError when the model can no longer be asked; what is finished waits in `work`.
+    """
+    parts, out = work / "parts", work / "out"
+    _only_these(parts, out, _mark(tasks, roller))
+    rows = len(tasks) * roller.sampling.rollouts
+    progress = Progress(rows, roller.chat, done)
+    roller.done, roller.traces = progress, out / "traces"
+    # Below `work`, where the next run finds what a killed one has left.
+    roller.spaces = work / "spaces"
+    shutil.rmtree(roller.spaces, ignore_errors=True)
+    roller.spaces.mkdir()
+    made = []
+    for number, first in enumerate(range(0, rows, SHARD_ROWS)):
+        of = range(first, min(first + SHARD_ROWS, rows))
+        finished = parts / f"{number:05}.parquet"
+        if finished.exists():
+            progress.finished += len(of)
+        else:
+            found = roll_out(work_of(tasks, roller.sampling, of), roller, workers)
+            if roller.chat.stopped and progress.failed:
+                raise InferenceError(
+                    f"{roller.chat.stopped.removesuffix('.')}; "
+                    f"{progress.finished - progress.failed} of {rows} rollouts are finished, and "
+                    "the same command goes on from there."
+                )
+            partial = finished.with_suffix(".partial")
+            table = found.with_format("arrow")[:]
+            pq.write_table(table.replace_schema_metadata(ROLLOUT.arrow_schema.metadata), partial)
+            if not any(found["error"]):
+                partial.replace(finished)
+            else:
+                finished = partial
+        made.append(finished)
+    shutil.rmtree(roller.spaces)
+    report = _report(made, tasks, roller)
+    split = tasks[0]["split"] or "train"
+    (out / "data").mkdir(parents=True, exist_ok=True)
+    for number, part in enumerate(made):
+        shutil.copyfile(part, out / "data" / f"{split}-{number:05}-of-{len(made):05}.parquet")
+    (out / "report.json").write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n")
+    return out, report
+
+
+def _mark(tasks: Sequence[Mapping[str, Any]], roller: Roller) -> str:
+    """Tell the work: a shard of other tasks, options or repos is not of this run."""
+    says = {
+        "pimono_sdpo": __version__, "tasks": list(tasks), "rules": asdict(roller.rules),
+        "repos": [tree_of_task(task) for task in tasks],
+        "sampling": asdict(roller.sampling), "prices": repr(roller.chat.prices), "code": _code(),
+    }  # fmt: skip
+    return hashlib.sha256(json.dumps(says, sort_keys=True).encode()).hexdigest()
+
+
+def _code() -> dict[str, str]:
+    """Tell the code that made a shard: a version may be worked on."""
+    files = [*Path(agent.__file__).parent.iterdir(), *Path(__file__).parent.glob("rollout*.py")]
+    return {
+        file.name: hashlib.sha256(file.read_bytes()).hexdigest()
+        for file in sorted(files)
+        if file.is_file()
+    }
+
+
+def _only_these(parts: Path, out: Path, mark: str) -> None:
+    if (parts / mark).is_file():
+        # What a killed run has copied there is copied again.
+        shutil.rmtree(out / "data", ignore_errors=True)
+        return
+    for stale in (parts, out):
+        if stale.exists():
+            shutil.rmtree(stale)
+    parts.mkdir(parents=True)
+    (parts / mark).touch()
+
+
+def _report(made: Sequence[Path], tasks: Sequence[Mapping[str, Any]], roller: Roller) -> Json:
+    """Count what became of the rollouts; nothing here depends on time."""
+    sums: Counter[str] = Counter()
+    ended: Counter[str] = Counter()
+    errors: Counter[str] = Counter()
+    verdicts: Counter[str] = Counter()
+    cost: float | None = 0.0
+    for row in _columns(made):
+        sums.update({name: row[name] for name in SUMMED})
+        ended[row["ended"]] += 1
+        verdicts[status_of(row)] += 1
+        if row["error"] is not None:
+            errors[row["error"]] += 1
+        cost = None if cost is None or row["cost"] is None else cost + row["cost"]
+    judged = verdicts["PASS"] + verdicts["FAIL"]
+    return {
+        "pimono_sdpo": __version__,
+        "stage": STAGE,
+        "suite": tasks[0]["suite"],
+        "split": tasks[0]["split"],
+        "tasks": len(tasks),
+        "rollouts": sum(verdicts.values()),
+        "sampling": asdict(roller.sampling),
+        "rules": asdict(roller.rules),
+        "verdicts": dict(sorted(verdicts.items())),
+        "pass_rate": verdicts["PASS"] / judged if judged else None,
+        "ended": dict(sorted(ended.items())),
+        "errors": dict(errors.most_common(TOLD_REASONS)),
+        "sums": {name: sums[name] for name in SUMMED},
+        "cost": cost,
+    }
+
+
+def _columns(made: Sequence[Path]) -> Iterator[Json]:
+    """Yield the small columns of all rows."""
+    names = [*SUMMED, "ended", "error", "tests_ok", "cost"]
+    for path in made:
+        with pq.ParquetFile(path) as parquet:
+            for batch in parquet.iter_batches(columns=names):
+                yield from batch.to_pylist()

@@ -1,0 +1,123 @@
+"""Check what else could explain a verdict: disagreement, position, single judges, length, leaks."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pimono_sdpo.duel.gate import Rules, Verdict, judge_duel
+from processors.duel.scores import Array, Votes, mean, score_turns
+
+
+def krippendorff_alpha(ratings: Array) -> float:
+    """Return Krippendorff's alpha for interval data, ratings (raters, units), nan where missing.
+
+    1 is perfect agreement, 0 that of chance; units with fewer than two ratings tell nothing and
+    are left out. nan when nothing can be compared, 1 when all ratings are the same. Source:
+    Krippendorff, Content Analysis, 4th ed. 2019, chapter 12.
+
+    >>> krippendorff_alpha(np.array([[1.0, 2, 3, 4], [1, 2, 3, 4]]))
+    1.0
+    """
+    there = ~np.isnan(ratings)
+    units = there.sum(axis=0) >= 2
+    if not units.any():
+        return float("nan")
+    values, there = np.where(there, ratings, 0.0)[:, units], there[:, units]
+    count = there.sum(axis=0)
+    total, squares = values.sum(axis=0), (values**2).sum(axis=0)
+    # The sum of squared differences of all pairs of n values is 2 (n sum(x^2) - sum(x)^2).
+    observed = float((2 * (count * squares - total**2) / (count - 1)).sum())
+    n, t, s = int(count.sum()), float(total.sum()), float(squares.sum())
+    expected = 2 * (n * s - t**2) / (n - 1)
+    if expected <= 0:
+        return 1.0
+    return 1 - observed / expected
+
+
+# Answers whose lengths differ by less than this share count as equally long.
+SAME_LENGTH = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeDoubts:
+    """One judge: shares of 0 to 1, points of 0 to 100; nan where nothing can be compared.
+
+    `parsed` of its judgments could be read; `consistent` of its turns got the same verdict in both
+    orders; `first_bias` points go to the answer that is shown first, beyond 50; `score` is its own;
+    `without` is the verdict of the others.
+    """
+
+    name: str
+    parsed: float
+    consistent: float
+    first_bias: float
+    score: float
+    without: Verdict | None
+
+
+@dataclass(frozen=True, slots=True)
+class LengthDoubts:
+    """`gap` is the mean of challenger minus opponent, `correlation` that of gap and score.
+
+    `score_same` is the mean score of the `turns_same` turns whose answers are about equally long.
+    """
+
+    gap: float
+    correlation: float
+    score_same: float
+    turns_same: int
+
+
+def doubt_judges(votes: Votes, rules: Rules) -> list[JudgeDoubts]:
+    """Return what is to be doubted of each judge, in the panel's order."""
+    by_order = mean(votes.values, axis=3)
+    found = []
+    for column, name in enumerate(votes.judges):
+        pair = by_order[:, column]
+        both = pair[~np.any(np.isnan(pair), axis=1)]
+        said = np.sign(both - 0.5)
+        first = (1 - both[:, 0] + both[:, 1]) / 2
+        others = [index for index in range(len(votes.judges)) if index != column]
+        found.append(
+            JudgeDoubts(
+                name=name,
+                parsed=_share(~np.isnan(pair)),
+                consistent=_share(said[:, 0] == said[:, 1]),
+                first_bias=100 * (_share(first) - 0.5),
+                score=100 * _share(both),
+                without=_verdict(votes.of_judges(others), rules) if others else None,
+            )
+        )
+    return found
+
+
+def agreement(votes: Votes) -> float:
+    """Return Krippendorff's alpha of the judges' scores per turn, the mean over what they said."""
+    return krippendorff_alpha(mean(votes.values, axis=(2, 3)).T)
+
+
+def doubt_lengths(turn_scores: Array, ours: Sequence[int], theirs: Sequence[int]) -> LengthDoubts:
+    """Return what lengths of the challenger's and its opponent's answers explain."""
+    there = ~np.isnan(turn_scores)
+    left, right = np.asarray(ours, float)[there], np.asarray(theirs, float)[there]
+    scores, gap = turn_scores[there], left - right
+    same = np.abs(gap) < SAME_LENGTH * np.maximum(left, right)
+    varies = len(scores) > 1 and np.ptp(gap) > 0 and np.ptp(scores) > 0
+    return LengthDoubts(
+        gap=_share(gap),
+        correlation=float(np.corrcoef(gap, scores)[0, 1]) if varies else float("nan"),
+        score_same=_share(scores[same]),
+        turns_same=int(same.sum()),
+    )
+
+
+def _verdict(votes: Votes, rules: Rules) -> Verdict:
+    # One judge fewer is there, so one fewer has to be read.
+    scores = score_turns(votes, rules.both_orders, max(1, rules.min_judges - 1))
+    return judge_duel(scores.turn, votes.instances, rules)
+
+
+def _share(values: Array) -> float:
+    """The mean, or nan of nothing."""
+    return float(np.mean(values)) if np.size(values) else float("nan")

@@ -1,0 +1,428 @@
+"""What a command line may have changed: nothing, files it names, or anything."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from itertools import pairwise
+
+from pimono_sdpo.shell import MAX_CHARS, Pipeline, Stage, parse
+
+_FOUND = re.compile(r"(?:(?P<file>[^\s:]{1,300}\.\w{1,10}):)?\d{1,7}:(?P<text>.*)")
+
+
+def copies_of(command: str) -> list[tuple[str, str]]:
+    """Return the files a command line copies or moves, from and to.
+
+    >>> copies_of("cd a && cp x.ts y.ts; rm z")
+    [('a/x.ts', 'a/y.ts')]
+    """
+    folder, found = "", []
+    for pipeline in parsed(command):
+        stage = pipeline.stages[0]
+        if stage.program == "cd" and len(stage.arguments) == 1:
+            folder = _joined(folder, stage.arguments[0])
+        names = [word for word in stage.arguments if not word.startswith("-")]
+        if stage.program in {"cp", "mv"} and len(names) == 2:
+            found.append((_joined(folder, names[0]), _joined(folder, names[1])))
+    return found
+
+
+def lines_by(command: str, output: str) -> list[tuple[str, str]]:
+    """Return the lines a search has shown, with the file each is of.
+
+    >>> lines_by("grep -n 'let' a.ts", "3:let a = 1;")
+    [('a.ts', 'let a = 1;')]
+    """
+    folder, pipelines = _in_folder(command)
+    stages = pipelines[0].stages if len(pipelines) == 1 else ()
+    if not stages or stages[0].program not in {"grep", "rg"}:
+        return []
+    if any(stage.program not in {"grep", "rg", "head", "tail", "sort"} for stage in stages):
+        return []
+    last = stages[0].arguments[-1] if stages[0].arguments else ""
+    found = []
+    for line in output.split("\n"):
+        match = _FOUND.fullmatch(line)
+        if match and (match["file"] or last):
+            found.append((_joined(folder, match["file"] or last), match["text"]))
+    return found
+
+
+def shown_by(command: str) -> tuple[str, bool] | None:
+    """Return the file whose text a command shows, and whether all of it; None when it is no file's.
+
+    >>> shown_by("cd /app && cat src/a.ts"), shown_by("sed -n '1,9p' a.ts"), shown_by("ls")
+    (('/app/src/a.ts', True), ('a.ts', False), None)
+    """
+    folder, pipelines = _in_folder(command)
+    if len(pipelines) != 1 or len(pipelines[0].stages) != 1:
+        return None
+    stage = pipelines[0].stages[0]
+    if stage.targets:
+        return None
+    if stage.program == "cat" and len(stage.arguments) == 1:
+        return _joined(folder, stage.arguments[0]), True
+    is_range = stage.program == "sed" and stage.arguments[:1] == ("-n",)
+    if is_range and len(stage.arguments) == 3 and re.fullmatch(r"\d+,\d+p", stage.arguments[1]):
+        return _joined(folder, stage.arguments[2]), False
+    return None
+
+
+def may_match(pattern: str, path: str) -> bool:
+    """Tell whether a pattern of a shell may stand for a path, or for a folder that it is in.
+
+    >>> may_match("../src/*.ts", "/w/src/a.ts"), may_match("*.html", "/w/src/a.ts")
+    (True, False)
+    """
+    wanted = [part for part in pattern.split("/") if part not in {"", ".", "..", "~"}]
+    if not wanted or re.search(r"[${`!]|\*\*|/\.\.|\[\^", pattern.lstrip("./")):
+        return True
+    parts = path.split("/")
+    windows = (parts[at : at + len(wanted)] for at in range(len(parts) - len(wanted) + 1))
+    return any(all(map(fnmatchcase, window, wanted)) for window in windows)
+
+
+def _in_folder(command: str) -> tuple[str, list[Pipeline]]:
+    """Take `cd FOLDER &&` off the front of a single command."""
+    pipelines = parsed(command)
+    if len(pipelines) == 2 and pipelines[0].then == "&&" and len(pipelines[0].stages) == 1:
+        first = pipelines[0].stages[0]
+        if first.program == "cd" and len(first.arguments) == 1:
+            return first.arguments[0], pipelines[1:]
+    return "", pipelines
+
+
+@lru_cache(maxsize=8)
+def parsed(command: str) -> list[Pipeline]:
+    """Parse a command once for all that is asked of it; nobody changes what is returned."""
+    return parse(command)
+
+
+def _joined(folder: str, name: str) -> str:
+    """Return where a name leads from a folder."""
+    return name if not folder or name.startswith("/") else f"{folder.rstrip('/')}/{name}"
+
+
+_CHANGES = frozenset(
+    """checkout switch restore reset stash pull merge rebase cherry-pick revert apply am
+    clean worktree mv rm submodule sparse-checkout bisect lfs filter-branch read-tree
+    checkout-index update-ref""".split()
+)
+_TAKE_VALUE = frozenset({"-C", "-c", "--git-dir", "--work-tree"})
+_NOTHING_NEW = re.compile(r"\s*(?:Already up to date\.|Already on '[^'\n]*')\s*")
+
+
+def changed_by_git(arguments: Sequence[str], output: str, is_alone: bool) -> set[str] | None:
+    """Return the files it may have changed, None for any.
+
+    `output` tells only where the command stands alone.
+
+    >>> changed_by_git(("checkout", "--", "a.ts"), "", True), changed_by_git(("stash",), "", True)
+    ({'a.ts'}, None)
+    """
+    words = _without_options(arguments)
+    if not words or words[0] not in _CHANGES:
+        return set()
+    subcommand, rest = words[0], list(words[1:])
+    named = {word for word in rest if not word.startswith("-")}
+    if is_alone and _NOTHING_NEW.fullmatch(output):
+        return set()
+    if subcommand == "reset":
+        return None if {"--hard", "--merge", "--keep"} & set(rest) else set()
+    if subcommand == "restore":
+        staged_only = {"--staged", "-S"} & set(rest) and not {"--worktree", "-W"} & set(rest)
+        return set() if staged_only else named or None
+    if subcommand in {"checkout", "switch"}:
+        if rest[:1] in (["-b"], ["-c"], ["--create"]) and len(rest) == 2:
+            return set()
+        return set(rest[rest.index("--") + 1 :]) if "--" in rest else None
+    if subcommand in {"rm", "mv"}:
+        return set() if "--cached" in rest else named
+    if subcommand in {"stash", "worktree", "bisect"} and rest[:1] in (["list"], ["show"], ["log"]):
+        return set()
+    return None
+
+
+def changed_by_gh(arguments: Sequence[str]) -> set[str] | None:
+    """Return what GitHub's client may have changed: branches it checks out."""
+    return None if {"checkout", "merge", "sync", "clone", "develop"} & set(arguments[:3]) else set()
+
+
+def _without_options(arguments: Sequence[str]) -> Sequence[str]:
+    at = 0
+    while at < len(arguments) and arguments[at].startswith("-"):
+        at += 2 if arguments[at] in _TAKE_VALUE else 1
+    return arguments[at:]
+
+
+# Programs that leave the sources as they are, though they run code: tests, builds, servers.
+_LEAVES_SOURCES = frozenset(
+    """tsc tsgo vitest jest mocha pytest cargo go make node deno python python3 bun tsx curl gh
+    docker kubectl ssh sleep timeout ps kill pkill tmux npx npm pnpm yarn git java mvn gradle rustc
+    gcc g++ cc clang xcodebuild swift dotnet mypy pyright""".split()
+)
+_NPX_LEAVES_SOURCES = frozenset(
+    """tsc tsgo vitest jest mocha ava playwright cypress knip vite next esbuild serve http-server
+    madge depcheck c8 nyc pyright""".split()
+)
+_REWRITES = re.compile(
+    r"\b(?:fmt|format|prettier|fix|codegen|generate|release|sync|migrate)\b|(?<!-)\bversion\b"
+    r"|--write|--fix|--update|(?<=\s)-u\b"
+)
+_PACKAGES = re.compile(
+    r"\b(?:install|i|ci|add|remove|rm|uninstall|update|upgrade|up|get|tidy|init|pkg|link|dedupe)\b"
+)
+_MANIFESTS = frozenset(
+    """package.json package-lock.json yarn.lock pnpm-lock.yaml bun.lock Cargo.toml Cargo.lock go.mod
+    go.sum pyproject.toml poetry.lock uv.lock requirements.txt deno.json deno.lock Gemfile
+    Gemfile.lock composer.json Package.swift Podfile""".split()
+)
+# Runners of scripts that are not to be seen: harmless by what their targets are called.
+_RUNNERS = frozenset("npm pnpm yarn make gradle gradlew mvn mvnw docker cargo just task".split())
+_RUNS_READING = re.compile(
+    r"(?:test|tests|build|check|compile|verify|typecheck|tsc|dev|start|serve|publish|run|compose|up"
+    r"|down|ps|logs|login|install|i|ci|add|remove|rm|uninstall|update|upgrade|get|tidy|init|pkg|link"
+    r"|dedupe|lint|clippy|bench|doc|version|whoami|pack|view|images|pull|push)(?::\w+)*"
+)
+_SAYS_FIXED = re.compile(
+    r"--fix\b|--write\b|(?<!\S)-w\b|\b(?:prettier|black|isort|autopep8|standard|gofmt|rustfmt) "
+    r"|\bspotlessApply\b|\bspotless:apply\b|\b[1-9]\d* fixed\b|\breformatted\b"
+    r"|files were modified by this hook"
+)
+# It says how many files it has changed, and which it may is known.
+_TELLS = re.compile(
+    r"\bbiome (?:check|format|lint)\b[^\n&|;]*"
+    # Here it names a package.
+    r"|\b(?:npm|pnpm) (?:run )?[\w:-]+ -w\s"
+)
+_HIDDEN = re.compile(
+    r"\$\([^)\n]*\b(?:sed\s+-\w*i|perl|tee|mv|cp|rm)\b|"
+    r"`[^`\n]*\b(?:sed|perl|tee|mv|cp|rm|git|python3?|node)\b[^`\n]*`|\b(?:exec\s+)?[3-9]>(?!&)"
+    r"|(?<!\d)2>>?\s*(?!&|/dev/)\S|\bfd(?:find)?\b.*\s(?:-x|-X|--exec|--exec-batch)\b"
+)
+# They may format what they check, and say so when they did.
+_CHECKS = re.compile(r"\b(?:check|lint|biome|eslint|ruff|commit)\b")
+# They do format, and what they leave unsaid may be any file.
+_FORMATS = re.compile(r"--fix|\b(?:ruff|black|isort)\b.* format\b|\bruff format\b|--unsafe")
+_FIXED = re.compile(
+    r"\b(?:[Ff]ixed|[Ff]ormatted|[Rr]eformatted|[Mm]odified) [1-9]\d* files?"
+    r"|[1-9]\d* files? reformatted"
+)
+_HOOKS = re.compile(r"\b(?:pre-commit|lint-staged|husky)\b")
+_CLEAN = re.compile(r"\bNo fixes applied\b|\b0 files reformatted\b")
+_EDITORS = frozenset("code vim vi nvim nano emacs subl open cursor zed".split())
+_WRITERS = frozenset(
+    "mv cp rm sed gsed perl truncate touch ln install dd tee sort yq curl wget awk".split()
+)
+_ONLY_WITH = {
+    "sed": re.compile(r"-[nErsz]*i|--in-place"),
+    "gsed": re.compile(r"-[nErsz]*i|--in-place"),
+    "perl": re.compile(r"-[A-Za-z0-9]*i"),
+    "sort": re.compile(r"-o|--output"),
+    "yq": re.compile(r"-\w*i|--inplace"),
+    "curl": re.compile(r"-\w*[oO]|--output|--remote-name"),
+    "awk": re.compile(r"-i|--include"),
+}
+_UNPACK = frozenset("patch rsync unzip tar gunzip bunzip2 xz 7z".split())
+_INLINE = re.compile(r"<<|\s-(?:c|e)\b")
+_WRITES = re.compile(
+    r"open\(|[Ww]rite|unlink|rename|remove|rmtree|mkdir|copy|move|exec|spawn|system|subprocess|\$`"
+)
+# Python that names the files it opens as they are called, and what it then does with them.
+_OPENS = re.compile(r"(?<![\w.])open\(\s*(?:(?<!f)'([^'\n\\{]+)'|\"([^\"\n\\{]+)\")\s*[,)]")
+_OF_FILE = re.compile(r"\b\w+\.write(?:lines)?\(|(?<=\))\.write(?:lines)?\(")
+_INTERPRETERS = frozenset("python python3 node deno bun tsx ts-node".split())
+_FOR_EACH = re.compile(r"\bxargs\b|\s-(?:exec|execdir|delete|ok)\b")
+_IN_FOR_EACH = ("xargs", "-exec", "-delete", "-ok")
+_READS_EACH = re.compile(
+    r"(?:\bxargs\b(?:\s+-\S+)*|\s-exec)\s+"
+    r"(?:grep|rg|cat|ls|wc|head|tail|file|stat|echo|sed -n|basename|dirname|du)\b"
+)
+_ASKS = frozenset({"--version", "-v", "-V", "--help", "-h", "help", "version"})
+
+
+@dataclass
+class Changes:
+    """What may have changed: files named, those edited before (by a formatter), or any.
+
+    `fixed` is how many files a formatter says it has rewritten, None when it does not say;
+    `clean` that it has looked at all of them and left them alone; `formats` that one was called
+    which may have rewritten any file, whether edited or not.
+    """
+
+    names: set[str] = field(default_factory=set)
+    formatted: bool = False
+    anything: bool = False
+    fixed: int | None = None
+    clean: bool = False
+    formats: bool = False
+
+
+def changes_of(command: str, output: str) -> Changes:
+    """Say what a command line may have changed, with what it printed."""
+    changes = Changes()
+    pipelines = parsed(command)
+    # What is read of a longer one is its beginning.
+    changes.anything = (
+        len(command) > MAX_CHARS
+        or _runs_for_each(command, pipelines)
+        or bool(_HIDDEN.search(command))
+    )
+    for pipeline in pipelines:
+        # Where the output was cut it may have said more.
+        is_told = len(pipeline.stages) == 1 and not pipeline.stages[0].targets
+        for stage in pipeline.stages:
+            changes.anything |= _is_script(stage)
+            changes.formats |= stage.program in _RUNNERS and _says_fixed(output)
+            changes.names.update(stage.targets)
+            if _is_check(stage):
+                _checked(stage, output if is_told else None, changes)
+                continue
+            is_alone = is_told and len(pipelines) <= 2 and pipelines[0].stages[0].program in _ALONE
+            found = _changed_by_stage(stage, command, output, is_alone)
+            changes.anything |= found is None
+            changes.names |= found or set()
+    return changes
+
+
+def _says_fixed(output: str) -> bool:
+    return bool(_SAYS_FIXED.search(_TELLS.sub("", output)))
+
+
+def _is_script(stage: Stage) -> bool:
+    """Tell whether a stage runs a script that may change any file, by its target."""
+    if stage.program in {"source", "."}:
+        return not re.search(r"(?:activate|\.?env|rc|profile)\Z", " ".join(stage.arguments[:1]))
+    if stage.program == "pre-commit":
+        return True
+    if stage.program in {"wget", "curl", "dd"}:
+        text = " ".join(stage.arguments)
+        is_named = "-o" in stage.arguments or "--output" in stage.arguments
+        saves = re.search(r"(?:^|\s)-[a-zA-Z]*O|--remote-name", text)
+        if stage.program == "wget":
+            return not re.search(r"-q?O ?-(?:\s|\Z)|--spider", text)
+        return bool(saves and not is_named) if stage.program == "curl" else "of=" in text
+    if stage.program in {"sed", "gsed"}:
+        return any(re.search(r"(?:^|[;/}\d])[gpIi]*w\s+\S", word) for word in stage.arguments)
+    if stage.program not in _RUNNERS:
+        return False
+    words = [word for word in stage.arguments if not word.startswith("-")]
+    if stage.program in {"npm", "pnpm", "yarn"} and words[:1] in (["run"], ["run-script"]):
+        words = words[1:]
+    if stage.program == "docker":
+        return bool({"run", "exec"} & set(words[:2]))
+    return bool(words) and not _RUNS_READING.fullmatch(words[0]) and stage.program != "cargo"
+
+
+_ALONE = frozenset({"cd", "git"})
+
+
+def _checked(stage: Stage, output: str | None, changes: Changes) -> None:
+    """A check that formats: what did it say?"""
+    text = " ".join((stage.program, *stage.arguments))
+    if output is None:
+        changes.formatted = True
+    elif _FIXED.search(output):
+        changes.formatted = True
+        changes.fixed = sum(int(a or b) for a, b in _COUNTS.findall(output))
+    elif _CLEAN.search(output):
+        # A hook may have looked at some files only.
+        changes.clean = stage.program != "git"
+    elif _HOOKS.search(output):
+        changes.formatted = True
+    if _FORMATS.search(text) and not changes.clean:
+        changes.formats = True
+
+
+_COUNTS = re.compile(
+    r"\b(?:[Ff]ixed|[Ff]ormatted|[Rr]eformatted|[Mm]odified) ([1-9]\d*) files?"
+    r"|\b([1-9]\d*) files? reformatted"
+)
+
+
+def _is_check(stage: Stage) -> bool:
+    words = " ".join((stage.program, *stage.arguments[:3]))
+    return stage.role == "runs" and bool(_CHECKS.search(words))
+
+
+def _runs_for_each(command: str, pipelines: list[Pipeline]) -> bool:
+    """Tell whether a program is run on files that the command line does not name."""
+    # Looking for a pattern in a long script takes longer than all the rest.
+    if not any(sign in command for sign in _IN_FOR_EACH) or not _FOR_EACH.search(command):
+        return False
+    if _READS_EACH.search(command):
+        return False
+    if " -exec" in command or " -delete" in command or " -ok" in command:
+        return any(s.program in {"find", "fd", "fdfind"} for p in pipelines for s in p.stages)
+    return any(
+        stage.program in _WRITERS and _is_in_place(stage)
+        for pipeline in pipelines
+        for stage in pipeline.stages
+    )
+
+
+def _is_in_place(stage: Stage) -> bool:
+    option = _ONLY_WITH.get(stage.program)
+    return option is None or any(option.match(word) for word in stage.arguments)
+
+
+def _changed_by_stage(stage: Stage, command: str, output: str, is_alone: bool) -> set[str] | None:
+    words = {word for word in stage.arguments if word and not word.startswith("-")}
+    if stage.program == "git":
+        return changed_by_git(stage.arguments, output, is_alone)
+    if stage.program == "gh":
+        return changed_by_gh(stage.arguments)
+    if stage.program in _EDITORS:
+        return words
+    if stage.program == "cp" and "-t" not in stage.arguments:
+        return set([word for word in stage.arguments if not word.startswith("-")][-1:])
+    if stage.program in _WRITERS:
+        return words - _code_of(stage) if _is_in_place(stage) else set()
+    if stage.program in _UNPACK:
+        lists = stage.program == "tar" and re.match(r"-?[a-z]*t", " ".join(stage.arguments))
+        return set() if lists else None
+    if stage.role != "runs" or (stage.arguments and _ASKS.issuperset(stage.arguments)):
+        return set()
+    text = " ".join((stage.program, *stage.arguments))
+    if stage.program not in {*_LEAVES_SOURCES, "ts-node"} or _REWRITES.search(text):
+        return None
+    program, rest = stage.program, list(stage.arguments)
+    if program == "npx":
+        named = next((at for at, word in enumerate(rest) if not word.startswith("-")), len(rest))
+        program, rest = "".join(rest[named : named + 1]), rest[named + 1 :]
+        if program not in {*_NPX_LEAVES_SOURCES, *_INTERPRETERS}:
+            return None
+    if program in _INTERPRETERS:
+        if rest[-1:] and rest[-1] in _ASKS and not _INLINE.search(command):
+            return set()
+        # Code that stands in the line says what it writes; a script's code is not to be seen.
+        if not _INLINE.search(command):
+            return None if [word for word in rest if not word.startswith("-")] else set()
+        return _written_by(command, program)
+    return set(_MANIFESTS) if _PACKAGES.search(text) else set()
+
+
+def _code_of(stage: Stage) -> set[str]:
+    """Return the words of sed and perl that are code, and name no file; none when not sure."""
+    words = [word for word in stage.arguments if word]
+    if stage.program not in {"sed", "gsed", "perl"}:
+        return set()
+    given = {after for word, after in pairwise(words) if re.fullmatch(r"-[A-Za-z]*e", word)}
+    if given or stage.program == "perl" or any(re.match(r"-\w*[ef]|--", word) for word in words):
+        return given
+    return set([word for word in words if not word.startswith("-")][:1])
+
+
+def _written_by(code: str, program: str) -> set[str] | None:
+    r"""Return the files that code in the line may write, None for any.
+
+    >>> _written_by("python3 -c \"open('a.ts', 'w').write('x')\"", "python3")
+    {'a.ts'}
+    """
+    if program not in {"python", "python3"}:
+        return None if _WRITES.search(code) else set()
+    opened = [single or double for single, double in _OPENS.findall(code)]
+    rest = _OF_FILE.sub("", _OPENS.sub("", code))
+    return None if _WRITES.search(rest) else set(opened)

@@ -1,0 +1,225 @@
+"""Tell what stood in a workspace's files when a request was made, by what was seen after it.
+
+A row's prompt ends with its request, and its completion is an answer to that: so the files are
+those on the disk at the request, before any of the recorded answer's own changes. What the session
+had seen before the request it knows from replay; what the recorded answer then reads stood there at
+the request, too, as long as nothing may have changed it in between. It is followed until the user
+speaks again, or until something may have changed any file.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from pimono_sdpo.replay.calls import PI, arguments, edits_of, path_in, shown_by_read, text_in
+from pimono_sdpo.replay.commands import changes_of, shown_by
+from pimono_sdpo.replay.files import File
+from pimono_sdpo.replay.workspace import MIN_LINE, TRUNCATED, Workspace, is_harmless
+from pimono_sdpo.traces.events import Event
+from pimono_sdpo.traces.harness.blocks import is_refusal
+
+# What is kept of a row's files, paths and all, the nearest to the failure first.
+MAX_CHARS = 6_000
+MIN_PART = 200
+# How many events are followed, before a request and after it.
+MOST_BEFORE, MOST_AFTER = 20, 30
+_READERS = (
+    r"(?:cd|ls|cat|head|tail|grep|rg|wc|pwd|echo|tree|stat|file|which|sort|uniq|cut|nl|du|sed -n"
+    r"|git (?:status|diff|log|show|branch|remote|blame|ls-files|rev-parse))\b"
+)
+# Most commands only look; telling those apart this way is ten times as fast as parsing them.
+_ONLY_LOOKS = re.compile(
+    rf"\s*{_READERS}[^|;&<>`$\n]*(?:(?:\||&&|;)\s*{_READERS}[^|;&<>`$\n]*|2>&1\s*|2>/dev/null\s*){{0,8}}"
+)
+_SHOWS = re.compile(r"(?:cd [^&;|]{1,200}&&\s*)?(?:cat|sed -n) [^|;&<>]*")
+_PATTERN = re.compile(r"[*?\[${`]")
+
+
+class Known(NamedTuple):
+    """What is known of one file: its whole text, or some runs of its lines."""
+
+    path: str
+    whole: bool
+    texts: list[str]
+
+
+Showing = tuple[Event, dict[str, Any], Event]
+
+
+class Beginnings:
+    """The files at one request after another of a session; each is told once, in order."""
+
+    def __init__(
+        self,
+        events: Sequence[Event],
+        matched: Mapping[int, int],
+        cwd: str,
+        harness: str,
+        most_before: int = MOST_BEFORE,
+    ) -> None:
+        """Begin before the first event; so many are followed before each request."""
+        self._most_before = most_before
+        self._events, self._matched = events, matched
+        self._before = Workspace(cwd, harness=harness)
+        self._at = 0
+
+    def known_at(self, request: int, failure: int) -> list[Known]:
+        """Return the files at a request, by the indexes of the request and of what went wrong."""
+        begin = max(self._at, request - self._most_before)
+        if begin > self._at:
+            # What was known may have changed in what is passed over.
+            self._before.files.clear()
+        for event in self._events[begin:request]:
+            self._follow(event)
+        self._at = max(self._at, request)
+        seen: dict[str, list[Showing]] = {
+            path: [] for path, file in self._before.files.items() if file.is_known
+        }
+        seen |= self._look_ahead(request)
+        nearest = sorted(seen, key=lambda path: (_distance(seen[path], request, failure), path))
+        kept, chars = [], MAX_CHARS
+        for path in nearest:
+            file = self._before.files.get(path, File()).copy()
+            for call, given, result in seen[path]:
+                _learn(call, given, result.text, self._before.harness, file)
+            known = _within(chars - len(path), path, file)
+            if known:
+                kept.append(known)
+                chars -= len(path) + sum(map(len, known.texts))
+            if chars < MIN_PART:
+                break
+        return kept
+
+    def _follow(self, event: Event) -> None:
+        if event.kind != "tool_call":
+            self._before.hear(event)
+        elif _is_harmless(event):
+            return
+        elif event.index in self._matched and event.on_active_branch:
+            self._before.observe(event, self._events[self._matched[event.index]])
+        else:
+            self._before.lose(event.tool_name, arguments(event))
+
+    def _look_ahead(self, request: int) -> dict[str, list[Showing]]:
+        """Return the calls that have shown a file as it was at the request."""
+        workspace, changed = self._before, Changed()
+        seen: dict[str, list[Showing]] = {}
+        for event in self._events[request + 1 : request + 1 + MOST_AFTER]:
+            if event.kind in {"user", "bash", "custom_message"}:
+                break
+            if event.kind != "tool_call" or _is_harmless(event):
+                continue
+            answer = self._matched.get(event.index)
+            result = self._events[answer] if answer is not None else None
+            given = arguments(event)
+            path = _file_of(event, given)
+            path = workspace.absolute(path) if path else ""
+            shows = event.tool_name != "write" and event.on_active_branch and bool(path)
+            if result and shows and not changed.has(path) and _worked(result):
+                seen.setdefault(path, []).append((event, given, result))
+            if not changed.note(event, given, result, path, workspace.files):
+                break
+        return seen
+
+
+def _worked(result: Event) -> bool:
+    return not result.is_error and not is_refusal(result.text)
+
+
+def _distance(shown: Sequence[Showing], request: int, failure: int) -> int:
+    return min((abs(call.index - failure) for call, _, _ in shown), default=failure - request)
+
+
+class Changed:
+    """The files that may have changed since the request."""
+
+    def __init__(self) -> None:
+        """None has."""
+        self._paths: set[str] = set()
+        self._tails: tuple[str, ...] = ()
+
+    def has(self, path: str) -> bool:
+        """Tell whether it may be other than it was."""
+        return (
+            path in self._paths
+            or path.endswith(self._tails)
+            or any(f"{tail}/" in path for tail in self._tails)
+        )
+
+    def note(
+        self,
+        call: Event,
+        given: dict[str, Any],
+        result: Event | None,
+        path: str,
+        files: Mapping[str, File],
+    ) -> bool:
+        """Note what a call may have changed; False when that may be any file."""
+        if call.tool_name in {"edit", "write"}:
+            self._paths.add(path)
+            return bool(path)
+        if call.tool_name != "bash":
+            return call.tool_name == "read"
+        changes = changes_of(text_in(given, "command"), result.text if result else "")
+        if (
+            changes.anything
+            or changes.formats
+            or changes.fixed
+            or any(_PATTERN.search(n) for n in changes.names)
+        ):
+            return False
+        if changes.formatted:
+            self._paths |= {path for path, file in files.items() if file.edited or file.doubtful}
+        tails = ("/" + name.lstrip("./~").rstrip("/") for name in changes.names)
+        self._tails += tuple(tail for tail in tails if tail != "/")
+        return True
+
+
+def _is_harmless(call: Event) -> bool:
+    """Tell what neither shows nor changes a file; most commands are of that kind."""
+    if call.tool_name != "bash":
+        return call.tool_name != "read" and is_harmless(call.tool_name)
+    command = text_in(arguments(call), "command")
+    return bool(_ONLY_LOOKS.fullmatch(command)) and not _SHOWS.fullmatch(command)
+
+
+def _file_of(call: Event, given: dict[str, Any]) -> str:
+    """The file a call shows or changes."""
+    if call.tool_name != "bash":
+        return path_in(given)
+    command = text_in(given, "command")
+    shown = shown_by(command) if _SHOWS.fullmatch(command) else None
+    return shown[0] if shown else ""
+
+
+def _learn(call: Event, given: dict[str, Any], text: str, harness: str, file: File) -> None:
+    """Take in what a call shows of a file that has not changed since the request."""
+    if call.tool_name == "edit":
+        for edit in edits_of(given):
+            # It stood there once.
+            if len(edit.old.strip()) >= MIN_LINE and file.whole is None and not edit.everywhere:
+                file.see(edit.old, is_whole=False)
+    elif call.tool_name == "read" or (harness in PI and not TRUNCATED.search(text)):
+        shown = shown_by_read(given, text, harness)
+        command = text_in(given, "command")
+        whole = shown_by(command) if command else ("", True)
+        if shown and shown.first_line and whole and whole[1]:
+            file.see_lines(shown.runs[0], shown.first_line, shown.is_end)
+        elif shown:
+            for run in shown.runs:
+                file.see(run, is_whole=False)
+
+
+def _within(chars: int, path: str, file: File) -> Known | None:
+    """Keep what fits; of a text that does not, the first lines."""
+    if not file.is_known or file.doubtful or file.otherwise is not None:
+        return None
+    parts = []
+    for text in file.pieces if file.whole is None else [file.whole]:
+        if len(text) > chars:
+            text = text[: max(chars, 0)].rpartition("\n")[0]
+            if len(text) < MIN_PART:
+                continue
+        chars -= len(text)
+        parts.append(text)
+    return Known(path, parts == [file.whole], parts) if parts else None

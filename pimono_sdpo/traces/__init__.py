@@ -1,0 +1,1 @@
+"""Recorded sessions: where they are, how they are laid out, and what happened in them."""

@@ -1,0 +1,67 @@
+"""Find where the user went back: the same beginning, one way abandoned, one way kept.
+
+Each is a correction of what was abandoned, and a preference pair: abandoned = rejected.
+"""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pimono_sdpo.traces.events import Event
+
+
+@dataclass(frozen=True)
+class Branch:
+    """Two ways on from one event, as indexes of events in order.
+
+    `fork` is the last event both share, -1 when they share none; `kept` is the first event of the
+    active path after it, which goes on to the end; None when nothing was kept.
+    """
+
+    fork: int
+    abandoned: tuple[int, ...]
+    kept: int | None
+
+
+def find_branches(events: Sequence[Event]) -> list[Branch]:
+    """Return the abandoned branches in the order they begin; a subagent's work is none."""
+    parent_of = {event.id: event.parent_id for event in events if event.id}
+    last_active = {event.id: event.index for event in events if event.on_active_branch}
+    active = [event.index for event in events if event.on_active_branch]
+    first_of: dict[str, str] = {}
+    abandoned: dict[str, list[int]] = {}
+    for event in events:
+        if event.on_active_branch or event.is_subagent or not event.id:
+            continue
+        first = _first_off_path(event.id, parent_of, last_active, first_of)
+        abandoned.setdefault(first, []).append(event.index)
+    branches = []
+    for first, indexes in abandoned.items():
+        parent = parent_of.get(first, "")
+        if parent and parent not in last_active:
+            # Its beginning is lost: nobody knows where it left the path.
+            continue
+        fork = last_active.get(parent, -1)
+        after = bisect_right(active, fork)
+        kept = active[after] if after < len(active) else None
+        branches.append(Branch(fork, tuple(indexes), kept))
+    return branches
+
+
+def _first_off_path(
+    start: str, parent_of: dict[str, str], active: dict[str, int], known: dict[str, str]
+) -> str:
+    """Climb from an event to the first one of its branch; every step is climbed once."""
+    climbed: dict[str, None] = {}
+    step = start
+    while step not in known and step not in climbed:
+        climbed[step] = None
+        parent = parent_of.get(step, "")
+        if parent not in parent_of or parent in active:
+            known[step] = step
+        else:
+            step = parent
+    # A loop of parents has no first step; where it was entered is as good as any.
+    first = known.get(step, step)
+    known.update(dict.fromkeys(climbed, first))
+    return first

@@ -1,0 +1,324 @@
+"""What several readers need: content blocks, tool names, text nobody typed, interrupted turns."""
+
+import json
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pimono_sdpo.traces.events import Event, clean
+
+
+def repeats(texts: set[str], messages: set[str], long: int = 21) -> tuple[set[str], set[str]]:
+    """Return the texts that repeat a message, and the messages that a text repeats.
+
+    A message of `long` characters or more may also stand among others; it is looked up by how it
+    begins.
+
+    >>> texts, messages = repeats({"a", "see: fix the parser now"}, {"a", "b", "fix the parser"}, 9)
+    >>> sorted(texts), sorted(messages)
+    (['a', 'see: fix the parser now'], ['a', 'fix the parser'])
+    """
+    repeated = texts & messages
+    repeating = set(repeated)
+    lengths: dict[str, set[int]] = {}
+    for message in messages:
+        if len(message) >= long:
+            lengths.setdefault(message[:long], set()).add(len(message))
+    for text in texts if lengths else ():
+        for at in range(len(text) - long + 1):
+            for length in lengths.get(text[at : at + long], ()):
+                found = text[at : at + length]
+                if found in messages:
+                    repeating.add(text)
+                    repeated.add(found)
+    return repeating, repeated
+
+
+_TEXT_BLOCKS = frozenset({"text", "input_text", "output_text"})
+_TOOL_NAMES = {
+    name: canonical
+    for canonical, names in {
+        "bash": "bash shell sh exec_command shell_command local_shell container.exec execute"
+        " powershell terminal run_command run_shell_command run_terminal_cmd execute_command",
+        "read": "read read_file",
+        "edit": "edit edit_file multiedit notebookedit apply_patch applypatch replace",
+        "write": "write write_file create create_file",
+        "grep": "grep",
+        "find": "find",
+        "glob": "glob",
+        "ls": "ls list_directory",
+    }.items()
+    for name in names.split()
+}
+_SHELLS = frozenset({"bash", "sh", "zsh", "dash"})
+_WRAPPED = re.compile(r"\s*(?:/\S{0,80}/)?(?:bash|sh|zsh|dash)\s+-\w{0,3}c\s")
+_OPENING_TAG = re.compile(
+    r"(?:^|(?<=>))[ \t]*<(system-reminder|system-notification|ide_\w+|local-command-\w+|bash-input"
+    r"|bash-stdout|bash-stderr|command-name|command-message|command-args|command-contents"
+    r"|task-notification|teammate-message|user-memory-input|[a-z-]+-hook|environment_context|user_instructions"
+    r"|INSTRUCTIONS|turn_aborted|skill|user_action|user_shell_command|subagent_notification)\b"
+    r"[^<>\n]{0,400}>",
+    re.MULTILINE,
+)
+_OPENING = re.compile(
+    r"\s*(?:Caveat: The messages below were generated|# AGENTS\.md instructions"
+    r"|Stop hook feedback:|This session is being continued from a previous conversation"
+    r"|Another language model started to solve this problem|You were originally given instructions"
+    r"|Warning: (?:The maximum number of unified exec|apply_patch was requested))"
+)
+_INTERRUPTED = re.compile(
+    r"\s*(?:\[Request interrupted by user|Request (?:interrupted|cancelled) by user\s*\Z"
+    r"|<turn_aborted>)"
+)
+_REFUSED = re.compile(
+    r"\W{0,8}(?:(?:Error: )?(?:The user doesn't want to (?:proceed|take this action)"
+    r"|Tool use rejected with user message|User rejected tool use"
+    r"|The agent proposed a plan that was rejected by the user"
+    r"|Tool execution cancelled by user|Request (?:interrupted|cancelled) by user"
+    r"|(?:exec command|patch) rejected by user(?! approval))"
+    r"|(?:Wall time: [\d.]+ seconds\n)?aborted by user\b)"
+)
+_BROKEN_OFF = re.compile(
+    r"(?:\[Request interrupted by user(?: for tool use)?\]"
+    r"|<error>Command was aborted before completion</error>)\s*\Z"
+)
+_EXIT_AT_END = re.compile(r"(?:\[Process|Command) exited with code (-?\d{1,9})\]?\s*\Z")
+_EXIT_AT_START = re.compile(r"Error: Command failed \(exit code: (-?\d{1,9})\)")
+_MARKED_EXIT = re.compile(r"(?:Error: )?Exit code:? (-?\d{1,9})\b")
+
+
+def string(value: object) -> str:
+    """Return a cleaned text; everything else is no text."""
+    return clean(value) if isinstance(value, str) else ""
+
+
+def mapping(value: object) -> dict[str, Any]:
+    """Return an object; everything else is an empty one."""
+    return value if isinstance(value, dict) else {}
+
+
+def blocks(content: object) -> list[dict[str, Any]]:
+    """Return the blocks of a message; a plain string is one block of text.
+
+    >>> blocks("hi")
+    [{'type': 'text', 'text': 'hi'}]
+    """
+    found = content if isinstance(content, list) else [content]
+    as_blocks = ({"type": "text", "text": b} if isinstance(b, str) else b for b in found)
+    return [block for block in as_blocks if isinstance(block, dict)]
+
+
+def block_text(block: dict[str, Any]) -> str:
+    """Return the words of a block of text; thinking, images and tools have none."""
+    is_text = string(block.get("type")) in _TEXT_BLOCKS
+    return string(block.get("text")) if is_text else ""
+
+
+def text_of(content: object) -> str:
+    """Join the words of a message's blocks."""
+    return "\n".join(filter(None, map(block_text, blocks(content))))
+
+
+def tool_name(name: object) -> str:
+    """Return the one name of a shell or file tool; other tools keep theirs.
+
+    >>> tool_name("exec_command"), tool_name("Create"), tool_name("WebFetch")
+    ('bash', 'write', 'WebFetch')
+    """
+    recorded = string(name)
+    return _TOOL_NAMES.get(recorded.lower(), recorded)
+
+
+def json_text(value: object) -> str:
+    """Return JSON text; what is nested too deep to be written becomes `null`."""
+    try:
+        return clean(json.dumps(value, ensure_ascii=False))
+    except RecursionError:
+        # Such a value could just be read; nobody calls a tool like that in earnest.
+        return "null"
+
+
+def arguments(name: str, value: object) -> str:
+    """Return a call's arguments as JSON text; a shell's whole command line is its `command`.
+
+    >>> arguments("bash", {"cmd": "ls"}), arguments("read", '{"path": "a.py"}')
+    ('{"command": "ls"}', '{"path": "a.py"}')
+    """
+    given = decoded(value)
+    if name != "bash":
+        # Text that is JSON already stays as it was recorded.
+        return clean(value) if isinstance(value, str) and given is not value else json_text(given)
+    if isinstance(given, str):
+        given = {"command": given}
+    if not isinstance(given, dict):
+        return json_text(given)
+    found = next((given[key] for key in ("command", "cmd", "script") if given.get(key)), None)
+    line = _command_line(found)
+    rest = {key: item for key, item in given.items() if key not in {"command", "cmd"}}
+    return json_text({"command": line, **rest} if line else given)
+
+
+def decoded(value: object) -> object:
+    """Decode JSON text; anything else is returned as it is."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        # Models write broken arguments and tools plain text; both are kept as text.
+        return value
+
+
+def _command_line(command: object) -> str:
+    """Return one command line, taken out of a lone `bash -lc`."""
+    if isinstance(command, str):
+        if not _WRAPPED.match(command):
+            return command
+        try:
+            words = shlex.split(command)
+        except ValueError:
+            # Unbalanced quotes: the shell would not have run it either.
+            return command
+        return words[2] if len(words) == 3 else command
+    if not isinstance(command, list) or not all(isinstance(word, str) for word in command):
+        return ""
+    shell = command[0].rsplit("/", 1)[-1] if command else ""
+    if len(command) == 3 and shell in _SHELLS and command[1].endswith("c"):
+        return str(command[2])
+    if shell.lower().startswith(("powershell", "pwsh")) and "-Command" in command:
+        return " ".join(command[command.index("-Command") + 1 :])
+    return shlex.join(command)
+
+
+def said(texts: Iterable[str], typed: bool = True) -> Iterator[Event]:
+    """Tell what a person typed from what the harness put in between, block by block."""
+    own, injected = [], []
+    for text in texts:
+        is_injected = not typed or bool(_OPENING.match(text) or is_interruption(text))
+        words, inserted = ("", text) if is_injected else _own_words(text)
+        own.append(words)
+        injected.append(inserted)
+    if any(injected):
+        yield Event(0, "custom_message", "\n".join(filter(None, injected)))
+    if any(own):
+        yield Event(0, "user", "\n".join(filter(None, own)))
+
+
+def _own_words(text: str) -> tuple[str, str]:
+    """Cut out the sections in tags that harnesses put into a user's message."""
+    own, inserted, end = [], [], 0
+    unclosed: set[str] = set()
+    for tag in _OPENING_TAG.finditer(text):
+        if tag.start() < end or tag.group(1) in unclosed:
+            continue
+        closing = f"</{tag.group(1)}>"
+        at = text.find(closing, tag.end())
+        if at < 0:
+            unclosed.add(tag.group(1))
+            continue
+        own.append(text[end : tag.start()])
+        end = at + len(closing)
+        inserted.append(text[tag.start() : end])
+    if not inserted:
+        return (text, "") if text.strip() else ("", "")
+    return "".join([*own, text[end:]]).strip(), "\n".join(inserted)
+
+
+def is_interruption(text: str) -> bool:
+    """Tell the line a harness writes in the user's name when they broke off a turn."""
+    return bool(_INTERRUPTED.match(text))
+
+
+def is_refusal(text: str) -> bool:
+    """Tell the result of a call that the user refused or broke off: no error of the tool."""
+    return bool(_REFUSED.match(text) or _BROKEN_OFF.search(text[-120:]))
+
+
+@dataclass
+class Steps:
+    """The events read so far, and where an interruption finds the turn it breaks off."""
+
+    events: list[Event] = field(default_factory=list)
+    # Of each event: the last answer up to it. Subagents' answers and requests count nowhere.
+    _answers: list[int] = field(default_factory=list)
+    _last_request: int = -1
+    _calls: dict[str, int] = field(default_factory=dict)
+
+    def add(self, event: Event) -> None:
+        """Append an event whose `is_subagent` is known."""
+        at = len(self.events)
+        answer = self._answers[-1] if self._answers else -1
+        if event.kind == "tool_call":
+            self._calls.setdefault(event.call_id, at)
+        elif event.kind == "assistant" and not event.is_subagent:
+            answer = at
+        elif event.kind == "user" and not event.is_subagent:
+            self._last_request = at
+        self.events.append(event)
+        self._answers.append(answer)
+
+    def abort(self, call_id: str = "") -> None:
+        """Mark the turn that the user broke off; where it has no answer yet, put an empty one."""
+        call = self._calls.get(call_id, -1) if call_id else -1
+        answer = self._answers[call] if self._answers else -1
+        if answer > (self._last_request if call < 0 else -1):
+            self.events[answer].stop_reason = "aborted"
+        else:
+            self.add(Event(0, "assistant", stop_reason="aborted"))
+
+
+def finished(events: list[Event]) -> list[Event]:
+    """Number the events and give each result the name of its tool and its exit code.
+
+    A result without its call names none; what the user refused is no error.
+    """
+    tools = {event.call_id: event.tool_name for event in events if event.kind == "tool_call"}
+    for index, event in enumerate(events):
+        event.index = index
+        if event.kind == "tool_result":
+            name = tools.get(event.call_id, "")
+            refused = is_refusal(event.text)
+            told = event.exit_code is None and name == "bash" and not refused
+            code = _exit_code(event) if told else event.exit_code
+            event.call_id = event.call_id if event.call_id in tools else ""
+            event.tool_name, event.exit_code = name, code
+            event.is_error = not refused and (event.is_error or (told and bool(code)))
+        elif event.kind == "compaction" and event.kept_from is None:
+            event.kept_from = index
+    return events
+
+
+def _exit_code(event: Event) -> int | None:
+    found = _EXIT_AT_END.search(event.text[-200:]) or _EXIT_AT_START.match(event.text)
+    if not found and event.is_error:
+        # Without the mark it may be the command's own output.
+        found = _MARKED_EXIT.match(event.text)
+    return int(found.group(1)) if found else None
+
+
+def parent_positions(ids: Sequence[str], parents: Sequence[str | None]) -> list[int]:
+    """Position of each entry's parent, -1 for a root, which has None for a parent.
+
+    An id that occurs twice is the nearest one before; an entry whose parent is lost continues the
+    entry before it.
+    """
+    seen: dict[str, int] = {}
+    anywhere = {entry_id: at for at, entry_id in enumerate(ids) if entry_id}
+    positions = []
+    for at, parent in enumerate(parents):
+        known = seen.get(parent or "", anywhere.get(parent or "", at - 1))
+        positions.append(-1 if parent is None else known if known != at else at - 1)
+        if ids[at]:
+            seen[ids[at]] = at
+    return positions
+
+
+def path_to_root(parents: Sequence[int], last: int) -> set[int]:
+    """Positions from `last` back to its root."""
+    path: set[int] = set()
+    while last >= 0 and last not in path:
+        path.add(last)
+        last = parents[last]
+    return path

@@ -1,0 +1,281 @@
+"""Claude Code sessions: a parentUuid tree of messages, and what its stream-json mode prints.
+
+An answer is written block by block, one line each under one message id. A user's line holds what
+was typed, what the harness put in, or the results of tools; subagents are the sidechains.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from pimono_sdpo.traces.events import Event
+from pimono_sdpo.traces.harness import blocks
+from pimono_sdpo.traces.harness.blocks import mapping, string
+
+Entry = dict[str, Any]
+
+_COMMAND = re.compile(r"<command-name>([^<]{0,200})</command-name>")
+# Commands of the harness itself: what follows them is a setting, not a request.
+_SETTINGS = frozenset(
+    """add-dir agents branch clear color compact config effort export fast fork hooks login mcp
+    memory model output-style permissions plugin rename resume rewind statusline theme""".split()
+)
+_SAID_WITH_REFUSAL = re.compile(r"(?:the user said:|rejected with user message:)\s*")
+_NOTE = "\n\nNote: The user's next message"
+_WRONG, _WRONG_END = "<tool_use_error>", "</tool_use_error>"
+_REMINDER, _REMINDER_END = "<system-reminder>", "</system-reminder>"
+# The harness drops a call when another one, made at the same time, fails.
+_NOT_RUN = ("Sibling tool call errored", "Cancelled: parallel tool call")
+_MESSAGES = ("user", "assistant")
+_OWN_TYPES = frozenset({"file-history-snapshot", "queue-operation", "last-prompt"})
+
+
+@dataclass
+class _State:
+    """What was read so far; the words of an answer's later lines join its event at the end."""
+
+    steps: blocks.Steps = field(default_factory=blocks.Steps)
+    answers: dict[str, Event] = field(default_factory=dict)
+    words: dict[str, list[str]] = field(default_factory=dict)
+    seen: set[str] = field(default_factory=set)
+
+
+def recognises(entry: Entry) -> bool:
+    """Tell a line by the tree it hangs in, or by the message under its type."""
+    kind = string(entry.get("type"))
+    if kind in {"user", "assistant"}:
+        message = entry.get("message")
+        return isinstance(message, dict) and "content" in message
+    if kind == "summary":
+        return isinstance(entry.get("leafUuid"), str)
+    if kind == "system" and entry.get("subtype") == "init":
+        return isinstance(entry.get("session_id"), str)
+    return "parentUuid" in entry or (
+        kind in _OWN_TYPES and bool(entry.get("sessionId") or entry.get("messageId"))
+    )
+
+
+def header(objects: list[Entry]) -> tuple[str, str]:
+    """Return the first session id and the first working directory of the lines."""
+    ids = (string(entry.get("sessionId") or entry.get("session_id")) for entry in objects)
+    folders = (string(entry.get("cwd")) for entry in objects)
+    return next(filter(None, ids), ""), next(filter(None, folders), "")
+
+
+def read(objects: list[Entry]) -> list[Event]:
+    """Return the events in file order; abandoned branches and subagents are marked."""
+    active = _active_entries(objects)
+    state = _State()
+    for position, entry in enumerate(objects):
+        uuid = string(entry.get("uuid"))
+        is_copy = bool(uuid) and uuid in state.seen
+        state.seen.add(uuid)
+        found = [Event(0, "other")] if is_copy else _entry_events(entry, state)
+        for event in found:
+            sidechain = _is_sidechain(entry)
+            event.id, event.parent_id = uuid, string(entry.get("parentUuid"))
+            event.timestamp = string(entry.get("timestamp"))
+            event.on_active_branch = position in active and not sidechain
+            event.is_subagent = sidechain
+            state.steps.add(event)
+            if sidechain:
+                continue
+            if event.kind == "custom_message" and blocks.is_interruption(event.text):
+                state.steps.abort()
+            elif event.kind == "tool_result" and blocks.is_refusal(event.text):
+                state.steps.abort(event.call_id)
+    for name, answer in state.answers.items():
+        answer.text = "\n".join(filter(None, state.words[name]))
+    return blocks.finished(state.steps.events)
+
+
+def _is_sidechain(entry: Entry) -> bool:
+    return entry.get("isSidechain") is True or isinstance(entry.get("parent_tool_use_id"), str)
+
+
+def _active_entries(objects: list[Entry]) -> set[int]:
+    """Positions on the path back from the last message, with all that belongs to its turns.
+
+    Calls made at once hang one below the other, and their results beside the path: a line of an
+    answer on the path is on it too, and so is the result of its call. Lines outside the tree
+    always count, and so do side tracks on which nobody said anything.
+    """
+    ids = ["" if _is_sidechain(entry) else string(entry.get("uuid")) for entry in objects]
+    messages = (
+        at
+        for at in range(len(objects) - 1, -1, -1)
+        if ids[at] and objects[at].get("type") in _MESSAGES
+    )
+    last = next(messages, -1)
+    if last < 0:
+        return set(range(len(objects)))
+    parents = blocks.parent_positions(ids, [_parent(entry) for entry in objects])
+    path = blocks.path_to_root(parents, last)
+    answers = {_message_id(objects[at]) for at in path} - {""}
+    path |= {at for at, entry in enumerate(objects) if _message_id(entry) in answers}
+    calls = {call for at in path for call in _block_ids(objects[at], "id")}
+    answered = (at for at, e in enumerate(objects) if calls & _block_ids(e, "tool_use_id"))
+    path |= {*answered, *(at for at, own in enumerate(ids) if not own)}
+    return path | _silent_tracks(objects, parents, path)
+
+
+def _silent_tracks(objects: list[Entry], parents: list[int], path: set[int]) -> set[int]:
+    """Positions beside the path that hold no message from where they leave it to their end."""
+    start_of: dict[int, int] = {}
+    for at in range(len(objects)):
+        if at not in path:
+            start_of[at] = start_of.get(parents[at], at)
+    spoken = {start for at, start in start_of.items() if objects[at].get("type") in _MESSAGES}
+    return {at for at, start in start_of.items() if start not in spoken}
+
+
+def _parent(entry: Entry) -> str | None:
+    """Return the parent's id; where the context was compacted the tree goes on elsewhere."""
+    parent = entry.get("parentUuid", "")
+    if parent is None and entry.get("isCompactSummary") is True:
+        return ""
+    if parent is None and entry.get("subtype") == "compact_boundary":
+        return string(entry.get("logicalParentUuid"))
+    return None if parent is None else string(parent)
+
+
+def _message_id(entry: Entry) -> str:
+    is_answer = entry.get("type") == "assistant"
+    return string(mapping(entry.get("message")).get("id")) if is_answer else ""
+
+
+def _block_ids(entry: Entry, key: str) -> set[str]:
+    content = mapping(entry.get("message")).get("content")
+    return {string(block.get(key)) for block in blocks.blocks(content)} - {""}
+
+
+def _entry_events(entry: Entry, state: _State) -> list[Event]:
+    kind = string(entry.get("type"))
+    if kind == "assistant" and isinstance(entry.get("message"), dict):
+        return list(_assistant_events(entry, state))
+    if kind == "user" and isinstance(entry.get("message"), dict):
+        return list(_user_events(entry)) or [Event(0, "other")]
+    if kind == "attachment":
+        return list(_attachment_events(mapping(entry.get("attachment")), state))
+    if kind == "summary":
+        # A title for the branch that ends at `leafUuid`; nothing was compacted.
+        return [Event(0, "branch_summary", string(entry.get("summary")))]
+    return [Event(0, "other")]
+
+
+def _assistant_events(entry: Entry, state: _State) -> Iterator[Event]:
+    message = mapping(entry["message"])
+    text = blocks.text_of(message.get("content"))
+    stop = string(message.get("stop_reason"))
+    if entry.get("isApiErrorMessage") is True:
+        yield Event(0, "assistant", text, stop_reason="error")
+        return
+    if message.get("model") == "<synthetic>":
+        yield Event(0, "other", text)
+        return
+    name = string(message.get("id"))
+    new = [b for b in blocks.blocks(message.get("content")) if _is_new(name, b, state)]
+    if name in state.answers:
+        answer = state.answers[name]
+        state.words[name].append(blocks.text_of(new))
+        if answer.stop_reason != "aborted":
+            answer.stop_reason = stop or answer.stop_reason
+    else:
+        answer = Event(0, "assistant", text, stop_reason=stop)
+        if name:
+            state.answers[name], state.words[name] = answer, [text]
+        yield answer
+    for block in new:
+        if block.get("type") == "tool_use":
+            tool = blocks.tool_name(block.get("name"))
+            given = blocks.arguments(tool, block.get("input"))
+            call_id = string(block.get("id"))
+            yield Event(0, "tool_call", call_id=call_id, tool_name=tool, arguments=given)
+
+
+def _is_new(name: str, block: Entry, state: _State) -> bool:
+    """Tell whether an answer's block was not yet written under the same message id."""
+    key = f"{name} {string(block.get('id')) or blocks.json_text(block)}"
+    is_new = not name or key not in state.seen
+    state.seen.add(key)
+    return is_new
+
+
+def _user_events(entry: Entry) -> Iterator[Event]:
+    content = mapping(entry["message"]).get("content")
+    if entry.get("isCompactSummary") is True:
+        yield Event(0, "compaction", blocks.text_of(content))
+        return
+    origin = mapping(entry.get("origin")).get("kind", "human")
+    typed = origin == "human" and entry.get("isMeta") is not True and not _is_sidechain(entry)
+    texts = []
+    for block in blocks.blocks(content):
+        if block.get("type") == "tool_result":
+            yield from _result_events(block)
+        else:
+            texts.append(blocks.block_text(block))
+    yield from _said(list(filter(None, texts)), typed)
+
+
+def _said(texts: list[str], typed: bool) -> Iterator[Event]:
+    text = "\n".join(texts)
+    command = _COMMAND.search(text[:400])
+    if not command or not typed:
+        yield from blocks.said(texts, typed)
+        return
+    words = text.partition("<command-args>")[2].partition("</command-args>")[0].strip()
+    # One word after a command is an option of it.
+    is_request = len(words.split()) > 1 or not words.isascii()
+    if is_request and command.group(1).strip().lstrip("/") not in _SETTINGS:
+        yield Event(0, "custom_message", command.group(1))
+        yield Event(0, "user", words)
+    else:
+        yield Event(0, "custom_message", text)
+
+
+def _result_events(block: Entry) -> Iterator[Event]:
+    """A result, and the words with which the user refused the call, if any."""
+    text = _without_reminders(blocks.text_of(block.get("content")))
+    is_wrong = text.startswith(_WRONG)
+    if is_wrong:
+        text = text.removeprefix(_WRONG).removesuffix(_WRONG_END).strip()
+    is_error = (is_wrong or block.get("is_error") is True) and not text.startswith(_NOT_RUN)
+    call_id = string(block.get("tool_use_id"))
+    yield Event(0, "tool_result", text, call_id=call_id, is_error=is_error)
+    if blocks.is_refusal(text):
+        parts = _SAID_WITH_REFUSAL.split(text, maxsplit=1)
+        words = parts[1].partition(_NOTE)[0].strip() if len(parts) > 1 else ""
+        if words:
+            yield Event(0, "user", words, is_veto=True)
+
+
+def _without_reminders(text: str) -> str:
+    """Cut off what the harness tells the agent below a tool's output."""
+    end = kept = _end_of_words(text, len(text))
+    while text.endswith(_REMINDER_END, 0, end) and (at := text.rfind(_REMINDER, 0, end)) >= 0:
+        end = _end_of_words(text, at)
+    return text[:end] if end < kept else text
+
+
+def _end_of_words(text: str, end: int) -> int:
+    while end and text[end - 1].isspace():
+        end -= 1
+    return end
+
+
+def _attachment_events(attachment: Entry, state: _State) -> Iterator[Event]:
+    """What the user typed while the agent worked comes as an attachment; so does a hook's text."""
+    kind = string(attachment.get("type"))
+    copied = string(attachment.get("source_uuid"))
+    if kind == "queued_command" and not (copied and copied in state.seen):
+        state.seen.add(copied)
+        mode = attachment.get("commandMode") or "prompt"
+        origin = mapping(attachment.get("origin")).get("kind", "human")
+        texts = [blocks.block_text(block) for block in blocks.blocks(attachment.get("prompt"))]
+        yield from blocks.said(filter(None, texts), mode == "prompt" and origin == "human")
+        return
+    stopped = string(mapping(attachment.get("blockingError")).get("blockingError"))
+    told = blocks.text_of(attachment.get("content")) or stopped
+    is_hook = kind.startswith("hook_") and bool(told.strip())
+    yield Event(0, "custom_message", told) if is_hook else Event(0, "other")

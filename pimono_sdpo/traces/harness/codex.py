@@ -1,0 +1,266 @@
+"""Codex rollouts: items of the model's conversation and events of the session, in one file.
+
+What the user and the agent say comes as an item and, again, as an event. Files of 2025's first
+versions hold the bare items.
+"""
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from pimono_sdpo.traces.events import Event
+from pimono_sdpo.traces.harness import blocks
+from pimono_sdpo.traces.harness.blocks import mapping, string
+
+Entry = dict[str, Any]
+
+_WRAPPERS = frozenset({"session_meta", "turn_context", "response_item", "event_msg", "compacted"})
+_CALLS = frozenset({"function_call", "custom_tool_call", "local_shell_call"})
+_RESULTS = frozenset(f"{call}_output" for call in _CALLS)
+_ITEM_BLOCKS = frozenset({"input_text", "output_text", "input_image"})
+_IDE_REQUEST = "## My request for Codex:"
+_CWD = re.compile(r"(?:<cwd>|Current working directory: )([^<\n]{1,400})")
+_IMAGE_TAG = re.compile(r"</?image\b[^<>\n]{0,400}>")
+_HEAD = re.compile(r"(?:Chunk ID|Exit code|Wall time|Process exited with code)\b")
+_EXIT = re.compile(r"^(?:Exit code:|Process exited with code) (-?\d{1,9})\s*$", re.MULTILINE)
+_RUNNING = re.compile(r"^Process running with session ID (\S{1,80})\s*$", re.MULTILINE)
+# Results that carry no exit code and say in words that the call itself failed.
+_FAILED = re.compile(
+    r"\s*(?:failed to |unable to |unsupported (?:custom tool )?call|execution error|sandbox error"
+    r"|tool call error|(?:exec_command|write_stdin|apply_patch|shell)\b.{0,40}\bfailed"
+    r"|command timed out|patch rejected: )"
+)
+
+
+@dataclass
+class _State:
+    """What was read so far, and who said what anywhere in the file."""
+
+    item_texts: dict[str, set[str]]
+    typed_texts: set[str]
+    is_subagent: bool
+    telling: set[str] = field(default_factory=set)
+    told: set[str] = field(default_factory=set)
+    steps: blocks.Steps = field(default_factory=blocks.Steps)
+    # Positions on the active branch, which turns that are rolled back leave.
+    active: list[int] = field(default_factory=list)
+    requests: list[int] = field(default_factory=list)
+    commands: dict[str, str] = field(default_factory=dict)
+    running: dict[str, str] = field(default_factory=dict)
+    stopped: set[str] = field(default_factory=set)
+
+
+def recognises(entry: Entry) -> bool:
+    """Tell a wrapper line by its name and payload, a bare item by its shape."""
+    kind = string(entry.get("type"))
+    if kind in _WRAPPERS:
+        return isinstance(entry.get("payload"), dict)
+    if kind in _CALLS | _RESULTS:
+        return isinstance(entry.get("call_id"), str)
+    if kind == "message":
+        found = {string(block.get("type")) for block in blocks.blocks(entry.get("content"))}
+        return isinstance(entry.get("role"), str) and not found.isdisjoint(_ITEM_BLOCKS)
+    return entry.get("record_type") == "state" or (
+        kind == "reasoning" and isinstance(entry.get("summary"), list)
+    )
+
+
+def header(objects: list[Entry]) -> tuple[str, str]:
+    """Return the session id and the working directory; old files tell it in a message."""
+    metas = [_payload(entry) for entry in objects if entry.get("type") == "session_meta"]
+    bare = [entry for entry in objects if "type" not in entry and "instructions" in entry]
+    ids = [string(meta.get("id")) for meta in (*metas, *bare)]
+    contexts = [_payload(entry) for entry in objects if entry.get("type") == "turn_context"]
+    folders = [string(entry.get("cwd")) for entry in (*metas, *contexts)]
+    told = (_CWD.search(blocks.text_of(_payload(entry).get("content"))) for entry in objects)
+    if not any(folders):
+        folders += [match.group(1) for match in told if match]
+    return next(filter(None, ids), ""), next(filter(None, folders), "")
+
+
+def read(objects: list[Entry]) -> list[Event]:
+    """Return the events in file order; turns that were rolled back are marked."""
+    state = _first_look(objects)
+    events = state.steps.events
+    for entry in objects:
+        before = len(events)
+        _read_entry(entry, state)
+        for at in range(before, len(events)):
+            events[at].timestamp = string(entry.get("timestamp"))
+            events[at].on_active_branch = not state.is_subagent
+            events[at].is_subagent = state.is_subagent
+            if not state.is_subagent:
+                state.active.append(at)
+                state.requests += [at] if events[at].kind == "user" else []
+    return blocks.finished(events)
+
+
+def _payload(entry: Entry) -> Entry:
+    """Return what a wrapper holds; a bare item is its own."""
+    return mapping(entry.get("payload")) if string(entry.get("type")) in _WRAPPERS else entry
+
+
+def _first_look(objects: list[Entry]) -> _State:
+    """Gather what is said in items and events, so that nothing is told twice."""
+    item_texts: dict[str, set[str]] = {}
+    typed_texts: set[str] = set()
+    is_subagent = False
+    for entry in objects:
+        payload = _payload(entry)
+        if entry.get("type") == "event_msg":
+            if payload.get("type") == "user_message":
+                typed_texts.add(_plain(string(payload.get("message"))))
+        elif payload.get("type") == "message":
+            said = _plain(blocks.text_of(payload.get("content")))
+            item_texts.setdefault(string(payload.get("role")), set()).add(said)
+        elif entry.get("type") == "session_meta":
+            is_subagent |= "subagent" in mapping(payload.get("source"))
+    typed_texts.discard("")
+    telling, told = blocks.repeats(item_texts.get("user", set()), typed_texts)
+    return _State(item_texts, typed_texts, is_subagent, telling, told)
+
+
+def _plain(text: str) -> str:
+    """Leave out the marks that stand for pictures."""
+    return _IMAGE_TAG.sub("", text).strip()
+
+
+def _read_entry(entry: Entry, state: _State) -> None:
+    payload = _payload(entry)
+    kind = string(payload.get("type"))
+    add = state.steps.add
+    if entry.get("type") == "event_msg":
+        _read_event(payload, kind, state)
+    elif entry.get("type") == "compacted":
+        add(Event(0, "compaction", string(payload.get("message"))))
+    elif kind == "message":
+        _read_message(payload, state)
+    elif kind in _CALLS:
+        add(_call(payload, kind, state))
+    elif kind in _RESULTS:
+        result = _result(payload, state)
+        add(result)
+        if blocks.is_refusal(result.text):
+            state.steps.abort(result.call_id)
+    elif kind == "web_search_call":
+        given = blocks.json_text(payload.get("action"))
+        add(Event(0, "tool_call", tool_name="web_search", arguments=given))
+    else:
+        add(Event(0, "other"))
+
+
+def _read_event(payload: Entry, kind: str, state: _State) -> None:
+    """Read what only events tell: interruptions, errors, and words that no item repeats."""
+    message = string(payload.get("message"))
+    new = Event(0, "other")
+    if kind == "error":
+        new = Event(0, "assistant", message, stop_reason="error")
+    elif kind == "agent_message" and _plain(message) not in state.item_texts.get("assistant", ()):
+        new = Event(0, "assistant", message)
+    elif kind == "user_message" and not _is_told(_plain(message), state):
+        for event in _said([message], True):
+            state.steps.add(event)
+        return
+    state.steps.add(new)
+    if kind == "turn_aborted" and payload.get("reason") != "review_ended":
+        state.steps.abort()
+    elif kind == "thread_rolled_back":
+        _roll_back(payload.get("num_turns"), state)
+
+
+def _is_told(words: str, state: _State) -> bool:
+    return words in state.told or words in state.item_texts.get("user", ())
+
+
+def _roll_back(turns: object, state: _State) -> None:
+    """Take the last turns off the active branch."""
+    if not isinstance(turns, int) or turns < 1 or not state.requests:
+        return
+    first = max(len(state.requests) - turns, 0)
+    begin = state.requests[first]
+    del state.requests[first:]
+    while state.active and state.active[-1] >= begin:
+        state.steps.events[state.active.pop()].on_active_branch = False
+
+
+def _read_message(payload: Entry, state: _State) -> None:
+    content = payload.get("content")
+    text = blocks.text_of(content)
+    role = payload.get("role")
+    if role == "assistant":
+        state.steps.add(Event(0, "assistant", text))
+        return
+    # Where events tell what was typed, every other message in the user's name is the harness'.
+    known = not state.typed_texts or _plain(text) in state.telling
+    typed = role == "user" and known and not state.is_subagent
+    texts = (_IMAGE_TAG.sub("", blocks.block_text(block)) for block in blocks.blocks(content))
+    for event in _said(list(texts), typed) or [Event(0, "other")]:
+        state.steps.add(event)
+    if blocks.is_interruption(text):
+        state.steps.abort()
+
+
+def _said(texts: list[str], typed: bool) -> list[Event]:
+    """Tell what was typed; an editor puts the open files in front of it."""
+    asked = [text.rpartition(_IDE_REQUEST)[2].lstrip() for text in texts]
+    return list(blocks.said(filter(str.strip, asked), typed))
+
+
+def _call(payload: Entry, kind: str, state: _State) -> Event:
+    call_id = string(payload.get("call_id") or payload.get("id"))
+    name = string(payload.get("name"))
+    given: object = payload.get("arguments")
+    if kind == "local_shell_call":
+        name, given = "bash", payload.get("action")
+    elif kind == "custom_tool_call":
+        given = {"input": payload.get("input")}
+    tool = blocks.tool_name(name)
+    if name == "write_stdin":
+        # The command goes on: what this call returns is the command's output.
+        more = mapping(blocks.decoded(given))
+        session = more.get("session_id")
+        command = state.running.get(str(session), "") if isinstance(session, int | str) else ""
+        if "\x03" in string(more.get("chars")):
+            state.stopped.add(call_id)
+        elif command:
+            tool, given = "bash", {"command": command, **more}
+    text = blocks.arguments(tool, given)
+    if tool == "bash":
+        state.commands[call_id] = string(mapping(blocks.decoded(text)).get("command"))
+    return Event(0, "tool_call", call_id=call_id, tool_name=tool, arguments=text)
+
+
+def _result(payload: Entry, state: _State) -> Event:
+    call_id = string(payload.get("call_id") or payload.get("id"))
+    text, code, failed = _output(payload.get("output"))
+    running = _RUNNING.search(text[:400]) if _HEAD.match(text) else None
+    is_shell = call_id in state.commands
+    if running and is_shell:
+        state.running[running.group(1)] = state.commands[call_id]
+    head, cut, body = text.partition("Output:\n")
+    if cut and _HEAD.match(text) and "\n\n" not in head:
+        found = _EXIT.search(head)
+        code = int(found.group(1)) if found else code
+        text = body
+    failed = failed or (code is None and bool(_FAILED.match(text)))
+    if code and is_shell:
+        text = f"{text.rstrip()}\n\nCommand exited with code {code}".lstrip()
+    return Event(
+        0,
+        "tool_result",
+        text,
+        call_id=call_id,
+        is_error=failed or (bool(code) and call_id not in state.stopped),
+        exit_code=code,
+    )
+
+
+def _output(output: object) -> tuple[str, int | None, bool]:
+    """Return text, exit code and failure flag of an output in any of its shapes."""
+    inner = blocks.decoded(output)
+    if not isinstance(inner, dict) or not {"output", "content"} & inner.keys():
+        return blocks.text_of(output), None, False
+    code = mapping(inner.get("metadata")).get("exit_code")
+    text = blocks.text_of(inner.get("output") or inner.get("content"))
+    known = code if isinstance(code, int) and not isinstance(code, bool) else None
+    return text, known, inner.get("success") is False

@@ -1,0 +1,135 @@
+"""Factory droid sessions: a header, then messages of Anthropic blocks in an id/parentId tree."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from pimono_sdpo.traces.events import Event
+from pimono_sdpo.traces.harness import blocks
+from pimono_sdpo.traces.harness.blocks import mapping, string
+
+Entry = dict[str, Any]
+
+_HEADER_KEYS = frozenset({"owner", "sessionTitle", "title", "cwd", "hostId", "session", "version"})
+_TOOL_BLOCKS = frozenset({"tool_use", "tool_result"})
+_OWN_FIELDS = frozenset(
+    {"openaiMessageId", "chatCompletionReasoningContent", "chatCompletionReasoningField"}
+)
+_OWN_TOOLS = frozenset({"Execute", "ApplyPatch", "ExitSpecMode"})
+_OWN_ID = re.compile(r"(?:context-)?[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+# Pi writes some of these into every message; its forks use Anthropic's blocks there, too.
+_PIS_FIELDS = frozenset({"timestamp", "api", "provider", "model", "usage", "stopReason"})
+
+
+def recognises(entry: Entry) -> bool:
+    """Tell a droid's own lines, or a message with a mark of its own.
+
+    Anthropic's tool blocks alone are none: forks of Pi put them into the same envelope.
+    """
+    kind = string(entry.get("type"))
+    if kind == "session_start":
+        return not _HEADER_KEYS.isdisjoint(entry)
+    if kind == "compaction_state":
+        return "summaryText" in entry or "anchorMessage" in entry
+    if kind != "message" or not isinstance(entry.get("message"), dict):
+        return False
+    message = entry["message"]
+    if message.get("visibility") in ("llm_only", "user_only") or _OWN_FIELDS & message.keys():
+        return True
+    tools = [
+        string(block.get("name"))
+        for block in blocks.blocks(message.get("content"))
+        if string(block.get("type")) in _TOOL_BLOCKS
+    ]
+    is_own = bool(_OWN_ID.fullmatch(string(entry.get("id")))) or not _OWN_TOOLS.isdisjoint(tools)
+    return bool(tools) and is_own and not _PIS_FIELDS & message.keys()
+
+
+def header(objects: list[Entry]) -> tuple[str, str]:
+    """Return the session id and the working directory of the header, if there is one."""
+    entry = _start(objects)
+    inner = mapping(entry.get("session"))
+    return string(entry.get("id") or inner.get("id")), string(entry.get("cwd") or inner.get("cwd"))
+
+
+def _start(objects: list[Entry]) -> Entry:
+    return next((entry for entry in objects if entry.get("type") == "session_start"), {})
+
+
+def read(objects: list[Entry]) -> list[Event]:
+    """Return the events in file order; a session that another session started is a subagent's."""
+    active = _active_entries(objects)
+    is_subagent = isinstance(_start(objects).get("callingSessionId"), str)
+    first_event: dict[str, int] = {}
+    steps = blocks.Steps()
+    for position, entry in enumerate(objects):
+        for event in _entry_events(entry, not is_subagent):
+            event.id, event.parent_id = string(entry.get("id")), string(entry.get("parentId"))
+            event.timestamp = string(entry.get("timestamp"))
+            event.on_active_branch = position in active and not is_subagent
+            event.is_subagent = is_subagent
+            event.kept_from = _kept_from(entry, first_event)
+            steps.add(event)
+            if is_subagent:
+                continue
+            if event.kind == "custom_message" and blocks.is_interruption(event.text):
+                steps.abort()
+            elif event.kind == "tool_result" and blocks.is_refusal(event.text):
+                steps.abort(event.call_id)
+        # Where the next entry begins: what a compaction keeps comes after its anchor.
+        first_event[string(entry.get("id"))] = len(steps.events)
+    return blocks.finished(steps.events)
+
+
+def _kept_from(entry: Entry, after: dict[str, int]) -> int | None:
+    if entry.get("type") != "compaction_state":
+        return None
+    return after.get(string(mapping(entry.get("anchorMessage")).get("id")) or "-")
+
+
+def _active_entries(objects: list[Entry]) -> set[int]:
+    """Positions of the path back from the last message, and of all lines that are no message."""
+    is_message = [_message(entry) is not None for entry in objects]
+    if not any(is_message):
+        return set(range(len(objects)))
+    last = max(at for at, told in enumerate(is_message) if told)
+    ids = [string(entry.get("id")) for entry in objects]
+    parents = [string(entry.get("parentId")) for entry in objects]
+    path = blocks.path_to_root(blocks.parent_positions(ids, parents), last)
+    return path | {at for at, told in enumerate(is_message) if not told}
+
+
+def _message(entry: Entry) -> Entry | None:
+    """Return the message of a line, in its envelope or without."""
+    if entry.get("type") != "message":
+        return None
+    inner = entry.get("message")
+    return inner if isinstance(inner, dict) else entry
+
+
+def _entry_events(entry: Entry, typed: bool) -> list[Event]:
+    message = _message(entry)
+    if entry.get("type") == "compaction_state":
+        told = mapping(entry.get("summary")).get("body") or entry.get("summary")
+        return [Event(0, "compaction", string(entry.get("summaryText")) or string(told))]
+    return (list(_message_events(message, typed)) if message else []) or [Event(0, "other")]
+
+
+def _message_events(message: Entry, typed: bool) -> Iterator[Event]:
+    role = message.get("role")
+    content = blocks.blocks(message.get("content"))
+    if role == "assistant":
+        yield Event(0, "assistant", blocks.text_of(content))
+    for block in content:
+        call_id = string(block.get("tool_use_id") or block.get("id"))
+        if block.get("type") == "tool_use":
+            tool = blocks.tool_name(block.get("name"))
+            given = blocks.arguments(tool, block.get("input"))
+            yield Event(0, "tool_call", call_id=call_id, tool_name=tool, arguments=given)
+        elif block.get("type") == "tool_result":
+            text = blocks.text_of(block.get("content"))
+            is_error = block.get("is_error") is True
+            yield Event(0, "tool_result", text, call_id=call_id, is_error=is_error)
+    if role != "assistant":
+        by_person = typed and role == "user" and message.get("visibility") != "llm_only"
+        yield from blocks.said(filter(None, map(blocks.block_text, content)), by_person)

@@ -1,0 +1,398 @@
+"""Pi sessions: linear v1 files, v2 and v3 files with an id/parentId tree, and files of its kin.
+
+An entry whose fields have other types than Pi's is built field by field from a dict instead, to
+the same result: what is mistyped counts as missing.
+
+Format: the session files of the Pi coding agent, entry types and roles as counted over real
+sessions; unknown entry types become `other` events, so that indexes stay stable. oh-my-pi and
+OpenClaw write the same entries; GSD has no header, and its request is a custom message.
+"""
+
+import json
+import re
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, Raw, UnsetType
+
+from pimono_sdpo.traces.events import Event, Kind, clean
+
+NO_JSON = Raw()
+
+
+class Block(msgspec.Struct, gc=False):
+    """A block of content: text, a call of Pi's, or a call or result as Anthropic writes them."""
+
+    type: str | None = None
+    text: str | None = None
+    id: str | None = None
+    name: str | None = None
+    arguments: Raw = NO_JSON
+    input: Raw = NO_JSON
+    tool_use_id: str | None = None
+    content: Raw = NO_JSON
+    is_error: bool | None = None
+
+
+Content = str | list[Block] | None
+
+
+class Details(msgspec.Struct, gc=False):
+    """What a tool adds to its result."""
+
+    exitCode: int | None = None
+
+
+class Message(msgspec.Struct, gc=False):
+    """A message in any of Pi's roles."""
+
+    role: str | None = None
+    content: Content = None
+    stopReason: str | None = None
+    errorMessage: str | None = None
+    toolCallId: str | None = None
+    toolName: str | None = None
+    isError: bool | None = None
+    details: Details | None = None
+    command: str | None = None
+    output: str | None = None
+    exitCode: int | None = None
+    cancelled: bool | None = None
+
+
+class Entry(msgspec.Struct, gc=False):
+    """A line of a session file."""
+
+    type: str | None = None
+    id: str | None = None
+    # A root says null; what does not say continues the entry before it.
+    parentId: str | UnsetType | None = UNSET
+    timestamp: str | float | None = None
+    message: Message | None = None
+    content: Content = None
+    summary: str | None = None
+    cwd: str | None = None
+    firstKeptEntryIndex: int | None = None
+    firstKeptEntryId: str | None = None
+
+
+DECODER = msgspec.json.Decoder(Entry)
+_CONTENT = msgspec.json.Decoder(Content)
+
+
+def entry_of(value: dict[str, Any]) -> Entry:
+    """Build an entry from a dict of any shape."""
+    entry = Entry(
+        type=_string(value.get("type")),
+        id=_string(value.get("id")),
+        timestamp=_string(value.get("timestamp")),
+        content=content_of(value.get("content")),
+        summary=_string(value.get("summary")),
+        cwd=_string(value.get("cwd")),
+        firstKeptEntryIndex=_integer(value.get("firstKeptEntryIndex")),
+        firstKeptEntryId=_string(value.get("firstKeptEntryId")),
+    )
+    if isinstance(value.get("message"), dict):
+        entry.message = message_of(value["message"])
+    if isinstance(value.get("parentId", 0), str | None):
+        entry.parentId = value["parentId"]
+    return entry
+
+
+def message_of(value: dict[str, Any]) -> Message:
+    """Build a message from a dict of any shape."""
+    details = value.get("details")
+    code = _integer(details.get("exitCode")) if isinstance(details, dict) else None
+    return Message(
+        role=_string(value.get("role")),
+        content=content_of(value.get("content")),
+        stopReason=_string(value.get("stopReason")),
+        errorMessage=_string(value.get("errorMessage")),
+        toolCallId=_string(value.get("toolCallId")),
+        toolName=_string(value.get("toolName")),
+        isError=_truth(value.get("isError")),
+        details=Details(code),
+        command=_string(value.get("command")),
+        output=_string(value.get("output")),
+        exitCode=_integer(value.get("exitCode")),
+        cancelled=_truth(value.get("cancelled")),
+    )
+
+
+def content_of(value: object) -> Content:
+    """Build the content of a message: one text, or blocks."""
+    if not isinstance(value, list):
+        return _string(value)
+    return [
+        Block(
+            type=_string(block.get("type")),
+            text=_string(block.get("text")),
+            id=_string(block.get("id")),
+            name=_string(block.get("name")),
+            arguments=_raw(block, "arguments"),
+            input=_raw(block, "input"),
+            tool_use_id=_string(block.get("tool_use_id")),
+            content=_raw(block, "content"),
+            is_error=_truth(block.get("is_error")),
+        )
+        for block in value
+        if isinstance(block, dict)
+    ]
+
+
+def decode_content(raw: Raw) -> Content:
+    """Decode the content within a block."""
+    if not raw:
+        return None
+    try:
+        content: Content = _CONTENT.decode(raw)
+    except msgspec.ValidationError:
+        return content_of(json.loads(bytes(raw)))
+    return content
+
+
+def _raw(block: dict[str, Any], name: str) -> Raw:
+    if name not in block:
+        return NO_JSON
+    try:
+        text = json.dumps(block[name], ensure_ascii=False, separators=(",", ":"))
+    except RecursionError:
+        # Nested so deep that it could just be read; nobody calls a tool like that in earnest.
+        text = "null"
+    return Raw(text.encode("utf-8", "replace"))
+
+
+def _string(value: object) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _integer(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _truth(value: object) -> bool | None:
+    return value if isinstance(value, bool) else None
+
+
+_EXIT = re.compile(r"Command exited with code (-?\d+)\s*$")
+_ENTRY_KINDS: dict[str | None, Kind] = {
+    "compaction": "compaction",
+    "branch_summary": "branch_summary",
+}
+_ROLES = frozenset({"user", "assistant", "toolResult", "bashExecution"})
+# Version 2 and hooks: written by an extension in a message's place.
+_CUSTOM_ROLES = frozenset({"custom", "hookMessage"})
+_CALLS = frozenset({"toolCall", "tool_use"})
+
+
+def recognises(entry: dict[str, Any]) -> bool:
+    """Tell a Pi entry: a message in one of Pi's roles, or a custom message of an extension."""
+    message = entry.get("message")
+    if entry.get("type") == "custom_message":
+        return isinstance(entry.get("customType"), str)
+    role = message.get("role") if isinstance(message, dict) else None
+    return entry.get("type") == "message" and isinstance(role, str) and role in _ROLES
+
+
+def is_header(entry: dict[str, Any]) -> bool:
+    """Tell the header of a Pi session; that of the Hub's own format names its harness."""
+    return entry.get("type") == "session" and "cwd" in entry and "harness" not in entry
+
+
+def header(entries: list[Entry]) -> tuple[str, str]:
+    """Return the session id and the working directory; empty where there is no header."""
+    entry = next((entry for entry in entries if entry.type == "session"), Entry())
+    return clean(entry.id or ""), clean(entry.cwd or "")
+
+
+def read_objects(objects: list[dict[str, Any]]) -> list[Event]:
+    """Return the events of entries that were decoded as dicts."""
+    return read([entry_of(value) for value in objects])
+
+
+def read(entries: list[Entry]) -> list[Event]:
+    """Return the events in file order; entries off the active path are marked, not dropped."""
+    entries = _without_copies(entries)
+    active = _active_entries(entries)
+    first_event: list[int] = []
+    entry_at: dict[str, int] = {}
+    events: list[Event] = []
+    for position, entry in enumerate(entries):
+        begin = len(events)
+        first_event.append(begin)
+        identity = entry.id or ""
+        if entry.id is not None:
+            entry_at.setdefault(entry.id, position)
+        parent = entry.parentId if isinstance(entry.parentId, str) else ""
+        timestamp = entry.timestamp if isinstance(entry.timestamp, str) else ""
+        is_active = position in active or entry.type == "session"
+        message = entry.message if entry.type == "message" else None
+        new = [_entry_event(entry)] if message is None else message_events(message)
+        for index, event in enumerate(new, begin):
+            event.index = index
+            event.id, event.parent_id, event.timestamp = identity, parent, timestamp
+            event.on_active_branch = is_active
+        if entry.type == "compaction":
+            new[0].kept_from = _kept_from(entry, entry_at, first_event)
+        events += new
+    return _with_a_request(events)
+
+
+def _without_copies(entries: list[Entry]) -> list[Entry]:
+    """Empty the entries that stand in the file a second time, as after a copied or synced write."""
+    ids = [entry.id for entry in entries if entry.id is not None]
+    if len(set(ids)) == len(ids):
+        return entries
+    first: dict[str, Entry] = {}
+    return [
+        Entry() if entry.id is not None and first.setdefault(entry.id, entry) is not entry
+        and first[entry.id] == entry else entry
+        for entry in entries
+    ]  # fmt: skip
+
+
+def _kept_from(entry: Entry, entry_at: dict[str, int], first_event: list[int]) -> int:
+    """First event that a compaction left in the model's context; what is lost keeps nothing."""
+    # Version 1 counts the lines of the file, its header included.
+    position = entry.firstKeptEntryIndex
+    if position is None:
+        position = entry_at.get(entry.firstKeptEntryId or "", -1)
+    return first_event[position] if 0 <= position < len(first_event) else first_event[-1]
+
+
+def _with_a_request(events: list[Event]) -> list[Event]:
+    """Where nobody spoke, the first message an extension wrote in their place is the request."""
+    if any(event.kind == "user" for event in events):
+        return events
+    said = (e for e in events if e.kind == "custom_message" and e.on_active_branch and e.text)
+    request = next(said, None)
+    if request:
+        request.kind = "user"
+    return events
+
+
+def _active_entries(entries: list[Entry]) -> set[int]:
+    """Positions on the path from the last entry to the root.
+
+    An entry whose parent is missing continues the entry before it in the file: recorders lose
+    lines, and a lost line must not hide the session's beginning.
+    """
+    position_of = {
+        entry.id: position
+        for position, entry in enumerate(entries)
+        if entry.id is not None and entry.type != "session"
+    }
+    if not position_of:
+        return set(range(len(entries)))
+    active: set[int] = set()
+    position = max(position_of.values())
+    while position >= 0 and position not in active:
+        active.add(position)
+        parent = entries[position].parentId
+        if parent is None:
+            break
+        known = position_of.get(parent, position - 1) if isinstance(parent, str) else position - 1
+        position = known if known != position else position - 1
+    return active
+
+
+def _entry_event(entry: Entry) -> Event:
+    if entry.type == "custom_message":
+        return Event(0, "custom_message", content_text(entry.content))
+    return Event(0, _ENTRY_KINDS.get(entry.type, "other"), clean(entry.summary or ""))
+
+
+def message_events(message: Message) -> list[Event]:
+    """Return the events of one message in Pi's form."""
+    role = message.role
+    if role == "assistant":
+        return _assistant_events(message)
+    if role == "toolResult":
+        text = content_text(message.content)
+        result = Event(
+            0,
+            "tool_result",
+            text,
+            call_id=message.toolCallId or "",
+            tool_name=message.toolName or "",
+            is_error=message.isError is True,
+            exit_code=_exit_code(message.details, text),
+        )
+        return [result]
+    if role == "user":
+        return _user_events(message.content)
+    if role == "bashExecution":
+        code = message.exitCode
+        run = Event(
+            0,
+            "bash",
+            clean(message.output or ""),
+            tool_name="bash",
+            arguments=clean(message.command or ""),
+            is_error=bool(code) and message.cancelled is not True,
+            exit_code=code,
+        )
+        return [run]
+    kind: Kind = "custom_message" if role in _CUSTOM_ROLES else "other"
+    return [Event(0, kind, content_text(message.content))]
+
+
+def _user_events(content: Content) -> list[Event]:
+    """What the user typed; some forks put the tools' results there, as Anthropic's API does."""
+    text = content_text(content)
+    results = [block for block in _blocks(content) if block.type == "tool_result"]
+    events = [Event(0, "user", text)] if text or not results else []
+    for block in results:
+        output = content_text(decode_content(block.content))
+        result = Event(
+            0,
+            "tool_result",
+            output,
+            call_id=block.tool_use_id or "",
+            is_error=block.is_error is True,
+            exit_code=_exit_code(None, output),
+        )
+        events.append(result)
+    return events
+
+
+def _assistant_events(message: Message) -> list[Event]:
+    stop = message.stopReason or ""
+    content = message.content
+    text = content_text(content) or clean(message.errorMessage or "")
+    events = [Event(0, "assistant", text, stop_reason=stop)]
+    # A call of a turn that was aborted or failed was never made.
+    if isinstance(content, list):
+        events += [_call(block, stop) for block in content if block.type in _CALLS]
+    return events
+
+
+def _call(block: Block, stop: str) -> Event:
+    return Event(
+        0,
+        "tool_call",
+        call_id=block.id or "",
+        tool_name=block.name or "",
+        arguments=str(block.arguments or block.input, "utf-8") or "null",
+        stop_reason=stop,
+    )
+
+
+def content_text(content: Content) -> str:
+    """Join the text blocks of a message; content may also be one plain string."""
+    if not isinstance(content, list):
+        return clean(content or "")
+    texts = [b.text for b in content if b.type == "text" and b.text is not None]
+    return clean(texts[0] if len(texts) == 1 else "\n".join(texts))
+
+
+def _blocks(content: Content) -> list[Block]:
+    return content if isinstance(content, list) else []
+
+
+def _exit_code(details: Details | None, text: str) -> int | None:
+    if details is not None and details.exitCode is not None:
+        return details.exitCode
+    end = text[-200:]
+    match = _EXIT.search(end) if "exited with" in end else None
+    return int(match.group(1)) if match else None

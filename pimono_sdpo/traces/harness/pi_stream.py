@@ -1,0 +1,101 @@
+"""Pi's JSON mode: what the agent prints while it runs, one object per step of a stream.
+
+A message comes several times: started, in pieces, done, at the end of the turn and of the run.
+The last whole one counts, once, where it was first seen; messages are told apart by what they say
+and when, so that two equal ones without a time are one.
+"""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from pimono_sdpo.traces.events import Event
+from pimono_sdpo.traces.harness import pi
+from pimono_sdpo.traces.harness.pi import entry_of, message_of
+
+_STEPS = frozenset(
+    """agent_start agent_end turn_start turn_end message_start message_update message_end
+    tool_execution_start tool_execution_update tool_execution_end""".split()
+)
+
+
+def recognises(entry: dict[str, Any]) -> bool:
+    """Tell a step of the stream by its name."""
+    kind = entry.get("type")
+    return isinstance(kind, str) and kind in _STEPS
+
+
+def header(objects: list[dict[str, Any]]) -> tuple[str, str]:
+    """Return the session id and the working directory of the header, if there is one."""
+    return pi.header([entry_of(value) for value in objects if value.get("type") == "session"])
+
+
+def read(objects: list[dict[str, Any]]) -> list[Event]:
+    """Return the events of the messages in the order in which they were first seen."""
+    messages: dict[str, dict[str, Any]] = {}
+    for entry in objects:
+        for message in _whole_messages(entry):
+            # The place is that of the first, the words are those of the last.
+            messages[_key(message)] = message
+    whole = map(message_of, messages.values())
+    events = [event for message in whole for event in pi.message_events(message)]
+    for index, event in enumerate(events):
+        event.index = index
+    return events
+
+
+def _whole_messages(entry: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    kind = entry.get("type") if recognises(entry) else ""
+    step = entry.get("assistantMessageEvent")
+    found: list[object] = []
+    if kind in {"message_end", "turn_end"}:
+        found = [entry.get("message"), *_list(entry.get("toolResults"))]
+    elif kind == "message_start":
+        found = [entry.get("message")]
+    elif kind == "message_update" and isinstance(step, dict):
+        found = [step.get("message"), step.get("error")]
+    elif kind == "tool_execution_end":
+        found = [_result(entry)]
+    elif kind == "agent_end":
+        found = _list(entry.get("messages"))
+    for message in found:
+        # An assistant's first message of a stream is still empty.
+        is_begun = kind == "message_start" and _role(message) == "assistant"
+        if isinstance(message, dict) and _role(message) and not is_begun:
+            yield message
+
+
+def _result(entry: dict[str, Any]) -> dict[str, Any]:
+    result = entry.get("result")
+    if _role(result):
+        return dict(result) if isinstance(result, dict) else {}
+    return {
+        "role": "toolResult",
+        "toolCallId": entry.get("toolCallId"),
+        "toolName": entry.get("toolName"),
+        "content": result.get("content") if isinstance(result, dict) else result,
+        "details": result.get("details") if isinstance(result, dict) else None,
+        "isError": entry.get("isError"),
+    }
+
+
+def _key(message: dict[str, Any]) -> str:
+    """What makes a repeated message the same: the call it answers, or what it says and when."""
+    call_id = message.get("toolCallId")
+    if _role(message) == "toolResult" and call_id and isinstance(call_id, str):
+        return f"result {call_id}"
+    said = [message.get(name) for name in ("role", "content", "timestamp", "stopReason")]
+    try:
+        return json.dumps(said)
+    except RecursionError:
+        # Too deep to be compared: it stands for itself.
+        return f"deep {id(message)}"
+
+
+def _role(message: object) -> str:
+    role = message.get("role") if isinstance(message, dict) else None
+    return role if isinstance(role, str) else ""
+
+
+def _list(value: object) -> list[object]:
+    return value if isinstance(value, list) else []

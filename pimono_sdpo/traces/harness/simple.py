@@ -1,0 +1,124 @@
+"""The Hub's Session Trace Simple Format: a header that names a harness, then plain messages.
+
+Format: https://huggingface.co/docs/hub/session-traces-format. It also lets a harness write Pi's
+entries under such a header; those are read as Pi's.
+"""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+from pimono_sdpo.traces.events import Event
+from pimono_sdpo.traces.harness import blocks, pi
+from pimono_sdpo.traces.harness.blocks import mapping, string
+
+Entry = dict[str, Any]
+
+_STOPS = {
+    "cancelled": "aborted",
+    "canceled": "aborted",
+    "interrupted": "aborted",
+    "failed": "error",
+}
+
+
+def recognises(entry: Entry) -> bool:
+    """Tell the header: a session that names the harness it comes from."""
+    return entry.get("type") == "session" and bool(string(entry.get("harness")))
+
+
+def header(objects: list[Entry]) -> tuple[str, str]:
+    """Return the session id of the header; a working directory is extra there."""
+    entry = next((entry for entry in objects if recognises(entry)), {})
+    return string(entry.get("id")), string(entry.get("cwd"))
+
+
+def harness_of(objects: list[Entry]) -> str:
+    """Return the harness that the header names."""
+    entry = next((entry for entry in objects if recognises(entry)), {})
+    return string(entry.get("harness"))
+
+
+def read(objects: list[Entry]) -> list[Event]:
+    """Return the events in file order."""
+    if any(map(_is_pi, objects)):
+        return pi.read_objects(objects)
+    steps = blocks.Steps()
+    for entry in objects:
+        message = mapping(entry.get("message")) or entry
+        when = _time(message.get("timestamp") or entry.get("timestamp"))
+        for event in _message_events(message):
+            event.timestamp = when
+            steps.add(event)
+            if event.kind == "custom_message" and blocks.is_interruption(event.text):
+                steps.abort()
+            elif event.kind == "tool_result" and blocks.is_refusal(event.text):
+                steps.abort(event.call_id)
+    return blocks.finished(steps.events)
+
+
+def _is_pi(entry: Entry) -> bool:
+    message = mapping(entry.get("message"))
+    content = blocks.blocks(message.get("content"))
+    return (
+        entry.get("type") == "message" and message.get("role") in ("toolResult", "bashExecution")
+    ) or any(block.get("type") == "toolCall" for block in content)
+
+
+def _message_events(message: Entry) -> Iterator[Event]:
+    role = string(message.get("role"))
+    content = message.get("content")
+    if role == "assistant":
+        yield from _assistant_events(message)
+    elif role == "tool":
+        flags = [message.get(key) for key in ("is_error", "isError", "error")]
+        code = _code(message)
+        yield Event(
+            0,
+            "tool_result",
+            blocks.text_of(content) or string(message.get("error")),
+            call_id=_first(message, "toolCallId", "tool_call_id"),
+            is_error=bool(code) or any(flag is True or bool(string(flag)) for flag in flags),
+            exit_code=code,
+        )
+    elif role:
+        texts = filter(None, map(blocks.block_text, blocks.blocks(content)))
+        yield from list(blocks.said(texts, role == "user")) or [Event(0, "other")]
+    else:
+        yield Event(0, "other")
+
+
+def _assistant_events(message: Entry) -> Iterator[Event]:
+    stop = _first(message, "stopReason", "stop_reason", "finish_reason")
+    text = blocks.text_of(message.get("content"))
+    yield Event(0, "assistant", text, stop_reason=_STOPS.get(stop, stop))
+    for call in blocks.blocks(message.get("toolCalls") or message.get("tool_calls") or []):
+        function = mapping(call.get("function")) or call
+        tool = blocks.tool_name(function.get("name"))
+        given = blocks.arguments(tool, function.get("arguments"))
+        call_id = string(call.get("id"))
+        yield Event(0, "tool_call", call_id=call_id, tool_name=tool, arguments=given)
+
+
+def _first(message: Entry, *keys: str) -> str:
+    return next(filter(None, (string(message.get(key)) for key in keys)), "")
+
+
+def _code(message: Entry) -> int | None:
+    code = message.get("exitCode", message.get("exit_code"))
+    return code if isinstance(code, int) and not isinstance(code, bool) else None
+
+
+def _time(value: object) -> str:
+    """Return a time as text; the format counts milliseconds.
+
+    >>> _time(1_767_225_600_000)
+    '2026-01-01T00:00:00+00:00'
+    """
+    if not isinstance(value, int | float):
+        return string(value)
+    try:
+        return datetime.fromtimestamp(value / 1000, UTC).isoformat()
+    except (ValueError, OverflowError, OSError):
+        # No time at all: too large a number, or not one.
+        return ""

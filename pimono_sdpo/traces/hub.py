@@ -1,0 +1,300 @@
+"""Read the viewer's parquet export of a Hub dataset, pinned to one commit.
+
+The export lives on the revision `refs/convert/parquet` as `{config}/{split}/0000.parquet`.
+`load_dataset("ns/name")` never uses it, so it is asked for explicitly.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from httpx2 import HTTPError
+from huggingface_hub import (
+    GitCommitInfo,
+    GitRefs,
+    HfApi,
+    HfFileSystem,
+    RepoFile,
+    get_token,
+    hf_hub_download,
+    snapshot_download,
+    try_to_load_from_cache,
+)
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    LocalTokenNotFoundError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+
+from pimono_sdpo.errors import SourceError
+
+# Somebody else commits meanwhile.
+CONFLICTS = (409, 412)
+# Worth another attempt: the Hub is busy, or has to be restarted.
+BUSY = (408, 429, 500, 502, 503, 504)
+
+
+def passes(error: Exception) -> bool:
+    """Tell whether what went wrong may be over in a moment."""
+    if isinstance(error, HfHubHTTPError):
+        return error.response.status_code in (*CONFLICTS, *BUSY)
+    if isinstance(error, RuntimeError) and isinstance(error.__cause__, Exception):
+        # What the client makes of a file that did not arrive.
+        return passes(error.__cause__)
+    return isinstance(error, HTTPError)
+
+
+def clause(error: Exception, revision: str = "main") -> str:
+    """Say what an error of the Hub's client means and what to do."""
+    if isinstance(error, LocalTokenNotFoundError):
+        return "there is no token; set HF_TOKEN, or log in with `hf auth login`"
+    if isinstance(error, OfflineModeIsEnabled):
+        return "HF_HUB_OFFLINE is set; unset it"
+    if not isinstance(error, HfHubHTTPError):
+        return f"the Hub cannot be reached ({type(error).__name__}); check the network"
+    if isinstance(error, RevisionNotFoundError):
+        return f"it has no revision `{revision}`; give the name of a branch"
+    status = error.response.status_code
+    said = " ".join((error.server_message or "").split())
+    answer = f"the Hub answers {status}{f', {said}' if said else ''}"
+    match status:
+        case 401:
+            return "the Hub does not accept the token; make a new one and set HF_TOKEN"
+        case 403:
+            return f"{answer}; set HF_TOKEN to a token that may write there, or mend what it names"
+        case 404 if isinstance(error, RepositoryNotFoundError):
+            return "no such repository is there or for this account to see; give another name"
+        case 409 | 412:
+            return f"others kept committing to it ({answer}); wait for them"
+        case 413:
+            return f"{answer}; it is too large for this account's storage, so make room"
+    return f"{answer}; wait, or mend what it names"
+
+
+def who_may_write(api: HfApi, namespace: str, known: Callable[[], bool]) -> str | None:
+    """Say why this account can write nothing under a namespace; None when it may.
+
+    `known` tells whether what is to be written to is there: it may be shared with the account.
+    Raises what the client raises for no token, a wrong one, or no network.
+    """
+    account = api.whoami()
+    if account.get("auth", {}).get("accessToken", {}).get("role") == "read":
+        return "the token may only read; make one that may write and set HF_TOKEN"
+    names = [account["name"], *(org["name"] for org in account.get("orgs", []))]
+    if namespace.lower() not in [name.lower() for name in names] and not known():
+        return (
+            f"`{namespace}` is neither this account nor an organization of it; give one of "
+            f"{', '.join(names)}"
+        )
+    return None
+
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Upstream:
+    """The dataset behind an export: its newest commit, and what came after the export was made.
+
+    The Hub does not tell which commit an export was made from, so commits are told apart by their
+    times: those that came while it was being made count as exported. None where it tells nothing.
+    """
+
+    commit: str
+    commits_behind: int | None
+    days_behind: int | None
+
+
+def upstream_of(api: HfApi, repo_id: str, refs: GitRefs, export: str) -> Json | None:
+    """Return commit, commits_behind and days_behind; None for a dataset without a main branch."""
+    heads = [ref.target_commit for ref in refs.branches if ref.name == "main"]
+    if not heads:
+        return None
+    made = api.list_repo_commits(repo_id, repo_type="dataset", revision=export)
+    since = api.list_repo_commits(repo_id, repo_type="dataset", revision=heads[0])
+    return asdict(behind(heads[0], made, since))
+
+
+def behind(head: str, export: list[GitCommitInfo], source: list[GitCommitInfo]) -> Upstream:
+    """Compare two histories, newest first."""
+    if not export or not source:
+        return Upstream(head, None, None)
+    newer = [commit for commit in source if commit.created_at > export[0].created_at]
+    days = (newer[0].created_at - export[0].created_at).days if newer else 0
+    return Upstream(head, len(newer), days)
+
+
+EXPORT_REF = "refs/convert/parquet"
+ATTEMPTS = 3
+
+
+def parquet_export(repo_id: str) -> tuple[str, list[str], Json | None]:
+    """Return the export's commit, its parquet files in order, and what `upstream_of` tells.
+
+    Raises SourceError.
+    """
+    api = HfApi()
+    with _told(repo_id):
+        refs = api.list_repo_refs(repo_id, repo_type="dataset")
+        commits = [ref.target_commit for ref in refs.converts if ref.ref == EXPORT_REF]
+        names = (
+            api.list_repo_files(repo_id, repo_type="dataset", revision=commits[0])
+            if commits
+            else []
+        )
+        upstream = upstream_of(api, repo_id, refs, commits[0]) if commits else None
+    parquet = sorted(name for name in names if name.endswith(".parquet"))
+    if not parquet:
+        raise SourceError(
+            f"`{repo_id}` has no parquet export at {EXPORT_REF}; wait for the dataset viewer to "
+            "build it, or download the raw files and give their folder."
+        )
+    return commits[0], parquet, upstream
+
+
+def parquet_of(repo_id: str) -> tuple[str, list[str], list[int]]:
+    """Return commit, names and bytes of a dataset's parquet files; raises SourceError.
+
+    Those of the export; the repository's own where there is none, or one of a part alone.
+    """
+    api = HfApi()
+    with _told(repo_id):
+        refs = api.list_repo_refs(repo_id, repo_type="dataset")
+        exports = [ref.target_commit for ref in refs.converts if ref.ref == EXPORT_REF]
+        heads = [ref.target_commit for ref in refs.branches if ref.name == "main"]
+        for commit in (*exports, *heads):
+            tree = api.list_repo_tree(
+                repo_id, "", recursive=True, revision=commit, repo_type="dataset"
+            )
+            files = {
+                entry.path: entry.size
+                for entry in tree
+                if isinstance(entry, RepoFile) and entry.path.endswith(".parquet")
+            }
+            is_partial = commit in exports and any("/partial-" in name for name in files)
+            if files and not is_partial:
+                names = sorted(files)
+                return commit, names, [files[name] for name in names]
+    raise SourceError(f"`{repo_id}` holds no parquet files; give a dataset that does.")
+
+
+@contextmanager
+def open_parquet(repo_id: str, name: str, revision: str) -> Iterator[pq.ParquetFile]:
+    """Open a file of a dataset in place; only what is read travels."""
+    with (
+        _told(repo_id),
+        HfFileSystem().open(f"datasets/{repo_id}@{revision}/{name}", "rb") as remote,
+    ):
+        yield pq.ParquetFile(remote, pre_buffer=True)
+
+
+def parquet_footer(location: str, revision: str) -> tuple[pa.Schema, int, int]:
+    """Return schema, rows and bytes of `ns/name/path`, reading the footer only."""
+    repo_id, name = _split(location)
+    with (
+        _told(repo_id),
+        HfFileSystem().open(f"datasets/{repo_id}@{revision}/{name}", "rb") as remote,
+    ):
+        parquet = pq.ParquetFile(remote)
+        return parquet.schema_arrow, parquet.metadata.num_rows, int(remote.size)
+
+
+def download(location: str, revision: str | None) -> Path:
+    """Fetch `ns/name/path` at a commit into the local cache."""
+    repo_id, name = _split(location)
+    with _told(repo_id):
+        return Path(hf_hub_download(repo_id, name, repo_type="dataset", revision=revision))
+
+
+@contextmanager
+def fetched(location: str, revision: str | None) -> Iterator[pa.NativeFile]:
+    """Open `ns/name/path` at a commit; what had to be fetched for it is gone afterwards.
+
+    A file that the local cache held before is read there and stays. One whose fetching was broken
+    off goes on where it was.
+    """
+    repo_id, name = _split(location)
+    held = isinstance(
+        try_to_load_from_cache(repo_id, name, repo_type="dataset", revision=revision), str
+    )
+    for attempt in range(ATTEMPTS):
+        path = download(location, revision)
+        try:
+            file = pa.OSFile(str(path))
+        except FileNotFoundError:
+            # Another process that read the same shard has just removed it.
+            if attempt + 1 == ATTEMPTS:
+                raise
+            continue
+        break
+    try:
+        with file:
+            yield file
+    finally:
+        if not held:
+            for kept in (path.resolve(), path):
+                kept.unlink(missing_ok=True)
+
+
+def fetch_repository(repo_id: str, patterns: Sequence[str]) -> Path:
+    """Bring the files of a dataset, or else of a model, into the cache; raises SourceError."""
+    with _told(repo_id):
+        is_dataset = HfApi().repo_exists(repo_id, repo_type="dataset")
+        kind = "dataset" if is_dataset else "model"
+        return Path(snapshot_download(repo_id, repo_type=kind, allow_patterns=list(patterns)))
+
+
+@contextmanager
+def _told(repo_id: str) -> Iterator[None]:
+    """Turn the Hub's refusals into one sentence with the next step."""
+    try:
+        yield
+    except GatedRepoError as error:
+        raise SourceError(
+            f"`{repo_id}` is gated: accept its terms on the Hub and set HF_TOKEN."
+        ) from error
+    except RepositoryNotFoundError as error:
+        if error.response.status_code == 401 and get_token() is not None:
+            raise _bad_token(repo_id) from error
+        raise SourceError(
+            f"`{repo_id}` is neither a local path nor a dataset this account can see on the Hub; "
+            "check the name, or set HF_TOKEN when it is private."
+        ) from error
+    except pa.ArrowInvalid as error:
+        raise SourceError(
+            f"The parquet export of `{repo_id}` is damaged "
+            f"({str(error).splitlines()[0]}); wait for "
+            "the dataset viewer to build it again, or download the raw files."
+        ) from error
+    except (HTTPError, OSError) as error:
+        if isinstance(error, HfHubHTTPError) and error.response.status_code == 401:
+            raise _bad_token(repo_id) from error
+        # Every other way of not reaching the Hub, offline mode included.
+        raise SourceError(
+            f"`{repo_id}` is not a local path and the Hub could not be asked "
+            f"({type(error).__name__}); check the name and the network."
+        ) from error
+
+
+def _bad_token(repo_id: str) -> SourceError:
+    return SourceError(
+        f"`{repo_id}` could not be read: the Hub does not accept the token, it is wrong or has "
+        "expired; make a new one and set HF_TOKEN, or unset it for what is public."
+    )
+
+
+def origin(location: str, revision: str | None) -> str:
+    """Name the dataset and commit a row of `ns/name/path` came from."""
+    return f"{_split(location)[0]}@{revision}/"
+
+
+def _split(location: str) -> tuple[str, str]:
+    namespace, name, path = location.split("/", 2)
+    return f"{namespace}/{name}", path

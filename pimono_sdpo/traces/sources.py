@@ -1,0 +1,319 @@
+"""Open traces wherever they are, and hand them out as session tables, shard by shard.
+
+Inputs are told apart by what is there and which columns it has, never by a flag:
+
+    viewer_export   parquet files in any of the layouts of `pimono_sdpo.traces.layouts`
+    jsonl           raw session files, one session each
+    dataset         a folder written by `Dataset.save_to_disk`
+    hub             `ns/name`, read at refs/convert/parquet and pinned to its commit
+"""
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from glob import glob, has_magic
+from pathlib import Path
+from typing import Any, Literal
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from datasets import Dataset, DatasetDict, load_from_disk
+
+from pimono_sdpo.errors import SourceError
+from pimono_sdpo.traces import hub
+from pimono_sdpo.traces.layouts import (
+    READ_COLUMNS,
+    Layout,
+    layout_of,
+    session_table,
+    sessions,
+    utf8,
+)
+
+HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
+
+
+@dataclass(frozen=True)
+class ParquetFiles:
+    """Files and their bytes, in order; of the Hub, pinned to `revision`, relative to the dataset.
+
+    `names` are relative to the source, so that they do not depend on where it lies.
+    """
+
+    source: str
+    names: tuple[str, ...]
+    sizes: tuple[int, ...]
+    root: Path | None = None
+    revision: str | None = None
+
+    @contextmanager
+    def open(self, index: int) -> Iterator[pq.ParquetFile]:
+        """Open a file without reading more than its footer; raises SourceError."""
+        name = self.names[index]
+        if self.root is None:
+            assert self.revision is not None
+            with hub.open_parquet(self.source, name, self.revision) as parquet:
+                yield parquet
+            return
+        try:
+            with pq.ParquetFile(self.root / name) as parquet:
+                yield parquet
+        except (pa.ArrowInvalid, OSError) as error:
+            raise SourceError(
+                f"`{name}` cannot be read ({str(error).splitlines()[0]}); get it again or leave it "
+                "out."
+            ) from error
+
+    def local(self, index: int) -> Path:
+        """The file on this machine; one of the Hub is fetched into the cache."""
+        if self.root is not None:
+            return self.root / self.names[index]
+        return hub.download(f"{self.source}/{self.names[index]}", self.revision)
+
+
+def parquet_files(source: str) -> ParquetFiles:
+    """Find the parquet files of a source; raises SourceError.
+
+    Of a Hub dataset those of the viewer's export, or, where there is none, the repository's own.
+    """
+    path = Path(source)
+    if has_magic(source) and not path.exists():
+        root = Path(re.split(r"[*?\[]", source)[0] + "x").parent
+        found = [Path(name) for name in glob(source, recursive=True)]  # noqa: PTH207
+    elif path.is_dir():
+        root, found = path, sorted(path.rglob("*.parquet"))
+    elif path.exists():
+        root, found = path.parent, [path]
+    elif HUB_ID.fullmatch(source):
+        revision, names, sizes = hub.parquet_of(source)
+        return ParquetFiles(source, tuple(names), tuple(sizes), revision=revision)
+    else:
+        raise SourceError(
+            f"`{source}` does not exist and is not a Hub dataset id such as `ns/name`; give "
+            "parquet files, their folder, a glob or an id."
+        )
+    files = sorted(file for file in found if file.suffix == ".parquet" and file.is_file())
+    if not files:
+        raise SourceError(f"`{source}` holds no .parquet files; give a folder that does.")
+    names = [file.relative_to(root).as_posix() for file in files]
+    sizes = [file.stat().st_size for file in files]
+    return ParquetFiles(path.name, tuple(names), tuple(sizes), root=root)
+
+
+Kind = Literal["viewer_export", "jsonl", "dataset", "hub"]
+
+JSONL_PER_SHARD = 64
+BATCH_BYTES = 8 * 2**20
+MAX_BATCH_ROWS = 512
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A unit of work: one parquet file, one saved split, or a run of raw session files.
+
+    `path` is relative to the source; `files` are on disk (empty for the Hub, whose shards are
+    fetched when they are read); `root` is the folder that raw session names are relative to.
+    """
+
+    kind: Kind
+    path: str
+    layout: Layout
+    sessions: int
+    bytes: int
+    files: tuple[Path, ...] = ()
+    root: Path = Path()
+    revision: str | None = None
+
+
+@dataclass(frozen=True)
+class Source:
+    """An opened input: its name without machine paths, its kind and its shards in order.
+
+    `upstream` tells how old an export of the Hub is, see hub_age.py.
+    """
+
+    name: str
+    kind: Kind
+    revision: str | None
+    shards: tuple[Shard, ...]
+    upstream: dict[str, Any] | None = None
+
+
+def open_source(source: str) -> Source:
+    """Find the shards of a path, a glob or a Hub dataset id; raises SourceError."""
+    path = Path(source)
+    if not source:
+        raise SourceError("The source is empty; give a folder, a file, a glob or a Hub id.")
+    if _is_saved(path):
+        return _open_saved(path)
+    if has_magic(source) and not path.exists():
+        root = Path(re.split(r"[*?\[]", source)[0] + "x").parent
+        files = [Path(name) for name in glob(source, recursive=True)]  # noqa: PTH207
+    elif path.is_dir():
+        root, files = path, [file for file in path.rglob("*") if not _is_hidden(file, path)]
+    elif path.exists():
+        root, files = path.parent, [path]
+    elif HUB_ID.fullmatch(source):
+        return _open_hub(source)
+    else:
+        raise SourceError(
+            f"`{source}` does not exist and is not a Hub dataset id such as `ns/name`; "
+            "give a folder, a file, a glob or an id."
+        )
+    return _open_files(source, root, sorted(file for file in files if file.is_file()))
+
+
+def read_sessions(shard: Shard) -> Iterator[pa.Table]:
+    """Yield tables of the SESSION columns, about BATCH_BYTES of traces at a time."""
+    if shard.kind == "jsonl":
+        rows = _batch_rows(shard.bytes, shard.sessions)
+        for start in range(0, len(shard.files), rows):
+            yield _raw_table(shard.root, shard.files[start : start + rows])
+    elif shard.kind == "dataset":
+        dataset = load_from_disk(str(shard.files[0]))
+        assert isinstance(dataset, Dataset)
+        rows = _batch_rows(shard.bytes, shard.sessions)
+        for start in range(0, dataset.num_rows, rows):
+            yield session_table(dataset.data.slice(start, rows).table)
+    else:
+        origin = hub.origin(shard.path, shard.revision) if shard.kind == "hub" else ""
+        opened = (
+            hub.fetched(shard.path, shard.revision)
+            if shard.kind == "hub"
+            else nullcontext(shard.files[0])
+        )
+        with opened as file:
+            for batch in _parquet_batches(file, shard.path):
+                yield session_table(pa.Table.from_batches([batch]), origin)
+
+
+def _parquet_batches(file: Path | pa.NativeFile, name: str) -> Iterator[pa.RecordBatch]:
+    with _told(name), pq.ParquetFile(file) as parquet:
+        columns = [name for name in parquet.schema_arrow.names if name in READ_COLUMNS]
+        groups = (parquet.metadata.row_group(i) for i in range(parquet.num_row_groups))
+        size = sum(group.total_byte_size for group in groups)
+        rows = _batch_rows(size, parquet.metadata.num_rows)
+        # Threads would decode one column each, but there is only one that matters.
+        yield from parquet.iter_batches(rows, columns=columns, use_threads=False)
+
+
+def _batch_rows(size: int, rows: int) -> int:
+    """Rows of average size that make up a batch; at least one, and not too many small ones."""
+    average = max(size // max(rows, 1), 1)
+    return min(max(BATCH_BYTES // average, 1), MAX_BATCH_ROWS)
+
+
+def _open_files(source: str, root: Path, files: list[Path]) -> Source:
+    parquet = [file for file in files if file.suffix == ".parquet"]
+    raw = [file for file in files if file.suffix == ".jsonl"]
+    if not parquet and not raw:
+        raise SourceError(
+            f"`{source}` holds neither .parquet nor .jsonl files; give a viewer export, raw "
+            "session files or a saved dataset."
+        )
+    shards = [_parquet_shard(file, _relative(file, root)) for file in parquet]
+    groups = [raw[start : start + JSONL_PER_SHARD] for start in range(0, len(raw), JSONL_PER_SHARD)]
+    shards += [_raw_shard(group, root) for group in groups]
+    kind: Kind = "viewer_export" if parquet else "jsonl"
+    return Source(_readable(root.resolve().name), kind, None, tuple(shards))
+
+
+def _parquet_shard(file: Path, name: str) -> Shard:
+    with _told(name):
+        metadata = pq.read_metadata(file)
+        schema = pq.read_schema(file)
+    layout = layout_of(schema, name)
+    return Shard("viewer_export", name, layout, metadata.num_rows, file.stat().st_size, (file,))
+
+
+@contextmanager
+def _told(name: str) -> Iterator[None]:
+    """Name the file that cannot be read, and the way out."""
+    try:
+        yield
+    except (pa.ArrowException, OSError) as error:
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise SourceError(
+            f"`{name}` cannot be read ({reason}); get it again or leave it out."
+        ) from error
+
+
+def _raw_shard(files: list[Path], root: Path) -> Shard:
+    first = _relative(files[0], root)
+    return Shard(
+        kind="jsonl",
+        path=first if len(files) == 1 else f"{first} and {len(files) - 1} more",
+        layout="jsonl",
+        sessions=len(files),
+        bytes=sum(file.stat().st_size for file in files),
+        files=tuple(files),
+        root=root,
+    )
+
+
+def _raw_table(root: Path, files: tuple[Path, ...]) -> pa.Table:
+    names = [_relative(file, root) for file in files]
+    traces = []
+    for name, file in zip(names, files, strict=True):
+        with _told(name):
+            traces.append(file.read_bytes())
+    empty = [""] * len(files)
+    return sessions(empty, empty, names, *utf8(pa.array(traces, pa.large_binary())))
+
+
+def _is_saved(path: Path) -> bool:
+    """A folder of `save_to_disk`; one of its file names alone may lie among raw sessions."""
+    return (path / "dataset_dict.json").exists() or (
+        (path / "state.json").exists() and (path / "dataset_info.json").exists()
+    )
+
+
+def _open_saved(path: Path) -> Source:
+    try:
+        loaded = load_from_disk(str(path))
+    except (ValueError, KeyError, TypeError, OSError, pa.ArrowException) as error:
+        # `datasets` checks nothing of what it reads back.
+        raise SourceError(
+            f"`{path}` looks like a saved dataset that cannot be opened ({type(error).__name__}); "
+            "save it again, or take its `dataset_dict.json` or `state.json` away."
+        ) from error
+    in_splits = isinstance(loaded, DatasetDict)
+    splits = loaded if isinstance(loaded, DatasetDict) else DatasetDict({"train": loaded})
+    shards = tuple(
+        Shard(
+            kind="dataset",
+            path=str(name),
+            layout=layout_of(dataset.data.schema, str(name)),
+            sessions=dataset.num_rows,
+            bytes=dataset.data.nbytes,
+            files=(path / str(name) if in_splits else path,),
+        )
+        for name, dataset in splits.items()
+    )
+    return Source(_readable(path.resolve().name), "dataset", None, shards)
+
+
+def _open_hub(repo_id: str) -> Source:
+    revision, names, upstream = hub.parquet_export(repo_id)
+    shards = []
+    for name in names:
+        location = f"{repo_id}/{name}"
+        schema, rows, size = hub.parquet_footer(location, revision)
+        layout = layout_of(schema, location)
+        shards.append(Shard("hub", location, layout, rows, size, revision=revision))
+    return Source(repo_id, "hub", revision, tuple(shards), upstream)
+
+
+def _relative(file: Path, root: Path) -> str:
+    return _readable(file.relative_to(root).as_posix())
+
+
+def _readable(name: str) -> str:
+    """A name may hold bytes that are no UTF-8."""
+    return os.fsencode(name).decode("utf-8", "replace")
+
+
+def _is_hidden(file: Path, root: Path) -> bool:
+    return any(part.startswith(".") for part in file.relative_to(root).parts)

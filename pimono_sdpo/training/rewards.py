@@ -1,0 +1,133 @@
+"""The reward of a training run, by name, and the trial it must pass before anything is trained."""
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from datasets import Dataset
+
+from pimono_sdpo.errors import TrainingInputError
+from pimono_sdpo.training.arguments import JobArguments
+from pimono_sdpo.training.feedback import TRACE_TEMPLATE, Feedback, Told
+from rewards.rescore import rubric_of
+from rewards.trace_grounding import trace_grounding_reward
+from rewards.verifiers.reward import VerifierReward
+from rewards.verifiers.rubric import MAX_PARTIAL
+from rewards.verifiers.selftest import self_test, table
+
+Reward = Callable[..., list[float | None]]
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """A reward of 0 to 1 and what comes with it.
+
+    told       its texts on the completions of its last call, for the teacher; None when it has none
+    column     the rows' column without which it cannot judge; None when only it can tell
+    partial    the most it gives for what is not right: a success threshold must be above
+    """
+
+    reward: Reward
+    told: Told | None = None
+    column: str | None = None
+    partial: float = 0.0
+
+    def silent_rows(self, rows: Dataset) -> int:
+        """Count the rows for which there is no reward, whatever the completion is."""
+        if self.column is not None:
+            return sum(not value for value in rows[self.column])
+        columns = {name: list(rows[name]) for name in rows.column_names}
+        said = [[{"role": "assistant", "content": ""}] for _ in range(len(rows))]
+        prompts = columns.pop("prompt")
+        return self.reward(prompts=prompts, completions=said, **columns).count(None)
+
+    def check(self, threshold: float, weights: list[float] | None, columns: list[str]) -> None:
+        """Raise TrainingInputError when no completion, or every one, would be a success."""
+        best = sum(weights) if weights else 1.0
+        if not 0 < threshold <= best:
+            raise TrainingInputError(
+                f"success_reward_threshold is {threshold} and the reward goes from 0 to {best}; "
+                "give a threshold above 0 that it can reach."
+            )
+        if threshold <= self.partial * best:
+            raise TrainingInputError(
+                f"success_reward_threshold is {threshold} and this reward gives up to "
+                f"{self.partial * best} to completions that fail; give "
+                f"--success_reward_threshold {best}."
+            )
+        reserved = sorted({"completions", "completion_ids", "trainer_state"} & {*columns})
+        if reserved:
+            raise TrainingInputError(
+                f"The rows have a column `{reserved[0]}`, a name that the trainer gives to rewards "
+                "itself; rename the column."
+            )
+        if self.column is not None and self.column not in columns:
+            raise TrainingInputError(
+                f"The rows have no column `{self.column}`, which this reward judges by; filter the "
+                "traces again, or give --reward trace_grounding."
+            )
+
+
+TRIED_ROWS = 8
+
+
+def scoring_of(
+    name: str,
+    gates: Sequence[str],
+    graded: Sequence[str],
+    tokenizer: Any,
+    end_ids: Collection[int] = (),
+) -> Scoring:
+    """Return `trace_grounding`, or `verifiers` as `rubric_of` takes them.
+
+    Raises TrainingInputError for names without --reward verifiers, OutputError for unknown ones.
+    """
+    if name == "verifiers":
+        reward = VerifierReward(rubric_of(gates, graded), tokenizer, end_ids)
+        return Scoring(reward, reward.feedback, "verifier_spec", MAX_PARTIAL)
+    if gates or graded:
+        raise TrainingInputError(
+            "--gate and --grade name verifiers; give --reward verifiers, or leave them out."
+        )
+    return Scoring(trace_grounding_reward)
+
+
+def taught_by(
+    job: JobArguments, rollout_template: str, tokenizer: Any, end_ids: Collection[int]
+) -> tuple[Scoring, Feedback]:
+    """Return what scores completions and what the teacher of a failed one is told."""
+    scoring = scoring_of(job.reward, job.gate, job.grade, tokenizer, end_ids)
+    mode = job.feedback or ("trace" if scoring.told is None else "both")
+    trace_template = TRACE_TEMPLATE if job.trace_template is None else job.trace_template
+    return scoring, Feedback(rollout_template, mode, trace_template, job.feedback_tokens)
+
+
+def teaching(job: JobArguments, feedback: Feedback) -> dict[str, Any]:
+    """Return what of the job's own arguments decides the result of a training, as JSON."""
+    return {
+        "reward": job.reward,
+        "gate": job.gate,
+        "grade": job.grade,
+        "tools": job.tools,
+        "feedback": feedback.mode,
+        "feedback_tokens": feedback.tokens,
+        "trace_template": feedback.trace_template,
+        "eval_split": job.eval_split,
+        "eval_generations": job.eval_generations,
+    }
+
+
+def refuse_unsound(scoring: Scoring, rows: Dataset, threshold: float) -> int:
+    """Try what must not win on the first rows; return how many rows were tried.
+
+    Raises TrainingInputError with the table of what won.
+    """
+    tried = rows.select(range(min(TRIED_ROWS, len(rows))))
+    findings = self_test(scoring.reward, list(tried), threshold=threshold)
+    if findings:
+        raise TrainingInputError(
+            f"The reward can be won without solving the task ({len(findings)} of its trials on "
+            f"{len(tried)} rows); give another reward or a higher success_reward_threshold.\n"
+            f"{table(findings)}"
+        )
+    return len(tried)

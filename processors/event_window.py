@@ -1,0 +1,108 @@
+"""Show where in its session the evidence of a row stands: the events around each piece.
+
+No stage: it goes back to the traces of rows that were chosen, or rejected, earlier.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from pimono_sdpo.schema import Unit
+from pimono_sdpo.stage import Row, apply_rows
+from pimono_sdpo.text import shorten
+from pimono_sdpo.traces.events import Event
+from pimono_sdpo.traces.parse import match_results, read_trace
+from processors import grade, names, redact
+from processors.context import context, first_said, telling
+from processors.evidence import evidence
+from processors.redact import redact_text
+from processors.rows import PROMPT_CHARS
+
+Json = dict[str, Any]
+NEIGHBOURS = 2
+EVENT_CHARS = 700
+SHOWN = frozenset(
+    "user assistant tool_call tool_result bash custom_message compaction branch_summary".split()
+)
+
+
+def around(session: Row, unit: Unit, history_chars: int) -> list[Json]:
+    """Read a session (SESSION columns) again; return one record for each request of its own.
+
+    source, session_id, episode   which row it is
+    prompt, context, words, spans, score_terms, categories   as the filter makes them
+    places   per block of the context its title and events ({who, text, here})
+
+    Texts are redacted like the rows, and cut.
+    """
+    found: list[Row] = list(evidence(session, unit, history_chars))
+    events = read_trace(session["trace"] or b"").events
+    calls = {result: call for call, result in match_results(events).items()}
+    for stage in (names.STAGE, redact.STAGE, grade.STAGE):
+        found = apply_rows(found, stage)
+    return [
+        {
+            "source": row["source"],
+            "session_id": row["session_id"],
+            "episode": row["episode"],
+            "prompt": shorten(row["prompt"], PROMPT_CHARS),
+            "context": context(row)["privileged_context"],
+            "words": row["reward_terms"],
+            "spans": [item["span"] for item in row["corrections"]],
+            "score_terms": row["score_terms"],
+            "categories": row["categories"],
+            "places": _places(row, events, calls),
+        }
+        for row in found
+    ]
+
+
+def _places(row: Row, events: Sequence[Event], calls: dict[int, int]) -> list[Json]:
+    """The pieces that the context shows, by the names it gives them."""
+    named = (
+        ("Tool/environment diagnostic", telling(row["diagnostics"])),
+        ("Later user correction", first_said(row["corrections"])),
+    )
+    return [
+        {
+            "title": f"{name} {number}",
+            "events": _window(item["event_index"], events, calls, str(row["cwd"])),
+        }
+        for name, items in named
+        for number, item in enumerate(items, start=1)
+    ]
+
+
+def _window(here: int, events: Sequence[Event], calls: dict[int, int], cwd: str) -> list[Json]:
+    """The nearest events of the same branch and, of a result, the call; `here` has no text."""
+    branch = events[here].on_active_branch
+    near = [
+        e.index
+        for e in events
+        if e.kind in SHOWN and (e.text or e.arguments) and e.on_active_branch == branch
+    ]
+    before = [index for index in near if index < here][-NEIGHBOURS:]
+    after = [index for index in near if index > here][:NEIGHBOURS]
+    return [
+        {
+            "who": redact_text(_who(events[index]), cwd)[0],
+            "text": "" if index == here else _said(events[index], cwd),
+            "here": index == here,
+        }
+        for index in sorted({*before, *after, here, calls.get(here, here)})
+    ]
+
+
+def _who(event: Event) -> str:
+    """Say which event it is: its place in the session, its kind, its tool, how it ended."""
+    marks = [f"event {event.index}", event.kind.replace("_", " "), event.tool_name[:60]]
+    if event.is_error:
+        marks.append("marked as an error")
+    if event.exit_code:
+        marks.append(f"exit code {event.exit_code}")
+    return " · ".join(filter(None, marks))
+
+
+def _said(event: Event, cwd: str) -> str:
+    text = event.arguments if event.kind == "tool_call" else event.text or event.arguments
+    # Redacted before it is cut: half of a secret is not known as one.
+    return shorten(redact_text(text, cwd)[0].strip(), EVENT_CHARS)

@@ -1,0 +1,54 @@
+"""What a verifier needs to judge an answer to a row: the tools it may call, the call that failed.
+
+columns  harness, tools, diagnostics, cwd, workspace / text: JSON for `verifier_spec`, or None
+
+| key | what |
+|---|---|
+| `tools` | the tools that may be called |
+| `failed_call` | `tool` and `command` of the first call that failed |
+| `workspace` | `cwd` and `files` at the request, redacted; left out when none are known |
+
+The completion answers the request, so the files are those that stood there then: the ones seen in
+the earlier turns, and those that the recorded answer has read before it may have changed them.
+"""
+
+import json
+from collections import Counter
+from typing import Any
+
+from pimono_sdpo.stage import Row
+from pimono_sdpo.text import shorten
+
+# The tools that come with Pi; a session's other tools are extensions.
+PI_TOOLS = frozenset({"read", "bash", "edit", "write", "grep", "find", "ls"})
+PI_HARNESSES = frozenset({"pi", "pi_stream"})
+COMMAND_CHARS = 2000
+
+
+def verifier_spec(row: Row) -> str | None:
+    """Write the spec; None for a harness whose tools have no schemas here."""
+    if row["harness"] not in PI_HARNESSES:
+        return None
+    spec: dict[str, object] = {"tools": sorted(PI_TOOLS.union(row["tools"]) - {""})}
+    failed = next(iter(row["diagnostics"]), None)
+    if failed:
+        call = {"tool": failed["tool_name"], "command": shorten(failed["command"], COMMAND_CHARS)}
+        spec["failed_call"] = call
+    workspace = {"cwd": row["cwd"], "files": _files(row["workspace"])}
+    if workspace["files"]:
+        spec["workspace"] = workspace
+    return json.dumps(spec, ensure_ascii=False, sort_keys=True)
+
+
+def _files(known: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Lay them out for `pimono_sdpo.replay.workspace`; two that redaction made one are none."""
+    paths = Counter(file["path"] for file in known)
+    return {
+        file["path"]: {
+            "whole": file["texts"][0] if file["whole"] else None,
+            "pieces": [] if file["whole"] else file["texts"],
+            "stale": False,
+        }
+        for file in known
+        if paths[file["path"]] == 1
+    }

@@ -1,0 +1,114 @@
+"""What value tests and pytest tests share: outcomes, expected exceptions, running Python.
+
+What the sandbox says is untrusted. So of one exception only its own name, those of its bases up to
+the first built-in one, and that built-in one count; what the built-in one is a subclass of is known
+out here. Hence no answer can raise something that is a ValueError and a TypeError at once.
+"""
+
+import builtins
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pimono_sdpo.text import shorten
+from rewards import sandbox
+from rewards.sandbox import Limits, Ran
+
+# Runs `python ARGUMENTS...` on files, input and limits: `cold`, or `in_server` of a warm one.
+Python = Callable[[Sequence[str], Mapping[str, str], bytes, Limits], Ran]
+ENVIRONMENT = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+
+BURN = "import time\nwhile time.process_time() < .3: pass"
+BUSY = 4.0
+MAX_VALUE = 300
+
+
+class Overloaded(Exception):
+    """The machine was too busy to tell a slow program from a slow machine."""
+
+
+class Unjudged(Exception):
+    """The tests are of a kind that cannot be run this way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of one test; `unknown` when it was not reached."""
+
+    kind: Literal["passed", "error", "timeout", "wrong", "unknown"]
+    told: str = ""
+
+
+def cold(arguments: Sequence[str], files: Mapping[str, str], stdin: bytes, limits: Limits) -> Ran:
+    """Run Python in a sandbox of its own."""
+    command = [sys.executable, "-I", "-B", *arguments]
+    return sandbox.run(command, files=files, stdin=stdin, limits=limits, env=ENVIRONMENT)
+
+
+def died(ran: Ran, python: Python, call: str) -> Outcome:
+    """Return what befell the test at which a run ended early.
+
+    Wall time alone proves nothing, and waiting must not buy the mercy of an `error`: a short
+    calculation shows whether the machine is too busy. Raises Overloaded when it is.
+    """
+    if ran.stopped == "wall":
+        probe = python(["-c", BURN], {}, b"", Limits(cpu_seconds=5, wall_seconds=60))
+        if probe.stopped or probe.wall_seconds > BUSY * max(probe.cpu_seconds, 0.3):
+            raise Overloaded(f"the machine was too busy: {probe.wall_seconds:.1f} s for 0.3 s")
+        return Outcome("timeout", f"{call} waited for something that never came")
+    if ran.stopped == "cpu":
+        return Outcome("timeout", f"{call} did not end in its CPU time")
+    if ran.stopped:
+        return Outcome("error", f"{call} was stopped: too much of {ran.stopped}")
+    if ran.exit_code == 0:
+        return Outcome("error", f"{call} ended the process or gives more than can be read")
+    how = f"signal {ran.signal}" if ran.signal else f"exit code {ran.exit_code}"
+    return Outcome("error", f"{call} ended the process ({how}) instead of returning")
+
+
+def listed(value: Any) -> str:
+    """Return a value for the feedback, its middle cut out when it is long."""
+    try:
+        return shorten(repr(value), MAX_VALUE)
+    except (RecursionError, ValueError):  # deep, or an integer of thousands of digits
+        return "(a value too large to show)"
+
+
+MAX_BASES = 8
+# Every failure is one of these, so only these themselves count.
+_ANYTHING = (Exception, BaseException)
+# What an unfinished program raises is a RuntimeError by name alone.
+_UNFINISHED = (NotImplementedError, RecursionError)
+
+
+def counts_as(line: Mapping[str, Any], expected: str) -> bool:
+    """Tell whether a line of the worker, `error` and `bases`, tells of the expected exception.
+
+    >>> counts_as({"error": "JSONDecodeError", "bases": ["ValueError", "Exception"]}, "ValueError")
+    True
+    >>> counts_as({"error": "Any", "bases": ["ValueError", "TypeError"]}, "TypeError")
+    False
+    """
+    if line["error"] == expected:
+        return True
+    bases = line.get("bases")
+    names = [line["error"], *(bases[:MAX_BASES] if isinstance(bases, list) else ())]
+    wanted = _built_in(expected)
+    for name in names:
+        found = _built_in(name)
+        if found is not None:
+            return (
+                wanted is not None
+                and wanted not in _ANYTHING
+                and issubclass(found, wanted)
+                and issubclass(found, _UNFINISHED) <= issubclass(wanted, _UNFINISHED)
+            )
+        if name == expected:
+            return True
+    return False
+
+
+def _built_in(name: object) -> type[BaseException] | None:
+    found = getattr(builtins, name, None) if isinstance(name, str) else None
+    return found if isinstance(found, type) and issubclass(found, BaseException) else None
