@@ -1,0 +1,73 @@
+"""Imports go one way: each module imports only from its own storey or from a lower one.
+
+The lazy exports in `pimono_sdpo/__init__.py` are the one exception.
+"""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+# From the ground up. Packages of one storey that import each other are one entry.
+STOREYS = (
+    ("schema", "errors", "stage", "stats", "text", "shell", "failures", "prefilter", "report"),
+    ("traces",),
+    ("runs",),
+    ("llm",),
+    ("replay", "samples"),
+    ("/processors", "/rewards", "/cards"),
+    ("agent", "suites", "duel", "training", "push"),
+    ("cli", "commands", "__main__"),
+    ("/jobs",),
+)
+APART = {"processors", "rewards", "cards"}
+# Being removed; nothing may be added.
+KNOWN = {
+    ("cards.duel_report", "pimono_sdpo.duel"),
+    ("cards.duel_report", "processors.duel.scores"),
+    ("pimono_sdpo.report", "pimono_sdpo.traces.sources"),
+    ("pimono_sdpo.schema", "pimono_sdpo.duel"),
+    ("pimono_sdpo.training.rows", "pimono_sdpo.commands.filter"),
+    ("processors.duel.duels", "pimono_sdpo.duel"),
+    ("processors.duel.scores", "pimono_sdpo.duel"),
+    ("processors.duel.shortcuts", "pimono_sdpo.duel"),
+    ("processors.duel.verdicts", "pimono_sdpo.duel"),
+}
+MODULES = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+    for package in ("pimono_sdpo", "processors", "rewards", "cards", "jobs")
+    for path in sorted((ROOT / package).rglob("*.py"))
+}
+
+
+def storey(module: str) -> int | None:
+    """Return the storey of a module, None for the package itself and for what is not ours."""
+    first, _, rest = module.partition(".")
+    name = rest.partition(".")[0] if first == "pimono_sdpo" else f"/{first}"
+    return next((number for number, names in enumerate(STOREYS) if name in names), None)
+
+
+def imports(path: Path) -> set[str]:
+    """Return the modules of ours that a file imports, at any depth."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            found |= {name if name in MODULES else node.module for name in names}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    return found
+
+
+@pytest.mark.parametrize("module", sorted(set(MODULES) - {"pimono_sdpo"}))
+def test_imports_go_down(module: str) -> None:
+    mine = storey(module)
+    assert mine is not None, f"`{module}` has no storey; add its package to STOREYS"
+    for other in imports(MODULES[module]):
+        below = storey(other)
+        if below is None or (module, other) in KNOWN:
+            continue
+        roots = {name.partition(".")[0] for name in (module, other)}
+        assert below <= mine, f"{module} imports {other}, which is above it"
+        assert not (roots <= APART and len(roots) == 2), f"{module} imports its sibling {other}"
