@@ -11,15 +11,13 @@ from matplotlib.figure import Figure
 
 from cards.plots import COLOUR, plain, save
 from cards.render import SIZES, config_of, environment, front_matter
-from pimono_sdpo.duel import METRICS
-from pimono_sdpo.schema import DUEL
-from processors.duel.scores import FINAL, REFINED
+from pimono_sdpo.schema import DUEL, DUEL_METRICS, FINAL_SCORE, REFINED_SCORE
 
 Json = dict[str, Any]
 RANGES = (
-    ("final", f">= {FINAL:g}"),
-    ("refined", f"{REFINED:g} to {FINAL:g}"),
-    ("defeat", f"< {REFINED:g}"),
+    ("final", f">= {FINAL_SCORE:g}"),
+    ("refined", f"{REFINED_SCORE:g} to {FINAL_SCORE:g}"),
+    ("defeat", f"< {REFINED_SCORE:g}"),
     ("parse_fail", "none"),
 )
 GREY = "#b0b0b0"
@@ -50,7 +48,7 @@ def render_duel_report(summary: Json, rows: Iterable[Mapping[str, Any]]) -> str:
     """Return report.md of a duel; `rows` are DUEL rows, read once."""
     told = environment()
     told.filters |= {"points": points, "signed": signed, "percent": percent, "share": share}
-    given = {**summary, "turns": summary["verdict"]["turns"], "metrics": METRICS}
+    given = {**summary, "turns": summary["verdict"]["turns"], "metrics": DUEL_METRICS}
     return told.get_template("duel_report.md.j2").render(given, ranges=RANGES, rows=rows)
 
 
@@ -89,7 +87,7 @@ def write_duel_plot(summary: Json, path: Path) -> None:
         edgecolor="white",
     )
     left.margins(y=0.12)
-    for limit, name in ((REFINED, "refined"), (FINAL, "final")):
+    for limit, name in ((REFINED_SCORE, "refined"), (FINAL_SCORE, "final")):
         left.axvline(limit, color="grey", linestyle="--", linewidth=1)
         left.annotate(
             name, (limit + 1, 0.98), xycoords=("data", "axes fraction"), color="grey", fontsize=8,
@@ -97,8 +95,8 @@ def write_duel_plot(summary: Json, path: Path) -> None:
         )  # fmt: skip
     left.set_title("turns per score")
     left.yaxis.get_major_locator().set_params(integer=True)
-    values = [summary["metrics"][name] or 0.0 for name in METRICS]
-    bars = middle.barh(METRICS, values, color=COLOUR)
+    values = [summary["metrics"][name] or 0.0 for name in DUEL_METRICS]
+    bars = middle.barh(DUEL_METRICS, values, color=COLOUR)
     middle.bar_label(bars, fmt="%.0f", padding=2)
     middle.set_title("score per metric")
     names = [judge["name"].rpartition("/")[2] for judge in summary["judges"]]
