@@ -8,15 +8,13 @@ from matplotlib.figure import Figure
 
 from cards.plots import COLOUR, hide_frame, save_figure
 from cards.render import SIZES, describe_config, dump_front_matter, make_environment
-from pimono_sdpo.duel import METRICS
-from pimono_sdpo.schema import DUEL
-from processors.duel.scores import FINAL, REFINED
+from pimono_sdpo.schema import DUEL, DUEL_METRICS, FINAL_SCORE, REFINED_SCORE
 
 Json = dict[str, Any]
 RANGES = (
-    ("final", f">= {FINAL:g}"),
-    ("refined", f"{REFINED:g} to {FINAL:g}"),
-    ("defeat", f"< {REFINED:g}"),
+    ("final", f">= {FINAL_SCORE:g}"),
+    ("refined", f"{REFINED_SCORE:g} to {FINAL_SCORE:g}"),
+    ("defeat", f"< {REFINED_SCORE:g}"),
     ("parse_fail", "none"),
 )
 GREY = "#b0b0b0"
@@ -52,7 +50,7 @@ def render_duel_report(summary: Json, rows: Iterable[Mapping[str, Any]]) -> str:
         "percent": format_percent,
         "share": format_share,
     }
-    values = {**summary, "turns": summary["verdict"]["turns"], "metrics": METRICS}
+    values = {**summary, "turns": summary["verdict"]["turns"], "metrics": DUEL_METRICS}
     return templates.get_template("duel_report.md.j2").render(values, ranges=RANGES, rows=rows)
 
 
@@ -92,7 +90,7 @@ def write_duel_plot(summary: Json, path: Path) -> None:
         edgecolor="white",
     )
     left.margins(y=0.12)
-    for limit, name in ((REFINED, "refined"), (FINAL, "final")):
+    for limit, name in ((REFINED_SCORE, "refined"), (FINAL_SCORE, "final")):
         left.axvline(limit, color="grey", linestyle="--", linewidth=1)
         left.annotate(
             name, (limit + 1, 0.98), xycoords=("data", "axes fraction"), color="grey", fontsize=8,
@@ -100,8 +98,8 @@ def write_duel_plot(summary: Json, path: Path) -> None:
         )  # fmt: skip
     left.set_title("turns per score")
     left.yaxis.get_major_locator().set_params(integer=True)
-    values = [summary["metrics"][name] or 0.0 for name in METRICS]
-    bars = middle.barh(METRICS, values, color=COLOUR)
+    values = [summary["metrics"][name] or 0.0 for name in DUEL_METRICS]
+    bars = middle.barh(DUEL_METRICS, values, color=COLOUR)
     middle.bar_label(bars, fmt="%.0f", padding=2)
     middle.set_title("score per metric")
     names = [judge["name"].rpartition("/")[2] for judge in summary["judges"]]
