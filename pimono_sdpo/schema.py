@@ -14,8 +14,6 @@ from typing import Any, Literal, NotRequired, TypedDict
 
 from datasets import Features, Json, List, Value
 
-from pimono_sdpo.duel import METRICS
-
 Unit = Literal["session", "episode"]
 
 SESSION = Features(
@@ -298,7 +296,10 @@ class Turn(TypedDict):
 
 
 Opponent = Literal["king", "reference"]
-SCORES = {name: Value("float64") for name in METRICS}
+DUEL_METRICS = ("correctness", "grounding", "progress", "protocol", "efficiency")
+# The lowest score of a turn in the buckets `final` and `refined`; below is `defeat`.
+FINAL_SCORE, REFINED_SCORE = 80.0, 66.0
+SCORES = {name: Value("float64") for name in DUEL_METRICS}
 USAGE = {
     "prompt_tokens": Value("int64"),
     "completion_tokens": Value("int64"),

@@ -24,15 +24,8 @@ STOREYS = (
 APART = {"processors", "rewards", "cards"}
 # Being removed; nothing may be added.
 KNOWN = {
-    ("cards.duel_report", "pimono_sdpo.duel"),
-    ("cards.duel_report", "processors.duel.scores"),
     ("pimono_sdpo.report", "pimono_sdpo.traces.sources"),
-    ("pimono_sdpo.schema", "pimono_sdpo.duel"),
     ("pimono_sdpo.training.rows", "pimono_sdpo.commands.filter"),
-    ("processors.duel.duels", "pimono_sdpo.duel"),
-    ("processors.duel.scores", "pimono_sdpo.duel"),
-    ("processors.duel.shortcuts", "pimono_sdpo.duel"),
-    ("processors.duel.verdicts", "pimono_sdpo.duel"),
 }
 MODULES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path

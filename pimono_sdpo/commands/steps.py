@@ -141,7 +141,7 @@ def _parts(
     from pimono_sdpo.runs.tables import Part, code_of
     from pimono_sdpo.suites.rollouts import is_same, open_rollouts
     from pimono_sdpo.traces.sources import open_source
-    from processors.rollouts import conversations
+    from processors.rollouts import sessions
 
     if source and Path(source).exists():
         apart(Path(source).resolve(), out.resolve())
@@ -157,7 +157,7 @@ def _parts(
             ],
         )
     opened = open_source(source)
-    stages = [conversations.stage(test_fraction), *stages]
+    stages = [sessions.stage(test_fraction), *stages]
     return (
         opened.kind,
         _without_secrets(opened.name),

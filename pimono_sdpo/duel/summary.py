@@ -8,9 +8,10 @@ from typing import Any, get_args
 
 import numpy as np
 
-from pimono_sdpo.duel import METRICS, albedo_rules
+from pimono_sdpo.duel import albedo_rules
 from pimono_sdpo.duel.diagnostics import agreement, doubt_judges, doubt_lengths
 from pimono_sdpo.duel.gate import Rules, Verdict, judge_duel
+from pimono_sdpo.schema import DUEL_METRICS
 from processors.duel.scores import Bucket, Scores, Votes, bucket, mean
 
 Json = dict[str, Any]
@@ -45,7 +46,7 @@ def summary(
         "verdict": _told(verdict),
         "buckets": {name: buckets[name] for name in BUCKETS},
         "histogram": _histogram(scores),
-        "metrics": dict(zip(METRICS, mean(scores.metric, axis=0).tolist(), strict=True)),
+        "metrics": dict(zip(DUEL_METRICS, mean(scores.metric, axis=0).tolist(), strict=True)),
         "agreement": agreement(votes),
         "position_consistent": _share(scores.consistent[~np.isnan(scores.turn)]),
         "judges": judges,
@@ -62,7 +63,7 @@ def summary(
 def summary_of_original(votes: Votes, rules: albedo_rules.OriginalRules) -> Json:
     """Return the verdict by the original's rules."""
     told = asdict(albedo_rules.judge_duel(votes, rules))
-    told["by_metric"] = dict(zip(METRICS, told["by_metric"], strict=True))
+    told["by_metric"] = dict(zip(DUEL_METRICS, told["by_metric"], strict=True))
     limits = asdict(rules)
     limits["seed"] = rules.seed.hex()
     return {name: _without_nan(value) for name, value in (told | {"rules": limits}).items()}

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pimono_sdpo.duel import METRICS
-from pimono_sdpo.schema import DUEL, DUEL_TURN, Opponent
+from pimono_sdpo.schema import DUEL, DUEL_METRICS, DUEL_TURN, Opponent
 from processors.duel.scores import Scores, Votes, bucket
 
 Row = Mapping[str, Any]
@@ -30,12 +29,12 @@ def duel_rows(
         score = float(scores.turn[index])
         judged = not np.isnan(score)
         per_judge = zip(votes.judges, scores.judge[index].tolist(), strict=True)
-        metrics = dict(zip(METRICS, scores.metric[index].tolist(), strict=True))
+        metrics = dict(zip(DUEL_METRICS, scores.metric[index].tolist(), strict=True))
         row = {
             **{name: answer[name] for name in COPIED},
             "opponent": opponent,
             "score": score if judged else None,
-            "metrics": metrics if judged else dict.fromkeys(METRICS),
+            "metrics": metrics if judged else dict.fromkeys(DUEL_METRICS),
             "per_judge": [
                 {"judge": name, "score": value} for name, value in per_judge if value == value
             ],

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from pimono_sdpo.duel import METRICS
+from pimono_sdpo.schema import DUEL_METRICS, FINAL_SCORE, REFINED_SCORE
 
 Array = NDArray[np.float64]
 
@@ -57,7 +57,7 @@ def votes_of(
     named = tuple(turns)
     rows = {turn: index for index, (turn, _) in enumerate(named)}
     columns = {judge: index for index, judge in enumerate(judges)}
-    sums = np.zeros((len(named), len(judges), 2, len(METRICS)))
+    sums = np.zeros((len(named), len(judges), 2, len(DUEL_METRICS)))
     counts = np.zeros_like(sums)
     for judgment in judgments:
         row, column = rows.get(judgment["turn_id"]), columns.get(judgment["judge"])
@@ -65,7 +65,7 @@ def votes_of(
             continue
         ours, theirs = judgment["scores_challenger"], judgment["scores_opponent"]
         cell = row, column, int(judgment["order"])
-        sums[cell] += [(np.sign(ours[name] - theirs[name]) + 1) / 2 for name in METRICS]
+        sums[cell] += [(np.sign(ours[name] - theirs[name]) + 1) / 2 for name in DUEL_METRICS]
         counts[cell] += 1
     values = np.divide(sums, counts, out=np.full_like(sums, np.nan), where=counts > 0)
     names = tuple(turn for turn, _ in named), tuple(instance for _, instance in named)
@@ -83,7 +83,6 @@ def mean(values: Array, axis: int | tuple[int, ...]) -> Array:
 
 
 Bucket = Literal["final", "refined", "defeat", "parse_fail"]
-FINAL, REFINED = 80.0, 66.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +130,6 @@ def bucket(score: float) -> Bucket:
     """Name the bucket of a score: `final` from 80, `refined` from 66, else `defeat`."""
     if np.isnan(score):
         return "parse_fail"
-    if score >= FINAL:
+    if score >= FINAL_SCORE:
         return "final"
-    return "refined" if score >= REFINED else "defeat"
+    return "refined" if score >= REFINED_SCORE else "defeat"

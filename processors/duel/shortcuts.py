@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pimono_sdpo.duel import METRICS
 from pimono_sdpo.llm.calls import Json
+from pimono_sdpo.schema import DUEL_METRICS
 from processors.duel.action import is_looping
 from processors.duel.verdicts import HIGHEST, Side, Verdict
 
@@ -45,7 +45,7 @@ def decided(ours: str, theirs: str) -> Decided | None:
 
 
 def _outcome(ours: int, theirs: int, verdict: str, reason: str) -> Decided:
-    scores = [dict.fromkeys(METRICS, float(HIGHEST * side)) for side in (ours, theirs)]
+    scores = [dict.fromkeys(DUEL_METRICS, float(HIGHEST * side)) for side in (ours, theirs)]
     return Decided(scores[0], scores[1], verdict, f"{reason}; {NOBODY_ASKED}")
 
 
@@ -60,7 +60,7 @@ def questions() -> dict[str, Json]:
 def verdict_of(chances: Mapping[str, Mapping[str, float]]) -> Verdict:
     """Scores in the ratio of the probabilities; equal ones where a tie is likeliest."""
     first, second = {}, {}
-    for name in METRICS:
+    for name in DUEL_METRICS:
         side = _likeliest(chances[name])
         both = chances[name]["A"] + chances[name]["B"]
         share = 0.5 if side == "tie" or not both else chances[name]["A"] / both

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pimono_sdpo.duel import METRICS
+from pimono_sdpo.schema import DUEL_METRICS
 from pimono_sdpo.text import well_formed
 from processors.salient_tokens import KINDS, MAX_LENGTH, tokens_of
 
@@ -118,7 +118,7 @@ def _scores(given: object) -> dict[str, float] | str:
     if not isinstance(given, dict):
         return "is no object of metrics"
     scores = {}
-    for name in METRICS:
+    for name in DUEL_METRICS:
         value = given.get(name)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if value is None or not is_number or not 0 <= value <= HIGHEST or value % 1:

@@ -14,7 +14,7 @@ from datasets import Features, Value
 
 from pimono_sdpo.errors import TrainingInputError
 from pimono_sdpo.stage import Filter, Map, Row
-from processors.rollouts.conversations import bare
+from processors.rollouts.conversation import bare
 
 Json = dict[str, Any]
 WRITES = Features(

@@ -29,8 +29,7 @@ from typing import Any, Literal, get_args
 from pimono_sdpo.runs.tables import Made
 from pimono_sdpo.schema import Turn
 from pimono_sdpo.text import shorten
-from processors.rollouts.actions import Action, Run, run_of, target
-from processors.rollouts.conversations import as_json, turn_of
+from processors.rollouts.conversation import Action, Run, as_json, run_of, target, turn_of
 from processors.rollouts.pair_filters import noise, opened_hidden
 
 Target = Literal["step", "patch", "last_write", "truncated", "summary", "full"]

@@ -21,7 +21,8 @@ from pimono_sdpo.stage import Filter, FlatMap, Row
 from pimono_sdpo.traces.branches import find_branches
 from pimono_sdpo.traces.events import Event
 from pimono_sdpo.traces.parse import Trace, match_results, read_trace
-from processors.rollouts.conversations import as_json, redacted, tools_of, turns_of, window
+from processors.rollouts.conversation import as_json, window
+from processors.rollouts.sessions import redacted, tools_of, turns_of
 from processors.rollouts.steps import PLACEHOLDER, PROBLEM
 from processors.split import split
 

@@ -14,8 +14,15 @@ from statistics import fmean
 from typing import Any
 
 from pimono_sdpo.runs.tables import Made
-from processors.rollouts.actions import Action, Run, key_of, problem_of, run_of, target
-from processors.rollouts.conversations import as_json
+from processors.rollouts.conversation import (
+    Action,
+    Run,
+    as_json,
+    key_of,
+    problem_of,
+    run_of,
+    target,
+)
 from processors.rollouts.pair_filters import opened_hidden
 from processors.rollouts.pairs import Case, Rules, about, dropped, retested, score
 

@@ -20,8 +20,17 @@ from datasets import Features, Value
 
 from pimono_sdpo.schema import ROLLOUT, STEP, Turn
 from pimono_sdpo.stage import Filter, FlatMap, Row
-from processors.rollouts.actions import Action, Run, problem_of, run_of, target
-from processors.rollouts.conversations import As, as_json, in_json, window
+from processors.rollouts.conversation import (
+    Action,
+    As,
+    Run,
+    as_json,
+    in_json,
+    problem_of,
+    run_of,
+    target,
+    window,
+)
 
 Granularity = Literal["step", "trajectory"]
 GRANULARITIES: tuple[Granularity, ...] = get_args(Granularity)

@@ -21,7 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from pimono_sdpo.duel import METRICS, albedo_rules, gate
+from pimono_sdpo.duel import albedo_rules, gate
+from pimono_sdpo.schema import DUEL_METRICS
 from processors.duel.scores import Array, Votes, score_turns
 from tests.benchmarks.table import print_table
 
@@ -60,7 +61,7 @@ def duel(world: World, rng: np.random.Generator) -> Votes:
     turns = world.tasks * world.turns
     of_task = np.repeat(rng.normal(0, world.shared**0.5, world.tasks), world.turns)
     of_turn = world.effect + of_task + rng.normal(0, (1 - world.shared) ** 0.5, turns)
-    shape = (turns, JUDGES, 2, len(METRICS))
+    shape = (turns, JUDGES, 2, len(DUEL_METRICS))
     thought = of_turn[:, None] + rng.normal(0, 0.7, shape[:2])
     position = np.array([-world.first, world.first])[:, None]
     noisy = thought[..., None, None] + position + rng.normal(0, 1.0, shape)

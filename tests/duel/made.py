@@ -7,8 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pimono_sdpo.duel import METRICS
-from pimono_sdpo.schema import ANSWER, JUDGMENT
+from pimono_sdpo.schema import ANSWER, DUEL_METRICS, JUDGMENT
 
 USAGE = {"prompt_tokens": 900, "completion_tokens": 30, "cost": 0.001}
 JUDGES = ("lab/strict", "lab/kind", "lab/odd")
@@ -58,8 +57,8 @@ def write_duel(folder: Path, turns: int, tasks: int, panel: Panel, name: str = "
                         "judge": judge,
                         "order": order,
                         "opponent": "king",
-                        "scores_challenger": dict.fromkeys(METRICS, ours),
-                        "scores_opponent": dict.fromkeys(METRICS, theirs),
+                        "scores_challenger": dict.fromkeys(DUEL_METRICS, ours),
+                        "scores_opponent": dict.fromkeys(DUEL_METRICS, theirs),
                         "verdict": "A" if ours > theirs else "tie",
                         "reason": f"{ours} to {theirs}",
                         "parsed": scores is not None,

@@ -4,7 +4,7 @@ import json
 import re
 from typing import Any
 
-from pimono_sdpo.duel import METRICS
+from pimono_sdpo.schema import DUEL_METRICS
 from tests.duel.trajectories import step
 
 Json = dict[str, Any]
@@ -25,7 +25,7 @@ def shown(body: Json) -> dict[str, str]:
 
 
 def verdict(first: int, second: int, reason: str = "because", **other: object) -> str:
-    scores = {"A": dict.fromkeys(METRICS, first), "B": dict.fromkeys(METRICS, second)}
+    scores = {"A": dict.fromkeys(DUEL_METRICS, first), "B": dict.fromkeys(DUEL_METRICS, second)}
     best = "tie" if first == second else "AB"[second > first]
     return json.dumps({**scores, "verdict": best, "reason": reason, **other})
 

@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 
-from pimono_sdpo.duel import METRICS
 from pimono_sdpo.llm.chat import Chat, Limits
 from pimono_sdpo.llm.decisions import Decisions
 from pimono_sdpo.llm.providers import NO_KEY, Endpoint
-from pimono_sdpo.schema import JUDGMENT
+from pimono_sdpo.schema import DUEL_METRICS, JUDGMENT
 from processors.duel.judge import Judging, Panel
 from processors.duel.sanitize import REMOVED, neutral
 from processors.duel.shortcuts import NOBODY_ASKED
@@ -58,8 +57,8 @@ def test_every_judge_sees_both_orders_and_the_scores_are_swapped_back(
     ]
     for row in rows:
         assert row["parsed"]
-        assert row["scores_challenger"] == dict.fromkeys(METRICS, 8.0)
-        assert row["scores_opponent"] == dict.fromkeys(METRICS, 3.0)
+        assert row["scores_challenger"] == dict.fromkeys(DUEL_METRICS, 8.0)
+        assert row["scores_opponent"] == dict.fromkeys(DUEL_METRICS, 3.0)
         assert (row["verdict"], row["reason"], row["error"]) == ("challenger", "because", None)
     first = {hit.body["model"] + shown(hit.body)["A"][9:16] for hit in chat_server.hits}
     assert len(first) == 4
@@ -132,11 +131,11 @@ def test_probabilities_are_votes_that_need_no_parsing(chat_server: ChatServer) -
     assert [row["verdict"] for row in rows] == ["challenger", "opponent"]
     for row, ours in zip(rows, ("scores_challenger", "scores_opponent"), strict=True):
         assert row["parsed"]
-        assert row[ours] == dict.fromkeys(METRICS, pytest.approx(10 * 0.5 / 0.7))
+        assert row[ours] == dict.fromkeys(DUEL_METRICS, pytest.approx(10 * 0.5 / 0.7))
         assert row["reason"] == "probabilities: A 0.20, B 0.50, tie 0.30"
         assert (row["usage"]["prompt_tokens"], row["usage"]["completion_tokens"]) == (70, 0)
     assert all("Authorization" not in str(hit.authorization) for hit in chat_server.hits)
-    assert set(chat_server.hits[0].body["questions"]) == {*METRICS, "verdict"}
+    assert set(chat_server.hits[0].body["questions"]) == {*DUEL_METRICS, "verdict"}
     state = chat_server.hits[0].body["state"]
     assert "<response A" in state
     assert "flush_pending_rows" in state
@@ -153,8 +152,8 @@ def judge_by_probabilities(server: ChatServer) -> list[Json]:
         [],
         {},
         {"answers": {}},
-        {"answers": {name: {"choice": "A"} for name in (*METRICS, "verdict")}},
-        {"answers": {name: {"probabilities": {"A": 1}} for name in (*METRICS, "verdict")}},
+        {"answers": {name: {"choice": "A"} for name in (*DUEL_METRICS, "verdict")}},
+        {"answers": {name: {"probabilities": {"A": 1}} for name in (*DUEL_METRICS, "verdict")}},
     ],
 )
 def test_decisions_of_another_shape_are_errors(chat_server: ChatServer, said: Any) -> None:
@@ -193,7 +192,8 @@ def test_what_needs_no_judge_is_not_paid_for(
         ours, theirs = row["scores_challenger"], row["scores_opponent"]
         won = {"challenger": 1, "opponent": -1, "tie": 0}[outcome]
         assert all(
-            (ours[name] > theirs[name]) - (ours[name] < theirs[name]) == won for name in METRICS
+            (ours[name] > theirs[name]) - (ours[name] < theirs[name]) == won
+            for name in DUEL_METRICS
         )
         assert NOBODY_ASKED in row["reason"]
         assert row["parsed"]
@@ -275,7 +275,7 @@ def test_hostile_answers_of_any_length_are_read(text: str) -> None:
 
 
 def scores(value: object) -> Json:
-    return dict.fromkeys(METRICS, value)
+    return dict.fromkeys(DUEL_METRICS, value)
 
 
 GOOD = {"A": scores(3), "B": scores(7.0), "verdict": "b", "reason": "r"}

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pimono_sdpo.duel import METRICS
 from pimono_sdpo.duel.gate import Rules, judge_duel
+from pimono_sdpo.schema import DUEL_METRICS
 from processors.duel.scores import bucket, score_turns, votes_of
 from tests.duel.votes import votes
 
@@ -16,7 +16,7 @@ RULES = Rules(draws=499)
 
 def judgment(turn: str, judge: str, order: int, ours: float, theirs: float) -> dict[str, object]:
     both = {"scores_challenger": ours, "scores_opponent": theirs}
-    scores = {name: dict.fromkeys(METRICS, value) for name, value in both.items()}
+    scores = {name: dict.fromkeys(DUEL_METRICS, value) for name, value in both.items()}
     return {"turn_id": turn, "judge": judge, "order": order, "parsed": True, **scores}
 
 

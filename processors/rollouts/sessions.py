@@ -1,155 +1,27 @@
-"""Turn a recorded session into a run: the same columns as a rollout, calls of the native protocol.
-
-Both protocols are read: `native` has `tool_calls` and turns of role `tool`; `json` has calls as
-JSON objects in the text of the assistant and results as turns of the user.
-
-A model learns the protocol it will be asked in: rows of recorded sessions, whose calls are native,
-serve an agent of the json protocol only when they are written in it.
+"""Turn a recorded session into a run: the columns of a rollout, with calls in the native protocol.
 
 reads   session_id, source, trace
 writes  RUN, one row per session
 
-The active path alone is read. Calls that were never answered are left out, and so is what came
-before the first request. Secrets and machine paths are redacted as in the filter. No recorder keeps
-the definitions of the tools: they are told by how the session used them.
+Only the active path is read. Calls without a result are left out, and so is everything before the
+first request. Secrets and machine paths are redacted as in the filter. No recorder stores the tool
+definitions, so they are inferred from how the session used the tools.
 """
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
-from pimono_sdpo.schema import TURN, Turn
+from pimono_sdpo.schema import Turn
 from pimono_sdpo.stage import FlatMap, Row
-from pimono_sdpo.text import shorten
 from pimono_sdpo.traces.events import Event, decoded
 from pimono_sdpo.traces.parse import Trace, match_results, read_trace
 from processors.redact import redact_text
-from processors.rollouts.actions import Action, Run, native_call
+from processors.rollouts.conversation import native_call, turn_of
 from processors.rollouts.steps import RUN
 from processors.split import split
 
 Json = dict[str, Any]
-
-
-def turn_of(role: str, content: str | None, **more: Any) -> Turn:
-    """Return a turn with every column of TURN."""
-    return complete({"role": role, "content": content, **more})
-
-
-def complete(turn: Mapping[str, Any]) -> Turn:
-    """Fill in the columns of TURN that a turn leaves out; arguments of calls are decoded."""
-    full: Any = {name: turn.get(name) for name in TURN}
-    full["tool_calls"] = [_decoded(call) for call in turn.get("tool_calls") or ()] or None
-    return full  # type: ignore[no-any-return]
-
-
-def bare(turn: Mapping[str, Any]) -> Json:
-    """Leave out what is null, as chat templates and other formats want it."""
-    return {name: value for name, value in turn.items() if value is not None}
-
-
-def call_of(name: str, args: Any, call_id: str) -> Json:
-    """Return a native tool call."""
-    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": args}}
-
-
-def as_json(value: Any) -> str:
-    r"""Serialise the way targets are: one line, every letter as it is.
-
-    >>> as_json({"type": "tool_call", "name": "grep", "args": {"pattern": "é"}})
-    '{"type": "tool_call", "name": "grep", "args": {"pattern": "é"}}'
-    """
-    return json.dumps(value, ensure_ascii=False)
-
-
-def window(
-    prompt: Sequence[Turn], goal: int, last: int | None, tool_chars: int | None
-) -> list[Turn]:
-    """Keep the system's turn, the request at index `goal`, and what followed it.
-
-    Of that only the last `last` turns of the assistant with their results, when it is given; a
-    result is shortened to `tool_chars`.
-    """
-    kept = list(prompt)
-    if last is not None:
-        after = kept[goal + 1 :]
-        starts = [at for at, turn in enumerate(after) if turn["role"] == "assistant"]
-        start = 0 if len(starts) <= last else starts[-last] if last else len(after)
-        kept = [turn for turn in kept[:goal] if turn["role"] == "system"]
-        kept += [prompt[goal], *after[start:]]
-    if tool_chars is None:
-        return kept
-    first = next((at for at, turn in enumerate(kept) if turn["role"] == "user"), 0)
-    return [
-        turn if at <= first or turn["role"] not in {"tool", "user"} else _short(turn, tool_chars)
-        for at, turn in enumerate(kept)
-    ]
-
-
-def _short(turn: Turn, chars: int) -> Turn:
-    return complete({**turn, "content": shorten(turn["content"] or "", chars)})
-
-
-def _decoded(call: Json) -> Json:
-    """Chat templates want arguments as an object; APIs hand them over as text."""
-    function = call.get("function") or {}
-    given = function.get("arguments")
-    if isinstance(given, str):
-        try:
-            given = json.loads(given)
-        except (ValueError, RecursionError):
-            # What a model wrote and nobody can read stays text; such a call is no target.
-            return call
-    return {**call, "function": {**function, "arguments": given}}
-
-
-As = Literal["as_recorded", "json"]
-RESULT = "[tool_result]\n"
-SYSTEM = """\
-You are a coding agent. Answer with exactly one JSON object and nothing else:
-{{"type": "tool_call", "name": NAME, "args": {{...}}}} to use a tool, or
-{{"type": "final", "summary": TEXT}} when the work is done. These are the tools:
-{tools}"""
-
-
-def in_json(run: Run, tools: Sequence[Json]) -> Run:
-    """Return the run in the json protocol; one that is in it stays as it is."""
-    if run.protocol == "json":
-        return run
-    known = [
-        {"name": tool["function"]["name"], "args": tool["function"].get("parameters")}
-        for tool in tools
-    ]
-    system = turn_of("system", SYSTEM.format(tools="\n".join(map(as_json, known))))
-    had = bool(run.turns) and run.turns[0]["role"] == "system"
-    turns = [system, *(_text(turn) for turn in run.turns[had:])]
-    shift = 0 if had else 1
-    actions = [_moved(action, shift, turns) for action in run.actions]
-    return replace(run, turns=turns, actions=actions, protocol="json")
-
-
-def _moved(action: Action, shift: int, turns: list[Turn]) -> Action:
-    at = action.n_context + shift
-    step = action.step
-    if step["kind"] == "final" and not isinstance(step["args"], dict):
-        step = {**step, "args": {"summary": action.turn["content"] or ""}}
-    return Action(step, turns[at], at)
-
-
-def _text(turn: Turn) -> Turn:
-    if turn["role"] == "tool":
-        return turn_of("user", RESULT + (turn["content"] or ""))
-    if turn["role"] != "assistant":
-        return turn
-    for call in turn.get("tool_calls") or ():
-        about = call.get("function") or {}
-        called = {"type": "tool_call", "name": about.get("name"), "args": about.get("arguments")}
-        return turn_of("assistant", as_json(called))
-    return turn_of("assistant", as_json({"type": "final", "summary": turn["content"] or ""}))
-
-
 REPEATS = 3
 TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array"}
 
