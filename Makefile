@@ -4,20 +4,26 @@ VENV ?= .venv
 OUT ?= build/demo
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+PYTEST := $(BIN)/python -m pytest --numprocesses auto --dist loadgroup
 
 export HF_HUB_DISABLE_TELEMETRY := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test lint types check clean
+.PHONY: help demo test test-slow test-all lint types check clean
 
 help: ## show this list
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
 demo: $(READY) ## sample traces -> rows -> a trained tiny adapter, under OUT (build/demo)
 	$(BIN)/python jobs/demo.py --out $(OUT)
 
-test: $(READY) ## run the tests (benchmarks are apart, see tests/benchmarks)
-	$(BIN)/python -m pytest --numprocesses auto --dist loadgroup
+test: $(READY) ## run the tests, except those marked slow
+	$(PYTEST) -m "not slow"
+
+test-slow: $(READY) ## run the tests marked slow: kills, installations, whole trainings
+	$(PYTEST) -m slow
+
+test-all: test test-slow ## run every test (benchmarks are separate, see tests/benchmarks)
 
 lint: $(READY) ## formatting and style
 	$(BIN)/ruff format --check .

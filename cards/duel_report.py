@@ -1,7 +1,4 @@
-"""Render a duel: the report with a row per turn, its picture, and the dataset's card.
-
-The same summary and rows give the same bytes.
-"""
+"""Render the report of a duel with a row per turn, its plot and its dataset card."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -9,8 +6,8 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from cards.plots import COLOUR, plain, save
-from cards.render import SIZES, config_of, environment, front_matter
+from cards.plots import COLOUR, hide_frame, save_figure
+from cards.render import SIZES, describe_config, dump_front_matter, make_environment
 from pimono_sdpo.schema import DUEL, DUEL_METRICS, FINAL_SCORE, REFINED_SCORE
 
 Json = dict[str, Any]
@@ -22,41 +19,47 @@ RANGES = (
 )
 GREY = "#b0b0b0"
 COLUMNS = {
-    "turn_id": "which turn",
-    "instance_id": "the task it comes from; turns of one task are alike",
-    "repo": "its repository",
+    "turn_id": "id of the turn",
+    "instance_id": "the task of the turn; turns of one task are not independent",
+    "repo": "repository of the task",
     "messages": "the conversation up to the turn",
     "assistant": "what the recorded agent did",
-    "turn": "number of the turn within the trajectory",
-    "action_style": "what kind of action the recorded agent took",
-    "king": "the answer of the player that is blind",
-    "challenger": "the answer of the player that saw the pull request",
+    "turn": "index of the turn within the trajectory",
+    "action_style": "kind of action that the recorded agent took",
+    "king": "the answer without the pull request",
+    "challenger": "the answer with the pull request",
     "privileged_context": "the hidden pull request",
     "leaked_terms": "terms of the challenger's answer that only the pull request holds",
-    "opponent": "against whom the challenger was judged",
-    "score": "0 to 100 in favour of the challenger; null without enough votes",
-    "metrics": "the same for each metric",
-    "per_judge": "the same for each judge",
-    "n_votes": "judges that had a say",
-    "position_consistent": "whether all of them said the same in both orders",
+    "opponent": "what the challenger was compared with",
+    "score": "0 to 100, above 50 in favour of the challenger; null without enough votes",
+    "metrics": "score per metric",
+    "per_judge": "score per judge",
+    "n_votes": "judges whose replies could be read",
+    "position_consistent": "whether all judges agree with themselves in both orders",
     "bucket": "final, refined, defeat, or parse_fail",
-    "reason": "what the judges said",
+    "reason": "explanations of the judges",
 }
 
 
 def render_duel_report(summary: Json, rows: Iterable[Mapping[str, Any]]) -> str:
     """Return report.md of a duel; `rows` are DUEL rows, read once."""
-    told = environment()
-    told.filters |= {"points": points, "signed": signed, "percent": percent, "share": share}
-    given = {**summary, "turns": summary["verdict"]["turns"], "metrics": DUEL_METRICS}
-    return told.get_template("duel_report.md.j2").render(given, ranges=RANGES, rows=rows)
+    templates = make_environment()
+    templates.filters |= {
+        "points": format_points,
+        "signed": format_signed,
+        "percent": format_percent,
+        "share": format_share,
+    }
+    values = {**summary, "turns": summary["verdict"]["turns"], "metrics": DUEL_METRICS}
+    return templates.get_template("duel_report.md.j2").render(values, ranges=RANGES, rows=rows)
 
 
 def render_duel_card(report: Json) -> str:
     """Return the dataset card of a finished duel: a configuration per bucket."""
     files = {name: f"data/{name}-*.parquet" for name in report["configs"]}
     configs = [
-        config_of(name, {"train": path}, report["sha256"][name]) for name, path in files.items()
+        describe_config(name, {"train": path}, report["sha256"][name])
+        for name, path in files.items()
     ]
     size = sum(report["configs"].values())
     metadata: Json = {
@@ -69,12 +72,12 @@ def render_duel_card(report: Json) -> str:
     if report["licence"]:
         metadata["license"] = report["licence"]
     columns = [(name, COLUMNS[name]) for name in DUEL]
-    template = environment().get_template("duel_card.md.j2")
-    return template.render(metadata=front_matter(metadata), report=report, columns=columns)
+    template = make_environment().get_template("duel_card.md.j2")
+    return template.render(metadata=dump_front_matter(metadata), report=report, columns=columns)
 
 
 def write_duel_plot(summary: Json, path: Path) -> None:
-    """Draw turns per score with the buckets, the metrics, and the judges."""
+    """Draw the histogram of scores with the buckets, and the scores per metric and judge."""
     figure = Figure(figsize=(12, 3.6), layout="constrained")
     left, middle, right = figure.subplots(1, 3)
     bins = summary["histogram"]
@@ -109,29 +112,29 @@ def write_duel_plot(summary: Json, path: Path) -> None:
         axes.set_xlim(0, 108)
         axes.invert_yaxis()
     for axes in (left, middle, right):
-        plain(axes)
-    save(figure, path)
+        hide_frame(axes)
+    save_figure(figure, path)
 
 
-def points(value: float | None) -> str:
-    """Write points, or a dash for none.
+def format_points(value: float | None) -> str:
+    """Format points; None is a dash.
 
-    >>> points(66.666), points(None)
+    >>> format_points(66.666), format_points(None)
     ('66.7', '-')
     """
     return "-" if value is None else f"{value:.1f}"
 
 
-def signed(value: float | None) -> str:
-    """Write points with their sign, or a dash for none."""
+def format_signed(value: float | None) -> str:
+    """Format points with their sign; None is a dash."""
     return "-" if value is None else f"{value:+.1f}"
 
 
-def percent(value: float | None) -> str:
-    """Write a share in percent, or a dash for none."""
+def format_percent(value: float | None) -> str:
+    """Format a share in percent; None is a dash."""
     return "-" if value is None else f"{100 * value:.0f} %"
 
 
-def share(value: float | None) -> str:
-    """Write a number of -1 to 1, or a dash for none."""
+def format_share(value: float | None) -> str:
+    """Format a number from -1 to 1; None is a dash."""
     return "-" if value is None else f"{value:.2f}"

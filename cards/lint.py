@@ -1,7 +1,4 @@
-"""Check a card offline by the rules the Hub applies on upload, and some it should.
-
-The Hub validates a README only when it is uploaded; a card of ours must not fail there.
-"""
+"""Check a card offline: the rules that the Hub applies on upload, and a few of our own."""
 
 import re
 from collections.abc import Iterator
@@ -36,7 +33,7 @@ Json = dict[str, Any]
 
 
 def lint_card(text: str) -> list[str]:
-    """Return one sentence per rule the card breaks; an empty list when there is none.
+    """Return one sentence per rule that the card breaks.
 
     >>> lint_card("---\\nlicense: mit\\n---\\n# A card")
     []
@@ -50,26 +47,26 @@ def lint_card(text: str) -> list[str]:
         node = yaml.compose(match.group(1), Loader=yaml.SafeLoader)
         metadata = yaml.safe_load(match.group(1))
     except (yaml.YAMLError, ValueError) as error:
-        # A broken card is what this function is for; a date that is none is a ValueError.
-        return [f"The front matter is no YAML: {' '.join(str(error).split())}."]
+        # PyYAML raises ValueError for an impossible date.
+        return [f"The front matter is not valid YAML: {' '.join(str(error).split())}."]
     if not isinstance(metadata, dict):
-        return ["The front matter is no mapping of names to values."]
+        return ["The front matter is not a mapping of names to values."]
     return [
-        *_repeated(node),
-        *_ids(metadata),
-        *_known_values(metadata),
-        *_model_index(metadata.get("model-index", [])),
-        *_body(text[match.end() :]),
+        *_find_repeated_keys(node),
+        *_check_ids(metadata),
+        *_check_values(metadata),
+        *_check_model_index(metadata.get("model-index", [])),
+        *_check_body(text[match.end() :]),
     ]
 
 
 def lint_file(path: Path) -> list[str]:
-    """Lint a card where it lies: the pictures it shows must be there, too."""
+    """Lint a card file; pictures that it shows must exist beside it."""
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
-        return ["The card is no UTF-8."]
-    return [*lint_card(text), *_missing_pictures(text, path.parent)]
+        return ["The card is not valid UTF-8."]
+    return [*lint_card(text), *_find_missing_pictures(text, path.parent)]
 
 
 def check_licence(licence: str | None) -> str | None:
@@ -84,7 +81,7 @@ def check_licence(licence: str | None) -> str | None:
 
 
 def is_repo_id(name: object) -> bool:
-    """Tell whether the Hub could have a repository of that name.
+    """Return whether `name` is a valid repository id on the Hub.
 
     >>> is_repo_id("google/gemma-4-12B-it"), is_repo_id("/home/ann/model"), is_repo_id("a--b/c")
     (True, False, False)
@@ -97,47 +94,47 @@ def is_repo_id(name: object) -> bool:
     )
 
 
-def _repeated(node: yaml.MappingNode) -> list[str]:
-    """PyYAML keeps the last of two equal keys, the Hub refuses them."""
+def _find_repeated_keys(node: yaml.MappingNode) -> list[str]:
+    """Find keys that occur twice: PyYAML keeps the last one, the Hub refuses the card."""
     keys = [str(key.value) for key, _ in node.value]
     twice = dict.fromkeys(key for key in keys if keys.count(key) > 1)
-    return [f"`{key}` stands more than once in the front matter." for key in twice]
+    return [f"`{key}` occurs more than once in the front matter." for key in twice]
 
 
-def _ids(metadata: Json) -> list[str]:
+def _check_ids(metadata: Json) -> list[str]:
     problems = []
     for key in ("base_model", "datasets", "source_datasets"):
         value = metadata.get(key, [])
-        for name in _listed(value):
+        for name in _as_list(value):
             if not is_repo_id(name):
-                problems.append(f"`{key}` holds `{name}`, which is no repository id.")
-    for tag in _listed(metadata.get("tags", [])):
+                problems.append(f"`{key}` holds `{name}`, which is not a repository id.")
+    for tag in _as_list(metadata.get("tags", [])):
         mark = _BASE_TAG.match(str(tag))
         if mark and not is_repo_id(str(tag)[mark.end() :]):
-            problems.append(f"The tag `{tag}` names no repository id.")
+            problems.append(f"The tag `{tag}` does not name a repository id.")
     if "base_model" in metadata and "base_model_relation" not in metadata:
-        problems.append("`base_model` comes without `base_model_relation`.")
+        problems.append("`base_model` is given without `base_model_relation`.")
     return problems
 
 
-def _known_values(metadata: Json) -> list[str]:
+def _check_values(metadata: Json) -> list[str]:
     known = {"license": LICENCES, "pipeline_tag": PIPELINE_TAGS, "library_name": LIBRARIES}
     return [
-        f"`{key}` is `{value}`, which the Hub does not know or no card here uses."
+        f"`{key}` is `{value}`, which is not a known value."
         for key, values in known.items()
-        for value in _listed(metadata.get(key, []))
+        for value in _as_list(metadata.get(key, []))
         if str(value) not in values
     ]
 
 
-def _listed(value: Any) -> list[Any]:
+def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def _model_index(index: Any) -> Iterator[str]:
-    """Each result names its task, data set and metrics, or the Hub refuses the card."""
+def _check_model_index(index: Any) -> Iterator[str]:
+    """Check that each result names its task, dataset and metrics, as the Hub requires."""
     if not isinstance(index, list) or not all(isinstance(model, dict) for model in index):
-        yield "`model-index` is no list of models."
+        yield "`model-index` is not a list of models."
         return
     for model in index:
         if not isinstance(model.get("name"), str):
@@ -147,10 +144,10 @@ def _model_index(index: Any) -> Iterator[str]:
             yield "A model of `model-index` has no `results`."
             continue
         for result in results:
-            yield from _result(result if isinstance(result, dict) else {})
+            yield from _check_result(result if isinstance(result, dict) else {})
 
 
-def _result(result: Json) -> Iterator[str]:
+def _check_result(result: Json) -> Iterator[str]:
     for outer, inner in (("task", "type"), ("dataset", "type"), ("dataset", "name")):
         part = result.get(outer)
         if not isinstance(part, dict) or not part.get(inner):
@@ -164,22 +161,22 @@ def _result(result: Json) -> Iterator[str]:
             yield "A metric of `model-index` lacks its `type` or `value`."
 
 
-def _missing_pictures(text: str, folder: Path) -> list[str]:
-    """Pictures of the repository itself; those of other sites are not looked at."""
-    links = dict.fromkeys(_PICTURE.findall(_without_code(text)))
+def _find_missing_pictures(text: str, folder: Path) -> list[str]:
+    """Find pictures with a relative path that do not exist; URLs are not checked."""
+    links = dict.fromkeys(_PICTURE.findall(_strip_code(text)))
     local = [link for link in links if not re.match(r"[a-z]+:|//", link)]
     return [
-        f"The card shows `{link}`, which is not beside it."
+        f"The card shows `{link}`, but that file does not exist."
         for link in local
         if not (folder / unquote(link)).is_file()
     ]
 
 
-def _without_code(text: str) -> str:
+def _strip_code(text: str) -> str:
     return re.sub(r"^(`{3,}).*?(?:^\1`*$|\Z)", "", text, flags=re.MULTILINE | re.DOTALL)
 
 
-def _body(body: str) -> list[str]:
+def _check_body(body: str) -> list[str]:
     return (
-        [] if re.search(r"^# \S", _without_code(body), re.MULTILINE) else ["The card has no title."]
+        [] if re.search(r"^# \S", _strip_code(body), re.MULTILINE) else ["The card has no title."]
     )

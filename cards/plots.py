@@ -1,6 +1,6 @@
-"""Draw what a card shows. The same numbers give the same bytes.
+"""Draw the pictures of cards and reports as small PNGs; the same numbers give the same bytes.
 
-reads   report.json or run.json / writes PNGs, small and on a light ground
+reads   report.json, run.json
 """
 
 from pathlib import Path
@@ -16,7 +16,7 @@ Json = dict[str, Any]
 COLOUR, PALE, CUT = "#4a6fa5", "#ccd3df", "#b06a00"
 FUNNEL, SCORES, CATEGORIES = "funnel.png", "scores.png", "categories.png"
 BESIDE: Json = {"textcoords": "offset points", "va": "center", "fontsize": 9}
-# Measures that are no shares of something.
+# Measures that are not shares between 0 and 1.
 UNBOUNDED = frozenset({"loss", "log_ratio"})
 CURVES = {
     "sdpo": (
@@ -41,17 +41,17 @@ def write_report_plots(report: Json, folder: Path) -> None:
     """Draw the funnel from sessions to rows, the histogram of scores and the categories."""
     figure = Figure(figsize=(8, 3), layout="constrained")
     _draw_funnel(figure.subplots(), report)
-    save(figure, folder / FUNNEL)
+    save_figure(figure, folder / FUNNEL)
     figure = Figure(figsize=(8, 3), layout="constrained")
     _draw_scores(figure.subplots(), report["score"])
-    save(figure, folder / SCORES)
+    save_figure(figure, folder / SCORES)
     figure = Figure(figsize=(8, 3.4), layout="constrained")
     _draw_categories(figure.subplots(), report["category_counts"])
-    save(figure, folder / CATEGORIES)
+    save_figure(figure, folder / CATEGORIES)
 
 
 def _draw_funnel(axes: Axes, report: Json) -> None:
-    """A bar per stage that dropped rows: what came out, and behind it what did not."""
+    """Draw a bar per stage that dropped rows: rows out, and behind it rows dropped."""
     bars = [("sessions", report["sessions"], 0)]
     for stage in report["stages"]:
         before, after = stage["rows_in"], stage["rows_out"]
@@ -65,7 +65,7 @@ def _draw_funnel(axes: Axes, report: Json) -> None:
     axes.set_title("from sessions to rows")
     axes.xaxis.set_visible(False)
     axes.spines["bottom"].set_visible(False)
-    plain(axes)
+    hide_frame(axes)
 
 
 def _draw_scores(axes: Axes, score: Json) -> None:
@@ -83,7 +83,7 @@ def _draw_scores(axes: Axes, score: Json) -> None:
     axes.set_title("rows by score")
     axes.set_xlabel("score")
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
-    plain(axes)
+    hide_frame(axes)
 
 
 def _draw_categories(axes: Axes, counts: dict[str, int]) -> None:
@@ -93,7 +93,7 @@ def _draw_categories(axes: Axes, counts: dict[str, int]) -> None:
     axes.set_title("selected rows by category")
     axes.xaxis.set_visible(False)
     axes.spines["bottom"].set_visible(False)
-    plain(axes)
+    hide_frame(axes)
 
 
 def write_run_plot(run: Json, path: Path) -> None:
@@ -107,12 +107,12 @@ def write_run_plot(run: Json, path: Path) -> None:
         axes.set_title(title)
         axes.set_xlabel("step")
         axes.xaxis.get_major_locator().set_params(integer=True)
-        plain(axes)
+        hide_frame(axes)
         if name == CURVES["sdpo"][0][0]:
             threshold = run["arguments"]["success_reward_threshold"]
             axes.axhline(threshold, color="grey", linestyle="--", linewidth=1)
             axes.annotate("success", (1, threshold), color="grey", fontsize=8, va="bottom")
-    save(figure, path)
+    save_figure(figure, path)
 
 
 def write_evaluation_plot(run: Json, path: Path) -> None:
@@ -131,16 +131,36 @@ def write_evaluation_plot(run: Json, path: Path) -> None:
         if name not in UNBOUNDED:
             axes.set_ylim(0, max(1.0, axes.get_ylim()[1]))
         axes.set_title(title)
-        plain(axes)
-    save(figure, path)
+        hide_frame(axes)
+    save_figure(figure, path)
 
 
-def plain(axes: Axes) -> None:
-    """Leave out the lines that frame nothing."""
+def write_comparison_plot(report: Json, path: Path) -> None:
+    """Draw each metric of an evaluation per model, with its interval."""
+    figure = Figure(figsize=(12, 6), layout="constrained")
+    labels = list(report["runs"])
+    subplots = figure.subplots(2, 3).flatten()
+    for axes, (metric, values) in zip(subplots, report["metrics"].items(), strict=True):
+        for place, label in enumerate(labels):
+            value = values[label]
+            if value["mean"] is None:
+                continue
+            axes.plot([place], [value["mean"]], marker="o", color=COLOUR)
+            if value["low"] is not None:
+                axes.vlines(place, value["low"], value["high"], color=COLOUR)
+        axes.set_xticks(range(len(labels)), labels)
+        axes.set_xlim(-0.5, len(labels) - 0.5)
+        axes.set_title(metric)
+        hide_frame(axes)
+    save_figure(figure, path)
+
+
+def hide_frame(axes: Axes) -> None:
+    """Hide the upper and right-hand frame lines."""
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def save(figure: Figure, path: Path) -> None:
-    """Write a figure to the same bytes each time."""
-    # Without these the file would name the version that drew it.
+def save_figure(figure: Figure, path: Path) -> None:
+    """Write a figure so that the same figure gives the same bytes."""
+    # Matplotlib would write its version into the file.
     figure.savefig(path, format="png", dpi=110, metadata={"Software": None})

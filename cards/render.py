@@ -1,8 +1,6 @@
-"""Render cards from what a run wrote down: nothing is typed in by hand.
+"""Render dataset cards, model cards and evaluation reports from what a run recorded.
 
-The same report and run give the same bytes; a value that is missing is an error, not a blank.
-
-The same report gives the same bytes.
+The same report and run give the same bytes; a missing value is an error.
 """
 
 import hashlib
@@ -16,7 +14,13 @@ from datasets import Features
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from cards.lint import is_repo_id, lint_file
-from cards.plots import CURVES, write_evaluation_plot, write_report_plots, write_run_plot
+from cards.plots import (
+    CURVES,
+    write_comparison_plot,
+    write_evaluation_plot,
+    write_report_plots,
+    write_run_plot,
+)
 from cards.view import render_page, run_view
 from pimono_sdpo.report import MEASURES
 from pimono_sdpo.schema import SDPO_ROW
@@ -28,19 +32,19 @@ SIZES = ((1_000, "n<1K"), (10_000, "1K<n<10K"), (100_000, "10K<n<100K"), (1_000_
 
 COLUMNS = {
     "prompt": "the request, a conversation ending in a user turn",
-    "privileged_context": "diagnostics and later corrections; the teacher sees it, the student not",
+    "privileged_context": "diagnostics and later corrections, for the teacher only",
     "reward_terms": "categories and concrete tokens of the failure",
     "score": "sum of `score_terms`",
-    "score_terms": "what added how much",
+    "score_terms": "how much each term added",
     "categories": "what went wrong",
-    "corrections": "which later messages correct: by which rule, how surely, in which words",
-    "session_id": "the session the row is from",
+    "corrections": "later messages that correct: the rule, its confidence and the words",
+    "session_id": "the session the row comes from",
     "source": "its file",
     "harness": "the agent that recorded it",
     "episode": "number of the request within the session (0 for whole sessions)",
     "split": "train or test, by repository",
-    "verifier_spec": "JSON: the tools that may be called, the call that failed; or null",
-    "counts": "what the session held, and what became of its lines and bytes",
+    "verifier_spec": "JSON: available tools, the call that failed, known files; or null",
+    "counts": "messages, calls and errors of the session, and how its lines were read",
 }
 
 
@@ -50,10 +54,10 @@ def render_dataset_card(report: Json) -> str:
     kept = report["kept"]
     hashes, splits = report["sha256"], report["splits"]
     data = {split: f"data/{split}-*.parquet" for split in ("train", "test") if split in splits}
-    configs = [{**config_of("default", data, hashes["data"]), "default": True}]
+    configs = [{**describe_config("default", data, hashes["data"]), "default": True}]
     if report["rejected"]:
         files = {"train": "rejects/rejects-*.parquet"}
-        configs.append(config_of("rejects", files, hashes["rejects"]))
+        configs.append(describe_config("rejects", files, hashes["rejects"]))
     metadata: Json = {
         "configs": configs,
         "pretty_name": f"SDPO rows from {source}",
@@ -65,15 +69,15 @@ def render_dataset_card(report: Json) -> str:
         metadata["license"] = report["licence"]
     if report["input"]["kind"] == "hub":
         metadata["source_datasets"] = [source]
-    columns = [(name, type_of(feature), COLUMNS[name]) for name, feature in SDPO_ROW.items()]
+    columns = [(name, name_type(feature), COLUMNS[name]) for name, feature in SDPO_ROW.items()]
     return (
-        environment()
+        make_environment()
         .get_template("dataset_card.md.j2")
         .render(
-            metadata=front_matter(metadata),
+            metadata=dump_front_matter(metadata),
             report=report,
             columns=columns,
-            sample=_preview(report["first_sample"]),
+            sample=_shorten_sample(report["first_sample"]),
         )
     )
 
@@ -105,19 +109,19 @@ def render_model_card(report: Json | None, run: Json) -> str:
         metadata["license"] = run["licence"]
     name = run["hub_model_id"] or run["run_name"]
     if run["evaluation"]:
-        metadata["model-index"] = [_model_index(name, run)]
+        metadata["model-index"] = [_build_model_index(name, run)]
     batch = (
         run["arguments"]["per_device_train_batch_size"]
         * run["arguments"]["gradient_accumulation_steps"]
         * run["hardware"]["count"]
     )
     logged = [entry for entry in run["log_history"] if "loss" in entry]
-    steps = _steps(run)
+    steps = _count_steps(run)
     return (
-        environment()
+        make_environment()
         .get_template("sdpo_card.md.j2" if run["method"] == "sdpo" else "recorded_card.md.j2")
         .render(
-            metadata=front_matter(metadata),
+            metadata=dump_front_matter(metadata),
             name=name,
             base=base if on_hub else base.rstrip("/").rpartition("/")[2],
             on_hub=on_hub,
@@ -128,18 +132,18 @@ def render_model_card(report: Json | None, run: Json) -> str:
             completions=steps * batch,
             # One line, so that nothing in it can end the code block.
             command=" ".join(shlex.join(run["command"]).split("\n")),
-            metrics=_metrics(logged),
-            mean_reward=_mean(logged, "self_distillation/reward_mean"),
-            successes=_mean(logged, "self_distillation/success_group_fraction"),
-            sample=_preview(report["first_sample"]) if report is not None else None,
+            metrics=_summarize_metrics(logged),
+            mean_reward=_mean_of(logged, "self_distillation/reward_mean"),
+            successes=_mean_of(logged, "self_distillation/success_group_fraction"),
+            sample=_shorten_sample(report["first_sample"]) if report is not None else None,
             measures=MEASURES[run["method"]],
             curves=", ".join(title for _, title in CURVES[run["method"]]).capitalize(),
         )
     )
 
 
-def _model_index(name: str, run: Json) -> Json:
-    """Return our own scores on held-out rows the way the Hub lists them."""
+def _build_model_index(name: str, run: Json) -> Json:
+    """Return the scores on held-out rows in the Hub's `model-index` format."""
     evaluation, dataset = run["evaluation"], run["dataset"]["id"]
     metrics = [
         {"type": name, "name": f"{title} on held-out rows", "value": round(score, 4)}
@@ -159,20 +163,20 @@ def _model_index(name: str, run: Json) -> Json:
 
 
 def _is_hub_id(run: Json) -> bool:
-    """A Hub model is pinned to a commit by the run; a local folder is not."""
+    """Return whether the base model is on the Hub: then the run has pinned its commit."""
     return run["base_model_revision"] is not None and is_repo_id(run["base_model"])
 
 
-def _steps(run: Json) -> int:
-    """Return the optimizer steps of a finished run; its log need not have a line for each."""
-    asked: int = run["arguments"]["max_steps"]
-    if asked > 0 and run["guards"]["stopped_by"] is None:
-        return asked
+def _count_steps(run: Json) -> int:
+    """Return the optimizer steps of a finished run, which may not have logged each of them."""
+    planned: int = run["arguments"]["max_steps"]
+    if planned > 0 and run["guards"]["stopped_by"] is None:
+        return planned
     return max((entry["step"] for entry in run["log_history"]), default=0)
 
 
-def _metrics(steps: list[Json]) -> list[tuple[str, float, float, float]]:
-    """Name, first, last and mean of what was logged at each step."""
+def _summarize_metrics(steps: list[Json]) -> list[tuple[str, float, float, float]]:
+    """Return name, first, last and mean of each logged value."""
     names = dict.fromkeys(name for entry in steps for name in entry)
     rows = []
     for name in sorted(names):
@@ -182,27 +186,28 @@ def _metrics(steps: list[Json]) -> list[tuple[str, float, float, float]]:
     return rows
 
 
-def _mean(steps: list[Json], name: str) -> float | None:
+def _mean_of(steps: list[Json], name: str) -> float | None:
     values = [entry[name] for entry in steps if entry.get(name) is not None]
     return sum(values) / len(values) if values else None
 
 
-def config_of(name: str, data: dict[str, str], sha256: str) -> Json:
-    """Describe a configuration; `load_dataset` caches a local folder by this description alone.
+def describe_config(name: str, data: dict[str, str], sha256: str) -> Json:
+    """Describe a configuration for `load_dataset`.
 
-    Without the hash, a folder that was written again would give its old rows.
+    `datasets` caches a local folder by this description: the hash makes it reload a folder that
+    was written again.
     """
     files = [{"split": split, "path": path} for split, path in data.items()]
     return {"config_name": name, "data_files": files, "description": f"sha256 {sha256}"}
 
 
-def front_matter(metadata: Json) -> str:
+def dump_front_matter(metadata: Json) -> str:
     """Return the YAML of a card."""
     text: str = yaml.safe_dump(metadata, sort_keys=True, allow_unicode=True)
     return text
 
 
-def _preview(row: Json) -> Json:
+def _shorten_sample(row: Json) -> Json:
     return {
         "prompt": shorten(row["prompt"][-1]["content"], PREVIEW_CHARS),
         "context": shorten(row["privileged_context"], PREVIEW_CHARS),
@@ -212,8 +217,8 @@ def _preview(row: Json) -> Json:
     }
 
 
-def environment() -> Environment:
-    """Return what renders the templates; a value that is missing is an error."""
+def make_environment() -> Environment:
+    """Return the Jinja environment of the templates; a missing value is an error."""
     environment = Environment(
         loader=PackageLoader("cards", "."),
         undefined=StrictUndefined,
@@ -222,34 +227,39 @@ def environment() -> Environment:
         lstrip_blocks=True,
         autoescape=False,  # Markdown, not HTML; values go through `cell` and `fence`
     )
-    environment.filters |= {"cell": cell, "fence": fence, "number": number, "title": title}
+    environment.filters |= {
+        "cell": escape_cell,
+        "fence": fence_text,
+        "number": format_number,
+        "title": escape_title,
+    }
     return environment
 
 
-def cell(value: object) -> str:
+def escape_cell(value: object) -> str:
     r"""Make a value safe inside a Markdown table or heading.
 
-    >>> cell("a|b\n`c`")
+    >>> escape_cell("a|b\n`c`")
     "a\\|b 'c'"
     """
     text = " ".join(str(value).split()).replace("`", "'")
-    # A backslash before the pipe would undo the one that protects it.
+    # A backslash before the pipe would escape the one that escapes the pipe.
     return re.sub(r"\\(?=\|)", r"\\ ", text).replace("|", r"\|")
 
 
-def title(value: object) -> str:
-    """Make a value safe inside a heading, where HTML would be read as such.
+def escape_title(value: object) -> str:
+    """Make a value safe inside a heading, where HTML would be rendered.
 
-    >>> title("<b>x")
+    >>> escape_title("<b>x")
     '&lt;b>x'
     """
-    return cell(value).replace("<", "&lt;")
+    return escape_cell(value).replace("<", "&lt;")
 
 
-def fence(text: str) -> str:
-    """Put text into a code block that the text cannot end.
+def fence_text(text: str) -> str:
+    """Put text into a code block that the text cannot close.
 
-    >>> fence("x").splitlines()
+    >>> fence_text("x").splitlines()
     ['```text', 'x', '```']
     """
     longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
@@ -257,43 +267,43 @@ def fence(text: str) -> str:
     return f"{marks}text\n{text}\n{marks}"
 
 
-def number(value: object) -> str:
-    """Write a number as short as it can be read back; None is a dash."""
+def format_number(value: object) -> str:
+    """Format a number with four significant digits; None is a dash."""
     if value is None:
         return "-"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def type_of(feature: Any) -> str:
+def name_type(feature: Any) -> str:
     """Name the type of a column."""
-    return cell(feature.dtype if type(feature).__name__ == "Value" else "list")
+    return escape_cell(feature.dtype if type(feature).__name__ == "Value" else "list")
 
 
 WHAT = {
-    "steps": "Next-action rows for supervised fine-tuning: what a coding agent had read, and its "
-    "next tool call.",
-    "pairs": "Preference pairs for DPO: of one beginning, the better continuation and the worse.",
-    "sdpo": "Rows for SDPO: a turn, and apart from it what the teacher alone may see.",
+    "steps": "Next-action rows for supervised fine-tuning: what a coding agent had read so far, "
+    "and the tool call it made next.",
+    "pairs": "Preference pairs for DPO: one prompt, a better and a worse continuation.",
+    "sdpo": "Rows for SDPO: a turn, and the feedback that only the teacher may see.",
 }
 TAGS = {"steps": "sft", "pairs": "dpo", "sdpo": "sdpo"}
 STAGE_COLUMNS = {
-    "prompt": "what the model had read, a conversation",
-    "privileged_context": "what only the teacher sees",
-    "reward_terms": "concrete tokens of it",
-    "score": "of the turn in its duel, 0 to 100",
-    "completion": "the action to learn, an assistant's turn",
+    "prompt": "the conversation up to this point",
+    "privileged_context": "feedback that only the teacher sees",
+    "reward_terms": "concrete tokens of the feedback",
+    "score": "score of the turn in its duel, 0 to 100",
+    "completion": "the action to learn, an assistant message",
     "chosen": "the better continuation",
-    "rejected": "the worse one",
+    "rejected": "the worse continuation",
     "tools": "definitions of the tools (native protocol)",
     "task_id": "the task of the suite, or the session",
     "run_id": "the rollout, or the session",
-    "step": "number of the action in its run",
-    "n_tokens": "tokens of prompt and completion, when they were counted",
+    "step": "index of the action within its run",
+    "n_tokens": "tokens of prompt and completion, if they were counted",
     "split": "train or test, by task",
     "target": "what is compared: step, patch, last_write, truncated, summary, full, edit, branch, "
     "turn",
     "score_chosen": "the score of the better run, compared place by place",
-    "score_rejected": "that of the worse run",
+    "score_rejected": "the score of the worse run",
     "run_chosen": "the better run",
     "run_rejected": "the worse run",
     "suite": "the suite of the task",
@@ -304,17 +314,17 @@ STAGE_COLUMNS = {
 
 
 def render_stage_card(report: Json, features: Features) -> str:
-    """Return the card of a folder of such rows."""
+    """Return the dataset card of a folder of steps, pairs or duel rows."""
     stage = report["stage"]
     configs: list[Json] = []
     if report["rows"]:
         files = {split: f"data/{split}-*.parquet" for split in report["splits"]}
-        config = config_of(stage, files, _digest(report["sha256"]["data"]))
+        config = describe_config(stage, files, _hash_files(report["sha256"]["data"]))
         configs.append({**config, "default": True})
     if report["rejected"]:
         rejects = {"train": "rejects/rejects-*.parquet"}
-        digest = _digest(report["sha256"]["rejects"])
-        configs.append(config_of(f"{stage}_rejects", rejects, digest))
+        digest = _hash_files(report["sha256"]["rejects"])
+        configs.append(describe_config(f"{stage}_rejects", rejects, digest))
     count = report["rows"]
     metadata: Json = {
         "configs": configs,
@@ -325,15 +335,19 @@ def render_stage_card(report: Json, features: Features) -> str:
     }
     if report["licence"]:
         metadata["license"] = report["licence"]
-    columns = [(name, type_of(feature), STAGE_COLUMNS[name]) for name, feature in features.items()]
+    columns = [
+        (name, name_type(feature), STAGE_COLUMNS[name]) for name, feature in features.items()
+    ]
     return (
-        environment()
+        make_environment()
         .get_template("stage_card.md.j2")
-        .render(metadata=front_matter(metadata), report=report, what=WHAT[stage], columns=columns)
+        .render(
+            metadata=dump_front_matter(metadata), report=report, what=WHAT[stage], columns=columns
+        )
     )
 
 
-def _digest(of_files: list[str]) -> str:
+def _hash_files(of_files: list[str]) -> str:
     return hashlib.sha256(" ".join(of_files).encode()).hexdigest()
 
 
@@ -342,10 +356,7 @@ EVALUATION_PLOT = "evaluation.png"
 
 
 def write_model_card(report: Json | None, run: Json, folder: Path) -> list[str]:
-    """Write README.md, the plots it shows and the page it links.
-
-    Returns what the Hub may refuse in the card.
-    """
+    """Write README.md, its plots and the page that it links; return the problems of the card."""
     write_run_plot(run, folder / PLOT)
     if report is not None:
         write_report_plots(report, folder)
@@ -355,3 +366,37 @@ def write_model_card(report: Json | None, run: Json, folder: Path) -> list[str]:
     card = render_model_card(report, run)
     (folder / "README.md").write_text(card)
     return lint_file(folder / "README.md")
+
+
+def write_comparison(report: Json, folder: Path, name: str = "report") -> None:
+    """Write `NAME.md` and `NAME.png` of an evaluation: how two models compare on a suite."""
+    write_comparison_plot(report, folder / f"{name}.png")
+    (folder / f"{name}.md").write_text(_render_comparison(report, name))
+
+
+def _render_comparison(report: Json, picture: str) -> str:
+    labels = list(report["runs"])
+    shown = [*labels, "difference"] if len(labels) > 1 else labels
+    lines = [f"# Evaluation on {escape_cell(report['suite'])}", ""]
+    lines += [
+        f"{label} ({', '.join(map(escape_cell, report['models'][label]))}): "
+        f"{report['runs'][label]} runs of {report['tasks'][label]} tasks, "
+        f"{report['left_out'][label]} left out because of infrastructure errors."
+        for label in labels
+    ]
+    lines += [f"Warning: {warning}." for warning in report["warnings"]]
+    lines += ["", "| metric | " + " | ".join(shown) + " |", "|---" * (len(shown) + 1) + "|"]
+    for metric, values in report["metrics"].items():
+        cells = [_format_interval(values[label]) for label in shown]
+        lines.append(f"| {metric} | {' | '.join(cells)} |")
+    paired = "; the difference is the mean over tasks of tuned minus baseline"
+    note = "Means with 95 % bootstrap intervals, resampled by task"
+    lines += ["", f"{note}{paired if len(labels) > 1 else ''}."]
+    return "\n".join([*lines, "", f"![Evaluation]({picture}.png)", ""])
+
+
+def _format_interval(value: Json) -> str:
+    if value["low"] is None:
+        return format_number(value["mean"])
+    low, high = format_number(value["low"]), format_number(value["high"])
+    return f"{format_number(value['mean'])} ({low} to {high})"

@@ -89,23 +89,23 @@ def test_every_number_is_the_runs_own(line: str) -> None:
         ({}, "| runtime | 952.7 s, 2026-01-02T03:04:05Z to 2026-01-02T03:20:05Z |"),
         (
             {"resumed_at": [8, 16]},
-            "| runtime | 952.7 s, 2026-01-02T03:04:05Z to 2026-01-02T03:20:05Z; gone on with after "
-            "step 8, 16, without the time between and the steps lost |",
+            "| runtime | 952.7 s, 2026-01-02T03:04:05Z to 2026-01-02T03:20:05Z; resumed after "
+            "step 8, 16, excluding the interruption and repeated steps |",
         ),
         (
             {"metrics": {"train_runtime": None, "train_samples_per_second": None}},
-            "| samples per second | not known |",
+            "| samples per second | unknown |",
         ),
         (
             {"dataset": {**run()["dataset"], "without_reward": 40}},
-            "40 of the 63 rows name no concrete token beside their categories: "
-            "`trace_grounding_reward` gives them no score, which counts as 0.",
+            "40 of the 63 rows have no concrete token beside their categories: "
+            "`trace_grounding_reward` does not score them, which counts as 0.",
         ),
     ],
 )
-def test_what_a_number_does_not_cover_is_told(changes: dict[str, Any], line: str) -> None:
+def test_the_card_says_what_a_number_does_not_cover(changes: dict[str, Any], line: str) -> None:
     assert line in render_model_card(report(), run(**changes)).splitlines()
-    assert "gone on" in line or "gone on" not in render_model_card(report(), run(**changes))
+    assert "resumed" in line or "resumed" not in render_model_card(report(), run(**changes))
 
 
 def test_a_local_base_is_not_claimed_to_be_on_the_hub() -> None:
@@ -162,7 +162,7 @@ def test_a_missing_value_is_an_error() -> None:
         render_model_card(report(), incomplete)
 
 
-def test_held_out_scores_are_told_in_the_card_and_its_model_index() -> None:
+def test_held_out_scores_are_in_the_card_and_its_model_index() -> None:
     score = {"mean": 0.25, "low": 0.125, "high": 0.5}
     unsure = {"mean": 0.25, "low": None, "high": None}
     part = {"before": score, "after": {**score, "mean": 0.375}, "difference": unsure}

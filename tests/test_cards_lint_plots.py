@@ -24,21 +24,21 @@ from tests.loopback_hub.card import problems as problems_on_the_hub
     ("card", "problem"),
     [
         ("no front matter", "no YAML front matter"),
-        ("---\na: [\n---\n# T\n", "is no YAML"),
-        ("---\n- a\n---\n# T\n", "no mapping"),
+        ("---\na: [\n---\n# T\n", "is not valid YAML"),
+        ("---\n- a\n---\n# T\n", "not a mapping"),
         ("---\nlicense: mine\n---\n# T\n", "`license` is `mine`"),
-        ("---\nbase_model: /home/a/m\n---\n# T\n", "no repository id"),
+        ("---\nbase_model: /home/a/m\n---\n# T\n", "not a repository id"),
         ("---\nbase_model: a/b\n---\n# T\n", "without `base_model_relation`"),
         ("---\npipeline_tag: chat\n---\n# T\n", "`pipeline_tag` is `chat`"),
         ("---\ndatasets: ['a b']\n---\n# T\n", "`datasets` holds `a b`"),
         ("---\nlicense: mit\n---\ntext\n", "no title"),
         ("---\nlicense: [mit, mine]\n---\n# T\n", "`license` is `mine`"),
-        ("---\nlicense: mit\nlicense: gemma\n---\n# T\n", "`license` stands more than once"),
+        ("---\nlicense: mit\nlicense: gemma\n---\n# T\n", "`license` occurs more than once"),
         ("---\ndatasets: a--b/c\n---\n# T\n", "`datasets` holds `a--b/c`"),
         ("---\ndatasets: a/b.git\n---\n# T\n", "`datasets` holds `a/b.git`"),
         ("---\ndatasets: .a/b\n---\n# T\n", "`datasets` holds `.a/b`"),
         ("---\nlibrary_name: mine\n---\n# T\n", "`library_name` is `mine`"),
-        ("---\ntags: ['base_model:adapter:/a/b']\n---\n# T\n", "names no repository id"),
+        ("---\ntags: ['base_model:adapter:/a/b']\n---\n# T\n", "does not name a repository id"),
     ],
 )
 def test_lint_names_what_is_wrong(card: str, problem: str) -> None:
@@ -172,7 +172,7 @@ model-index:
         (", value: 0.5", "", "lacks its `type` or `value`"),
         ("[{type: reward, value: 0.5}]", "[]", "no `metrics`"),
         ("results:", "other:", "no `results`"),
-        ("- name: me/m", "  name: me/m", "no list of models"),
+        ("- name: me/m", "  name: me/m", "not a list of models"),
     ],
 )
 def test_a_model_index_needs_its_keys(old: str, new: str, problem: str | None) -> None:
@@ -190,9 +190,9 @@ def test_pictures_must_lie_beside_the_card(tmp_path: Path) -> None:
     (tmp_path / "here.png").write_bytes(b"")
     assert lint_file(card) == []
     (tmp_path / "here.png").unlink()
-    assert lint_file(card) == ["The card shows `here.png`, which is not beside it."]
+    assert lint_file(card) == ["The card shows `here.png`, but that file does not exist."]
     card.write_bytes(b"---\n\xff")
-    assert lint_file(card) == ["The card is no UTF-8."]
+    assert lint_file(card) == ["The card is not valid UTF-8."]
 
 
 def test_the_command_checks_and_writes_cards(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cards.view import render_page
-from cards.view.rows import blocks, marked
+from cards.view.rows import mark_text, split_blocks
 from pimono_sdpo.commands.looks import fetched, view_page
 from pimono_sdpo.errors import SourceError
 from pimono_sdpo.filtering import FilterOptions, run_filter
@@ -178,19 +178,19 @@ def test_a_training_shows_its_curves(tmp_path: Path) -> None:
 
 def test_text_is_marked_where_the_rules_found_it() -> None:
     text = "x" * 10 + "\n" + FAILURE
-    parts = marked(text, ["build_lint_compile", "command_error"])
+    parts = mark_text(text, ["build_lint_compile", "command_error"])
     assert "".join(part[0] or "" for part in parts) == text
     assert [category for _, category in parts if category] == [
         "build_lint_compile",
         "command_error",
     ]
     hostile = "Later user correction 1:\nsorry\n\nTool/environment diagnostic 9 (x):\nboom"
-    assert [block["title"] for block in blocks(hostile, ["sorry"])] == [
+    assert [block["title"] for block in split_blocks(hostile, ["sorry"])] == [
         "Later user correction 1",
         "Tool/environment diagnostic 9",
     ]
-    assert blocks("free text", [])[0]["title"] == "Context"
-    assert blocks("", []) == []
+    assert split_blocks("free text", [])[0]["title"] == "Context"
+    assert split_blocks("", []) == []
 
 
 def test_the_command_writes_a_file_or_refuses_in_one_sentence(rows: Path, tmp_path: Path) -> None:

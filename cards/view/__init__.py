@@ -1,4 +1,4 @@
-"""One self-contained HTML page of what a filter run chose, or of what a training did."""
+"""The HTML page of `view`: one self-contained file for a filter run or a training run."""
 
 from cards.view.page import render_page, run_view
 from cards.view.rows import rows_view

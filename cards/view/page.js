@@ -44,7 +44,7 @@ function detail(row, hues) {
     left.append(el("details", {}, el("summary", {}, `${row.history.length} earlier turns`),
       ...row.history.map((turn) => block({ title: turn.role, categories: [], parts: [[turn.content, null]] }, hues))));
   }
-  left.append(el("h3", {}, row.asked), marked([[row.prompt || "(none)", null]], hues));
+  left.append(el("h3", {}, "Request"), marked([[row.prompt || "(none)", null]], hues));
   if (row.terms.length) {
     right.append(el("h3", {}, "Score terms"), bars({ bars: row.terms.map(([name, value]) => ({ name, value })) }));
   }
@@ -55,7 +55,7 @@ function detail(row, hues) {
       el("div", { class: "chips" }, ...row.words.map((word) => el("span", { class: "chip plain" }, word))));
   }
   const node = el("div", {}, el("div", { class: "two" }, left, right));
-  if (row.blocks.length) node.append(el("h3", {}, row.told), ...row.blocks.map((b) => block(b, hues)));
+  if (row.blocks.length) node.append(el("h3", {}, "What the teacher may see"), ...row.blocks.map((b) => block(b, hues)));
   return node;
 }
 
@@ -229,5 +229,5 @@ async function unpack(text) {
 }
 
 unpack(document.getElementById("data").textContent).then(draw, (problem) => {
-  document.getElementById("loading").textContent = `This browser cannot unpack the page (${problem.message}); a current Firefox, Chrome or Safari can.`;
+  document.getElementById("loading").textContent = `This browser cannot unpack the page (${problem.message}); use a current Firefox, Chrome or Safari.`;
 });

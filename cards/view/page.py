@@ -1,7 +1,7 @@
-"""Put data, style and script into one HTML file; lay out a training for it.
+"""Write the self-contained HTML page, and lay out a training run for it.
 
-The data are compressed JSON in base64, whose alphabet holds no markup, and a policy in the page
-lets no script run but ours: whatever a trace says stays text.
+The data are compressed JSON in base64, which cannot contain markup, and the page's content security
+policy allows only our own script: text of a trace is never executed.
 
 reads   run.json
 """
@@ -22,8 +22,8 @@ Json = dict[str, Any]
 
 
 def render_page(view: Json) -> str:
-    """Return the page of a view (`rows_view`, `run_view`); the same view gives the same bytes."""
-    style, script = _file("page.css"), _file("charts.js") + _file("page.js")
+    """Return the page of a view made by `rows_view` or `run_view`; same view, same bytes."""
+    style, script = _read_asset("page.css"), _read_asset("charts.js") + _read_asset("page.js")
     environment = Environment(
         loader=PackageLoader("cards", "view"), undefined=StrictUndefined, autoescape=True
     )
@@ -31,23 +31,23 @@ def render_page(view: Json) -> str:
         title=view["title"],
         style=style,
         script=script,
-        style_hash=_hash(style),
-        script_hash=_hash(script),
-        data=_packed(view),
+        style_hash=_hash_source(style),
+        script_hash=_hash_source(script),
+        data=_pack(view),
     )
 
 
-def _packed(view: Json) -> str:
+def _pack(view: Json) -> str:
     content = json.dumps(view, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    # Without the time the same data are the same bytes.
+    # gzip would store the time.
     return base64.b64encode(gzip.compress(content.encode(), mtime=0)).decode()
 
 
-def _file(name: str) -> str:
+def _read_asset(name: str) -> str:
     return files("cards").joinpath("view", name).read_text(encoding="utf-8")
 
 
-def _hash(text: str) -> str:
+def _hash_source(text: str) -> str:
     return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
@@ -56,12 +56,14 @@ NO_CURVES = frozenset({"step", "epoch"})
 
 
 def run_view(run: Json) -> Json:
-    """Return what the page of a training shows."""
+    """Lay out a training run: curves, alerts, held-out scores and arguments."""
     names = dict.fromkeys(key for entry in run["log_history"] for key in entry)
     known = dict(CURVES[run["method"]])
     others = sorted(key for key in names if key not in NO_CURVES and key not in known)
-    first = [_curve(run, key, f"{title[:1].upper()}{title[1:]}") for key, title in known.items()]
-    more = [_curve(run, key, key) for key in others]
+    first = [
+        _build_curve(run, key, f"{title[:1].upper()}{title[1:]}") for key, title in known.items()
+    ]
+    more = [_build_curve(run, key, key) for key in others]
     drawn = [[chart for chart in group if chart["points"]] for group in (first, more)]
     return {
         "title": f"Training {run['run_name']}",
@@ -69,13 +71,13 @@ def run_view(run: Json) -> Json:
         f"of {run['dataset']['id']}, recipe {run['recipe']}.",
         "categories": [],
         "groups": [group for group in drawn if group],
-        "tables": _tables(run),
+        "tables": _build_tables(run),
         "list": {},
         "rows": [],
     }
 
 
-def _curve(run: Json, name: str, title: str) -> Json:
+def _build_curve(run: Json, name: str, title: str) -> Json:
     points = [
         [entry["step"], entry[name]]
         for entry in run["log_history"]
@@ -85,18 +87,18 @@ def _curve(run: Json, name: str, title: str) -> Json:
     return {"kind": "curve", "title": title, "points": points, "threshold": threshold}
 
 
-def _tables(run: Json) -> list[Json]:
+def _build_tables(run: Json) -> list[Json]:
     alerts = [(f"step {item['step']}", item["guard"]) for item in run["guards"]["alerts"]]
-    tables = [{"title": "Alerts", "rows": alerts or [("none", "no guard spoke")]}]
+    tables = [{"title": "Alerts", "rows": alerts or [("none", "no guard raised one")]}]
     if run["evaluation"]:
         tables.append(
-            {"title": "Held-out rows", "rows": _evaluation(run["evaluation"], run["method"])}
+            {"title": "Held-out rows", "rows": _build_evaluation(run["evaluation"], run["method"])}
         )
     arguments = [(key, value) for key, value in run["arguments"].items() if value is not None]
     return [*tables, {"title": "Arguments", "rows": arguments}]
 
 
-def _evaluation(evaluation: Json, method: str) -> list[tuple[str, str]]:
+def _build_evaluation(evaluation: Json, method: str) -> list[tuple[str, str]]:
     rows = []
     for key, title in MEASURES[method].items():
         for when in ("before", "after", "difference"):

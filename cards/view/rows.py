@@ -1,10 +1,6 @@
-"""Lay out a filter run for the page: where rows came from and went, charts, and the rows.
+"""Lay out a filter run for the page: the funnel, charts, and the rows with their evidence marked.
 
-reads   data/*.parquet, rejects/*.parquet of a filter run
-
-parts   [[text, category or null], ...]; joined they are the text
-
-reads   report.json, the rows of `choose_rows`, and what their traces hold around the evidence
+reads   report.json, data/*.parquet and rejects/*.parquet of a filter run
 """
 
 import re
@@ -23,7 +19,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Chosen:
-    """The rows listed and how many there are; rejects have `score`, None when none was given."""
+    """The rows to list and their totals; the `score` of a reject is None if it was not scored."""
 
     kept: list[Json]
     rejected: list[Json]
@@ -32,32 +28,34 @@ class Chosen:
 
 
 def choose_rows(folder: Path, limit: int) -> Chosen:
-    """Take the best `limit` rows and as many rejects; of equal ones those that come first."""
+    """Return the best `limit` rows and as many rejects; ties go to the earlier row."""
     data = folder / "data"
-    kept = _scan([*sorted(data.glob("train-*.parquet")), *sorted(data.glob("test-*.parquet"))])
-    rejects = _scan(sorted((folder / "rejects").glob("*.parquet")))
+    kept = _scan_files(
+        [*sorted(data.glob("train-*.parquet")), *sorted(data.glob("test-*.parquet"))]
+    )
+    rejects = _scan_files(sorted((folder / "rejects").glob("*.parquet")))
     if rejects is not None:
         score = pl.col("detail").str.extract(SCORE_IN_DETAIL).cast(pl.Float64, strict=False)
         rejects = rejects.with_columns(score.alias("score"))
-    listed, rows = _best(kept, limit)
-    not_kept, others = _best(rejects, limit)
+    listed, rows = _take_best(kept, limit)
+    not_kept, others = _take_best(rejects, limit)
     return Chosen(listed, not_kept, rows, others)
 
 
-def _scan(files: list[Path]) -> pl.LazyFrame | None:
+def _scan_files(files: list[Path]) -> pl.LazyFrame | None:
     return pl.scan_parquet(files, row_index_name="row") if files else None
 
 
-def _best(rows: pl.LazyFrame | None, limit: int) -> tuple[list[Json], int]:
+def _take_best(rows: pl.LazyFrame | None, limit: int) -> tuple[list[Json], int]:
     if rows is None:
         return [], 0
     scores = rows.select("row", "score").collect()
-    best = _sorted(scores).head(limit)["row"]
+    best = _sort_rows(scores).head(limit)["row"]
     listed = rows.filter(pl.col("row").is_in(best.implode())).collect(engine="streaming")
-    return _sorted(listed).drop("row").to_dicts(), scores.height
+    return _sort_rows(listed).drop("row").to_dicts(), scores.height
 
 
-def _sorted(rows: pl.DataFrame) -> pl.DataFrame:
+def _sort_rows(rows: pl.DataFrame) -> pl.DataFrame:
     return rows.sort("score", "row", descending=[True, False], nulls_last=True)
 
 
@@ -69,10 +67,12 @@ _HEADER = re.compile(
 )
 
 
-def marked(text: str, categories: list[str], spans: list[str] | None = None) -> Parts:
-    """Mark what the rules of these categories find in a text, and the words of `spans`.
+def mark_text(text: str, categories: list[str], spans: list[str] | None = None) -> Parts:
+    """Mark the matches of the categories' rules in a text, and the words of `spans`.
 
-    >>> marked("exit: error TS2322: no", ["build_lint_compile"])
+    Joined, the parts are the text.
+
+    >>> mark_text("exit: error TS2322: no", ["build_lint_compile"])
     [['exit: ', None], ['error TS2322', 'build_lint_compile'], [': no', None]]
     """
     found = [
@@ -99,18 +99,18 @@ def marked(text: str, categories: list[str], spans: list[str] | None = None) -> 
     return parts
 
 
-def blocks(context: str, spans: list[str]) -> list[Json]:
-    """Take a privileged context apart into its numbered blocks.
+def split_blocks(context: str, spans: list[str]) -> list[Json]:
+    """Split a privileged context into its numbered blocks: title, categories, parts.
 
-    title, categories, parts; `spans` are the words by which corrections were told.
+    `spans` are the words that made later messages count as corrections.
     """
     heads = list(_HEADER.finditer(context))
     if not heads or heads[0].start() > 0:
-        # Not as the filter writes it: shown as it is.
-        return [_block("Context", [], context, spans)] if context else []
+        # The filter did not write it in this form: show it unchanged.
+        return [_build_block("Context", [], context, spans)] if context else []
     ends = [*(head.start() for head in heads[1:]), len(context)]
     return [
-        _block(
+        _build_block(
             head[1] or head[3],
             head[2].split(", ") if head[1] else ["user_feedback"],
             context[head.end() : end].strip("\n"),
@@ -120,8 +120,8 @@ def blocks(context: str, spans: list[str]) -> list[Json]:
     ]
 
 
-def _block(title: str, categories: list[str], text: str, spans: list[str]) -> Json:
-    return {"title": title, "categories": categories, "parts": marked(text, categories, spans)}
+def _build_block(title: str, categories: list[str], text: str, spans: list[str]) -> Json:
+    return {"title": title, "categories": categories, "parts": mark_text(text, categories, spans)}
 
 
 Key = tuple[str, str, int]
@@ -134,55 +134,55 @@ COUNTED = {
 
 
 def key_of(row: Mapping[str, Any]) -> Key:
-    """Name a row: the file of its session, the session, the request."""
+    """Return the key of a row: the file of its session, the session, the request."""
     return row["source"], row["session_id"], row["episode"]
 
 
 def rows_view(report: Json, chosen: Chosen, around: Mapping[Key, Json], note: str) -> Json:
-    """Return what the page of a filter run shows.
+    """Lay out a filter run: funnel, charts, and the list of rows and rejects.
 
-    `around` has, by `key_of`, what `processors.event_window` found in the traces; `note` says
-    where they were looked for.
+    `around` maps `key_of` a row to what `processors.event_window` found in its trace; `note` says
+    where the traces were found.
     """
-    rows = [_kept(row, around.get(key_of(row))) for row in chosen.kept]
-    rows += [_rejected(row, around.get(key_of(row))) for row in chosen.rejected]
+    rows = [_build_kept(row, around.get(key_of(row))) for row in chosen.kept]
+    rows += [_build_rejected(row, around.get(key_of(row))) for row in chosen.rejected]
     return {
         "title": f"Rows from {report['input']['source']}",
-        "subtitle": _subtitle(report),
+        "subtitle": _write_subtitle(report),
         "categories": list(CATEGORIES),
-        "groups": [[_funnel(report)], _charts(report)],
+        "groups": [[_build_funnel(report)], _build_charts(report)],
         "tables": [],
         "list": {
             "title": "Selected and rejected rows",
             "kept": "Selected",
             "dropped": "Rejected",
-            "shown": f"{_shown(chosen)} {note}",
+            "shown": f"{_count_listed(chosen)} {note}",
             "columns": {},
         },
         "rows": rows,
     }
 
 
-def _subtitle(report: Json) -> str:
+def _write_subtitle(report: Json) -> str:
     score, at = report["score"], report["input"]["revision"]
-    said = f"{report['sessions']:,} sessions, {report['kept']:,} rows selected, "
-    said += f"{report['rejected']:,} rejected. Scores {score['min']:g} to {score['max']:g}."
-    return said + (f" Commit {at[:12]}." if at else "")
+    text = f"{report['sessions']:,} sessions, {report['kept']:,} rows selected, "
+    text += f"{report['rejected']:,} rejected. Scores {score['min']:g} to {score['max']:g}."
+    return text + (f" Commit {at[:12]}." if at else "")
 
 
-def _shown(chosen: Chosen) -> str:
-    """Say how much of each kind is listed."""
-    told = []
+def _count_listed(chosen: Chosen) -> str:
+    """Describe how many rows of each kind are listed."""
+    parts = []
     for name, rows, total in (
         ("selected", chosen.kept, chosen.kept_total),
         ("rejected", chosen.rejected, chosen.rejected_total),
     ):
         part = f"all {total:,}" if len(rows) == total else f"the best {len(rows):,} of {total:,}"
-        told.append(f"{part} {name}" if total else f"none {name}")
-    return f"Listed: {' and '.join(told)} rows."
+        parts.append(f"{part} {name}" if total else f"no {name}")
+    return f"Listed: {' and '.join(parts)} rows."
 
 
-def _funnel(report: Json) -> Json:
+def _build_funnel(report: Json) -> Json:
     bars = [{"name": "sessions", "value": report["sessions"]}]
     for stage in report["stages"]:
         if stage["rows_in"] == stage["rows_out"]:
@@ -200,7 +200,7 @@ def _funnel(report: Json) -> Json:
     return {"kind": "bars", "title": "From sessions to rows", "bars": bars}
 
 
-def _charts(report: Json) -> list[Json]:
+def _build_charts(report: Json) -> list[Json]:
     histogram = {
         "kind": "histogram",
         "title": "Rows by score",
@@ -209,57 +209,55 @@ def _charts(report: Json) -> list[Json]:
     }
     return [
         histogram,
-        _bars("Selected rows by category", "category", report["category_counts"]),
+        _build_bars("Selected rows by category", "category", report["category_counts"]),
         *(
-            [_bars("Rejected rows by reason", "outcome", report["drop_reasons"])]
+            [_build_bars("Rejected rows by reason", "outcome", report["drop_reasons"])]
             if report["drop_reasons"]
             else []
         ),
     ]
 
 
-def _bars(title: str, filtered: str, counts: Mapping[str, int]) -> Json:
+def _build_bars(title: str, filtered: str, counts: Mapping[str, int]) -> Json:
     ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     bars = [{"name": name, "value": count} for name, count in ranked]
     return {"kind": "bars", "title": title, "filter": filtered, "bars": bars}
 
 
-def _kept(row: Json, found: Json | None) -> Json:
+def _build_kept(row: Json, found: Json | None) -> Json:
     spans = [item["span"] for item in row["corrections"]]
     facts = [
-        *_facts(row),
+        *_list_facts(row),
         ("split", row["split"]),
-        ("corrections told by", ", ".join(item["rule"] for item in row["corrections"]) or "-"),
+        ("correction rules", ", ".join(item["rule"] for item in row["corrections"]) or "-"),
         ("verifier spec", "yes" if row["verifier_spec"] else "no"),
     ]
-    return _row(row, found, "selected", facts) | {
+    return _build_row(row, found, "selected", facts) | {
         "kept": True,
         "prompt": row["prompt"][-1]["content"],
         "history": row["prompt"][:-1],
         "words": row["reward_terms"],
-        "blocks": _blocks(row["privileged_context"], spans, found),
+        "blocks": _attach_events(row["privileged_context"], spans, found),
     }
 
 
-def _rejected(row: Json, found: Json | None) -> Json:
-    facts = [("stage", row["stage"]), ("detail", row["detail"]), *_facts(row)]
-    made = found or {"prompt": "", "words": [], "context": "", "spans": []}
-    return _row({**(found or {}), **row}, found, row["drop_reason"], facts) | {
+def _build_rejected(row: Json, found: Json | None) -> Json:
+    facts = [("stage", row["stage"]), ("detail", row["detail"]), *_list_facts(row)]
+    trace = found or {"prompt": "", "words": [], "context": "", "spans": []}
+    return _build_row({**(found or {}), **row}, found, row["drop_reason"], facts) | {
         "kept": False,
-        "prompt": made["prompt"],
+        "prompt": trace["prompt"],
         "history": [],
-        "words": made["words"],
-        "blocks": _blocks(made["context"], made["spans"], found),
+        "words": trace["words"],
+        "blocks": _attach_events(trace["context"], trace["spans"], found),
     }
 
 
-def _row(row: Json, found: Json | None, outcome: str, facts: list[tuple[str, Any]]) -> Json:
+def _build_row(row: Json, found: Json | None, outcome: str, facts: list[tuple[str, Any]]) -> Json:
     source, session, episode = key_of(row)
     request = f", request {episode + 1}" if episode else ""
     return {
         "outcome": outcome,
-        "asked": "Request",
-        "told": "What the teacher may see",
         "score": row["score"],
         "terms": [[item["term"], item["value"]] for item in row.get("score_terms", [])],
         "categories": row.get("categories", []),
@@ -268,14 +266,17 @@ def _row(row: Json, found: Json | None, outcome: str, facts: list[tuple[str, Any
     }
 
 
-def _facts(row: Json) -> list[tuple[str, Any]]:
+def _list_facts(row: Json) -> list[tuple[str, Any]]:
     counts = row["counts"]
     facts = [("file", row["source"]), ("session", row["session_id"])]
     facts += [("harness", row["harness"])] if "harness" in row else []
     return facts + [(name, counts[key]) for key, name in COUNTED.items() if counts[key]]
 
 
-def _blocks(context: str, spans: list[str], found: Json | None) -> list[Json]:
-    """The blocks of a context, each with the events of the session around it."""
+def _attach_events(context: str, spans: list[str], found: Json | None) -> list[Json]:
+    """Return the blocks of a context, each with the session events around it."""
     places = {} if found is None else {place["title"]: place["events"] for place in found["places"]}
-    return [{**block, "events": places.get(block["title"], [])} for block in blocks(context, spans)]
+    return [
+        {**block, "events": places.get(block["title"], [])}
+        for block in split_blocks(context, spans)
+    ]

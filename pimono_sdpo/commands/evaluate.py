@@ -210,7 +210,7 @@ def _driven_by(file: Path) -> Json:
 
 
 def _publish(report: Json, work: Path, out: Path) -> None:
-    from cards.evaluation import write_comparison
+    from cards.render import write_comparison
     from pimono_sdpo.runs.folders import LOCK, REPORT, publish_folder, remove
 
     finished = work / "out"
@@ -224,7 +224,7 @@ def _publish(report: Json, work: Path, out: Path) -> None:
 def _write_beside(report: Json, file: Path) -> None:
     from tempfile import TemporaryDirectory
 
-    from cards.evaluation import write_comparison
+    from cards.render import write_comparison
 
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -10,7 +10,7 @@ from jsonschema.exceptions import ValidationError
 from referencing import Registry
 
 TOOLS: dict[str, dict[str, Any]] = json.loads(
-    Path(__file__).with_name("tools.json").read_text(encoding="utf-8")
+    Path(__file__).with_name("agent_tools.json").read_text(encoding="utf-8")
 )
 MAX_ERRORS = 3
 MAX_VALUE = 80

@@ -275,7 +275,7 @@ def test_the_job_tells_for_how_many_rows_there_is_no_reward(
     assert script().main([*argv, "--output_dir", str(tmp_path / "out")]) == 0
     assert "3 of 4 rows name no concrete term, so that their reward" in capsys.readouterr().out
     card = (tmp_path / "out" / "adapter" / "README.md").read_text()
-    assert "\n3 of the 4 rows name no concrete token beside their categories:" in card
+    assert "\n3 of the 4 rows have no concrete token beside their categories:" in card
 
 
 def test_prepared_rows_are_not_silently_used_with_other_options(
