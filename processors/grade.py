@@ -6,29 +6,24 @@ writes  categories, score (sum of the weights of `score_terms`), score_terms, re
 
 from typing import Any
 
+from pimono_sdpo.failures import CATEGORIES
 from pimono_sdpo.schema import GRADE
 from pimono_sdpo.stage import Map, Row
 from processors.salient_tokens import concrete_terms
 
-# A category counts once per row. The scale is the reference card's: the six categories of its best
-# sample plus continued work add up to 19.5.
-WEIGHTS: dict[str, float] = {
-    "test_or_assertion": 4.0,
-    "runtime_exception": 3.5,
-    "build_lint_compile": 3.5,
-    "user_feedback": 3.0,
-    "tool_schema_validation": 2.5,
-    "command_error": 2.0,
-    "missing_file_or_command": 2.0,
-    "permission_auth": 1.5,
-    "continued": 1.5,
-    "other_marked_error": 1.0,
-    "policy_block": 0.5,
-}
+CONTINUED = 1.5
+# The weightiest first, as a row lists them. The scale is the reference card's: the six categories
+# of its best sample plus continued work add up to 19.5.
+WEIGHTS: dict[str, float] = dict(
+    sorted(
+        [*((c.name, c.weight) for c in CATEGORIES.values()), ("continued", CONTINUED)],
+        key=lambda weighted: -weighted[1],
+    )
+)
 
 
 def grade(row: Row) -> dict[str, Any]:
-    """Add up the weight of every category seen, and of work that went on after the evidence."""
+    """Add up the weights of the categories seen, each once, and of work continued after them."""
     seen = {category for item in row["diagnostics"] for category in item["categories"]}
     if row["corrections"]:
         seen.add("user_feedback")
