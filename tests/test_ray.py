@@ -22,8 +22,7 @@ from ray.cluster_utils import Cluster
 
 from pimono_sdpo.runs.ray_engine import TOKEN, finish_on_node, shipped
 
-# All of this file on one worker: a cluster is dear.
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]
+pytestmark = pytest.mark.slow
 
 
 ROOT = str(Path(__file__).parent.parent)
