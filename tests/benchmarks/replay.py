@@ -21,7 +21,7 @@ from pathlib import Path
 from time import process_time
 
 from pimono_sdpo.replay.formatters import Reformat
-from pimono_sdpo.replay.predictions import Prediction, predictions
+from tests.predictions import Prediction, predictions
 from pimono_sdpo.replay.workspace import Rerun
 from pimono_sdpo.samples import SAMPLE_SESSIONS
 from pimono_sdpo.traces.parse import Trace, read_trace

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pimono_sdpo.replay.calls import arguments, edits_of
 from pimono_sdpo.replay.files import File, Outcome
 from pimono_sdpo.replay.initial_state import Beginnings
-from pimono_sdpo.replay.predictions import predictions
+from tests.predictions import predictions
 from pimono_sdpo.traces.events import Event
 from pimono_sdpo.traces.parse import match_results
 

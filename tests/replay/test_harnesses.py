@@ -8,7 +8,7 @@ import pytest
 from pimono_sdpo.replay.calls import edits_of, shown_by_read
 from pimono_sdpo.replay.commands import changes_of
 from pimono_sdpo.replay.files import Edit, File, Outcome
-from pimono_sdpo.replay.predictions import predictions
+from tests.predictions import predictions
 from pimono_sdpo.replay.workspace import is_harmless
 from pimono_sdpo.traces.events import Event
 

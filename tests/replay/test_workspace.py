@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from pimono_sdpo.replay.commands import changes_of
-from pimono_sdpo.replay.predictions import predictions
+from tests.predictions import predictions
 from pimono_sdpo.traces.parse import read_trace
 from tests.traces import HEADER, Entry, bash, call, result, trace, user
 
