@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pimono_sdpo.errors import OutputError, SourceError
-from pimono_sdpo.training import run_log
+from pimono_sdpo.training import run_schema
 
 if TYPE_CHECKING:
     from pimono_sdpo.traces.sources import Source
@@ -47,7 +47,7 @@ def view_page(folder: Path, name: str, traces: str | None, limit: int) -> str:
     from cards.view import render_page, run_view
 
     if (folder / RUN).is_file():
-        return render_page(run_view(_object(folder / RUN, "a training", run_log.run_misfit)))
+        return render_page(run_view(_object(folder / RUN, "a training", run_schema.run_misfit)))
     if not (folder / REPORT).is_file() or not (folder / "data").is_dir():
         raise SourceError(
             f"`{name}` holds neither what `filter` or `merge` writes ({REPORT} and data/) nor a "
@@ -131,11 +131,11 @@ def _file(source: str) -> str:
 
 
 def _rows_misfit(content: object) -> str | None:
-    return run_log.misfit(content, run_log.REPORT)
+    return run_schema.misfit(content, run_schema.REPORT)
 
 
 def _report_misfit(content: object) -> str | None:
-    return _rows_misfit(content) or run_log.misfit(content, SHAPE)
+    return _rows_misfit(content) or run_schema.misfit(content, SHAPE)
 
 
 def _object(path: Path, writer: str, misfit_of: Callable[[object], str | None]) -> Json:
@@ -176,7 +176,7 @@ def write_card(folder: Path) -> Path:
     from cards import render_dataset_card, write_model_card, write_report_plots
 
     if (folder / RUN).is_file():
-        run = _object(folder / RUN, "a training", run_log.run_misfit)
+        run = _object(folder / RUN, "a training", run_schema.run_misfit)
         report = folder / REPORT
         found = _object(report, "`filter`", _rows_misfit) if report.is_file() else None
         card = card_of(folder)

@@ -6,81 +6,14 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NoReturn
+from typing import Any, Literal, NoReturn
 
 import yaml
 from trl import DPOConfig, ModelConfig, SFTConfig, TrlParser
 from trl.experimental.sdpo import SDPOConfig
 
 from pimono_sdpo.errors import TrainingInputError
-from pimono_sdpo.training.guards import GUARDS, LOSS
-
-
-@dataclass
-class GuardOptions:
-    """The guards of a run (see guards.py), mixed into a configuration of TRL.
-
-    What a guard counts are logged values; the recipes log every step. Without rewards, as in SFT
-    and DPO, only `loss_spike` has something to watch.
-    """
-
-    METHOD: ClassVar[str]
-    # The metric that `loss_spike` watches.
-    WATCHED_LOSS: ClassVar[str] = "loss"
-
-    stop_on: str = field(
-        default="",
-        metadata={"help": f"Guards that end the training, by comma, or all: {', '.join(GUARDS)}."},
-    )
-    guard_window: int = field(
-        default=10, metadata={"help": "Values in the moving mean of the reward."}
-    )
-    guard_collapse: float = field(
-        default=0.5,
-        metadata={"help": "Alert when the moving mean falls below this share of its best; 0: off."},
-    )
-    guard_dead_steps: int = field(
-        default=10, metadata={"help": "Alert when nothing was reprompted so often; 0: off."}
-    )
-    guard_flat_steps: int = field(
-        default=20, metadata={"help": "Alert when all groups were flat so often; 0: off."}
-    )
-    guard_spike: float = field(
-        default=10.0,
-        metadata={"help": "Alert when the loss is so many times its running median; 0: off."},
-    )
-    guard_clipped_steps: int = field(
-        default=10,
-        metadata={"help": "Alert when all completions ran into their limit so often; 0: off."},
-    )
-    keep_best: bool = field(
-        default=True,
-        metadata={"help": "Keep the adapter of the checkpoint with the best moving mean in best/."},
-    )
-
-    def __post_init__(self) -> None:
-        """Check what TRL does not know; raises ValueError."""
-        super().__post_init__()  # type: ignore[misc] # of the configuration it is mixed into
-        unknown = self.stopping() - {*GUARDS}
-        if unknown:
-            raise ValueError(
-                f"--stop_on names {', '.join(sorted(unknown))}; give some of {', '.join(GUARDS)}, "
-                "or all."
-            )
-        if self.guard_window < 1:
-            raise ValueError(f"--guard_window is {self.guard_window}; give a number from 1.")
-        if not 0 <= self.guard_collapse < 1:
-            raise ValueError(
-                f"--guard_collapse is {self.guard_collapse}; give a share below 1, or 0 for none."
-            )
-        for name in ("guard_dead_steps", "guard_flat_steps", "guard_clipped_steps", "guard_spike"):
-            if vars(self)[name] < 0:
-                raise ValueError(f"--{name} is {vars(self)[name]}; give a number from 0.")
-
-    def stopping(self) -> set[str]:
-        """Return the guards that end the training."""
-        names = {name.strip() for name in self.stop_on.split(",")} - {""}
-        return {*GUARDS} if names == {"all"} else names
+from pimono_sdpo.training.guards import LOSS, GuardOptions
 
 
 @dataclass

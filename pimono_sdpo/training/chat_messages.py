@@ -11,7 +11,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from pimono_sdpo.training.budgets import neutralise
+from pimono_sdpo.training.token_budget import neutralise
 
 Json = dict[str, Any]
 TEXT_FIELDS = ("content", "reasoning_content", "thinking", "name", "tool_call_id")

@@ -16,7 +16,7 @@ from accelerate.utils import gather_object
 from trl.experimental.sdpo.sdpo_trainer import SuccessfulRolloutTeacherContextBuilder
 
 from pimono_sdpo.errors import TrainingInputError
-from pimono_sdpo.training.budgets import neutralise, shorten_to_budget, special_tokens
+from pimono_sdpo.training.token_budget import neutralise, shorten_to_budget, special_tokens
 
 Mode = Literal["rollout", "trace", "both", "none"]
 MODES: tuple[Mode, ...] = ("rollout", "trace", "both", "none")

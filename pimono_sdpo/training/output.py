@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from pimono_sdpo.errors import OutputError, PimonoError
-from pimono_sdpo.training.run_log import REPORT, misfit, run_misfit
+from pimono_sdpo.training.run_schema import REPORT, misfit, run_misfit
 
 RUN_FILE = "run.json"
 REPORT_FILE = "report.json"

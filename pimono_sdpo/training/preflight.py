@@ -29,10 +29,10 @@ from trl.experimental.sdpo import SDPOConfig, SDPOTrainer
 
 from pimono_sdpo.errors import TrainingInputError
 from pimono_sdpo.stats import cluster_interval
-from pimono_sdpo.training.budgets import special_tokens
 from pimono_sdpo.training.held_out import sample_rewards, untouched
 from pimono_sdpo.training.memory import GIB, Estimate, Hardware, estimate
 from pimono_sdpo.training.processes import say
+from pimono_sdpo.training.token_budget import special_tokens
 from pimono_sdpo.training.trainer import Fitted, Prepared
 
 

@@ -22,7 +22,7 @@ from pimono_sdpo.training.models import keep_layout, model_init_kwargs, told
 from pimono_sdpo.training.output import ADAPTER, LOCAL_FILE, PROBE_FILE, RUN_FILE, read_object
 from pimono_sdpo.training.processes import quiet_libraries
 from pimono_sdpo.training.rows import is_local
-from pimono_sdpo.training.run_log import misfit, run_misfit
+from pimono_sdpo.training.run_schema import misfit, run_misfit
 
 PROBE = "The test run ends in `ENOENT`: which file is missing, and what do you do next?"
 SETTINGS = ("dtype", "load_in_4bit", "load_in_8bit", "bnb_4bit_quant_type", "use_bnb_nested_quant")

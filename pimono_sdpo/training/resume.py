@@ -15,8 +15,8 @@ from trl import ModelConfig
 from pimono_sdpo import __version__
 from pimono_sdpo.errors import OutputError
 from pimono_sdpo.text import shorten
-from pimono_sdpo.training.budgets import COLUMNS, SPEC
 from pimono_sdpo.training.output import LOCAL_FILE, last_checkpoint, read_object
+from pimono_sdpo.training.prompt_rows import COLUMNS, SPEC
 from pimono_sdpo.training.rows import is_local
 
 # Names and beginnings of names: where a run writes and logs to, which moves no weight.

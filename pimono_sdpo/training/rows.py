@@ -28,7 +28,7 @@ from pimono_sdpo.traces.sources import HUB_ID, open_source
 from pimono_sdpo.training.arguments import JobArguments
 from pimono_sdpo.training.output import DATA, NEXT_DATA, REPORT_FILE, check_data, read_object
 from pimono_sdpo.training.processes import is_leader, say
-from pimono_sdpo.training.run_log import FILTER_OPTIONS, REPORT, misfit
+from pimono_sdpo.training.run_schema import FILTER_OPTIONS, REPORT, misfit
 
 logger = logging.getLogger(__name__)
 

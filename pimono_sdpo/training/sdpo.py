@@ -12,11 +12,11 @@ from trl import ModelConfig
 from trl.experimental.sdpo import SDPOConfig, SDPOTrainer
 
 from pimono_sdpo.errors import TrainingInputError
-from pimono_sdpo.training.budgets import Reprompt, fit_rows
 from pimono_sdpo.training.callbacks import Clock, make_resumable
 from pimono_sdpo.training.feedback import AS_IT_IS, Feedback, FeedbackBuilder, check_feedback
 from pimono_sdpo.training.guards import Guards
 from pimono_sdpo.training.models import lora_config, model_init_kwargs
+from pimono_sdpo.training.prompt_rows import Reprompt, fit_rows
 from pimono_sdpo.training.rewards import Scoring
 from pimono_sdpo.training.trackio_run import log_rollouts
 from pimono_sdpo.training.trainer import Fitted, Prepared, build, settle_run

@@ -16,8 +16,8 @@ from datasets import Dataset, Features, Json, List, Value
 from jinja2 import TemplateError
 
 from pimono_sdpo.errors import TrainingInputError
-from pimono_sdpo.training.budgets import control_tokens, special_tokens
 from pimono_sdpo.training.chat_messages import BadTurn, called_names, clean_tools, clean_turns
+from pimono_sdpo.training.token_budget import control_tokens, special_tokens
 from pimono_sdpo.training.trainer import Fitted
 
 Row = dict[str, Any]

@@ -30,7 +30,8 @@ from pimono_sdpo.text import shorten
 from rewards.sandbox import Limits, Ran, SandboxError
 from rewards.sandbox.limits import MEBI, NOTHING
 from rewards.sandbox.warm import Server
-from rewards.verifiers.candidate import Candidate, Refusal, candidate_of, matches
+from rewards.verifiers.answer import candidate_of
+from rewards.verifiers.candidate import Candidate, Refusal, matches
 from rewards.verifiers.lint import without_new
 from rewards.verifiers.rubric import BadSpec, VerifierResult, error, failed, passed, skipped
 from rewards.verifiers.sandboxed_tools import ENVIRONMENT, Tool, cold, in_server

@@ -34,7 +34,8 @@ from typing import Any, Literal, NamedTuple
 from pimono_sdpo.text import shorten
 from rewards.sandbox import Limits, Ran, SandboxError
 from rewards.sandbox.warm import Server
-from rewards.verifiers.candidate import Candidate, Refusal, candidate_of
+from rewards.verifiers.answer import candidate_of
+from rewards.verifiers.candidate import Candidate, Refusal
 from rewards.verifiers.rubric import BadSpec, VerifierResult, error, failed, passed, skipped
 from rewards.verifiers.sandboxed_tools import Tool, cold, in_server, program
 from rewards.verifiers.syntax import MAX_CHARS, problems

@@ -24,7 +24,8 @@ from typing import Any
 
 import yaml
 
-from rewards.verifiers.candidate import Candidate, Refusal, candidate_of
+from rewards.verifiers.answer import candidate_of
+from rewards.verifiers.candidate import Candidate, Refusal
 from rewards.verifiers.rubric import VerifierResult, failed, passed, skipped
 
 NAME = "syntax"

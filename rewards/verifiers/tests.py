@@ -22,14 +22,8 @@ from pimono_sdpo.text import shorten
 from rewards.sandbox import SandboxError
 from rewards.sandbox.warm import Server
 from rewards.verifiers import pytest_tests, value_tests
-from rewards.verifiers.candidate import (
-    LOCKED,
-    Candidate,
-    Refusal,
-    candidate_of,
-    matches,
-    refused_path,
-)
+from rewards.verifiers.answer import candidate_of
+from rewards.verifiers.candidate import LOCKED, Candidate, Refusal, matches, refused_path
 from rewards.verifiers.outcomes import ENVIRONMENT, Outcome, Overloaded, Python, Unjudged, cold
 from rewards.verifiers.rubric import VerifierResult, error, failed, passed, skipped
 from rewards.verifiers.spec import check_tests

@@ -12,18 +12,17 @@ from trl.experimental.sdpo import SDPOConfig
 from pimono_sdpo.errors import TrainingInputError
 from pimono_sdpo.schema import MESSAGE
 from pimono_sdpo.text import TRIMMED
-from pimono_sdpo.training.budgets import (
-    Reprompt,
+from pimono_sdpo.training.feedback import Feedback
+from pimono_sdpo.training.prompt_rows import Reprompt, fit_rows
+from pimono_sdpo.training.tiny_model import EXTRA_SPECIAL_TOKENS, write_tiny_model
+from pimono_sdpo.training.token_budget import (
     count_tokens,
-    fit_rows,
     neutralise,
     shorten_blocks,
     shorten_to_budget,
     special_tokens,
     split_blocks,
 )
-from pimono_sdpo.training.feedback import Feedback
-from pimono_sdpo.training.tiny_model import EXTRA_SPECIAL_TOKENS, write_tiny_model
 
 FEATURES = Features(
     {

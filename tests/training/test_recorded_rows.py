@@ -10,10 +10,10 @@ from datasets import Dataset, load_dataset
 from transformers import AutoTokenizer
 
 from pimono_sdpo.errors import SourceError, TrainingInputError
-from pimono_sdpo.training.budgets import control_tokens, special_tokens
 from pimono_sdpo.training.chat_messages import BadTurn, clean_tools, clean_turns
 from pimono_sdpo.training.rows import refuse_leaks, refuse_test_rows
 from pimono_sdpo.training.supervised_rows import fit_recorded
+from pimono_sdpo.training.token_budget import control_tokens, special_tokens
 from tests.training.recorded import TOOLS, asked, pair, pairs, reads, step, steps, turn, written
 
 TEMPLATES = Path(trl.__file__).parent / "chat_templates"

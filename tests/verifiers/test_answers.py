@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from rewards.verifiers.candidate import Candidate, Refusal, candidate_of
+from rewards.verifiers.answer import candidate_of
+from rewards.verifiers.candidate import Candidate, Refusal
 
 BEFORE = "import re\n\n\ndef f(x):\n    return x + 1\n\n\ndef g(x):\n    return f(x)\n"
 AFTER = BEFORE.replace("x + 1", "x - 1")

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from rewards.verifiers import last_write, syntax
-from rewards.verifiers.candidate import Candidate, Refusal, candidate_of
+from rewards.verifiers.answer import candidate_of
+from rewards.verifiers.candidate import Candidate, Refusal
 from rewards.verifiers.reward import VerifierReward
 from rewards.verifiers.rubric import Rubric
 from rewards.verifiers.selftest import attacks, self_test

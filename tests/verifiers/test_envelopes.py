@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rewards.verifiers.candidate import Candidate, Failure, Refusal, candidate_of
+from rewards.verifiers.answer import candidate_of
+from rewards.verifiers.candidate import Candidate, Failure, Refusal
 from rewards.verifiers.patches import verify
 
 F = "def f(x):\n    if x:\n        return 1\n    return 0\n"

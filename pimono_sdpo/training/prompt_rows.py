@@ -1,18 +1,14 @@
-"""Make every row fit its token budget, so that TRL never cuts one.
-
-The blocks are those of the filter, the most telling first: `Tool/environment diagnostic N (...):`
-and `Later user correction N:`.
+"""Fit the prompt and the privileged context of every row to the token budgets of SDPO.
 
 TRL cuts token ids from the left: the student's prompt at `max_prompt_length` and the teacher's at
 `max_reprompt_len`. Either loses <bos> and the head of the task, and the two see different tasks.
-Here the oldest earlier turns go instead, then the middle of the texts, of a context block by block,
-and only as much as has to.
+Here the oldest earlier turns go first, then the middle of the texts, of a context block by block,
+and only as much as necessary.
 
 reads prompt, privileged_context, reward_terms / writes prompt, privileged_context
 """
 
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,137 +17,15 @@ from jinja2 import TemplateError
 
 from pimono_sdpo.errors import TrainingInputError
 from pimono_sdpo.schema import Message
-from pimono_sdpo.text import TRIMMED, cut_middle
+from pimono_sdpo.text import TRIMMED
 from pimono_sdpo.training.feedback import SEAM_TOKENS, Feedback
-
-ZERO_WIDTH_SPACE = "\u200b"
-
-
-def special_tokens(tokenizer: Any) -> tuple[str, ...]:
-    """Return the texts that the tokenizer turns into control tokens, longest first.
-
-    Qwen declares `<tool_response>` and `<think>` as ordinary added tokens; what its chat template
-    writes is a control token all the same. Other added tokens, such as `<table>`, are text.
-    """
-    template = str(tokenizer.chat_template or "")
-    added = (
-        str(token)
-        for token in tokenizer.added_tokens_decoder.values()
-        if token.special or (str(token).strip() and str(token) in template and len(str(token)) > 1)
-    )
-    return tuple(
-        sorted({*added, *tokenizer.all_special_tokens}, key=lambda text: (-len(text), text))
-    )
-
-
-def neutralise(text: str, special: tuple[str, ...]) -> tuple[str, int]:
-    """Break special tokens with a zero-width space; return the text and how many there were.
-
-    A trace that quotes `<turn|>` would otherwise end its own turn.
-
-    >>> neutralise("see <eos>", ("<eos>",))[1]
-    1
-    """
-    found = 0
-    for token in special:
-        found += text.count(token)
-        text = text.replace(token, token[0] + ZERO_WIDTH_SPACE + token[1:])
-    return text, found
-
-
-def shorten_to_budget(text: str, budget: int, count: Callable[[str], int]) -> str | None:
-    """Cut the middle until `count(text)` is within the budget; None when nothing left fits.
-
-    >>> len(shorten_to_budget("a" * 100, 40, len))
-    40
-    """
-    if count(text) <= budget:
-        return text
-    if count(TRIMMED) > budget:
-        return None
-    # Tokens hardly ever get fewer with more text; what is returned has been counted in any case.
-    fits, too_long = 0, len(text)
-    while too_long - fits > 1:
-        middle = (fits + too_long) // 2
-        if count(cut_middle(text, middle)) <= budget:
-            fits = middle
-        else:
-            too_long = middle
-    return cut_middle(text, fits)
-
-
-def count_tokens(tokenizer: Any, messages: list[Message], template: Mapping[str, Any]) -> int:
-    """Count the ids of a templated conversation with its generation prompt."""
-    encoded = tokenizer.apply_chat_template(
-        messages, add_generation_prompt=True, tokenize=True, return_dict=True, **template
-    )
-    return len(encoded["input_ids"])
-
-
-def control_tokens(tokenizer: Any) -> tuple[str, ...]:
-    """Return those of `special_tokens` that the tokenizer itself calls special."""
-    declared = {str(t) for t in tokenizer.added_tokens_decoder.values() if t.special}
-    known = declared | {*tokenizer.all_special_tokens}
-    return tuple(token for token in special_tokens(tokenizer) if token in known)
-
-
-# A block cut further than that tells nothing; a block less leaves room for the others.
-MIN_CHARS = 160
-_HEADER = re.compile(r"^(?:Tool/environment diagnostic|Later user correction) \d+\b[^\n]*:\n", re.M)
-
-
-def shorten_blocks(text: str, fits: Callable[[str], bool]) -> str | None:
-    """Cut the middle of every block to one length, and drop the least telling ones if need be.
-
-    Returns the longest text found that fits; None when not even one block of MIN_CHARS does, or
-    when the text has no blocks.
-
-    >>> text = "Later user correction 1:\\n" + "a" * 400 + "\\n\\nLater user correction 2:\\nno"
-    >>> short = shorten_blocks(text, lambda text: len(text) <= 300)
-    >>> len(short), short.endswith("correction 2:\\nno")
-    (300, True)
-    """
-    blocks = split_blocks(text)
-    while blocks:
-        longest = max(len(body) for _, body in blocks)
-        if fits(_join(blocks, min(MIN_CHARS, longest))):
-            short, long = min(MIN_CHARS, longest), longest + 1
-            while long - short > 1:
-                middle = (short + long) // 2
-                if fits(_join(blocks, middle)):
-                    short = middle
-                else:
-                    long = middle
-            return _join(blocks, short)
-        blocks.pop(_least_telling(blocks))
-    return None
-
-
-def split_blocks(text: str) -> list[tuple[str, str]]:
-    """Return header and body of each block; empty when the text does not begin with one."""
-    starts = [match.span() for match in _HEADER.finditer(text)]
-    if not starts or starts[0][0] != 0:
-        return []
-    ends = [begin for begin, _ in starts[1:]] + [len(text)]
-    return [
-        (text[begin:stop], text[stop:end].strip("\n"))
-        for (begin, stop), end in zip(starts, ends, strict=True)
-    ]
-
-
-def _join(blocks: list[tuple[str, str]], limit: int) -> str:
-    return "\n\n".join(
-        header + (body if len(body) <= limit else cut_middle(body, limit))
-        for header, body in blocks
-    )
-
-
-def _least_telling(blocks: list[tuple[str, str]]) -> int:
-    """The last block of the kind that has more of them: a first one of each stays longest."""
-    corrections = [i for i, (header, _) in enumerate(blocks) if header.startswith("Later")]
-    diagnostics = [i for i in range(len(blocks)) if i not in corrections]
-    return (diagnostics if len(diagnostics) >= len(corrections) else corrections)[-1]
-
+from pimono_sdpo.training.token_budget import (
+    count_tokens,
+    neutralise,
+    shorten_blocks,
+    shorten_to_budget,
+    special_tokens,
+)
 
 Row = dict[str, Any]
 COLUMNS = ("prompt", "privileged_context", "reward_terms")

@@ -1,0 +1,228 @@
+"""The bytes that commands write: rows and rejects are those of data/golden.json.
+
+A change of rows is made on purpose: `python -m tests.test_golden` writes the file anew.
+
+For each command, in the order of its files:
+
+bytes   sha256 of data/*.parquet and rejects/*.parquet. No hash of code or time is in their
+        metadata, so they depend on the inputs and on the versions of pyarrow and datasets alone.
+rows    sha256 of the schemas and the decoded rows, which hold under any version
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import datasets
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from datasets import Dataset
+from typer.testing import CliRunner
+
+from pimono_sdpo.cli import app
+from pimono_sdpo.samples import SAMPLE_SESSIONS, write_samples
+from tests.agent.suite_of_three import knows_some, write_suite
+from tests.chat_server import ChatServer, serve_chat
+from tests.duel.players import play
+from tests.duel.trajectories import write_pull_requests, write_trajectories
+from tests.rollout_data import FIXED, OTHER, final, prose, read, rollout, write, write_folder
+
+GOLDEN = Path(__file__).parent / "data" / "golden.json"
+TRACES = Path(__file__).parents[2] / "shared" / "traces"
+HARNESSES = ("pi", "claude_code", "codex", "droid", "odd")
+VERSIONS = {"pyarrow": pa.__version__, "datasets": datasets.__version__}
+CALL = '<tool_call>\n{"name": "read", "arguments": {"path": "a.ts"}}\n</tool_call><|im_end|>'
+Hashes = dict[str, dict[str, str]]
+Golden = dict[str, Hashes]
+
+
+def run(*arguments: object) -> None:
+    """Run a command in this process."""
+    done = CliRunner().invoke(app, [str(one) for one in arguments], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+
+
+def hashes(out: Path) -> Hashes:
+    """Hash what lies under data/ and rejects/."""
+    return {
+        kind: {"bytes": _hash_of(files), "rows": _hash_of_rows(files)}
+        for kind in ("data", "rejects")
+        if (files := sorted((out / kind).glob("*.parquet")))
+    }
+
+
+def _hash_of(files: list[Path]) -> str:
+    whole = hashlib.sha256()
+    for file in files:
+        whole.update(file.name.encode() + hashlib.sha256(file.read_bytes()).digest())
+    return whole.hexdigest()
+
+
+def _hash_of_rows(files: list[Path]) -> str:
+    whole = hashlib.sha256()
+    for file in files:
+        with pq.ParquetFile(file) as parquet:
+            whole.update(f"{file.name} {parquet.schema_arrow.remove_metadata()}".encode())
+            for batch in parquet.iter_batches(64):
+                whole.update(json.dumps(batch.to_pylist(), sort_keys=True).encode())
+    return whole.hexdigest()
+
+
+def of_sessions(work: Path) -> Golden:
+    """`filter`, `steps` and `pairs` over the samples in all their layouts."""
+    write_samples(work / "samples")
+    golden: Golden = {}
+    for name, command, *options in (
+        ("filter", "filter"),
+        ("filter-raw", "filter", "--max-samples", "5", "--no-dedupe"),
+        ("filter-episodes", "filter", "--unit", "episode", "--history-chars", "2000",
+         "--test-fraction", "0.4", "--min-score", "1"),
+        ("steps", "steps", "--test-fraction", "0.4"),
+        ("steps-trajectories", "steps", "--granularity", "trajectory", "--no-require-success"),
+        ("pairs", "pairs"),
+    ):  # fmt: skip
+        source = SAMPLE_SESSIONS if name == "filter-raw" else work / "samples"
+        run(command, source, "--out", work / name, *options)
+        golden[name] = hashes(work / name)
+    return golden
+
+
+def of_rollouts(work: Path) -> Golden:
+    """`steps` and `pairs` over rollouts made by hand."""
+    passes = [read(), write(FIXED, True), final("the sign was wrong")]
+    fails = [read(), prose(), write(OTHER, False), final("done")]
+    rows = [
+        rollout(f"t{task}", seed, actions)
+        for task in range(5)
+        for seed, actions in enumerate((passes, fails, [read("b.py"), *passes]))
+    ]
+    rows += [rollout("native", seed, [passes, fails][seed], protocol="native") for seed in (0, 1)]
+    source = write_folder(work / "rollouts", rows)
+    golden: Golden = {}
+    for name, command, *options in (
+        ("steps-of-rollouts", "steps"),
+        ("steps-with-failures", "steps", "--no-require-success", "--no-require-valid-tool-ok",
+         "--with-final", "--context-turns", "2", "--tool-chars", "40"),
+        ("pairs-of-steps", "pairs"),
+        ("pairs-of-patches", "pairs", "--target", "patch"),
+        ("pairs-of-runs", "pairs", "--target", "truncated", "--last-k", "2"),
+    ):  # fmt: skip
+        run(command, source, "--out", work / name, *options)
+        golden[name] = hashes(work / name)
+    return golden
+
+
+def of_completions(work: Path) -> Golden:
+    """`rescore` over stored completions."""
+    spec = json.dumps({"tools": "pi", "format": "qwen3"})
+    texts = [CALL, CALL.replace('"path"', '"pat"'), "just words"]
+    one = {"completion": [*texts, CALL], "verifier_spec": [spec, spec, spec, None]}
+    several = {"completions": [texts, [], [CALL]], "verifier_spec": [spec] * 3}
+    golden: Golden = {}
+    for name, rows in (("rescore", one), ("rescore-several", several)):
+        (work / name).mkdir()
+        Dataset.from_dict(rows).to_parquet(work / name / "rows.parquet")
+        out = work / f"{name}-out"
+        run("rescore", work / name, "--out", out, "--gate", "tool_calls", "--grade", "replay=2")
+        golden[name] = hashes(out)
+    return golden
+
+
+def of_models(work: Path) -> Golden:
+    """`rollout` and `duel`, played by the scripted server."""
+    with serve_chat() as server, _settings(server, work):
+        server.policy = knows_some
+        suite, asked = write_suite(work), ("--provider", server.url, "--model", "m")
+        run("rollout", suite, "--out", work / "rollouts", "--rollouts", "2", *asked)
+        server.policy = play
+        write_trajectories(work / "trajectories")
+        write_pull_requests(work / "prs.parquet")
+        command = ("duel", work / "trajectories", "--records", work / "prs.parquet")
+        run(*command, "--out", work / "duel", "--aa-test", "4")
+        golden = {"rollout": hashes(work / "rollouts"), "duel": hashes(work / "duel" / "result")}
+        for kind in ("sft", "dpo", "sdpo"):
+            run("duel-rows", work / "duel", "--to", kind, "--out", work / kind)
+            golden[f"duel-{kind}"] = hashes(work / kind)
+    for stage in ("answers", "judgments"):
+        # The metadata of these says what they were made by.
+        found = {"rows": _hash_of_rows(sorted((work / "duel" / stage).glob("*.parquet")))}
+        golden[f"duel-{stage}"] = {"data": found}
+    return golden
+
+
+@contextmanager
+def _settings(server: ChatServer, work: Path) -> Iterator[None]:
+    """Work where a chain.toml names the server, without a key of whoever runs this."""
+    asking = f'provider = "{server.url}"\nconcurrency = 4\nwait_initial = 0.01\n'
+    (work / "chain.toml").write_text(
+        f'[duel]\n{asking}model = "k"\nturns = 12\nseed = 1\n'
+        f'[judge]\n{asking}models = ["judge-1", "judge-2"]\n[gate]\nmin_clusters = 3\n'
+    )
+    before, keys = Path.cwd(), {name: os.environ.pop(name, None) for name in ("LLM_API_KEY",)}
+    os.chdir(work)
+    try:
+        yield
+    finally:
+        os.chdir(before)
+        os.environ.update({name: key for name, key in keys.items() if key is not None})
+
+
+def of_real_traces(work: Path) -> Golden:
+    """`filter` and `steps` over sessions of real users."""
+    golden: Golden = {}
+    for harness in HARNESSES:
+        for name in ("filter", "steps"):
+            out = work / f"{name}-{harness}"
+            arguments = (name, TRACES / harness, "--out", out)
+            done = CliRunner().invoke(app, [str(one) for one in arguments])
+            # Of some folders nothing is kept.
+            if done.exit_code == 0 or (out / "rejects").exists():
+                golden[out.name] = hashes(out)
+    return golden
+
+
+PARTS: dict[str, Callable[[Path], Golden]] = {
+    "sessions": of_sessions,
+    "rollouts": of_rollouts,
+    "completions": of_completions,
+    "models": of_models,
+    "real": of_real_traces,
+}
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_rows_and_rejects_are_those_of_the_golden_file(part: str, tmp_path: Path) -> None:
+    if part == "real" and not TRACES.is_dir():
+        pytest.skip(f"{TRACES} is not there")
+    golden: dict[str, Any] = json.loads(GOLDEN.read_text())
+    made, expected = PARTS[part](tmp_path), golden[part]
+    if golden["versions"] != VERSIONS:
+        for one in (*_each(made), *_each(expected)):
+            one.pop("bytes", None)
+    assert made == expected
+
+
+def _each(golden: Golden) -> Iterator[dict[str, str]]:
+    return (kind for found in golden.values() for kind in found.values())
+
+
+def write_golden() -> None:
+    """Write data/golden.json; what cannot be made here stays as it is."""
+    golden: dict[str, Any] = json.loads(GOLDEN.read_text()) if GOLDEN.exists() else {}
+    golden["versions"] = VERSIONS
+    for name, make in PARTS.items():
+        if name != "real" or TRACES.is_dir():
+            with TemporaryDirectory() as folder:
+                golden[name] = make(Path(folder))
+    GOLDEN.parent.mkdir(exist_ok=True)
+    GOLDEN.write_text(json.dumps(golden, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    write_golden()
