@@ -4,7 +4,7 @@ columns  harness, tools, diagnostics, cwd, workspace / text: JSON for `verifier_
 
 | key | what |
 |---|---|
-| `tools` | the tools that may be called: the harness's own, and others that the session has called |
+| `tools` | the harness's own tools, and others that the session has called |
 | `harness` | whose tools they are; Pi's without it |
 | `failed_call` | `tool` and `command` of the first call that failed |
 | `workspace` | `cwd` and `files` at the request, redacted; left out when none are known |

@@ -437,7 +437,7 @@ TOOLS = {
         (describe_object("path content", path=_TEXT, content=_TEXT),),
     ),
     "grep": Tool(
-        "Find the lines that match a pattern.",
+        "Search files for a pattern.",
         (
             describe_object(
                 "pattern",
