@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pimono_sdpo.commands.filter import run_filter
+from pimono_sdpo.filtering import run_filter
 from pimono_sdpo.runs.workers import Job
 from pimono_sdpo.traces.sources import open_source
 from tests import shards

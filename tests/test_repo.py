@@ -78,7 +78,8 @@ def cli_options() -> dict[str, set[str]]:
             for option in (*p.opts, *p.secondary_opts)
             if option.startswith("--")
         }
-        for name, command in group.commands.items()  # type: ignore[attr-defined]
+        for name in group.commands  # type: ignore[attr-defined]
+        for command in [group.get_command(None, name)]  # type: ignore[attr-defined]
     }
 
 

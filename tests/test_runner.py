@@ -13,7 +13,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from pimono_sdpo.commands.filter import run_filter
+from pimono_sdpo.filtering import run_filter
 from pimono_sdpo.runs.progress import Progress
 from pimono_sdpo.runs.runner import run_shards
 from pimono_sdpo.runs.workers import Job, finish_shard, here, in_processes

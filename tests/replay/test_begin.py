@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from datasets import load_dataset
 
-from pimono_sdpo.commands.filter import run_filter
+from pimono_sdpo.filtering import run_filter
 from pimono_sdpo.replay.initial_state import MAX_CHARS, Beginnings, Known
 from pimono_sdpo.traces.harness import find_harness
 from pimono_sdpo.traces.parse import match_results, read_trace
