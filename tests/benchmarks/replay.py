@@ -21,15 +21,15 @@ from pathlib import Path
 from time import process_time
 
 from pimono_sdpo.replay.formatters import Reformat
-from pimono_sdpo.replay.predictions import Prediction, predictions
 from pimono_sdpo.replay.workspace import Rerun
 from pimono_sdpo.samples import SAMPLE_SESSIONS
+from pimono_sdpo.traces.harness import HARNESSES, find_harness
 from pimono_sdpo.traces.parse import Trace, read_trace
 from rewards.verifiers.formatting import Formatter
 from rewards.verifiers.rerun import rerun
 from tests.benchmarks.table import print_table
+from tests.predictions import Prediction, predictions
 
-HARNESSES = ("pi", "claude_code", "codex", "droid")
 MANY = 100
 REPOSITORY = "pi-mono"
 BIOME = "2.3.5"
@@ -75,7 +75,7 @@ def main() -> None:
     if options.biome is not None:
         settings = {path: json.dumps(content) for path, content in SETTINGS.items()}
         biome = Formatter("biome", options.biome or downloaded(), settings)
-    folders = [options.folder, *(options.folder / harness for harness in HARNESSES)]
+    folders = [options.folder, *(options.folder / harness.name for harness in HARNESSES)]
     found = sorted(path for folder in folders for path in folder.glob("*.jsonl"))
     traces = {path.stem: read_trace(path.read_bytes()) for path in found}
     columns = [
@@ -129,7 +129,9 @@ def table(
         found: list[Prediction] = []
         for trace in traces:
             its = reformat if Path(trace.cwd).name == REPOSITORY else None
-            found += predictions(trace.events, trace.cwd, trace.harness, repeat, its)
+            found += predictions(
+                trace.events, trace.cwd, find_harness(trace.harness).files, repeat, its
+            )
         seconds = process_time() - begin
         reasons.update((way, one.reason) for one in found if one.reason)
         if found:

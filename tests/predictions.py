@@ -8,6 +8,8 @@ from pimono_sdpo.replay.files import Outcome
 from pimono_sdpo.replay.formatters import Reformat
 from pimono_sdpo.replay.workspace import Rerun, Workspace
 from pimono_sdpo.traces.events import Event
+from pimono_sdpo.traces.harness import pi
+from pimono_sdpo.traces.harness.base import FileTools
 from pimono_sdpo.traces.harness.blocks import is_refusal
 from pimono_sdpo.traces.parse import match_results
 
@@ -27,12 +29,12 @@ class Prediction(NamedTuple):
 def predictions(
     events: Sequence[Event],
     cwd: str,
-    harness: str = "pi",
+    tools: FileTools = pi.HARNESS.files,
     rerun: Rerun | None = None,
     reformat: Reformat | None = None,
 ) -> Iterator[Prediction]:
     """Predict every answered edit of a session before its result is looked at."""
-    workspace = Workspace(cwd, harness=harness, rerun=rerun, reformat=reformat)
+    workspace = Workspace(cwd, tools=tools, rerun=rerun, reformat=reformat)
     matched = match_results(tuple(events))
     for event in events:
         if event.kind != "tool_call":
