@@ -10,10 +10,9 @@ import argparse
 import ast
 import inspect
 import sys
-from collections.abc import Iterator
 from dataclasses import MISSING, Field, fields, is_dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin
 
 ROOT = Path(__file__).parent.parent
 OUT = ROOT / "docs" / "reference"
@@ -47,64 +46,20 @@ def first_line(path: Path) -> str:
 
 
 def describe_commands() -> str:
-    """Return the page of the command line, from the `Options` of each command's module."""
-    from pimono_sdpo.cli import COMMANDS, module_of, summary_of
+    """Return the page of the command line."""
+    from pimono_sdpo.cli.command_line import COMMANDS, summary_of
+    from pimono_sdpo.cli.reference import reference
 
     rows = [[f"[`{name}`](#{name.replace(' ', '-')})", summary_of(name)] for name in COMMANDS]
     lines = [
         NOTE,
         "# Command line\n",
-        "```text\npimono-sdpo COMMAND [OPTIONS]\n```\n",
         write_table(["command", "what it does"], rows),
         "A problem with what you gave is one sentence on stderr and exit code 2; Ctrl-C ends with "
-        "exit code 130. `--help` after a command shows what stands here.\n",
+        "exit code 130. `pimono-sdpo COMMAND --help` shows the same text as this page.\n",
+        reference(),
     ]
-    for name in COMMANDS:
-        lines += describe_command(name, module_of(name))
     return "\n".join(lines)
-
-
-def describe_command(name: str, module: Any) -> Iterator[str]:
-    """Yield the section of one command: its docstring, its usage and its options."""
-    yield f"## {name}\n"
-    for paragraph in inspect.cleandoc(module.__doc__ or "").split("\n\n"):
-        if paragraph.startswith("    "):
-            yield f"```bash\n{inspect.cleandoc(paragraph)}\n```\n"
-        else:
-            yield paragraph + "\n"
-    types = get_type_hints(module.Options)
-    arguments = [one for one in fields(module.Options) if one.metadata.get("argument")]
-    options = [one for one in fields(module.Options) if not one.metadata.get("argument")]
-    usage = " ".join(one.name.upper() for one in arguments)
-    yield f"```text\npimono-sdpo {name} {usage} [OPTIONS]\n```\n".replace("  ", " ")
-    rows = [describe_option(one, types[one.name]) for one in (*arguments, *options)]
-    if rows:
-        yield write_table(["option", "value", "default", "meaning"], rows)
-
-
-def describe_option(one: "Field[Any]", type_: Any) -> list[str]:
-    """Return the row of one option: spelling, value, default, help."""
-    from pimono_sdpo.options import flag_of
-
-    from pimono_sdpo.cli import choices_of
-
-    argument = one.metadata.get("argument")
-    kind = type_ if isinstance(type_, type) else next(iter(get_args(type_)), str)
-    choices = choices_of(type_)
-    value = ", ".join(map(code, choices)) if choices else code(getattr(kind, "__name__", "str"))
-    default = one.default
-    if default is MISSING and one.default_factory is MISSING:
-        shown = "required"
-    elif one.metadata.get("shown"):
-        shown = str(one.metadata["shown"])
-    elif default is MISSING or default is None or default == "":
-        shown = ""
-    elif isinstance(default, bool):
-        shown = "on" if default else "off"
-    else:
-        shown = code(default)
-    spelled = code(one.name.upper()) if argument else code(flag_of(one))
-    return [spelled, "" if kind is bool else value, shown, one.metadata["help"]]
 
 
 # Training jobs
@@ -210,28 +165,48 @@ def name_type(feature: Any) -> str:
 
 
 def describe_stages() -> str:
-    """Return the page of the filter's stages, categories and weights."""
+    """Return the page of the filter's harnesses, stages, categories and weights."""
+    from pimono_sdpo.failures import CATEGORIES
     from pimono_sdpo.stage import name_of
+    from pimono_sdpo.traces.harness import HARNESSES
     from processors import PIPELINE
     from processors.grade import WEIGHTS
 
-    rows = []
+    stages = []
     for stage in PIPELINE:
-        name, module = name_of(stage), sys.modules[getattr(stage.fn, "func", stage.fn).__module__]
-        path = Path(str(module.__file__)).relative_to(ROOT)
-        rows.append([code(name), code(type(stage).__name__), first_line(ROOT / path), code(path)])
+        module = sys.modules[getattr(stage.fn, "func", stage.fn).__module__]
+        path = Path(str(module.__file__))
+        kind = code(type(stage).__name__)
+        place = code(path.relative_to(ROOT))
+        stages.append([code(name_of(stage)), kind, first_line(path), place])
+    harnesses = [[code(one.name), one.about, list_tools(one)] for one in HARNESSES]
+    weights = []
+    for name, weight in WEIGHTS.items():
+        category = CATEGORIES.get(name)
+        sentence = category.sentence if category else "The session continued after the evidence."
+        example = code(category.example.partition("\n")[0]) if category else ""
+        weights.append([code(name), str(weight), sentence, example])
     lines = [
         NOTE,
-        "# Stages and categories of `filter`\n",
+        "# Harnesses, stages and categories of `filter`\n",
+        "## Harnesses\n",
+        "The agent that recorded a session is recognised by its lines.\n",
+        write_table(["harness", "what is read", "tools in `verifier_spec`"], harnesses),
+        "## Stages\n",
         "A stage is a plain function on rows: a `Map` adds or replaces columns, a `FlatMap` makes "
         "several rows of one, a `Filter` keeps a row or gives the reason to drop it.\n",
-        write_table(["stage", "kind", "what it does", "file"], rows),
+        write_table(["stage", "kind", "what it does", "file"], stages),
         "## Categories and their weights\n",
         "A category counts once per row; the weights of a row's terms add up to its `score`. See "
         "[how a row is scored](../explanations/score.md).\n",
-        write_table(["term", "weight"], [[code(n), str(w)] for n, w in WEIGHTS.items()]),
+        write_table(["term", "weight", "meaning", "example"], weights),
     ]
     return "\n".join(lines)
+
+
+def list_tools(harness: Any) -> str:
+    """Return the names of a harness's tools, or why there are none."""
+    return ", ".join(map(code, harness.tools)) or f"none: {harness.no_tools}"
 
 
 # Verifiers and modules
