@@ -10,7 +10,6 @@ from typing import Any
 
 from pimono_sdpo.failures import classify
 from pimono_sdpo.replay.calls import (
-    PI,
     are_in_turn,
     arguments,
     edits_of,
@@ -29,13 +28,11 @@ from pimono_sdpo.replay.commands import (
 from pimono_sdpo.replay.files import File, Outcome
 from pimono_sdpo.replay.formatters import follow, kinds_told
 from pimono_sdpo.traces.events import Event
+from pimono_sdpo.traces.harness import HARNESSES, pi
+from pimono_sdpo.traces.harness.base import FileTools
 from pimono_sdpo.traces.harness.blocks import is_refusal
 
-_KNOWN = re.compile(
-    r"read|grep|find|glob|ls|multi_grep|Todo\w*|todo\w*|Web\w*|web\w*|ToolSearch|AskUser\w*|Skill"
-    r"|LSP|ListMcp\w*|ReadMcp\w*|update_plan|view_image|think|BashOutput|TaskOutput|KillShell"
-    r"|ExitPlanMode|EnterPlanMode"
-)
+_KNOWN = re.compile("|".join(h.files.read_only for h in HARNESSES if h.files.read_only))
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 _LOOKS = frozenset("search fetch lookup get list status read find query show view".split())
 _CHANGES = frozenset(
@@ -77,7 +74,7 @@ class Workspace:
 
     cwd: str
     files: dict[str, File] = field(default_factory=dict)
-    harness: str = "pi"
+    tools: FileTools = pi.HARNESS.files
     # What the formatters that have run so far touch.
     kinds: set[str] = field(default_factory=set)
 
@@ -109,8 +106,7 @@ class Workspace:
         if file is None:
             return None
         outcome = file.predict(edits_of(given), are_in_turn(given))
-        # The others want a file to be read before.
-        return outcome if self.harness in PI or file.by_tool or outcome != "ok" else None
+        return None if outcome == "ok" and self.tools.reads_first and not file.by_tool else outcome
 
     def observe(self, call: Event, result: Event) -> None:
         """Learn from a call that was answered."""
@@ -166,7 +162,7 @@ class Workspace:
             file.by_tool = True
 
     def _read(self, path: str, given: dict[str, Any], text: str) -> None:
-        shown = shown_by_read(given, text, self.harness)
+        shown = shown_by_read(given, text, self.tools)
         if shown is None:
             return
         file = self.file(path)
@@ -186,8 +182,7 @@ class Workspace:
             self.kinds |= kinds_told(f"{command}\n{result.text}")
         self._note(changes)
         self._follow_copies(command, result, changes)
-        if self.harness not in PI:
-            # They trim what a command has printed.
+        if self.tools.trims_output:
             return
         for name, line in lines_by(command, result.text):
             file = self.file(name)
@@ -195,7 +190,7 @@ class Workspace:
                 file.see(line, is_whole=False)
         shown = shown_by(command)
         if shown and not result.is_error and not TRUNCATED.search(result.text):
-            read = shown_by_read({}, result.text, self.harness)
+            read = shown_by_read({}, result.text, self.tools)
             for run in read.runs if read else ():
                 self.file(shown[0]).see(run, is_whole=shown[1] and bool(read and read.is_end))
 
@@ -269,8 +264,7 @@ class Workspace:
         """Learn from what is neither a call nor its result."""
         if event.kind == "bash":
             self.ran(event.arguments, event)
-        elif event.kind == "compaction" and self.harness not in PI:
-            # They forget which files were read.
+        elif event.kind == "compaction" and self.tools.reads_first:
             for file in self.files.values():
                 file.by_tool = False
         elif event.kind == "custom_message":

@@ -15,12 +15,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from time import process_time
 
-from pimono_sdpo.replay.predictions import Prediction, predictions
 from pimono_sdpo.samples import SAMPLE_SESSIONS
+from pimono_sdpo.traces.harness import HARNESSES, find_harness
 from pimono_sdpo.traces.parse import Trace, read_trace
 from tests.benchmarks.table import print_table
+from tests.predictions import Prediction, predictions
 
-HARNESSES = ("pi", "claude_code", "codex", "droid")
 MANY = 100
 
 
@@ -33,7 +33,7 @@ def main() -> None:
     parser.add_argument("--reasons", action="store_true")
     parser.add_argument("--sessions", action="store_true")
     options = parser.parse_args()
-    folders = [options.folder, *(options.folder / harness for harness in HARNESSES)]
+    folders = [options.folder, *(options.folder / harness.name for harness in HARNESSES)]
     found = sorted(path for folder in folders for path in folder.glob("*.jsonl"))
     traces = {path.stem: read_trace(path.read_bytes()) for path in found}
     columns = [
@@ -67,7 +67,11 @@ def _edits(trace: Trace) -> int:
 def table(name: str, traces: Sequence[Trace], reasons: Counter[str]) -> list[list[str]]:
     """Return a row for some sessions; none where nothing was edited."""
     begin = process_time()
-    found = [one for t in traces for one in predictions(t.events, t.cwd, t.harness)]
+    found = [
+        one
+        for trace in traces
+        for one in predictions(trace.events, trace.cwd, find_harness(trace.harness).files)
+    ]
     seconds = process_time() - begin
     reasons.update(one.reason for one in found if one.reason)
     return [[name, *figures(found), f"{seconds / len(found) * 1e6:.0f}"]] if found else []
