@@ -43,6 +43,7 @@ from huggingface_hub.errors import (
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
 from pimono_sdpo.errors import OutputError
+from pimono_sdpo.options import option, options
 from pimono_sdpo.runs.folders import PICTURES, REPORT, mark_of, read_json
 from pimono_sdpo.traces.hub import CONFLICTS, clause, who_may_write
 
@@ -265,6 +266,38 @@ class Target:
         options = ["--public"] * self.public + ["--create-pr"] * self.create_pr
         options += ["--revision", self.revision] if self.revision else []
         return shlex.join(["pimono-sdpo", "push", str(folder), self.repo_id, *options])
+
+
+@options
+class PushOptions:
+    """How a folder is pushed."""
+
+    public: bool = option(
+        "Make a new dataset public; an existing one keeps its visibility.", default=False
+    )
+    revision: str | None = option(
+        "Branch to push to, created if missing.", default=None, shown="main"
+    )
+    create_pr: bool = option(
+        "Open a pull request instead of committing to the branch.", default=False
+    )
+
+
+@options
+class PushResult(PushOptions):
+    """Where the result of a command is pushed, if anywhere."""
+
+    push: str | None = option(
+        "Push the result to this dataset (ns/name), private if new.", default=None
+    )
+
+    def target(self) -> Target | None:
+        """Return the target, checked before any work is done; raises OutputError."""
+        if self.push is None and not (self.public or self.revision or self.create_pr):
+            return None
+        target = target_of(self.push, self.public, self.revision, self.create_pr)
+        check_account(target)
+        return target
 
 
 def target_of(repo_id: str | None, public: bool, revision: str | None, create_pr: bool) -> Target:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pimono_sdpo.commands.filter import run_filter
+from pimono_sdpo.filtering import FilterOptions, run_filter
 from pimono_sdpo.text import shingles
 from pimono_sdpo.traces.events import Event
 from processors.history import history
@@ -39,7 +39,7 @@ def filtered(
     for name, text in sessions.items():
         (folder / f"{name}.jsonl").write_text(text)
     out = folder.parent / f"{folder.name}_rows"
-    run_filter(str(folder), out, **options)  # type: ignore[arg-type]
+    run_filter(str(folder), out, FilterOptions(**options))  # type: ignore[arg-type]
     tables = {
         kind: pa.concat_tables([pq.read_table(f) for f in sorted((out / kind).glob("*.parquet"))])
         for kind in ("data", "rejects")
@@ -171,7 +171,11 @@ def test_earlier_turns_stand_in_front_of_an_episodes_request(tmp_path: Path) -> 
         *BROKEN,
     ]
     (tmp_path / "a.jsonl").write_text(session("Fix the lexer, it drops lines", SAID[:1], *later))
-    run_filter(str(tmp_path / "a.jsonl"), tmp_path / "rows", unit="episode", history_chars=400)
+    run_filter(
+        str(tmp_path / "a.jsonl"),
+        tmp_path / "rows",
+        FilterOptions(unit="episode", history_chars=400),
+    )
     first, second = pq.read_table(tmp_path / "rows" / "data").to_pylist()
     assert [turn["role"] for turn in first["prompt"]] == ["user"]
     assert [turn["role"] for turn in second["prompt"]] == ["user", "assistant", "user"]

@@ -15,7 +15,7 @@ EXPORT = "refs/convert/parquet"
 
 FILTER = """
 import json, pathlib
-from pimono_sdpo.commands.filter import run_filter
+from pimono_sdpo.filtering import run_filter
 report = run_filter("lab/traces", pathlib.Path("rows"))
 rows = sorted(pathlib.Path("rows/data").glob("*.parquet"))
 import pyarrow.parquet as pq

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pimono_sdpo.commands.filter import run_filter
+from pimono_sdpo.filtering import run_filter
 from pimono_sdpo.traces.layouts import decode
 from pimono_sdpo.traces.parse import read_trace
 

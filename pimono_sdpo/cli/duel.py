@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
-from pimono_sdpo.cli.options import (
+from pimono_sdpo.cli.rollouts import Config, MaxCost
+from pimono_sdpo.cli.shared import (
     CreatePr,
     Licence,
     Out,
@@ -14,7 +15,6 @@ from pimono_sdpo.cli.options import (
     one_of,
     push_target,
 )
-from pimono_sdpo.cli.rollouts import Config, MaxCost
 from pimono_sdpo.cli.steps import Format
 from pimono_sdpo.errors import InferenceError, SourceError
 

@@ -5,7 +5,7 @@ from typing import Annotated, cast
 
 import typer
 
-from pimono_sdpo.cli.options import one_of
+from pimono_sdpo.cli.shared import one_of
 
 
 def suite_command(

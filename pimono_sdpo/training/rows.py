@@ -20,8 +20,8 @@ from httpx2 import HTTPError
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
-from pimono_sdpo.commands.filter import run_filter
 from pimono_sdpo.errors import OutputError, TrainingInputError
+from pimono_sdpo.filtering import FilterOptions, run_filter
 from pimono_sdpo.suites.split import check_leakage
 from pimono_sdpo.suites.suite import load
 from pimono_sdpo.traces.sources import HUB_ID, open_source
@@ -209,7 +209,7 @@ def prepare_rows(job: JobArguments, output: Path, name: str, seed: int) -> str:
             "There is nothing to train on; give --dataset (rows) or --source (traces)."
         )
     folder = output / name
-    report = run_filter(job.source, folder, **_options(job, seed))
+    report = run_filter(job.source, folder, FilterOptions(**_options(job, seed)))
     say(f"{report['kept']} of {report['sessions']} sessions are rows in {output / DATA}")
     return str(folder)
 
