@@ -15,8 +15,9 @@ from rewards.verifiers.candidate import (
     files_of,
     refused_path,
 )
-from rewards.verifiers.code_blocks import HINTS, fenced, from_code, is_code, lines_of, parsed
+from rewards.verifiers.code_blocks import fenced, from_code, is_code, parsed
 from rewards.verifiers.codex_patches import has_envelope
+from rewards.verifiers.diffs import HINTS, lines_of
 from rewards.verifiers.last_write import calls, last_write, writes
 from rewards.verifiers.patches import apply_patch
 from rewards.verifiers.rubric import BadSpec

@@ -13,8 +13,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from rewards.verifiers.candidate import Refusal
-from rewards.verifiers.code_blocks import lines_of
-from rewards.verifiers.diffs import FileDiff, Hunk, Line
+from rewards.verifiers.diffs import FileDiff, Hunk, Line, lines_of
 from rewards.verifiers.last_write import calls
 
 BEGIN, END = "*** Begin Patch", "*** End Patch"
