@@ -12,13 +12,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from pimono_sdpo.text import shorten
-from pimono_sdpo.traces.events import Event, decoded
+from pimono_sdpo.traces.events import Event, decode_json
 from pimono_sdpo.traces.parse import read_trace
 from processors.context import context
 from processors.duel.action import action_style
 from processors.duel.trajectories import fitting, messages_of, turns_of
 from processors.evidence import evidence
-from processors.redact import redact, redact_text, without_homes
+from processors.redact import redact, redact_homes, redact_text
 
 Json = dict[str, Any]
 # Characters of one observation.
@@ -80,7 +80,7 @@ def _turn(conversation: list[Json], at: int, cwd: str, instance: str) -> Json:
     return {
         "instance_id": instance,
         # Of a home that is a workspace, this is no more than $HOME.
-        "repo": without_homes(cwd.rstrip("/")).rpartition("/")[2],
+        "repo": redact_homes(cwd.rstrip("/")).rpartition("/")[2],
         "messages": messages_of(before),
         "assistant": said,
         "turn": turns_of(conversation).index(at) + 1,
@@ -118,7 +118,7 @@ def _observed(event: Event) -> str:
 
 def _block(event: Event) -> str:
     """A shell command as a bash block, any other call as JSON."""
-    arguments = decoded(event.arguments)
+    arguments = decode_json(event.arguments)
     command = arguments.get("command") if isinstance(arguments, dict) else None
     if isinstance(command, list):
         command = " ".join(map(str, command))

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from pimono_sdpo.schema import DUEL_METRICS
-from pimono_sdpo.text import well_formed
-from processors.salient_tokens import KINDS, MAX_LENGTH, tokens_of
+from pimono_sdpo.text import replace_surrogates
+from processors.salient_tokens import KINDS, MAX_LENGTH, find_tokens
 
 # Shorter ones are in any two texts.
 SHORTEST = 4
@@ -34,7 +34,7 @@ def leaked_terms(answer: str, hidden: str, visible: Iterable[str]) -> list[str]:
     """
     only_there = hidden.lower()
     seen = "\n".join(visible).lower()
-    found = {term: None for kind in KINDS for term in map(_spelled, tokens_of(kind, answer))}
+    found = {term: None for kind in KINDS for term in map(_spelled, find_tokens(kind, answer))}
     told = [term for term in found if SHORTEST <= len(term) <= MAX_LENGTH and term in only_there]
     leaks = [term for term in told if term not in seen and _last(term) not in seen]
     # A part of another leak is not one of its own.
@@ -110,7 +110,7 @@ def _checked(found: dict[str, Any]) -> Verdict | str:
     reason = found.get("reason")
     if not isinstance(reason, str) or not reason.strip():
         return 'no "reason"'
-    told = well_formed(reason).strip()[:REASON_CHARS]
+    told = replace_surrogates(reason).strip()[:REASON_CHARS]
     return Verdict(sides[0], sides[1], verdicts[said], told)
 
 
