@@ -31,10 +31,10 @@ from typing import Any
 
 from pimono_sdpo.agent.tools import Workspace
 from pimono_sdpo.errors import InferenceError, SourceError
-from pimono_sdpo.shell import parse
+from pimono_sdpo.shell import parse_command
 from pimono_sdpo.suites.suite import has_tests
 from pimono_sdpo.suites.workspace import files_of, matches, visible, visible_copy
-from pimono_sdpo.text import shorten, well_formed
+from pimono_sdpo.text import replace_surrogates, shorten
 from rewards import sandbox
 from rewards.sandbox import Limits, SandboxError
 from rewards.sandbox.limits import MEBI
@@ -181,7 +181,7 @@ def _by_command(task: Mapping[str, Any], folder: Path) -> TaskResult:
     )
     ran = sandbox.run(["sh", "-c", command], files=files, limits=limits, env=ENVIRONMENT)
     said = (ran.stdout + b"\n" + ran.stderr).decode(errors="replace").strip()
-    output = shorten(steady(well_formed(said)), MAX_OUTPUT)
+    output = shorten(steady(replace_surrogates(said)), MAX_OUTPUT)
     if ran.exit_code == 0 and not ran.stopped:
         if _is_pytest(command) and not _PASSED.search(ran.stdout):
             return TaskResult(False, f"pytest ended before it told of any test.\n{output}".strip())
@@ -201,14 +201,14 @@ def _stand_ins(new: Iterable[str]) -> str | None:
 
 def _is_pytest(command: str) -> bool:
     """Whether pytest runs and says how many tests passed, which it does unless it is `-qq`."""
-    words = [w for p in parse(command) for s in p.stages for w in (s.program, *s.arguments)]
+    words = [w for p in parse_command(command) for s in p.stages for w in (s.program, *s.arguments)]
     quiet = any(re.fullmatch(r"-q{2,}", word) for word in words) or words.count("-q") > 1
     return not quiet and any(word in ("pytest", "py.test") for word in words)
 
 
 def _missing(command: str) -> str:
     """Name the first program of a command that is not there, "" when all are."""
-    for pipeline in parse(command):
+    for pipeline in parse_command(command):
         for name in (stage.program for stage in pipeline.stages):
             probe = ["sh", "-c", 'command -v "$1" >/dev/null', "sh", name]
             if "/" not in name and sandbox.run(probe).exit_code != 0:

@@ -25,7 +25,7 @@ from typing import Any
 
 import re2
 
-from pimono_sdpo.shell import parse
+from pimono_sdpo.shell import parse_command
 from pimono_sdpo.text import shorten
 from rewards.sandbox import Limits, Ran, SandboxError
 from rewards.sandbox.limits import MEBI, NOTHING
@@ -189,7 +189,7 @@ def _see(tools: Sequence[str], tool: Tool) -> None:
 def _programs(run: str | list[str]) -> list[str]:
     """Return the programs that a command names, but those of the workspace itself."""
     if isinstance(run, str):
-        named = [stage.program for pipeline in parse(run) for stage in pipeline.stages]
+        named = [stage.program for pipeline in parse_command(run) for stage in pipeline.stages]
     else:
         named = [run[0]]
     return [name for name in dict.fromkeys(named) if name.startswith("/") or "/" not in name]
