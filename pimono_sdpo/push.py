@@ -45,7 +45,7 @@ from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 from pimono_sdpo.errors import OutputError
 from pimono_sdpo.options import option, options
 from pimono_sdpo.runs.folders import PICTURES, REPORT, mark_of, read_json
-from pimono_sdpo.traces.hub import CONFLICTS, clause, who_may_write
+from pimono_sdpo.traces.hub import CONFLICTS, explain_error, explain_refusal
 
 CARD = "README.md"
 ALONE = (CARD, REPORT, "report.md", *PICTURES)
@@ -320,7 +320,7 @@ def check_account(target: Target) -> None:
     api = HfApi()
     with _told(target):
         namespace = target.repo_id.split("/")[0]
-        problem = who_may_write(api, namespace, lambda: _is_there(api, target))
+        problem = explain_refusal(api, namespace, lambda: _is_there(api, target))
     if problem is not None:
         raise OutputError(f"Nothing can be pushed to `{target.repo_id}`: {problem}.")
 
@@ -476,7 +476,9 @@ def _told(target: Target, folder: Path | None = None) -> Iterator[None]:
     except (HTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled) as error:
         what = f"Nothing {'was' if folder else 'can be'} pushed to `{target.repo_id}`"
         again = f"; then `{target.command(folder)}`" if folder else ""
-        raise OutputError(f"{what}: {clause(error, target.revision or 'main')}{again}.") from error
+        raise OutputError(
+            f"{what}: {explain_error(error, target.revision or 'main')}{again}."
+        ) from error
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from processors.corrections.decide import (
     decide,
     find_corrections,
     is_ruled_out,
-    load_model,
+    read_model,
 )
 from processors.corrections.evaluate import (
     WEIGHTS,
@@ -33,7 +33,7 @@ from processors.corrections.evaluate import (
     render,
     weights_json,
 )
-from processors.corrections.features import FAR, FAR_LETTER, Turn, cues, later_turns
+from processors.corrections.features import FAR, FAR_LETTER, Turn, read_cues, read_later_turns
 from tests.traces import HEADER, assistant, bash, call, result, trace, user
 
 TRACES = Path(os.environ.get("PIMONO_TRACES", ""))
@@ -103,7 +103,7 @@ def test_corrections_are_found_without_any_failure(text: str) -> None:
     assert decision.is_correction, decision
     assert decision.span
     assert decision.span in text
-    assert decision.probability >= load_model().threshold
+    assert decision.probability >= read_model().threshold
 
 
 @pytest.mark.parametrize("text", OTHERS)
@@ -226,7 +226,7 @@ def test_a_turn_knows_what_the_agent_did_before_it() -> None:
         user("second"),
     )
     events = read_trace(text).events
-    first, second = later_turns(events)
+    first, second = read_later_turns(events)
     assert (first.text, first.tool_calls, first.tool_errors) == ("first", 2, 1)
     assert (first.edited, first.asked, first.aborted) == (True, True, False)
     assert (second.tool_calls, second.tool_errors, second.aborted) == (0, 0, True)
@@ -244,15 +244,15 @@ def test_a_found_correction_says_where_why_and_how_sure() -> None:
     events = read_trace(text).events
     (found,) = find_corrections(events)
     assert events[found["event_index"]].text == found["text"] == "no, that's not what I wanted"
-    assert found["rule"] in {cue.name for cue in cues()}
+    assert found["rule"] in {cue.name for cue in read_cues()}
     assert found["span"] in found["text"]
     assert found["probability"] > 0.8
 
 
 def test_every_cue_has_a_weight_of_the_sign_of_its_prior() -> None:
-    weights = load_model().weights
-    assert set(weights) == {cue.name for cue in cues()}
-    assert all(weights[cue.name] * cue.prior > 0 for cue in cues())
+    weights = read_model().weights
+    assert set(weights) == {cue.name for cue in read_cues()}
+    assert all(weights[cue.name] * cue.prior > 0 for cue in read_cues())
 
 
 def labelled(folder: Path, said: list[tuple[str, str]]) -> tuple[Path, Path]:
@@ -425,4 +425,4 @@ def _is_far(name: str, value: Any) -> bool:
     ],
 )
 def test_words_are_found_in_any_script(text: str, rule: str) -> None:
-    assert rule in features.features(Turn(5, text))
+    assert rule in features.find_cues(Turn(5, text))

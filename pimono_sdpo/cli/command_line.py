@@ -24,12 +24,11 @@ from pimono_sdpo.cli import (
     rollouts,
     samples,
     steps,
-    suites,
 )
 from pimono_sdpo.errors import PimonoError
 from pimono_sdpo.options import flag_of
 
-COMMANDS = ("filter",)
+COMMANDS = ("filter", "suite build", "suite split", "suite check")
 # The exit code of a program that Ctrl-C has ended.
 INTERRUPTED = 130
 STYLE: dict[str, Any] = {
@@ -202,8 +201,6 @@ app.command("view")(looks.view_command)
 app.command("card")(looks.card_command)
 app.command("rescore")(rewards.rescore_command)
 app.command("evaluate-corrections")(rewards.evaluate_corrections_command)
-app.command("suite")(suites.suite_command)
-app.command("split")(suites.split_command)
 app.command("rollout")(rollouts.rollout_command)
 app.command("prefs")(rollouts.prefs_command)
 app.command("steps")(steps.steps_command)

@@ -26,8 +26,14 @@ import numpy.typing as npt
 
 from pimono_sdpo.errors import PimonoError, SourceError
 from pimono_sdpo.traces.parse import read_trace
-from processors.corrections.decide import Model, decide, load_model, score
-from processors.corrections.features import Turn, cues, features, is_automated, later_turns
+from processors.corrections.decide import Model, compute_probability, decide, read_model
+from processors.corrections.features import (
+    Turn,
+    find_cues,
+    is_automated,
+    read_cues,
+    read_later_turns,
+)
 
 COLUMNS = ("file", "user_ordinal", "label", "text")
 POSITIVE = frozenset({"correction", "bug_report"})
@@ -101,7 +107,7 @@ def _session(path: Path) -> tuple[str, list[Turn]]:
     home = _HOME.search(trace.cwd)
     # One person records in many repositories; a repository's owner may not be the recorder.
     author = home.group(1) if home else path.name.partition("__")[0]
-    return author.lower(), later_turns(trace.events)
+    return author.lower(), read_later_turns(trace.events)
 
 
 def _example(row: Mapping[str, str], author: str, turns: list[Turn]) -> Example:
@@ -114,7 +120,7 @@ def _example(row: Mapping[str, str], author: str, turns: list[Turn]) -> Example:
             f"`{row['file']}` has no later user message that begins with {row['text'][:40]!r}; "
             "correct the label, or give the traces it was made from."
         )
-    shown = None if is_automated(turn.text) else features(turn)
+    shown = None if is_automated(turn.text) else find_cues(turn)
     return Example(row["file"], author, row["label"], turn, shown)
 
 
@@ -194,7 +200,7 @@ def evaluate_corrections(labels_csv: Path, traces_dir: Path) -> Report:
     authors = [example.author for example in examples]
     by_author = without_each(examples, authors)
     by_session = without_each(examples, [example.file for example in examples])
-    shipped = load_model()
+    shipped = read_model()
     said = [p >= THRESHOLD for p in by_author]
     return Report(
         authors=[
@@ -333,12 +339,12 @@ Array = npt.NDArray[np.float64]
 
 def fit(examples: Sequence[Example]) -> Model:
     """Newton's method on the penalised log-likelihood; messages of a harness do not count."""
-    names = [cue.name for cue in cues()]
+    names = [cue.name for cue in read_cues()]
     used = [example for example in examples if example.shown is not None]
     rows = [[float(name in (e.shown or {})) for name in names] + [1.0] for e in used]
     x: Array = np.array(rows, dtype=np.float64).reshape(len(used), len(names) + 1)
     y: Array = np.array([float(example.positive) for example in used], dtype=np.float64)
-    prior: Array = np.array([cue.prior for cue in cues()] + [INTERCEPT], dtype=np.float64)
+    prior: Array = np.array([cue.prior for cue in read_cues()] + [INTERCEPT], dtype=np.float64)
     pull: Array = np.array([PULL] * len(names) + [INTERCEPT_PULL], dtype=np.float64)
     weights = prior.copy()
     for _ in range(STEPS):
@@ -355,7 +361,7 @@ def fit(examples: Sequence[Example]) -> Model:
 
 def probability(model: Model, example: Example) -> float:
     """The model's probability; 0 for what a harness wrote."""
-    return 0.0 if example.shown is None else round(score(model, example.shown), 4)
+    return 0.0 if example.shown is None else round(compute_probability(model, example.shown), 4)
 
 
 def weights_json(model: Model) -> str:
