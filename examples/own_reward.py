@@ -15,8 +15,8 @@ from typing import Any
 from datasets import load_dataset
 
 from rewards.answers import text_of
+from rewards.verifiers.reward import self_test
 from rewards.verifiers.rubric import VerifierResult, failed, passed
-from rewards.verifiers.selftest import self_test
 
 CHECK = re.compile(r"```(?:bash|sh)\n[^`]*\b(?:pytest|npm test|cargo test|go test|tsc)\b")
 
