@@ -40,10 +40,10 @@ from rewards.sandbox import Limits, SandboxError
 from rewards.sandbox.limits import MEBI
 from rewards.sandbox.warm import Server
 from rewards.verifiers import candidate, outcomes, tests
+from rewards.verifiers.candidate import check_tests
 from rewards.verifiers.outcomes import Overloaded, Python, Unjudged, cold, died
 from rewards.verifiers.patches import apply_patch
 from rewards.verifiers.rubric import BadSpec
-from rewards.verifiers.spec import check_tests
 
 SECONDS = 20.0
 MAX_OUTPUT = 4000
@@ -140,7 +140,9 @@ def _by_spec(task: Mapping[str, Any], folder: Path, python: Python) -> TaskResul
         path: text for path, text in left.items() if candidate.refused_path(path, may) is None
     }
     changed = (path for path in {*before, *files} if before.get(path) != files.get(path))
-    result = tests.judge(candidate.Candidate(files, tuple(sorted(changed)), before), spec, python)
+    result = tests.verify_candidate(
+        candidate.Candidate(files, tuple(sorted(changed)), before), spec, python
+    )
     if result.status in ("error", "skipped"):
         return TaskResult(None, "", result.feedback)
     if result.status == "passed":

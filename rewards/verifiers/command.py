@@ -80,7 +80,7 @@ def verify(
         return failed(NAME, "malformed_output", why)
     run = functools.partial(tool, read=tuple(read), env={**ENVIRONMENT, **env})
     try:
-        return judge(candidate, spec["command"], run)
+        return verify_candidate(candidate, spec["command"], run)
     except SandboxError as trouble:
         return error(NAME, str(trouble))
 
@@ -90,7 +90,9 @@ def warm(server: Server) -> Callable[[str, dict[str, Any]], VerifierResult]:
     return functools.partial(verify, tool=in_server(server))
 
 
-def judge(candidate: Candidate, command: Mapping[str, Any], tool: Tool = cold) -> VerifierResult:
+def verify_candidate(
+    candidate: Candidate, command: Mapping[str, Any], tool: Tool = cold
+) -> VerifierResult:
     """Run the command on a candidate; raises SandboxError when nothing can be said."""
     if not isinstance(command, Mapping):
         raise BadSpec(f"`command` of the spec is {command!r}; write an object with `run`.")
