@@ -18,18 +18,15 @@ from pimono_sdpo.cli import (
     duel,
     evaluate,
     looks,
-    pairs,
-    push,
     rewards,
     rollouts,
     samples,
-    steps,
     suites,
 )
 from pimono_sdpo.errors import PimonoError
 from pimono_sdpo.options import flag_of
 
-COMMANDS = ("filter",)
+COMMANDS = ("filter", "push", "steps", "pairs", "sft-extract")
 # The exit code of a program that Ctrl-C has ended.
 INTERRUPTED = 130
 STYLE: dict[str, Any] = {
@@ -197,7 +194,6 @@ def run(command: Callable[[], object]) -> None:
         sys.exit(INTERRUPTED)
 
 
-app.command("push")(push.push_command)
 app.command("view")(looks.view_command)
 app.command("card")(looks.card_command)
 app.command("rescore")(rewards.rescore_command)
@@ -206,11 +202,8 @@ app.command("suite")(suites.suite_command)
 app.command("split")(suites.split_command)
 app.command("rollout")(rollouts.rollout_command)
 app.command("prefs")(rollouts.prefs_command)
-app.command("steps")(steps.steps_command)
-app.command("pairs")(pairs.pairs_command)
 app.command("evaluate")(evaluate.evaluate_command)
 app.command("eval")(evaluate.eval_command)
-app.command("sft-extract")(steps.sft_extract_command)
 app.command("duel")(duel.duel_command)
 app.command("duel-rows")(duel.duel_rows_command)
 app.command("samples")(samples.samples_command)
