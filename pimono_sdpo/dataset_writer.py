@@ -17,8 +17,7 @@ from pimono_sdpo.runs.shards import Rows
 from pimono_sdpo.runs.tables import SPLITS, Made, Part, Table, assemble, run_parts, through
 from pimono_sdpo.stage import Stage
 from pimono_sdpo.suites.rollouts import rows_of
-from pimono_sdpo.suites.split import check_leakage
-from pimono_sdpo.suites.split import rows_of as ids_of
+from pimono_sdpo.suites.split import check_leakage, read_task_ids
 from pimono_sdpo.suites.suite import Suite, load
 from pimono_sdpo.traces.sources import Shard, open_source, read_sessions
 from processors.redact import redact_text
@@ -152,7 +151,7 @@ def write_dataset(spec: DatasetSpec, parts: Sequence[Part], table: Table, out: P
         finished, held = assemble(work, len(parts), table)
         options = spec.options
         if spec.held_out is not None:
-            check_leakage(ids_of(finished / "data") if held["rows"] else [], spec.held_out)
+            check_leakage(read_task_ids(finished / "data") if held["rows"] else [], spec.held_out)
             options = {**options, "test_suite": spec.held_out.name}
         counts, dropped = Counter[str](), Counter[str]()
         for record in records:

@@ -233,6 +233,7 @@ def test_no_folder_is_taken_for_another(
     assert all_bytes(part) == all_bytes(three[0])
 
 
+@pytest.mark.slow
 def test_a_killed_part_resumes_and_a_killed_merge_runs_again(tmp_path: Path) -> None:
     traces = shards.write_busy_shards(tmp_path / "traces", 6, 30)
     run_filter(str(traces), tmp_path / "rows")

@@ -1,13 +1,13 @@
 """Turn recorded sessions into SDPO rows, a report and a dataset card.
 
-    pimono-sdpo filter traces/ --out rows --min-score 2
-    pimono-sdpo filter ns/name --out rows --unit episode --test-fraction 0.1
+pimono-sdpo filter traces/ --out rows --min-score 2
+pimono-sdpo filter ns/name --out rows --unit episode --test-fraction 0.1
 
 Several machines can each read a part of a source; --merge then gives the rows of a single run:
 
-    pimono-sdpo filter traces/ --out part1 --shard 1/2
-    pimono-sdpo filter traces/ --out part2 --shard 2/2
-    pimono-sdpo filter --merge part1 part2 --out rows
+pimono-sdpo filter traces/ --out part1 --shard 1/2
+pimono-sdpo filter traces/ --out part2 --shard 2/2
+pimono-sdpo filter --merge part1 part2 --out rows
 """
 
 import re

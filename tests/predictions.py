@@ -1,0 +1,64 @@
+"""Predict how a session's edits end, each before its result is looked at."""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from pimono_sdpo.replay.calls import decode_arguments, find_path, read_edits
+from pimono_sdpo.replay.files import Outcome
+from pimono_sdpo.replay.workspace import Workspace
+from pimono_sdpo.traces.events import Event
+from pimono_sdpo.traces.harness import pi
+from pimono_sdpo.traces.harness.base import FileTools
+from pimono_sdpo.traces.harness.blocks import is_refusal
+from pimono_sdpo.traces.parse import match_results
+
+
+class Prediction(NamedTuple):
+    """How an edit was expected to end, None where the session does not tell, and how it ended.
+
+    `reason` says why nothing was expected, "" where something was.
+    """
+
+    event_index: int
+    expected: Outcome | None
+    failed: bool
+    reason: str
+
+
+def predictions(
+    events: Sequence[Event], cwd: str, tools: FileTools = pi.HARNESS.files
+) -> Iterator[Prediction]:
+    """Predict every answered edit of a session before its result is looked at."""
+    workspace = Workspace(cwd, tools=tools)
+    matched = match_results(tuple(events))
+    for event in events:
+        if event.kind != "tool_call":
+            workspace.hear(event)
+        elif event.index in matched:
+            result = events[matched[event.index]]
+            if not event.on_active_branch:
+                # The files may have been brought back since.
+                workspace.lose(event.tool_name, decode_arguments(event))
+                continue
+            if event.tool_name == "edit" and not is_refusal(result.text):
+                expected = workspace.predict(event)
+                reason = "" if expected else _reason(workspace, event)
+                yield Prediction(event.index, expected, result.is_error, reason)
+            workspace.observe(event, result)
+        elif event.tool_name in {"edit", "write", "bash"}:
+            # Broken off, it may have been done all the same.
+            workspace.lose(event.tool_name, decode_arguments(event))
+
+
+def _reason(workspace: Workspace, call: Event) -> str:
+    given = decode_arguments(call)
+    file = workspace.files.get(workspace.absolute(find_path(given)))
+    if not read_edits(given):
+        return "the call is none of replacing texts"
+    if file is None:
+        return "the file was never seen"
+    if file.is_stale:
+        return "a command may have changed the file"
+    if file.doubtful or file.otherwise is not None:
+        return "a formatter may have changed the lines"
+    return "the text may stand where the file is unknown"
