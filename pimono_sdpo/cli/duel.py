@@ -8,6 +8,7 @@ import typer
 from pimono_sdpo.cli.rollouts import Config, MaxCost
 from pimono_sdpo.cli.shared import (
     CreatePr,
+    Format,
     Licence,
     Out,
     Public,
@@ -15,7 +16,6 @@ from pimono_sdpo.cli.shared import (
     one_of,
     push_target,
 )
-from pimono_sdpo.cli.shared import Format
 from pimono_sdpo.errors import InferenceError, SourceError
 
 if TYPE_CHECKING:
@@ -108,10 +108,10 @@ def duel_command(
     create_pr: CreatePr = False,
 ) -> None:
     """Let a panel judge whether a challenger beats the king on turns of recorded sessions."""
-    from pimono_sdpo.push import push_folder
     from pimono_sdpo.duel import stages
     from pimono_sdpo.llm.money import need_prices
     from pimono_sdpo.llm.settings import load
+    from pimono_sdpo.push import push_folder
 
     target = push_target(push, public, revision, create_pr)
     one_of(stage, (*STAGES, "all"), "--stage")
