@@ -9,9 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
-from pimono_sdpo.cli import app
 from pimono_sdpo.errors import SourceError
 from pimono_sdpo.traces.events import Event
 from pimono_sdpo.traces.parse import read_trace
@@ -23,7 +21,9 @@ from processors.corrections.decide import (
     is_ruled_out,
     read_model,
 )
-from processors.corrections.evaluate import (
+from processors.corrections.features import FAR, FAR_LETTER, Turn, read_cues, read_later_turns
+from tests.benchmarks import corrections
+from tests.benchmarks.corrections import (
     WEIGHTS,
     evaluate_corrections,
     fit,
@@ -33,7 +33,6 @@ from processors.corrections.evaluate import (
     render,
     weights_json,
 )
-from processors.corrections.features import FAR, FAR_LETTER, Turn, read_cues, read_later_turns
 from tests.traces import HEADER, assistant, bash, call, result, trace, user
 
 TRACES = Path(os.environ.get("PIMONO_TRACES", ""))
@@ -327,17 +326,16 @@ def test_labels_that_cannot_be_used_are_one_sentence(
         Path("labels.csv").mkdir()
     else:
         Path("labels.csv").write_bytes(content)
-    done = CliRunner().invoke(app, ["evaluate-corrections", "labels.csv", "traces"])
-    assert isinstance(done.exception, SourceError)
-    assert words in str(done.exception)
     assert main(["labels.csv", "traces"]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
+    shown = capsys.readouterr().err
+    assert words in shown
+    assert shown.count("\n") == 1
 
 
 def test_the_traces_of_the_labels_are_a_folder(tmp_path: Path) -> None:
     labels, _ = labelled(tmp_path, SAID)
     for wrong in (labels, tmp_path / "gone"):
-        with pytest.raises(SourceError, match="is no folder"):
+        with pytest.raises(SourceError, match="is not a folder"):
             read_examples(labels, wrong)
 
 
@@ -352,7 +350,16 @@ def test_the_command_prints_the_table(tmp_path: Path, capsys: pytest.CaptureFixt
     shown = capsys.readouterr().out
     assert "leave one author out" in shown
     assert "bag of negation words" in shown
-    assert main([]) == 2
+
+
+def test_the_weights_are_written_where_they_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(corrections, "WEIGHTS", tmp_path / "weights.json")
+    labels, folder = labelled(tmp_path, SAID)
+    assert main([str(labels), str(folder), "--write"]) == 0
+    written = (tmp_path / "weights.json").read_text()
+    assert written == weights_json(fit(read_examples(labels, folder)))
 
 
 @needs_traces

@@ -1,8 +1,8 @@
 """Find later user messages that correct the agent or report a bug in what it did.
 
 No fixed wording marks a correction. Each message is described by cues, words of many languages and
-the situation; a linear model adds their weights to a probability. The weights are data, fitted by
-fit.py: weights.json.
+the situation; a linear model adds their weights to a probability. The weights in weights.json were
+fitted to labelled messages by tests/benchmarks/corrections.py.
 """
 
 import json

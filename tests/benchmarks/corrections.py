@@ -1,23 +1,23 @@
-"""Measure the correction model on hand-made labels, leaving each author out, and fit its weights.
+"""Precision and recall of the correction model on hand-made labels, each author left out in turn.
 
-columns  file, user_ordinal (0 is the first user message), label, text (may be cut short)
+    python -m tests.benchmarks.corrections LABELS TRACES [--write]
 
-    python -m processors.corrections.evaluate LABELS TRACES
+LABELS is a CSV with the columns file, user_ordinal (0 is the first user message), label and text
+(which may be cut short); TRACES is the folder that `file` is relative to. `correction` and
+`bug_report` count as corrections. `--write` fits weights.json to all labels instead.
 
-prints precision and recall of `correction` or `bug_report`, the baselines', and the time taken.
-
-    python -m processors.corrections.evaluate LABELS TRACES
-
-writes weights.json. Logistic regression, pulled towards the cues' prior weights: a few
-hundred labels by few authors may move a weight, not make it. Same input, same bytes.
+The fit is a logistic regression pulled towards the cues' prior weights: a few hundred labels by few
+authors may move a weight, not make it. The same input gives the same bytes.
 """
 
+import argparse
 import csv
 import json
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 from time import perf_counter
 
@@ -66,14 +66,14 @@ def read_examples(labels_csv: Path, traces: Path) -> list[Example]:
     rows = _rows(labels_csv)
     if not traces.is_dir():
         raise SourceError(
-            f"`{traces}` is no folder; give the one the labels' files are relative to."
+            f"`{traces}` is not a folder; give the one that the labels' files are relative to."
         )
     sessions = {name: _session(traces / name) for name in sorted({row["file"] for row in rows})}
     return [_example(row, *sessions[row["file"]]) for row in rows]
 
 
 def _rows(labels_csv: Path) -> list[dict[str, str]]:
-    """Read the labels; a spreadsheet's mark at the beginning of the file is no part of them."""
+    """Read the labels; a byte order mark, as spreadsheets write it, is ignored."""
     try:
         with labels_csv.open(encoding="utf-8-sig", newline="") as lines:
             rows = list(csv.DictReader(lines))
@@ -309,30 +309,12 @@ def render(report: Report) -> str:
     return "\n".join([*lines, f"{report.microseconds:.0f} microseconds per message", ""])
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Print the report for the labels and traces named on the command line."""
-    if len(arguments) != 2:
-        sys.stderr.write("usage: python -m processors.corrections.evaluate LABELS TRACES\n")
-        return 2
-    try:
-        report = evaluate_corrections(Path(arguments[0]), Path(arguments[1]))
-    except PimonoError as problem:
-        sys.stderr.write(f"eval: {problem}\n")
-        return 2
-    sys.stdout.write(render(report))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
-
-
 PULL = 16.0
 INTERCEPT, INTERCEPT_PULL = -2.0, 0.05
 STEPS, TOLERANCE = 50, 1e-9
 # One for all, never fitted: a missed correction costs a little more than a false one.
 THRESHOLD = 0.4
-WEIGHTS = Path(__file__).with_name("weights.json")
+WEIGHTS = Path(str(files("processors.corrections") / "weights.json"))
 
 Array = npt.NDArray[np.float64]
 
@@ -374,20 +356,23 @@ def weights_json(model: Model) -> str:
     return json.dumps(values, indent=2) + "\n"
 
 
-def refit(arguments: Sequence[str]) -> int:
-    """Write the weights for the labels and traces named on the command line."""
-    if len(arguments) != 2:
-        sys.stderr.write("usage: python -m processors.corrections.evaluate LABELS TRACES\n")
-        return 2
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the table for labels and traces, or write the weights fitted to them."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("labels", type=Path)
+    parser.add_argument("traces", type=Path)
+    parser.add_argument("--write", action="store_true", help="fit and write weights.json")
+    options = parser.parse_args(arguments)
     try:
-        examples = read_examples(Path(arguments[0]), Path(arguments[1]))
+        if options.write:
+            WEIGHTS.write_text(weights_json(fit(read_examples(options.labels, options.traces))))
+        else:
+            sys.stdout.write(render(evaluate_corrections(options.labels, options.traces)))
     except PimonoError as problem:
-        sys.stderr.write(f"fit: {problem}\n")
+        sys.stderr.write(f"{problem}\n")
         return 2
-    WEIGHTS.write_text(weights_json(fit(examples)))
-    sys.stdout.write(f"{len(examples)} messages, {WEIGHTS}\n")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(refit(sys.argv[1:]))
+    sys.exit(main())
