@@ -135,7 +135,7 @@ def test_the_jobs_own_options_are_in_the_readme_and_in_their_help(job: str) -> N
 def test_the_options_beside_trl_s_are_in_the_readme() -> None:
     fields = fields_of("pimono_sdpo/training/arguments.py")
     documented = [row[0] for row in table("guard or teacher option")]
-    assert documented == fields["GuardOptions"] + fields["TrainingConfig"]
+    assert documented == fields["GuardOptions"] + fields["GuardedSDPOConfig"]
 
 
 def test_every_recipe_is_packaged_and_in_the_readme() -> None:
