@@ -8,6 +8,8 @@ from urllib.parse import unquote
 
 import yaml
 
+from pimono_sdpo.errors import OutputError
+
 # A word boundary at each end: no name starts or ends with a dot or a dash.
 _REPO_ID = re.compile(r"(?:\b[\w.-]{1,96}\b/)?\b[\w.-]{1,96}\b", re.ASCII)
 _BASE_TAG = re.compile(r"base_model:(?:adapter|finetune|quantized|merge):")
@@ -65,6 +67,17 @@ def lint_file(path: Path) -> list[str]:
     except UnicodeDecodeError:
         return ["The card is not valid UTF-8."]
     return [*lint_card(text), *_find_missing_pictures(text, path.parent)]
+
+
+def check_licence(licence: str | None) -> str | None:
+    """Return a licence in lower case; raises OutputError for one the Hub does not know."""
+    licence = licence.lower() if licence else None
+    if licence is not None and licence not in LICENCES:
+        raise OutputError(
+            f"The Hub does not know the licence `{licence}`; use an id such as mit or apache-2.0, "
+            "or leave out --license."
+        )
+    return licence
 
 
 def is_repo_id(name: object) -> bool:

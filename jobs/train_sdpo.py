@@ -34,8 +34,8 @@ be used.
 import sys
 from typing import TYPE_CHECKING
 
-from pimono_sdpo.commands.filter import run_filter
 from pimono_sdpo.errors import PimonoError, TrainingInputError
+from pimono_sdpo.filtering import FilterOptions, run_filter
 from pimono_sdpo.training.processes import (
     is_main_process,
     main_process_first,
@@ -93,7 +93,7 @@ def filter_source(run: "Run") -> str:
         raise TrainingInputError(
             "There is nothing to train on; give --dataset (rows) or --source (traces)."
         )
-    report = run_filter(job.source, folder, **options)
+    report = run_filter(job.source, folder, FilterOptions(**options))
     say(f"{report['kept']} of {report['sessions']} sessions are rows in {run.output / DATA}")
     return str(folder)
 

@@ -43,8 +43,9 @@ from huggingface_hub.errors import (
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
 from pimono_sdpo.errors import OutputError
+from pimono_sdpo.options import option, options
 from pimono_sdpo.runs.folders import PICTURES, REPORT, mark_of, read_json
-from pimono_sdpo.traces.hub import CONFLICTS, clause, who_may_write
+from pimono_sdpo.traces.hub import CONFLICTS, explain_error, explain_refusal
 
 CARD = "README.md"
 ALONE = (CARD, REPORT, "report.md", *PICTURES)
@@ -267,6 +268,38 @@ class Target:
         return shlex.join(["pimono-sdpo", "push", str(folder), self.repo_id, *options])
 
 
+@options
+class PushOptions:
+    """How a folder is pushed."""
+
+    public: bool = option(
+        "Make a new dataset public; an existing one keeps its visibility.", default=False
+    )
+    revision: str | None = option(
+        "Branch to push to, created if missing.", default=None, shown="main"
+    )
+    create_pr: bool = option(
+        "Open a pull request instead of committing to the branch.", default=False
+    )
+
+
+@options
+class PushResult(PushOptions):
+    """Where the result of a command is pushed, if anywhere."""
+
+    push: str | None = option(
+        "Push the result to this dataset (ns/name), private if new.", default=None
+    )
+
+    def target(self) -> Target | None:
+        """Return the target, checked before any work is done; raises OutputError."""
+        if self.push is None and not (self.public or self.revision or self.create_pr):
+            return None
+        target = target_of(self.push, self.public, self.revision, self.create_pr)
+        check_account(target)
+        return target
+
+
 def target_of(repo_id: str | None, public: bool, revision: str | None, create_pr: bool) -> Target:
     """Check the name and how the options go together; raises OutputError."""
     if repo_id is None:
@@ -287,7 +320,7 @@ def check_account(target: Target) -> None:
     api = HfApi()
     with _told(target):
         namespace = target.repo_id.split("/")[0]
-        problem = who_may_write(api, namespace, lambda: _is_there(api, target))
+        problem = explain_refusal(api, namespace, lambda: _is_there(api, target))
     if problem is not None:
         raise OutputError(f"Nothing can be pushed to `{target.repo_id}`: {problem}.")
 
@@ -443,7 +476,9 @@ def _told(target: Target, folder: Path | None = None) -> Iterator[None]:
     except (HTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled) as error:
         what = f"Nothing {'was' if folder else 'can be'} pushed to `{target.repo_id}`"
         again = f"; then `{target.command(folder)}`" if folder else ""
-        raise OutputError(f"{what}: {clause(error, target.revision or 'main')}{again}.") from error
+        raise OutputError(
+            f"{what}: {explain_error(error, target.revision or 'main')}{again}."
+        ) from error
 
 
 @contextmanager

@@ -10,18 +10,19 @@ from functools import partial
 from itertools import islice, pairwise
 from typing import Any, TypeVar
 
-from pimono_sdpo.replay.calls import PI
 from pimono_sdpo.replay.initial_state import MOST_BEFORE, Beginnings
 from pimono_sdpo.schema import EVIDENCE, Correction, Diagnostic, Unit
 from pimono_sdpo.stage import FlatMap, Row
 from pimono_sdpo.traces.branches import Branch, find_branches
 from pimono_sdpo.traces.events import Event
+from pimono_sdpo.traces.harness import find_harness
+from pimono_sdpo.traces.harness.base import Harness
 from pimono_sdpo.traces.lines import Lines
 from pimono_sdpo.traces.parse import match_results, read_trace
 from processors.corrections import find_corrections
 from processors.diagnostics import find_diagnostics
-from processors.fingerprints import fingerprints
-from processors.history import history
+from processors.fingerprints import hash_messages
+from processors.history import gather_history
 from processors.prompts import is_substantive
 
 Item = TypeVar("Item", Diagnostic, Correction)
@@ -32,7 +33,7 @@ def evidence(row: Row, unit: Unit, history_chars: int) -> list[dict[str, Any]]:
     trace = read_trace(row["trace"] or b"")
     branches = find_branches(trace.events)
     diagnostics = find_diagnostics(trace.events)
-    corrections = with_abandoned(find_corrections(trace.events), trace.events, branches)
+    corrections = add_branch_corrections(find_corrections(trace.events), trace.events, branches)
     forks = sorted(max(branch.fork, 0) for branch in branches)
     matched = match_results(trace.events)
     unread = row["bytes_not_utf8"] or 0
@@ -41,7 +42,8 @@ def evidence(row: Row, unit: Unit, history_chars: int) -> list[dict[str, Any]]:
     requests = list(asked if unit == "episode" else islice(asked, 1))
     # Before the first request of a session there is nothing to follow.
     most_before = MOST_BEFORE if unit == "episode" else 0
-    files = Beginnings(trace.events, matched, trace.cwd, trace.harness, most_before)
+    harness = find_harness(trace.harness)
+    files = Beginnings(trace.events, matched, trace.cwd, harness.files, most_before)
     rows = []
     for episode, (start, stop) in enumerate(_spans(requests, len(trace.events), unit)):
         at = bisect_left(requests, start, key=_index)
@@ -61,15 +63,17 @@ def evidence(row: Row, unit: Unit, history_chars: int) -> list[dict[str, Any]]:
                 "episode": episode,
                 "cwd": trace.cwd,
                 "prompt": request.text.strip() if request else "",
-                "history": history(trace.events, request.index, history_chars) if request else [],
+                "history": gather_history(trace.events, request.index, history_chars)
+                if request
+                else [],
                 "diagnostics": failed,
                 "corrections": corrected,
                 "continued": any(map(_is_work, trace.events[last + 1 : stop])),
                 "tools": sorted({e.tool_name for e in trace.events if e.kind == "tool_call"}),
-                "workspace": _workspace(files, trace.harness, request, wrong),
+                "workspace": _workspace(files, harness, request, wrong),
                 "problem": trace.problem,
                 # A row that teaches nothing is dropped, and never compared with others.
-                "fingerprints": fingerprints(trace.events[start:stop]) if request and told else [],
+                "fingerprints": hash_messages(trace.events[start:stop]) if request and told else [],
                 "counts": {
                     **_event_counts(trace.events[start:stop], matched),
                     "abandoned_branches": bisect_left(forks, stop) - bisect_left(forks, start),
@@ -83,12 +87,12 @@ def evidence(row: Row, unit: Unit, history_chars: int) -> list[dict[str, Any]]:
 
 def _workspace(
     files: Beginnings,
-    harness: str,
+    harness: Harness,
     request: Event | None,
     wrong: Sequence[int],
 ) -> list[dict[str, Any]]:
     """The files at the request, those nearest to the first failure; only what is kept has any."""
-    if request is None or not wrong or harness not in PI:
+    if request is None or not wrong or not harness.tools:
         return []
     return [known._asdict() for known in files.known_at(request.index, min(wrong))]
 
@@ -122,7 +126,7 @@ def _spans(requests: Sequence[Event], stop: int, unit: Unit) -> Iterator[tuple[i
     return pairwise(cuts)
 
 
-def with_abandoned(
+def add_branch_corrections(
     corrections: list[Correction], events: Sequence[Event], branches: Sequence[Branch]
 ) -> list[Correction]:
     """Add what the user said on going back: it corrects the branch that was left.

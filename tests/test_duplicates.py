@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pimono_sdpo.commands.filter import run_filter
-from pimono_sdpo.text import shingles
+from pimono_sdpo.filtering import FilterOptions, run_filter
+from pimono_sdpo.text import split_shingles
 from pimono_sdpo.traces.events import Event
-from processors.history import history
-from processors.split import repository, split
+from processors.history import gather_history
+from processors.split import name_repository, split
 from tests.traces import HEADER, Entry, assistant, bash, trace, user
 
 SAID = [
@@ -39,7 +39,7 @@ def filtered(
     for name, text in sessions.items():
         (folder / f"{name}.jsonl").write_text(text)
     out = folder.parent / f"{folder.name}_rows"
-    run_filter(str(folder), out, **options)  # type: ignore[arg-type]
+    run_filter(str(folder), out, FilterOptions(**options))  # type: ignore[arg-type]
     tables = {
         kind: pa.concat_tables([pq.read_table(f) for f in sorted((out / kind).glob("*.parquet"))])
         for kind in ("data", "rejects")
@@ -124,7 +124,7 @@ def test_a_repository_is_on_one_side_of_the_split(tmp_path: Path) -> None:
     ],
 )
 def test_clones_folders_and_worktrees_are_one_repository(cwd: str, name: str) -> None:
-    assert repository({"cwd": cwd, "source": "x/y.jsonl"}) == name
+    assert name_repository({"cwd": cwd, "source": "x/y.jsonl"}) == name
 
 
 @given(st.text(max_size=30), st.floats(0, 1), st.floats(0, 1))
@@ -139,7 +139,7 @@ def test_a_larger_test_share_only_adds(cwd: str, one: float, other: float) -> No
     [("", [""]), ("Fix IT", ["fix it"]), ("修复解析器", ["修 复 解", "复 解 析", "解 析 器"])],
 )
 def test_shingles(text: str, groups: list[str]) -> None:
-    assert shingles(text) == groups
+    assert split_shingles(text) == groups
 
 
 def test_history_alternates_and_fits() -> None:
@@ -154,14 +154,19 @@ def test_history_alternates_and_fits() -> None:
         ("user", "unanswered"),
     ]
     events = [Event(i, kind, text) for i, (kind, text) in enumerate(said)]  # type: ignore[arg-type]
-    assert [(turn["role"], turn["content"]) for turn in history(events, len(events), 100)] == [
+    assert [
+        (turn["role"], turn["content"]) for turn in gather_history(events, len(events), 100)
+    ] == [
         ("user", "one"),
         ("assistant", "a\n\nb"),
         ("user", "two\n\nmore"),
         ("assistant", "c"),
     ]
-    assert [turn["content"] for turn in history(events, len(events), 12)] == ["two\n\nmore", "c"]
-    assert history(events, len(events), 0) == []
+    assert [turn["content"] for turn in gather_history(events, len(events), 12)] == [
+        "two\n\nmore",
+        "c",
+    ]
+    assert gather_history(events, len(events), 0) == []
 
 
 def test_earlier_turns_stand_in_front_of_an_episodes_request(tmp_path: Path) -> None:
@@ -171,7 +176,11 @@ def test_earlier_turns_stand_in_front_of_an_episodes_request(tmp_path: Path) -> 
         *BROKEN,
     ]
     (tmp_path / "a.jsonl").write_text(session("Fix the lexer, it drops lines", SAID[:1], *later))
-    run_filter(str(tmp_path / "a.jsonl"), tmp_path / "rows", unit="episode", history_chars=400)
+    run_filter(
+        str(tmp_path / "a.jsonl"),
+        tmp_path / "rows",
+        FilterOptions(unit="episode", history_chars=400),
+    )
     first, second = pq.read_table(tmp_path / "rows" / "data").to_pylist()
     assert [turn["role"] for turn in first["prompt"]] == ["user"]
     assert [turn["role"] for turn in second["prompt"]] == ["user", "assistant", "user"]

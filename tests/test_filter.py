@@ -3,9 +3,7 @@
 import json
 import os
 import shutil
-import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,12 +11,13 @@ import pyarrow.parquet as pq
 import pytest
 from datasets import load_dataset
 
-from pimono_sdpo.commands.filter import run_filter
 from pimono_sdpo.errors import EmptySelection, OutputError
+from pimono_sdpo.filtering import FilterOptions, run_filter
 from pimono_sdpo.runs import folders
 from pimono_sdpo.runs.folders import only_run
-from pimono_sdpo.samples import SAMPLE_SESSIONS, is_whole, write_export, write_samples
+from pimono_sdpo.samples import SAMPLE_SESSIONS, is_intact, write_export, write_samples
 from pimono_sdpo.schema import SDPO_ROW
+from tests.shards import all_bytes, cli, command, killed
 from tests.traces import HEADER, bash, call, trace, user
 
 EXPECTED = json.loads((SAMPLE_SESSIONS.parent / "expected.json").read_text())
@@ -39,16 +38,6 @@ def rows(traces: Path) -> Path:
     out = traces.parent / "rows"
     run_filter(str(traces), out)
     return out
-
-
-def cli(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "pimono_sdpo", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
-
-
-def all_bytes(folder: Path) -> dict[str, bytes]:
-    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 
 
 def table(folder: Path, kind: str = "data") -> pa.Table:
@@ -119,7 +108,7 @@ def test_no_secret_and_no_machine_path_survives(rows: Path) -> None:
 
 
 def test_the_layouts_give_identical_rows(tmp_path: Path) -> None:
-    valid = [path for path in SESSIONS if is_whole(path)]
+    valid = [path for path in SESSIONS if is_intact(path)]
     tables = []
     for layout in ("traces_list", "trace_list", "trace_text"):
         write_export(tmp_path / layout, layout, valid)
@@ -138,16 +127,12 @@ def test_the_layouts_give_identical_rows(tmp_path: Path) -> None:
 
 def test_same_input_same_bytes_also_after_a_kill(traces: Path, rows: Path, tmp_path: Path) -> None:
     out = tmp_path / "rows"
-    command = [sys.executable, "-m", "pimono_sdpo", "filter", str(traces), "--out", str(out)]
-    process = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     first_done = tmp_path / ".rows.partial" / "done" / "00000.json"
-    while process.poll() is None and not first_done.exists():
-        pass
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    made = first_done.stat().st_mtime_ns if first_done.exists() else None
+    process = subprocess.Popen(command("filter", traces, "--out", out), stdout=subprocess.DEVNULL)
+    with killed(process, first_done.exists):
+        made = first_done.stat().st_mtime_ns
+    assert made
     assert not out.exists()
-    assert made is not None
     again = cli("filter", str(traces), "--out", str(out))
     assert (again.returncode, "rows kept" in again.stdout) == (0, True)
     assert all_bytes(out) == all_bytes(rows)
@@ -162,19 +147,24 @@ def test_max_samples_keeps_the_best_and_the_seed_decides_among_equals(
     cut = next(n for n in range(2, len(scores)) if scores[n - 1] == scores[n])
     picked = []
     for seed in range(8):
-        report = run_filter(str(traces), tmp_path / "some", max_samples=cut, seed=seed)
+        report = run_filter(
+            str(traces), tmp_path / "some", FilterOptions(max_samples=cut, seed=seed)
+        )
         some = table(tmp_path / "some")
         assert sorted(some.column("score").to_pylist(), reverse=True) == scores[:cut]
         assert report["drop_reasons"]["over_max_samples"] == len(scores) - cut
         assert table(tmp_path / "some", "rejects").num_rows == report["rejected"]
         picked.append(sorted(some.column("session_id").to_pylist()))
-    assert run_filter(str(traces), tmp_path / "some", max_samples=cut, seed=0)["kept"] == cut
+    assert (
+        run_filter(str(traces), tmp_path / "some", FilterOptions(max_samples=cut, seed=0))["kept"]
+        == cut
+    )
     assert sorted(table(tmp_path / "some").column("session_id").to_pylist()) == picked[0]
     assert len({tuple(one) for one in picked}) > 1
 
 
 def test_min_score_is_a_reason_to_drop(traces: Path, tmp_path: Path) -> None:
-    report = run_filter(str(traces), tmp_path / "rows", min_score=13.3)
+    report = run_filter(str(traces), tmp_path / "rows", FilterOptions(min_score=13.3))
     assert report["score"]["min"] >= 13.3
     assert report["drop_reasons"]["below_min_score"] > 0
 
@@ -193,7 +183,7 @@ def test_an_episode_is_a_request_and_what_followed(tmp_path: Path) -> None:
         )
     )
     one = run_filter(str(tmp_path / "a.jsonl"), tmp_path / "session")
-    run_filter(str(tmp_path / "a.jsonl"), tmp_path / "episode", unit="episode")
+    run_filter(str(tmp_path / "a.jsonl"), tmp_path / "episode", FilterOptions(unit="episode"))
     first, second = table(tmp_path / "episode").to_pylist()
     assert one["kept"] == 1
     assert first["prompt"][0]["content"].startswith("Fix the parser")
@@ -235,15 +225,15 @@ def test_a_second_run_into_the_same_folder_refuses(traces: Path, tmp_path: Path)
 
 def test_an_empty_selection_names_the_reasons(traces: Path, tmp_path: Path) -> None:
     with pytest.raises(EmptySelection, match=r"below_min_score.*lower --min-score"):
-        run_filter(str(traces), tmp_path / "rows", min_score=99.0)
+        run_filter(str(traces), tmp_path / "rows", FilterOptions(min_score=99.0))
     assert not list(tmp_path.iterdir())
 
 
 def test_an_unknown_licence_is_refused_before_any_work(traces: Path, tmp_path: Path) -> None:
-    with pytest.raises(OutputError, match=r"no licence `mine`.*such as mit"):
-        run_filter(str(traces), tmp_path / "rows", licence="mine")
+    with pytest.raises(OutputError, match=r"licence `mine`.*such as mit"):
+        run_filter(str(traces), tmp_path / "rows", FilterOptions(licence="mine"))
     assert not list(tmp_path.iterdir())
-    run_filter(str(traces), tmp_path / "rows", licence="cc-by-4.0")
+    run_filter(str(traces), tmp_path / "rows", FilterOptions(licence="cc-by-4.0"))
     assert "\nlicense: cc-by-4.0\n" in (tmp_path / "rows" / "README.md").read_text()
 
 
@@ -269,7 +259,7 @@ def test_an_output_moved_aside_by_a_killed_run_comes_back(
 ) -> None:
     shutil.copytree(rows, tmp_path / ".rows.old")
     with pytest.raises(EmptySelection):
-        run_filter(str(traces), tmp_path / "rows", min_score=99.0)
+        run_filter(str(traces), tmp_path / "rows", FilterOptions(min_score=99.0))
     assert all_bytes(tmp_path / "rows") == all_bytes(rows)
     shutil.copytree(rows, tmp_path / ".rows.old")
     run_filter(str(traces), tmp_path / "rows")
@@ -293,14 +283,14 @@ def test_a_kill_while_cleaning_up_wedges_nothing(traces: Path, rows: Path, tmp_p
 
 def test_an_output_that_cannot_be_written_is_told(traces: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    for command in (
+    for words in (
         ("filter", str(traces), "--out", str(tmp_path / "file")),
         ("filter", str(traces), "--out", str(tmp_path / "file" / "rows")),
         ("filter", str(traces), "--out", "/"),
         ("samples", "--out", str(tmp_path / "file")),
         ("tiny-model", "--out", str(tmp_path / "file" / "model")),
     ):
-        done = cli(*command)
+        done = cli(*words)
         assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
         assert "give" in done.stderr
 
@@ -321,7 +311,9 @@ def test_one_odd_row_never_ends_the_run(tmp_path: Path) -> None:
         }
     )
     pq.write_table(table_in, tmp_path / "odd.parquet")
-    report = run_filter(str(tmp_path / "odd.parquet"), tmp_path / "rows", dedupe=False)
+    report = run_filter(
+        str(tmp_path / "odd.parquet"), tmp_path / "rows", FilterOptions(dedupe=False)
+    )
     kept = table(tmp_path / "rows")
     assert report["kept"] == 3
     assert sorted(kept.column("source").to_pylist()) == ["a\ufffd.jsonl", "b.jsonl", "c.jsonl"]

@@ -7,7 +7,7 @@ from time import sleep
 
 import pytest
 
-from pimono_sdpo.samples import SAMPLE_SESSIONS, is_whole, write_export
+from pimono_sdpo.samples import SAMPLE_SESSIONS, is_intact, write_export
 from tests.loopback_hub import TOKEN, LoopbackHub, run_client
 from tests.loopback_hub.call import EXPIRED_TOKEN, OTHER_TOKEN
 
@@ -15,7 +15,7 @@ EXPORT = "refs/convert/parquet"
 
 FILTER = """
 import json, pathlib
-from pimono_sdpo.commands.filter import run_filter
+from pimono_sdpo.filtering import run_filter
 report = run_filter("lab/traces", pathlib.Path("rows"))
 rows = sorted(pathlib.Path("rows/data").glob("*.parquet"))
 import pyarrow.parquet as pq
@@ -36,7 +36,7 @@ except SourceError as problem:
 
 def sessions() -> list[Path]:
     """The well-formed samples: the list layouts hold parsed lines."""
-    return [path for path in sorted(Path(str(SAMPLE_SESSIONS)).glob("*.jsonl")) if is_whole(path)]
+    return [path for path in sorted(Path(str(SAMPLE_SESSIONS)).glob("*.jsonl")) if is_intact(path)]
 
 
 @pytest.fixture

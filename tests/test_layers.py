@@ -11,13 +11,24 @@ import pytest
 ROOT = Path(__file__).parent.parent
 # From the ground up. Packages of one storey that import each other are one entry.
 STOREYS = (
-    ("schema", "errors", "stage", "stats", "text", "shell", "failures", "prefilter", "report"),
+    (
+        "schema",
+        "errors",
+        "stage",
+        "stats",
+        "text",
+        "shell",
+        "failures",
+        "prefilter",
+        "report",
+        "options",
+    ),
     ("traces",),
     ("runs",),
     ("llm",),
     ("replay", "samples"),
     ("/processors", "/rewards", "/cards"),
-    ("agent", "suites", "duel", "training", "push"),
+    ("agent", "suites", "duel", "training", "filtering", "push"),
     ("cli", "commands", "__main__"),
     ("/jobs",),
 )

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -13,12 +14,13 @@ from datasets import Dataset, DatasetDict
 from typer.testing import CliRunner, Result
 
 from pimono_sdpo.cli import app
-from pimono_sdpo.commands.filter import merge_parts, run_filter, run_part
 from pimono_sdpo.errors import EmptySelection, OutputError, SourceError
+from pimono_sdpo.filtering import FilterOptions, merge_parts, run_filter, run_part
 from tests import shards
 from tests.shards import all_bytes, cli, command, made
 
 SHARDS = 5
+CHOSEN = FilterOptions(max_samples=9, seed=3, licence="mit")
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +30,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def rows(source: Path) -> Path:
-    run_filter(str(source), source.parent / "rows", max_samples=9, seed=3, licence="mit")
+    run_filter(str(source), source.parent / "rows", CHOSEN)
     return source.parent / "rows"
 
 
@@ -40,9 +42,9 @@ def moved(source: Path, machine: Path) -> Path:
     return machine / "traces"
 
 
-def parts_of(source: Path, folder: Path, count: int, **options: object) -> list[Path]:
+def parts_of(source: Path, folder: Path, count: int, **options: Any) -> list[Path]:
     for part in range(1, count + 1):
-        run_part(str(source), folder / f"p{part}", (part, count), **options)  # type: ignore[arg-type]
+        run_part(str(source), folder / f"p{part}", (part, count), FilterOptions(**options))
     return [folder / f"p{part}" for part in range(1, count + 1)]
 
 
@@ -60,7 +62,9 @@ def test_parts_of_two_machines_merge_to_the_bytes_of_one_run(
         done = cli("filter", traces, "--out", tmp_path / f"p{part}", "--shard", f"{part}/2")
         assert done.returncode == 0, done.stderr
         assert f"part {part} of 2" in done.stdout
-    done = cli("merge", tmp_path / "p2", tmp_path / "p1", "--out", tmp_path / "rows", *options)
+    done = cli(
+        "filter", "--merge", tmp_path / "p2", tmp_path / "p1", "--out", tmp_path / "rows", *options
+    )
     assert (done.returncode, done.stderr) == (0, "")
     assert "rows kept" in done.stdout
     assert all_bytes(tmp_path / "rows") == all_bytes(rows)
@@ -83,7 +87,7 @@ def test_any_number_of_parts_merges(source: Path, rows: Path, tmp_path: Path, co
         if path.is_dir() and not any(path.iterdir()):
             path.rmdir()
     for given in (parts, parts[:SHARDS]):
-        merge_parts(given, tmp_path / "rows", max_samples=9, seed=3, licence="mit")
+        merge_parts(given, tmp_path / "rows", CHOSEN)
         assert all_bytes(tmp_path / "rows") == all_bytes(rows)
 
 
@@ -91,7 +95,7 @@ def test_a_shard_without_rows_or_sessions_is_a_shard(tmp_path: Path) -> None:
     traces = shards.write_shards(tmp_path / "traces", 4)
     table = pq.read_table(traces / "0001.parquet")
     pq.write_table(table.slice(0, 0), traces / "0001.parquet")
-    run_filter(str(traces), tmp_path / "rows", min_score=6.0)
+    run_filter(str(traces), tmp_path / "rows", FilterOptions(min_score=6.0))
     parts = parts_of(traces, tmp_path, 4, min_score=6.0)
     assert 0 in [json.loads((part / "part.json").read_text())["rows"] for part in parts]
     merge_parts(parts, tmp_path / "merged")
@@ -103,8 +107,8 @@ def test_a_shard_without_rows_or_sessions_is_a_shard(tmp_path: Path) -> None:
 
 def test_raw_sessions_and_options_travel(tmp_path: Path) -> None:
     traces = shards.write_raw_shards(tmp_path / "traces", 3)
-    options = {"unit": "episode", "test_fraction": 0.4, "history_chars": 200}
-    run_filter(str(traces), tmp_path / "rows", **options)  # type: ignore[arg-type]
+    options: dict[str, Any] = {"unit": "episode", "test_fraction": 0.4, "history_chars": 200}
+    run_filter(str(traces), tmp_path / "rows", FilterOptions(**options))
     other = moved(traces, tmp_path / "machine")
     parts = [*parts_of(traces, tmp_path / "a", 2, **options)[:1]]
     parts += parts_of(other, tmp_path / "b", 2, **options)[1:]
@@ -139,7 +143,7 @@ def test_missing_double_and_foreign_parts_are_named(
     refused([one, tmp_path / "nothing"], r"nothing` is no part of a divided run; give")
     run_part(str(source), tmp_path / "half", (2, 2))
     refused([one, tmp_path / "half"], r"number of parts differs \(2, not 3\)")
-    run_part(str(source), tmp_path / "scored", (2, 3), min_score=2.0)
+    run_part(str(source), tmp_path / "scored", (2, 3), FilterOptions(min_score=2.0))
     refused(
         [one, tmp_path / "scored", last], r"value of an option differs \(min_score 2.0, not 0.0\)"
     )
@@ -197,10 +201,10 @@ def test_what_a_merge_decides_is_refused_for_a_part(source: Path, tmp_path: Path
 
     for option in ("--max-samples 3", "--seed 1", "--no-dedupe", "--license mit"):
         done = refused("--shard", "1/2", *option.split())
-        assert "give them to `merge`" in str(done.exception)
+        assert "use it with --merge instead" in str(done.exception)
     for part in ("0/2", "3/2", "1", "x/2", "1/0"):
         done = refused("--shard", part)
-        assert (done.exit_code, "is no part" in done.output) == (2, True)
+        assert (done.exit_code, "is not a shard" in done.output) == (2, True)
     assert not list(tmp_path.iterdir())
 
 
@@ -229,6 +233,7 @@ def test_no_folder_is_taken_for_another(
     assert all_bytes(part) == all_bytes(three[0])
 
 
+@pytest.mark.slow
 def test_a_killed_part_resumes_and_a_killed_merge_runs_again(tmp_path: Path) -> None:
     traces = shards.write_busy_shards(tmp_path / "traces", 6, 30)
     run_filter(str(traces), tmp_path / "rows")
@@ -245,7 +250,7 @@ def test_a_killed_part_resumes_and_a_killed_merge_runs_again(tmp_path: Path) -> 
         after = made(work)
     assert {name: after[name] for name in before} == before
     assert cli(*arguments).returncode == 0
-    merge = ("merge", tmp_path / "p1", tmp_path / "p2", "--out", tmp_path / "merged")
+    merge = ("filter", "--merge", tmp_path / "p1", tmp_path / "p2", "--out", tmp_path / "merged")
     process = subprocess.Popen(command(*merge), stderr=subprocess.DEVNULL)
     with shards.killed(process, lambda: (tmp_path / ".merged.partial" / "parts").exists()):
         pass

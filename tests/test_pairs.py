@@ -9,9 +9,9 @@ from datasets import load_dataset
 from typer.testing import CliRunner
 
 from pimono_sdpo import samples
+from pimono_sdpo.agent.task_tests import open_tester
 from pimono_sdpo.cli import app
 from pimono_sdpo.commands.pairs import pair_lines, pairs_of, run_pairs, run_session_pairs
-from pimono_sdpo.commands.retest import retests
 from pimono_sdpo.errors import EmptySelection, OutputError, SourceError
 from pimono_sdpo.suites.suite import load
 from pimono_sdpo.training.tiny_model import write_tiny_model
@@ -271,11 +271,11 @@ def test_patches_are_applied_and_tested_again(tmp_path: Path) -> None:
     assert report["drop_reasons"] == {"flaky": 3}
     assert report["rows"] == 0
     assert run_pairs(source, tmp_path / "pairs", target="patch", flaky_reruns=0)["rows"] == 3
-    with retests(load(source).tasks) as retest:
+    with open_tester(load(source).tasks) as tester:
         task = load(source).tasks[0]
-        assert retest(task, patch_of(BUGGY, FIXED))[0] is True
-        assert retest(task, patch_of(BUGGY, OTHER))[0] is False
-        assert "does not apply" in retest(task, elsewhere["patch"])[1]
+        assert tester.retest(task, patch_of(BUGGY, FIXED))[0] is True
+        assert tester.retest(task, patch_of(BUGGY, OTHER))[0] is False
+        assert "does not apply" in tester.retest(task, elsewhere["patch"])[1]
 
 
 def test_what_cannot_be_tested_again_is_counted(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pimono_sdpo.commands.filter import run_filter
+from pimono_sdpo.filtering import FilterOptions, run_filter
 from pimono_sdpo.samples import write_samples
 from tests.loopback_hub import TOKEN, LoopbackHub, run_client
 from tests.loopback_hub.call import EXPIRED_TOKEN
@@ -36,7 +36,7 @@ print(json.dumps({
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("made")
     write_samples(folder / "traces")
-    run_filter(str(folder / "traces"), folder / "rows", licence="mit")
+    run_filter(str(folder / "traces"), folder / "rows", FilterOptions(licence="mit"))
     return folder
 
 
@@ -160,7 +160,7 @@ def test_two_pushes_at_once_leave_one_of_them_whole(
     loopback_hub: LoopbackHub, made: Path, rows: Path
 ) -> None:
     other = rows.parent / "other"
-    run_filter(str(made / "traces"), other, max_samples=2)
+    run_filter(str(made / "traces"), other, FilterOptions(max_samples=2))
     loopback_hub.seed(NAME, "dataset", {})
     command = [sys.executable, "-m", "pimono_sdpo", "push"]
     env = loopback_hub.env(rows.parent)

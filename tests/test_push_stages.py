@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from pimono_sdpo.commands.filter import run_filter
 from pimono_sdpo.commands.pairs import run_pairs
 from pimono_sdpo.commands.steps import run_steps
+from pimono_sdpo.filtering import FilterOptions, run_filter
 from pimono_sdpo.samples import write_samples
 from tests.loopback_hub import LoopbackHub, run_client
 from tests.rollout_data import OTHER, final, prose, read, rollout, write, write_folder
@@ -26,7 +26,7 @@ print(json.dumps({"configs": told, "default": load_dataset("me/rows", split="tra
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("made")
     write_samples(folder / "traces")
-    run_filter(str(folder / "traces"), folder / "rows", licence="mit")
+    run_filter(str(folder / "traces"), folder / "rows", FilterOptions(licence="mit"))
     fails = [prose(), read(), write(OTHER, False), final("done")]
     rows = [rollout("fix_a", 42), rollout("fix_a", 43, fails)]
     source = write_folder(folder / "rollouts", rows)

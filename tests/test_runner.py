@@ -13,7 +13,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from pimono_sdpo.commands.filter import run_filter
+from pimono_sdpo.filtering import run_filter
 from pimono_sdpo.runs.progress import Progress
 from pimono_sdpo.runs.runner import run_shards
 from pimono_sdpo.runs.workers import Job, finish_shard, here, in_processes
@@ -79,6 +79,7 @@ def test_a_shard_that_cannot_be_read_costs_only_itself(
     assert not work.exists()
 
 
+@pytest.mark.slow
 def test_a_killed_worker_is_one_sentence_and_a_rerun_finishes(
     long_source: Path, long_rows: Path, tmp_path: Path
 ) -> None:
@@ -95,6 +96,7 @@ def test_a_killed_worker_is_one_sentence_and_a_rerun_finishes(
     assert all_bytes(tmp_path / "rows") == all_bytes(long_rows)
 
 
+@pytest.mark.slow
 def test_workers_end_with_a_killed_run_and_a_rerun_finishes(
     long_source: Path, long_rows: Path, tmp_path: Path
 ) -> None:
@@ -114,6 +116,7 @@ def test_workers_end_with_a_killed_run_and_a_rerun_finishes(
     assert all_bytes(tmp_path / "rows") == all_bytes(long_rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", ["workers begin", "shards are written"])
 def test_ctrl_c_is_one_sentence_and_a_rerun_finishes(
     long_source: Path, long_rows: Path, tmp_path: Path, moment: str

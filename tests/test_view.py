@@ -2,8 +2,6 @@ import base64
 import gzip
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +9,14 @@ import pytest
 
 from cards.view import render_page
 from cards.view.rows import mark_text, split_blocks
-from pimono_sdpo.commands.filter import run_filter
 from pimono_sdpo.commands.looks import fetched, view_page
 from pimono_sdpo.errors import SourceError
+from pimono_sdpo.filtering import FilterOptions, run_filter
 from pimono_sdpo.samples import SAMPLE_SESSIONS
 from tests.card_data import run
 from tests.loopback_hub.client import run_client
 from tests.loopback_hub.server import LoopbackHub
+from tests.shards import cli
 from tests.traces import HEADER, bash, trace, user
 
 TOKEN = "hf_" + "abcdefghijklmnopqrstuvwxyz012345"
@@ -53,7 +52,7 @@ def traces(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def rows(tmp_path: Path, traces: Path) -> Path:
-    run_filter(str(traces), tmp_path / "rows", min_score=1.0)
+    run_filter(str(traces), tmp_path / "rows", FilterOptions(min_score=1.0))
     return tmp_path / "rows"
 
 
@@ -104,7 +103,7 @@ def test_other_traces_of_the_same_name_are_not_taken(rows: Path, traces: Path) -
 
 
 def test_more_rows_than_asked_for_are_told(tmp_path: Path) -> None:
-    run_filter(str(SAMPLE_SESSIONS), tmp_path / "rows", min_score=5.0)
+    run_filter(str(SAMPLE_SESSIONS), tmp_path / "rows", FilterOptions(min_score=5.0))
     whole = view_of(view_page(tmp_path / "rows", "rows", None, 500))
     some = view_of(view_page(tmp_path / "rows", "rows", None, 2))
     kept = [row for row in whole["rows"] if row["kept"]]
@@ -120,7 +119,9 @@ def test_more_rows_than_asked_for_are_told(tmp_path: Path) -> None:
 
 
 def test_episodes_are_looked_up_one_by_one(tmp_path: Path) -> None:
-    run_filter(str(SAMPLE_SESSIONS), tmp_path / "rows", unit="episode", history_chars=500)
+    run_filter(
+        str(SAMPLE_SESSIONS), tmp_path / "rows", FilterOptions(unit="episode", history_chars=500)
+    )
     page = view_page(tmp_path / "rows", "rows", str(SAMPLE_SESSIONS), 500)
     selected = [row for row in view_of(page)["rows"] if row["kept"]]
     assert selected
@@ -192,14 +193,10 @@ def test_text_is_marked_where_the_rules_found_it() -> None:
 
 
 def test_the_command_writes_a_file_or_refuses_in_one_sentence(rows: Path, tmp_path: Path) -> None:
-    def view(*words: str) -> "subprocess.CompletedProcess[str]":
-        command = [sys.executable, "-m", "pimono_sdpo", "view", *words, "--no-open"]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-
-    done = view("rows")
+    done = cli("view", "rows", "--no-open", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "rows.html").read_text() == view_page(rows, "rows", None, 500)
-    refused = view("rows", "--out", "no/such/folder.html")
+    refused = cli("view", "rows", "--no-open", "--out", "no/such/folder.html", folder=tmp_path)
     assert refused.returncode == 2
     assert refused.stderr.count("\n") == 1
 

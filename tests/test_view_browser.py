@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from pimono_sdpo.commands.filter import run_filter
 from pimono_sdpo.commands.looks import view_page
+from pimono_sdpo.filtering import FilterOptions, run_filter
 from pimono_sdpo.samples import SAMPLE_SESSIONS
 from tests.browser import Opened, open_file
 from tests.card_data import run
@@ -44,7 +44,7 @@ def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / "traces" / path.name).write_bytes(path.read_bytes())
     hostile = trace(HEADER, user(HOSTILE), *bash(HOSTILE, FAILURE, error=True), user(HOSTILE))
     (folder / "traces" / "<b>hostile&.jsonl").write_text(hostile)
-    run_filter(str(folder / "traces"), folder / "rows", min_score=3.0)
+    run_filter(str(folder / "traces"), folder / "rows", FilterOptions(min_score=3.0))
     (folder / "page.html").write_text(view_page(folder / "rows", "rows", None, 500))
     return folder / "page.html"
 

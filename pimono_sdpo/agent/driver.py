@@ -24,11 +24,12 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from pimono_sdpo.agent import prompts
 from pimono_sdpo.agent.patch import unified_diff
 from pimono_sdpo.agent.protocol import Action, read_json, read_native, written
+from pimono_sdpo.agent.task_tests import TaskResult
 from pimono_sdpo.agent.tools import Workspace
 from pimono_sdpo.llm.calls import Reply
 from pimono_sdpo.schema import Protocol as ToolProtocol
@@ -67,23 +68,7 @@ Ended = Literal["final", "max_iters", "loop", "parse_errors", "error"]
 Ask = Callable[[list[Turn]], Awaitable[Reply]]
 
 
-class Verdict(Protocol):
-    """What tests said; `ok` is None when nothing was judged, and `error` then says why."""
-
-    @property
-    def ok(self) -> bool | None:
-        """Whether they pass."""
-
-    @property
-    def output(self) -> str:
-        """What they said."""
-
-    @property
-    def error(self) -> str | None:
-        """Why nothing was judged."""
-
-
-Judge = Callable[[Workspace], Awaitable[Verdict]]
+RunTests = Callable[[Workspace], Awaitable[TaskResult]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,11 +140,11 @@ async def drive(
     goal: str,
     space: Workspace,
     ask: Ask,
-    judge: Judge | None,
+    run_tests: RunTests | None,
     rules: Rules,
     about: dict[str, Any],
 ) -> Run:
-    """Run an agent on the workspace until it ends; `judge` is None for a task without tests.
+    """Run an agent on the workspace until it ends; `run_tests` is None for a task without tests.
 
     `about` goes into the trace's first event. Trouble of the endpoint or the sandbox is the run's
     `error`; raises OSError when the workspace's disk fails.
@@ -172,14 +157,14 @@ async def drive(
         ],
     )
     run.log("run_start", goal=goal, **about)
-    judge = None if rules.test_policy == "never" else judge
+    run_tests = None if rules.test_policy == "never" else run_tests
     while run.ended is None and len(run.steps) < rules.max_iters:
         run.turn = len(run.steps)
-        await _turn(run, space, ask, judge, rules)
+        await _turn(run, space, ask, run_tests, rules)
     run.ended = run.ended or "max_iters"
     changed = space.changed()
-    if judge is not None and run.error is None and run.tested != changed:
-        await _test(run, space, judge, changed)
+    if run_tests is not None and run.error is None and run.tested != changed:
+        await _test(run, space, run_tests, changed)
     run.patch = unified_diff(space.before, changed)
     run.files_touched = tuple(changed)
     if run.report is not None:
@@ -190,7 +175,7 @@ async def drive(
 
 
 async def _turn(
-    run: Run, space: Workspace, ask: Ask, judge: Judge | None, rules: Rules
+    run: Run, space: Workspace, ask: Ask, run_tests: RunTests | None, rules: Rules
 ) -> None:  # fmt: skip
     """One question and what comes of it: one step and, unless the run ends, two messages."""
     context = len(run.messages)
@@ -217,11 +202,16 @@ async def _turn(
         _step(run, action, context, ok=True)
         run.ended, run.report = "final", action.report
         return
-    await _call(run, space, action, judge, rules, context)
+    await _call(run, space, action, run_tests, rules, context)
 
 
 async def _call(
-    run: Run, space: Workspace, action: Action, judge: Judge | None, rules: Rules, context: int
+    run: Run,
+    space: Workspace,
+    action: Action,
+    run_tests: RunTests | None,
+    rules: Rules,
+    context: int,
 ) -> None:
     """Do a tool call, run the tests when it changed a file, and tell the model of both."""
     asked = {name: value for name, value in action.args.items() if name != "thought"}
@@ -247,8 +237,8 @@ async def _call(
     )
     said = text if result.ok else f"[tool_error] {text}"
     verdict = None
-    if result.changed and judge is not None and rules.test_policy == "on_write":
-        verdict = await _test(run, space, judge, space.changed())
+    if result.changed and run_tests is not None and rules.test_policy == "on_write":
+        verdict = await _test(run, space, run_tests, space.changed())
         status = {True: "PASS", False: "FAIL"}.get(run.tests_ok)  # type: ignore[arg-type]
         if status:
             output = shorten(run.test_output or "", rules.max_tool_chars)
@@ -263,10 +253,10 @@ async def _call(
 
 
 async def _test(
-    run: Run, space: Workspace, judge: Judge, changed: dict[str, bytes]
+    run: Run, space: Workspace, run_tests: RunTests, changed: dict[str, bytes]
 ) -> bool | None:  # fmt: skip
     """Run the tests on the files as they are; a fault of ours ends the run."""
-    verdict = await judge(space)
+    verdict = await run_tests(space)
     run.log("tests", ok=verdict.ok, output=verdict.output, error=verdict.error)
     run.tested, run.tests_ok, run.test_output = changed, verdict.ok, verdict.output
     run.n_test_runs += 1

@@ -4,7 +4,7 @@ reads   the columns of TASK, and seed
 writes  the columns of ROLLOUT
 
 The rows are mapped asynchronously, so many at a time, in order. A run that fails by a fault of the
-endpoint or the sandbox is a row with `error`. What asks and what judges is given by the caller.
+endpoint or the sandbox is a row with `error`.
 
     work/spaces/                         what agents work in
     work/parts/MARK, NNNNN.parquet       finished shards, of exactly these tasks and options
@@ -30,14 +30,15 @@ import pyarrow.parquet as pq
 from datasets import Dataset, Features, Value
 
 from pimono_sdpo import __version__, agent
-from pimono_sdpo.agent.driver import Judge, Rules, Run, drive, status_of, write_trace
+from pimono_sdpo.agent.driver import Rules, Run, drive, status_of, write_trace
+from pimono_sdpo.agent.task_tests import TaskResult, Tester, hash_repo
 from pimono_sdpo.agent.tools import Workspace
-from pimono_sdpo.agent.verdicts import tree_of_task
 from pimono_sdpo.errors import InferenceError
 from pimono_sdpo.llm.calls import Reply, Request
 from pimono_sdpo.llm.chat import Chat
 from pimono_sdpo.llm.rows import map_rows
 from pimono_sdpo.schema import ROLLOUT, TASK, Turn
+from pimono_sdpo.suites.suite import has_tests
 from pimono_sdpo.suites.workspace import visible_copy
 from rewards.verifiers.agent_tools import definitions
 
@@ -59,22 +60,21 @@ class Sampling:
 class Roller:
     """Makes rows of rollouts; `run` never raises on what a model does.
 
-    `judge_of` returns what judges a task, None for a task without tests. Each finished row is told
-    to `done`. Traces go below `traces`, which is None to write none; the agents work below
-    `spaces`, None for the system's folder of temporary files.
+    `done` is called with each finished row. Traces are written below `traces` unless it is None;
+    the agents work below `spaces`, by default in the system's folder for temporary files.
     """
 
     def __init__(
         self,
         chat: Chat,
-        judge_of: Callable[[Mapping[str, Any]], Judge | None],
+        tester: Tester,
         rules: Rules,
         sampling: Sampling,
         traces: Path | None = None,
         done: Callable[[Json], None] = lambda row: None,
     ) -> None:
         self.chat = chat
-        self.judge_of = judge_of
+        self.tester = tester
         self.rules = rules
         self.sampling = sampling
         self.traces = traces
@@ -95,12 +95,17 @@ class Roller:
                 request_of(messages, task["seed"], self.sampling, self.rules)
             )
 
+        async def run_tests(space: Workspace) -> TaskResult:
+            return await self.tester.test(task, space)
+
         with tempfile.TemporaryDirectory(prefix="rollout-", dir=self.spaces) as folder:
             root = Path(folder)
             visible_copy(task, root)
             space = Workspace(root, self.rules.max_tool_chars)
-            judge = self.judge_of(task)
-            made = await drive(run_id, task["goal"], space, ask, judge, self.rules, about)
+            made = await drive(
+                run_id, task["goal"], space, ask, run_tests if has_tests(task) else None,
+                self.rules, about,
+            )  # fmt: skip
         if self.traces is not None:
             write_trace(self.traces / f"{run_id}.jsonl", made.events)
         row = row_of(task, made, self.sampling, self.rules)
@@ -276,7 +281,7 @@ def _mark(tasks: Sequence[Mapping[str, Any]], roller: Roller) -> str:
     """Tell the work: a shard of other tasks, options or repos is not of this run."""
     says = {
         "pimono_sdpo": __version__, "tasks": list(tasks), "rules": asdict(roller.rules),
-        "repos": [tree_of_task(task) for task in tasks],
+        "repos": [hash_repo(task) for task in tasks],
         "sampling": asdict(roller.sampling), "prices": repr(roller.chat.prices), "code": _code(),
     }  # fmt: skip
     return hashlib.sha256(json.dumps(says, sort_keys=True).encode()).hexdigest()

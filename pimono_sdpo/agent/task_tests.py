@@ -1,35 +1,49 @@
-"""Judge what an agent left of a task's repo: by its `verifier_spec`, else by its `test_cmd`.
+"""Test what an agent left of a task's repo: by its `verifier_spec`, else by its `test_cmd`.
 
-A spec is judged as in `rewards.verifiers.tests`: where the answer's code does not run. A command
-runs in the sandbox on a fresh copy in which the files of the tests are those of the repo, whatever
-the agent made of them; tests and answer share their processes there, so that a determined program
-can win. Files of the tests are those that `metadata["test_files"]` names, globs as those of `hide`;
-without it what looks like tests or their settings (LOCKED), what lies beside a test file that the
-command names, and what is hidden and has "test" in its path. No other hidden file is there.
-`metadata["seconds"]` are the CPU seconds of a command (default SECONDS).
+A spec is checked as in `rewards.verifiers.tests`, in a process that does not run the answer's code.
+A command runs in the sandbox on a fresh copy in which the test files are those of the repo,
+whatever the agent made of them; tests and answer share their processes there, so a determined
+program can win. Test files are those that `metadata["test_files"]` names, with globs like those of
+`hide`; without it, everything that looks like tests or their settings (LOCKED), everything beside a
+test file that the command names, and hidden files with "test" in their path. No other hidden file
+is copied. `metadata["seconds"]` is the CPU time of a command (default SECONDS).
+
+Results are stored in the SQLite file of the journal of calls, by what was tested: the same files of
+the same task are tested once. So a repeated run shows the model the same words, asks nothing new,
+and needs no sandbox. Faults of ours are never stored.
 """
 
+import asyncio
+import hashlib
 import importlib.util
 import json
 import math
 import re
+import sqlite3
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from pimono_sdpo.errors import SourceError
-from pimono_sdpo.shell import parse
-from pimono_sdpo.suites.workspace import files_of, matches, visible
-from pimono_sdpo.text import shorten, well_formed
+from pimono_sdpo.agent.tools import Workspace
+from pimono_sdpo.errors import InferenceError, SourceError
+from pimono_sdpo.shell import parse_command
+from pimono_sdpo.suites.suite import has_tests
+from pimono_sdpo.suites.workspace import files_of, matches, visible, visible_copy
+from pimono_sdpo.text import replace_surrogates, shorten
 from rewards import sandbox
 from rewards.sandbox import Limits, SandboxError
 from rewards.sandbox.limits import MEBI
+from rewards.sandbox.warm import Server
 from rewards.verifiers import candidate, outcomes, tests
+from rewards.verifiers.candidate import check_tests
 from rewards.verifiers.outcomes import Overloaded, Python, Unjudged, cold, died
+from rewards.verifiers.patches import apply_patch
 from rewards.verifiers.rubric import BadSpec
-from rewards.verifiers.spec import check_tests
 
 SECONDS = 20.0
 MAX_OUTPUT = 4000
@@ -56,8 +70,8 @@ _UNSTEADY = (
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
-    """What tests said: `ok` is None when nothing was judged, and `error` then says why.
+class TaskResult:
+    """Whether tests pass; `ok` is None when nothing was tested, and `error` then says why.
 
     `output` is the same text for the same files; `error` is never the agent's fault.
     """
@@ -67,11 +81,11 @@ class Judged:
     error: str | None = None
 
 
-def run_tests(task: Mapping[str, Any], folder: Path, python: Python = cold) -> Judged:
-    """Judge the files of `folder` as an answer to a task with the columns `TASK`.
+def run_tests(task: Mapping[str, Any], folder: Path, python: Python = cold) -> TaskResult:
+    """Test the files of `folder` as an answer to a task with the columns `TASK`.
 
-    `python` is `tests.warm`'s way to run many specs. Never raises on what an agent wrote, nor for
-    a spec that is none: that is an `error`.
+    `python` is `tests.warm`'s way to run many specs. Never raises for what an agent wrote; a spec
+    that is not valid is an `error`.
     """
     try:
         if task["verifier_spec"]:
@@ -79,8 +93,8 @@ def run_tests(task: Mapping[str, Any], folder: Path, python: Python = cold) -> J
         if task["test_cmd"]:
             return _by_command(task, folder)
     except (SandboxError, SourceError, Overloaded, Unjudged, BadSpec) as trouble:
-        return Judged(None, "", str(trouble))
-    return Judged(None, "", "the task has no tests")
+        return TaskResult(None, "", str(trouble))
+    return TaskResult(None, "", "the task has no tests")
 
 
 def check_task(task: Mapping[str, Any]) -> None:
@@ -114,7 +128,7 @@ def _spec(task: Mapping[str, Any], shown: Mapping[str, str]) -> dict[str, Any]:
     return {"files": dict(shown), **spec}
 
 
-def _by_spec(task: Mapping[str, Any], folder: Path, python: Python) -> Judged:
+def _by_spec(task: Mapping[str, Any], folder: Path, python: Python) -> TaskResult:
     shown = files_of(Path(task["repo"]), task["hide"])
     spec = _spec(task, shown)
     candidate.files_of(spec)
@@ -126,16 +140,18 @@ def _by_spec(task: Mapping[str, Any], folder: Path, python: Python) -> Judged:
         path: text for path, text in left.items() if candidate.refused_path(path, may) is None
     }
     changed = (path for path in {*before, *files} if before.get(path) != files.get(path))
-    result = tests.judge(candidate.Candidate(files, tuple(sorted(changed)), before), spec, python)
+    result = tests.verify_candidate(
+        candidate.Candidate(files, tuple(sorted(changed)), before), spec, python
+    )
     if result.status in ("error", "skipped"):
-        return Judged(None, "", result.feedback)
+        return TaskResult(None, "", result.feedback)
     if result.status == "passed":
         number = int(result.metrics["tests"])
-        return Judged(True, f"{number} of {number} tests pass.")
-    return Judged(False, steady(result.feedback))
+        return TaskResult(True, f"{number} of {number} tests pass.")
+    return TaskResult(False, steady(result.feedback))
 
 
-def _by_command(task: Mapping[str, Any], folder: Path) -> Judged:
+def _by_command(task: Mapping[str, Any], folder: Path) -> TaskResult:
     command, repo = task["test_cmd"], Path(task["repo"])
     _check_metadata(task)
     if "pytest" in command and importlib.util.find_spec("pytest") is None:
@@ -151,7 +167,8 @@ def _by_command(task: Mapping[str, Any], folder: Path) -> Judged:
         and not any(str(parent) in pristine for parent in PurePosixPath(path).parents)
     }
     if instead := _stand_ins(set(left) - {path for path, _ in visible(repo, ())}):
-        return Judged(False, f"`{instead}` would be imported in the place of a module of Python's.")
+        why = f"`{instead}` would be imported in the place of a module of Python's."
+        return TaskResult(False, why)
     files = {path: file.read_bytes() for path, file in (left | pristine).items()}
     size, seconds = sum(map(len, files.values())), (task["metadata"] or {}).get("seconds", SECONDS)
     limits = Limits(
@@ -164,16 +181,16 @@ def _by_command(task: Mapping[str, Any], folder: Path) -> Judged:
     )
     ran = sandbox.run(["sh", "-c", command], files=files, limits=limits, env=ENVIRONMENT)
     said = (ran.stdout + b"\n" + ran.stderr).decode(errors="replace").strip()
-    output = shorten(steady(well_formed(said)), MAX_OUTPUT)
+    output = shorten(steady(replace_surrogates(said)), MAX_OUTPUT)
     if ran.exit_code == 0 and not ran.stopped:
         if _is_pytest(command) and not _PASSED.search(ran.stdout):
-            return Judged(False, f"pytest ended before it told of any test.\n{output}".strip())
-        return Judged(True, output)
+            return TaskResult(False, f"pytest ended before it told of any test.\n{output}".strip())
+        return TaskResult(True, output)
     if ran.exit_code in NOT_FOUND and (missing := _missing(command)):
-        return Judged(None, output, f"`{command}` cannot be run: the sandbox has no {missing}")
+        return TaskResult(None, output, f"`{command}` cannot be run: the sandbox has no {missing}")
     if ran.stopped:
         output = f"{died(ran, cold, f'`{command}`').told}\n{output}".strip()
-    return Judged(False, output)
+    return TaskResult(False, output)
 
 
 def _stand_ins(new: Iterable[str]) -> str | None:
@@ -184,14 +201,14 @@ def _stand_ins(new: Iterable[str]) -> str | None:
 
 def _is_pytest(command: str) -> bool:
     """Whether pytest runs and says how many tests passed, which it does unless it is `-qq`."""
-    words = [w for p in parse(command) for s in p.stages for w in (s.program, *s.arguments)]
+    words = [w for p in parse_command(command) for s in p.stages for w in (s.program, *s.arguments)]
     quiet = any(re.fullmatch(r"-q{2,}", word) for word in words) or words.count("-q") > 1
     return not quiet and any(word in ("pytest", "py.test") for word in words)
 
 
 def _missing(command: str) -> str:
     """Name the first program of a command that is not there, "" when all are."""
-    for pipeline in parse(command):
+    for pipeline in parse_command(command):
         for name in (stage.program for stage in pipeline.stages):
             probe = ["sh", "-c", 'command -v "$1" >/dev/null', "sh", name]
             if "/" not in name and sandbox.run(probe).exit_code != 0:
@@ -223,3 +240,147 @@ def _is_of_tests(path: str, task: Mapping[str, Any]) -> bool:
 
 def _looks_like_tests(path: str) -> bool:
     return matches(path, [f"/{glob}" if "/" in glob else glob for glob in candidate.LOCKED])
+
+
+STORE_SCHEMA = """
+create table if not exists verdicts (
+    key text primary key,
+    ok integer not null,
+    output text not null
+) strict
+"""
+LOCK_SECONDS = 60.0
+
+
+class Tester:
+    """Test the tasks of a run, with one warm interpreter for all specs where that is possible."""
+
+    def __init__(self, python: Python, store: "ResultStore | None") -> None:
+        self.python = python
+        self.store = store
+
+    async def test(self, task: Mapping[str, Any], space: Workspace) -> TaskResult:
+        """Return the stored result of the files as they are, or test them."""
+        key = result_key(task, space.changed())
+        if self.store is not None and (known := self.store.get(key)) is not None:
+            return known
+        result = await asyncio.to_thread(run_tests, task, space.root, self.python)
+        if self.store is None or result.ok is None:
+            return result
+        return self.store.put(key, result.ok, result.output)
+
+    def retest(self, task: Mapping[str, Any], patch: str) -> tuple[bool | None, str]:
+        """Apply a patch to a fresh copy of a task's files and run its tests.
+
+        Returns True, False, or None when nothing could be tested, and why. A patch that does not
+        apply is False.
+        """
+        if not has_tests(task):
+            return None, "the task has no tests"
+        with TemporaryDirectory(prefix="retest-") as name:
+            folder = Path(name) / "work"
+            try:
+                visible_copy(task, folder)
+            except SourceError as missing:
+                return None, str(missing)
+            spec = {"files": files_of(folder), "allowed": ["*"], "locked": []}
+            applied = apply_patch(patch, spec)
+            if isinstance(applied, candidate.Refusal):
+                return False, f"the patch does not apply, {applied.why}"
+            for path in applied.changed:
+                target = folder / path
+                if path not in applied.files:
+                    target.unlink()
+                    continue
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_text(applied.files[path], newline="")
+            result = run_tests(task, folder, self.python)
+            return result.ok, result.error or result.output
+
+
+@contextmanager
+def open_tester(
+    tasks: Sequence[Mapping[str, Any]], journal: Path | None = None
+) -> Iterator[Tester]:
+    """Open what tests these tasks; results are stored in `journal`.
+
+    Tests of specs run in a warm interpreter where possible: starting one is most of the time of a
+    test run.
+    """
+    store = None if journal is None else ResultStore(journal)
+    with ExitStack() as stack:
+        python: Python = cold
+        if any(task["verifier_spec"] for task in tasks):
+            # It needs Landlock; without it every run chooses its own protection.
+            with suppress(SandboxError):
+                python = tests.in_server(stack.enter_context(Server(tests.IMPORTS)))
+        yield Tester(python, store)
+
+
+class ResultStore:
+    """Test results in one file, for any number of threads and processes; raises InferenceError."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with self._open() as connection:
+            connection.execute(STORE_SCHEMA)
+
+    def get(self, key: str) -> TaskResult | None:
+        """Return a stored result."""
+        with self._open() as connection:
+            found = connection.execute("select ok, output from verdicts where key = ?", (key,))
+            row = found.fetchone()
+        return None if row is None else TaskResult(bool(row[0]), row[1])
+
+    def put(self, key: str, ok: bool, output: str) -> TaskResult:
+        """Store a result and return it; if there is one already, return that one."""
+        with self._open() as connection:
+            connection.execute(
+                "insert into verdicts values (?, ?, ?) on conflict (key) do nothing",
+                (key, int(ok), output),
+            )
+        stored = self.get(key)
+        assert stored is not None
+        return stored
+
+    @contextmanager
+    def _open(self) -> Iterator[sqlite3.Connection]:
+        try:
+            with (
+                closing(sqlite3.connect(self.path, timeout=LOCK_SECONDS)) as connection,
+                connection,
+            ):
+                yield connection
+        except sqlite3.Error as error:
+            raise InferenceError(
+                f"Cannot use the journal `{self.path}` ({error}); give another file, or free disk "
+                "space."
+            ) from error
+
+
+def result_key(task: Mapping[str, Any], changed: Mapping[str, bytes]) -> str:
+    """Identify a state of a task's files: what tests it, its repo, and what was changed there."""
+    parts = [
+        task["verifier_spec"], task["test_cmd"], task["hide"], task["metadata"],
+        hash_repo(task), {path: _sha256(content) for path, content in changed.items()},
+    ]  # fmt: skip
+    return _sha256(json.dumps(parts, sort_keys=True).encode())
+
+
+def hash_repo(task: Mapping[str, Any]) -> str:
+    """Hash what a task's runs and results depend on in its repo.
+
+    A test command finds hidden files, too: tests may be among them.
+    """
+    return _hash_folder(task["repo"], tuple(task["hide"]) if task["verifier_spec"] else ())
+
+
+@lru_cache(maxsize=256)
+def _hash_folder(repo: str, hide: tuple[str, ...]) -> str:
+    """Hash the contents of a folder, once per process."""
+    files = {path: _sha256(file.read_bytes()) for path, file in visible(Path(repo), hide)}
+    return _sha256(json.dumps(files, sort_keys=True).encode())
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

@@ -5,7 +5,6 @@ from typing import Annotated
 
 import typer
 
-from pimono_sdpo.cli.options import Out
 from pimono_sdpo.cli.rollouts import (
     Config,
     Count,
@@ -23,6 +22,7 @@ from pimono_sdpo.cli.rollouts import (
     rules_of,
     teller,
 )
+from pimono_sdpo.cli.shared import Out
 from pimono_sdpo.errors import SourceError
 
 Stored = Annotated[

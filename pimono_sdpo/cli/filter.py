@@ -1,135 +1,132 @@
-"""Traces to rows: filter, merge, push."""
+"""Turn recorded sessions into SDPO rows, a report and a dataset card.
 
+    pimono-sdpo filter traces/ --out rows --min-score 2
+    pimono-sdpo filter ns/name --out rows --unit episode --test-fraction 0.1
+
+Several machines can each read a part of a source; --merge then gives the rows of a single run:
+
+    pimono-sdpo filter traces/ --out part1 --shard 1/2
+    pimono-sdpo filter traces/ --out part2 --shard 2/2
+    pimono-sdpo filter --merge part1 part2 --out rows
+"""
+
+import re
 from pathlib import Path
-from typing import Annotated, Any, get_args
 
 import typer
 
-from pimono_sdpo.cli.options import (
-    CreatePr,
-    Dedupe,
-    Licence,
-    MaxSamples,
-    Out,
-    Public,
-    Revision,
-    Seed,
-    one_of,
-    part_of,
-    push_target,
-)
-from pimono_sdpo.cli.text import summary
-from pimono_sdpo.commands.filter import SEED, EngineName, merge_parts, run_filter, run_part
+from pimono_sdpo.cli.text import counts
 from pimono_sdpo.commands.push import run_push
-from pimono_sdpo.errors import OutputError
-from pimono_sdpo.schema import Unit
+from pimono_sdpo.errors import OutputError, SourceError
+from pimono_sdpo.filtering import EngineName, FilterOptions, Json, merge_parts, run_filter, run_part
+from pimono_sdpo.options import argument, changed, option, options
+from pimono_sdpo.push import PushResult
+from pimono_sdpo.runs.usage import Usage, table
 
 
-def filter_command(
-    source: Annotated[
-        str,
-        typer.Argument(
-            help="Folder, file or glob of viewer-export parquet or session JSONL, a saved "
-            "dataset, or a Hub dataset id (ns/name, read at refs/convert/parquet)."
-        ),
-    ],
-    out: Out,
-    unit: Annotated[
-        str, typer.Option(help="One row per `session`, or per `episode` (a request of its own).")
-    ] = "session",
-    min_score: Annotated[float, typer.Option(help="Drop rows that score less.")] = 0.0,
-    max_samples: MaxSamples = None,
-    seed: Seed = SEED,
-    licence: Licence = None,
-    dedupe: Dedupe = True,
-    test_fraction: Annotated[
-        float, typer.Option(help="Share of repositories whose rows go to the test split.")
-    ] = 0.0,
-    history_chars: Annotated[
-        int, typer.Option(help="Characters of earlier turns in front of each request.", min=0)
-    ] = 0,
-    workers: Annotated[
-        int, typer.Option(help="Processes that read shards; the rows do not depend on it.", min=1)
-    ] = 1,
-    engine: Annotated[
-        str, typer.Option(help="Read shards on this machine (`local`) or on a cluster (`ray`).")
-    ] = "local",
-    shard: Annotated[
-        str | None,
-        typer.Option(help="Write part I of N, as I/N: every Nth shard, for `merge`."),
-    ] = None,
-    push: Annotated[
-        str | None, typer.Option(help="Dataset (ns/name) to push the folder to, private if new.")
-    ] = None,
-    public: Public = False,
-    revision: Revision = None,
-    create_pr: CreatePr = False,
-) -> None:
-    """Turn recorded sessions into SDPO rows, a report and a dataset card."""
-    from pimono_sdpo.runs.usage import Usage, table
+@options
+class Options(PushResult, FilterOptions):
+    """Options of `filter`."""
 
-    target = push_target(push, public, revision, create_pr)
-    usage = Usage()
-    options: dict[str, Any] = {
-        "unit": one_of(unit, get_args(Unit), "--unit"),
-        "min_score": min_score,
-        "test_fraction": test_fraction,
-        "history_chars": history_chars,
-        "workers": workers,
-        "engine": one_of(engine, get_args(EngineName), "--engine"),
-        "usage": usage,
-    }
-    chosen: dict[str, Any] = {
-        "max_samples": max_samples,
-        "seed": seed,
-        "licence": licence,
-        "dedupe": dedupe,
-    }
-    if shard is None:
-        report = run_filter(source, out, **options, **chosen)
-        typer.echo(table(report["sessions"], report["kept"], report["drop_reasons"], usage))
-        typer.echo(summary(report, out))
-        if target is not None:
-            typer.echo(run_push(out, target))
+    source: list[str] = argument(
+        "Folder, file or glob of viewer-export parquet or session JSONL, a saved dataset, or a "
+        "Hub dataset id (ns/name, read at refs/convert/parquet); with --merge, the parts."
+    )
+    out: Path = option("Folder to write; an earlier output is replaced.")
+    workers: int = option(
+        "Processes that read shards; the rows do not depend on it.", default=1, minimum=1
+    )
+    engine: EngineName = option(
+        "Read shards on this machine (`local`) or on a cluster (`ray`).", default="local"
+    )
+    shard: str | None = option("Write part I of N, as I/N: every Nth shard.", default=None)
+    merge: bool = option("Merge the parts that --shard wrote, in any order.", default=False)
+
+
+def run(options: Options) -> None:
+    """Filter a source, or a part of it, or merge parts."""
+    target = options.target()
+    usage = None if options.merge else Usage()
+    if options.shard is not None:
+        _run_part(options)
         return
-    if target is not None:
-        raise OutputError("A part is no dataset; push what `merge` makes, with `pimono-sdpo push`.")
-    if chosen != {"max_samples": None, "seed": SEED, "licence": None, "dedupe": True}:
-        raise OutputError(
-            "--max-samples, --seed, --license and --no-dedupe are decided on all parts together; "
-            "leave them out here and give them to `merge`."
+    if options.merge:
+        if given := changed(options, "row"):
+            raise OutputError(f"The parts decide {', '.join(given)}; leave it out with --merge.")
+        report = merge_parts([Path(part) for part in options.source], options.out, options)
+    else:
+        report = run_filter(
+            _only_source(options),
+            options.out,
+            options,
+            workers=options.workers,
+            engine=options.engine,
+            usage=usage,
         )
-    part = run_part(source, out, part_of(shard), **options)
+    typer.echo(table(report["sessions"], report["kept"], report["drop_reasons"], usage))
+    typer.echo(summarize(report, options.out))
+    if target is not None:
+        typer.echo(run_push(options.out, target))
+
+
+def _run_part(options: Options) -> None:
+    if options.merge or options.push:
+        raise OutputError("--shard writes a part; --merge and --push are for all parts together.")
+    if given := changed(options, "output"):
+        raise OutputError(
+            f"{', '.join(given)} is decided on all parts together; use it with --merge instead."
+        )
+    usage = Usage()
+    part = run_part(
+        _only_source(options),
+        options.out,
+        parse_part(options.shard or ""),
+        options,
+        workers=options.workers,
+        engine=options.engine,
+        usage=usage,
+    )
     typer.echo(table(part["sessions"], part["rows"], part["dropped"], usage))
-    typer.echo(f"part {part['part']} of {part['parts']} is in {out}; `merge` puts parts together")
+    typer.echo(
+        f"part {part['part']} of {part['parts']} is in {options.out}; "
+        "merge all parts with `filter --merge`"
+    )
 
 
-def merge_command(
-    parts: Annotated[
-        list[Path], typer.Argument(help="Folders that `filter --shard` wrote, in any order.")
-    ],
-    out: Out,
-    max_samples: MaxSamples = None,
-    seed: Seed = SEED,
-    licence: Licence = None,
-    dedupe: Dedupe = True,
-) -> None:
-    """Put the parts of a source together: the rows, report and card of one undivided run."""
-    from pimono_sdpo.runs.usage import table
-
-    report = merge_parts(parts, out, max_samples, seed, licence, dedupe)
-    typer.echo(table(report["sessions"], report["kept"], report["drop_reasons"]))
-    typer.echo(summary(report, out))
+def _only_source(options: Options) -> str:
+    if len(options.source) != 1:
+        raise SourceError("`filter` reads one source; use a folder or a glob, or --merge parts.")
+    return options.source[0]
 
 
-def push_command(
-    folder: Annotated[Path, typer.Argument(help="Folder that `filter` or `merge` wrote.")],
-    name: Annotated[str, typer.Argument(help="Dataset to push it to: ns/name.")],
-    public: Public = False,
-    revision: Revision = None,
-    create_pr: CreatePr = False,
-) -> None:
-    """Put finished rows on the Hub as a dataset, private if new, in one commit."""
-    from pimono_sdpo.push import target_of
+def parse_part(given: str) -> tuple[int, int]:
+    """Read I/N, 1 <= I <= N."""
+    found = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", given)
+    part, parts = (int(found[1]), int(found[2])) if found else (0, 0)
+    if not 1 <= part <= parts:
+        raise typer.BadParameter(
+            f"`{given}` is not a shard; expected I/N, for example 2/3", param_hint="--shard"
+        )
+    return part, parts
 
-    typer.echo(run_push(folder, target_of(name, public, revision, create_pr)))
+
+def summarize(report: Json, out: Path) -> str:
+    """Sum a report up in a few lines."""
+    score = report["score"]
+    lines = [
+        f"score {score['min']:g} to {score['max']:g}, mean {score['mean']:.2f}",
+        "categories: " + counts(report["category_counts"]),
+    ]
+    broken = {name: n for name, n in report["lines"].items() if n and name != "parsed"}
+    if broken:
+        lines.append("broken lines: " + counts(broken))
+    upstream = report["input"].get("upstream") or {}
+    if upstream.get("commits_behind"):
+        behind = counts({"commits": upstream["commits_behind"], "days": upstream["days_behind"]})
+        lines.append(f"the viewer's export is behind the dataset: {behind}")
+    if report["options"]["test_fraction"]:
+        lines.append("split: " + counts({"train": 0, "test": 0} | report["splits"]))
+    if report["secrets_redacted"]:
+        lines.append("redacted: " + counts(report["secrets_redacted"]))
+    lines.append(f"rows, rejects, report.json and README.md are in {out}")
+    return "\n".join(lines)

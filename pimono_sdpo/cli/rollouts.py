@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
 import typer
 
-from pimono_sdpo.cli.options import one_of
+from pimono_sdpo.cli.shared import one_of
 from pimono_sdpo.errors import InferenceError
 from pimono_sdpo.schema import Protocol, TestPolicy
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from pimono_sdpo.cli.options import folder
+from pimono_sdpo.cli.shared import folder
 from pimono_sdpo.errors import OutputError
 
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from pimono_sdpo.cli.options import CreatePr, Licence, Out, Public, Revision, one_of, push_target
+from pimono_sdpo.cli.shared import CreatePr, Licence, Out, Public, Revision, one_of, push_target
 
 Valid = Annotated[
     bool,

@@ -80,11 +80,11 @@ def make(asked: Asked, parts: "Sequence[Part]", table: "Table", out: Path) -> Js
 
 def _held_out(data: Path, rows: int, suite: "Suite | None") -> Json:
     """Check rows against the tasks that are held out; return what the report says of it."""
-    from pimono_sdpo.suites.split import check_leakage, rows_of
+    from pimono_sdpo.suites.split import check_leakage, read_task_ids
 
     if suite is None:
         return {}
-    check_leakage(rows_of(data) if rows else [], suite)
+    check_leakage(read_task_ids(data) if rows else [], suite)
     return {"test_suite": suite.name}
 
 

@@ -53,7 +53,7 @@ def run_pairs(
     pairs, which may be 0. Raises SourceError, OutputError or TrainingInputError, and Leakage when
     pairs to train on are of tasks of `test_suite`.
     """
-    from pimono_sdpo.commands.retest import retests
+    from pimono_sdpo.agent.task_tests import open_tester
     from pimono_sdpo.runs.folders import apart
     from pimono_sdpo.runs.tables import Table
     from pimono_sdpo.schema import DROPPED_PAIR, PAIR
@@ -79,8 +79,10 @@ def run_pairs(
     asked = Asked(
         "pairs", rollouts.name, "rollouts", options, format, licence, _warnings(rules), held_out
     )
-    with retests(list(rollouts.tasks.values())) as retest:
-        parts = _parts(rollouts, rules, stages, retest, tokenizer_mark(tokenizer), max_length)
+    with open_tester(list(rollouts.tasks.values())) as tester:
+        parts = _parts(
+            rollouts, rules, stages, tester.retest, tokenizer_mark(tokenizer), max_length
+        )
         return make(asked, parts, Table(PAIR, DROPPED_PAIR), out)
 
 
@@ -251,9 +253,9 @@ def _of_task(
     stages: "list[Stage]",
     retest: "Retest",
 ) -> "Iterator[Made]":
-    from pimono_sdpo.commands.retest import visible_files
     from pimono_sdpo.runs.tables import through
     from pimono_sdpo.suites.rollouts import rows_at
+    from pimono_sdpo.suites.workspace import visible_files
     from processors.rollouts.pairs import Case, pair_of
     from processors.rollouts.step_pairs import step_pairs
 

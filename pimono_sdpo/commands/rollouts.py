@@ -72,7 +72,7 @@ def run_rollouts(
     answered is in the journal beside it.
     """
     from pimono_sdpo.agent.rollout import Roller, run_shards
-    from pimono_sdpo.commands.judges import judges
+    from pimono_sdpo.agent.task_tests import open_tester
     from pimono_sdpo.runs.folders import LOCK, only_run, publish_folder, remove
     from pimono_sdpo.suites.suite import NAME, write
 
@@ -80,8 +80,8 @@ def run_rollouts(
     out = plan.out.resolve()
     with only_run(out) as work:
         _header(ready, plan, tell)
-        with judges(ready.tasks, ready.journal) as judge_of:
-            roller = Roller(ready.chat, judge_of, plan.rules, ready.sampling)
+        with open_tester(ready.tasks, ready.journal) as tester:
+            roller = Roller(ready.chat, tester, plan.rules, ready.sampling)
             finished, report = run_shards(ready.tasks, roller, work, plan.workers, done)
         suite = ready.suite
         write(finished / NAME, suite.name, ready.tasks, suite.description, suite.split, out)
@@ -93,14 +93,14 @@ def run_rollouts(
 def estimate_rollouts(plan: Plan, tell: Tell = lambda line: None) -> str:
     """Run a few rollouts and say what all will use; their answers wait in the journal."""
     from pimono_sdpo.agent.rollout import Roller, roll_out, work_of
-    from pimono_sdpo.commands.judges import judges
+    from pimono_sdpo.agent.task_tests import open_tester
 
     ready = _ready(plan)
     _header(ready, plan, tell, start=False)
     tried = replace(ready.sampling, rollouts=1)
     number = min(ESTIMATED, len(ready.tasks))
-    with judges(ready.tasks, ready.journal) as judge_of:
-        roller = Roller(ready.chat, judge_of, plan.rules, tried)
+    with open_tester(ready.tasks, ready.journal) as tester:
+        roller = Roller(ready.chat, tester, plan.rules, tried)
         roll_out(work_of(ready.tasks, tried, range(number)), roller, plan.workers)
     if ready.chat.stopped:
         raise InferenceError(ready.chat.stopped)

@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pimono_sdpo.commands.checks import check_test_fraction
 from pimono_sdpo.commands.made import Asked, check_length, make, nothing_kept, suite_held_out
 from pimono_sdpo.errors import EmptySelection, OutputError
+from pimono_sdpo.options import check_test_fraction
 
 if TYPE_CHECKING:
     from pimono_sdpo.runs.tables import Part

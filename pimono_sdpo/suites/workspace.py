@@ -72,6 +72,12 @@ def files_of(folder: Path, hide: Sequence[str] = ()) -> dict[str, str]:
     return texts
 
 
+def visible_files(task: Mapping[str, Any]) -> dict[str, str]:
+    """Return the texts of a task's repo that an agent may see; none when the repo is missing."""
+    repo = Path(task["repo"])
+    return files_of(repo, task["hide"]) if repo.is_dir() else {}
+
+
 def visible(repo: Path, hide: Sequence[str], links: bool = True) -> Iterator[tuple[str, Path]]:
     """Yield path from the root and file of all that is not hidden, in order of the paths."""
     if not repo.is_dir():

@@ -34,11 +34,11 @@ from transformers import TrainerCallback
 from cards import lint_file
 from pimono_sdpo import __version__
 from pimono_sdpo.errors import OutputError, TrainingInputError
-from pimono_sdpo.traces.hub import clause, passes, who_may_write
+from pimono_sdpo.traces.hub import explain_error, explain_refusal, is_transient
 from pimono_sdpo.traces.sources import HUB_ID
 from pimono_sdpo.training.output import BEST, DATA, LOCAL_FILE, last_checkpoint, read_object
 from pimono_sdpo.training.processes import is_main_process, say
-from processors.secrets import kinds_in
+from processors.secrets import find_secret_kinds
 
 logger = logging.getLogger(__name__)
 
@@ -273,11 +273,11 @@ def check_hub(hub_model_id: str) -> None:
     namespace = hub_model_id.rpartition("/")[0]
     try:
         validate_repo_id(hub_model_id)
-        problem = who_may_write(
+        problem = explain_refusal(
             api, namespace, lambda: not namespace or api.repo_exists(hub_model_id)
         )
     except (HTTPError, OSError) as error:
-        problem = clause(error)
+        problem = explain_error(error)
     except HFValidationError:
         problem = "that cannot name a repository; give ns/name"
     if problem:
@@ -314,7 +314,7 @@ def publish_adapter(folder: Path, hub_model_id: str, private: bool) -> str:
             f"fix it and push the folder with `hf upload {hub_model_id} {folder}`."
         )
     for file in sorted(path for path in folder.iterdir() if path.suffix in {".md", ".json"}):
-        kinds = kinds_in(file.read_text())
+        kinds = find_secret_kinds(file.read_text())
         if kinds:
             raise OutputError(
                 f"`{file}` still holds what looks like a secret ({', '.join(sorted(set(kinds)))}), "
@@ -329,10 +329,10 @@ def publish_adapter(folder: Path, hub_model_id: str, private: bool) -> str:
             # The network, the token or the Hub; the client hides a file or card that was refused
             # behind errors of its own. Nothing is lost, so say how to continue.
             trouble: Exception = error
-            if not passes(error):
+            if not is_transient(error):
                 break
     if isinstance(trouble, HTTPError | OSError):
-        reason = clause(trouble)
+        reason = explain_error(trouble)
     else:
         reason = " ".join(f"{trouble} {trouble.__cause__ or ''}".split())
     raise OutputError(

@@ -136,7 +136,9 @@ class _Run:
                 pass
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
         cpu = used.ru_utime + used.ru_stime
-        if not stopped and code == -SIGXCPU:
+        # The kernel may be first: with SIGXCPU, and with SIGKILL where that signal is ignored.
+        over = cpu > self.limits["cpu_seconds"]
+        if not stopped and (code == -SIGXCPU or (code == -9 and over)):
             stopped = "cpu"
         return {
             "code": code, "stopped": stopped, "cpu": cpu, "wall": wall,

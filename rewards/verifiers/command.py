@@ -25,7 +25,7 @@ from typing import Any
 
 import re2
 
-from pimono_sdpo.shell import parse
+from pimono_sdpo.shell import parse_command
 from pimono_sdpo.text import shorten
 from rewards.sandbox import Limits, Ran, SandboxError
 from rewards.sandbox.limits import MEBI, NOTHING
@@ -80,7 +80,7 @@ def verify(
         return failed(NAME, "malformed_output", why)
     run = functools.partial(tool, read=tuple(read), env={**ENVIRONMENT, **env})
     try:
-        return judge(candidate, spec["command"], run)
+        return verify_candidate(candidate, spec["command"], run)
     except SandboxError as trouble:
         return error(NAME, str(trouble))
 
@@ -90,7 +90,9 @@ def warm(server: Server) -> Callable[[str, dict[str, Any]], VerifierResult]:
     return functools.partial(verify, tool=in_server(server))
 
 
-def judge(candidate: Candidate, command: Mapping[str, Any], tool: Tool = cold) -> VerifierResult:
+def verify_candidate(
+    candidate: Candidate, command: Mapping[str, Any], tool: Tool = cold
+) -> VerifierResult:
     """Run the command on a candidate; raises SandboxError when nothing can be said."""
     if not isinstance(command, Mapping):
         raise BadSpec(f"`command` of the spec is {command!r}; write an object with `run`.")
@@ -187,7 +189,7 @@ def _see(tools: Sequence[str], tool: Tool) -> None:
 def _programs(run: str | list[str]) -> list[str]:
     """Return the programs that a command names, but those of the workspace itself."""
     if isinstance(run, str):
-        named = [stage.program for pipeline in parse(run) for stage in pipeline.stages]
+        named = [stage.program for pipeline in parse_command(run) for stage in pipeline.stages]
     else:
         named = [run[0]]
     return [name for name in dict.fromkeys(named) if name.startswith("/") or "/" not in name]

@@ -314,7 +314,7 @@ def verify(completion: str, spec: dict[str, Any], tool: Tool = cold) -> Verifier
         why = f"There is nothing to lint. {candidate.failure}: {candidate.why}"
         return failed(NAME, "malformed_output", why)
     try:
-        return judge(candidate, spec, tool)
+        return verify_candidate(candidate, spec, tool)
     except SandboxError as trouble:
         return error(NAME, str(trouble))
 
@@ -324,7 +324,9 @@ def warm(server: Server) -> Callable[[str, dict[str, Any]], VerifierResult]:
     return functools.partial(verify, tool=in_server(server))
 
 
-def judge(candidate: Candidate, spec: Mapping[str, Any], tool: Tool = cold) -> VerifierResult:
+def verify_candidate(
+    candidate: Candidate, spec: Mapping[str, Any], tool: Tool = cold
+) -> VerifierResult:
     """Lint the changed files of a candidate; metrics: `files` judged, `findings` that are new.
 
     Raises SandboxError when nothing can be said.

@@ -21,9 +21,9 @@ import difflib
 from collections.abc import Callable
 from typing import Any
 
-from pimono_sdpo.replay.calls import are_in_turn, edits_of, path_in
-from pimono_sdpo.replay.files import Edit, File, Outcome, plain
-from pimono_sdpo.replay.workspace import Workspace, from_json
+from pimono_sdpo.replay.calls import apply_in_turn, find_path, read_edits
+from pimono_sdpo.replay.files import Edit, File, Outcome, normalise_line_ends
+from pimono_sdpo.replay.workspace import Workspace, load_workspace
 from pimono_sdpo.text import shorten
 from rewards.verifiers.call_formats import Call
 from rewards.verifiers.rubric import VerifierResult, error, failed, passed, skipped
@@ -44,7 +44,7 @@ def verify(completion: str, spec: dict[str, Any]) -> VerifierResult:
     if not spec.get("workspace"):
         return skipped(NAME, "The row knows no files.")
     try:
-        workspace = from_json(spec["workspace"])
+        workspace = load_workspace(spec["workspace"])
     except (KeyError, TypeError, AttributeError) as found:
         return error(NAME, f"The row's workspace cannot be read ({type(found).__name__}).")
     decided = 0
@@ -63,16 +63,16 @@ Verdict = VerifierResult | bool | None
 
 
 def _read(workspace: Workspace, call: Call) -> Verdict:
-    known = workspace.files.get(workspace.absolute(path_in(call.arguments)))
+    known = workspace.files.get(workspace.absolute(find_path(call.arguments)))
     # A file that nobody has seen may be there all the same.
     return True if known and (known.whole is not None or known.pieces) else None
 
 
 def _edit(workspace: Workspace, call: Call) -> Verdict:
-    edits = edits_of(call.arguments)
-    path = path_in(call.arguments)
+    edits = read_edits(call.arguments)
+    path = find_path(call.arguments)
     file = workspace.files.get(workspace.absolute(path))
-    outcome = file.predict(edits, are_in_turn(call.arguments)) if file and edits else None
+    outcome = file.predict(edits, apply_in_turn(call.arguments)) if file and edits else None
     if file is None or outcome is None:
         return None
     if outcome == "ok":
@@ -85,7 +85,7 @@ def _edit(workspace: Workspace, call: Call) -> Verdict:
 
 def _write(workspace: Workspace, call: Call) -> Verdict:
     content = call.arguments.get("content")
-    path = path_in(call.arguments)
+    path = find_path(call.arguments)
     file = workspace.files.get(workspace.absolute(path))
     if file is None or not isinstance(content, str) or file.is_stale:
         return None
@@ -131,7 +131,9 @@ def _told(outcome: Outcome, path: str, edits: list[Edit], file: File) -> str:
             "Please provide more context to make it unique."
         )
     text = file.whole or ""
-    missing = next((edit.old for edit in edits if plain(edit.old) not in text), edits[0].old)
+    missing = next(
+        (edit.old for edit in edits if normalise_line_ends(edit.old) not in text), edits[0].old
+    )
     near = _nearest(missing, text)
     hint = f" The nearest lines are:\n{near}" if near else ""
     return (

@@ -52,10 +52,10 @@ def verify(completion: str, spec: dict[str, Any]) -> VerifierResult:
     if isinstance(candidate, Refusal):
         why = f"There is nothing to parse. {candidate.failure}: {candidate.why}"
         return failed(NAME, "malformed_output", why)
-    return judge(candidate)
+    return verify_candidate(candidate)
 
 
-def judge(candidate: Candidate) -> VerifierResult:
+def verify_candidate(candidate: Candidate) -> VerifierResult:
     """Parse the changed files of a candidate; metrics: `files` judged, `errors` that are new."""
     judged = broken = errors = 0
     told: list[str] = []

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pimono_sdpo.agent.driver import MOST_PARSE_ERRORS, Rules, Run, drive
-from pimono_sdpo.agent.task_tests import Judged
+from pimono_sdpo.agent.task_tests import TaskResult
 from pimono_sdpo.agent.tools import Workspace
 from pimono_sdpo.llm.calls import Reply
 from pimono_sdpo.schema import Turn
@@ -38,16 +38,16 @@ def native(text: str) -> Reply:
     return Reply(tool_calls=[one], prompt_tokens=7, completion_tokens=1)
 
 
-def passes(text: str) -> Judged:
+def passes(text: str) -> TaskResult:
     ok = text == FIXED
-    return Judged(ok, "1 passed" if ok else "f() gives 1, expected 2")
+    return TaskResult(ok, "1 passed" if ok else "f() gives 1, expected 2")
 
 
 def run(
     folder: Path,
     answers: Iterable[str | Reply],
     rules: Rules,
-    judged: Callable[[str], Judged] | None = passes,
+    judged: Callable[[str], TaskResult] | None = passes,
 ) -> Run:
     """Drive a run on one buggy file; a text is an answer in the protocol of the rules."""
     folder.mkdir(exist_ok=True)
@@ -60,13 +60,13 @@ def run(
             return answer
         return native(answer) if rules.protocol == "native" else Reply(answer, cost=0.5)
 
-    async def judge(space: Workspace) -> Judged:
+    async def run_tests(space: Workspace) -> TaskResult:
         assert judged
         return judged((space.root / "a.py").read_text())
 
     space = Workspace(folder, rules.max_tool_chars)
     return asyncio.run(
-        drive("r-1", "f() gives 1.", space, ask, judge if judged else None, rules, {"seed": 42})
+        drive("r-1", "f() gives 1.", space, ask, run_tests if judged else None, rules, {"seed": 42})
     )
 
 
@@ -257,7 +257,7 @@ def test_trouble_of_the_endpoint_is_an_error_and_no_verdict(tmp_path: Path, at: 
 
 def test_trouble_of_the_sandbox_is_an_error_and_no_verdict(tmp_path: Path) -> None:
     made = run(
-        tmp_path, [WRITE, FINAL], Rules(), judged=lambda text: Judged(None, "", "no backend")
+        tmp_path, [WRITE, FINAL], Rules(), judged=lambda text: TaskResult(None, "", "no backend")
     )
     assert (made.ended, made.tests_ok) == ("error", None)
     assert made.error == "tests could not be run: no backend"

@@ -15,7 +15,7 @@ from datasets import load_dataset
 from typer.testing import CliRunner
 
 from pimono_sdpo.agent.driver import read_trace
-from pimono_sdpo.agent.verdicts import Verdicts, key_of
+from pimono_sdpo.agent.task_tests import ResultStore, result_key
 from pimono_sdpo.cli import app
 from pimono_sdpo.errors import PimonoError
 from pimono_sdpo.schema import ROLLOUT
@@ -359,17 +359,17 @@ def test_what_changes_in_the_repo_is_judged_anew(tmp_path: Path, chat_server: Ch
     suite, out = write_suite(tmp_path), tmp_path / "out"
     options = ["--rollouts", "1", "--limit", "1"]
     assert "1 PASS" in roll(suite, out, chat_server.url, *options)
-    verdicts = Verdicts(tmp_path / "out.calls.sqlite")
+    verdicts = ResultStore(tmp_path / "out.calls.sqlite")
     task = dict(suites.load(suite).tasks[0])
     fixed = {"programs/gcd.py": FIXED["gcd"].encode()}
-    known = verdicts.get(key_of(task, fixed))
+    known = verdicts.get(result_key(task, fixed))
     assert known is not None
     assert (known.ok, known.output) == (True, "1 of 1 tests pass.")
-    assert verdicts.get(key_of(task, {"programs/gcd.py": b""})) is None
-    assert verdicts.get(key_of({**task, "verifier_spec": "{}"}, fixed)) is None
+    assert verdicts.get(result_key(task, {"programs/gcd.py": b""})) is None
+    assert verdicts.get(result_key({**task, "verifier_spec": "{}"}, fixed)) is None
     moved = tmp_path / "moved"
     shutil.copytree(tmp_path / "repo", moved)
-    assert verdicts.get(key_of({**task, "repo": str(moved)}, fixed)) == known
+    assert verdicts.get(result_key({**task, "repo": str(moved)}, fixed)) == known
     (moved / "programs" / "last.py").write_text("other")
     shutil.copytree(moved, tmp_path / "other")
-    assert verdicts.get(key_of({**task, "repo": str(tmp_path / "other")}, fixed)) is None
+    assert verdicts.get(result_key({**task, "repo": str(tmp_path / "other")}, fixed)) is None

@@ -46,7 +46,7 @@ class Contender(NamedTuple):
 
 def ours(corpus: Path, out: Path, reads: str) -> int:
     """The whole filter: rows, rejects, report, card and plot."""
-    from pimono_sdpo.commands.filter import run_filter
+    from pimono_sdpo.filtering import run_filter
 
     report = run_filter(str(corpus / reads), out / "rows")
     # What is a duplicate passed the rule: the rivals keep duplicates too.

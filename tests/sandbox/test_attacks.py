@@ -8,7 +8,7 @@ import pytest
 
 from rewards.sandbox import Limits, available, run
 from tests.sandbox.attacks import LIMITED, REFUSED
-from tests.sandbox.world import a_world, attack, broken, source
+from tests.sandbox.world import a_world, attack, broken, source, until
 
 LOCAL = [one for one in available() if one.name != "hub"]
 CASES = [
@@ -41,8 +41,9 @@ def test_the_same_attack_wins_without_a_sandbox(name: str) -> None:
         command = [sys.executable, "-c", source(name), world.described()]
         done = subprocess.run(command, capture_output=True, close_fds=False, check=False)
         if name == "daemon":
-            subprocess.run(["sleep", "2"], check=True)
-            (world.folder / ".." / json.loads(world.described())["mark"]).unlink()
+            mark = world.folder / ".." / json.loads(world.described())["mark"]
+            until(mark.exists)
+            mark.unlink()
         assert b"BROKE OUT" in done.stdout or world.damage()
 
 

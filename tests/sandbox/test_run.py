@@ -5,13 +5,13 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
 
 from rewards.sandbox import Limits, SandboxError, available, hub, run
 from rewards.sandbox.backends import choose
+from tests.sandbox.world import until
 
 PYTHON = [sys.executable, "-c"]
 HELD = [one.name for one in available() if one.name != "hub" and one.holds]
@@ -167,15 +167,10 @@ def test_a_caller_that_is_killed_takes_its_tree_along(tmp_path: Path) -> None:
     )
     root = Path(__file__).parent.parent.parent
     caller = subprocess.Popen([sys.executable, path], env={**os.environ, "PYTHONPATH": str(root)})
-    while len(_with(str(tmp_path))) < 2 and caller.poll() is None:
-        time.sleep(0.05)
+    until(lambda: len(_with(str(tmp_path))) >= 2 or caller.poll() is not None)
     caller.kill()
     caller.wait()
-    for _ in range(200):
-        if not _with(str(tmp_path)):
-            break
-        time.sleep(0.05)
-    assert _with(str(tmp_path)) == []
+    until(lambda: not _with(str(tmp_path)))
 
 
 def _with(beacon: str) -> list[str]:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,9 +16,13 @@ from rewards.sandbox import Limits, Ran, run
 from rewards.sandbox.warm import Server
 from tests.sandbox.attacks import HEAD, LIMITED, REFUSED
 
-# The wall is far away, so that a loaded machine changes no verdict, but where it is what stops.
-TIGHT = Limits(cpu_seconds=1.5)
-SHORT = Limits(cpu_seconds=1.5, wall_seconds=2)
+# A clock is tight only where it alone has to stop the attack. Elsewhere it is far away, so that
+# neither a slow nor a loaded machine changes what stops it.
+LOOSE = Limits(cpu_seconds=15, wall_seconds=300)
+TIGHT = {
+    "cpu": Limits(cpu_seconds=1.5, wall_seconds=300),
+    "wall": Limits(cpu_seconds=15, wall_seconds=2),
+}
 ASKED = ("report.xml", "sub/token")
 
 
@@ -117,6 +121,22 @@ def a_world() -> Iterator[World]:
         yield world
 
 
+def limits_of(name: str) -> Limits:
+    """The limits under which an attack runs."""
+    stops = LIMITED[name][0] if name in LIMITED else set()
+    if stops == {"wall"}:
+        return TIGHT["wall"]
+    return TIGHT["cpu"] if stops in ({"cpu"}, {"cpu", "wall"}) else LOOSE
+
+
+def until(holds: Callable[[], bool], seconds: float = 120) -> None:
+    """Wait for something; fail when it does not come for very long."""
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, f"waited {seconds} s in vain"
+        time.sleep(0.02)
+
+
 def source(name: str) -> str:
     """The program of an attack."""
     return HEAD + (LIMITED[name][1] if name in LIMITED else REFUSED[name])
@@ -125,7 +145,7 @@ def source(name: str) -> str:
 def attack(name: str, world: World, backend: str | Server) -> Ran:
     """Run an attack on a world, cold under a backend or by a warm server."""
     files: dict[str, bytes | str] = {"main.py": source(name), "sub/there": ""}
-    limits = SHORT if name in LIMITED and LIMITED[name][0] == {"wall"} else TIGHT
+    limits = limits_of(name)
     arguments = ["main.py", world.described()]
     if isinstance(backend, Server):
         ran = backend.run(arguments, files=files, limits=limits, collect=ASKED)
@@ -146,7 +166,7 @@ def broken(name: str, world: World, ran: Ran) -> list[str]:
         found.append(f"stopped by `{ran.stopped}`, not by {sorted(LIMITED[name][0])}")
     if name not in LIMITED and ran.stopped:
         found.append(f"it ran into `{ran.stopped}`")
-    if len(ran.stdout) > TIGHT.output + 100:
+    if len(ran.stdout) > LOOSE.output + 100:
         found.append("its output was not cut")
     if any(b"hunter2" in content for content in ran.files.values()):
         found.append("a secret came back")

@@ -3,11 +3,12 @@
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from pimono_sdpo.replay.calls import arguments, edits_of, path_in
+from pimono_sdpo.replay.calls import decode_arguments, find_path, read_edits
 from pimono_sdpo.replay.files import Outcome
-from pimono_sdpo.replay.formatters import Reformat
-from pimono_sdpo.replay.workspace import Rerun, Workspace
+from pimono_sdpo.replay.workspace import Workspace
 from pimono_sdpo.traces.events import Event
+from pimono_sdpo.traces.harness import pi
+from pimono_sdpo.traces.harness.base import FileTools
 from pimono_sdpo.traces.harness.blocks import is_refusal
 from pimono_sdpo.traces.parse import match_results
 
@@ -25,14 +26,10 @@ class Prediction(NamedTuple):
 
 
 def predictions(
-    events: Sequence[Event],
-    cwd: str,
-    harness: str = "pi",
-    rerun: Rerun | None = None,
-    reformat: Reformat | None = None,
+    events: Sequence[Event], cwd: str, tools: FileTools = pi.HARNESS.files
 ) -> Iterator[Prediction]:
     """Predict every answered edit of a session before its result is looked at."""
-    workspace = Workspace(cwd, harness=harness, rerun=rerun, reformat=reformat)
+    workspace = Workspace(cwd, tools=tools)
     matched = match_results(tuple(events))
     for event in events:
         if event.kind != "tool_call":
@@ -41,7 +38,7 @@ def predictions(
             result = events[matched[event.index]]
             if not event.on_active_branch:
                 # The files may have been brought back since.
-                workspace.lose(event.tool_name, arguments(event))
+                workspace.lose(event.tool_name, decode_arguments(event))
                 continue
             if event.tool_name == "edit" and not is_refusal(result.text):
                 expected = workspace.predict(event)
@@ -50,13 +47,13 @@ def predictions(
             workspace.observe(event, result)
         elif event.tool_name in {"edit", "write", "bash"}:
             # Broken off, it may have been done all the same.
-            workspace.lose(event.tool_name, arguments(event))
+            workspace.lose(event.tool_name, decode_arguments(event))
 
 
 def _reason(workspace: Workspace, call: Event) -> str:
-    given = arguments(call)
-    file = workspace.files.get(workspace.absolute(path_in(given)))
-    if not edits_of(given):
+    given = decode_arguments(call)
+    file = workspace.files.get(workspace.absolute(find_path(given)))
+    if not read_edits(given):
         return "the call is none of replacing texts"
     if file is None:
         return "the file was never seen"

@@ -1,0 +1,218 @@
+"""Commands from modules: the fields of their options become Typer's, and errors exit codes."""
+
+import inspect
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import MISSING, Field, fields
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+import typer
+from typer.core import TyperGroup
+
+from pimono_sdpo import __version__
+from pimono_sdpo.cli import (
+    duel,
+    evaluate,
+    looks,
+    pairs,
+    push,
+    rewards,
+    rollouts,
+    samples,
+    steps,
+)
+from pimono_sdpo.errors import PimonoError
+from pimono_sdpo.options import flag_of
+
+COMMANDS = ("filter", "suite build", "suite split", "suite check")
+# The exit code of a program that Ctrl-C has ended.
+INTERRUPTED = 130
+STYLE: dict[str, Any] = {
+    "add_completion": False,
+    "rich_markup_mode": None,
+    "pretty_exceptions_enable": False,
+    "context_settings": {"help_option_names": ["-h", "--help"]},
+}
+
+
+class CommandGroup(TyperGroup):
+    """The commands whose names begin with `prefix`."""
+
+    prefix = ""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        rest = [name[len(self.prefix) :] for name in COMMANDS if name.startswith(self.prefix)]
+        own: dict[str, Any] = dict.fromkeys(name.split(" ")[0] for name in rest)
+        self.commands = {**own, **self.commands}
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a command, a group of commands, or None."""
+        name = self.prefix + cmd_name
+        if name in COMMANDS:
+            return command_of(name, module_of(name))
+        if any(other.startswith(f"{name} ") for other in COMMANDS):
+            return group_of(name)
+        return super().get_command(ctx, cmd_name)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """List every command with what it does."""
+        rows = [
+            (name[len(self.prefix) :], summary_of(name))
+            for name in COMMANDS
+            if name.startswith(self.prefix)
+        ]
+        # Not yet a module with options and run.
+        rows += [
+            (name, command.get_short_help_str())
+            for name, command in self.commands.items()
+            if command
+        ]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+
+def module_of(command: str) -> ModuleType:
+    """Import the module of a command."""
+    return import_module(f"pimono_sdpo.cli.{_module_name(command)}")
+
+
+def summary_of(command: str) -> str:
+    """Read the first line of the module of a command, without importing it."""
+    with (Path(__file__).parent / f"{_module_name(command)}.py").open() as file:
+        return file.readline().strip().strip('"')
+
+
+def _module_name(command: str) -> str:
+    return command.replace(" ", "_").replace("-", "_")
+
+
+def group_of(name: str) -> Any:
+    """Return the commands whose names begin with a word."""
+    group = typer.Typer(
+        cls=type("Group", (CommandGroup,), {"prefix": f"{name} "}), no_args_is_help=True, **STYLE
+    )
+    group.callback()(lambda: None)
+    return typer.main.get_command(group)
+
+
+def command_of(name: str, module: ModuleType) -> Any:
+    """Return a command whose options are the fields of the module's `Options`."""
+
+    def call(**given: Any) -> None:
+        module.run(module.Options(**given))
+
+    types = get_type_hints(module.Options)
+    parameters = [_parameter(one, types[one.name]) for one in fields(module.Options)]
+    call.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        sorted(parameters, key=lambda one: one.default is not inspect.Parameter.empty)
+    )
+    # The mark keeps the lines of an example apart.
+    help = re.sub(r"(?m)^\n(?=    )", "\n\b\n", inspect.cleandoc(module.__doc__ or ""))
+    command = typer.Typer(**STYLE)
+    command.command(name.split(" ")[-1], help=help)(call)
+    return typer.main.get_command(command)
+
+
+def _parameter(field: "Field[Any]", type_: Any) -> inspect.Parameter:
+    """Describe a field to Typer."""
+    about = field.metadata
+    default = field.default if field.default is not MISSING else inspect.Parameter.empty
+    if field.default_factory is not MISSING:
+        default = field.default_factory()
+    described: dict[str, Any] = {"help": about["help"]}
+    described["show_default"] = about.get("shown") or default not in ([], None)
+    if choices := choices_of(type_):
+        type_ = _without_literal(type_)
+        described |= {"parser": _one_of(choices), "metavar": "|".join(choices)}
+    if about.get("argument"):
+        info: Any = typer.Argument(**described)
+    else:
+        # Typer would add --no-... to a flag that is off.
+        names = [flag_of(field)] if about["flag"] or default is False else []
+        info = typer.Option(*names, min=about["minimum"], **described)
+    return inspect.Parameter(
+        field.name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=default,
+        annotation=Annotated[type_, info],
+    )
+
+
+def choices_of(type_: Any) -> tuple[str, ...]:
+    """Return the values of a Literal, also within a list or an optional type."""
+    if get_origin(type_) is Literal:
+        return get_args(type_)
+    return next(filter(None, map(choices_of, get_args(type_))), ())
+
+
+def _without_literal(type_: Any) -> Any:
+    if get_origin(type_) is Literal:
+        return str
+    if get_origin(type_) is list:
+        return list[str]
+    return str | None
+
+
+def _one_of(choices: tuple[str, ...]) -> Callable[[str], str]:
+    def check(given: str) -> str:
+        if given not in choices:
+            names = ", ".join(f"`{name}`" for name in choices)
+            raise typer.BadParameter(f"`{given}` is not one of {names}")
+        return given
+
+    return check
+
+
+app = typer.Typer(cls=CommandGroup, no_args_is_help=True, **STYLE)
+
+
+@app.callback(invoke_without_command=True)
+def front(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    """Turn recorded sessions of coding agents, and rollouts, into training rows."""
+    if version:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+def run(command: Callable[[], object]) -> None:
+    """Run a command; end with one sentence and exit code 2 for a PimonoError, 130 for Ctrl-C."""
+    try:
+        command()
+    except PimonoError as error:
+        sys.stderr.write(f"pimono-sdpo: {error}\n")
+        sys.exit(2)
+    except (KeyboardInterrupt, SystemExit) as end:
+        # Typer turns Ctrl-C into a silent exit.
+        if isinstance(end, SystemExit) and end.code != INTERRUPTED:
+            raise
+        sys.stderr.write("pimono-sdpo: interrupted; run the same command again to resume.\n")
+        sys.exit(INTERRUPTED)
+
+
+app.command("push")(push.push_command)
+app.command("view")(looks.view_command)
+app.command("card")(looks.card_command)
+app.command("rescore")(rewards.rescore_command)
+app.command("rollout")(rollouts.rollout_command)
+app.command("prefs")(rollouts.prefs_command)
+app.command("steps")(steps.steps_command)
+app.command("pairs")(pairs.pairs_command)
+app.command("evaluate")(evaluate.evaluate_command)
+app.command("eval")(evaluate.eval_command)
+app.command("sft-extract")(steps.sft_extract_command)
+app.command("duel")(duel.duel_command)
+app.command("duel-rows")(duel.duel_rows_command)
+app.command("samples")(samples.samples_command)
+app.command("tiny-model")(samples.tiny_model_command)
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    run(app)

@@ -1,0 +1,260 @@
+"""Run the filter: the shards of a source, one part of them, or parts merged into one output."""
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Literal
+
+from pimono_sdpo import __version__
+from pimono_sdpo.errors import EmptySelection, OutputError, SourceError
+from pimono_sdpo.options import (
+    check_test_fraction,
+    option,
+    options,
+    report_options,
+    resume_key,
+)
+from pimono_sdpo.report import build_report
+from pimono_sdpo.runs.assemble import ShardFiles, assemble, files_of, judge
+from pimono_sdpo.runs.engines import engine_of
+from pimono_sdpo.runs.folders import (
+    LOCK,
+    PART,
+    another_part,
+    apart,
+    only_run,
+    publish_folder,
+    remove,
+)
+from pimono_sdpo.runs.manifests import describe, made_by
+from pimono_sdpo.runs.part import gather, numbers_of, says, write_part
+from pimono_sdpo.runs.progress import Progress
+from pimono_sdpo.runs.runner import Finished, run_shards
+from pimono_sdpo.runs.usage import Usage
+from pimono_sdpo.runs.workers import Engine
+from pimono_sdpo.schema import Unit
+from pimono_sdpo.stage import Stage
+from pimono_sdpo.traces.sources import Source, open_source
+from processors import pipeline
+from processors.grade import WEIGHTS
+from processors.redact import redact_text
+
+EngineName = Literal["local", "ray"]
+Json = dict[str, Any]
+
+
+@options
+class FilterOptions:
+    """The options that decide which rows a source gives."""
+
+    unit: Unit = option(
+        "One row per `session`, or per `episode` (one request and the work on it).",
+        default="session",
+        decides="row",
+    )
+    min_score: float = option("Drop rows with a lower score.", default=0.0, decides="row")
+    test_fraction: float = option(
+        "Share of repositories whose rows go to the test split.", default=0.0, decides="row"
+    )
+    history_chars: int = option(
+        "Characters of earlier turns to put in front of each request.",
+        default=0,
+        minimum=0,
+        decides="row",
+    )
+    max_samples: int | None = option(
+        "Keep the best N rows.", default=None, minimum=1, shown="all", decides="output"
+    )
+    dedupe: bool = option(
+        "Keep one row of each story: of forks, snapshots and equal prompts.",
+        default=True,
+        decides="output",
+    )
+    seed: int = option(
+        "Seed that decides among equal scores where --max-samples cuts.",
+        default=42,
+        decides="output",
+    )
+    licence: str | None = option(
+        "SPDX id of the licence of the traces, for the card.",
+        default=None,
+        flag="--license",
+        decides="output",
+    )
+
+    def __post_init__(self) -> None:
+        """Check the values; raises OutputError."""
+        from cards.lint import check_licence
+
+        if not math.isfinite(self.min_score):
+            raise OutputError(f"--min-score {self.min_score} keeps or drops all; use a number.")
+        check_test_fraction(self.test_fraction)
+        if self.max_samples is not None and self.max_samples < 1:
+            raise OutputError(f"--max-samples {self.max_samples} keeps no row; use at least 1.")
+        self.licence = check_licence(self.licence)
+
+    def stages(self) -> tuple[Stage, ...]:
+        """Return the stages that make the rows."""
+        return pipeline(self.unit, self.min_score, self.test_fraction, self.history_chars)
+
+
+def run_filter(
+    source: str,
+    out: Path,
+    options: FilterOptions | None = None,
+    *,
+    workers: int = 1,
+    engine: EngineName = "local",
+    usage: Usage | None = None,
+) -> Json:
+    """Filter traces into SDPO rows under `out` and return the report.
+
+    `out` gets `data/*.parquet`, `rejects/*.parquet`, `report.json` and `README.md` with its
+    pictures; what the run costs is added to `usage`. Raises SourceError, ShardError, OutputError,
+    EngineError or EmptySelection; then `out` is as it was before.
+    """
+    options = options or FilterOptions()
+    run = engine_of(engine, workers)
+    out = out.resolve()
+    opened = _open(source, out)
+    with only_run(out) as work:
+        finished = _finish(opened, range(len(opened.shards)), work, options, run, usage)
+        files = [files_of(work, index) for index in finished.records]
+        records = list(finished.records.values())
+        redacted = _redact_names(opened)
+        return _publish(redacted, source, files, records, work, out, report_options(options))
+
+
+def run_part(
+    source: str,
+    out: Path,
+    part: tuple[int, int],
+    options: FilterOptions | None = None,
+    *,
+    workers: int = 1,
+    engine: EngineName = "local",
+    usage: Usage | None = None,
+) -> Json:
+    """Run every Nth shard, as part I of N, and return what `part.json` holds, with `dropped`.
+
+    `out` gets `rows`, `prints`, `rejects`, `done` and `part.json`, for `merge_parts`. Raises like
+    `run_filter`; a part without rows is not an error.
+    """
+    options = options or FilterOptions()
+    run = engine_of(engine, workers)
+    out = out.resolve()
+    opened = _open(source, out)
+    described = [describe(shard) for shard in opened.shards]
+    key = made_by(options.stages(), resume_key(options))
+    content = says(part, _redact_names(opened), described, key)
+    numbers = numbers_of(*part, len(opened.shards))
+    another_part(out, part)
+    with only_run(out, PART) as work:
+        finished = _finish(opened, numbers, work, options, run, usage)
+        publish_folder(write_part(work, content, finished.records), out)
+        remove(work, LOCK)
+    written: Json = json.loads((out / PART).read_bytes())
+    dropped: dict[str, int] = {}
+    for record in finished.records.values():
+        for _, reason, count in record["dropped"]:
+            dropped[reason] = dropped.get(reason, 0) + count
+    return {**written, "dropped": dict(sorted(dropped.items()))}
+
+
+def merge_parts(parts: Sequence[Path], out: Path, options: FilterOptions | None = None) -> Json:
+    """Merge the parts of a source under `out`, to the bytes of one run; return the report.
+
+    The options that decide each row are those of the parts. Raises SourceError when parts are
+    missing, repeated, damaged or do not fit, OutputError or EmptySelection; then `out` is as it was
+    before.
+    """
+    options = options or FilterOptions()
+    out = out.resolve()
+    for folder in parts:
+        apart(folder.resolve(), out)
+    whole = gather(parts)
+    if whole.says["pimono_sdpo"] != __version__:
+        raise SourceError(
+            f"The parts were written by pimono-sdpo {whole.says['pimono_sdpo']} and this is "
+            f"{__version__}; merge them with the version that wrote them."
+        )
+    source = whole.source()
+    used = {**report_options(options), **whole.says["options"]}
+    with only_run(out) as work:
+        return _publish(source, source.name, whole.files, whole.records, work, out, used)
+
+
+def _open(source: str, out: Path) -> Source:
+    if source and Path(source).exists():
+        apart(Path(source).resolve(), out)
+    return open_source(source)
+
+
+def _finish(
+    opened: Source,
+    numbers: Iterable[int],
+    work: Path,
+    options: FilterOptions,
+    engine: Engine,
+    usage: Usage | None,
+) -> Finished:
+    """Run the shards of these numbers, with a progress bar."""
+    shards = {index: opened.shards[index] for index in numbers}
+    key = resume_key(options)
+    started = perf_counter()
+    with Progress(sum(shard.sessions for shard in shards.values()), len(shards)) as progress:
+        finished = run_shards(shards, options.stages(), work, key, progress, engine)
+    if usage is not None:
+        usage.add(finished, started)
+    return finished
+
+
+def _publish(
+    redacted: Source,
+    given: str,
+    files: Sequence[ShardFiles],
+    records: list[Json],
+    work: Path,
+    out: Path,
+    options: Json,
+) -> Json:
+    """Choose among the rows of all shards, write the output and give the folder its name."""
+    from cards import render_dataset_card, write_report_plots
+
+    comparing = options["max_samples"], options["seed"], options["dedupe"]
+    with closing(judge(files, work / "candidates.sqlite", *comparing)) as database:
+        finished, dropped = assemble(files, work, database)
+    report = build_report(redacted, options, WEIGHTS, records, dropped, finished)
+    if not report["kept"]:
+        remove(work, LOCK)
+        raise EmptySelection(_nothing_left(given, report))
+    (finished / "report.json").write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n")
+    write_report_plots(report, finished)
+    (finished / "README.md").write_text(render_dataset_card(report))
+    publish_folder(finished, out)
+    remove(work, LOCK)
+    return report
+
+
+def _redact_names(source: Source) -> Source:
+    """File names reach the report and the card, and may hold what texts may hold."""
+    shards = tuple(replace(s, path=redact_text(s.path, "")[0]) for s in source.shards)
+    return replace(source, name=redact_text(source.name, "")[0], shards=shards)
+
+
+def _nothing_left(source: str, report: Json) -> str:
+    counts = report["drop_reasons"]
+    reasons = ", ".join(f"{count} {reason}" for reason, count in counts.items()) or "it is empty"
+    advice = (
+        "lower --min-score"
+        if "below_min_score" in counts
+        else "use traces with tool errors, failed commands or user corrections"
+    )
+    count = report["sessions"]
+    which = "The only session" if count == 1 else f"None of the {count} sessions"
+    kept = "was not kept" if count == 1 else "was kept"
+    return f"{which} of `{source}` {kept} ({reasons}); {advice}."
