@@ -3,7 +3,7 @@
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field
 from importlib.resources import files
 from itertools import takewhile
 from pathlib import Path
@@ -209,23 +209,6 @@ def describe_recipes(folder: Path | None = None) -> dict[str, str]:
         if not found[path.stem]:
             raise ValueError(f"The recipe `{path.name}` does not begin with a comment; add one.")
     return found
-
-
-def describe_options(options: type, without: type | None = None) -> str:
-    """Return a Markdown table of the options that a class adds to those of another.
-
-    >>> print(describe_options(DPOArguments, SFTArguments))
-    | option | default | |
-    |---|---|---|
-    | `--adapter` | | Adapter to start from, a folder or a Hub id; it is also the reference model. |
-    """
-    known = {one.name for one in fields(without)} if without is not None else set()
-    rows = ["| option | default | |", "|---|---|---|"]
-    for one in fields(options):
-        if one.name not in known and "help" in one.metadata:
-            default = "" if one.default in (None, MISSING, "") else f" `{one.default}`"
-            rows.append(f"| `--{one.name}` |{default} | {one.metadata['help']} |")
-    return "\n".join(rows)
 
 
 def find_recipe(name: str) -> Path:
