@@ -5,8 +5,7 @@
 
 import posixpath
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from pimono_sdpo.failures import classify
@@ -27,7 +26,7 @@ from pimono_sdpo.replay.commands import (
     shown_by,
 )
 from pimono_sdpo.replay.files import File, Outcome
-from pimono_sdpo.replay.formatters import Reformat, follow, kinds_told, run_again
+from pimono_sdpo.replay.formatters import follow, kinds_told
 from pimono_sdpo.traces.events import Event
 from pimono_sdpo.traces.harness import HARNESSES, pi
 from pimono_sdpo.traces.harness.base import FileTools
@@ -65,30 +64,19 @@ _CHANGED_BEHIND = re.compile(
 _PATCHED = re.compile(r"^\*\*\* (?:Add File|Update File|Delete File|Move to): (.+)$", re.MULTILINE)
 _PROPOSED_OTHERWISE = re.compile(r"modified (?:your|the) proposed")
 
-# Repeats a command on the known files; whether it could, and they are known after it as before.
-Rerun = Callable[["Workspace", str, Event], bool]
-
 
 @dataclass
 class Workspace:
     """The files of a session by absolute path, as far as it has seen them.
 
-    `rerun` repeats a recorded command on them; it returns whether it could, and that nothing else
-    has changed. Without it, what a command may have changed is stale. `reformat` does the same for
-    formatters; it is to know all that the workspace has.
+    What a command may have changed is stale.
     """
 
     cwd: str
     files: dict[str, File] = field(default_factory=dict)
     tools: FileTools = pi.HARNESS.files
-    rerun: Rerun | None = None
-    reformat: Reformat | None = None
     # What the formatters that have run so far touch.
     kinds: set[str] = field(default_factory=set)
-
-    def __post_init__(self) -> None:
-        """Begin with what is told of the formatter."""
-        self.kinds |= self.reformat.kinds if self.reformat else set()
 
     def file(self, path: str) -> File:
         """Return what is known of a file; a relative path begins at the workspace."""
@@ -192,12 +180,8 @@ class Workspace:
             return
         if changes.formatted or changes.clean:
             self.kinds |= kinds_told(f"{command}\n{result.text}")
-        touches = changes.anything or changes.formats or changes.names
-        if touches and self.rerun and self.rerun(self, command, result):
-            self._note(replace(changes, anything=False, names=set()), command, result.text)
-        else:
-            self._note(changes, command, result.text)
-            self._follow_copies(command, result, changes)
+        self._note(changes)
+        self._follow_copies(command, result, changes)
         if self.tools.trims_output:
             return
         for name, line in lines_by(command, result.text):
@@ -210,15 +194,11 @@ class Workspace:
             for run in read.runs if read else ():
                 self.file(shown[0]).see(run, is_whole=shown[1] and bool(read and read.is_end))
 
-    def _note(self, changes: Changes, command: str, output: str) -> None:
-        formats = changes.formats or changes.formatted or changes.clean
-        again = None
-        if formats and not changes.anything and self.reformat:
-            again = run_again(self.files, self.reformat, self.cwd, command, output)
-        if changes.anything or (changes.formats and again is None):
+    def _note(self, changes: Changes) -> None:
+        if changes.anything or changes.formats:
             self.spoil_all()
-        elif formats:
-            follow(self.files, changes, self.kinds, again)
+        elif changes.formatted or changes.clean:
+            follow(self.files, changes, self.kinds)
         for name in changes.names:
             self._spoil(name)
 
@@ -276,8 +256,7 @@ class Workspace:
         elif tool_name == "write" and path:
             self.file(path).is_stale = True
         elif tool_name == "bash":
-            command = text_in(given, "command")
-            self._note(changes_of(command, ""), command, "")
+            self._note(changes_of(text_in(given, "command"), ""))
         elif not is_harmless(tool_name):
             self.spoil_all()
 
