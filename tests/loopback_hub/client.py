@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.loopback_hub.server import TOKEN, LoopbackHub
 
-LIGHT = ("datasets", "pimono_sdpo.cli")
+IMPORTED = ("datasets", "cards", "processors", "pimono_sdpo.cli")
 
 
 def run_client(
@@ -18,7 +18,7 @@ def run_client(
     script: str,
     token: str | None = TOKEN,
     xet: bool = False,
-    imported: tuple[str, ...] = LIGHT,
+    imported: tuple[str, ...] = IMPORTED,
 ) -> Any:
     """Run `script` in the folder `home` and return the JSON on the last line it prints."""
     home.mkdir(exist_ok=True)
@@ -33,7 +33,7 @@ def run_python(
     *arguments: str,
     token: str | None = TOKEN,
     xet: bool = False,
-    imported: tuple[str, ...] = LIGHT,
+    imported: tuple[str, ...] = IMPORTED,
     environment: Mapping[str, str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Run `python ARGUMENTS` in the folder `home`.
