@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from pimono_sdpo.failures import CATEGORIES
-from processors.salient_tokens import concrete_terms
+from processors.salient_tokens import find_salient_tokens
 from rewards import trace_grounding_reward
 
 THRESHOLD = 0.35
@@ -410,10 +410,10 @@ def test_a_huge_answer_costs_little(kind: str) -> None:
 def test_terms_are_found_in_linear_time(unit: str) -> None:
     text = "\n".join([unit * (490 // len(unit))] * 40)
     begin = time.perf_counter()
-    concrete_terms([text] * 50)  # 1 MB
+    find_salient_tokens([text] * 50)  # 1 MB
     assert time.perf_counter() - begin < 3
 
 
 def test_terms_name_test_files_and_no_redactions() -> None:
     text = "FAIL test/parser.test.ts\nkey [REDACTED:assigned_secret] was refused"
-    assert concrete_terms([text]) == ["test/parser.test.ts"]
+    assert find_salient_tokens([text]) == ["test/parser.test.ts"]

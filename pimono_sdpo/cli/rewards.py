@@ -1,4 +1,4 @@
-"""Scores: rescore, evaluate-corrections."""
+"""The command `rescore`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -39,13 +39,3 @@ def rescore_command(
     if report["rejected"]:
         typer.echo("rejected: " + counts(report["rejected"]))
     typer.echo(f"rows and report.json are in {out}")
-
-
-def evaluate_corrections_command(
-    labels: Annotated[Path, typer.Argument(help="CSV with file, user_ordinal, label, text.")],
-    traces: Annotated[Path, typer.Argument(help="Folder the labels' files are relative to.")],
-) -> None:
-    """Print precision and recall of the correction model, each author left out in turn."""
-    from pimono_sdpo.commands.rewards import evaluate_corrections
-
-    typer.echo(evaluate_corrections(labels, traces))

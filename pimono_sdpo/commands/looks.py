@@ -64,16 +64,16 @@ def _rows_page(folder: Path, report: Json, traces: str | None, limit: int) -> Js
 
     chosen = choose_rows(folder, limit)
     source = _open_traces(traces, report, folder)
-    around: dict[Key, Json] = {}
+    windows: dict[Key, Json] = {}
     note = (
         "The traces are not here: what stands around the evidence, and what rejected rows hold, "
         "is shown with --source and the traces that were filtered."
     )
     if source is not None:
         wanted = {key_of(row) for row in (*chosen.kept, *chosen.rejected)}
-        around = _look_up(source, wanted, report["options"])
-        note = f"The traces of {len(around):,} of them were found and read again."
-    return rows_view(report, chosen, around, note)
+        windows = _look_up(source, wanted, report["options"])
+        note = f"The traces of {len(windows):,} of them were found and read again."
+    return rows_view(report, chosen, windows, note)
 
 
 def _open_traces(traces: str | None, report: Json, folder: Path) -> "Source | None":
@@ -102,7 +102,7 @@ def _look_up(source: "Source", wanted: set[Key], options: Mapping[str, Any]) -> 
     """Read the traces of the wanted rows again, one session in memory at a time."""
     from pimono_sdpo.runs.shards import Rows
     from pimono_sdpo.traces.sources import read_sessions
-    from processors.event_window import around
+    from processors.event_window import show_event_windows
     from processors.names import MAX_CHARS
     from processors.redact import redact_text
 
@@ -115,7 +115,7 @@ def _look_up(source: "Source", wanted: set[Key], options: Mapping[str, Any]) -> 
                 name = redact_text(_file(row["source"]), "")[0][:MAX_CHARS]
                 if name not in files and row["session_id"] not in sessions:
                     continue
-                for record in around(row, options["unit"], options["history_chars"]):
+                for record in show_event_windows(row, options["unit"], options["history_chars"]):
                     # A dataset's commit may have moved on; its files keep their names.
                     recorded = files.get(_file(record["source"]), record["source"])
                     key = recorded, record["session_id"], record["episode"]

@@ -1,11 +1,9 @@
-"""Scores of stored completions, and of the correction model."""
+"""Score stored completions with verifiers."""
 
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-from pimono_sdpo.errors import SourceError
 
 Json = dict[str, Any]
 
@@ -26,13 +24,3 @@ def run_rescore(
     if Path(source).exists():
         apart(Path(source).resolve(), out.resolve())
     return rescore_dataset(source, out, rubric, workers or os.cpu_count() or 1)
-
-
-def evaluate_corrections(labels: Path, traces: Path) -> str:
-    """Measure the correction model, each author left out in turn; return a table."""
-    from processors.corrections import evaluate as evaluation
-
-    for path in (labels, traces):
-        if not path.exists():
-            raise SourceError(f"`{path}` does not exist; give the labels and their traces.")
-    return evaluation.render(evaluation.evaluate_corrections(labels, traces))

@@ -62,7 +62,7 @@ def check_file(path: Path, method: str) -> Json:
     So do lines with what looks like a secret: the file leaves this machine.
     """
     from processors.rollouts.together import check_dpo, check_sft
-    from processors.secrets import kinds_in
+    from processors.secrets import find_secret_kinds
 
     check = {"sft": check_sft, "dpo": check_dpo}[method]
     digest, number, size, wrong = hashlib.sha256(), 0, 0, []
@@ -71,7 +71,7 @@ def check_file(path: Path, method: str) -> Json:
             for number, line in enumerate(lines, 1):
                 digest.update(line)
                 size += len(line)
-                problem = _problem(line, check, kinds_in)
+                problem = _problem(line, check, find_secret_kinds)
                 if problem is not None:
                     wrong.append((number, problem))
     except OSError as error:

@@ -56,9 +56,9 @@ def in_output(output: Path, mode: str, work: Callable[[], None]) -> None:
 
 def secrets_in(text: str) -> list[str]:
     """Name the kinds of secrets in a text."""
-    from processors.secrets import kinds_in
+    from processors.secrets import find_secret_kinds
 
-    return list(kinds_in(text))
+    return list(find_secret_kinds(text))
 
 
 def lint_of(card: Path) -> list[str]:

@@ -33,7 +33,7 @@ from transformers import TrainerCallback
 
 from pimono_sdpo import __version__
 from pimono_sdpo.errors import OutputError, TrainingInputError
-from pimono_sdpo.traces.hub import clause, passes, who_may_write
+from pimono_sdpo.traces.hub import explain_error, explain_refusal, is_transient
 from pimono_sdpo.traces.sources import HUB_ID
 from pimono_sdpo.training.output import BEST, DATA, LOCAL_FILE, last_checkpoint, read_object
 from pimono_sdpo.training.processes import is_leader, say
@@ -270,11 +270,11 @@ def check_hub(hub_model_id: str) -> None:
     namespace = hub_model_id.rpartition("/")[0]
     try:
         validate_repo_id(hub_model_id)
-        problem = who_may_write(
+        problem = explain_refusal(
             api, namespace, lambda: not namespace or api.repo_exists(hub_model_id)
         )
     except (HTTPError, OSError) as error:
-        problem = clause(error)
+        problem = explain_error(error)
     except HFValidationError:
         problem = "that cannot name a repository; give ns/name"
     if problem:
@@ -333,9 +333,11 @@ def publish_adapter(
             # The network, the token or the Hub; the client hides a file or card that was refused
             # behind errors of its own. Nothing is lost, so say how to go on.
             trouble: Exception = error
-            if not passes(error):
+            if not is_transient(error):
                 break
-    told = clause(trouble) if isinstance(trouble, HTTPError | OSError) else _in_a_line(trouble)
+    told = (
+        explain_error(trouble) if isinstance(trouble, HTTPError | OSError) else _in_a_line(trouble)
+    )
     raise OutputError(
         f"The adapter is in `{folder}` but could not be published ({told}); push it with "
         f"`hf upload {hub_model_id} {folder}`."

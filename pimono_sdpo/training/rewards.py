@@ -11,9 +11,8 @@ from pimono_sdpo.training.arguments import JobArguments
 from pimono_sdpo.training.feedback import TRACE_TEMPLATE, Feedback, Told
 from rewards.rescore import rubric_of
 from rewards.trace_grounding import trace_grounding_reward
-from rewards.verifiers.reward import VerifierReward
+from rewards.verifiers.reward import VerifierReward, self_test, table
 from rewards.verifiers.rubric import MAX_PARTIAL
-from rewards.verifiers.selftest import self_test, table
 
 Reward = Callable[..., list[float | None]]
 

@@ -12,7 +12,7 @@ from pimono_sdpo.samples import write_samples
 from pimono_sdpo.training import output, publish, resume
 from pimono_sdpo.training.rows import check_prepared
 from pimono_sdpo.training.tiny_model import write_tiny_model
-from processors.secrets import kinds_in
+from processors.secrets import find_secret_kinds
 from tests.training.setup import arguments, hand_made, script
 
 MARK = {"pimono_sdpo": "0.1.0"}
@@ -319,11 +319,11 @@ def test_nothing_is_published_while_a_text_holds_a_secret(tmp_path: Path) -> Non
     (tmp_path / "README.md").write_text("DB_PASSWORD=" + "hunter2")
     (tmp_path / "run.json").write_text("{}")
     with pytest.raises(OutputError, match=r"README.md` still holds .*\(assigned_secret\)"):
-        publish.publish_adapter(tmp_path, "me/adapter", True, kinds_in, lambda _: [])
+        publish.publish_adapter(tmp_path, "me/adapter", True, find_secret_kinds, lambda _: [])
 
 
 def test_nothing_is_published_with_a_card_that_would_be_refused(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("---\nlicense: mine\n---\n# T\n![x](x.png)\n")
     with pytest.raises(OutputError, match="Nothing was published; mend it") as refused:
-        publish.publish_adapter(tmp_path, "me/adapter", True, kinds_in, lint_file)
+        publish.publish_adapter(tmp_path, "me/adapter", True, find_secret_kinds, lint_file)
     assert "`license` is `mine`" in str(refused.value)

@@ -1,23 +1,23 @@
-"""Measure the correction model on hand-made labels, leaving each author out, and fit its weights.
+"""Precision and recall of the correction model on hand-made labels, each author left out in turn.
 
-columns  file, user_ordinal (0 is the first user message), label, text (may be cut short)
+    python -m tests.benchmarks.corrections LABELS TRACES [--write]
 
-    python -m processors.corrections.evaluate LABELS TRACES
+LABELS is a CSV with the columns file, user_ordinal (0 is the first user message), label and text
+(which may be cut short); TRACES is the folder that `file` is relative to. `correction` and
+`bug_report` count as corrections. `--write` fits weights.json to all labels instead.
 
-prints precision and recall of `correction` or `bug_report`, the baselines', and the time taken.
-
-    python -m processors.corrections.evaluate LABELS TRACES
-
-writes weights.json. Logistic regression, pulled towards the cues' prior weights: a few
-hundred labels by few authors may move a weight, not make it. Same input, same bytes.
+The fit is a logistic regression pulled towards the cues' prior weights: a few hundred labels by few
+authors may move a weight, not make it. The same input gives the same bytes.
 """
 
+import argparse
 import csv
 import json
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 from time import perf_counter
 
@@ -26,8 +26,14 @@ import numpy.typing as npt
 
 from pimono_sdpo.errors import PimonoError, SourceError
 from pimono_sdpo.traces.parse import read_trace
-from processors.corrections.decide import Model, decide, load_model, score
-from processors.corrections.features import Turn, cues, features, is_automated, later_turns
+from processors.corrections.decide import Model, compute_probability, decide, read_model
+from processors.corrections.features import (
+    Turn,
+    find_cues,
+    is_automated,
+    read_cues,
+    read_later_turns,
+)
 
 COLUMNS = ("file", "user_ordinal", "label", "text")
 POSITIVE = frozenset({"correction", "bug_report"})
@@ -60,14 +66,14 @@ def read_examples(labels_csv: Path, traces: Path) -> list[Example]:
     rows = _rows(labels_csv)
     if not traces.is_dir():
         raise SourceError(
-            f"`{traces}` is no folder; give the one the labels' files are relative to."
+            f"`{traces}` is not a folder; give the one that the labels' files are relative to."
         )
     sessions = {name: _session(traces / name) for name in sorted({row["file"] for row in rows})}
     return [_example(row, *sessions[row["file"]]) for row in rows]
 
 
 def _rows(labels_csv: Path) -> list[dict[str, str]]:
-    """Read the labels; a spreadsheet's mark at the beginning of the file is no part of them."""
+    """Read the labels; a byte order mark, as spreadsheets write it, is ignored."""
     try:
         with labels_csv.open(encoding="utf-8-sig", newline="") as lines:
             rows = list(csv.DictReader(lines))
@@ -101,7 +107,7 @@ def _session(path: Path) -> tuple[str, list[Turn]]:
     home = _HOME.search(trace.cwd)
     # One person records in many repositories; a repository's owner may not be the recorder.
     author = home.group(1) if home else path.name.partition("__")[0]
-    return author.lower(), later_turns(trace.events)
+    return author.lower(), read_later_turns(trace.events)
 
 
 def _example(row: Mapping[str, str], author: str, turns: list[Turn]) -> Example:
@@ -114,7 +120,7 @@ def _example(row: Mapping[str, str], author: str, turns: list[Turn]) -> Example:
             f"`{row['file']}` has no later user message that begins with {row['text'][:40]!r}; "
             "correct the label, or give the traces it was made from."
         )
-    shown = None if is_automated(turn.text) else features(turn)
+    shown = None if is_automated(turn.text) else find_cues(turn)
     return Example(row["file"], author, row["label"], turn, shown)
 
 
@@ -194,7 +200,7 @@ def evaluate_corrections(labels_csv: Path, traces_dir: Path) -> Report:
     authors = [example.author for example in examples]
     by_author = without_each(examples, authors)
     by_session = without_each(examples, [example.file for example in examples])
-    shipped = load_model()
+    shipped = read_model()
     said = [p >= THRESHOLD for p in by_author]
     return Report(
         authors=[
@@ -303,42 +309,24 @@ def render(report: Report) -> str:
     return "\n".join([*lines, f"{report.microseconds:.0f} microseconds per message", ""])
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Print the report for the labels and traces named on the command line."""
-    if len(arguments) != 2:
-        sys.stderr.write("usage: python -m processors.corrections.evaluate LABELS TRACES\n")
-        return 2
-    try:
-        report = evaluate_corrections(Path(arguments[0]), Path(arguments[1]))
-    except PimonoError as problem:
-        sys.stderr.write(f"eval: {problem}\n")
-        return 2
-    sys.stdout.write(render(report))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
-
-
 PULL = 16.0
 INTERCEPT, INTERCEPT_PULL = -2.0, 0.05
 STEPS, TOLERANCE = 50, 1e-9
 # One for all, never fitted: a missed correction costs a little more than a false one.
 THRESHOLD = 0.4
-WEIGHTS = Path(__file__).with_name("weights.json")
+WEIGHTS = Path(str(files("processors.corrections") / "weights.json"))
 
 Array = npt.NDArray[np.float64]
 
 
 def fit(examples: Sequence[Example]) -> Model:
     """Newton's method on the penalised log-likelihood; messages of a harness do not count."""
-    names = [cue.name for cue in cues()]
+    names = [cue.name for cue in read_cues()]
     used = [example for example in examples if example.shown is not None]
     rows = [[float(name in (e.shown or {})) for name in names] + [1.0] for e in used]
     x: Array = np.array(rows, dtype=np.float64).reshape(len(used), len(names) + 1)
     y: Array = np.array([float(example.positive) for example in used], dtype=np.float64)
-    prior: Array = np.array([cue.prior for cue in cues()] + [INTERCEPT], dtype=np.float64)
+    prior: Array = np.array([cue.prior for cue in read_cues()] + [INTERCEPT], dtype=np.float64)
     pull: Array = np.array([PULL] * len(names) + [INTERCEPT_PULL], dtype=np.float64)
     weights = prior.copy()
     for _ in range(STEPS):
@@ -355,7 +343,7 @@ def fit(examples: Sequence[Example]) -> Model:
 
 def probability(model: Model, example: Example) -> float:
     """The model's probability; 0 for what a harness wrote."""
-    return 0.0 if example.shown is None else round(score(model, example.shown), 4)
+    return 0.0 if example.shown is None else round(compute_probability(model, example.shown), 4)
 
 
 def weights_json(model: Model) -> str:
@@ -368,20 +356,23 @@ def weights_json(model: Model) -> str:
     return json.dumps(values, indent=2) + "\n"
 
 
-def refit(arguments: Sequence[str]) -> int:
-    """Write the weights for the labels and traces named on the command line."""
-    if len(arguments) != 2:
-        sys.stderr.write("usage: python -m processors.corrections.evaluate LABELS TRACES\n")
-        return 2
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the table for labels and traces, or write the weights fitted to them."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("labels", type=Path)
+    parser.add_argument("traces", type=Path)
+    parser.add_argument("--write", action="store_true", help="fit and write weights.json")
+    options = parser.parse_args(arguments)
     try:
-        examples = read_examples(Path(arguments[0]), Path(arguments[1]))
+        if options.write:
+            WEIGHTS.write_text(weights_json(fit(read_examples(options.labels, options.traces))))
+        else:
+            sys.stdout.write(render(evaluate_corrections(options.labels, options.traces)))
     except PimonoError as problem:
-        sys.stderr.write(f"fit: {problem}\n")
+        sys.stderr.write(f"{problem}\n")
         return 2
-    WEIGHTS.write_text(weights_json(fit(examples)))
-    sys.stdout.write(f"{len(examples)} messages, {WEIGHTS}\n")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(refit(sys.argv[1:]))
+    sys.exit(main())
