@@ -1,4 +1,4 @@
-"""Every `hf jobs` command of the README is one that the real `hf` would launch."""
+"""Every `hf jobs` command of the documentation is one that the real `hf` would launch."""
 
 import re
 import shlex
@@ -16,13 +16,20 @@ from tests.loopback_hub.hf import HF
 
 ROOT = Path(__file__).parent.parent
 RAW = "https://raw.githubusercontent.com/pimono-sdpo/pimono-sdpo/v0.1.0"
-BLOCKS = re.findall(r"^```bash\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)
-COMMANDS = [
-    line
-    for block in BLOCKS
-    for line in block.replace("\\\n", " ").splitlines()
-    if line.startswith("hf jobs ")
+PAGES = (ROOT / "docs" / "tutorials" / "train.md", ROOT / "README.md")
+BLOCKS = [
+    block
+    for page in PAGES
+    for block in re.findall(r"^```bash\n(.*?)^```", page.read_text(), re.M | re.S)
 ]
+COMMANDS = list(
+    dict.fromkeys(
+        line
+        for block in BLOCKS
+        for line in block.replace("\\\n", " ").splitlines()
+        if line.startswith("hf jobs ")
+    )
+)
 
 
 class Quiet(SimpleHTTPRequestHandler):
@@ -40,7 +47,7 @@ def raw() -> Iterator[str]:
     server.server_close()
 
 
-def test_the_readme_has_a_command_for_each_way() -> None:
+def test_the_tutorial_has_a_command_for_each_way() -> None:
     assert [("https:" in c, "--with" in c) for c in COMMANDS if "train_sdpo" in c] == [
         (False, False),
         (True, False),
@@ -49,7 +56,9 @@ def test_the_readme_has_a_command_for_each_way() -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_of_the_readme_would_be_launched(command: str, raw: str, tmp_path: Path) -> None:
+def test_a_command_of_the_documentation_would_be_launched(
+    command: str, raw: str, tmp_path: Path
+) -> None:
     words = shlex.split(command.replace(RAW, raw))
     assert words[:4] == ["hf", "jobs", "uv", "run"]
     done = subprocess.run(
