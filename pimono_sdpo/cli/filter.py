@@ -1,13 +1,13 @@
 """Turn recorded sessions into SDPO rows, a report and a dataset card.
 
-    pimono-sdpo filter traces/ --out rows --min-score 2
-    pimono-sdpo filter ns/name --out rows --unit episode --test-fraction 0.1
+pimono-sdpo filter traces/ --out rows --min-score 2
+pimono-sdpo filter ns/name --out rows --unit episode --test-fraction 0.1
 
 Several machines can each read a part of a source; --merge then gives the rows of a single run:
 
-    pimono-sdpo filter traces/ --out part1 --shard 1/2
-    pimono-sdpo filter traces/ --out part2 --shard 2/2
-    pimono-sdpo filter --merge part1 part2 --out rows
+pimono-sdpo filter traces/ --out part1 --shard 1/2
+pimono-sdpo filter traces/ --out part2 --shard 2/2
+pimono-sdpo filter --merge part1 part2 --out rows
 """
 
 import re
@@ -16,11 +16,10 @@ from pathlib import Path
 import typer
 
 from pimono_sdpo.cli.text import counts
-from pimono_sdpo.commands.push import run_push
 from pimono_sdpo.errors import OutputError, SourceError
 from pimono_sdpo.filtering import EngineName, FilterOptions, Json, merge_parts, run_filter, run_part
 from pimono_sdpo.options import argument, changed, option, options
-from pimono_sdpo.push import PushResult
+from pimono_sdpo.push import PushResult, push_folder
 from pimono_sdpo.runs.usage import Usage, table
 
 
@@ -45,7 +44,7 @@ class Options(PushResult, FilterOptions):
 
 def run(options: Options) -> None:
     """Filter a source, or a part of it, or merge parts."""
-    target = options.target()
+    target = options.push_target()
     usage = None if options.merge else Usage()
     if options.shard is not None:
         _run_part(options)
@@ -66,7 +65,7 @@ def run(options: Options) -> None:
     typer.echo(table(report["sessions"], report["kept"], report["drop_reasons"], usage))
     typer.echo(summarize(report, options.out))
     if target is not None:
-        typer.echo(run_push(options.out, target))
+        typer.echo(push_folder(options.out, target))
 
 
 def _run_part(options: Options) -> None:

@@ -32,7 +32,7 @@ def run_duel_rows(
 
     Raises SourceError when nothing was scored, EmptySelection when no row is left, OutputError.
     """
-    from pimono_sdpo.commands.made import Asked, make, nothing_kept
+    from pimono_sdpo.dataset_writer import DatasetSpec, explain_empty, write_dataset
     from pimono_sdpo.duel.result import RESULT
     from pimono_sdpo.runs.folders import REPORT, apart
     from pimono_sdpo.runs.tables import Part, Table, code_of
@@ -51,10 +51,10 @@ def run_duel_rows(
     ]
     options: Json = {"buckets": " ".join(buckets)}
     name = folder.resolve().name
-    asked = Asked(STAGES[kind], name, "duel", options, format, licence)  # type: ignore[arg-type]
-    report = make(asked, parts, Table(*export.TABLES[kind]), out)
+    spec = DatasetSpec(STAGES[kind], name, "duel", options, format, licence)  # type: ignore[arg-type]
+    report = write_dataset(spec, parts, Table(*export.TABLES[kind]), out)
     if not report["rows"]:
-        raise EmptySelection(nothing_kept(report, "take another bucket with --bucket"))
+        raise EmptySelection(explain_empty(report, "take another bucket with --bucket"))
     return report
 
 

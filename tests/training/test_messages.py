@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from datasets import Dataset
 
+from pimono_sdpo.training import reload
 from tests.card_data import report, run
 from tests.training.setup import hand_made, job, parse, python, script
 
@@ -263,10 +264,16 @@ def test_a_killed_run_goes_on_with_its_own_arguments_and_publishes_no_path(
 
 
 @pytest.mark.parametrize("text", [None, "{}", "", json.dumps(run())])
-def test_reload_says_what_it_lacks(tmp_path: Path, text: str | None) -> None:
+def test_reload_says_what_it_lacks(
+    tmp_path: Path,
+    text: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     if text is not None:
         (tmp_path / "run.json").write_text(text)
-    done = python("-m", "pimono_sdpo.training.reload", str(tmp_path), cwd=tmp_path)
-    assert done.returncode == 2
-    assert done.stderr.strip().splitlines()[-1].startswith("reload: ")
-    assert "Traceback" not in done.stderr
+    monkeypatch.setattr("sys.argv", ["reload", str(tmp_path)])
+    assert reload.main() == 2
+    told = capsys.readouterr().err
+    assert told.strip().splitlines()[-1].startswith("reload: ")
+    assert "Traceback" not in told
