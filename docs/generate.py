@@ -100,9 +100,7 @@ def describe_jobs() -> str:
         if not (isinstance(one, type) and is_dataclass(one) and one.__module__.startswith(OURS)):
             continue
         own = inspect.get_annotations(one)
-        rows = [
-            describe_field(f, name_annotation(own[f.name])) for f in fields(one) if f.name in own
-        ]
+        rows = [describe_field(f, own[f.name]) for f in fields(one) if f.name in own]
         if rows:
             lines += [f"## {name}\n", inspect.cleandoc(one.__doc__ or "") + "\n"]
             lines.append(write_table(["option", "type", "default", "meaning"], rows))
@@ -125,14 +123,17 @@ def describe_together() -> str:
 
 def describe_recipes() -> str:
     """Return the page of the recipes: each YAML file as it is, with its comments."""
+    from pimono_sdpo.training import arguments
+
     lines = [
         NOTE,
         "# Recipes\n",
-        "A recipe is a YAML file in `jobs/recipes/`, named with `--config`. An option on "
-        "the command line overrides it.\n",
+        "A recipe is a YAML file in `jobs/recipes/`, named with `--config`. An option on the "
+        "command line overrides it.\n",
     ]
-    for path in sorted((ROOT / "jobs").rglob("*.yaml")):
-        lines += [f"## {path.stem}\n", f"```yaml\n{path.read_text().strip()}\n```\n"]
+    for name, comment in arguments.describe_recipes().items():
+        text = arguments.find_recipe(name).read_text().strip()
+        lines += [f"## {name}\n", comment + "\n", f"```yaml\n{text}\n```\n"]
     return "\n".join(lines)
 
 
