@@ -81,7 +81,7 @@ def cli(*arguments: object, folder: Path | None = None) -> subprocess.CompletedP
         os.environ.clear()
         os.environ.update(environment)
     assert isinstance(code, int)
-    return subprocess.CompletedProcess(sys.argv, code, out.getvalue(), err.getvalue())
+    return subprocess.CompletedProcess(command(*arguments), code, out.getvalue(), err.getvalue())
 
 
 def cli_process(

@@ -131,7 +131,7 @@ class Shard:
 class Source:
     """An opened input: its name without machine paths, its kind and its shards in order.
 
-    `upstream` tells how old an export of the Hub is, see hub_age.py.
+    `upstream` says how far an export of the Hub is behind its dataset, see `hub.Upstream`.
     """
 
     name: str
@@ -139,6 +139,24 @@ class Source:
     revision: str | None
     shards: tuple[Shard, ...]
     upstream: dict[str, Any] | None = None
+
+    def describe(self) -> dict[str, Any]:
+        """Return what a report says of the input."""
+        return {
+            "source": self.name,
+            "kind": self.kind,
+            "revision": self.revision,
+            **({"upstream": self.upstream} if self.kind == "hub" else {}),
+            "shards": [
+                {
+                    "path": shard.path,
+                    "layout": shard.layout,
+                    "sessions": shard.sessions,
+                    "bytes": shard.bytes,
+                }
+                for shard in self.shards
+            ],
+        }
 
 
 def open_source(source: str) -> Source:

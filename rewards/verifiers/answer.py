@@ -1,11 +1,11 @@
 """The files as an answer leaves them: a diff, a whole file, edits, or blocks of code.
 
-A block is said to be a file by its fence (```python m.py), by its first line (# m.py) or by the
-line before it (**m.py**, `m.py`:, File: m.py). Only paths of known files say anything.
+The file of a block is named by its fence (```python m.py), by its first line (# m.py) or by the
+line before it (**m.py**, `m.py`:, File: m.py). Only paths of known files count.
 
-The code is the whole of the one Python file that may be written, or of the file that the answer
-says it is, or some of its functions and classes: then these take the place of those of the same
-name, and the rest of the file stays.
+A block of code replaces the whole of the file it names, or of the only Python file that may be
+written. If it holds only some of the file's functions and classes, it replaces those and the rest
+of the file stays.
 
 Calls of an edit tool are `edit`, `edit_file` and `str_replace` with the old and the new text, one
 pair or a list `edits` of pairs, in the formats of `rewards.verifiers.last_write`.

@@ -1,21 +1,22 @@
 """Run a compiler or another checker on the files as the completion leaves them.
 
-spec  as in `rewards.verifiers.candidate`, and command:
-      run: list of words, or a line for the shell; exit_code: what means success (default 0);
-      pass_pattern, fail_pattern: what its output must and must not have (RE2; default neither);
-      cpu_seconds (default CPU_SECONDS), memory_mb (default MEMORY_MB);
-      tools: the programs that must be there (default: those that `run` names; name those, too,
-      that a Makefile calls); allow: globs of files that steer a build and that the answer
-      may change all the same (default: none); suppressions: whether new `@ts-ignore`, `noqa` and
-      the like count (default: false)
+spec   as in `rewards.verifiers.candidate`, and `command`, an object with
+       run: list of words, or a line for the shell; exit_code: what means success (default 0);
+       pass_pattern, fail_pattern: what the output must and must not contain (RE2; default neither);
+       cpu_seconds (default CPU_SECONDS), memory_mb (default MEMORY_MB);
+       tools: the programs that must be installed (default: those that `run` names; add those that
+       a Makefile calls); allow: globs of files that steer a build and that the answer may change
+       nevertheless (default: none); suppressions: whether new `@ts-ignore`, `noqa` and the like
+       have an effect (default: false)
+score  1.0 if the exit code and the output mean success, else 0.0
 
-For what reads the candidate and does not execute it: `tsc --noEmit`, `cargo check`, `mypy`. Code
-that is executed can end its process with any exit code and print anything; then this verifier can
-be deceived, and what judges is `rewards.verifiers.tests`. It also passes for an answer that takes
-code out of the build, or makes it trivial: no gate stands for a test.
+Use it for tools that read the answer without executing it: `tsc --noEmit`, `cargo check`, `mypy`.
+Code that is executed can exit with any code and print anything; verify that with
+`rewards.verifiers.tests`. An answer that takes code out of the build or makes it trivial passes,
+so this verifier does not replace tests.
 
-Files that steer a build are those of the spec, whatever the answer makes of them. A tool that is
-missing and a machine that is too slow are an `error`; a run out of CPU seconds is a failure.
+Files that steer a build are taken from the spec, whatever the answer makes of them. A missing tool
+or a machine that is too slow is an `error`; running out of CPU seconds is a failure.
 """
 
 import functools

@@ -1,20 +1,22 @@
-r"""Apply the diff of a completion to files in memory, or say why not.
+r"""Apply the diff of a completion to the files in memory, or say why it does not apply.
 
-What can be read in two ways is refused: a diff that is applied is the one that was meant.
+spec   as in `rewards.verifiers.candidate`; truncated: whether the completion was cut off, None or
+       absent if unknown; end: the token at the end of the completion, which is ignored
+score  1.0 if the diff applies, else up to 0.5, for the share of its hunks whose place was found
 
-| line | what |
+Both unified diffs and Codex's patches are read, and repaired where models usually get them wrong:
+line numbers, missing counts, fences and prose around. A diff that could be read in two ways is
+refused, so a diff that is applied is the one that was meant. A hunk is placed by the lines that it
+shows, never by its numbers alone. Line ends, and whether a file ends with a newline, stay as they
+are unless the diff says `\ No newline at end of file`.
+
+| line between `*** Begin Patch` and `*** End Patch` | meaning |
 |---|---|
-| `*** Add File: path` | a new file, each line begins with `+` |
-| `*** Delete File: path` | the file goes |
-| `*** Update File: path` | hunks follow; `*** Move to: path` renames it, too |
-| `@@ def f(x):` | begins a hunk that stands below such a line; several narrow it down |
-| `*** End of File` | the hunk reaches the file's end |
-
-spec  as in `rewards.verifiers.candidate`; truncated: whether the completion was cut, None or absent
-      when nobody knows; end: the token at the end of the completion, which is no part of it
-
-A hunk is placed by the lines it shows. Line ends, and whether a file ends with a newline, stay as
-they are in the file unless the diff says otherwise with `\ No newline at end of file`.
+| `*** Add File: path` | a new file; each of its lines begins with `+` |
+| `*** Delete File: path` | the file is deleted |
+| `*** Update File: path` | hunks follow; `*** Move to: path` also renames the file |
+| `@@ def f(x):` | begins a hunk below such a line; several of them narrow it down |
+| `*** End of File` | the hunk reaches the end of the file |
 """
 
 import difflib

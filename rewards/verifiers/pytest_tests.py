@@ -1,8 +1,4 @@
-"""Run pytest on the answer, its tests in a process of their own or together with it.
-
-For tests that share their process with the candidate. It compares the syntax before and after, so
-that what was there already is no offence. It is a screen and no wall: Python can spell any name in
-a way that no reader of its text foresees.
+"""Run pytest on the answer, with the tests in a process of their own or together with it.
 
 tests  kind: "pytest"; files: path to text of the tests and what they need; passes: the node ids
        that must pass, or how many (default: all that are collected and do not skip themselves);
@@ -11,16 +7,17 @@ tests  kind: "pytest"; files: path to text of the tests and what they need; pass
        folders from which the answer's modules are imported (default: the root, and `src`);
        `needs` as in `rewards.verifiers.tests`: leave out of it what holds the answer
        together: whether the answer runs in pytest's own process (default false); then keep: paths
-       of `files` that are read while tests run, allow: what the screen lets pass
+       of `files` that are read while tests run, allow: names that the tamper check lets pass
 
-Apart (see `rewards.verifiers.isolated`) the answer sees arguments and gives values. It can read
-neither tests nor results, and no object of its own is asked about an expected value. What tests
-cannot do there, `rewards.verifiers.isolated` lists. Tests that are skipped or expected to fail do
-not count.
+By default (see `rewards.verifiers.isolated`) the answer sees arguments and returns values. It can
+read neither tests nor results, and none of its objects is asked whether it equals an expected
+value. `rewards.verifiers.isolated` lists what tests cannot do there. Tests that are skipped or
+expected to fail do not count.
 
-Together is for tests that reach into the answer: mocks handed to it, its source inspected. What is
-known of cheating there is refused by `rewards.verifiers.pytest_tests`, the reports carry a
-nonce, and a determined program can still win.
+`together` is for tests that reach into the answer, such as those that hand mocks to it or inspect
+its source. Known ways of cheating are refused by comparing the syntax before and after, so that
+what was there already is allowed, and reports carry a nonce. Python can spell any name in a way
+that no such check foresees: a determined program can still win.
 """
 
 import ast

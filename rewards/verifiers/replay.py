@@ -1,20 +1,21 @@
-"""Judge proposed reads, edits and writes by what the session knew of its files.
+"""Check proposed reads, edits and writes against what the session knew of its files.
 
-spec["workspace"]  the files as they stood when the request was made, as the filter and
-                   `pimono_sdpo.replay.workspace` write them
-spec["tools"]      what may be called, as for `tool_calls`
+spec   workspace: the files as they stood when the request was made, as the filter and
+       `pimono_sdpo.replay.workspace` write them; tools: what may be called, as for `tool_calls`
+score  1.0 if every call that can be decided works; an edit whose text is not found 0.2, is found
+       more than once 0.4, changes nothing 0.0; a change that breaks the syntax of a file 0.6
 
-| what a call does | verdict |
+| call | verdict |
 |---|---|
 | read a file that the session has seen | passed |
-| edit: each old text stands in the file once, and something changes | passed |
-| edit: a text is not there, there more than once, or replaced by itself | failed |
-| write what is not there already | passed |
-| write what the file holds already | failed |
-| edit or write: the file parsed before and does not any more | failed |
-| anything else, or a file that may have changed since it was seen | no say |
+| edit: each old text occurs once in the file, and something changes | passed |
+| edit: a text does not occur, occurs more than once, or is replaced by itself | failed |
+| write something new | passed |
+| write what the file contains already | failed |
+| edit or write: the file parsed before and no longer does | failed |
+| anything else, or a file that may have changed since it was seen | skipped |
 
-Of several calls, one that fails is enough; each sees what those before it have changed.
+The first call that fails decides; each call sees the changes of those before it.
 """
 
 import difflib

@@ -1,35 +1,33 @@
 """Run the task's tests on the files as the completion leaves them.
 
-tests  kind: "output"; module: path of the program; cases: [{"stdin": text, "args": [text, ...],
-       "expected": text}]; seconds: CPU seconds per case (default SECONDS); tolerance: how far a
-       printed number may be from an expected one (default: printed alike)
-
-White space at the ends of lines and blank lines at the end do not count. A program that ends with
-another exit code than 0 fails, whatever it printed.
+spec   as in `rewards.verifiers.candidate`, and `tests`, an object with `kind`, the entries of its
+       kind below, and
+       needs: globs of the files that the program needs beside those that were changed (default:
+       the Python files below the top folder of the module, or of what may be written); `locked`
+       files are never included, so that the answer cannot read expected values there
+score  the share of the tests that pass
 
 tests  kind: "value"; module: path of the file; entry: name of the function in it, dots allowed;
        cases: [{"args": [...], "kwargs": {...}, "expected": value}], or "raises": name of an
-       exception instead of `expected`, a subclass counts as `rewards.verifiers.outcomes` says;
-       seconds: CPU seconds per case (default SECONDS);
+       exception instead of `expected`, a subclass counts as described in
+       `rewards.verifiers.outcomes`; seconds: CPU seconds per case (default SECONDS);
        judged: "result" (default) or "arguments", for functions that change them in place;
        unordered: whether the order of the outermost array is free (default false), sets count then;
        tolerance: how far a number may be from an expected one (default: a float by RELATIVE of it,
        from 0.0 by ABSOLUTE; an expected integer must be met)
 
-What the candidate can write is values of JSON, whatever it does to its own process, and it does not
-know which are right. Values are compared by exact JSON type: `true` is not 1, 2.0 is 2, NaN equals
-nothing. No object of the candidate exists out here, so none of its `__eq__` is ever called.
+tests  kind: "output"; module: path of the program; cases: [{"stdin": text, "args": [text, ...],
+       "expected": text}]; seconds: CPU seconds per case (default SECONDS); tolerance: how far a
+       printed number may be from an expected one (default: printed alike)
 
-spec  as in `rewards.verifiers.candidate`, and
-      tests: {"kind": "value", ...} of `value_tests`, {"kind": "output", ...} of `value_tests`, or
-      {"kind": "pytest", ...} of `pytest_tests`; all take
-      needs: globs of the files that the program needs beside those that were changed
-      (default: the Python files below the top folder of the module, or of what may be written);
-      `locked` files are never given, so that no answer lies where the candidate could read it
+tests  kind: "pytest", as in `rewards.verifiers.pytest_tests`
 
-The candidate sees inputs only: values and output are compared out here, and pytest runs in another
-process than the candidate, which gets arguments and gives values. Only tests that say `together`
-share their process with it; then a determined program can do anything.
+The answer sees inputs only. Values and output are compared outside the sandbox, by exact JSON type:
+`true` is not 1, 2.0 is 2, NaN equals nothing. No object of the answer exists there, so none of its
+`__eq__` is ever called. White space at the ends of printed lines and blank lines at the end do not
+count; a program that exits with another code than 0 fails, whatever it printed. Pytest runs in
+another process than the answer unless the tests say `together`; then a determined program can
+deceive them.
 """
 
 import functools
