@@ -214,11 +214,11 @@ def test_the_command_checks_and_writes_cards(
     card("--write-card", str(tmp_path))
     assert (tmp_path / "README.md").read_bytes() == written
     (tmp_path / "adapter").mkdir()
-    card(str(tmp_path))
+    card("--write-card", str(tmp_path))
     capsys.readouterr()
     (tmp_path / "README.md").write_text("no card")
     card("--card", str(tmp_path))
     assert capsys.readouterr().out.startswith(str(tmp_path / "adapter" / "README.md"))
     (tmp_path / "rows").mkdir()
     with pytest.raises(SourceError, match="to write a card from"):
-        card(str(tmp_path / "rows"))
+        card("--write-card", str(tmp_path / "rows"))
