@@ -123,14 +123,17 @@ def describe_together() -> str:
 
 def describe_recipes() -> str:
     """Return the page of the recipes: each YAML file as it is, with its comments."""
+    from pimono_sdpo.training import arguments
+
     lines = [
         NOTE,
         "# Recipes\n",
-        "A recipe is a YAML file beside the jobs in `jobs/`, named with `--config`. An option on "
-        "the command line overrides it.\n",
+        "A recipe is a YAML file in `jobs/recipes/`, named with `--config`. An option on the "
+        "command line overrides it.\n",
     ]
-    for path in sorted((ROOT / "jobs").glob("*.yaml")):
-        lines += [f"## {path.stem}\n", f"```yaml\n{path.read_text().strip()}\n```\n"]
+    for name, comment in arguments.describe_recipes().items():
+        text = arguments.find_recipe(name).read_text().strip()
+        lines += [f"## {name}\n", comment + "\n", f"```yaml\n{text}\n```\n"]
     return "\n".join(lines)
 
 
