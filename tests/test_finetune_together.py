@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from pimono_sdpo.commands import together
+from pimono_sdpo.training import together
 
 JOB = Path(__file__).parent.parent / "jobs" / "finetune_together.py"
 SFT = {
