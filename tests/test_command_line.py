@@ -3,8 +3,6 @@
 import ast
 import inspect
 import json
-import subprocess
-import sys
 from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
@@ -110,19 +108,6 @@ def test_a_wrong_choice_a_missing_option_and_a_typing_error_are_told() -> None:
         done = CliRunner().invoke(app, words.split())
         assert done.exit_code == 2, words
         assert sentence in done.output, words
-
-
-def test_the_list_of_commands_imports_nothing_heavy() -> None:
-    script = (
-        "import sys; from pimono_sdpo.cli import app\n"
-        "try: app(['--help'])\n"
-        "except SystemExit: pass\n"
-        "heavy = {'datasets', 'pyarrow', 'numpy', 'huggingface_hub', 'torch', 'matplotlib', 'rich'}\n"
-        "sys.exit(' '.join(heavy & {*sys.modules}) or 0)"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert all(command.split()[0] in done.stdout for command in COMMANDS)
 
 
 def test_a_new_option_is_one_field(tmp_path: Path) -> None:
