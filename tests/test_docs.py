@@ -93,17 +93,19 @@ def lines_of(text: str) -> Iterator[list[str]]:
 SHELL = [(page, words) for page, text, _ in blocks("bash", "sh") for words in lines_of(text)]
 KNOWN = {"pimono-sdpo", "make", "python", "hf", "pip", "uv", "accelerate", "pre-commit"}
 # Commands that are not yet modules with options; removed when the last of them is.
-PENDING = {"view", "duel", "evaluate", "rollout", "demo", "rescore"}
+PENDING = {"duel", "evaluate", "rollout"}
 TARGETS = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
 
 def options_of(command: str) -> set[str]:
     """The options of a command, `--no-...` included."""
     found = {"--help"}
+    types = get_type_hints(module_of(command).Options)
     for one in fields(module_of(command).Options):
         if not one.metadata.get("argument"):
             flag = flag_of(one)
-            found |= {flag, f"--no-{flag[2:]}"} if one.default is True else {flag}
+            both = types[one.name] in (bool, bool | None) and one.default is not False
+            found |= {flag, f"--no-{flag[2:]}"} if both else {flag}
     return found
 
 
