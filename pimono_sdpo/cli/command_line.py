@@ -119,7 +119,7 @@ def command_of(name: str, module: ModuleType) -> Any:
         sorted(parameters, key=lambda one: one.default is not inspect.Parameter.empty)
     )
     # The mark keeps the lines of examples as they are.
-    help = re.sub(r"\n\n(?=pimono-sdpo )", "\n\n\b\n", inspect.cleandoc(module.__doc__ or ""))
+    help = re.sub(r"\n\n(?= *pimono-sdpo )", "\n\n\b\n", inspect.cleandoc(module.__doc__ or ""))
     command = typer.Typer(**STYLE)
     command.command(name.split(" ")[-1], help=help)(call)
     return typer.main.get_command(command)
