@@ -16,19 +16,26 @@ from typer.core import TyperGroup
 from pimono_sdpo import __version__
 from pimono_sdpo.cli import (
     duel,
-    evaluate,
     looks,
     pairs,
     push,
     rewards,
-    rollouts,
     samples,
     steps,
 )
 from pimono_sdpo.errors import PimonoError
 from pimono_sdpo.options import flag_of
 
-COMMANDS = ("filter", "suite build", "suite split", "suite check")
+COMMANDS = (
+    "filter",
+    "suite build",
+    "suite split",
+    "suite check",
+    "rollout",
+    "prefs",
+    "evaluate",
+    "eval",
+)
 # The exit code of a program that Ctrl-C has ended.
 INTERRUPTED = 130
 STYLE: dict[str, Any] = {
@@ -201,12 +208,8 @@ app.command("view")(looks.view_command)
 app.command("card")(looks.card_command)
 app.command("rescore")(rewards.rescore_command)
 app.command("evaluate-corrections")(rewards.evaluate_corrections_command)
-app.command("rollout")(rollouts.rollout_command)
-app.command("prefs")(rollouts.prefs_command)
 app.command("steps")(steps.steps_command)
 app.command("pairs")(pairs.pairs_command)
-app.command("evaluate")(evaluate.evaluate_command)
-app.command("eval")(evaluate.eval_command)
 app.command("sft-extract")(steps.sft_extract_command)
 app.command("duel")(duel.duel_command)
 app.command("duel-rows")(duel.duel_rows_command)

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
-from pimono_sdpo.cli.rollouts import Config, MaxCost
 from pimono_sdpo.cli.shared import (
     CreatePr,
     Licence,
@@ -22,6 +21,8 @@ if TYPE_CHECKING:
     from pimono_sdpo.duel.stages import Outcome
     from pimono_sdpo.llm.settings import Settings
 
+MaxCost = Annotated[float | None, typer.Option(help="Stop before spending more USD.", min=0.0)]
+Config = Annotated[Path | None, typer.Option(help="Settings.", show_default="chain.toml")]
 STAGES = ("turns", "answers", "judge", "score")
 RULES = ("default", "original")
 ESTIMATED = 8

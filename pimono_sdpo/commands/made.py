@@ -108,7 +108,7 @@ def _check_licence(licence: str | None) -> None:
 def _export(finished: Path, asked: Asked) -> Json:
     """Write together/SPLIT.jsonl and SPLIT_meta.jsonl; return the counts of each split."""
     from pimono_sdpo.runs.tables import SPLITS
-    from pimono_sdpo.suites.rollouts import rows_of
+    from pimono_sdpo.suites.stored_rollouts import rows_of
     from processors.rollouts.together import dpo_line, sft_line, write_lines
 
     folder = finished / TOGETHER

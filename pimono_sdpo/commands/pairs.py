@@ -20,7 +20,7 @@ from pimono_sdpo.errors import EmptySelection, OutputError, SourceError
 if TYPE_CHECKING:
     from pimono_sdpo.runs.tables import Made, Part
     from pimono_sdpo.stage import Stage
-    from pimono_sdpo.suites.rollouts import Rollouts
+    from pimono_sdpo.suites.stored_rollouts import Rollouts
     from processors.rollouts.pairs import Retest, Rules
 
 NO_CONTRAST = frozenset({"no_contrast", "both_fail"})
@@ -57,7 +57,7 @@ def run_pairs(
     from pimono_sdpo.runs.folders import apart
     from pimono_sdpo.runs.tables import Table
     from pimono_sdpo.schema import DROPPED_PAIR, PAIR
-    from pimono_sdpo.suites.rollouts import open_rollouts
+    from pimono_sdpo.suites.stored_rollouts import open_rollouts
     from processors.rollouts.pairs import TARGETS, Rules
 
     check_length(tokenizer, max_length)
@@ -133,7 +133,7 @@ def run_session_pairs(
 
 def pairs_of(source: str, out: Path, given: Mapping[str, Any], test_fraction: float) -> Json:
     """Tell rollouts from sessions and pair them; raises EmptySelection when there is no pair."""
-    from pimono_sdpo.suites.rollouts import open_rollouts
+    from pimono_sdpo.suites.stored_rollouts import open_rollouts
 
     advice = ADVICE
     if source and open_rollouts(source) is not None:
@@ -150,7 +150,7 @@ def pairs_of(source: str, out: Path, given: Mapping[str, Any], test_fraction: fl
 
 def pair_lines(folder: Path, path: Path) -> Json:
     """Write the training pairs of a folder as JSON lines and NAME_meta.jsonl; return the counts."""
-    from pimono_sdpo.suites.rollouts import rows_of
+    from pimono_sdpo.suites.stored_rollouts import rows_of
     from processors.rollouts.together import dpo_line, write_lines
 
     files = sorted((folder / "data").glob("train-*.parquet"))
@@ -228,7 +228,7 @@ def _parts(
 ) -> "list[Part]":
     from pimono_sdpo.runs.tables import Part
     from pimono_sdpo.stage import source_hash
-    from pimono_sdpo.suites.rollouts import is_same
+    from pimono_sdpo.suites.stored_rollouts import is_same
     from processors.rollouts.step_pairs import step_pairs
 
     code = [source_hash(step_pairs), *(stage.code for stage in stages)]
@@ -254,7 +254,7 @@ def _of_task(
     retest: "Retest",
 ) -> "Iterator[Made]":
     from pimono_sdpo.runs.tables import through
-    from pimono_sdpo.suites.rollouts import rows_at
+    from pimono_sdpo.suites.stored_rollouts import rows_at
     from pimono_sdpo.suites.workspace import visible_files
     from processors.rollouts.pairs import Case, pair_of
     from processors.rollouts.step_pairs import step_pairs

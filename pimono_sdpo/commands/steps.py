@@ -86,7 +86,7 @@ def extract_lines(
     from collections import Counter
     from tempfile import TemporaryDirectory
 
-    from pimono_sdpo.suites.rollouts import rows_of
+    from pimono_sdpo.suites.stored_rollouts import rows_of
     from processors.rollouts.together import sft_line, write_lines
 
     if output.is_dir() or output.suffix != ".jsonl":
@@ -139,7 +139,7 @@ def _parts(
     from pimono_sdpo.runs.folders import apart
     from pimono_sdpo.runs.manifests import made_from
     from pimono_sdpo.runs.tables import Part, code_of
-    from pimono_sdpo.suites.rollouts import is_same, open_rollouts
+    from pimono_sdpo.suites.stored_rollouts import is_same, open_rollouts
     from pimono_sdpo.traces.sources import open_source
     from processors.rollouts import sessions
 
@@ -170,7 +170,7 @@ def _parts(
 
 def _of_rollouts(rollouts: Any, file: Path, stages: "list[Stage]") -> Any:
     from pimono_sdpo.runs.tables import through
-    from pimono_sdpo.suites.rollouts import rows_of
+    from pimono_sdpo.suites.stored_rollouts import rows_of
 
     def run() -> Any:
         for row in rows_of(file):
