@@ -15,7 +15,6 @@ from typer.core import TyperGroup
 
 from pimono_sdpo import __version__
 from pimono_sdpo.cli import (
-    duel,
     looks,
     pairs,
     push,
@@ -35,6 +34,7 @@ COMMANDS = (
     "prefs",
     "evaluate",
     "eval",
+    "duel",
 )
 # The exit code of a program that Ctrl-C has ended.
 INTERRUPTED = 130
@@ -211,8 +211,6 @@ app.command("evaluate-corrections")(rewards.evaluate_corrections_command)
 app.command("steps")(steps.steps_command)
 app.command("pairs")(pairs.pairs_command)
 app.command("sft-extract")(steps.sft_extract_command)
-app.command("duel")(duel.duel_command)
-app.command("duel-rows")(duel.duel_rows_command)
 app.command("samples")(samples.samples_command)
 app.command("tiny-model")(samples.tiny_model_command)
 
