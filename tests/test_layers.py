@@ -28,7 +28,7 @@ STOREYS = (
     ("llm",),
     ("replay", "samples"),
     ("/processors", "/rewards", "/cards"),
-    ("agent", "suites", "duel", "training", "filtering", "push"),
+    ("agent", "suites", "duel", "training", "dataset_writer", "filtering", "push"),
     ("cli", "commands", "__main__"),
     ("/jobs",),
 )

@@ -261,7 +261,7 @@ def test_no_token_is_found_out_before_the_work(
     done = front(loopback_hub, home, *arguments, "")
     assert "`` cannot name a dataset" in refused(done, rows, before)
     done = front(loopback_hub, home, *arguments, "rows")
-    assert "give ns/rows" in refused(done, rows, before)
+    assert "use ns/rows" in refused(done, rows, before)
     for wrong in (EXPIRED_TOKEN, "hf_mistyped"):
         done = front(loopback_hub, home, *arguments, NAME, token=wrong)
         assert "does not accept the token; make a new one" in refused(done, rows, before)
@@ -269,7 +269,7 @@ def test_no_token_is_found_out_before_the_work(
     done = front(loopback_hub, home, *arguments, NAME)
     assert "the token may only read" in refused(done, rows, before)
     done = front(loopback_hub, home, *arguments[:-1], "--public")
-    assert "add --push" in refused(done, rows, before)
+    assert "need --push" in refused(done, rows, before)
 
 
 def test_no_network_is_one_sentence(loopback_hub: LoopbackHub, rows: Path) -> None:
@@ -350,7 +350,7 @@ def test_a_folder_or_card_that_is_not_ours_stops_the_push(
     assert "is damaged" in refused(push(loopback_hub, rows), rows, before)
     (rows / "notes.txt").write_text("mine")
     before = as_pushed(rows)
-    assert "is no folder that `filter` or `merge`" in refused(
+    assert "was not written by a finished `filter`" in refused(
         push(loopback_hub, rows), rows, before
     )
     assert not loopback_hub.requests

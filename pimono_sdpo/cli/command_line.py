@@ -16,22 +16,23 @@ from typer.core import TyperGroup
 from pimono_sdpo import __version__
 from pimono_sdpo.cli import (
     looks,
-    pairs,
-    push,
     rewards,
     samples,
-    steps,
 )
 from pimono_sdpo.errors import PimonoError
 from pimono_sdpo.options import flag_of
 
 COMMANDS = (
     "filter",
+    "push",
     "suite build",
     "suite split",
     "suite check",
     "rollout",
     "prefs",
+    "steps",
+    "sft-extract",
+    "pairs",
     "evaluate",
     "eval",
     "duel",
@@ -203,14 +204,10 @@ def run(command: Callable[[], object]) -> None:
         sys.exit(INTERRUPTED)
 
 
-app.command("push")(push.push_command)
 app.command("view")(looks.view_command)
 app.command("card")(looks.card_command)
 app.command("rescore")(rewards.rescore_command)
 app.command("evaluate-corrections")(rewards.evaluate_corrections_command)
-app.command("steps")(steps.steps_command)
-app.command("pairs")(pairs.pairs_command)
-app.command("sft-extract")(steps.sft_extract_command)
 app.command("samples")(samples.samples_command)
 app.command("tiny-model")(samples.tiny_model_command)
 

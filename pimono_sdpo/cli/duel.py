@@ -131,7 +131,9 @@ def _run_stages(options: Options) -> bool:
         need_prices(settings.judge.models, settings.price_list())
     if "turns" in wanted and (options.source or options.stage == "turns"):
         if options.source is None:
-            raise SourceError("There is no source to draw turns from; name trajectories or sessions.")
+            raise SourceError(
+                "There is no source to draw turns from; name trajectories or sessions."
+            )
         report = run_turns_by_settings(
             options.source, options.records, options.exclude, settings, out
         )

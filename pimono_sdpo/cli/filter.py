@@ -16,11 +16,10 @@ from pathlib import Path
 import typer
 
 from pimono_sdpo.cli.text import counts
-from pimono_sdpo.commands.push import run_push
 from pimono_sdpo.errors import OutputError, SourceError
 from pimono_sdpo.filtering import EngineName, FilterOptions, Json, merge_parts, run_filter, run_part
 from pimono_sdpo.options import argument, changed, option, options
-from pimono_sdpo.push import PushResult
+from pimono_sdpo.push import PushResult, push_folder
 from pimono_sdpo.runs.usage import Usage, table
 
 
@@ -45,7 +44,7 @@ class Options(PushResult, FilterOptions):
 
 def run(options: Options) -> None:
     """Filter a source, or a part of it, or merge parts."""
-    target = options.target()
+    target = options.push_target()
     usage = None if options.merge else Usage()
     if options.shard is not None:
         _run_part(options)
@@ -66,7 +65,7 @@ def run(options: Options) -> None:
     typer.echo(table(report["sessions"], report["kept"], report["drop_reasons"], usage))
     typer.echo(summarize(report, options.out))
     if target is not None:
-        typer.echo(run_push(options.out, target))
+        typer.echo(push_folder(options.out, target))
 
 
 def _run_part(options: Options) -> None:

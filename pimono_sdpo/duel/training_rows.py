@@ -40,7 +40,9 @@ def write_training_rows(
         raise SourceError(f"`{folder}` has no scored duel; run all stages of `duel` first.")
     apart(result.resolve(), out.resolve())
     stages = build_stages(kind)
-    files = [path for name in buckets for path in sorted((result / "data").glob(f"{name}-*.parquet"))]
+    files = [
+        path for name in buckets for path in sorted((result / "data").glob(f"{name}-*.parquet"))
+    ]
     made_by = {"stages": code_of(stages), "kind": kind}
     parts = [
         Part({"file": sha256(path), **made_by}, 1, partial(_export, path, stages)) for path in files
