@@ -47,8 +47,8 @@ from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 from pimono_sdpo.errors import OutputError
 from pimono_sdpo.options import option, options
 from pimono_sdpo.runs.folders import PICTURES, REPORT, mark_of, read_json
-from pimono_sdpo.traces.hub import CONFLICTS, clause, who_may_write
-from processors.secrets import kinds_in
+from pimono_sdpo.traces.hub import CONFLICTS, explain_error, explain_refusal
+from processors.secrets import find_secret_kinds
 
 CARD = "README.md"
 # Files beside the shards that are published.
@@ -160,7 +160,7 @@ def check_account(target: Target) -> None:
     api = HfApi()
     with _hub_errors(target):
         namespace = target.repo_id.split("/")[0]
-        problem = who_may_write(api, namespace, lambda: _exists(api, target))
+        problem = explain_refusal(api, namespace, lambda: _exists(api, target))
     if problem is not None:
         raise OutputError(f"Nothing can be pushed to `{target.repo_id}`: {problem}.")
 
@@ -193,7 +193,7 @@ def check_files(folder: Path) -> dict[str, Path]:
         )
     for path in files.values():
         for column, text in _texts_of(path):
-            if kinds := kinds_in(text):
+            if kinds := find_secret_kinds(text):
                 where = f" in its column `{column}`" if column else ""
                 raise OutputError(
                     f"`{path}` holds what looks like a secret ({', '.join(sorted(set(kinds)))})"
@@ -460,7 +460,8 @@ def _hub_errors(target: Target, folder: Path | None = None) -> Iterator[None]:
     except (HTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled) as error:
         what = f"Nothing {'was' if folder else 'can be'} pushed to `{target.repo_id}`"
         again = f"; then `{target.command(folder)}`" if folder else ""
-        raise OutputError(f"{what}: {clause(error, target.revision or 'main')}{again}.") from error
+        reason = explain_error(error, target.revision or "main")
+        raise OutputError(f"{what}: {reason}{again}.") from error
 
 
 @contextmanager

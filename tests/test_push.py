@@ -14,7 +14,7 @@ import pytest
 
 from pimono_sdpo.filtering import FilterOptions, run_filter
 from pimono_sdpo.samples import write_samples
-from tests.loopback_hub import TOKEN, LoopbackHub, run_client
+from tests.loopback_hub import TOKEN, LoopbackHub, run_client, run_python
 from tests.loopback_hub.call import EXPIRED_TOKEN
 
 NAME = "me/rows"
@@ -48,13 +48,7 @@ def rows(made: Path, tmp_path: Path) -> Path:
 def front(
     hub: LoopbackHub, home: Path, *arguments: str, token: str | None = TOKEN, **env: str
 ) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "pimono_sdpo", *arguments],
-        env=hub.env(home, token) | env,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return run_python(hub, home, "-m", "pimono_sdpo", *arguments, token=token, environment=env)
 
 
 def push(

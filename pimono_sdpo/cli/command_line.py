@@ -14,17 +14,13 @@ import typer
 from typer.core import TyperGroup
 
 from pimono_sdpo import __version__
-from pimono_sdpo.cli import (
-    looks,
-    rewards,
-    samples,
-)
 from pimono_sdpo.errors import PimonoError
 from pimono_sdpo.options import flag_of
 
 COMMANDS = (
     "filter",
     "push",
+    "view",
     "suite build",
     "suite split",
     "suite check",
@@ -36,6 +32,9 @@ COMMANDS = (
     "evaluate",
     "eval",
     "duel",
+    "rescore",
+    "demo sessions",
+    "demo model",
 )
 # The exit code of a program that Ctrl-C has ended.
 INTERRUPTED = 130
@@ -73,12 +72,6 @@ class CommandGroup(TyperGroup):
             (name[len(self.prefix) :], summary_of(name))
             for name in COMMANDS
             if name.startswith(self.prefix)
-        ]
-        # Not yet a module with options and run.
-        rows += [
-            (name, command.get_short_help_str())
-            for name, command in self.commands.items()
-            if command
         ]
         with formatter.section("Commands"):
             formatter.write_dl(rows)
@@ -119,8 +112,8 @@ def command_of(name: str, module: ModuleType) -> Any:
     call.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         sorted(parameters, key=lambda one: one.default is not inspect.Parameter.empty)
     )
-    # The mark keeps the lines of an example apart.
-    help = re.sub(r"(?m)^\n(?=    )", "\n\b\n", inspect.cleandoc(module.__doc__ or ""))
+    # The mark keeps the lines of examples as they are.
+    help = re.sub(r"\n\n(?=pimono-sdpo )", "\n\n\b\n", inspect.cleandoc(module.__doc__ or ""))
     command = typer.Typer(**STYLE)
     command.command(name.split(" ")[-1], help=help)(call)
     return typer.main.get_command(command)
@@ -202,14 +195,6 @@ def run(command: Callable[[], object]) -> None:
             raise
         sys.stderr.write("pimono-sdpo: interrupted; run the same command again to resume.\n")
         sys.exit(INTERRUPTED)
-
-
-app.command("view")(looks.view_command)
-app.command("card")(looks.card_command)
-app.command("rescore")(rewards.rescore_command)
-app.command("evaluate-corrections")(rewards.evaluate_corrections_command)
-app.command("samples")(samples.samples_command)
-app.command("tiny-model")(samples.tiny_model_command)
 
 
 def main() -> None:

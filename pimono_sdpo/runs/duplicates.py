@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow.parquet as pq
 from rensa import RMinHash
 
-from pimono_sdpo.text import shingles
+from pimono_sdpo.text import split_shingles
 
 # What SQLite takes for a number.
 MOST = 2**63 - 1
@@ -173,7 +173,7 @@ def _convict(database: sqlite3.Connection, shard: int, row: int, why: Verdict) -
 
 def _digest(prompt: str) -> bytes:
     minhash = RMinHash(num_perm=PERMUTATIONS, seed=0)
-    minhash.update(shingles(prompt))
+    minhash.update(split_shingles(prompt))
     return np.array(minhash.digest(), np.uint32).tobytes()
 
 
