@@ -130,6 +130,8 @@ def _parameter(field: "Field[Any]", type_: Any) -> inspect.Parameter:
     if choices := choices_of(type_):
         type_ = _without_literal(type_)
         described |= {"parser": _one_of(choices), "metavar": "|".join(choices)}
+    elif get_origin(type_) is list and not about.get("argument"):
+        described["metavar"] = "<str>"
     if about.get("argument"):
         info: Any = typer.Argument(**described)
     else:
