@@ -14,11 +14,6 @@ import typer
 from typer.core import TyperGroup
 
 from pimono_sdpo import __version__
-from pimono_sdpo.cli import (
-    duel,
-    evaluate,
-    rollouts,
-)
 from pimono_sdpo.errors import PimonoError
 from pimono_sdpo.options import flag_of
 
@@ -29,9 +24,14 @@ COMMANDS = (
     "suite build",
     "suite split",
     "suite check",
+    "rollout",
+    "prefs",
     "steps",
     "sft-extract",
     "pairs",
+    "evaluate",
+    "eval",
+    "duel",
     "rescore",
     "demo sessions",
     "demo model",
@@ -72,12 +72,6 @@ class CommandGroup(TyperGroup):
             (name[len(self.prefix) :], summary_of(name))
             for name in COMMANDS
             if name.startswith(self.prefix)
-        ]
-        # Not yet a module with options and run.
-        rows += [
-            (name, command.get_short_help_str())
-            for name, command in self.commands.items()
-            if command
         ]
         with formatter.section("Commands"):
             formatter.write_dl(rows)
@@ -203,14 +197,6 @@ def run(command: Callable[[], object]) -> None:
             raise
         sys.stderr.write("pimono-sdpo: interrupted; run the same command again to resume.\n")
         sys.exit(INTERRUPTED)
-
-
-app.command("rollout")(rollouts.rollout_command)
-app.command("prefs")(rollouts.prefs_command)
-app.command("evaluate")(evaluate.evaluate_command)
-app.command("eval")(evaluate.eval_command)
-app.command("duel")(duel.duel_command)
-app.command("duel-rows")(duel.duel_rows_command)
 
 
 def main() -> None:
