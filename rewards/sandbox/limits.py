@@ -60,8 +60,3 @@ class Ran:
     def timed_out(self) -> Literal["", "cpu", "wall"]:
         """Which clock ran out."""
         return self.stopped if self.stopped in ("cpu", "wall") else ""
-
-    @property
-    def memory_exceeded(self) -> bool:
-        """Whether the tree was killed because it held too much memory."""
-        return self.stopped == "memory"

@@ -30,12 +30,10 @@ from pimono_sdpo.shell import parse_command
 from pimono_sdpo.text import shorten
 from rewards.sandbox import Limits, Ran, SandboxError
 from rewards.sandbox.limits import MEBI, NOTHING
-from rewards.sandbox.warm import Server
 from rewards.verifiers.answer import candidate_of
 from rewards.verifiers.candidate import Candidate, Refusal, matches
-from rewards.verifiers.lint import without_new
+from rewards.verifiers.lint import ENVIRONMENT, run_tool, without_new
 from rewards.verifiers.rubric import BadSpec, VerifierResult, error, failed, passed, skipped
-from rewards.verifiers.sandboxed_tools import ENVIRONMENT, Tool, cold, in_server
 from rewards.verifiers.tests import unwritable
 
 NAME = "command"
@@ -62,7 +60,6 @@ _PROBE = ["sh", "-c", 'for tool; do command -v "$tool" >/dev/null || echo "$tool
 def verify(
     completion: str,
     spec: dict[str, Any],
-    tool: Tool = cold,
     read: Sequence[str] = (),
     env: Mapping[str, str] = NOTHING,
 ) -> VerifierResult:
@@ -79,20 +76,15 @@ def verify(
     if isinstance(candidate, Refusal):
         why = f"There is nothing to build. {candidate.failure}: {candidate.why}"
         return failed(NAME, "malformed_output", why)
-    run = functools.partial(tool, read=tuple(read), env={**ENVIRONMENT, **env})
+    run = functools.partial(run_tool, read=tuple(read), env={**ENVIRONMENT, **env})
     try:
         return verify_candidate(candidate, spec["command"], run)
     except SandboxError as trouble:
         return error(NAME, str(trouble))
 
 
-def warm(server: Server) -> Callable[[str, dict[str, Any]], VerifierResult]:
-    """Return `verify` for many runs from one warm interpreter."""
-    return functools.partial(verify, tool=in_server(server))
-
-
 def verify_candidate(
-    candidate: Candidate, command: Mapping[str, Any], tool: Tool = cold
+    candidate: Candidate, command: Mapping[str, Any], run: Callable[..., Ran] = run_tool
 ) -> VerifierResult:
     """Run the command on a candidate; raises SandboxError when nothing can be said."""
     if not isinstance(command, Mapping):
@@ -118,7 +110,7 @@ def verify_candidate(
         open_files=1024,
         output=OUTPUT,
     )
-    ran = tool(words, files, limits)
+    ran = run(words, files, limits)
     said = _WORK.sub("", (ran.stdout + b"\n" + ran.stderr).decode(errors="replace")).strip()
     left = f"\n({', '.join(kept[:5])}: as they were before, for the build.)" if kept else ""
     if ran.stopped == "wall":
@@ -130,7 +122,7 @@ def verify_candidate(
         return failed(NAME, "timeout", _capped(why, left))
     counts = {} if ran.exit_code is None else {"exit_code": float(ran.exit_code)}
     if wrong:
-        _see(command.get("tools") or _programs(command["run"]), tool)
+        _require_tools(command.get("tools") or _programs(command["run"]), run)
         why = _capped(f"`{shown}` {wrong}:\n{said}", left)
         return failed(NAME, "build_lint_compile", why, **counts)
     return passed(NAME, **counts)
@@ -179,9 +171,9 @@ def steers(path: str) -> bool:
     return hidden or matches(name, BUILD) or not FOLDERS.isdisjoint(folders)
 
 
-def _see(tools: Sequence[str], tool: Tool) -> None:
+def _require_tools(tools: Sequence[str], run: Callable[..., Ran]) -> None:
     """Raise SandboxError when a tool is not there, which is never the model's fault."""
-    ran = tool([*_PROBE, *tools], {}, Limits())
+    ran = run([*_PROBE, *tools], {}, Limits())
     missing = ran.stdout.decode(errors="replace").split()
     if ran.exit_code != 0 or missing:
         raise SandboxError(f"the sandbox has no {', '.join(missing) or 'sh'}; install it")

@@ -18,21 +18,23 @@ parsed, never run. Settings of the workspace are not read, and directives that s
 lose their first letter to `_`, which keeps lines and columns as they are.
 """
 
-import functools
 import json
+import os
+import platform
 import re
+import shutil
+import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any, Literal, NamedTuple
 
 from pimono_sdpo.text import shorten
+from rewards import sandbox
 from rewards.sandbox import Limits, Ran, SandboxError
-from rewards.sandbox.warm import Server
 from rewards.verifiers.answer import candidate_of
 from rewards.verifiers.candidate import Candidate, Refusal
 from rewards.verifiers.rubric import BadSpec, VerifierResult, error, failed, passed, skipped
-from rewards.verifiers.sandboxed_tools import Tool, cold, in_server, program
 from rewards.verifiers.syntax import MAX_CHARS, problems
 
 # Those with a hyphen or an `@` are no names and stand for themselves, also across lines of a block.
@@ -98,6 +100,54 @@ def _first_letter(found: re.Match[str]) -> str:
     return "_" + found[0][1:]
 
 
+# One thread each: a stack per core would count as memory, and many runs go on at once.
+ENVIRONMENT = {
+    "RAYON_NUM_THREADS": "1",
+    "TOKIO_WORKER_THREADS": "1",
+    "GOMAXPROCS": "1",
+    "NO_COLOR": "1",
+}
+# Packages of npm start these through Node, which costs ten times as much; the program is beside.
+_BESIDE = {"biome": "@biomejs/cli-linux-*/biome", "esbuild": "@esbuild/linux-*/bin/esbuild"}
+
+
+def run_tool(
+    command: Sequence[str],
+    files: Mapping[str, bytes | str],
+    limits: Limits,
+    read: Sequence[str] = (),
+    env: Mapping[str, str] = ENVIRONMENT,
+) -> Ran:
+    """Run a command on untrusted files in the sandbox; raises SandboxError if it cannot be run."""
+    return sandbox.run(command, files=files, limits=limits, read=read, env=env)
+
+
+def program(name: str) -> str | None:
+    """Return where the native program of that name is: beside Python, on PATH, or in its package.
+
+    A script, such as those npm puts on the PATH, is only followed to the program that it starts.
+    """
+    where = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+    found = shutil.which(name, path=where)
+    if found is None:
+        return None
+    itself = Path(found).resolve()
+    if _native(itself):
+        return str(itself)
+    machine = "arm64" if platform.machine() == "aarch64" else "x64"
+    for parent in itself.parents:
+        if parent.name == "node_modules" and name in _BESIDE:
+            for beside in sorted(parent.glob(_BESIDE[name])):
+                if machine in str(beside.relative_to(parent)) and _native(beside):
+                    return str(beside)
+    return None
+
+
+def _native(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(4) == b"\x7fELF"
+
+
 SELECT = ("E9", "F63", "F7", "F82")
 BIOME = (
     "correctness/noConstAssign", "correctness/noInvalidConstructorSuper",
@@ -156,9 +206,7 @@ def linter_of(path: str, wanted: str | None = None) -> Linter | None:
     raise SandboxError(f"`{wanted}` is not on the PATH; install it or leave `javascript` out")
 
 
-def findings(
-    linter: Linter, files: Files, rules: Sequence[str], tool: Tool
-) -> list[Finding] | Trouble:
+def findings(linter: Linter, files: Files, rules: Sequence[str]) -> list[Finding] | Trouble:
     """Lint files; raises SandboxError when the linter could not be started."""
     if linter == "tree-sitter":
         return _parsed(files)
@@ -170,7 +218,7 @@ def findings(
         name: without(files[path]).encode() for name, path in names.items()
     }
     command, read = _COMMANDS[linter]
-    ran = tool([itself, *command(rules, list(names))], texts, LIMITS, [itself])
+    ran = run_tool([itself, *command(rules, list(names))], texts, LIMITS, [itself])
     if ran.exit_code == 127:
         raise SandboxError(f"{linter} could not be started; see that everybody may read {itself}")
     if ran.stopped in ("cpu", "wall"):
@@ -297,7 +345,7 @@ _RULE = re.compile(r"[A-Z]+[0-9]*")
 _BIOME_RULE = re.compile(r"[a-z0-9]+/[A-Za-z0-9]+")
 
 
-def verify(completion: str, spec: dict[str, Any], tool: Tool = cold) -> VerifierResult:
+def verify(completion: str, spec: dict[str, Any]) -> VerifierResult:
     """Lint what the completion changes; partial credit is the share of files without new findings.
 
     Raises ValueError for a spec whose rules are none.
@@ -309,19 +357,12 @@ def verify(completion: str, spec: dict[str, Any], tool: Tool = cold) -> Verifier
         why = f"There is nothing to lint. {candidate.failure}: {candidate.why}"
         return failed(NAME, "malformed_output", why)
     try:
-        return verify_candidate(candidate, spec, tool)
+        return verify_candidate(candidate, spec)
     except SandboxError as trouble:
         return error(NAME, str(trouble))
 
 
-def warm(server: Server) -> Callable[[str, dict[str, Any]], VerifierResult]:
-    """Return `verify` for many runs from one warm interpreter."""
-    return functools.partial(verify, tool=in_server(server))
-
-
-def verify_candidate(
-    candidate: Candidate, spec: Mapping[str, Any], tool: Tool = cold
-) -> VerifierResult:
+def verify_candidate(candidate: Candidate, spec: Mapping[str, Any]) -> VerifierResult:
     """Lint the changed files of a candidate; metrics: `files` judged, `findings` that are new.
 
     Raises SandboxError when nothing can be said.
@@ -336,7 +377,7 @@ def verify_candidate(
     for linter, paths in groups.items():
         after = {path: candidate.files[path] for path in paths if path in candidate.files}
         before = {path: candidate.before[path] for path in paths if path in candidate.before}
-        compared = _compare(linter, before, after, rules.get(linter, ()), tool)
+        compared = _compare(linter, before, after, rules.get(linter, ()))
         judged += len(compared)
         new |= {path: found for path, found in compared.items() if found}
     if not judged:
@@ -357,7 +398,6 @@ def _compare(
     before: dict[str, str],
     after: dict[str, str],
     rules: tuple[str, ...],
-    tool: Tool,
 ) -> dict[str, list[Finding]]:
     """Return what is new in every file that could be judged."""
     told: dict[str, list[Finding]] = {}
@@ -368,11 +408,11 @@ def _compare(
         del after[path]
     if not after:
         return told
-    found = findings(linter, after, rules, tool)
+    found = findings(linter, after, rules)
     if not found:
         return told | {path: [] for path in after}
     before = {path: text for path, text in before.items() if not _unreadable(text)}
-    known = findings(linter, before, rules, tool) if before else []
+    known = findings(linter, before, rules) if before else []
     if isinstance(known, Trouble):
         # It cannot read what was there either: a fault of the linter.
         raise SandboxError(known.why)

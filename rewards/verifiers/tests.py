@@ -30,12 +30,11 @@ another process than the answer unless the tests say `together`; then a determin
 deceive them.
 """
 
-import functools
 import json
 import math
 import re
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -336,13 +335,8 @@ def verify_candidate(
     return verdict(pytest_tests.verify_pytest(files, candidate.before, tests, python))
 
 
-def warm(server: Server) -> Callable[[str, dict[str, Any]], VerifierResult]:
-    """Return `verify` for many short runs in one warm interpreter, best with IMPORTS."""
-    return functools.partial(verify, python=in_server(server))
-
-
 def in_server(server: Server) -> Python:
-    """Return what runs Python in a warm interpreter."""
+    """Return what runs Python for many short runs in one warm interpreter, best with IMPORTS."""
 
     def python(arguments: Any, files: Any, stdin: Any, limits: Any) -> Any:
         return server.run(arguments, files=files, stdin=stdin, limits=limits, env=ENVIRONMENT)

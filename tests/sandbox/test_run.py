@@ -105,7 +105,7 @@ def test_clocks_and_memory_are_told_apart() -> None:
     assert run([*PYTHON, sleep], limits=Limits(wall_seconds=1)).timed_out == "wall"
     limits = Limits(memory=100 << 20)
     two = "import os, time\nos.fork()\nkept = b'x' * (70 << 20)\ntime.sleep(99)"
-    assert run([*PYTHON, two], limits=limits).memory_exceeded
+    assert run([*PYTHON, two], limits=limits).stopped == "memory"
 
 
 def test_an_allocation_over_the_limit_is_refused() -> None:
