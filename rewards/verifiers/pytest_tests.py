@@ -35,7 +35,7 @@ from rewards.sandbox import Limits, Ran, SandboxError
 from rewards.verifiers.candidate import Candidate
 from rewards.verifiers.isolated import host
 from rewards.verifiers.isolated.host import Events
-from rewards.verifiers.outcomes import Outcome, Python, Unjudged, died
+from rewards.verifiers.outcomes import Outcome, Python, UnsupportedTests, died
 from rewards.verifiers.rubric import BadSpec
 
 MODULES = frozenset(
@@ -196,8 +196,8 @@ def verify_pytest(
 ) -> list[Outcome]:
     """Run the tests on the files; one outcome for each that must pass, and one for what else fails.
 
-    Raises ValueError for tests that are none, SandboxError when nothing could be run, Overloaded
-    when the machine was too busy to tell, Unjudged when the tests cannot be run apart.
+    Raises SandboxError when nothing could be run, UnsupportedTests when the tests cannot be run in
+    another process than the answer.
     """
     passes = tests.get("passes")
     modules = [path for path in tests["files"] if _is_test(path)]
@@ -215,7 +215,7 @@ def verify_pytest(
         if "refused" in event:
             raise SandboxError(event["refused"])
         if "unjudged" in event:
-            raise Unjudged(f"{event['unjudged']}, or set `together` for these tests")
+            raise UnsupportedTests(f"{event['unjudged']}, or set `together` for these tests")
     outcomes = _outcomes(events, passes)
     broken = [event for event in events if "broken" in event]
     ended = [event["end"] for event in events if "end" in event]
@@ -226,7 +226,7 @@ def verify_pytest(
         running = [event["start"] for event in events if "start" in event] or [
             "importing the tests"
         ]
-        _put(outcomes, died(ran, python, running[-1]))
+        _put(outcomes, died(ran, running[-1]))
     elif ended != [0] and all(outcome.kind == "passed" for outcome in outcomes):
         outcomes.append(Outcome("error", f"pytest ended with exit code {ended[0]}"))
     return outcomes

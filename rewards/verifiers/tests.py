@@ -54,9 +54,8 @@ from rewards.verifiers.candidate import (
 from rewards.verifiers.outcomes import (
     ENVIRONMENT,
     Outcome,
-    Overloaded,
     Python,
-    Unjudged,
+    UnsupportedTests,
     cold,
     counts_as,
     died,
@@ -80,8 +79,7 @@ def verify_outputs(
     """Run the cases on the files; one outcome each, in order.
 
     Cases after one that hung are unknown, which is no pass.
-    Raises ValueError for tests that are none, SandboxError when nothing could be run, and
-    Overloaded when the machine was too busy to tell.
+    Raises SandboxError when nothing could be run.
     """
     cases: Sequence[Mapping[str, Any]] = tests["cases"]
     seconds = float(tests.get("seconds", SECONDS))
@@ -90,20 +88,18 @@ def verify_outputs(
     for case in cases:
         program = RUN.format(tests["module"], [tests["module"], *case.get("args", ())])
         ran = python(["-c", program], files, case.get("stdin", "").encode(), limits)
-        outcomes.append(_output_outcome(case, ran, tests.get("tolerance"), python))
+        outcomes.append(_output_outcome(case, ran, tests.get("tolerance")))
         if outcomes[-1].kind == "timeout":
             break
     return outcomes + [Outcome("unknown")] * (len(cases) - len(outcomes))
 
 
-def _output_outcome(
-    case: Mapping[str, Any], ran: Ran, tolerance: float | None, python: Python
-) -> Outcome:
+def _output_outcome(case: Mapping[str, Any], ran: Ran, tolerance: float | None) -> Outcome:
     given = f"With the input {listed(case.get('stdin', ''))} the program"
     if case.get("args"):
         given = f"With the arguments {json.dumps(case['args'])} the program"
     if ran.stopped or ran.signal:
-        return died(ran, python, given)
+        return died(ran, given)
     if ran.exit_code != 0:
         last = ran.stderr.decode(errors="replace").strip().splitlines()[-1:]
         return Outcome("error", f"{given} ends with exit code {ran.exit_code}. {''.join(last)}")
@@ -152,8 +148,7 @@ def verify_values(
     """Run the cases on the files; one outcome each, in order.
 
     Cases after one that hung or ended the process count as failed.
-    Raises ValueError for tests that are none, SandboxError when nothing could be run, and
-    Overloaded when the machine was too busy to tell.
+    Raises SandboxError when nothing could be run.
     """
     cases: Sequence[Mapping[str, Any]] = tests["cases"]
     seconds = float(tests.get("seconds", SECONDS))
@@ -170,7 +165,7 @@ def verify_values(
     ran = python(["-c", WORKER], files, json.dumps(job).encode(), limits)
     first, *lines = _value_tests_lines(ran.stdout) or [{}]
     if not first:
-        return _all(cases, _ending(ran, python, f"importing {tests['module']}"))
+        return _all(cases, _ending(ran, f"importing {tests['module']}"))
     if "error" in first:
         return _all(cases, _raised(first, f"importing {tests['module']}"))
     if len(lines) > len(cases):
@@ -179,7 +174,7 @@ def verify_values(
         _value_tests_outcome(case, line, tests) for case, line in zip(cases, lines, strict=False)
     ]
     if len(outcomes) < len(cases):
-        outcomes.append(_ending(ran, python, _call(cases[len(outcomes)], tests)))
+        outcomes.append(_ending(ran, _call(cases[len(outcomes)], tests)))
     return outcomes + [Outcome("unknown")] * (len(cases) - len(outcomes))
 
 
@@ -271,11 +266,11 @@ def _raised(line: Mapping[str, Any], call: str) -> Outcome:
     return Outcome("error", f"{call} raises {line['error']}: {line.get('message', '')}{where}")
 
 
-def _ending(ran: Ran, python: Python, call: str) -> Outcome:
+def _ending(ran: Ran, call: str) -> Outcome:
     """Return what befell the case that has no result."""
     if ran.signal == signal.SIGPROF:
         return Outcome("timeout", f"{call} did not end in its CPU time")
-    return died(ran, python, call)
+    return died(ran, call)
 
 
 def _all(cases: Sequence[object], first: Outcome) -> list[Outcome]:
@@ -310,7 +305,7 @@ def verify(completion: str, spec: dict[str, Any], python: Python = cold) -> Veri
         return failed(NAME, "malformed_output", why)
     try:
         return verify_candidate(candidate, spec, python)
-    except (SandboxError, Overloaded, Unjudged) as trouble:
+    except (SandboxError, UnsupportedTests) as trouble:
         return error(NAME, str(trouble))
 
 
@@ -319,7 +314,7 @@ def verify_candidate(
 ) -> VerifierResult:
     """Run the tests on a candidate.
 
-    Raises SandboxError, Overloaded and Unjudged when nothing can be said.
+    Raises SandboxError and UnsupportedTests when there can be no verdict.
     """
     tests = check_tests(spec)
     kind = tests["kind"]
