@@ -14,7 +14,7 @@ from datasets import Dataset, load_dataset
 from pimono_sdpo.commands.rewards import run_rescore
 from pimono_sdpo.errors import EmptySelection, OutputError, SourceError
 from rewards import rescore
-from rewards.verifiers.rubric import NoVerifier, Rubric
+from rewards.verifiers.rubric import NotAVerifier, Rubric
 from tests.shards import cli
 
 GOOD = '<tool_call>\n{"name": "read", "arguments": {"path": "a.ts"}}\n</tool_call><|im_end|>'
@@ -86,7 +86,7 @@ def test_a_run_goes_on_behind_its_last_slice(
         (ROWS, ["os:system"], [], OutputError, "no verifier `os:system`"),
         (ROWS, ["json:dumps"], [], OutputError, "`json:dumps` is no verifier"),
         (ROWS, ["operator:eq"], [], OutputError, "no verifier"),
-        (ROWS, ["copy:deepcopy"], [], NoVerifier, "returns str"),
+        (ROWS, ["copy:deepcopy"], [], NotAVerifier, "returns str"),
         ({"prompt": ["a"]}, ["syntax"], [], SourceError, "but no `completion`"),
         ({**ROWS, "verifier_spec": ["{"] * 4}, ["syntax"], [], SourceError, "no JSON object"),
         ({**ROWS, "verifier_spec": [None] * 4}, ["syntax"], [], SourceError, "no `verifier_spec`"),

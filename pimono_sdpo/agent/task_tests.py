@@ -41,7 +41,7 @@ from rewards.sandbox.limits import MEBI
 from rewards.sandbox.warm import Server
 from rewards.verifiers import candidate, outcomes, tests
 from rewards.verifiers.candidate import check_tests
-from rewards.verifiers.outcomes import Python, UnsupportedTests, cold, died
+from rewards.verifiers.outcomes import Python, UnsupportedTests, cold, describe_ending
 from rewards.verifiers.patches import apply_patch
 from rewards.verifiers.rubric import BadSpec
 
@@ -189,7 +189,7 @@ def _by_command(task: Mapping[str, Any], folder: Path) -> TaskResult:
     if ran.exit_code in NOT_FOUND and (missing := _missing(command)):
         return TaskResult(None, output, f"`{command}` cannot be run: the sandbox has no {missing}")
     if ran.stopped:
-        output = f"{died(ran, f'`{command}`').told}\n{output}".strip()
+        output = f"{describe_ending(ran, f'`{command}`').message}\n{output}".strip()
     return TaskResult(False, output)
 
 

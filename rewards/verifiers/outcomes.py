@@ -28,10 +28,10 @@ class UnsupportedTests(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of one test; `unknown` when it was not reached."""
+    """The outcome of one test; `unknown` if it was not reached."""
 
     kind: Literal["passed", "error", "timeout", "wrong", "unknown"]
-    told: str = ""
+    message: str = ""
 
 
 def cold(arguments: Sequence[str], files: Mapping[str, str], stdin: bytes, limits: Limits) -> Ran:
@@ -40,7 +40,7 @@ def cold(arguments: Sequence[str], files: Mapping[str, str], stdin: bytes, limit
     return sandbox.run(command, files=files, stdin=stdin, limits=limits, env=ENVIRONMENT)
 
 
-def died(ran: Ran, call: str) -> Outcome:
+def describe_ending(ran: Ran, call: str) -> Outcome:
     """Return the outcome of the test during which a run ended early."""
     if ran.stopped == "wall":
         return Outcome("timeout", f"{call} waited for something that never came")
@@ -70,7 +70,7 @@ _UNFINISHED = (NotImplementedError, RecursionError)
 
 
 def counts_as(line: Mapping[str, Any], expected: str) -> bool:
-    """Tell whether a line of the worker, `error` and `bases`, tells of the expected exception.
+    """Tell whether a line of the worker, `error` and `bases`, reports the expected exception.
 
     >>> counts_as({"error": "JSONDecodeError", "bases": ["ValueError", "Exception"]}, "ValueError")
     True

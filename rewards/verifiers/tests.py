@@ -58,7 +58,7 @@ from rewards.verifiers.outcomes import (
     UnsupportedTests,
     cold,
     counts_as,
-    died,
+    describe_ending,
     listed,
 )
 from rewards.verifiers.rubric import BadSpec, VerifierResult, error, failed, passed, skipped
@@ -78,7 +78,7 @@ def verify_outputs(
 ) -> list[Outcome]:
     """Run the cases on the files; one outcome each, in order.
 
-    Cases after one that hung are unknown, which is no pass.
+    Cases after one that hung are unknown, which does not count as passed.
     Raises SandboxError when nothing could be run.
     """
     cases: Sequence[Mapping[str, Any]] = tests["cases"]
@@ -99,7 +99,7 @@ def _output_outcome(case: Mapping[str, Any], ran: Ran, tolerance: float | None) 
     if case.get("args"):
         given = f"With the arguments {json.dumps(case['args'])} the program"
     if ran.stopped or ran.signal:
-        return died(ran, given)
+        return describe_ending(ran, given)
     if ran.exit_code != 0:
         last = ran.stderr.decode(errors="replace").strip().splitlines()[-1:]
         return Outcome("error", f"{given} ends with exit code {ran.exit_code}. {''.join(last)}")
@@ -163,16 +163,14 @@ def verify_values(
     total = seconds * min(len(cases) + 1, CASES_AT_FULL_TIME)
     limits = Limits(cpu_seconds=total, wall_seconds=max(15, 5 * total), output=OUTPUT)
     ran = python(["-c", WORKER], files, json.dumps(job).encode(), limits)
-    first, *lines = _value_tests_lines(ran.stdout) or [{}]
+    first, *lines = _read_lines(ran.stdout) or [{}]
     if not first:
         return _all(cases, _ending(ran, f"importing {tests['module']}"))
     if "error" in first:
         return _all(cases, _raised(first, f"importing {tests['module']}"))
     if len(lines) > len(cases):
         return _all(cases, Outcome("error", "more results were written than there are cases"))
-    outcomes = [
-        _value_tests_outcome(case, line, tests) for case, line in zip(cases, lines, strict=False)
-    ]
+    outcomes = [_value_outcome(case, line, tests) for case, line in zip(cases, lines, strict=False)]
     if len(outcomes) < len(cases):
         outcomes.append(_ending(ran, _call(cases[len(outcomes)], tests)))
     return outcomes + [Outcome("unknown")] * (len(cases) - len(outcomes))
@@ -227,8 +225,8 @@ def _unordered(value: Any, expected: Any, tolerance: float | None) -> bool:
     return True
 
 
-def _value_tests_lines(stdout: bytes) -> list[dict[str, Any]]:
-    """Decode the complete lines, up to the first that is none of the worker's."""
+def _read_lines(stdout: bytes) -> list[dict[str, Any]]:
+    """Decode the complete lines, up to the first that the worker cannot have written."""
     lines: list[dict[str, Any]] = []
     for text in stdout.split(b"\n")[:-1]:
         try:
@@ -241,7 +239,7 @@ def _value_tests_lines(stdout: bytes) -> list[dict[str, Any]]:
     return lines
 
 
-def _value_tests_outcome(
+def _value_outcome(
     case: Mapping[str, Any], line: dict[str, Any], tests: Mapping[str, Any]
 ) -> Outcome:
     call = _call(case, tests)
@@ -270,7 +268,7 @@ def _ending(ran: Ran, call: str) -> Outcome:
     """Return what befell the case that has no result."""
     if ran.signal == signal.SIGPROF:
         return Outcome("timeout", f"{call} did not end in its CPU time")
-    return died(ran, call)
+    return describe_ending(ran, call)
 
 
 def _all(cases: Sequence[object], first: Outcome) -> list[Outcome]:
@@ -286,7 +284,7 @@ def _call(case: Mapping[str, Any], tests: Mapping[str, Any]) -> str:
 NAME = "tests"
 IMPORTS = ("pytest", "json", "ctypes", "decimal", "fractions", "datetime", "collections", "runpy")
 MAX_FEEDBACK = 1200
-CASES_TOLD = 3
+CASES_SHOWN = 3
 MAX_NAME, MAX_PATH = 255, 1000
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 
@@ -381,16 +379,17 @@ def verdict(outcomes: Sequence[Outcome]) -> VerifierResult:
     counts = {"tests": float(len(outcomes)), "passed": float(good)}
     if good == len(outcomes) > 0:
         return passed(NAME, **counts)
-    told = {
-        kind: [one.told for one in outcomes if one.kind == kind and one.told]
+    messages = {
+        kind: [one.message for one in outcomes if one.kind == kind and one.message]
         for kind in ("error", "timeout", "wrong")
     }
-    if told["error"]:
-        category, text = "runtime_exception", told["error"][0]
-    elif told["timeout"]:
-        category, text = "timeout", told["timeout"][0]
+    if messages["error"]:
+        category, text = "runtime_exception", messages["error"][0]
+    elif messages["timeout"]:
+        category, text = "timeout", messages["timeout"][0]
     else:
-        category, text = "test_or_assertion", "\n".join(sorted(told["wrong"], key=len)[:CASES_TOLD])
+        wrong = sorted(messages["wrong"], key=len)[:CASES_SHOWN]
+        category, text = "test_or_assertion", "\n".join(wrong)
     head = f"{good} of {len(outcomes)} tests pass."
     text = shorten(f"{head} {text}", MAX_FEEDBACK)
     return failed(NAME, category, text, good / max(len(outcomes), 1), **counts)
