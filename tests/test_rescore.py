@@ -94,7 +94,7 @@ def test_a_run_goes_on_behind_its_last_slice(
         ({**ROWS, "completions": [["a"]] * 4}, ["lint"], [], SourceError, "leave one of them out"),
         ({"completion": [3], "verifier_spec": ["{}"]}, ["lint"], [], SourceError, "neither text"),
         ({"completion": [["a"]], "verifier_spec": ["{}"]}, ["lint"], [], SourceError, "neither"),
-        ({"completions": ["a"], "verifier_spec": ["{}"]}, ["lint"], [], SourceError, "no list of"),
+        ({"completions": ["a"], "verifier_spec": ["{}"]}, ["lint"], [], SourceError, "not a list of"),
         (
             {"completions": [[]], "verifier_spec": ["{}"]},
             ["lint"],
