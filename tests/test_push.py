@@ -258,10 +258,10 @@ def test_no_token_is_found_out_before_the_work(
     assert "use ns/rows" in refused(done, rows, before)
     for wrong in (EXPIRED_TOKEN, "hf_mistyped"):
         done = front(loopback_hub, home, *arguments, NAME, token=wrong)
-        assert "does not accept the token; make a new one" in refused(done, rows, before)
+        assert "does not accept the token; create a new one" in refused(done, rows, before)
     loopback_hub.store.role = "read"
     done = front(loopback_hub, home, *arguments, NAME)
-    assert "the token may only read" in refused(done, rows, before)
+    assert "the token is read-only" in refused(done, rows, before)
     done = front(loopback_hub, home, *arguments[:-1], "--public")
     assert "need --push" in refused(done, rows, before)
 
