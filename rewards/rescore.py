@@ -37,7 +37,7 @@ from pimono_sdpo.runs.folders import LOCK, REPORT, only_run, publish_folder, rem
 from pimono_sdpo.runs.progress import Progress
 from pimono_sdpo.stage import source_hash
 from rewards.answers import text_of
-from rewards.completions import one_each, open_rollouts
+from rewards.completions import one_each, open_completions
 from rewards.verifiers.rubric import Rubric, Status, Verifier
 
 SLICE = 256
@@ -149,7 +149,7 @@ def rescore_dataset(source: str, out: Path, rubric: Rubric, workers: int = 1) ->
     Raises SourceError, EmptySelection or OutputError; then `out` is as it was.
     """
     with _quiet():
-        rows = open_rollouts(source)
+        rows = open_completions(source)
         rows = rows.remove_columns([name for name in VERDICT if name in rows.column_names])
         return _rescore(source, rows, out, rubric, workers)
 

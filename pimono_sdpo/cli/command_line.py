@@ -17,10 +17,7 @@ from pimono_sdpo import __version__
 from pimono_sdpo.cli import (
     duel,
     evaluate,
-    looks,
-    rewards,
     rollouts,
-    samples,
 )
 from pimono_sdpo.errors import PimonoError
 from pimono_sdpo.options import flag_of
@@ -28,12 +25,16 @@ from pimono_sdpo.options import flag_of
 COMMANDS = (
     "filter",
     "push",
+    "view",
     "suite build",
     "suite split",
     "suite check",
     "steps",
     "sft-extract",
     "pairs",
+    "rescore",
+    "demo sessions",
+    "demo model",
 )
 # The exit code of a program that Ctrl-C has ended.
 INTERRUPTED = 130
@@ -135,6 +136,8 @@ def _parameter(field: "Field[Any]", type_: Any) -> inspect.Parameter:
     if choices := choices_of(type_):
         type_ = _without_literal(type_)
         described |= {"parser": _one_of(choices), "metavar": "|".join(choices)}
+    elif get_origin(type_) is list and not about.get("argument"):
+        described["metavar"] = "<str>"
     if about.get("argument"):
         info: Any = typer.Argument(**described)
     else:
@@ -202,17 +205,12 @@ def run(command: Callable[[], object]) -> None:
         sys.exit(INTERRUPTED)
 
 
-app.command("view")(looks.view_command)
-app.command("card")(looks.card_command)
-app.command("rescore")(rewards.rescore_command)
 app.command("rollout")(rollouts.rollout_command)
 app.command("prefs")(rollouts.prefs_command)
 app.command("evaluate")(evaluate.evaluate_command)
 app.command("eval")(evaluate.eval_command)
 app.command("duel")(duel.duel_command)
 app.command("duel-rows")(duel.duel_rows_command)
-app.command("samples")(samples.samples_command)
-app.command("tiny-model")(samples.tiny_model_command)
 
 
 def main() -> None:

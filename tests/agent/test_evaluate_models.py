@@ -99,6 +99,7 @@ def test_one_model_alone_has_no_difference(
     assert "Warning: protocol is json for the baseline and native for the tuned model" in said
 
 
+@pytest.mark.slow
 def test_killed_an_evaluation_goes_on_without_a_repeated_call(
     suite: Path, tmp_path: Path, chat_server: ChatServer
 ) -> None:

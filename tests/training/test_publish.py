@@ -53,7 +53,7 @@ from pimono_sdpo.errors import OutputError
 from pimono_sdpo.training import publish
 publish.WAITS = (0.0, 0.0, 0.0)
 try:
-    address = publish.publish_adapter(Path("adapter"), "me/adapter", True, lambda text: [], lambda card: [])
+    address = publish.publish_adapter(Path("adapter"), "me/adapter", True)
     print(json.dumps([True, address]))
 except OutputError as problem:
     print(json.dumps([False, str(problem)]))

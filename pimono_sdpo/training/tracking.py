@@ -1,7 +1,7 @@
-"""Log a run to Trackio, rollouts included, in a way that cannot stop or lose the training.
+"""Log a run to Trackio, rollouts included, so that no fault of Trackio stops the training.
 
-writes  metrics by transformers' callback, what was sampled as traces (the Traces tab), a config
-without machine paths, to a Space or to $TRACKIO_DIR on this machine
+writes metrics, sampled rollouts (the Traces tab) and a config without machine paths, to a Space or
+to $TRACKIO_DIR on this machine
 """
 
 import itertools
@@ -27,15 +27,25 @@ logger = logging.getLogger(__name__)
 PROJECT = "pimono-sdpo"
 SPACE_VARIABLE = "TRACKIO_SPACE_ID"
 ID_CHARS = 12
+# What the dashboard and the run log list.
+TRAINING_ARGUMENTS = (
+    "max_steps num_train_epochs learning_rate lr_scheduler_type warmup_steps weight_decay "
+    "max_grad_norm optim per_device_train_batch_size gradient_accumulation_steps "
+    "gradient_checkpointing bf16 seed stop_on"
+).split()
+MODEL_ARGUMENTS = (
+    "dtype load_in_4bit load_in_8bit bnb_4bit_quant_type use_bnb_nested_quant lora_r lora_alpha "
+    "lora_dropout use_rslora use_dora"
+).split()
 
 
 def set_up_trackio(args: SDPOConfig, smoke: bool) -> None:
-    """Settle project and Space in place; TRACKIO_SPACE_ID counts unless the argument is given.
+    """Set project and Space in place; the argument takes precedence over TRACKIO_SPACE_ID.
 
-    A Space that cannot be reached would end the training at its first step: then, and in a smoke
+    A Space that cannot be reached would end the training at its first step, so then, and in a smoke
     run, metrics stay on this machine.
     """
-    # After training Trackio would publish a public copy of the metrics unasked.
+    # Otherwise Trackio publishes a public copy of the metrics after training.
     args.trackio_static_space_id = False
     if args.project == "huggingface":
         args.project = PROJECT
@@ -58,17 +68,17 @@ def set_up_trackio(args: SDPOConfig, smoke: bool) -> None:
 
 
 def free_run_name(args: SDPOConfig) -> str:
-    """Return the run's name, numbered when a run of this name has logged to this machine already.
+    """Return the run's name, numbered when a run of this name has already logged to this machine.
 
-    Trackio would show both under one name. What a Space holds is not asked for: there the name gets
-    the id of the job, or the time.
+    Trackio would show both under one name. A Space is not queried: there the name gets the id of
+    the job, or the time.
     """
     name = str(args.run_name)
     if "trackio" not in args.report_to:
         return name
     if args.trackio_space_id is not None:
-        told_apart = os.environ.get("JOB_ID") or datetime.now(UTC).strftime("%m%d-%H%M%S")
-        return f"{name}-{told_apart[-ID_CHARS:]}"
+        suffix = os.environ.get("JOB_ID") or datetime.now(UTC).strftime("%m%d-%H%M%S")
+        return f"{name}-{suffix[-ID_CHARS:]}"
     taken = {str(run) for run in SQLiteStorage.get_runs(args.project)}
     numbered = (f"{name}-{number}" for number in itertools.count(2))
     return next(one for one in itertools.chain([name], numbered) if one not in taken)
@@ -87,7 +97,7 @@ def hub_problem() -> str | None:
 
 
 def sync_command(project: str, space: str) -> str:
-    """Return the command line that brings what was logged here to a Space."""
+    """Return the command line that uploads what was logged here to a Space."""
     return shlex.join(["trackio", "sync", "--project", project, "--space-id", space, "--private"])
 
 
@@ -106,10 +116,10 @@ Json = dict[str, Any]
 
 
 class SafeTrackio(TrackioCallback):  # type: ignore[misc] # transformers is untyped here
-    """The callback of transformers, on this machine when a Space fails, with a config of our own.
+    """The callback of transformers with a config of our own; it logs here when a Space fails.
 
-    Theirs logs all arguments, machine paths among them, and empty mappings, which no later export
-    of the run can write.
+    Theirs logs all arguments, including machine paths and empty mappings, which break a later
+    export of the run.
     """
 
     def __init__(self, config: Json) -> None:
@@ -117,14 +127,14 @@ class SafeTrackio(TrackioCallback):  # type: ignore[misc] # transformers is unty
         self.config = config
 
     def setup(self, args: Any, state: Any, model: Any, **_: Any) -> None:
-        """Begin the run or go on with the one of this name."""
+        """Begin the run, or continue the one of this name."""
         self._initialized = True
         if not state.is_world_process_zero:
             return
         try:
             self._begin(args)
         except Exception as error:
-            # Whatever the clients of Space and bucket raise: metrics are no reason to stop.
+            # Whatever the clients of Space and bucket raise, it may not stop the training.
             if args.trackio_space_id is None:
                 raise
             logger.warning(
@@ -139,13 +149,13 @@ class SafeTrackio(TrackioCallback):  # type: ignore[misc] # transformers is unty
             self._begin(args)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
-        """Log under the step of the training; Trackio would count the calls."""
+        """Log under the step of the training; Trackio would count calls instead."""
         if state.is_world_process_zero and self._initialized:
             metrics = {name: value for name, value in logs.items() if name not in ONCE}
             trackio.log(rewrite_logs(metrics), step=state.global_step)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Finish the run; Trackio waits half a minute at most, what is left can follow."""
+        """Finish the run; Trackio waits at most half a minute, the rest can be synced later."""
         if state.is_world_process_zero and self._initialized:
             trackio.finish()
         self._initialized = False
@@ -169,9 +179,9 @@ def log_rollouts(
     rewards: Sequence[float],
     feedback: Sequence[str | None],
 ) -> None:
-    """Log the first ROLLOUTS completions of a step; `feedback` is what the teacher was told."""
+    """Log the first ROLLOUTS completions of a step with the feedback for their teacher."""
     if trackio.context_vars.current_run.get() is None:
-        # Sampled before the training, to look at first.
+        # Sampled by the preflight.
         return
     rows = islice(zip(prompts, completions, rewards, feedback, strict=True), ROLLOUTS)
     traces = {
@@ -180,10 +190,10 @@ def log_rollouts(
             metadata={
                 "step": step,
                 "reward": reward if math.isfinite(reward) else None,
-                "feedback": told or "",
+                "feedback": text or "",
             },
         )
-        for number, (prompt, completion, reward, told) in enumerate(rows)
+        for number, (prompt, completion, reward, text) in enumerate(rows)
     }
     trackio.log(traces, step=step)
 
@@ -193,9 +203,7 @@ def _conversation(prompt: Any) -> list[Json]:
 
 
 def config_of(args: Any, model_args: Any) -> Json:
-    """Return what the dashboard lists of a run: the arguments that the run log has, too."""
-    from pimono_sdpo.training.run_log import MODEL_ARGUMENTS, TRAINING_ARGUMENTS
-
+    """Return what the dashboard lists of a run; the run log has the same arguments."""
     settings = args.to_dict()
     named = {name: settings[name] for name in TRAINING_ARGUMENTS}
     return named | {name: vars(model_args)[name] for name in MODEL_ARGUMENTS}
