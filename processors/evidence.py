@@ -48,6 +48,7 @@ def evidence(row: Row, unit: Unit, history_chars: int) -> list[dict[str, Any]]:
     for episode, (start, stop) in enumerate(_spans(requests, len(trace.events), unit)):
         at = bisect_left(requests, start, key=_index)
         request = requests[at] if at < len(requests) and requests[at].index < stop else None
+        span = trace.events[start:stop]
         # What went wrong before the request is not feedback on its answer.
         begin = request.index if request else stop
         failed = _between(diagnostics, begin, stop)
@@ -72,11 +73,9 @@ def evidence(row: Row, unit: Unit, history_chars: int) -> list[dict[str, Any]]:
                 "workspace": _workspace(files, harness, request, wrong),
                 "problem": trace.problem,
                 # A row without evidence is dropped before rows are compared.
-                "fingerprints": hash_messages(trace.events[start:stop])
-                if request and wrong
-                else [],
+                "fingerprints": hash_messages(span) if request and wrong else [],
                 "counts": {
-                    **_event_counts(trace.events[start:stop], matched),
+                    **_event_counts(span, matched),
                     "abandoned_branches": bisect_left(forks, stop) - bisect_left(forks, start),
                     **(_line_counts(trace.lines, unread) if episode == 0 else NO_LINES),
                 },

@@ -41,8 +41,8 @@ _CHECKSUM = re.compile(
 class Secret(NamedTuple):
     """A kind of secret and the pattern that finds it.
 
-    `judge` decides whether a match is one. The last named group of the match (`value`, `value2` ...)
-    is redacted, or all of it if there is none.
+    `judge` decides whether a match is one. The last named group of the match (`value`, `value2`
+    ...) is redacted, or all of it if there is none.
     """
 
     kind: str

@@ -43,7 +43,7 @@ def write_verifier_spec(row: Row) -> str | None:
 
 
 def _files(known: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return the files as `replay.workspace` loads them, without paths that redaction made equal."""
+    """Return the files as `replay.workspace` loads them, without paths that became equal."""
     paths = Counter(file["path"] for file in known)
     return {
         file["path"]: {
