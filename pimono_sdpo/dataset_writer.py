@@ -16,8 +16,8 @@ from pimono_sdpo.runs.manifests import made_from
 from pimono_sdpo.runs.shards import Rows
 from pimono_sdpo.runs.tables import SPLITS, Made, Part, Table, assemble, run_parts, through
 from pimono_sdpo.stage import Stage
-from pimono_sdpo.suites.rollouts import rows_of
 from pimono_sdpo.suites.split import check_leakage, read_task_ids
+from pimono_sdpo.suites.stored_rollouts import rows_of
 from pimono_sdpo.suites.suite import Suite, load
 from pimono_sdpo.traces.sources import Shard, open_source, read_sessions
 from processors.redact import redact_text

@@ -25,7 +25,7 @@ from pimono_sdpo.runs.folders import apart
 from pimono_sdpo.runs.tables import Made, Part, Table, code_of, through
 from pimono_sdpo.schema import DROPPED_STEP, STEP
 from pimono_sdpo.stage import Stage
-from pimono_sdpo.suites.rollouts import Rollouts, is_same, open_rollouts, rows_of
+from pimono_sdpo.suites.stored_rollouts import Rollouts, is_same, open_rollouts, rows_of
 from processors.rollouts import sessions, steps
 from processors.rollouts.conversation import As
 
