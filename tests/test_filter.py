@@ -287,8 +287,8 @@ def test_an_output_that_cannot_be_written_is_told(traces: Path, tmp_path: Path) 
         ("filter", str(traces), "--out", str(tmp_path / "file")),
         ("filter", str(traces), "--out", str(tmp_path / "file" / "rows")),
         ("filter", str(traces), "--out", "/"),
-        ("samples", "--out", str(tmp_path / "file")),
-        ("tiny-model", "--out", str(tmp_path / "file" / "model")),
+        ("demo", "sessions", "--out", str(tmp_path / "file")),
+        ("demo", "model", "--out", str(tmp_path / "file" / "model")),
     ):
         done = cli(*words)
         assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
