@@ -8,19 +8,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pimono_sdpo.runs.workers import Job
 
 from pimono_sdpo.filtering import run_filter
-from pimono_sdpo.runs.workers import Job
 from pimono_sdpo.traces.sources import open_source
 from tests import shards
 from tests.shards import all_bytes, cli, command, made, sentence, until
 
 pytest.importorskip("ray", reason='needs the extra: pip install "pimono-sdpo[ray]"')
 
+from pimono_sdpo.runs.ray_engine import TOKEN, finish_on_node, shipped
 from ray.cloudpickle import dumps
 from ray.cluster_utils import Cluster
-
-from pimono_sdpo.runs.ray_engine import TOKEN, finish_on_node, shipped
 
 # All of this file on one worker: a cluster is dear.
 pytestmark = pytest.mark.xdist_group("ray")

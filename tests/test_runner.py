@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from pimono_sdpo.runs.runner import run_shards
+from pimono_sdpo.runs.workers import Job, finish_shard, here, in_processes
 
 from pimono_sdpo.filtering import run_filter
 from pimono_sdpo.runs.progress import Progress
-from pimono_sdpo.runs.runner import run_shards
-from pimono_sdpo.runs.workers import Job, finish_shard, here, in_processes
 from pimono_sdpo.stage import Row
 from pimono_sdpo.traces.sources import open_source
 from processors import pipeline

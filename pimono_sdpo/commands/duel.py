@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.parquet as pq
 
 from pimono_sdpo.errors import InferenceError, OutputError, SourceError
-from pimono_sdpo.runs.folders import held
+from pimono_sdpo.runs.folders import lock
 
 if TYPE_CHECKING:
     from datasets import Features
@@ -63,7 +63,7 @@ def run_turns(source: str, records: str | None, options: "Options", out: Path) -
 
     asked_for = json.dumps([source, records, asdict(options)], default=sorted)
     request = hashlib.sha256(asked_for.encode()).hexdigest()
-    with held(out / LOCK, out):
+    with lock(out / LOCK, out):
         before = _report(out)
         if before is not None and before["request"] == request:
             return before
@@ -101,7 +101,7 @@ def run_answers(out: Path, settings: "Settings", spending: Spending, equals: boo
     )
     if _report(out) is None:
         raise SourceError(f"`{out}` holds no turns yet; run the stage `turns` first.")
-    with held(out / LOCK, out):
+    with lock(out / LOCK, out):
         inputs = _shards(out / TURNS, "turns")
         models = (players.king, players.challenger)
         chat = open_chat(duel, settings, out / JOURNAL, models, spending.max_cost)
@@ -131,7 +131,7 @@ def run_judge(out: Path, settings: "Settings", spending: Spending, equals: bool 
     )
     if not out.is_dir():
         raise SourceError(f"`{out}` does not exist; run the stages `turns` and `answers` first.")
-    with held(out / LOCK, out):
+    with lock(out / LOCK, out):
         inputs = _shards(out / (EQUALS * equals + ANSWERS), "answers")
         if judge.backend == "logprobs" and "://" not in judge.provider:
             raise InferenceError(

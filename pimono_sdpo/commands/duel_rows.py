@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 from pimono_sdpo.errors import EmptySelection, SourceError
 
 if TYPE_CHECKING:
-    from pimono_sdpo.runs.tables import Made
+    from datasets import Features
+
+    from pimono_sdpo.runs.engine import Piece
     from pimono_sdpo.stage import Stage
     from processors.duel.export import Kind
 
@@ -34,34 +36,43 @@ def run_duel_rows(
     """
     from pimono_sdpo.commands.duel_score import RESULT
     from pimono_sdpo.commands.made import Asked, make, nothing_kept
-    from pimono_sdpo.runs.folders import REPORT, apart
-    from pimono_sdpo.runs.tables import Part, Table, code_of
-    from pimono_sdpo.runs.workers import sha256
+    from pimono_sdpo.runs.engine import Part, sha256
+    from pimono_sdpo.runs.folders import REPORT, require_disjoint
     from processors.duel import export
 
     data = folder / RESULT / "data"
     if not (folder / RESULT / REPORT).is_file():
         raise SourceError(f"`{folder}` holds no scored duel; run `pimono-sdpo duel` to its end.")
-    apart((folder / RESULT).resolve(), out.resolve())
+    require_disjoint((folder / RESULT).resolve(), out.resolve())
     stages = export.stages(kind)
     files = [path for name in buckets for path in sorted(data.glob(f"{name}-*.parquet"))]
-    made_by = {"stages": code_of(stages), "kind": kind}
+    rows, rejects = export.TABLES[kind]
     parts = [
-        Part({"file": sha256(path), **made_by}, 1, partial(_made, path, stages)) for path in files
+        Part(
+            number,
+            path.name,
+            1,
+            {"file": sha256(path)},
+            {"kind": kind},
+            partial(_export, path, stages, rows, rejects),
+            tuple(stages),
+        )
+        for number, path in enumerate(files)
     ]
     options: Json = {"buckets": " ".join(buckets)}
     name = folder.resolve().name
     asked = Asked(STAGES[kind], name, "duel", options, format, licence)  # type: ignore[arg-type]
-    report = make(asked, parts, Table(*export.TABLES[kind]), out)
+    report = make(asked, parts, (rows, rejects), out)
     if not report["rows"]:
         raise EmptySelection(nothing_kept(report, "take another bucket with --bucket"))
     return report
 
 
-def _made(path: Path, stages: "Sequence[Stage]") -> "Iterator[Made]":
-    from pimono_sdpo.runs.tables import read_rows, through
+def _export(
+    path: Path, stages: "Sequence[Stage]", rows: "Features", rejects: "Features"
+) -> "Iterator[Piece]":
+    from pimono_sdpo.runs.parquet import read_tables
+    from pimono_sdpo.runs.sessions import rows_and_rejects
 
-    for rows in read_rows(path):
-        made = through(rows, stages)
-        made.counts["turns"] += len(rows)
-        yield made
+    for table in read_tables(path):
+        yield rows_and_rejects(table, stages, rows, rejects, "turns")

@@ -22,7 +22,7 @@ from pimono_sdpo import __version__
 from pimono_sdpo.commands.duel import ANSWERS, JUDGMENTS
 from pimono_sdpo.commands.duel import EQUALS as PREFIX
 from pimono_sdpo.errors import SourceError
-from pimono_sdpo.runs.workers import sha256
+from pimono_sdpo.runs.engine import sha256
 
 if TYPE_CHECKING:
     from pimono_sdpo.duel.albedo_rules import OriginalRules
@@ -54,7 +54,7 @@ def run_score(
     """
     from cards.duel_report import render_duel_card, render_duel_report, write_duel_plot
     from pimono_sdpo.duel.summary import summary, summary_of_original
-    from pimono_sdpo.runs.folders import LOCK, REPORT, only_run, publish_folder, remove
+    from pimono_sdpo.runs.folders import REPORT, only_run, publish_folder
     from processors.duel.duels import duel_rows, reasons_of
     from processors.duel.scores import score_turns, votes_of
 
@@ -106,7 +106,6 @@ def run_score(
         (finished / "README.md").write_text(render_duel_card(report))
         write_duel_plot(report, finished / "report.png")
         publish_folder(finished, out)
-        remove(work, LOCK)
     return report
 
 

@@ -32,13 +32,13 @@ def run_evaluate(suite: Path, baseline: Path, tuned: Path | None, out: Path) -> 
     `out` gets `report.json`, `report.md` and `report.png`. Raises SourceError, OutputError or
     EmptySelection; then `out` is as it was.
     """
-    from pimono_sdpo.runs.folders import apart, only_run
+    from pimono_sdpo.runs.folders import only_run, require_disjoint
 
     out = out.resolve()
     tasks = _held_out(suite)
     given = {"baseline": baseline, **({"tuned": tuned} if tuned else {})}
     for folder in given.values():
-        apart(_opened(folder).folder.resolve(), out)
+        require_disjoint(_opened(folder).folder.resolve(), out)
     report = _report(tasks, given)
     _check_other(out)
     with only_run(out) as work:
@@ -61,7 +61,7 @@ def evaluate_models(
     given instead; with no baseline the report has no differences. Raises like `run_rollouts` and
     `run_evaluate`; what was answered is in the journal.
     """
-    from pimono_sdpo.runs.folders import apart, only_run
+    from pimono_sdpo.runs.folders import only_run, require_disjoint
 
     out, made = out.resolve(), plan.out.resolve()
     models: dict[str, str | None] = {"baseline": baseline_model} if baseline_model else {}
@@ -73,7 +73,7 @@ def evaluate_models(
         )
     _held_out(plan.suite)
     _check_other(out)
-    apart(made, out)
+    require_disjoint(made, out)
     if baseline is not None:
         _check_baseline(plan, baseline, [out, *folders.values()])
     plan = replace(plan, journal=plan.journal or made / "calls.sqlite")
@@ -146,10 +146,10 @@ def _roll(plan: "Plan", tell: Tell, done: Done) -> None:
 
 def _check_baseline(plan: "Plan", baseline: Path, written: list[Path]) -> None:
     """Raise what would be raised in the end, before anybody is asked."""
-    from pimono_sdpo.runs.folders import apart
+    from pimono_sdpo.runs.folders import require_disjoint
 
     for folder in written:
-        apart(_opened(baseline).folder.resolve(), folder)
+        require_disjoint(_opened(baseline).folder.resolve(), folder)
     _report(_held_out(plan.suite), {"baseline": baseline}, plan.limit)
 
 
@@ -211,14 +211,13 @@ def _driven_by(file: Path) -> Json:
 
 def _publish(report: Json, work: Path, out: Path) -> None:
     from cards.render import write_comparison
-    from pimono_sdpo.runs.folders import LOCK, REPORT, publish_folder, remove
+    from pimono_sdpo.runs.folders import REPORT, publish_folder
 
     finished = work / "out"
     finished.mkdir(exist_ok=True)
     (finished / REPORT).write_text(json.dumps(report, indent=2) + "\n")
     write_comparison(report, finished)
     publish_folder(finished, out)
-    remove(work, LOCK)
 
 
 def _write_beside(report: Json, file: Path) -> None:

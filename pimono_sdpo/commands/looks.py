@@ -100,7 +100,8 @@ def _open_traces(traces: str | None, report: Json, folder: Path) -> "Source | No
 
 def _look_up(source: "Source", wanted: set[Key], options: Mapping[str, Any]) -> dict[Key, Json]:
     """Read the traces of the wanted rows again, one session in memory at a time."""
-    from pimono_sdpo.runs.shards import Rows
+    from pimono_sdpo.schema import SESSION
+    from pimono_sdpo.stage import iterate_rows
     from pimono_sdpo.traces.sources import read_sessions
     from processors.event_window import around
     from processors.names import MAX_CHARS
@@ -111,7 +112,7 @@ def _look_up(source: "Source", wanted: set[Key], options: Mapping[str, Any]) -> 
     found: dict[Key, Json] = {}
     for shard in source.shards:
         for table in read_sessions(shard):
-            for row in Rows(table):
+            for row in iterate_rows(table, SESSION):
                 name = redact_text(_file(row["source"]), "")[0][:MAX_CHARS]
                 if name not in files and row["session_id"] not in sessions:
                     continue
@@ -160,7 +161,7 @@ def _object(path: Path, writer: str, misfit_of: Callable[[object], str | None]) 
 
 def write_page(page: str, out: Path) -> None:
     """Write the page, whole or not at all; raises OutputError."""
-    from pimono_sdpo.runs.shards import write_atomically
+    from pimono_sdpo.runs.parquet import write_atomically
 
     try:
         write_atomically(out, page.encode())

@@ -1,7 +1,6 @@
 """What steps and pairs share: parts to a folder with report, card and the lines of an export."""
 
 import json
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +10,9 @@ from pimono_sdpo import __version__
 from pimono_sdpo.errors import OutputError
 
 if TYPE_CHECKING:
-    from pimono_sdpo.runs.tables import Part, Table
+    from datasets import Features
+
+    from pimono_sdpo.runs.engine import Part
     from pimono_sdpo.suites.suite import Suite
 
 Format = Literal["trl", "together"]
@@ -37,27 +38,30 @@ class Asked:
     test_suite: "Suite | None" = None
 
 
-def make(asked: Asked, parts: "Sequence[Part]", table: "Table", out: Path) -> Json:
-    """Run the parts and publish `out`; return its report.
+def make(
+    asked: Asked, parts: "Sequence[Part]", table: "tuple[Features, Features]", out: Path
+) -> Json:
+    """Run the parts, with rows and rejects of these columns, and publish `out`; return its report.
 
     `out` gets `data/`, `rejects/`, `report.json`, `README.md`, and with the format `together` its
     lines. A run that keeps nothing publishes its rejects. Raises OutputError, and Leakage for rows
     of tasks that are held out; then `out` is as it was.
     """
     from cards.render import render_stage_card
-    from pimono_sdpo.runs.folders import LOCK, only_run, publish_folder, remove
-    from pimono_sdpo.runs.tables import assemble, run_parts
+    from pimono_sdpo.runs.engine import add_counts, run_parts
+    from pimono_sdpo.runs.folders import only_run, publish_folder
+    from pimono_sdpo.runs.parquet import join_parts, outputs_of
 
     out = out.resolve()
     _check_licence(asked.licence)
     with only_run(out) as work:
-        records = run_parts(parts, work, table, asked.stage)
-        finished, held = assemble(work, len(parts), table)
+        records = run_parts(parts, work, outputs_of(*table), desc=asked.stage, unit="run").records
+        finished, held = join_parts(work, len(parts), *table)
         options = {**asked.options, **_held_out(finished / "data", held["rows"], asked.test_suite)}
-        counts, dropped = Counter[str](), Counter[str]()
-        for record in records:
-            counts.update(record["counts"])
-            dropped.update(record["dropped"])
+        counts: Json = {}
+        for record in records.values():
+            add_counts(counts, record["counts"])
+        dropped = counts.pop("dropped", {})
         report: Json = {
             "pimono_sdpo": __version__,
             "stage": asked.stage,
@@ -72,9 +76,8 @@ def make(asked: Asked, parts: "Sequence[Part]", table: "Table", out: Path) -> Js
             "together": _export(finished, asked) if asked.format == TOGETHER else None,
         }
         (finished / "report.json").write_text(json.dumps(report, indent=2) + "\n")
-        (finished / "README.md").write_text(render_stage_card(report, table.rows))
+        (finished / "README.md").write_text(render_stage_card(report, table[0]))
         publish_folder(finished, out)
-        remove(work, LOCK)
     return report
 
 
@@ -107,7 +110,7 @@ def _check_licence(licence: str | None) -> None:
 
 def _export(finished: Path, asked: Asked) -> Json:
     """Write together/SPLIT.jsonl and SPLIT_meta.jsonl; return the counts of each split."""
-    from pimono_sdpo.runs.tables import SPLITS
+    from pimono_sdpo.runs.parquet import SPLITS
     from pimono_sdpo.suites.rollouts import rows_of
     from processors.rollouts.together import dpo_line, sft_line, write_lines
 

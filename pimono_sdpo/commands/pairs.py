@@ -1,5 +1,6 @@
 """Rollouts, or recorded sessions, to preference pairs."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from functools import partial
@@ -18,7 +19,7 @@ from pimono_sdpo.commands.made import (
 from pimono_sdpo.errors import EmptySelection, OutputError, SourceError
 
 if TYPE_CHECKING:
-    from pimono_sdpo.runs.tables import Made, Part
+    from pimono_sdpo.runs.engine import Part, Piece
     from pimono_sdpo.stage import Stage
     from pimono_sdpo.suites.rollouts import Rollouts
     from processors.rollouts.pairs import Retest, Rules
@@ -54,8 +55,7 @@ def run_pairs(
     pairs to train on are of tasks of `test_suite`.
     """
     from pimono_sdpo.agent.task_tests import open_tester
-    from pimono_sdpo.runs.folders import apart
-    from pimono_sdpo.runs.tables import Table
+    from pimono_sdpo.runs.folders import require_disjoint
     from pimono_sdpo.schema import DROPPED_PAIR, PAIR
     from pimono_sdpo.suites.rollouts import open_rollouts
     from processors.rollouts.pairs import TARGETS, Rules
@@ -67,7 +67,7 @@ def run_pairs(
     rules = Rules(
         target, last_k, min_gap, allow_efficiency_pairs, flaky_reruns, with_outcome
     )  # fmt: skip
-    apart(rollouts_dir.resolve(), out.resolve())
+    require_disjoint(rollouts_dir.resolve(), out.resolve())
     rollouts = open_rollouts(rollouts_dir)
     if rollouts is None:
         raise SourceError(
@@ -83,7 +83,7 @@ def run_pairs(
         parts = _parts(
             rollouts, rules, stages, tester.retest, tokenizer_mark(tokenizer), max_length
         )
-        return make(asked, parts, Table(PAIR, DROPPED_PAIR), out)
+        return make(asked, parts, (PAIR, DROPPED_PAIR), out)
 
 
 def run_session_pairs(
@@ -101,9 +101,8 @@ def run_session_pairs(
 
     Raises like `run_pairs`.
     """
-    from pimono_sdpo.runs.folders import apart
-    from pimono_sdpo.runs.manifests import made_from
-    from pimono_sdpo.runs.tables import Part, Table
+    from pimono_sdpo.runs.folders import require_disjoint
+    from pimono_sdpo.runs.sessions import step_parts
     from pimono_sdpo.schema import DROPPED_PAIR, PAIR
     from pimono_sdpo.traces.sources import open_source
     from processors.redact import redact_text
@@ -112,23 +111,16 @@ def run_session_pairs(
     check_length(tokenizer, max_length)
     held_out = suite_held_out(test_suite)
     if Path(source).exists():
-        apart(Path(source).resolve(), out.resolve())
+        require_disjoint(Path(source).resolve(), out.resolve())
     opened = open_source(source)
     stages: list[Stage] = [*session_pairs.stages(test_fraction), *_fitting(tokenizer, max_length)]
     options: Json = {"tokenizer": tokenizer_name(tokenizer), "max_length": max_length}
     options |= {"test_fraction": test_fraction}
     made_by = {**options, "tokens": tokenizer_mark(tokenizer)}
-    parts = [
-        Part(
-            made_from(shard, stages, made_by),
-            shard.sessions,
-            partial(_of_sessions, shard, stages),
-        )
-        for shard in opened.shards
-    ]
+    parts = step_parts(opened.shards, stages, made_by, PAIR, DROPPED_PAIR)
     name = redact_text(opened.name, "")[0]
     asked = Asked("pairs", name, opened.kind, options, format, licence, test_suite=held_out)
-    return make(asked, parts, Table(PAIR, DROPPED_PAIR), out)
+    return make(asked, parts, (PAIR, DROPPED_PAIR), out)
 
 
 def pairs_of(source: str, out: Path, given: Mapping[str, Any], test_fraction: float) -> Json:
@@ -226,34 +218,37 @@ def _parts(
     tokens: str | None,
     max_length: int | None,
 ) -> "list[Part]":
-    from pimono_sdpo.runs.tables import Part
-    from pimono_sdpo.stage import source_hash
+    from pimono_sdpo.runs.engine import Part
     from pimono_sdpo.suites.rollouts import is_same
-    from processors.rollouts.step_pairs import step_pairs
 
-    code = [source_hash(step_pairs), *(stage.code for stage in stages)]
+    options = {"rules": asdict(rules), "tokens": tokens, "max_length": max_length}
     parts = []
-    for task_id, places in rollouts.by_task().items():
-        files = [is_same(file) for file in dict.fromkeys(file for file, _ in places)]
-        made_from = {
-            "task_id": task_id, "task": rollouts.tasks.get(task_id), "files": files,
-            "rows": [number for _, number in places], "rules": asdict(rules), "code": code,
-            "tokens": tokens, "max_length": max_length,
-        }  # fmt: skip
-        run = partial(_of_task, rollouts, task_id, places, rules, stages, retest)
-        parts.append(Part(made_from, len(places), run))
+    for number, (task_id, places) in enumerate(rollouts.by_task().items()):
+        given = {
+            "task_id": task_id,
+            "task": rollouts.tasks.get(task_id),
+            "files": [is_same(file) for file in dict.fromkeys(file for file, _ in places)],
+            "rows": [number for _, number in places],
+        }
+        run = partial(_pair_task, rollouts, task_id, places, rules, stages, retest)
+        parts.append(Part(number, task_id, len(places), given, options, run, tuple(stages)))
     return parts
 
 
-def _of_task(
+def _pair_task(
     rollouts: "Rollouts",
     task_id: str,
     places: list[tuple[Path, int]],
     rules: "Rules",
     stages: "list[Stage]",
     retest: "Retest",
-) -> "Iterator[Made]":
-    from pimono_sdpo.runs.tables import through
+) -> "Iterator[Piece]":
+    import pyarrow as pa
+
+    from pimono_sdpo.runs.engine import Piece
+    from pimono_sdpo.runs.sessions import rows_and_rejects
+    from pimono_sdpo.schema import DROPPED_PAIR, PAIR
+    from pimono_sdpo.stage import table_of_rows
     from pimono_sdpo.suites.rollouts import rows_at
     from pimono_sdpo.suites.workspace import visible_files
     from processors.rollouts.pairs import Case, pair_of
@@ -263,24 +258,18 @@ def _of_task(
     files = visible_files(task) if task and rules.target in {"patch", "last_write"} else {}
     case = Case(task_id, rows_at(places), rollouts.split_of(task_id), task, files, retest)
     made = step_pairs(case, rules) if rules.target == "step" else pair_of(case, rules)
-    fitting = through(made.rows, stages)
-    made.rows, made.rejects = fitting.rows, [*made.rejects, *fitting.rejects]
-    made.counts["runs"] += len(places)
-    made.counts["tasks"] += 1
-    if made.rows:
-        made.counts["tasks_with_pairs"] += 1
-    elif all(row["drop_reason"] in NO_CONTRAST for row in made.rejects):
-        made.counts["no_contrast_tasks"] += 1
-    yield made
-
-
-def _of_sessions(shard: Any, stages: "list[Stage]") -> "Iterator[Made]":
-    from pimono_sdpo.runs.shards import Rows
-    from pimono_sdpo.runs.tables import through
-    from pimono_sdpo.traces.sources import read_sessions
-
-    for table in read_sessions(shard):
-        for session in Rows(table):
-            made = through([session], stages)
-            made.counts["runs"] += 1
-            yield made
+    fitting = rows_and_rejects(table_of_rows(made.rows, PAIR), stages, PAIR, DROPPED_PAIR, "pairs")
+    rejected = table_of_rows(made.rejects, DROPPED_PAIR)
+    kept = fitting.tables["rows"]
+    counts = {**made.counts, "runs": len(places), "tasks": 1}
+    if kept.num_rows:
+        counts["tasks_with_pairs"] = 1
+    elif (
+        all(row["drop_reason"] in NO_CONTRAST for row in made.rejects)
+        and not fitting.counts["pairs"]
+    ):
+        counts["no_contrast_tasks"] = 1
+    reasons = Counter(row["drop_reason"] for row in made.rejects)
+    reasons.update(fitting.counts["dropped"])
+    tables = {"rows": kept, "rejects": pa.concat_tables([rejected, fitting.tables["rejects"]])}
+    yield Piece(tables, len(places), {**counts, "dropped": reasons})

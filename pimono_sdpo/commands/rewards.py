@@ -19,12 +19,12 @@ def run_rescore(
 
     Raises SourceError, OutputError or EmptySelection.
     """
-    from pimono_sdpo.runs.folders import apart
+    from pimono_sdpo.runs.folders import require_disjoint
     from rewards.rescore import rescore_dataset, rubric_of
 
     rubric = rubric_of(gates, graded)
     if Path(source).exists():
-        apart(Path(source).resolve(), out.resolve())
+        require_disjoint(Path(source).resolve(), out.resolve())
     return rescore_dataset(source, out, rubric, workers or os.cpu_count() or 1)
 
 

@@ -71,9 +71,9 @@ def run_rollouts(
     Raises SourceError, InferenceError or OutputError; then `out` is as it was, and what was
     answered is in the journal beside it.
     """
-    from pimono_sdpo.agent.rollout import Roller, run_shards
+    from pimono_sdpo.agent.rollout import Roller, roll_out_all
     from pimono_sdpo.agent.task_tests import open_tester
-    from pimono_sdpo.runs.folders import LOCK, only_run, publish_folder, remove
+    from pimono_sdpo.runs.folders import only_run, publish_folder
     from pimono_sdpo.suites.suite import NAME, write
 
     ready = _ready(plan)
@@ -82,11 +82,10 @@ def run_rollouts(
         _header(ready, plan, tell)
         with open_tester(ready.tasks, ready.journal) as tester:
             roller = Roller(ready.chat, tester, plan.rules, ready.sampling)
-            finished, report = run_shards(ready.tasks, roller, work, plan.workers, done)
+            finished, report = roll_out_all(ready.tasks, roller, work, plan.workers, done)
         suite = ready.suite
         write(finished / NAME, suite.name, ready.tasks, suite.description, suite.split, out)
         publish_folder(finished, out)
-        remove(work, LOCK)
     return report
 
 
@@ -112,13 +111,13 @@ def _ready(plan: Plan) -> Ready:
     """Read suite and settings, find the model and the places to write; nothing is asked yet."""
     from pimono_sdpo.agent.rollout import Sampling
     from pimono_sdpo.llm.settings import load
-    from pimono_sdpo.runs.folders import apart
+    from pimono_sdpo.runs.folders import require_disjoint
     from pimono_sdpo.suites import suite as suites
 
     suite = suites.load(plan.suite)
     tasks = suite.tasks[: plan.limit]
     for task in tasks:
-        apart(Path(task["repo"]).resolve(), plan.out.resolve())
+        require_disjoint(Path(task["repo"]).resolve(), plan.out.resolve())
     _check_other(plan.out)
     given = {"model": plan.model, "provider": plan.provider, "temperature": plan.temperature}
     settings = load(plan.config, rollout=given)

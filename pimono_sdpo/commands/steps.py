@@ -1,5 +1,7 @@
 """Runs to next-action rows."""
 
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -8,8 +10,9 @@ from pimono_sdpo.errors import EmptySelection, OutputError
 from pimono_sdpo.options import check_test_fraction
 
 if TYPE_CHECKING:
-    from pimono_sdpo.runs.tables import Part
+    from pimono_sdpo.runs.engine import Part, Piece
     from pimono_sdpo.stage import Stage
+    from pimono_sdpo.suites.rollouts import Rollouts
 
 GRANULARITIES = ("step", "trajectory")
 Json = dict[str, Any]
@@ -43,7 +46,6 @@ def run_steps(
     train on are of tasks of `test_suite`.
     """
     from pimono_sdpo.commands.made import tokenizer_mark, tokenizer_name
-    from pimono_sdpo.runs.tables import Table
     from pimono_sdpo.schema import DROPPED_STEP, STEP
     from processors.rollouts import length_filter, steps
 
@@ -69,7 +71,7 @@ def run_steps(
     if kind != "rollouts":
         options["test_fraction"] = test_fraction
     asked = Asked("steps", name, kind, options, format, licence, _warnings(granularity), held_out)
-    report = make(asked, parts, Table(STEP, DROPPED_STEP), out)
+    report = make(asked, parts, (STEP, DROPPED_STEP), out)
     if not report["rows"]:
         where = f" The rejects are in {out}." if keeps else ""
         raise EmptySelection(nothing_kept(report, _ADVICE) + where)
@@ -136,64 +138,41 @@ def _parts(
     source: str, out: Path, stages: "list[Stage]", made_by: Json, test_fraction: float
 ) -> "tuple[str, str, list[Part]]":
     """Tell rollouts from sessions; return the kind, the name and a part per shard."""
-    from pimono_sdpo.runs.folders import apart
-    from pimono_sdpo.runs.manifests import made_from
-    from pimono_sdpo.runs.tables import Part, code_of
+    from pimono_sdpo.runs.engine import Part
+    from pimono_sdpo.runs.folders import require_disjoint
+    from pimono_sdpo.runs.sessions import step_parts
+    from pimono_sdpo.schema import DROPPED_STEP, STEP
     from pimono_sdpo.suites.rollouts import is_same, open_rollouts
     from pimono_sdpo.traces.sources import open_source
-    from processors.rollouts import sessions
+    from processors.rollouts import conversations
 
     if source and Path(source).exists():
-        apart(Path(source).resolve(), out.resolve())
+        require_disjoint(Path(source).resolve(), out.resolve())
     rollouts = open_rollouts(source)
     if rollouts is not None:
-        made_by = {**made_by, "tasks": rollouts.tasks, "stages": code_of(stages)}
-        return (
-            "rollouts",
-            rollouts.name,
-            [
-                Part({"file": is_same(file), **made_by}, 1, _of_rollouts(rollouts, file, stages))
-                for file in rollouts.files
-            ],
-        )
+        parts = []
+        for number, file in enumerate(rollouts.files):
+            given = {"file": is_same(file), "tasks": rollouts.tasks}
+            run = partial(_cut_rollouts, rollouts, file, stages)
+            parts.append(Part(number, file.name, 1, given, made_by, run, tuple(stages)))
+        return "rollouts", rollouts.name, parts
     opened = open_source(source)
-    stages = [sessions.stage(test_fraction), *stages]
-    return (
-        opened.kind,
-        _without_secrets(opened.name),
-        [
-            Part(made_from(shard, stages, made_by), shard.sessions, _of_sessions(shard, stages))
-            for shard in opened.shards
-        ],
-    )
+    stages = [conversations.stage(test_fraction), *stages]
+    parts = step_parts(opened.shards, stages, made_by, STEP, DROPPED_STEP)
+    return opened.kind, _without_secrets(opened.name), parts
 
 
-def _of_rollouts(rollouts: Any, file: Path, stages: "list[Stage]") -> Any:
-    from pimono_sdpo.runs.tables import through
-    from pimono_sdpo.suites.rollouts import rows_of
+def _cut_rollouts(rollouts: "Rollouts", file: Path, stages: "list[Stage]") -> "Iterator[Piece]":
+    import pyarrow as pa
 
-    def run() -> Any:
-        for row in rows_of(file):
-            made = through([{**row, "split": rollouts.split_of(row["task_id"])}], stages)
-            made.counts["runs"] += 1
-            yield made
+    from pimono_sdpo.runs.parquet import read_tables
+    from pimono_sdpo.runs.sessions import rows_and_rejects, slice_table
+    from pimono_sdpo.schema import DROPPED_STEP, STEP
 
-    return run
-
-
-def _of_sessions(shard: Any, stages: "list[Stage]") -> Any:
-    from pimono_sdpo.runs.shards import Rows
-    from pimono_sdpo.runs.tables import through
-    from pimono_sdpo.traces.sources import read_sessions
-
-    def run() -> Any:
-        for table in read_sessions(shard):
-            for session in Rows(table):
-                made = through([session], stages)
-                made.counts["runs"] += 1
-                yield made
-
-    return run
+    for table in read_tables(file):
+        splits = [rollouts.split_of(task_id) for task_id in table["task_id"].to_pylist()]
+        for few in slice_table(table.append_column("split", pa.array(splits, pa.string()))):
+            yield rows_and_rejects(few, stages, STEP, DROPPED_STEP, "runs")
 
 
 def _without_secrets(name: str) -> str:

@@ -13,12 +13,19 @@ def run_suite(source: str, out: Path, hide_tests: bool) -> list[TaskRow]:
 
     Raises SourceError or OutputError.
     """
-    from pimono_sdpo.runs.folders import LOCK, SUITE, apart, only_run, publish_folder, remove
+    from pimono_sdpo.runs.folders import (
+        LOCK,
+        SUITE,
+        only_run,
+        publish_folder,
+        remove,
+        require_disjoint,
+    )
     from pimono_sdpo.suites.build import build, kind_of
 
     out, (_, path) = out.resolve(), kind_of(source)
     if path.exists():
-        apart(path.resolve(), out)
+        require_disjoint(path.resolve(), out)
     with only_run(out, SUITE) as work:
         finished = work / "out"
         if finished.exists():  # of a run that was killed

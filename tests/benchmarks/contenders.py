@@ -56,10 +56,10 @@ def ours(corpus: Path, out: Path, reads: str) -> int:
 def ours_shards(corpus: Path, out: Path) -> int:
     """Up to the shards the stages write; without duplicates, report, card and plot."""
     import pyarrow.parquet as pq
-
     from pimono_sdpo.runs.engines import engine_of
-    from pimono_sdpo.runs.progress import Progress
     from pimono_sdpo.runs.runner import run_shards
+
+    from pimono_sdpo.runs.progress import Progress
     from pimono_sdpo.traces.sources import open_source
     from processors import pipeline
 
