@@ -29,22 +29,25 @@ class Category:
 
 
 def read_categories(toml: str) -> dict[str, Category]:
-    """Read a table of categories; KeyError names what an entry lacks."""
+    """Read a table of categories; ValueError names what an entry lacks."""
     categories = {}
     for name, entry in tomllib.loads(toml).items():
-        rules = tuple(
-            Rule(
-                name,
-                re.compile(
-                    "|".join(rule["patterns"]),
-                    re.MULTILINE | (re.IGNORECASE if rule.get("ignore_case") else re.NOFLAG),
-                ),
-                rule["example"],
+        try:
+            rules = tuple(
+                Rule(
+                    name,
+                    re.compile(
+                        "|".join(rule["patterns"]),
+                        re.MULTILINE | (re.IGNORECASE if rule.get("ignore_case") else re.NOFLAG),
+                    ),
+                    rule["example"],
+                )
+                for rule in entry.get("rules", ())
             )
-            for rule in entry.get("rules", ())
-        )
-        example = entry["example"] if not rules else rules[0].example
-        categories[name] = Category(name, entry["weight"], entry["sentence"], example, rules)
+            example = rules[0].example if rules else entry["example"]
+            categories[name] = Category(name, entry["weight"], entry["sentence"], example, rules)
+        except KeyError as missing:
+            raise ValueError(f"Category `{name}` has no `{missing.args[0]}`.") from missing
     return categories
 
 

@@ -97,32 +97,38 @@ def name_of(stage: Stage) -> str:
     return _function(stage.fn).__module__.rpartition(".")[2]
 
 
-def apply(dataset: AnyDataset, stage: Stage) -> AnyDataset:
-    """Run one stage; raises KeyError when a column it reads is not there.
+def apply(dataset: AnyDataset, stage: Stage, **options: Any) -> AnyDataset:
+    """Run one stage as a `map` or `filter`; `options` go to `Dataset.map` or `Dataset.filter`.
 
-    A stream has to know its columns: ValueError otherwise.
+    Raises KeyError when a column it reads is missing, ValueError for a stream that does not know
+    its columns.
     """
     features = _features_of(dataset)
     missing = [column for column in stage.reads if column not in features]
     if missing:
         raise KeyError(f"{name_of(stage)} reads {missing} but the dataset has {sorted(features)}")
     if isinstance(stage, Filter):
-        return dataset.filter(stage)
+        return dataset.filter(stage, **options)
     after = features_after(features, [stage])
     if isinstance(dataset, Dataset) and dataset.num_rows == 0:
         # `Dataset.map` leaves the columns of an empty dataset as they are.
         return Dataset.from_dict({name: [] for name in after}, features=after)
     if isinstance(stage, FlatMap):
         return dataset.map(
-            stage, batched=True, batch_size=1, remove_columns=list(features), features=after
+            stage,
+            batched=True,
+            batch_size=1,
+            remove_columns=list(features),
+            features=after,
+            **options,
         )
-    return dataset.map(stage, remove_columns=list(stage.drops) or None, features=after)
+    return dataset.map(stage, remove_columns=list(stage.drops) or None, features=after, **options)
 
 
-def apply_all(dataset: AnyDataset, stages: Iterable[Stage]) -> AnyDataset:
-    """Run stages one after the other."""
+def apply_all(dataset: AnyDataset, stages: Iterable[Stage], **options: Any) -> AnyDataset:
+    """Run stages one after the other, a `map` or `filter` each."""
     for stage in stages:
-        dataset = apply(dataset, stage)
+        dataset = apply(dataset, stage, **options)
     return dataset
 
 
@@ -243,7 +249,8 @@ def run_stages(
         batched=True,
         batch_size=batch_size,
         features=fused.features,
-        remove_columns=list(given),
+        # A table that is returned replaces all columns; a stream would take these out of it.
+        remove_columns=list(given) if isinstance(dataset, Dataset) else None,
         **options,
     )
     return done.with_format(None)
@@ -265,8 +272,8 @@ def iterate_rows(table: pa.Table, features: Features) -> Iterator[dict[str, Any]
 
 def table_of_rows(rows: Iterable[Row], features: Features) -> pa.Table:
     """Return rows as a table of just these columns; what a row lacks is null."""
-    schema = features.arrow_schema
-    return pa.concat_tables([schema.empty_table(), *_tables_of(rows, features)])
+    tables = list(_tables_of(rows, features))
+    return pa.concat_tables(tables) if tables else next(_tables_of([{}], features)).slice(0, 0)
 
 
 def _tables_of(rows: Iterable[Row], features: Features) -> Iterator[pa.Table]:

@@ -10,12 +10,13 @@ from functools import partial
 from itertools import islice, pairwise
 from typing import Any, TypeVar
 
-from pimono_sdpo.replay.calls import PI
 from pimono_sdpo.replay.initial_state import MOST_BEFORE, Beginnings
 from pimono_sdpo.schema import EVIDENCE, Correction, Diagnostic, Unit
 from pimono_sdpo.stage import FlatMap, Row
 from pimono_sdpo.traces.branches import Branch, find_branches
 from pimono_sdpo.traces.events import Event
+from pimono_sdpo.traces.harness import find_harness
+from pimono_sdpo.traces.harness.base import Harness
 from pimono_sdpo.traces.lines import Lines
 from pimono_sdpo.traces.parse import match_results, read_trace
 from processors.corrections import find_corrections
@@ -41,7 +42,8 @@ def evidence(row: Row, unit: Unit, history_chars: int) -> list[dict[str, Any]]:
     requests = list(asked if unit == "episode" else islice(asked, 1))
     # Before the first request of a session there is nothing to follow.
     most_before = MOST_BEFORE if unit == "episode" else 0
-    files = Beginnings(trace.events, matched, trace.cwd, trace.harness, most_before)
+    harness = find_harness(trace.harness)
+    files = Beginnings(trace.events, matched, trace.cwd, harness.files, most_before)
     rows = []
     for episode, (start, stop) in enumerate(_spans(requests, len(trace.events), unit)):
         at = bisect_left(requests, start, key=_index)
@@ -66,7 +68,7 @@ def evidence(row: Row, unit: Unit, history_chars: int) -> list[dict[str, Any]]:
                 "corrections": corrected,
                 "continued": any(map(_is_work, trace.events[last + 1 : stop])),
                 "tools": sorted({e.tool_name for e in trace.events if e.kind == "tool_call"}),
-                "workspace": _workspace(files, trace.harness, request, wrong),
+                "workspace": _workspace(files, harness, request, wrong),
                 "problem": trace.problem,
                 # A row that teaches nothing is dropped, and never compared with others.
                 "fingerprints": fingerprints(trace.events[start:stop]) if request and told else [],
@@ -83,12 +85,12 @@ def evidence(row: Row, unit: Unit, history_chars: int) -> list[dict[str, Any]]:
 
 def _workspace(
     files: Beginnings,
-    harness: str,
+    harness: Harness,
     request: Event | None,
     wrong: Sequence[int],
 ) -> list[dict[str, Any]]:
     """The files at the request, those nearest to the first failure; only what is kept has any."""
-    if request is None or not wrong or harness not in PI:
+    if request is None or not wrong or not harness.tools:
         return []
     return [known._asdict() for known in files.known_at(request.index, min(wrong))]
 

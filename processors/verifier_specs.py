@@ -4,7 +4,8 @@ columns  harness, tools, diagnostics, cwd, workspace / text: JSON for `verifier_
 
 | key | what |
 |---|---|
-| `tools` | the tools that may be called |
+| `tools` | the harness's own tools, and others that the session has called |
+| `harness` | whose tools they are; Pi's without it |
 | `failed_call` | `tool` and `command` of the first call that failed |
 | `workspace` | `cwd` and `files` at the request, redacted; left out when none are known |
 
@@ -18,18 +19,19 @@ from typing import Any
 
 from pimono_sdpo.stage import Row
 from pimono_sdpo.text import shorten
+from pimono_sdpo.traces.harness import find_harness, pi
 
-# The tools that come with Pi; a session's other tools are extensions.
-PI_TOOLS = frozenset({"read", "bash", "edit", "write", "grep", "find", "ls"})
-PI_HARNESSES = frozenset({"pi", "pi_stream"})
 COMMAND_CHARS = 2000
 
 
 def verifier_spec(row: Row) -> str | None:
     """Write the spec; None for a harness whose tools have no schemas here."""
-    if row["harness"] not in PI_HARNESSES:
+    harness = find_harness(row["harness"])
+    if not harness.tools:
         return None
-    spec: dict[str, object] = {"tools": sorted(PI_TOOLS.union(row["tools"]) - {""})}
+    spec: dict[str, object] = {"tools": sorted({*harness.tools, *row["tools"]} - {""})}
+    if harness.tools is not pi.TOOLS:
+        spec["harness"] = harness.name
     failed = next(iter(row["diagnostics"]), None)
     if failed:
         call = {"tool": failed["tool_name"], "command": shorten(failed["command"], COMMAND_CHARS)}

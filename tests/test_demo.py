@@ -16,6 +16,7 @@ from pimono_sdpo.samples import SAMPLE_SESSIONS
 ROOT = Path(__file__).parent.parent
 
 
+@pytest.mark.slow
 def test_the_demo_goes_from_traces_to_an_adapter_that_loads(tmp_path: Path) -> None:
     # A Hub that must not be used: with these set, anything but a local run would fail.
     environment = {**os.environ, "HUB_MODEL_ID": "me/never", "TRACKIO_SPACE_ID": "me/never"}

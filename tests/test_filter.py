@@ -3,9 +3,7 @@
 import json
 import os
 import shutil
-import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -19,6 +17,7 @@ from pimono_sdpo.runs import folders
 from pimono_sdpo.runs.folders import only_run
 from pimono_sdpo.samples import SAMPLE_SESSIONS, is_whole, write_export, write_samples
 from pimono_sdpo.schema import SDPO_ROW
+from tests.shards import all_bytes, cli, command, killed
 from tests.traces import HEADER, bash, call, trace, user
 
 EXPECTED = json.loads((SAMPLE_SESSIONS.parent / "expected.json").read_text())
@@ -39,16 +38,6 @@ def rows(traces: Path) -> Path:
     out = traces.parent / "rows"
     run_filter(str(traces), out)
     return out
-
-
-def cli(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "pimono_sdpo", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
-
-
-def all_bytes(folder: Path) -> dict[str, bytes]:
-    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 
 
 def table(folder: Path, kind: str = "data") -> pa.Table:
@@ -138,16 +127,12 @@ def test_the_layouts_give_identical_rows(tmp_path: Path) -> None:
 
 def test_same_input_same_bytes_also_after_a_kill(traces: Path, rows: Path, tmp_path: Path) -> None:
     out = tmp_path / "rows"
-    command = [sys.executable, "-m", "pimono_sdpo", "filter", str(traces), "--out", str(out)]
-    process = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     first_done = tmp_path / ".rows.partial" / "done" / "00000.json"
-    while process.poll() is None and not first_done.exists():
-        pass
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    made = first_done.stat().st_mtime_ns if first_done.exists() else None
+    process = subprocess.Popen(command("filter", traces, "--out", out), stdout=subprocess.DEVNULL)
+    with killed(process, first_done.exists):
+        made = first_done.stat().st_mtime_ns
+    assert made
     assert not out.exists()
-    assert made is not None
     again = cli("filter", str(traces), "--out", str(out))
     assert (again.returncode, "rows kept" in again.stdout) == (0, True)
     assert all_bytes(out) == all_bytes(rows)
@@ -298,14 +283,14 @@ def test_a_kill_while_cleaning_up_wedges_nothing(traces: Path, rows: Path, tmp_p
 
 def test_an_output_that_cannot_be_written_is_told(traces: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    for command in (
+    for words in (
         ("filter", str(traces), "--out", str(tmp_path / "file")),
         ("filter", str(traces), "--out", str(tmp_path / "file" / "rows")),
         ("filter", str(traces), "--out", "/"),
         ("samples", "--out", str(tmp_path / "file")),
         ("tiny-model", "--out", str(tmp_path / "file" / "model")),
     ):
-        done = cli(*command)
+        done = cli(*words)
         assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
         assert "give" in done.stderr
 

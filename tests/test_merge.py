@@ -175,7 +175,7 @@ def test_a_part_changed_by_hand_is_refused(three: list[Path], tmp_path: Path) ->
     copy = tmp_path / "record"
     shutil.copytree(three[1], copy)
     record = json.loads((copy / "done" / "00001.json").read_text())
-    record["stages"][0][1] += 1000
+    record["counts"]["stages"]["evidence"]["in"] += 1000
     (copy / "done" / "00001.json").write_text(json.dumps(record))
     with pytest.raises(SourceError, match="does not hold shard 00001 whole"):
         merge_parts([three[0], copy, three[2]], tmp_path / "rows")
@@ -233,6 +233,7 @@ def test_no_folder_is_taken_for_another(
     assert all_bytes(part) == all_bytes(three[0])
 
 
+@pytest.mark.slow
 def test_a_killed_part_resumes_and_a_killed_merge_runs_again(tmp_path: Path) -> None:
     traces = shards.write_busy_shards(tmp_path / "traces", 6, 30)
     run_filter(str(traces), tmp_path / "rows")

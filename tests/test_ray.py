@@ -8,21 +8,22 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from pimono_sdpo.runs.workers import Job
 
 from pimono_sdpo.filtering import run_filter
+from pimono_sdpo.runs.engine import Job
+from pimono_sdpo.runs.sessions import OUTPUTS, filter_parts
 from pimono_sdpo.traces.sources import open_source
 from tests import shards
-from tests.shards import all_bytes, cli, command, made, sentence, until
+from tests.shards import all_bytes, cli_process, command, made, sentence, until
 
 pytest.importorskip("ray", reason='needs the extra: pip install "pimono-sdpo[ray]"')
 
-from pimono_sdpo.runs.ray_engine import TOKEN, finish_on_node, shipped
 from ray.cloudpickle import dumps
 from ray.cluster_utils import Cluster
 
-# All of this file on one worker: a cluster is dear.
-pytestmark = pytest.mark.xdist_group("ray")
+from pimono_sdpo.runs.ray import TOKEN, finish_on_node, shipped
+
+pytestmark = pytest.mark.slow
 
 
 ROOT = str(Path(__file__).parent.parent)
@@ -63,25 +64,25 @@ def test_a_cluster_writes_the_bytes_of_one_machine_and_goes_past_a_bad_shard(
     arguments = ("filter", "traces", "--out", "rows", "--engine", "ray")
     # A name relative to a folder that no node works in.
     paths = {"RAY_ADDRESS": cluster.address, "PYTHONPATH": ROOT}
-    said = sentence(cli(*arguments, folder=tmp_path, **paths))
+    said = sentence(cli_process(*arguments, folder=tmp_path, **paths))
     assert "1 of 4 shards failed (`0001.parquet` cannot be read" in said
     before = made(tmp_path / ".rows.partial")
     assert len(before) == 3
     (traces / "0001.parquet").write_bytes(good)
-    assert cli(*arguments, folder=tmp_path, **paths).returncode == 0
+    assert cli_process(*arguments, folder=tmp_path, **paths).returncode == 0
     assert all_bytes(tmp_path / "rows") == all_bytes(tmp_path / "local")
 
 
 def test_what_is_wrong_with_the_engine_is_one_sentence(source: Path, tmp_path: Path) -> None:
     arguments = ("filter", source, "--out", tmp_path / "rows", "--engine", "ray")
-    said = sentence(cli(*arguments, RAY_ADDRESS="127.0.0.1:9"))
+    said = sentence(cli_process(*arguments, RAY_ADDRESS="127.0.0.1:9"))
     assert "No Ray cluster answers at `127.0.0.1:9`; start it with" in said
-    assert "leave it out" in sentence(cli(*arguments, "--workers", "2"))
+    assert "leave it out" in sentence(cli_process(*arguments, "--workers", "2"))
 
 
 def test_a_node_that_is_not_set_up_is_told(source: Path, tmp_path: Path) -> None:
-    shard = open_source(str(source)).shards[0]
-    job = Job(0, shard, (), tmp_path, {"reader": "of another version"})
+    (part, *_) = filter_parts(dict(enumerate(open_source(str(source)).shards)), (), {})
+    job = Job(part, tmp_path, OUTPUTS, {"reader": "of another version", "stages": []})
     assert "does not see" in str(finish_on_node(job, "token"))
     (tmp_path / TOKEN).write_text("token")
     assert "another version of this package" in str(finish_on_node(job, "token"))

@@ -1,10 +1,7 @@
 """The tree, the imports and the documents agree with the code."""
 
 import ast
-import os
 import re
-import subprocess
-import sys
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -15,6 +12,8 @@ from pimono_sdpo.cli import app
 from pimono_sdpo.stage import name_of
 from processors import PIPELINE
 from processors.grade import WEIGHTS
+from tests.shards import cli
+from tests.training.setup import script
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -115,10 +114,13 @@ OPTIONS = {
 
 
 @pytest.mark.parametrize("job", ["train_sdpo", "train_sft", "train_dpo"])
-def test_the_jobs_own_options_are_in_the_readme_and_in_their_help(job: str) -> None:
-    command = [sys.executable, str(ROOT / "jobs" / f"{job}.py"), "--help"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    shown = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+def test_the_jobs_own_options_are_in_the_readme_and_in_their_help(
+    job: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        script(job).main(["--help"])
+    assert ended.value.code == 0
+    shown = capsys.readouterr().out
     fields = fields_of("pimono_sdpo/training/arguments.py")
     for name, header in OPTIONS.items():
         own = [option for option in fields[name] if name == "CommonArguments" or option != "--mode"]
@@ -128,9 +130,9 @@ def test_the_jobs_own_options_are_in_the_readme_and_in_their_help(job: str) -> N
     headers = [OPTIONS["CommonArguments"], OWN if job != "train_sdpo" else OPTIONS["JobArguments"]]
     documented = [row[0] for header in headers for row in table(header)]
     known = [option for option in documented if (job, option) != ("train_sft", "--adapter")]
-    assert all(f"{option} " in shown.stdout for option in known)
+    assert all(f"{option} " in shown for option in known)
     modes = [row[0] for row in table("mode") if job == "train_sdpo" or row[0] != "prepare"]
-    assert f"--mode {{{','.join(modes)}}}" in shown.stdout
+    assert f"--mode {{{','.join(modes)}}}" in shown
 
 
 def test_the_options_beside_trl_s_are_in_the_readme() -> None:
@@ -151,8 +153,7 @@ def test_every_recipe_is_packaged_and_in_the_readme() -> None:
 
 @pytest.mark.parametrize("command", ["", *cli_options()])
 def test_help_names_every_option(command: str) -> None:
-    arguments = [sys.executable, "-m", "pimono_sdpo", *command.split(), "--help"]
-    shown = subprocess.run(arguments, capture_output=True, text=True, check=True).stdout
+    shown = cli(*command.split(), "--help").stdout
     expected = cli_options()[command] if command else set(cli_options())
     assert all(name in shown for name in expected)
 
@@ -162,5 +163,5 @@ def test_every_command_line_of_the_readme_names_what_exists() -> None:
     targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert commands
     assert set(commands) <= {*cli_options(), *targets}
-    for script in re.findall(r"jobs/\w+\.(?:py|yaml)", README):
-        assert (ROOT / script).exists()
+    for path in re.findall(r"jobs/\w+\.(?:py|yaml)", README):
+        assert (ROOT / path).exists()

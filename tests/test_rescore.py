@@ -15,6 +15,7 @@ from pimono_sdpo.commands.rewards import run_rescore
 from pimono_sdpo.errors import EmptySelection, OutputError, SourceError
 from rewards import rescore
 from rewards.verifiers.rubric import NoVerifier, Rubric
+from tests.shards import cli
 
 GOOD = '<tool_call>\n{"name": "read", "arguments": {"path": "a.ts"}}\n</tool_call><|im_end|>'
 BAD = GOOD.replace('"path"', '"pat"')
@@ -121,9 +122,7 @@ def test_bad_input_is_one_sentence(
 
 
 def test_the_command_tells_the_result(source: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "pimono_sdpo", "rescore", str(source)]
-    command += ["--out", str(tmp_path / "out"), "--gate", "tool_calls"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = cli("rescore", source, "--out", tmp_path / "out", "--gate", "tool_calls")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[1:] == [
         "verifier     passed   failed    error  skipped",
@@ -280,9 +279,7 @@ def test_files_that_cannot_be_read_are_one_sentence(
     tmp_path: Path, name: str, content: bytes, told: str
 ) -> None:
     (tmp_path / name).write_bytes(content)
-    command = [sys.executable, "-m", "pimono_sdpo", "rescore", str(tmp_path / name)]
-    command += ["--out", str(tmp_path / "out"), "--gate", "lint"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = cli("rescore", tmp_path / name, "--out", tmp_path / "out", "--gate", "lint")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
     assert done.stderr.startswith("pimono-sdpo: ")
     assert f"`{tmp_path / name}` " in done.stderr

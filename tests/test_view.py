@@ -2,8 +2,6 @@ import base64
 import gzip
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from pimono_sdpo.samples import SAMPLE_SESSIONS
 from tests.card_data import run
 from tests.loopback_hub.client import run_client
 from tests.loopback_hub.server import LoopbackHub
+from tests.shards import cli
 from tests.traces import HEADER, bash, trace, user
 
 TOKEN = "hf_" + "abcdefghijklmnopqrstuvwxyz012345"
@@ -194,14 +193,10 @@ def test_text_is_marked_where_the_rules_found_it() -> None:
 
 
 def test_the_command_writes_a_file_or_refuses_in_one_sentence(rows: Path, tmp_path: Path) -> None:
-    def view(*words: str) -> "subprocess.CompletedProcess[str]":
-        command = [sys.executable, "-m", "pimono_sdpo", "view", *words, "--no-open"]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-
-    done = view("rows")
+    done = cli("view", "rows", "--no-open", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "rows.html").read_text() == view_page(rows, "rows", None, 500)
-    refused = view("rows", "--out", "no/such/folder.html")
+    refused = cli("view", "rows", "--no-open", "--out", "no/such/folder.html", folder=tmp_path)
     assert refused.returncode == 2
     assert refused.stderr.count("\n") == 1
 

@@ -19,7 +19,7 @@ from pimono_sdpo.cli.steps import Format
 from pimono_sdpo.errors import InferenceError, SourceError
 
 if TYPE_CHECKING:
-    from pimono_sdpo.commands.duel import Told
+    from pimono_sdpo.duel.stages import Outcome
     from pimono_sdpo.llm.settings import Settings
 
 STAGES = ("turns", "answers", "judge", "score")
@@ -108,8 +108,8 @@ def duel_command(
     create_pr: CreatePr = False,
 ) -> None:
     """Let a panel judge whether a challenger beats the king on turns of recorded sessions."""
-    from pimono_sdpo.commands import duel
     from pimono_sdpo.commands.push import run_push
+    from pimono_sdpo.duel import stages
     from pimono_sdpo.llm.money import need_prices
     from pimono_sdpo.llm.settings import load
 
@@ -121,17 +121,17 @@ def duel_command(
     panel: Json = {"provider": provider, "models": tuple(judge) if judge else None}
     settings = load(config, duel=asked, judge=panel)
     wanted = STAGES if stage == "all" else (stage,)
-    spending = duel.Spending(max_cost, limit, ESTIMATED if estimate else None)
+    spending = stages.Spending(max_cost, limit, ESTIMATED if estimate else None)
     if max_cost is not None and "judge" in wanted:
         # Before anything is spent on the answers.
         need_prices(settings.judge.models, settings.price_list())
     if "turns" in wanted and (source or stage == "turns"):
         _draw(source, records, exclude, settings, out)
-    for name, run in (("answers", duel.run_answers), ("judge", duel.run_judge)):
+    for name, run in (("answers", stages.run_answers), ("judge", stages.run_judge)):
         if name in wanted and _ended(run(out, settings, spending), name):
             return
         if name in wanted and aa_test is not None:
-            equal = duel.Spending(max_cost, aa_test, spending.estimate)
+            equal = stages.Spending(max_cost, aa_test, spending.estimate)
             _ended(run(out, settings, equal, equals=True), f"{name} of equals")
     if "score" in wanted:
         _score(out, settings, rules, licence)
@@ -146,15 +146,15 @@ def _draw(
     settings: "Settings",
     out: Path,
 ) -> None:
-    from pimono_sdpo.commands.duel import draw_turns
+    from pimono_sdpo.duel.stages import run_turns_by_settings
 
     if source is None:
         raise SourceError("There is no source to draw turns from; name trajectories or sessions.")
-    report = draw_turns(source, records, exclude, settings, out)
+    report = run_turns_by_settings(source, records, exclude, settings, out)
     typer.echo(f"{report['turns']} turns of {report['instances']} tasks are in {out / 'turns'}")
 
 
-def _ended(told: "Told", name: str) -> bool:
+def _ended(told: "Outcome", name: str) -> bool:
     """Say what a stage did; whether that was an estimate. Raises InferenceError when it stopped."""
     if told.estimate is not None:
         typer.echo(told.estimate)
@@ -169,13 +169,13 @@ def _ended(told: "Told", name: str) -> bool:
 
 
 def _score(out: Path, settings: "Settings", rules: str, licence: str | None) -> None:
-    from pimono_sdpo.commands.duel_score import run_score
-    from pimono_sdpo.duel.albedo_rules import OriginalRules
+    from pimono_sdpo.duel.albedo_rules import AlbedoRules
     from pimono_sdpo.duel.gate import Rules
+    from pimono_sdpo.duel.result import score_duel
 
     gate = Rules(**settings.gate.model_dump(), seed=settings.duel.seed)
-    original = OriginalRules() if rules == "original" else None
-    report = run_score(out, gate, original, settings.duel.opponent, licence)
+    original = AlbedoRules() if rules == "original" else None
+    report = score_duel(out, gate, original, settings.duel.opponent, licence)
     verdict = report["verdict"]
     typer.echo(f"score {_points(verdict['score'])}, lower bound {_points(verdict['bound'])}")
     typer.echo("buckets: " + ", ".join(f"{name} {n}" for name, n in report["buckets"].items()))

@@ -34,8 +34,8 @@ def run_duel_rows(
 
     Raises SourceError when nothing was scored, EmptySelection when no row is left, OutputError.
     """
-    from pimono_sdpo.commands.duel_score import RESULT
     from pimono_sdpo.commands.made import Asked, make, nothing_kept
+    from pimono_sdpo.duel.result import RESULT
     from pimono_sdpo.runs.engine import Part, sha256
     from pimono_sdpo.runs.folders import REPORT, require_disjoint
     from processors.duel import export
@@ -44,7 +44,7 @@ def run_duel_rows(
     if not (folder / RESULT / REPORT).is_file():
         raise SourceError(f"`{folder}` holds no scored duel; run `pimono-sdpo duel` to its end.")
     require_disjoint((folder / RESULT).resolve(), out.resolve())
-    stages = export.stages(kind)
+    stages = export.build_stages(kind)
     files = [path for name in buckets for path in sorted(data.glob(f"{name}-*.parquet"))]
     rows, rejects = export.TABLES[kind]
     parts = [

@@ -144,7 +144,7 @@ def _parts(
     from pimono_sdpo.schema import DROPPED_STEP, STEP
     from pimono_sdpo.suites.rollouts import is_same, open_rollouts
     from pimono_sdpo.traces.sources import open_source
-    from processors.rollouts import conversations
+    from processors.rollouts import sessions
 
     if source and Path(source).exists():
         require_disjoint(Path(source).resolve(), out.resolve())
@@ -157,7 +157,7 @@ def _parts(
             parts.append(Part(number, file.name, 1, given, made_by, run, tuple(stages)))
         return "rollouts", rollouts.name, parts
     opened = open_source(source)
-    stages = [conversations.stage(test_fraction), *stages]
+    stages = [sessions.stage(test_fraction), *stages]
     parts = step_parts(opened.shards, stages, made_by, STEP, DROPPED_STEP)
     return opened.kind, _without_secrets(opened.name), parts
 
@@ -165,11 +165,11 @@ def _parts(
 def _cut_rollouts(rollouts: "Rollouts", file: Path, stages: "list[Stage]") -> "Iterator[Piece]":
     import pyarrow as pa
 
-    from pimono_sdpo.runs.parquet import read_tables
     from pimono_sdpo.runs.sessions import rows_and_rejects, slice_table
     from pimono_sdpo.schema import DROPPED_STEP, STEP
+    from pimono_sdpo.suites.rollouts import tables_of
 
-    for table in read_tables(file):
+    for table in tables_of(file):
         splits = [rollouts.split_of(task_id) for task_id in table["task_id"].to_pylist()]
         for few in slice_table(table.append_column("split", pa.array(splits, pa.string()))):
             yield rows_and_rejects(few, stages, STEP, DROPPED_STEP, "runs")

@@ -5,16 +5,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pimono_sdpo.duel.gate import Rules, Verdict, judge_duel
-from processors.duel.scores import Array, Votes, mean, score_turns
+from pimono_sdpo.duel.gate import Rules, Verdict, decide_duel
+from processors.duel.scores import Array, Votes, nan_mean, score_turns
 
 
 def krippendorff_alpha(ratings: Array) -> float:
     """Return Krippendorff's alpha for interval data, ratings (raters, units), nan where missing.
 
-    1 is perfect agreement, 0 that of chance; units with fewer than two ratings tell nothing and
-    are left out. nan when nothing can be compared, 1 when all ratings are the same. Source:
-    Krippendorff, Content Analysis, 4th ed. 2019, chapter 12.
+    1 is perfect agreement, 0 agreement by chance. Units with fewer than two ratings are left out.
+    nan when nothing can be compared, 1 when all ratings are equal. Source: Krippendorff, Content
+    Analysis, 4th ed. 2019, chapter 12.
 
     >>> krippendorff_alpha(np.array([[1.0, 2, 3, 4], [1, 2, 3, 4]]))
     1.0
@@ -40,12 +40,12 @@ SAME_LENGTH = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class JudgeDoubts:
-    """One judge: shares of 0 to 1, points of 0 to 100; nan where nothing can be compared.
+class JudgeDiagnostics:
+    """One judge: shares from 0 to 1, points from 0 to 100; nan where nothing can be compared.
 
-    `parsed` of its judgments could be read; `consistent` of its turns got the same verdict in both
-    orders; `first_bias` points go to the answer that is shown first, beyond 50; `score` is its own;
-    `without` is the verdict of the others.
+    `parsed` is the share of its judgments that could be read, `consistent` the share of turns with
+    the same verdict in both orders, `first_bias` the points beyond 50 for the answer shown first,
+    `score` its own score, `without` the verdict of the other judges.
     """
 
     name: str
@@ -57,7 +57,7 @@ class JudgeDoubts:
 
 
 @dataclass(frozen=True, slots=True)
-class LengthDoubts:
+class LengthDiagnostics:
     """`gap` is the mean of challenger minus opponent, `correlation` that of gap and score.
 
     `score_same` is the mean score of the `turns_same` turns whose answers are about equally long.
@@ -69,55 +69,57 @@ class LengthDoubts:
     turns_same: int
 
 
-def doubt_judges(votes: Votes, rules: Rules) -> list[JudgeDoubts]:
-    """Return what is to be doubted of each judge, in the panel's order."""
-    by_order = mean(votes.values, axis=3)
+def diagnose_judges(votes: Votes, rules: Rules) -> list[JudgeDiagnostics]:
+    """Return the diagnostics of each judge, in the panel's order."""
+    by_order = nan_mean(votes.values, axis=3)
     found = []
     for column, name in enumerate(votes.judges):
         pair = by_order[:, column]
         both = pair[~np.any(np.isnan(pair), axis=1)]
-        said = np.sign(both - 0.5)
+        winner = np.sign(both - 0.5)
         first = (1 - both[:, 0] + both[:, 1]) / 2
         others = [index for index in range(len(votes.judges)) if index != column]
         found.append(
-            JudgeDoubts(
+            JudgeDiagnostics(
                 name=name,
-                parsed=_share(~np.isnan(pair)),
-                consistent=_share(said[:, 0] == said[:, 1]),
-                first_bias=100 * (_share(first) - 0.5),
-                score=100 * _share(both),
-                without=_verdict(votes.of_judges(others), rules) if others else None,
+                parsed=_mean(~np.isnan(pair)),
+                consistent=_mean(winner[:, 0] == winner[:, 1]),
+                first_bias=100 * (_mean(first) - 0.5),
+                score=100 * _mean(both),
+                without=_decide_without(votes.of_judges(others), rules) if others else None,
             )
         )
     return found
 
 
-def agreement(votes: Votes) -> float:
-    """Return Krippendorff's alpha of the judges' scores per turn, the mean over what they said."""
-    return krippendorff_alpha(mean(votes.values, axis=(2, 3)).T)
+def measure_agreement(votes: Votes) -> float:
+    """Return Krippendorff's alpha of the judges' mean scores per turn."""
+    return krippendorff_alpha(nan_mean(votes.values, axis=(2, 3)).T)
 
 
-def doubt_lengths(turn_scores: Array, ours: Sequence[int], theirs: Sequence[int]) -> LengthDoubts:
-    """Return what lengths of the challenger's and its opponent's answers explain."""
+def diagnose_lengths(
+    turn_scores: Array, ours: Sequence[int], theirs: Sequence[int]
+) -> LengthDiagnostics:
+    """Return what the lengths of the challenger's and its opponent's answers explain."""
     there = ~np.isnan(turn_scores)
     left, right = np.asarray(ours, float)[there], np.asarray(theirs, float)[there]
     scores, gap = turn_scores[there], left - right
     same = np.abs(gap) < SAME_LENGTH * np.maximum(left, right)
     varies = len(scores) > 1 and np.ptp(gap) > 0 and np.ptp(scores) > 0
-    return LengthDoubts(
-        gap=_share(gap),
+    return LengthDiagnostics(
+        gap=_mean(gap),
         correlation=float(np.corrcoef(gap, scores)[0, 1]) if varies else float("nan"),
-        score_same=_share(scores[same]),
+        score_same=_mean(scores[same]),
         turns_same=int(same.sum()),
     )
 
 
-def _verdict(votes: Votes, rules: Rules) -> Verdict:
-    # One judge fewer is there, so one fewer has to be read.
+def _decide_without(votes: Votes, rules: Rules) -> Verdict:
+    # With one judge less, one judge less has to be readable.
     scores = score_turns(votes, rules.both_orders, max(1, rules.min_judges - 1))
-    return judge_duel(scores.turn, votes.instances, rules)
+    return decide_duel(scores.turn, votes.instances, rules)
 
 
-def _share(values: Array) -> float:
-    """The mean, or nan of nothing."""
+def _mean(values: Array) -> float:
+    """Return the mean, nan for no values."""
     return float(np.mean(values)) if np.size(values) else float("nan")

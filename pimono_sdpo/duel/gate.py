@@ -1,4 +1,4 @@
-"""Is the challenger better: a margin, a lower bound over tasks, and enough that could be read."""
+"""Decide whether the challenger is better: a margin, a lower bound, enough readable turns."""
 
 from dataclasses import dataclass
 
@@ -12,11 +12,11 @@ PARITY = 50.0
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What must hold for a challenger to be accepted.
+    """The conditions for accepting a challenger.
 
-    `win_margin` are points above parity, `alpha` the chance of accepting one that is no better,
-    `min_parsed` the least share of turns with a score, `min_clusters` the fewest tasks, `draws`
-    the bootstrap's resamples.
+    `win_margin` is in points above parity, `alpha` is the chance of accepting an equal challenger,
+    `min_parsed` the smallest share of turns with a score, `min_clusters` the smallest number of
+    tasks, `draws` the number of bootstrap resamples.
     """
 
     win_margin: float = 5.0
@@ -31,10 +31,10 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`score` and `bound` are points, `bound` that of the mean score from below.
+    """`score` and `bound` are points; `bound` is the lower bound of the mean score.
 
-    `refusals` says in sentences what did not hold; empty when accepted. `if_lost` is the score if
-    the challenger had lost every turn that could not be read.
+    `refusals` lists the conditions that failed, empty when accepted. `if_lost` is the score if the
+    challenger had lost every turn without a score.
     """
 
     score: float
@@ -47,20 +47,20 @@ class Verdict:
 
     @property
     def accepted(self) -> bool:
-        """Whether everything held."""
+        """Whether every condition holds."""
         return not self.refusals
 
 
-def judge_duel(
+def decide_duel(
     turn_scores: Array, instances: tuple[str, ...], rules: Rules, unanswered: int = 0
 ) -> Verdict:
     """Return the verdict on scores (turns,) of 0 to 100; nan is a turn without a score.
 
-    So are `unanswered` more turns, on which a player gave nothing that could be judged: one that
-    fails often must not be judged by the rest alone.
+    `unanswered` is the number of further turns without a score, on which a player gave nothing to
+    judge: a player that fails often must not be judged by the other turns alone.
 
-    Turns of one instance are alike, so the bound resamples instances (BCa, one-sided): resampled
-    turn by turn it accepts equals about twice as often as it should.
+    Turns of one instance are alike, so the bound resamples instances (BCa, one-sided). Resampling
+    single turns accepts equal players about twice as often as it should.
     """
     there = ~np.isnan(turn_scores)
     clusters: dict[str, list[float]] = {}

@@ -1,4 +1,4 @@
-"""A duel in numbers, as JSON: what report.json, the report and the card tell."""
+"""Summarize a duel as JSON, for report.json, the report and the card."""
 
 import math
 from collections import Counter
@@ -9,17 +9,17 @@ from typing import Any, get_args
 import numpy as np
 
 from pimono_sdpo.duel import albedo_rules
-from pimono_sdpo.duel.diagnostics import agreement, doubt_judges, doubt_lengths
-from pimono_sdpo.duel.gate import Rules, Verdict, judge_duel
+from pimono_sdpo.duel.diagnostics import diagnose_judges, diagnose_lengths, measure_agreement
+from pimono_sdpo.duel.gate import Rules, Verdict, decide_duel
 from pimono_sdpo.schema import DUEL_METRICS
-from processors.duel.scores import Bucket, Scores, Votes, bucket, mean
+from processors.duel.scores import Bucket, Scores, Votes, choose_bucket, nan_mean
 
 Json = dict[str, Any]
 BUCKETS: tuple[Bucket, ...] = get_args(Bucket)
 BIN = 10
 
 
-def summary(
+def summarize_duel(
     votes: Votes,
     scores: Scores,
     rules: Rules,
@@ -27,57 +27,56 @@ def summary(
     leaked: Sequence[bool],
     unanswered: int = 0,
 ) -> Json:
-    """Return what is known of a duel; a number that is not defined is None.
+    """Return the summary of a duel; undefined numbers are None.
 
-    `lengths` are characters of the challenger's and the opponent's answers, `leaked` tells of each
-    turn whether the challenger used what only the pull request holds; `unanswered` as in
-    `judge_duel`.
+    `lengths` are characters of the challenger's and the opponent's answers, `leaked` says of each
+    turn whether the challenger used terms that only the pull request has; `unanswered` is as in
+    `decide_duel`.
     """
-    verdict = judge_duel(scores.turn, votes.instances, rules, unanswered)
+    verdict = decide_duel(scores.turn, votes.instances, rules, unanswered)
     judges = []
-    for judge in doubt_judges(votes, rules):
-        told = asdict(judge)
-        told["without"] = _told(judge.without) if judge.without else None
-        judges.append(told)
+    for judge in diagnose_judges(votes, rules):
+        without = _verdict_json(judge.without) if judge.without else None
+        judges.append({**asdict(judge), "without": without})
     clean = ~np.asarray(leaked, bool)
-    buckets = Counter(bucket(score) for score in scores.turn)
+    buckets = Counter(choose_bucket(score) for score in scores.turn)
     ours, theirs = [pair[0] for pair in lengths], [pair[1] for pair in lengths]
     found: Json = {
-        "verdict": _told(verdict),
+        "verdict": _verdict_json(verdict),
         "buckets": {name: buckets[name] for name in BUCKETS},
         "histogram": _histogram(scores),
-        "metrics": dict(zip(DUEL_METRICS, mean(scores.metric, axis=0).tolist(), strict=True)),
-        "agreement": agreement(votes),
-        "position_consistent": _share(scores.consistent[~np.isnan(scores.turn)]),
+        "metrics": dict(zip(DUEL_METRICS, nan_mean(scores.metric, axis=0).tolist(), strict=True)),
+        "agreement": measure_agreement(votes),
+        "position_consistent": _mean(scores.consistent[~np.isnan(scores.turn)]),
         "judges": judges,
-        "length": asdict(doubt_lengths(scores.turn, ours, theirs)) if lengths else {},
+        "length": asdict(diagnose_lengths(scores.turn, ours, theirs)) if lengths else {},
         "leaks": {
-            "share": _share(np.asarray(leaked, float)),
-            "score_without": _share(scores.turn[clean & ~np.isnan(scores.turn)]),
+            "share": _mean(np.asarray(leaked, float)),
+            "score_without": _mean(scores.turn[clean & ~np.isnan(scores.turn)]),
         },
         "rules": asdict(rules),
     }
-    return {name: _without_nan(value) for name, value in found.items()}
+    return {name: _replace_nan(value) for name, value in found.items()}
 
 
-def summary_of_original(votes: Votes, rules: albedo_rules.OriginalRules) -> Json:
-    """Return the verdict by the original's rules."""
-    told = asdict(albedo_rules.judge_duel(votes, rules))
-    told["by_metric"] = dict(zip(DUEL_METRICS, told["by_metric"], strict=True))
+def summarize_albedo(votes: Votes, rules: albedo_rules.AlbedoRules) -> Json:
+    """Return the verdict by the original rules."""
+    verdict = asdict(albedo_rules.decide_duel(votes, rules))
+    verdict["by_metric"] = dict(zip(DUEL_METRICS, verdict["by_metric"], strict=True))
     limits = asdict(rules)
     limits["seed"] = rules.seed.hex()
-    return {name: _without_nan(value) for name, value in (told | {"rules": limits}).items()}
+    return {name: _replace_nan(value) for name, value in (verdict | {"rules": limits}).items()}
 
 
-def false_finals(scores: Iterable[float]) -> Json:
-    """Return how two samples of one player end up in the buckets: what chance alone gives."""
-    buckets = Counter(map(bucket, scores))
+def count_false_finals(scores: Iterable[float]) -> Json:
+    """Count the buckets of two samples of one player: what chance alone gives."""
+    buckets = Counter(map(choose_bucket, scores))
     judged = sum(count for name, count in buckets.items() if name != "parse_fail")
     share = buckets["final"] / judged if judged else None
     return {"buckets": {name: buckets[name] for name in BUCKETS}, "false_final": share}
 
 
-def _told(verdict: Verdict) -> Json:
+def _verdict_json(verdict: Verdict) -> Json:
     return {"accepted": verdict.accepted, **asdict(verdict)}
 
 
@@ -90,14 +89,14 @@ def _histogram(scores: Scores) -> list[Json]:
     ]
 
 
-def _share(values: Any) -> float:
+def _mean(values: Any) -> float:
     return float(np.mean(values)) if np.size(values) else math.nan
 
 
-def _without_nan(value: Any) -> Any:
-    """JSON has no nan."""
+def _replace_nan(value: Any) -> Any:
+    """Replace nan and infinity, which JSON cannot hold, by None."""
     if isinstance(value, Mapping):
-        return {key: _without_nan(inner) for key, inner in value.items()}
+        return {key: _replace_nan(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_without_nan(inner) for inner in value]
+        return [_replace_nan(inner) for inner in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

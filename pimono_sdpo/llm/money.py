@@ -64,7 +64,7 @@ class Tally:
         used.cached_tokens += reply.cached_tokens
         used.seconds += reply.latency
 
-    def told(self, prices: Mapping[str, Price]) -> str:
+    def summarize(self, prices: Mapping[str, Price]) -> str:
         """One line per model: calls, tokens, and USD where the price is known."""
         lines = []
         for model, used in sorted(self.models.items()):

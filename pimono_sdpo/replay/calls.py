@@ -1,9 +1,6 @@
-"""Read the calls of file tools, and what they have shown, as each harness writes them.
+"""Read the edits of a file tool's call, and the lines that a read has shown.
 
-| harness | edit | what a read shows |
-|---|---|---|
-| Pi | oldText, newText; or `edits`, each looked up in the file as it was | the text |
-| others | old_string, new_string, replace_all; or `edits`, one after the other | numbered lines |
+A call with several `edits` looks each up in the file as it was (Pi), or as those before it left it.
 """
 
 import re
@@ -13,11 +10,13 @@ from typing import Any, NamedTuple
 from pimono_sdpo.prefilter import Prefilter
 from pimono_sdpo.replay.files import Edit
 from pimono_sdpo.traces.events import Event, decoded
+from pimono_sdpo.traces.harness import HARNESSES
+from pimono_sdpo.traces.harness.base import FileTools
 
-PI = frozenset({"pi", "pi_stream"})
-# What a harness shows without saying so if there is more.
-MOST_LINES, MOST_IN_LINE = 2000, 2000
-_OLD_AND_NEW = (("oldText", "newText"), ("old_string", "new_string"), ("old_str", "new_str"))
+# A harness may cut a longer line without saying so.
+LONGEST_LINE = 2000
+# A fork may write the arguments of another harness; Pi's come first.
+_OLD_AND_NEW = tuple(dict.fromkeys(h.files.edit for h in reversed(HARNESSES) if h.files.edit))
 _NOTICE = re.compile(r"\n\n(?:\[[^\]\n]{0,400}\]|\.\.\. \([^\n]{0,300}\))\s*\Z")
 _REMINDER = re.compile(r"\s*<system-reminder>.*\Z", re.DOTALL)
 _NO_TEXT = re.compile(
@@ -99,8 +98,8 @@ def _edit(given: dict[str, Any]) -> Edit | None:
     return None
 
 
-def shown_by_read(given: dict[str, Any], text: str, harness: str) -> Shown | None:
-    """Return what a read has shown; None where it is no text, or cut in ways nobody has told."""
+def shown_by_read(given: dict[str, Any], text: str, files: FileTools) -> Shown | None:
+    """Return what a read has shown; None for anything but text, or text cut in unknown ways."""
     if _NO_TEXT.match(text):
         return None
     offset, limit = given.get("offset"), given.get("limit")
@@ -110,17 +109,18 @@ def shown_by_read(given: dict[str, Any], text: str, harness: str) -> Shown | Non
     cut = False
     while notice := _NOTICE.search(text):
         text, cut = text[: notice.start()], True
-    if harness in PI:
-        lines = text.split("\n")
-        if all(map(_LOOKS_NUMBERED.match, lines[:3])):
-            return None
-    else:
+    if files.numbers_lines:
         numbered = _without_numbers(_REMINDER.sub("", text), first)
         if numbered is None:
             return None
         lines = numbered
-    # Whatever the harness says, what is as long as was asked for may go on.
-    ends = not cut and len(lines) < (limit or MOST_LINES if harness not in PI else limit or 10**9)
+    else:
+        lines = text.split("\n")
+        if all(map(_LOOKS_NUMBERED.match, lines[:3])):
+            return None
+    # Text as long as the limit may go on, whatever the harness says.
+    most = limit or files.max_lines
+    ends = not cut and (most is None or len(lines) < most)
     runs = _runs(lines)
     is_gapless = runs == ["\n".join(lines)]
     return Shown(runs, first if is_gapless else 0, ends and is_gapless)
@@ -139,7 +139,7 @@ def _without_numbers(text: str, first: int) -> list[str] | None:
 def _runs(lines: list[str]) -> list[str]:
     """Split at the lines that a harness, or who published the session, may have changed."""
     text = "\n".join(lines)
-    gaps = {at for at, line in enumerate(lines) if len(line) >= MOST_IN_LINE}
+    gaps = {at for at, line in enumerate(lines) if len(line) >= LONGEST_LINE}
     if _PREFILTER.candidates(text) and any(sign in text for sign in _MAY_GAP):
         line = start = 0
         for found in _GAP.finditer(text):

@@ -189,13 +189,6 @@ class File:
         self.doubtful |= {line.strip() for text in texts for line in text.split("\n")}
         self.edited, self.otherwise = [], None
 
-    def take_formatted(self, text: str, is_sure: bool) -> None:
-        """Take what a formatter makes of the whole text, which has run for sure, or perhaps."""
-        if is_sure or text == self.whole:
-            self.whole, self.pieces, self.edited, self.otherwise = text, [], [], None
-        else:
-            self.otherwise = text
-
     def lose(self, edits: Sequence[Edit], in_turn: bool = False) -> None:
         """Note edits that were broken off, and may have been made all the same."""
         outcome = self.predict(edits, in_turn)

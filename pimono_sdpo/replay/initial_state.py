@@ -11,11 +11,12 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from pimono_sdpo.replay.calls import PI, arguments, edits_of, path_in, shown_by_read, text_in
+from pimono_sdpo.replay.calls import arguments, edits_of, path_in, shown_by_read, text_in
 from pimono_sdpo.replay.commands import changes_of, shown_by
 from pimono_sdpo.replay.files import File
 from pimono_sdpo.replay.workspace import MIN_LINE, TRUNCATED, Workspace, is_harmless
 from pimono_sdpo.traces.events import Event
+from pimono_sdpo.traces.harness.base import FileTools
 from pimono_sdpo.traces.harness.blocks import is_refusal
 
 # What is kept of a row's files, paths and all, the nearest to the failure first.
@@ -54,13 +55,13 @@ class Beginnings:
         events: Sequence[Event],
         matched: Mapping[int, int],
         cwd: str,
-        harness: str,
+        tools: FileTools,
         most_before: int = MOST_BEFORE,
     ) -> None:
         """Begin before the first event; so many are followed before each request."""
         self._most_before = most_before
         self._events, self._matched = events, matched
-        self._before = Workspace(cwd, harness=harness)
+        self._before = Workspace(cwd, tools=tools)
         self._at = 0
 
     def known_at(self, request: int, failure: int) -> list[Known]:
@@ -81,7 +82,7 @@ class Beginnings:
         for path in nearest:
             file = self._before.files.get(path, File()).copy()
             for call, given, result in seen[path]:
-                _learn(call, given, result.text, self._before.harness, file)
+                _learn(call, given, result.text, self._before.tools, file)
             known = _within(chars - len(path), path, file)
             if known:
                 kept.append(known)
@@ -192,15 +193,15 @@ def _file_of(call: Event, given: dict[str, Any]) -> str:
     return shown[0] if shown else ""
 
 
-def _learn(call: Event, given: dict[str, Any], text: str, harness: str, file: File) -> None:
+def _learn(call: Event, given: dict[str, Any], text: str, tools: FileTools, file: File) -> None:
     """Take in what a call shows of a file that has not changed since the request."""
     if call.tool_name == "edit":
         for edit in edits_of(given):
             # It stood there once.
             if len(edit.old.strip()) >= MIN_LINE and file.whole is None and not edit.everywhere:
                 file.see(edit.old, is_whole=False)
-    elif call.tool_name == "read" or (harness in PI and not TRUNCATED.search(text)):
-        shown = shown_by_read(given, text, harness)
+    elif call.tool_name == "read" or (not tools.trims_output and not TRUNCATED.search(text)):
+        shown = shown_by_read(given, text, tools)
         command = text_in(given, "command")
         whole = shown_by(command) if command else ("", True)
         if shown and shown.first_line and whole and whole[1]:

@@ -5,13 +5,11 @@
 
 import posixpath
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from pimono_sdpo.failures import classify
 from pimono_sdpo.replay.calls import (
-    PI,
     are_in_turn,
     arguments,
     edits_of,
@@ -28,15 +26,13 @@ from pimono_sdpo.replay.commands import (
     shown_by,
 )
 from pimono_sdpo.replay.files import File, Outcome
-from pimono_sdpo.replay.formatters import Reformat, follow, kinds_told, run_again
+from pimono_sdpo.replay.formatters import follow, kinds_told
 from pimono_sdpo.traces.events import Event
+from pimono_sdpo.traces.harness import HARNESSES, pi
+from pimono_sdpo.traces.harness.base import FileTools
 from pimono_sdpo.traces.harness.blocks import is_refusal
 
-_KNOWN = re.compile(
-    r"read|grep|find|glob|ls|multi_grep|Todo\w*|todo\w*|Web\w*|web\w*|ToolSearch|AskUser\w*|Skill"
-    r"|LSP|ListMcp\w*|ReadMcp\w*|update_plan|view_image|think|BashOutput|TaskOutput|KillShell"
-    r"|ExitPlanMode|EnterPlanMode"
-)
+_KNOWN = re.compile("|".join(h.files.read_only for h in HARNESSES if h.files.read_only))
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 _LOOKS = frozenset("search fetch lookup get list status read find query show view".split())
 _CHANGES = frozenset(
@@ -68,30 +64,19 @@ _CHANGED_BEHIND = re.compile(
 _PATCHED = re.compile(r"^\*\*\* (?:Add File|Update File|Delete File|Move to): (.+)$", re.MULTILINE)
 _PROPOSED_OTHERWISE = re.compile(r"modified (?:your|the) proposed")
 
-# Repeats a command on the known files; whether it could, and they are known after it as before.
-Rerun = Callable[["Workspace", str, Event], bool]
-
 
 @dataclass
 class Workspace:
     """The files of a session by absolute path, as far as it has seen them.
 
-    `rerun` repeats a recorded command on them; it returns whether it could, and that nothing else
-    has changed. Without it, what a command may have changed is stale. `reformat` does the same for
-    formatters; it is to know all that the workspace has.
+    What a command may have changed is stale.
     """
 
     cwd: str
     files: dict[str, File] = field(default_factory=dict)
-    harness: str = "pi"
-    rerun: Rerun | None = None
-    reformat: Reformat | None = None
+    tools: FileTools = pi.HARNESS.files
     # What the formatters that have run so far touch.
     kinds: set[str] = field(default_factory=set)
-
-    def __post_init__(self) -> None:
-        """Begin with what is told of the formatter."""
-        self.kinds |= self.reformat.kinds if self.reformat else set()
 
     def file(self, path: str) -> File:
         """Return what is known of a file; a relative path begins at the workspace."""
@@ -121,8 +106,7 @@ class Workspace:
         if file is None:
             return None
         outcome = file.predict(edits_of(given), are_in_turn(given))
-        # The others want a file to be read before.
-        return outcome if self.harness in PI or file.by_tool or outcome != "ok" else None
+        return None if outcome == "ok" and self.tools.reads_first and not file.by_tool else outcome
 
     def observe(self, call: Event, result: Event) -> None:
         """Learn from a call that was answered."""
@@ -178,7 +162,7 @@ class Workspace:
             file.by_tool = True
 
     def _read(self, path: str, given: dict[str, Any], text: str) -> None:
-        shown = shown_by_read(given, text, self.harness)
+        shown = shown_by_read(given, text, self.tools)
         if shown is None:
             return
         file = self.file(path)
@@ -196,14 +180,9 @@ class Workspace:
             return
         if changes.formatted or changes.clean:
             self.kinds |= kinds_told(f"{command}\n{result.text}")
-        touches = changes.anything or changes.formats or changes.names
-        if touches and self.rerun and self.rerun(self, command, result):
-            self._note(replace(changes, anything=False, names=set()), command, result.text)
-        else:
-            self._note(changes, command, result.text)
-            self._follow_copies(command, result, changes)
-        if self.harness not in PI:
-            # They trim what a command has printed.
+        self._note(changes)
+        self._follow_copies(command, result, changes)
+        if self.tools.trims_output:
             return
         for name, line in lines_by(command, result.text):
             file = self.file(name)
@@ -211,19 +190,15 @@ class Workspace:
                 file.see(line, is_whole=False)
         shown = shown_by(command)
         if shown and not result.is_error and not TRUNCATED.search(result.text):
-            read = shown_by_read({}, result.text, self.harness)
+            read = shown_by_read({}, result.text, self.tools)
             for run in read.runs if read else ():
                 self.file(shown[0]).see(run, is_whole=shown[1] and bool(read and read.is_end))
 
-    def _note(self, changes: Changes, command: str, output: str) -> None:
-        formats = changes.formats or changes.formatted or changes.clean
-        again = None
-        if formats and not changes.anything and self.reformat:
-            again = run_again(self.files, self.reformat, self.cwd, command, output)
-        if changes.anything or (changes.formats and again is None):
+    def _note(self, changes: Changes) -> None:
+        if changes.anything or changes.formats:
             self.spoil_all()
-        elif formats:
-            follow(self.files, changes, self.kinds, again)
+        elif changes.formatted or changes.clean:
+            follow(self.files, changes, self.kinds)
         for name in changes.names:
             self._spoil(name)
 
@@ -281,8 +256,7 @@ class Workspace:
         elif tool_name == "write" and path:
             self.file(path).is_stale = True
         elif tool_name == "bash":
-            command = text_in(given, "command")
-            self._note(changes_of(command, ""), command, "")
+            self._note(changes_of(text_in(given, "command"), ""))
         elif not is_harmless(tool_name):
             self.spoil_all()
 
@@ -290,8 +264,7 @@ class Workspace:
         """Learn from what is neither a call nor its result."""
         if event.kind == "bash":
             self.ran(event.arguments, event)
-        elif event.kind == "compaction" and self.harness not in PI:
-            # They forget which files were read.
+        elif event.kind == "compaction" and self.tools.reads_first:
             for file in self.files.values():
                 file.by_tool = False
         elif event.kind == "custom_message":

@@ -113,7 +113,9 @@ def write_chosen(
             chosen = (
                 table.filter(
                     pc.and_(
-                        pa.array([first + i not in against for i in range(table.num_rows)]),
+                        pa.array(
+                            [first + i not in against for i in range(table.num_rows)], pa.bool_()
+                        ),
                         pc.equal(table["split"], split),
                     )
                 )

@@ -103,7 +103,8 @@ def filter_shard(shard: Shard, stages: Sequence[Stage]) -> Iterator[Piece]:
         done = run_on_table(table, stages, REJECTED)
         kept, rejected = done.filter(done[KEPT]), done.filter(pc.invert(done[KEPT]))
         position = [order[name] for name in rejected[STAGE].to_pylist()]
-        rejected = rejected.take(sorted(range(len(position)), key=position.__getitem__))
+        by_stage = sorted(range(len(position)), key=position.__getitem__)
+        rejected = rejected.take(pa.array(by_stage, pa.int64()))
         details = [
             harness if score is None else f"{harness}, score {score:g}"
             for harness, score in zip(

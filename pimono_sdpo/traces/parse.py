@@ -4,42 +4,18 @@ The harness is told by the content of the lines, never by a file name or a colum
 """
 
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
-
-import msgspec
+from typing import Any, Literal
 
 from pimono_sdpo.text import well_formed
 from pimono_sdpo.traces.events import Event
-from pimono_sdpo.traces.harness import claude_code, codex, droid, pi, pi_stream, simple
-from pimono_sdpo.traces.lines import OBJECT, Lines, itself, read_lines, read_objects
+from pimono_sdpo.traces.harness import HARNESSES
+from pimono_sdpo.traces.harness.base import Harness
+from pimono_sdpo.traces.lines import Lines, read_lines, read_objects
 
 Problem = Literal["no_messages", "unknown_harness"]
-Entry = dict[str, Any]
 
 
-class Reader(NamedTuple):
-    """How one harness is told by a line, and how its lines are read.
-
-    `header` and `read` take what `decoder` reads, or what `build` makes of a dict.
-    """
-
-    recognises: Callable[[Entry], bool]
-    header: Callable[[list[Any]], tuple[str, str]]
-    read: Callable[[list[Any]], list[Event]]
-    decoder: msgspec.json.Decoder[Any] = OBJECT
-    build: Callable[[Entry], Any] = itself
-
-
-READERS: dict[str, Reader] = {
-    "claude_code": Reader(claude_code.recognises, claude_code.header, claude_code.read),
-    "codex": Reader(codex.recognises, codex.header, codex.read),
-    "droid": Reader(droid.recognises, droid.header, droid.read),
-    "simple": Reader(simple.recognises, simple.header, simple.read),
-    "pi_stream": Reader(pi_stream.recognises, pi_stream.header, pi_stream.read),
-    "pi": Reader(pi.recognises, pi.header, pi.read, pi.DECODER, pi.entry_of),
-}
 CONVERSATION = frozenset({"user", "assistant", "tool_call", "tool_result", "bash"})
 
 
@@ -63,37 +39,38 @@ class Trace:
 def read_trace(trace: str | bytes) -> Trace:
     """Parse a trace, as text or as UTF-8; never raises on its content."""
     content = well_formed(trace).encode() if isinstance(trace, str) else trace
-    harness = detect(content)
-    reader = READERS.get(harness)
-    lines = read_lines(content, *(reader[3:] if reader else (OBJECT, itself)))
+    harness = detect_harness(content)
+    if harness is None:
+        lines = read_objects(content)
+        problem: Problem = "unknown_harness" if lines.objects else "no_messages"
+        return Trace("unknown", "", "", (), replace(lines, objects=[]), problem)
+    lines = read_lines(content, harness.decoder, harness.build)
     objects, lines = lines.objects, replace(lines, objects=[])
-    if reader is None:
-        return Trace(harness, "", "", (), lines, "unknown_harness" if objects else "no_messages")
-    session_id, cwd = reader.header(objects)
-    events = tuple(reader.read(objects))
-    if harness == "simple":
-        harness = simple.harness_of(objects)
-    spoken = any(event.kind in CONVERSATION for event in events)
-    return Trace(harness, session_id, cwd, events, lines, None if spoken else "no_messages")
+    session_id, cwd = harness.read_header(objects)
+    events = tuple(harness.read(objects))
+    name = harness.recorder_of(objects) if harness.recorder_of else harness.name
+    has_messages = any(event.kind in CONVERSATION for event in events)
+    return Trace(name, session_id, cwd, events, lines, None if has_messages else "no_messages")
 
 
-def detect(trace: bytes) -> str:
-    """Name the harness of the first line that is unmistakable; `unknown` when there is none.
+def detect_harness(trace: bytes) -> Harness | None:
+    """Return the harness that recognises the first line that any of them recognises.
 
-    >>> detect(b'{"type": "message", "message": {"role": "user", "content": "hi"}}')
+    >>> detect_harness(b'{"type": "message", "message": {"role": "user", "content": "hi"}}').name
     'pi'
     """
-    start, is_headed = 0, False
+    start, begun = 0, None
     while start < len(trace):
         stop = trace.find(b"\n", start) + 1 or len(trace)
         for entry in read_objects(trace[start:stop]).objects:
-            for name, reader in READERS.items():
-                if reader.recognises(entry):
-                    return name
-            is_headed = is_headed or pi.is_header(entry)
+            for harness in HARNESSES:
+                if harness.recognises(entry):
+                    return harness
+                if begun is None and harness.may_begin and harness.may_begin(entry):
+                    begun = harness
         start = stop
-    # The header alone does not tell a session from the stream of a run, but neither says more.
-    return "pi" if is_headed else "unknown"
+    # Pi's header also begins the stream of a run, so it decides only where nothing else does.
+    return begun
 
 
 def match_results(events: tuple[Event, ...]) -> dict[int, int]:

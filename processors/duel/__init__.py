@@ -1,1 +1,1 @@
-"""The stages of a duel: turns are drawn, answered by two players, judged, and made into rows."""
+"""The stages of a duel: draw turns, ask players and judges, score, export training rows."""

@@ -1,35 +1,37 @@
-"""Ask both players for the next step of each turn: the king blind, the challenger with the hidden
-pull request and the rule to answer as a blind agent could.
+"""Ask both players for the next step of each turn.
+
+The king answers blind; the challenger sees the hidden pull request, and is told to answer as a
+blind agent could.
 
 reads   TURN, PULL_REQUEST
-writes  ANSWER: one row per turn; what cannot be judged has a `drop_reason`, what was not answered
-        an `error`
+writes  ANSWER: one row per turn; a turn that cannot be judged has a `drop_reason`, one that was not
+        answered an `error`
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pimono_sdpo.llm.calls import Reply, Request
 from pimono_sdpo.llm.chat import Chat
 from pimono_sdpo.text import shorten
-from processors.duel.action import answer_of, format_fault
+from processors.duel.answer_format import check_format, strip_reasoning
 from processors.duel.prompts import prompt
-from processors.duel.verdicts import leaked_terms
+from processors.salient_tokens import KINDS, MAX_LENGTH, tokens_of
 
 Json = dict[str, Any]
 Row = Mapping[str, Any]
-# Characters of the hidden information: a third the problem, the rest the change.
+# Characters of the hidden text: a third for the problem, the rest for the change.
 HIDDEN_CHARS = 5_000
 FILES_SHOWN = 40
-# Seeds and samples of a second king, for the duel between equals.
+# Offset of the seeds of a second king, for the duel of the king against itself.
 OTHER_KING = 1_000
 
 
 @dataclass(frozen=True)
 class Players:
-    """Who answers and how; `draws` answers are asked for before one of bad form is given up."""
+    """Who answers and how; an answer of bad form is sampled again, up to `draws` times."""
 
     king: str
     challenger: str
@@ -40,8 +42,8 @@ class Players:
 
 
 @dataclass(frozen=True)
-class Said:
-    """An answer, what is wrong with its form, and what it took."""
+class Answer:
+    """An answer, what is wrong with its form, and the replies it took."""
 
     text: str
     fault: str | None
@@ -49,8 +51,8 @@ class Said:
     replies: tuple[Reply, ...]
 
 
-class Answering:
-    """The row function of the stage; with `equals`, the challenger is the king once more."""
+class AnswerStage:
+    """The row function of the stage; with `equals`, the challenger is the king again."""
 
     def __init__(
         self, chat: Chat, players: Players, records: Mapping[str, Row], equals: bool = False
@@ -60,23 +62,23 @@ class Answering:
         self.records = records
         self.equals = equals
 
-    async def one(self, turn: Row) -> list[Json]:
+    async def run(self, turn: Row) -> list[Json]:
         """Answer a turn; never raises on what it holds."""
         record = self.records.get(turn["instance_id"])
         if record is None and not self.equals:
-            return [_row(turn, self.players, drop_reason="no_pull_request")]
-        hidden = "" if record is None or self.equals else privileged_context(record)
-        blind = conversation(turn["messages"])
-        informed = blind if self.equals else _told(blind, hidden)
+            return [_make_row(turn, self.players, drop_reason="no_pull_request")]
+        hidden = "" if record is None or self.equals else render_hidden(record)
+        blind = build_messages(turn["messages"])
+        informed = blind if self.equals else _append_hidden(blind, hidden)
         other = self.players.king if self.equals else self.players.challenger
         king, challenger = await asyncio.gather(
             self._ask(self.players.king, blind, 0),
             self._ask(other, informed, OTHER_KING if self.equals else 0),
         )
         visible = [message["content"] for message in turn["messages"]]
-        leaks = leaked_terms(challenger.text, hidden, visible) if hidden else []
+        leaks = find_leaks(challenger.text, hidden, visible) if hidden else []
         return [
-            _row(
+            _make_row(
                 turn,
                 self.players,
                 king=king.text,
@@ -86,13 +88,13 @@ class Answering:
                 leaked_terms=leaks,
                 privileged_context=hidden,
                 challenger_model=other,
-                usage=usage_of((*king.replies, *challenger.replies)),
-                drop_reason=_reason(king, challenger),
+                usage=sum_usage((*king.replies, *challenger.replies)),
+                drop_reason=_find_drop_reason(king, challenger),
                 error=king.error or challenger.error,
             )
         ]
 
-    async def _ask(self, model: str, messages: Sequence[Json], sample: int) -> Said:
+    async def _ask(self, model: str, messages: Sequence[Json], sample: int) -> Answer:
         replies: list[Reply] = []
         for draw in range(self.players.draws):
             reply = await self.chat.ask(
@@ -106,29 +108,29 @@ class Answering:
                 )
             )
             replies.append(reply)
-            text = answer_of(reply.text)
-            fault = "tool_call" if reply.tool_calls else format_fault(text)
+            text = strip_reasoning(reply.text)
+            fault = "tool_call" if reply.tool_calls else check_format(text)
             if reply.error or fault is None:
                 break
-        return Said(text, fault, reply.error, tuple(replies))
+        return Answer(text, fault, reply.error, tuple(replies))
 
 
-def conversation(messages: Sequence[Row]) -> list[Json]:
-    """The turns as they were, with the rules of the answer in the system message."""
-    told = [{"role": message["role"], "content": message["content"]} for message in messages]
-    system = told.pop(0)["content"] + "\n\n" if told and told[0]["role"] == "system" else ""
-    return [{"role": "system", "content": system + prompt("rules.md")}, *told]
+def build_messages(messages: Sequence[Row]) -> list[Json]:
+    """Return the recorded turns, with the rules for answers in the system message."""
+    turns = [{"role": message["role"], "content": message["content"]} for message in messages]
+    system = turns.pop(0)["content"] + "\n\n" if turns and turns[0]["role"] == "system" else ""
+    return [{"role": "system", "content": system + prompt("rules.md")}, *turns]
 
 
-def _told(blind: Sequence[Json], hidden: str) -> list[Json]:
-    """The same conversation with the hidden part at its end: a provider's cache knows the rest."""
+def _append_hidden(blind: Sequence[Json], hidden: str) -> list[Json]:
+    """Append the hidden text; being last, it leaves the rest to the provider's prompt cache."""
     *before, last = blind
     words = prompt("hidden.md.j2", privileged_context=hidden)
     return [*before, {**last, "content": f"{last['content']}\n\n{words}"}]
 
 
-def privileged_context(record: Row) -> str:
-    """The hidden record as text, long parts without their middle."""
+def render_hidden(record: Row) -> str:
+    """Return the hidden record as text; long parts lose their middle."""
     third = HIDDEN_CHARS // 3
     patch = record["patch"]
     return prompt(
@@ -140,8 +142,8 @@ def privileged_context(record: Row) -> str:
     )
 
 
-def usage_of(replies: Sequence[Reply]) -> Json:
-    """Tokens and USD of calls; no cost when one of them has none."""
+def sum_usage(replies: Sequence[Reply]) -> Json:
+    """Add up tokens and USD of calls; the cost is None when one of them has no price."""
     costs = [reply.cost for reply in replies if reply.error is None]
     return {
         "prompt_tokens": sum(reply.prompt_tokens for reply in replies),
@@ -150,8 +152,8 @@ def usage_of(replies: Sequence[Reply]) -> Json:
     }
 
 
-def _reason(king: Said, challenger: Said) -> str | None:
-    """Why there is nothing to judge; the king's fault first."""
+def _find_drop_reason(king: Answer, challenger: Answer) -> str | None:
+    """Return why there is nothing to judge; the king's fault comes first."""
     if king.error or challenger.error:
         return "error"
     if king.fault:
@@ -159,7 +161,7 @@ def _reason(king: Said, challenger: Said) -> str | None:
     return f"challenger_{challenger.fault}" if challenger.fault else None
 
 
-def _row(turn: Row, players: Players, **found: Any) -> Json:
+def _make_row(turn: Row, players: Players, **found: Any) -> Json:
     return {
         **turn,
         "king": "",
@@ -170,8 +172,45 @@ def _row(turn: Row, players: Players, **found: Any) -> Json:
         "privileged_context": "",
         "king_model": players.king,
         "challenger_model": players.challenger,
-        "usage": usage_of(()),
+        "usage": sum_usage(()),
         "drop_reason": None,
         "error": None,
         **found,
     }
+
+
+# Shorter terms occur in any two texts.
+MIN_TERM = 4
+MAX_LEAKS = 32
+
+
+def find_leaks(answer: str, hidden: str, visible: Iterable[str]) -> list[str]:
+    """Return the terms of an answer that only the hidden text has, lower-cased and in order.
+
+    An agent that has not seen the pull request cannot know its file names, identifiers and codes:
+    an answer that uses them was not given blind. A term that is visible is not a leak, nor is a
+    path whose last part is visible.
+
+    >>> hidden = "--- a/src/flush_guard.py\\n+flush_pending_rows(buffer)"
+    >>> find_leaks("Look at src/flush_guard.py", hidden, ["Rows are lost in src/parser.py"])
+    ['src/flush_guard.py']
+    >>> find_leaks("Look at src/flush_guard.py", hidden, ["$ ls src\\nflush_guard.py parser.py"])
+    []
+    """
+    only_there = hidden.lower()
+    seen = "\n".join(visible).lower()
+    found = {term: None for kind in KINDS for term in map(_normalize, tokens_of(kind, answer))}
+    known = [term for term in found if MIN_TERM <= len(term) <= MAX_LENGTH and term in only_there]
+    leaks = [term for term in known if term not in seen and _last_part(term) not in seen]
+    # A part of another leak is not a leak of its own.
+    whole = [term for term in leaks if not any(term != one and term in one for one in leaks)]
+    return sorted(whole, key=answer.lower().find)[:MAX_LEAKS]
+
+
+def _normalize(term: str) -> str:
+    return term.lower().strip("./@-")
+
+
+def _last_part(term: str) -> str:
+    """Return the file of a path, with the line number behind it if there is one."""
+    return term.rpartition("/")[2]

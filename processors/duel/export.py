@@ -1,10 +1,11 @@
-"""Duels that the challenger won, as rows to train on.
+"""Turn duels that the challenger won into rows to train on.
 
 reads  DUEL / writes  STEP (SFT), PAIR (DPO) or SDPO
 
-The challenger saw what the student will not: in SFT and DPO its answer teaches alone, in SDPO the
-hidden pull request is the `privileged_context`. Answers with terms that only the pull request holds
-are not imitated, because nobody who is blind could have given them; nor is one preferred that lost.
+The challenger saw what the student will not see. SFT and DPO teach its answer alone; in SDPO the
+hidden pull request is the `privileged_context`. Answers with terms that only the pull request has
+are not imitated, because no blind agent could give them, and a challenger that lost is not
+preferred.
 """
 
 from collections.abc import Mapping
@@ -42,33 +43,33 @@ TABLES: dict[Kind, tuple[Features, Features]] = {
 }
 
 
-def stages(kind: Kind) -> tuple[Stage, ...]:
+def build_stages(kind: Kind) -> tuple[Stage, ...]:
     """Return the stages that make rows of a kind of DUEL rows."""
     if kind == "sdpo":
-        return Map(sdpo, (*READS, "privileged_context", "score"), SDPO), Filter(
-            has_context, ("privileged_context",)
+        return Map(make_sdpo_row, (*READS, "privileged_context", "score"), SDPO), Filter(
+            drop_without_context, ("privileged_context",)
         )
-    leaks = Filter(may_teach, ("leaked_terms",))
+    leaks = Filter(drop_leaked, ("leaked_terms",))
     if kind == "sft":
-        return Map(sft, READS, STEP), leaks
-    made = Map(dpo, (*READS, "king", "assistant", "opponent", "score"), PAIR)
-    won = Filter(wins, ("score_chosen", "score_rejected"))
-    return made, leaks, Filter(differs, ("chosen", "rejected")), won
+        return Map(make_sft_row, READS, STEP), leaks
+    made = Map(make_dpo_row, (*READS, "king", "assistant", "opponent", "score"), PAIR)
+    won = Filter(drop_lost, ("score_chosen", "score_rejected"))
+    return made, leaks, Filter(drop_identical, ("chosen", "rejected")), won
 
 
-def sft(duel: Row) -> dict[str, Any]:
+def make_sft_row(duel: Row) -> dict[str, Any]:
     """Return the challenger's answer as the completion."""
     about = {"run_id": duel["turn_id"], "step": duel["turn"], "n_tokens": None}
-    return {**_about(duel), **about, "completion": _said(duel["challenger"]), "tools": None}
+    return {**_about(duel), **about, "completion": _answer(duel["challenger"]), "tools": None}
 
 
-def dpo(duel: Row) -> dict[str, Any]:
+def make_dpo_row(duel: Row) -> dict[str, Any]:
     """Return the challenger's answer over its opponent's."""
     other = duel["king"] if duel["opponent"] == "king" else duel["assistant"]
     return {
         **_about(duel),
-        "chosen": _said(duel["challenger"]),
-        "rejected": _said(other),
+        "chosen": _answer(duel["challenger"]),
+        "rejected": _answer(other),
         "tools": None,
         "target": "turn",
         "score_chosen": [duel["score"]],
@@ -78,33 +79,33 @@ def dpo(duel: Row) -> dict[str, Any]:
     }
 
 
-def sdpo(duel: Row) -> dict[str, Any]:
-    """Return the turn with the pull request as what only the teacher sees.
+def make_sdpo_row(duel: Row) -> dict[str, Any]:
+    """Return the turn with the pull request as the teacher's privileged context.
 
-    The answers do not count: a student samples its own, and the teacher may know more.
+    The answers are not used: the student samples its own, and the teacher may know more.
     """
     terms = concrete_terms([duel["privileged_context"] or ""])
     return {**_about(duel), "run_id": duel["turn_id"], "reward_terms": terms}
 
 
-def may_teach(row: Row) -> str | None:
-    """Drop answers that say what only the pull request holds."""
+def drop_leaked(row: Row) -> str | None:
+    """Drop answers with terms that only the pull request has."""
     return "leaked" if row["leaked_terms"] else None
 
 
-def differs(row: Row) -> str | None:
+def drop_identical(row: Row) -> str | None:
     """Drop pairs of equal answers."""
     same = row["chosen"][0]["content"].strip() == row["rejected"][0]["content"].strip()
     return "identical" if same else None
 
 
-def wins(row: Row) -> str | None:
-    """Drop pairs whose challenger did not win, which other buckets than `final` may hold."""
+def drop_lost(row: Row) -> str | None:
+    """Drop pairs whose challenger did not win; only the bucket `final` has none."""
     return None if row["score_chosen"] > row["score_rejected"] else "not_better"
 
 
-def has_context(row: Row) -> str | None:
-    """Drop turns whose pull request is not known."""
+def drop_without_context(row: Row) -> str | None:
+    """Drop turns without a known pull request."""
     return None if row["privileged_context"] else "no_pull_request"
 
 
@@ -112,5 +113,5 @@ def _about(duel: Row) -> dict[str, Any]:
     return {"prompt": duel["messages"], "task_id": duel["instance_id"], "split": "train"}
 
 
-def _said(text: str) -> list[dict[str, str]]:
+def _answer(text: str) -> list[dict[str, str]]:
     return [{"role": "assistant", "content": text}]

@@ -3,9 +3,9 @@
 reads   ANSWER without `drop_reason`
 writes  JUDGMENT: one row per judge and order
 
-What needs no judge is decided without one: two equal answers are a tie, and an answer that says the
-same over and over loses. A reply that cannot be read is asked for once more; then it counts as not
-parsed, and its text is kept.
+Clear cases are decided without a judge: two equal answers are a tie, and an answer that repeats
+itself over and over loses. A judge whose reply cannot be read is asked once more; after that the
+judgment counts as not parsed, and its text is kept.
 """
 
 import asyncio
@@ -15,18 +15,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pimono_sdpo.llm.calls import Reply, Request
+from pimono_sdpo.llm.calls import Json, Reply, Request
 from pimono_sdpo.llm.chat import Chat
 from pimono_sdpo.llm.decisions import Decisions, question
-from pimono_sdpo.schema import Opponent
+from pimono_sdpo.schema import DUEL_METRICS, Opponent
 from pimono_sdpo.text import shorten
-from processors.duel.answers import usage_of
+from processors.duel.answer_format import is_looping
+from processors.duel.answers import sum_usage
 from processors.duel.prompts import prompt
-from processors.duel.sanitize import neutral
-from processors.duel.shortcuts import Decided, decided, questions, verdict_of
-from processors.duel.verdicts import Verdict, read_verdict
+from processors.duel.sanitize import sanitize
+from processors.duel.verdicts import HIGHEST, Side, Verdict, read_verdict
 
-Json = dict[str, Any]
 Row = Mapping[str, Any]
 Context = Literal["none", "reference", "pr"]
 ORDERS = (0, 1)
@@ -34,11 +33,21 @@ MESSAGE_CHARS = 6_000
 HISTORY_CHARS = 60_000
 ANSWER_CHARS = 12_000
 RAW_CHARS = 8_000
+NO_JUDGE_ASKED = "nobody was asked"
+QUESTIONS = {
+    "correctness": "Which response leads to the right solution, with a command that works?",
+    "grounding": "Which response rests on what the conversation shows, and invents nothing?",
+    "progress": "Which response brings the agent nearer to the solution?",
+    "protocol": "Which response keeps to the form: a thought and exactly one runnable command?",
+    "efficiency": "Which response wastes less work?",
+    "verdict": "Which response is the better next step?",
+}
+OPTIONS = {"A": "Response A", "B": "Response B", "tie": "Neither is better"}
 
 
 @dataclass(frozen=True)
 class Panel:
-    """Who judges, whom the challenger meets, and what judges see beside the conversation."""
+    """Who judges, the challenger's opponent, and what judges see besides the conversation."""
 
     judges: tuple[str, ...]
     opponent: Opponent = "king"
@@ -47,32 +56,42 @@ class Panel:
     seed: int = 42
 
 
-class Judging:
-    """The row function of the stage; with `Decisions` for a chat, judges answer without words."""
+@dataclass(frozen=True)
+class Shortcut:
+    """An outcome that needs no judge: scores by metric, who won, and why."""
+
+    ours: dict[str, float]
+    theirs: dict[str, float]
+    verdict: str
+    reason: str
+
+
+class JudgeStage:
+    """The row function of the stage; with `Decisions` as the chat, judges give probabilities."""
 
     def __init__(self, chat: Chat, panel: Panel) -> None:
         self.chat = chat
         self.panel = panel
 
-    async def one(self, answer: Row) -> list[Json]:
-        """All judgments of a turn; never raises on what it holds."""
+    async def run(self, answer: Row) -> list[Json]:
+        """Return all judgments of a turn; never raises on what it holds."""
         if answer["drop_reason"] is not None:
             return []
         ours = answer["challenger"]
         theirs = answer["king"] if self.panel.opponent == "king" else answer["assistant"]
-        known = decided(ours, theirs)
+        known = decide_without_judge(ours, theirs)
         seats = [(judge, order) for judge in self.panel.judges for order in ORDERS]
         if known is not None:
             return [self._row(answer, *seat, known, (), known.reason) for seat in seats]
-        asked = [self._judge(answer, judge, order, ours, theirs) for judge, order in seats]
-        return list(await asyncio.gather(*asked))
+        judging = [self._judge(answer, judge, order, ours, theirs) for judge, order in seats]
+        return list(await asyncio.gather(*judging))
 
     async def _judge(self, answer: Row, judge: str, order: int, ours: str, theirs: str) -> Json:
         first, second = (theirs, ours) if order == 0 else (ours, theirs)
-        compared = self.comparison(answer, first, second)
+        compared = self.render_comparison(answer, first, second)
         if isinstance(self.chat, Decisions):
-            reply = await self.chat.ask(question(judge, compared, questions()))
-            chances = reply.error or verdict_of(json.loads(reply.text))
+            reply = await self.chat.ask(question(judge, compared, build_questions()))
+            chances = reply.error or read_probabilities(json.loads(reply.text))
             return self._row(answer, judge, order, chances, (reply,), reply.text)
         messages = [
             {"role": "system", "content": prompt("judge.md")},
@@ -83,8 +102,11 @@ class Judging:
         read = self._read(reply)
         if isinstance(read, str) and reply.error is None:
             repair = prompt("repair.md.j2", fault=read)
-            said = shorten(reply.text, RAW_CHARS) or "(nothing)"
-            again = [{"role": "assistant", "content": said}, {"role": "user", "content": repair}]
+            answered = shorten(reply.text, RAW_CHARS) or "(nothing)"
+            again = [
+                {"role": "assistant", "content": answered},
+                {"role": "user", "content": repair},
+            ]
             reply = await self._ask(judge, [*messages, *again])
             replies.append(reply)
             read = self._read(reply)
@@ -92,31 +114,34 @@ class Judging:
 
     async def _ask(self, judge: str, messages: list[Json]) -> Reply:
         panel = self.panel
-        asked = Request(
+        request = Request(
             judge, messages, temperature=0.0, seed=panel.seed, max_tokens=panel.max_tokens
         )
-        return await self.chat.ask(asked)
+        return await self.chat.ask(request)
 
     def _read(self, reply: Reply) -> Verdict | str:
-        # What was read of a reply without its end may be a draft of its verdict.
+        # A verdict in a reply that was cut off may be a draft.
         is_cut = reply.finish_reason == "length"
         return "it was cut off before its end" if is_cut else read_verdict(reply.text)
 
-    def comparison(self, answer: Row, first: str, second: str) -> str:
-        """The conversation, then what is known, then both responses: orders share what is long."""
-        known = {"none": "", "reference": "assistant", "pr": "privileged_context"}
-        column = known[self.panel.context]
-        told = "\n\n".join(
+    def render_comparison(self, answer: Row, first: str, second: str) -> str:
+        """Return conversation, known solution and both responses; the long parts come first.
+
+        Both orders share them, so that the provider can cache the prompt.
+        """
+        columns = {"none": "", "reference": "assistant", "pr": "privileged_context"}
+        column = columns[self.panel.context]
+        conversation = "\n\n".join(
             f"[{message['role']}]\n{shorten(message['content'], MESSAGE_CHARS)}"
             for message in answer["messages"]
         )
         parts = {
-            "conversation": neutral(shorten(told, HISTORY_CHARS)),
-            "known": neutral(answer[column]) if column else "",
-            "first": neutral(shorten(first, ANSWER_CHARS)),
-            "second": neutral(shorten(second, ANSWER_CHARS)),
+            "conversation": sanitize(shorten(conversation, HISTORY_CHARS)),
+            "known": sanitize(answer[column]) if column else "",
+            "first": sanitize(shorten(first, ANSWER_CHARS)),
+            "second": sanitize(shorten(second, ANSWER_CHARS)),
         }
-        # Of what both orders share, so that a provider's cache can know it.
+        # A hash of what both orders share, for the provider's prompt cache.
         mark = hashlib.sha256((parts["conversation"] + parts["known"]).encode()).hexdigest()[:8]
         name = "reference" if column == "assistant" else "solution"
         return prompt("compared.md.j2", mark=mark, known_name=name, **parts)
@@ -126,7 +151,7 @@ class Judging:
         answer: Row,
         judge: str,
         order: int,
-        read: Verdict | Decided | str,
+        read: Verdict | Shortcut | str,
         replies: tuple[Reply, ...],
         raw: str,
     ) -> Json:
@@ -142,20 +167,65 @@ class Judging:
             "reason": None,
             "parsed": not isinstance(read, str),
             "raw": shorten(raw, RAW_CHARS),
-            "usage": usage_of(replies),
+            "usage": sum_usage(replies),
             "error": next((reply.error for reply in replies if reply.error), None),
         }
-        if isinstance(read, Decided):
+        if isinstance(read, Shortcut):
             row["scores_challenger"], row["scores_opponent"] = read.ours, read.theirs
             row |= {"verdict": read.verdict, "reason": read.reason}
         elif isinstance(read, Verdict):
             shown = (read.second, read.first) if order == 0 else (read.first, read.second)
             row["scores_challenger"], row["scores_opponent"] = shown
-            row |= {"verdict": _unswapped(read.verdict, order), "reason": read.reason}
+            row |= {"verdict": _resolve_side(read.verdict, order), "reason": read.reason}
         return row
 
 
-def _unswapped(verdict: str, order: int) -> str:
-    """Who a verdict of A or B means: order 0 shows the opponent first."""
+def _resolve_side(verdict: str, order: int) -> str:
+    """Say who a verdict of A or B means: order 0 shows the opponent first."""
     sides = ("opponent", "challenger") if order == 0 else ("challenger", "opponent")
     return "tie" if verdict == "tie" else sides[verdict == "B"]
+
+
+def decide_without_judge(ours: str, theirs: str) -> Shortcut | None:
+    """Decide when the answers are equal or one of them loops; else return None."""
+    if ours.strip() == theirs.strip():
+        return _shortcut(1, 1, "tie", "both answers are the same")
+    loops = is_looping(ours), is_looping(theirs)
+    if loops == (True, True):
+        return _shortcut(0, 0, "tie", "both answers repeat themselves")
+    if loops == (True, False):
+        return _shortcut(0, 1, "opponent", "the challenger's answer repeats itself")
+    if loops == (False, True):
+        return _shortcut(1, 0, "challenger", "the opponent's answer repeats itself")
+    return None
+
+
+def _shortcut(ours: int, theirs: int, verdict: str, reason: str) -> Shortcut:
+    scores = [dict.fromkeys(DUEL_METRICS, float(HIGHEST * side)) for side in (ours, theirs)]
+    return Shortcut(scores[0], scores[1], verdict, f"{reason}; {NO_JUDGE_ASKED}")
+
+
+def build_questions() -> dict[str, Json]:
+    """Return one choice between A, B and a tie for each metric, and one for the whole."""
+    return {
+        name: {"type": "choice", "instructions": words, "criteria": OPTIONS}
+        for name, words in QUESTIONS.items()
+    }
+
+
+def read_probabilities(chances: Mapping[str, Mapping[str, float]]) -> Verdict:
+    """Turn probabilities into scores in their ratio, equal ones where a tie is most likely."""
+    first, second = {}, {}
+    for name in DUEL_METRICS:
+        side = _most_likely(chances[name])
+        both = chances[name]["A"] + chances[name]["B"]
+        share = 0.5 if side == "tie" or not both else chances[name]["A"] / both
+        first[name], second[name] = HIGHEST * share, HIGHEST * (1 - share)
+    whole = chances["verdict"]
+    listed = ", ".join(f"{option} {whole[option]:.2f}" for option in OPTIONS)
+    return Verdict(first, second, _most_likely(whole), f"probabilities: {listed}")
+
+
+def _most_likely(chances: Mapping[str, float]) -> Side:
+    sides: tuple[Side, ...] = ("tie", "A", "B")
+    return max(sides, key=lambda side: chances[side])

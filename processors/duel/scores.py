@@ -1,24 +1,27 @@
-"""Judgments as an array of votes; what a turn scored, and the bucket it goes to."""
+"""Judgments as an array of votes; what a turn scored, its bucket, and the row of its duel.
 
-from collections.abc import Iterable, Mapping, Sequence
+reads  ANSWER rows without `drop_reason`, JUDGMENT rows / writes  DUEL
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pimono_sdpo.schema import DUEL_METRICS, FINAL_SCORE, REFINED_SCORE
+from pimono_sdpo.schema import DUEL, DUEL_METRICS, DUEL_TURN, FINAL_SCORE, REFINED_SCORE, Opponent
 
 Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class Votes:
-    """What a panel said of the turns of a duel.
+    """A panel's votes on the turns of a duel.
 
     `values` has the shape (turns, judges, 2 orders, 5 metrics): 1 for the challenger, 0 for its
-    opponent, 0.5 for a tie, nan where no judgment could be read. Order 0 showed the opponent first,
-    order 1 the challenger. `turns` and `instances` name each turn and the task it comes from.
+    opponent, 0.5 for a tie, nan where no judgment could be read. Order 0 shows the opponent first,
+    order 1 the challenger. `turns` and `instances` name each turn and its task.
     """
 
     turns: tuple[str, ...]
@@ -41,7 +44,7 @@ class Votes:
         )
 
 
-def votes_of(
+def collect_votes(
     turns: Iterable[tuple[str, str]],
     judges: Sequence[str],
     judgments: Iterable[Mapping[str, Any]],
@@ -50,9 +53,9 @@ def votes_of(
 
     columns read  turn_id, judge, order, parsed, scores_challenger, scores_opponent
 
-    A vote is the sign of the difference of the two scores. Several judgments of one turn, judge and
-    order are votes of the same turn and are averaged. Judgments of other turns or judges are left
-    out; a turn that nobody judged stays, without a vote.
+    A vote is the sign of the difference of the two scores. Several judgments with the same turn,
+    judge and order are averaged. Judgments of other turns or judges are ignored; a turn without a
+    judgment stays, without a vote.
     """
     named = tuple(turns)
     rows = {turn: index for index, (turn, _) in enumerate(named)}
@@ -72,8 +75,8 @@ def votes_of(
     return Votes(*names, tuple(judges), values)
 
 
-def mean(values: Array, axis: int | tuple[int, ...]) -> Array:
-    """Mean over what is there; nan where nothing is, without a warning."""
+def nan_mean(values: Array, axis: int | tuple[int, ...]) -> Array:
+    """Return the mean of all values that are not nan, and nan where there are none."""
     there = ~np.isnan(values)
     count = there.sum(axis=axis)
     total = np.where(there, values, 0.0).sum(axis=axis)
@@ -90,8 +93,7 @@ class Scores:
     """Scores of the turns of a duel, 0 to 100; nan for a turn without enough votes.
 
     `turn` (turns,), `metric` (turns, 5), `judge` (turns, judges); `votes` (turns,) counts the
-    judges that had a say, `consistent` (turns,) tells whether all of them said the same in both
-    orders.
+    judges that voted, `consistent` (turns,) is whether each of them voted alike in both orders.
     """
 
     turn: Array
@@ -104,32 +106,80 @@ class Scores:
 def score_turns(votes: Votes, both_orders: bool = True, min_judges: int = 2) -> Scores:
     """Return the mean over judges of the mean over orders and metrics.
 
-    A judge that could not be read in one of the orders has no say in that turn (`both_orders`), so
-    that a preference for the first answer cancels out. A turn needs `min_judges` judges, or all of
-    them where there are fewer.
+    With `both_orders`, a judge must be readable in both orders of a turn to vote on it, so that a
+    preference for the first answer cancels out. A turn needs `min_judges` judges, or all of them
+    where there are fewer.
     """
-    by_order = mean(votes.values, axis=3)
+    by_order = nan_mean(votes.values, axis=3)
     missing = np.isnan(by_order)
     left_out = np.any(missing, axis=2) if both_orders else np.all(missing, axis=2)
     values = np.where(left_out[:, :, None, None], np.nan, votes.values)
-    judge = mean(values, axis=(2, 3))
+    judge = nan_mean(values, axis=(2, 3))
     count = (~left_out).sum(axis=1)
     enough = count >= min(min_judges, len(votes.judges))
-    said = np.sign(by_order - 0.5)
-    flipped = (said[:, :, 0] != said[:, :, 1]) & ~np.any(missing, axis=2)
+    winner = np.sign(by_order - 0.5)
+    flipped = (winner[:, :, 0] != winner[:, :, 1]) & ~np.any(missing, axis=2)
     return Scores(
-        turn=np.where(enough, 100 * mean(judge, axis=1), np.nan),
-        metric=np.where(enough[:, None], 100 * mean(mean(values, axis=2), axis=1), np.nan),
+        turn=np.where(enough, 100 * nan_mean(judge, axis=1), np.nan),
+        metric=np.where(enough[:, None], 100 * nan_mean(nan_mean(values, axis=2), axis=1), np.nan),
         judge=np.where(enough[:, None], 100 * judge, np.nan),
         votes=count,
         consistent=~np.any(flipped, axis=1) & enough,
     )
 
 
-def bucket(score: float) -> Bucket:
+def choose_bucket(score: float) -> Bucket:
     """Name the bucket of a score: `final` from 80, `refined` from 66, else `defeat`."""
     if np.isnan(score):
         return "parse_fail"
     if score >= FINAL_SCORE:
         return "final"
     return "refined" if score >= REFINED_SCORE else "defeat"
+
+
+Row = Mapping[str, Any]
+COPIED = (*DUEL_TURN, "king", "challenger", "privileged_context", "leaked_terms")
+
+
+def make_duels(
+    answers: Iterable[Row],
+    votes: Votes,
+    scores: Scores,
+    reasons: Mapping[str, str],
+    opponent: Opponent,
+) -> Iterator[dict[str, Any]]:
+    """Yield one row per answered turn, in the order of `votes`; `reasons` is by turn."""
+    for index, answer in enumerate(answers):
+        if answer["turn_id"] != votes.turns[index]:
+            raise ValueError(f"turn {index} is {votes.turns[index]}, not {answer['turn_id']}")
+        score = float(scores.turn[index])
+        judged = not np.isnan(score)
+        per_judge = zip(votes.judges, scores.judge[index].tolist(), strict=True)
+        metrics = dict(zip(DUEL_METRICS, scores.metric[index].tolist(), strict=True))
+        row = {
+            **{name: answer[name] for name in COPIED},
+            "opponent": opponent,
+            "score": score if judged else None,
+            "metrics": metrics if judged else dict.fromkeys(DUEL_METRICS),
+            "per_judge": [
+                {"judge": name, "score": value} for name, value in per_judge if value == value
+            ],
+            "n_votes": int(scores.votes[index]),
+            "position_consistent": bool(scores.consistent[index]),
+            "bucket": choose_bucket(score),
+            "reason": reasons.get(answer["turn_id"]),
+        }
+        yield {name: row[name] for name in DUEL}
+
+
+def collect_reasons(judgments: Iterable[Row], judges: Sequence[str]) -> dict[str, str]:
+    """Return the reasons of each turn, a line per judgment: `judge (order 0): reason`."""
+    lines_by_turn: dict[str, list[tuple[int, int, str]]] = {}
+    for judgment in judgments:
+        if judgment["parsed"] and judgment["reason"] and judgment["judge"] in judges:
+            place = judges.index(judgment["judge"]), int(judgment["order"])
+            line = f"{judgment['judge']} (order {place[1]}): {judgment['reason']}"
+            lines_by_turn.setdefault(judgment["turn_id"], []).append((*place, line))
+    return {
+        turn: "\n".join(line for *_, line in sorted(lines)) for turn, lines in lines_by_turn.items()
+    }

@@ -1,11 +1,11 @@
-"""Draw turns of recorded trajectories from windows of parquet row groups, not reading all of it.
+"""Draw turns of recorded trajectories from windows of parquet row groups, without reading all.
 
 reads   instance_id, messages, and repo where there is one
 writes  candidate turns: TURN without `turn_id`
 
-A file comes early by a chance that follows its bytes, a row group of it by its rows; of each row
-group a window of rows is taken, drawn without order. So a few row groups of a dataset of any size
-are read, in batches, and of them the needed columns alone.
+Files are visited in a random order weighted by their bytes, row groups of a file in one weighted by
+their rows; each visit takes a random window of the row group's rows. So only a few row groups are
+read of a dataset of any size, in batches, and only the columns needed.
 """
 
 import json
@@ -21,14 +21,14 @@ import pyarrow.parquet as pq
 from pimono_sdpo.errors import SourceError
 from pimono_sdpo.text import well_formed
 from pimono_sdpo.traces.sources import ParquetFiles
-from processors.duel.action import action_style
+from processors.duel.answer_format import classify_action
 
 Json = dict[str, Any]
 NEEDED = ("instance_id", "messages")
 BATCH_ROWS = 64
-# What no judge reads to the end.
+# No judge reads a longer history to its end.
 MAX_CHARS = 120_000
-_TOLD_BY_TOOLS = "Observation:\n"
+_OBSERVATION = "Observation:\n"
 
 
 class Draw(NamedTuple):
@@ -38,27 +38,29 @@ class Draw(NamedTuple):
     drop_reason: str | None
 
 
-def draw_turns(files: ParquetFiles, seed: int, window: int) -> Iterator[Draw]:
+def draw_from_trajectories(files: ParquetFiles, seed: int, window: int) -> Iterator[Draw]:
     """Yield one draw per row of the windows, in an order that the seed decides, to the last row."""
-    for index, group, rows in _windows(files, seed, window):
+    for index, group, rows in _plan_windows(files, seed, window):
         with files.open(index) as parquet:
-            for row, at in _rows(parquet, group, rows):
+            for row, at in _read_rows(parquet, group, rows):
                 place = f"{seed}:{files.names[index]}:{group}:{at}"
-                yield _turn_of(row, random.Random(place))
+                yield _draw_turn(row, random.Random(place))
 
 
-def _windows(files: ParquetFiles, seed: int, window: int) -> Iterator[tuple[int, int, list[int]]]:
-    """Files in turn; of each its next window: file, row group, rows in the order drawn."""
-    order = _weighted(files.sizes, random.Random(f"{seed}:files"))
+def _plan_windows(
+    files: ParquetFiles, seed: int, window: int
+) -> Iterator[tuple[int, int, list[int]]]:
+    """Yield the next window of each file in turn: file, row group, rows in the order drawn."""
+    order = _weighted_order(files.sizes, random.Random(f"{seed}:files"))
     plans: dict[int, Iterator[tuple[int, list[int]]]] = {}
     while order:
         for index in list(order):
             if index not in plans:
                 with files.open(index) as parquet:
-                    _check(parquet, files.names[index])
+                    _check_columns(parquet, files.names[index])
                     groups = parquet.metadata.num_row_groups
                     sizes = [parquet.metadata.row_group(g).num_rows for g in range(groups)]
-                plans[index] = _of_one_file(sizes, f"{seed}:{files.names[index]}", window)
+                plans[index] = _plan_file(sizes, f"{seed}:{files.names[index]}", window)
             found = next(plans[index], None)
             if found is None:
                 order.remove(index)
@@ -66,9 +68,9 @@ def _windows(files: ParquetFiles, seed: int, window: int) -> Iterator[tuple[int,
                 yield (index, *found)
 
 
-def _of_one_file(sizes: Sequence[int], seed: str, window: int) -> Iterator[tuple[int, list[int]]]:
-    """The first window of each row group, then the second of each, until all rows were drawn."""
-    groups = _weighted(sizes, random.Random(seed))
+def _plan_file(sizes: Sequence[int], seed: str, window: int) -> Iterator[tuple[int, list[int]]]:
+    """Yield the first window of each row group, then the second of each, until all are drawn."""
+    groups = _weighted_order(sizes, random.Random(seed))
     for start in count(0, window):
         groups = [group for group in groups if start < sizes[group]]
         if not groups:
@@ -79,13 +81,13 @@ def _of_one_file(sizes: Sequence[int], seed: str, window: int) -> Iterator[tuple
             yield group, rows[start : start + window]
 
 
-def _weighted(weights: Sequence[int], rng: random.Random) -> list[int]:
-    """All indexes, the heavier ones rather early (Efraimidis and Spirakis); those of 0 last."""
+def _weighted_order(weights: Sequence[int], rng: random.Random) -> list[int]:
+    """Shuffle indexes by weight (Efraimidis and Spirakis); those of weight 0 come last."""
     keys = [rng.random() ** (1 / weight) if weight else -1.0 for weight in weights]
     return sorted(range(len(weights)), key=lambda index: (-keys[index], index))
 
 
-def _check(parquet: pq.ParquetFile, name: str) -> None:
+def _check_columns(parquet: pq.ParquetFile, name: str) -> None:
     columns = parquet.schema_arrow.names
     missing = [column for column in NEEDED if column not in columns]
     if missing:
@@ -95,10 +97,10 @@ def _check(parquet: pq.ParquetFile, name: str) -> None:
         )
 
 
-def _rows(
+def _read_rows(
     parquet: pq.ParquetFile, group: int, wanted: Sequence[int]
 ) -> Iterator[tuple[Mapping[str, Any], int]]:
-    """The wanted rows of a row group, as drawn; the group is decoded in batches."""
+    """Return the wanted rows of a row group, as drawn; the group is decoded in batches."""
     columns = [name for name in (*NEEDED, "repo") if name in parquet.schema_arrow.names]
     found: dict[int, Json] = {}
     start, last = 0, max(wanted)
@@ -113,33 +115,33 @@ def _rows(
     return ((found[row], row) for row in wanted)
 
 
-def _turn_of(row: Mapping[str, Any], rng: random.Random) -> Draw:
-    """Choose one of the agent's turns: what was said before is given, what it did the reference."""
+def _draw_turn(row: Mapping[str, Any], rng: random.Random) -> Draw:
+    """Choose one of the agent's turns: the messages before it are given, it is the reference."""
     instance = row["instance_id"]
     if not isinstance(instance, str) or not instance:
         return Draw(None, "no_instance_id")
-    messages = messages_of(row["messages"])
-    places = turns_of(messages)
+    messages = read_messages(row["messages"])
+    places = find_turns(messages)
     if not places:
         return Draw(None, "no_turn")
-    readable = places[: fitting(messages, places)]
+    readable = places[: count_readable(messages, places)]
     if not readable:
         return Draw(None, "too_long")
     at = rng.choice(readable)
-    said = messages[at]["content"]
+    answer = messages[at]["content"]
     turn = {
         "instance_id": instance,
         "repo": row.get("repo") or instance.rpartition("-")[0].replace("__", "/"),
         "messages": messages[:at],
-        "assistant": said,
+        "assistant": answer,
         "turn": places.index(at) + 1,
-        "action_style": action_style(said),
+        "action_style": classify_action(answer),
     }
     return Draw(turn, None)
 
 
-def turns_of(messages: Sequence[Json]) -> list[int]:
-    """Where the agent answered the user."""
+def find_turns(messages: Sequence[Json]) -> list[int]:
+    """Return the indexes of the agent's answers to the user."""
     return [
         at
         for at in range(1, len(messages))
@@ -147,16 +149,17 @@ def turns_of(messages: Sequence[Json]) -> list[int]:
     ]
 
 
-def fitting(messages: Sequence[Json], places: Sequence[int]) -> int:
-    """How many of the places have a history short enough to be read."""
-    told = list(accumulate((len(message["content"]) for message in messages), initial=0))
-    return bisect_right(places, MAX_CHARS, key=lambda at: told[at])
+def count_readable(messages: Sequence[Json], places: Sequence[int]) -> int:
+    """Count the places whose history is short enough to be read."""
+    before = list(accumulate((len(message["content"]) for message in messages), initial=0))
+    return bisect_right(places, MAX_CHARS, key=lambda at: before[at])
 
 
-def messages_of(recorded: object) -> list[Json]:
-    """Role and text of each message; results of tools are told by the user; empty ones left out.
+def read_messages(recorded: object) -> list[Json]:
+    """Return role and text of each message; tool results become messages of the user.
 
-    A list, or JSON of one; content may be text or parts. What has another shape gives none.
+    `recorded` is a list or the JSON of one; content may be text or parts. Empty messages are left
+    out; anything else gives no messages.
     """
     if isinstance(recorded, str):
         try:
@@ -167,9 +170,9 @@ def messages_of(recorded: object) -> list[Json]:
     for message in recorded if isinstance(recorded, list) else []:
         if not isinstance(message, dict):
             continue
-        role, text = message.get("role"), _text(message.get("content"))
+        role, text = message.get("role"), _join_parts(message.get("content"))
         if role == "tool":
-            role, text = "user", _TOLD_BY_TOOLS + text
+            role, text = "user", _OBSERVATION + text
         if role not in ("system", "user", "assistant") or not text.strip():
             continue
         if messages and messages[-1]["role"] == role:
@@ -179,7 +182,7 @@ def messages_of(recorded: object) -> list[Json]:
     return messages
 
 
-def _text(content: object) -> str:
+def _join_parts(content: object) -> str:
     if isinstance(content, str):
         return content
     parts = content if isinstance(content, list) else []

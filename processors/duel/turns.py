@@ -1,4 +1,4 @@
-"""Draw the turns of a duel: what two players are asked, and what one of them may see beside it.
+"""Draw the turns of a duel: what both players are asked, and what only one of them may see.
 
 reads   trajectories (parquet with `instance_id` and `messages`) and records of pull requests, or
         recorded sessions of any harness
@@ -26,8 +26,8 @@ from pimono_sdpo.runs.parquet import write_atomically
 from pimono_sdpo.schema import DUEL_TURN, PULL_REQUEST
 from pimono_sdpo.traces.sources import ParquetFiles, open_source, parquet_files, read_sessions
 from processors.duel.pull_requests import PullRequests
-from processors.duel.session_turns import draw_of
-from processors.duel.trajectories import NEEDED, draw_turns
+from processors.duel.session_turns import draw_from_session
+from processors.duel.trajectories import NEEDED, draw_from_trajectories
 
 Json = dict[str, Any]
 SHARD_ROWS = 200
@@ -36,7 +36,7 @@ TURNS, RECORDS, REPORT = "turns", "prs", "turns.json"
 
 @dataclass(frozen=True)
 class Options:
-    """What is drawn: how many turns, by which seed, so many rows per row group, without which."""
+    """How many turns to draw, the seed, rows per window, and instance ids to leave out."""
 
     turns: int = 2000
     seed: int = 42
@@ -44,8 +44,11 @@ class Options:
     exclude: frozenset[str] = frozenset()
 
 
-def excluded_ids(path: Path) -> frozenset[str]:
-    """Instance ids of a text file: one per line, what follows `#` is a note; raises SourceError."""
+def read_excluded_ids(path: Path) -> frozenset[str]:
+    """Read instance ids from a text file, one per line; `#` starts a comment.
+
+    Raises SourceError.
+    """
     try:
         lines = path.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -55,31 +58,33 @@ def excluded_ids(path: Path) -> frozenset[str]:
     return frozenset(filter(None, (line.partition("#")[0].strip() for line in lines)))
 
 
-def draw(source: str, records: str | None, options: Options, out: Path, request: str = "") -> Json:
+def draw_turns(
+    source: str, records: str | None, options: Options, out: Path, request: str = ""
+) -> Json:
     """Write the turns and what is hidden from them under `out`; return the report.
 
-    `request` is noted in it, to tell what was asked for. Raises SourceError, and EmptySelection
-    when no turn is left.
+    The report stores `request`, by which a later run knows these turns. Raises SourceError, and
+    EmptySelection when no turn is left.
     """
     drops: Counter[str] = Counter()
     if is_trajectories(source):
         if records is None:
             raise SourceError(
-                "Trajectories have nothing to hide but their pull requests; give the records with "
-                "`--records`, such as nebius/SWE-rebench-V2-PRs."
+                "Trajectories need the records of their pull requests, which are hidden from the "
+                "king; give --records, such as nebius/SWE-rebench-V2-PRs."
             )
         files = parquet_files(source)
         pull_requests = PullRequests(records)
-        turns = list(_of_trajectories(files, pull_requests.ids(), options, drops))
+        turns = list(_select_from_trajectories(files, pull_requests.ids(), options, drops))
         hidden = pull_requests.records({turn["instance_id"] for turn in turns})
         name, revision = files.source, files.revision
     else:
         opened = open_source(source)
-        turns, hidden = _of_sessions(source, options, drops)
+        turns, hidden = _select_from_sessions(source, options, drops)
         name, revision = opened.name, opened.revision
     if not turns:
         reasons = ", ".join(f"{reason} {n:,}" for reason, n in sorted(drops.items())) or "no rows"
-        raise EmptySelection(f"No turn of `{source}` can be used ({reasons}); give another source.")
+        raise EmptySelection(f"`{source}` has no usable turn ({reasons}); give another source.")
     report: Json = {
         "source": name,
         "revision": revision,
@@ -89,12 +94,12 @@ def draw(source: str, records: str | None, options: Options, out: Path, request:
         "instances": len({turn["instance_id"] for turn in turns}),
         "dropped": dict(sorted(drops.items())),
     }
-    _write(turns, hidden, report, out)
+    _write_turns(turns, hidden, report, out)
     return report
 
 
 def is_trajectories(source: str) -> bool:
-    """Whether a source is parquet with the columns of trajectories, and no recorded sessions."""
+    """Whether a source is parquet with the columns of trajectories, not recorded sessions."""
     path = Path(source)
     if path.is_file() and path.suffix != ".parquet":
         return False
@@ -105,23 +110,23 @@ def is_trajectories(source: str) -> bool:
         return set(NEEDED) <= set(parquet.schema_arrow.names)
 
 
-def _of_trajectories(
+def _select_from_trajectories(
     files: ParquetFiles, known: Collection[str], options: Options, drops: Counter[str]
 ) -> Iterator[Json]:
     seen: set[bytes] = set()
     kept = 0
-    for drawn in draw_turns(files, options.seed, options.window):
+    for drawn in draw_from_trajectories(files, options.seed, options.window):
         reason = drawn.drop_reason
         if drawn.turn is not None:
-            # Many runs of one task begin alike: the same question is asked once.
-            asked = hashlib.sha256(json.dumps(drawn.turn["messages"]).encode()).digest()
+            # Many runs of one task begin alike: ask the same question once.
+            question = hashlib.sha256(json.dumps(drawn.turn["messages"]).encode()).digest()
             if drawn.turn["instance_id"] in options.exclude:
                 reason = "excluded"
             elif drawn.turn["instance_id"] not in known:
                 reason = "no_pull_request"
-            elif asked in seen:
+            elif question in seen:
                 reason = "duplicate"
-            seen.add(asked)
+            seen.add(question)
         if reason is not None or drawn.turn is None:
             drops[reason or ""] += 1
             continue
@@ -131,20 +136,20 @@ def _of_trajectories(
             return
 
 
-def _of_sessions(
+def _select_from_sessions(
     source: str, options: Options, drops: Counter[str]
 ) -> tuple[list[Json], list[Json]]:
-    """One turn of each session, then a second, as long as turns are wanted; a hash decides."""
+    """Take one turn of each session, then a second, until there are enough; a hash decides."""
     opened = open_source(source)
     sessions = sum(shard.sessions for shard in opened.shards)
-    # Many sessions give none: the others may give more than their share.
+    # Many sessions have none, so the others may give more than their share.
     most = min(4 * -(-options.turns // max(sessions, 1)) + 4, options.turns)
     best: list[tuple[int, int, int, Json, Json]] = []
     number = 0
     for shard in opened.shards:
         for table in read_sessions(shard):
             for session in table.to_pylist():
-                for rank, drawn in enumerate(draw_of(session, options.seed, most)):
+                for rank, drawn in enumerate(draw_from_session(session, options.seed, most)):
                     number += 1
                     reason = drawn.drop_reason
                     if drawn.turn and drawn.turn["instance_id"] in options.exclude:
@@ -152,8 +157,8 @@ def _of_sessions(
                     if reason or drawn.turn is None or drawn.record is None:
                         drops[reason or ""] += 1
                         continue
-                    # The first of each session before the second of any; the worst is on top.
-                    place = (-rank, -_hash(options.seed, drawn.turn), -number)
+                    # First turns of sessions come before second ones; the worst entry is on top.
+                    place = (-rank, -_hash_turn(options.seed, drawn.turn), -number)
                     entry = (*place, drawn.turn, drawn.record)
                     if len(best) < options.turns:
                         heapq.heappush(best, entry)
@@ -165,12 +170,12 @@ def _of_sessions(
     return [turn for *_, turn, _ in best], [records[key] for key in sorted(records)]
 
 
-def _hash(seed: int, turn: Json) -> int:
-    told = json.dumps([seed, turn["instance_id"], turn["turn"], turn["assistant"]])
-    return int.from_bytes(hashlib.sha256(told.encode()).digest()[:8])
+def _hash_turn(seed: int, turn: Json) -> int:
+    key = json.dumps([seed, turn["instance_id"], turn["turn"], turn["assistant"]])
+    return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8])
 
 
-def _write(turns: Sequence[Json], records: list[Json], report: Json, out: Path) -> None:
+def _write_turns(turns: Sequence[Json], records: list[Json], report: Json, out: Path) -> None:
     (out / REPORT).unlink(missing_ok=True)
     for folder in (TURNS, RECORDS):
         (out / folder).mkdir(parents=True, exist_ok=True)
@@ -182,11 +187,11 @@ def _write(turns: Sequence[Json], records: list[Json], report: Json, out: Path) 
             {"turn_id": f"{stem}_{order}", **turn}
             for order, turn in enumerate(turns[start : start + SHARD_ROWS], start=1)
         ]
-        _parquet(rows, DUEL_TURN, out / TURNS / f"{stem}.parquet")
-    _parquet(records, PULL_REQUEST, out / RECORDS / f"{RECORDS}-00000.parquet")
-    # Last: it tells that all is there.
+        _write_parquet(rows, DUEL_TURN, out / TURNS / f"{stem}.parquet")
+    _write_parquet(records, PULL_REQUEST, out / RECORDS / f"{RECORDS}-00000.parquet")
+    # Written last: it marks the folder as complete.
     write_atomically(out / REPORT, (json.dumps(report, indent=2) + "\n").encode())
 
 
-def _parquet(rows: list[Json], features: Features, path: Path) -> None:
+def _write_parquet(rows: list[Json], features: Features, path: Path) -> None:
     pq.write_table(pa.Table.from_pylist(rows, schema=features.arrow_schema), path)

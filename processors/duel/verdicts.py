@@ -1,63 +1,23 @@
-"""Parse a judge's reply: scores of both responses, a verdict, a reason, or a parse error.
-
-An agent that is blind to the pull request cannot know its file names, identifiers and codes before
-it has seen them: an answer that uses them was not given blind.
+"""Parse a judge's reply: scores of both responses, a verdict, a reason, or what is wrong with it.
 
 Time is linear in the reply, whatever it holds.
 """
 
 import json
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from pimono_sdpo.schema import DUEL_METRICS
 from pimono_sdpo.text import well_formed
-from processors.salient_tokens import KINDS, MAX_LENGTH, tokens_of
-
-# Shorter ones are in any two texts.
-SHORTEST = 4
-MOST = 32
-
-
-def leaked_terms(answer: str, hidden: str, visible: Iterable[str]) -> list[str]:
-    """Return the lower-cased terms, in order of appearance, at most MOST.
-
-    A term is no leak when what is visible holds it, or holds the last part of a path.
-
-    >>> hidden = "--- a/src/flush_guard.py\\n+flush_pending_rows(buffer)"
-    >>> leaked_terms("Look at src/flush_guard.py", hidden, ["Rows are lost in src/parser.py"])
-    ['src/flush_guard.py']
-    >>> leaked_terms("Look at src/flush_guard.py", hidden, ["$ ls src\\nflush_guard.py parser.py"])
-    []
-    """
-    only_there = hidden.lower()
-    seen = "\n".join(visible).lower()
-    found = {term: None for kind in KINDS for term in map(_spelled, tokens_of(kind, answer))}
-    told = [term for term in found if SHORTEST <= len(term) <= MAX_LENGTH and term in only_there]
-    leaks = [term for term in told if term not in seen and _last(term) not in seen]
-    # A part of another leak is not one of its own.
-    whole = [term for term in leaks if not any(term != one and term in one for one in leaks)]
-    return sorted(whole, key=answer.lower().find)[:MOST]
-
-
-def _spelled(term: str) -> str:
-    return term.lower().strip("./@-")
-
-
-def _last(term: str) -> str:
-    """The file of a path; a place in it stays with it."""
-    return term.rpartition("/")[2]
-
 
 Side = Literal["A", "B", "tie"]
-# Of an object with two objects inside, the last braces are enough; more would cost a hostile reply
-# the square of its length.
+# The last braces are enough for an object with two objects inside; trying all of them would take
+# quadratic time on a hostile reply.
 BRACES = 24
 HIGHEST = 10
 REASON_CHARS = 2_000
-# Not strict: judges put line ends into their reasons.
+# Not strict: judges write line breaks into their reasons.
 _DECODER = json.JSONDecoder(strict=False)
 _OPENS = re.compile(r"\{")
 
@@ -73,7 +33,7 @@ class Verdict:
 
 
 def read_verdict(text: str) -> Verdict | str:
-    """The last object in a reply that has `A` and `B`, or what is wrong with it in a few words.
+    """Return the last object with `A` and `B` in a reply, or in a few words what is wrong with it.
 
     >>> read_verdict("I prefer A.")
     'no JSON object with "A" and "B"'
@@ -88,33 +48,33 @@ def read_verdict(text: str) -> Verdict | str:
         if not isinstance(found, dict) or "A" not in found or "B" not in found:
             continue
         if end < last:
-            break  # one before the last, not around it
-        read = _checked(found)
+            break  # before the last object, not around it
+        read = _check_object(found)
         if isinstance(read, Verdict):
             return read
         fault, last = read, end
     return fault
 
 
-def _checked(found: dict[str, Any]) -> Verdict | str:
+def _check_object(found: dict[str, Any]) -> Verdict | str:
     sides = []
     for name in ("A", "B"):
-        scores = _scores(found[name])
+        scores = _read_scores(found[name])
         if isinstance(scores, str):
             return f'"{name}" {scores}'
         sides.append(scores)
-    said = str(found.get("verdict", "")).strip().lower()
+    verdict = str(found.get("verdict", "")).strip().lower()
     verdicts: dict[str, Side] = {"a": "A", "b": "B", "tie": "tie"}
-    if said not in verdicts:
+    if verdict not in verdicts:
         return 'no "verdict" of "A", "B" or "tie"'
     reason = found.get("reason")
     if not isinstance(reason, str) or not reason.strip():
         return 'no "reason"'
-    told = well_formed(reason).strip()[:REASON_CHARS]
-    return Verdict(sides[0], sides[1], verdicts[said], told)
+    reason = well_formed(reason).strip()[:REASON_CHARS]
+    return Verdict(sides[0], sides[1], verdicts[verdict], reason)
 
 
-def _scores(given: object) -> dict[str, float] | str:
+def _read_scores(given: object) -> dict[str, float] | str:
     if not isinstance(given, dict):
         return "is no object of metrics"
     scores = {}

@@ -20,6 +20,7 @@ from pimono_sdpo.schema import PAIR
 from pimono_sdpo.stage import Filter, FlatMap, Row
 from pimono_sdpo.traces.branches import find_branches
 from pimono_sdpo.traces.events import Event
+from pimono_sdpo.traces.harness import find_harness
 from pimono_sdpo.traces.parse import Trace, match_results, read_trace
 from processors.rollouts.conversation import as_json, window
 from processors.rollouts.sessions import redacted, tools_of, turns_of
@@ -92,7 +93,7 @@ def _told(problem: str | None) -> Json:
 def _mended(trace: Trace, matched: Mapping[int, int]) -> list[tuple[Event, Event, str | None]]:
     """Failed edits with the edits that put them right, and what replay has against the latter."""
     found = []
-    known = Workspace(trace.cwd, harness=trace.harness)
+    known = Workspace(trace.cwd, tools=find_harness(trace.harness).files)
     for event in trace.events:
         if event.kind != "tool_call" or not event.on_active_branch or event.is_subagent:
             if event.kind != "tool_call":

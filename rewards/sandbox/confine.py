@@ -37,7 +37,8 @@ def confine(spec: dict[str, Any]) -> None:
 
 def _limit(limits: dict[str, Any], tasks: int) -> None:
     """Set rlimits; `tasks` bounds the processes and threads of the uid."""
-    seconds = max(1, -int(-limits["cpu_seconds"] // 1))
+    # Later than the supervisor, which counts the whole tree and says what happened.
+    seconds = 1 - int(-limits["cpu_seconds"] // 1)
     _set(resource.RLIMIT_CPU, seconds, seconds + 1)
     _set(resource.RLIMIT_DATA, limits["memory"])
     # Every thread's stack counts as data, as large as the soft limit.

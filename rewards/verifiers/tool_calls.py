@@ -44,6 +44,7 @@ def verify(completion: str, spec: dict[str, Any]) -> VerifierResult:
     """Judge the text of a completion, decoded with its special tokens (`decode.py`).
 
     spec["tools"]       what may be called, as in `tools_of`; without it there is no verdict
+    spec["harness"]     whose tools the names of a list are; default Pi's
     spec["format"]      a name of EXAMPLES, or several families; default: that of the set of tools,
                         else every family's. With the model's own, no other counts
     spec["call"]        "required" (default), or "optional": without a call there is no verdict
@@ -54,7 +55,7 @@ def verify(completion: str, spec: dict[str, Any]) -> VerifierResult:
     if not named:
         return skipped(NAME, "The row names no tools.")
     try:
-        tools = tools_of(named)
+        tools = tools_of(named, spec.get("harness", "pi"))
         formats = _formats(spec.get("format"), named)
     except BadTools as found:
         return error(NAME, f"The row's spec cannot be used: {found}.")
@@ -73,7 +74,7 @@ def calls_of(completion: str, spec: dict[str, Any]) -> tuple[Call, ...]:
     if not named:
         return ()
     try:
-        tools = tools_of(named)
+        tools = tools_of(named, spec.get("harness", "pi"))
         formats = _formats(spec.get("format"), named)
     except BadTools:
         # `verify` says so; another verdict on it would only repeat it.

@@ -1,11 +1,8 @@
 """JSON Schemas of the tools a completion may call, and what is wrong with the arguments of a call.
 
-`tool_schemas.json` holds the tools of Pi (`edit` in its three generations: one text, a closed list
-of edits, an open list of edits) and the one tool of agents that write a bash block; those of the
-repository agent are of `pimono_sdpo.agent`. Pi has taken "42" for a number since January 2026, and
-one edit alone or edits written as text since its edits are a list; the others take nothing else.
-
-The wording is ours; the arguments are those of `tool_schemas.json`, of `edit` the newest.
+The tools of a harness are those of its `Harness` object; those of the repository agent are in
+agent_tools.py, and the one tool of agents that write a bash block is here. Pi has taken "42" for a
+number since January 2026, and one edit alone, or edits written as text, since its edits are a list.
 """
 
 import json
@@ -13,18 +10,31 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import cache, lru_cache
+from functools import lru_cache
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError, ValidationError
 from referencing import Registry
 
+from pimono_sdpo.traces.harness import HARNESSES
+from pimono_sdpo.traces.harness.base import Schema, describe_object
 from rewards.verifiers.agent_tools import TOOLS
 
 DEFAULT_FORMATS = {"repo_agent": ["json"], "bash_block": ["bash_block"]}
+HARNESS_TOOLS = {harness.name: harness.tools for harness in HARNESSES if harness.tools}
+COERCING = frozenset(harness.name for harness in HARNESSES if harness.coerces)
+_BASH_BLOCK = describe_object("command", closed=True, command={"type": "string", "minLength": 1})
+# The schemas of each known set of tools, by the names of the tools.
+TOOL_SETS: dict[str, dict[str, tuple[Schema, ...]]] = {
+    **{
+        harness: {name: tool.schemas for name, tool in tools.items()}
+        for harness, tools in HARNESS_TOOLS.items()
+    },
+    "repo_agent": {name: (tool["parameters"],) for name, tool in TOOLS.items()},
+    "bash_block": {"bash": (_BASH_BLOCK,)},
+}
 
 
 class BadTools(ValueError):
@@ -48,33 +58,37 @@ class Tool:
         return {"function": {"name": self.name, "parameters": {"properties": properties}}}
 
 
-def tools_of(tools: str | Sequence[str | dict[str, Any]]) -> dict[str, Tool]:
+def tools_of(tools: str | Sequence[str | dict[str, Any]], harness: str = "pi") -> dict[str, Tool]:
     """Return the tools by name.
 
-    `tools` is "pi", "repo_agent" or "bash_block", or a list of names of Pi's tools (names that Pi
-    does not have take any object) and of OpenAI-style definitions. BadTools says what is wrong.
+    `tools` is the name of a set in TOOL_SETS, or a list of OpenAI-style definitions and of names of
+    the harness's tools (a name that it does not have takes any object). BadTools says what is
+    wrong.
     """
-    return _tools(json.dumps(tools))
+    if not isinstance(harness, str) or harness not in HARNESS_TOOLS:
+        raise BadTools(f"harness is {harness!r}; known are {', '.join(HARNESS_TOOLS)}")
+    return _tools(json.dumps(tools), harness)
 
 
 @lru_cache(maxsize=1024)
-def _tools(text: str) -> dict[str, Tool]:
+def _tools(text: str, harness: str) -> dict[str, Tool]:
     given = json.loads(text)
     if isinstance(given, str):
-        if given not in _known():
-            raise BadTools(f"tools is {given!r}; known sets are {', '.join(_known())}")
-        lenient = given == "pi"
-        found = [_tool(name, schemas, lenient) for name, schemas in _known()[given].items()]
+        if given not in TOOL_SETS:
+            raise BadTools(f"tools is {given!r}; known sets are {', '.join(TOOL_SETS)}")
+        lenient = given in COERCING
+        found = [_tool(name, schemas, lenient) for name, schemas in TOOL_SETS[given].items()]
     elif isinstance(given, list) and given:
-        found = [_listed(entry) for entry in given]
+        found = [_listed(entry, harness) for entry in given]
     else:
         raise BadTools("tools must be the name of a set or a list of tools that is not empty")
     return {tool.name: tool for tool in found}
 
 
-def _listed(entry: Any) -> Tool:
+def _listed(entry: Any, harness: str) -> Tool:
     if isinstance(entry, str):
-        return _tool(entry, _known()["pi"].get(entry, [{"type": "object"}]), lenient=True)
+        schemas = TOOL_SETS[harness].get(entry, ({"type": "object"},))
+        return _tool(entry, schemas, harness in COERCING)
     function = entry.get("function", entry) if isinstance(entry, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise BadTools(f"a tool is a name or a function with a name, not {str(entry)[:80]!r}")
@@ -83,21 +97,13 @@ def _listed(entry: Any) -> Tool:
         Draft202012Validator.check_schema(schema)
     except SchemaError as found:
         raise BadTools(f"parameters of {function['name']}: {found.message[:200]}") from found
-    return _tool(function["name"], [schema], lenient=False)
+    return _tool(function["name"], (schema,), lenient=False)
 
 
-def _tool(name: str, schemas: list[dict[str, Any]], lenient: bool) -> Tool:
+def _tool(name: str, schemas: tuple[Schema, ...], lenient: bool) -> Tool:
     # Without a registry of its own the validator would fetch a "$ref" from the network.
     validators = tuple(Draft202012Validator(schema, registry=Registry()) for schema in schemas)
-    return Tool(name, tuple(schemas), lenient, validators)
-
-
-@cache
-def _known() -> dict[str, dict[str, list[dict[str, Any]]]]:
-    known: dict[str, dict[str, list[dict[str, Any]]]] = json.loads(
-        Path(__file__).with_suffix(".json").read_text(encoding="utf-8")
-    )
-    return known | {"repo_agent": {name: [tool["parameters"]] for name, tool in TOOLS.items()}}
+    return Tool(name, schemas, lenient, validators)
 
 
 MAX_ERRORS = 12
@@ -257,18 +263,8 @@ def _number(value: Any, kind: str) -> Any:
     return value
 
 
-DESCRIPTIONS = {
-    "read": "Read a file, or `limit` lines of it from line `offset`.",
-    "bash": "Run a command in the working directory and return its output.",
-    "edit": "Replace texts of a file: each oldText must stand in it exactly once.",
-    "write": "Write a file, replacing what it held.",
-    "find": "Find files whose names match a pattern.",
-    "ls": "List a directory.",
-} | {name: tool["description"] for name, tool in TOOLS.items()}
-
-
 def definitions(name: str) -> list[dict[str, Any]]:
-    """Return a set of tools ("pi" or "repo_agent") as OpenAI-style functions, sorted by name.
+    """Return the tools of a harness, or of "repo_agent", as OpenAI-style functions sorted by name.
 
     >>> [tool["function"]["name"] for tool in definitions("repo_agent")]
     ['grep', 'list_files', 'read_file', 'write_file']
@@ -279,7 +275,9 @@ def definitions(name: str) -> list[dict[str, Any]]:
         parameters.pop("additionalProperties", None)
         function = {
             "name": tool.name,
-            "description": DESCRIPTIONS[tool.name],
+            "description": HARNESS_TOOLS[name][tool.name].description
+            if name in HARNESS_TOOLS
+            else TOOLS[tool.name]["description"],
             "parameters": parameters,
         }
         found.append({"type": "function", "function": function})

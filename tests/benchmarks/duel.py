@@ -76,8 +76,8 @@ def decisions(votes: Votes) -> list[bool]:
     """What the original's gate, ours, and ours over turns say; then their bounds alone."""
     scores = score_turns(votes).turn
     rules = gate.Rules(min_clusters=1, draws=999, min_parsed=0.5)
-    old = albedo_rules.judge_duel(votes, albedo_rules.OriginalRules(bootstrap_resamples=2000))
-    ours = [gate.judge_duel(scores, by, rules) for by in (votes.instances, votes.turns)]
+    old = albedo_rules.decide_duel(votes, albedo_rules.AlbedoRules(bootstrap_resamples=2000))
+    ours = [gate.decide_duel(scores, by, rules) for by in (votes.instances, votes.turns)]
     whole = [old.accepted, *(verdict.accepted for verdict in ours)]
     bounds = [old.lcb is not None and old.lcb > 0, *(v.bound > gate.PARITY for v in ours)]
     return whole + bounds
@@ -106,11 +106,11 @@ def times() -> list[list[str]]:
     votes = duel(World("", 500, 4, 0.3), np.random.default_rng(0))
     scores = score_turns(votes).turn
     ways: dict[str, Callable[[], object]] = {
-        "ours: 9,999 rounds over tasks, BCa": lambda: gate.judge_duel(
+        "ours: 9,999 rounds over tasks, BCa": lambda: gate.decide_duel(
             scores, votes.instances, gate.Rules()
         ),
-        "the original: 10,000 rounds over turns": lambda: albedo_rules.judge_duel(
-            votes, albedo_rules.OriginalRules()
+        "the original: 10,000 rounds over turns": lambda: albedo_rules.decide_duel(
+            votes, albedo_rules.AlbedoRules()
         ),
         "arena-hard's way: 100 rounds over battles": lambda: arena_hard_bound(scores),
     }

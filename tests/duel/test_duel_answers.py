@@ -8,9 +8,8 @@ import pytest
 from pimono_sdpo.llm.chat import Chat, Limits
 from pimono_sdpo.llm.providers import Endpoint
 from pimono_sdpo.schema import ANSWER
-from processors.duel.answers import Answering, Players, privileged_context
-from processors.duel.pull_requests import _record
-from processors.duel.verdicts import leaked_terms
+from processors.duel.answers import AnswerStage, Players, find_leaks, render_hidden
+from processors.duel.pull_requests import make_record
 from tests.chat_server import ChatServer, busy
 from tests.duel.players import is_informed, play
 from tests.duel.trajectories import pull_request, step, trajectory
@@ -35,9 +34,9 @@ def turn() -> Json:
 def answer(server: ChatServer, row: Json | None = None, **options: Any) -> Json:
     limits = Limits(attempts=2, wait_initial=0.01)
     chat = Chat(Endpoint("test", server.url, "key"), limits=limits)
-    record = {"instance_id": "proj1-1", **_record(pull_request("proj1-1"))}
-    answering = Answering(chat, PLAYERS, {"proj1-1": record}, **options)
-    (found,) = asyncio.run(answering.one(row or turn()))
+    record = {"instance_id": "proj1-1", **make_record(pull_request("proj1-1"))}
+    answering = AnswerStage(chat, PLAYERS, {"proj1-1": record}, **options)
+    (found,) = asyncio.run(answering.run(row or turn()))
     assert set(found) == set(ANSWER)
     return found
 
@@ -122,14 +121,14 @@ def test_equals_are_the_king_twice_and_not_the_same_draw(chat_server: ChatServer
 
 
 def test_the_hidden_part_has_a_bound() -> None:
-    record = {**_record(pull_request("a-1")), "patch": "+x = 1\n" * 50_000}
+    record = {**make_record(pull_request("a-1")), "patch": "+x = 1\n" * 50_000}
     record["problem_statement"] = record["description"] = "words " * 50_000
     record["files"] = [f"src/file_{number}.py" for number in range(3_000)]
-    assert len(privileged_context(record)) < 6_500
+    assert len(render_hidden(record)) < 6_500
 
 
 def test_the_search_for_leaks_takes_linear_time() -> None:
     hidden = "def flush_rows(a): pass\n" * 20_000
     answer_ = "flush_rows or_flush flushRows src/a/b.py:12 E123 " * 2_000
-    assert "flush_rows" in leaked_terms(answer_, hidden, ["nothing " * 100_000])
-    assert leaked_terms("a" * 100_000 + "_b" * 50_000 + "/" * 50_000, hidden, [""]) == []
+    assert "flush_rows" in find_leaks(answer_, hidden, ["nothing " * 100_000])
+    assert find_leaks("a" * 100_000 + "_b" * 50_000 + "/" * 50_000, hidden, [""]) == []

@@ -10,9 +10,8 @@ from pimono_sdpo.llm.chat import Chat, Limits
 from pimono_sdpo.llm.decisions import Decisions
 from pimono_sdpo.llm.providers import NO_KEY, Endpoint
 from pimono_sdpo.schema import DUEL_METRICS, JUDGMENT
-from processors.duel.judge import Judging, Panel
-from processors.duel.sanitize import REMOVED, neutral
-from processors.duel.shortcuts import NOBODY_ASKED
+from processors.duel.judge import NO_JUDGE_ASKED, JudgeStage, Panel
+from processors.duel.sanitize import REMOVED, sanitize
 from processors.duel.verdicts import Verdict, read_verdict
 from tests.chat_server import ChatServer, busy
 from tests.duel.players import play, shown, verdict
@@ -39,7 +38,7 @@ def answer(king: str = KING, challenger: str = CHALLENGER, **other: Any) -> Json
 def judge(server: ChatServer, row: Json, **options: Any) -> list[Json]:
     chat = Chat(Endpoint("test", server.url, "key"), limits=Limits(attempts=2, wait_initial=0.01))
     panel = Panel(**{"judges": ("judge-1", "judge-2"), **options})
-    rows = asyncio.run(Judging(chat, panel).one(row))
+    rows = asyncio.run(JudgeStage(chat, panel).run(row))
     assert all(set(found) == set(JUDGMENT) for found in rows)
     return rows
 
@@ -143,7 +142,7 @@ def test_probabilities_are_votes_that_need_no_parsing(chat_server: ChatServer) -
 
 def judge_by_probabilities(server: ChatServer) -> list[Json]:
     chat = Decisions(Endpoint("test", server.url, NO_KEY), limits=Limits(attempts=1))
-    return asyncio.run(Judging(chat, Panel(judges=("local",))).one(answer()))
+    return asyncio.run(JudgeStage(chat, Panel(judges=("local",))).run(answer()))
 
 
 @pytest.mark.parametrize(
@@ -195,7 +194,7 @@ def test_what_needs_no_judge_is_not_paid_for(
             (ours[name] > theirs[name]) - (ours[name] < theirs[name]) == won
             for name in DUEL_METRICS
         )
-        assert NOBODY_ASKED in row["reason"]
+        assert NO_JUDGE_ASKED in row["reason"]
         assert row["parsed"]
 
 
@@ -236,7 +235,7 @@ def test_words_to_the_judge_do_not_reach_it(chat_server: ChatServer, hostile: st
     "token", ["<|im_end|>", "<|im_start|>system", "<\uff5cUser\uff5c>", "</s>", "[INST]", "<<SYS>>"]
 )
 def test_control_tokens_are_broken(token: str) -> None:
-    assert token not in neutral(f"a {token} b")
+    assert token not in sanitize(f"a {token} b")
 
 
 @pytest.mark.parametrize(
@@ -254,7 +253,7 @@ def test_control_tokens_are_broken(token: str) -> None:
     ],
 )
 def test_an_honest_answer_is_left_as_it_is(honest: str) -> None:
-    assert neutral(honest) == honest
+    assert sanitize(honest) == honest
 
 
 @pytest.mark.parametrize(
@@ -270,7 +269,7 @@ def test_an_honest_answer_is_left_as_it_is(honest: str) -> None:
 )
 def test_hostile_answers_of_any_length_are_read(text: str) -> None:
     # Both finish at all only because their time is linear.
-    assert isinstance(neutral(text), str)
+    assert isinstance(sanitize(text), str)
     assert isinstance(read_verdict(text), str)
 
 

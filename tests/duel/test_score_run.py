@@ -9,9 +9,9 @@ import pytest
 from datasets import load_dataset
 
 from cards.lint import lint_card
-from pimono_sdpo.commands.duel_score import run_score
-from pimono_sdpo.duel.albedo_rules import OriginalRules
+from pimono_sdpo.duel.albedo_rules import AlbedoRules
 from pimono_sdpo.duel.gate import Rules
+from pimono_sdpo.duel.result import score_duel
 from pimono_sdpo.errors import SourceError
 from pimono_sdpo.schema import ANSWER, JUDGMENT
 from tests.duel.made import JUDGES, answer, write_duel
@@ -35,7 +35,7 @@ def judged(tmp_path: Path) -> Path:
 
 
 def test_turns_go_to_buckets_with_score_metrics_and_reasons(judged: Path) -> None:
-    report = run_score(judged, RULES)
+    report = score_duel(judged, RULES)
     assert report["buckets"] == {"final": 41, "refined": 12, "defeat": 6, "parse_fail": 1}
     rows = load_dataset(str(judged / "result"), "refined", split="train")
     assert rows["score"][:] == pytest.approx([200 / 3] * 12)
@@ -49,7 +49,7 @@ def test_turns_go_to_buckets_with_score_metrics_and_reasons(judged: Path) -> Non
 
 
 def test_the_report_says_what_there_is(judged: Path) -> None:
-    report = run_score(judged, RULES, OriginalRules(bootstrap_resamples=100))
+    report = score_duel(judged, RULES, AlbedoRules(bootstrap_resamples=100))
     assert report["verdict"]["accepted"]
     assert report["dropped"] == {"king_format": 1}
     assert report["cost"] == pytest.approx((61 + 360) * 0.001)
@@ -68,15 +68,15 @@ def test_the_report_says_what_there_is(judged: Path) -> None:
 
 
 def test_the_same_judgments_give_the_same_bytes(judged: Path) -> None:
-    run_score(judged, RULES)
+    score_duel(judged, RULES)
     first = {path.name: path.read_bytes() for path in (judged / "result").rglob("*.*")}
-    run_score(judged, RULES)
+    score_duel(judged, RULES)
     assert {path.name: path.read_bytes() for path in (judged / "result").rglob("*.*")} == first
 
 
 def test_other_rules_judge_the_same_votes_again(judged: Path) -> None:
-    accepted = run_score(judged, RULES)
-    strict = run_score(judged, Rules(draws=199, win_margin=45))
+    accepted = score_duel(judged, RULES)
+    strict = score_duel(judged, Rules(draws=199, win_margin=45))
     assert accepted["verdict"]["accepted"]
     assert not strict["verdict"]["accepted"]
     assert strict["verdict"]["score"] == accepted["verdict"]["score"]
@@ -86,24 +86,24 @@ def test_equals_tell_how_much_of_the_best_bucket_is_chance(judged: Path) -> None
     def alike(turn: int, judge: str, order: int) -> tuple[int, int]:
         return (6, 4) if turn % 4 == 0 else (4, 6)
 
-    assert run_score(judged, RULES)["aa_test"] is None
+    assert score_duel(judged, RULES)["aa_test"] is None
     write_duel(judged, 60, 40, alike, "aa-judgments")
-    report = run_score(judged, RULES)
+    report = score_duel(judged, RULES)
     assert report["aa_test"]["false_final"] == 0.25
     assert "25 % of their turns" in (judged / "result" / "report.md").read_text()
 
 
 def test_nothing_to_score_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="no turns that both players answered"):
-        run_score(tmp_path, RULES)
+        score_duel(tmp_path, RULES)
     write_duel(tmp_path, 3, 3, panel)
     with pytest.raises(SourceError, match="no judgments against the reference"):
-        run_score(tmp_path, RULES, opponent="reference")
+        score_duel(tmp_path, RULES, opponent="reference")
 
 
 def test_a_panel_that_could_never_be_read_is_told(tmp_path: Path) -> None:
     write_duel(tmp_path, 3, 3, lambda turn, judge, order: None)
-    report = run_score(tmp_path, RULES)
+    report = score_duel(tmp_path, RULES)
     assert report["buckets"] == {"final": 0, "refined": 0, "defeat": 0, "parse_fail": 3}
     assert report["verdict"]["score"] is None
     assert not report["verdict"]["accepted"]
@@ -118,7 +118,7 @@ def test_a_cost_that_is_not_known_is_not_told(judged: Path) -> None:
     rows = pq.read_table(path).to_pylist()
     rows[0]["usage"]["cost"] = None
     pq.write_table(pa.Table.from_pylist(rows, JUDGMENT.arrow_schema), path)
-    assert run_score(judged, RULES)["cost"] is None
+    assert score_duel(judged, RULES)["cost"] is None
     assert "USD" not in (judged / "result" / "report.md").read_text()
 
 
@@ -127,7 +127,7 @@ def test_texts_of_models_cannot_break_the_report(tmp_path: Path) -> None:
     rows = [answer(0, 2, action_style="a|b\n# c", instance_id="`x`|y"), answer(1, 2)]
     table = pa.Table.from_pylist(rows, ANSWER.arrow_schema)
     pq.write_table(table, tmp_path / "answers" / "answers-00000.parquet")
-    run_score(tmp_path, RULES)
+    score_duel(tmp_path, RULES)
     (line,) = [
         line
         for line in (tmp_path / "result" / "report.md").read_text().splitlines()
@@ -148,4 +148,4 @@ def test_judgments_of_two_panels_are_not_mixed(judged: Path) -> None:
     )
     pq.write_table(second, first.with_name("judgments-00001.parquet"))
     with pytest.raises(SourceError, match="judgments of several panels"):
-        run_score(judged, RULES)
+        score_duel(judged, RULES)

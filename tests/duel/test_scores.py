@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pimono_sdpo.duel.gate import Rules, judge_duel
+from pimono_sdpo.duel.gate import Rules, decide_duel
 from pimono_sdpo.schema import DUEL_METRICS
-from processors.duel.scores import bucket, score_turns, votes_of
+from processors.duel.scores import choose_bucket, collect_votes, score_turns
 from tests.duel.votes import votes
 
 NAN = float("nan")
@@ -31,7 +31,7 @@ def test_judgments_become_votes() -> None:
         judgment("another", "x", 0, 9, 0),
         judgment("a", "unknown", 0, 9, 0),
     ]
-    found = votes_of([("a", "i"), ("b", "i")], ["x", "y"], said)
+    found = collect_votes([("a", "i"), ("b", "i")], ["x", "y"], said)
     assert found.values.shape == (2, 2, 2, 5)
     assert found.values[0, 0, :, 0].tolist() == [0.5, 0.5]
     assert found.values[0, 1, 0, 0] == 0
@@ -76,7 +76,7 @@ def test_one_judge_is_a_panel() -> None:
     ],
 )  # fmt: skip
 def test_buckets(score: float, name: str) -> None:
-    assert bucket(score) == name
+    assert choose_bucket(score) == name
 
 
 def names(clusters: int, each: int = 1) -> tuple[str, ...]:
@@ -85,7 +85,7 @@ def names(clusters: int, each: int = 1) -> tuple[str, ...]:
 
 def test_a_clear_winner_is_accepted() -> None:
     scores = np.tile([100.0, 60.0], 20)
-    found = judge_duel(scores, names(40), RULES)
+    found = decide_duel(scores, names(40), RULES)
     assert found.accepted
     assert found.score == 80
     assert 70 < found.bound < 80
@@ -105,13 +105,13 @@ def test_a_clear_winner_is_accepted() -> None:
 def test_what_does_not_hold_is_said(
     scores: np.ndarray, clusters: tuple[str, ...], why: str
 ) -> None:
-    found = judge_duel(scores, clusters, RULES)
+    found = decide_duel(scores, clusters, RULES)
     assert not found.accepted
     assert any(said.startswith(why) for said in found.refusals)
 
 
 def test_equal_scores_are_their_own_bound() -> None:
-    found = judge_duel(np.full(30, 60.0), names(30), RULES)
+    found = decide_duel(np.full(30, 60.0), names(30), RULES)
     assert found.accepted
     assert found.bound == found.score == 60
 
@@ -119,21 +119,21 @@ def test_equal_scores_are_their_own_bound() -> None:
 def test_turns_of_one_task_are_no_independent_evidence() -> None:
     rng = np.random.default_rng(0)
     tasks = rng.normal(57, 20, 30).clip(0, 100)
-    once = judge_duel(tasks, names(30), RULES)
-    often = judge_duel(np.repeat(tasks, 10), names(30, 10), RULES)
+    once = decide_duel(tasks, names(30), RULES)
+    often = decide_duel(np.repeat(tasks, 10), names(30, 10), RULES)
     assert often.score == pytest.approx(once.score)
     assert often.bound == pytest.approx(once.bound, abs=0.3)
 
 
 def test_turns_that_could_not_be_read_count_as_lost_in_the_worst_case() -> None:
-    found = judge_duel(np.r_[np.full(30, 60.0), NAN, NAN], names(32), RULES)
+    found = decide_duel(np.r_[np.full(30, 60.0), NAN, NAN], names(32), RULES)
     assert found.if_lost == pytest.approx(60 * 30 / 32)
 
 
 def test_turns_that_a_player_failed_count_as_turns() -> None:
     scores = np.full(36, 80.0)
-    assert judge_duel(scores, names(36), RULES, unanswered=4).accepted
-    refused = judge_duel(scores, names(36), RULES, unanswered=5)
+    assert decide_duel(scores, names(36), RULES, unanswered=4).accepted
+    refused = decide_duel(scores, names(36), RULES, unanswered=5)
     assert refused.refusals == ("88% of the turns have a score, not 90%",)
     assert (refused.scored, refused.turns) == (36, 41)
 
@@ -154,7 +154,7 @@ def test_equals_are_accepted_as_seldom_as_promised() -> None:
     for _ in range(400):
         tasks = rng.normal(50, 10, 40).repeat(3)
         scores = (tasks + rng.normal(0, 10, 120)).clip(0, 100)
-        found = judge_duel(scores, names(40, 3), Rules(win_margin=0, draws=499))
+        found = decide_duel(scores, names(40, 3), Rules(win_margin=0, draws=499))
         accepted += found.accepted
     # Of 400 draws at 5 %, 9 to 33 are within three standard deviations.
     assert 9 <= accepted <= 33

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from pimono_sdpo.commands.duel import Spending, run_answers, run_judge, run_turns
+from pimono_sdpo.duel.stages import Spending, run_answers, run_judge, run_turns
 from pimono_sdpo.errors import InferenceError, OutputError, SourceError
 from pimono_sdpo.llm.settings import Settings, load
 from pimono_sdpo.schema import ANSWER, JUDGMENT
@@ -249,7 +249,7 @@ def test_bad_order_and_other_turns_are_one_sentence(folder: Path) -> None:
     assert not (folder / "none").exists()
     run_answers(duel, settings(), Spending())
     source, records = str(folder / "data"), str(folder / "prs.parquet")
-    with pytest.raises(OutputError, match="drawn otherwise"):
+    with pytest.raises(OutputError, match="drawn with other options"):
         run_turns(source, records, Options(turns=TURNS, seed=2), duel)
     before = outputs(duel)
     run_turns(source, records, Options(turns=TURNS, seed=1), duel)

@@ -14,10 +14,10 @@ from pimono_sdpo.errors import EmptySelection, SourceError
 from pimono_sdpo.samples import SAMPLE_SESSIONS
 from pimono_sdpo.schema import DUEL_TURN, PULL_REQUEST
 from pimono_sdpo.traces.sources import parquet_files
-from processors.duel.action import action_style, format_fault, is_looping
+from processors.duel.answer_format import check_format, classify_action, is_looping
 from processors.duel.pull_requests import PullRequests
-from processors.duel.trajectories import draw_turns, messages_of
-from processors.duel.turns import Options, draw, excluded_ids
+from processors.duel.trajectories import draw_from_trajectories, read_messages
+from processors.duel.turns import Options, draw_turns, read_excluded_ids
 from tests.duel.trajectories import (
     pull_request,
     step,
@@ -45,7 +45,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
 def test_turns_have_their_history_their_reference_and_their_pull_request(tmp_path: Path) -> None:
     source = write_trajectories(tmp_path / "data")
     records = write_pull_requests(tmp_path / "prs.parquet")
-    report = draw(str(source), str(records), FEW, tmp_path / "out")
+    report = draw_turns(str(source), str(records), FEW, tmp_path / "out")
     turns = rows_of(tmp_path / "out" / "turns")
     assert len(turns) == 25
     assert pq.read_schema(tmp_path / "out/turns/turns-00000.parquet") == DUEL_TURN.arrow_schema
@@ -73,14 +73,14 @@ def test_the_same_seed_gives_the_same_bytes_and_another_other_turns(tmp_path: Pa
     source = str(write_trajectories(tmp_path / "data"))
     records = str(write_pull_requests(tmp_path / "prs.parquet"))
     for name, options in (("a", FEW), ("b", FEW), ("c", replace(FEW, seed=2))):
-        draw(source, records, options, tmp_path / name)
+        draw_turns(source, records, options, tmp_path / name)
     assert files_of(tmp_path / "a") == files_of(tmp_path / "b")
     assert rows_of(tmp_path / "a" / "turns") != rows_of(tmp_path / "c" / "turns")
 
 
 def test_few_row_groups_are_read_and_all_rows_when_needed(tmp_path: Path) -> None:
     files = parquet_files(str(write_trajectories(tmp_path / "data")))
-    drawn = draw_turns(files, seed=5, window=4)
+    drawn = draw_from_trajectories(files, seed=5, window=4)
     first = [next(drawn) for _ in range(12)]
     # Three windows of four: one row group of each file.
     said = [d.turn["messages"][3]["content"] for d in first if d.turn and d.turn["turn"] > 1]
@@ -93,7 +93,7 @@ def test_each_row_can_be_drawn_and_none_is_favoured(tmp_path: Path) -> None:
     files = parquet_files(str(write_trajectories(tmp_path / "data", files=4, groups=2, rows=5)))
     drawn: Counter[str] = Counter()
     for seed in range(400):
-        draws = draw_turns(files, seed, window=1)
+        draws = draw_from_trajectories(files, seed, window=1)
         drawn[(next(draws).turn or {})["instance_id"]] += 1
     # Ten instances with equal chances: 40 expected, six standard deviations are 36.
     assert len(drawn) == 10
@@ -103,7 +103,7 @@ def test_each_row_can_be_drawn_and_none_is_favoured(tmp_path: Path) -> None:
 def test_shards_hold_at_most_200_turns(tmp_path: Path) -> None:
     source = write_trajectories(tmp_path / "data", files=2, groups=2, rows=110)
     records = write_pull_requests(tmp_path / "prs.parquet")
-    draw(str(source), str(records), Options(turns=301), tmp_path / "out")
+    draw_turns(str(source), str(records), Options(turns=301), tmp_path / "out")
     counts = [len(read(path)) for path in sorted((tmp_path / "out" / "turns").glob("*"))]
     assert counts == [200, 101]
 
@@ -125,8 +125,8 @@ def test_what_is_left_out_is_counted(tmp_path: Path) -> None:
     records = write_pull_requests(tmp_path / "prs.parquet", range(3))
     notes = tmp_path / "exclude.txt"
     notes.write_text("# huge ones\nproj2-2  # 40,000 lines\n\n")
-    options = Options(turns=99, exclude=excluded_ids(notes))
-    report = draw(str(tmp_path / "data"), str(records), options, tmp_path / "out")
+    options = Options(turns=99, exclude=read_excluded_ids(notes))
+    report = draw_turns(str(tmp_path / "data"), str(records), options, tmp_path / "out")
     assert report["turns"] == 2
     assert report["dropped"] == {
         "duplicate": 1,
@@ -138,13 +138,13 @@ def test_what_is_left_out_is_counted(tmp_path: Path) -> None:
     }
     other = write_pull_requests(tmp_path / "other.parquet", range(20, 21))
     with pytest.raises(EmptySelection, match="no_pull_request"):
-        draw(str(tmp_path / "data"), str(other), options, tmp_path / "out")
+        draw_turns(str(tmp_path / "data"), str(other), options, tmp_path / "out")
 
 
 HUB = """
 import json, pathlib
-from processors.duel.turns import Options, draw
-report = draw("lab/swe", "lab/prs", Options(turns=25, seed=1, window=3), pathlib.Path("out"))
+from processors.duel.turns import Options, draw_turns
+report = draw_turns("lab/swe", "lab/prs", Options(turns=25, seed=1, window=3), pathlib.Path("out"))
 print(json.dumps(report))
 """
 
@@ -161,20 +161,20 @@ def test_a_hub_dataset_gives_the_turns_of_its_files(
     loopback_hub.seed("lab/prs", "dataset", {"data/0000.parquet": records.read_bytes()})
     report = run_client(loopback_hub, tmp_path, HUB)
     assert (report["source"], report["revision"]) == ("lab/swe", commit)
-    draw(str(source), str(records), FEW, tmp_path / "local")
+    draw_turns(str(source), str(records), FEW, tmp_path / "local")
     (found,) = (path for path in tmp_path.rglob("turns-00000.parquet") if "local" not in str(path))
     assert found.read_bytes() == (tmp_path / "local/turns/turns-00000.parquet").read_bytes()
 
 
 def test_recorded_sessions_hide_what_went_wrong_later(tmp_path: Path) -> None:
-    report = draw(str(SAMPLE_SESSIONS), None, Options(turns=30, seed=3), tmp_path / "out")
+    report = draw_turns(str(SAMPLE_SESSIONS), None, Options(turns=30, seed=3), tmp_path / "out")
     turns = rows_of(tmp_path / "out" / "turns")
     hidden = {row["instance_id"]: row for row in rows_of(tmp_path / "out" / "prs")}
     assert len(turns) == report["turns"] > 5
     assert {turn["instance_id"] for turn in turns} == set(hidden)
     assert report["dropped"]["nothing_hidden"] > 0
     for turn in turns:
-        assert format_fault(turn["assistant"]) is None
+        assert check_format(turn["assistant"]) is None
         assert turn["messages"][-1]["role"] == "user"
         assert hidden[turn["instance_id"]]["description"]
     text = json.dumps([turns, list(hidden.values())])
@@ -190,7 +190,7 @@ def test_what_is_no_source_is_one_sentence(tmp_path: Path) -> None:
     broken.write_text("no parquet")
     for given, records, told in (
         (source, str(broken), "broken.parquet` cannot be read"),
-        (source, source, "says nothing of a change"),
+        (source, source, "no column that describes a change"),
         (str(other), None, "column"),
         (source, None, "--records"),
         (source, str(other), "text column `instance_id`"),
@@ -198,7 +198,7 @@ def test_what_is_no_source_is_one_sentence(tmp_path: Path) -> None:
         (str(tmp_path / "none"), None, "does not exist"),
     ):
         with pytest.raises(SourceError, match=told) as problem:
-            draw(given, records, Options(), tmp_path / "out")
+            draw_turns(given, records, Options(), tmp_path / "out")
         assert "\n" not in str(problem.value)
     assert not (tmp_path / "out").exists()
 
@@ -236,7 +236,7 @@ def test_records_under_other_names_are_read(tmp_path: Path) -> None:
     ],
 )
 def test_the_form_of_an_answer(text: str, fault: str | None) -> None:
-    assert format_fault(text) == fault
+    assert check_format(text) == fault
 
 
 @pytest.mark.parametrize(
@@ -256,7 +256,7 @@ def test_the_form_of_an_answer(text: str, fault: str | None) -> None:
     ],
 )
 def test_the_style_of_an_action(command: str, style: str) -> None:
-    assert action_style(step("x", command)) == style
+    assert classify_action(step("x", command)) == style
 
 
 @pytest.mark.parametrize(
@@ -291,4 +291,4 @@ def test_a_loop_is_told_from_a_long_answer(text: str, looping: bool) -> None:
     ],
 )
 def test_recorded_messages_of_any_shape(recorded: object, roles: list[str]) -> None:
-    assert [message["role"] for message in messages_of(recorded)] == roles
+    assert [message["role"] for message in read_messages(recorded)] == roles

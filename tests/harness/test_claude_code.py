@@ -45,7 +45,7 @@ def one_result(content: Any, error: bool = False, tool: str = "Bash") -> Event:
 def test_odd_entries_never_raise(entries: list[Entry]) -> None:
     for entry in entries:
         claude_code.recognises(entry)
-    claude_code.header(entries)
+    claude_code.read_header(entries)
     check(claude_code.read(entries))
 
 
@@ -68,7 +68,7 @@ def test_a_line_is_told_by_its_content(entry: Entry, own: bool) -> None:
 
 def test_the_header_is_in_the_first_lines_that_have_it() -> None:
     lines = [{"type": "summary"}, user("hi", sessionId="s-1", cwd="/w"), user("x", sessionId="s-2")]
-    assert claude_code.header(lines) == ("s-1", "/w")
+    assert claude_code.read_header(lines) == ("s-1", "/w")
 
 
 def test_an_answer_in_several_lines_is_one_event_and_each_block_counts_once() -> None:

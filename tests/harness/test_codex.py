@@ -50,7 +50,7 @@ def test_odd_entries_never_raise(entries: list[Entry]) -> None:
     for shapes in (entries, wrapped, told, wrapped + told):
         for entry in shapes:
             codex.recognises(entry)
-        codex.header(shapes)
+        codex.read_header(shapes)
         check(codex.read(shapes))
 
 
@@ -75,8 +75,8 @@ def test_a_line_is_told_by_its_content(entry: Entry, own: bool) -> None:
 def test_headers() -> None:
     told = says("user", "<environment_context>\n  <cwd>/old</cwd>\n</environment_context>")
     old = {"id": "s-0", "timestamp": "t", "instructions": None}
-    assert codex.header([META, told]) == ("s-1", "/w")
-    assert codex.header([old, told["payload"]]) == ("s-0", "/old")
+    assert codex.read_header([META, told]) == ("s-1", "/w")
+    assert codex.read_header([old, told["payload"]]) == ("s-0", "/old")
 
 
 def test_what_items_and_events_both_tell_counts_once() -> None:

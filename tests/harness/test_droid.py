@@ -36,7 +36,7 @@ UUID = "11111111-2222-3333-4444-555555555555"
 def test_odd_entries_never_raise(entries: list[Entry]) -> None:
     for entry in entries:
         droid.recognises(entry)
-    droid.header(entries)
+    droid.read_header(entries)
     check(droid.read(entries))
     check(droid.read([{"type": "message", "message": entry} for entry in entries]))
 
@@ -62,9 +62,9 @@ def test_a_line_is_told_by_its_content(entry: Entry, own: bool) -> None:
 
 def test_the_header_in_both_shapes() -> None:
     nested = {"type": "session_start", "session": {"id": "s-2", "cwd": "/v"}}
-    assert droid.header([START]) == ("s-1", "/w")
-    assert droid.header([nested]) == ("s-2", "/v")
-    assert droid.header([]) == ("", "")
+    assert droid.read_header([START]) == ("s-1", "/w")
+    assert droid.read_header([nested]) == ("s-2", "/v")
+    assert droid.read_header([]) == ("", "")
 
 
 def test_a_turn() -> None:

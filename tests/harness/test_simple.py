@@ -24,7 +24,7 @@ def calls(name: str, given: Any, key: str = "toolCalls") -> Entry:
 def test_odd_entries_never_raise(entries: list[Entry]) -> None:
     for entry in entries:
         simple.recognises(entry)
-    simple.header(entries)
+    simple.read_header(entries)
     check(simple.read(entries))
     told = [{"type": "message", "message": entry} for entry in entries]
     if not any(map(simple._is_pi, told)):
@@ -35,8 +35,8 @@ def test_only_the_header_is_unmistakable() -> None:
     assert simple.recognises(HEADER)
     assert not simple.recognises({"type": "session", "version": 3, "id": "s"})
     assert not simple.recognises(says("user", "hi"))
-    assert simple.header([HEADER]) == ("s-1", "")
-    assert simple.header([{**HEADER, "cwd": "/w"}]) == ("s-1", "/w")
+    assert simple.read_header([HEADER]) == ("s-1", "")
+    assert simple.read_header([{**HEADER, "cwd": "/w"}]) == ("s-1", "/w")
 
 
 @pytest.mark.parametrize("key", ["toolCalls", "tool_calls"])

@@ -17,7 +17,7 @@ from pimono_sdpo.llm.chat import Chat, Limits
 from pimono_sdpo.llm.decisions import Decisions
 from pimono_sdpo.llm.journal import Journal
 from pimono_sdpo.llm.providers import endpoint
-from processors.duel.judge import Judging, Panel
+from processors.duel.judge import JudgeStage, Panel
 from tests.duel.test_judge import answer
 
 pytest.importorskip("fastapi", reason="`transformers serve` needs fastapi and openai")
@@ -115,9 +115,9 @@ def test_a_real_server_answers_and_decides(served: tuple[str, str], tmp_path: Pa
     assert [reply.from_journal for reply in asyncio.run(ask(*seeds))] == [True] * 3
 
     panel = Panel(judges=(model,))
-    judging = Judging(Decisions(endpoint(url, {}), limits=ONE), panel)
-    rows = asyncio.run(judging.one(answer()))
+    judging = JudgeStage(Decisions(endpoint(url, {}), limits=ONE), panel)
+    rows = asyncio.run(judging.run(answer()))
     assert [(row["parsed"], row["error"]) for row in rows] == [(True, None)] * 2
     assert all(0 < score < 10 for row in rows for score in row["scores_challenger"].values())
-    again = Judging(Decisions(endpoint(url, {}), limits=ONE), panel)
-    assert asyncio.run(again.one(answer())) == rows
+    again = JudgeStage(Decisions(endpoint(url, {}), limits=ONE), panel)
+    assert asyncio.run(again.run(answer())) == rows

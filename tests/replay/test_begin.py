@@ -9,6 +9,7 @@ from datasets import load_dataset
 
 from pimono_sdpo.filtering import run_filter
 from pimono_sdpo.replay.initial_state import MAX_CHARS, Beginnings, Known
+from pimono_sdpo.traces.harness import find_harness
 from pimono_sdpo.traces.parse import match_results, read_trace
 from rewards.verifiers.replay import verify
 from tests.traces import HEADER, Entry, bash, call, result, trace, user
@@ -36,7 +37,9 @@ def known(*steps: list[Entry], failure: int = 0) -> list[Known]:
     back = read_trace(session(*steps))
     request = next(event.index for event in back.events if event.kind == "user")
     matched = match_results(back.events)
-    return Beginnings(back.events, matched, back.cwd, back.harness).known_at(request, failure)
+    return Beginnings(back.events, matched, back.cwd, find_harness(back.harness).files).known_at(
+        request, failure
+    )
 
 
 A = Known("/home/ann/app/a.ts", True, [TEXT])

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from pimono_sdpo.replay.calls import arguments, edits_of
 from pimono_sdpo.replay.files import File, Outcome
 from pimono_sdpo.replay.initial_state import Beginnings
-from pimono_sdpo.replay.predictions import predictions
 from pimono_sdpo.traces.events import Event
+from pimono_sdpo.traces.harness import pi
 from pimono_sdpo.traces.parse import match_results
+from tests.predictions import predictions
 
 # Few and alike, so that texts occur twice, touch, and reach over the ends of what was read.
 LINES = ["a", "b", "  a", "ab", "", "x = 1", "x = 1;", "}", "let a = b", "end "]
@@ -126,7 +127,7 @@ def test_what_stood_at_the_request_is_told_rightly(
     for step in done:
         session.do(*step)
     matched = match_results(tuple(session.events))
-    known = Beginnings(session.events, matched, "/w", "pi").known_at(0, 0)
+    known = Beginnings(session.events, matched, "/w", pi.HARNESS.files).known_at(0, 0)
     file = File()
     for one in known:
         assert one.path == PATH

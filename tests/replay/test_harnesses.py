@@ -8,9 +8,10 @@ import pytest
 from pimono_sdpo.replay.calls import edits_of, shown_by_read
 from pimono_sdpo.replay.commands import changes_of
 from pimono_sdpo.replay.files import Edit, File, Outcome
-from pimono_sdpo.replay.predictions import predictions
 from pimono_sdpo.replay.workspace import is_harmless
 from pimono_sdpo.traces.events import Event
+from pimono_sdpo.traces.harness import find_harness
+from tests.predictions import predictions
 
 TEXT = "import a\n\nlet x = 1\nlet y = x\n"
 NUMBERED = "     1→import a\n     2→\n     3→let x = 1\n     4→let y = x\n     5→"
@@ -43,7 +44,7 @@ def last(steps: list[Step], harness: str) -> Outcome | None:
             Event(at, "tool_call", call_id=call_id, tool_name=name, arguments=asked),
             Event(at + 1, "tool_result", text, call_id=call_id, tool_name=name, is_error=failed),
         ]
-    return [one.expected for one in predictions(events, "/w", harness)][-1]
+    return [one.expected for one in predictions(events, "/w", find_harness(harness).files)][-1]
 
 
 @pytest.mark.parametrize(
@@ -98,7 +99,7 @@ def test_what_the_user_refused_was_not_done() -> None:
     ],
 )
 def test_what_is_no_text_of_a_file_teaches_nothing(text: str) -> None:
-    assert shown_by_read({}, text, "pi") is None
+    assert shown_by_read({}, text, find_harness("pi").files) is None
 
 
 @pytest.mark.parametrize(
@@ -112,7 +113,7 @@ def test_what_is_no_text_of_a_file_teaches_nothing(text: str) -> None:
     ],
 )
 def test_what_was_left_out_makes_it_parts(text: str, runs: list[str]) -> None:
-    shown = shown_by_read({}, text, "pi")
+    shown = shown_by_read({}, text, find_harness("pi").files)
     assert shown is not None
     assert (shown.runs, shown.is_end) == (runs, False)
 

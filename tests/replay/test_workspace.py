@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from pimono_sdpo.replay.commands import changes_of
-from pimono_sdpo.replay.predictions import predictions
 from pimono_sdpo.traces.parse import read_trace
+from tests.predictions import predictions
 from tests.traces import HEADER, Entry, bash, call, result, trace, user
 
 TEXT = "import a\n\nlet x = 1\nlet y = x\nlet x2 = 1\n"

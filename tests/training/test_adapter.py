@@ -15,6 +15,8 @@ from tests.card_data import report, run
 from tests.loopback_hub.client import run_client
 from tests.loopback_hub.server import LoopbackHub
 
+pytestmark = pytest.mark.slow
+
 PUBLISH = """
 import json
 from pathlib import Path

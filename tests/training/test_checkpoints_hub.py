@@ -5,9 +5,13 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.loopback_hub import LoopbackHub
 from tests.training.in_turn import in_turn
 from tests.training.setup import digest
+
+pytestmark = pytest.mark.slow
 
 BUCKET = "me/adapter-checkpoints"
 WEIGHTS = "adapter/adapter_model.safetensors"

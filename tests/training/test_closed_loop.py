@@ -12,6 +12,8 @@ from tests.agent.suite_of_three import knows_some, write_suite
 from tests.chat_server import ChatServer
 from tests.training.setup import script
 
+pytestmark = pytest.mark.slow
+
 
 def told(*arguments: str) -> str:
     done = CliRunner().invoke(app, list(arguments), catch_exceptions=False)

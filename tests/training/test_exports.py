@@ -13,6 +13,8 @@ from pimono_sdpo.commands.steps import run_steps
 from pimono_sdpo.training.tiny_model import write_tiny_model
 from tests.rollout_data import OTHER, final, read, rollout, write, write_folder
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:

@@ -37,6 +37,7 @@ def ran(folder: Path, tiny: Path) -> tuple[Results, str]:
     return {result["scenario"]: result for result in results(done.stdout)}, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("guard", "step", "ends"),
     [
@@ -63,12 +64,14 @@ def test_each_guard_alerts_where_it_should(
     assert ran[1].count(said) == 1
 
 
+@pytest.mark.slow
 def test_a_training_that_goes_well_alerts_nobody(ran: tuple[Results, str]) -> None:
     well = ran[0]["well"]
     assert (well["alerts"], well["trackio"], well["stopped_by"]) == ([], [], None)
     assert well["steps"] == 4
 
 
+@pytest.mark.slow
 def test_the_best_adapter_outlives_its_checkpoint_and_is_gone_back_to(
     ran: tuple[Results, str], folder: Path, tiny: Path
 ) -> None:
@@ -98,6 +101,7 @@ def collapsing(
     return prepared, prepared.guards.record(args)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", [4, 8], ids=["before the fall", "in the fall"])
 def test_resumed_the_guards_know_what_was_before(
     ran: tuple[Results, str], tiny: Path, tmp_path: Path, stop: int
@@ -137,6 +141,7 @@ def test_the_best_is_not_kept_when_nobody_wants_it(tiny: Path, tmp_path: Path) -
     assert isinstance(prepared.guards, Guards)
 
 
+@pytest.mark.slow
 def test_of_two_processes_both_stop_and_one_speaks(tiny: Path, tmp_path: Path) -> None:
     done = python(
         *("-m", "torch.distributed.run", "--nproc-per-node", "2"),

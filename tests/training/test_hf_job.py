@@ -12,6 +12,8 @@ from tests.loopback_hub import LoopbackHub, run_hf
 from tests.loopback_hub.release import image, sources
 from tests.training.setup import JOBS
 
+pytestmark = pytest.mark.slow
+
 EXPORT = "refs/convert/parquet"
 COMMAND = (
     *("jobs", "uv", "run", "--flavor", "cpu-basic", "--timeout", "20m", "-e", "TIME_LIMIT=20m"),

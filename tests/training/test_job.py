@@ -15,6 +15,7 @@ from tests.traces import HEADER, bash, trace, user
 from tests.training.setup import JOBS, PYTHONPATH, hand_made, job, python, script
 
 
+@pytest.mark.slow
 def test_the_job_trains_logs_and_writes_its_card(
     tiny: Path, filtered: Path, tmp_path: Path
 ) -> None:
@@ -106,6 +107,7 @@ print(json.dumps({**seen, "config": config, "files": files}))
 """
 
 
+@pytest.mark.slow
 def test_the_job_takes_all_from_the_hub_and_publishes_its_adapter(
     loopback_hub: LoopbackHub, tiny: Path, tmp_path: Path
 ) -> None:
@@ -361,6 +363,7 @@ def test_a_reward_that_can_be_won_trains_nothing(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_two_processes_train_one_adapter(tmp_path: Path, tiny: Path, filtered: Path) -> None:
     argv = ["--config", "tiny", "--report_to", "none", "--max_steps", "2", "--dataset"]
     argv += [str(filtered), "--model_name_or_path", str(tiny), "--output_dir", "out"]

@@ -14,6 +14,8 @@ import pytest
 from tests.benchmarks.learning import ALONE, Setting
 from tests.benchmarks.learning_model import unpack
 
+pytestmark = pytest.mark.slow
+
 LEARNED = Path(__file__).parent / "learned_base.safetensors"
 SHORT: dict[str, Any] = {"world": "rare", "steps": 20, "changes": ALONE}
 

@@ -69,6 +69,7 @@ def test_arguments_are_checked_before_anything_is_written(
     refused(argv, tmp_path, capsys, words)
 
 
+@pytest.mark.slow
 def test_the_command_line_error_is_one_line(tmp_path: Path) -> None:
     done = job("--mode", "trian", cwd=tmp_path)
     assert done.returncode == 2
@@ -215,6 +216,7 @@ def test_a_card_is_not_made_from_other_files(
     refused(given, tmp_path, capsys, f"(see `{part}`)")
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_with_its_own_arguments_and_publishes_no_path(
     tmp_path: Path,
     tiny: Path,

@@ -144,6 +144,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_a_killed_run_goes_on_to_the_same_adapter(
     method: str,

@@ -48,6 +48,7 @@ def test_the_end_leaves_time_for_what_comes_after() -> None:
     assert TimeLimit(0.0, 60.0).reserve() == 15.0
 
 
+@pytest.mark.slow
 def test_a_training_cut_short_goes_on_to_the_same_adapter(
     tiny: Path, filtered: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

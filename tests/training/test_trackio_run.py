@@ -11,6 +11,8 @@ from tests.loopback_hub.client import run_client
 from tests.loopback_hub.server import LoopbackHub
 from tests.training.setup import PYTHONPATH
 
+pytestmark = pytest.mark.slow
+
 LOG = """
 import json, logging, sys
 from pathlib import Path

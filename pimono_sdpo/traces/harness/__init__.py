@@ -1,1 +1,22 @@
-"""One reader per harness: its JSON objects in, events out."""
+"""The harnesses whose sessions are read: one `Harness` object per file; adding one is a line here.
+
+A trace belongs to the first harness that recognises one of its lines.
+"""
+
+from pimono_sdpo.traces.harness import claude_code, codex, droid, pi, pi_stream, simple
+from pimono_sdpo.traces.harness.base import Harness
+
+HARNESSES: tuple[Harness, ...] = (
+    claude_code.HARNESS,
+    codex.HARNESS,
+    droid.HARNESS,
+    simple.HARNESS,
+    pi_stream.HARNESS,
+    pi.HARNESS,
+)
+_BY_NAME = {harness.name: harness for harness in HARNESSES}
+
+
+def find_harness(name: str) -> Harness:
+    """Return a harness by its name; what the simple format names may be any other."""
+    return _BY_NAME.get(name, simple.HARNESS)

@@ -11,6 +11,10 @@ from typing import Any
 
 from pimono_sdpo.traces.events import Event
 from pimono_sdpo.traces.harness import blocks
+from pimono_sdpo.traces.harness.base import (
+    FileTools,
+    Harness,
+)
 from pimono_sdpo.traces.harness.blocks import mapping, string
 
 Entry = dict[str, Any]
@@ -56,7 +60,7 @@ def recognises(entry: Entry) -> bool:
     )
 
 
-def header(objects: list[Entry]) -> tuple[str, str]:
+def read_header(objects: list[Entry]) -> tuple[str, str]:
     """Return the first session id and the first working directory of the lines."""
     ids = (string(entry.get("sessionId") or entry.get("session_id")) for entry in objects)
     folders = (string(entry.get("cwd")) for entry in objects)
@@ -279,3 +283,27 @@ def _attachment_events(attachment: Entry, state: _State) -> Iterator[Event]:
     told = blocks.text_of(attachment.get("content")) or stopped
     is_hook = kind.startswith("hook_") and bool(told.strip())
     yield Event(0, "custom_message", told) if is_hook else Event(0, "other")
+
+
+HARNESS = Harness(
+    name="claude_code",
+    about="Claude Code sessions, and what its stream-json mode prints; subagents are kept apart",
+    recognises=recognises,
+    read_header=read_header,
+    read=read,
+    no_tools="their arguments differ from version to version",
+    files=FileTools(
+        edit=("old_string", "new_string"),
+        read_only=r"[Tt]odo\w*|[Ww]eb\w*|ToolSearch|AskUser\w*|Skill|LSP|ListMcp\w*|ReadMcp\w*"
+        r"|BashOutput|TaskOutput|KillShell|ExitPlanMode|EnterPlanMode",
+    ),
+    sample="""\
+{"type": "user", "uuid": "1", "parentUuid": null, "sessionId": "s", "cwd": "/w/app",\
+ "message": {"role": "user", "content": "Fix the failing test of the parser."}}
+{"type": "assistant", "uuid": "2", "parentUuid": "1", "message": {"role": "assistant",\
+ "content": [{"type": "tool_use", "id": "c", "name": "Bash", "input": {"command": "npm test"}}]}}
+{"type": "user", "uuid": "3", "parentUuid": "2", "message": {"role": "user",\
+ "content": [{"type": "tool_result", "tool_use_id": "c", "is_error": true,\
+ "content": "AssertionError: expected 1"}]}}
+""",
+)

@@ -10,6 +10,10 @@ from typing import Any
 
 from pimono_sdpo.traces.events import Event
 from pimono_sdpo.traces.harness import blocks
+from pimono_sdpo.traces.harness.base import (
+    FileTools,
+    Harness,
+)
 from pimono_sdpo.traces.harness.blocks import mapping, string
 
 Entry = dict[str, Any]
@@ -65,7 +69,7 @@ def recognises(entry: Entry) -> bool:
     )
 
 
-def header(objects: list[Entry]) -> tuple[str, str]:
+def read_header(objects: list[Entry]) -> tuple[str, str]:
     """Return the session id and the working directory; old files tell it in a message."""
     metas = [_payload(entry) for entry in objects if entry.get("type") == "session_meta"]
     bare = [entry for entry in objects if "type" not in entry and "instructions" in entry]
@@ -264,3 +268,23 @@ def _output(output: object) -> tuple[str, int | None, bool]:
     text = blocks.text_of(inner.get("output") or inner.get("content"))
     known = code if isinstance(code, int) and not isinstance(code, bool) else None
     return text, known, inner.get("success") is False
+
+
+HARNESS = Harness(
+    name="codex",
+    about="Codex rollouts, those of 2025's first versions too",
+    recognises=recognises,
+    read_header=read_header,
+    read=read,
+    no_tools="their names and arguments differ from version to version",
+    files=FileTools(read_only="update_plan|view_image"),
+    sample="""\
+{"type": "session_meta", "payload": {"id": "s", "cwd": "/w/app"}}
+{"type": "response_item", "payload": {"type": "message", "role": "user",\
+ "content": [{"type": "input_text", "text": "Fix the failing test of the parser."}]}}
+{"type": "response_item", "payload": {"type": "function_call", "call_id": "c", "name": "shell",\
+ "arguments": {"command": ["bash", "-lc", "npm test"]}}}
+{"type": "response_item", "payload": {"type": "function_call_output", "call_id": "c",\
+ "output": {"output": "AssertionError: expected 1", "metadata": {"exit_code": 1}}}}
+""",
+)

@@ -6,6 +6,10 @@ from typing import Any
 
 from pimono_sdpo.traces.events import Event
 from pimono_sdpo.traces.harness import blocks
+from pimono_sdpo.traces.harness.base import (
+    FileTools,
+    Harness,
+)
 from pimono_sdpo.traces.harness.blocks import mapping, string
 
 Entry = dict[str, Any]
@@ -45,7 +49,7 @@ def recognises(entry: Entry) -> bool:
     return bool(tools) and is_own and not _PIS_FIELDS & message.keys()
 
 
-def header(objects: list[Entry]) -> tuple[str, str]:
+def read_header(objects: list[Entry]) -> tuple[str, str]:
     """Return the session id and the working directory of the header, if there is one."""
     entry = _start(objects)
     inner = mapping(entry.get("session"))
@@ -133,3 +137,24 @@ def _message_events(message: Entry, typed: bool) -> Iterator[Event]:
     if role != "assistant":
         by_person = typed and role == "user" and message.get("visibility") != "llm_only"
         yield from blocks.said(filter(None, map(blocks.block_text, content)), by_person)
+
+
+HARNESS = Harness(
+    name="droid",
+    about="Factory droid sessions",
+    recognises=recognises,
+    read_header=read_header,
+    read=read,
+    no_tools="their schemas are not published",
+    files=FileTools(edit=("old_str", "new_str")),
+    sample="""\
+{"type": "session_start", "id": "s", "title": "parser", "cwd": "/w/app"}
+{"type": "message", "id": "1", "message": {"role": "user",\
+ "content": [{"type": "text", "text": "Fix the failing test of the parser."}]}}
+{"type": "message", "id": "2", "parentId": "1", "message": {"role": "assistant",\
+ "content": [{"type": "tool_use", "id": "c", "name": "Execute", "input": {"command": "npm test"}}]}}
+{"type": "message", "id": "3", "parentId": "2", "message": {"role": "user",\
+ "content": [{"type": "tool_result", "tool_use_id": "c", "is_error": true,\
+ "content": "AssertionError: expected 1"}]}}
+""",
+)

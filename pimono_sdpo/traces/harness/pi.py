@@ -16,6 +16,13 @@ import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
 from pimono_sdpo.traces.events import Event, Kind, clean
+from pimono_sdpo.traces.harness.base import (
+    FileTools,
+    Harness,
+    Schema,
+    Tool,
+    describe_object,
+)
 
 NO_JSON = Raw()
 
@@ -199,7 +206,7 @@ def is_header(entry: dict[str, Any]) -> bool:
     return entry.get("type") == "session" and "cwd" in entry and "harness" not in entry
 
 
-def header(entries: list[Entry]) -> tuple[str, str]:
+def read_header(entries: list[Entry]) -> tuple[str, str]:
     """Return the session id and the working directory; empty where there is no header."""
     entry = next((entry for entry in entries if entry.type == "session"), Entry())
     return clean(entry.id or ""), clean(entry.cwd or "")
@@ -396,3 +403,85 @@ def _exit_code(details: Details | None, text: str) -> int | None:
     end = text[-200:]
     match = _EXIT.search(end) if "exited with" in end else None
     return int(match.group(1)) if match else None
+
+
+_TEXT, _NUMBER, _FLAG = {"type": "string"}, {"type": "number"}, {"type": "boolean"}
+
+
+def _describe_edits(closed: bool) -> Schema:
+    edit = describe_object("oldText newText", closed, oldText=_TEXT, newText=_TEXT)
+    edits = {"type": "array", "items": edit}
+    return describe_object("path edits", closed, path=_TEXT, edits=edits)
+
+
+# `edit` in its three generations: one text, a closed list of edits, an open list of edits.
+TOOLS = {
+    "read": Tool(
+        "Read a file, or `limit` lines of it from line `offset`.",
+        (describe_object("path", path=_TEXT, offset=_NUMBER, limit=_NUMBER),),
+    ),
+    "bash": Tool(
+        "Run a command in the working directory and return its output.",
+        (describe_object("command", command=_TEXT, timeout=_NUMBER),),
+    ),
+    "edit": Tool(
+        "Replace texts of a file: each oldText must stand in it exactly once.",
+        (
+            describe_object("path oldText newText", path=_TEXT, oldText=_TEXT, newText=_TEXT),
+            _describe_edits(closed=True),
+            _describe_edits(closed=False),
+        ),
+    ),
+    "write": Tool(
+        "Write a file, replacing what it held.",
+        (describe_object("path content", path=_TEXT, content=_TEXT),),
+    ),
+    "grep": Tool(
+        "Search files for a pattern.",
+        (
+            describe_object(
+                "pattern",
+                pattern=_TEXT,
+                path=_TEXT,
+                glob=_TEXT,
+                ignoreCase=_FLAG,
+                literal=_FLAG,
+                context=_NUMBER,
+                limit=_NUMBER,
+            ),
+        ),
+    ),
+    "find": Tool(
+        "Find files whose names match a pattern.",
+        (describe_object("pattern", pattern=_TEXT, path=_TEXT, limit=_NUMBER),),
+    ),
+    "ls": Tool("List a directory.", (describe_object("", path=_TEXT, limit=_NUMBER),)),
+}
+HARNESS = Harness(
+    name="pi",
+    about="Pi sessions of versions 1, 2 and 3, without a header too; oh-my-pi, OpenClaw and GSD",
+    recognises=recognises,
+    may_begin=is_header,
+    read_header=read_header,
+    read=read,
+    decoder=DECODER,
+    build=entry_of,
+    tools=TOOLS,
+    coerces=True,
+    files=FileTools(
+        edit=("oldText", "newText"),
+        read_only="read|grep|find|glob|ls|multi_grep|think",
+        numbers_lines=False,
+        max_lines=None,
+        reads_first=False,
+        trims_output=False,
+    ),
+    sample="""\
+{"type": "session", "id": "s", "cwd": "/w/app"}
+{"type": "message", "message": {"role": "user", "content": "Fix the failing test of the parser."}}
+{"type": "message", "message": {"role": "assistant", "content": [{"type": "toolCall", "id": "c",\
+ "name": "bash", "arguments": {"command": "npm test"}}]}}
+{"type": "message", "message": {"role": "toolResult", "toolCallId": "c", "toolName": "bash",\
+ "isError": true, "content": "AssertionError: expected 1"}}
+""",
+)

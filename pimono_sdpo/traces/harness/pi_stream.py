@@ -7,11 +7,13 @@ and when, so that two equal ones without a time are one.
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from pimono_sdpo.traces.events import Event
 from pimono_sdpo.traces.harness import pi
 from pimono_sdpo.traces.harness.pi import entry_of, message_of
+from pimono_sdpo.traces.lines import OBJECT, itself
 
 _STEPS = frozenset(
     """agent_start agent_end turn_start turn_end message_start message_update message_end
@@ -25,9 +27,9 @@ def recognises(entry: dict[str, Any]) -> bool:
     return isinstance(kind, str) and kind in _STEPS
 
 
-def header(objects: list[dict[str, Any]]) -> tuple[str, str]:
+def read_header(objects: list[dict[str, Any]]) -> tuple[str, str]:
     """Return the session id and the working directory of the header, if there is one."""
-    return pi.header([entry_of(value) for value in objects if value.get("type") == "session"])
+    return pi.read_header([entry_of(value) for value in objects if value.get("type") == "session"])
 
 
 def read(objects: list[dict[str, Any]]) -> list[Event]:
@@ -99,3 +101,25 @@ def _role(message: object) -> str:
 
 def _list(value: object) -> list[object]:
     return value if isinstance(value, list) else []
+
+
+HARNESS = replace(
+    pi.HARNESS,
+    name="pi_stream",
+    about="what Pi prints in JSON mode",
+    recognises=recognises,
+    may_begin=None,
+    read_header=read_header,
+    read=read,
+    decoder=OBJECT,
+    build=itself,
+    sample="""\
+{"type": "session", "id": "s", "cwd": "/w/app"}
+{"type": "message_end", "message": {"role": "user",\
+ "content": "Fix the failing test of the parser."}}
+{"type": "message_end", "message": {"role": "assistant", "content": [{"type": "toolCall",\
+ "id": "c", "name": "bash", "arguments": {"command": "npm test"}}]}}
+{"type": "message_end", "message": {"role": "toolResult", "toolCallId": "c", "toolName": "bash",\
+ "isError": true, "content": "AssertionError: expected 1"}}
+""",
+)

@@ -10,6 +10,7 @@ from typing import Any
 
 from pimono_sdpo.traces.events import Event
 from pimono_sdpo.traces.harness import blocks, pi
+from pimono_sdpo.traces.harness.base import Harness
 from pimono_sdpo.traces.harness.blocks import mapping, string
 
 Entry = dict[str, Any]
@@ -27,13 +28,13 @@ def recognises(entry: Entry) -> bool:
     return entry.get("type") == "session" and bool(string(entry.get("harness")))
 
 
-def header(objects: list[Entry]) -> tuple[str, str]:
+def read_header(objects: list[Entry]) -> tuple[str, str]:
     """Return the session id of the header; a working directory is extra there."""
     entry = next((entry for entry in objects if recognises(entry)), {})
     return string(entry.get("id")), string(entry.get("cwd"))
 
 
-def harness_of(objects: list[Entry]) -> str:
+def find_recorder(objects: list[Entry]) -> str:
     """Return the harness that the header names."""
     entry = next((entry for entry in objects if recognises(entry)), {})
     return string(entry.get("harness"))
@@ -122,3 +123,22 @@ def _time(value: object) -> str:
     except (ValueError, OverflowError, OSError):
         # No time at all: too large a number, or not one.
         return ""
+
+
+HARNESS = Harness(
+    name="simple",
+    about="the Hub's Session Trace Simple Format; rows have the name of the harness it gives",
+    recognises=recognises,
+    read_header=read_header,
+    read=read,
+    recorder_of=find_recorder,
+    no_tools="any harness may write this format",
+    sample="""\
+{"type": "session", "harness": "simple", "id": "s", "cwd": "/w/app"}
+{"message": {"role": "user", "content": "Fix the failing test of the parser."}}
+{"message": {"role": "assistant", "toolCalls": [{"id": "c",\
+ "function": {"name": "bash", "arguments": {"command": "npm test"}}}]}}
+{"message": {"role": "tool", "toolCallId": "c", "isError": true,\
+ "content": "AssertionError: expected 1"}}
+""",
+)

@@ -1,4 +1,4 @@
-"""The prompts of a duel, as files beside this one.
+"""Load the prompts of a duel, the files in this folder.
 
 Answers end up in datasets that train models: a changed prompt changes the fingerprint of a stage.
 """
@@ -15,7 +15,7 @@ _TEMPLATES = jinja2.Environment(
 
 
 def prompt(name: str, **values: object) -> str:
-    """Fill in a prompt; a value that it wants and does not get is an error."""
+    """Fill in a prompt; a missing value is an error."""
     return _TEMPLATES.get_template(name).render(**values).strip()
 
 

@@ -5,9 +5,10 @@ from typing import NamedTuple
 
 from pimono_sdpo.replay.calls import arguments, edits_of, path_in
 from pimono_sdpo.replay.files import Outcome
-from pimono_sdpo.replay.formatters import Reformat
-from pimono_sdpo.replay.workspace import Rerun, Workspace
+from pimono_sdpo.replay.workspace import Workspace
 from pimono_sdpo.traces.events import Event
+from pimono_sdpo.traces.harness import pi
+from pimono_sdpo.traces.harness.base import FileTools
 from pimono_sdpo.traces.harness.blocks import is_refusal
 from pimono_sdpo.traces.parse import match_results
 
@@ -25,14 +26,10 @@ class Prediction(NamedTuple):
 
 
 def predictions(
-    events: Sequence[Event],
-    cwd: str,
-    harness: str = "pi",
-    rerun: Rerun | None = None,
-    reformat: Reformat | None = None,
+    events: Sequence[Event], cwd: str, tools: FileTools = pi.HARNESS.files
 ) -> Iterator[Prediction]:
     """Predict every answered edit of a session before its result is looked at."""
-    workspace = Workspace(cwd, harness=harness, rerun=rerun, reformat=reformat)
+    workspace = Workspace(cwd, tools=tools)
     matched = match_results(tuple(events))
     for event in events:
         if event.kind != "tool_call":

@@ -1,6 +1,6 @@
-"""What an answer of the form THOUGHT plus one bash block does, and what is wrong with its form.
+"""Check and classify answers of the form THOUGHT plus one bash block.
 
-Every check takes time linear in the text: a model wrote it.
+Models wrote the texts, so every check takes time linear in the text.
 """
 
 import re
@@ -14,7 +14,7 @@ Style = Literal["search", "read", "edit", "test", "run", "git", "submit", "other
 
 _FENCE = re.compile(r"^[ \t]*(```+)[ \t]*([\w+-]*)[ \t]*$", re.MULTILINE)
 _SHELL_TAGS = frozenset({"bash", "sh", "shell", "mswea_bash_command"})
-# Tool calls in a model's own tokens, some with wide bars: this protocol has none.
+# Tool calls in a model's own tokens, some with full-width bars; this protocol has no such calls.
 _TOKENS = re.compile(
     r"<\|[\w./-]{1,64}\|>|<\uff5c[\w\u2581]{1,64}\uff5c>|</?tool_call>|<function=|\[TOOL_CALLS\]"
 )
@@ -29,7 +29,7 @@ _SEARCHES = frozenset("grep rg egrep fgrep ag ack find fd ls tree locate".split(
 _READS = frozenset("cat head tail less more nl wc awk bat jq sed".split())
 _EDITORS = frozenset("patch apply_patch tee touch mkdir rm mv cp ed".split())
 _INTERPRETERS = frozenset("python python3 node ruby perl php java bash sh".split())
-# An answer is a loop when its lines mostly repeat, or when it packs like no text does.
+# An answer loops when its lines mostly repeat, or when it compresses far better than text.
 LOOP_LINES = 12
 LOOP_SHARE = 0.5
 LOOP_IN_A_ROW = 4
@@ -37,13 +37,13 @@ LOOP_CHARS = 1_500
 LOOP_RATIO = 20
 
 
-def answer_of(text: str) -> str:
-    """The answer without the reasoning that some servers leave in front of it."""
+def strip_reasoning(text: str) -> str:
+    """Remove the reasoning that some servers leave in front of an answer."""
     return text.rpartition(_THINK_END)[2].strip()
 
 
-def blocks_of(text: str) -> tuple[list[tuple[str, str]], bool]:
-    """The fenced blocks as (tag, content), and whether the last one is never closed."""
+def find_blocks(text: str) -> tuple[list[tuple[str, str]], bool]:
+    """Return the fenced blocks as (tag, content), and whether the last one is not closed."""
     blocks: list[tuple[str, str]] = []
     opened: re.Match[str] | None = None
     for fence in _FENCE.finditer(text):
@@ -55,24 +55,24 @@ def blocks_of(text: str) -> tuple[list[tuple[str, str]], bool]:
     return blocks, opened is not None
 
 
-def command_of(text: str) -> str | None:
-    """The command of the one bash block, None when there is not exactly one."""
-    commands = [content for tag, content in blocks_of(text)[0] if tag in _SHELL_TAGS]
+def find_command(text: str) -> str | None:
+    """Return the command of the only bash block, None when there is not exactly one."""
+    commands = [content for tag, content in find_blocks(text)[0] if tag in _SHELL_TAGS]
     return commands[0].strip() if len(commands) == 1 else None
 
 
-def format_fault(text: str) -> str | None:
-    """Why an answer is not THOUGHT plus one bash block; None when it is.
+def check_format(text: str) -> str | None:
+    """Say why an answer is not THOUGHT plus one bash block; None when it is.
 
-    >>> format_fault("THOUGHT: look.\\n\\n```bash\\nls\\n```")
-    >>> format_fault("```bash\\nls\\n```")
+    >>> check_format("THOUGHT: look.\\n\\n```bash\\nls\\n```")
+    >>> check_format("```bash\\nls\\n```")
     'no_thought'
     """
     if not text.strip():
         return "empty"
     if _TOKENS.search(text):
         return "special_tokens"
-    blocks, unclosed = blocks_of(text)
+    blocks, unclosed = find_blocks(text)
     if unclosed:
         return "unclosed_block"
     commands = [content for tag, content in blocks if tag in _SHELL_TAGS]
@@ -85,7 +85,7 @@ def format_fault(text: str) -> str | None:
 
 
 def is_looping(text: str) -> bool:
-    """Whether an answer says the same over and over.
+    """Whether an answer repeats itself over and over.
 
     >>> is_looping("I will look.\\n" * 20), is_looping("I will look.")
     (True, False)
@@ -102,13 +102,13 @@ def is_looping(text: str) -> bool:
     return len(packed) >= LOOP_CHARS and len(packed) / len(zlib.compress(packed)) >= LOOP_RATIO
 
 
-def action_style(text: str) -> Style:
-    """What the one command mainly does, by its programs.
+def classify_action(text: str) -> Style:
+    """Classify what the only command mainly does, by its programs.
 
-    >>> action_style("Look.\\n```bash\\ncd src && grep -rn flag . | head\\n```")
+    >>> classify_action("Look.\\n```bash\\ncd src && grep -rn flag . | head\\n```")
     'search'
     """
-    command = command_of(text)
+    command = find_command(text)
     if not command:
         return "none"
     if any(mark in command for mark in _SUBMIT):
@@ -118,12 +118,12 @@ def action_style(text: str) -> Style:
         first = pipeline.stages[0] if pipeline.stages else None
         if first is not None:
             written = any(not target.startswith(("/dev/", "&")) for target in first.targets)
-            styles.append("edit" if written else _style(first.program, first.arguments))
+            styles.append("edit" if written else _classify_program(first.program, first.arguments))
     order: tuple[Style, ...] = ("test", "edit", "git", "run", "search", "read")
     return next((style for style in order if style in styles), "other")
 
 
-def _style(program: str, arguments: tuple[str, ...]) -> Style:
+def _classify_program(program: str, arguments: tuple[str, ...]) -> Style:
     words = " ".join((program, *arguments[:4]))
     if _TESTS.search(words):
         return "test"

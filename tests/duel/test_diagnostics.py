@@ -3,7 +3,12 @@
 import numpy as np
 import pytest
 
-from pimono_sdpo.duel.diagnostics import agreement, doubt_judges, doubt_lengths, krippendorff_alpha
+from pimono_sdpo.duel.diagnostics import (
+    diagnose_judges,
+    diagnose_lengths,
+    krippendorff_alpha,
+    measure_agreement,
+)
 from pimono_sdpo.duel.gate import Rules
 from tests.duel.votes import votes
 
@@ -32,7 +37,7 @@ def test_alpha_at_its_ends() -> None:
 
 def test_a_judge_that_likes_what_comes_first() -> None:
     biased, fair = [0, 1], [1, 1]
-    found = doubt_judges(votes([[biased, fair]] * 40), RULES)
+    found = diagnose_judges(votes([[biased, fair]] * 40), RULES)
     assert found[0].first_bias == 50
     assert found[0].consistent == 0
     assert found[0].score == 50
@@ -42,35 +47,35 @@ def test_a_judge_that_likes_what_comes_first() -> None:
 
 
 def test_a_verdict_that_hangs_on_one_judge_is_told() -> None:
-    found = doubt_judges(votes([[[1, 1], [0.5, 0.5], [0.5, 0.5]]] * 40), RULES)
+    found = diagnose_judges(votes([[[1, 1], [0.5, 0.5], [0.5, 0.5]]] * 40), RULES)
     without = [judge.without.accepted for judge in found if judge.without]
     assert without == [False, True, True]
 
 
 def test_what_could_be_read_is_counted_per_judge() -> None:
-    found = doubt_judges(votes([[[1, NAN], [1, 1]], [[NAN, NAN], [0, 0]]]), RULES)
+    found = diagnose_judges(votes([[[1, NAN], [1, 1]], [[NAN, NAN], [0, 0]]]), RULES)
     assert [judge.parsed for judge in found] == [0.25, 1]
     assert np.isnan(found[0].consistent)
 
 
 def test_one_judge_has_nobody_to_leave_out() -> None:
-    assert doubt_judges(votes([[[1, 1]]] * 3), RULES)[0].without is None
+    assert diagnose_judges(votes([[[1, 1]]] * 3), RULES)[0].without is None
 
 
 def test_judges_that_say_opposite_things_agree_less_than_by_chance() -> None:
-    assert agreement(votes([[[1, 1], [0, 0]], [[0, 0], [1, 1]]])) < 0
-    assert agreement(votes([[[1, 1], [1, 1]], [[0, 0], [0, 0]]])) == 1
+    assert measure_agreement(votes([[[1, 1], [0, 0]], [[0, 0], [1, 1]]])) < 0
+    assert measure_agreement(votes([[[1, 1], [1, 1]], [[0, 0], [0, 0]]])) == 1
 
 
 def test_longer_answers_that_win() -> None:
     scores = np.array([100.0, 80, 50, 20, NAN])
-    found = doubt_lengths(scores, [400, 300, 200, 100, 999], [200, 200, 200, 200, 1])
+    found = diagnose_lengths(scores, [400, 300, 200, 100, 999], [200, 200, 200, 200, 1])
     assert found.gap == pytest.approx(50)
     assert found.correlation == pytest.approx(np.corrcoef([200, 100, 0, -100], scores[:4])[0, 1])
     assert (found.score_same, found.turns_same) == (50, 1)
 
 
 def test_lengths_that_do_not_vary_explain_nothing() -> None:
-    found = doubt_lengths(np.array([100.0, 0]), [10, 10], [10, 10])
+    found = diagnose_lengths(np.array([100.0, 0]), [10, 10], [10, 10])
     assert np.isnan(found.correlation)
     assert found.score_same == 50
