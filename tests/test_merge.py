@@ -217,7 +217,10 @@ def test_no_folder_is_taken_for_another(
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("do not touch")
     before = all_bytes(tmp_path)
-    for out, match in ((part, "holds a part of a divided run"), (tmp_path / "mine", "not of an")):
+    for out, match in (
+        (part, "holds a part of a divided run"),
+        (tmp_path / "mine", "no earlier run"),
+    ):
         with pytest.raises(OutputError, match=match):
             merge_parts(three, out)
         with pytest.raises(OutputError, match=match):
@@ -252,7 +255,7 @@ def test_a_killed_part_resumes_and_a_killed_merge_runs_again(tmp_path: Path) -> 
     assert cli(*arguments).returncode == 0
     merge = ("filter", "--merge", tmp_path / "p1", tmp_path / "p2", "--out", tmp_path / "merged")
     process = subprocess.Popen(command(*merge), stderr=subprocess.DEVNULL)
-    with shards.killed(process, lambda: (tmp_path / ".merged.partial" / "parts").exists()):
+    with shards.killed(process, lambda: (tmp_path / ".merged.partial" / "chosen").exists()):
         pass
     assert not (tmp_path / "merged").exists()
     assert cli(*merge).returncode == 0

@@ -136,7 +136,7 @@ def test_ctrl_c_is_one_sentence_and_a_rerun_finishes(
     os.killpg(process.pid, signal.SIGINT)
     _, said = process.communicate()
     assert process.returncode == 130
-    assert said == "pimono-sdpo: interrupted; run the same command again to go on.\n"
+    assert said == "pimono-sdpo: interrupted; run the same command again to resume.\n"
     assert cli(*arguments).returncode == 0
     assert all_bytes(tmp_path / "rows") == all_bytes(long_rows)
 

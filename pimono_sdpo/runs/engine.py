@@ -152,7 +152,9 @@ def run_parts(
         done = folder / DONE / f"{part.number:05}.json"
         record = json.loads(done.read_text()) if done.exists() else {}
         made_from = part.made_from
-        if record.get("made_from") == made_from and record["error"] is None:
+        files = [folder / output.path.format(part.number) for output in outputs.values()]
+        is_whole = record and record["error"] is None and all(file.exists() for file in files)
+        if is_whole and record["made_from"] == made_from:
             records[part.number] = record
             continue
         changed += bool(record) and any(
@@ -181,6 +183,7 @@ def run_parts(
             else:
                 records[outcome.job.part.number] = outcome.record
                 bar.part()
+    rmtree(folder / ATTEMPTS, ignore_errors=True)
     if failed:
         raise ShardError(
             f"{len(failed)} of {len(parts)} shards failed ({failed[min(failed)]}); finished ones "
