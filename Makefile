@@ -4,12 +4,12 @@ VENV ?= .venv
 OUT ?= build/demo
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-PYTEST := $(BIN)/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 export HF_HUB_DISABLE_TELEMETRY := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test test-slow test-all lint types check clean
+.PHONY: help demo test test-slow test-all lint types check docs clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -33,6 +33,11 @@ types: $(READY) ## mypy, strict
 	$(BIN)/mypy
 
 check: lint types test ## all of the above
+
+docs: $(READY) ## write the generated pages and build the site into build/site
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group docs
+	$(BIN)/python docs/generate.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 clean: ## remove what was built, keep the environment
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache

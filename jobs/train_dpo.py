@@ -33,24 +33,17 @@ Exit code 2: something given cannot be used.
 """
 
 import sys
-from functools import partial
-from pathlib import Path
 
-from pimono_sdpo.commands import train as common
+from pimono_sdpo.training.processes import quiet_libraries
 
 
 def main(argv: list[str]) -> int:
-    """Run the job; a problem with what was given is one sentence on stderr and exit code 2."""
-    return common.launch("train_dpo", run, argv)
+    """Run the job and return its exit code."""
+    quiet_libraries()
+    from pimono_sdpo.training.run import run_job
+    from pimono_sdpo.training.supervised import DPO
 
-
-def run(argv: list[str]) -> None:
-    """Parse the arguments and do what the mode says."""
-    from pimono_sdpo.training.arguments import GuardedDPOConfig, PairArguments
-
-    types = (PairArguments, GuardedDPOConfig)
-    given = common.parse(argv, types, __doc__, Path(__file__).parent, "qwen3_4b_dpo")
-    common.in_output(Path(given[1].output_dir), given[0].mode, partial(common.learn, *given, argv))
+    return run_job(DPO, argv, __doc__)
 
 
 if __name__ == "__main__":

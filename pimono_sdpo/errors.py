@@ -1,28 +1,20 @@
-"""Errors a user can mend. Each message is one sentence: what was found, what to do.
+"""Errors that a user can fix. Each message is one sentence: what is wrong, and what to do.
 
-    PimonoError                 anything below; the front door prints it and exits with 2
-    ├── SourceError             the input cannot be opened or has no known layout
-    ├── ShardError              shards failed; the others are finished
-    ├── EmptySelection          every session was dropped
-    ├── EngineError             what should run the shards is not there
-    ├── OutputError             the output folder cannot be used
-    ├── TrainingInputError      rows, model or recipe cannot be trained on
-    └── InferenceError          a model cannot be asked
-
-A bug in this project is never one of these: it raises as it is.
+The command line prints a PimonoError and exits with 2. A bug in this project is never one: it
+raises whatever it raises.
 """
 
 
 class PimonoError(Exception):
-    """A problem with what the user gave us, told in one sentence."""
+    """A problem with the user's input or environment, described in one sentence."""
 
 
 class SourceError(PimonoError):
-    """The input is missing, unreadable or of no known layout."""
+    """The input is missing, unreadable or has an unknown layout."""
 
 
 class ShardError(PimonoError):
-    """Some shards could not be run; all others are finished and a rerun repeats only those."""
+    """Some shards failed; the others are finished, and a rerun repeats only the failed ones."""
 
 
 class EmptySelection(PimonoError):
@@ -30,11 +22,11 @@ class EmptySelection(PimonoError):
 
 
 class EngineError(PimonoError):
-    """The engine asked for is not installed, not reachable or not set up for this run."""
+    """The requested engine is not installed, not reachable or not set up for this run."""
 
 
 class OutputError(PimonoError):
-    """The output folder holds something this project did not write."""
+    """The output folder cannot be used, for example because something else wrote it."""
 
 
 class TrainingInputError(PimonoError):
@@ -42,4 +34,4 @@ class TrainingInputError(PimonoError):
 
 
 class InferenceError(PimonoError):
-    """A model cannot be asked: no such provider, no key, no price, or no room for the journal."""
+    """A model cannot be called: unknown provider, no key, no price, or no space for the journal."""

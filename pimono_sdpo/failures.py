@@ -104,14 +104,14 @@ _BESIDE_THE_POINT = re.compile(
 _PREFILTER = Prefilter([rule.pattern for rule in RULES])
 
 
-def rules_for(text: str) -> list[Rule]:
+def find_rules(text: str) -> list[Rule]:
     """Return the rules that may match a text; what cannot is ruled out in one pass."""
     return [RULES[number] for number in _PREFILTER.candidates(text)]
 
 
 def may_fail(text: str, categories: frozenset[str]) -> bool:
     """Check in one pass whether rules of some categories may match."""
-    return any(rule.category in categories for rule in rules_for(text))
+    return any(rule.category in categories for rule in find_rules(text))
 
 
 def classify(text: str) -> list[str]:
@@ -120,12 +120,12 @@ def classify(text: str) -> list[str]:
     >>> classify("src/a.ts(4,7): error TS2322: no\\n\\nCommand exited with code 2")
     ['build_lint_compile', 'command_error']
     """
-    rules = rules_for(text)
+    rules = find_rules(text)
     if not rules:
         return []
     relevant = _BESIDE_THE_POINT.sub("", text)
     if relevant != text:
-        rules = rules_for(relevant)
+        rules = find_rules(relevant)
     found: set[str] = set()
     for rule in rules:
         if rule.category not in found and rule.pattern.search(relevant):

@@ -230,7 +230,7 @@ def _publish(
     comparing = options["max_samples"], options["seed"], options["dedupe"]
     with closing(choose_rows(files, work / "candidates.sqlite", *comparing)) as database:
         finished, dropped = write_chosen(files, work, database)
-    report = build_report(redacted, options, WEIGHTS, records, dropped, finished)
+    report = build_report(redacted.describe(), options, WEIGHTS, records, dropped, finished)
     if not report["kept"]:
         remove(work, LOCK)
         raise EmptySelection(_nothing_left(given, report))

@@ -44,7 +44,7 @@ class Prefilter:
         options.max_mem = MAX_MEMORY
         self._set = re2.Set.SearchSet(options)
         for pattern in patterns:
-            self._set.Add(widened(pattern))
+            self._set.Add(widen_pattern(pattern))
         self._set.Compile()
 
     def candidates(self, text: str) -> list[int]:
@@ -56,10 +56,10 @@ class Prefilter:
         return sorted(self._set.Match(text) or ())
 
 
-def widened(pattern: re.Pattern[str]) -> str:
+def widen_pattern(pattern: re.Pattern[str]) -> str:
     r"""Write a pattern for RE2 so that it matches wherever the pattern does, and maybe elsewhere.
 
-    >>> widened(re.compile(r"(?<!\w)not{1,20}(?! yet)\b"))
+    >>> widen_pattern(re.compile(r"(?<!\w)not{1,20}(?! yet)\b"))
     '(?m)(?:^|\\W)not{1,}'
     """
     flags = "m" + ("i" if pattern.flags & re.IGNORECASE else "")

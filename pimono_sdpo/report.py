@@ -1,6 +1,6 @@
-"""What happened, as one JSON object: the source of every number on the dataset card.
+"""Build report.json of a filter run: every number on the dataset card comes from it.
 
-No clock, no machine path: the same input gives the same bytes.
+It holds no times and no machine paths: the same input gives the same bytes.
 """
 
 import hashlib
@@ -11,28 +11,28 @@ from typing import Any
 import polars as pl
 
 from pimono_sdpo import __version__
-from pimono_sdpo.traces.sources import Source
 
 BIN_WIDTH = 2.0
 OVER_MAX_SAMPLES = "over_max_samples"
 BY_SCORE = ("below_min_score", OVER_MAX_SAMPLES)
-# A reject tells its score behind the harness.
+# The detail of a reject names its harness, then its score.
 SCORE_IN_DETAIL = r"(?:^|, )score (-?[0-9][0-9.e+-]*)"
 MAX_BROKEN = 100
 Json = dict[str, Any]
 
 
 def build_report(
-    source: Source,
+    described: Json,
     options: Json,
     weights: dict[str, float],
     records: list[Json],
     dropped: dict[str, Counter[str]],
     folder: Path,
 ) -> Json:
-    """Gather the report of a run from its shard records and the rows written to `folder/data`.
+    """Build the report of a run from its shard records and the rows written to `folder/data`.
 
-    `dropped` holds the reasons of the steps that compare rows, dedupe and choose.
+    `described` is the input (`Source.describe`); `dropped` has the reasons of the steps that
+    compare rows, dedupe and choose.
 
     Keys: pimono_sdpo, input, options, lines, bytes, broken_sessions (the MAX_BROKEN that lost most;
     every row and reject has its own `counts`), stages, sessions, kept, rejected, drop_reasons,
@@ -42,7 +42,7 @@ def build_report(
     licence, sha256 (of all files of a kind), first_sample. Without kept rows, what describes them
     is left out.
     """
-    stages = _stages(records)
+    stages = _add_up_stages(records)
     kept = stages[-1]["rows_out"] if stages else 0
     for step, used in (("dedupe", options["dedupe"]), ("choose", options["max_samples"])):
         if used:
@@ -52,46 +52,32 @@ def build_report(
     reasons: Counter[str] = Counter()
     for stage in stages:
         reasons.update(stage["dropped"])
-    counts = _columns(records, "counts")
+    counts = _add_up(records, "counts")
     return {
         "pimono_sdpo": __version__,
-        "input": {
-            "source": source.name,
-            "kind": source.kind,
-            "revision": source.revision,
-            **({"upstream": source.upstream} if source.kind == "hub" else {}),
-            "shards": [
-                {
-                    "path": shard.path,
-                    "layout": shard.layout,
-                    "sessions": shard.sessions,
-                    "bytes": shard.bytes,
-                }
-                for shard in source.shards
-            ],
-        },
+        "input": described,
         "options": {name: value for name, value in options.items() if name != "licence"},
         "lines": {name: counts[f"lines_{name}"] for name in ("parsed", "repaired", "skipped")},
         "bytes": {
-            "parsed": _columns(records, "volume")["bytes_parsed"],
+            "parsed": _add_up(records, "volume")["bytes_parsed"],
             **{name: counts[f"bytes_{name}"] for name in ("repaired", "skipped", "not_utf8")},
         },
-        "broken_sessions": _broken_sessions(folder),
+        "broken_sessions": _list_broken_sessions(folder),
         "stages": stages,
-        "sessions": sum(shard.sessions for shard in source.shards),
+        "sessions": sum(shard["sessions"] for shard in described["shards"]),
         "kept": kept,
         "rejected": sum(reasons.values()),
         "drop_reasons": dict(sorted(reasons.items())),
         "weights": weights,
-        "secrets_redacted": dict(sorted(_columns(records, "redactions").items())),
+        "secrets_redacted": dict(sorted(_add_up(records, "redactions").items())),
         "licence": options["licence"],
-        "sha256": {name: _sha256(folder / name) for name in ("data", "rejects")},
-        **(_statistics(folder, source.name, options["min_score"]) if kept else {}),
+        "sha256": {name: _hash_files(folder / name) for name in ("data", "rejects")},
+        **(_describe_rows(folder, described["source"], options["min_score"]) if kept else {}),
     }
 
 
-def _broken_sessions(folder: Path) -> list[Json]:
-    """Sessions with lines that were no valid JSON or no UTF-8, those that lost most first."""
+def _list_broken_sessions(folder: Path) -> list[Json]:
+    """Return the sessions with invalid JSON or invalid UTF-8, those that lost most first."""
     columns = ["session_id", "source"]
     counts = [
         "lines_repaired",
@@ -123,7 +109,7 @@ def _broken_sessions(folder: Path) -> list[Json]:
     )
 
 
-def _sha256(folder: Path) -> str:
+def _hash_files(folder: Path) -> str:
     digest = hashlib.sha256()
     for path in sorted(folder.glob("*.parquet")):
         with path.open("rb") as file:
@@ -131,7 +117,7 @@ def _sha256(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def _stages(records: list[Json]) -> list[Json]:
+def _add_up_stages(records: list[Json]) -> list[Json]:
     """Add up the rows in and out of each stage over all shards, in pipeline order."""
     totals: dict[str, Json] = {}
     for record in records:
@@ -146,15 +132,15 @@ def _stages(records: list[Json]) -> list[Json]:
     return list(totals.values())
 
 
-def _columns(records: list[Json], column: str) -> Counter[str]:
+def _add_up(records: list[Json], column: str) -> Counter[str]:
     total: Counter[str] = Counter()
     for record in records:
         total.update(record["counts"].get("columns", {}).get(column, {}))
     return total
 
 
-def _statistics(folder: Path, name: str, min_score: float) -> Json:
-    """Count and describe the rows of a folder without holding them."""
+def _describe_rows(folder: Path, name: str, min_score: float) -> Json:
+    """Count and describe the rows of a folder without loading them."""
     data = folder / "data"
     rows = pl.scan_parquet([*sorted(data.glob("train-*")), *sorted(data.glob("test-*"))])
     score = pl.col("score")
@@ -163,8 +149,8 @@ def _statistics(folder: Path, name: str, min_score: float) -> Json:
         .collect()
         .row(0)
     )
-    bins = _counts(rows.select((score // BIN_WIDTH).cast(pl.Int64)))
-    reasons, others = _rejected_by_score(sorted((folder / "rejects").glob("*.parquet")))
+    bins = _count_values(rows.select((score // BIN_WIDTH).cast(pl.Int64)))
+    reasons, others = _count_rejects_by_score(sorted((folder / "rejects").glob("*.parquet")))
     folder_of_source = (
         pl.when(pl.col("source").str.contains("/"))
         .then(pl.col("source").str.replace(r"/[^/]*$", ""))
@@ -186,7 +172,7 @@ def _statistics(folder: Path, name: str, min_score: float) -> Json:
             ],
             "cut": low if OVER_MAX_SAMPLES in reasons else min_score if reasons else None,
         },
-        "splits": _counts(rows.select("split")),
+        "splits": _count_values(rows.select("split")),
         "without_terms": int(
             rows.select(
                 (pl.col("reward_terms").list.set_difference("categories").list.len() == 0).sum()
@@ -194,23 +180,23 @@ def _statistics(folder: Path, name: str, min_score: float) -> Json:
             .collect()
             .item()
         ),
-        "category_counts": _counts(rows.select(pl.col("categories").explode())),
-        "sources": _counts(rows.select(folder_of_source)),
+        "category_counts": _count_values(rows.select(pl.col("categories").explode())),
+        "sources": _count_values(rows.select(folder_of_source)),
         "first_sample": rows.head(1).collect().to_dicts()[0],
     }
 
 
-def _rejected_by_score(files: list[Path]) -> tuple[set[str], dict[int, int]]:
-    """Why rows were dropped for their score alone, and how many there are per bin."""
+def _count_rejects_by_score(files: list[Path]) -> tuple[set[str], dict[int, int]]:
+    """Return why rows were dropped for their score alone, and how many there are per bin."""
     if not files:
         return set(), {}
     rejects = pl.scan_parquet(files).filter(pl.col("drop_reason").is_in(BY_SCORE))
     score = pl.col("detail").str.extract(SCORE_IN_DETAIL).cast(pl.Float64, strict=False)
-    reasons = set(_counts(rejects.select("drop_reason")))
-    return reasons, _counts(rejects.select((score // BIN_WIDTH).cast(pl.Int64)).drop_nulls())
+    reasons = set(_count_values(rejects.select("drop_reason")))
+    return reasons, _count_values(rejects.select((score // BIN_WIDTH).cast(pl.Int64)).drop_nulls())
 
 
-def _counts(column: pl.LazyFrame) -> dict[Any, int]:
+def _count_values(column: pl.LazyFrame) -> dict[Any, int]:
     (name,) = column.collect_schema().names()
     return dict(column.group_by(name).len().sort(name).collect().rows())
 

@@ -1,13 +1,11 @@
-"""Every column this project reads or writes, one block per layer.
+"""Every column of every parquet file this project reads or writes.
 
-Open-ended values (tool arguments, verifier specs) travel as JSON text, so that the schema of a
-shard never depends on what the shard holds.
+Open-ended values (tool arguments, verifier specs) are `Json` or JSON text, so that the schema of a
+shard never depends on its contents.
 
-Arguments of tools and other open-ended values are `Json`, which parquet keeps as text: the schema
-never depends on what a model wrote.
-
-Two players answer the same turn of a recorded trajectory: the king blind, the challenger with the
-pull request that solved the task. A panel of judges compares the answers in both orders.
+In a duel, two players answer the same turn of a recorded trajectory: the king without a hint, the
+challenger with the pull request that solved the task. A panel of judges compares the answers in
+both orders.
 """
 
 from typing import Any, Literal, NotRequired, TypedDict
@@ -113,7 +111,7 @@ SDPO_ROW = Features(
     }
 )
 
-# Beside a row while a run lasts: what tells that two rows are of the same story.
+# Kept with a row during a run, to recognise two rows of the same story.
 PRINT = Features({"evidence": Value("int64"), "fingerprints": List(Value("int64"))})
 
 REJECT = Features(
@@ -130,7 +128,7 @@ REJECT = Features(
 
 
 class Diagnostic(TypedDict):
-    """One concrete failure the environment reported; `command` is the command line, or empty."""
+    """A failure that the environment reported; `command` is the command line, or empty."""
 
     categories: list[str]
     text: str
@@ -140,20 +138,13 @@ class Diagnostic(TypedDict):
 
 
 class Correction(TypedDict):
-    """One later user message that corrects the agent; `span` quotes the words that decided."""
+    """A later user message that corrects the agent; `span` quotes the words that show it."""
 
     text: str
     event_index: int
     rule: str
     probability: float
     span: str
-
-
-class ScoreTerm(TypedDict):
-    """One addend of a row's score."""
-
-    term: str
-    value: float
 
 
 class Message(TypedDict):
@@ -165,9 +156,8 @@ class Message(TypedDict):
 
 Protocol = Literal["json", "native"]
 TestPolicy = Literal["on_write", "on_final", "never"]
-StepKind = Literal["tool_call", "final", "parse_error", "loop"]
 
-# What TRL takes as one turn; a column that a turn does not need is null.
+# A turn as TRL takes it; columns that a turn does not need are null.
 TURN = {
     "role": Value("string"),
     "content": Value("string"),
@@ -197,10 +187,10 @@ STEP_TAKEN = {
     "args": Json(),
     "ok": Value("bool"),
     "error": Value("string"),
-    # Of this rollout's `messages`, how many the model had read, and what tests said after the step.
+    # How many of this rollout's `messages` the model had read, and whether tests passed afterwards.
     "n_context": Value("int32"),
     "tests_ok": Value("bool"),
-    # What a lenient reader mended, or why the turn could not be read; null for one in good form.
+    # What a lenient reader repaired, or why the turn could not be read; null if it was well formed.
     "malformed": Value("string"),
 }
 
@@ -217,7 +207,7 @@ ROLLOUT = Features(
         "messages": List(TURN),
         "tools": List(Json()),
         "steps": List(STEP_TAKEN),
-        # Null when tests never ran: policy `never`, no tests, or a fault of ours (`error`).
+        # Null when tests never ran: policy `never`, no tests, or a failure of ours (`error`).
         "tests_ok": Value("bool"),
         "test_output": Value("string"),
         "patch": Value("string"),
@@ -249,8 +239,8 @@ STEP = Features(
     }
 )
 
-# A step that was not kept, or a whole run (then there is no step), and why. What the model had read
-# is in the run.
+# A step that was dropped, or a whole run (then `step` is null), and why. The run holds what the
+# model had read.
 DROPPED_STEP = Features(
     {
         **{name: STEP[name] for name in STEP if name not in {"prompt", "tools"}},
@@ -275,13 +265,13 @@ PAIR = Features(
         "model": Value("string"),
         "seed_chosen": Value("int64"),
         "seed_rejected": Value("int64"),
-        # Of prompt and the longer one of both.
+        # Of the prompt and the longer completion.
         "n_tokens": Value("int32"),
         "split": Value("string"),
     }
 )
 
-# A pair that was not kept: the same columns, and why.
+# A pair that was dropped: the same columns, and why.
 DROPPED_PAIR = Features({**PAIR, "drop_reason": Value("string"), "detail": Value("string")})
 
 
@@ -339,13 +329,13 @@ ANSWER = Features(
         "challenger": Value("string"),
         "king_ok": Value("bool"),
         "challenger_ok": Value("bool"),
-        # Terms of the challenger's answer that only the hidden pull request holds.
+        # Terms of the challenger's answer that occur only in the hidden pull request.
         "leaked_terms": List(Value("string")),
         "privileged_context": Value("string"),
         "king_model": Value("string"),
         "challenger_model": Value("string"),
         "usage": USAGE,
-        # Null when both answered; else why there is nothing to judge.
+        # Null when both answered; otherwise why there is nothing to judge.
         "drop_reason": Value("string"),
         "error": Value("string"),
     }

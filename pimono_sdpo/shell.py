@@ -104,10 +104,11 @@ _QUIET_OF_GIT = frozenset(
 )
 
 
-def parse(command: str, depth: int = 0) -> list[Pipeline]:
+def parse_command(command: str, depth: int = 0) -> list[Pipeline]:
     """Split a command line into pipelines; `bash -c`, `ssh HOST` and the like are looked through.
 
-    >>> [[s.program for s in p.stages] for p in parse("cd a && CI=1 npm test 2>&1 | tail -5")]
+    >>> found = parse_command("cd a && CI=1 npm test 2>&1 | tail -5")
+    >>> [[stage.program for stage in pipeline.stages] for pipeline in found]
     [['cd'], ['npm', 'tail']]
     """
     done: list[Pipeline] = []
@@ -115,7 +116,7 @@ def parse(command: str, depth: int = 0) -> list[Pipeline]:
     for words, targets, operator in _simple_commands(command[:MAX_CHARS]):
         words = _bare(words)
         within = _command_within(words) if depth < MAX_DEPTH else ""
-        inner = parse(within, depth + 1) if within else []
+        inner = parse_command(within, depth + 1) if within else []
         if inner:
             done += inner[:-1]
             stages += inner[-1].stages

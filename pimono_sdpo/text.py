@@ -8,10 +8,10 @@ _WORD = re.compile(rf"[{_CJK}]|[^\W{_CJK}]+")
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
-def well_formed(text: str) -> str:
+def replace_surrogates(text: str) -> str:
     """Put U+FFFD for the lone surrogates that no UTF-8 column can hold.
 
-    >>> well_formed("a\\ud800b")
+    >>> replace_surrogates("a\\ud800b")
     'a\ufffdb'
     """
     return _SURROGATE.sub("\ufffd", text)
@@ -51,12 +51,12 @@ def cut_middle(text: str, keep: int) -> str:
     return text[: keep - tail] + TRIMMED + text[len(text) - tail :]
 
 
-def shingles(text: str, words: int = 3) -> list[str]:
+def split_shingles(text: str, words: int = 3) -> list[str]:
     """Return the overlapping word groups of a text, cases and spacing apart.
 
     Chinese, Japanese and Korean are written without spaces: there each character is a word.
 
-    >>> shingles("Fix the  Parser now")
+    >>> split_shingles("Fix the  Parser now")
     ['fix the parser', 'the parser now']
     """
     found = _WORD.findall(text.lower())

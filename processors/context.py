@@ -10,7 +10,7 @@ from typing import Any
 
 from datasets import Features, Value
 
-from pimono_sdpo.failures import Rule, rules_for
+from pimono_sdpo.failures import Rule, find_rules
 from pimono_sdpo.schema import Correction, Diagnostic
 from pimono_sdpo.stage import Map, Row
 from pimono_sdpo.text import shorten, shorten_around
@@ -31,11 +31,11 @@ def context(row: Row) -> dict[str, Any]:
     blocks = [
         f"Tool/environment diagnostic {number} ({', '.join(_by_weight(item['categories']))}):\n"
         + _shortened(item["text"])
-        for number, item in enumerate(telling(row["diagnostics"]), start=1)
+        for number, item in enumerate(select_diagnostics(row["diagnostics"]), start=1)
     ]
     blocks += [
         f"Later user correction {number}:\n" + shorten(item["text"], CORRECTION_CHARS)
-        for number, item in enumerate(first_said(row["corrections"]), start=1)
+        for number, item in enumerate(select_corrections(row["corrections"]), start=1)
     ]
     return {"privileged_context": "\n\n".join(blocks)}
 
@@ -49,14 +49,14 @@ def _shortened(text: str) -> str:
 
 
 def _short_line(line: str) -> str:
-    if len(line) < LONG_LINE or any(rule.pattern.search(line) for rule in rules_for(line)):
+    if len(line) < LONG_LINE or any(rule.pattern.search(line) for rule in find_rules(line)):
         return line
     return f"{line[:LINE_CHARS]} [...] {line[-LINE_CHARS:]}"
 
 
 def _place(text: str) -> int:
     """Where the weightiest of the rules that match finds what failed; 0 when none does."""
-    for _, rules in groupby(sorted(rules_for(text), key=_weight), _weight):
+    for _, rules in groupby(sorted(find_rules(text), key=_weight), _weight):
         places = [match.start() for rule in rules if (match := rule.pattern.search(text))]
         if places:
             return min(places)
@@ -72,7 +72,7 @@ def _same(item: Diagnostic) -> str:
     return _VARIES.sub("0", item["text"])
 
 
-def telling(items: list[Diagnostic]) -> list[Diagnostic]:
+def select_diagnostics(items: list[Diagnostic]) -> list[Diagnostic]:
     """The distinct diagnostics of most weight; of equal ones the one that happened first."""
     if len(items) == 1:
         return items
@@ -81,7 +81,7 @@ def telling(items: list[Diagnostic]) -> list[Diagnostic]:
     return ranked[:MAX_DIAGNOSTICS]
 
 
-def first_said(items: list[Correction]) -> list[Correction]:
+def select_corrections(items: list[Correction]) -> list[Correction]:
     """The distinct corrections that came first."""
     return list({item["text"]: item for item in reversed(items)}.values())[::-1][:MAX_CORRECTIONS]
 

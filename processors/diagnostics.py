@@ -18,15 +18,15 @@ from pimono_sdpo.failures import (
     classify,
 )
 from pimono_sdpo.schema import Diagnostic
-from pimono_sdpo.shell import Pipeline, Stage, parse
-from pimono_sdpo.traces.events import Event, decoded
+from pimono_sdpo.shell import Pipeline, Stage, parse_command
+from pimono_sdpo.traces.events import Event, decode_json
 from processors.masked_failures import (
     IS_CHECK,
     NOT_OF_A_COMMAND,
     SIGNATURE,
-    find_hidden,
+    find_masked_failures,
     last_role,
-    may_hide,
+    may_mask_failure,
 )
 
 MIXED_TAIL_LINES = 25
@@ -108,7 +108,7 @@ def _may_tell(event: Event, called: str) -> bool:
         return False
     if event.is_error or event.exit_code:
         return True
-    return event.tool_name == "bash" and may_hide(called, event.text)
+    return event.tool_name == "bash" and may_mask_failure(called, event.text)
 
 
 def _cleaned(text: str) -> str:
@@ -132,12 +132,12 @@ def _categories(event: Event, command: str, text: str) -> set[str]:
     is_bash = event.tool_name == "bash"
     failed = event.is_error or (event.kind == "tool_result" and is_bash and bool(event.exit_code))
     if not failed:
-        return find_hidden(command, text) if is_bash else set()
+        return find_masked_failures(command, text) if is_bash else set()
     if EVICTED.fullmatch(text[:500]) or _is_interrupt_or_outage(event, text):
         return set()
     told = _ends(text)
     if is_bash and event.exit_code is not None:
-        return _failed_command(event.exit_code, parse(command), command, told)
+        return _failed_command(event.exit_code, parse_command(command), command, told)
     return _failed_call(event.tool_name, told) if told.strip() else set()
 
 
@@ -217,6 +217,6 @@ def _own_words(stages: list[Stage], told: str) -> str:
 
 def _command(arguments: str) -> str:
     """The command line of a bash call; arguments are whatever the model wrote."""
-    value = decoded(arguments)
+    value = decode_json(arguments)
     command = value.get("command") if isinstance(value, dict) else None
     return command if isinstance(command, str) else ""

@@ -12,7 +12,7 @@ from pimono_sdpo.text import shorten
 from pimono_sdpo.traces.events import Event
 from pimono_sdpo.traces.parse import match_results, read_trace
 from processors import grade, names, redact
-from processors.context import context, first_said, telling
+from processors.context import context, select_corrections, select_diagnostics
 from processors.evidence import evidence
 from processors.redact import redact_text
 from processors.rows import PROMPT_CHARS
@@ -25,7 +25,7 @@ SHOWN = frozenset(
 )
 
 
-def around(session: Row, unit: Unit, history_chars: int) -> list[Json]:
+def show_event_windows(session: Row, unit: Unit, history_chars: int) -> list[Json]:
     """Read a session (SESSION columns) again; return one record for each request of its own.
 
     source, session_id, episode   which row it is
@@ -59,8 +59,8 @@ def around(session: Row, unit: Unit, history_chars: int) -> list[Json]:
 def _places(row: Row, events: Sequence[Event], calls: dict[int, int]) -> list[Json]:
     """The pieces that the context shows, by the names it gives them."""
     named = (
-        ("Tool/environment diagnostic", telling(row["diagnostics"])),
-        ("Later user correction", first_said(row["corrections"])),
+        ("Tool/environment diagnostic", select_diagnostics(row["diagnostics"])),
+        ("Later user correction", select_corrections(row["corrections"])),
     )
     return [
         {

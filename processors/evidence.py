@@ -21,8 +21,8 @@ from pimono_sdpo.traces.lines import Lines
 from pimono_sdpo.traces.parse import match_results, read_trace
 from processors.corrections import find_corrections
 from processors.diagnostics import find_diagnostics
-from processors.fingerprints import fingerprints
-from processors.history import history
+from processors.fingerprints import hash_messages
+from processors.history import gather_history
 from processors.prompts import is_substantive
 
 Item = TypeVar("Item", Diagnostic, Correction)
@@ -33,7 +33,7 @@ def evidence(row: Row, unit: Unit, history_chars: int) -> list[dict[str, Any]]:
     trace = read_trace(row["trace"] or b"")
     branches = find_branches(trace.events)
     diagnostics = find_diagnostics(trace.events)
-    corrections = with_abandoned(find_corrections(trace.events), trace.events, branches)
+    corrections = add_branch_corrections(find_corrections(trace.events), trace.events, branches)
     forks = sorted(max(branch.fork, 0) for branch in branches)
     matched = match_results(trace.events)
     unread = row["bytes_not_utf8"] or 0
@@ -63,7 +63,9 @@ def evidence(row: Row, unit: Unit, history_chars: int) -> list[dict[str, Any]]:
                 "episode": episode,
                 "cwd": trace.cwd,
                 "prompt": request.text.strip() if request else "",
-                "history": history(trace.events, request.index, history_chars) if request else [],
+                "history": gather_history(trace.events, request.index, history_chars)
+                if request
+                else [],
                 "diagnostics": failed,
                 "corrections": corrected,
                 "continued": any(map(_is_work, trace.events[last + 1 : stop])),
@@ -71,7 +73,7 @@ def evidence(row: Row, unit: Unit, history_chars: int) -> list[dict[str, Any]]:
                 "workspace": _workspace(files, harness, request, wrong),
                 "problem": trace.problem,
                 # A row that teaches nothing is dropped, and never compared with others.
-                "fingerprints": fingerprints(trace.events[start:stop]) if request and told else [],
+                "fingerprints": hash_messages(trace.events[start:stop]) if request and told else [],
                 "counts": {
                     **_event_counts(trace.events[start:stop], matched),
                     "abandoned_branches": bisect_left(forks, stop) - bisect_left(forks, start),
@@ -124,7 +126,7 @@ def _spans(requests: Sequence[Event], stop: int, unit: Unit) -> Iterator[tuple[i
     return pairwise(cuts)
 
 
-def with_abandoned(
+def add_branch_corrections(
     corrections: list[Correction], events: Sequence[Event], branches: Sequence[Branch]
 ) -> list[Correction]:
     """Add what the user said on going back: it corrects the branch that was left.

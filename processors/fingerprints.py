@@ -12,7 +12,7 @@ from pimono_sdpo.traces.events import Event
 MIN_CHARS = {"user": 16, "assistant": 40, "tool_call": 80}
 
 
-def fingerprints(events: Sequence[Event]) -> list[int]:
+def hash_messages(events: Sequence[Event]) -> list[int]:
     """Return a 64-bit hash for each message that is long enough, in order."""
     said = (
         f"{event.kind}\n{event.text or event.arguments}"

@@ -9,7 +9,7 @@ from typing import Any
 from pimono_sdpo.failures import CATEGORIES
 from pimono_sdpo.schema import GRADE
 from pimono_sdpo.stage import Map, Row
-from processors.salient_tokens import concrete_terms
+from processors.salient_tokens import find_salient_tokens
 
 CONTINUED = 1.5
 # The weightiest first, as a row lists them. The scale is the reference card's: the six categories
@@ -34,7 +34,7 @@ def grade(row: Row) -> dict[str, Any]:
         "categories": sorted(seen),
         "score": sum(WEIGHTS[name] for name in earned),
         "score_terms": terms,
-        "reward_terms": [*sorted(seen), *concrete_terms(texts)],
+        "reward_terms": [*sorted(seen), *find_salient_tokens(texts)],
     }
 
 

@@ -6,7 +6,7 @@ from pimono_sdpo.schema import Message
 from pimono_sdpo.traces.events import Event
 
 
-def history(events: Sequence[Event], stop: int, limit: int) -> list[Message]:
+def gather_history(events: Sequence[Event], stop: int, limit: int) -> list[Message]:
     """Return the last turns before event `stop` within `limit` characters, whole.
 
     Roles alternate, from a user's turn to an assistant's. Tool calls and results are left out: what

@@ -3,7 +3,7 @@
 import re
 
 from pimono_sdpo.failures import SAYS_PASSED, classify, may_fail
-from pimono_sdpo.shell import Pipeline, Stage, loses_status, parse
+from pimono_sdpo.shell import Pipeline, Stage, loses_status, parse_command
 
 TAIL_LINES = 15
 SCRIPT_TAIL_LINES = 6
@@ -30,7 +30,7 @@ _IN_SCRIPT = re.compile(r" (?:line )?\d{1,6}: ")
 NOT_OF_A_COMMAND = frozenset({"policy_block", "tool_schema_validation"})
 
 
-def may_hide(command: str, text: str) -> bool:
+def may_mask_failure(command: str, text: str) -> bool:
     """Tell, faster than by reading the command, whether there is anything to look into.
 
     `command` may also be the JSON around it.
@@ -41,7 +41,7 @@ def may_hide(command: str, text: str) -> bool:
     return "timed out" in tail or "not found" in tail or may_fail(tail, _SUSPICIOUS)
 
 
-def find_hidden(command: str, text: str) -> set[str]:
+def find_masked_failures(command: str, text: str) -> set[str]:
     """What a command that reports success says at its end about a program whose status is lost."""
     # A line of the command itself was echoed, not reported.
     lines = [line for line in _last_lines(text) if line.strip() not in command]
@@ -49,7 +49,7 @@ def find_hidden(command: str, text: str) -> set[str]:
     said = classify("\n".join(lines))
     if not lines or not (asks or _is_suspicious(lines, said)):
         return set()
-    pipelines = parse(command)
+    pipelines = parse_command(command)
     stages = [stage for pipeline in pipelines for stage in pipeline.stages]
     if _TIMED_OUT.match(text) or (_TIMED_OUT.match(lines[-1]) and last_role(stages) == "runs"):
         return {"command_error"}

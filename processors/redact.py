@@ -12,7 +12,7 @@ from datasets import Features, List, Value
 
 from pimono_sdpo.schema import EVIDENCE
 from pimono_sdpo.stage import Map, Row
-from processors.secrets import take_out
+from processors.secrets import redact_secrets
 
 # A path also begins behind an option's letter, a written-out escape, and the sides of a diff.
 _START = (
@@ -54,18 +54,18 @@ def redact_text(text: str, cwd: str) -> tuple[str, list[str]]:
     >>> redact_text("token hf_abcdefghijklmnopqrstuvwx in /home/ann/app/a.py", "/home/ann/app")
     ('token [REDACTED:huggingface_token] in $WORKSPACE/a.py', ['huggingface_token'])
     """
-    text, kinds = take_out(text)
+    text, kinds = redact_secrets(text)
     for spelled in _spellings(cwd):
-        text = without_workspace(text, spelled)
+        text = redact_workspace(text, spelled)
     user = _USER.match(cwd)
     if user and user[1] in text:
         text = _without_user(text, user[1])
     if "/var/folders/" in text:
         text = _TEMPORARY.sub("$TMPDIR", text)
-    return without_homes(text), kinds
+    return redact_homes(text), kinds
 
 
-def without_workspace(text: str, spelled: str) -> str:
+def redact_workspace(text: str, spelled: str) -> str:
     """Put $WORKSPACE for it; compiling a pattern for each session costs more than all else."""
     kept: list[str] = []
     done, at = 0, text.find(spelled)
@@ -94,7 +94,7 @@ def _without_user(text: str, user: str) -> str:
     return text
 
 
-def without_homes(text: str) -> str:
+def redact_homes(text: str) -> str:
     """Put $HOME for homes; few words hold any, and telling which is far faster."""
     if not any(name in text for name in _IN_HOMES):
         return text

@@ -11,7 +11,7 @@ from datasets import Features
 from pimono_sdpo.schema import EVIDENCE, PRINT, SDPO_ROW
 from pimono_sdpo.stage import Map, Row
 from pimono_sdpo.text import shorten
-from processors.verifier_specs import verifier_spec
+from processors.verifier_specs import write_verifier_spec
 
 PROMPT_CHARS = 6000
 TURN_CHARS = 1200
@@ -26,7 +26,7 @@ def rows(row: Row) -> dict[str, Any]:
             *({**turn, "content": shorten(turn["content"], TURN_CHARS)} for turn in row["history"]),
             {"role": "user", "content": shorten(row["prompt"], PROMPT_CHARS)},
         ],
-        "verifier_spec": verifier_spec(row),
+        "verifier_spec": write_verifier_spec(row),
         "evidence": len(row["diagnostics"]) + len(row["corrections"]),
         "fingerprints": row["fingerprints"],
         "corrections": [

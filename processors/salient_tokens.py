@@ -68,17 +68,17 @@ _GENERIC = frozenset(
 )
 
 
-def concrete_terms(texts: Iterable[str], limit: int = MAX_TERMS) -> list[str]:
+def find_salient_tokens(texts: Iterable[str], limit: int = MAX_TERMS) -> list[str]:
     """Return lower-cased distinct tokens, the most concrete kind first, in order of appearance.
 
-    >>> concrete_terms(["node:internal/process/promises:332\\n  triggerUncaughtException(err)"])
+    >>> find_salient_tokens(["node:internal/process/promises:332\\n triggerUncaughtException(err)"])
     ['promises:332', 'triggeruncaughtexception']
     """
     # One scan for all: no token holds what stands between two, nor could end because of it.
     read = "\0\n".join(_readable(text[:_SCAN_CHARS]) for text in texts)
     terms: dict[str, None] = {}
     for kind in KINDS:
-        spelled = map(_spelled, _distinct(tokens_of(kind, read)))
+        spelled = map(_spelled, _distinct(find_tokens(kind, read)))
         new = (term for term in spelled if term not in terms and _is_telling(term))
         terms |= dict.fromkeys(islice(_distinct(new), MAX_PER_KIND))
     return list(terms)[:limit]
@@ -91,7 +91,7 @@ def _readable(text: str) -> str:
     return _REDACTED.sub("", text) if "[REDACTED" in text else text
 
 
-def tokens_of(kind: Kind, text: str) -> Iterator[str]:
+def find_tokens(kind: Kind, text: str) -> Iterator[str]:
     """What the pattern finds, word by word; no token holds a space."""
     at = 0
     while hit := kind.needle.search(text, at):

@@ -215,12 +215,12 @@ _KEY_BODY = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/=\\
 _PREFILTER = Prefilter([secret.pattern for secret in SECRETS])
 
 
-def take_out(text: str) -> tuple[str, list[str]]:
+def redact_secrets(text: str) -> tuple[str, list[str]]:
     """Return the text with `[REDACTED:kind]` for every secret, and the kinds in that order.
 
     What is returned holds nothing more to take out.
 
-    >>> take_out("DB_PASSWORD=hunter2 and max_tokens=4096")
+    >>> redact_secrets("DB_PASSWORD=hunter2 and max_tokens=4096")
     ('DB_PASSWORD=[REDACTED:assigned_secret] and max_tokens=4096', ['assigned_secret'])
     """
     kinds: list[str] = []
@@ -246,9 +246,9 @@ def _without(number: int, text: str, kinds: list[str]) -> str:
     return "\n".join(lines)
 
 
-def kinds_in(text: str) -> list[str]:
+def find_secret_kinds(text: str) -> list[str]:
     """Return the kinds of the secrets a text holds."""
-    return take_out(text)[1]
+    return redact_secrets(text)[1]
 
 
 def _replace(secret: Secret, kinds: list[str], match: re.Match[str]) -> str:

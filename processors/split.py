@@ -22,17 +22,17 @@ _CONTAINERS = frozenset(
 
 def split(row: Row, test_fraction: float) -> dict[str, Any]:
     """Say the side by a hash of the repository: adding sessions never moves the others."""
-    place = int.from_bytes(hashlib.sha256(repository(row).encode()).digest()[:8]) / 2**64
+    place = int.from_bytes(hashlib.sha256(name_repository(row).encode()).digest()[:8]) / 2**64
     return {"split": "test" if place < test_fraction else "train"}
 
 
-def repository(row: Row) -> str:
+def name_repository(row: Row) -> str:
     """Name what a session worked on, whoever's clone and whichever folder or worktree of it.
 
     The name is the first folder of the workspace that is neither a home nor one that people keep
     their projects in; without a workspace it is the folder of the file.
 
-    >>> repository({"cwd": "/home/ann/code/App/packages/ai", "source": "x.jsonl"})
+    >>> name_repository({"cwd": "/home/ann/code/App/packages/ai", "source": "x.jsonl"})
     'app'
     """
     parts = [

@@ -24,7 +24,7 @@ from pimono_sdpo.traces.harness import find_harness, pi
 COMMAND_CHARS = 2000
 
 
-def verifier_spec(row: Row) -> str | None:
+def write_verifier_spec(row: Row) -> str | None:
     """Write the spec; None for a harness whose tools have no schemas here."""
     harness = find_harness(row["harness"])
     if not harness.tools:

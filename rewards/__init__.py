@@ -1,5 +1,50 @@
-"""Score completions. A reward is a plain function: `f(prompts, completions, **columns)`."""
+"""Score completions: reward functions for TRL, and verifiers that run in a sandbox.
 
+A reward is a plain function, as TRL calls it. To write your own, take the columns of the rows that
+you need as keyword arguments and return one number per completion:
+
+    from rewards import text_of
+
+    def short_answer(prompts, completions, **columns):
+        return [1.0 if len(text_of(one)) < 200 else 0.0 for one in completions]
+
+To score a completion by what it does, put verifiers into a rubric; `rewards.verifiers` lists them
+and says how to add one:
+
+    from rewards import Rubric, VerifierReward
+    from rewards.verifiers import tests
+
+    reward = VerifierReward(Rubric(gates=[tests.verify]))
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from rewards.answers import text_of
 from rewards.trace_grounding import trace_grounding_reward
 
-__all__ = ["trace_grounding_reward"]
+if TYPE_CHECKING:
+    from rewards.verifiers.reward import VerifierReward, self_test
+    from rewards.verifiers.rubric import BadSpec, Rubric, RubricResult, Verifier, VerifierResult
+
+__all__ = [
+    "BadSpec",
+    "Rubric",
+    "RubricResult",
+    "Verifier",
+    "VerifierResult",
+    "VerifierReward",
+    "self_test",
+    "text_of",
+    "trace_grounding_reward",
+]
+
+_REWARD = ("VerifierReward", "self_test")
+
+
+def __getattr__(name: str) -> Any:
+    """Import the verifiers when they are used."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = "rewards.verifiers.reward" if name in _REWARD else "rewards.verifiers.rubric"
+    return getattr(import_module(module), name)

@@ -21,7 +21,7 @@ from pimono_sdpo.errors import EmptySelection, SourceError
 SPEC, ONE, SEVERAL = "verifier_spec", "completion", "completions"
 
 
-def open_rollouts(source: str) -> Dataset:
+def open_completions(source: str) -> Dataset:
     """Return the rows as they are stored; raises SourceError or EmptySelection."""
     path = Path(source)
     if not path.exists():

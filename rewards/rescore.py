@@ -32,7 +32,7 @@ from pimono_sdpo.runs.parquet import link_or_copy
 from pimono_sdpo.runs.progress import hide_bars
 from pimono_sdpo.stage import source_hash
 from rewards.answers import text_of
-from rewards.completions import one_each, open_rollouts
+from rewards.completions import one_each, open_completions
 from rewards.verifiers.rubric import Rubric, Status, Verifier
 
 SLICE = 256
@@ -152,7 +152,7 @@ def rescore_dataset(source: str, out: Path, rubric: Rubric, workers: int = 1) ->
     }
     options = {**used, "code": [source_hash(verifier) for verifier in verifiers]}
     with hide_bars():
-        rows = open_rollouts(source)
+        rows = open_completions(source)
         rows = rows.remove_columns([name for name in VERDICT if name in rows.column_names])
     parts = []
     for number, start in enumerate(range(0, rows.num_rows, SLICE)):

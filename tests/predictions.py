@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from pimono_sdpo.replay.calls import arguments, edits_of, path_in
+from pimono_sdpo.replay.calls import decode_arguments, find_path, read_edits
 from pimono_sdpo.replay.files import Outcome
 from pimono_sdpo.replay.workspace import Workspace
 from pimono_sdpo.traces.events import Event
@@ -38,7 +38,7 @@ def predictions(
             result = events[matched[event.index]]
             if not event.on_active_branch:
                 # The files may have been brought back since.
-                workspace.lose(event.tool_name, arguments(event))
+                workspace.lose(event.tool_name, decode_arguments(event))
                 continue
             if event.tool_name == "edit" and not is_refusal(result.text):
                 expected = workspace.predict(event)
@@ -47,13 +47,13 @@ def predictions(
             workspace.observe(event, result)
         elif event.tool_name in {"edit", "write", "bash"}:
             # Broken off, it may have been done all the same.
-            workspace.lose(event.tool_name, arguments(event))
+            workspace.lose(event.tool_name, decode_arguments(event))
 
 
 def _reason(workspace: Workspace, call: Event) -> str:
-    given = arguments(call)
-    file = workspace.files.get(workspace.absolute(path_in(given)))
-    if not edits_of(given):
+    given = decode_arguments(call)
+    file = workspace.files.get(workspace.absolute(find_path(given)))
+    if not read_edits(given):
         return "the call is none of replacing texts"
     if file is None:
         return "the file was never seen"

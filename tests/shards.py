@@ -15,10 +15,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pimono_sdpo.cli import main
-from pimono_sdpo.samples import SAMPLE_SESSIONS, is_whole, write_export
+from pimono_sdpo.samples import SAMPLE_SESSIONS, is_intact, write_export
 from tests.traces import HEADER, bash, call, trace, user
 
-SESSIONS = [path for path in sorted(Path(str(SAMPLE_SESSIONS)).glob("*.jsonl")) if is_whole(path)]
+SESSIONS = [path for path in sorted(Path(str(SAMPLE_SESSIONS)).glob("*.jsonl")) if is_intact(path)]
 
 
 def write_shards(folder: Path, count: int = 5) -> Path:
@@ -81,7 +81,7 @@ def cli(*arguments: object, folder: Path | None = None) -> subprocess.CompletedP
         os.environ.clear()
         os.environ.update(environment)
     assert isinstance(code, int)
-    return subprocess.CompletedProcess(sys.argv, code, out.getvalue(), err.getvalue())
+    return subprocess.CompletedProcess(command(*arguments), code, out.getvalue(), err.getvalue())
 
 
 def cli_process(

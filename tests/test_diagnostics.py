@@ -1,7 +1,7 @@
 import pytest
 
 from pimono_sdpo.failures import CATEGORIES, RULES, Rule, classify
-from pimono_sdpo.shell import parse
+from pimono_sdpo.shell import parse_command
 from pimono_sdpo.traces.events import Event
 from pimono_sdpo.traces.parse import read_trace
 from processors.diagnostics import find_diagnostics
@@ -250,7 +250,7 @@ def test_trailers_and_colours_are_cut_and_positions_kept(trailer: str) -> None:
     ],
 )
 def test_command_lines_are_read(command: str, programs: list[list[str]]) -> None:
-    assert [[stage.program for stage in p.stages] for p in parse(command)] == programs
+    assert [[stage.program for stage in p.stages] for p in parse_command(command)] == programs
 
 
 @pytest.mark.parametrize(

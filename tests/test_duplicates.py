@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pimono_sdpo.filtering import FilterOptions, run_filter
-from pimono_sdpo.text import shingles
+from pimono_sdpo.text import split_shingles
 from pimono_sdpo.traces.events import Event
-from processors.history import history
-from processors.split import repository, split
+from processors.history import gather_history
+from processors.split import name_repository, split
 from tests.traces import HEADER, Entry, assistant, bash, trace, user
 
 SAID = [
@@ -124,7 +124,7 @@ def test_a_repository_is_on_one_side_of_the_split(tmp_path: Path) -> None:
     ],
 )
 def test_clones_folders_and_worktrees_are_one_repository(cwd: str, name: str) -> None:
-    assert repository({"cwd": cwd, "source": "x/y.jsonl"}) == name
+    assert name_repository({"cwd": cwd, "source": "x/y.jsonl"}) == name
 
 
 @given(st.text(max_size=30), st.floats(0, 1), st.floats(0, 1))
@@ -139,7 +139,7 @@ def test_a_larger_test_share_only_adds(cwd: str, one: float, other: float) -> No
     [("", [""]), ("Fix IT", ["fix it"]), ("修复解析器", ["修 复 解", "复 解 析", "解 析 器"])],
 )
 def test_shingles(text: str, groups: list[str]) -> None:
-    assert shingles(text) == groups
+    assert split_shingles(text) == groups
 
 
 def test_history_alternates_and_fits() -> None:
@@ -154,14 +154,19 @@ def test_history_alternates_and_fits() -> None:
         ("user", "unanswered"),
     ]
     events = [Event(i, kind, text) for i, (kind, text) in enumerate(said)]  # type: ignore[arg-type]
-    assert [(turn["role"], turn["content"]) for turn in history(events, len(events), 100)] == [
+    assert [
+        (turn["role"], turn["content"]) for turn in gather_history(events, len(events), 100)
+    ] == [
         ("user", "one"),
         ("assistant", "a\n\nb"),
         ("user", "two\n\nmore"),
         ("assistant", "c"),
     ]
-    assert [turn["content"] for turn in history(events, len(events), 12)] == ["two\n\nmore", "c"]
-    assert history(events, len(events), 0) == []
+    assert [turn["content"] for turn in gather_history(events, len(events), 12)] == [
+        "two\n\nmore",
+        "c",
+    ]
+    assert gather_history(events, len(events), 0) == []
 
 
 def test_earlier_turns_stand_in_front_of_an_episodes_request(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from pimono_sdpo.errors import EmptySelection, OutputError
 from pimono_sdpo.filtering import FilterOptions, run_filter
 from pimono_sdpo.runs import folders
 from pimono_sdpo.runs.folders import only_run
-from pimono_sdpo.samples import SAMPLE_SESSIONS, is_whole, write_export, write_samples
+from pimono_sdpo.samples import SAMPLE_SESSIONS, is_intact, write_export, write_samples
 from pimono_sdpo.schema import SDPO_ROW
 from tests.shards import all_bytes, cli, command, killed
 from tests.traces import HEADER, bash, call, trace, user
@@ -108,7 +108,7 @@ def test_no_secret_and_no_machine_path_survives(rows: Path) -> None:
 
 
 def test_the_layouts_give_identical_rows(tmp_path: Path) -> None:
-    valid = [path for path in SESSIONS if is_whole(path)]
+    valid = [path for path in SESSIONS if is_intact(path)]
     tables = []
     for layout in ("traces_list", "trace_list", "trace_text"):
         write_export(tmp_path / layout, layout, valid)
@@ -289,8 +289,8 @@ def test_an_output_that_cannot_be_written_is_told(traces: Path, tmp_path: Path) 
         ("filter", str(traces), "--out", str(tmp_path / "file")),
         ("filter", str(traces), "--out", str(tmp_path / "file" / "rows")),
         ("filter", str(traces), "--out", "/"),
-        ("samples", "--out", str(tmp_path / "file")),
-        ("tiny-model", "--out", str(tmp_path / "file" / "model")),
+        ("demo", "sessions", "--out", str(tmp_path / "file")),
+        ("demo", "model", "--out", str(tmp_path / "file" / "model")),
     ):
         done = cli(*words)
         assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr

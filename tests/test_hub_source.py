@@ -7,7 +7,7 @@ from time import sleep
 
 import pytest
 
-from pimono_sdpo.samples import SAMPLE_SESSIONS, is_whole, write_export
+from pimono_sdpo.samples import SAMPLE_SESSIONS, is_intact, write_export
 from tests.loopback_hub import TOKEN, LoopbackHub, run_client
 from tests.loopback_hub.call import EXPIRED_TOKEN, OTHER_TOKEN
 
@@ -36,7 +36,7 @@ except SourceError as problem:
 
 def sessions() -> list[Path]:
     """The well-formed samples: the list layouts hold parsed lines."""
-    return [path for path in sorted(Path(str(SAMPLE_SESSIONS)).glob("*.jsonl")) if is_whole(path)]
+    return [path for path in sorted(Path(str(SAMPLE_SESSIONS)).glob("*.jsonl")) if is_intact(path)]
 
 
 @pytest.fixture

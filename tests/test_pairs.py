@@ -11,13 +11,14 @@ from typer.testing import CliRunner
 from pimono_sdpo import samples
 from pimono_sdpo.agent.task_tests import open_tester
 from pimono_sdpo.cli import app
-from pimono_sdpo.commands.pairs import pair_lines, pairs_of, run_pairs, run_session_pairs
+from pimono_sdpo.cli.pairs import Options as PairOptions
+from pimono_sdpo.cli.pairs import write_dpo_lines, write_pairs
 from pimono_sdpo.errors import EmptySelection, OutputError, SourceError
 from pimono_sdpo.suites.suite import load
 from pimono_sdpo.training.tiny_model import write_tiny_model
 from processors.rollouts import together
 from processors.rollouts.pair_filters import Size, size_of
-from processors.rollouts.pairs import TARGETS, Case, Rules, pair_of, score
+from processors.rollouts.pairs import TARGETS, Case, Rules, Target, pair_of, score
 from processors.rollouts.step_pairs import step_pairs
 from tests.rollout_data import (
     BUGGY,
@@ -231,9 +232,11 @@ def rows() -> list[Json]:
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_a_folder_of_rollouts_becomes_pairs(name: str, tmp_path: Path) -> None:
+def test_a_folder_of_rollouts_becomes_pairs(name: Target, tmp_path: Path) -> None:
     source = write_folder(tmp_path / "rollouts", rows())
-    report = run_pairs(source, tmp_path / "pairs", target=name, format="together")
+    report = write_pairs(
+        PairOptions(source=str(source), out=tmp_path / "pairs", target=name, format="together")
+    )
     assert report["counts"]["tasks"] == 4
     assert report["counts"]["tasks_with_pairs"] == 2
     assert report["counts"]["no_contrast_tasks"] == 2
@@ -254,7 +257,9 @@ def test_a_folder_of_rollouts_becomes_pairs(name: str, tmp_path: Path) -> None:
             (tmp_path / "pairs/together/train_meta.jsonl").read_text().split("\n")[0]
         )
         assert {"run_chosen", "score_chosen", "seed_chosen", "model", "suite"} <= set(known)
-    run_pairs(source, tmp_path / "again", target=name, format="together")
+    write_pairs(
+        PairOptions(source=str(source), out=tmp_path / "again", target=name, format="together")
+    )
     assert bytes_of(tmp_path / "pairs") == bytes_of(tmp_path / "again")
 
 
@@ -267,10 +272,15 @@ def test_patches_are_applied_and_tested_again(tmp_path: Path) -> None:
     runs = [lies, elsewhere, rollout("fix_c", 42, PASSES), unlucky]
     runs += [rollout(name, 43, FAILS) for name in ("fix_a", "fix_b")]
     source = write_folder(tmp_path / "rollouts", runs)
-    report = run_pairs(source, tmp_path / "pairs", target="patch")
+    report = write_pairs(PairOptions(source=str(source), out=tmp_path / "pairs", target="patch"))
     assert report["drop_reasons"] == {"flaky": 3}
     assert report["rows"] == 0
-    assert run_pairs(source, tmp_path / "pairs", target="patch", flaky_reruns=0)["rows"] == 3
+    assert (
+        write_pairs(
+            PairOptions(source=str(source), out=tmp_path / "pairs", target="patch", flaky_reruns=0)
+        )["rows"]
+        == 3
+    )
     with open_tester(load(source).tasks) as tester:
         task = load(source).tasks[0]
         assert tester.retest(task, patch_of(BUGGY, FIXED))[0] is True
@@ -282,23 +292,25 @@ def test_what_cannot_be_tested_again_is_counted(tmp_path: Path) -> None:
     source = write_folder(tmp_path / "rollouts", rows())
     (tmp_path / "repo" / "add.py").unlink()
     (tmp_path / "repo").rmdir()
-    report = run_pairs(source, tmp_path / "pairs")
+    report = write_pairs(PairOptions(source=str(source), out=tmp_path / "pairs"))
     assert report["counts"]["not_retested"] == 2
     assert report["rows"] == 2
 
 
 def test_pairs_of_held_out_tasks_are_no_training_rows(tmp_path: Path) -> None:
     source = write_folder(tmp_path / "rollouts", rows(), split="test")
-    report = run_pairs(source, tmp_path / "pairs", flaky_reruns=0)
+    report = write_pairs(PairOptions(source=str(source), out=tmp_path / "pairs", flaky_reruns=0))
     assert report["splits"] == {"test": 2}
-    assert pair_lines(tmp_path / "pairs", tmp_path / "dpo.jsonl") == {}
+    with pytest.raises(EmptySelection, match="None of 2 pairs can be a JSON line"):
+        write_dpo_lines(tmp_path / "pairs", tmp_path / "dpo.jsonl", report)
     assert not (tmp_path / "dpo.jsonl").exists()
 
 
 def test_pairs_are_written_as_lines(tmp_path: Path) -> None:
     source = write_folder(tmp_path / "rollouts", rows())
-    run_pairs(source, tmp_path / "pairs", flaky_reruns=0)
-    assert pair_lines(tmp_path / "pairs", tmp_path / "dpo.jsonl") == {"written": 2}
+    report = write_pairs(PairOptions(source=str(source), out=tmp_path / "pairs", flaky_reruns=0))
+    lines = write_dpo_lines(tmp_path / "pairs", tmp_path / "dpo.jsonl", report)
+    assert lines == {"written": 2}
     assert len((tmp_path / "dpo_meta.jsonl").read_text().splitlines()) == 2
 
 
@@ -312,18 +324,18 @@ def test_sides_that_a_trainer_would_cut_to_the_same(tmp_path: Path) -> None:
     runs += [rollout("fix_b", 42, PASSES), rollout("fix_b", 43, FAILS)]
     source = write_folder(tmp_path / "rollouts", runs)
     given: Json = {"flaky_reruns": 0, "tokenizer": model, "max_length": 600}
-    report = run_pairs(source, tmp_path / "pairs", **given)
+    report = write_pairs(PairOptions(source=str(source), out=tmp_path / "pairs", **given))
     assert report["drop_reasons"] == {"identical_after_truncation": 1}
     cache = str(tmp_path / "cache")
     (kept,) = load_dataset(str(tmp_path / "pairs"), split="train", cache_dir=cache)
     given["max_length"] = kept["n_tokens"] - 1
-    report = run_pairs(source, tmp_path / "pairs", **given)
+    report = write_pairs(PairOptions(source=str(source), out=tmp_path / "pairs", **given))
     assert report["drop_reasons"] == {"identical_after_truncation": 1, "too_long": 1}
 
 
 def test_a_failed_edit_loses_against_the_one_that_put_it_right(tmp_path: Path) -> None:
     sessions = Path(samples.__file__).parent / "sessions"
-    report = run_session_pairs(str(sessions), tmp_path / "pairs")
+    report = write_pairs(PairOptions(source=str(sessions), out=tmp_path / "pairs"))
     pairs = load_dataset(str(tmp_path / "pairs"), split="train", cache_dir=str(tmp_path / "cache"))
     assert report["rows"] == len(pairs)
     assert set(pairs["target"]) == {"edit", "branch"}
@@ -335,18 +347,19 @@ def test_a_failed_edit_loses_against_the_one_that_put_it_right(tmp_path: Path) -
 
 
 def test_bad_input_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match="holds no rollouts"):
-        run_pairs(tmp_path, tmp_path.parent / "pairs-of-nothing")
+    with pytest.raises(SourceError, match=r"holds neither \.parquet nor \.jsonl files"):
+        write_pairs(PairOptions(source=str(tmp_path), out=tmp_path.parent / "pairs-of-nothing"))
     source = write_folder(tmp_path / "rollouts", [rollout("a", 1), rollout("a", 2)])
-    with pytest.raises(OutputError, match="no target"):
-        run_pairs(source, tmp_path / "pairs", target="best")
+    command = ["pairs", str(source), "--out", str(tmp_path / "pairs")]
+    wrong = CliRunner().invoke(app, [*command, "--target", "best"])
+    assert (wrong.exit_code, "`best` is not one of" in wrong.output) == (2, True)
     with pytest.raises(EmptySelection, match="1 no_contrast"):
-        pairs_of(str(source), tmp_path / "pairs", {"format": "trl"}, 0.0)
+        CliRunner().invoke(app, command, catch_exceptions=False)
     done = CliRunner().invoke(app, ["pairs", str(source), "--out", str(tmp_path / "rollouts")])
     assert isinstance(done.exception, OutputError)
     (source / "suite.json").write_text("{")
     with pytest.raises(SourceError, match="no JSON"):
-        run_pairs(source, tmp_path / "pairs")
+        write_pairs(PairOptions(source=str(source), out=tmp_path / "pairs"))
 
 
 def test_the_command_tells_what_it_made(tmp_path: Path) -> None:

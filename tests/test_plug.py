@@ -10,7 +10,7 @@ from jsonschema.exceptions import SchemaError
 
 from pimono_sdpo.failures import CATEGORIES, classify, read_categories
 from pimono_sdpo.samples import SAMPLE_SESSIONS
-from pimono_sdpo.traces.events import decoded
+from pimono_sdpo.traces.events import decode_json
 from pimono_sdpo.traces.harness import HARNESSES
 from pimono_sdpo.traces.harness.base import Harness
 from pimono_sdpo.traces.parse import detect_harness, read_trace
@@ -116,7 +116,7 @@ def test_the_sample_of_a_harness_shows_a_request_and_a_failing_call(harness: Har
     assert classify(result.text)
     if harness.tools:
         tool = tools_of([call.tool_name], harness.name)[call.tool_name]
-        assert check(tool, decoded(call.arguments)).errors == ()
+        assert check(tool, decode_json(call.arguments)).errors == ()
 
 
 def test_every_category_is_in_a_sample_session_and_in_the_documentation() -> None:

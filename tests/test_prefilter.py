@@ -7,14 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pimono_sdpo.failures import RULES
-from pimono_sdpo.prefilter import Prefilter, widened
-from processors.corrections.features import PASTED, cues
+from pimono_sdpo.prefilter import Prefilter, widen_pattern
+from processors.corrections.features import PASTED, read_cues
 from processors.secrets import SECRETS
 
 USED = [
     *(rule.pattern for rule in RULES),
     *(secret.pattern for secret in SECRETS),
-    *(pattern for cue in cues() for pattern in cue.patterns or ()),
+    *(pattern for cue in read_cues() for pattern in cue.patterns or ()),
     PASTED,
 ]
 
@@ -62,4 +62,4 @@ def test_several_are_told_in_one_pass() -> None:
 
 
 def test_a_group_within_a_lookahead_goes_with_it() -> None:
-    assert widened(re.compile(r"a(?=(b|[)])c)d")) == "(?m)ad"
+    assert widen_pattern(re.compile(r"a(?=(b|[)])c)d")) == "(?m)ad"

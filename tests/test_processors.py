@@ -4,15 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pimono_sdpo.replay.workspace import from_json
+from pimono_sdpo.replay.workspace import load_workspace
 from pimono_sdpo.text import TRIMMED, shorten
 from processors.context import context
 from processors.grade import WEIGHTS, grade
 from processors.keep import keep
 from processors.prompts import is_substantive
-from processors.salient_tokens import KINDS, Kind, concrete_terms, tokens_of
+from processors.salient_tokens import KINDS, Kind, find_salient_tokens, find_tokens
 from processors.threshold import threshold
-from processors.verifier_specs import verifier_spec
+from processors.verifier_specs import write_verifier_spec
 
 SIX = [
     "build_lint_compile",
@@ -62,7 +62,7 @@ def test_reward_terms_hold_categories_and_concrete_tokens() -> None:
 
 @given(st.text(max_size=400))
 def test_terms_are_lower_cased_distinct_and_capped(text: str) -> None:
-    terms = concrete_terms([text, text], limit=5)
+    terms = find_salient_tokens([text, text], limit=5)
     assert terms == [term.lower() for term in terms]
     assert len(terms) == len(set(terms)) <= 5
 
@@ -74,7 +74,7 @@ def test_words_without_the_needle_hold_no_token(kind: Kind) -> None:
 
     @given(st.lists(token | between, max_size=6).map("".join))
     def check(text: str) -> None:
-        assert list(tokens_of(kind, text)) == kind.pattern.findall(text)
+        assert list(find_tokens(kind, text)) == kind.pattern.findall(text)
 
     check()
 
@@ -101,11 +101,11 @@ def test_the_spec_names_the_tools_and_the_call_that_failed() -> None:
         **{"harness": "pi", "tools": ["bash", "web"], "diagnostics": [failed, {}]},
         **{"cwd": "$WORKSPACE", "workspace": []},
     }
-    spec = json.loads(verifier_spec(row) or "")
+    spec = json.loads(write_verifier_spec(row) or "")
     assert spec["failed_call"] == {"tool": "bash", "command": "npm test"}
     assert {"read", "edit", "web"} < set(spec["tools"])
-    assert verifier_spec({**row, "harness": "codex"}) is None
-    assert "failed_call" not in json.loads(verifier_spec({**row, "diagnostics": []}) or "")
+    assert write_verifier_spec({**row, "harness": "codex"}) is None
+    assert "failed_call" not in json.loads(write_verifier_spec({**row, "diagnostics": []}) or "")
     assert "workspace" not in spec
 
 
@@ -118,7 +118,7 @@ def test_the_spec_holds_the_files_that_replay_reads() -> None:
         {"path": "$HOME/c.ts", "whole": True, "texts": ["let e = 1"]},
     ]
     row = {"harness": "pi", "tools": [], "diagnostics": [], "cwd": "$WORKSPACE", "workspace": files}
-    workspace = from_json(json.loads(verifier_spec(row) or "")["workspace"])
+    workspace = load_workspace(json.loads(write_verifier_spec(row) or "")["workspace"])
     assert set(workspace.files) == {"$WORKSPACE/a.ts", "$WORKSPACE/b.ts"}
     assert workspace.file("a.ts").whole == "let a = 1\n"
     assert workspace.file("$WORKSPACE/b.ts").pieces == ["let b = 1", "let c = 1"]

@@ -14,7 +14,7 @@ import pytest
 
 from pimono_sdpo.filtering import FilterOptions, run_filter
 from pimono_sdpo.samples import write_samples
-from tests.loopback_hub import TOKEN, LoopbackHub, run_client
+from tests.loopback_hub import TOKEN, LoopbackHub, run_client, run_python
 from tests.loopback_hub.call import EXPIRED_TOKEN
 
 NAME = "me/rows"
@@ -48,13 +48,7 @@ def rows(made: Path, tmp_path: Path) -> Path:
 def front(
     hub: LoopbackHub, home: Path, *arguments: str, token: str | None = TOKEN, **env: str
 ) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "pimono_sdpo", *arguments],
-        env=hub.env(home, token) | env,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return run_python(hub, home, "-m", "pimono_sdpo", *arguments, token=token, environment=env)
 
 
 def push(
@@ -261,7 +255,7 @@ def test_no_token_is_found_out_before_the_work(
     done = front(loopback_hub, home, *arguments, "")
     assert "`` cannot name a dataset" in refused(done, rows, before)
     done = front(loopback_hub, home, *arguments, "rows")
-    assert "give ns/rows" in refused(done, rows, before)
+    assert "use ns/rows" in refused(done, rows, before)
     for wrong in (EXPIRED_TOKEN, "hf_mistyped"):
         done = front(loopback_hub, home, *arguments, NAME, token=wrong)
         assert "does not accept the token; make a new one" in refused(done, rows, before)
@@ -269,7 +263,7 @@ def test_no_token_is_found_out_before_the_work(
     done = front(loopback_hub, home, *arguments, NAME)
     assert "the token may only read" in refused(done, rows, before)
     done = front(loopback_hub, home, *arguments[:-1], "--public")
-    assert "add --push" in refused(done, rows, before)
+    assert "need --push" in refused(done, rows, before)
 
 
 def test_no_network_is_one_sentence(loopback_hub: LoopbackHub, rows: Path) -> None:
@@ -350,7 +344,7 @@ def test_a_folder_or_card_that_is_not_ours_stops_the_push(
     assert "is damaged" in refused(push(loopback_hub, rows), rows, before)
     (rows / "notes.txt").write_text("mine")
     before = as_pushed(rows)
-    assert "is no folder that `filter` or `merge`" in refused(
+    assert "was not written by a finished `filter`" in refused(
         push(loopback_hub, rows), rows, before
     )
     assert not loopback_hub.requests

@@ -5,8 +5,10 @@ from typing import Any
 
 import pytest
 
-from pimono_sdpo.commands.pairs import run_pairs
-from pimono_sdpo.commands.steps import run_steps
+from pimono_sdpo.cli.pairs import Options as PairOptions
+from pimono_sdpo.cli.pairs import write_pairs
+from pimono_sdpo.cli.steps import Options as StepOptions
+from pimono_sdpo.cli.steps import write_steps
 from pimono_sdpo.filtering import FilterOptions, run_filter
 from pimono_sdpo.samples import write_samples
 from tests.loopback_hub import LoopbackHub, run_client
@@ -30,8 +32,18 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     fails = [prose(), read(), write(OTHER, False), final("done")]
     rows = [rollout("fix_a", 42), rollout("fix_a", 43, fails)]
     source = write_folder(folder / "rollouts", rows)
-    run_steps(str(source), folder / "steps", require_success=False, licence="mit")
-    run_pairs(source, folder / "pairs", flaky_reruns=0, licence="mit", format="together")
+    write_steps(
+        StepOptions(source=str(source), out=folder / "steps", require_success=False, licence="mit")
+    )
+    write_pairs(
+        PairOptions(
+            source=str(source),
+            out=folder / "pairs",
+            flaky_reruns=0,
+            licence="mit",
+            format="together",
+        )
+    )
     return folder
 
 
@@ -52,7 +64,7 @@ def test_every_stage_has_its_config(loopback_hub: LoopbackHub, made: Path) -> No
     assert "# SDPO rows" in card
     # The same again is no commit, and a smaller one takes only its own shards away.
     assert "nothing was uploaded" in push(loopback_hub, made / "pairs").stdout
-    run_steps(str(made / "rollouts"), made / "fewer", licence="mit")
+    write_steps(StepOptions(source=str(made / "rollouts"), out=made / "fewer", licence="mit"))
     assert push(loopback_hub, made / "fewer").returncode == 0
     again = loaded(loopback_hub, made)["configs"]
     assert again == {**{k: v for k, v in found["configs"].items() if k != "steps_rejects"}, **{
@@ -64,7 +76,7 @@ def test_a_secret_in_an_argument_stops_the_push(loopback_hub: LoopbackHub, tmp_p
     secret = f"hf_{'aB3dE5gH7j' * 4}"[:37]
     leak = write(f'TOKEN = "{secret}"\n', True)
     source = write_folder(tmp_path / "rollouts", [rollout("a", 1, [leak], protocol="native")])
-    run_steps(str(source), tmp_path / "steps")
+    write_steps(StepOptions(source=str(source), out=tmp_path / "steps"))
     done = push(loopback_hub, tmp_path / "steps")
     assert done.returncode == 2
     assert "looks like a secret (huggingface_token) in its column `completion`" in done.stderr

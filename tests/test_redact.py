@@ -11,9 +11,9 @@ from processors.redact import (
     DASHED_HOME,
     HOME,
     redact,
+    redact_homes,
     redact_text,
-    without_homes,
-    without_workspace,
+    redact_workspace,
 )
 
 PLANTED = [
@@ -267,10 +267,10 @@ HOME_PIECES = [
 @given(st.lists(st.sampled_from(HOME_PIECES), max_size=9).map("".join))
 def test_words_that_are_passed_over_hold_no_home(text: str) -> None:
     plainly = DASHED_HOME.sub("-HOME", HOME.sub("$HOME", f"\n{text}"))[1:]
-    assert without_homes(text) == plainly
+    assert redact_homes(text) == plainly
 
 
 @given(st.text("/a.-b\n", max_size=40), st.sampled_from(["/a", "/a/a", "/a.b", "aa/a"]))
 def test_a_workspace_is_found_where_a_pattern_of_its_own_would_find_it(text: str, cwd: str) -> None:
     pattern = rf"(?<![A-Za-z0-9.$-]){re.escape(cwd)}(?![\w-]|\.\w)"
-    assert without_workspace(text, cwd) == re.sub(pattern, "$WORKSPACE", text)
+    assert redact_workspace(text, cwd) == re.sub(pattern, "$WORKSPACE", text)

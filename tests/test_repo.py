@@ -1,23 +1,15 @@
-"""The tree, the imports and the documents agree with the code."""
+"""The tree, the packages, the recipes and the examples agree with the disk."""
 
 import ast
 import re
+import tomllib
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
-import typer.main
-
-from pimono_sdpo.cli import app
-from pimono_sdpo.stage import name_of
-from processors import PIPELINE
-from processors.grade import WEIGHTS
-from tests.shards import cli
-from tests.training.setup import script
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
-PYPROJECT = (ROOT / "pyproject.toml").read_text()
 PACKAGES = ("pimono_sdpo", "processors", "rewards", "cards")
 
 
@@ -27,141 +19,72 @@ def test_packages_are_typed_and_ours_alone(package: str) -> None:
     assert set(packages_distributions().get(package, ["pimono-sdpo"])) == {"pimono-sdpo"}
 
 
-def table(first_header: str) -> list[list[str]]:
-    """Rows of the README table whose first header cell is given."""
-    lines = README.splitlines()
-    start = next(i for i, line in enumerate(lines) if line.startswith(f"| {first_header} |"))
-    rows = []
-    for line in lines[start + 2 :]:
-        if not line.startswith("|"):
-            break
-        rows.append([cell.strip().strip("`") for cell in line.strip("|").split("|")])
-    return rows
-
-
-def test_the_table_of_stages_is_the_pipeline() -> None:
-    documented = [(name, kind) for name, kind, _ in table("stage")]
-    assert documented == [(name_of(stage), type(stage).__name__) for stage in PIPELINE]
-
-
-def test_the_table_of_weights_is_the_scores() -> None:
-    assert {term: float(weight) for term, weight in table("term")} == WEIGHTS
-
-
-def test_the_tree_is_the_tree() -> None:
-    tree = README.split("## Where things live")[1].split("```")[1]
-    folders = ["", "", ""]
-    documented = set()
+def tree_of(readme: str) -> dict[str, str]:
+    """The paths of the README's tree, and what stands behind each."""
+    tree = readme.split("## Where things live")[1].split("```")[1]
+    folders = ["", "", "", ""]
+    found = {}
     for line in filter(None, tree.splitlines()):
+        name, _, comment = line.strip().partition(" ")
         depth = (len(line) - len(line.lstrip())) // 2
-        path = folders[depth] + line.split()[0]
-        folders[depth + 1 :] = [path, ""][: 2 - depth]
-        documented.add(path)
-    for entry in documented:
-        assert (ROOT / entry).exists(), entry
-    for package in ("pimono_sdpo", "pimono_sdpo/runs", "processors"):
-        there = {
-            f"{package}/{path.name}{'/' if path.is_dir() else ''}"
-            for path in (ROOT / package).iterdir()
-            if not path.name.startswith("__") and path.name != "py.typed"
-        }
-        assert there <= documented, there - documented
+        path = folders[depth] + name
+        folders[depth + 1] = path
+        found[path] = comment.strip()
+    return found
 
 
-def cli_options() -> dict[str, set[str]]:
-    group = typer.main.get_command(app)
-    return {
-        name: {
-            option
-            for p in command.params
-            for option in (*p.opts, *p.secondary_opts)
-            if option.startswith("--")
-        }
-        for name in group.commands  # type: ignore[attr-defined]
-        for command in [group.get_command(None, name)]  # type: ignore[attr-defined]
+def test_the_readme_is_short() -> None:
+    assert len(README.splitlines()) <= 200
+
+
+def test_every_entry_of_the_tree_is_there_and_has_a_comment() -> None:
+    for path, comment in tree_of(README).items():
+        assert (ROOT / path).exists(), path
+        assert path.endswith("/") == (ROOT / path).is_dir(), path
+        assert comment, path
+
+
+def test_every_package_and_top_module_is_in_the_tree() -> None:
+    folders = {
+        f"{path.parent.relative_to(ROOT)}/"
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("__init__.py")
     }
-
-
-def test_every_command_and_option_is_in_the_readme() -> None:
-    documented: dict[str, set[str]] = {"filter": {row[0] for row in table("option of `filter`")}}
-    for name, _ in table("option of the other commands"):
-        command, option = name.split()
-        documented.setdefault(command, set()).add(option)
-    assert documented == {name: options for name, options in cli_options().items() if options}
-
-
-def fields_of(module: str) -> dict[str, list[str]]:
-    """Names of the fields of each dataclass of a module, without what it inherits."""
-    source = ast.parse((ROOT / module).read_text())
-    return {
-        one.name: [
-            f"--{n.target.id}"
-            for n in one.body
-            if isinstance(n, ast.AnnAssign)
-            and isinstance(n.target, ast.Name)
-            and "ClassVar" not in ast.unparse(n.annotation)
-        ]
-        for one in ast.walk(source)
-        if isinstance(one, ast.ClassDef)
+    modules = {
+        str(path.relative_to(ROOT))
+        for path in (ROOT / "pimono_sdpo").glob("*.py")
+        if not path.name.startswith("__")
     }
+    missing = (folders | modules) - set(tree_of(README))
+    assert not missing, f"README.md: the tree lacks {sorted(missing)}"
 
 
-OWN = "own option of `train_sft.py` and `train_dpo.py`"
-OPTIONS = {
-    "CommonArguments": "option of every training job",
-    "JobArguments": "own option of `train_sdpo.py`",
-}
+def test_every_module_says_what_it_does() -> None:
+    for package in (*PACKAGES, "jobs", "examples", "docs"):
+        for path in (ROOT / package).rglob("*.py"):
+            first = (ast.get_docstring(ast.parse(path.read_text())) or "").partition("\n")[0]
+            assert first.endswith((".", ":")) or "python " in first, path
 
 
-@pytest.mark.parametrize("job", ["train_sdpo", "train_sft", "train_dpo"])
-def test_the_jobs_own_options_are_in_the_readme_and_in_their_help(
-    job: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as ended:
-        script(job).main(["--help"])
-    assert ended.value.code == 0
-    shown = capsys.readouterr().out
-    fields = fields_of("pimono_sdpo/training/arguments.py")
-    for name, header in OPTIONS.items():
-        own = [option for option in fields[name] if name == "CommonArguments" or option != "--mode"]
-        assert [row[0] for row in table(header)] == own
-    both = [o for n in ("RecordedArguments", "PairArguments") for o in fields[n] if o != "--mode"]
-    assert [row[0] for row in table(OWN)] == both
-    headers = [OPTIONS["CommonArguments"], OWN if job != "train_sdpo" else OPTIONS["JobArguments"]]
-    documented = [row[0] for header in headers for row in table(header)]
-    known = [option for option in documented if (job, option) != ("train_sft", "--adapter")]
-    assert all(f"{option} " in shown for option in known)
-    modes = [row[0] for row in table("mode") if job == "train_sdpo" or row[0] != "prepare"]
-    assert f"--mode {{{','.join(modes)}}}" in shown
+def test_every_example_is_short_and_listed() -> None:
+    listed = set(re.findall(r"\]\((\w+\.py)\)", (ROOT / "examples" / "README.md").read_text()))
+    scripts = {path.name: path.read_text() for path in (ROOT / "examples").glob("*.py")}
+    assert set(scripts) == listed
+    assert all(len(text.splitlines()) <= 60 for text in scripts.values())
 
 
-def test_the_options_beside_trl_s_are_in_the_readme() -> None:
-    fields = fields_of("pimono_sdpo/training/arguments.py")
-    documented = [row[0] for row in table("guard or teacher option")]
-    assert documented == fields["GuardOptions"] + fields["TrainingConfig"]
+def test_every_recipe_is_in_the_wheel() -> None:
+    build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
+    included = build["targets"]["wheel"]["force-include"]
+    for recipe in (ROOT / "jobs").rglob("*.yaml"):
+        folder = str(recipe.parent.relative_to(ROOT))
+        assert included.get(folder) == "pimono_sdpo/recipes", recipe
 
 
-def test_every_recipe_is_packaged_and_in_the_readme() -> None:
-    recipes = {path.stem for path in (ROOT / "jobs").glob("*.yaml")}
-    packaged = re.findall(r'"jobs/(\w+)\.yaml" = "pimono_sdpo/recipes/(\w+)\.yaml"', PYPROJECT)
-    assert {name for pair in packaged for name in pair} == recipes
-    documented = {row[0] for row in table("recipe")} | {
-        name.strip("`") for row in table("job") for name in row[2:]
-    }
-    assert {name.split("`")[0] for name in documented} == recipes
-
-
-@pytest.mark.parametrize("command", ["", *cli_options()])
-def test_help_names_every_option(command: str) -> None:
-    shown = cli(*command.split(), "--help").stdout
-    expected = cli_options()[command] if command else set(cli_options())
-    assert all(name in shown for name in expected)
-
-
-def test_every_command_line_of_the_readme_names_what_exists() -> None:
-    commands = re.findall(r"^(?:pimono-sdpo|make) +([\w-]+)", README, re.MULTILINE)
-    targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    assert commands
-    assert set(commands) <= {*cli_options(), *targets}
-    for path in re.findall(r"jobs/\w+\.(?:py|yaml)", README):
-        assert (ROOT / path).exists()
+def test_the_table_of_moved_files_leads_somewhere() -> None:
+    table = (ROOT / "docs" / "development" / "moved.md").read_text().split("| --- | --- |\n")[1]
+    for line in table.splitlines():
+        new = line.strip("|").split("|")[1].strip()
+        targets = re.findall(r"`([^`]+)`", new)
+        assert targets or new.startswith("removed"), line
+        assert all((ROOT / target).exists() for target in targets), line

@@ -8,7 +8,7 @@ import pytest
 
 from pimono_sdpo.failures import CATEGORIES
 from pimono_sdpo.samples import SAMPLE_SESSIONS, ExportLayout, write_export, write_samples
-from pimono_sdpo.traces.layouts import layout_of
+from pimono_sdpo.traces.layouts import detect_layout
 
 SESSIONS = sorted(SAMPLE_SESSIONS.glob("*.jsonl"))
 EXPECTED = json.loads((SAMPLE_SESSIONS.parent / "expected.json").read_text())
@@ -58,7 +58,7 @@ def test_an_export_has_the_layout_it_says(
     table = pq.read_table(path)
     column = table.column("traces" if layout == "traces_list" else "trace")
     kind = column.type.value_type if layout != "trace_text" else column.type
-    assert layout_of(table.schema, "here") == layout
+    assert detect_layout(table.schema, "here") == layout
     assert isinstance(kind, pa.BaseExtensionType) != json_as_text
     assert table.num_rows == len(whole)
 

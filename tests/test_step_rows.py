@@ -9,7 +9,10 @@ from datasets import Dataset, load_dataset
 from typer.testing import CliRunner
 
 from pimono_sdpo.cli import app
-from pimono_sdpo.commands.steps import extract_lines, run_steps
+from pimono_sdpo.cli.sft_extract import Options as LineOptions
+from pimono_sdpo.cli.sft_extract import write_sft_lines
+from pimono_sdpo.cli.steps import Options as StepOptions
+from pimono_sdpo.cli.steps import run, write_steps
 from pimono_sdpo.errors import EmptySelection, OutputError, PimonoError, TrainingInputError
 from pimono_sdpo.samples import write_samples
 from pimono_sdpo.schema import DROPPED_STEP, STEP
@@ -201,7 +204,7 @@ def bytes_of(folder: Path) -> dict[str, bytes]:
 
 def test_a_folder_of_rollouts_becomes_a_dataset(tmp_path: Path) -> None:
     source = write_folder(tmp_path / "rollouts", runs())
-    report = run_steps(str(source), tmp_path / "steps", format="together")
+    report = write_steps(StepOptions(source=str(source), out=tmp_path / "steps", format="together"))
     assert report["splits"] == {"train": 12}
     assert report["drop_reasons"] == {"malformed_call": 3, "tests_failed": 3}
     assert report["counts"] == {"runs": 9}
@@ -218,14 +221,18 @@ def test_a_folder_of_rollouts_becomes_a_dataset(tmp_path: Path) -> None:
     assert [sum(t["weight"] for t in json.loads(line)["messages"]) for line in lines] == [1] * 12
     assert json.loads(known[0])["run_id"] == "fix_a-42"
     # The folder `traces` means the folder around it, and the same input gives the same bytes.
-    run_steps(str(source / "traces"), tmp_path / "again", format="together")
+    write_steps(
+        StepOptions(source=str(source / "traces"), out=tmp_path / "again", format="together")
+    )
     assert bytes_of(tmp_path / "steps") == bytes_of(tmp_path / "again")
 
 
 def test_a_folder_that_was_written_again_gives_its_new_rows(tmp_path: Path) -> None:
     source = write_folder(tmp_path / "rollouts", runs())
     for success in (True, False):
-        report = run_steps(str(source), tmp_path / "steps", require_success=success)
+        report = write_steps(
+            StepOptions(source=str(source), out=tmp_path / "steps", require_success=success)
+        )
         loaded = load_dataset(str(tmp_path / "steps"), cache_dir=str(tmp_path / "cache"))
         rejects = load_dataset(
             str(tmp_path / "steps"), "steps_rejects", cache_dir=str(tmp_path / "cache")
@@ -236,7 +243,7 @@ def test_a_folder_that_was_written_again_gives_its_new_rows(tmp_path: Path) -> N
 
 def test_tasks_that_are_held_out_are_no_training_rows(tmp_path: Path) -> None:
     source = write_folder(tmp_path / "rollouts", runs(), split="test")
-    report = run_steps(str(source), tmp_path / "steps")
+    report = write_steps(StepOptions(source=str(source), out=tmp_path / "steps"))
     assert report["splits"] == {"test": 12}
     assert not list((tmp_path / "steps" / "data").glob("train*"))
 
@@ -244,32 +251,38 @@ def test_tasks_that_are_held_out_are_no_training_rows(tmp_path: Path) -> None:
 def test_held_out_rollouts_without_their_suite_are_held_out(tmp_path: Path) -> None:
     source = write_folder(tmp_path / "rollouts", runs(), split="test")
     (source / "suite.json").unlink()
-    assert run_steps(str(source), tmp_path / "steps")["splits"] == {"test": 12}
+    assert write_steps(StepOptions(source=str(source), out=tmp_path / "steps"))["splits"] == {
+        "test": 12
+    }
 
 
 def test_what_is_finished_waits_for_the_next_run(tmp_path: Path) -> None:
     source = write_folder(tmp_path / "rollouts", runs())
-    run_steps(str(source), tmp_path / "whole")
+    write_steps(StepOptions(source=str(source), out=tmp_path / "whole"))
     second = source / "data" / "train-00001-of-00002.parquet"
     good = second.read_bytes()
     second.write_bytes(good[:100] + b"no parquet" * 30 + good[400:])
     with pytest.raises(PimonoError, match=r"train-00001-of-00002.parquet` cannot be read"):
-        run_steps(str(source), tmp_path / "steps")
+        write_steps(StepOptions(source=str(source), out=tmp_path / "steps"))
     work = tmp_path / ".steps.partial"
     assert (work / "done" / "00000.json").exists()
     assert not (work / "done" / "00001.json").exists()
     assert not (tmp_path / "steps").exists()
     second.write_bytes(good)
     (work / "attempts" / "00001.rows.tmp").write_bytes(b"half a file")
-    run_steps(str(source), tmp_path / "steps")
+    write_steps(StepOptions(source=str(source), out=tmp_path / "steps"))
     assert bytes_of(tmp_path / "whole") == bytes_of(tmp_path / "steps")
     assert not work.exists()
 
 
 def test_recorded_sessions_become_rows(tmp_path: Path) -> None:
     write_samples(tmp_path / "samples")
-    report = run_steps(
-        str(tmp_path / "samples" / "trace_text"), tmp_path / "steps", format="together"
+    report = write_steps(
+        StepOptions(
+            source=str(tmp_path / "samples" / "trace_text"),
+            out=tmp_path / "steps",
+            format="together",
+        )
     )
     rows = load_dataset(str(tmp_path / "steps"), split="train", cache_dir=str(tmp_path / "cache"))
     assert report["rows"] == len(rows) > 10
@@ -288,7 +301,9 @@ def test_recorded_sessions_become_rows(tmp_path: Path) -> None:
 def test_tokens_are_counted_and_long_rows_dropped(tmp_path: Path) -> None:
     model = str(write_tiny_model(tmp_path / "tiny"))
     source = write_folder(tmp_path / "rollouts", runs())
-    report = run_steps(str(source), tmp_path / "steps", tokenizer=model, max_length=200)
+    report = write_steps(
+        StepOptions(source=str(source), out=tmp_path / "steps", tokenizer=model, max_length=200)
+    )
     rows = load_dataset(str(tmp_path / "steps"), split="train", cache_dir=str(tmp_path / "cache"))
     assert report["drop_reasons"]["too_long"] == 6
     assert max(rows["n_tokens"]) <= 200
@@ -299,9 +314,13 @@ def test_tokens_are_counted_and_long_rows_dropped(tmp_path: Path) -> None:
     long = [row for row in rejects if row["drop_reason"] == "too_long"]
     assert all("200 allowed" in row["detail"] and row["n_tokens"] > 200 for row in long)
     with pytest.raises(TrainingInputError, match="no tokenizer"):
-        run_steps(str(source), tmp_path / "x", tokenizer=str(tmp_path), max_length=9)
+        write_steps(
+            StepOptions(
+                source=str(source), out=tmp_path / "x", tokenizer=str(tmp_path), max_length=9
+            )
+        )
     with pytest.raises(OutputError, match="go together"):
-        run_steps(str(source), tmp_path / "x", max_length=9)
+        write_steps(StepOptions(source=str(source), out=tmp_path / "x", max_length=9))
 
 
 def test_the_stages_run_on_a_dataset() -> None:
@@ -314,7 +333,7 @@ def test_the_stages_run_on_a_dataset() -> None:
 def test_what_keeps_nothing_leaves_its_rejects(tmp_path: Path) -> None:
     source = write_folder(tmp_path / "rollouts", [rollout(tests_ok=False)])
     with pytest.raises(EmptySelection, match="1 tests_failed"):
-        run_steps(str(source), tmp_path / "steps")
+        run(StepOptions(source=str(source), out=tmp_path / "steps"))
     (reject,) = load_dataset(
         str(tmp_path / "steps"), "steps_rejects", split="train", cache_dir=str(tmp_path / "cache")
     )
@@ -343,11 +362,11 @@ def test_the_older_name_writes_lines(tmp_path: Path) -> None:
 def test_no_line_to_train_on_is_said_in_a_sentence(tmp_path: Path) -> None:
     lines = tmp_path / "sft.jsonl"
     held_out = write_folder(tmp_path / "held" / "rollouts", runs(), split="test")
-    with pytest.raises(EmptySelection, match="12 steps, of them 12 of tasks held out"):
-        extract_lines(str(held_out), lines, True, True)
+    with pytest.raises(EmptySelection, match="of 12 steps, 12 are of tasks held out"):
+        write_sft_lines(LineOptions(trace_dir=str(held_out), output=lines))
     failed = write_folder(tmp_path / "failed" / "rollouts", [rollout(tests_ok=False)])
     with pytest.raises(EmptySelection, match="tests_failed") as nothing:
-        extract_lines(str(failed), lines, True, True)
+        write_sft_lines(LineOptions(trace_dir=str(failed), output=lines))
     assert "The rejects are in" not in str(nothing.value)
     assert not lines.exists()
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import polars as pl
 
-from pimono_sdpo.failures import CATEGORIES, rules_for
+from pimono_sdpo.failures import CATEGORIES, find_rules
 from pimono_sdpo.report import SCORE_IN_DETAIL
 
 Json = dict[str, Any]
@@ -77,7 +77,7 @@ def mark_text(text: str, categories: list[str], spans: list[str] | None = None) 
     """
     found = [
         (match.start(), match.end(), rule.category)
-        for rule in rules_for(text)
+        for rule in find_rules(text)
         if rule.category in categories
         for match in rule.pattern.finditer(text)
     ]

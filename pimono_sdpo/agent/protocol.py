@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from pimono_sdpo.text import well_formed
+from pimono_sdpo.text import replace_surrogates
 
 MAX_CHARS = 1_000_000
 MAX_DEPTH = 64
@@ -178,7 +178,7 @@ def _action(value: dict[str, Any]) -> Action:
         raise _Unreadable("`args` of the tool call is no object")
     if unknown := sorted(set(value) - {"type", "name", "args", "thought"}):
         raise _Unreadable(f"the tool call has the unknown key `{unknown[0][:80]}`")
-    return Action("tool_call", well_formed(name.strip()), _sound(args))
+    return Action("tool_call", replace_surrogates(name.strip()), _sound(args))
 
 
 def _found(text: str) -> dict[str, Any] | None:
@@ -220,13 +220,13 @@ def _sound(value: Any, depth: int = 0) -> Any:
     if depth > MAX_DEPTH:
         raise _Unreadable(f"it is nested deeper than {MAX_DEPTH}")
     if isinstance(value, str):
-        return well_formed(value)
+        return replace_surrogates(value)
     if isinstance(value, float) and not math.isfinite(value):
         raise _Unreadable(f"{value} is no number of JSON")
     if isinstance(value, int) and abs(value) > MOST_INTEGER:
         raise _Unreadable("a number is too large")
     if isinstance(value, dict):
-        return {well_formed(key): _sound(item, depth + 1) for key, item in value.items()}
+        return {replace_surrogates(key): _sound(item, depth + 1) for key, item in value.items()}
     if isinstance(value, list):
         return [_sound(item, depth + 1) for item in value]
     return value

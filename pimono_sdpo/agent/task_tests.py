@@ -31,19 +31,19 @@ from typing import Any
 
 from pimono_sdpo.agent.tools import Workspace
 from pimono_sdpo.errors import InferenceError, SourceError
-from pimono_sdpo.shell import parse
+from pimono_sdpo.shell import parse_command
 from pimono_sdpo.suites.suite import has_tests
 from pimono_sdpo.suites.workspace import files_of, matches, visible, visible_copy
-from pimono_sdpo.text import shorten, well_formed
+from pimono_sdpo.text import replace_surrogates, shorten
 from rewards import sandbox
 from rewards.sandbox import Limits, SandboxError
 from rewards.sandbox.limits import MEBI
 from rewards.sandbox.warm import Server
 from rewards.verifiers import candidate, outcomes, tests
+from rewards.verifiers.candidate import check_tests
 from rewards.verifiers.outcomes import Overloaded, Python, Unjudged, cold, died
 from rewards.verifiers.patches import apply_patch
 from rewards.verifiers.rubric import BadSpec
-from rewards.verifiers.spec import check_tests
 
 SECONDS = 20.0
 MAX_OUTPUT = 4000
@@ -140,7 +140,9 @@ def _by_spec(task: Mapping[str, Any], folder: Path, python: Python) -> TaskResul
         path: text for path, text in left.items() if candidate.refused_path(path, may) is None
     }
     changed = (path for path in {*before, *files} if before.get(path) != files.get(path))
-    result = tests.judge(candidate.Candidate(files, tuple(sorted(changed)), before), spec, python)
+    result = tests.verify_candidate(
+        candidate.Candidate(files, tuple(sorted(changed)), before), spec, python
+    )
     if result.status in ("error", "skipped"):
         return TaskResult(None, "", result.feedback)
     if result.status == "passed":
@@ -179,7 +181,7 @@ def _by_command(task: Mapping[str, Any], folder: Path) -> TaskResult:
     )
     ran = sandbox.run(["sh", "-c", command], files=files, limits=limits, env=ENVIRONMENT)
     said = (ran.stdout + b"\n" + ran.stderr).decode(errors="replace").strip()
-    output = shorten(steady(well_formed(said)), MAX_OUTPUT)
+    output = shorten(steady(replace_surrogates(said)), MAX_OUTPUT)
     if ran.exit_code == 0 and not ran.stopped:
         if _is_pytest(command) and not _PASSED.search(ran.stdout):
             return TaskResult(False, f"pytest ended before it told of any test.\n{output}".strip())
@@ -199,14 +201,14 @@ def _stand_ins(new: Iterable[str]) -> str | None:
 
 def _is_pytest(command: str) -> bool:
     """Whether pytest runs and says how many tests passed, which it does unless it is `-qq`."""
-    words = [w for p in parse(command) for s in p.stages for w in (s.program, *s.arguments)]
+    words = [w for p in parse_command(command) for s in p.stages for w in (s.program, *s.arguments)]
     quiet = any(re.fullmatch(r"-q{2,}", word) for word in words) or words.count("-q") > 1
     return not quiet and any(word in ("pytest", "py.test") for word in words)
 
 
 def _missing(command: str) -> str:
     """Name the first program of a command that is not there, "" when all are."""
-    for pipeline in parse(command):
+    for pipeline in parse_command(command):
         for name in (stage.program for stage in pipeline.stages):
             probe = ["sh", "-c", 'command -v "$1" >/dev/null', "sh", name]
             if "/" not in name and sandbox.run(probe).exit_code != 0:

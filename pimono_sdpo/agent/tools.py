@@ -14,7 +14,7 @@ from typing import Any
 
 import re2
 
-from pimono_sdpo.text import well_formed
+from pimono_sdpo.text import replace_surrogates
 from rewards.verifiers.agent_tools import TOOLS, problems
 
 MAX_FILES, MOST_FILES = 200, 1000
@@ -55,16 +55,18 @@ class Workspace:
         """Do a call, or say why it cannot be done; raises OSError when the disk fails."""
         tool = _TOOLS.get(name)
         if tool is None:
-            there = f"There is no tool `{well_formed(name[:80])}`; the tools are {_NAMES}."
+            there = f"There is no tool `{replace_surrogates(name[:80])}`; the tools are {_NAMES}."
             tests = " Tests are run for you." if "test" in name.lower() else ""
             return ToolResult(False, there + tests)
         if wrong := problems(name, args):
-            return ToolResult(False, f"The arguments of {name} are wrong: {well_formed(wrong)}.")
+            return ToolResult(
+                False, f"The arguments of {name} are wrong: {replace_surrogates(wrong)}."
+            )
         given = {key: value for key, value in args.items() if key != "thought"}
         try:
             return tool(self, **given)
         except ToolError as error:
-            return ToolResult(False, well_formed(str(error)))
+            return ToolResult(False, replace_surrogates(str(error)))
 
     def changed(self) -> dict[str, bytes]:
         """Return the files that no longer hold what they did, by path."""
@@ -85,7 +87,7 @@ def list_files(space: Workspace, rel_dir: str, max_files: int = MAX_FILES) -> To
             found.append(path.relative_to(space.root).as_posix())
         else:
             more += 1
-    text = "\n".join(well_formed(name) for name in found) or "(no files)"
+    text = "\n".join(replace_surrogates(name) for name in found) or "(no files)"
     if more:
         text += f"\n[{more} more files; name a folder below, or raise max_files]"
     return ToolResult(True, text)
@@ -139,7 +141,7 @@ def grep(
         lines.append(f"[stopped after {most} hits; a narrower pattern or folder shows the rest]")
     if skipped:
         lines.append(f"[{skipped} files above {MAX_GREP_BYTES} bytes were not searched]")
-    return ToolResult(True, well_formed("\n".join(lines)))
+    return ToolResult(True, replace_surrogates("\n".join(lines)))
 
 
 def write_file(space: Workspace, rel_path: str, content: str) -> ToolResult:
@@ -156,7 +158,7 @@ def write_file(space: Workspace, rel_path: str, content: str) -> ToolResult:
             blocked = parent.relative_to(space.root).as_posix()
             raise ToolError(f"`{blocked}` is a file, so nothing can lie below it.")
     old = _content(path, rel_path)
-    data = well_formed(content).encode()
+    data = replace_surrogates(content).encode()
     name = path.relative_to(space.root).as_posix()
     if old == data:
         return ToolResult(True, f"`{name}` holds exactly this already; nothing changed.")
@@ -256,7 +258,7 @@ def _compiled(pattern: str) -> Any:
     options = re2.Options()
     options.log_errors = False
     try:
-        return re2.compile(well_formed(pattern), options)
+        return re2.compile(replace_surrogates(pattern), options)
     except re2.error as error:
         told = error.args[0].decode() if isinstance(error.args[0], bytes) else str(error)
         raise ToolError(

@@ -17,19 +17,25 @@ from pimono_sdpo import __version__
 from pimono_sdpo.cli import (
     duel,
     evaluate,
-    looks,
-    pairs,
-    push,
-    rewards,
     rollouts,
-    samples,
-    steps,
-    suites,
 )
 from pimono_sdpo.errors import PimonoError
 from pimono_sdpo.options import flag_of
 
-COMMANDS = ("filter",)
+COMMANDS = (
+    "filter",
+    "push",
+    "view",
+    "suite build",
+    "suite split",
+    "suite check",
+    "steps",
+    "sft-extract",
+    "pairs",
+    "rescore",
+    "demo sessions",
+    "demo model",
+)
 # The exit code of a program that Ctrl-C has ended.
 INTERRUPTED = 130
 STYLE: dict[str, Any] = {
@@ -112,8 +118,8 @@ def command_of(name: str, module: ModuleType) -> Any:
     call.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         sorted(parameters, key=lambda one: one.default is not inspect.Parameter.empty)
     )
-    # The mark keeps the lines of an example apart.
-    help = re.sub(r"(?m)^\n(?=    )", "\n\b\n", inspect.cleandoc(module.__doc__ or ""))
+    # The mark keeps the lines of examples as they are.
+    help = re.sub(r"\n\n(?=pimono-sdpo )", "\n\n\b\n", inspect.cleandoc(module.__doc__ or ""))
     command = typer.Typer(**STYLE)
     command.command(name.split(" ")[-1], help=help)(call)
     return typer.main.get_command(command)
@@ -197,24 +203,12 @@ def run(command: Callable[[], object]) -> None:
         sys.exit(INTERRUPTED)
 
 
-app.command("push")(push.push_command)
-app.command("view")(looks.view_command)
-app.command("card")(looks.card_command)
-app.command("rescore")(rewards.rescore_command)
-app.command("evaluate-corrections")(rewards.evaluate_corrections_command)
-app.command("suite")(suites.suite_command)
-app.command("split")(suites.split_command)
 app.command("rollout")(rollouts.rollout_command)
 app.command("prefs")(rollouts.prefs_command)
-app.command("steps")(steps.steps_command)
-app.command("pairs")(pairs.pairs_command)
 app.command("evaluate")(evaluate.evaluate_command)
 app.command("eval")(evaluate.eval_command)
-app.command("sft-extract")(steps.sft_extract_command)
 app.command("duel")(duel.duel_command)
 app.command("duel-rows")(duel.duel_rows_command)
-app.command("samples")(samples.samples_command)
-app.command("tiny-model")(samples.tiny_model_command)
 
 
 def main() -> None:

@@ -8,6 +8,7 @@ import typer
 from pimono_sdpo.cli.rollouts import Config, MaxCost
 from pimono_sdpo.cli.shared import (
     CreatePr,
+    Format,
     Licence,
     Out,
     Public,
@@ -15,7 +16,6 @@ from pimono_sdpo.cli.shared import (
     one_of,
     push_target,
 )
-from pimono_sdpo.cli.steps import Format
 from pimono_sdpo.errors import InferenceError, SourceError
 
 if TYPE_CHECKING:
@@ -108,10 +108,10 @@ def duel_command(
     create_pr: CreatePr = False,
 ) -> None:
     """Let a panel judge whether a challenger beats the king on turns of recorded sessions."""
-    from pimono_sdpo.commands.push import run_push
     from pimono_sdpo.duel import stages
     from pimono_sdpo.llm.money import need_prices
     from pimono_sdpo.llm.settings import load
+    from pimono_sdpo.push import push_folder
 
     target = push_target(push, public, revision, create_pr)
     one_of(stage, (*STAGES, "all"), "--stage")
@@ -136,7 +136,7 @@ def duel_command(
     if "score" in wanted:
         _score(out, settings, rules, licence)
         if target is not None:
-            typer.echo(run_push(out / "result", target))
+            typer.echo(push_folder(out / "result", target))
 
 
 def _draw(
@@ -212,15 +212,16 @@ def duel_rows_command(
     """Write the turns that the challenger won as rows to train on."""
     from pimono_sdpo.commands.duel_rows import STAGES as KINDS
     from pimono_sdpo.commands.duel_rows import run_duel_rows
-    from pimono_sdpo.commands.made import FORMATS, told
-    from pimono_sdpo.commands.push import run_push
+    from pimono_sdpo.dataset_writer import Format as Formats
+    from pimono_sdpo.dataset_writer import summarize
+    from pimono_sdpo.push import push_folder
     from processors.duel.scores import Bucket
 
     target = push_target(push, public, revision, create_pr)
     names = [one_of(name, get_args(Bucket)[:3], "--bucket") for name in bucket or ["final"]]
     kind: Any = one_of(to, tuple(KINDS), "--to")
-    one_of(format, FORMATS if kind != "sdpo" else ("trl",), "--format")
+    one_of(format, get_args(Formats) if kind != "sdpo" else ("trl",), "--format")
     report = run_duel_rows(folder, kind, out, names, format, licence)
-    typer.echo(told(report, out))
+    typer.echo(summarize(report, out))
     if target is not None:
-        typer.echo(run_push(out, target))
+        typer.echo(push_folder(out, target))

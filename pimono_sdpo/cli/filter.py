@@ -1,13 +1,13 @@
 """Turn recorded sessions into SDPO rows, a report and a dataset card.
 
-    pimono-sdpo filter traces/ --out rows --min-score 2
-    pimono-sdpo filter ns/name --out rows --unit episode --test-fraction 0.1
+pimono-sdpo filter traces/ --out rows --min-score 2
+pimono-sdpo filter ns/name --out rows --unit episode --test-fraction 0.1
 
 Several machines can each read a part of a source; --merge then gives the rows of a single run:
 
-    pimono-sdpo filter traces/ --out part1 --shard 1/2
-    pimono-sdpo filter traces/ --out part2 --shard 2/2
-    pimono-sdpo filter --merge part1 part2 --out rows
+pimono-sdpo filter traces/ --out part1 --shard 1/2
+pimono-sdpo filter traces/ --out part2 --shard 2/2
+pimono-sdpo filter --merge part1 part2 --out rows
 """
 
 import re
@@ -15,12 +15,10 @@ from pathlib import Path
 
 import typer
 
-from pimono_sdpo.cli.text import counts
-from pimono_sdpo.commands.push import run_push
 from pimono_sdpo.errors import OutputError, SourceError
 from pimono_sdpo.filtering import FilterOptions, Json, merge_parts, run_filter, run_part
 from pimono_sdpo.options import argument, changed, option, options
-from pimono_sdpo.push import PushResult
+from pimono_sdpo.push import PushResult, push_folder
 from pimono_sdpo.runs.engine import EngineName
 from pimono_sdpo.runs.progress import Usage, usage_table
 
@@ -46,7 +44,7 @@ class Options(PushResult, FilterOptions):
 
 def run(options: Options) -> None:
     """Filter a source, or a part of it, or merge parts."""
-    target = options.target()
+    target = options.push_target()
     usage = None if options.merge else Usage()
     if options.shard is not None:
         _run_part(options)
@@ -67,7 +65,7 @@ def run(options: Options) -> None:
     typer.echo(usage_table(report["sessions"], report["kept"], report["drop_reasons"], usage))
     typer.echo(summarize(report, options.out))
     if target is not None:
-        typer.echo(run_push(options.out, target))
+        typer.echo(push_folder(options.out, target))
 
 
 def _run_part(options: Options) -> None:
@@ -116,18 +114,22 @@ def summarize(report: Json, out: Path) -> str:
     score = report["score"]
     lines = [
         f"score {score['min']:g} to {score['max']:g}, mean {score['mean']:.2f}",
-        "categories: " + counts(report["category_counts"]),
+        "categories: " + _counts(report["category_counts"]),
     ]
     broken = {name: n for name, n in report["lines"].items() if n and name != "parsed"}
     if broken:
-        lines.append("broken lines: " + counts(broken))
+        lines.append("broken lines: " + _counts(broken))
     upstream = report["input"].get("upstream") or {}
     if upstream.get("commits_behind"):
-        behind = counts({"commits": upstream["commits_behind"], "days": upstream["days_behind"]})
+        behind = _counts({"commits": upstream["commits_behind"], "days": upstream["days_behind"]})
         lines.append(f"the viewer's export is behind the dataset: {behind}")
     if report["options"]["test_fraction"]:
-        lines.append("split: " + counts({"train": 0, "test": 0} | report["splits"]))
+        lines.append("split: " + _counts({"train": 0, "test": 0} | report["splits"]))
     if report["secrets_redacted"]:
-        lines.append("redacted: " + counts(report["secrets_redacted"]))
+        lines.append("redacted: " + _counts(report["secrets_redacted"]))
     lines.append(f"rows, rejects, report.json and README.md are in {out}")
     return "\n".join(lines)
+
+
+def _counts(of: dict[str, int]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in of.items())

@@ -1,71 +1,206 @@
-"""Runs to preference pairs."""
+"""Pair better with worse runs of each task, or failed edits of sessions with what corrected them.
 
-from typing import Annotated
+pimono-sdpo pairs rollouts/ --out pairs
+pimono-sdpo pairs rollouts/ --out pairs --target patch --format together
+pimono-sdpo pairs traces/ --out pairs
+"""
 
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import fields
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
 import typer
 
-from pimono_sdpo.cli.shared import CreatePr, Licence, Out, Public, Revision, one_of, push_target
-from pimono_sdpo.cli.steps import Format, MaxLength, Push, TestFraction, TestSuite, Tokenizer
+from pimono_sdpo.agent.task_tests import open_tester
+from pimono_sdpo.dataset_writer import (
+    DatasetSpec,
+    RunRowsOptions,
+    explain_empty,
+    session_parts,
+    summarize,
+    write_dataset,
+)
+from pimono_sdpo.errors import EmptySelection, OutputError, SourceError
+from pimono_sdpo.options import argument, option, options, report_options, resume_key
+from pimono_sdpo.push import PushResult, push_folder
+from pimono_sdpo.runs.engine import Part, Piece
+from pimono_sdpo.runs.folders import require_disjoint
+from pimono_sdpo.runs.sessions import rows_and_rejects
+from pimono_sdpo.schema import DROPPED_PAIR, PAIR
+from pimono_sdpo.stage import Stage, table_of_rows
+from pimono_sdpo.suites.rollouts import Rollouts, is_same, open_rollouts, rows_at, rows_of
+from pimono_sdpo.suites.suite import load
+from pimono_sdpo.suites.workspace import visible_files
+from processors.rollouts import session_pairs
+from processors.rollouts.pairs import Case, Retest, Rules, pair_of
+from processors.rollouts.step_pairs import step_pairs
+from processors.rollouts.together import dpo_line, write_lines
+
+NO_CONTRAST = frozenset({"no_contrast", "both_fail"})
+ADVICE = (
+    "make more rollouts of each task or harder tasks, at a higher temperature or with fewer "
+    "--max-iters, or use --allow-efficiency-pairs"
+)
+SESSION_ADVICE = "use sessions in which an edit failed or the user went back"
+Json = dict[str, Any]
 
 
-def pairs_command(
-    source: Annotated[
-        str,
-        typer.Argument(help="Folder of rollouts, or recorded sessions in any form `filter` takes."),
-    ],
-    out: Out,
-    target: Annotated[
-        str,
-        typer.Option(
-            help="Of rollouts: step, patch, last_write, truncated, summary or full; see README."
-        ),
-    ] = "step",
-    last_k: Annotated[
-        int, typer.Option("--last-k", help="Actions that `truncated` keeps.", min=1)
-    ] = 4,
-    min_gap: Annotated[
-        float, typer.Option(help="Of `step`: how much more often the better action passes.")
-    ] = 0.5,
-    allow_efficiency_pairs: Annotated[
-        bool,
-        typer.Option("--allow-efficiency-pairs", help="Pair two runs that pass, by their steps."),
-    ] = False,
-    flaky_reruns: Annotated[
-        int, typer.Option(help="Test the winner's patch so often again.", min=0)
-    ] = 2,
-    with_outcome: Annotated[
-        bool, typer.Option("--with-outcome", help="Put what tests said into the targets.")
-    ] = False,
-    tokenizer: Tokenizer = None,
-    max_length: MaxLength = None,
-    test_fraction: TestFraction = 0.0,
-    test_suite: TestSuite = None,
-    format: Format = "trl",
-    licence: Licence = None,
-    push: Push = None,
-    public: Public = False,
-    revision: Revision = None,
-    create_pr: CreatePr = False,
-) -> None:
-    """Pair better with worse runs of each task, or edits of sessions with what put them right."""
-    from pimono_sdpo.commands.made import FORMATS, told
-    from pimono_sdpo.commands.pairs import pairs_of
-    from pimono_sdpo.commands.push import run_push
+@options
+class Options(PushResult, RunRowsOptions, Rules):
+    """Options of `pairs`."""
 
-    to = push_target(push, public, revision, create_pr)
-    given = {
-        "target": target,
-        "last_k": last_k,
-        "min_gap": min_gap,
-        "allow_efficiency_pairs": allow_efficiency_pairs,
-        "flaky_reruns": flaky_reruns,
-        "with_outcome": with_outcome,
-        "tokenizer": tokenizer,
-        "max_length": max_length,
-        "format": one_of(format, FORMATS, "--format"),
-        "licence": licence,
-        "test_suite": test_suite,
-    }
-    typer.echo(told(pairs_of(source, out, given, test_fraction), out))
-    if to is not None:
-        typer.echo(run_push(out, to))
+    source: str = argument(
+        "Folder of rollouts, or recorded sessions in any form that `filter` takes."
+    )
+    out: Path = option("Folder to write; an earlier output is replaced.")
+
+
+def run(options: Options) -> None:
+    """Write the pairs, and push them if asked to."""
+    target = options.push_target()
+    report = write_pairs(options)
+    if not report["rows"]:
+        advice = ADVICE if report["source_kind"] == "rollouts" else SESSION_ADVICE
+        raise EmptySelection(f"{explain_empty(report, advice)} The rejects are in {options.out}.")
+    typer.echo(summarize(report, options.out))
+    if target is not None:
+        typer.echo(push_folder(options.out, target))
+
+
+def write_pairs(options: Options) -> Json:
+    """Pair the rollouts of each task, or edits of sessions, under `out`; return the report.
+
+    Its `counts` hold, for rollouts, `tasks`, `tasks_with_pairs` and `no_contrast_tasks`; there may
+    be no pairs. Raises SourceError, OutputError or TrainingInputError, and Leakage for training
+    pairs of tasks of `test_suite`.
+    """
+    held_out = options.held_out()
+    named = {"tokenizer": options.tokenizer_name()}
+    made_by = {"options": resume_key(options) | named, "tokenizer": options.tokenizer_hash()}
+    used = report_options(options) | named
+    table = (PAIR, DROPPED_PAIR)
+    rollouts = open_rollouts(options.source)
+    if rollouts is None:
+        stages: list[Stage] = [
+            *session_pairs.stages(options.test_fraction),
+            *options.length_stages(),
+        ]
+        kind, name, parts = session_parts(options.source, options.out, stages, made_by, table)
+        rules = {field.name for field in fields(Rules)}
+        used = {name: value for name, value in used.items() if name not in rules}
+        spec = DatasetSpec(
+            "pairs", name, kind, used, options.format, options.licence, held_out=held_out
+        )
+        return write_dataset(spec, parts, table, options.out)
+    require_disjoint(Path(options.source).resolve(), options.out.resolve())
+    spec = DatasetSpec(
+        "pairs",
+        rollouts.name,
+        "rollouts",
+        used,
+        options.format,
+        options.licence,
+        _warnings(options),
+        held_out,
+    )
+    with open_tester(list(rollouts.tasks.values())) as tester:
+        parts = _task_parts(rollouts, options, made_by, tester.retest)
+        return write_dataset(spec, parts, table, options.out)
+
+
+def _warnings(rules: Rules) -> list[str]:
+    warnings = []
+    if rules.target in {"full", "truncated"}:
+        warnings.append(
+            f"the target {rules.target} has results of tools between its actions: DPO learns those "
+            "tokens as well, and a long side weighs more than a short one"
+        )
+    if rules.with_outcome:
+        warnings.append("the target holds the output of the tests, which gives the label away")
+    return warnings
+
+
+def _task_parts(rollouts: Rollouts, options: Options, made_by: Json, retest: Retest) -> list[Part]:
+    stages = options.length_stages()
+    parts = []
+    for number, (task_id, places) in enumerate(rollouts.by_task().items()):
+        given = {
+            "task_id": task_id,
+            "task": rollouts.tasks.get(task_id),
+            "files": [is_same(file) for file in dict.fromkeys(file for file, _ in places)],
+            "rows": [row for _, row in places],
+        }
+        run = partial(_pair_task, rollouts, task_id, places, options, stages, retest)
+        parts.append(Part(number, task_id, len(places), given, made_by, run, tuple(stages)))
+    return parts
+
+
+def _pair_task(
+    rollouts: Rollouts,
+    task_id: str,
+    places: list[tuple[Path, int]],
+    rules: Rules,
+    stages: list[Stage],
+    retest: Retest,
+) -> Iterator[Piece]:
+    task = rollouts.tasks.get(task_id)
+    files = visible_files(task) if task and rules.target in {"patch", "last_write"} else {}
+    case = Case(task_id, rows_at(places), rollouts.split_of(task_id), task, files, retest)
+    made = step_pairs(case, rules) if rules.target == "step" else pair_of(case, rules)
+    fitting = rows_and_rejects(table_of_rows(made.rows, PAIR), stages, PAIR, DROPPED_PAIR, "pairs")
+    rejected = table_of_rows(made.rejects, DROPPED_PAIR)
+    reasons = Counter(row["drop_reason"] for row in made.rejects)
+    reasons.update(fitting.counts["dropped"])
+    counts = {**made.counts, "runs": len(places), "tasks": 1, "dropped": reasons}
+    if fitting.tables["rows"].num_rows:
+        counts["tasks_with_pairs"] = 1
+    elif reasons.keys() <= NO_CONTRAST:
+        counts["no_contrast_tasks"] = 1
+    rejected = pa.concat_tables([rejected, fitting.tables["rejects"]])
+    yield Piece({"rows": fitting.tables["rows"], "rejects": rejected}, len(places), counts)
+
+
+def check_dpo_lines(suite: Path, target: str, protocol: str) -> None:
+    """Refuse what cannot become JSON lines to train on, before anything is spent.
+
+    Raises OutputError, and SourceError for a suite that cannot be read or is held out.
+    """
+    if target in {"full", "truncated"}:
+        raise OutputError(
+            f"Sides of the target `{target}` are several turns, and JSON lines hold one; use "
+            "another target, or `rollout` and `pairs`."
+        )
+    if target == "step" and protocol == "native":
+        raise OutputError(
+            "Native tool calls are not text, which JSON lines need; use --tool-protocol json, "
+            "another --target, or `rollout` and `pairs`."
+        )
+    found = load(suite)
+    if found.split == "test":
+        raise SourceError(
+            f"`{found.name}` is held out for testing, so no pair of it may be trained on; use the "
+            "suite for training, or `rollout`."
+        )
+
+
+def write_dpo_lines(folder: Path, path: Path, report: Json) -> Json:
+    """Write the training pairs of a folder as JSON lines and NAME_meta.jsonl; return the counts.
+
+    Raises EmptySelection when there is none.
+    """
+    if not report["rows"]:
+        raise EmptySelection(
+            f"{explain_empty(report, ADVICE)} The rejects are in {folder}; `{path}` is not written."
+        )
+    files = sorted((folder / "data").glob("train-*.parquet"))
+    rows = (row for file in files for row in rows_of(file))
+    counts = dict(write_lines(rows, dpo_line, path))
+    if not counts.get("written"):
+        raise EmptySelection(
+            f"None of {report['rows']} pairs can be a JSON line ({counts}); they are in {folder}."
+        )
+    return counts

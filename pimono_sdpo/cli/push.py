@@ -1,22 +1,24 @@
-"""Push finished rows to the Hub as a dataset, private if new, in one commit."""
+"""Push finished rows to the Hub as a dataset, private if new, in one commit.
+
+pimono-sdpo push rows/ ns/name
+"""
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
-from pimono_sdpo.cli.shared import CreatePr, Public, Revision
-from pimono_sdpo.commands.push import run_push
+from pimono_sdpo.options import argument, options
+from pimono_sdpo.push import PushOptions, push_folder
 
 
-def push_command(
-    folder: Annotated[Path, typer.Argument(help="Folder that `filter` or `merge` wrote.")],
-    name: Annotated[str, typer.Argument(help="Dataset to push it to: ns/name.")],
-    public: Public = False,
-    revision: Revision = None,
-    create_pr: CreatePr = False,
-) -> None:
-    """Put finished rows on the Hub as a dataset, private if new, in one commit."""
-    from pimono_sdpo.push import target_of
+@options
+class Options(PushOptions):
+    """Options of `push`."""
 
-    typer.echo(run_push(folder, target_of(name, public, revision, create_pr)))
+    folder: Path = argument("Folder that `filter`, `steps` or `pairs` wrote.")
+    name: str = argument("Dataset to push it to: ns/name.")
+
+
+def run(options: Options) -> None:
+    """Push the folder."""
+    typer.echo(push_folder(options.folder, options.check_target(options.name)))

@@ -3,7 +3,6 @@
 import inspect
 import re
 import sys
-import textwrap
 from dataclasses import MISSING, Field, fields
 from typing import Any, get_type_hints
 
@@ -54,13 +53,12 @@ def _default(field: "Field[Any]") -> str:
 
 
 def _with_code_blocks(text: str) -> str:
-    """Fence the indented examples of a docstring."""
-    return re.sub(
-        r"(?:^    .*\n?)+",
-        lambda found: f"```sh\n{textwrap.dedent(found[0]).rstrip()}\n```\n",
-        text,
-        flags=re.MULTILINE,
-    ).strip()
+    """Fence the examples of a docstring."""
+    return re.sub(r"(?m)(?:^pimono-sdpo .*\n?)+", _fence, text + "\n").strip()
+
+
+def _fence(example: re.Match[str]) -> str:
+    return f"```sh\n{example[0].strip()}\n```\n"
 
 
 if __name__ == "__main__":

@@ -136,9 +136,10 @@ def prefs_command(
     ] = False,
 ) -> None:
     """Write preference pairs as JSON lines: rollouts and pairs under the flags they had first."""
-    from pimono_sdpo.commands.pairs import check_lines, lines_of
+    from pimono_sdpo.cli.pairs import check_dpo_lines, write_dpo_lines
     from pimono_sdpo.commands.rollouts import Plan
     from pimono_sdpo.errors import OutputError
+    from processors.rollouts.pairs import TARGETS
 
     if out.suffix != ".jsonl" or out.is_dir():
         raise OutputError(f"`{out}` is no name of a file of JSON lines; give NAME.jsonl.")
@@ -147,12 +148,13 @@ def prefs_command(
         suite, made, rules_of(tool_protocol, test_policy, max_iters), model, llm_provider,
         temperature, seed, rollouts, max_workers, limit, max_cost,
     )  # fmt: skip
-    check_lines(suite, target, tool_protocol)
+    one_of(target, TARGETS, "--target")
+    check_dpo_lines(suite, target, tool_protocol)
     tell = teller("prefs")
     report = _roll(plan, tell)
     folder = out.with_name(f"{out.stem}_pairs")
     found = _pair(made, folder, report, tell, target, allow_efficiency_pairs)
-    counts = lines_of(folder, out, found)
+    counts = write_dpo_lines(folder, out, found)
     tell(f"Wrote {counts['written']} preference pairs to: {out}")
     tell(f"Wrote metadata to: {out.with_name(f'{out.stem}_meta.jsonl')}")
     _after(report, tell)
@@ -200,9 +202,12 @@ def _pair(
     efficiency: bool = False,
 ) -> Json:  # fmt: skip
     """Pair the rollouts, sum up, and return the report of the pairs."""
-    from pimono_sdpo.commands.pairs import run_pairs
+    from pimono_sdpo.cli.pairs import Options, write_pairs
 
-    found = run_pairs(made, pairs, target=target, allow_efficiency_pairs=efficiency)
+    options = Options(
+        source=str(made), out=pairs, target=cast(Any, target), allow_efficiency_pairs=efficiency
+    )
+    found = write_pairs(options)
     lines = [
         f"Total tasks: {report['tasks']}",
         f"Preference pairs generated: {found['rows']}",

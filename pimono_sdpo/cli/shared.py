@@ -1,6 +1,5 @@
 """Options that several commands share, and how they are read."""
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -33,6 +32,10 @@ Dedupe = Annotated[
     ),
 ]
 
+Format = Annotated[
+    str, typer.Option("--format", help="`trl`, or `together` for its JSON lines, too.")
+]
+
 
 def one_of(given: str, names: Sequence[str], option: str) -> str:
     """Refuse what is none of the names."""
@@ -41,26 +44,13 @@ def one_of(given: str, names: Sequence[str], option: str) -> str:
     return given
 
 
-def part_of(given: str) -> tuple[int, int]:
-    """Read I/N, 1 <= I <= N."""
-    found = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", given)
-    part, parts = (int(found[1]), int(found[2])) if found else (0, 0)
-    if not 1 <= part <= parts:
-        raise typer.BadParameter(
-            f"`{given}` is no part; give 1/3, 2/3 or 3/3 of a source in three", param_hint="--shard"
-        )
-    return part, parts
-
-
 def push_target(name: str | None, public: bool, revision: str | None, create_pr: bool) -> Any:
     """Where to push to, if anywhere; a run should not end in what is known before it starts."""
-    if name is None and not (public or revision or create_pr):
-        return None
-    from pimono_sdpo.push import check_account, target_of
+    from pimono_sdpo.push import PushResult
 
-    target = target_of(name, public, revision, create_pr)
-    check_account(target)
-    return target
+    return PushResult(
+        push=name, public=public, revision=revision, create_pr=create_pr
+    ).push_target()
 
 
 def folder(out: Path) -> Path:

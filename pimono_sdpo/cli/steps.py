@@ -1,139 +1,149 @@
-"""Runs to training rows: steps, and sft-extract, its older name."""
+"""Cut rollouts or recorded sessions into next-action rows for supervised fine-tuning.
 
+pimono-sdpo steps rollouts/ --out steps
+pimono-sdpo steps traces/ --out steps --tool-protocol json --format together
+"""
+
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Any
 
+import pyarrow as pa
 import typer
 
-from pimono_sdpo.cli.shared import CreatePr, Licence, Out, Public, Revision, one_of, push_target
+from pimono_sdpo.dataset_writer import (
+    DatasetSpec,
+    RunRowsOptions,
+    explain_empty,
+    session_parts,
+    summarize,
+    write_dataset,
+)
+from pimono_sdpo.errors import EmptySelection
+from pimono_sdpo.options import argument, option, options, report_options, resume_key
+from pimono_sdpo.push import PushResult, push_folder
+from pimono_sdpo.runs.engine import Part, Piece
+from pimono_sdpo.runs.folders import require_disjoint
+from pimono_sdpo.runs.sessions import rows_and_rejects, slice_table
+from pimono_sdpo.schema import DROPPED_STEP, STEP
+from pimono_sdpo.stage import Stage
+from pimono_sdpo.suites.rollouts import Rollouts, is_same, open_rollouts, tables_of
+from processors.rollouts import sessions, steps
+from processors.rollouts.conversation import As
 
-Valid = Annotated[
-    bool,
-    typer.Option(
-        "--require-valid-tool-ok/--no-require-valid-tool-ok",
-        help="Keep only calls that fit their tool and worked.",
-    ),
-]
-Success = Annotated[
-    bool,
-    typer.Option(
-        "--require-success/--no-require-success", help="Keep only rollouts whose tests pass."
-    ),
-]
-Tokenizer = Annotated[
-    str | None, typer.Option(help="Model (folder or Hub id) whose tokenizer counts; see README.")
-]
-MaxLength = Annotated[
-    int | None, typer.Option(help="Drop rows with more tokens, as too_long.", min=1)
-]
-Format = Annotated[
-    str, typer.Option("--format", help="`trl`, or `together` for its JSON lines, too.")
-]
-Protocol = Annotated[
-    str,
-    typer.Option(
-        "--tool-protocol", help="Calls `as_recorded`, or rewritten in the `json` protocol."
-    ),
-]
-Push = Annotated[
-    str | None, typer.Option(help="Dataset (ns/name) to push to, private if new; see README.")
-]
-TestFraction = Annotated[
-    float, typer.Option(help="Share of repositories of sessions that are for testing.")
-]
-TestSuite = Annotated[
-    Path | None,
-    typer.Option(help="Held-out suite: refuse rows to train on of its tasks.", show_default="none"),
-]
-PROTOCOLS = ("as_recorded", "json")
+Json = dict[str, Any]
 
 
-def steps_command(
-    source: Annotated[
-        str,
-        typer.Argument(help="Folder of rollouts, or recorded sessions in any form `filter` takes."),
-    ],
-    out: Out,
-    require_success: Success = True,
-    require_valid_tool_ok: Valid = True,
-    good_recovery: Annotated[
-        bool,
-        typer.Option("--good-recovery", help="Keep only actions that put a failed one right."),
-    ] = False,
-    with_final: Annotated[
-        bool, typer.Option("--with-final", help="Add a row for the answer that ends a run.")
-    ] = False,
-    context_turns: Annotated[
-        int | None,
-        typer.Option(
-            help="Show only the request and the last K results.",
-            min=0,
-            show_default="all of a rollout, 8 of a session",
-        ),
-    ] = None,
-    tool_chars: Annotated[
-        int | None, typer.Option(help="Shorten each result to so many characters.", min=40)
-    ] = None,
-    granularity: Annotated[
-        str, typer.Option(help="A row per `step`, or one per `trajectory`.")
-    ] = "step",
-    tool_protocol: Protocol = "as_recorded",
-    tokenizer: Tokenizer = None,
-    max_length: MaxLength = None,
-    test_fraction: TestFraction = 0.0,
-    test_suite: TestSuite = None,
-    format: Format = "trl",
-    licence: Licence = None,
-    push: Push = None,
-    public: Public = False,
-    revision: Revision = None,
-    create_pr: CreatePr = False,
-) -> None:
-    """Cut rollouts or recorded sessions into next-action rows for supervised fine-tuning."""
-    from pimono_sdpo.commands.made import FORMATS, told
-    from pimono_sdpo.commands.push import run_push
-    from pimono_sdpo.commands.steps import GRANULARITIES, run_steps
+@options
+class Options(PushResult, RunRowsOptions):
+    """Options of `steps`."""
 
-    target = push_target(push, public, revision, create_pr)
-    report = run_steps(
-        source,
-        out,
-        require_success=require_success,
-        require_valid_tool_ok=require_valid_tool_ok,
-        good_recovery=good_recovery,
-        with_final=with_final,
-        context_turns=context_turns,
-        tool_chars=tool_chars,
-        granularity=one_of(granularity, GRANULARITIES, "--granularity"),
-        protocol=one_of(tool_protocol, PROTOCOLS, "--tool-protocol"),
-        tokenizer=tokenizer,
-        max_length=max_length,
-        test_fraction=test_fraction,
-        format=one_of(format, FORMATS, "--format"),
-        licence=licence,
-        test_suite=test_suite,
+    source: str = argument(
+        "Folder of rollouts, or recorded sessions in any form that `filter` takes."
     )
-    typer.echo(told(report, out))
+    out: Path = option("Folder to write; an earlier output is replaced.")
+    require_success: bool = option(
+        "Keep only rollouts whose tests pass.", default=True, decides="row"
+    )
+    require_valid_tool_ok: bool = option(
+        "Keep only calls that fit their tool and worked.", default=True, decides="row"
+    )
+    good_recovery: bool = option(
+        "Keep only actions that corrected a failed one.", default=False, decides="row"
+    )
+    with_final: bool = option(
+        "Add a row for the answer that ends a run.", default=False, decides="row"
+    )
+    context_turns: int | None = option(
+        "Show only the request and the last K results.",
+        default=None,
+        minimum=0,
+        shown="all of a rollout, 8 of a session",
+        decides="row",
+    )
+    tool_chars: int | None = option(
+        "Shorten each result to this number of characters.", default=None, minimum=40, decides="row"
+    )
+    granularity: steps.Granularity = option(
+        "One row per `step`, or per `trajectory`.", default="step", decides="row"
+    )
+    tool_protocol: As = option(
+        "Keep calls `as_recorded`, or rewrite them in the `json` protocol.",
+        default="as_recorded",
+        decides="row",
+    )
+
+
+def run(options: Options) -> None:
+    """Write the rows, and push them if asked to."""
+    target = options.push_target()
+    report = write_steps(options)
+    if not report["rows"]:
+        raise EmptySelection(f"{explain_empty(report, ADVICE)} The rejects are in {options.out}.")
+    typer.echo(summarize(report, options.out))
     if target is not None:
-        typer.echo(run_push(out, target))
+        typer.echo(push_folder(options.out, target))
 
 
-def sft_extract_command(
-    trace_dir: Annotated[str, typer.Option(help="Folder of rollouts, or its folder `traces`.")],
-    output: Annotated[Path, typer.Option(help="JSON lines to write; beside them NAME_meta.jsonl.")],
-    require_success: Success = True,
-    require_valid_tool_ok: Valid = True,
-    format: Annotated[
-        str, typer.Option("--format", help="The protocol of the calls: `json`.")
-    ] = "json",
-) -> None:
-    """Write next-action rows as JSON lines: `steps` under the name and flags it had first."""
-    from pimono_sdpo.commands.steps import extract_lines
+ADVICE = "make more rollouts, or use --no-require-success or --no-require-valid-tool-ok"
 
-    one_of(format, ("json",), "--format")
-    counts = extract_lines(trace_dir, output, require_success, require_valid_tool_ok)
-    left = {name: count for name, count in counts.items() if name != "written"}
-    typer.echo(f"Wrote {counts['written']} rows to: {output}")
-    typer.echo(f"Wrote metadata to: {output.with_name(f'{output.stem}_meta.jsonl')}")
-    if left:
-        typer.echo("left out: " + ", ".join(f"{name} {count}" for name, count in left.items()))
+
+def write_steps(options: Options) -> Json:
+    """Cut rollouts or sessions into rows under `out` and return the report.
+
+    Raises SourceError, OutputError or TrainingInputError, and Leakage for training rows of tasks
+    of `test_suite`.
+    """
+    held_out = options.held_out()
+    stages: list[Stage] = [
+        *steps.stages(
+            require_success=options.require_success,
+            require_valid_tool_ok=options.require_valid_tool_ok,
+            good_recovery=options.good_recovery,
+            with_final=options.with_final,
+            context_turns=options.context_turns,
+            tool_chars=options.tool_chars,
+            granularity=options.granularity,
+            protocol=options.tool_protocol,
+        ),
+        *options.length_stages(),
+    ]
+    named = {"tokenizer": options.tokenizer_name()}
+    made_by = {"options": resume_key(options) | named, "tokenizer": options.tokenizer_hash()}
+    rollouts = open_rollouts(options.source)
+    if rollouts is None:
+        stages = [sessions.stage(options.test_fraction), *stages]
+        kind, name, parts = session_parts(
+            options.source, options.out, stages, made_by, (STEP, DROPPED_STEP)
+        )
+    else:
+        require_disjoint(Path(options.source).resolve(), options.out.resolve())
+        kind, name, parts = "rollouts", rollouts.name, _rollout_parts(rollouts, stages, made_by)
+    warnings = []
+    if options.granularity == "trajectory":
+        warnings.append(
+            "a trajectory has results of tools between its actions: train on it with "
+            "assistant_only_loss=True, which leaves them out of the loss"
+        )
+    used = report_options(options) | named
+    spec = DatasetSpec(
+        "steps", name, kind, used, options.format, options.licence, warnings, held_out
+    )
+    return write_dataset(spec, parts, (STEP, DROPPED_STEP), options.out)
+
+
+def _rollout_parts(rollouts: Rollouts, stages: list[Stage], made_by: Json) -> list[Part]:
+    parts = []
+    for number, file in enumerate(rollouts.files):
+        given = {"file": is_same(file), "tasks": rollouts.tasks}
+        run = partial(_cut_rollouts, rollouts, file, stages)
+        parts.append(Part(number, file.name, 1, given, made_by, run, tuple(stages)))
+    return parts
+
+
+def _cut_rollouts(rollouts: Rollouts, file: Path, stages: list[Stage]) -> Iterator[Piece]:
+    for table in tables_of(file):
+        splits = [rollouts.split_of(task_id) for task_id in table["task_id"].to_pylist()]
+        for few in slice_table(table.append_column("split", pa.array(splits, pa.string()))):
+            yield rows_and_rejects(few, stages, STEP, DROPPED_STEP, "runs")

@@ -34,7 +34,7 @@ def run_duel_rows(
 
     Raises SourceError when nothing was scored, EmptySelection when no row is left, OutputError.
     """
-    from pimono_sdpo.commands.made import Asked, make, nothing_kept
+    from pimono_sdpo.dataset_writer import DatasetSpec, explain_empty, write_dataset
     from pimono_sdpo.duel.result import RESULT
     from pimono_sdpo.runs.engine import Part, sha256
     from pimono_sdpo.runs.folders import REPORT, require_disjoint
@@ -61,10 +61,10 @@ def run_duel_rows(
     ]
     options: Json = {"buckets": " ".join(buckets)}
     name = folder.resolve().name
-    asked = Asked(STAGES[kind], name, "duel", options, format, licence)  # type: ignore[arg-type]
-    report = make(asked, parts, (rows, rejects), out)
+    spec = DatasetSpec(STAGES[kind], name, "duel", options, format, licence)  # type: ignore[arg-type]
+    report = write_dataset(spec, parts, (rows, rejects), out)
     if not report["rows"]:
-        raise EmptySelection(nothing_kept(report, "take another bucket with --bucket"))
+        raise EmptySelection(explain_empty(report, "take another bucket with --bucket"))
     return report
 
 

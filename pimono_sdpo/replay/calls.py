@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from pimono_sdpo.prefilter import Prefilter
 from pimono_sdpo.replay.files import Edit
-from pimono_sdpo.traces.events import Event, decoded
+from pimono_sdpo.traces.events import Event, decode_json
 from pimono_sdpo.traces.harness import HARNESSES
 from pimono_sdpo.traces.harness.base import FileTools
 
@@ -53,37 +53,37 @@ class Shown(NamedTuple):
     is_end: bool
 
 
-def arguments(call: Event) -> dict[str, Any]:
+def decode_arguments(call: Event) -> dict[str, Any]:
     """Decode a call's arguments; what is no object has none."""
-    given = decoded(call.arguments)
+    given = decode_json(call.arguments)
     return given if isinstance(given, dict) else {}
 
 
-def text_in(given: dict[str, Any], *names: str) -> str:
+def find_text(given: dict[str, Any], *names: str) -> str:
     """Return the first argument of these names that is a text; often none."""
     return next((given[name] for name in names if isinstance(given.get(name), str)), "")
 
 
-def path_in(given: dict[str, Any]) -> str:
+def find_path(given: dict[str, Any]) -> str:
     """Return the file a call is about."""
-    return text_in(given, "path", "file_path", "filePath", "notebook_path")
+    return find_text(given, "path", "file_path", "filePath", "notebook_path")
 
 
-def edits_of(given: dict[str, Any]) -> list[Edit]:
+def read_edits(given: dict[str, Any]) -> list[Edit]:
     """Return the edits of a call of any harness; none when one of them is malformed.
 
-    >>> edits_of({"path": "a.ts", "oldText": "x", "newText": "y"})
+    >>> read_edits({"path": "a.ts", "oldText": "x", "newText": "y"})
     [Edit(old='x', new='y', everywhere=False)]
     """
     several = given.get("edits")
     if isinstance(several, str):
-        several = decoded(several)
+        several = decode_json(several)
     several = several if isinstance(several, list) else [given]
     edits = [edit for one in several if isinstance(one, dict) and (edit := _edit(one))]
     return edits if len(edits) == len(several) else []
 
 
-def are_in_turn(given: dict[str, Any]) -> bool:
+def apply_in_turn(given: dict[str, Any]) -> bool:
     """Tell whether each edit sees what those before it have done."""
     several = given.get("edits")
     return isinstance(several, list) and any(
@@ -98,7 +98,7 @@ def _edit(given: dict[str, Any]) -> Edit | None:
     return None
 
 
-def shown_by_read(given: dict[str, Any], text: str, files: FileTools) -> Shown | None:
+def parse_read(given: dict[str, Any], text: str, files: FileTools) -> Shown | None:
     """Return what a read has shown; None for anything but text, or text cut in unknown ways."""
     if _NO_TEXT.match(text):
         return None

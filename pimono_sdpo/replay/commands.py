@@ -7,19 +7,19 @@ from fnmatch import fnmatchcase
 from functools import lru_cache
 from itertools import pairwise
 
-from pimono_sdpo.shell import MAX_CHARS, Pipeline, Stage, parse
+from pimono_sdpo.shell import MAX_CHARS, Pipeline, Stage, parse_command
 
 _FOUND = re.compile(r"(?:(?P<file>[^\s:]{1,300}\.\w{1,10}):)?\d{1,7}:(?P<text>.*)")
 
 
-def copies_of(command: str) -> list[tuple[str, str]]:
+def find_copies(command: str) -> list[tuple[str, str]]:
     """Return the files a command line copies or moves, from and to.
 
-    >>> copies_of("cd a && cp x.ts y.ts; rm z")
+    >>> find_copies("cd a && cp x.ts y.ts; rm z")
     [('a/x.ts', 'a/y.ts')]
     """
     folder, found = "", []
-    for pipeline in parsed(command):
+    for pipeline in parse_once(command):
         stage = pipeline.stages[0]
         if stage.program == "cd" and len(stage.arguments) == 1:
             folder = _joined(folder, stage.arguments[0])
@@ -29,10 +29,10 @@ def copies_of(command: str) -> list[tuple[str, str]]:
     return found
 
 
-def lines_by(command: str, output: str) -> list[tuple[str, str]]:
+def find_matched_lines(command: str, output: str) -> list[tuple[str, str]]:
     """Return the lines a search has shown, with the file each is of.
 
-    >>> lines_by("grep -n 'let' a.ts", "3:let a = 1;")
+    >>> find_matched_lines("grep -n 'let' a.ts", "3:let a = 1;")
     [('a.ts', 'let a = 1;')]
     """
     folder, pipelines = _in_folder(command)
@@ -50,11 +50,11 @@ def lines_by(command: str, output: str) -> list[tuple[str, str]]:
     return found
 
 
-def shown_by(command: str) -> tuple[str, bool] | None:
+def find_shown_file(command: str) -> tuple[str, bool] | None:
     """Return the file whose text a command shows, and whether all of it; None when it is no file's.
 
-    >>> shown_by("cd /app && cat src/a.ts"), shown_by("sed -n '1,9p' a.ts"), shown_by("ls")
-    (('/app/src/a.ts', True), ('a.ts', False), None)
+    >>> find_shown_file("cd /app && cat src/a.ts"), find_shown_file("sed -n '1,9p' a.ts")
+    (('/app/src/a.ts', True), ('a.ts', False))
     """
     folder, pipelines = _in_folder(command)
     if len(pipelines) != 1 or len(pipelines[0].stages) != 1:
@@ -86,7 +86,7 @@ def may_match(pattern: str, path: str) -> bool:
 
 def _in_folder(command: str) -> tuple[str, list[Pipeline]]:
     """Take `cd FOLDER &&` off the front of a single command."""
-    pipelines = parsed(command)
+    pipelines = parse_once(command)
     if len(pipelines) == 2 and pipelines[0].then == "&&" and len(pipelines[0].stages) == 1:
         first = pipelines[0].stages[0]
         if first.program == "cd" and len(first.arguments) == 1:
@@ -95,9 +95,9 @@ def _in_folder(command: str) -> tuple[str, list[Pipeline]]:
 
 
 @lru_cache(maxsize=8)
-def parsed(command: str) -> list[Pipeline]:
+def parse_once(command: str) -> list[Pipeline]:
     """Parse a command once for all that is asked of it; nobody changes what is returned."""
-    return parse(command)
+    return parse_command(command)
 
 
 def _joined(folder: str, name: str) -> str:
@@ -114,13 +114,13 @@ _TAKE_VALUE = frozenset({"-C", "-c", "--git-dir", "--work-tree"})
 _NOTHING_NEW = re.compile(r"\s*(?:Already up to date\.|Already on '[^'\n]*')\s*")
 
 
-def changed_by_git(arguments: Sequence[str], output: str, is_alone: bool) -> set[str] | None:
+def find_git_changes(arguments: Sequence[str], output: str, is_alone: bool) -> set[str] | None:
     """Return the files it may have changed, None for any.
 
     `output` tells only where the command stands alone.
 
-    >>> changed_by_git(("checkout", "--", "a.ts"), "", True), changed_by_git(("stash",), "", True)
-    ({'a.ts'}, None)
+    >>> find_git_changes(("checkout", "--", "a.ts"), "", True)
+    {'a.ts'}
     """
     words = _without_options(arguments)
     if not words or words[0] not in _CHANGES:
@@ -145,7 +145,7 @@ def changed_by_git(arguments: Sequence[str], output: str, is_alone: bool) -> set
     return None
 
 
-def changed_by_gh(arguments: Sequence[str]) -> set[str] | None:
+def find_gh_changes(arguments: Sequence[str]) -> set[str] | None:
     """Return what GitHub's client may have changed: branches it checks out."""
     return None if {"checkout", "merge", "sync", "clone", "develop"} & set(arguments[:3]) else set()
 
@@ -260,10 +260,10 @@ class Changes:
     formats: bool = False
 
 
-def changes_of(command: str, output: str) -> Changes:
+def find_changes(command: str, output: str) -> Changes:
     """Say what a command line may have changed, with what it printed."""
     changes = Changes()
-    pipelines = parsed(command)
+    pipelines = parse_once(command)
     # What is read of a longer one is its beginning.
     changes.anything = (
         len(command) > MAX_CHARS
@@ -371,9 +371,9 @@ def _is_in_place(stage: Stage) -> bool:
 def _changed_by_stage(stage: Stage, command: str, output: str, is_alone: bool) -> set[str] | None:
     words = {word for word in stage.arguments if word and not word.startswith("-")}
     if stage.program == "git":
-        return changed_by_git(stage.arguments, output, is_alone)
+        return find_git_changes(stage.arguments, output, is_alone)
     if stage.program == "gh":
-        return changed_by_gh(stage.arguments)
+        return find_gh_changes(stage.arguments)
     if stage.program in _EDITORS:
         return words
     if stage.program == "cp" and "-t" not in stage.arguments:

@@ -18,7 +18,7 @@ _ALIKE = {
 _OTHERS = re.compile(f"[{''.join(_ALIKE)}]")
 
 
-def joined(piece: list[str], start: int, lines: list[str], first: int) -> list[str] | None:
+def join_runs(piece: list[str], start: int, lines: list[str], first: int) -> list[str] | None:
     """Join two runs of lines that touch or overlap; None where they are of two versions."""
     if first < start:
         piece, start, lines, first = lines, first, piece, start
@@ -29,16 +29,16 @@ def joined(piece: list[str], start: int, lines: list[str], first: int) -> list[s
     return [*piece, *lines[common:]] if len(lines) > common else piece
 
 
-def replaced(text: str, old: str, new: str, everywhere: bool) -> str | None:
+def replace_text(text: str, old: str, new: str, everywhere: bool) -> str | None:
     """Make one edit; None when the text is not what the harness had before it."""
     count = text.count(old) if old else 0
     return text.replace(old, new) if count == 1 or (count and everywhere) else None
 
 
-def replaced_in_piece(piece: str, old: str, new: str, everywhere: bool) -> str | None:
+def replace_in_piece(piece: str, old: str, new: str, everywhere: bool) -> str | None:
     """Make one edit; as it was where the edit was elsewhere, None where that is not to be told."""
     if old in piece:
-        return replaced(piece, old, new, everywhere)
+        return replace_text(piece, old, new, everywhere)
     if piece in old:
         return None
     lines = old.split("\n")
@@ -59,21 +59,21 @@ def count_alike(text: str, old: str) -> int:
         count = text.count(core)
         if count < 2 and (count == 0 or old in text):
             return count
-    return loose(text).count(loose(old).strip("\n"))
+    return normalise_loosely(text).count(normalise_loosely(old).strip("\n"))
 
 
-def words_of(text: str) -> list[str]:
+def find_distinctive_lines(text: str) -> list[str]:
     """The lines that are not everywhere."""
     return [stripped for line in text.split("\n") if len(stripped := line.strip()) > 2]
 
 
-def plain(text: str) -> str:
+def normalise_line_ends(text: str) -> str:
     """Take line ends as the harness compares them."""
     return text.replace("\r\n", "\n")
 
 
 @lru_cache(maxsize=256)
-def loose(text: str) -> str:
+def normalise_loosely(text: str) -> str:
     """Take quotes, dashes and spaces as one, and leave out those at the end of a line."""
     if not text.isascii():
         if not unicodedata.is_normalized("NFKC", text):
@@ -132,7 +132,7 @@ class File:
 
     def see(self, text: str, is_whole: bool) -> None:
         """Take in what was read just now, all of it or some of its lines."""
-        text = plain(text)
+        text = normalise_line_ends(text)
         if is_whole:
             self.forget()
             self.whole = text
@@ -156,14 +156,14 @@ class File:
         self.see(text, is_whole=first == 1 and is_end)
         if self.whole is not None:
             return
-        lines = plain(text).split("\n")
+        lines = normalise_line_ends(text).split("\n")
         for piece, (start, was_end) in list(self.placed.items()):
             seen = piece.split("\n")
             if start > first + len(lines) or first > start + len(seen):
                 continue
             self.placed.pop(piece)
             self.pieces = [other for other in self.pieces if other != piece]
-            both = joined(seen, start, lines, first)
+            both = join_runs(seen, start, lines, first)
             if both is not None:
                 lines, first, is_end = both, min(start, first), is_end or was_end
         joined_text = "\n".join(lines)
@@ -179,7 +179,7 @@ class File:
     def write(self, text: str) -> None:
         """Take in what was written, all of it."""
         self.see(text, is_whole=True)
-        self.edited.append(plain(text))
+        self.edited.append(normalise_line_ends(text))
 
     def format(self) -> None:
         """Note that a formatter may have rewritten what was edited."""
@@ -234,7 +234,9 @@ class File:
         if None in found or self._may_overlap(edits):
             return None
         # Blank lines and lone brackets are everywhere.
-        if self.doubtful and self.doubtful & {w for edit in edits for w in words_of(edit.old)}:
+        if self.doubtful and self.doubtful & {
+            w for edit in edits for w in find_distinctive_lines(edit.old)
+        }:
             return None
         if all(edit.old == edit.new for edit in edits):
             return "no_change"
@@ -264,7 +266,7 @@ class File:
 
     def _find(self, old: str, everywhere: bool) -> Outcome | None:
         """Look a text up, exactly and as harnesses do that forgive quotes and spaces."""
-        old = plain(old)
+        old = normalise_line_ends(old)
         if not old.strip():
             return None
         texts = self.pieces if self.whole is None else [self.whole]
@@ -286,13 +288,13 @@ class File:
             spans = sorted(
                 (at, at + len(edit.old))
                 for edit in edits
-                if (at := text.find(plain(edit.old))) >= 0
+                if (at := text.find(normalise_line_ends(edit.old))) >= 0
             )
             if any(start < stop for (_, stop), (start, _) in pairwise(spans)):
                 return True
         if self.whole is not None:
             return False
-        words = [word for edit in edits for word in set(words_of(edit.old))]
+        words = [word for edit in edits for word in set(find_distinctive_lines(edit.old))]
         return len(words) > len(set(words))
 
     def apply(self, edits: Sequence[Edit]) -> None:
@@ -302,23 +304,23 @@ class File:
             self.forget()
         if self.doubtful:
             # It was there as it stands in the call.
-            self.doubtful.difference_update(*(words_of(edit.old) for edit in edits))
+            self.doubtful.difference_update(*(find_distinctive_lines(edit.old) for edit in edits))
         for edit in edits:
-            old, new = plain(edit.old), plain(edit.new)
+            old, new = normalise_line_ends(edit.old), normalise_line_ends(edit.new)
             if self.otherwise is not None and self.whole is not None:
                 self._keep(count_alike(self.whole, old) > 0, count_alike(self.otherwise, old) > 0)
             if self.otherwise is not None:
-                self.otherwise = replaced(self.otherwise, old, new, edit.everywhere)
+                self.otherwise = replace_text(self.otherwise, old, new, edit.everywhere)
                 if self.otherwise is None:
                     self.whole = None
             if self.whole is not None:
-                self.whole = replaced(self.whole, old, new, edit.everywhere)
+                self.whole = replace_text(self.whole, old, new, edit.everywhere)
             if self.whole is None:
                 self.otherwise = None
             self.pieces = [
                 changed
                 for piece in self.pieces
-                if (changed := replaced_in_piece(piece, old, new, edit.everywhere))
+                if (changed := replace_in_piece(piece, old, new, edit.everywhere))
             ]
             is_shown = any(new in piece for piece in self.pieces)
             if self.whole is None and new.strip() and not is_shown:

@@ -21,10 +21,10 @@ _ANY = re.compile(
 )
 
 
-def kinds_told(text: str) -> set[str]:
+def find_formatted_suffixes(text: str) -> set[str]:
     """Return the suffixes of the files it may touch, `*` for any; none where nothing is told.
 
-    >>> sorted(kinds_told("> ruff format ."))
+    >>> sorted(find_formatted_suffixes("> ruff format ."))
     ['ipynb', 'py', 'pyi', 'pyw']
     """
     if _ANY.search(text):
@@ -37,7 +37,7 @@ def is_touched(path: str, kinds: set[str]) -> bool:
     return not kinds or "*" in kinds or path.rsplit(".", 1)[-1].lower() in kinds
 
 
-def follow(files: Mapping[str, File], changes: Changes, kinds: set[str]) -> None:
+def apply_formatter(files: Mapping[str, File], changes: Changes, kinds: set[str]) -> None:
     """Follow a formatter's run."""
     left = changes.fixed
     touched = [file for path, file in files.items() if is_touched(path, kinds)]

@@ -11,10 +11,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from pimono_sdpo.replay.calls import arguments, edits_of, path_in, shown_by_read, text_in
-from pimono_sdpo.replay.commands import changes_of, shown_by
+from pimono_sdpo.replay.calls import decode_arguments, find_path, find_text, parse_read, read_edits
+from pimono_sdpo.replay.commands import find_changes, find_shown_file
 from pimono_sdpo.replay.files import File
-from pimono_sdpo.replay.workspace import MIN_LINE, TRUNCATED, Workspace, is_harmless
+from pimono_sdpo.replay.workspace import MIN_LINE, TRUNCATED, Workspace, is_read_only
 from pimono_sdpo.traces.events import Event
 from pimono_sdpo.traces.harness.base import FileTools
 from pimono_sdpo.traces.harness.blocks import is_refusal
@@ -99,7 +99,7 @@ class Beginnings:
         elif event.index in self._matched and event.on_active_branch:
             self._before.observe(event, self._events[self._matched[event.index]])
         else:
-            self._before.lose(event.tool_name, arguments(event))
+            self._before.lose(event.tool_name, decode_arguments(event))
 
     def _look_ahead(self, request: int) -> dict[str, list[Showing]]:
         """Return the calls that have shown a file as it was at the request."""
@@ -112,7 +112,7 @@ class Beginnings:
                 continue
             answer = self._matched.get(event.index)
             result = self._events[answer] if answer is not None else None
-            given = arguments(event)
+            given = decode_arguments(event)
             path = _file_of(event, given)
             path = workspace.absolute(path) if path else ""
             shows = event.tool_name != "write" and event.on_active_branch and bool(path)
@@ -161,7 +161,7 @@ class Changed:
             return bool(path)
         if call.tool_name != "bash":
             return call.tool_name == "read"
-        changes = changes_of(text_in(given, "command"), result.text if result else "")
+        changes = find_changes(find_text(given, "command"), result.text if result else "")
         if (
             changes.anything
             or changes.formats
@@ -179,31 +179,31 @@ class Changed:
 def _is_harmless(call: Event) -> bool:
     """Tell what neither shows nor changes a file; most commands are of that kind."""
     if call.tool_name != "bash":
-        return call.tool_name != "read" and is_harmless(call.tool_name)
-    command = text_in(arguments(call), "command")
+        return call.tool_name != "read" and is_read_only(call.tool_name)
+    command = find_text(decode_arguments(call), "command")
     return bool(_ONLY_LOOKS.fullmatch(command)) and not _SHOWS.fullmatch(command)
 
 
 def _file_of(call: Event, given: dict[str, Any]) -> str:
     """The file a call shows or changes."""
     if call.tool_name != "bash":
-        return path_in(given)
-    command = text_in(given, "command")
-    shown = shown_by(command) if _SHOWS.fullmatch(command) else None
+        return find_path(given)
+    command = find_text(given, "command")
+    shown = find_shown_file(command) if _SHOWS.fullmatch(command) else None
     return shown[0] if shown else ""
 
 
 def _learn(call: Event, given: dict[str, Any], text: str, tools: FileTools, file: File) -> None:
     """Take in what a call shows of a file that has not changed since the request."""
     if call.tool_name == "edit":
-        for edit in edits_of(given):
+        for edit in read_edits(given):
             # It stood there once.
             if len(edit.old.strip()) >= MIN_LINE and file.whole is None and not edit.everywhere:
                 file.see(edit.old, is_whole=False)
     elif call.tool_name == "read" or (not tools.trims_output and not TRUNCATED.search(text)):
-        shown = shown_by_read(given, text, tools)
-        command = text_in(given, "command")
-        whole = shown_by(command) if command else ("", True)
+        shown = parse_read(given, text, tools)
+        command = find_text(given, "command")
+        whole = find_shown_file(command) if command else ("", True)
         if shown and shown.first_line and whole and whole[1]:
             file.see_lines(shown.runs[0], shown.first_line, shown.is_end)
         elif shown:

@@ -10,23 +10,23 @@ from typing import Any
 
 from pimono_sdpo.failures import classify
 from pimono_sdpo.replay.calls import (
-    are_in_turn,
-    arguments,
-    edits_of,
-    path_in,
-    shown_by_read,
-    text_in,
+    apply_in_turn,
+    decode_arguments,
+    find_path,
+    find_text,
+    parse_read,
+    read_edits,
 )
 from pimono_sdpo.replay.commands import (
     Changes,
-    changes_of,
-    copies_of,
-    lines_by,
+    find_changes,
+    find_copies,
+    find_matched_lines,
+    find_shown_file,
     may_match,
-    shown_by,
 )
 from pimono_sdpo.replay.files import File, Outcome
-from pimono_sdpo.replay.formatters import follow, kinds_told
+from pimono_sdpo.replay.formatters import apply_formatter, find_formatted_suffixes
 from pimono_sdpo.traces.events import Event
 from pimono_sdpo.traces.harness import HARNESSES, pi
 from pimono_sdpo.traces.harness.base import FileTools
@@ -42,10 +42,10 @@ _CHANGES = frozenset(
 )
 
 
-def is_harmless(name: str) -> bool:
+def is_read_only(name: str) -> bool:
     """Tell whether a tool changes no file: a word of its name looks, and none changes.
 
-    >>> [is_harmless(name) for name in ("getStatus", "set_target", "get_rid_of", "mcp__fs__list")]
+    >>> [is_read_only(name) for name in ("getStatus", "set_target", "get_rid_of", "mcp__fs__list")]
     [True, False, False, True]
     """
     if _KNOWN.fullmatch(name):
@@ -101,21 +101,21 @@ class Workspace:
 
     def predict(self, call: Event) -> Outcome | None:
         """Say how an edit ends; None where what is known does not decide it."""
-        given = arguments(call)
-        file = self.files.get(self.absolute(path_in(given)))
+        given = decode_arguments(call)
+        file = self.files.get(self.absolute(find_path(given)))
         if file is None:
             return None
-        outcome = file.predict(edits_of(given), are_in_turn(given))
+        outcome = file.predict(read_edits(given), apply_in_turn(given))
         return None if outcome == "ok" and self.tools.reads_first and not file.by_tool else outcome
 
     def observe(self, call: Event, result: Event) -> None:
         """Learn from a call that was answered."""
         if is_refusal(result.text):
             return
-        given = arguments(call)
-        path = path_in(given)
+        given = decode_arguments(call)
+        path = find_path(given)
         if call.tool_name == "bash":
-            self.ran(text_in(given, "command"), result)
+            self.ran(find_text(given, "command"), result)
         elif call.tool_name == "read" and path:
             if not result.is_error:
                 self._read(path, given, result.text)
@@ -123,7 +123,7 @@ class Workspace:
             self._wrote(path, given["content"], result)
         elif call.tool_name == "edit":
             self._edited(call, given, result)
-        elif not is_harmless(call.tool_name) or call.tool_name == "write":
+        elif not is_read_only(call.tool_name) or call.tool_name == "write":
             self.spoil_all()
 
     def _wrote(self, path: str, content: str, result: Event) -> None:
@@ -136,7 +136,7 @@ class Workspace:
         file.by_tool = True
 
     def _edited(self, call: Event, given: dict[str, Any], result: Event) -> None:
-        path, edits = path_in(given), edits_of(given)
+        path, edits = find_path(given), read_edits(given)
         patched = _PATCHED.findall(str(given.get("input") or given.get("patch") or ""))
         if not path and patched:
             for name in patched:
@@ -162,7 +162,7 @@ class Workspace:
             file.by_tool = True
 
     def _read(self, path: str, given: dict[str, Any], text: str) -> None:
-        shown = shown_by_read(given, text, self.tools)
+        shown = parse_read(given, text, self.tools)
         if shown is None:
             return
         file = self.file(path)
@@ -175,22 +175,22 @@ class Workspace:
 
     def ran(self, command: str, result: Event) -> None:
         """Learn from a command that has run."""
-        changes = changes_of(command, result.text)
+        changes = find_changes(command, result.text)
         if (changes.anything or changes.formats) and _did_nothing(result, command):
             return
         if changes.formatted or changes.clean:
-            self.kinds |= kinds_told(f"{command}\n{result.text}")
+            self.kinds |= find_formatted_suffixes(f"{command}\n{result.text}")
         self._note(changes)
         self._follow_copies(command, result, changes)
         if self.tools.trims_output:
             return
-        for name, line in lines_by(command, result.text):
+        for name, line in find_matched_lines(command, result.text):
             file = self.file(name)
             if not file.is_stale and len(line.strip()) >= MIN_LINE:
                 file.see(line, is_whole=False)
-        shown = shown_by(command)
+        shown = find_shown_file(command)
         if shown and not result.is_error and not TRUNCATED.search(result.text):
-            read = shown_by_read({}, result.text, self.tools)
+            read = parse_read({}, result.text, self.tools)
             for run in read.runs if read else ():
                 self.file(shown[0]).see(run, is_whole=shown[1] and bool(read and read.is_end))
 
@@ -198,7 +198,7 @@ class Workspace:
         if changes.anything or changes.formats:
             self.spoil_all()
         elif changes.formatted or changes.clean:
-            follow(self.files, changes, self.kinds)
+            apply_formatter(self.files, changes, self.kinds)
         for name in changes.names:
             self._spoil(name)
 
@@ -206,7 +206,7 @@ class Workspace:
         """A command that changed anything else has made both stale."""
         if result.is_error or changes.anything or changes.formats:
             return
-        for source, target in copies_of(command):
+        for source, target in find_copies(command):
             known = self.files.get(self.absolute(source))
             if known and (known.whole is not None or known.pieces):
                 copied = known.copy()
@@ -250,14 +250,14 @@ class Workspace:
 
     def lose(self, tool_name: str, given: dict[str, Any]) -> None:
         """Mark what a call may have changed that nobody knows the end of."""
-        path = path_in(given)
+        path = find_path(given)
         if tool_name == "edit" and path:
-            self.file(path).lose(edits_of(given), are_in_turn(given))
+            self.file(path).lose(read_edits(given), apply_in_turn(given))
         elif tool_name == "write" and path:
             self.file(path).is_stale = True
         elif tool_name == "bash":
-            self._note(changes_of(text_in(given, "command"), ""))
-        elif not is_harmless(tool_name):
+            self._note(find_changes(find_text(given, "command"), ""))
+        elif not is_read_only(tool_name):
             self.spoil_all()
 
     def hear(self, event: Event) -> None:
@@ -292,7 +292,7 @@ def _did_nothing(result: Event, command: str) -> bool:
 Json = dict[str, Any]
 
 
-def to_json(workspace: Workspace) -> Json:
+def dump_workspace(workspace: Workspace) -> Json:
     """Write down what is known; what a formatter may have changed counts as stale."""
     files = {
         path: {
@@ -305,7 +305,7 @@ def to_json(workspace: Workspace) -> Json:
     return {"cwd": workspace.cwd, "files": files}
 
 
-def from_json(state: Json) -> Workspace:
+def load_workspace(state: Json) -> Workspace:
     """Read it back; raises KeyError or TypeError when it is none."""
     files = {
         path: File(known["whole"], list(known["pieces"]), bool(known["stale"]))

@@ -23,7 +23,7 @@ from rensa import RMinHash
 from pimono_sdpo.report import OVER_MAX_SAMPLES
 from pimono_sdpo.runs.parquet import SPLITS, number_files, read_tables, write_tables
 from pimono_sdpo.schema import REJECT, SDPO_ROW
-from pimono_sdpo.text import shingles
+from pimono_sdpo.text import split_shingles
 
 # The largest integer of SQLite.
 MOST = 2**63 - 1
@@ -277,7 +277,7 @@ def _reject(database: sqlite3.Connection, shard: int, row: int, why: Verdict) ->
 
 def _digest(prompt: str) -> bytes:
     minhash = RMinHash(num_perm=PERMUTATIONS, seed=0)
-    minhash.update(shingles(prompt))
+    minhash.update(split_shingles(prompt))
     return np.array(minhash.digest(), np.uint32).tobytes()
 
 

@@ -22,7 +22,7 @@ def write_samples(folder: Path) -> list[Path]:
     Returns the written files. A session with a broken line can only travel as text.
     """
     sessions = sorted(SAMPLE_SESSIONS.glob("*.jsonl"))
-    whole = [path for path in sessions if is_whole(path)]
+    whole = [path for path in sessions if is_intact(path)]
     broken = [path for path in sessions if path not in whole]
     written = [
         write_export(folder / "traces_list", "traces_list", whole[0::4]),
@@ -81,7 +81,7 @@ def _typed(values: pa.Array, kind: pa.DataType) -> pa.Array:
 def _row(path: Path) -> dict[str, Any]:
     text = path.read_text().rstrip("\n")
     lines = [line for line in text.split("\n") if line]
-    entries: list[dict[str, Any]] = [json.loads(line) for line in lines] if is_whole(path) else []
+    entries: list[dict[str, Any]] = [json.loads(line) for line in lines] if is_intact(path) else []
     header: dict[str, Any] = next((entry for entry in entries if entry["type"] == "session"), {})
     said = [
         entry["message"]["content"]
@@ -98,7 +98,7 @@ def _row(path: Path) -> dict[str, Any]:
     }
 
 
-def is_whole(path: Path) -> bool:
+def is_intact(path: Path) -> bool:
     """Tell whether every line is JSON; a sample that is not is so on purpose."""
     try:
         return bool([json.loads(line) for line in path.read_text().split("\n") if line])

@@ -15,6 +15,7 @@ OUT/repos/TASK/     one small repo per task; a checkout stays where it is
 
 import json
 import re
+import shutil
 import tomllib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pimono_sdpo.errors import SourceError
+from pimono_sdpo.runs.folders import LOCK, SUITE, only_run, publish_folder, remove, require_disjoint
 from pimono_sdpo.suites import Task, humaneval, quixbugs, split, suite
 from pimono_sdpo.suites.suite import TaskRow
 
@@ -43,7 +45,7 @@ class Program:
     spec: dict[str, Any]
 
 
-def programs() -> Iterator[Program]:
+def load_programs() -> Iterator[Program]:
     """Yield the programs in order of their names."""
     for path in sorted(PROGRAMS.glob("*.toml")):
         given = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -70,7 +72,7 @@ PYTEST = "python -m pytest -q"
 Kind = Literal["quixbugs", "functions", "samples"]
 
 
-def kind_of(source: str) -> tuple[Kind, Path]:
+def detect_kind(source: str) -> tuple[Kind, Path]:
     """Tell what a source is by its content; raises SourceError for what is none."""
     path = Path(source).expanduser()
     if source == OWN and not path.exists():
@@ -81,7 +83,7 @@ def kind_of(source: str) -> tuple[Kind, Path]:
             f"lines, or the word `{OWN}`."
         )
     if path.is_file():
-        if path.suffix == ".json" and "tasks" in _object(path):
+        if path.suffix == ".json" and "tasks" in _read_object(path):
             raise SourceError(f"`{source}` is a suite already; give it to split or rollout.")
         return "functions", path
     if (path / quixbugs.BUGGY).is_dir():
@@ -95,12 +97,33 @@ def kind_of(source: str) -> tuple[Kind, Path]:
     return "functions", lines[0]
 
 
+def build_suite(source: str, out: Path, hide_tests: bool) -> list[TaskRow]:
+    """Build the suite of a source under `out`, replacing an earlier one; return its tasks.
+
+    Raises SourceError or OutputError.
+    """
+    out, (_, path) = out.resolve(), detect_kind(source)
+    if path.exists():
+        require_disjoint(path.resolve(), out)
+    with only_run(out, SUITE) as work:
+        finished = work / "out"
+        if finished.exists():  # left by a run that was killed
+            shutil.rmtree(finished)
+        finished.mkdir()
+        try:
+            rows = build(source, finished, out, hide_tests)
+            publish_folder(finished, out)
+        finally:
+            remove(work, LOCK)
+    return rows
+
+
 def build(source: str, work: Path, out: Path, hide_tests: bool = False) -> list[TaskRow]:
     """Write the suite of a source into `work`, which will be renamed `out`; return its tasks.
 
     The same source gives the same bytes. Raises PimonoError for what is no suite.
     """
-    kind, path = kind_of(source)
+    kind, path = detect_kind(source)
     try:
         rows, about = _rows(kind, path, work, hide_tests)
     except (UnicodeDecodeError, SyntaxError) as error:
@@ -115,7 +138,7 @@ def build(source: str, work: Path, out: Path, hide_tests: bool = False) -> list[
     return rows
 
 
-def _object(path: Path) -> dict[str, Any]:
+def _read_object(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_bytes())
     except ValueError:
@@ -126,21 +149,21 @@ def _object(path: Path) -> dict[str, Any]:
 def _rows(kind: Kind, path: Path, work: Path, hide_tests: bool) -> tuple[list[TaskRow], str]:
     if kind == "quixbugs":
         tasks = list(quixbugs.tasks(path))
-        return [_of_checkout(task, path, hide_tests) for task in tasks], (
+        return [_quixbugs_row(task, path, hide_tests) for task in tasks], (
             "One bug in each program; the tests judge where the program does not run."
         )
     if kind == "functions":
         tasks = list(humaneval.tasks(path))
-        groups = split.groups({task.name: task.solution for task in tasks})
-        return [_of_function(task, work, groups, hide_tests) for task in tasks], (
+        groups = split.group_near_programs({task.name: task.solution for task in tasks})
+        return [_function_row(task, work, groups, hide_tests) for task in tasks], (
             "One function with a bug each."
         )
-    return [_of_ours(program, work, hide_tests) for program in programs()], (
+    return [_program_row(program, work, hide_tests) for program in load_programs()], (
         "Small programs with a bug each, written for this project."
     )
 
 
-def _of_checkout(task: Task, root: Path, hide_tests: bool) -> TaskRow:
+def _quixbugs_row(task: Task, root: Path, hide_tests: bool) -> TaskRow:
     hide = [*quixbugs.HIDE, *([f"/{quixbugs.TESTS}"] if hide_tests else [])]
     goal = (
         f"The program `{task.path}` has a bug: its tests fail. Find it and fix it; change nothing "
@@ -154,23 +177,23 @@ def _of_checkout(task: Task, root: Path, hide_tests: bool) -> TaskRow:
     return _row(f"fix_{task.name}", "quixbugs", root, goal, command, hide, metadata, task.spec)
 
 
-def _of_function(task: Task, work: Path, groups: dict[str, str], hide_tests: bool) -> TaskRow:
-    name = _safe(task.name)
+def _function_row(task: Task, work: Path, groups: dict[str, str], hide_tests: bool) -> TaskRow:
+    name = _safe_name(task.name)
     tests = task.spec["tests"]["files"]
-    repo = _written(work / "repos" / name, {**task.files, **tests})
+    repo = _write_repo(work / "repos" / name, {**task.files, **tests})
     goal = (
         f"The function in `{task.path}` has a bug: its tests fail. Find it and fix it. What it is "
         f"meant to do:\n\n{task.prompt.strip()}"
     )
     metadata = {"source": "humanevalfix", "source_id": task.name, "files": [task.path],
-                "group": _safe(groups[task.name]), "test_files": sorted(tests)}  # fmt: skip
+                "group": _safe_name(groups[task.name]), "test_files": sorted(tests)}  # fmt: skip
     metadata |= {"category": task.kind} if isinstance(task.kind, str) else {}
     hide = sorted(tests) if hide_tests else []
     return _row(name, "humanevalfix", repo, goal, PYTEST, hide, metadata, task.spec)
 
 
-def _of_ours(program: Program, work: Path, hide_tests: bool) -> TaskRow:
-    repo = _written(work / "repos" / program.name, {**program.files, **program.tests})
+def _program_row(program: Program, work: Path, hide_tests: bool) -> TaskRow:
+    repo = _write_repo(work / "repos" / program.name, {**program.files, **program.tests})
     metadata = {"source": OWN, "category": program.category, "files": sorted(program.fixed),
                 "group": program.name, "test_files": sorted(program.tests)}  # fmt: skip
     hide = sorted(program.tests) if hide_tests else []
@@ -201,7 +224,7 @@ def _row(
     }
 
 
-def _written(repo: Path, files: dict[str, str]) -> Path:
+def _write_repo(repo: Path, files: dict[str, str]) -> Path:
     for path, text in files.items():
         target = repo / path
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -209,16 +232,16 @@ def _written(repo: Path, files: dict[str, str]) -> Path:
     return repo
 
 
-def _safe(name: str) -> str:
+def _safe_name(name: str) -> str:
     """Return an id that may name a file.
 
-    >>> _safe("Python/12")
+    >>> _safe_name("Python/12")
     'Python_12'
     """
     return re.sub(r"[^A-Za-z0-9._+-]+", "_", name).lstrip("_.-+") or "task"
 
 
-def counted(rows: Iterable[TaskRow]) -> str:
+def describe_size(rows: Iterable[TaskRow]) -> str:
     """Say how many tasks there are, and how many of them belong to others."""
     rows = list(rows)
     groups = {row["metadata"].get("group", row["task_id"]) for row in rows}

@@ -25,7 +25,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pimono_sdpo.errors import OutputError, SourceError
-from pimono_sdpo.suites.suite import Suite, TaskRow, has_tests
+from pimono_sdpo.runs.folders import read_json
+from pimono_sdpo.suites.suite import Suite, TaskRow, has_tests, load, write
 
 WIDTH = 4
 # Share of the groups of WIDTH tokens that two programs have in common.
@@ -35,10 +36,10 @@ COMMON = 50
 SKIPPED = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.ENDMARKER)
 
 
-def groups(programs: Mapping[str, str]) -> dict[str, str]:
+def group_near_programs(programs: Mapping[str, str]) -> dict[str, str]:
     """Return for each name the first of the names whose programs are near to it, or to those.
 
-    >>> groups({"b": "print(a + b + 1)", "a": "print(a + b + 1)  # !", "c": ""})
+    >>> group_near_programs({"b": "print(a + b + 1)", "a": "print(a + b + 1)  # !", "c": ""})
     {'b': 'a', 'a': 'a', 'c': 'c'}
     """
     shingles = {name: _shingles(text) for name, text in programs.items()}
@@ -71,7 +72,6 @@ def _shingles(text: str) -> set[tuple[str, ...]]:
 
 
 Method = Literal["threshold", "rank", "shuffle"]
-METHODS = ("threshold", "rank", "shuffle")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +81,31 @@ class Divided:
     train: list[TaskRow]
     test: list[TaskRow]
     left_out: list[TaskRow]
+
+
+def split_suite(
+    suite_file: Path, out: Path, train: float, method: Method, group_by: str | None, seed: int
+) -> tuple[Divided, list[Path]]:
+    """Write `train.json` and `test.json` under `out`; return what is where.
+
+    Raises SourceError or OutputError, and writes nothing then.
+    """
+    given = load(suite_file, repos=False)
+    divided = divide(given.tasks, train, method, group_by, seed)
+    sides = {"train": divided.train, "test": divided.test}
+    for side in sides:
+        path = out / f"{side}.json"
+        there = read_json(path) if path.is_file() else {"tasks": []}
+        if not isinstance(there, dict) or "tasks" not in there:
+            raise OutputError(f"`{path}` exists and is not a suite; give another folder.")
+        if path.resolve() == given.path.resolve():
+            raise OutputError(f"`{path}` is the suite to be split; give another folder.")
+    written = [
+        write(out / f"{side}.json", f"{given.name}-{side}", tasks, given.description, side)
+        for side, tasks in sides.items()
+    ]
+    check_leakage(load(written[0], False).tasks, load(written[1], False))
+    return divided, written
 
 
 def divide(
@@ -96,22 +121,22 @@ def divide(
     """
     if not 0 < train < 1:
         raise OutputError(f"The share for training is {train:g}; give a number between 0 and 1.")
-    key = {task["task_id"]: _key(task, group_by) for task in tasks}
+    key = {task["task_id"]: _group_key(task, group_by) for task in tasks}
     if group_by and all(key[task["task_id"]] is None for task in tasks):
         raise SourceError(
             f"No task has `{group_by}` in its metadata; name a field that they have, or `repo`."
         )
-    groups: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for task in tasks:
         name = key[task["task_id"]] or task["task_id"]
-        groups[name] = groups.get(name, 0) + has_tests(task)
-    tested = {name: size for name, size in groups.items() if size}
+        sizes[name] = sizes.get(name, 0) + has_tests(task)
+    tested = {name: size for name, size in sizes.items() if size}
     if len(tested) < 2:
         raise OutputError(
             f"There is nothing to divide: {len(tested)} of the groups of tasks has tests; give "
             "a suite with more, or leave --group-by out."
         )
-    for_training = _for_training(tested, train, method, seed)
+    for_training = _choose_groups(tested, train, method, seed)
     divided = Divided([], [], [])
     for task in tasks:
         name = key[task["task_id"]] or task["task_id"]
@@ -128,35 +153,35 @@ def divide(
     return divided
 
 
-def digest(name: str) -> int:
+def hash_name(name: str) -> int:
     """Return the md5 of a name as a number.
 
-    >>> digest("fix_gcd") % 100
+    >>> hash_name("fix_gcd") % 100
     16
     """
     return int(hashlib.md5(name.encode(), usedforsecurity=False).hexdigest(), 16)
 
 
-def _for_training(groups: dict[str, int], train: float, method: Method, seed: int) -> set[str]:
-    """Choose groups by their names; `groups` has the number of tasks of each."""
+def _choose_groups(sizes: dict[str, int], train: float, method: Method, seed: int) -> set[str]:
+    """Choose groups by their names; `sizes` has the number of tasks of each."""
     if method == "threshold":
         # Rounded: 100 * 0.07 is a little more than 7.
-        return {name for name in groups if digest(name) % 100 < round(100 * train, 6)}
-    names = sorted(groups)
+        return {name for name in sizes if hash_name(name) % 100 < round(100 * train, 6)}
+    names = sorted(sizes)
     if method == "rank":
-        names.sort(key=digest)
+        names.sort(key=hash_name)
     else:
         random.Random(seed).shuffle(names)
-    wanted, chosen = round(train * sum(groups.values())), set()
+    wanted, chosen = round(train * sum(sizes.values())), set()
     for name in names:
         # A group that is too large for what is left gives way to the next.
-        if groups[name] <= wanted:
+        if sizes[name] <= wanted:
             chosen.add(name)
-            wanted -= groups[name]
+            wanted -= sizes[name]
     return chosen
 
 
-def _key(task: TaskRow, group_by: str | None) -> str | None:
+def _group_key(task: TaskRow, group_by: str | None) -> str | None:
     if group_by is None:
         return None
     found = task["repo"] if group_by == "repo" else task["metadata"].get(group_by)
@@ -164,7 +189,7 @@ def _key(task: TaskRow, group_by: str | None) -> str | None:
 
 
 BATCH = 10_000
-NAMES = ("task_id", "split")
+COLUMNS = ("task_id", "split")
 
 
 class Leakage(SourceError):
@@ -180,7 +205,7 @@ def check_leakage(rows: Iterable[Mapping[str, Any]], test_suite: Suite) -> int:
     held_out = {task["task_id"] for task in test_suite.tasks}
     names = getattr(rows, "column_names", None)
     if isinstance(names, list) and "task_id" in names:
-        wanted = [name for name in NAMES if name in names]
+        wanted = [name for name in COLUMNS if name in names]
         rows = rows.select_columns(wanted)  # type: ignore[attr-defined]
     number, leaked = 0, Counter[str]()
     for row in rows:
@@ -204,15 +229,15 @@ def check_leakage(rows: Iterable[Mapping[str, Any]], test_suite: Suite) -> int:
     return number
 
 
-def rows_of(source: Path) -> Iterator[dict[str, Any]]:
+def read_task_ids(source: Path) -> Iterator[dict[str, Any]]:
     """Yield `task_id` and `split` of rows: parquet, JSON lines, a saved dataset, or a folder.
 
     Of a folder, files below it count that have a `task_id`; raises SourceError when none does.
     """
-    files = _files(source)
+    files = _find_files(source)
     found = False
     for path in files:
-        for row in _of_file(path):
+        for row in _read_file(path):
             if source.is_dir() and "task_id" not in row:
                 break
             found = True
@@ -223,7 +248,7 @@ def rows_of(source: Path) -> Iterator[dict[str, Any]]:
         )
 
 
-def _files(source: Path) -> list[Path]:
+def _find_files(source: Path) -> list[Path]:
     if not source.exists():
         raise SourceError(f"`{source}` does not exist; give rows as parquet or JSON lines.")
     if source.is_file():
@@ -232,34 +257,36 @@ def _files(source: Path) -> list[Path]:
     return sorted(path for path in source.rglob("*") if path.suffix in endings and path.is_file())
 
 
-def _of_file(path: Path) -> Iterator[dict[str, Any]]:
+def _read_file(path: Path) -> Iterator[dict[str, Any]]:
     try:
-        yield from _of_lines(path) if path.suffix in (".jsonl", ".json") else _of_table(path)
+        yield from _read_lines(path) if path.suffix in (".jsonl", ".json") else _read_table(path)
     except (OSError, ValueError) as error:
         raise SourceError(f"`{path}` cannot be read ({str(error)[:200]}); mend it.") from error
 
 
-def _of_lines(path: Path) -> Iterator[dict[str, Any]]:
+def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
     with path.open(encoding="utf-8") as lines:
         for line in filter(str.strip, lines):
             row = json.loads(line)
             if not isinstance(row, dict):
                 raise ValueError("a line is no object")
-            yield {key: row[key] for key in NAMES if key in row}
+            yield {key: row[key] for key in COLUMNS if key in row}
 
 
-def _of_table(path: Path) -> Iterator[dict[str, Any]]:
+def _read_table(path: Path) -> Iterator[dict[str, Any]]:
     if path.suffix == ".arrow":
         # As `Dataset.save_to_disk` writes it.
         with pa.memory_map(str(path)) as source, pa.ipc.open_stream(source) as stream:
             for batch in stream:
-                yield from _rows(batch.select([n for n in NAMES if n in stream.schema.names]))
+                yield from _batch_rows(
+                    batch.select([n for n in COLUMNS if n in stream.schema.names])
+                )
         return
     file = pq.ParquetFile(path)
-    columns = [name for name in NAMES if name in file.schema_arrow.names]
+    columns = [name for name in COLUMNS if name in file.schema_arrow.names]
     for batch in file.iter_batches(batch_size=BATCH, columns=columns):
-        yield from _rows(batch)
+        yield from _batch_rows(batch)
 
 
-def _rows(batch: Any) -> list[dict[str, Any]]:
+def _batch_rows(batch: Any) -> list[dict[str, Any]]:
     return batch.to_pylist() if batch.num_columns else [{}] * batch.num_rows

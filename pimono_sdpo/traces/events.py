@@ -47,7 +47,7 @@ class Event(msgspec.Struct, gc=False):
     is_veto: bool = False
 
 
-def decoded(text: str) -> Any:
+def decode_json(text: str) -> Any:
     """Decode JSON that a model wrote; what cannot be read, or is nested too deep, is None."""
     try:
         return msgspec.json.decode(text)
@@ -56,6 +56,6 @@ def decoded(text: str) -> Any:
         return None
 
 
-def clean(text: str) -> str:
+def strip_colours(text: str) -> str:
     """Drop terminal colours."""
     return _ANSI.sub("", text) if "\x1b" in text else text

@@ -41,17 +41,17 @@ CONFLICTS = (409, 412)
 BUSY = (408, 429, 500, 502, 503, 504)
 
 
-def passes(error: Exception) -> bool:
+def is_transient(error: Exception) -> bool:
     """Tell whether what went wrong may be over in a moment."""
     if isinstance(error, HfHubHTTPError):
         return error.response.status_code in (*CONFLICTS, *BUSY)
     if isinstance(error, RuntimeError) and isinstance(error.__cause__, Exception):
         # What the client makes of a file that did not arrive.
-        return passes(error.__cause__)
+        return is_transient(error.__cause__)
     return isinstance(error, HTTPError)
 
 
-def clause(error: Exception, revision: str = "main") -> str:
+def explain_error(error: Exception, revision: str = "main") -> str:
     """Say what an error of the Hub's client means and what to do."""
     if isinstance(error, LocalTokenNotFoundError):
         return "there is no token; set HF_TOKEN, or log in with `hf auth login`"
@@ -78,7 +78,7 @@ def clause(error: Exception, revision: str = "main") -> str:
     return f"{answer}; wait, or mend what it names"
 
 
-def who_may_write(api: HfApi, namespace: str, known: Callable[[], bool]) -> str | None:
+def explain_refusal(api: HfApi, namespace: str, known: Callable[[], bool]) -> str | None:
     """Say why this account can write nothing under a namespace; None when it may.
 
     `known` tells whether what is to be written to is there: it may be shared with the account.
@@ -112,17 +112,19 @@ class Upstream:
     days_behind: int | None
 
 
-def upstream_of(api: HfApi, repo_id: str, refs: GitRefs, export: str) -> Json | None:
+def find_upstream(api: HfApi, repo_id: str, refs: GitRefs, export: str) -> Json | None:
     """Return commit, commits_behind and days_behind; None for a dataset without a main branch."""
     heads = [ref.target_commit for ref in refs.branches if ref.name == "main"]
     if not heads:
         return None
     made = api.list_repo_commits(repo_id, repo_type="dataset", revision=export)
     since = api.list_repo_commits(repo_id, repo_type="dataset", revision=heads[0])
-    return asdict(behind(heads[0], made, since))
+    return asdict(compare_histories(heads[0], made, since))
 
 
-def behind(head: str, export: list[GitCommitInfo], source: list[GitCommitInfo]) -> Upstream:
+def compare_histories(
+    head: str, export: list[GitCommitInfo], source: list[GitCommitInfo]
+) -> Upstream:
     """Compare two histories, newest first."""
     if not export or not source:
         return Upstream(head, None, None)
@@ -135,13 +137,13 @@ EXPORT_REF = "refs/convert/parquet"
 ATTEMPTS = 3
 
 
-def parquet_export(repo_id: str) -> tuple[str, list[str], Json | None]:
-    """Return the export's commit, its parquet files in order, and what `upstream_of` tells.
+def find_export(repo_id: str) -> tuple[str, list[str], Json | None]:
+    """Return the export's commit, its parquet files in order, and what `find_upstream` tells.
 
     Raises SourceError.
     """
     api = HfApi()
-    with _told(repo_id):
+    with translate_errors(repo_id):
         refs = api.list_repo_refs(repo_id, repo_type="dataset")
         commits = [ref.target_commit for ref in refs.converts if ref.ref == EXPORT_REF]
         names = (
@@ -149,7 +151,7 @@ def parquet_export(repo_id: str) -> tuple[str, list[str], Json | None]:
             if commits
             else []
         )
-        upstream = upstream_of(api, repo_id, refs, commits[0]) if commits else None
+        upstream = find_upstream(api, repo_id, refs, commits[0]) if commits else None
     parquet = sorted(name for name in names if name.endswith(".parquet"))
     if not parquet:
         raise SourceError(
@@ -159,13 +161,13 @@ def parquet_export(repo_id: str) -> tuple[str, list[str], Json | None]:
     return commits[0], parquet, upstream
 
 
-def parquet_of(repo_id: str) -> tuple[str, list[str], list[int]]:
+def find_parquet(repo_id: str) -> tuple[str, list[str], list[int]]:
     """Return commit, names and bytes of a dataset's parquet files; raises SourceError.
 
     Those of the export; the repository's own where there is none, or one of a part alone.
     """
     api = HfApi()
-    with _told(repo_id):
+    with translate_errors(repo_id):
         refs = api.list_repo_refs(repo_id, repo_type="dataset")
         exports = [ref.target_commit for ref in refs.converts if ref.ref == EXPORT_REF]
         heads = [ref.target_commit for ref in refs.branches if ref.name == "main"]
@@ -189,17 +191,17 @@ def parquet_of(repo_id: str) -> tuple[str, list[str], list[int]]:
 def open_parquet(repo_id: str, name: str, revision: str) -> Iterator[pq.ParquetFile]:
     """Open a file of a dataset in place; only what is read travels."""
     with (
-        _told(repo_id),
+        translate_errors(repo_id),
         HfFileSystem().open(f"datasets/{repo_id}@{revision}/{name}", "rb") as remote,
     ):
         yield pq.ParquetFile(remote, pre_buffer=True)
 
 
-def parquet_footer(location: str, revision: str) -> tuple[pa.Schema, int, int]:
+def read_footer(location: str, revision: str) -> tuple[pa.Schema, int, int]:
     """Return schema, rows and bytes of `ns/name/path`, reading the footer only."""
     repo_id, name = _split(location)
     with (
-        _told(repo_id),
+        translate_errors(repo_id),
         HfFileSystem().open(f"datasets/{repo_id}@{revision}/{name}", "rb") as remote,
     ):
         parquet = pq.ParquetFile(remote)
@@ -209,12 +211,12 @@ def parquet_footer(location: str, revision: str) -> tuple[pa.Schema, int, int]:
 def download(location: str, revision: str | None) -> Path:
     """Fetch `ns/name/path` at a commit into the local cache."""
     repo_id, name = _split(location)
-    with _told(repo_id):
+    with translate_errors(repo_id):
         return Path(hf_hub_download(repo_id, name, repo_type="dataset", revision=revision))
 
 
 @contextmanager
-def fetched(location: str, revision: str | None) -> Iterator[pa.NativeFile]:
+def open_download(location: str, revision: str | None) -> Iterator[pa.NativeFile]:
     """Open `ns/name/path` at a commit; what had to be fetched for it is gone afterwards.
 
     A file that the local cache held before is read there and stays. One whose fetching was broken
@@ -245,14 +247,14 @@ def fetched(location: str, revision: str | None) -> Iterator[pa.NativeFile]:
 
 def fetch_repository(repo_id: str, patterns: Sequence[str]) -> Path:
     """Bring the files of a dataset, or else of a model, into the cache; raises SourceError."""
-    with _told(repo_id):
+    with translate_errors(repo_id):
         is_dataset = HfApi().repo_exists(repo_id, repo_type="dataset")
         kind = "dataset" if is_dataset else "model"
         return Path(snapshot_download(repo_id, repo_type=kind, allow_patterns=list(patterns)))
 
 
 @contextmanager
-def _told(repo_id: str) -> Iterator[None]:
+def translate_errors(repo_id: str) -> Iterator[None]:
     """Turn the Hub's refusals into one sentence with the next step."""
     try:
         yield
@@ -262,7 +264,7 @@ def _told(repo_id: str) -> Iterator[None]:
         ) from error
     except RepositoryNotFoundError as error:
         if error.response.status_code == 401 and get_token() is not None:
-            raise _bad_token(repo_id) from error
+            raise _refuse_token(repo_id) from error
         raise SourceError(
             f"`{repo_id}` is neither a local path nor a dataset this account can see on the Hub; "
             "check the name, or set HF_TOKEN when it is private."
@@ -275,7 +277,7 @@ def _told(repo_id: str) -> Iterator[None]:
         ) from error
     except (HTTPError, OSError) as error:
         if isinstance(error, HfHubHTTPError) and error.response.status_code == 401:
-            raise _bad_token(repo_id) from error
+            raise _refuse_token(repo_id) from error
         # Every other way of not reaching the Hub, offline mode included.
         raise SourceError(
             f"`{repo_id}` is not a local path and the Hub could not be asked "
@@ -283,14 +285,14 @@ def _told(repo_id: str) -> Iterator[None]:
         ) from error
 
 
-def _bad_token(repo_id: str) -> SourceError:
+def _refuse_token(repo_id: str) -> SourceError:
     return SourceError(
         f"`{repo_id}` could not be read: the Hub does not accept the token, it is wrong or has "
         "expired; make a new one and set HF_TOKEN, or unset it for what is public."
     )
 
 
-def origin(location: str, revision: str | None) -> str:
+def name_origin(location: str, revision: str | None) -> str:
     """Name the dataset and commit a row of `ns/name/path` came from."""
     return f"{_split(location)[0]}@{revision}/"
 

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from pimono_sdpo.errors import SourceError
 from pimono_sdpo.schema import SESSION
-from pimono_sdpo.text import well_formed
+from pimono_sdpo.text import replace_surrogates
 
 Layout = Literal["traces_list", "trace_list", "trace_text", "jsonl"]
 
@@ -21,7 +21,7 @@ NAME_COLUMNS = ("source", "file_path", "file_name")
 READ_COLUMNS = ("harness", "session_id", "traces", "trace", *NAME_COLUMNS)
 
 
-def layout_of(schema: pa.Schema, where: str) -> Layout:
+def detect_layout(schema: pa.Schema, where: str) -> Layout:
     """Tell the layout by its columns; raises SourceError naming the columns found."""
     for name in READ_COLUMNS:
         if schema.names.count(name) > 1:
@@ -44,7 +44,7 @@ def layout_of(schema: pa.Schema, where: str) -> Layout:
     )
 
 
-def session_table(table: pa.Table, origin: str = "") -> pa.Table:
+def convert_table(table: pa.Table, origin: str = "") -> pa.Table:
     """Bring one batch of a parquet layout to the SESSION columns; the trace stays as recorded.
 
     `origin` (`repo@commit/`) goes in front of each row's source.
@@ -60,10 +60,10 @@ def session_table(table: pa.Table, origin: str = "") -> pa.Table:
     name = next((n for n in NAME_COLUMNS if n in table.column_names), "")
     source = [origin + value for value in _strings(table, name)]
     harness, session_id = _strings(table, "harness"), _strings(table, "session_id")
-    return sessions(harness, session_id, source, trace, not_utf8)
+    return build_table(harness, session_id, source, trace, not_utf8)
 
 
-def sessions(
+def build_table(
     harness: list[str],
     session_id: list[str],
     source: list[str],
@@ -77,21 +77,21 @@ def sessions(
     )
 
 
-def utf8(traces: pa.Array) -> tuple[pa.Array, pa.Array]:
+def ensure_utf8(traces: pa.Array) -> tuple[pa.Array, pa.Array]:
     """Return binary traces as UTF-8, and how many bytes of each were none."""
     try:
         traces.cast(pa.large_string())
     except pa.ArrowInvalid:
         # Parquet does not promise that its strings are UTF-8, nor does a file.
-        decoded = [decode(trace) for trace in traces.to_pylist()]
+        decoded = [decode_lossy(trace) for trace in traces.to_pylist()]
         return _binary([text for text, _ in decoded]), pa.array([count for _, count in decoded])
     return traces, pa.repeat(0, len(traces))
 
 
-def plain(text: str) -> str:
+def unwrap_json(text: str) -> str:
     """Undo the JSON string that wraps a text which travelled as JSON.
 
-    >>> plain('"{}\\\\n{}"'), plain('{"type": "session"}')
+    >>> unwrap_json('"{}\\\\n{}"'), unwrap_json('{"type": "session"}')
     ('{}\\n{}', '{"type": "session"}')
     """
     if not text.startswith('"'):
@@ -101,7 +101,7 @@ def plain(text: str) -> str:
     except ValueError:
         # A trace whose first line merely starts with a quote is no wrapped text: keep it as it is.
         return text
-    return well_formed(value) if isinstance(value, str) else text
+    return replace_surrogates(value) if isinstance(value, str) else text
 
 
 def _trace_columns(schema: pa.Schema) -> list[str]:
@@ -117,8 +117,8 @@ def _traces(column: pa.ChunkedArray) -> tuple[pa.Array, pa.Array]:
     """Each row's trace as UTF-8, and how many of its bytes were none."""
     array = column.combine_chunks()
     if not _is_list(array.type):
-        return _unwrapped(*utf8(_as_binary(array)))
-    lines, not_utf8 = _unwrapped(*utf8(_as_binary(array.flatten())))
+        return _unwrapped(*ensure_utf8(_as_binary(array)))
+    lines, not_utf8 = _unwrapped(*ensure_utf8(_as_binary(array.flatten())))
     lengths = pc.fill_null(pc.list_value_length(array), 0)
     ends = pc.cumulative_sum(pc.cast(lengths, pa.int64()))
     offsets = pa.concat_arrays([pa.array([0], pa.int64()), ends])
@@ -141,7 +141,7 @@ def _unwrapped(traces: pa.Array, not_utf8: pa.Array) -> tuple[pa.Array, pa.Array
     """Undo the JSON strings around texts that travelled as JSON."""
     if not pc.any(pc.starts_with(traces, b'"')).as_py():
         return traces, not_utf8
-    return _binary([plain(trace.decode()) for trace in traces.to_pylist()]), not_utf8
+    return _binary([unwrap_json(trace.decode()) for trace in traces.to_pylist()]), not_utf8
 
 
 def _binary(texts: list[str]) -> pa.Array:
@@ -161,14 +161,14 @@ def _strings(table: pa.Table, name: str) -> list[str]:
         return [""] * table.num_rows
     column = table.column(name).combine_chunks()
     if _is_text(column.type):
-        return [value.decode() for value in utf8(_as_binary(column))[0].to_pylist()]
+        return [value.decode() for value in ensure_utf8(_as_binary(column))[0].to_pylist()]
     return ["" if value is None else str(value) for value in column.to_pylist()]
 
 
-def decode(content: bytes) -> tuple[str, int]:
+def decode_lossy(content: bytes) -> tuple[str, int]:
     r"""Return text with U+FFFD for what is no UTF-8, and the number of such bytes.
 
-    >>> decode(b"a\xff\xfeb")
+    >>> decode_lossy(b"a\xff\xfeb")
     ('a\ufffd\ufffdb', 2)
     """
     try:

@@ -49,7 +49,7 @@ class Lines(Generic[T]):
     bytes_skipped: int = 0
 
 
-def itself(value: Json) -> Json:
+def return_unchanged(value: Json) -> Json:
     """Make nothing else of a dict."""
     return value
 
@@ -63,7 +63,7 @@ def read_objects(trace: bytes) -> Lines[Json]:
     >>> lines.bytes_parsed, lines.bytes_repaired, lines.bytes_skipped
     (2, 27, 5)
     """
-    return read_lines(trace, OBJECT, itself)
+    return read_lines(trace, OBJECT, return_unchanged)
 
 
 def read_lines(

@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from pimono_sdpo.text import well_formed
+from pimono_sdpo.text import replace_surrogates
 from pimono_sdpo.traces.events import Event
 from pimono_sdpo.traces.harness import HARNESSES
 from pimono_sdpo.traces.harness.base import Harness
@@ -38,7 +38,7 @@ class Trace:
 
 def read_trace(trace: str | bytes) -> Trace:
     """Parse a trace, as text or as UTF-8; never raises on its content."""
-    content = well_formed(trace).encode() if isinstance(trace, str) else trace
+    content = replace_surrogates(trace).encode() if isinstance(trace, str) else trace
     harness = detect_harness(content)
     if harness is None:
         lines = read_objects(content)

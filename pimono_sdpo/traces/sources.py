@@ -28,10 +28,10 @@ from pimono_sdpo.traces import hub
 from pimono_sdpo.traces.layouts import (
     READ_COLUMNS,
     Layout,
-    layout_of,
-    session_table,
-    sessions,
-    utf8,
+    build_table,
+    convert_table,
+    detect_layout,
+    ensure_utf8,
 )
 
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
@@ -75,7 +75,7 @@ class ParquetFiles:
         return hub.download(f"{self.source}/{self.names[index]}", self.revision)
 
 
-def parquet_files(source: str) -> ParquetFiles:
+def find_parquet_files(source: str) -> ParquetFiles:
     """Find the parquet files of a source; raises SourceError.
 
     Of a Hub dataset those of the viewer's export, or, where there is none, the repository's own.
@@ -89,7 +89,7 @@ def parquet_files(source: str) -> ParquetFiles:
     elif path.exists():
         root, found = path.parent, [path]
     elif HUB_ID.fullmatch(source):
-        revision, names, sizes = hub.parquet_of(source)
+        revision, names, sizes = hub.find_parquet(source)
         return ParquetFiles(source, tuple(names), tuple(sizes), revision=revision)
     else:
         raise SourceError(
@@ -133,7 +133,7 @@ class Shard:
 class Source:
     """An opened input: its name without machine paths, its kind and its shards in order.
 
-    `upstream` tells how old an export of the Hub is, see hub_age.py.
+    `upstream` says how far an export of the Hub is behind its dataset, see `hub.Upstream`.
     """
 
     name: str
@@ -141,6 +141,24 @@ class Source:
     revision: str | None
     shards: tuple[Shard, ...]
     upstream: dict[str, Any] | None = None
+
+    def describe(self) -> dict[str, Any]:
+        """Return what a report says of the input."""
+        return {
+            "source": self.name,
+            "kind": self.kind,
+            "revision": self.revision,
+            **({"upstream": self.upstream} if self.kind == "hub" else {}),
+            "shards": [
+                {
+                    "path": shard.path,
+                    "layout": shard.layout,
+                    "sessions": shard.sessions,
+                    "bytes": shard.bytes,
+                }
+                for shard in self.shards
+            ],
+        }
 
 
 def open_source(source: str) -> Source:
@@ -214,21 +232,21 @@ def read_sessions(shard: Shard) -> Iterator[pa.Table]:
         assert isinstance(dataset, Dataset)
         rows = _batch_rows(shard.bytes, shard.sessions)
         for start in range(0, dataset.num_rows, rows):
-            yield session_table(dataset.data.slice(start, rows).table)
+            yield convert_table(dataset.data.slice(start, rows).table)
     else:
-        origin = hub.origin(shard.path, shard.revision) if shard.kind == "hub" else ""
+        origin = hub.name_origin(shard.path, shard.revision) if shard.kind == "hub" else ""
         opened = (
-            hub.fetched(shard.path, shard.revision)
+            hub.open_download(shard.path, shard.revision)
             if shard.kind == "hub"
             else nullcontext(shard.files[0])
         )
         with opened as file:
             for batch in _parquet_batches(file, shard.path):
-                yield session_table(pa.Table.from_batches([batch]), origin)
+                yield convert_table(pa.Table.from_batches([batch]), origin)
 
 
 def _parquet_batches(file: Path | pa.NativeFile, name: str) -> Iterator[pa.RecordBatch]:
-    with _told(name), pq.ParquetFile(file) as parquet:
+    with translate_errors(name), pq.ParquetFile(file) as parquet:
         columns = [name for name in parquet.schema_arrow.names if name in READ_COLUMNS]
         groups = (parquet.metadata.row_group(i) for i in range(parquet.num_row_groups))
         size = sum(group.total_byte_size for group in groups)
@@ -259,15 +277,15 @@ def _open_files(source: str, root: Path, files: list[Path]) -> Source:
 
 
 def _parquet_shard(file: Path, name: str) -> Shard:
-    with _told(name):
+    with translate_errors(name):
         metadata = pq.read_metadata(file)
         schema = pq.read_schema(file)
-    layout = layout_of(schema, name)
+    layout = detect_layout(schema, name)
     return Shard("viewer_export", name, layout, metadata.num_rows, file.stat().st_size, (file,))
 
 
 @contextmanager
-def _told(name: str) -> Iterator[None]:
+def translate_errors(name: str) -> Iterator[None]:
     """Name the file that cannot be read, and the way out."""
     try:
         yield
@@ -295,10 +313,10 @@ def _raw_table(root: Path, files: tuple[Path, ...]) -> pa.Table:
     names = [_relative(file, root) for file in files]
     traces = []
     for name, file in zip(names, files, strict=True):
-        with _told(name):
+        with translate_errors(name):
             traces.append(file.read_bytes())
     empty = [""] * len(files)
-    return sessions(empty, empty, names, *utf8(pa.array(traces, pa.large_binary())))
+    return build_table(empty, empty, names, *ensure_utf8(pa.array(traces, pa.large_binary())))
 
 
 def _is_saved(path: Path) -> bool:
@@ -323,7 +341,7 @@ def _open_saved(path: Path) -> Source:
         Shard(
             kind="dataset",
             path=str(name),
-            layout=layout_of(dataset.data.schema, str(name)),
+            layout=detect_layout(dataset.data.schema, str(name)),
             sessions=dataset.num_rows,
             bytes=dataset.data.nbytes,
             files=(path / str(name) if in_splits else path,),
@@ -334,12 +352,12 @@ def _open_saved(path: Path) -> Source:
 
 
 def _open_hub(repo_id: str) -> Source:
-    revision, names, upstream = hub.parquet_export(repo_id)
+    revision, names, upstream = hub.find_export(repo_id)
     shards = []
     for name in names:
         location = f"{repo_id}/{name}"
-        schema, rows, size = hub.parquet_footer(location, revision)
-        layout = layout_of(schema, location)
+        schema, rows, size = hub.read_footer(location, revision)
+        layout = detect_layout(schema, location)
         shards.append(Shard("hub", location, layout, rows, size, revision=revision))
     return Source(repo_id, "hub", revision, tuple(shards), upstream)
 

@@ -2,9 +2,10 @@
 
 import math
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
@@ -12,39 +13,39 @@ import yaml
 from trl import DPOConfig, ModelConfig, SFTConfig, TrlParser
 from trl.experimental.sdpo import SDPOConfig
 
+from cards.lint import LICENCES
 from pimono_sdpo.errors import TrainingInputError
 from pimono_sdpo.training.guards import LOSS, GuardOptions
 
 
 @dataclass
-class TrainingConfig(GuardOptions, SDPOConfig):  # type: ignore[misc] # TRL ships no types
-    """SDPOConfig, the guards, and the start of the EMA teacher (see callbacks.py)."""
+class GuardedSDPOConfig(GuardOptions, SDPOConfig):  # type: ignore[misc] # TRL ships no types
+    """SDPOConfig with guards and the start of the EMA teacher (see callbacks.py)."""
 
     METHOD = "sdpo"
     WATCHED_LOSS = LOSS
 
     teacher_start: Literal["student", "zero"] = field(
         default="student",
-        metadata={"help": "What the EMA of the LoRA factors starts from; zero is TRL's."},
+        metadata={"help": "What the EMA of the LoRA factors starts from; TRL starts from zero."},
     )
 
 
 @dataclass
 class GuardedSFTConfig(GuardOptions, SFTConfig):  # type: ignore[misc] # TRL ships no types
-    """SFTConfig and the guards."""
+    """SFTConfig with guards."""
 
     METHOD = "sft"
 
 
 @dataclass
 class GuardedDPOConfig(GuardOptions, DPOConfig):  # type: ignore[misc] # TRL ships no types
-    """DPOConfig and the guards."""
+    """DPOConfig with guards."""
 
     METHOD = "dpo"
 
 
-MODES = Literal["prepare", "preflight", "smoke", "train", "card"]
-MODES_WITH_ROWS = Literal["preflight", "smoke", "train", "card"]
+MODES = Literal["preflight", "smoke", "train", "card"]
 
 
 @dataclass
@@ -55,26 +56,30 @@ class CommonArguments:
     dataset: str | None = field(
         default=None, metadata={"help": "Rows to train on: a folder, or a Hub dataset id."}
     )
+    dataset_config: str | None = field(
+        default=None,
+        metadata={"help": "Configuration of the dataset, such as steps; a subfolder when local."},
+    )
     eval_split: str | None = field(
         default=None,
-        metadata={"help": "Rows of this split are scored before and after training, such as test."},
+        metadata={"help": "Split whose rows are scored before and after training, such as test."},
     )
     flavor: str | None = field(
         default=None,
-        metadata={"help": "Flavor of HF Jobs to judge memory and cost by; this machine else."},
+        metadata={"help": "Flavor of HF Jobs to estimate memory and cost for; else this machine."},
     )
     time_limit: str | None = field(
         default=None,
         metadata={
-            "help": "Stop and publish before this time is over, such as 3h; TIME_LIMIT when left "
-            "out, and what jobs get by default in a job."
+            "help": "Stop and publish before this time is over, such as 3h; defaults to TIME_LIMIT "
+            "and, in a job, to the default of HF Jobs."
         },
     )
     checkpoint_bucket: str | None = field(
         default=None,
         metadata={
-            "help": "Private bucket (ns/name) that keeps checkpoints for a fresh machine; in a job "
-            "that of --hub_model_id, with -checkpoints; none for no bucket."
+            "help": "Private bucket (ns/name) that keeps checkpoints for another machine; in a job "
+            "defaults to --hub_model_id with -checkpoints appended; none for no bucket."
         },
     )
     force: bool = field(
@@ -82,22 +87,18 @@ class CommonArguments:
     )
     license: str | None = field(
         default=None,
-        metadata={"help": "Licence id for the model card; the base model's when left out."},
+        metadata={"help": "Licence id for the model card; defaults to the base model's."},
     )
     overwrite: bool = field(
-        default=False, metadata={"help": "Replace what OUTPUT holds instead of going on with it."}
+        default=False, metadata={"help": "Replace what OUTPUT holds instead of resuming."}
     )
 
 
 @dataclass
-class RecordedArguments(CommonArguments):
+class SFTArguments(CommonArguments):
     """What SFT adds: its rows hold the answers to learn from."""
 
-    mode: MODES_WITH_ROWS = field(default="train", metadata={"help": "What to do, see above."})
-    dataset_config: str | None = field(
-        default=None,
-        metadata={"help": "Configuration of the dataset, such as steps: a subfolder, when local."},
-    )
+    mode: MODES = field(default="train", metadata={"help": "What to do, see above."})
     test_suite: str | None = field(
         default=None,
         metadata={"help": "Suite (JSON) whose tasks must not be among the rows to train on."},
@@ -105,20 +106,24 @@ class RecordedArguments(CommonArguments):
 
 
 @dataclass
-class PairArguments(RecordedArguments):
+class DPOArguments(SFTArguments):
     """What DPO adds: it may start from an adapter."""
 
     adapter: str | None = field(
         default=None,
-        metadata={"help": "Adapter to go on from, a folder or a Hub id; it is the reference, too."},
+        metadata={
+            "help": "Adapter to start from, a folder or a Hub id; it is also the reference model."
+        },
     )
 
 
 @dataclass
-class JobArguments(CommonArguments):
-    """What SDPO adds: where its rows come from, rewards, feedback, samples before the start."""
+class SDPOArguments(CommonArguments):
+    """What SDPO adds: where its rows come from, rewards, feedback, the preflight's rollouts."""
 
-    mode: MODES = field(default="train", metadata={"help": "What to do, see above."})
+    mode: Literal["prepare", "preflight", "smoke", "train", "card"] = field(
+        default="train", metadata={"help": "What to do, see above."}
+    )
     source: str | None = field(
         default=None,
         metadata={"help": "Traces to filter when there is no --dataset: a path or a Hub id."},
@@ -138,7 +143,7 @@ class JobArguments(CommonArguments):
     )
     reward: Literal["trace_grounding", "verifiers"] = field(
         default="trace_grounding",
-        metadata={"help": "What scores a completion; verifiers are named by --gate and --grade."},
+        metadata={"help": "What scores a completion; --gate and --grade name the verifiers."},
     )
     gate: list[str] = field(
         default_factory=list,
@@ -150,17 +155,17 @@ class JobArguments(CommonArguments):
     )
     tools: Literal["pi", "repo_agent"] | None = field(
         default=None,
-        metadata={"help": "Tools that the chat template declares to the model; none if left out."},
+        metadata={"help": "Tools that the chat template declares to the model; none by default."},
     )
     generations: int | None = field(
         default=None,
-        metadata={"help": "Train for so many completions, rounded up to whole steps."},
+        metadata={"help": "Train for this many completions, rounded up to whole steps."},
     )
     feedback: Literal["rollout", "trace", "both", "none"] | None = field(
         default=None,
         metadata={
-            "help": "What the teacher of a failed completion is told: what the verifiers say of "
-            "it, the row's context, both or nothing; both with verifiers, else trace."
+            "help": "What the teacher of a failed completion reads: what the verifiers say about "
+            "it, the row's context, both or nothing; defaults to both with verifiers, else trace."
         },
     )
     feedback_tokens: int = field(
@@ -174,7 +179,7 @@ class JobArguments(CommonArguments):
         },
     )
     eval_generations: int = field(
-        default=4, metadata={"help": "Completions of each of these rows."}
+        default=4, metadata={"help": "Completions of each row of --eval_split."}
     )
     preflight_rows: int = field(
         default=4,
@@ -185,21 +190,40 @@ class JobArguments(CommonArguments):
     )
 
 
-def find_recipe(name: str, beside: Path) -> Path:
-    """Return the file: the path as given, else next to the script, else the packaged one.
+def recipe_folder() -> Path:
+    """Return the folder of the recipes: packaged, or in a checkout."""
+    package = Path(str(files("pimono_sdpo")))
+    packaged = package / "recipes"
+    return packaged if packaged.is_dir() else package.parent / "jobs" / "recipes"
 
-    A name may leave out `.yaml`. Raises TrainingInputError with the names there are.
+
+def describe_recipes(folder: Path | None = None) -> dict[str, str]:
+    """Return the recipes by name, each with the comment at its beginning.
+
+    Raises ValueError for a recipe without one: the documentation is made from it.
+    """
+    found = {}
+    for path in sorted((folder or recipe_folder()).glob("*.yaml")):
+        lines = takewhile(lambda line: line.startswith("#"), path.read_text().splitlines())
+        found[path.stem] = " ".join(line.removeprefix("#").strip() for line in lines)
+        if not found[path.stem]:
+            raise ValueError(f"The recipe `{path.name}` does not begin with a comment; add one.")
+    return found
+
+
+def find_recipe(name: str) -> Path:
+    """Return the file: the path as given, else the recipe of this name.
+
+    A name may leave out `.yaml`. Raises TrainingInputError with the names of the recipes.
     """
     if Path(name).is_file():
         return Path(name)
-    file_name = name if name.endswith((".yaml", ".yml")) else f"{name}.yaml"
-    packaged = Path(str(files("pimono_sdpo"))) / "recipes"
-    for folder in (beside, packaged):
-        if (folder / file_name).is_file():
-            return folder / file_name
-    known = sorted({path.stem for folder in (beside, packaged) for path in folder.glob("*.yaml")})
+    recipe = recipe_folder() / (name if name.endswith(".yaml") else f"{name}.yaml")
+    if recipe.is_file():
+        return recipe
+    known = ", ".join(sorted(path.stem for path in recipe_folder().glob("*.yaml")))
     raise TrainingInputError(
-        f"There is no recipe `{name}`; give the path of a YAML file or one of {', '.join(known)}."
+        f"There is no recipe `{name}`; give the path of a YAML file or one of {known}."
     )
 
 
@@ -223,7 +247,7 @@ class SentenceParser(TrlParser):  # type: ignore[misc] # TRL ships no types
         )
 
     def set_defaults_with_config(self, **config: Any) -> list[str]:
-        """Hold a recipe to the choices of the command line, which argparse does not."""
+        """Check a recipe against the choices of the command line, which argparse does not."""
         for action in self._actions:
             value = config.get(action.dest)
             if action.choices and isinstance(value, str) and value not in action.choices:
@@ -235,21 +259,19 @@ class SentenceParser(TrlParser):  # type: ignore[misc] # TRL ships no types
 
 def parse_job(
     argv: list[str],
-    types: tuple[type, type],
+    options: type[CommonArguments],
+    config: type,
     description: str | None,
-    recipes: Path,
     default_recipe: str,
-    licences: Collection[str],
 ) -> tuple[Any, Any, ModelConfig, str]:
     """Merge recipe, command line and environment into the job's arguments, TRL's and the model's.
 
-    `types` are the first two, `recipes` the folder of the jobs' recipes, `licences` the ids that
-    the Hub knows. Returns the recipe's name last. Raises TrainingInputError for what cannot be
-    used.
+    `options` and `config` are the types of the first two. Returns the recipe's file name last.
+    Raises TrainingInputError for what cannot be used.
     """
     name, rest = take_config(argv)
-    recipe = find_recipe(name or default_recipe, recipes)
-    parser = SentenceParser((*types, ModelConfig), description)
+    recipe = find_recipe(name or default_recipe)
+    parser = SentenceParser((options, config, ModelConfig), description)
     try:
         job, args, model_args, *unknown = parser.parse_args_and_config(
             ["--config", str(recipe), *rest], return_remaining_strings=True
@@ -267,7 +289,7 @@ def parse_job(
     for given in (job, args, model_args):
         check_numbers(vars(given))
     check_length(args.max_steps, args.num_train_epochs)
-    job.license = known_licence(job.license, licences)
+    job.license = known_licence(job.license)
     args.run_name = args.run_name or recipe.stem
     check_run_name(args.run_name)
     if args.output_dir == "trainer_output":
@@ -294,9 +316,9 @@ def take_config(argv: list[str]) -> tuple[str | None, list[str]]:
 
 
 def check_numbers(values: Mapping[str, object]) -> None:
-    """Refuse numbers that are none or too large for the libraries that take them.
+    """Refuse NaN, infinity, and numbers out of range for the libraries that take them.
 
-    Every comparison with NaN is false, without a word.
+    Every comparison with NaN is false, so it would go unnoticed.
     """
     for name, value in values.items():
         low, high = LIMITS.get(name, (-MOST, MOST))
@@ -307,7 +329,7 @@ def check_numbers(values: Mapping[str, object]) -> None:
 
 
 def check_length(max_steps: int, epochs: float) -> None:
-    """Refuse a training of no step: the Trainer would take one."""
+    """Refuse a training without steps: the Trainer would make one."""
     if max_steps < 1 and max_steps != -1:
         raise TrainingInputError(
             f"--max_steps is {max_steps}; give a number from 1, or -1 to train for "
@@ -318,7 +340,7 @@ def check_length(max_steps: int, epochs: float) -> None:
 
 
 def check_run_name(name: str) -> None:
-    """Refuse a name that would leave outputs/."""
+    """Refuse a name that is not that of one folder."""
     if name in ("", ".") or ".." in name or "/" in name or "\\" in name:
         raise TrainingInputError(
             f"The run name `{name}` is not the name of one folder; leave out slashes and `..`, or "
@@ -326,12 +348,12 @@ def check_run_name(name: str) -> None:
         )
 
 
-def known_licence(licence: str | None, known: Collection[str]) -> str | None:
+def known_licence(licence: str | None) -> str | None:
     """Return the licence as the Hub spells it; raises TrainingInputError for an unknown one."""
     lower = licence.lower() if licence else None
-    if lower is not None and lower not in known:
+    if lower is not None and lower not in LICENCES:
         raise TrainingInputError(
-            f"The Hub knows no licence `{licence}`; give an id such as mit or apache-2.0, or leave "
-            "--license out."
+            f"`{licence}` is not a licence of the Hub; give an id such as mit or apache-2.0, or "
+            "leave --license out."
         )
     return lower

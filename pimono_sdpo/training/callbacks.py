@@ -1,18 +1,18 @@
 """Callbacks: the EMA teacher, exact resume, and the time a run has taken.
 
-reads and writes the Trainer's state, which is saved in a checkpoint and read back from it
+They keep what they need in the Trainer's state, which every checkpoint holds.
 
 The method's teacher starts as a copy of the student and averages all weights. TRL starts both LoRA
 factors at zero and averages each of them: after t steps at rate r the product has reached about
 (1 - (1 - r)^t)^2 of the student's instead of 1 - (1 - r)^t, 0.05 instead of 0.21 after 24 steps at
-0.01. Started as the student's copy (its B is zero, so the teacher is the base model all the same)
-the average of the factors is the average of the products but for what A moves meanwhile;
+0.01. Started as the student's copy (its B is zero, so the teacher is still the base model), the
+average of the factors is the average of the products except for how A moves meanwhile;
 tests/training/test_teacher.py measures both against the average of the products themselves.
 
 TRL saves the teacher adapter in every checkpoint and the Trainer loads it back, but the callback
 that averages it then tries to add it again and fails. Starting the average at zero instead would
-train against another teacher than an uninterrupted run. The rows are shuffled anew each epoch by
-a generator that no checkpoint keeps, so a resumed run would begin again with the first order.
+train against another teacher than an uninterrupted run. The rows are shuffled each epoch by a
+generator that no checkpoint keeps, so a resumed run would begin again with the first order.
 """
 
 import math
@@ -31,10 +31,10 @@ KEY = "pimono_sdpo_clock"
 
 
 class Clock(TrainerCallback):  # type: ignore[misc] # transformers is untyped here
-    """Add up the time of the steps that count; steps lost in a kill are made again.
+    """Add up the time of the steps that count; steps lost in a kill are repeated.
 
-    `resumed_at` holds the steps after which the run was gone on with, `before` the seconds up to
-    the last of them: NaN when its checkpoint kept no time.
+    `resumed_at` holds the steps after which the run was resumed, `before` the seconds up to the
+    last of them: NaN when its checkpoint kept no time.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class Clock(TrainerCallback):  # type: ignore[misc] # transformers is untyped he
         self.began = monotonic()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Go on from what the checkpoint kept."""
+        """Continue from what the checkpoint kept."""
         self.began = monotonic()
         if state.global_step:
             kept = state.stateful_callbacks.get(KEY, {})
@@ -53,7 +53,7 @@ class Clock(TrainerCallback):  # type: ignore[misc] # transformers is untyped he
             self.before = kept.get("seconds", math.nan)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Leave the time where the next checkpoint takes it along."""
+        """Put the time where the next checkpoint saves it."""
         state.stateful_callbacks[KEY] = {
             "started_at": self.started_at,
             "resumed_at": self.resumed_at,
@@ -63,7 +63,7 @@ class Clock(TrainerCallback):  # type: ignore[misc] # transformers is untyped he
     def whole_run(
         self, metrics: dict[str, float], log: list[dict[str, Any]], step: int, batch: int
     ) -> dict[str, float]:
-        """Make the Trainer's metrics of the steps since the last start those of the whole run."""
+        """Turn the Trainer's metrics since the last start into those of the whole run."""
         if not self.resumed_at:
             return metrics
         seconds = self.before + metrics["train_runtime"]
@@ -77,7 +77,7 @@ class Clock(TrainerCallback):  # type: ignore[misc] # transformers is untyped he
 
 
 def mean_loss(log: list[dict[str, Any]]) -> float:
-    """The mean of the loss over the logged steps; an entry is the mean since the one before it.
+    """Return the mean loss over the logged steps; an entry is the mean since the one before it.
 
     >>> mean_loss([{"step": 2, "loss": 1.0}, {"step": 3, "loss": 4.0}, {"step": 3}])
     2.0
@@ -95,10 +95,36 @@ def now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-class ResumableTeacher(PEFTAdapterEMACallback):  # type: ignore[misc] # TRL ships no types
-    """The EMA of TRL, with a teacher from the start that goes on from what a checkpoint kept.
+class NoStepTooMany(TrainerCallback):  # type: ignore[misc] # transformers is untyped here
+    """End a run that was killed after its last step at once: the Trainer would make another."""
 
-    TRL adds the adapter when training begins: evaluating before that fails for want of a teacher.
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Stop when no step is left."""
+        control.should_training_stop |= state.global_step >= state.max_steps > 0
+
+
+class TokenCount(TrainerCallback):  # type: ignore[misc] # transformers is untyped here
+    """Keep in every checkpoint how many tokens were seen: TRL counts from 0 after a resume."""
+
+    KEY, COUNT = "pimono_sdpo_tokens", "_total_train_tokens"
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Continue from what the checkpoint kept."""
+        if self.KEY in state.stateful_callbacks:
+            setattr(self.trainer, self.COUNT, state.stateful_callbacks[self.KEY])
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Put the count where the next checkpoint saves it."""
+        state.stateful_callbacks[self.KEY] = getattr(self.trainer, self.COUNT)
+
+
+class ResumableTeacher(PEFTAdapterEMACallback):  # type: ignore[misc] # TRL ships no types
+    """TRL's EMA with a teacher from the start, which continues from what a checkpoint kept.
+
+    TRL adds the adapter when training begins, so evaluating before that fails.
     """
 
     def __init__(self, *, from_student: bool, **settings: Any) -> None:
@@ -110,19 +136,19 @@ class ResumableTeacher(PEFTAdapterEMACallback):  # type: ignore[misc] # TRL ship
             set_peft_model_state_dict(model, student, self.teacher_adapter_name)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Average on from the adapter in the model, into which a checkpoint has been read."""
+        """Continue from the adapter in the model, into which a checkpoint has been read."""
         model: Any = self.accelerator.unwrap_model(self.model)
         kept = get_peft_model_state_dict(model, adapter_name=self.teacher_adapter_name)
         self.shadow_weights = {name: value.detach().clone() for name, value in kept.items()}
 
 
 class ReplayedShuffles(TrainerCallback):  # type: ignore[misc] # transformers is untyped here
-    """Draw the orders of the finished epochs again, so that the next one is the right one."""
+    """Draw the orders of the finished epochs again, so that the next one is right."""
 
     def on_train_begin(
         self, args: Any, state: Any, control: Any, train_dataloader: Any, **_: Any
     ) -> None:
-        """Bring the sampler's generator to where the checkpoint was written."""
+        """Advance the sampler's generator to where the checkpoint was written."""
         batches = train_dataloader.batch_sampler
         while isinstance(batches, BatchSamplerShard):
             # With several processes, each takes its share of the same batches.
@@ -135,7 +161,7 @@ class ReplayedShuffles(TrainerCallback):  # type: ignore[misc] # transformers is
 
 
 def make_resumable(trainer: SDPOTrainer) -> None:
-    """Add both; ResumableTeacher takes the place of TRL's callback if there is an EMA teacher."""
+    """Add both; with an EMA teacher, ResumableTeacher replaces TRL's callback."""
     trainer.add_callback(ReplayedShuffles())
     theirs = trainer.pop_callback(PEFTAdapterEMACallback)
     if theirs is None:

@@ -1,10 +1,10 @@
-"""Say to the teacher what this very attempt did wrong, and what a recorded one did.
+"""Word the feedback for the teacher: on this very attempt, and on a recorded one.
 
-TRL has one text per row, `privileged_context`, and tells it to the teacher of every completion as
-"feedback from your unsuccessful earlier attempt": to those that succeeded, too, and although here
-it is what another agent's attempt met with. In the method feedback belongs to the completion that
-was just made and is empty when it succeeded (Reinforcement Learning via Self-Distillation,
-arXiv:2601.20802). `FeedbackBuilder` does that, each kind of text in words of its own.
+TRL has one text per row, `privileged_context`, and gives it to the teacher of every completion as
+"feedback from your unsuccessful earlier attempt", even for completions that succeeded, and although
+here it is about another agent's attempt. In the paper, feedback belongs to the completion that was
+just made and is empty when it succeeded (Reinforcement Learning via Self-Distillation,
+arXiv:2601.20802). `FeedbackBuilder` does that, with different words for each kind of text.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,27 +17,28 @@ from trl.experimental.sdpo.sdpo_trainer import SuccessfulRolloutTeacherContextBu
 
 from pimono_sdpo.errors import TrainingInputError
 from pimono_sdpo.training.token_budget import neutralise, shorten_to_budget, special_tokens
+from pimono_sdpo.training.tracking import log_rollouts
 
 Mode = Literal["rollout", "trace", "both", "none"]
 MODES: tuple[Mode, ...] = ("rollout", "trace", "both", "none")
-# What the last call of a reward has to say on each completion; None or "" where it has nothing.
-Told = Callable[[], Sequence[str | None]]
+# What a reward says about each completion of its last call; None or "" for nothing.
+RewardFeedback = Callable[[], Sequence[str | None]]
 
 TRACE_TEMPLATE = (
     "\nAnother agent has worked on this before. What its tools reported and its user corrected:"
     "\n\n{feedback_raw}\n\n"
 )
-# TRL words feedback itself; the builder's text goes through unchanged.
-AS_IT_IS = "{feedback_raw}"
+# TRL would put its own words around the feedback; the builder's text goes through unchanged.
+PASS_THROUGH = "{feedback_raw}"
 # Two texts side by side can need a token or two more than each alone.
 SEAM_TOKENS = 8
 
 
 @dataclass(frozen=True)
 class Feedback:
-    """What the teacher of a failed completion is told, and in which words.
+    """What the teacher of a failed completion reads, and in which words.
 
-    mode     rollout: what the reward says of this completion; trace: the row's context;
+    mode     rollout: what the reward says about this completion; trace: the row's context;
              both: the first and below it the second, or the second alone where the reward says
              nothing; none
     tokens   of the model's own tokenizer, for the reward's text; longer ones lose their middle
@@ -69,10 +70,6 @@ class Feedback:
         )
 
 
-# Is told the step, prompts, completions, rewards, and what the teacher is told of each.
-Record = Callable[[int, list[Any], list[str], list[float], list[str | None]], None]
-
-
 class FeedbackBuilder(SuccessfulRolloutTeacherContextBuilder):  # type: ignore[misc] # untyped
     """TRL's builder with the feedback of the current attempt; made for one trainer.
 
@@ -83,13 +80,11 @@ class FeedbackBuilder(SuccessfulRolloutTeacherContextBuilder):  # type: ignore[m
         self,
         trainer: Any,
         feedback: Feedback,
-        told: Told | None = None,
-        record: Record | None = None,
+        reward_feedback: RewardFeedback | None = None,
     ) -> None:
         super().__init__(trainer)
-        self.record = record
         self.feedback = feedback
-        self.told = told
+        self.reward_feedback = reward_feedback
         tokenizer = trainer.processing_class
         self.special = special_tokens(tokenizer)
         self.count: Callable[[str], int] = lambda text: len(
@@ -106,12 +101,12 @@ class FeedbackBuilder(SuccessfulRolloutTeacherContextBuilder):  # type: ignore[m
         """Return teacher_input_ids, teacher_attention_mask (completions x tokens) and
         self_distillation_mask (completions).
 
-        A completion that reaches the threshold is told nothing; one of its group may still be
-        shown to it. Raises RuntimeError when the reward speaks of other completions.
+        A completion that reaches the threshold gets no feedback, but may still be shown a success
+        of its group. Raises RuntimeError when the reward's texts are for other completions.
         """
         own: Sequence[str | None] = [None] * len(prompts)
-        if self.feedback.asks_reward and self.told is not None:
-            own = [self._fitted(text) for text in self.told()]
+        if self.feedback.asks_reward and self.reward_feedback is not None:
+            own = [self._fitted(text) for text in self.reward_feedback()]
         if len(own) != len(prompts):
             raise RuntimeError(f"{len(own)} texts of the reward for {len(prompts)} completions")
         succeeded = (rewards >= self.trainer.args.success_reward_threshold).tolist()
@@ -120,10 +115,11 @@ class FeedbackBuilder(SuccessfulRolloutTeacherContextBuilder):  # type: ignore[m
             None if success else self.feedback.worded(text, trace)
             for success, text, trace in zip(succeeded, own, traces, strict=True)
         ]
-        if self.record is not None and self.trainer.accelerator.is_main_process:
+        if "trackio" in self.trainer.args.report_to and self.trainer.accelerator.is_main_process:
             ids = output["completion_ids"]
-            said = self.trainer.processing_class.batch_decode(ids, skip_special_tokens=True)
-            self.record(self.trainer.state.global_step + 1, prompts, said, rewards.tolist(), worded)
+            texts = self.trainer.processing_class.batch_decode(ids, skip_special_tokens=True)
+            step = self.trainer.state.global_step + 1
+            log_rollouts(step, prompts, texts, rewards.tolist(), worded)
         context: dict[str, torch.Tensor] = super().build(output, prompts, rewards, worded)
         spoken = gather_object(
             [_says(text) and not success for success, text in zip(succeeded, own, strict=True)]
@@ -144,9 +140,9 @@ class FeedbackBuilder(SuccessfulRolloutTeacherContextBuilder):  # type: ignore[m
         return shorten_to_budget(neutral, self.feedback.tokens, self.count)
 
 
-def check_feedback(feedback: Feedback, told: Told | None) -> None:
-    """Raise TrainingInputError for feedback that cannot be given, as before the first step."""
-    if feedback.asks_reward and told is None:
+def check_feedback(feedback: Feedback, reward_feedback: RewardFeedback | None) -> None:
+    """Raise TrainingInputError for feedback that cannot be given."""
+    if feedback.asks_reward and reward_feedback is None:
         raise TrainingInputError(
             f"--feedback {feedback.mode} needs a reward that says what is wrong with a completion; "
             "give --reward verifiers, or --feedback trace."

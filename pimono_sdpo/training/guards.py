@@ -1,11 +1,9 @@
-"""Watch a training: alert when it stops learning, keep its best adapter, end it if asked to.
+"""Watch a training: alert when it stops learning, keep its best adapter, end it on request.
 
 reads self_distillation/{reward_mean, reprompt_sample_fraction, flat_group_fraction,
-distillation_loss}, completions/clipped_ratio and grad_norm, as TRL 1.16 logs them, over all
-processes
-
-reads what the Trainer logs / writes alerts to Trackio and stderr, OUTPUT/best, and its own state
-into the Trainer's, which every checkpoint keeps
+distillation_loss}, completions/clipped_ratio and grad_norm, as TRL 1.16 logs them
+writes alerts to Trackio and stderr, OUTPUT/best, and its state into the Trainer's, which every
+checkpoint keeps
 """
 
 import math
@@ -84,7 +82,7 @@ class GuardOptions:
     )
 
     def __post_init__(self) -> None:
-        """Check what TRL does not know; raises ValueError."""
+        """Check the guards; raises ValueError."""
         super().__post_init__()  # type: ignore[misc] # of the configuration it is mixed into
         unknown = self.stopping() - {*GUARDS}
         if unknown:
@@ -126,7 +124,7 @@ class Rewards:
     fallen: bool = False
 
     def add(self, step: int, reward: float) -> bool:
-        """Take a reward in; True when the mean has just fallen."""
+        """Add a reward; return whether the mean has just fallen."""
         if self.recent:
             self.count += 1
             self.squares += (reward - self.recent[-1]) ** 2
@@ -151,13 +149,13 @@ class Rewards:
 
 @dataclass
 class Streak:
-    """How often in a row something held; it raises once, when `limit` is reached (0: never)."""
+    """How often in a row something held; it alerts once, at `limit` (0: never)."""
 
     limit: int
     length: int = 0
 
     def add(self, holds: bool) -> bool:
-        """Take an observation in; True when the limit has just been reached.
+        """Add an observation; return whether the limit has just been reached.
 
         >>> streak = Streak(2)
         >>> [streak.add(holds) for holds in (True, True, True, False, True, True)]
@@ -176,7 +174,7 @@ class Spikes:
     high: bool = False
 
     def add(self, loss: float | None) -> bool:
-        """Take a loss in, None when it was NaN; True when it has just jumped (factor 0: never)."""
+        """Add a loss, None for NaN; return whether it has just jumped (factor 0: never)."""
         finite = loss is not None and math.isfinite(loss)
         usual = self.usual()
         before = self.high
@@ -192,8 +190,8 @@ class Spikes:
 
 
 @dataclass
-class Detectors:
-    """All of them, with the state of each; `add` turns one log entry into alerts."""
+class Monitors:
+    """All monitors with their state; `add` turns one log entry into alerts."""
 
     rewards: Rewards
     dead: Streak
@@ -203,7 +201,7 @@ class Detectors:
     loss: str = LOSS
 
     def add(self, step: int, logs: Mapping[str, float | None]) -> dict[str, str]:
-        """Return a sentence for each guard that has just been raised."""
+        """Return a sentence for each guard that has just been triggered."""
         found: dict[str, str] = {}
         reward, usual = logs.get(REWARD), self.spikes.usual()
         if reward is not None and math.isfinite(reward) and self.rewards.add(step, reward):
@@ -222,7 +220,7 @@ class Detectors:
         if FLAT in logs and self.flat.add((logs[FLAT] or 0.0) >= 1.0):
             found["flat_groups"] = (
                 f"All completions of every prompt got the same reward {self.flat.limit} times in a "
-                "row, so that the reward tells nothing; check the reward, or raise temperature or "
+                "row, so nothing can be learned from it; check the reward, or raise temperature or "
                 "num_generations."
             )
         # TRL leaves NaN out of the means it logs; the norm of the gradients keeps it.
@@ -232,7 +230,7 @@ class Detectors:
             found["loss_spike"] = (
                 f"The loss (`{self.loss}`) is {loss:.3g}, its running median {usual:.3g}"
                 if loss is not None and usual is not None
-                else "The loss or its gradient is no finite number"
+                else "The loss or its gradient is not finite"
             ) + "; lower learning_rate or max_grad_norm."
         if CLIPPED in logs and self.clipped.add((logs[CLIPPED] or 0.0) >= ALL_CLIPPED):
             found["clipped"] = (
@@ -248,35 +246,35 @@ Json = dict[str, Any]
 
 
 class Guards(TrainerCallback):  # type: ignore[misc] # transformers is untyped here
-    """The detectors over the whole run, whoever began it.
+    """The monitors over the whole run, resumed or not.
 
-    TRL's metrics are the same in all processes, so all stop together; the first one alone speaks
-    and writes. A run killed between its stop and its end makes one more step when gone on with.
+    TRL's metrics are the same in all processes, so all stop together; only the main one prints and
+    writes. A run killed between its stop and its end makes one more step when it is resumed.
     """
 
     def __init__(self, config: GuardOptions) -> None:
         self.config = config
-        self.detectors = _detectors(config)
+        self.monitors = _monitors(config)
         self.alerts: list[Json] = []
         self.stopped_by: str | None = None
         self.went_back_to: int | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Go on from what the checkpoint kept; a new run forgets the best of an older one."""
+        """Continue from what the checkpoint kept; a new run drops an older best adapter."""
         kept = state.stateful_callbacks.get(KEY) if state.global_step else None
         if kept is not None:
-            self.detectors = _detectors(self.config, kept["detectors"])
+            self.monitors = _monitors(self.config, kept["monitors"])
             self.alerts, self.stopped_by = kept["alerts"], kept["stopped_by"]
             control.should_training_stop |= self.stopped_by is not None
         elif state.is_world_process_zero and _kept_best(args) is not None:
             shutil.rmtree(Path(args.output_dir) / BEST)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Json, **_: Any) -> None:
-        """Take a step's metrics in, and leave the state where the next checkpoint takes it.
+        """Add the metrics of a step, and put the state where the next checkpoint saves it.
 
-        Evaluations log under other names; of rollouts used twice, rewards are logged once.
+        Evaluations log under other names; rewards of rollouts used twice are logged once.
         """
-        for guard, text in self.detectors.add(state.global_step, logs).items():
+        for guard, text in self.monitors.add(state.global_step, logs).items():
             stops = guard in self.config.stopping()
             self.alerts.append({"step": state.global_step, "guard": guard, "text": text})
             if stops:
@@ -284,16 +282,16 @@ class Guards(TrainerCallback):  # type: ignore[misc] # transformers is untyped h
                 control.should_training_stop = True
                 control.should_save = args.save_strategy != "no"
             if state.is_world_process_zero:
-                _tell(args, state.global_step, guard, text, stops)
+                _alert(args, state.global_step, guard, text, stops)
         state.stateful_callbacks[KEY] = {
-            "detectors": asdict(self.detectors),
+            "monitors": asdict(self.monitors),
             "alerts": self.alerts,
             "stopped_by": self.stopped_by,
         }
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Copy the adapter of the checkpoint just written when the reward has been best there."""
-        mean = self.detectors.rewards.mean()
+        """Copy the adapter of the checkpoint just written if its reward is the best so far."""
+        mean = self.monitors.rewards.mean()
         if not self.config.keep_best or not state.is_world_process_zero or mean is None:
             return
         best = _kept_best(args)
@@ -301,7 +299,7 @@ class Guards(TrainerCallback):  # type: ignore[misc] # transformers is untyped h
             _keep(Path(args.output_dir), state.global_step, mean)
 
     def on_train_end(self, args: Any, state: Any, control: Any, model: Any, **_: Any) -> None:
-        """Give the model the best adapter there is when a guard has ended the training."""
+        """Load the best adapter into the model when a guard has ended the training."""
         best = _kept_best(args) if self.stopped_by is not None else None
         if best is not None:
             weights = load_file(Path(args.output_dir) / BEST / WEIGHTS[0])
@@ -309,7 +307,7 @@ class Guards(TrainerCallback):  # type: ignore[misc] # transformers is untyped h
             self.went_back_to = best["step"]
 
     def record(self, args: Any) -> Json:
-        """Return what the run log says: alerts, the best adapter, what ended the run and how."""
+        """Return for the run log: alerts, the best adapter, and what ended the run."""
         return {
             "alerts": self.alerts,
             "best": _kept_best(args),
@@ -318,11 +316,11 @@ class Guards(TrainerCallback):  # type: ignore[misc] # transformers is untyped h
         }
 
 
-def _detectors(config: GuardOptions, kept: Json | None = None) -> Detectors:
-    """Make them new, or as a checkpoint has kept them, with the limits of the configuration."""
+def _monitors(config: GuardOptions, kept: Json | None = None) -> Monitors:
+    """Create the monitors, or restore them from a checkpoint, with the configured limits."""
     state = kept or {"rewards": {}, "dead": {}, "flat": {}, "clipped": {}, "spikes": {}}
     rewards = {"window": config.guard_window, "share": config.guard_collapse}
-    return Detectors(
+    return Monitors(
         rewards=Rewards(**(state["rewards"] | rewards)),
         dead=Streak(**(state["dead"] | {"limit": config.guard_dead_steps})),
         flat=Streak(**(state["flat"] | {"limit": config.guard_flat_steps})),
@@ -332,7 +330,7 @@ def _detectors(config: GuardOptions, kept: Json | None = None) -> Detectors:
     )
 
 
-def _tell(args: Any, step: int, guard: str, text: str, stops: bool) -> None:
+def _alert(args: Any, step: int, guard: str, text: str, stops: bool) -> None:
     end = " The training ends here." if stops else ""
     print(f"train_{args.METHOD}: {guard} at step {step}: {text}{end}", file=sys.stderr)  # noqa: T201
     if "trackio" in args.report_to:
@@ -341,12 +339,12 @@ def _tell(args: Any, step: int, guard: str, text: str, stops: bool) -> None:
 
 
 def _kept_best(args: Any) -> Json | None:
-    """Return what best/best.json says: step, reward_mean."""
+    """Return step and reward_mean of best/best.json."""
     return read_object(Path(args.output_dir) / BEST / BEST_FILE)
 
 
 def _keep(output: Path, step: int, mean: float) -> None:
-    """Put the adapter of a checkpoint in the place of the best one before."""
+    """Replace the best adapter by that of a checkpoint."""
     partial = output / BEST_PARTIAL
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()

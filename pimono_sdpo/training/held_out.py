@@ -1,7 +1,7 @@
-"""Score rows that were not trained on, before and after, with intervals.
+"""Score held-out rows before and after training, with confidence intervals.
 
-Completions of a session are alike, so that intervals resample whole sessions. Before and after draw
-from the same random numbers, and their difference is taken session by session.
+Completions of one session (or answers of one task) are alike, so intervals resample whole clusters.
+Before and after draw from the same random numbers, and the difference is taken cluster by cluster.
 """
 
 import math
@@ -19,6 +19,12 @@ from pimono_sdpo.report import MEASURES
 from pimono_sdpo.stats import Interval, cluster_interval
 
 Row = dict[str, Any]
+Json = dict[str, Any]
+# What a cluster is, by method.
+CLUSTERS = {"sdpo": "sessions", "sft": "tasks", "dpo": "tasks"}
+ByCluster = dict[str, list[float]]
+# By measure, see pimono_sdpo.report.MEASURES.
+Scores = dict[str, ByCluster]
 
 
 def sample_rewards(
@@ -26,7 +32,7 @@ def sample_rewards(
 ) -> list[float]:
     """Sample a completion of each prompt and return its weighted reward for its row.
 
-    A reward that says nothing counts as 0, as it does in TRL.
+    A reward of None counts as 0, as it does in TRL.
     """
     _, completion_ids = trainer._generate(prompt_ids)
     texts = trainer.processing_class.batch_decode(completion_ids, skip_special_tokens=True)
@@ -46,16 +52,16 @@ def sample_rewards(
 
 @contextmanager
 def untouched(trainer: SDPOTrainer, seed: int | None = None) -> Iterator[None]:
-    """Leave random numbers, metrics and counters of the trainer as they were.
+    """Restore random numbers, metrics and counters of the trainer afterwards.
 
-    With a seed, what happens inside draws from it, the same every time.
+    With a seed, what is drawn inside is the same every time.
     """
     devices = range(torch.cuda.device_count()) if torch.cuda.is_available() else []
     was_training = trainer.model.training
     metrics, counters = trainer._metrics, trainer._diagnostic_counters
     trainer._metrics = {mode: type(kept)(list) for mode, kept in metrics.items()}
     trainer._diagnostic_counters = {mode: type(kept)(int) for mode, kept in counters.items()}
-    # In evaluation mode bitsandbytes would lay out 4-bit weights anew on a CPU.
+    # In evaluation mode bitsandbytes would change the layout of 4-bit weights on a CPU.
     trainer.model.train()
     with torch.random.fork_rng(devices=list(devices)):
         if seed is not None:
@@ -67,12 +73,7 @@ def untouched(trainer: SDPOTrainer, seed: int | None = None) -> Iterator[None]:
             trainer._metrics, trainer._diagnostic_counters = metrics, counters
 
 
-Json = dict[str, Any]
-CLUSTERS = {"sdpo": "sessions", "sft": "tasks", "dpo": "tasks"}
-Scores = dict[str, list[float]]
-
-
-def score_rows(trainer: SDPOTrainer, rows: Dataset, generations: int) -> Scores:
+def score_rollouts(trainer: SDPOTrainer, rows: Dataset, generations: int) -> ByCluster:
     """Return the rewards of `generations` completions of each row, by session.
 
     A row without a `session_id` is a session of its own.
@@ -97,29 +98,41 @@ def score_rows(trainer: SDPOTrainer, rows: Dataset, generations: int) -> Scores:
                 (str(row.get("session_id") or f"row {number}"), reward)
                 for number, row, reward in zip(numbers, batch, rewards, strict=True)
             ]
-    scores: Scores = {}
-    for session, reward in gather_object(pairs):
-        scores.setdefault(session, []).append(reward)
-    return dict(sorted(scores.items()))
+    return group(pairs)
 
 
-def summary(before: Scores, after: Scores, threshold: float, split: str) -> Json:
-    """Return rewards and pass rates before and after, and what they differ by.
+def group(pairs: list[tuple[str, Any]]) -> dict[str, list[Any]]:
+    """Gather what all processes have found, by the name that comes with it, in order of names."""
+    found: dict[str, list[Any]] = {}
+    for name, value in gather_object(pairs):
+        found.setdefault(name, []).append(value)
+    return dict(sorted(found.items()))
 
-    A completion passes when its reward reaches the threshold. Intervals are of 95 %; null where
-    there are too few sessions for one.
+
+def score_rewards(rewards: ByCluster, threshold: float) -> Scores:
+    """Return rewards and pass rates; a completion passes when its reward reaches the threshold."""
+    passed = {
+        name: [float(reward >= threshold) for reward in found] for name, found in rewards.items()
+    }
+    return {"reward": rewards, "pass_rate": passed}
+
+
+def compare(before: Scores, after: Scores, split: str) -> Json:
+    """Return every measure before and after training, and by how much it changed.
+
+    Intervals are at 95 %; their bounds are null where there are too few clusters for one.
     """
+    first = next(iter(after.values()))
     return {
         "split": split,
-        "sessions": len(after),
-        "completions": sum(len(rewards) for rewards in after.values()),
-        "reward": compared(before, after),
-        "pass_rate": compared(_passes(before, threshold), _passes(after, threshold)),
+        "sessions": len(first),
+        "completions": sum(len(values) for values in first.values()),
+        **{name: _compare_measure(before[name], after[name]) for name in after},
     }
 
 
 def as_sentence(evaluation: Json, method: str) -> str:
-    """Say in one sentence whether rows that were held out fare otherwise than before."""
+    """Return one sentence on whether the held-out rows score differently after training."""
     name, title = next(iter(MEASURES[method].items()))
     measured = evaluation[name]
     gained = measured["difference"]
@@ -133,8 +146,7 @@ def as_sentence(evaluation: Json, method: str) -> str:
     )
 
 
-def compared(before: Scores, after: Scores) -> Json:
-    """Return means with intervals before and after, and of what each score gained."""
+def _compare_measure(before: ByCluster, after: ByCluster) -> Json:
     gained = [
         [new - old for old, new in zip(before[name], after[name], strict=True)] for name in after
     ]
@@ -150,10 +162,4 @@ def _interval(clusters: Sequence[Sequence[float]]) -> Json:
     bounds = {"low": found.low, "high": found.high}
     return {"mean": found.mean} | {
         name: None if math.isnan(value) else value for name, value in bounds.items()
-    }
-
-
-def _passes(scores: Scores, threshold: float) -> Scores:
-    return {
-        name: [float(reward >= threshold) for reward in rewards] for name, rewards in scores.items()
     }

@@ -18,7 +18,7 @@ from trl import ModelConfig
 from trl.experimental.sdpo import SDPOConfig
 
 from pimono_sdpo.errors import TrainingInputError
-from pimono_sdpo.training.models import TEXT_LINEARS, told
+from pimono_sdpo.training.models import TEXT_LINEARS, translate_errors
 
 PER_HOUR = {"minute": 60, "hour": 1, "second": 3600}
 
@@ -33,9 +33,9 @@ class Hardware:
 
 
 def hardware_of(flavor: str | None) -> Hardware:
-    """Return the flavor by the Hub's list, or what this machine has.
+    """Return the flavor of HF Jobs as the Hub lists it, or this machine's hardware.
 
-    Raises TrainingInputError for a flavor that is not listed, or when the Hub cannot be asked.
+    Raises TrainingInputError for an unknown flavor, or when the Hub cannot be reached.
     """
     if flavor is None:
         return _here()
@@ -44,7 +44,7 @@ def hardware_of(flavor: str | None) -> Hardware:
     except (HTTPError, OSError) as error:
         raise TrainingInputError(
             f"The Hub could not be asked about --flavor {flavor} ({type(error).__name__}); leave "
-            "it out to judge by this machine."
+            "it out to use the figures of this machine."
         ) from error
     if flavor not in listed:
         raise TrainingInputError(f"There is no flavor `{flavor}`; give one of {', '.join(listed)}.")
@@ -75,6 +75,8 @@ NESTED = 0.5 + 1 / 64 + 4 / (64 * 256)
 # Copies of completion x vocabulary, in the dtype of the logits: those of student and teacher, their
 # log-softmax, and the gradient.
 LOGIT_COPIES = {"sampled_token": 6, "topk_logits": 8, "full_logits": 9}
+# TRL computes the log-probabilities of SFT and DPO in tiles, with their log-softmax and gradient.
+TILE_TOKENS, TILE_COPIES = 256, 4
 # Of one token in one layer, in elements per hidden and per MLP width.
 BACKWARD_WIDTHS = (14, 8)
 FORWARD_WIDTHS = (7, 3)
@@ -85,7 +87,7 @@ class Estimate:
     """Bytes at the peak of a step, by what they are for."""
 
     parts: dict[str, int]
-    # What lowers a part; "" where nothing does any more.
+    # The flag that lowers a part; "" where none does any more.
     flags: dict[str, str]
 
     @property
@@ -94,26 +96,14 @@ class Estimate:
         return sum(self.parts.values())
 
     def advice(self) -> str:
-        """Return the flag that lowers the largest part which one lowers."""
+        """Return the flag that lowers the largest part that can be lowered."""
         known = {name: flag for name, flag in self.flags.items() if flag}
         return known[max(known, key=lambda name: self.parts.get(name, 0))]
 
 
-def estimate(
-    args: SDPOConfig, model_args: ModelConfig, revision: str | None, prompt_tokens: int
-) -> Estimate:
-    """Return the peak of one process for these arguments and a prompt budget.
-
-    Attention that falls back from its fused kernel needs more, growing with the square of the
-    length.
-    """
-    config = read_config(model_args, revision, args.trust_remote_code)
-    return of_config(args, model_args, config, prompt_tokens)
-
-
 def read_config(model_args: ModelConfig, revision: str | None, trust_remote_code: bool) -> Any:
-    """Return the config of a model; raises TrainingInputError when there is none to read."""
-    with told(
+    """Return the config of a model; raises TrainingInputError when it cannot be read."""
+    with translate_errors(
         f"The config of `{model_args.model_name_or_path}` cannot be read",
         "give a causal language model",
     ):
@@ -124,55 +114,121 @@ def read_config(model_args: ModelConfig, revision: str | None, trust_remote_code
         )
 
 
-def of_config(
-    args: SDPOConfig, model_args: ModelConfig, config: Any, prompt_tokens: int
-) -> Estimate:
-    """Return the same for a model's config."""
+@dataclass(frozen=True)
+class Shapes:
+    """What both estimates take from a model's config.
+
+    width      bytes of an element
+    kept       elements that a token leaves for the backward pass
+    forward    elements that a token needs without one
+    base       bytes of the base model
+    lora       parameters of the adapter
+    cache      see `weights`
+    """
+
+    vocabulary: int
+    width: int
+    kept: int
+    forward: int
+    base: int
+    lora: int
+    cache: list[tuple[int, int]]
+
+
+def shapes_of(args: Any, model_args: ModelConfig, config: Any) -> Shapes:
+    """Return the shapes of a model that is trained with these arguments."""
     text = config.get_text_config()
-    width = element_size(model_args, config)
     hidden, layers = text.hidden_size, text.num_hidden_layers
     mlp = getattr(text, "intermediate_size", None) or 4 * hidden
+    backward = BACKWARD_WIDTHS[0] * hidden + BACKWARD_WIDTHS[1] * mlp
+    base, lora, cache = weights(config, model_args)
+    return Shapes(
+        vocabulary=text.vocab_size,
+        width=element_size(model_args, config),
+        kept=layers * hidden + backward if args.gradient_checkpointing else layers * backward,
+        forward=FORWARD_WIDTHS[0] * hidden + FORWARD_WIDTHS[1] * mlp,
+        base=base,
+        lora=lora,
+        cache=cache,
+    )
+
+
+def estimate_sdpo(
+    args: SDPOConfig, model_args: ModelConfig, config: Any, prompt_tokens: int
+) -> Estimate:
+    """Return the peak of one process for a prompt budget.
+
+    Attention that falls back from its fused kernel needs more, growing with the square of the
+    length.
+    """
+    shapes = shapes_of(args, model_args, config)
     batch, completion = args.per_device_train_batch_size, args.max_completion_length
     student = batch * (prompt_tokens + completion)
     teacher = batch * (args.max_reprompt_len + completion)
-    backward = BACKWARD_WIDTHS[0] * hidden + BACKWARD_WIDTHS[1] * mlp
-    kept = layers * hidden + backward if args.gradient_checkpointing else layers * backward
-    forward = FORWARD_WIDTHS[0] * hidden + FORWARD_WIDTHS[1] * mlp
-    loss = LOGIT_COPIES[args.distillation_mode] * batch * completion * text.vocab_size * width
-    sampled = args.per_device_train_batch_size * args.steps_per_generation
-    base, lora, layers_kept = weights(config, model_args)
-    cached = sum(kept * min(prompt_tokens + completion, most) for kept, most in layers_kept)
-    adapters = 4 * lora * (6 if args.teacher_model_kind == "ema" else 4)
+    copies = LOGIT_COPIES[args.distillation_mode]
+    sampled = batch * args.steps_per_generation
+    cached = sum(kept * min(prompt_tokens + completion, most) for kept, most in shapes.cache)
+    parts = {
+        "base weights": shapes.base,
+        "LoRA, its gradient, Adam, EMA teacher": (
+            4 * shapes.lora * (6 if args.teacher_model_kind == "ema" else 4)
+        ),
+        "student": int(student * shapes.kept * shapes.width),
+        "teacher": int(teacher * shapes.forward * shapes.width),
+        "logits": copies * batch * completion * shapes.vocabulary * shapes.width,
+        "generation cache": sampled * cached * shapes.width,
+        "CUDA context": CONTEXT,
+    }
     flags = {
-        "base weights": ""
-        if model_args.load_in_4bit
-        else "--load_in_4bit true (NF4), with --use_bnb_nested_quant true",
+        "base weights": _quantise(model_args),
         "logits": "a smaller --max_completion_length or --per_device_train_batch_size, or "
         "--distillation_mode sampled_token",
         "student": "--gradient_checkpointing true, a smaller --per_device_train_batch_size "
         "with more --gradient_accumulation_steps, or a smaller --max_prompt_length",
         "teacher": "a smaller --max_reprompt_len",
-        "generation cache": "a smaller --steps_per_generation: so many micro-batches are "
-        "sampled at once",
+        "generation cache": "a smaller --steps_per_generation, the number of micro-batches that "
+        "are sampled at once",
     }
-    return Estimate(
-        {
-            "base weights": base,
-            "LoRA, its gradient, Adam, EMA teacher": adapters,
-            "student": int(student * kept * width),
-            "teacher": int(teacher * forward * width),
-            "logits": loss,
-            "generation cache": sampled * cached * width,
-            "CUDA context": CONTEXT,
-        },
-        flags,
-    )
+    return Estimate(parts, flags)
+
+
+def estimate_supervised(
+    args: Any, model_args: ModelConfig, config: Any, longest: int, *, pairs: bool, adapter: bool
+) -> Estimate:
+    """Return the peak of one process for rows of at most `longest` tokens.
+
+    DPO takes the two answers of `pairs` at once, and keeps the adapter it starts from as reference.
+    """
+    shapes = shapes_of(args, model_args, config)
+    tokens = args.per_device_train_batch_size * longest * (2 if pairs else 1)
+    parts = {
+        "base weights": shapes.base,
+        # Weights, gradient and Adam's two; with an adapter, also the reference.
+        "LoRA, its gradient, Adam": 4 * shapes.lora * (5 if pairs and adapter else 4),
+        "sequences": int(tokens * shapes.kept * shapes.width),
+        "reference": int(tokens * shapes.forward * shapes.width) if pairs else 0,
+        "logits": TILE_COPIES * TILE_TOKENS * shapes.vocabulary * 4,
+        "CUDA context": CONTEXT,
+    }
+    flags = {
+        "base weights": _quantise(model_args),
+        "sequences": "--gradient_checkpointing true, a smaller --per_device_train_batch_size with "
+        "more --gradient_accumulation_steps, or a smaller --max_length",
+        "reference": "--precompute_ref_log_probs true",
+    }
+    return Estimate(parts, flags)
+
+
+def _quantise(model_args: ModelConfig) -> str:
+    if model_args.load_in_4bit:
+        return ""
+    return "--load_in_4bit true (NF4), with --use_bnb_nested_quant true"
 
 
 def weights(config: Any, model_args: ModelConfig) -> tuple[int, int, list[tuple[int, int]]]:
-    """Return what the modules of a model tell of it.
+    """Measure the modules of a model, without loading any.
 
-    Gives the bytes of the base model as it is loaded, the number of LoRA parameters, and for each
+    Returns the bytes of the base model as it is loaded, the number of LoRA parameters, and for each
     layer the elements of keys and values that generation keeps of a token, and of how many tokens.
     """
     text = config.get_text_config()

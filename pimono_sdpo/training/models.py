@@ -1,9 +1,4 @@
-"""Load the base model, tokenizer, quantisation, LoRA layers and adapter of a run.
-
-reads a ModelConfig of TRL / gives what SDPOTrainer takes
-
-reads adapter_config.json and adapter_model.safetensors of a folder or of a Hub repository
-"""
+"""Check and load the base model, tokenizer, quantisation, LoRA layers and adapter of a run."""
 
 import hashlib
 import re
@@ -24,7 +19,6 @@ from peft import LoraConfig
 from safetensors import SafetensorError
 from transformers import AutoTokenizer, GenerationConfig
 from trl import ModelConfig, get_peft_config, get_quantization_config
-from trl.trainer.utils import create_model_from_path
 
 from pimono_sdpo.errors import TrainingInputError
 from pimono_sdpo.training.output import read_object
@@ -40,8 +34,8 @@ TEXT_LINEARS = (
 
 
 @contextmanager
-def told(what: str, advice: str) -> Iterator[None]:
-    """Say in one sentence what the libraries found unusable in files and settings of the user."""
+def translate_errors(what: str, advice: str) -> Iterator[None]:
+    """Turn errors of the libraries about files and settings into one sentence."""
     try:
         yield
     except (OSError, ValueError, RuntimeError, SafetensorError, re.error) as error:
@@ -72,7 +66,7 @@ def base_model_revision(model_args: ModelConfig) -> str | None:
         if not (Path(name) / "config.json").is_file():
             raise TrainingInputError(
                 f"There is no model in the folder `{name}`; give a Hub id, or make a tiny one with "
-                f"`pimono-sdpo tiny-model --out {name}`."
+                f"`pimono-sdpo demo model --out {name}`."
             )
         return None
     try:
@@ -97,13 +91,13 @@ def base_model_revision(model_args: ModelConfig) -> str | None:
 
 
 def base_model_licence(model_args: ModelConfig, revision: str | None) -> str | None:
-    """Return the licence on the base model's card, which an adapter of it inherits."""
+    """Return the licence on the base model's card, which its adapters inherit."""
     if revision is None:
         return None
     try:
         card = hf_hub_download(model_args.model_name_or_path, "README.md", revision=revision)
     except EntryNotFoundError:
-        # A model whose card is not to be had says nothing about its licence; neither do we.
+        # Without a card the licence of the model is unknown.
         return None
     licence: str | None = ModelCard.load(card).data.get("license")
     return licence
@@ -113,7 +107,7 @@ def load_tokenizer(
     model_args: ModelConfig, revision: str | None, trust_remote_code: bool = False
 ) -> Any:
     """Return the tokenizer alone: a multimodal processor pads, and SDPO attends to the padding."""
-    with told(
+    with translate_errors(
         f"The tokenizer of `{model_args.model_name_or_path}` cannot be loaded",
         "give a model with its tokenizer files",
     ):
@@ -137,7 +131,7 @@ def load_tokenizer(
 
 
 def end_ids(model_args: ModelConfig, revision: str | None) -> list[int]:
-    """Return the ids that end a turn by the model's generation config, none without one."""
+    """Return the ids that end a turn by the model's generation config, if it has one."""
     try:
         config = GenerationConfig.from_pretrained(
             model_args.model_name_or_path, revision=revision or "main"
@@ -150,7 +144,7 @@ def end_ids(model_args: ModelConfig, revision: str | None) -> list[int]:
 
 
 def model_init_kwargs(model_args: ModelConfig, revision: str | None) -> dict[str, Any]:
-    """Return how SDPOTrainer loads the base model: dtype, quantisation, attention, commit."""
+    """Return how the trainer loads the base model: dtype, quantisation, attention, commit."""
     kwargs: dict[str, Any] = {
         # Without it TRL keeps what is not quantised in float32, the embedding above all.
         "dtype": model_args.dtype,
@@ -162,15 +156,10 @@ def model_init_kwargs(model_args: ModelConfig, revision: str | None) -> dict[str
     return {name: value for name, value in kwargs.items() if value is not None}
 
 
-def load_base(model_args: ModelConfig, kwargs: dict[str, Any]) -> Any:
-    """Load the base model as the trainers of TRL do when they are given its name."""
-    return create_model_from_path(model_args.model_name_or_path, **kwargs)
-
-
 def keep_layout(model: Any) -> None:
-    """Keep bitsandbytes from laying out 4-bit weights anew when a CPU first evaluates with them.
+    """Keep bitsandbytes from changing the layout of 4-bit weights when a CPU first evaluates them.
 
-    On CPUs with AVX512-BF16 it does, and the gradients of later steps are wrong (bitsandbytes
+    On CPUs with AVX512-BF16 it does so, and the gradients of later steps are wrong (bitsandbytes
     0.50.2: their cosine to the right ones was 0.35).
     """
     for module in model.modules():
@@ -184,7 +173,9 @@ def lora_config(model_args: ModelConfig) -> LoraConfig:
         raise TrainingInputError(
             "This job trains a LoRA adapter and `use_peft` is off; set use_peft to true."
         )
-    with told("The LoRA arguments cannot be used", "correct --lora_r and the other --lora_*"):
+    with translate_errors(
+        "The LoRA arguments cannot be used", "correct --lora_r and the other --lora_*"
+    ):
         config = get_peft_config(model_args)
     if config.target_modules is None:
         config.target_modules = TEXT_LINEARS
@@ -206,9 +197,9 @@ class Adapter:
 
 
 def open_adapter(name: str, model_args: ModelConfig) -> Adapter:
-    """Return the adapter, and settle the LoRA arguments by it, in place.
+    """Return the adapter, and set the LoRA arguments to its own, in place.
 
-    Raises TrainingInputError when there is none, it is no LoRA, or it is of another base model.
+    Raises TrainingInputError when it is missing, not a LoRA adapter, or for another base model.
     """
     folder = _folder(name)
     config = read_object(folder / WEIGHTS[1])
@@ -219,7 +210,7 @@ def open_adapter(name: str, model_args: ModelConfig) -> Adapter:
         )
     if config.get("peft_type") != "LORA":
         raise TrainingInputError(
-            f"The adapter `{name}` is of the kind {config.get('peft_type')}; give a LoRA adapter."
+            f"The adapter `{name}` has the type {config.get('peft_type')}; give a LoRA adapter."
         )
     base, given = str(config.get("base_model_name_or_path")), str(model_args.model_name_or_path)
     if _last(base) != _last(given):

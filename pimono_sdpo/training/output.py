@@ -1,4 +1,4 @@
-"""Know what a run's output folder holds, and replace only what a run of this job has left there.
+"""The output folder of a run: what it holds, and replacing only what an earlier run left there.
 
 OUTPUT/run-local.json  what the training was started with; marks OUTPUT as ours, never published
 OUTPUT/checkpoint-N    TRL's own, until the run is finished and after
@@ -30,7 +30,7 @@ PROBE_FILE = "probe.safetensors"
 LEFT_OUT_FILE = "left-out.json"
 ADAPTER = "adapter"
 STAGING = ".adapter.partial"
-# What the run log says ended a training that may go on.
+# What the run log names as the end of a training that can be resumed.
 CUT_SHORT = "time_limit"
 # The adapter of the checkpoint where the reward was best, see guards.py.
 BEST = "best"
@@ -39,10 +39,10 @@ DATA = "data"
 # Where an overwriting run keeps its rows until nothing can stop it from starting.
 NEXT_DATA = ".data.next"
 LOCK = ".train.lock"
-# The mark goes last, so that a folder half cleared is still known as ours.
+# The mark goes last, so that a half-cleared folder is still known as ours.
 FILES = (REPORT_FILE, PROBE_FILE, LEFT_OUT_FILE, RUN_FILE, LOCAL_FILE)
 CHECKPOINT = re.compile(r"checkpoint-\d+")
-# Transformers writes it last, so a checkpoint without it was cut off.
+# Transformers writes it last, so a checkpoint without it is incomplete.
 LAST_OF_CHECKPOINT = "trainer_state.json"
 Json = dict[str, Any]
 
@@ -54,7 +54,7 @@ def read_object(path: Path) -> Json | None:
     try:
         content = json.loads(path.read_bytes())
     except ValueError:
-        # Cut off, or somebody else's.
+        # Incomplete, or not ours.
         return None
     return content if isinstance(content, dict) else None
 
@@ -65,7 +65,7 @@ def is_ours(file: Path) -> bool:
 
 
 def check_output(folder: Path, overwrite: bool = False) -> None:
-    """Refuse a place that cannot be written, that holds a finished run or what is not ours."""
+    """Refuse a folder that cannot be written, or that holds a finished run or foreign files."""
     _check_place(folder)
     foreign = [path.name for path in sorted(folder.glob("*")) if _is_foreign(path)]
     if foreign:
@@ -81,13 +81,13 @@ def check_output(folder: Path, overwrite: bool = False) -> None:
 
 
 def was_cut_short(folder: Path) -> bool:
-    """Tell whether the run in a folder ended for want of time, with steps left to make."""
+    """Tell whether the time limit ended the run in a folder before its last step."""
     guards = (read_object(folder / RUN_FILE) or {}).get("guards")
     return isinstance(guards, dict) and guards.get("stopped_by") == CUT_SHORT
 
 
 def reopen(folder: Path) -> None:
-    """Go on with a run that was cut short: the adapter first, or `settle` would finish it again."""
+    """Resume a run that was cut short: the adapter goes first, or `finalize` would restore it."""
     if was_cut_short(folder):
         if (folder / ADAPTER).is_dir():
             _remove(folder / ADAPTER, RUN_FILE)
@@ -103,7 +103,7 @@ def _check_place(folder: Path) -> None:
 
 
 def _is_foreign(path: Path) -> bool:
-    """Tell whether a run would replace or read this as its own although it is not."""
+    """Tell whether a run would take this for its own although it is not."""
     if path.name == ADAPTER:
         ours = is_ours(path / RUN_FILE) and not path.is_symlink()
     elif path.name in (*FILES, STAGING, BEST, BEST_PARTIAL) or CHECKPOINT.fullmatch(path.name):
@@ -119,7 +119,7 @@ def _is_empty(folder: Path) -> bool:
 
 
 def check_data(folder: Path) -> None:
-    """Refuse to put rows in the place of data that this job did not make."""
+    """Refuse to replace data that this job did not make."""
     data = folder / DATA
     if data.exists() and not _is_empty(data) and not is_ours(data / REPORT_FILE):
         raise OutputError(
@@ -132,7 +132,7 @@ def check_data(folder: Path) -> None:
 def only_run(folder: Path) -> Iterator[None]:
     """Hold the output folder for this run alone; raises OutputError when another one is at work.
 
-    The lock goes with the process, however it ends.
+    The lock is released with the process, however it ends.
     """
     _check_place(folder)
     path = folder / LOCK
@@ -153,7 +153,7 @@ def only_run(folder: Path) -> Iterator[None]:
                 f"The disk of `{folder}` cannot lock files ({error.strerror}); give another "
                 "--output_dir."
             ) from error
-        # The run before may have taken the file away after it was opened here.
+        # The run before may have removed the file after it was opened here.
         if not path.exists() or not os.path.samestat(path.stat(), os.fstat(lock.fileno())):
             raise _busy(folder)
         try:
@@ -171,7 +171,7 @@ def _busy(folder: Path) -> OutputError:
 
 @contextmanager
 def leave_as_found(folder: Path) -> Iterator[None]:
-    """Leave no empty folders behind, nor rows for later when a run cannot start."""
+    """Remove empty folders, and rows prepared for a run that cannot start."""
     new = [place for place in (folder, *folder.parents) if not place.exists()]
     try:
         yield
@@ -185,13 +185,13 @@ def leave_as_found(folder: Path) -> Iterator[None]:
 
 
 def drop_next_data(folder: Path) -> None:
-    """Remove rows that a run prepared for later when there is no later."""
+    """Remove rows that were prepared for a run that does not take place."""
     if is_ours(folder / NEXT_DATA / REPORT_FILE):
         shutil.rmtree(folder / NEXT_DATA)
 
 
 def last_checkpoint(folder: Path) -> Path | None:
-    """Return the newest whole checkpoint of a run; one that was cut off is passed over."""
+    """Return the newest complete checkpoint of a run."""
     whole = [
         path
         for path in folder.glob("checkpoint-*")
@@ -203,7 +203,7 @@ def last_checkpoint(folder: Path) -> Path | None:
 def clear_output(folder: Path, keep_data: bool) -> None:
     """Remove what an earlier run of this job left, and nothing else; see check_output.
 
-    Rows made for the run to come take their place.
+    Rows made for the new run take their place.
     """
     try:
         ours = [folder / name for name in (STAGING, BEST, BEST_PARTIAL)]
@@ -225,7 +225,7 @@ def clear_output(folder: Path, keep_data: bool) -> None:
 
 
 def _remove(folder: Path, mark: str) -> None:
-    """Remove a folder, its mark last: after a kill it is still known as ours."""
+    """Remove a folder, its mark last, so that after a kill it is still known as ours."""
     for path in folder.iterdir():
         if path.name == mark:
             continue
@@ -255,7 +255,7 @@ def begin(folder: Path, local: Json) -> None:
 
 
 def staging_folder(folder: Path) -> Path:
-    """Return an empty place for the adapter to be put together in."""
+    """Return an empty folder for assembling the adapter."""
     staging = folder / STAGING
     if staging.exists():
         shutil.rmtree(staging)
@@ -266,18 +266,18 @@ def finish(folder: Path, staging: Path, report: Json | None, run: Json) -> None:
     """Give the adapter its name, with the run and the report in it and beside it."""
     if report is not None:
         write_json(report, staging / REPORT_FILE)
-    # Last, since it says that the folder is whole.
+    # Last, since it marks the folder as complete.
     write_json(run, staging / RUN_FILE)
-    settle(folder)
+    finalize(folder)
 
 
-def settle(folder: Path) -> None:
-    """Give a whole adapter its name; this also ends what a kill has interrupted."""
+def finalize(folder: Path) -> None:
+    """Give a complete adapter its name; this also finishes what a kill has interrupted."""
     staging, adapter = folder / STAGING, folder / ADAPTER
     if is_ours(staging / RUN_FILE):
         if _is_foreign(adapter):
             raise OutputError(
-                f"`{adapter}` is not of this run and the trained adapter waits in `{staging}`; "
+                f"`{adapter}` is not of this run, and the trained adapter is in `{staging}`; "
                 "move `adapter` away and start again with the same arguments."
             )
         if adapter.exists():

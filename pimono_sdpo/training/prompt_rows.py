@@ -226,3 +226,37 @@ def _check_columns(row: Row, number: int) -> None:
 
 def _names(names: list[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
+
+
+def check_template(rows: Dataset, tokenizer: Any, template: Mapping[str, Any]) -> int:
+    """Return how many prompts passed through the chat template whole; raises TrainingInputError."""
+    special = special_tokens(tokenizer)
+    for number, prompt in enumerate(rows["prompt"], 1):
+        bare = [{**turn, "content": "x"} for turn in prompt]
+        text, frame = (_templated(turns, tokenizer, template) for turns in (prompt, bare))
+        # Some tokenizers normalise text, which is no change of theirs alone.
+        contents = [_decoded(turn["content"], tokenizer).strip() for turn in prompt]
+        if any(content not in text for content in contents):
+            raise TrainingInputError(
+                f"The chat template changes the prompt of row {number}; give a model whose "
+                "template keeps the text of its turns."
+            )
+        if any(text.count(token) != frame.count(token) for token in special):
+            raise TrainingInputError(
+                f"Text of row {number} becomes control tokens in the chat template; give a "
+                "tokenizer that declares its special tokens."
+            )
+    return len(rows)
+
+
+def _decoded(text: str, tokenizer: Any) -> str:
+    decoded: str = tokenizer.decode(tokenizer(text, add_special_tokens=False)["input_ids"])
+    return decoded
+
+
+def _templated(turns: list[Any], tokenizer: Any, template: Mapping[str, Any]) -> str:
+    encoded = tokenizer.apply_chat_template(
+        turns, add_generation_prompt=True, tokenize=True, return_dict=True, **template
+    )
+    text: str = tokenizer.decode(encoded["input_ids"])
+    return text

@@ -14,7 +14,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from time import sleep
@@ -31,12 +31,14 @@ from huggingface_hub.errors import (
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 from transformers import TrainerCallback
 
+from cards import lint_file
 from pimono_sdpo import __version__
 from pimono_sdpo.errors import OutputError, TrainingInputError
-from pimono_sdpo.traces.hub import clause, passes, who_may_write
+from pimono_sdpo.traces.hub import explain_error, explain_refusal, is_transient
 from pimono_sdpo.traces.sources import HUB_ID
 from pimono_sdpo.training.output import BEST, DATA, LOCAL_FILE, last_checkpoint, read_object
-from pimono_sdpo.training.processes import is_leader, say
+from pimono_sdpo.training.processes import is_main_process, say
+from processors.secrets import find_secret_kinds
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +46,7 @@ LATEST = "latest.json"
 FETCHED = ".fetched"
 SUFFIX = "-checkpoints"
 OFF = "none"
-# A pickle of all arguments, of no use for going on.
+# A pickle of all arguments, not needed to resume.
 LEFT_BEHIND = "training_args.bin"
 # What the client and hf_xet raise when the Hub, the token or the network fail them.
 HUB_FAULTS = (HTTPError, OSError, RuntimeError)
@@ -52,9 +54,9 @@ Json = dict[str, Any]
 
 
 def bucket_of(given: str | None, hub_model_id: str | None) -> str | None:
-    """Return the bucket to keep checkpoints in: the given one, in a job that of its repository.
+    """Return the bucket for checkpoints: the given one, or in a job one named after its repository.
 
-    Raises TrainingInputError for what cannot name a bucket.
+    Raises TrainingInputError for an invalid name.
     """
     if given is not None and given.lower() == OFF:
         return None
@@ -78,8 +80,8 @@ class HubCheckpoints(TrainerCallback):  # type: ignore[misc] # transformers is u
         self.kept: set[str] = set()
 
     def open(self) -> None:
-        """Make the bucket before hours of training; raises TrainingInputError when none can be."""
-        with self._told("Checkpoints cannot be kept in"):
+        """Create the bucket before hours of training; raises TrainingInputError when that fails."""
+        with self._translate_errors("Checkpoints cannot be kept in"):
             self.api.create_bucket(self.bucket, private=True, exist_ok=True)
             private = self.api.bucket_info(self.bucket).private
         if not private:
@@ -89,13 +91,13 @@ class HubCheckpoints(TrainerCallback):  # type: ignore[misc] # transformers is u
             )
 
     def fetch(self) -> int | None:
-        """Bring the newest whole snapshot to an OUTPUT without checkpoints; return its step.
+        """Fetch the newest whole snapshot to an OUTPUT without checkpoints; return its step.
 
         Raises TrainingInputError when the Hub fails, OutputError when a file is damaged.
         """
         if last_checkpoint(self.output) is not None:
             return None
-        with self._told("Checkpoints cannot be read from"):
+        with self._translate_errors("Checkpoints cannot be read from"):
             self.kept = self._there()
             if self._remote(LATEST) not in self.kept:
                 return None
@@ -114,12 +116,12 @@ class HubCheckpoints(TrainerCallback):  # type: ignore[misc] # transformers is u
         ]
         if damaged:
             raise OutputError(
-                f"`{damaged[0]}` of step {latest['step']} in the bucket `{self.bucket}` is not as "
-                f"it was written; remove `{self.top}` there, or give another --run-name."
+                f"`{damaged[0]}` of step {latest['step']} in the bucket `{self.bucket}` is "
+                f"damaged; remove `{self.top}` there, or give another --run-name."
             )
         (staging / LATEST).unlink()
-        # The mark of OUTPUT first: what follows is known as ours. The checkpoint last: once it is
-        # there, nothing is fetched again.
+        # The mark of OUTPUT first, so that what follows is known as ours. The checkpoint last: once
+        # it is there, nothing is fetched again.
         order = {LOCAL_FILE: 0, f"checkpoint-{latest['step']}": 2}
         for path in sorted(staging.iterdir(), key=lambda path: order.get(path.name, 1)):
             there_already = self.output / path.name
@@ -130,14 +132,15 @@ class HubCheckpoints(TrainerCallback):  # type: ignore[misc] # transformers is u
         return int(latest["step"])
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Send the checkpoint that was just written; a fault costs this one, not the training."""
+        """Upload the checkpoint that was just written; a fault costs this one, not the training."""
         if not state.is_world_process_zero:
             return
         try:
             self._send(state.global_step)
         except HUB_FAULTS as error:
             logger.warning(
-                "The checkpoint of step %d was not kept in the bucket `%s` (%s); training goes on.",
+                "The checkpoint of step %d was not kept in the bucket `%s` (%s); the training "
+                "continues.",
                 state.global_step,
                 self.bucket,
                 " ".join(str(error).split())[:200] or type(error).__name__,
@@ -174,9 +177,9 @@ class HubCheckpoints(TrainerCallback):  # type: ignore[misc] # transformers is u
                     yield path
 
     def remove(self) -> None:
-        """Forget the run once its adapter is safe; what cannot be removed stays, with a warning."""
+        """Remove the snapshots once the adapter is safe; warn when that fails."""
         try:
-            # The pointer first: what is left of a removal that broke off is no training.
+            # The pointer first, so that an interrupted removal leaves nothing to resume from.
             names = sorted(self._there(), key=lambda name: name != self._remote(LATEST))
             if names:
                 self.api.batch_bucket_files(self.bucket, delete=names)
@@ -190,7 +193,7 @@ class HubCheckpoints(TrainerCallback):  # type: ignore[misc] # transformers is u
             )
 
     def _there(self) -> set[str]:
-        """The files of this run; the Hub may list those of `NAME-2` with those of `NAME`."""
+        """Return the files of this run; the Hub may list `NAME-2` together with `NAME`."""
         items = self.api.list_bucket_tree(self.bucket, self.top, recursive=True)
         try:
             names = {item.path for item in items if item.type == "file"}
@@ -205,7 +208,7 @@ class HubCheckpoints(TrainerCallback):  # type: ignore[misc] # transformers is u
         self.api.download_bucket_files(self.bucket, [*files], raise_on_missing_files=True)
 
     @contextmanager
-    def _told(self, what: str) -> Iterator[None]:
+    def _translate_errors(self, what: str) -> Iterator[None]:
         try:
             yield
         except HUB_FAULTS as error:
@@ -213,7 +216,7 @@ class HubCheckpoints(TrainerCallback):  # type: ignore[misc] # transformers is u
             if isinstance(error, HfHubHTTPError):
                 answer = f"the Hub answers {error.response.status_code}"
             if isinstance(error, BucketNotFoundError):
-                answer = "it is not there or not for this account to see"
+                answer = "it does not exist or this account cannot see it"
             raise TrainingInputError(
                 f"{what} the bucket `{self.bucket}` ({answer}); check HF_TOKEN and the network, or "
                 f"give --checkpoint_bucket another one, or {OFF} to keep none."
@@ -223,19 +226,19 @@ class HubCheckpoints(TrainerCallback):  # type: ignore[misc] # transformers is u
 def checkpoints_of(
     given: str | None, args: Any, mode: str, overwrite: bool
 ) -> HubCheckpoints | None:
-    """Open the bucket of a training, and bring what it holds to an OUTPUT without checkpoints.
+    """Open the bucket of a training, and fetch what it holds to an OUTPUT without checkpoints.
 
-    None when none is to be kept. With `overwrite` nothing is brought.
+    Returns None when no checkpoints are kept. With `overwrite` nothing is fetched.
     """
     bucket = bucket_of(given, args.hub_model_id)
     if bucket is None or mode != "train":
         return None
     kept = HubCheckpoints(bucket, str(args.run_name), Path(args.output_dir))
-    if is_leader():
+    if is_main_process():
         kept.open()
         step = None if overwrite else kept.fetch()
         if step is not None:
-            say(f"goes on from step {step}, which the bucket {bucket} has kept")
+            say(f"resumes from step {step}, which the bucket {bucket} has kept")
     return kept
 
 
@@ -270,11 +273,11 @@ def check_hub(hub_model_id: str) -> None:
     namespace = hub_model_id.rpartition("/")[0]
     try:
         validate_repo_id(hub_model_id)
-        problem = who_may_write(
+        problem = explain_refusal(
             api, namespace, lambda: not namespace or api.repo_exists(hub_model_id)
         )
     except (HTTPError, OSError) as error:
-        problem = clause(error)
+        problem = explain_error(error)
     except HFValidationError:
         problem = "that cannot name a repository; give ns/name"
     if problem:
@@ -287,7 +290,7 @@ def check_hub(hub_model_id: str) -> None:
 def check_destination(args: Any, smoke: bool) -> None:
     """Find out before hours of training that the adapter would be lost.
 
-    Raises TrainingInputError when the Hub cannot be written; a job without a repository is warned.
+    Raises TrainingInputError when the Hub cannot be written; warns a job without a repository.
     """
     if args.hub_model_id:
         check_hub(args.hub_model_id)
@@ -298,31 +301,24 @@ def check_destination(args: Any, smoke: bool) -> None:
         )
 
 
-def publish_adapter(
-    folder: Path,
-    hub_model_id: str,
-    private: bool,
-    secrets: Callable[[str], Sequence[str]],
-    lint: Callable[[Path], Sequence[str]],
-) -> str:
+def publish_adapter(folder: Path, hub_model_id: str, private: bool) -> str:
     """Upload the adapter folder as one commit; return the repository's address.
 
-    `secrets` names the kinds of secrets in a text, `lint` says what is wrong with a card. Raises
-    OutputError when a text still holds a secret, which rows of others may bring along, when the
-    card would be refused, or when the Hub refuses; the folder stays as it is.
+    Raises OutputError when a text still holds a secret, which rows of others may bring along, when
+    the card would be refused, or when the Hub refuses; the folder stays as it is.
     """
-    problems = lint(folder / "README.md")
+    problems = lint_file(folder / "README.md")
     if problems:
         raise OutputError(
             f"The Hub may refuse `{folder / 'README.md'}`: {problems[0]} Nothing was published; "
-            f"mend it and push the folder with `hf upload {hub_model_id} {folder}`."
+            f"fix it and push the folder with `hf upload {hub_model_id} {folder}`."
         )
     for file in sorted(path for path in folder.iterdir() if path.suffix in {".md", ".json"}):
-        kinds = secrets(file.read_text())
+        kinds = find_secret_kinds(file.read_text())
         if kinds:
             raise OutputError(
                 f"`{file}` still holds what looks like a secret ({', '.join(sorted(set(kinds)))}), "
-                "so nothing was published; take it out of the rows and train again, or out of the "
+                "so nothing was published; remove it from the rows and train again, or from the "
                 f"file and push the folder with `hf upload {hub_model_id} {folder}`."
             )
     for wait in WAITS:
@@ -331,13 +327,16 @@ def publish_adapter(
             return _upload(folder, hub_model_id, private)
         except (HTTPError, OSError, RuntimeError, ValueError) as error:
             # The network, the token or the Hub; the client hides a file or card that was refused
-            # behind errors of its own. Nothing is lost, so say how to go on.
+            # behind errors of its own. Nothing is lost, so say how to continue.
             trouble: Exception = error
-            if not passes(error):
+            if not is_transient(error):
                 break
-    told = clause(trouble) if isinstance(trouble, HTTPError | OSError) else _in_a_line(trouble)
+    if isinstance(trouble, HTTPError | OSError):
+        reason = explain_error(trouble)
+    else:
+        reason = " ".join(f"{trouble} {trouble.__cause__ or ''}".split())
     raise OutputError(
-        f"The adapter is in `{folder}` but could not be published ({told}); push it with "
+        f"The adapter is in `{folder}` but could not be published ({reason}); push it with "
         f"`hf upload {hub_model_id} {folder}`."
     ) from trouble
 
@@ -352,7 +351,3 @@ def _upload(folder: Path, hub_model_id: str, private: bool) -> str:
         commit_message="Add the adapter",
     )
     return str(url)
-
-
-def _in_a_line(error: Exception) -> str:
-    return " ".join(f"{error} {error.__cause__ or ''}".split())

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import ModelConfig
 
 from pimono_sdpo.errors import PimonoError, TrainingInputError
-from pimono_sdpo.training.models import keep_layout, model_init_kwargs, told
+from pimono_sdpo.training.models import keep_layout, model_init_kwargs, translate_errors
 from pimono_sdpo.training.output import ADAPTER, LOCAL_FILE, PROBE_FILE, RUN_FILE, read_object
 from pimono_sdpo.training.processes import quiet_libraries
 from pimono_sdpo.training.rows import is_local
@@ -42,7 +42,7 @@ def probe_logits(model: Any, tokenizer: Any) -> torch.Tensor:
 
 
 def write_probe(model: Any, tokenizer: Any, folder: Path) -> None:
-    """Leave the logits of the model as trained."""
+    """Keep the logits of the model as trained."""
     save_file({"logits": probe_logits(model, tokenizer)}, folder / PROBE_FILE)
 
 
@@ -54,17 +54,19 @@ def load_adapter(output: Path, base_model: str | None = None) -> tuple[Any, Any]
             f"`{output}` holds no {RUN_FILE} of this job; give the output folder of a finished "
             "training."
         )
-    # The published run.json knows no folder of this machine.
+    # The published run.json names no folder of this machine.
     local = read_object(output / LOCAL_FILE) or {}
     name = base_model or str(local.get("base_model", run["base_model"]))
     if is_local(name) and not (Path(name) / "config.json").is_file():
         raise TrainingInputError(
-            f"The base model `{name}` is not there any more; give the folder it is in as --base."
+            f"The base model `{name}` is no longer there; give its folder as --base."
         )
     settings = ModelConfig(**{key: run["arguments"][key] for key in SETTINGS})
     revision = None if base_model else run["base_model_revision"]
     kwargs = model_init_kwargs(settings, revision)
-    with told(f"The adapter of `{output}` cannot be put on `{name}`", "check both, or give --base"):
+    with translate_errors(
+        f"The adapter of `{output}` cannot be put on `{name}`", "check both, or give --base"
+    ):
         base = AutoModelForCausalLM.from_pretrained(name, **kwargs)
         model = PeftModel.from_pretrained(base, str(output / ADAPTER))
         tokenizer = AutoTokenizer.from_pretrained(name, revision=revision or "main")
@@ -74,7 +76,7 @@ def load_adapter(output: Path, base_model: str | None = None) -> tuple[Any, Any]
 def largest_difference(output: Path, base_model: str | None = None) -> float:
     """Compare the logits of the reloaded adapter with those left by the training process."""
     model, tokenizer = load_adapter(output, base_model)
-    with told(f"`{output / PROBE_FILE}` cannot be read", "train again to compare"):
+    with translate_errors(f"`{output / PROBE_FILE}` cannot be read", "train again to compare"):
         then = load_file(output / PROBE_FILE)["logits"]
     now = probe_logits(model, tokenizer)
     if now.shape != then.shape:

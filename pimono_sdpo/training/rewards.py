@@ -1,4 +1,4 @@
-"""The reward of a training run, by name, and the trial it must pass before anything is trained."""
+"""The reward of a training by name, and the trial it must pass before anything is trained."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -7,13 +7,11 @@ from typing import Any
 from datasets import Dataset
 
 from pimono_sdpo.errors import TrainingInputError
-from pimono_sdpo.training.arguments import JobArguments
-from pimono_sdpo.training.feedback import TRACE_TEMPLATE, Feedback, Told
+from pimono_sdpo.training.feedback import RewardFeedback
 from rewards.rescore import rubric_of
 from rewards.trace_grounding import trace_grounding_reward
-from rewards.verifiers.reward import VerifierReward
+from rewards.verifiers.reward import VerifierReward, self_test, table
 from rewards.verifiers.rubric import MAX_PARTIAL
-from rewards.verifiers.selftest import self_test, table
 
 Reward = Callable[..., list[float | None]]
 
@@ -22,24 +20,24 @@ Reward = Callable[..., list[float | None]]
 class Scoring:
     """A reward of 0 to 1 and what comes with it.
 
-    told       its texts on the completions of its last call, for the teacher; None when it has none
-    column     the rows' column without which it cannot judge; None when only it can tell
-    partial    the most it gives for what is not right: a success threshold must be above
+    feedback   its texts on the completions of its last call, for the teacher; None without any
+    column     the column of the rows that it needs to score; None when only the reward knows
+    partial    the most it gives to a failure; a success threshold must be above
     """
 
     reward: Reward
-    told: Told | None = None
+    feedback: RewardFeedback | None = None
     column: str | None = None
     partial: float = 0.0
 
-    def silent_rows(self, rows: Dataset) -> int:
+    def count_unscored(self, rows: Dataset) -> int:
         """Count the rows for which there is no reward, whatever the completion is."""
         if self.column is not None:
             return sum(not value for value in rows[self.column])
         columns = {name: list(rows[name]) for name in rows.column_names}
-        said = [[{"role": "assistant", "content": ""}] for _ in range(len(rows))]
+        empty = [[{"role": "assistant", "content": ""}] for _ in range(len(rows))]
         prompts = columns.pop("prompt")
-        return self.reward(prompts=prompts, completions=said, **columns).count(None)
+        return self.reward(prompts=prompts, completions=empty, **columns).count(None)
 
     def check(self, threshold: float, weights: list[float] | None, columns: list[str]) -> None:
         """Raise TrainingInputError when no completion, or every one, would be a success."""
@@ -63,7 +61,7 @@ class Scoring:
             )
         if self.column is not None and self.column not in columns:
             raise TrainingInputError(
-                f"The rows have no column `{self.column}`, which this reward judges by; filter the "
+                f"The rows have no column `{self.column}`, which this reward needs; filter the "
                 "traces again, or give --reward trace_grounding."
             )
 
@@ -92,35 +90,10 @@ def scoring_of(
     return Scoring(trace_grounding_reward)
 
 
-def taught_by(
-    job: JobArguments, rollout_template: str, tokenizer: Any, end_ids: Collection[int]
-) -> tuple[Scoring, Feedback]:
-    """Return what scores completions and what the teacher of a failed one is told."""
-    scoring = scoring_of(job.reward, job.gate, job.grade, tokenizer, end_ids)
-    mode = job.feedback or ("trace" if scoring.told is None else "both")
-    trace_template = TRACE_TEMPLATE if job.trace_template is None else job.trace_template
-    return scoring, Feedback(rollout_template, mode, trace_template, job.feedback_tokens)
-
-
-def teaching(job: JobArguments, feedback: Feedback) -> dict[str, Any]:
-    """Return what of the job's own arguments decides the result of a training, as JSON."""
-    return {
-        "reward": job.reward,
-        "gate": job.gate,
-        "grade": job.grade,
-        "tools": job.tools,
-        "feedback": feedback.mode,
-        "feedback_tokens": feedback.tokens,
-        "trace_template": feedback.trace_template,
-        "eval_split": job.eval_split,
-        "eval_generations": job.eval_generations,
-    }
-
-
 def refuse_unsound(scoring: Scoring, rows: Dataset, threshold: float) -> int:
-    """Try what must not win on the first rows; return how many rows were tried.
+    """Try completions that must not win on the first rows; return how many rows were tried.
 
-    Raises TrainingInputError with the table of what won.
+    Raises TrainingInputError with a table of those that won.
     """
     tried = rows.select(range(min(TRIED_ROWS, len(rows))))
     findings = self_test(scoring.reward, list(tried), threshold=threshold)

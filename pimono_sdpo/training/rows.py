@@ -1,14 +1,9 @@
-"""Open the rows to train on and the report that came with them; keep tasks for testing out.
+"""Open the rows to train on with their report, and refuse rows that are for testing.
 
 reads a folder written by `pimono-sdpo filter`, or a Hub dataset of the same columns
-
-reads split and task_id of rows, and a suite's JSON
-
-reads OUTPUT/data/report.json, and how the source looks now / writes OUTPUT/data
 """
 
 import logging
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,22 +16,22 @@ from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
 from pimono_sdpo.errors import OutputError, TrainingInputError
-from pimono_sdpo.filtering import FilterOptions, run_filter
 from pimono_sdpo.suites.split import check_leakage
 from pimono_sdpo.suites.suite import load
 from pimono_sdpo.traces.sources import HUB_ID, open_source
-from pimono_sdpo.training.arguments import JobArguments
-from pimono_sdpo.training.output import DATA, NEXT_DATA, REPORT_FILE, check_data, read_object
-from pimono_sdpo.training.processes import is_leader, say
+from pimono_sdpo.training.arguments import SDPOArguments
+from pimono_sdpo.training.output import REPORT_FILE, read_object
 from pimono_sdpo.training.run_schema import FILTER_OPTIONS, REPORT, misfit
+from processors.redact import redact_text
 
 logger = logging.getLogger(__name__)
+Json = dict[str, Any]
 
 
 def load_rows(dataset: str, split: str = "train", config: str | None = None) -> Dataset:
     """Return the rows of one split of a folder or a Hub dataset, or of a configuration of it.
 
-    Raises TrainingInputError when there is none, it is empty, or it has no `prompt` column.
+    Raises TrainingInputError when it is missing, empty, or has no `prompt` column.
     """
     if is_local(dataset):
         rows = _local_rows(Path(dataset) / (config or ""), split)
@@ -56,10 +51,10 @@ def load_rows(dataset: str, split: str = "train", config: str | None = None) -> 
 
 
 def load_report(dataset: str) -> dict[str, Any] | None:
-    """Return the filter's report beside the rows; None when they came without one.
+    """Return the filter's report beside the rows, None without one.
 
-    Rows of a duel have a report of their own, which the card has no place for. Raises
-    TrainingInputError for one that no card can be made from.
+    The card has no place for the report of a duel. Raises TrainingInputError for one that no card
+    can be made from.
     """
     if is_local(dataset):
         report = Path(dataset) / REPORT_FILE
@@ -69,8 +64,10 @@ def load_report(dataset: str) -> dict[str, Any] | None:
         try:
             report = Path(hf_hub_download(dataset, REPORT_FILE, repo_type="dataset"))
         except LocalEntryNotFoundError:
-            # The rows came from the local cache and the Hub cannot be asked for their report.
-            logger.warning("The report of `%s` could not be fetched: the card has none.", dataset)
+            # The rows came from the local cache and the Hub cannot be reached.
+            logger.warning(
+                "The report of `%s` could not be fetched, so the card goes without it.", dataset
+            )
             return None
         except EntryNotFoundError:
             # Rows made by other means have no report; the card says so.
@@ -121,7 +118,7 @@ def _local_rows(folder: Path, split: str) -> Dataset:
         )
     if not files and list((folder / "data").glob("test*.parquet")):
         raise TrainingInputError(
-            f"`{folder}` holds rows for testing alone; filter again with a smaller --test-fraction."
+            f"`{folder}` holds rows for testing only; filter again with a smaller --test-fraction."
         )
     if not files:
         raise TrainingInputError(
@@ -162,14 +159,14 @@ def _hub_rows(repo_id: str, split: str, config: str | None) -> Dataset:
 
 
 def refuse_test_rows(rows: Dataset, dataset: str) -> None:
-    """Raise TrainingInputError when rows to train on say that they are for testing."""
+    """Raise TrainingInputError when rows to train on are marked for testing."""
     if "split" not in rows.column_names:
         return
     marked = sum(split == "test" for split in rows["split"])
     if marked:
         raise TrainingInputError(
             f"{marked} of the {len(rows)} rows to train on in `{dataset}` have the split `test`; "
-            "take them out, or give the rows of the split `train`."
+            "remove them, or give the rows of the split `train`."
         )
 
 
@@ -180,41 +177,8 @@ def refuse_leaks(rows: Dataset, suite: Path) -> int:
     return len(tested.tasks)
 
 
-Json = dict[str, Any]
-
-
-def rows_of(job: JobArguments, output: Path, seed: int, redact: Callable[[str], str]) -> str:
-    """Return the rows to train on: --dataset, else those prepared before, else filter now.
-
-    `redact` is what the filter does to the names in its report.
-    """
-    if job.dataset is not None:
-        return job.dataset
-    data = output / DATA
-    if job.overwrite and not is_leader():
-        return str(output / NEXT_DATA)
-    if job.overwrite:
-        check_data(output)
-        return prepare_rows(job, output, NEXT_DATA, seed)
-    if not (data / REPORT_FILE).exists():
-        return prepare_rows(job, output, DATA, seed)
-    check_prepared(data, _options(job, seed), job.source, redact)
-    return str(data)
-
-
-def prepare_rows(job: JobArguments, output: Path, name: str, seed: int) -> str:
-    """Filter the source into a folder of OUTPUT and return it."""
-    if job.source is None:
-        raise TrainingInputError(
-            "There is nothing to train on; give --dataset (rows) or --source (traces)."
-        )
-    folder = output / name
-    report = run_filter(job.source, folder, FilterOptions(**_options(job, seed)))
-    say(f"{report['kept']} of {report['sessions']} sessions are rows in {output / DATA}")
-    return str(folder)
-
-
-def _options(job: JobArguments, seed: int) -> Json:
+def filter_options(job: SDPOArguments, seed: int) -> Json:
+    """Return the options of the filter for --source."""
     return {
         "unit": job.unit,
         "min_score": job.min_score,
@@ -224,13 +188,8 @@ def _options(job: JobArguments, seed: int) -> Json:
     }
 
 
-def check_prepared(
-    data: Path, options: Json, source: str | None, redact: Callable[[str], str]
-) -> None:
-    """Refuse rows made with other options or from another source; raises OutputError.
-
-    `redact` is what the filter does to the names in its report.
-    """
+def check_prepared(data: Path, options: Json, source: str | None) -> None:
+    """Refuse rows made with other options or from another source; raises OutputError."""
     report = read_object(data / REPORT_FILE) or {}
     if misfit(report, FILTER_OPTIONS):
         raise OutputError(
@@ -238,28 +197,33 @@ def check_prepared(
             "--run-name."
         )
     found = report["options"]
-    told = [f"{name} {found[name]}" for name, value in options.items() if found[name] != value]
+    other = [f"{name} {found[name]}" for name, value in options.items() if found[name] != value]
     if source is not None and isinstance(report.get("input"), dict):
-        told += _other_source(report["input"], source, redact)
-    if told:
+        other += _other_source(report["input"], source)
+    if other:
         raise OutputError(
-            f"`{data}` was filtered with {', '.join(told)}; give the same options, run --mode "
+            f"`{data}` was filtered with {', '.join(other)}; give the same options, run --mode "
             "prepare again, or --overwrite."
         )
 
 
-def _other_source(made_from: Json, source: str, redact: Callable[[str], str]) -> list[str]:
+def _other_source(made_from: Json, source: str) -> list[str]:
     if HUB_ID.fullmatch(source) and not Path(source).exists():
-        # The report pins its commit, and going on must not depend on the network.
+        # The report pins its commit, and a resumed run must not depend on the network.
         same = (made_from.get("kind"), made_from.get("source")) == ("hub", source)
         return [] if same else [f"source {made_from.get('source')}"]
     opened = open_source(source)
-    if redact(opened.name) != made_from.get("source"):
+    if _redact(opened.name) != made_from.get("source"):
         return [f"source {made_from.get('source')}"]
     # A folder of the same name may be another one.
-    now = [[redact(shard.path), shard.sessions, shard.bytes] for shard in opened.shards]
+    now = [[_redact(shard.path), shard.sessions, shard.bytes] for shard in opened.shards]
     then = [
         [shard.get("path"), shard.get("sessions"), shard.get("bytes")]
         for shard in made_from.get("shards", [])
     ]
     return [] if now == then else ["other files in its source"]
+
+
+def _redact(name: str) -> str:
+    """Return a name as the filter writes it into its report."""
+    return redact_text(name, "")[0]

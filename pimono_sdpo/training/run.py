@@ -1,24 +1,20 @@
-"""The run of every training job, whatever its method: check, train, save, publish.
+"""The run of a training job, whatever its method: check, preflight, train, save, publish."""
 
-What a card is and what a secret looks like is told by the job, which may import cards and stages.
-
-What is checked first and what a method is made of comes with `Ready`.
-"""
-
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from trl import ModelConfig
-
-from pimono_sdpo.training import models, resume, run_log, trackio_run
+from cards import write_model_card
+from pimono_sdpo.errors import PimonoError, TrainingInputError
+from pimono_sdpo.training import held_out, models, resume, rows, tracking
 from pimono_sdpo.training import output as folders
-from pimono_sdpo.training.arguments import CommonArguments
-from pimono_sdpo.training.held_out import as_sentence
-from pimono_sdpo.training.models import published_base
-from pimono_sdpo.training.processes import is_leader
+from pimono_sdpo.training.arguments import parse_job
+from pimono_sdpo.training.memory import hardware_of
+from pimono_sdpo.training.method import Fitted, Method, Prepared, train
+from pimono_sdpo.training.preflight import as_text, preflight, refuse
+from pimono_sdpo.training.processes import is_main_process, say
 from pimono_sdpo.training.publish import (
     HubCheckpoints,
     check_destination,
@@ -27,195 +23,188 @@ from pimono_sdpo.training.publish import (
     save_adapter,
 )
 from pimono_sdpo.training.reload import write_probe
-from pimono_sdpo.training.time_limit import stopped_at, time_limit_of
-from pimono_sdpo.training.trainer import Prepared, train
+from pimono_sdpo.training.run_log import build_run_log
+from pimono_sdpo.training.time_limit import TimeLimit, stopped_at, time_limit_of
 
 Json = dict[str, Any]
 
 
-class LogOf(Protocol):
-    """Gives the run as JSON."""
-
-    def __call__(self, *, adapter_files: dict[str, int]) -> Json:
-        """Take the bytes of each file of the adapter."""
-
-
-# Writes the card of report and run into a folder.
-WriteCard = Callable[[Json | None, Json, Path], None]
-
-
-def save_run(
-    trainer: Any,
-    output: Path,
-    *,
-    base_model: str,
-    revision: str | None,
-    report: Json | None,
-    log_of: LogOf,
-    write_card: WriteCard,
-) -> Json:
-    """Give OUTPUT its adapter, report and run log, in that order and each whole; return the log."""
-    staging = folders.staging_folder(output)
-    model = trainer.accelerator.unwrap_model(trainer.model)
-    files = save_adapter(model, staging, published_base(base_model), revision)
-    write_probe(model, trainer.processing_class, output)
-    log = log_of(adapter_files=files)
-    write_card(report, log, staging)
-    folders.finish(output, staging, report, log)
-    return log
+def run_job(method: type[Method], argv: list[str], description: str | None) -> int:
+    """Run a job on the rows of --dataset; return its exit code, see `report_problem`."""
+    try:
+        run = Run(method, argv, description)
+        if run.job.mode == "card":
+            run.rewrite_card()
+            return 0
+        with run.open_output():
+            if run.job.dataset is None:
+                raise TrainingInputError("There is nothing to train on; give --dataset (rows).")
+            run.train(run.job.dataset)
+    except PimonoError as problem:
+        return report_problem(method, problem)
+    return 0
 
 
-def publish_run(
-    args: Any,
-    output: Path,
-    secrets: Callable[[str], Sequence[str]],
-    lint: Callable[[Path], Sequence[str]],
-) -> str | None:
-    """Push the adapter when a repository is named, privately unless told otherwise.
+def report_problem(method: type[Method], problem: PimonoError) -> int:
+    """Print what is wrong with the input in one sentence, and return exit code 2."""
+    sys.stderr.write(f"train_{method.CONFIG.METHOD}: {problem}\n")
+    return 2
 
-    Returns the repository's address. `secrets` names the kinds of secrets in a text, `lint`
-    what is wrong with a card.
+
+class Run:
+    """One run of a training job.
+
+    job, args, method   the arguments of the job and of TRL, and the method with both
+    output              the folder that only this run works in, see output.py
+    checkpoints         where checkpoints are kept on the Hub, None for nowhere
+    limit               when the run must end, None for never
     """
-    if not args.hub_model_id:
-        return None
-    private = args.hub_private_repo is not False
-    return publish_adapter(output / folders.ADAPTER, args.hub_model_id, private, secrets, lint)
 
+    def __init__(self, method: type[Method], argv: list[str], description: str | None) -> None:
+        """Parse and check the arguments; raises TrainingInputError."""
+        given = parse_job(argv, method.OPTIONS, method.CONFIG, description, method.RECIPE)
+        self.job, self.args, self.model_args, self.recipe = given
+        self.command = argv
+        self.method = method(self.job, self.args, self.model_args)
+        self.output = Path(self.args.output_dir)
+        self.checkpoints: HubCheckpoints | None = None
+        self.limit: TimeLimit | None = None
 
-def after_all(trainer: Any, kept: HubCheckpoints | None, published: bool) -> str | None:
-    """Say how to go on with a training that was cut short; forget the checkpoints of others.
+    @contextmanager
+    def open_output(self) -> Iterator[None]:
+        """Hold OUTPUT for this run, and check that it can be written and published.
 
-    They are forgotten only when the adapter is on the Hub: a job's own disk is lost.
-    """
-    step = stopped_at(trainer)
-    if step is not None:
-        return (
-            f"the time limit ended the training after step {step} of {trainer.state.max_steps}; "
-            "start it again with the same arguments to go on from there"
+        With checkpoints on the Hub and none here, the newest one is fetched.
+        """
+        args, job = self.args, self.job
+        alone = folders.only_run(self.output) if is_main_process() else nullcontext()
+        with folders.leave_as_found(self.output), alone:
+            if job.mode != "prepare":
+                if is_main_process():
+                    folders.finalize(self.output)
+                    folders.check_output(self.output, job.overwrite)
+                    check_destination(args, job.mode == "smoke")
+                self.limit = time_limit_of(job.time_limit)
+                self.checkpoints = checkpoints_of(
+                    job.checkpoint_bucket, args, job.mode, job.overwrite
+                )
+            yield
+
+    def train(self, dataset: str) -> None:
+        """Train on the rows, then give OUTPUT its adapter, report and run log, and publish them."""
+        job, args, method, output = self.job, self.args, self.method, self.output
+        loaded, kept_back = method.load_rows(dataset)
+        report = method.load_report(dataset)
+        method.load_model()
+        start = resume.started_with(method, loaded, kept_back)
+        if not job.overwrite:
+            resume.check_same_start(output, start)
+        fitted = method.fit(loaded, kept_back)
+        resumes = folders.last_checkpoint(output) is not None and not job.overwrite
+        before = resume.found_before(output) if resumes else {}
+        prepared = self._look_ahead(fitted, before, resumes)
+        if prepared is None:
+            folders.drop_next_data(output)
+            return
+        trainer = prepared.trainer
+        licence = job.license or models.base_model_licence(self.model_args, method.revision)
+        tracking.set_up_trackio(args, job.mode == "smoke")
+        if not resumes:
+            before["trackio_run"] = tracking.free_run_name(args)
+            if fitted.held_out is not None:
+                before["held_out"] = method.score(trainer, fitted.held_out)
+        args.run_name = before.get("trackio_run", args.run_name)
+        if is_main_process():
+            name = str(self.model_args.model_name_or_path)
+            self._begin(resume.local_record(name, start, before), fitted)
+        for callback in filter(None, (self.limit, self.checkpoints)):
+            trainer.add_callback(callback)
+        metrics = train(prepared)
+        evaluation = None
+        if fitted.held_out is not None and stopped_at(trainer) is None:
+            after = method.score(trainer, fitted.held_out)
+            evaluation = held_out.compare(before["held_out"], after, job.eval_split)
+        if not is_main_process():
+            return
+
+        staging = folders.staging_folder(output)
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        base = models.published_base(str(self.model_args.model_name_or_path))
+        files = save_adapter(model, staging, base, method.revision)
+        write_probe(model, trainer.processing_class, output)
+        log = build_run_log(
+            prepared,
+            recipe=self.recipe,
+            command=self.command,
+            licence=licence,
+            dataset=rows.dataset_name(job.dataset or getattr(job, "source", None) or dataset),
+            before=before,
+            evaluation=evaluation,
+            metrics=metrics,
+            adapter_files=files,
         )
-    if kept is not None and published:
-        kept.remove()
-    return None
+        write_card(report, log, staging)
+        folders.finish(output, staging, report, log)
+        if evaluation is not None:
+            say(held_out.as_sentence(evaluation, args.METHOD))
+        for note in method.notes(fitted):
+            say(note)
+        say(f"the adapter and its card are in {output / folders.ADAPTER}")
+        self._publish(trainer)
+
+    def rewrite_card(self) -> None:
+        """Write the card of a finished run again; the same run gives the same bytes."""
+        report, log = folders.read_finished(self.output)
+        write_card(report, log, self.output / folders.ADAPTER)
+        say(f"the card is {self.output / folders.ADAPTER / 'README.md'}")
+
+    def _look_ahead(self, fitted: Fitted, before: Json, resumes: bool) -> Prepared | None:
+        """Build the trainer and say what can be found before the first step, unless resuming.
+
+        Returns None after --mode preflight; raises TrainingInputError for what stops a training.
+        """
+        method, job = self.method, self.job
+        only_look = job.mode == "preflight"
+        prepared = method.build(fitted) if method.tries_rollouts else None
+        if only_look or not resumes:
+            found = preflight(method, fitted, hardware_of(job.flavor), prepared)
+            say(as_text(method, found))
+            refuse(found, job.force)
+            before["preflight"] = found
+        return None if only_look else prepared or method.build(fitted)
+
+    def _begin(self, record: Json, fitted: Fitted) -> None:
+        """Write down the start, now that everything has been checked and nothing can be lost."""
+        if self.job.overwrite:
+            folders.clear_output(self.output, keep_data=self.job.dataset is not None)
+            if self.checkpoints is not None:
+                self.checkpoints.remove()
+        folders.begin(self.output, record)
+        if fitted.left_out:
+            left_out = {"rows": list(fitted.left_out)}
+            folders.write_json(left_out, self.output / folders.LEFT_OUT_FILE)
+
+    def _publish(self, trainer: Any) -> None:
+        """Push the adapter when a repository is named, and forget the checkpoints of a whole run.
+
+        They are removed only when the adapter is on the Hub: a job's own disk is lost.
+        """
+        args, step = self.args, stopped_at(trainer)
+        address = None
+        if args.hub_model_id:
+            private = args.hub_private_repo is not False
+            address = publish_adapter(self.output / folders.ADAPTER, args.hub_model_id, private)
+            say(address)
+        if step is not None:
+            say(
+                f"the time limit ended the training after step {step} of "
+                f"{trainer.state.max_steps}; start it again with the same arguments to resume it"
+            )
+        elif self.checkpoints is not None and address is not None:
+            self.checkpoints.remove()
 
 
-@dataclass
-class Ready:
-    """What a training starts from once everything that was given has been checked.
-
-    dataset     the rows' name, as the card gives it
-    report      of the filter that made the rows, None without one
-    start       every argument that decides the result, see started.py
-    teaching    what of it the card tells beside TRL's arguments
-    before      what was found before the first step, by this run or by the one it goes on with
-    score       scores of the held-out rows, None without any; `compare` them before and after
-    notes       sentences for the end of the run
-    left_out    rows that cannot be trained on, with their reasons, for OUTPUT/left-out.json
-    """
-
-    prepared: Prepared
-    dataset: str
-    report: Json | None
-    start: Json
-    teaching: Json
-    before: Json
-    goes_on: bool
-    score: Callable[[], Json] | None
-    compare: Callable[[Json, Json], Json]
-    notes: Sequence[str] = ()
-    left_out: Sequence[Json] = ()
-
-
-def found_before(output: Path, overwrite: bool) -> tuple[bool, Json]:
-    """Tell whether a training goes on, and what was found before its first step."""
-    goes_on = folders.last_checkpoint(output) is not None and not overwrite
-    return goes_on, resume.found_before(output) if goes_on else {}
-
-
-def train_and_save(
-    job: CommonArguments,
-    args: Any,
-    model_args: ModelConfig,
-    *,
-    recipe: str,
-    command: list[str],
-    get_ready: Callable[[], Ready | None],
-    write_card: WriteCard,
-    secrets: Callable[[str], Sequence[str]],
-    lint: Callable[[Path], Sequence[str]],
-) -> None:
-    """Train, then give OUTPUT its adapter, report and run log; with a repository, publish them.
-
-    `args` are settled. `get_ready` checks everything and builds the trainer, None when nothing is
-    to be trained. `secrets` names the kinds of secrets in a text, `lint` what is
-    wrong with a card.
-    """
-    output, smoke = Path(args.output_dir), job.mode == "smoke"
-    if is_leader():
-        folders.settle(output)
-        folders.check_output(output, job.overwrite)
-        check_destination(args, smoke)
-    limit = time_limit_of(job.time_limit)
-    kept = checkpoints_of(job.checkpoint_bucket, args, job.mode, job.overwrite)
-    ready = get_ready()
-    if ready is None:
-        folders.drop_next_data(output)
-        return
-    trainer, before = ready.prepared.trainer, ready.before
-    licence = job.license or models.base_model_licence(model_args, ready.prepared.revision)
-    trackio_run.set_up_trackio(args, smoke)
-    if not ready.goes_on:
-        before["trackio_run"] = trackio_run.free_run_name(args)
-    args.run_name = before.get("trackio_run", args.run_name)
-    if ready.score is not None and not ready.goes_on:
-        before["held_out"] = ready.score()
-    base = str(model_args.model_name_or_path)
-    if is_leader():
-        # Only now: whatever was given has been checked, and nothing is lost before.
-        if job.overwrite:
-            folders.clear_output(output, keep_data=job.dataset is not None)
-            if kept is not None:
-                kept.remove()
-        folders.begin(output, resume.local_record(base, ready.start, before))
-        if ready.left_out:
-            folders.write_json({"rows": list(ready.left_out)}, output / folders.LEFT_OUT_FILE)
-    for callback in filter(None, (limit, kept)):
-        trainer.add_callback(callback)
-    metrics = train(ready.prepared)
-    evaluation = None
-    if ready.score is not None and stopped_at(trainer) is None:
-        evaluation = ready.compare(before["held_out"], ready.score())
-    if not is_leader():
-        return
-    log_of = partial(
-        run_log.build_run_log,
-        ready.prepared,
-        model_args,
-        mode=job.mode,
-        recipe=recipe,
-        command=command,
-        licence=licence,
-        dataset=ready.dataset,
-        teaching=ready.teaching,
-        before=before,
-        evaluation=evaluation,
-        metrics=metrics,
-    )
-    save_run(
-        trainer,
-        output,
-        base_model=base,
-        revision=ready.prepared.revision,
-        report=ready.report,
-        log_of=log_of,
-        write_card=write_card,
-    )
-    notes = [
-        *([as_sentence(evaluation, args.METHOD)] if evaluation is not None else []),
-        *ready.notes,
-    ]
-    for note in [*notes, f"the adapter and its card are in {output / folders.ADAPTER}"]:
-        print(note)  # noqa: T201
-    address = publish_run(args, output, secrets, lint)
-    last = after_all(trainer, kept, published=address is not None)
-    for note in filter(None, (address, last)):
-        print(note)  # noqa: T201
+def write_card(report: Json | None, log: Json, folder: Path) -> None:
+    """Write the model card with its plots, and warn of what the Hub may refuse."""
+    for problem in write_model_card(report, log, folder):
+        sys.stderr.write(f"train_{log['method']}: the Hub may refuse the model card: {problem}\n")

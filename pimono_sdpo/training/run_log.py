@@ -7,21 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from trl import ModelConfig
 
 from pimono_sdpo import __version__
 from pimono_sdpo.training.callbacks import now
+from pimono_sdpo.training.method import Prepared
 from pimono_sdpo.training.models import published_base
 from pimono_sdpo.training.output import CUT_SHORT
 from pimono_sdpo.training.time_limit import stopped_at
-from pimono_sdpo.training.trackio_run import space_url
-from pimono_sdpo.training.trainer import Prepared
+from pimono_sdpo.training.tracking import MODEL_ARGUMENTS, TRAINING_ARGUMENTS, space_url
 
-TRAINING_ARGUMENTS = (
-    "max_steps num_train_epochs learning_rate lr_scheduler_type warmup_steps weight_decay "
-    "max_grad_norm optim per_device_train_batch_size gradient_accumulation_steps "
-    "gradient_checkpointing bf16 seed stop_on"
-).split()
 SECTIONS_OF_METHOD = {
     "sdpo": (
         "num_generations max_completion_length max_reprompt_len temperature top_p top_k beta "
@@ -33,10 +27,6 @@ SECTIONS_OF_METHOD = {
     "sft": "max_length packing completion_only_loss assistant_only_loss loss_type".split(),
     "dpo": "max_length beta loss_type loss_weights label_smoothing".split(),
 }
-MODEL_ARGUMENTS = (
-    "dtype load_in_4bit load_in_8bit bnb_4bit_quant_type use_bnb_nested_quant lora_r lora_alpha "
-    "lora_dropout use_rslora use_dora"
-).split()
 PACKAGES = (
     "trl transformers peft bitsandbytes torch accelerate datasets huggingface_hub trackio".split()
 )
@@ -45,14 +35,11 @@ Json = dict[str, Any]
 
 def build_run_log(
     prepared: Prepared,
-    model_args: ModelConfig,
     *,
-    mode: str,
     recipe: str,
     command: list[str],
     licence: str | None,
     dataset: str,
-    teaching: Json,
     before: Json,
     evaluation: Json | None,
     metrics: dict[str, float],
@@ -60,12 +47,13 @@ def build_run_log(
 ) -> Json:
     """Return the run as JSON: arguments, hardware, versions, metrics and the log of each step.
 
-    `teaching` says what was taught beyond TRL's arguments, `before` what was found before the first
-    step, `evaluation` how rows that were held out fared.
+    `before` holds what was found before the first step, `evaluation` the scores of held-out rows.
     """
-    trainer, args = prepared.trainer, prepared.trainer.args
+    trainer, method = prepared.trainer, prepared.method
+    args, model_args = trainer.args, method.model_args
     model = trainer.accelerator.unwrap_model(trainer.model)
     settings = args.to_dict()
+    target = model.peft_config["default"].target_modules
     guards = prepared.guards.record(args)
     if stopped_at(trainer) is not None:
         guards["stopped_by"] = CUT_SHORT
@@ -73,12 +61,12 @@ def build_run_log(
         "pimono_sdpo": __version__,
         "method": args.METHOD,
         "run_name": args.run_name,
-        "mode": mode,
+        "mode": method.job.mode,
         "recipe": recipe,
         "command": [_without_machine_path(word) for word in command],
         "licence": licence,
         "base_model": published_base(str(model_args.model_name_or_path)),
-        "base_model_revision": prepared.revision,
+        "base_model_revision": method.revision,
         "base_model_class": type(model.get_base_model()).__name__,
         "dataset": {
             "id": dataset,
@@ -86,7 +74,7 @@ def build_run_log(
             "rows_used": len(trainer.train_dataset),
             **prepared.fitted.counts,
         },
-        "teaching": teaching,
+        "teaching": method.teaching(),
         "preflight": before.get("preflight"),
         "evaluation": evaluation,
         "hub_model_id": args.hub_model_id,
@@ -102,7 +90,7 @@ def build_run_log(
             },
             "max_prompt_length": prepared.fitted.prompt_budget,
             **{name: vars(model_args)[name] for name in MODEL_ARGUMENTS},
-            "lora_target_modules": _modules(model.peft_config["default"].target_modules),
+            "lora_target_modules": target if isinstance(target, str) else sorted(target),
         },
         "hardware": _hardware(args.device),
         "versions": {name: version(name) for name in PACKAGES},
@@ -125,7 +113,7 @@ def build_run_log(
 
 
 def _without_machine_path(word: str) -> str:
-    """Keep the name of a path that leaves the working folder: the rest is this machine's."""
+    """Keep only the name of a path that leaves the working folder."""
     option, equals, value = word.rpartition("=")
     path = Path(value)
     leaves = path.is_absolute() or ".." in path.parts or value.startswith("~")
@@ -142,12 +130,8 @@ def _hardware(device: torch.device) -> Json:
     return {"device": device.type, "name": platform.processor() or platform.machine(), "count": 1}
 
 
-def _modules(target: str | set[str] | list[str]) -> str | list[str]:
-    return target if isinstance(target, str) else sorted(target)
-
-
 def _finite(value: Any) -> Any:
-    """Replace NaN and infinity, which JSON does not know, by null."""
+    """Replace NaN and infinity, which JSON cannot hold, by null."""
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list):

@@ -1,116 +1,206 @@
-"""Build the SDPO trainer of a run.
+"""SDPO: sample completions, score them, and distil a teacher that has read the feedback.
 
-The arguments are TRL's own SDPOConfig (as our TrainingConfig) and ModelConfig; what this project
-decides is settled here.
+The arguments are TRL's own SDPOConfig and ModelConfig; what this project decides is set here.
 """
 
 import math
 from typing import Any
 
 from datasets import Dataset
-from trl import ModelConfig
-from trl.experimental.sdpo import SDPOConfig, SDPOTrainer
+from trl.experimental.sdpo import SDPOTrainer
 
 from pimono_sdpo.errors import TrainingInputError
-from pimono_sdpo.training.callbacks import Clock, make_resumable
-from pimono_sdpo.training.feedback import AS_IT_IS, Feedback, FeedbackBuilder, check_feedback
-from pimono_sdpo.training.guards import Guards
-from pimono_sdpo.training.models import lora_config, model_init_kwargs
-from pimono_sdpo.training.prompt_rows import Reprompt, fit_rows
-from pimono_sdpo.training.rewards import Scoring
-from pimono_sdpo.training.trackio_run import log_rollouts
-from pimono_sdpo.training.trainer import Fitted, Prepared, build, settle_run
+from pimono_sdpo.training import models, rollouts, rows
+from pimono_sdpo.training.arguments import GuardedSDPOConfig, SDPOArguments
+from pimono_sdpo.training.callbacks import make_resumable
+from pimono_sdpo.training.feedback import (
+    PASS_THROUGH,
+    TRACE_TEMPLATE,
+    Feedback,
+    FeedbackBuilder,
+    Mode,
+    check_feedback,
+)
+from pimono_sdpo.training.held_out import Scores, score_rewards, score_rollouts
+from pimono_sdpo.training.memory import Estimate, Hardware, estimate_sdpo, read_config
+from pimono_sdpo.training.method import Fitted, Lines, Method, Prepared
+from pimono_sdpo.training.prompt_rows import COLUMNS, SPEC, Reprompt, check_template, fit_rows
+from pimono_sdpo.training.rewards import Scoring, refuse_unsound, scoring_of
+from rewards.verifiers.tool_schemas import definitions
+
+Json = dict[str, Any]
 
 
-def settle_arguments(args: SDPOConfig, model_args: ModelConfig, smoke: bool) -> None:
-    """Set in place what holds for every run of this job, see settle_run."""
-    settle_run(args, smoke)
-    args.chat_template_kwargs = {"enable_thinking": False, **(args.chat_template_kwargs or {})}
+class SDPO(Method):
+    """SDPO with the arguments of one run.
 
-
-def settle_tools(args: SDPOConfig, tools: list[dict[str, Any]] | None) -> None:
-    """Have the chat template declare tools, OpenAI-style, to student and teacher alike."""
-    if tools is not None:
-        args.chat_template_kwargs = {**args.chat_template_kwargs, "tools": tools}
-
-
-def settle_length(args: SDPOConfig, generations: int | None) -> None:
-    """Train for a number of completions in place of steps; raises TrainingInputError for none."""
-    if generations is None:
-        return
-    if generations < 1:
-        raise TrainingInputError(f"--generations is {generations}; give a number from 1.")
-    per_step = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
-    args.max_steps = math.ceil(generations / per_step)
-
-
-def fit(
-    args: SDPOConfig,
-    rows: Dataset,
-    tokenizer: Any,
-    scoring: Scoring,
-    feedback: Feedback,
-    held_out: Dataset | None = None,
-) -> Fitted:
-    """Fit the rows to the budgets of the arguments, which are settled for the builder in place.
-
-    Raises TrainingInputError for rows, a reward or feedback that cannot be trained with.
+    scoring    what scores completions
+    feedback   what the teacher of a failed completion reads
     """
-    check_feedback(feedback, scoring.told)
-    scoring.check(args.success_reward_threshold, args.reward_weights, rows.column_names)
-    per_step = args.generation_batch_size // args.num_generations
-    if len(rows) < per_step:
-        raise TrainingInputError(
-            f"There are {len(rows)} rows and each step takes {per_step} prompts; give more rows, a "
-            "smaller batch or more num_generations."
+
+    OPTIONS, CONFIG, RECIPE = SDPOArguments, GuardedSDPOConfig, "gemma4_12b"
+    COLUMNS = (*COLUMNS, SPEC)
+
+    scoring: Scoring
+    feedback: Feedback
+
+    def finalize_arguments(self) -> None:
+        """Set the length of the training and what the chat template gets, see Method."""
+        args, job = self.args, self.job
+        if job.generations is not None:
+            batch = args.per_device_train_batch_size * args.gradient_accumulation_steps
+            args.max_steps = math.ceil(job.generations / (batch * args.world_size))
+        super().finalize_arguments()
+        args.chat_template_kwargs = {"enable_thinking": False, **(args.chat_template_kwargs or {})}
+        if job.tools is not None:
+            args.chat_template_kwargs["tools"] = definitions(job.tools)
+
+    def load_report(self, dataset: str) -> Json | None:
+        """Return the report of the filter that made the rows, None without one."""
+        return rows.load_report(dataset)
+
+    def load_model(self) -> None:
+        """Load the tokenizer, the reward and the words of the feedback."""
+        super().load_model()
+        job = self.job
+        ends = models.end_ids(self.model_args, self.revision)
+        self.scoring = scoring_of(job.reward, job.gate, job.grade, self.tokenizer, ends)
+        mode: Mode = job.feedback or ("trace" if self.scoring.feedback is None else "both")
+        trace_template = TRACE_TEMPLATE if job.trace_template is None else job.trace_template
+        self.feedback = Feedback(
+            self.args.feedback_template, mode, trace_template, job.feedback_tokens
         )
-    prompt_budget = args.max_prompt_length
-    budgets = (prompt_budget or args.max_reprompt_len, args.max_reprompt_len)
-    reprompt = Reprompt(
-        args.reprompt_template,
-        args.solution_template,
-        feedback,
-        args.max_completion_length,
-        args.chat_template_kwargs,
-    )
-    fitted, counts, lengths = fit_rows(rows, tokenizer, *budgets, reprompt)
-    if held_out is not None:
-        held_out, _, _ = fit_rows(held_out, tokenizer, *budgets, reprompt)
-    counts["without_reward"] = scoring.silent_rows(fitted)
-    # The rows fit already; left to itself TRL would cut off <bos> and the head of the task.
-    args.max_prompt_length = None
-    args.include_environment_feedback = feedback.mode != "none"
-    args.feedback_template = AS_IT_IS
-    return Fitted(fitted, held_out, len(rows), prompt_budget, counts, lengths)
 
+    def teaching(self) -> Json:
+        """Return what decides the result beside TRL's arguments."""
+        job = self.job
+        return {
+            "reward": job.reward,
+            "gate": job.gate,
+            "grade": job.grade,
+            "tools": job.tools,
+            "feedback": self.feedback.mode,
+            "feedback_tokens": self.feedback.tokens,
+            "trace_template": self.feedback.trace_template,
+            "eval_split": job.eval_split,
+            "eval_generations": job.eval_generations,
+        }
 
-def prepare(
-    args: SDPOConfig,
-    model_args: ModelConfig,
-    fitted: Fitted,
-    tokenizer: Any,
-    revision: str | None,
-    scoring: Scoring,
-    feedback: Feedback,
-) -> Prepared:
-    """Build the trainer of the model at this revision; raises TrainingInputError when none can."""
-    clock, guards = Clock(), Guards(args)
-    lora = lora_config(model_args)
-    args.model_init_kwargs = {**model_init_kwargs(model_args, revision), **args.model_init_kwargs}
-    trainer = build(
-        lambda: SDPOTrainer(
-            model=model_args.model_name_or_path,
-            reward_funcs=[scoring.reward],
-            args=args,
+    def fit(self, dataset: Dataset, held_out: Dataset | None = None) -> Fitted:
+        """Fit prompts and contexts to their budgets, and set the arguments of the builder.
+
+        Raises TrainingInputError for rows, a reward or feedback that cannot be trained with.
+        """
+        args, scoring, feedback = self.args, self.scoring, self.feedback
+        check_feedback(feedback, scoring.feedback)
+        scoring.check(args.success_reward_threshold, args.reward_weights, dataset.column_names)
+        per_step = args.generation_batch_size // args.num_generations
+        if len(dataset) < per_step:
+            raise TrainingInputError(
+                f"There are {len(dataset)} rows and each step takes {per_step} prompts; give more "
+                "rows, a smaller batch or more num_generations."
+            )
+        prompt_budget = args.max_prompt_length
+        budgets = (prompt_budget or args.max_reprompt_len, args.max_reprompt_len)
+        reprompt = Reprompt(
+            args.reprompt_template,
+            args.solution_template,
+            feedback,
+            args.max_completion_length,
+            args.chat_template_kwargs,
+        )
+        fitted, counts, lengths = fit_rows(dataset, self.tokenizer, *budgets, reprompt)
+        if held_out is not None:
+            held_out, _, _ = fit_rows(held_out, self.tokenizer, *budgets, reprompt)
+        counts["without_reward"] = scoring.count_unscored(fitted)
+        # The rows fit already; left to itself TRL would cut off <bos> and the head of the task.
+        args.max_prompt_length = None
+        args.include_environment_feedback = feedback.mode != "none"
+        args.feedback_template = PASS_THROUGH
+        return Fitted(fitted, held_out, len(dataset), prompt_budget, counts, lengths)
+
+    def make_trainer(self, fitted: Fitted) -> SDPOTrainer:
+        """Load the model and return the trainer."""
+        return SDPOTrainer(
+            model=self.model_args.model_name_or_path,
+            reward_funcs=[self.scoring.reward],
+            args=self.args,
             train_dataset=fitted.rows,
-            processing_class=tokenizer,
-            peft_config=lora,
-        ),
-        model_args,
-    )
-    record = log_rollouts if "trackio" in args.report_to else None
-    trainer.teacher_context_builder = FeedbackBuilder(trainer, feedback, scoring.told, record)
-    make_resumable(trainer)
-    trainer.add_callback(clock)
-    trainer.add_callback(guards)
-    return Prepared(trainer, revision, clock, guards, fitted)
+            processing_class=self.tokenizer,
+            peft_config=models.lora_config(self.model_args),
+        )
+
+    def build(self, fitted: Fitted) -> Prepared:
+        """Build the trainer with its teacher."""
+        prepared = super().build(fitted)
+        trainer = prepared.trainer
+        trainer.teacher_context_builder = FeedbackBuilder(
+            trainer, self.feedback, self.scoring.feedback
+        )
+        make_resumable(trainer)
+        return prepared
+
+    def budgets(self, fitted: Fitted) -> dict[str, int | None]:
+        """Return the budgets of prompts and of the teacher's prompts."""
+        most = self.args.max_reprompt_len
+        return {"prompt": fitted.prompt_budget or most, "teacher_prompt": most}
+
+    def estimate(self, fitted: Fitted) -> Estimate:
+        """Estimate the peak for prompts that use their whole budget."""
+        config = read_config(self.model_args, self.revision, self.args.trust_remote_code)
+        longest = fitted.prompt_budget or self.args.max_reprompt_len
+        return estimate_sdpo(self.args, self.model_args, config, longest)
+
+    def check_templates(self, fitted: Fitted) -> int:
+        """Check that prompts pass through the chat template whole and open no turn."""
+        return check_template(fitted.rows, self.tokenizer, self.args.chat_template_kwargs)
+
+    def try_rewards(self, fitted: Fitted) -> Json:
+        """Refuse a reward that completions can win without solving the task."""
+        threshold = self.args.success_reward_threshold
+        return {"reward_tried_on_rows": refuse_unsound(self.scoring, fitted.rows, threshold)}
+
+    @property
+    def tries_rollouts(self) -> bool:
+        """Whether completions are sampled; vLLM samples whole groups, without weights so far."""
+        return bool(self.job.preflight_rows and not self.args.use_vllm and self.job.mode != "smoke")
+
+    def try_rollouts(
+        self, prepared: Prepared, hardware: Hardware
+    ) -> tuple[Json, list[str], int | None]:
+        """Sample from the model, see rollouts.py."""
+        probe = rollouts.probe(prepared.trainer, self.job.preflight_rows)
+        found = rollouts.summarise(probe, self.args, len(prepared.fitted.rows), hardware)
+        return found, rollouts.stops_of(found), probe.peak_bytes
+
+    def describe(self, found: Json) -> tuple[Lines, Lines]:
+        """Describe rows, reward, template and lengths; then the rollouts."""
+        counts = found["rows"]
+        lines = [
+            ("rows", f"{counts['used']} used, {counts['without_reward']} without a reward"),
+            ("reward", f"not won by its trials on {found['reward_tried_on_rows']} rows"),
+            ("chat template", f"keeps {found['templates_checked']} prompts whole"),
+        ]
+        for name, lengths in found["lengths"].items():
+            lines.append(
+                (
+                    name.replace("_", " "),
+                    f"{lengths['p50']} tokens (median), {lengths['p90']} (p90), {lengths['max']} "
+                    f"(max); {lengths['over']} rows were over {lengths['budget']} and shortened",
+                )
+            )
+        return lines, rollouts.describe(found)
+
+    def score(self, trainer: Any, held_out: Dataset) -> Scores:
+        """Return rewards and pass rates of sampled completions, by session."""
+        rewards = score_rollouts(trainer, held_out, self.job.eval_generations)
+        return score_rewards(rewards, self.args.success_reward_threshold)
+
+    def notes(self, fitted: Fitted) -> list[str]:
+        """Say for how many rows there was no reward, if any."""
+        unscored, used = fitted.counts["without_reward"], len(fitted.rows)
+        if unscored and self.job.reward == "verifiers":
+            return [f"{unscored} of {used} rows have no verifier_spec, so nothing scores them"]
+        if unscored:
+            return [f"{unscored} of {used} rows name no concrete term, so their reward counts as 0"]
+        return []

@@ -1,141 +1,253 @@
-"""SFT and DPO on recorded answers: rows, preflight, memory, trainer and scores.
+"""SFT and DPO on recorded answers: the loss is that of the answers alone.
 
-SFT: loss per token of the answer, and how often the likeliest token is the right one. DPO: whether
-the chosen answer is likelier than the rejected one, and by how much (natural logarithm, whole
-answers). Rows of a task are alike, so that intervals resample whole tasks.
+SFT is measured by the loss per token of the answer and by how often the likeliest token is the
+right one; DPO by whether the chosen answer is likelier than the rejected one, and by how much
+(natural logarithm, whole answers).
 
-See memory.py, of whose counts and constants this is made. TRL computes log-probabilities of these
-methods in tiles, so that logits of the whole vocabulary exist for a few tokens only.
-
-| part | what it tells | stops a training when |
-|---|---|---|
-| rows | how many, and which were left out | none is left |
-| template | that answers pass through the chat template whole | an answer's row is left out |
-| lengths | of prompts and whole rows, beside `max_length` | |
-| memory | the peak by shapes | it does not fit |
-
-The arguments are TRL's own SFTConfig or DPOConfig and ModelConfig; what this project decides is
-settled here.
-
-reads --dataset / writes OUTPUT/left-out.json, the rows that cannot be trained on whole
+The arguments are TRL's own SFTConfig or DPOConfig and ModelConfig; what this project decides is set
+here.
 """
 
+from abc import abstractmethod
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
-from accelerate.utils import gather_object
 from datasets import Dataset
 from peft import PeftModel
-from trl import DPOTrainer, ModelConfig, SFTTrainer
+from trl import DPOTrainer, SFTTrainer
+from trl.trainer.utils import create_model_from_path
 
 from pimono_sdpo.errors import TrainingInputError
-from pimono_sdpo.report import MEASURES
-from pimono_sdpo.training import models, resume, rows, run
-from pimono_sdpo.training.arguments import PairArguments, RecordedArguments
-from pimono_sdpo.training.callbacks import Clock
-from pimono_sdpo.training.guards import Guards
-from pimono_sdpo.training.held_out import Scores, compared
-from pimono_sdpo.training.memory import (
-    BACKWARD_WIDTHS,
-    CONTEXT,
-    FORWARD_WIDTHS,
-    Estimate,
-    Hardware,
-    element_size,
-    hardware_of,
-    read_config,
-    weights,
-)
-from pimono_sdpo.training.models import (
-    Adapter,
-    load_base,
-    lora_config,
-    model_init_kwargs,
-    open_adapter,
-)
-from pimono_sdpo.training.preflight import (
-    laid_out,
-    lengths_of,
-    lines_of_memory,
-    memory_of,
-    refuse,
-    too_little_memory,
-)
-from pimono_sdpo.training.processes import say
-from pimono_sdpo.training.rows import refuse_leaks, refuse_test_rows
-from pimono_sdpo.training.supervised_rows import (
+from pimono_sdpo.training import models, rows
+from pimono_sdpo.training.answer_rows import (
     ORIGINS,
-    TARGETS,
     TEMPLATE,
     common_length,
-    fit_recorded,
+    encode,
+    fit_answers,
     uncached,
 )
-from pimono_sdpo.training.trainer import Fitted, Prepared, build, settle_run
+from pimono_sdpo.training.arguments import (
+    DPOArguments,
+    GuardedDPOConfig,
+    GuardedSFTConfig,
+    SFTArguments,
+)
+from pimono_sdpo.training.held_out import Scores, group
+from pimono_sdpo.training.memory import Estimate, estimate_supervised, read_config
+from pimono_sdpo.training.method import Fitted, Lines, Method
 
 Json = dict[str, Any]
 
 
-def score_rows(trainer: Any, rows: Dataset) -> dict[str, Scores]:
-    """Return each measure of the method, by task; a row without one is a task of its own."""
-    method = trainer.args.METHOD
-    process, processes = trainer.accelerator.process_index, trainer.accelerator.num_processes
-    found: list[tuple[str, dict[str, float]]] = []
-    model = trainer.accelerator.unwrap_model(trainer.model)
-    was_training = model.training
-    model.eval()
-    with torch.no_grad(), trainer.accelerator.autocast():
-        for number in range(process, len(rows), processes):
-            row = rows[number]
-            scored = [_answer(trainer, model, row, name) for name in TARGETS[method]]
-            origin = next((str(row[name]) for name in ORIGINS if row.get(name)), f"row {number}")
-            found.append((origin, _measured(method, scored)))
-    model.train(was_training)
-    scores: dict[str, Scores] = {name: {} for name in MEASURES[method]}
-    for origin, measured in gather_object(found):
-        for name, value in measured.items():
-            scores[name].setdefault(origin, []).append(value)
-    return {name: dict(sorted(by_origin.items())) for name, by_origin in scores.items()}
+class Supervised(Method):
+    """What SFT and DPO have in common."""
+
+    # The columns of answers.
+    TARGETS: ClassVar[tuple[str, ...]]
+    TRAINER: ClassVar[Any]
+
+    adapter: models.Adapter | None = None
+    test_tasks: int | None = None
+
+    def load_rows(self, dataset: str) -> tuple[Dataset, Dataset | None]:
+        """Return the rows, none of which may be of a task of --test_suite."""
+        loaded, held_out = super().load_rows(dataset)
+        if self.job.test_suite is not None:
+            self.test_tasks = rows.refuse_leaks(loaded, Path(self.job.test_suite))
+        return loaded, held_out
+
+    def teaching(self) -> Json:
+        """Return what decides the result beside TRL's arguments."""
+        return {
+            "adapter": None if self.adapter is None else self.adapter.name,
+            "eval_split": self.job.eval_split,
+            "test_tasks": self.test_tasks,
+        }
+
+    def identity(self) -> Json:
+        """Return the same, with the weights of the adapter."""
+        adapter = None if self.adapter is None else self.adapter.identity
+        return {**self.teaching(), "adapter": adapter}
+
+    def fit(self, dataset: Dataset, held_out: Dataset | None = None) -> Fitted:
+        """Leave out rows that do not fit into --max_length as a whole."""
+        return fit_answers(dataset, held_out, self.TARGETS, self.tokenizer, self.args.max_length)
+
+    def make_trainer(self, fitted: Fitted) -> Any:
+        """Load the model, on top of the adapter if there is one, and return the trainer."""
+        args, adapter = self.args, self.adapter
+        model: Any = self.model_args.model_name_or_path
+        if adapter is not None:
+            base = create_model_from_path(model, **args.model_init_kwargs)
+            args.model_init_kwargs = None
+            model = PeftModel.from_pretrained(base, str(adapter.folder), is_trainable=True)
+        weights = None if adapter is None else _trained_weights(model)
+        # The trainer reads messages, and takes every other column for data of its own.
+        known = ("prompt", *self.TARGETS, "tools", TEMPLATE)
+        evaluated = fitted.held_out if args.eval_strategy != "no" else None
+        with uncached():
+            trainer = self.TRAINER(
+                model=model,
+                args=args,
+                train_dataset=fitted.rows.select_columns([*known]),
+                eval_dataset=None if evaluated is None else evaluated.select_columns([*known]),
+                processing_class=self.tokenizer,
+                peft_config=models.lora_config(self.model_args) if adapter is None else None,
+            )
+        if not args.bf16:
+            _keep_precision(trainer.model, weights)
+        return trainer
+
+    def budgets(self, fitted: Fitted) -> dict[str, int | None]:
+        """Return the budget of whole rows."""
+        return {"prompt": None, "sequence": self.args.max_length}
+
+    def estimate(self, fitted: Fitted) -> Estimate:
+        """Estimate the peak for the longest row."""
+        return estimate_supervised(
+            self.args,
+            self.model_args,
+            read_config(self.model_args, self.revision, self.args.trust_remote_code),
+            max(fitted.lengths["sequence"]),
+            pairs=len(self.TARGETS) > 1,
+            adapter=self.adapter is not None,
+        )
+
+    def check_templates(self, fitted: Fitted) -> int:
+        """Return how many rows there are: those that the template changes were left out."""
+        return len(fitted.rows)
+
+    def describe(self, found: Json) -> tuple[Lines, Lines]:
+        """Describe rows, template and lengths."""
+        counts = found["rows"]
+        left_out = ", ".join(f"{reason} {count}" for reason, count in counts["left_out"].items())
+        lines = [
+            ("rows", f"{counts['used']} of {counts['given']} used; left out: {left_out or 'none'}"),
+            ("chat template", f"keeps {found['templates_checked']} rows whole"),
+        ]
+        if counts["prompts_rendered_otherwise"]:
+            lines.append(
+                (
+                    "",
+                    f"but renders {counts['prompts_rendered_otherwise']} prompts differently "
+                    "without an answer: what is trained there is not what is sampled later",
+                )
+            )
+        if counts["with_tool_output"]:
+            lines.append(
+                (
+                    "answers",
+                    f"{counts['with_tool_output']} hold turns of tools or users, which are trained "
+                    "on, too; rows of one action each have none",
+                )
+            )
+        for name, lengths in found["lengths"].items():
+            budget = lengths["budget"]
+            limit = "" if budget is None else f"; max_length is {budget}"
+            lines.append(
+                (
+                    name,
+                    f"{lengths['p50']} tokens (median), {lengths['p90']} (p90), {lengths['max']} "
+                    f"(max){limit}",
+                )
+            )
+        return lines, []
+
+    def score(self, trainer: Any, held_out: Dataset) -> Scores:
+        """Return each measure by task; a row without one is a task of its own."""
+        process, processes = trainer.accelerator.process_index, trainer.accelerator.num_processes
+        found = []
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        was_training = model.training
+        model.eval()
+        with torch.no_grad(), trainer.accelerator.autocast():
+            for number in range(process, len(held_out), processes):
+                row = held_out[number]
+                answers = [_score_answer(trainer, model, row, name) for name in self.TARGETS]
+                origin = next((str(row[name]) for name in ORIGINS if row.get(name)), None)
+                found.append((origin or f"row {number}", self.measure(answers)))
+        model.train(was_training)
+        by_task = group(found)
+        names = next(iter(by_task.values()))[0]
+        return {
+            name: {task: [measured[name] for measured in rows] for task, rows in by_task.items()}
+            for name in names
+        }
+
+    @abstractmethod
+    def measure(self, answers: list[tuple[float, float, int]]) -> dict[str, float]:
+        """Return the measures of a row.
+
+        Of each answer: log-probability, tokens that are the likeliest ones, and tokens.
+        """
+
+    def notes(self, fitted: Fitted) -> list[str]:
+        """Name the first row that was left out, if any."""
+        if not fitted.left_out:
+            return []
+        first = fitted.left_out[0]
+        return [
+            f"{len(fitted.left_out)} of {fitted.given} rows were left out, see left-out.json; the "
+            f"first, row {first['row']}: {first['reason']} ({first['detail']})"
+        ]
 
 
-def summary(before: Json, after: Json, split: str) -> Json:
-    """Return every measure before and after, and what they differ by, with intervals of 95 %."""
-    first = next(iter(after.values()))
-    return {
-        "split": split,
-        "sessions": len(first),
-        "completions": sum(len(values) for values in first.values()),
-        **{name: compared(before[name], after[name]) for name in after},
-    }
+class SFT(Supervised):
+    """Supervised fine-tuning on completions."""
 
+    OPTIONS, CONFIG, RECIPE = SFTArguments, GuardedSFTConfig, "qwen3_4b_sft"
+    TARGETS, TRAINER = ("completion",), SFTTrainer
+    COLUMNS = ("prompt", *TARGETS, "tools", TEMPLATE)
 
-def _measured(method: str, scored: list[tuple[float, float, int]]) -> dict[str, float]:
-    """Turn log-probability, right tokens and tokens of each answer into the method's measures."""
-    if method == "sft":
-        ((log_probability, right, tokens),) = scored
+    def finalize_arguments(self) -> None:
+        """Refuse arguments that would train on something other than the completions."""
+        super().finalize_arguments()
+        if self.args.chat_template_path is not None:
+            raise TrainingInputError(
+                "--chat_template_path is not supported: the adapter is for the base model with its "
+                "own chat template; leave it out."
+            )
+        if self.args.completion_only_loss is False:
+            raise TrainingInputError(
+                "--completion_only_loss false would train the model to write tool results and "
+                "requests; leave it out."
+            )
+
+    def measure(self, answers: list[tuple[float, float, int]]) -> dict[str, float]:
+        """Return loss and accuracy per token."""
+        ((log_probability, right, tokens),) = answers
         return {"loss": -log_probability / tokens, "token_accuracy": right / tokens}
-    ratio = scored[0][0] - scored[1][0]
-    return {"preferred": float(ratio > 0), "log_ratio": ratio}
 
 
-def _answer(
+class DPO(Supervised):
+    """Direct preference optimisation on pairs of answers, optionally starting from an adapter."""
+
+    OPTIONS, CONFIG, RECIPE = DPOArguments, GuardedDPOConfig, "qwen3_4b_dpo"
+    TARGETS, TRAINER = ("chosen", "rejected"), DPOTrainer
+    COLUMNS = ("prompt", *TARGETS, "tools", TEMPLATE)
+
+    def load_model(self) -> None:
+        """Open the adapter, whose LoRA arguments replace those given, and load the tokenizer."""
+        if self.job.adapter is not None:
+            self.adapter = models.open_adapter(self.job.adapter, self.model_args)
+        super().load_model()
+
+    def measure(self, answers: list[tuple[float, float, int]]) -> dict[str, float]:
+        """Return by how much the chosen answer is likelier, and whether it is."""
+        ratio = answers[0][0] - answers[1][0]
+        return {"log_ratio": ratio, "preferred": float(ratio > 0)}
+
+
+def _score_answer(
     trainer: Any, model: Any, row: Mapping[str, Any], name: str
 ) -> tuple[float, float, int]:
     """Return log-probability, tokens that are the likeliest ones, and tokens of one answer."""
     tokenizer = trainer.processing_class
-    template = {"tools": row["tools"], **row[TEMPLATE]}
-
-    def ids(turns: list[Any], **more: Any) -> list[int]:
-        encoded = tokenizer.apply_chat_template(
-            turns, tokenize=True, return_dict=True, **template, **more
-        )
-        return list(encoded["input_ids"])
-
-    prompt = ids(row["prompt"], add_generation_prompt=True)
-    whole = ids(row["prompt"] + row[name])
+    prompt = encode(row, row["prompt"], tokenizer, add_generation_prompt=True)
+    whole = encode(row, row["prompt"] + row[name], tokenizer)
     tokens = torch.tensor([whole], device=trainer.accelerator.device)
     labels = tokens.clone()
     labels[:, : common_length(prompt, whole)] = -100
@@ -150,177 +262,7 @@ def _answer(
     return float(out.log_probs.sum()), float(out.is_top1.sum()), int(out.label_mask.sum())
 
 
-# Of TRL's tiles, with their log-softmax and gradient.
-TILE_TOKENS, TILE_COPIES = 256, 4
-
-
-def estimate(
-    args: Any, model_args: ModelConfig, revision: str | None, longest: int, adapter: bool
-) -> Estimate:
-    """Return the peak of one process for rows of at most `longest` tokens."""
-    config = read_config(model_args, revision, args.trust_remote_code)
-    return of_config(args, model_args, config, longest, adapter)
-
-
-def of_config(
-    args: Any, model_args: ModelConfig, config: Any, longest: int, adapter: bool
-) -> Estimate:
-    """Return the same for a model's config; DPO takes two answers of a row at once."""
-    text = config.get_text_config()
-    width = element_size(model_args, config)
-    hidden, layers = text.hidden_size, text.num_hidden_layers
-    mlp = getattr(text, "intermediate_size", None) or 4 * hidden
-    pair = args.METHOD == "dpo"
-    tokens = args.per_device_train_batch_size * longest * (2 if pair else 1)
-    backward = BACKWARD_WIDTHS[0] * hidden + BACKWARD_WIDTHS[1] * mlp
-    kept = layers * hidden + backward if args.gradient_checkpointing else layers * backward
-    forward = FORWARD_WIDTHS[0] * hidden + FORWARD_WIDTHS[1] * mlp
-    base, lora, _ = weights(config, model_args)
-    parts = {
-        "base weights": base,
-        # Weights, gradient and Adam's two; the adapter of before as reference.
-        "LoRA, its gradient, Adam": 4 * lora * (5 if pair and adapter else 4),
-        "sequences": int(tokens * kept * width),
-        "reference": int(tokens * forward * width) if pair else 0,
-        "logits": TILE_COPIES * TILE_TOKENS * text.vocab_size * 4,
-        "CUDA context": CONTEXT,
-    }
-    flags = {
-        "base weights": ""
-        if model_args.load_in_4bit
-        else "--load_in_4bit true (NF4), with --use_bnb_nested_quant true",
-        "sequences": "--gradient_checkpointing true, a smaller --per_device_train_batch_size with "
-        "more --gradient_accumulation_steps, or a smaller --max_length",
-        "reference": "--precompute_ref_log_probs true",
-    }
-    return Estimate(parts, flags)
-
-
-def preflight(
-    args: Any,
-    model_args: ModelConfig,
-    fitted: Fitted,
-    revision: str | None,
-    hardware: Hardware,
-    adapter: bool,
-) -> Json:
-    """Return everything that is found before the first step; `stops` are reasons not to train."""
-    peak = estimate(args, model_args, revision, max(fitted.lengths["sequence"]), adapter)
-    memory = memory_of(peak, hardware)
-    return {
-        "rows": {"given": fitted.given, "used": len(fitted.rows), **fitted.counts},
-        "templates_checked": len(fitted.rows),
-        "lengths": {
-            "prompt": lengths_of(fitted.lengths["prompt"], None),
-            "sequence": lengths_of(fitted.lengths["sequence"], args.max_length),
-        },
-        "memory": memory,
-        "stops": too_little_memory(memory),
-    }
-
-
-def as_text(found: Json) -> str:
-    """Lay out what was found in lines of a name and what is known of it."""
-    rows = found["rows"]
-    left_out = ", ".join(f"{reason} {count}" for reason, count in rows["left_out"].items())
-    lines = [
-        ("rows", f"{rows['used']} of {rows['given']} used; left out: {left_out or 'none'}"),
-        ("chat template", f"keeps {found['templates_checked']} rows whole"),
-    ]
-    if rows["prompts_rendered_otherwise"]:
-        lines.append(
-            (
-                "",
-                f"but renders {rows['prompts_rendered_otherwise']} prompts otherwise without an "
-                "answer: what is trained there is not what is sampled later",
-            )
-        )
-    if rows["with_tool_output"]:
-        lines.append(
-            (
-                "answers",
-                f"{rows['with_tool_output']} hold turns of tools or users, which are trained on, "
-                "too; rows of one action each have none",
-            )
-        )
-    for name, told in found["lengths"].items():
-        limit = "" if told["budget"] is None else f"; max_length is {told['budget']}"
-        lines.append(
-            (
-                name,
-                f"{told['p50']} tokens (median), {told['p90']} (p90), {told['max']} (most){limit}",
-            )
-        )
-    return laid_out([*lines, *lines_of_memory(found["memory"])])
-
-
-# What a chat template is told unless a row says otherwise; as the SDPO job does.
-TEMPLATE_KWARGS = {"enable_thinking": False}
-
-
-def settle_arguments(args: Any, smoke: bool) -> None:
-    """Set in place what holds for every run of SFT and DPO, see settle_run.
-
-    Raises TrainingInputError for arguments that would train on something else than the rows.
-    """
-    settle_run(args, smoke)
-    if args.METHOD == "sft" and args.chat_template_path is not None:
-        raise TrainingInputError(
-            "--chat_template_path is not taken: the adapter is for the base model with its own "
-            "chat template; leave it out."
-        )
-    if args.METHOD == "sft" and args.completion_only_loss is False:
-        raise TrainingInputError(
-            "--completion_only_loss false would train the model to write tool results and "
-            "requests; leave it out."
-        )
-
-
-def prepare(
-    args: Any,
-    model_args: ModelConfig,
-    fitted: Fitted,
-    tokenizer: Any,
-    revision: str | None,
-    adapter: Adapter | None = None,
-) -> Prepared:
-    """Build the trainer of the model at this revision, on top of an adapter if there is one.
-
-    Raises TrainingInputError when none can be built.
-    """
-    args.model_init_kwargs = {**model_init_kwargs(model_args, revision), **args.model_init_kwargs}
-    # The trainer reads messages, and takes every other column for data of its own.
-    rows, held_out = (_bare(one) for one in (fitted.rows, fitted.held_out))
-    make = SFTTrainer if args.METHOD == "sft" else DPOTrainer
-
-    def trainer() -> Any:
-        model: Any = model_args.model_name_or_path
-        if adapter is not None:
-            base = load_base(model_args, args.model_init_kwargs)
-            args.model_init_kwargs = None
-            model = PeftModel.from_pretrained(base, str(adapter.folder), is_trainable=True)
-        weights = None if adapter is None else _trained(model)
-        with uncached():
-            made = make(
-                model=model,
-                args=args,
-                train_dataset=rows,
-                eval_dataset=held_out if args.eval_strategy != "no" else None,
-                processing_class=tokenizer,
-                peft_config=lora_config(model_args) if adapter is None else None,
-            )
-        if not args.bf16:
-            keep_precision(made.model, weights)
-        return made
-
-    clock, guards = Clock(), Guards(args)
-    built = build(trainer, model_args)
-    built.add_callback(clock)
-    built.add_callback(guards)
-    return Prepared(built, revision, clock, guards, fitted)
-
-
-def keep_precision(model: Any, weights: dict[str, torch.Tensor] | None) -> None:
+def _keep_precision(model: Any, weights: dict[str, torch.Tensor] | None) -> None:
     """Train LoRA in float32, from `weights` if there are some.
 
     On a quantised base SFTTrainer and DPOTrainer turn the LoRA weights into bfloat16, which cannot
@@ -333,87 +275,6 @@ def keep_precision(model: Any, weights: dict[str, torch.Tensor] | None) -> None:
                 parameter.data.copy_(weights[name])
 
 
-def _trained(model: Any) -> dict[str, torch.Tensor]:
+def _trained_weights(model: Any) -> dict[str, torch.Tensor]:
     named = model.named_parameters()
     return {name: one.detach().float().clone() for name, one in named if one.requires_grad}
-
-
-def _bare(rows: Dataset | None) -> Dataset | None:
-    if rows is None:
-        return None
-    known = ("prompt", "completion", "chosen", "rejected", "tools", "chat_template_kwargs")
-    return rows.select_columns([name for name in known if name in rows.column_names])
-
-
-def get_ready(job: RecordedArguments, args: Any, model_args: ModelConfig) -> run.Ready | None:
-    """Check everything and build the trainer; None after --mode preflight."""
-    if job.dataset is None:
-        raise TrainingInputError("There is nothing to train on; give --dataset (rows).")
-    output, method = Path(args.output_dir), args.METHOD
-    loaded = rows.load_rows(job.dataset, config=job.dataset_config)
-    held_out = None
-    if job.eval_split:
-        held_out = rows.load_rows(job.dataset, job.eval_split, job.dataset_config)
-    refuse_test_rows(loaded, job.dataset)
-    tested = None
-    if job.test_suite is not None:
-        tested = refuse_leaks(loaded, Path(job.test_suite))
-    revision = models.base_model_revision(model_args)
-    adapter = _adapter(job, model_args)
-    models.lora_config(model_args)
-    tokenizer = models.load_tokenizer(model_args, revision, args.trust_remote_code)
-    teaching = {
-        "adapter": None if adapter is None else adapter.name,
-        "eval_split": job.eval_split,
-        "test_tasks": tested,
-    }
-    own = {**teaching, "adapter": None if adapter is None else adapter.identity}
-    columns = ("prompt", *TARGETS[method], "tools", TEMPLATE)
-    start = resume.started_with(args, model_args, revision, loaded, own, held_out, columns)
-    if not job.overwrite:
-        resume.check_same_start(output, start)
-    fitted, left_out = fit_recorded(
-        method, loaded, tokenizer, args.max_length, TEMPLATE_KWARGS, held_out
-    )
-    goes_on, before = run.found_before(output, job.overwrite)
-    if job.mode == "preflight" or not goes_on:
-        hardware = hardware_of(job.flavor)
-        found = preflight(args, model_args, fitted, revision, hardware, adapter is not None)
-        say(as_text(found))
-        refuse(found, job.force)
-        before["preflight"] = found
-    if job.mode == "preflight":
-        return None
-    prepared = prepare(args, model_args, fitted, tokenizer, revision, adapter)
-    score = None
-    if fitted.held_out is not None:
-        score = partial(score_rows, prepared.trainer, fitted.held_out)
-    return run.Ready(
-        prepared,
-        rows.dataset_name(job.dataset),
-        None,
-        start,
-        teaching,
-        before,
-        goes_on,
-        score,
-        partial(summary, split=str(job.eval_split)),
-        _notes(left_out, fitted.given),
-        left_out,
-    )
-
-
-def _adapter(job: RecordedArguments, model_args: ModelConfig) -> Adapter | None:
-    if not isinstance(job, PairArguments) or job.adapter is None:
-        return None
-    return open_adapter(job.adapter, model_args)
-
-
-def _notes(left_out: list[Json], given: int) -> list[str]:
-    if not left_out:
-        return []
-    first = left_out[0]
-    return [
-        f"{len(left_out)} of {given} rows were left out, see left-out.json; the first, row "
-        f"{first['row']}: {first['reason']} ({first['detail']})"
-    ]

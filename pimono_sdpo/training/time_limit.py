@@ -1,7 +1,7 @@
-"""End a training in time: before its machine is taken away, with a checkpoint and an adapter.
+"""End a training before its machine is taken away, with a checkpoint and an adapter.
 
-A job of Hugging Face Jobs is killed when its time is over, after 30 minutes unless told otherwise,
-and does not know its own limit; `--time_limit` or TIME_LIMIT tells it.
+A job of Hugging Face Jobs is killed when its time is over, by default after 30 minutes, and cannot
+ask for its own limit, so `--time_limit` or TIME_LIMIT states it.
 """
 
 import logging
@@ -21,9 +21,9 @@ logger = logging.getLogger(__name__)
 
 VARIABLE = "TIME_LIMIT"
 UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
-# What Hugging Face Jobs gives a job that asks for nothing.
+# The default of Hugging Face Jobs.
 DEFAULT_IN_A_JOB = "30m"
-# Saving, the card and the push take minutes, of a short job a part.
+# Saving, the card and the push take minutes; a short job reserves a share.
 RESERVE, MOST_OF_LIMIT = 300.0, 0.25
 IMPORTED = time()
 
@@ -37,13 +37,13 @@ def seconds_of(limit: str) -> float:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", limit.strip())
     if found is None or not float(found[1]):
         raise TrainingInputError(
-            f"The time limit `{limit}` is no time; give one such as 90m or 3h, as --timeout."
+            f"`{limit}` is not a valid time limit; use a duration such as 90m or 3h."
         )
     return float(found[1]) * UNITS[found[2]]
 
 
 def time_limit_of(given: str | None) -> "TimeLimit | None":
-    """Return the limit that is given, or that holds in this job; None when there is none.
+    """Return the limit that is given or that holds in this job; None without one.
 
     It counts from the start of the job, which includes the time of installing.
     """
@@ -53,8 +53,8 @@ def time_limit_of(given: str | None) -> "TimeLimit | None":
         return None
     if not limit:
         logger.warning(
-            "This Hugging Face job was not told its time limit, so that the %s which jobs get when "
-            "they ask for nothing are assumed; give --time_limit what was given as --timeout.",
+            "This Hugging Face job does not know its time limit, so the default of %s is assumed; "
+            "give --time_limit the value of --timeout.",
             DEFAULT_IN_A_JOB,
         )
         limit = DEFAULT_IN_A_JOB
@@ -63,14 +63,14 @@ def time_limit_of(given: str | None) -> "TimeLimit | None":
 
 
 def _started_at(limit: float) -> float:
-    """When this job began to run, by the Hub; else when this process did."""
+    """Return when this job began, according to the Hub, or when this process did."""
     try:
         job = HfApi().inspect_job(job_id=os.environ["JOB_ID"])
     except (HTTPError, OSError):
-        # No token, no network, or a job of an organization: installing is not counted then.
+        # No token, no network, or a job of an organization: then installing is not counted.
         return IMPORTED
     started = job.started_at.timestamp() if job.started_at else IMPORTED
-    # Clocks that disagree by more than that say nothing.
+    # Clocks that disagree by more than that cannot be used.
     return started if 0 <= IMPORTED - started < limit else IMPORTED
 
 
@@ -78,7 +78,7 @@ class TimeLimit(TrainerCallback):  # type: ignore[misc] # transformers is untype
     """Stop after the last step that leaves time for the end; all processes stop together.
 
     Seconds since 1970 and seconds; `stopped_at` is the step after which it stopped, None before.
-    A training that is stopped scores no held-out rows: that is for the one that goes on to the end.
+    A training that is stopped scores no held-out rows; the resumed run does so at its end.
     """
 
     def __init__(self, started: float, seconds: float) -> None:
@@ -97,7 +97,7 @@ class TimeLimit(TrainerCallback):  # type: ignore[misc] # transformers is untype
         self._last = time()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Stop when another step of the longest kind, its checkpoint included, is too much."""
+        """Stop when another step as long as the longest, with its checkpoint, would be too much."""
         now = time()
         self._longest = max(self._longest, now - self._last)
         self._last = now
@@ -109,6 +109,6 @@ class TimeLimit(TrainerCallback):  # type: ignore[misc] # transformers is untype
 
 
 def stopped_at(trainer: Any) -> int | None:
-    """The step after which a trainer was stopped for want of time, None when it was not."""
+    """Return the step after which the time limit stopped a trainer, None if it did not."""
     limits = (c for c in trainer.callback_handler.callbacks if isinstance(c, TimeLimit))
     return next((limit.stopped_at for limit in limits), None)

@@ -1,8 +1,8 @@
 """Find later user messages that correct the agent or report a bug in what it did.
 
 No fixed wording marks a correction. Each message is described by cues, words of many languages and
-the situation; a linear model adds their weights to a probability. The weights are data, fitted by
-fit.py: weights.json.
+the situation; a linear model adds their weights to a probability. The weights in weights.json were
+fitted to labelled messages by tests/benchmarks/corrections.py.
 """
 
 import json
@@ -18,10 +18,10 @@ from pimono_sdpo.traces.events import Event
 from processors.corrections.features import (
     READ_CHARS,
     Turn,
-    features,
+    find_cues,
+    find_possible_cues,
     is_automated,
-    later_turns,
-    possible,
+    read_later_turns,
 )
 
 SPAN_CHARS = 80
@@ -60,7 +60,7 @@ class Decision:
 def find_corrections(events: Sequence[Event]) -> list[Correction]:
     """Return the user messages after the first one that correct the agent, each with its reason."""
     found: list[Correction] = []
-    for turn in later_turns(events):
+    for turn in read_later_turns(events):
         if is_ruled_out(turn):
             continue
         decision = decide(turn)
@@ -81,10 +81,10 @@ def is_ruled_out(turn: Turn) -> bool:
     """Tell by the cues a message may show, without looking for them, that it is no correction."""
     if turn.is_veto or not turn.text or is_automated(turn.text):
         return False
-    model = load_model()
-    worded, situation = possible(turn)
+    model = read_model()
+    worded, situation = find_possible_cues(turn)
     speaking = {name for name in worded if model.weights.get(name, 0.0) > 0.0}
-    return round(score(model, speaking | situation), 4) < model.threshold
+    return round(compute_probability(model, speaking | situation), 4) < model.threshold
 
 
 def decide(turn: Turn) -> Decision:
@@ -99,10 +99,10 @@ def decide(turn: Turn) -> Decision:
         return Decision(True, 1.0, "veto", _first_words(turn.text))
     if not turn.text or is_automated(turn.text):
         return Decision(False, 0.0, "automated", "")
-    model = load_model()
-    shown = features(turn)
+    model = read_model()
+    shown = find_cues(turn)
     rule = _rule(model, shown)
-    probability = round(score(model, shown), 4)
+    probability = round(compute_probability(model, shown), 4)
     return Decision(
         is_correction=probability >= model.threshold,
         probability=probability,
@@ -143,7 +143,7 @@ def _sentence_with(words: str, text: str) -> str:
     return text[start : stop.end() if stop else len(text)].strip()
 
 
-def score(model: Model, shown: Iterable[str]) -> float:
+def compute_probability(model: Model, shown: Iterable[str]) -> float:
     """Turn the cues of a message into a probability."""
     total = model.intercept + sum(model.weights.get(name, 0.0) for name in shown)
     return 1.0 / (1.0 + math.exp(-total))
@@ -160,7 +160,7 @@ def _first_words(text: str) -> str:
 
 
 @lru_cache(maxsize=1)
-def load_model() -> Model:
+def read_model() -> Model:
     """Read the weights that come with the package."""
     values = json.loads((files("processors.corrections") / "weights.json").read_text("utf-8"))
     return Model(values["threshold"], values["intercept"], values["weights"])

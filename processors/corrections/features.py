@@ -81,7 +81,7 @@ class Cue:
     patterns: tuple[re.Pattern[str], re.Pattern[str]] | None
 
 
-def later_turns(events: Sequence[Event]) -> list[Turn]:
+def read_later_turns(events: Sequence[Event]) -> list[Turn]:
     """Return the user messages after the first request, and every veto, each with its situation."""
     turns: list[Turn] = []
     since: list[Event] | None = None
@@ -152,10 +152,10 @@ def _wording(text: str) -> Wording:
     return Wording(source, lowered, own, skip, _candidates(own, lowered))
 
 
-def features(turn: Turn) -> dict[str, str]:
+def find_cues(turn: Turn) -> dict[str, str]:
     """Name the cues a message shows, each with the words that show it ("" for the situation).
 
-    >>> features(Turn(5, "No, that's wrong.", aborted=True))["wrong"]
+    >>> find_cues(Turn(5, "No, that's wrong.", aborted=True))["wrong"]
     'wrong'
     """
     wording = _wording(turn.text)
@@ -169,7 +169,7 @@ def features(turn: Turn) -> dict[str, str]:
     return found | dict.fromkeys(_situation(turn, wording, found.keys()), "")
 
 
-def possible(turn: Turn) -> tuple[set[str], set[str]]:
+def find_possible_cues(turn: Turn) -> tuple[set[str], set[str]]:
     """Name the cues whose words a message may hold, and those of the situation it is in at least.
 
     It costs much less than telling which words it holds.
@@ -210,12 +210,12 @@ def _candidates(own: str, whole: str) -> list[tuple[Cue, re.Pattern[str]]]:
 
 @lru_cache(maxsize=2)
 def _prefilter(is_far: bool) -> tuple[list[tuple[Cue, re.Pattern[str]]], Prefilter]:
-    worded = [(cue, cue.patterns[is_far]) for cue in cues() if cue.patterns]
+    worded = [(cue, cue.patterns[is_far]) for cue in read_cues() if cue.patterns]
     return worded, Prefilter([pattern for _, pattern in worded])
 
 
 @lru_cache(maxsize=1)
-def cues() -> tuple[Cue, ...]:
+def read_cues() -> tuple[Cue, ...]:
     """Read the table of cues; a cue's languages are one pattern."""
     table = tomllib.loads((files("processors.corrections") / "cues.toml").read_text("utf-8"))
     return tuple(

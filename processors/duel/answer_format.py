@@ -8,7 +8,7 @@ import zlib
 from itertools import pairwise
 from typing import Literal
 
-from pimono_sdpo.shell import parse
+from pimono_sdpo.shell import parse_command
 
 Style = Literal["search", "read", "edit", "test", "run", "git", "submit", "other", "none"]
 
@@ -114,7 +114,7 @@ def classify_action(text: str) -> Style:
     if any(mark in command for mark in _SUBMIT):
         return "submit"
     styles: list[Style] = []
-    for pipeline in parse(command):
+    for pipeline in parse_command(command):
         first = pipeline.stages[0] if pipeline.stages else None
         if first is not None:
             written = any(not target.startswith(("/dev/", "&")) for target in first.targets)

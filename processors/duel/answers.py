@@ -18,7 +18,7 @@ from pimono_sdpo.llm.chat import Chat
 from pimono_sdpo.text import shorten
 from processors.duel.answer_format import check_format, strip_reasoning
 from processors.duel.prompts import prompt
-from processors.salient_tokens import KINDS, MAX_LENGTH, tokens_of
+from processors.salient_tokens import KINDS, MAX_LENGTH, find_tokens
 
 Json = dict[str, Any]
 Row = Mapping[str, Any]
@@ -199,7 +199,7 @@ def find_leaks(answer: str, hidden: str, visible: Iterable[str]) -> list[str]:
     """
     only_there = hidden.lower()
     seen = "\n".join(visible).lower()
-    found = {term: None for kind in KINDS for term in map(_normalize, tokens_of(kind, answer))}
+    found = {term: None for kind in KINDS for term in map(_normalize, find_tokens(kind, answer))}
     known = [term for term in found if MIN_TERM <= len(term) <= MAX_LENGTH and term in only_there]
     leaks = [term for term in known if term not in seen and _last_part(term) not in seen]
     # A part of another leak is not a leak of its own.

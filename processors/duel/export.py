@@ -15,7 +15,7 @@ from datasets import Features, List, Value
 
 from pimono_sdpo.schema import DROPPED_PAIR, DROPPED_STEP, MESSAGE, PAIR, STEP
 from pimono_sdpo.stage import Filter, Map, Stage
-from processors.salient_tokens import concrete_terms
+from processors.salient_tokens import find_salient_tokens
 
 Row = Mapping[str, Any]
 Kind = Literal["sft", "dpo", "sdpo"]
@@ -84,7 +84,7 @@ def make_sdpo_row(duel: Row) -> dict[str, Any]:
 
     The answers are not used: the student samples its own, and the teacher may know more.
     """
-    terms = concrete_terms([duel["privileged_context"] or ""])
+    terms = find_salient_tokens([duel["privileged_context"] or ""])
     return {**_about(duel), "run_id": duel["turn_id"], "reward_terms": terms}
 
 

@@ -14,8 +14,8 @@ from typing import Any
 import polars as pl
 
 from pimono_sdpo.errors import SourceError
-from pimono_sdpo.text import well_formed
-from pimono_sdpo.traces.sources import ParquetFiles, parquet_files
+from pimono_sdpo.text import replace_surrogates
+from pimono_sdpo.traces.sources import ParquetFiles, find_parquet_files
 
 Json = dict[str, Any]
 KEY = "instance_id"
@@ -35,7 +35,7 @@ class PullRequests:
     """The records of a dataset; raises SourceError when it has no pull requests."""
 
     def __init__(self, source: str) -> None:
-        self.files: ParquetFiles = parquet_files(source)
+        self.files: ParquetFiles = find_parquet_files(source)
         self._scans = [
             pl.scan_parquet(self.files.local(index)) for index in range(len(self.files.names))
         ]
@@ -99,5 +99,5 @@ def _first_text(row: Json, names: Iterable[str]) -> str:
         value = row.get(name)
         if value is not None and value != "":
             text = value if isinstance(value, str) else json.dumps(value, default=str)
-            return well_formed(text).strip()
+            return replace_surrogates(text).strip()
     return ""

@@ -12,13 +12,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from pimono_sdpo.text import shorten
-from pimono_sdpo.traces.events import Event, decoded
+from pimono_sdpo.traces.events import Event, decode_json
 from pimono_sdpo.traces.parse import read_trace
 from processors.context import context
 from processors.duel.answer_format import classify_action
 from processors.duel.trajectories import count_readable, find_turns, read_messages
 from processors.evidence import evidence
-from processors.redact import redact, redact_text, without_homes
+from processors.redact import redact, redact_homes, redact_text
 
 Json = dict[str, Any]
 # Maximum characters of an observation.
@@ -83,7 +83,7 @@ def _make_turn(conversation: list[Json], at: int, cwd: str, instance: str) -> Js
     return {
         "instance_id": instance,
         # When the workspace is a home folder, this is just $HOME.
-        "repo": without_homes(cwd.rstrip("/")).rpartition("/")[2],
+        "repo": redact_homes(cwd.rstrip("/")).rpartition("/")[2],
         "messages": read_messages(before),
         "assistant": answer,
         "turn": find_turns(conversation).index(at) + 1,
@@ -121,7 +121,7 @@ def _render_result(event: Event) -> str:
 
 def _render_call(event: Event) -> str:
     """Return a shell command as a bash block, any other call as JSON."""
-    arguments = decoded(event.arguments)
+    arguments = decode_json(event.arguments)
     command = arguments.get("command") if isinstance(arguments, dict) else None
     if isinstance(command, list):
         command = " ".join(map(str, command))

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pimono_sdpo.errors import SourceError
-from pimono_sdpo.text import well_formed
+from pimono_sdpo.text import replace_surrogates
 from pimono_sdpo.traces.sources import ParquetFiles
 from processors.duel.answer_format import classify_action
 
@@ -176,9 +176,9 @@ def read_messages(recorded: object) -> list[Json]:
         if role not in ("system", "user", "assistant") or not text.strip():
             continue
         if messages and messages[-1]["role"] == role:
-            messages[-1]["content"] += "\n\n" + well_formed(text)
+            messages[-1]["content"] += "\n\n" + replace_surrogates(text)
         else:
-            messages.append({"role": role, "content": well_formed(text)})
+            messages.append({"role": role, "content": replace_surrogates(text)})
     return messages
 
 

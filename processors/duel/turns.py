@@ -24,7 +24,7 @@ from datasets import Features
 from pimono_sdpo.errors import EmptySelection, SourceError
 from pimono_sdpo.runs.parquet import write_atomically
 from pimono_sdpo.schema import DUEL_TURN, PULL_REQUEST
-from pimono_sdpo.traces.sources import ParquetFiles, open_source, parquet_files, read_sessions
+from pimono_sdpo.traces.sources import ParquetFiles, find_parquet_files, open_source, read_sessions
 from processors.duel.pull_requests import PullRequests
 from processors.duel.session_turns import draw_from_session
 from processors.duel.trajectories import NEEDED, draw_from_trajectories
@@ -73,7 +73,7 @@ def draw_turns(
                 "Trajectories need the records of their pull requests, which are hidden from the "
                 "king; give --records, such as nebius/SWE-rebench-V2-PRs."
             )
-        files = parquet_files(source)
+        files = find_parquet_files(source)
         pull_requests = PullRequests(records)
         turns = list(_select_from_trajectories(files, pull_requests.ids(), options, drops))
         hidden = pull_requests.records({turn["instance_id"] for turn in turns})
@@ -105,7 +105,7 @@ def is_trajectories(source: str) -> bool:
         return False
     if path.is_dir() and not any(path.rglob("*.parquet")):
         return False
-    files = parquet_files(source)
+    files = find_parquet_files(source)
     with files.open(0) as parquet:
         return set(NEEDED) <= set(parquet.schema_arrow.names)
 

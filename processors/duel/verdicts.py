@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from pimono_sdpo.schema import DUEL_METRICS
-from pimono_sdpo.text import well_formed
+from pimono_sdpo.text import replace_surrogates
 
 Side = Literal["A", "B", "tie"]
 # The last braces are enough for an object with two objects inside; trying all of them would take
@@ -70,7 +70,7 @@ def _check_object(found: dict[str, Any]) -> Verdict | str:
     reason = found.get("reason")
     if not isinstance(reason, str) or not reason.strip():
         return 'no "reason"'
-    reason = well_formed(reason).strip()[:REASON_CHARS]
+    reason = replace_surrogates(reason).strip()[:REASON_CHARS]
     return Verdict(sides[0], sides[1], verdicts[verdict], reason)
 
 

@@ -27,6 +27,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
+from pimono_sdpo.options import option, options
 from pimono_sdpo.schema import Turn
 from pimono_sdpo.text import shorten
 from processors.rollouts.conversation import Action, Run, as_json, run_of, target, turn_of
@@ -202,16 +203,26 @@ def loses_the_decision(row: Mapping[str, Any], last: int) -> bool:
 Retest = Callable[[Mapping[str, Any], str], "tuple[bool | None, str]"]
 
 
-@dataclass(frozen=True)
+@options
 class Rules:
-    """How pairs are made."""
+    """How pairs are made of rollouts."""
 
-    target: Target = "step"
-    last_k: int = 4
-    min_gap: float = 0.5
-    allow_efficiency_pairs: bool = False
-    flaky_reruns: int = 2
-    with_outcome: bool = False
+    target: Target = option("Of rollouts: what a side of a pair is.", default="step", decides="row")
+    last_k: int = option("Actions that `truncated` keeps.", default=4, minimum=1, decides="row")
+    min_gap: float = option(
+        "Of `step`: by how much the better action must pass more often.",
+        default=0.5,
+        decides="row",
+    )
+    allow_efficiency_pairs: bool = option(
+        "Also pair two runs that pass, by their steps.", default=False, decides="row"
+    )
+    flaky_reruns: int = option(
+        "Times to test the winner's patch again.", default=2, minimum=0, decides="row"
+    )
+    with_outcome: bool = option(
+        "Put the output of the tests into the targets.", default=False, decides="row"
+    )
 
 
 @dataclass

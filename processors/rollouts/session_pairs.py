@@ -14,7 +14,7 @@ from typing import Any
 
 from datasets import Features
 
-from pimono_sdpo.replay.calls import are_in_turn, arguments, edits_of, path_in
+from pimono_sdpo.replay.calls import apply_in_turn, decode_arguments, find_path, read_edits
 from pimono_sdpo.replay.workspace import Workspace
 from pimono_sdpo.schema import PAIR
 from pimono_sdpo.stage import Filter, FlatMap, Row
@@ -100,7 +100,7 @@ def _mended(trace: Trace, matched: Mapping[int, int]) -> list[tuple[Event, Event
                 known.hear(event)
             continue
         if event.index not in matched:
-            known.lose(event.tool_name, arguments(event))
+            known.lose(event.tool_name, decode_arguments(event))
             continue
         result = trace.events[matched[event.index]]
         if event.tool_name in EDITS and result.is_error:
@@ -113,26 +113,26 @@ def _mended(trace: Trace, matched: Mapping[int, int]) -> list[tuple[Event, Event
 
 def _next_edit(trace: Trace, matched: Mapping[int, int], failed: Event) -> Event | None:
     """The next call that changed the same file, unless the user spoke or much came in between."""
-    path = path_in(arguments(failed))
+    path = find_path(decode_arguments(failed))
     for event in trace.events[failed.index + 1 : failed.index + 1 + MOST_BETWEEN]:
         if event.kind == "user" and event.on_active_branch:
             return None
         if event.kind != "tool_call" or event.tool_name not in EDITS or event.index not in matched:
             continue
         worked = event.on_active_branch and not trace.events[matched[event.index]].is_error
-        if worked and path and path_in(arguments(event)) == path:
+        if worked and path and find_path(decode_arguments(event)) == path:
             return event
     return None
 
 
 def _contradiction(known: Workspace, mended: Event) -> str | None:
     """Tell an edit that could not have worked yet where the failed one stood."""
-    given = arguments(mended)
-    file = known.files.get(known.absolute(path_in(given)))
-    edits = edits_of(given)
+    given = decode_arguments(mended)
+    file = known.files.get(known.absolute(find_path(given)))
+    edits = read_edits(given)
     if file is None or not edits or not file.is_known:
         return None
-    outcome = file.predict(edits, are_in_turn(given))
+    outcome = file.predict(edits, apply_in_turn(given))
     return "ineligible" if outcome not in {None, "ok"} else None
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from pimono_sdpo.schema import Turn
 from pimono_sdpo.stage import FlatMap, Row
-from pimono_sdpo.traces.events import Event, decoded
+from pimono_sdpo.traces.events import Event, decode_json
 from pimono_sdpo.traces.parse import Trace, match_results, read_trace
 from processors.redact import redact_text
 from processors.rollouts.conversation import native_call, turn_of
@@ -74,7 +74,7 @@ def turns_of(
             result = trace.events[matched[event.index]] if event.index in matched else None
             if result is None:
                 continue
-            args = _clean(decoded(event.arguments), trace.cwd)
+            args = _clean(decode_json(event.arguments), trace.cwd)
             place[event.index], place[result.index] = len(turns), len(turns) + 1
             steps.append(_step(event, result, args, len(turns), steps))
             call_id = event.call_id or f"call_{event.index}"

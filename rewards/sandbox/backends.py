@@ -11,7 +11,7 @@ from typing import Any
 
 from huggingface_hub import get_token
 
-from rewards.sandbox import kernel, landlock, local, places
+from rewards.sandbox import kernel, landlock, local
 from rewards.sandbox.confine import DEVICES
 from rewards.sandbox.limits import Limits, Ran, SandboxError
 
@@ -88,7 +88,7 @@ def missing_in_kernel() -> str:
         return f"needs Linux, this is {sys.platform}"
     if kernel.MACHINE not in kernel.AUDIT_ARCH:
         return f"the seccomp filter is written for x86_64 and aarch64, this is {kernel.MACHINE}"
-    version, needed = landlock.abi(), 3 if places.may_change_uid() else 6
+    version, needed = landlock.abi(), 3 if local.may_change_uid() else 6
     if version < needed:
         whose = "with a uid of its own" if needed == 3 else "without root"
         return f"the kernel {os.uname().release} has Landlock {version}, {whose} {needed} is needed"
@@ -104,14 +104,14 @@ def missing_in_kernel() -> str:
 
 def _unreachable() -> bool:
     return (
-        places.may_change_uid()
-        and places.needs_search(places.readable())
+        local.may_change_uid()
+        and local.needs_search(local.readable())
         and not kernel.has_capability(kernel.CAP_DAC_READ_SEARCH)
     )
 
 
 def _missing_bubblewrap() -> str:
-    if not places.bwrap():
+    if not local.bwrap():
         return "`bwrap` is not installed"
     return missing_in_kernel()
 
@@ -119,7 +119,7 @@ def _missing_bubblewrap() -> str:
 def _bubblewrap(spec: dict[str, Any]) -> list[str]:
     """Namespaces around the supervisor, which confines what it starts as it does without them."""
     arguments = [
-        places.bwrap() or "bwrap", "--unshare-pid", "--unshare-net", "--unshare-ipc",
+        local.bwrap() or "bwrap", "--unshare-pid", "--unshare-net", "--unshare-ipc",
         "--unshare-uts", "--unshare-cgroup-try", "--die-with-parent", "--new-session",
         "--tmpfs", "/", "--proc", "/proc", "--chdir", "/",
     ]  # fmt: skip

@@ -1,21 +1,22 @@
 """Run a compiler or another checker on the files as the completion leaves them.
 
-spec  as in `rewards.verifiers.candidate`, and command:
-      run: list of words, or a line for the shell; exit_code: what means success (default 0);
-      pass_pattern, fail_pattern: what its output must and must not have (RE2; default neither);
-      cpu_seconds (default CPU_SECONDS), memory_mb (default MEMORY_MB);
-      tools: the programs that must be there (default: those that `run` names; name those, too,
-      that a Makefile calls); allow: globs of files that steer a build and that the answer
-      may change all the same (default: none); suppressions: whether new `@ts-ignore`, `noqa` and
-      the like count (default: false)
+spec   as in `rewards.verifiers.candidate`, and `command`, an object with
+       run: list of words, or a line for the shell; exit_code: what means success (default 0);
+       pass_pattern, fail_pattern: what the output must and must not contain (RE2; default neither);
+       cpu_seconds (default CPU_SECONDS), memory_mb (default MEMORY_MB);
+       tools: the programs that must be installed (default: those that `run` names; add those that
+       a Makefile calls); allow: globs of files that steer a build and that the answer may change
+       nevertheless (default: none); suppressions: whether new `@ts-ignore`, `noqa` and the like
+       have an effect (default: false)
+score  1.0 if the exit code and the output mean success, else 0.0
 
-For what reads the candidate and does not execute it: `tsc --noEmit`, `cargo check`, `mypy`. Code
-that is executed can end its process with any exit code and print anything; then this verifier can
-be deceived, and what judges is `rewards.verifiers.tests`. It also passes for an answer that takes
-code out of the build, or makes it trivial: no gate stands for a test.
+Use it for tools that read the answer without executing it: `tsc --noEmit`, `cargo check`, `mypy`.
+Code that is executed can exit with any code and print anything; verify that with
+`rewards.verifiers.tests`. An answer that takes code out of the build or makes it trivial passes,
+so this verifier does not replace tests.
 
-Files that steer a build are those of the spec, whatever the answer makes of them. A tool that is
-missing and a machine that is too slow are an `error`; a run out of CPU seconds is a failure.
+Files that steer a build are taken from the spec, whatever the answer makes of them. A missing tool
+or a machine that is too slow is an `error`; running out of CPU seconds is a failure.
 """
 
 import functools
@@ -25,7 +26,7 @@ from typing import Any
 
 import re2
 
-from pimono_sdpo.shell import parse
+from pimono_sdpo.shell import parse_command
 from pimono_sdpo.text import shorten
 from rewards.sandbox import Limits, Ran, SandboxError
 from rewards.sandbox.limits import MEBI, NOTHING
@@ -80,7 +81,7 @@ def verify(
         return failed(NAME, "malformed_output", why)
     run = functools.partial(tool, read=tuple(read), env={**ENVIRONMENT, **env})
     try:
-        return judge(candidate, spec["command"], run)
+        return verify_candidate(candidate, spec["command"], run)
     except SandboxError as trouble:
         return error(NAME, str(trouble))
 
@@ -90,7 +91,9 @@ def warm(server: Server) -> Callable[[str, dict[str, Any]], VerifierResult]:
     return functools.partial(verify, tool=in_server(server))
 
 
-def judge(candidate: Candidate, command: Mapping[str, Any], tool: Tool = cold) -> VerifierResult:
+def verify_candidate(
+    candidate: Candidate, command: Mapping[str, Any], tool: Tool = cold
+) -> VerifierResult:
     """Run the command on a candidate; raises SandboxError when nothing can be said."""
     if not isinstance(command, Mapping):
         raise BadSpec(f"`command` of the spec is {command!r}; write an object with `run`.")
@@ -187,7 +190,7 @@ def _see(tools: Sequence[str], tool: Tool) -> None:
 def _programs(run: str | list[str]) -> list[str]:
     """Return the programs that a command names, but those of the workspace itself."""
     if isinstance(run, str):
-        named = [stage.program for pipeline in parse(run) for stage in pipeline.stages]
+        named = [stage.program for pipeline in parse_command(run) for stage in pipeline.stages]
     else:
         named = [run[0]]
     return [name for name in dict.fromkeys(named) if name.startswith("/") or "/" not in name]

@@ -1,7 +1,10 @@
-"""The last complete file that a completion writes, put into the files in memory.
+"""Check the last complete file that a completion writes.
 
-Read are calls of a tool that writes (`write`, `write_file`, `create_file`) as JSON, with Gemma's
-delimiters and as XML, and `cat > path <<'EOF'` of a shell. A call that never closes is no write.
+spec   as in `rewards.verifiers.candidate`
+score  1.0 if a whole file is written to a path that may be written, else 0.0
+
+A write is a call of `write`, `write_file` or `create_file` as JSON, with Gemma's delimiters or as
+XML, or `cat > path <<'EOF'` in a shell. A call that never closes does not count.
 """
 
 import json

@@ -1,26 +1,21 @@
-"""Tell whether a completion adds to what linters complain of in the files it changes.
+"""Check whether a completion adds linter findings to the files that it changes.
 
-A directive loses its first letter to `_`, so that lines and columns stay where they were.
+spec   as in `rewards.verifiers.candidate`, and optionally `lint`, an object with
+       select: rules of ruff (default: SELECT, code that is broken); biome: rules of biome (default:
+       BIOME); javascript: "biome", "esbuild" or "tree-sitter" (default: the best one installed)
+score  the share of the changed files without new findings
 
 | files | linter | finds |
 |---|---|---|
-| Python | ruff | what does not parse, and the rules of `select` |
-| JavaScript, TypeScript | biome, when on the PATH | what does not parse, and `BIOME` |
-| | esbuild, when on the PATH | what does not parse |
-| | tree-sitter, of the extra `verify` | what does not parse, in process |
+| Python | ruff | syntax errors, and the rules of `select` |
+| JavaScript, TypeScript | biome, when on the PATH | syntax errors, and `BIOME` |
+| | esbuild, when on the PATH | syntax errors |
+| | tree-sitter, of the extra `verify` | syntax errors, in process |
 
-No settings of the workspace are read: the files alone are given, under names of ours. Directives
-that would silence a linter are taken out of them.
-
-spec  as in `rewards.verifiers.candidate`, and lint, which may be left out:
-      select: rules of ruff (default: SELECT, code that is broken); biome: rules of biome (default:
-      BIOME); javascript: "biome", "esbuild" or "tree-sitter" instead of the best one there is
-
-What was there before is nobody's fault: a finding counts when there are more of its rule and
-message in the changed files than before, on whatever line. Directives that silence a linter are
-taken out of both, and no settings of the workspace are read, so that neither buys anything. Files
-are only parsed, never run. Findings beyond syntax need a file that parsed before: nobody knows
-what else was wrong with it.
+A finding is new if the changed files have more findings with its rule and message than before, on
+whatever line. Findings other than syntax errors count only in files that parsed before. Files are
+parsed, never run. Settings of the workspace are not read, and directives that silence a linter
+lose their first letter to `_`, which keeps lines and columns as they are.
 """
 
 import functools
@@ -314,7 +309,7 @@ def verify(completion: str, spec: dict[str, Any], tool: Tool = cold) -> Verifier
         why = f"There is nothing to lint. {candidate.failure}: {candidate.why}"
         return failed(NAME, "malformed_output", why)
     try:
-        return judge(candidate, spec, tool)
+        return verify_candidate(candidate, spec, tool)
     except SandboxError as trouble:
         return error(NAME, str(trouble))
 
@@ -324,7 +319,9 @@ def warm(server: Server) -> Callable[[str, dict[str, Any]], VerifierResult]:
     return functools.partial(verify, tool=in_server(server))
 
 
-def judge(candidate: Candidate, spec: Mapping[str, Any], tool: Tool = cold) -> VerifierResult:
+def verify_candidate(
+    candidate: Candidate, spec: Mapping[str, Any], tool: Tool = cold
+) -> VerifierResult:
     """Lint the changed files of a candidate; metrics: `files` judged, `findings` that are new.
 
     Raises SandboxError when nothing can be said.

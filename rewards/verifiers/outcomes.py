@@ -1,8 +1,8 @@
-"""What value tests and pytest tests share: outcomes, expected exceptions, running Python.
+"""Outcomes of single tests, expected exceptions, and Python in the sandbox.
 
-What the sandbox says is untrusted. So of one exception only its own name, those of its bases up to
-the first built-in one, and that built-in one count; what the built-in one is a subclass of is known
-out here. Hence no answer can raise something that is a ValueError and a TypeError at once.
+Nothing that the sandbox reports about an exception is trusted. Only its own name, the names of its
+bases up to the first built-in one, and that built-in one count; the bases of the built-in one are
+looked up here. So no answer can raise an exception that is a ValueError and a TypeError at once.
 """
 
 import builtins

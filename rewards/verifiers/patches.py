@@ -1,16 +1,30 @@
-"""Apply the diff of a completion to files in memory, or say why not.
+r"""Apply the diff of a completion to the files in memory, or say why it does not apply.
 
-spec  as in `rewards.verifiers.candidate`; truncated: whether the completion was cut, None or absent
-      when nobody knows; end: the token at the end of the completion, which is no part of it
+spec   as in `rewards.verifiers.candidate`; truncated: whether the completion was cut off, None or
+       absent if unknown; end: the token at the end of the completion, which is ignored
+score  1.0 if the diff applies, else up to 0.5, for the share of its hunks whose place was found
 
-A hunk is placed by the lines it shows. Line ends, and whether a file ends with a newline, stay as
-they are in the file unless the diff says otherwise with `\\ No newline at end of file`.
+Both unified diffs and Codex's patches are read, and repaired where models usually get them wrong:
+line numbers, missing counts, fences and prose around. A diff that could be read in two ways is
+refused, so a diff that is applied is the one that was meant. A hunk is placed by the lines that it
+shows, never by its numbers alone. Line ends, and whether a file ends with a newline, stay as they
+are unless the diff says `\ No newline at end of file`.
+
+| line between `*** Begin Patch` and `*** End Patch` | meaning |
+|---|---|
+| `*** Add File: path` | a new file; each of its lines begins with `+` |
+| `*** Delete File: path` | the file is deleted |
+| `*** Update File: path` | hunks follow; `*** Move to: path` also renames the file |
+| `@@ def f(x):` | begins a hunk below such a line; several of them narrow it down |
+| `*** End of File` | the hunk reaches the end of the file |
 """
 
 import difflib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+import re
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 from rewards.verifiers.candidate import (
     Candidate,
@@ -20,10 +34,644 @@ from rewards.verifiers.candidate import (
     refused_path,
     unsafe_path,
 )
-from rewards.verifiers.codex_patches import has_envelope, read_envelopes
-from rewards.verifiers.diffs import FileDiff, Hunk, read_diff
-from rewards.verifiers.hunk_matching import locate, looked
+from rewards.verifiers.last_write import calls
 from rewards.verifiers.rubric import VerifierResult, failed, passed
+
+_OPENS = re.compile(r"(`{3,}|~{3,})([^`]*)$")
+_DELIMITER = re.compile(r"(?:<\|[\w/]+\|?>|<[\w/]+\|>)\s*\Z")
+HINTS = frozenset({"diff", "patch", "udiff"})
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Lines without line ends; `fences_follow` when a later fence may belong to it."""
+
+    lines: tuple[str, ...]
+    fenced: bool
+    ends_with_newline: bool
+    fences_follow: bool = False
+
+
+def lines_of(text: str) -> list[str]:
+    """Split at line feeds alone, carriage returns before them dropped."""
+    return [line.removesuffix("\r") for line in text.split("\n")]
+
+
+def without_delimiter(text: str) -> str:
+    """Drop the special token that ended a turn, where the decoder left it in the text."""
+    return _DELIMITER.sub("", text)
+
+
+def starts_diff(lines: Sequence[str], at: int) -> bool:
+    """Tell whether a diff or a hunk begins at a line."""
+    line = lines[at]
+    if line.startswith(("@@", "diff --git ")):
+        return True
+    after = lines[at + 1] if at + 1 < len(lines) else ""
+    return line.startswith("--- ") and after.startswith("+++ ")
+
+
+def diff_blocks(text: str, truncated: bool | None) -> list[Block] | Refusal:
+    """Return the blocks that hold a diff, empty without any.
+
+    `truncated` is None when nobody knows: then a fence that never closes tells it.
+    """
+    lines = lines_of(without_delimiter(text))
+    found: list[Block] = []
+    outside: list[str] = []
+    opener, info, start = "", "", 0
+    for number, line in enumerate(lines):
+        fence = _OPENS.match(line)
+        if not opener and fence:
+            opener, info, start = fence[1], fence[2], number + 1
+        elif opener and fence and fence[1].startswith(opener) and not fence[2].strip():
+            if _is_diff(lines[start:number], info):
+                found.append(Block(tuple(lines[start:number]), True, True))
+            opener = ""
+        elif not opener:
+            outside.append(line)
+    open_diff = bool(opener) and _is_diff(lines[start:], info)
+    if opener and (open_diff or found):
+        if truncated is not False:
+            return Refusal(
+                "truncated",
+                "The answer ends inside a fenced block; write it shorter and close the fence.",
+            )
+        if open_diff:
+            found.append(Block(tuple(lines[start:]), True, True))
+    if not found:
+        ends = lines[-1] == ""
+        return (
+            [Block(tuple(lines[: len(lines) - ends]), False, ends)] if _is_diff(lines, "") else []
+        )
+    if _is_diff(outside, ""):
+        return Refusal(
+            "malformed",
+            "The answer has a diff inside a fenced block and another outside; put all of it into "
+            "one ```diff block.",
+        )
+    fences = sum(1 for line in lines if _OPENS.match(line))
+    follow = fences > 2
+    return [Block(block.lines, True, True, follow) for block in found]
+
+
+def _is_diff(lines: Sequence[str], info: str) -> bool:
+    hinted = info.strip().lower() in HINTS
+    return hinted or any(starts_diff(lines, at) for at in range(len(lines)))
+
+
+_HEADER = re.compile(r"@@\s*-([0-9]{1,9})(?:,([0-9]{1,9}))?\s+\+[0-9]{1,9}(?:,([0-9]{1,9}))?")
+_GIT = re.compile(
+    r"index |old mode |new mode |new file mode |deleted file mode |similarity |dissim"
+)
+_SIGNATURE = re.compile(r"\d+\.\d+(\.\d+)*\S*$")
+_ESCAPED = re.compile(rb"\\([0-3][0-7]{2})")
+_TAGS = (" ", "+", "-")
+
+_WHERE_IT_ENDS = Refusal(
+    "malformed",
+    "It cannot be told where the diff ends and the text goes on; put the diff into a ```diff "
+    "block.",
+)
+_CUT = Refusal(
+    "truncated",
+    "The diff ends before its last hunk is complete; write a smaller diff, to its end.",
+)
+
+
+@dataclass(slots=True)
+class Line:
+    """A line of a hunk: its tag and its text; `ends` is False for a last line without newline."""
+
+    tag: str
+    text: str
+    ends: bool = True
+    marked: bool = False
+
+
+@dataclass(slots=True)
+class Hunk:
+    """Lines, and what the header says of them: the first old line and both counts, or nothing.
+
+    `above` are lines that stand somewhere above it, the outer ones first; `at_end` tells that it
+    reaches the end of the file.
+    """
+
+    start: int | None
+    counts: tuple[int, int] | None
+    lines: list[Line] = field(default_factory=list)
+    unsure: bool = False
+    above: tuple[str, ...] = ()
+    at_end: bool = False
+
+    def actual(self) -> tuple[int, int]:
+        """Count the old and the new lines."""
+        old = sum(1 for line in self.lines if line.tag != "+")
+        return old, sum(1 for line in self.lines if line.tag != "-")
+
+    def fits(self) -> bool:
+        """Tell whether there are the lines that the header promises."""
+        return self.counts is not None and self.counts == self.actual()
+
+
+@dataclass(slots=True)
+class FileDiff:
+    """The hunks of one file; a name is None where the diff says nothing, "" for /dev/null.
+
+    `deleted` says that the file goes without its lines being shown.
+    """
+
+    old: str | None = None
+    new: str | None = None
+    hunks: list[Hunk] = field(default_factory=list)
+    renamed: bool = False
+    deleted: bool = False
+
+
+def read_diff(text: str, truncated: bool | None) -> list[FileDiff] | Refusal:
+    """Return the diffs of a completion, or why there are none that can be trusted.
+
+    `truncated` says whether the completion was cut; None when nobody knows, then the text tells it
+    where it can: a fence left open, fewer lines than the last header promises.
+    """
+    if truncated:
+        return Refusal(
+            "truncated",
+            "The answer was cut off at its maximum length; write a smaller diff, to its end.",
+        )
+    blocks = diff_blocks(text, truncated)
+    if isinstance(blocks, Refusal):
+        return blocks
+    files: list[FileDiff] = []
+    for block in blocks:
+        problem = _Reader(block).read(files)
+        if problem:
+            return problem
+    hunks = [hunk for file in files for hunk in file.hunks]
+    if not hunks and not any(file.renamed for file in files):
+        return Refusal(
+            "no_patch",
+            "The answer holds no unified diff; write one with `--- a/path`, `+++ b/path` and "
+            "`@@` lines in a ```diff block.",
+        )
+    if truncated is None and hunks and _looks_cut(hunks[-1], blocks[-1]):
+        return _CUT
+    return files
+
+
+def _looks_cut(last: Hunk, block: Block) -> bool:
+    if block.fenced and not block.fences_follow:
+        return False
+    actual = last.actual()
+    if last.counts and (actual[0] < last.counts[0] or actual[1] < last.counts[1]):
+        return True
+    whole = last.fits() and bool(last.lines) and last.lines[-1].tag != "+"
+    return not block.ends_with_newline and not whole
+
+
+class _Reader:
+    """One block, line by line."""
+
+    def __init__(self, block: Block) -> None:
+        self.lines = block.lines
+        self.fenced = block.fenced
+        self.at = 0
+        self.filled = [len(self.lines)] * (len(self.lines) + 1)
+        for number in range(len(self.lines) - 1, -1, -1):
+            self.filled[number] = number if self.lines[number] else self.filled[number + 1]
+
+    def read(self, files: list[FileDiff]) -> Refusal | None:
+        """Add the block's diffs to `files`."""
+        begun = len(files)
+        loose = False
+        while self.at < len(self.lines):
+            line = self.lines[self.at]
+            if line.startswith("diff --git ") or self._names():
+                files.append(self._header())
+                loose = True
+            elif line.startswith("@@"):
+                if len(files) == begun:
+                    files.append(FileDiff())
+                hunk = self._hunk()
+                if isinstance(hunk, Refusal):
+                    return hunk
+                files[-1].hunks.append(hunk)
+                loose = not hunk.fits()
+            elif line.startswith(("GIT binary patch", "Binary files ")):
+                return Refusal("malformed", "The diff is binary; write a text diff.")
+            elif loose and line.startswith(("+", "-")) and not line.startswith("-- "):
+                return _WHERE_IT_ENDS
+            else:
+                self.at += 1
+        return None
+
+    def _names(self) -> bool:
+        return self.lines[self.at].startswith("--- ") and starts_diff(self.lines, self.at)
+
+    def _header(self) -> FileDiff:
+        file = FileDiff()
+        self.at += self.lines[self.at].startswith("diff --git ")
+        while self.at < len(self.lines):
+            line = self.lines[self.at]
+            if line.startswith("rename from "):
+                file.old, file.renamed = line[12:].strip(), True
+            elif line.startswith("rename to "):
+                file.new, file.renamed = line[10:].strip(), True
+            elif self._names():
+                old, new = _name(line[4:]), _name(self.lines[self.at + 1][4:])
+                if not file.renamed:
+                    file.old, file.new = old, new
+                self.at += 2
+                break
+            elif not _GIT.match(line):
+                break
+            self.at += 1
+        return file
+
+    def _hunk(self) -> Hunk | Refusal:
+        numbers = _HEADER.match(self.lines[self.at])
+        hunk = Hunk(None, None)
+        if numbers:
+            counts = (int(numbers[2] or 1), int(numbers[3] or 1))
+            hunk = Hunk(int(numbers[1]), counts)
+        elif above := self.lines[self.at].strip("@ \t"):
+            hunk.above = (above,)
+        self.at += 1
+        while self.at < len(self.lines):
+            line = self.lines[self.at]
+            if self._ends(line, hunk):
+                break
+            if line == "":
+                if not self._blank_belongs(hunk):
+                    break
+                hunk.lines.append(Line(" ", ""))
+            elif line.startswith("\\"):
+                if hunk.lines:
+                    hunk.lines[-1].ends, hunk.lines[-1].marked = False, True
+            elif line[0] in _TAGS:
+                hunk.lines.append(Line(line[0], line[1:]))
+            elif not self.fenced and hunk.fits():
+                break
+            else:
+                return Refusal(
+                    "malformed",
+                    f"The line `{line[:120]}` inside a hunk begins with none of space, `+`, `-`; "
+                    "begin each line of a hunk with one of them.",
+                )
+            self.at += 1
+        while hunk.lines and not hunk.fits() and hunk.lines[-1] == Line(" ", ""):
+            hunk.lines.pop()
+        return _WHERE_IT_ENDS if hunk.unsure and not hunk.fits() else hunk
+
+    def _ends(self, line: str, hunk: Hunk) -> bool:
+        if line.startswith(("@@", "diff --git ")):
+            return True
+        if self._names() and not self._is_content(hunk):
+            return True
+        after = self.lines[self.at + 1] if self.at + 1 < len(self.lines) else ""
+        return line.rstrip() == "--" and bool(_SIGNATURE.match(after))
+
+    def _is_content(self, hunk: Hunk) -> bool:
+        """Tell whether `--- x`, `+++ y` are lines that begin with dashes and pluses themselves."""
+        third = self.lines[self.at + 2] if self.at + 2 < len(self.lines) else ""
+        if third.startswith("@@"):
+            return False
+        return hunk.counts is not None and not hunk.fits()
+
+    def _blank_belongs(self, hunk: Hunk) -> bool:
+        """Tell whether an empty line is context that lost its space, or prose follows."""
+        if self.fenced:
+            return True
+        at = self.filled[self.at]
+        if at == len(self.lines) or starts_diff(self.lines, at):
+            short = hunk.counts is not None and hunk.actual()[0] < hunk.counts[0]
+            return short
+        if self.lines[at].startswith((" ", "\\")):
+            return True
+        if self.lines[at].startswith(("+", "-")):
+            hunk.unsure = True
+            return True
+        return False
+
+
+def _name(text: str) -> str:
+    """Return the path of a `---` or `+++` line, "" for /dev/null."""
+    name = text.split("\t")[0].strip()
+    if len(name) > 2 and name[0] == name[-1] == '"':
+        name = _unquoted(name[1:-1])
+    name = name.strip('"`')
+    return "" if name == "/dev/null" else name
+
+
+def _unquoted(name: str) -> str:
+    """Read the octal bytes and escaped characters of a path as git quotes it."""
+    try:
+        raw = _ESCAPED.sub(lambda m: bytes([int(m[1], 8) & 255]), name.encode())
+        return raw.decode().replace('\\"', '"')
+    except UnicodeError:  # no text, or half a character: the path is looked for as it stands
+        return name
+
+
+TAB_WIDTHS = (2, 4, 8)
+MAX_COMPARED = 4000
+MAX_SHOWN = 120
+
+
+class Looked(NamedTuple):
+    """The lines of a file, and where each stands, spacing apart."""
+
+    lines: Sequence[str]
+    spaced: list[str]
+    places: dict[str, list[int]]
+
+
+def looked(lines: Sequence[str]) -> Looked:
+    """Look at the lines of a file once for all of its hunks."""
+    spaced = [_spaced(line) for line in lines]
+    places: dict[str, list[int]] = {}
+    for at, line in enumerate(spaced):
+        places.setdefault(line, []).append(at)
+    return Looked(lines, spaced, places)
+
+
+def locate(hunk: Hunk, file: Looked, path: str) -> int | Refusal:
+    """Return the index of the first line the hunk speaks of.
+
+    The old lines must occur once, spacing apart. When they occur several times, the first below the
+    lines that the header names is meant, or the one at the file's end if the hunk says so; else the
+    one that is alike to the letter, unless the model may have turned the tabs of another into
+    spaces; else the one at the line that a header with right counts names.
+    """
+    lines = file.lines
+    old = [line.text for line in hunk.lines if line.tag != "+"]
+    if not any(line.strip() for line in old):
+        if not lines and not old:
+            return 0
+        return Refusal(
+            "context_not_found",
+            f"A hunk for {path} has no lines of the file around what it adds; give three lines "
+            "before and after.",
+        )
+    alike = _places(old, file)
+    if len(alike) > 1 and hunk.at_end:
+        alike = [place for place in alike if place + len(old) == len(lines)] or alike
+    if len(alike) > 1 and hunk.above:
+        alike = _below(hunk.above, file, alike) or alike
+    if len(alike) == 1:
+        return _indented(hunk, old, lines, alike[0], path)
+    if not alike:
+        return _missing(old, lines, path)
+    exact = [place for place in alike if list(lines[place : place + len(old)]) == old]
+    to_the_letter = set(exact)
+    others = [lines[at : at + len(old)] for at in alike if at not in to_the_letter]
+    if len(exact) == 1 and not any(_expands_to(other, old) for other in others):
+        return exact[0]
+    if hunk.fits() and hunk.start is not None and hunk.start - 1 in exact:
+        return hunk.start - 1
+    shown = " and ".join(str(place + 1) for place in alike[:3])
+    return Refusal(
+        "ambiguous",
+        f"The lines of a hunk are in {path} {len(alike)} times, at lines {shown}; give more lines "
+        "around the change.",
+    )
+
+
+def _expands_to(lines: Sequence[str], old: Sequence[str]) -> bool:
+    return any([line.expandtabs(width) for line in lines] == list(old) for width in TAB_WIDTHS)
+
+
+def _spaced(line: str) -> str:
+    return " ".join(line.split())
+
+
+def _places(old: Sequence[str], file: Looked) -> list[int]:
+    wanted = [_spaced(line) for line in old]
+    counts = [len(file.places.get(line, ())) for line in wanted]
+    rarest = counts.index(min(counts))
+    return [
+        at - rarest
+        for at in file.places.get(wanted[rarest], ())
+        if at >= rarest and file.spaced[at - rarest : at - rarest + len(wanted)] == wanted
+    ]
+
+
+def _below(above: Sequence[str], file: Looked, places: Sequence[int]) -> list[int]:
+    """Return of some places the first below each place of the lines above; it may begin there."""
+    starts: list[int] | None = None
+    for wanted in map(_spaced, above):
+        there = file.places.get(wanted, [])
+        begun = there if starts is None else starts
+        starts = [there[n] for s in begun if (n := bisect_left(there, s)) < len(there)]
+    first = [places[n] for s in starts or () if (n := bisect_left(places, s)) < len(places)]
+    return sorted(set(first))
+
+
+def _indented(
+    hunk: Hunk, old: Sequence[str], lines: Sequence[str], place: int, path: str
+) -> int | Refusal:
+    """Return the place, unless the hunk's indentation leaves open how new lines are indented."""
+    pairs = [
+        (_indent(mine), _indent(theirs))
+        for mine, theirs in zip(old, lines[place : place + len(old)], strict=True)
+        if mine.strip() and _indent(mine) != _indent(theirs)
+    ]
+    added = [line.text for line in hunk.lines if line.tag == "+" and line.text.strip()]
+    if not pairs or not added:
+        return place
+    expanded = any(
+        all("\t" in theirs and theirs.expandtabs(width) == mine for mine, theirs in pairs)
+        for width in TAB_WIDTHS
+    )
+    if expanded and all("\t" in _indent(line) or not _indent(line) for line in added):
+        return place
+    differing = (
+        place + number
+        for number, mine in enumerate(old)
+        if mine.strip() and _indent(mine) != _indent(lines[place + number])
+    )
+    at = next(differing, place)
+    return Refusal(
+        "context_not_found",
+        f"A hunk for {path} is indented otherwise than line {at + 1} of the file, "
+        f"`{lines[at][:MAX_SHOWN]}`; copy tabs and spaces as they are.",
+    )
+
+
+def _indent(line: str) -> str:
+    return line[: len(line) - len(line.lstrip())]
+
+
+def _missing(old: Sequence[str], lines: Sequence[str], path: str) -> Refusal:
+    numbers: dict[str, int] = {}
+    for number, line in enumerate(lines, 1):
+        numbers.setdefault(_spaced(line), number)
+    absent = next((line for line in old if line.strip() and _spaced(line) not in numbers), None)
+    if absent is None:
+        first = next(line for line in old if line.strip())
+        return Refusal(
+            "context_not_found",
+            f"The lines of a hunk are in {path}, but not one after the other; "
+            f"`{_shown(first)}` is line {numbers[_spaced(first)]}. Copy the lines as they follow "
+            "each other.",
+        )
+    wanted = _spaced(absent)[:MAX_SHOWN]
+    shortened = {line[:MAX_SHOWN]: number for line, number in reversed(numbers.items()) if line}
+    near = difflib.get_close_matches(wanted, list(shortened)[-MAX_COMPARED:], n=1, cutoff=0.5)
+    told = f"; the nearest is line {shortened[near[0]]}: `{near[0]}`" if near else ""
+    return Refusal(
+        "context_not_found",
+        f"The line `{_shown(absent)}` of a hunk is not in {path}{told}. Read the file again and "
+        "copy its lines.",
+    )
+
+
+def _shown(line: str) -> str:
+    return line.strip()[:MAX_SHOWN]
+
+
+BEGIN, END = "*** Begin Patch", "*** End Patch"
+TOOLS = ("apply_patch", "applypatch")
+_INPUTS = ("input", "patch", "patchText", "command")
+_FILE = re.compile(r"\*\*\* (Add|Delete|Update) File: ?(.+)")
+_MOVE = "*** Move to: "
+_AT_END = "*** End of File"
+MAX_ABOVE = 10
+
+
+def has_envelope(text: str) -> bool:
+    """Tell whether a text has a patch of this kind, its own or in a call."""
+    return BEGIN in text and next(_patches(text), None) is not None
+
+
+def read_envelopes(text: str, truncated: bool | None) -> list[FileDiff] | Refusal:
+    """Return the changes of every patch of a text; `truncated` as for `read_diff`."""
+    if truncated:
+        return _cut()
+    files: list[FileDiff] = []
+    for patch in _patches(text):
+        problem = _read(patch, files)
+        if problem:
+            return problem
+    return files or _malformed("The patch changes no file; begin with `*** Update File: path`.")
+
+
+def _patches(text: str) -> Iterator[list[str]]:
+    """Yield the lines of each patch, with its first and, when there is one, its last."""
+    given = [
+        value
+        for _, name, arguments in calls(text)
+        if name in TOOLS
+        for value in (_text(arguments.get(key)) for key in _INPUTS)
+        if BEGIN in value
+    ]
+    for one in given or [text]:
+        patch: list[str] = []
+        indent = ""
+        for line in lines_of(one):
+            if not patch and line.strip() == BEGIN:
+                # A fence in a list is indented.
+                indent = line[: line.index("*")]
+                patch.append(BEGIN)
+            elif patch:
+                patch.append(line.removeprefix(indent))
+            if patch and line.strip() == END:
+                yield patch
+                patch = []
+        if patch:
+            yield patch
+
+
+def _text(value: object) -> str:
+    if isinstance(value, list):
+        return next((one for one in value if isinstance(one, str) and BEGIN in one), "")
+    return value if isinstance(value, str) else ""
+
+
+def _read(patch: Sequence[str], files: list[FileDiff]) -> Refusal | None:
+    if patch[-1].strip() != END:
+        return _cut()
+    at = 1
+    while at < len(patch) - 1:
+        header = _FILE.fullmatch(patch[at].strip())
+        if header is None:
+            if not patch[at].strip():
+                at += 1
+                continue
+            return _malformed(
+                f"The line `{patch[at][:MAX_SHOWN]}` belongs to no file; begin each with "
+                "`*** Update File: path`, `*** Add File: path` or `*** Delete File: path`."
+            )
+        stop = next((n for n in range(at + 1, len(patch)) if _is_header(patch[n])), len(patch) - 1)
+        found = _file(header[1], header[2].strip(), patch[at + 1 : stop])
+        if isinstance(found, Refusal):
+            return found
+        files.append(found)
+        at = stop
+    return None
+
+
+def _is_header(line: str) -> bool:
+    return line.startswith("*** ") and bool(_FILE.fullmatch(line.strip()) or line.strip() == END)
+
+
+def _file(what: str, path: str, lines: Sequence[str]) -> FileDiff | Refusal:
+    if what == "Delete":
+        if any(line.strip() for line in lines):
+            return _malformed(f"What follows `*** Delete File: {path}` is no part of it.")
+        return FileDiff(path, "", deleted=True)
+    if what == "Add":
+        added = [line for line in lines if line.strip() or line.startswith("+")]
+        odd = next((line for line in added if not line.startswith("+")), None)
+        if odd is not None:
+            return _malformed(
+                f"The line `{odd[:MAX_SHOWN]}` of the new file {path} does not begin with `+`."
+            )
+        return FileDiff("", path, [Hunk(None, None, [Line("+", line[1:]) for line in added])])
+    return _updated(path, lines)
+
+
+def _updated(path: str, lines: Sequence[str]) -> FileDiff | Refusal:
+    file = FileDiff(path, path)
+    hunk: Hunk | None = None
+    for line in lines:
+        if line.startswith(_MOVE) and hunk is None:
+            file.new, file.renamed = line[len(_MOVE) :].strip(), True
+        elif line.strip() == _AT_END and hunk:
+            hunk.at_end = True
+        elif line.startswith("@@"):
+            above = line[2:].strip().removesuffix("@@").strip()
+            if hunk is None or hunk.lines:
+                hunk = Hunk(None, None)
+                file.hunks.append(hunk)
+            hunk.above = (*hunk.above, *([above] if above else []))[-MAX_ABOVE:]
+        elif line[:1] in ("", " ", "+", "-"):
+            if hunk is None:
+                hunk = Hunk(None, None)
+                file.hunks.append(hunk)
+            hunk.lines.append(Line(line[:1] or " ", line[1:]))
+        else:
+            return _malformed(
+                f"The line `{line[:MAX_SHOWN]}` inside a hunk of {path} begins with none of "
+                "space, `+`, `-`; begin each line of a hunk with one of them."
+            )
+    for one in file.hunks:
+        while one.lines and one.lines[-1] == Line(" ", ""):
+            one.lines.pop()
+    file.hunks = [one for one in file.hunks if one.lines]
+    if not file.hunks and not file.renamed:
+        return _malformed(f"The patch changes nothing in {path}; write the lines that change.")
+    return file
+
+
+def _malformed(why: str) -> Refusal:
+    return Refusal("malformed", why)
+
+
+def _cut() -> Refusal:
+    return Refusal(
+        "truncated", f"The patch ends before `{END}`; write a smaller patch, to its end."
+    )
+
 
 NAME = "patch"
 LOCATED_SHARE = 0.5

@@ -1,29 +1,30 @@
-"""Judge proposed reads, edits and writes by what the session knew of its files.
+"""Check proposed reads, edits and writes against what the session knew of its files.
 
-spec["workspace"]  the files as they stood when the request was made, as the filter and
-                   `pimono_sdpo.replay.workspace` write them
-spec["tools"]      what may be called, as for `tool_calls`
+spec   workspace: the files as they stood when the request was made, as the filter and
+       `pimono_sdpo.replay.workspace` write them; tools: what may be called, as for `tool_calls`
+score  1.0 if every call that can be decided works; an edit whose text is not found 0.2, is found
+       more than once 0.4, changes nothing 0.0; a change that breaks the syntax of a file 0.6
 
-| what a call does | verdict |
+| call | verdict |
 |---|---|
 | read a file that the session has seen | passed |
-| edit: each old text stands in the file once, and something changes | passed |
-| edit: a text is not there, there more than once, or replaced by itself | failed |
-| write what is not there already | passed |
-| write what the file holds already | failed |
-| edit or write: the file parsed before and does not any more | failed |
-| anything else, or a file that may have changed since it was seen | no say |
+| edit: each old text occurs once in the file, and something changes | passed |
+| edit: a text does not occur, occurs more than once, or is replaced by itself | failed |
+| write something new | passed |
+| write what the file contains already | failed |
+| edit or write: the file parsed before and no longer does | failed |
+| anything else, or a file that may have changed since it was seen | skipped |
 
-Of several calls, one that fails is enough; each sees what those before it have changed.
+The first call that fails decides; each call sees the changes of those before it.
 """
 
 import difflib
 from collections.abc import Callable
 from typing import Any
 
-from pimono_sdpo.replay.calls import are_in_turn, edits_of, path_in
-from pimono_sdpo.replay.files import Edit, File, Outcome, plain
-from pimono_sdpo.replay.workspace import Workspace, from_json
+from pimono_sdpo.replay.calls import apply_in_turn, find_path, read_edits
+from pimono_sdpo.replay.files import Edit, File, Outcome, normalise_line_ends
+from pimono_sdpo.replay.workspace import Workspace, load_workspace
 from pimono_sdpo.text import shorten
 from rewards.verifiers.call_formats import Call
 from rewards.verifiers.rubric import VerifierResult, error, failed, passed, skipped
@@ -44,7 +45,7 @@ def verify(completion: str, spec: dict[str, Any]) -> VerifierResult:
     if not spec.get("workspace"):
         return skipped(NAME, "The row knows no files.")
     try:
-        workspace = from_json(spec["workspace"])
+        workspace = load_workspace(spec["workspace"])
     except (KeyError, TypeError, AttributeError) as found:
         return error(NAME, f"The row's workspace cannot be read ({type(found).__name__}).")
     decided = 0
@@ -63,16 +64,16 @@ Verdict = VerifierResult | bool | None
 
 
 def _read(workspace: Workspace, call: Call) -> Verdict:
-    known = workspace.files.get(workspace.absolute(path_in(call.arguments)))
+    known = workspace.files.get(workspace.absolute(find_path(call.arguments)))
     # A file that nobody has seen may be there all the same.
     return True if known and (known.whole is not None or known.pieces) else None
 
 
 def _edit(workspace: Workspace, call: Call) -> Verdict:
-    edits = edits_of(call.arguments)
-    path = path_in(call.arguments)
+    edits = read_edits(call.arguments)
+    path = find_path(call.arguments)
     file = workspace.files.get(workspace.absolute(path))
-    outcome = file.predict(edits, are_in_turn(call.arguments)) if file and edits else None
+    outcome = file.predict(edits, apply_in_turn(call.arguments)) if file and edits else None
     if file is None or outcome is None:
         return None
     if outcome == "ok":
@@ -85,7 +86,7 @@ def _edit(workspace: Workspace, call: Call) -> Verdict:
 
 def _write(workspace: Workspace, call: Call) -> Verdict:
     content = call.arguments.get("content")
-    path = path_in(call.arguments)
+    path = find_path(call.arguments)
     file = workspace.files.get(workspace.absolute(path))
     if file is None or not isinstance(content, str) or file.is_stale:
         return None
@@ -131,7 +132,9 @@ def _told(outcome: Outcome, path: str, edits: list[Edit], file: File) -> str:
             "Please provide more context to make it unique."
         )
     text = file.whole or ""
-    missing = next((edit.old for edit in edits if plain(edit.old) not in text), edits[0].old)
+    missing = next(
+        (edit.old for edit in edits if normalise_line_ends(edit.old) not in text), edits[0].old
+    )
     near = _nearest(missing, text)
     hint = f" The nearest lines are:\n{near}" if near else ""
     return (

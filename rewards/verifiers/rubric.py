@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, Literal, Protocol
 
 from pimono_sdpo.errors import PimonoError
-from pimono_sdpo.text import TRIMMED, shorten, well_formed
+from pimono_sdpo.text import TRIMMED, replace_surrogates, shorten
 
 Status = Literal["passed", "failed", "error", "skipped"]
 MAX_PARTIAL = 0.99
@@ -41,7 +41,7 @@ class VerifierResult:
 
     def __post_init__(self) -> None:
         # What a completion says may hold half a character, which no tokenizer and no column can.
-        object.__setattr__(self, "feedback", well_formed(self.feedback))
+        object.__setattr__(self, "feedback", replace_surrogates(self.feedback))
 
 
 class BadSpec(ValueError):

@@ -1,7 +1,7 @@
-"""Run a tool that reads untrusted files, a linter or a compiler, in the sandbox.
+"""Run a tool that reads untrusted files, such as a linter or a compiler, in the sandbox.
 
-`cold` starts a supervisor for each run, `in_server` forks one of a warm interpreter and starts the
-tool from there.
+`cold` starts a supervisor for each run; `in_server` forks one from a warm interpreter, which then
+starts the tool.
 """
 
 import os

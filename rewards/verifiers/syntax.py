@@ -1,15 +1,15 @@
-"""Tell whether the files a completion changes still parse, in process.
+"""Check whether the files that a completion changes still parse, in process.
 
-spec  as in `rewards.verifiers.candidate`
+spec   as in `rewards.verifiers.candidate`
+score  the share of the changed files that parse
 
 | file | parser |
 |---|---|
 | `.py`, `.pyi` | Python's own compiler, of the version that runs this |
-| `.json`, `.toml`, `.yaml`, `.yml` | their parsers; nothing is constructed |
+| `.json`, `.toml`, `.yaml`, `.yml` | their parsers; no object is constructed |
 | `.ts`, `.tsx`, `.js`, `.jsx`, `.mts`, `.cjs` and so on | tree-sitter, of the extra `verify` |
 
-A file that did not parse before is not the model's fault: it has no say unless there are more
-errors than before.
+A file that did not parse before is left out unless it has more errors than before.
 """
 
 import importlib
@@ -52,10 +52,10 @@ def verify(completion: str, spec: dict[str, Any]) -> VerifierResult:
     if isinstance(candidate, Refusal):
         why = f"There is nothing to parse. {candidate.failure}: {candidate.why}"
         return failed(NAME, "malformed_output", why)
-    return judge(candidate)
+    return verify_candidate(candidate)
 
 
-def judge(candidate: Candidate) -> VerifierResult:
+def verify_candidate(candidate: Candidate) -> VerifierResult:
     """Parse the changed files of a candidate; metrics: `files` judged, `errors` that are new."""
     judged = broken = errors = 0
     told: list[str] = []

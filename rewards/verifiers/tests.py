@@ -1,32 +1,293 @@
 """Run the task's tests on the files as the completion leaves them.
 
-spec  as in `rewards.verifiers.candidate`, and
-      tests: {"kind": "value", ...} of `value_tests`, {"kind": "output", ...} of `value_tests`, or
-      {"kind": "pytest", ...} of `pytest_tests`; all take
-      needs: globs of the files that the program needs beside those that were changed
-      (default: the Python files below the top folder of the module, or of what may be written);
-      `locked` files are never given, so that no answer lies where the candidate could read it
+spec   as in `rewards.verifiers.candidate`, and `tests`, an object with `kind`, the entries of its
+       kind below, and
+       needs: globs of the files that the program needs beside those that were changed (default:
+       the Python files below the top folder of the module, or of what may be written); `locked`
+       files are never included, so that the answer cannot read expected values there
+score  the share of the tests that pass
 
-The candidate sees inputs only: values and output are compared out here, and pytest runs in another
-process than the candidate, which gets arguments and gives values. Only tests that say `together`
-share their process with it; then a determined program can do anything.
+tests  kind: "value"; module: path of the file; entry: name of the function in it, dots allowed;
+       cases: [{"args": [...], "kwargs": {...}, "expected": value}], or "raises": name of an
+       exception instead of `expected`, a subclass counts as described in
+       `rewards.verifiers.outcomes`; seconds: CPU seconds per case (default SECONDS);
+       judged: "result" (default) or "arguments", for functions that change them in place;
+       unordered: whether the order of the outermost array is free (default false), sets count then;
+       tolerance: how far a number may be from an expected one (default: a float by RELATIVE of it,
+       from 0.0 by ABSOLUTE; an expected integer must be met)
+
+tests  kind: "output"; module: path of the program; cases: [{"stdin": text, "args": [text, ...],
+       "expected": text}]; seconds: CPU seconds per case (default SECONDS); tolerance: how far a
+       printed number may be from an expected one (default: printed alike)
+
+tests  kind: "pytest", as in `rewards.verifiers.pytest_tests`
+
+The answer sees inputs only. Values and output are compared outside the sandbox, by exact JSON type:
+`true` is not 1, 2.0 is 2, NaN equals nothing. No object of the answer exists there, so none of its
+`__eq__` is ever called. White space at the ends of printed lines and blank lines at the end do not
+count; a program that exits with another code than 0 fails, whatever it printed. Pytest runs in
+another process than the answer unless the tests say `together`; then a determined program can
+deceive them.
 """
 
 import functools
+import json
+import math
 import re
+import signal
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from pimono_sdpo.text import shorten
-from rewards.sandbox import SandboxError
+from rewards.sandbox import Limits, Ran, SandboxError
 from rewards.sandbox.warm import Server
-from rewards.verifiers import pytest_tests, value_tests
+from rewards.verifiers import pytest_tests
 from rewards.verifiers.answer import candidate_of
-from rewards.verifiers.candidate import LOCKED, Candidate, Refusal, matches, refused_path
-from rewards.verifiers.outcomes import ENVIRONMENT, Outcome, Overloaded, Python, Unjudged, cold
-from rewards.verifiers.rubric import VerifierResult, error, failed, passed, skipped
-from rewards.verifiers.spec import check_tests
+from rewards.verifiers.candidate import (
+    LOCKED,
+    Candidate,
+    Refusal,
+    check_tests,
+    matches,
+    refused_path,
+)
+from rewards.verifiers.outcomes import (
+    ENVIRONMENT,
+    Outcome,
+    Overloaded,
+    Python,
+    Unjudged,
+    cold,
+    counts_as,
+    died,
+    listed,
+)
+from rewards.verifiers.rubric import BadSpec, VerifierResult, error, failed, passed, skipped
+
+SECONDS = 10.0
+OUTPUT = 8 << 20
+RUN = """
+import pathlib, runpy, sys
+sys.path[:] = [str(pathlib.Path({0!r}).parent.resolve()), *(path for path in sys.path if path)]
+sys.argv = {1!r}
+runpy.run_path({0!r}, run_name="__main__")
+"""
+
+
+def verify_outputs(
+    files: Mapping[str, str], tests: Mapping[str, Any], python: Python
+) -> list[Outcome]:
+    """Run the cases on the files; one outcome each, in order.
+
+    Cases after one that hung are unknown, which is no pass.
+    Raises ValueError for tests that are none, SandboxError when nothing could be run, and
+    Overloaded when the machine was too busy to tell.
+    """
+    cases: Sequence[Mapping[str, Any]] = tests["cases"]
+    seconds = float(tests.get("seconds", SECONDS))
+    limits = Limits(cpu_seconds=seconds, wall_seconds=max(15, 5 * seconds), output=OUTPUT)
+    outcomes: list[Outcome] = []
+    for case in cases:
+        program = RUN.format(tests["module"], [tests["module"], *case.get("args", ())])
+        ran = python(["-c", program], files, case.get("stdin", "").encode(), limits)
+        outcomes.append(_output_outcome(case, ran, tests.get("tolerance"), python))
+        if outcomes[-1].kind == "timeout":
+            break
+    return outcomes + [Outcome("unknown")] * (len(cases) - len(outcomes))
+
+
+def _output_outcome(
+    case: Mapping[str, Any], ran: Ran, tolerance: float | None, python: Python
+) -> Outcome:
+    given = f"With the input {listed(case.get('stdin', ''))} the program"
+    if case.get("args"):
+        given = f"With the arguments {json.dumps(case['args'])} the program"
+    if ran.stopped or ran.signal:
+        return died(ran, python, given)
+    if ran.exit_code != 0:
+        last = ran.stderr.decode(errors="replace").strip().splitlines()[-1:]
+        return Outcome("error", f"{given} ends with exit code {ran.exit_code}. {''.join(last)}")
+    printed, expected = (
+        _output_lines(ran.stdout.decode(errors="replace")),
+        _output_lines(case["expected"]),
+    )
+    if len(printed) == len(expected) and all(
+        _same(one, other, tolerance) for one, other in zip(printed, expected, strict=True)
+    ):
+        return Outcome("passed")
+    got, wanted = listed("\n".join(printed)), listed("\n".join(expected))
+    return Outcome("wrong", f"{given} prints {got}, expected {wanted}")
+
+
+def _output_lines(text: str) -> list[str]:
+    return [line.rstrip() for line in text.rstrip().splitlines()]
+
+
+def _same(line: str, expected: str, tolerance: float | None) -> bool:
+    if line == expected or tolerance is None:
+        return line == expected
+    words, wanted = line.split(), expected.split()
+    return len(words) == len(wanted) and all(
+        word == other or _near(word, other, tolerance)
+        for word, other in zip(words, wanted, strict=True)
+    )
+
+
+def _near(word: str, expected: str, tolerance: float) -> bool:
+    try:
+        return abs(float(word) - float(expected)) <= tolerance
+    except ValueError:  # not both are numbers
+        return False
+
+
+CASES_AT_FULL_TIME = 6
+RELATIVE = 1e-9
+ABSOLUTE = 1e-9  # of 0.0 only: it would make 0.0 as good as any expected number below it
+WORKER = Path(__file__).with_name("value_worker.py").read_text()
+
+
+def verify_values(
+    files: Mapping[str, str], tests: Mapping[str, Any], python: Python
+) -> list[Outcome]:
+    """Run the cases on the files; one outcome each, in order.
+
+    Cases after one that hung or ended the process count as failed.
+    Raises ValueError for tests that are none, SandboxError when nothing could be run, and
+    Overloaded when the machine was too busy to tell.
+    """
+    cases: Sequence[Mapping[str, Any]] = tests["cases"]
+    seconds = float(tests.get("seconds", SECONDS))
+    judged = tests.get("judged", "result")
+    if judged not in ("result", "arguments"):
+        raise BadSpec(f"`judged` is {judged!r}; write 'result' or 'arguments'.")
+    inputs = [{"args": case["args"], "kwargs": case.get("kwargs", {})} for case in cases]
+    job = {
+        "module": tests["module"], "entry": tests["entry"], "seconds": seconds, "judged": judged,
+        "cases": inputs,
+    }  # fmt: skip
+    total = seconds * min(len(cases) + 1, CASES_AT_FULL_TIME)
+    limits = Limits(cpu_seconds=total, wall_seconds=max(15, 5 * total), output=OUTPUT)
+    ran = python(["-c", WORKER], files, json.dumps(job).encode(), limits)
+    first, *lines = _value_tests_lines(ran.stdout) or [{}]
+    if not first:
+        return _all(cases, _ending(ran, python, f"importing {tests['module']}"))
+    if "error" in first:
+        return _all(cases, _raised(first, f"importing {tests['module']}"))
+    if len(lines) > len(cases):
+        return _all(cases, Outcome("error", "more results were written than there are cases"))
+    outcomes = [
+        _value_tests_outcome(case, line, tests) for case, line in zip(cases, lines, strict=False)
+    ]
+    if len(outcomes) < len(cases):
+        outcomes.append(_ending(ran, python, _call(cases[len(outcomes)], tests)))
+    return outcomes + [Outcome("unknown")] * (len(cases) - len(outcomes))
+
+
+def same(value: Any, expected: Any, tolerance: float | None = None) -> bool:
+    """Whether two decoded JSON values are the same, type by type.
+
+    >>> same([1, 2.0], [1.0, 2]), same(True, 1), same(math.nan, math.nan)
+    (True, False, False)
+    """
+    if type(value) in (int, float) and type(expected) in (int, float):
+        return _close(value, expected, tolerance)
+    if type(value) is not type(expected):
+        return False
+    if type(value) is list:
+        return len(value) == len(expected) and all(
+            same(one, other, tolerance) for one, other in zip(value, expected, strict=True)
+        )
+    if type(value) is dict:
+        return value.keys() == expected.keys() and all(
+            same(value[key], expected[key], tolerance) for key in expected
+        )
+    return bool(value == expected)
+
+
+def _close(value: float, expected: float, tolerance: float | None) -> bool:
+    if value == expected:
+        return True
+    try:
+        if tolerance is not None:
+            return abs(value - expected) <= tolerance
+        near = 0.0 if expected else ABSOLUTE
+        return type(expected) is float and math.isclose(
+            value, expected, rel_tol=RELATIVE, abs_tol=near
+        )
+    except OverflowError:  # an integer that no float holds
+        return False
+
+
+def _unordered(value: Any, expected: Any, tolerance: float | None) -> bool:
+    if type(value) is dict and value.keys() == {"<set>"}:
+        value = value["<set>"]
+    if type(value) is not list or type(expected) is not list or len(value) != len(expected):
+        return False
+    left = list(value)
+    for one in expected:
+        found = next((i for i, other in enumerate(left) if same(other, one, tolerance)), None)
+        if found is None:
+            return False
+        del left[found]
+    return True
+
+
+def _value_tests_lines(stdout: bytes) -> list[dict[str, Any]]:
+    """Decode the complete lines, up to the first that is none of the worker's."""
+    lines: list[dict[str, Any]] = []
+    for text in stdout.split(b"\n")[:-1]:
+        try:
+            line = json.loads(text)
+        except (ValueError, RecursionError):  # the candidate may have written it
+            break
+        if type(line) is not dict or len(line.keys() & {"ready", "value", "error"}) != 1:
+            break
+        lines.append(line)
+    return lines
+
+
+def _value_tests_outcome(
+    case: Mapping[str, Any], line: dict[str, Any], tests: Mapping[str, Any]
+) -> Outcome:
+    call = _call(case, tests)
+    if "error" in line:
+        if "raises" in case and counts_as(line, case["raises"]):
+            return Outcome("passed")
+        return _raised(line, call)
+    if "value" not in line:
+        return Outcome("error", f"{call} wrote no value")
+    if "raises" in case:
+        return Outcome("wrong", f"{call} gives {listed(line['value'])}, not {case['raises']}")
+    compare = _unordered if tests.get("unordered") else same
+    if compare(line["value"], case["expected"], tests.get("tolerance")):
+        return Outcome("passed")
+    got, expected = listed(line["value"]), listed(case["expected"])
+    what = "leaves its arguments as" if tests.get("judged") == "arguments" else "gives"
+    return Outcome("wrong", f"{call} {what} {got}, expected {expected}")
+
+
+def _raised(line: Mapping[str, Any], call: str) -> Outcome:
+    where = f"\n  {line['where']}" if line.get("where") else ""
+    return Outcome("error", f"{call} raises {line['error']}: {line.get('message', '')}{where}")
+
+
+def _ending(ran: Ran, python: Python, call: str) -> Outcome:
+    """Return what befell the case that has no result."""
+    if ran.signal == signal.SIGPROF:
+        return Outcome("timeout", f"{call} did not end in its CPU time")
+    return died(ran, python, call)
+
+
+def _all(cases: Sequence[object], first: Outcome) -> list[Outcome]:
+    return [first, *[Outcome("unknown")] * (len(cases) - 1)]
+
+
+def _call(case: Mapping[str, Any], tests: Mapping[str, Any]) -> str:
+    given = [listed(one) for one in case["args"]]
+    given += [f"{name}={listed(one)}" for name, one in case.get("kwargs", {}).items()]
+    return f"{tests['entry']}({', '.join(given)})"
+
 
 NAME = "tests"
 IMPORTS = ("pytest", "json", "ctypes", "decimal", "fractions", "datetime", "collections", "runpy")
@@ -49,12 +310,14 @@ def verify(completion: str, spec: dict[str, Any], python: Python = cold) -> Veri
         why = f"There is nothing to test. {candidate.failure}: {candidate.why}"
         return failed(NAME, "malformed_output", why)
     try:
-        return judge(candidate, spec, python)
+        return verify_candidate(candidate, spec, python)
     except (SandboxError, Overloaded, Unjudged) as trouble:
         return error(NAME, str(trouble))
 
 
-def judge(candidate: Candidate, spec: Mapping[str, Any], python: Python = cold) -> VerifierResult:
+def verify_candidate(
+    candidate: Candidate, spec: Mapping[str, Any], python: Python = cold
+) -> VerifierResult:
     """Run the tests on a candidate.
 
     Raises SandboxError, Overloaded and Unjudged when nothing can be said.
@@ -65,12 +328,12 @@ def judge(candidate: Candidate, spec: Mapping[str, Any], python: Python = cold) 
         return failed(NAME, "malformed_output", why)
     files = visible(candidate, spec)
     if kind == "value":
-        return verdict(value_tests.verify_values(files, tests, python))
+        return verdict(verify_values(files, tests, python))
     if kind == "output":
-        return verdict(value_tests.verify_outputs(files, tests, python))
+        return verdict(verify_outputs(files, tests, python))
     if why := pytest_tests.refusal(candidate, tests):
         return failed(NAME, "policy_block", why)
-    return verdict(pytest_tests.judge(files, candidate.before, tests, python))
+    return verdict(pytest_tests.verify_pytest(files, candidate.before, tests, python))
 
 
 def warm(server: Server) -> Callable[[str, dict[str, Any]], VerifierResult]:

@@ -1,16 +1,23 @@
-"""Judge the tool calls of a completion: can they be read, do the tools exist, do arguments fit.
+"""Check the tool calls of a completion: are they readable, do the tools exist, do arguments fit.
+
+spec   tools: what may be called, as in `tool_schemas.tools_of`; without it the row is skipped
+       harness: the harness to whose tools the names of a list belong (default: Pi)
+       format: a name of EXAMPLES, or several families (default: that of the set of tools, else
+       every family's); with the format of the model's own chat template no other counts
+       call: "required" (default), or "optional" to skip completions without a call
+       truncated: whether the completion stopped without its end token
+       generation: 1, 2 or 3, the only generation of Pi's `edit` to accept (default: any)
+score  by the table, that of the worst call
 
 | what the completion has | score |
 |---|---|
 | no call, a call that cannot be read, a message that was cut off | 0.0 |
 | a call of a tool that does not exist | 0.2 |
-| arguments that are no object | 0.3 |
+| arguments that are not an object | 0.3 |
 | a required argument is missing | 0.4 |
-| all are there, one has the wrong type or value | 0.6 |
-| only arguments that the tool does not know | 0.8 |
+| all are present, one has the wrong type or value | 0.6 |
+| only arguments that the tool does not know are wrong | 0.8 |
 | every call is valid | 1.0 |
-
-Of several calls the worst counts.
 """
 
 import json
@@ -41,16 +48,7 @@ MAX_TOLD = 3  # failed calls
 
 
 def verify(completion: str, spec: dict[str, Any]) -> VerifierResult:
-    """Judge the text of a completion, decoded with its special tokens (`decode.py`).
-
-    spec["tools"]       what may be called, as in `tools_of`; without it there is no verdict
-    spec["harness"]     whose tools the names of a list are; default Pi's
-    spec["format"]      a name of EXAMPLES, or several families; default: that of the set of tools,
-                        else every family's. With the model's own, no other counts
-    spec["call"]        "required" (default), or "optional": without a call there is no verdict
-    spec["truncated"]   true when the completion stopped without its end token (`decode.py`)
-    spec["generation"]  1, 2 or 3: the only generation of Pi's `edit` to accept; default any
-    """
+    """Verify the calls of a completion, decoded with its special tokens (`call_formats.decode`)."""
     named = spec.get("tools")
     if not named:
         return skipped(NAME, "The row names no tools.")

@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from pimono_sdpo.suites.build import build, programs
+from pimono_sdpo.suites.build import build, load_programs
 from pimono_sdpo.suites.suite import load, write
 from tests.agent.suite_of_three import call, final
 
@@ -28,7 +28,7 @@ def models(knows: Mapping[str, Collection[str]]) -> Callable[[Json], "str | Json
 
     With odd seeds it begins with prose.
     """
-    by_goal = {program.goal: program for program in programs()}
+    by_goal = {program.goal: program for program in load_programs()}
 
     def policy(body: Json) -> str | Json:
         asked = body["messages"][1]["content"]

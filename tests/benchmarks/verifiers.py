@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from pimono_sdpo.commands.rewards import run_rescore
+from pimono_sdpo.cli.rescore import Options, score_completions
 from rewards.sandbox.warm import Server
 from rewards.verifiers import command, lint, syntax
 from rewards.verifiers.rubric import VerifierResult
@@ -73,7 +73,9 @@ def rescored(runs: int) -> None:
         for workers in (1, 2, 4):
             begun = time.perf_counter()
             out = Path(folder) / str(workers)
-            report = run_rescore(str(stored), out, [], ["tests"], workers)
+            report = score_completions(
+                Options(source=str(stored), out=out, grade=["tests"], workers=workers)
+            )
             rates.append(runs / (time.perf_counter() - begun))
             assert report["passed"] == len(codes[::2]), report
             written.add((out / "data" / "scored-00000.parquet").read_bytes())

@@ -113,6 +113,7 @@ def test_all_stages(folder: Path, chat_server: ChatServer) -> None:
     assert (outputs(duel), len(chat_server.hits)) == (before, hits)
 
 
+@pytest.mark.slow
 def test_killed_at_random_points_no_call_that_was_finished_is_repeated(
     folder: Path, chat_server: ChatServer
 ) -> None:

@@ -13,7 +13,7 @@ import pytest
 from pimono_sdpo.errors import EmptySelection, SourceError
 from pimono_sdpo.samples import SAMPLE_SESSIONS
 from pimono_sdpo.schema import DUEL_TURN, PULL_REQUEST
-from pimono_sdpo.traces.sources import parquet_files
+from pimono_sdpo.traces.sources import find_parquet_files
 from processors.duel.answer_format import check_format, classify_action, is_looping
 from processors.duel.pull_requests import PullRequests
 from processors.duel.trajectories import draw_from_trajectories, read_messages
@@ -79,7 +79,7 @@ def test_the_same_seed_gives_the_same_bytes_and_another_other_turns(tmp_path: Pa
 
 
 def test_few_row_groups_are_read_and_all_rows_when_needed(tmp_path: Path) -> None:
-    files = parquet_files(str(write_trajectories(tmp_path / "data")))
+    files = find_parquet_files(str(write_trajectories(tmp_path / "data")))
     drawn = draw_from_trajectories(files, seed=5, window=4)
     first = [next(drawn) for _ in range(12)]
     # Three windows of four: one row group of each file.
@@ -90,7 +90,9 @@ def test_few_row_groups_are_read_and_all_rows_when_needed(tmp_path: Path) -> Non
 
 
 def test_each_row_can_be_drawn_and_none_is_favoured(tmp_path: Path) -> None:
-    files = parquet_files(str(write_trajectories(tmp_path / "data", files=4, groups=2, rows=5)))
+    files = find_parquet_files(
+        str(write_trajectories(tmp_path / "data", files=4, groups=2, rows=5))
+    )
     drawn: Counter[str] = Counter()
     for seed in range(400):
         draws = draw_from_trajectories(files, seed, window=1)

@@ -125,10 +125,10 @@ def test_a_stream_that_was_cut_keeps_what_ended() -> None:
 def test_typed_entries_are_those_built_from_dicts(entries: list[Entry]) -> None:
     """Mistyped fields, too, count as missing either way."""
     lines = [json.dumps(entry).encode() for entry in entries]
-    built = [pi.entry_of(json.loads(line)) for line in lines]
-    read = read_lines(b"\n".join(lines), pi.DECODER, pi.entry_of).objects
+    built = [pi.build_entry(json.loads(line)) for line in lines]
+    read = read_lines(b"\n".join(lines), pi.DECODER, pi.build_entry).objects
     assert plain_events(pi.read(read)) == plain_events(pi.read(built))
-    messages = [pi.entry_of({"type": "message", "message": e}) for e in entries]
+    messages = [pi.build_entry({"type": "message", "message": e}) for e in entries]
     found = pi.read(messages)
     assert [event.index for event in found] == list(range(len(found)))
 

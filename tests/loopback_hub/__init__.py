@@ -14,16 +14,18 @@
     executor.py    runs a job's command
     faults.py      what goes wrong on purpose
     server.py      the route table, the thread, and what a test holds: `LoopbackHub`
-    client.py      runs a script against it in a process of its own
+    client.py      runs Python against it in a process of its own
+    forked.py      the process these are forked from, so that imports are paid for once
     hf.py          runs the `hf` command line against it
     fixture.py     the pytest fixture `loopback_hub`
 
-The clients read HF_ENDPOINT, HF_HOME and HF_TOKEN when they are imported, so they run as
-subprocesses with the environment of `LoopbackHub.env`.
+The clients read HF_ENDPOINT and HF_HOME when they are imported, so they run as subprocesses with
+the environment of `LoopbackHub.env`. Those that are forked were imported with the same address, and
+with an HF_HOME relative to the folder that each of them runs in.
 """
 
-from tests.loopback_hub.client import run_client
+from tests.loopback_hub.client import run_client, run_python
 from tests.loopback_hub.hf import run_hf
 from tests.loopback_hub.server import ORG, TOKEN, USER, LoopbackHub, loopback
 
-__all__ = ["ORG", "TOKEN", "USER", "LoopbackHub", "loopback", "run_client", "run_hf"]
+__all__ = ["ORG", "TOKEN", "USER", "LoopbackHub", "loopback", "run_client", "run_hf", "run_python"]

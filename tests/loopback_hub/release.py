@@ -57,7 +57,7 @@ def sources(folder: Path, version: str = "0.1.0") -> Path:
         shutil.copytree(REPO / package, folder / package, ignore=unwanted)
     recipes = folder / "pimono_sdpo" / "recipes"
     recipes.mkdir(exist_ok=True)
-    for recipe in (REPO / "jobs").glob("*.yaml"):
+    for recipe in (REPO / "jobs" / "recipes").glob("*.yaml"):
         shutil.copy(recipe, recipes)
     (folder / "pimono_sdpo" / "__init__.py").write_text(f'__version__ = "{version}"\n')
     project = f'[project]\nname = "pimono-sdpo"\nversion = "{version}"\n'

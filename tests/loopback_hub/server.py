@@ -3,7 +3,7 @@
 import asyncio
 import os
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +20,7 @@ from starlette.routing import Route as StarletteRoute
 from tests.loopback_hub import buckets, commits, files, jobs, repos, tokens
 from tests.loopback_hub.call import ACCOUNTS, ORG, TOKEN, USER, Call, Refusal, account_of
 from tests.loopback_hub.faults import Fault, cut
+from tests.loopback_hub.forked import Forked
 from tests.loopback_hub.storage import (
     Bucket,
     BucketFile,
@@ -65,6 +66,8 @@ class LoopbackHub:
     faults: list[Fault] = field(default_factory=list)
     problems: list[Exception] = field(default_factory=list)
     """Faults of this server itself; the fixture raises them."""
+    forks: Callable[[tuple[str, ...]], Forked] | None = None
+    """Gives the process that has imported some modules and forks clients of this address."""
 
     def seed(
         self,
@@ -170,11 +173,15 @@ class LoopbackHub:
         raise Refusal(404, "Sorry, we can't find the page you are looking for.")
 
 
+def address(listening: socket.socket) -> str:
+    return f"http://127.0.0.1:{listening.getsockname()[1]}"
+
+
 @contextmanager
-def loopback() -> Iterator[LoopbackHub]:
-    """A fresh, empty Hub for as long as the block runs."""
-    listening = socket.create_server(("127.0.0.1", 0))
-    hub = LoopbackHub(f"http://127.0.0.1:{listening.getsockname()[1]}")
+def loopback(listening: socket.socket | None = None) -> Iterator[LoopbackHub]:
+    """A fresh, empty Hub for as long as the block runs, at a free port or a given one."""
+    listening = listening or socket.create_server(("127.0.0.1", 0))
+    hub = LoopbackHub(address(listening))
     app = Starlette(routes=[StarletteRoute("/{path:path}", hub.handle, methods=METHODS)])
     config = uvicorn.Config(
         app, lifespan="off", loop="asyncio", http="h11", ws="none", log_level="critical"

@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pimono_sdpo.replay.calls import arguments, edits_of
+from pimono_sdpo.replay.calls import decode_arguments, read_edits
 from pimono_sdpo.replay.files import File, Outcome
 from pimono_sdpo.replay.initial_state import Beginnings
 from pimono_sdpo.traces.events import Event
@@ -135,8 +135,8 @@ def test_what_stood_at_the_request_is_told_rightly(
         file = File(one.texts[0]) if one.whole else File(pieces=one.texts)
         assert file.whole in {None, text}
     edits = [[(old, "new")] for old in asked]
-    edits += [[(e.old, "new") for e in edits_of(arguments(v))] for v in session.events if v.kind == "tool_call" and v.tool_name == "edit"]  # fmt: skip
+    edits += [[(e.old, "new") for e in read_edits(decode_arguments(v))] for v in session.events if v.kind == "tool_call" and v.tool_name == "edit"]  # fmt: skip
     for several in edits:
         call = {"edits": [{"oldText": old, "newText": new} for old, new in several]}
-        expected = file.predict(edits_of(call))
+        expected = file.predict(read_edits(call))
         assert agrees(expected, outcome(text, several)[0], file.whole is not None)

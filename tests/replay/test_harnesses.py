@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from pimono_sdpo.replay.calls import edits_of, shown_by_read
-from pimono_sdpo.replay.commands import changes_of
+from pimono_sdpo.replay.calls import parse_read, read_edits
+from pimono_sdpo.replay.commands import find_changes
 from pimono_sdpo.replay.files import Edit, File, Outcome
-from pimono_sdpo.replay.workspace import is_harmless
+from pimono_sdpo.replay.workspace import is_read_only
 from pimono_sdpo.traces.events import Event
 from pimono_sdpo.traces.harness import find_harness
 from tests.predictions import predictions
@@ -99,7 +99,7 @@ def test_what_the_user_refused_was_not_done() -> None:
     ],
 )
 def test_what_is_no_text_of_a_file_teaches_nothing(text: str) -> None:
-    assert shown_by_read({}, text, find_harness("pi").files) is None
+    assert parse_read({}, text, find_harness("pi").files) is None
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_what_is_no_text_of_a_file_teaches_nothing(text: str) -> None:
     ],
 )
 def test_what_was_left_out_makes_it_parts(text: str, runs: list[str]) -> None:
-    shown = shown_by_read({}, text, find_harness("pi").files)
+    shown = parse_read({}, text, find_harness("pi").files)
     assert shown is not None
     assert (shown.runs, shown.is_end) == (runs, False)
 
@@ -166,8 +166,8 @@ def test_an_edit_reaches_into_the_parts_it_touches() -> None:
 
 def test_a_malformed_edit_voids_the_call() -> None:
     good = {"oldText": "a", "newText": "b"}
-    assert edits_of({"edits": [good, {"oldText": "a"}]}) == []
-    assert len(edits_of({"edits": [good, good]})) == 2
+    assert read_edits({"edits": [good, {"oldText": "a"}]}) == []
+    assert len(read_edits({"edits": [good, good]})) == 2
 
 
 @pytest.mark.parametrize(
@@ -211,12 +211,12 @@ def test_a_malformed_edit_voids_the_call() -> None:
 def test_what_more_commands_may_change(
     command: str, output: str, anything: bool, names: set[str]
 ) -> None:
-    changes = changes_of(command, output)
+    changes = find_changes(command, output)
     assert (changes.anything, changes.names) == (anything, names)
 
 
 def test_installing_changes_what_names_the_packages() -> None:
-    assert "package.json" in changes_of("npm install left-pad", "").names
+    assert "package.json" in find_changes("npm install left-pad", "").names
 
 
 @pytest.mark.parametrize(
@@ -244,7 +244,7 @@ def test_installing_changes_what_names_the_packages() -> None:
     ],
 )
 def test_scripts_and_what_is_hidden_may_change_any_file(command: str, output: str) -> None:
-    changes = changes_of(command, output)
+    changes = find_changes(command, output)
     assert changes.anything or changes.formats
 
 
@@ -260,7 +260,7 @@ def test_scripts_and_what_is_hidden_may_change_any_file(command: str, output: st
     ],
 )
 def test_what_only_reads_or_builds_leaves_the_sources(command: str, output: str) -> None:
-    assert not changes_of(command, output).anything
+    assert not find_changes(command, output).anything
 
 
 @pytest.mark.parametrize(
@@ -271,8 +271,8 @@ def test_what_only_reads_or_builds_leaves_the_sources(command: str, output: str)
     ],
 )
 def test_a_tool_whose_name_only_contains_a_harmless_word_may_change_files(name: str) -> None:
-    assert not is_harmless(name)
-    assert is_harmless("get_status")
-    assert is_harmless("mcp__fs__listFiles")
+    assert not is_read_only(name)
+    assert is_read_only("get_status")
+    assert is_read_only("mcp__fs__listFiles")
     steps = [read(), tool(name), edit("let y = x")]
     assert last(steps, "claude_code") is None

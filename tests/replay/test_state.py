@@ -1,5 +1,5 @@
 from pimono_sdpo.replay.files import Edit
-from pimono_sdpo.replay.workspace import Workspace, from_json, to_json
+from pimono_sdpo.replay.workspace import Workspace, dump_workspace, load_workspace
 
 
 def test_what_is_known_survives_json() -> None:
@@ -7,8 +7,8 @@ def test_what_is_known_survives_json() -> None:
     workspace.file("a.ts").see("one\ntwo", is_whole=True)
     workspace.file("b.ts").see("three and a few more words", is_whole=False)
     workspace.file("/x/c.ts").is_stale = True
-    back = from_json(to_json(workspace))
-    assert to_json(back) == to_json(workspace)
+    back = load_workspace(dump_workspace(workspace))
+    assert dump_workspace(back) == dump_workspace(workspace)
     assert back.file("a.ts").predict([Edit("two", "2")]) == "ok"
     assert back.file("b.ts").predict([Edit("two", "2")]) is None
     assert back.file("/x/c.ts").predict([Edit("two", "2")]) is None
@@ -18,4 +18,6 @@ def test_what_a_formatter_may_have_changed_decides_nothing() -> None:
     workspace = Workspace("/w")
     workspace.file("a.ts").write("one\ntwo")
     workspace.file("a.ts").format()
-    assert from_json(to_json(workspace)).file("a.ts").predict([Edit("gone", "2")]) is None
+    assert (
+        load_workspace(dump_workspace(workspace)).file("a.ts").predict([Edit("gone", "2")]) is None
+    )

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from pimono_sdpo.replay.commands import changes_of
+from pimono_sdpo.replay.commands import find_changes
 from pimono_sdpo.traces.parse import read_trace
 from tests.predictions import predictions
 from tests.traces import HEADER, Entry, bash, call, result, trace, user
@@ -111,5 +111,5 @@ def test_several_edits_of_one_call_stand_or_fall_together() -> None:
     ],
 )
 def test_what_a_command_may_change(command: str, anything: bool, names: set[str]) -> None:
-    changes = changes_of(command, "")
+    changes = find_changes(command, "")
     assert (changes.anything, changes.names) == (anything, names)

@@ -8,9 +8,9 @@ from typer.testing import CliRunner
 
 from pimono_sdpo.agent.task_tests import run_tests
 from pimono_sdpo.cli import app
-from pimono_sdpo.commands.suites import run_suite
 from pimono_sdpo.errors import OutputError, PimonoError
 from pimono_sdpo.suites import split, suite
+from pimono_sdpo.suites.build import build_suite
 from pimono_sdpo.suites.workspace import files_of, visible_copy
 
 FIXED = "def lcs_length(n):\n    return n + 1\n"
@@ -52,7 +52,7 @@ def lines(path: Path, *names: str) -> Path:
 
 
 def test_a_checkout_stays_where_it_is_and_hides_its_answers(checkout: Path, tmp_path: Path) -> None:
-    run_suite(str(checkout), tmp_path / "out", hide_tests=False)
+    build_suite(str(checkout), tmp_path / "out", hide_tests=False)
     made = suite.load(tmp_path / "out")
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["suite.json"]
     assert '"repo": "../QuixBugs"' in made.path.read_text()
@@ -69,13 +69,13 @@ def test_a_checkout_stays_where_it_is_and_hides_its_answers(checkout: Path, tmp_
         "README.md", *(f"python_programs/{name}.py" for name in names),
         *(f"python_testcases/test_{name}.py" for name in names),
     ]  # fmt: skip
-    run_suite(str(checkout), tmp_path / "out", hide_tests=True)
+    build_suite(str(checkout), tmp_path / "out", hide_tests=True)
     hidden = visible_copy(suite.load(tmp_path / "out").tasks[0], tmp_path / "fewer")
     assert hidden == seen[:4]
 
 
 def test_the_command_of_a_checkout_runs_with_hidden_tests(checkout: Path, tmp_path: Path) -> None:
-    run_suite(str(checkout), tmp_path / "out", hide_tests=True)
+    build_suite(str(checkout), tmp_path / "out", hide_tests=True)
     task = suite.load(tmp_path / "out").tasks[2]
     visible_copy(task, tmp_path / "work")
     assert run_tests({**task, "verifier_spec": None}, tmp_path / "work").ok is False
@@ -86,7 +86,7 @@ def test_the_command_of_a_checkout_runs_with_hidden_tests(checkout: Path, tmp_pa
 
 def test_lines_become_small_repos(tmp_path: Path) -> None:
     source = lines(tmp_path / "rows.jsonl", "Python/0", "Python/1")
-    run_suite(str(source), tmp_path / "out", hide_tests=False)
+    build_suite(str(source), tmp_path / "out", hide_tests=False)
     first, second = suite.load(tmp_path / "out").tasks
     assert (first["task_id"], first["metadata"]["source_id"]) == ("Python_0", "Python/0")
     assert first["metadata"]["category"] == "operator misuse"
@@ -95,13 +95,13 @@ def test_lines_become_small_repos(tmp_path: Path) -> None:
     assert run_tests(second, tmp_path / "work").ok is False
     (tmp_path / "work" / "solution.py").write_text("def f2(x):\n    return x + 2\n")
     assert run_tests(second, tmp_path / "work").ok is True
-    run_suite(str(source), tmp_path / "out", hide_tests=True)
+    build_suite(str(source), tmp_path / "out", hide_tests=True)
     assert visible_copy(suite.load(tmp_path / "out").tasks[0], tmp_path / "w") == ["solution.py"]
 
 
 def test_the_same_source_gives_the_same_bytes(tmp_path: Path) -> None:
     shown = [
-        CliRunner().invoke(app, ["suite", "samples", "--out", str(tmp_path / name)])
+        CliRunner().invoke(app, ["suite", "build", "samples", "--out", str(tmp_path / name)])
         for name in ("a", "b", "a")
     ]
     assert [one.exit_code for one in shown] == [0, 0, 0]
@@ -116,7 +116,7 @@ def test_what_a_killed_run_left_is_no_obstacle(tmp_path: Path) -> None:
     left = tmp_path / ".out.partial"
     (left / "out" / "repos" / "old").mkdir(parents=True)
     (left / "lock").touch()
-    run_suite("samples", tmp_path / "out", hide_tests=False)
+    build_suite("samples", tmp_path / "out", hide_tests=False)
     assert not left.exists()
     assert not (tmp_path / "out" / "repos" / "old").exists()
 
@@ -126,13 +126,13 @@ def test_what_is_not_ours_is_not_replaced(checkout: Path, tmp_path: Path) -> Non
     (tmp_path / "mine" / "suite.json").write_text('{"tasks": []}')
     (tmp_path / "mine" / "notes").touch()
     with pytest.raises(OutputError, match="give another folder"):
-        run_suite("samples", tmp_path / "mine", hide_tests=False)
+        build_suite("samples", tmp_path / "mine", hide_tests=False)
     with pytest.raises(OutputError, match="lie inside each other"):
-        run_suite(str(checkout), checkout / "out", hide_tests=False)
-    run_suite("samples", tmp_path / "out", hide_tests=False)
+        build_suite(str(checkout), checkout / "out", hide_tests=False)
+    build_suite("samples", tmp_path / "out", hide_tests=False)
     before = files_of(tmp_path / "out")
     with pytest.raises(PimonoError, match="twice"):
-        run_suite(str(lines(tmp_path / "rows.jsonl", "a/b", "a b")), tmp_path / "out", False)
+        build_suite(str(lines(tmp_path / "rows.jsonl", "a/b", "a b")), tmp_path / "out", False)
     assert files_of(tmp_path / "out") == before
     assert not (tmp_path / ".out.partial").exists()
 
@@ -154,23 +154,23 @@ def test_what_is_not_ours_is_not_replaced(checkout: Path, tmp_path: Path) -> Non
 def test_a_bad_source_is_one_sentence(tmp_path: Path, content: str, said: str) -> None:
     (tmp_path / "rows.jsonl").write_bytes(content.encode(errors="surrogateescape"))
     with pytest.raises(PimonoError, match=said):
-        run_suite(str(tmp_path / "rows.jsonl"), tmp_path / "out", hide_tests=False)
+        build_suite(str(tmp_path / "rows.jsonl"), tmp_path / "out", hide_tests=False)
     assert not (tmp_path / "out").exists()
 
 
 def test_what_a_source_is_is_told_by_its_content(tmp_path: Path) -> None:
     with pytest.raises(PimonoError, match="does not exist; give a checkout"):
-        run_suite(str(tmp_path / "none"), tmp_path / "out", hide_tests=False)
+        build_suite(str(tmp_path / "none"), tmp_path / "out", hide_tests=False)
     (tmp_path / "empty").mkdir()
     with pytest.raises(PimonoError, match="has neither python_programs/ nor one file"):
-        run_suite(str(tmp_path / "empty"), tmp_path / "out", hide_tests=False)
-    run_suite("samples", tmp_path / "out", hide_tests=False)
+        build_suite(str(tmp_path / "empty"), tmp_path / "out", hide_tests=False)
+    build_suite("samples", tmp_path / "out", hide_tests=False)
     with pytest.raises(PimonoError, match="is a suite already"):
-        run_suite(str(tmp_path / "out" / "suite.json"), tmp_path / "more", hide_tests=False)
+        build_suite(str(tmp_path / "out" / "suite.json"), tmp_path / "more", hide_tests=False)
 
 
 def test_near_programs_are_one_group() -> None:
     loop = "def f(xs):\n    total = 0\n    for x in xs:\n        if x > 0:\n            total += x\n    return total\n"
-    groups = split.groups({"c": loop, "a": loop.replace("f(", "g("), "b": "import os\nprint(os.sep)\n",
+    groups = split.group_near_programs({"c": loop, "a": loop.replace("f(", "g("), "b": "import os\nprint(os.sep)\n",
                           "broken": "def ("})  # fmt: skip
     assert groups == {"c": "a", "a": "a", "b": "b", "broken": "broken"}

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from pimono_sdpo.cli import app, run
 from pimono_sdpo.errors import PimonoError
 from pimono_sdpo.suites import suite
-from pimono_sdpo.suites.split import METHODS, Leakage, check_leakage, divide, rows_of
+from pimono_sdpo.suites.split import Leakage, Method, check_leakage, divide, read_task_ids
 from pimono_sdpo.suites.suite import Suite, TaskRow
 
 
@@ -65,7 +65,7 @@ def test_shuffle_depends_on_its_seed_alone() -> None:
 
 @given(
     st.lists(st.integers(0, 8), min_size=12, max_size=60),
-    st.sampled_from(METHODS),
+    st.sampled_from(get_args(Method)),
     st.floats(0.2, 0.8),
 )
 def test_groups_are_never_divided_and_no_task_is_lost(
@@ -129,7 +129,7 @@ def written(tmp_path: Path) -> Path:
 
 def test_split_writes_two_suites_and_checks_rows(tmp_path: Path) -> None:
     given = str(written(tmp_path))
-    arguments = ["split", given, "--out", str(tmp_path / "out"), "--method", "rank"]
+    arguments = ["suite", "split", given, "--out", str(tmp_path / "out"), "--method", "rank"]
     shown = CliRunner().invoke(app, arguments)
     assert shown.output.startswith("28 tasks for training, 12 for testing are in "), shown.output
     train, test = (suite.load(tmp_path / "out" / f"{side}.json") for side in ("train", "test"))
@@ -146,11 +146,11 @@ def test_split_writes_two_suites_and_checks_rows(tmp_path: Path) -> None:
     assert test.path.read_bytes() == before
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(json.dumps({"task_id": one["task_id"]}) + "\n" for one in train.tasks))
-    fine = CliRunner().invoke(app, ["split", str(test.path), "--check", str(rows)])
+    fine = CliRunner().invoke(app, ["suite", "check", str(test.path), str(rows)])
     assert fine.output == "none of 28 training rows is of a task of `all-test`\n"
     with rows.open("a") as more:
         more.write(json.dumps({"task_id": test.tasks[0]["task_id"]}) + "\n")
-    bad = CliRunner().invoke(app, ["split", str(test.path), "--check", str(rows)])
+    bad = CliRunner().invoke(app, ["suite", "check", str(test.path), str(rows)])
     assert isinstance(bad.exception, Leakage)
 
 
@@ -160,20 +160,22 @@ def test_split_refuses_what_it_would_destroy(tmp_path: Path, capsys: Any) -> Non
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "test.json").write_text('{"mine": 1}')
     for out, said in (
-        (moved.parent, "is the suite that is divided"),
-        (tmp_path / "out", "is no suite"),
+        (moved.parent, "is the suite to be split"),
+        (tmp_path / "out", "is not a suite"),
     ):
         shown = CliRunner().invoke(
-            app, ["split", str(moved), "--out", str(out), "--method", "rank"]
+            app, ["suite", "split", str(moved), "--out", str(out), "--method", "rank"]
         )
         assert said in str(shown.exception)
     assert not (tmp_path / "out" / "train.json").exists()
     with pytest.raises(SystemExit) as end:
-        run(lambda: app(["split", str(moved)], standalone_mode=True))
+        run(lambda: app(["suite", "split", str(moved)], standalone_mode=True))
     assert end.value.code == 2
     assert "--out" in capsys.readouterr().err
     assert (
-        CliRunner().invoke(app, ["split", str(moved), "--out", "x", "--method", "odd"]).exit_code
+        CliRunner()
+        .invoke(app, ["suite", "split", str(moved), "--out", "x", "--method", "odd"])
+        .exit_code
         == 2
     )
 
@@ -203,11 +205,11 @@ def test_rows_are_read_as_they_are_stored(tmp_path: Path) -> None:
     ]
     expected = [{"task_id": "a", "split": "test"}, {"task_id": "c", "split": "train"}]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
-    assert list(rows_of(tmp_path / "rows.parquet")) == expected
+    assert list(read_task_ids(tmp_path / "rows.parquet")) == expected
     Dataset.from_list(rows).save_to_disk(tmp_path / "saved")
-    assert list(rows_of(tmp_path / "saved")) == expected
+    assert list(read_task_ids(tmp_path / "saved")) == expected
     (tmp_path / "more.jsonl").write_text('{"other": 1}\n')
-    assert list(rows_of(tmp_path)) == expected * 2
+    assert list(read_task_ids(tmp_path)) == expected * 2
     for content, said in (
         ('{"other": 1}', "no `task_id`"),
         ("{", "cannot be read"),
@@ -215,7 +217,7 @@ def test_rows_are_read_as_they_are_stored(tmp_path: Path) -> None:
     ):
         (tmp_path / "one.jsonl").write_text(content)
         with pytest.raises(PimonoError, match=said):
-            check_leakage(rows_of(tmp_path / "one.jsonl"), TEST)
+            check_leakage(read_task_ids(tmp_path / "one.jsonl"), TEST)
     (tmp_path / "bad.parquet").write_bytes(b"PAR1")
     with pytest.raises(PimonoError, match="cannot be read"):
-        list(rows_of(tmp_path / "bad.parquet"))
+        list(read_task_ids(tmp_path / "bad.parquet"))

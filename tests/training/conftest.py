@@ -9,8 +9,8 @@ from datasets import Dataset
 from trl import ModelConfig
 
 from pimono_sdpo.training import rows
+from pimono_sdpo.training.method import Prepared, train
 from pimono_sdpo.training.tiny_model import write_tiny_model
-from pimono_sdpo.training.trainer import Prepared, train
 from tests.training.setup import SeenPrompts, arguments, hand_made, prepare
 
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from trackio.sqlite_storage import SQLiteStorage
 
+from pimono_sdpo.training.method import train
 from pimono_sdpo.training.rewards import Scoring
-from pimono_sdpo.training.trainer import train
 from tests.training.setup import StopAfter, arguments, hand_made, letters_reward, prepare
 
 PROJECT = "guards"

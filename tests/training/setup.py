@@ -15,11 +15,11 @@ from transformers import (
 )
 from trl import ModelConfig
 
-from pimono_sdpo.training import models, sdpo
-from pimono_sdpo.training.arguments import TrainingConfig
-from pimono_sdpo.training.feedback import Feedback, Mode
+from pimono_sdpo.training.arguments import GuardedSDPOConfig, SDPOArguments, parse_job
+from pimono_sdpo.training.feedback import Mode
+from pimono_sdpo.training.method import Prepared
 from pimono_sdpo.training.rewards import Scoring
-from pimono_sdpo.training.trainer import Prepared
+from pimono_sdpo.training.sdpo import SDPO
 
 REPO = Path(__file__).parent.parent.parent
 JOBS = REPO / "jobs"
@@ -57,7 +57,7 @@ def letters_reward(
     ]
 
 
-def arguments(folder: Path, tiny: Path, **changes: Any) -> tuple[TrainingConfig, ModelConfig]:
+def arguments(folder: Path, tiny: Path, **changes: Any) -> tuple[GuardedSDPOConfig, ModelConfig]:
     settings = {
         "output_dir": str(folder),
         "use_cpu": True,
@@ -87,26 +87,34 @@ def arguments(folder: Path, tiny: Path, **changes: Any) -> tuple[TrainingConfig,
         lora_alpha=16,
         lora_dropout=0.0,
     )
-    args = TrainingConfig(**settings)
-    sdpo.settle_arguments(args, model_args, smoke=False)
+    args = GuardedSDPOConfig(**settings)
+    SDPO(SDPOArguments(), args, model_args)
     return args, model_args
 
 
 def prepare(
-    args: TrainingConfig,
+    args: GuardedSDPOConfig,
     model_args: ModelConfig,
     dataset: Dataset,
     scoring: Scoring | None = None,
     mode: Mode = "trace",
 ) -> Prepared:
     """Build the trainer as the job does, with the letters for a reward if there is no other."""
-    revision = models.base_model_revision(model_args)
-    tokenizer = models.load_tokenizer(model_args, revision)
-    feedback = Feedback(args.feedback_template, mode)
-    scoring = scoring or Scoring(letters_reward)
-    models.lora_config(model_args)
-    fitted = sdpo.fit(args, dataset, tokenizer, scoring, feedback)
-    return sdpo.prepare(args, model_args, fitted, tokenizer, revision, scoring, feedback)
+    method = sdpo(args, model_args, scoring, mode)
+    return method.build(method.fit(dataset))
+
+
+def sdpo(
+    args: GuardedSDPOConfig,
+    model_args: ModelConfig,
+    scoring: Scoring | None = None,
+    mode: Mode = "trace",
+) -> SDPO:
+    """The method with its model and reward, as the job has it before it opens rows."""
+    method = SDPO(SDPOArguments(feedback=mode), args, model_args)
+    method.load_model()
+    method.scoring = scoring or Scoring(letters_reward)
+    return method
 
 
 def adapter_state(trainer: Any, name: str = "default") -> dict[str, Any]:
@@ -114,6 +122,11 @@ def adapter_state(trainer: Any, name: str = "default") -> dict[str, Any]:
 
     state = get_peft_model_state_dict(trainer.model, adapter_name=name)
     return {key: value.detach().clone() for key, value in state.items()}
+
+
+def parse(argv: list[str]) -> tuple[Any, Any, ModelConfig, str]:
+    """The arguments of train_sdpo, as it reads them."""
+    return parse_job(argv, SDPOArguments, GuardedSDPOConfig, None, SDPO.RECIPE)
 
 
 def script(name: str = "train_sdpo") -> ModuleType:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pimono_sdpo.training.arguments import TrainingConfig
+from pimono_sdpo.training.arguments import GuardedSDPOConfig
 from pimono_sdpo.training.guards import (
     CLIPPED,
     FLAT,
@@ -18,7 +18,7 @@ from pimono_sdpo.training.guards import (
     LOSS,
     REPROMPTED,
     REWARD,
-    Detectors,
+    Monitors,
     Rewards,
     Spikes,
     Streak,
@@ -27,14 +27,14 @@ from pimono_sdpo.training.guards import (
 WELL = {GRADIENT: 1.0, REWARD: 0.5, REPROMPTED: 1.0, FLAT: 0.0, LOSS: 0.1, CLIPPED: 0.2}
 
 
-def detectors() -> Detectors:
-    return Detectors(Rewards(4, 0.5), Streak(3), Streak(3), Streak(3), Spikes(10.0))
+def monitors() -> Monitors:
+    return Monitors(Rewards(4, 0.5), Streak(3), Streak(3), Streak(3), Spikes(10.0))
 
 
 def raised(
-    logs: Sequence[Mapping[str, float | None]], judge: Detectors | None = None
+    logs: Sequence[Mapping[str, float | None]], judge: Monitors | None = None
 ) -> list[list[str]]:
-    judge = judge or detectors()
+    judge = judge or monitors()
     return [[*judge.add(step, entry)] for step, entry in enumerate(logs, 1)]
 
 
@@ -90,7 +90,7 @@ def test_a_loss_of_zero_is_no_measure_of_its_size() -> None:
 
 
 def test_every_guard_can_be_turned_off() -> None:
-    off = Detectors(Rewards(4, 0.0), Streak(0), Streak(0), Streak(0), Spikes(0.0))
+    off = Monitors(Rewards(4, 0.0), Streak(0), Streak(0), Streak(0), Spikes(0.0))
     ill: dict[str, float | None] = {REWARD: 0.0, REPROMPTED: 0, FLAT: 1, LOSS: None, CLIPPED: 1}
     logs: list[Mapping[str, float | None]] = [*[WELL] * 20, *[ill] * 20]
     assert not any(raised(logs, off))
@@ -134,11 +134,11 @@ def test_a_collapse_is_told_from_noise(completions: int, at_last: int) -> None:
 
 def test_the_state_is_plain_and_goes_on() -> None:
     logs = [{**WELL, REWARD: 0.5 + 0.01 * (step % 7), FLAT: float(step > 10)} for step in range(14)]
-    whole, first = detectors(), detectors()
+    whole, first = monitors(), monitors()
     expected = raised(logs, whole)
     found = raised(logs[:11], first)
     state = asdict(first)
-    second = Detectors(
+    second = Monitors(
         rewards=Rewards(**state["rewards"]),
         dead=Streak(**state["dead"]),
         flat=Streak(**state["flat"]),
@@ -162,7 +162,7 @@ def test_the_state_is_plain_and_goes_on() -> None:
 )
 def test_limits_that_mean_nothing_are_refused(change: dict[str, Any], told: str) -> None:
     with pytest.raises(ValueError, match=told):
-        TrainingConfig(output_dir="x", use_cpu=True, bf16=False, **change)
+        GuardedSDPOConfig(output_dir="x", use_cpu=True, bf16=False, **change)
 
 
 @pytest.mark.parametrize(
@@ -170,5 +170,5 @@ def test_limits_that_mean_nothing_are_refused(change: dict[str, Any], told: str)
     [("", set()), ("all", {*GUARDS}), ("clipped,loss_spike", {"clipped", "loss_spike"})],
 )
 def test_the_guards_that_stop_are_named_by_comma(text: str, guards: set[str]) -> None:
-    config = TrainingConfig(output_dir="x", use_cpu=True, bf16=False, stop_on=text)
+    config = GuardedSDPOConfig(output_dir="x", use_cpu=True, bf16=False, stop_on=text)
     assert config.stopping() == guards

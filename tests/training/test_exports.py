@@ -8,9 +8,12 @@ from datasets import load_dataset
 from transformers import AutoTokenizer
 from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 
-from pimono_sdpo.commands.pairs import run_pairs
-from pimono_sdpo.commands.steps import run_steps
+from pimono_sdpo.cli.pairs import Options as PairOptions
+from pimono_sdpo.cli.pairs import write_pairs
+from pimono_sdpo.cli.steps import Options as StepOptions
+from pimono_sdpo.cli.steps import write_steps
 from pimono_sdpo.training.tiny_model import write_tiny_model
+from processors.rollouts.steps import Granularity
 from tests.rollout_data import OTHER, final, read, rollout, write, write_folder
 
 pytestmark = pytest.mark.slow
@@ -22,11 +25,17 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.parametrize("granularity", ["step", "trajectory"])
-def test_steps_train(granularity: str, tiny: str, tmp_path: Path) -> None:
+def test_steps_train(granularity: Granularity, tiny: str, tmp_path: Path) -> None:
     rows = [rollout(f"fix_{n}", protocol="native") for n in range(2)]
     source = write_folder(tmp_path / "rollouts", rows)
-    run_steps(
-        str(source), tmp_path / "steps", granularity=granularity, tokenizer=tiny, max_length=4096
+    write_steps(
+        StepOptions(
+            source=str(source),
+            out=tmp_path / "steps",
+            granularity=granularity,
+            tokenizer=tiny,
+            max_length=4096,
+        )
     )
     dataset = load_dataset(
         str(tmp_path / "steps"), split="train", cache_dir=str(tmp_path / "cache")
@@ -62,7 +71,15 @@ def test_pairs_train(protocol: str, tiny: str, tmp_path: Path) -> None:
     fails = [read(), write(OTHER, False), final("done")]
     rows = [rollout("fix_a", 42, protocol=protocol), rollout("fix_a", 43, fails, protocol=protocol)]
     source = write_folder(tmp_path / "rollouts", rows)
-    run_pairs(source, tmp_path / "pairs", tokenizer=tiny, max_length=4096, flaky_reruns=0)
+    write_pairs(
+        PairOptions(
+            source=str(source),
+            out=tmp_path / "pairs",
+            tokenizer=tiny,
+            max_length=4096,
+            flaky_reruns=0,
+        )
+    )
     dataset = load_dataset(
         str(tmp_path / "pairs"), split="train", cache_dir=str(tmp_path / "cache")
     )

@@ -11,8 +11,8 @@ from transformers import AutoModelForCausalLM
 
 from pimono_sdpo.training import output, publish
 from pimono_sdpo.training.guards import Guards
+from pimono_sdpo.training.method import Prepared, train
 from pimono_sdpo.training.rewards import Scoring
-from pimono_sdpo.training.trainer import Prepared, train
 from tests.training import guarded
 from tests.training.setup import StopAfter, adapter_state, arguments, hand_made, prepare, python
 

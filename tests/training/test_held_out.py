@@ -25,30 +25,35 @@ def test_scores_are_by_session_and_the_same_twice(tmp_path: Path, tiny: Path) ->
     args, model_args = arguments(tmp_path, tiny)
     prepared = prepare(args, model_args, hand_made())
     rows = prepared.fitted.rows
-    scores = held_out.score_rows(prepared.trainer, rows, 3)
+    scores = held_out.score_rollouts(prepared.trainer, rows, 3)
     assert {name: len(found) for name, found in scores.items()} == dict.fromkeys(
         ("s0", "s1", "s2", "s3"), 3
     )
     assert any(0 < reward < 1 for found in scores.values() for reward in found)
-    assert held_out.score_rows(prepared.trainer, rows, 3) == scores
+    assert held_out.score_rollouts(prepared.trainer, rows, 3) == scores
     for unnamed in (rows.remove_columns("session_id"), rows.map(lambda _: {"session_id": None})):
-        alone = held_out.score_rows(prepared.trainer, unnamed, 3)
+        alone = held_out.score_rollouts(prepared.trainer, unnamed, 3)
         assert [len(found) for found in alone.values()] == [3, 3, 3, 3]
+
+
+def compared(before: held_out.ByCluster, after: held_out.ByCluster) -> dict[str, Any]:
+    first, second = (held_out.score_rewards(rewards, 1.0) for rewards in (before, after))
+    return held_out.compare(first, second, "test")
 
 
 def test_the_summary_compares_the_same_sessions() -> None:
     before = {"a": [0.0, 0.5], "b": [0.0, 0.0], "c": [0.5, 0.5]}
     after = {"a": [1.0, 1.0], "b": [0.5, 0.5], "c": [1.0, 1.0]}
-    found = held_out.summary(before, after, 1.0, "test")
+    found = compared(before, after)
     assert (found["sessions"], found["completions"]) == (3, 6)
     assert found["reward"]["difference"]["mean"] == pytest.approx(3.5 / 6)
     assert found["reward"]["difference"]["low"] > 0
     assert found["pass_rate"]["before"]["mean"] == 0
     assert found["pass_rate"]["after"]["mean"] == pytest.approx(4 / 6)
     assert "a change beyond chance" in held_out.as_sentence(found, "sdpo")
-    same = held_out.summary(before, before, 1.0, "test")
+    same = compared(before, before)
     assert "no change beyond chance" in held_out.as_sentence(same, "sdpo")
-    one = held_out.summary({"a": [0.0]}, {"a": [1.0]}, 1.0, "test")
+    one = compared({"a": [0.0]}, {"a": [1.0]})
     assert one["reward"]["difference"] == {"mean": 1.0, "low": None, "high": None}
     assert "no change beyond chance" in held_out.as_sentence(one, "sdpo")
 
@@ -59,7 +64,7 @@ def test_a_reward_that_says_nothing_counts_as_nothing(tmp_path: Path, tiny: Path
 
     args, model_args = arguments(tmp_path, tiny)
     prepared = prepare(args, model_args, hand_made(), Scoring(silent))
-    scores = held_out.score_rows(prepared.trainer, prepared.fitted.rows, 1)
+    scores = held_out.score_rollouts(prepared.trainer, prepared.fitted.rows, 1)
     assert all(not math.isnan(reward) for found in scores.values() for reward in found)
     assert sum(sum(found) for found in scores.values()) == 0.0
 
@@ -79,7 +84,7 @@ def test_the_job_scores_before_and_after_and_shows_it(
     assert run["evaluation"]["completions"] == 6
     assert run["teaching"]["eval_split"] == "test"
     local = json.loads((out / "run-local.json").read_text())
-    assert set(local["before"]["held_out"]) == {"s0", "s1", "s2"}
+    assert set(local["before"]["held_out"]["reward"]) == {"s0", "s1", "s2"}
     # Killed before its end and gone on with: other rows to score are another training.
     shutil.rmtree(out / "adapter")
     (out / "run.json").unlink()

@@ -7,8 +7,9 @@ import pytest
 from datasets import Dataset
 
 from pimono_sdpo.errors import OutputError, TrainingInputError
-from pimono_sdpo.training import models, output, rows, sdpo
-from pimono_sdpo.training.arguments import find_recipe
+from pimono_sdpo.training import models, output, rows
+from pimono_sdpo.training.arguments import SDPOArguments, describe_recipes, find_recipe
+from pimono_sdpo.training.sdpo import SDPO
 from tests.training.setup import JOBS, arguments, hand_made, prepare
 
 
@@ -96,7 +97,7 @@ def test_settling_refuses_what_would_leak_or_fail(
 def test_a_smoke_run_is_short_and_local(tmp_path: Path, tiny: Path, asked: int, steps: int) -> None:
     args, model_args = arguments(tmp_path, tiny, max_steps=asked, hub_model_id="me/adapter")
     assert args.hub_model_id == "me/adapter"
-    sdpo.settle_arguments(args, model_args, smoke=True)
+    SDPO(SDPOArguments(mode="smoke"), args, model_args)
     assert args.max_steps == steps
     assert args.hub_model_id is None
     assert args.push_to_hub is False
@@ -109,16 +110,25 @@ def test_too_few_rows_for_a_step_are_named(tmp_path: Path, tiny: Path) -> None:
         prepare(args, model_args, hand_made())
 
 
-def test_a_recipe_is_found_by_path_then_beside_the_script(tmp_path: Path) -> None:
-    assert find_recipe("tiny", JOBS) == JOBS / "tiny.yaml"
-    assert find_recipe("gemma4_12b.yaml", JOBS) == JOBS / "gemma4_12b.yaml"
+def test_a_recipe_is_found_by_path_then_by_name(tmp_path: Path) -> None:
+    assert find_recipe("tiny") == JOBS / "recipes" / "tiny.yaml"
+    assert find_recipe("gemma4_12b.yaml") == JOBS / "recipes" / "gemma4_12b.yaml"
     own = tmp_path / "own.yaml"
     own.write_text("max_steps: 3\n")
-    assert find_recipe(str(own), JOBS) == own
+    assert find_recipe(str(own)) == own
     with pytest.raises(
         TrainingInputError, match="gemma4_12b, gemma4_12b_full, qwen3_4b_dpo, qwen3_4b_sft, small"
     ):
-        find_recipe("gemma5", JOBS)
+        find_recipe("gemma5")
+
+
+def test_a_recipe_is_one_file_that_says_what_it_is(tmp_path: Path) -> None:
+    assert set(describe_recipes()) == {path.stem for path in (JOBS / "recipes").iterdir()}
+    (tmp_path / "toy.yaml").write_text("# A toy, for\n# nobody.\n\n# rows\nmax_steps: 1\n")
+    assert describe_recipes(tmp_path) == {"toy": "A toy, for nobody."}
+    (tmp_path / "silent.yaml").write_text("max_steps: 1\n# late\n")
+    with pytest.raises(ValueError, match=r"`silent.yaml` does not begin with a comment"):
+        describe_recipes(tmp_path)
 
 
 def test_a_finished_run_is_left_alone_and_clearing_spares_foreign_data(tmp_path: Path) -> None:
@@ -139,7 +149,7 @@ def test_a_finished_run_is_left_alone_and_clearing_spares_foreign_data(tmp_path:
 def test_rows_for_testing_alone_are_told(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "test-00000-of-00001.parquet").write_bytes(b"")
-    with pytest.raises(TrainingInputError, match="rows for testing alone; filter again"):
+    with pytest.raises(TrainingInputError, match="rows for testing only; filter again"):
         rows.load_rows(str(tmp_path))
 
 

@@ -9,10 +9,11 @@ import pytest
 from datasets import Dataset
 
 from pimono_sdpo.errors import TrainingInputError
-from pimono_sdpo.training import output, publish, sdpo
+from pimono_sdpo.training import output, publish
+from pimono_sdpo.training.sdpo import SDPO
 from tests.loopback_hub import LoopbackHub
 from tests.traces import HEADER, bash, trace, user
-from tests.training.setup import JOBS, PYTHONPATH, hand_made, job, python, script
+from tests.training.setup import JOBS, PYTHONPATH, hand_made, job, parse, python, script
 
 
 @pytest.mark.slow
@@ -206,7 +207,7 @@ def test_the_recipes_are_the_reference_run_and_its_small_twin(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HUB_MODEL_ID", "me/adapter")
-    given, args, model_args, recipe = script().parse(["--mode", "train", "--run-name", "r1"])
+    given, args, model_args, recipe = parse(["--mode", "train", "--run-name", "r1"])
     assert recipe == "gemma4_12b.yaml"
     assert (given.mode, given.source) == ("train", "badlogicgames/pi-mono")
     assert (given.min_score, given.max_samples) == (13.3, 64)
@@ -220,7 +221,7 @@ def test_the_recipes_are_the_reference_run_and_its_small_twin(
     assert args.output_dir == "outputs/r1"
     assert args.hub_model_id == "me/adapter"
     assert args.max_steps * args.generation_batch_size == 48
-    _, small, _, _ = script().parse(["--config", "tiny", "--mode", "smoke", "--max_steps", "9"])
+    _, small, _, _ = parse(["--config", "tiny", "--mode", "smoke", "--max_steps", "9"])
     assert small.output_dir == "outputs/tiny-smoke"
     assert small.max_steps == 9
     assert small.use_cpu is True
@@ -229,8 +230,8 @@ def test_the_recipes_are_the_reference_run_and_its_small_twin(
 @pytest.mark.parametrize("recipe", ["gemma4_12b_full", "small"])
 def test_the_recipes_that_learn_state_completions_and_verify(recipe: str) -> None:
     argv = ["--config", recipe, "--use_cpu", "true"]
-    given, args, _, _ = script().parse(argv)
-    sdpo.settle_length(args, given.generations)
+    given, args, model_args, _ = parse(argv)
+    SDPO(given, args, model_args)
     batch = args.per_device_train_batch_size * args.gradient_accumulation_steps
     assert args.max_steps * batch == given.generations == 4096
     assert args.generation_batch_size % args.num_generations == 0
@@ -242,10 +243,11 @@ def test_the_recipes_that_learn_state_completions_and_verify(recipe: str) -> Non
         0.01,
         True,
     )
-    sdpo.settle_length(args, given.generations + 1)
+    given.generations += 1
+    SDPO(given, args, model_args)
     assert args.max_steps == 129
     with pytest.raises(TrainingInputError, match="--generations is 0"):
-        sdpo.settle_length(args, 0)
+        parse([*argv, "--generations", "0"])
 
 
 def test_declared_tools_reach_the_model_and_count(tmp_path: Path, tiny: Path) -> None:
@@ -275,7 +277,7 @@ def test_the_job_tells_for_how_many_rows_there_is_no_reward(
     argv = ["--config", "tiny", "--report_to", "none", "--max_steps", "1"]
     argv += ["--dataset", str(tmp_path / "rows"), "--model_name_or_path", str(tiny)]
     assert script().main([*argv, "--output_dir", str(tmp_path / "out")]) == 0
-    assert "3 of 4 rows name no concrete term, so that their reward" in capsys.readouterr().out
+    assert "3 of 4 rows name no concrete term, so their reward" in capsys.readouterr().out
     card = (tmp_path / "out" / "adapter" / "README.md").read_text()
     assert "\n3 of the 4 rows have no concrete token beside their categories:" in card
 

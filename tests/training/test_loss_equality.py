@@ -29,8 +29,8 @@ from trl.experimental.sdpo.sdpo_trainer import (
 )
 
 from pimono_sdpo.training import rows
+from pimono_sdpo.training.method import train
 from pimono_sdpo.training.rewards import Scoring
-from pimono_sdpo.training.trainer import train
 from tests.training.setup import arguments, prepare
 
 ROWS, TOKENS, VOCABULARY = 4, 6, 13

@@ -12,9 +12,9 @@ from trl.experimental.sdpo import SDPOConfig
 
 from pimono_sdpo.errors import TrainingInputError
 from pimono_sdpo.training import models
-from pimono_sdpo.training.memory import GIB, estimate, of_config, weights
+from pimono_sdpo.training.memory import GIB, estimate_sdpo, read_config, weights
 from pimono_sdpo.training.preflight import USABLE
-from tests.training.setup import arguments, script
+from tests.training.setup import arguments, parse
 
 
 def config_12b() -> Any:
@@ -81,7 +81,7 @@ def test_the_reference_run_has_the_known_size() -> None:
     size, lora, _ = weights(config_12b(), model_args)
     assert size / GIB == pytest.approx(7.15, rel=0.02)
     assert lora == pytest.approx(32.78e6, rel=0.001)
-    whole = of_config(args, model_args, config_12b(), args.max_prompt_length)
+    whole = estimate_sdpo(args, model_args, config_12b(), args.max_prompt_length)
     assert whole.total / GIB == pytest.approx(13.3, rel=0.1)
     model_args.load_in_4bit = False
     assert weights(config_12b(), model_args)[0] / GIB == pytest.approx(11.96e9 * 2 / GIB, rel=0.01)
@@ -92,7 +92,9 @@ def test_the_reference_run_has_the_known_size() -> None:
 )
 def test_the_teachers_forward_follows_the_measured_peaks(length: int, peak: float) -> None:
     args, model_args = settings(max_reprompt_len=length - 160)
-    part = of_config(args, model_args, config_12b(), args.max_prompt_length).parts["teacher"] / GIB
+    part = (
+        estimate_sdpo(args, model_args, config_12b(), args.max_prompt_length).parts["teacher"] / GIB
+    )
     # The shortest ones were dominated by the logits, which are a part of their own.
     assert part == pytest.approx(peak, abs=0.12)
 
@@ -100,7 +102,7 @@ def test_the_teachers_forward_follows_the_measured_peaks(length: int, peak: floa
 @pytest.mark.parametrize(("length", "peak"), [(928, 2.1), (2208, 3.8)])
 def test_the_students_step_follows_the_measured_peaks(length: int, peak: float) -> None:
     args, model_args = settings(max_prompt_length=length - 160)
-    parts = of_config(args, model_args, config_12b(), args.max_prompt_length).parts
+    parts = estimate_sdpo(args, model_args, config_12b(), args.max_prompt_length).parts
     # Measured with one copy of logits and its gradient; the loss holds more.
     logits = parts["logits"] / 6 * 5
     assert (parts["student"] + logits) / GIB == pytest.approx(peak, rel=0.12)
@@ -121,14 +123,16 @@ def test_the_largest_part_that_can_be_lowered_is_named(changes: dict[str, Any], 
         changes["distillation_alpha"] = 0.5
     args, model_args = settings(**changes)
     model_args.load_in_4bit = quantised
-    assert flag in of_config(args, model_args, config_12b(), args.max_prompt_length).advice()
+    assert flag in estimate_sdpo(args, model_args, config_12b(), args.max_prompt_length).advice()
 
 
 def test_only_a_window_of_sliding_layers_is_kept_for_generation() -> None:
     parts = []
     for tokens in (1024 - 160, 2 * 1024 - 160):
         args, model_args = settings(per_device_train_batch_size=2)
-        parts.append(of_config(args, model_args, config_12b(), tokens).parts["generation cache"])
+        parts.append(
+            estimate_sdpo(args, model_args, config_12b(), tokens).parts["generation cache"]
+        )
     full = 2 * 2 * 8 * 2 * 512
     assert parts[1] - parts[0] == 1024 * full, "8 of 48 layers keep what is older"
     assert parts[0] == 2 * 1024 * 2 * (40 * 2 * 8 * 256 + 8 * 2 * 512)
@@ -136,10 +140,8 @@ def test_only_a_window_of_sliding_layers_is_kept_for_generation() -> None:
 
 @pytest.mark.parametrize("recipe", ["gemma4_12b", "gemma4_12b_full"])
 def test_the_recipes_for_24_gb_fit(recipe: str) -> None:
-    _, args, model_args, _ = script().parse(
-        ["--config", recipe, "--use_cpu", "true", "--bf16", "false"]
-    )
-    needed = of_config(args, model_args, config_12b(), args.max_prompt_length).total / GIB
+    _, args, model_args, _ = parse(["--config", recipe, "--use_cpu", "true", "--bf16", "false"])
+    needed = estimate_sdpo(args, model_args, config_12b(), args.max_prompt_length).total / GIB
     assert needed < USABLE * 22.5
 
 
@@ -147,4 +149,4 @@ def test_a_folder_without_a_model_is_one_sentence(tmp_path: Path) -> None:
     args, model_args = settings()
     model_args.model_name_or_path = str(tmp_path)
     with pytest.raises(TrainingInputError, match="cannot be read"):
-        estimate(args, model_args, None, 768)
+        read_config(model_args, None, args.trust_remote_code)

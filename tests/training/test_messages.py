@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from datasets import Dataset
 
+from pimono_sdpo.training import reload
 from tests.card_data import report, run
-from tests.training.setup import hand_made, job, python, script
+from tests.training.setup import hand_made, job, parse, python, script
 
 LOCAL = ("--config", "tiny", "--report_to", "none", "--run-name", "r1")
 
@@ -43,7 +44,7 @@ def refused(
         (("--max_steps", "-1", "--num_train_epochs", "0"), "--num_train_epochs is 0"),
         (("--seed", "4294967296"), "--seed is 4294967296; give a number from 0 to 4294967295"),
         (("--seed", "-1"), "--seed is -1; give a number from 0"),
-        (("--license", "my-own"), "no licence `my-own`"),
+        (("--license", "my-own"), "`my-own` is not a licence"),
         (("--run_name", "../../esc"), "The run name `../../esc`"),
         (("--run_name", "a/b"), "The run name `a/b`"),
         (("--run_name", ".."), "The run name `..`"),
@@ -96,7 +97,7 @@ def test_a_recipe_is_held_to_the_choices_of_the_command_line(
 
 @pytest.mark.parametrize(("given", "kept"), [("MIT", "mit"), ("Apache-2.0", "apache-2.0")])
 def test_a_licence_is_spelled_as_the_hub_does(given: str, kept: str) -> None:
-    parsed, *_ = script().parse(["--config", "tiny", "--license", given])
+    parsed, *_ = parse(["--config", "tiny", "--license", given])
     assert parsed.license == kept
 
 
@@ -263,10 +264,16 @@ def test_a_killed_run_goes_on_with_its_own_arguments_and_publishes_no_path(
 
 
 @pytest.mark.parametrize("text", [None, "{}", "", json.dumps(run())])
-def test_reload_says_what_it_lacks(tmp_path: Path, text: str | None) -> None:
+def test_reload_says_what_it_lacks(
+    tmp_path: Path,
+    text: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     if text is not None:
         (tmp_path / "run.json").write_text(text)
-    done = python("-m", "pimono_sdpo.training.reload", str(tmp_path), cwd=tmp_path)
-    assert done.returncode == 2
-    assert done.stderr.strip().splitlines()[-1].startswith("reload: ")
-    assert "Traceback" not in done.stderr
+    monkeypatch.setattr("sys.argv", ["reload", str(tmp_path)])
+    assert reload.main() == 2
+    told = capsys.readouterr().err
+    assert told.strip().splitlines()[-1].startswith("reload: ")
+    assert "Traceback" not in told

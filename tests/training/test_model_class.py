@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoTokenizer
 from trl import ModelConfig
 
 from pimono_sdpo.training import models
-from pimono_sdpo.training.trainer import Prepared
+from pimono_sdpo.training.method import Prepared
 from tests.training.setup import SeenPrompts, arguments
 
 Straight = tuple[Prepared, dict[str, float], SeenPrompts, ModelConfig]

@@ -6,14 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from cards import lint_file
 from pimono_sdpo.errors import OutputError
 from pimono_sdpo.samples import write_samples
 from pimono_sdpo.training import output, publish, resume
 from pimono_sdpo.training.rows import check_prepared
 from pimono_sdpo.training.tiny_model import write_tiny_model
-from processors.secrets import kinds_in
-from tests.training.setup import arguments, hand_made, script
+from tests.training.setup import arguments, hand_made, script, sdpo
 
 MARK = {"pimono_sdpo": "0.1.0"}
 
@@ -79,11 +77,11 @@ def test_an_adapter_of_the_users_own_survives_the_end_of_a_run(tmp_path: Path) -
     staging.mkdir()
     (tmp_path / "adapter").mkdir()
     (tmp_path / "adapter" / "mine.txt").write_text("mine")
-    with pytest.raises(OutputError, match="the trained adapter waits in"):
+    with pytest.raises(OutputError, match="the trained adapter is in"):
         output.finish(tmp_path, staging, None, MARK)
     assert (tmp_path / "adapter" / "mine.txt").read_text() == "mine"
     shutil.rmtree(tmp_path / "adapter")
-    output.settle(tmp_path)
+    output.finalize(tmp_path)
     assert (tmp_path / "adapter" / "run.json").is_file()
 
 
@@ -100,7 +98,7 @@ def test_a_kill_while_names_are_given_loses_nothing(tmp_path: Path, killed: str)
         (tmp_path / place).mkdir()
         for name, text in whole.items():
             (tmp_path / place / name).write_text(text)
-    output.settle(tmp_path)
+    output.finalize(tmp_path)
     assert {name: data.decode() for name, data in tree(tmp_path / "adapter").items()} == whole
     assert (tmp_path / "run.json").read_text() == whole["run.json"]
     assert not (tmp_path / ".adapter.partial").exists()
@@ -131,8 +129,7 @@ def test_a_file_is_no_output_folder(tmp_path: Path, name: str) -> None:
 
 
 def start(folder: Path, model: Path, **changes: object) -> output.Json:
-    args, model_args = arguments(folder, model, **changes)
-    return resume.started_with(args, model_args, None, hand_made(), {})
+    return resume.started_with(sdpo(*arguments(folder, model, **changes)), hand_made())
 
 
 def test_a_folder_is_one_runs_and_keeps_no_trace_of_the_lock(tmp_path: Path) -> None:
@@ -207,13 +204,13 @@ def test_only_the_same_training_goes_on(tmp_path: Path, tiny: Path) -> None:
     other = write_tiny_model(tmp_path / "other", seed=1)
     with pytest.raises(OutputError, match="started with model_name_or_path"):
         resume.check_same_start(out, start(out, other))
-    args, model_args = arguments(out, tiny)
-    fewer = resume.started_with(args, model_args, None, hand_made().select([0, 1]), {})
+    method = sdpo(*arguments(out, tiny))
+    fewer = resume.started_with(method, hand_made().select([0, 1]))
     with pytest.raises(OutputError, match="started with rows"):
         resume.check_same_start(out, fewer)
-    model_args.lora_r = 4
+    method.model_args.lora_r = 4
     with pytest.raises(OutputError, match="lora_r 8, now 4"):
-        resume.check_same_start(out, resume.started_with(args, model_args, None, hand_made(), {}))
+        resume.check_same_start(out, resume.started_with(method, hand_made()))
     (out / "run-local.json").unlink()
     with pytest.raises(OutputError, match="no record of their arguments"):
         resume.check_same_start(out, first)
@@ -237,18 +234,18 @@ def test_rows_of_another_source_are_not_used(tmp_path: Path) -> None:
     shards = [{"path": "1.jsonl", "layout": "raw", "sessions": 1, "bytes": size}]
     source = {"source": "traces", "kind": "jsonl", "shards": shards}
     output.write_json({"options": options, "input": source}, data / "report.json")
-    check_prepared(data, options, str(tmp_path / "a" / "traces"), str)
-    check_prepared(data, options, None, str)
+    check_prepared(data, options, str(tmp_path / "a" / "traces"))
+    check_prepared(data, options, None)
     for other, words in (
         ("b/traces", "other files in its source"),
         ("c", "source traces"),
     ):
         with pytest.raises(OutputError, match=f"was filtered with {words};"):
-            check_prepared(data, options, str(tmp_path / other), str)
+            check_prepared(data, options, str(tmp_path / other))
     with pytest.raises(OutputError, match="was filtered with source traces;"):
-        check_prepared(data, options, "someone/traces", str)
+        check_prepared(data, options, "someone/traces")
     with pytest.raises(OutputError, match="was filtered with seed 42;"):
-        check_prepared(data, options | {"seed": 1}, None, str)
+        check_prepared(data, options | {"seed": 1}, None)
 
 
 @pytest.mark.parametrize(
@@ -316,14 +313,16 @@ def test_overwriting_replaces_rows_and_run(
 
 
 def test_nothing_is_published_while_a_text_holds_a_secret(tmp_path: Path) -> None:
-    (tmp_path / "README.md").write_text("DB_PASSWORD=" + "hunter2")
+    (tmp_path / "README.md").write_text(
+        "---\nlicense: mit\n---\n# An adapter\nDB_PASSWORD=" + "hunter2"
+    )
     (tmp_path / "run.json").write_text("{}")
     with pytest.raises(OutputError, match=r"README.md` still holds .*\(assigned_secret\)"):
-        publish.publish_adapter(tmp_path, "me/adapter", True, kinds_in, lambda _: [])
+        publish.publish_adapter(tmp_path, "me/adapter", True)
 
 
 def test_nothing_is_published_with_a_card_that_would_be_refused(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("---\nlicense: mine\n---\n# T\n![x](x.png)\n")
-    with pytest.raises(OutputError, match="Nothing was published; mend it") as refused:
-        publish.publish_adapter(tmp_path, "me/adapter", True, kinds_in, lint_file)
+    with pytest.raises(OutputError, match="Nothing was published; fix it") as refused:
+        publish.publish_adapter(tmp_path, "me/adapter", True)
     assert "`license` is `mine`" in str(refused.value)

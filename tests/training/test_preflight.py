@@ -13,9 +13,11 @@ from trl import ModelConfig
 from pimono_sdpo.errors import TrainingInputError
 from pimono_sdpo.training import rows
 from pimono_sdpo.training.memory import Hardware, hardware_of
-from pimono_sdpo.training.preflight import Probe, as_text, check_template, preflight, probe, refuse
+from pimono_sdpo.training.method import Prepared, train
+from pimono_sdpo.training.preflight import as_text, preflight, refuse
+from pimono_sdpo.training.prompt_rows import check_template
 from pimono_sdpo.training.rewards import Scoring
-from pimono_sdpo.training.trainer import Prepared, train
+from pimono_sdpo.training.rollouts import Probe, is_useless, probe, step_time, teacher_gap
 from tests.training.setup import (
     SeenPrompts,
     adapter_state,
@@ -66,9 +68,12 @@ class Listening:
         self.told, self.untold = told, untold
         self.calls = 0
 
-    def __call__(self, prompts: list[Any], **_: Any) -> list[float | None]:
+    def __call__(
+        self, prompts: list[Any], trainer_state: Any = None, **_: Any
+    ) -> list[float | None]:
         # The probe asks three times: rollouts, fresh completions, completions of the teacher.
-        self.calls += 1
+        # Trials of the reward come without a trainer.
+        self.calls += trainer_state is not None
         value = self.told if self.calls % 3 == 0 else self.untold
         return [value] * len(prompts)
 
@@ -89,17 +94,10 @@ def test_the_gap_is_what_feedback_adds(
     args, model_args = arguments(tmp_path, tiny)
     reward = Listening(told, untold)
     prepared = prepare(args, model_args, hand_made(), Scoring(reward, column="reward_terms"))
-    found = preflight(
-        args,
-        model_args,
-        prepared.fitted,
-        prepared.trainer.processing_class,
-        None,
-        reward_rows=4,
-        hardware=HERE,
-        prepared=prepared,
-        rows=2,
-    )
+    method = prepared.method
+    method.job.preflight_rows = 2
+    found = preflight(method, prepared.fitted, HERE, prepared)
+    assert found["reward_tried_on_rows"] == 4
     assert found["teacher_gap"]["gap"] == pytest.approx(gap)
     assert found["rollouts"]["completions"] == 4
     assert found["rollouts"]["flat_group_share"] == 1.0
@@ -107,69 +105,56 @@ def test_the_gap_is_what_feedback_adds(
     if gap > 0:
         assert found["stops"] == []
         refuse(found, forced=False)
-        assert "+0.500" in as_text(found)
+        assert "+0.500" in as_text(method, found)
     else:
-        with pytest.raises(TrainingInputError, match=r"no better when it is told.*--force"):
+        with pytest.raises(TrainingInputError, match=r"no better with the feedback.*--force"):
             refuse(found, forced=False)
         refuse(found, forced=True)
         said = capsys.readouterr().out.strip().splitlines()[-1]
-        assert said.startswith("--force trains all the same: The model does no better when it is")
+        assert said.startswith("--force trains all the same: The model does no better with the")
 
 
 def test_noise_around_a_gap_stops_no_training() -> None:
-    from pimono_sdpo.training.preflight import _gap, _none
-
     noisy = Probe(
         [], [[0.0, 1.0], [1.0, 1.0], [0.0, 0.0]], [[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]], 1, 1, None
     )
-    found = _gap(noisy)
+    found = teacher_gap(noisy)
     assert found is not None
     assert found["gap"] <= 0.0
     assert found["interval_90"][1] > 0
-    assert not _none(found)
+    assert not is_useless(found)
     worse = Probe([], [[1.0]] * 4, [[0.0], [0.5], [0.0], [0.5]], 1, 1, None)
-    told = _gap(worse)
+    told = teacher_gap(worse)
     assert told is not None
-    assert _none(told)
+    assert is_useless(told)
 
 
 def test_what_cannot_learn_or_fit_is_stopped(tmp_path: Path, tiny: Path) -> None:
     args, model_args = arguments(tmp_path, tiny)
     without = hand_made().map(lambda _: {"privileged_context": ""})
     prepared = prepare(args, model_args, without, Scoring(never))
-    tokenizer = prepared.trainer.processing_class
+    method = prepared.method
 
     def found(hardware: Hardware, probed: int) -> Any:
-        return preflight(
-            args,
-            model_args,
-            prepared.fitted,
-            tokenizer,
-            None,
-            reward_rows=4,
-            hardware=hardware,
-            prepared=prepared,
-            rows=probed,
-        )
+        method.job.preflight_rows = probed
+        return preflight(method, prepared.fitted, hardware, prepared if probed else None)
 
     dead = found(HERE, 1)
     assert dead["rollouts"]["success_share"] == 0
     assert dead["teacher_gap"] is None
     assert "nothing would be learned" in dead["stops"][0]
-    assert "no completion was given feedback" in as_text(dead)
+    assert "no completion was given feedback" in as_text(method, dead)
     small = found(Hardware("a small card", 0.5, 1.0), 0)
     assert "A step needs about 0.61 GiB and a small card has 0.5" in small["stops"][0]
-    assert "rewards, teacher gap and time are not known" in as_text(small)
+    assert "rewards, teacher gap and time are unknown" in as_text(method, small)
     assert found(Hardware("a card", 24.0, 1.0), 0)["stops"] == []
 
 
 def test_steps_hours_and_dollars_follow_from_the_probe(tmp_path: Path, tiny: Path) -> None:
     args, model_args = arguments(tmp_path, tiny, max_steps=-1, num_train_epochs=3)
     prepared = prepare(args, model_args, hand_made())
-    from pimono_sdpo.training.preflight import _time
-
     tried = Probe([[0.0, 1.0]], [[0.0]], [[1.0]], 30.0, 3.0, None)
-    told = _time(tried, args, 4, Hardware("x", 24.0, 1.5))
+    told = step_time(tried, args, 4, Hardware("x", 24.0, 1.5))
     assert (told["step_seconds"], told["steps"]) == (36.0, 12)
     assert (told["hours"], told["dollars"]) == (0.12, 0.18)
     train(prepared)

@@ -9,6 +9,7 @@ import pytest
 from tests.loopback_hub import TOKEN, LoopbackHub, run_client, run_hf
 from tests.loopback_hub.call import EXPIRED_TOKEN, OTHER_TOKEN, READ_TOKEN
 
+TRAINING = ("pimono_sdpo.training.publish",)
 CHECK = """
 import json
 from pimono_sdpo.errors import TrainingInputError
@@ -38,7 +39,7 @@ except TrainingInputError as problem:
 def test_it_is_found_out_before_the_training(
     loopback_hub: LoopbackHub, tmp_path: Path, name: str, token: str | None, sentence: str | None
 ) -> None:
-    told = run_client(loopback_hub, tmp_path, CHECK.format(name=name), token)
+    told = run_client(loopback_hub, tmp_path, CHECK.format(name=name), token, imported=TRAINING)
     assert (told is None) == (sentence is None), told
     if sentence is not None:
         assert sentence in told
@@ -52,7 +53,7 @@ from pimono_sdpo.errors import OutputError
 from pimono_sdpo.training import publish
 publish.WAITS = (0.0, 0.0, 0.0)
 try:
-    address = publish.publish_adapter(Path("adapter"), "me/adapter", True, lambda text: [], lambda card: [])
+    address = publish.publish_adapter(Path("adapter"), "me/adapter", True)
     print(json.dumps([True, address]))
 except OutputError as problem:
     print(json.dumps([False, str(problem)]))
@@ -97,7 +98,7 @@ def test_after_the_training_nothing_is_lost(
     sentence: str | None,
 ) -> None:
     loopback_hub.fail_next(path, status, times)
-    done, told = run_client(loopback_hub, tmp_path, PUBLISH)
+    done, told = run_client(loopback_hub, tmp_path, PUBLISH, imported=TRAINING)
     assert done == (sentence is None), told
     assert {p.name: p.read_bytes() for p in (tmp_path / "adapter").iterdir()} == adapter
     if sentence is not None:
@@ -119,7 +120,7 @@ def test_a_dropped_connection_is_gone_over(
 ) -> None:
     loopback_hub.drop_next("/preupload/", times=2)
     loopback_hub.drop_next(COMMIT)
-    done, told = run_client(loopback_hub, tmp_path, PUBLISH)
+    done, told = run_client(loopback_hub, tmp_path, PUBLISH, imported=TRAINING)
     assert done, told
     pushed = loopback_hub.files("me/adapter")
     del pushed[".gitattributes"]

@@ -13,11 +13,9 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer, TrainerCallback
 
 from cards.lint import lint_card
-from pimono_sdpo.training import models, publish, reload, supervised
-from pimono_sdpo.training.arguments import GuardedDPOConfig, GuardedSFTConfig
-from pimono_sdpo.training.models import open_adapter
-from pimono_sdpo.training.supervised_rows import fit_recorded
-from pimono_sdpo.training.trainer import Prepared, train
+from pimono_sdpo.training import publish, reload
+from pimono_sdpo.training.method import Prepared, train
+from pimono_sdpo.training.supervised import DPO, SFT
 from tests.training.recorded import asked, pair, pairs, step, steps, turn, written
 from tests.training.setup import JOBS, arguments, python, script
 
@@ -64,8 +62,8 @@ def prepared(
     method: str, folder: Path, tiny: Path, dataset: Dataset, adapter: Path | None = None
 ) -> Prepared:
     _, model_args = arguments(folder, tiny)
-    config: Any = {"sft": GuardedSFTConfig, "dpo": GuardedDPOConfig}[method]
-    args = config(
+    kind: Any = {"sft": SFT, "dpo": DPO}[method]
+    args = kind.CONFIG(
         output_dir=str(folder),
         use_cpu=True,
         bf16=False,
@@ -78,13 +76,11 @@ def prepared(
         report_to="none",
         disable_tqdm=True,
     )
-    supervised.settle_arguments(args, smoke=False)
-    opened = None if adapter is None else open_adapter(str(adapter), model_args)
-    tokenizer = models.load_tokenizer(model_args, None)
-    fitted, _ = fit_recorded(
-        method, dataset, tokenizer, args.max_length, supervised.TEMPLATE_KWARGS
-    )
-    return supervised.prepare(args, model_args, fitted, tokenizer, None, opened)
+    job = kind.OPTIONS(**({} if adapter is None else {"adapter": str(adapter)}))
+    opened = kind(job, args, model_args)
+    opened.load_model()
+    made: Prepared = opened.build(opened.fit(dataset))
+    return made
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -128,17 +124,17 @@ def test_a_run_leaves_an_adapter_that_loads_and_a_card_that_says_what_it_was(
 KILLED = """
 import os, runpy, signal, sys
 from transformers import TrainerCallback
-from pimono_sdpo.training import recorded
+from pimono_sdpo.training.method import Method
 class Killed(TrainerCallback):
     def on_step_end(self, args, state, control, **_):
         if state.global_step == 3:
             os.kill(os.getpid(), signal.SIGKILL)
-build = recorded.build
+build = Method.build
 def killed(*given):
-    trainer = build(*given)
-    trainer.add_callback(Killed())
-    return trainer
-recorded.build = killed
+    prepared = build(*given)
+    prepared.trainer.add_callback(Killed())
+    return prepared
+Method.build = killed
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
@@ -270,7 +266,7 @@ def test_the_preflight_tells_and_trains_nothing(
 @pytest.mark.parametrize(
     ("method", "more", "words"),
     [
-        ("sft", ("--chat_template_path", "x.jinja"), "--chat_template_path is not taken"),
+        ("sft", ("--chat_template_path", "x.jinja"), "--chat_template_path is not supported"),
         ("sft", ("--completion_only_loss", "false"), "would train the model to write tool results"),
         ("sft", ("--max_length", "16"), "None of the 6 rows can be trained on (too_long 6;"),
         ("sft", ("--eval_split", "nosuch"), "holds no data/nosuch-*.parquet"),

@@ -10,9 +10,9 @@ from datasets import Dataset, load_dataset
 from transformers import AutoTokenizer
 
 from pimono_sdpo.errors import SourceError, TrainingInputError
-from pimono_sdpo.training.chat_messages import BadTurn, clean_tools, clean_turns
+from pimono_sdpo.training.answer_rows import BadTurn, clean_tools, clean_turns, fit_answers
 from pimono_sdpo.training.rows import refuse_leaks, refuse_test_rows
-from pimono_sdpo.training.supervised_rows import fit_recorded
+from pimono_sdpo.training.supervised import DPO, SFT
 from pimono_sdpo.training.token_budget import control_tokens, special_tokens
 from tests.training.recorded import TOOLS, asked, pair, pairs, reads, step, steps, turn, written
 
@@ -26,7 +26,8 @@ def tokenizer(tiny: Path) -> Any:
 
 
 def fit(method: str, rows: Dataset, tokenizer: Any, max_length: int | None = 1024) -> Any:
-    return fit_recorded(method, rows, tokenizer, max_length, {"enable_thinking": False})
+    targets = {"sft": SFT, "dpo": DPO}[method].TARGETS
+    return fit_answers(rows, None, targets, tokenizer, max_length)
 
 
 @pytest.mark.parametrize("name", CALLING)
@@ -43,8 +44,8 @@ def test_templates_write_what_a_row_says_and_no_none(
     mine.chat_template = (TEMPLATES / f"{name}.jinja").read_text()
     folder = written(tmp_path / "rows", steps(row))
     loaded = load_dataset(str(folder), split="train", cache_dir=str(tmp_path / "cache"))
-    fitted, left_out = fit("sft", loaded, mine, None)
-    assert left_out == []
+    fitted = fit("sft", loaded, mine, None)
+    assert fitted.left_out == []
     (kept,) = fitted.rows
     text = mine.apply_chat_template(
         kept["prompt"] + kept["completion"], tools=kept["tools"], tokenize=False
@@ -67,8 +68,8 @@ def test_templates_write_what_a_row_says_and_no_none(
 
 def test_a_prompt_that_is_rendered_otherwise_is_counted(tokenizer: Any) -> None:
     thinking = steps().add_column("chat_template_kwargs", [{"enable_thinking": True}] * 5)
-    assert fit("sft", thinking, tokenizer)[0].counts["prompts_rendered_otherwise"] == 5
-    assert fit("sft", steps(), tokenizer)[0].counts["prompts_rendered_otherwise"] == 0
+    assert fit("sft", thinking, tokenizer).counts["prompts_rendered_otherwise"] == 5
+    assert fit("sft", steps(), tokenizer).counts["prompts_rendered_otherwise"] == 0
 
 
 def test_a_template_that_forgets_calls_loses_its_rows(tokenizer: Any) -> None:
@@ -83,7 +84,7 @@ def test_a_template_that_forgets_calls_loses_its_rows(tokenizer: Any) -> None:
 def test_columns_of_structs_add_no_arguments(tokenizer: Any) -> None:
     row, other = step(1), step(2)
     other["completion"][0]["tool_calls"][0]["function"]["arguments"] = {"max_chars": 3}
-    fitted, _ = fit("sft", Dataset.from_list([row, other]), tokenizer)
+    fitted = fit("sft", Dataset.from_list([row, other]), tokenizer)
     calls = [one["completion"][0]["tool_calls"][0]["function"]["arguments"] for one in fitted.rows]
     assert calls == [{"rel_path": "tests/t1.py"}, {"max_chars": 3}]
     assert fitted.rows[0]["tools"] == TOOLS
@@ -93,9 +94,14 @@ def test_columns_of_structs_add_no_arguments(tokenizer: Any) -> None:
     ("method", "row", "reason", "detail"),
     [
         ("sft", step(9, prompt=asked(9, "x " * 2000)), "too_long", "over the 1024 of max_length"),
-        ("sft", step(9, completion=[turn("user", "no")]), "unreadable", "no turn of the assistant"),
+        (
+            "sft",
+            step(9, completion=[turn("user", "no")]),
+            "unreadable",
+            "not begin with a turn of the assistant",
+        ),
         ("sft", step(9, prompt=asked(9)[:3]), "unreadable", "ends in a turn of the assistant"),
-        ("sft", step(9, prompt=[]), "unreadable", "is no list of turns"),
+        ("sft", step(9, prompt=[]), "unreadable", "is not a list of turns"),
         (
             "sft",
             step(9, completion=[turn("assistant", "x", tool_calls=[{"function": {}}])]),
@@ -110,9 +116,9 @@ def test_rows_that_cannot_be_trained_on_are_left_out_with_a_reason(
     method: str, row: Any, reason: str, detail: str, tokenizer: Any
 ) -> None:
     good, make = (step, steps) if method == "sft" else (pair, pairs)
-    fitted, left_out = fit(method, make(good(0), row, good(1)), tokenizer)
+    fitted = fit(method, make(good(0), row, good(1)), tokenizer)
     assert [one["task_id"] for one in fitted.rows] == ["fix_0", "fix_1"]
-    ((found),) = left_out
+    ((found),) = fitted.left_out
     assert (found["row"], found["task_id"], found["reason"]) == (2, "fix_9", reason)
     assert detail in found["detail"]
     assert fitted.counts["left_out"] == {reason: 1}
@@ -150,7 +156,7 @@ def test_tools_that_are_none_are_named(tools: Any) -> None:
 
 def test_answers_with_tool_output_are_counted(tokenizer: Any) -> None:
     long = [reads("a.py", "c2"), turn("tool", "x", tool_call_id="c2"), turn("assistant", "ok")]
-    fitted, _ = fit("dpo", pairs(pair(0), pair(1, chosen=long)), tokenizer)
+    fitted = fit("dpo", pairs(pair(0), pair(1, chosen=long)), tokenizer)
     assert fitted.counts["with_tool_output"] == 1
 
 

@@ -19,8 +19,8 @@ from trl import ModelConfig
 from pimono_sdpo.errors import TrainingInputError
 from pimono_sdpo.training import models, output, publish, rows, run_log
 from pimono_sdpo.training.callbacks import Clock
+from pimono_sdpo.training.method import Prepared, train
 from pimono_sdpo.training.tiny_model import write_tiny_model
-from pimono_sdpo.training.trainer import Prepared, train
 from tests.training.setup import (
     SeenPrompts,
     StopAfter,
@@ -136,7 +136,7 @@ def test_the_saved_adapter_is_clean_and_loads(
     tiny: Path,
     tmp_path: Path,
 ) -> None:
-    prepared, metrics, _, model_args = straight
+    prepared, metrics, _, _ = straight
     trained = adapter_state(prepared.trainer)
     folder = tmp_path / "adapter"
     files = publish.save_adapter(prepared.trainer.model, folder, str(tiny), "a" * 40)
@@ -158,13 +158,10 @@ def test_the_saved_adapter_is_clean_and_loads(
 
     log = run_log.build_run_log(
         prepared,
-        model_args,
-        mode="train",
         command=["--mode", "train", "--dataset", "/home/ann/rows", "--output_dir=/home/ann/o"],
         licence="mit",
         recipe="tiny.yaml",
         dataset="rows",
-        teaching={"reward": "trace_grounding", "gate": [], "grade": [], "feedback": "trace"},
         before={},
         evaluation=None,
         metrics=metrics,

@@ -21,7 +21,7 @@ import torch
 from transformers import TrainerCallback
 
 from pimono_sdpo.training import rows
-from pimono_sdpo.training.trainer import train
+from pimono_sdpo.training.method import train
 from tests.training.setup import adapter_state, arguments, prepare
 
 STEPS, RATE = 24, 0.05

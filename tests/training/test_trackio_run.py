@@ -18,14 +18,14 @@ import json, logging, sys
 from pathlib import Path
 import trackio
 from transformers import TrainerControl, TrainerState
-from pimono_sdpo.training.trackio_run import SafeTrackio, config_of, log_rollouts
+from pimono_sdpo.training.tracking import SafeTrackio, config_of, log_rollouts
 from tests.training.setup import arguments
 
 told = []
 class Told(logging.Handler):
     def emit(self, record):
         told.append(record.getMessage())
-logging.getLogger("pimono_sdpo.training.trackio_run").addHandler(Told())
+logging.getLogger("pimono_sdpo.training.tracking").addHandler(Told())
 args, model_args = arguments(
     Path("out"), Path("tiny"), project="mine", run_name="r1", trackio_space_id="me/trackio")
 state = TrainerState(is_world_process_zero=True, global_step=0)

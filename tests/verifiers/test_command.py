@@ -12,7 +12,7 @@ import pytest
 
 from rewards.sandbox.warm import Server
 from rewards.verifiers.candidate import Candidate, changed_files
-from rewards.verifiers.command import judge, steers, verify, warm
+from rewards.verifiers.command import steers, verify, verify_candidate, warm
 from rewards.verifiers.lint import without, without_new
 from rewards.verifiers.rubric import VerifierResult
 
@@ -26,7 +26,7 @@ needs_tsc = pytest.mark.skipif(not TSC, reason="tsc and node are not on the PATH
 def verdict(before: dict[str, str], change: dict[str, str], **command: Any) -> VerifierResult:
     candidate = changed_files(before, {**before, **change})
     assert isinstance(candidate, Candidate), candidate
-    return judge(candidate, command)
+    return verify_candidate(candidate, command)
 
 
 def test_a_compiler_decides() -> None:
@@ -201,7 +201,7 @@ def test_a_spec_that_is_none_is_told(command: Any, told: str) -> None:
     candidate = changed_files({"a": "1"}, {"a": "2"})
     assert isinstance(candidate, Candidate)
     with pytest.raises(ValueError, match=told):
-        judge(candidate, command)
+        verify_candidate(candidate, command)
 
 
 def test_half_a_character_and_names_of_folders_are_refused() -> None:

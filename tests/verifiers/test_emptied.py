@@ -8,9 +8,8 @@ import pytest
 from rewards.verifiers import last_write, syntax
 from rewards.verifiers.answer import candidate_of
 from rewards.verifiers.candidate import Candidate, Refusal
-from rewards.verifiers.reward import VerifierReward
+from rewards.verifiers.reward import VerifierReward, attacks, self_test
 from rewards.verifiers.rubric import Rubric
-from rewards.verifiers.selftest import attacks, self_test
 
 CODE = "def f():\n    return 1\n"
 SPEC: dict[str, Any] = {"files": {"a.py": CODE}, "answer": "any"}

@@ -11,7 +11,7 @@ import pytest
 
 from rewards.sandbox.warm import Server
 from rewards.verifiers.candidate import Candidate
-from rewards.verifiers.lint import LIMITS, judge, verify, warm
+from rewards.verifiers.lint import LIMITS, verify, verify_candidate, warm
 from rewards.verifiers.rubric import VerifierResult
 from rewards.verifiers.sandboxed_tools import cold, in_server, program
 
@@ -30,7 +30,7 @@ UNDEFINED = "def f():\n    return nowhere\n"
 
 def verdict(before: dict[str, str], after: dict[str, str], **lint: Any) -> VerifierResult:
     changed = tuple(p for p in sorted({*before, *after}) if before.get(p) != after.get(p))
-    return judge(Candidate(after, changed, before), {"files": before, "lint": lint})
+    return verify_candidate(Candidate(after, changed, before), {"files": before, "lint": lint})
 
 
 def write(path: str, content: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rewards.verifiers import pytest_tests
-from rewards.verifiers.tamper_check import offence, refused_file
+from rewards.verifiers.pytest_tests import offence, refused_file
 from rewards.verifiers.tests import verify
 from tests.verifiers import cheats
 from tests.verifiers.programs import writing

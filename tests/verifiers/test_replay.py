@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from pimono_sdpo.replay.workspace import Workspace, to_json
+from pimono_sdpo.replay.workspace import Workspace, dump_workspace
 from rewards.verifiers.replay import verify
 
 TEXT = "import a\n\nlet x = 1\nlet y = x\n"
@@ -20,7 +20,7 @@ def spec() -> dict[str, Any]:
     workspace.file("a.json").see('{"a": 1}', is_whole=True)
     workspace.file("b.json").see('{"a": 1', is_whole=True)
     workspace.file("part.json").see('"a": 1, "b": 2, "c": 3, "d": 4', is_whole=False)
-    return {"tools": "pi", "format": "qwen3", "workspace": to_json(workspace)}
+    return {"tools": "pi", "format": "qwen3", "workspace": dump_workspace(workspace)}
 
 
 def called(*calls: tuple[str, dict[str, Any]]) -> str:

@@ -8,9 +8,8 @@ import pytest
 
 from rewards import trace_grounding_reward
 from rewards.verifiers import last_write, patches, syntax
-from rewards.verifiers.reward import VerifierReward
+from rewards.verifiers.reward import VerifierReward, attacks, self_test, table
 from rewards.verifiers.rubric import Rubric
-from rewards.verifiers.selftest import attacks, self_test, table
 
 CODE = "def total(items):\n    count = 0\n    for item in items:\n        count += 1\n    return count\n"
 FIXED = CODE.replace("count += 1", "count += item")

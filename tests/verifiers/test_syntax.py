@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rewards.verifiers.candidate import Candidate
 from rewards.verifiers.rubric import VerifierResult
-from rewards.verifiers.syntax import Problem, judge, problems, verify
+from rewards.verifiers.syntax import Problem, problems, verify, verify_candidate
 
 TREE_SITTER = all(
     importlib.util.find_spec(name)
@@ -51,7 +51,7 @@ BAD_TREES = {
 
 
 def verdict(before: dict[str, str], after: dict[str, str]) -> VerifierResult:
-    return judge(Candidate(after, tuple(sorted({*before, *after})), before))
+    return verify_candidate(Candidate(after, tuple(sorted({*before, *after})), before))
 
 
 @pytest.mark.parametrize("path", GOOD)

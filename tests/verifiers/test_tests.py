@@ -9,8 +9,7 @@ import pytest
 from rewards.sandbox.warm import Server
 from rewards.verifiers import tests
 from rewards.verifiers.outcomes import counts_as
-from rewards.verifiers.tests import verify
-from rewards.verifiers.value_tests import same
+from rewards.verifiers.tests import same, verify
 from tests.verifiers import cheats
 from tests.verifiers.programs import PROGRAMS, Program, case, spec_of, writing
 

@@ -7,16 +7,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pimono_sdpo.traces.events import Event, clean
+from pimono_sdpo.traces.events import Event, strip_colours
 
 
-def repeats(texts: set[str], messages: set[str], long: int = 21) -> tuple[set[str], set[str]]:
+def find_repeats(texts: set[str], messages: set[str], long: int = 21) -> tuple[set[str], set[str]]:
     """Return the texts that repeat a message, and the messages that a text repeats.
 
     A message of `long` characters or more may also stand among others; it is looked up by how it
     begins.
 
-    >>> texts, messages = repeats({"a", "see: fix the parser now"}, {"a", "b", "fix the parser"}, 9)
+    >>> texts, messages = find_repeats({"a", "see: fix the parser now"}, {"a", "fix the parser"}, 9)
     >>> sorted(texts), sorted(messages)
     (['a', 'see: fix the parser now'], ['a', 'fix the parser'])
     """
@@ -89,20 +89,20 @@ _EXIT_AT_START = re.compile(r"Error: Command failed \(exit code: (-?\d{1,9})\)")
 _MARKED_EXIT = re.compile(r"(?:Error: )?Exit code:? (-?\d{1,9})\b")
 
 
-def string(value: object) -> str:
+def to_text(value: object) -> str:
     """Return a cleaned text; everything else is no text."""
-    return clean(value) if isinstance(value, str) else ""
+    return strip_colours(value) if isinstance(value, str) else ""
 
 
-def mapping(value: object) -> dict[str, Any]:
+def to_object(value: object) -> dict[str, Any]:
     """Return an object; everything else is an empty one."""
     return value if isinstance(value, dict) else {}
 
 
-def blocks(content: object) -> list[dict[str, Any]]:
+def to_blocks(content: object) -> list[dict[str, Any]]:
     """Return the blocks of a message; a plain string is one block of text.
 
-    >>> blocks("hi")
+    >>> to_blocks("hi")
     [{'type': 'text', 'text': 'hi'}]
     """
     found = content if isinstance(content, list) else [content]
@@ -110,57 +110,61 @@ def blocks(content: object) -> list[dict[str, Any]]:
     return [block for block in as_blocks if isinstance(block, dict)]
 
 
-def block_text(block: dict[str, Any]) -> str:
+def read_text_block(block: dict[str, Any]) -> str:
     """Return the words of a block of text; thinking, images and tools have none."""
-    is_text = string(block.get("type")) in _TEXT_BLOCKS
-    return string(block.get("text")) if is_text else ""
+    is_text = to_text(block.get("type")) in _TEXT_BLOCKS
+    return to_text(block.get("text")) if is_text else ""
 
 
-def text_of(content: object) -> str:
+def join_text(content: object) -> str:
     """Join the words of a message's blocks."""
-    return "\n".join(filter(None, map(block_text, blocks(content))))
+    return "\n".join(filter(None, map(read_text_block, to_blocks(content))))
 
 
-def tool_name(name: object) -> str:
+def normalise_tool(name: object) -> str:
     """Return the one name of a shell or file tool; other tools keep theirs.
 
-    >>> tool_name("exec_command"), tool_name("Create"), tool_name("WebFetch")
+    >>> normalise_tool("exec_command"), normalise_tool("Create"), normalise_tool("WebFetch")
     ('bash', 'write', 'WebFetch')
     """
-    recorded = string(name)
+    recorded = to_text(name)
     return _TOOL_NAMES.get(recorded.lower(), recorded)
 
 
-def json_text(value: object) -> str:
+def dump_json(value: object) -> str:
     """Return JSON text; what is nested too deep to be written becomes `null`."""
     try:
-        return clean(json.dumps(value, ensure_ascii=False))
+        return strip_colours(json.dumps(value, ensure_ascii=False))
     except RecursionError:
         # Such a value could just be read; nobody calls a tool like that in earnest.
         return "null"
 
 
-def arguments(name: str, value: object) -> str:
+def normalise_arguments(name: str, value: object) -> str:
     """Return a call's arguments as JSON text; a shell's whole command line is its `command`.
 
-    >>> arguments("bash", {"cmd": "ls"}), arguments("read", '{"path": "a.py"}')
+    >>> normalise_arguments("bash", {"cmd": "ls"}), normalise_arguments("read", '{"path": "a.py"}')
     ('{"command": "ls"}', '{"path": "a.py"}')
     """
-    given = decoded(value)
+    given = decode_text(value)
     if name != "bash":
         # Text that is JSON already stays as it was recorded.
-        return clean(value) if isinstance(value, str) and given is not value else json_text(given)
+        return (
+            strip_colours(value)
+            if isinstance(value, str) and given is not value
+            else dump_json(given)
+        )
     if isinstance(given, str):
         given = {"command": given}
     if not isinstance(given, dict):
-        return json_text(given)
+        return dump_json(given)
     found = next((given[key] for key in ("command", "cmd", "script") if given.get(key)), None)
     line = _command_line(found)
     rest = {key: item for key, item in given.items() if key not in {"command", "cmd"}}
-    return json_text({"command": line, **rest} if line else given)
+    return dump_json({"command": line, **rest} if line else given)
 
 
-def decoded(value: object) -> object:
+def decode_text(value: object) -> object:
     """Decode JSON text; anything else is returned as it is."""
     if not isinstance(value, str):
         return value
@@ -192,7 +196,7 @@ def _command_line(command: object) -> str:
     return shlex.join(command)
 
 
-def said(texts: Iterable[str], typed: bool = True) -> Iterator[Event]:
+def split_typed(texts: Iterable[str], typed: bool = True) -> Iterator[Event]:
     """Tell what a person typed from what the harness put in between, block by block."""
     own, injected = [], []
     for text in texts:
@@ -269,7 +273,7 @@ class Steps:
             self.add(Event(0, "assistant", stop_reason="aborted"))
 
 
-def finished(events: list[Event]) -> list[Event]:
+def finish_events(events: list[Event]) -> list[Event]:
     """Number the events and give each result the name of its tool and its exit code.
 
     A result without its call names none; what the user refused is no error.
@@ -298,7 +302,7 @@ def _exit_code(event: Event) -> int | None:
     return int(found.group(1)) if found else None
 
 
-def parent_positions(ids: Sequence[str], parents: Sequence[str | None]) -> list[int]:
+def find_parents(ids: Sequence[str], parents: Sequence[str | None]) -> list[int]:
     """Position of each entry's parent, -1 for a root, which has None for a parent.
 
     An id that occurs twice is the nearest one before; an entry whose parent is lost continues the
@@ -315,7 +319,7 @@ def parent_positions(ids: Sequence[str], parents: Sequence[str | None]) -> list[
     return positions
 
 
-def path_to_root(parents: Sequence[int], last: int) -> set[int]:
+def trace_to_root(parents: Sequence[int], last: int) -> set[int]:
     """Positions from `last` back to its root."""
     path: set[int] = set()
     while last >= 0 and last not in path:

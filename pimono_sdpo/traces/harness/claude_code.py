@@ -15,7 +15,7 @@ from pimono_sdpo.traces.harness.base import (
     FileTools,
     Harness,
 )
-from pimono_sdpo.traces.harness.blocks import mapping, string
+from pimono_sdpo.traces.harness.blocks import to_object, to_text
 
 Entry = dict[str, Any]
 
@@ -47,7 +47,7 @@ class _State:
 
 def recognises(entry: Entry) -> bool:
     """Tell a line by the tree it hangs in, or by the message under its type."""
-    kind = string(entry.get("type"))
+    kind = to_text(entry.get("type"))
     if kind in {"user", "assistant"}:
         message = entry.get("message")
         return isinstance(message, dict) and "content" in message
@@ -62,8 +62,8 @@ def recognises(entry: Entry) -> bool:
 
 def read_header(objects: list[Entry]) -> tuple[str, str]:
     """Return the first session id and the first working directory of the lines."""
-    ids = (string(entry.get("sessionId") or entry.get("session_id")) for entry in objects)
-    folders = (string(entry.get("cwd")) for entry in objects)
+    ids = (to_text(entry.get("sessionId") or entry.get("session_id")) for entry in objects)
+    folders = (to_text(entry.get("cwd")) for entry in objects)
     return next(filter(None, ids), ""), next(filter(None, folders), "")
 
 
@@ -72,14 +72,14 @@ def read(objects: list[Entry]) -> list[Event]:
     active = _active_entries(objects)
     state = _State()
     for position, entry in enumerate(objects):
-        uuid = string(entry.get("uuid"))
+        uuid = to_text(entry.get("uuid"))
         is_copy = bool(uuid) and uuid in state.seen
         state.seen.add(uuid)
         found = [Event(0, "other")] if is_copy else _entry_events(entry, state)
         for event in found:
             sidechain = _is_sidechain(entry)
-            event.id, event.parent_id = uuid, string(entry.get("parentUuid"))
-            event.timestamp = string(entry.get("timestamp"))
+            event.id, event.parent_id = uuid, to_text(entry.get("parentUuid"))
+            event.timestamp = to_text(entry.get("timestamp"))
             event.on_active_branch = position in active and not sidechain
             event.is_subagent = sidechain
             state.steps.add(event)
@@ -91,7 +91,7 @@ def read(objects: list[Entry]) -> list[Event]:
                 state.steps.abort(event.call_id)
     for name, answer in state.answers.items():
         answer.text = "\n".join(filter(None, state.words[name]))
-    return blocks.finished(state.steps.events)
+    return blocks.finish_events(state.steps.events)
 
 
 def _is_sidechain(entry: Entry) -> bool:
@@ -105,7 +105,7 @@ def _active_entries(objects: list[Entry]) -> set[int]:
     answer on the path is on it too, and so is the result of its call. Lines outside the tree
     always count, and so do side tracks on which nobody said anything.
     """
-    ids = ["" if _is_sidechain(entry) else string(entry.get("uuid")) for entry in objects]
+    ids = ["" if _is_sidechain(entry) else to_text(entry.get("uuid")) for entry in objects]
     messages = (
         at
         for at in range(len(objects) - 1, -1, -1)
@@ -114,8 +114,8 @@ def _active_entries(objects: list[Entry]) -> set[int]:
     last = next(messages, -1)
     if last < 0:
         return set(range(len(objects)))
-    parents = blocks.parent_positions(ids, [_parent(entry) for entry in objects])
-    path = blocks.path_to_root(parents, last)
+    parents = blocks.find_parents(ids, [_parent(entry) for entry in objects])
+    path = blocks.trace_to_root(parents, last)
     answers = {_message_id(objects[at]) for at in path} - {""}
     path |= {at for at, entry in enumerate(objects) if _message_id(entry) in answers}
     calls = {call for at in path for call in _block_ids(objects[at], "id")}
@@ -140,49 +140,49 @@ def _parent(entry: Entry) -> str | None:
     if parent is None and entry.get("isCompactSummary") is True:
         return ""
     if parent is None and entry.get("subtype") == "compact_boundary":
-        return string(entry.get("logicalParentUuid"))
-    return None if parent is None else string(parent)
+        return to_text(entry.get("logicalParentUuid"))
+    return None if parent is None else to_text(parent)
 
 
 def _message_id(entry: Entry) -> str:
     is_answer = entry.get("type") == "assistant"
-    return string(mapping(entry.get("message")).get("id")) if is_answer else ""
+    return to_text(to_object(entry.get("message")).get("id")) if is_answer else ""
 
 
 def _block_ids(entry: Entry, key: str) -> set[str]:
-    content = mapping(entry.get("message")).get("content")
-    return {string(block.get(key)) for block in blocks.blocks(content)} - {""}
+    content = to_object(entry.get("message")).get("content")
+    return {to_text(block.get(key)) for block in blocks.to_blocks(content)} - {""}
 
 
 def _entry_events(entry: Entry, state: _State) -> list[Event]:
-    kind = string(entry.get("type"))
+    kind = to_text(entry.get("type"))
     if kind == "assistant" and isinstance(entry.get("message"), dict):
         return list(_assistant_events(entry, state))
     if kind == "user" and isinstance(entry.get("message"), dict):
         return list(_user_events(entry)) or [Event(0, "other")]
     if kind == "attachment":
-        return list(_attachment_events(mapping(entry.get("attachment")), state))
+        return list(_attachment_events(to_object(entry.get("attachment")), state))
     if kind == "summary":
         # A title for the branch that ends at `leafUuid`; nothing was compacted.
-        return [Event(0, "branch_summary", string(entry.get("summary")))]
+        return [Event(0, "branch_summary", to_text(entry.get("summary")))]
     return [Event(0, "other")]
 
 
 def _assistant_events(entry: Entry, state: _State) -> Iterator[Event]:
-    message = mapping(entry["message"])
-    text = blocks.text_of(message.get("content"))
-    stop = string(message.get("stop_reason"))
+    message = to_object(entry["message"])
+    text = blocks.join_text(message.get("content"))
+    stop = to_text(message.get("stop_reason"))
     if entry.get("isApiErrorMessage") is True:
         yield Event(0, "assistant", text, stop_reason="error")
         return
     if message.get("model") == "<synthetic>":
         yield Event(0, "other", text)
         return
-    name = string(message.get("id"))
-    new = [b for b in blocks.blocks(message.get("content")) if _is_new(name, b, state)]
+    name = to_text(message.get("id"))
+    new = [b for b in blocks.to_blocks(message.get("content")) if _is_new(name, b, state)]
     if name in state.answers:
         answer = state.answers[name]
-        state.words[name].append(blocks.text_of(new))
+        state.words[name].append(blocks.join_text(new))
         if answer.stop_reason != "aborted":
             answer.stop_reason = stop or answer.stop_reason
     else:
@@ -192,33 +192,33 @@ def _assistant_events(entry: Entry, state: _State) -> Iterator[Event]:
         yield answer
     for block in new:
         if block.get("type") == "tool_use":
-            tool = blocks.tool_name(block.get("name"))
-            given = blocks.arguments(tool, block.get("input"))
-            call_id = string(block.get("id"))
+            tool = blocks.normalise_tool(block.get("name"))
+            given = blocks.normalise_arguments(tool, block.get("input"))
+            call_id = to_text(block.get("id"))
             yield Event(0, "tool_call", call_id=call_id, tool_name=tool, arguments=given)
 
 
 def _is_new(name: str, block: Entry, state: _State) -> bool:
     """Tell whether an answer's block was not yet written under the same message id."""
-    key = f"{name} {string(block.get('id')) or blocks.json_text(block)}"
+    key = f"{name} {to_text(block.get('id')) or blocks.dump_json(block)}"
     is_new = not name or key not in state.seen
     state.seen.add(key)
     return is_new
 
 
 def _user_events(entry: Entry) -> Iterator[Event]:
-    content = mapping(entry["message"]).get("content")
+    content = to_object(entry["message"]).get("content")
     if entry.get("isCompactSummary") is True:
-        yield Event(0, "compaction", blocks.text_of(content))
+        yield Event(0, "compaction", blocks.join_text(content))
         return
-    origin = mapping(entry.get("origin")).get("kind", "human")
+    origin = to_object(entry.get("origin")).get("kind", "human")
     typed = origin == "human" and entry.get("isMeta") is not True and not _is_sidechain(entry)
     texts = []
-    for block in blocks.blocks(content):
+    for block in blocks.to_blocks(content):
         if block.get("type") == "tool_result":
             yield from _result_events(block)
         else:
-            texts.append(blocks.block_text(block))
+            texts.append(blocks.read_text_block(block))
     yield from _said(list(filter(None, texts)), typed)
 
 
@@ -226,7 +226,7 @@ def _said(texts: list[str], typed: bool) -> Iterator[Event]:
     text = "\n".join(texts)
     command = _COMMAND.search(text[:400])
     if not command or not typed:
-        yield from blocks.said(texts, typed)
+        yield from blocks.split_typed(texts, typed)
         return
     words = text.partition("<command-args>")[2].partition("</command-args>")[0].strip()
     # One word after a command is an option of it.
@@ -240,12 +240,12 @@ def _said(texts: list[str], typed: bool) -> Iterator[Event]:
 
 def _result_events(block: Entry) -> Iterator[Event]:
     """A result, and the words with which the user refused the call, if any."""
-    text = _without_reminders(blocks.text_of(block.get("content")))
+    text = _without_reminders(blocks.join_text(block.get("content")))
     is_wrong = text.startswith(_WRONG)
     if is_wrong:
         text = text.removeprefix(_WRONG).removesuffix(_WRONG_END).strip()
     is_error = (is_wrong or block.get("is_error") is True) and not text.startswith(_NOT_RUN)
-    call_id = string(block.get("tool_use_id"))
+    call_id = to_text(block.get("tool_use_id"))
     yield Event(0, "tool_result", text, call_id=call_id, is_error=is_error)
     if blocks.is_refusal(text):
         parts = _SAID_WITH_REFUSAL.split(text, maxsplit=1)
@@ -270,17 +270,19 @@ def _end_of_words(text: str, end: int) -> int:
 
 def _attachment_events(attachment: Entry, state: _State) -> Iterator[Event]:
     """What the user typed while the agent worked comes as an attachment; so does a hook's text."""
-    kind = string(attachment.get("type"))
-    copied = string(attachment.get("source_uuid"))
+    kind = to_text(attachment.get("type"))
+    copied = to_text(attachment.get("source_uuid"))
     if kind == "queued_command" and not (copied and copied in state.seen):
         state.seen.add(copied)
         mode = attachment.get("commandMode") or "prompt"
-        origin = mapping(attachment.get("origin")).get("kind", "human")
-        texts = [blocks.block_text(block) for block in blocks.blocks(attachment.get("prompt"))]
-        yield from blocks.said(filter(None, texts), mode == "prompt" and origin == "human")
+        origin = to_object(attachment.get("origin")).get("kind", "human")
+        texts = [
+            blocks.read_text_block(block) for block in blocks.to_blocks(attachment.get("prompt"))
+        ]
+        yield from blocks.split_typed(filter(None, texts), mode == "prompt" and origin == "human")
         return
-    stopped = string(mapping(attachment.get("blockingError")).get("blockingError"))
-    told = blocks.text_of(attachment.get("content")) or stopped
+    stopped = to_text(to_object(attachment.get("blockingError")).get("blockingError"))
+    told = blocks.join_text(attachment.get("content")) or stopped
     is_hook = kind.startswith("hook_") and bool(told.strip())
     yield Event(0, "custom_message", told) if is_hook else Event(0, "other")
 

@@ -14,7 +14,7 @@ from pimono_sdpo.traces.harness.base import (
     FileTools,
     Harness,
 )
-from pimono_sdpo.traces.harness.blocks import mapping, string
+from pimono_sdpo.traces.harness.blocks import to_object, to_text
 
 Entry = dict[str, Any]
 
@@ -56,13 +56,13 @@ class _State:
 
 def recognises(entry: Entry) -> bool:
     """Tell a wrapper line by its name and payload, a bare item by its shape."""
-    kind = string(entry.get("type"))
+    kind = to_text(entry.get("type"))
     if kind in _WRAPPERS:
         return isinstance(entry.get("payload"), dict)
     if kind in _CALLS | _RESULTS:
         return isinstance(entry.get("call_id"), str)
     if kind == "message":
-        found = {string(block.get("type")) for block in blocks.blocks(entry.get("content"))}
+        found = {to_text(block.get("type")) for block in blocks.to_blocks(entry.get("content"))}
         return isinstance(entry.get("role"), str) and not found.isdisjoint(_ITEM_BLOCKS)
     return entry.get("record_type") == "state" or (
         kind == "reasoning" and isinstance(entry.get("summary"), list)
@@ -73,10 +73,10 @@ def read_header(objects: list[Entry]) -> tuple[str, str]:
     """Return the session id and the working directory; old files tell it in a message."""
     metas = [_payload(entry) for entry in objects if entry.get("type") == "session_meta"]
     bare = [entry for entry in objects if "type" not in entry and "instructions" in entry]
-    ids = [string(meta.get("id")) for meta in (*metas, *bare)]
+    ids = [to_text(meta.get("id")) for meta in (*metas, *bare)]
     contexts = [_payload(entry) for entry in objects if entry.get("type") == "turn_context"]
-    folders = [string(entry.get("cwd")) for entry in (*metas, *contexts)]
-    told = (_CWD.search(blocks.text_of(_payload(entry).get("content"))) for entry in objects)
+    folders = [to_text(entry.get("cwd")) for entry in (*metas, *contexts)]
+    told = (_CWD.search(blocks.join_text(_payload(entry).get("content"))) for entry in objects)
     if not any(folders):
         folders += [match.group(1) for match in told if match]
     return next(filter(None, ids), ""), next(filter(None, folders), "")
@@ -90,18 +90,18 @@ def read(objects: list[Entry]) -> list[Event]:
         before = len(events)
         _read_entry(entry, state)
         for at in range(before, len(events)):
-            events[at].timestamp = string(entry.get("timestamp"))
+            events[at].timestamp = to_text(entry.get("timestamp"))
             events[at].on_active_branch = not state.is_subagent
             events[at].is_subagent = state.is_subagent
             if not state.is_subagent:
                 state.active.append(at)
                 state.requests += [at] if events[at].kind == "user" else []
-    return blocks.finished(events)
+    return blocks.finish_events(events)
 
 
 def _payload(entry: Entry) -> Entry:
     """Return what a wrapper holds; a bare item is its own."""
-    return mapping(entry.get("payload")) if string(entry.get("type")) in _WRAPPERS else entry
+    return to_object(entry.get("payload")) if to_text(entry.get("type")) in _WRAPPERS else entry
 
 
 def _first_look(objects: list[Entry]) -> _State:
@@ -113,14 +113,14 @@ def _first_look(objects: list[Entry]) -> _State:
         payload = _payload(entry)
         if entry.get("type") == "event_msg":
             if payload.get("type") == "user_message":
-                typed_texts.add(_plain(string(payload.get("message"))))
+                typed_texts.add(_plain(to_text(payload.get("message"))))
         elif payload.get("type") == "message":
-            said = _plain(blocks.text_of(payload.get("content")))
-            item_texts.setdefault(string(payload.get("role")), set()).add(said)
+            said = _plain(blocks.join_text(payload.get("content")))
+            item_texts.setdefault(to_text(payload.get("role")), set()).add(said)
         elif entry.get("type") == "session_meta":
-            is_subagent |= "subagent" in mapping(payload.get("source"))
+            is_subagent |= "subagent" in to_object(payload.get("source"))
     typed_texts.discard("")
-    telling, told = blocks.repeats(item_texts.get("user", set()), typed_texts)
+    telling, told = blocks.find_repeats(item_texts.get("user", set()), typed_texts)
     return _State(item_texts, typed_texts, is_subagent, telling, told)
 
 
@@ -131,12 +131,12 @@ def _plain(text: str) -> str:
 
 def _read_entry(entry: Entry, state: _State) -> None:
     payload = _payload(entry)
-    kind = string(payload.get("type"))
+    kind = to_text(payload.get("type"))
     add = state.steps.add
     if entry.get("type") == "event_msg":
         _read_event(payload, kind, state)
     elif entry.get("type") == "compacted":
-        add(Event(0, "compaction", string(payload.get("message"))))
+        add(Event(0, "compaction", to_text(payload.get("message"))))
     elif kind == "message":
         _read_message(payload, state)
     elif kind in _CALLS:
@@ -147,7 +147,7 @@ def _read_entry(entry: Entry, state: _State) -> None:
         if blocks.is_refusal(result.text):
             state.steps.abort(result.call_id)
     elif kind == "web_search_call":
-        given = blocks.json_text(payload.get("action"))
+        given = blocks.dump_json(payload.get("action"))
         add(Event(0, "tool_call", tool_name="web_search", arguments=given))
     else:
         add(Event(0, "other"))
@@ -155,7 +155,7 @@ def _read_entry(entry: Entry, state: _State) -> None:
 
 def _read_event(payload: Entry, kind: str, state: _State) -> None:
     """Read what only events tell: interruptions, errors, and words that no item repeats."""
-    message = string(payload.get("message"))
+    message = to_text(payload.get("message"))
     new = Event(0, "other")
     if kind == "error":
         new = Event(0, "assistant", message, stop_reason="error")
@@ -189,7 +189,7 @@ def _roll_back(turns: object, state: _State) -> None:
 
 def _read_message(payload: Entry, state: _State) -> None:
     content = payload.get("content")
-    text = blocks.text_of(content)
+    text = blocks.join_text(content)
     role = payload.get("role")
     if role == "assistant":
         state.steps.add(Event(0, "assistant", text))
@@ -197,7 +197,9 @@ def _read_message(payload: Entry, state: _State) -> None:
     # Where events tell what was typed, every other message in the user's name is the harness'.
     known = not state.typed_texts or _plain(text) in state.telling
     typed = role == "user" and known and not state.is_subagent
-    texts = (_IMAGE_TAG.sub("", blocks.block_text(block)) for block in blocks.blocks(content))
+    texts = (
+        _IMAGE_TAG.sub("", blocks.read_text_block(block)) for block in blocks.to_blocks(content)
+    )
     for event in _said(list(texts), typed) or [Event(0, "other")]:
         state.steps.add(event)
     if blocks.is_interruption(text):
@@ -207,35 +209,35 @@ def _read_message(payload: Entry, state: _State) -> None:
 def _said(texts: list[str], typed: bool) -> list[Event]:
     """Tell what was typed; an editor puts the open files in front of it."""
     asked = [text.rpartition(_IDE_REQUEST)[2].lstrip() for text in texts]
-    return list(blocks.said(filter(str.strip, asked), typed))
+    return list(blocks.split_typed(filter(str.strip, asked), typed))
 
 
 def _call(payload: Entry, kind: str, state: _State) -> Event:
-    call_id = string(payload.get("call_id") or payload.get("id"))
-    name = string(payload.get("name"))
+    call_id = to_text(payload.get("call_id") or payload.get("id"))
+    name = to_text(payload.get("name"))
     given: object = payload.get("arguments")
     if kind == "local_shell_call":
         name, given = "bash", payload.get("action")
     elif kind == "custom_tool_call":
         given = {"input": payload.get("input")}
-    tool = blocks.tool_name(name)
+    tool = blocks.normalise_tool(name)
     if name == "write_stdin":
         # The command goes on: what this call returns is the command's output.
-        more = mapping(blocks.decoded(given))
+        more = to_object(blocks.decode_text(given))
         session = more.get("session_id")
         command = state.running.get(str(session), "") if isinstance(session, int | str) else ""
-        if "\x03" in string(more.get("chars")):
+        if "\x03" in to_text(more.get("chars")):
             state.stopped.add(call_id)
         elif command:
             tool, given = "bash", {"command": command, **more}
-    text = blocks.arguments(tool, given)
+    text = blocks.normalise_arguments(tool, given)
     if tool == "bash":
-        state.commands[call_id] = string(mapping(blocks.decoded(text)).get("command"))
+        state.commands[call_id] = to_text(to_object(blocks.decode_text(text)).get("command"))
     return Event(0, "tool_call", call_id=call_id, tool_name=tool, arguments=text)
 
 
 def _result(payload: Entry, state: _State) -> Event:
-    call_id = string(payload.get("call_id") or payload.get("id"))
+    call_id = to_text(payload.get("call_id") or payload.get("id"))
     text, code, failed = _output(payload.get("output"))
     running = _RUNNING.search(text[:400]) if _HEAD.match(text) else None
     is_shell = call_id in state.commands
@@ -261,11 +263,11 @@ def _result(payload: Entry, state: _State) -> Event:
 
 def _output(output: object) -> tuple[str, int | None, bool]:
     """Return text, exit code and failure flag of an output in any of its shapes."""
-    inner = blocks.decoded(output)
+    inner = blocks.decode_text(output)
     if not isinstance(inner, dict) or not {"output", "content"} & inner.keys():
-        return blocks.text_of(output), None, False
-    code = mapping(inner.get("metadata")).get("exit_code")
-    text = blocks.text_of(inner.get("output") or inner.get("content"))
+        return blocks.join_text(output), None, False
+    code = to_object(inner.get("metadata")).get("exit_code")
+    text = blocks.join_text(inner.get("output") or inner.get("content"))
     known = code if isinstance(code, int) and not isinstance(code, bool) else None
     return text, known, inner.get("success") is False
 

@@ -10,7 +10,7 @@ from pimono_sdpo.traces.harness.base import (
     FileTools,
     Harness,
 )
-from pimono_sdpo.traces.harness.blocks import mapping, string
+from pimono_sdpo.traces.harness.blocks import to_object, to_text
 
 Entry = dict[str, Any]
 
@@ -30,7 +30,7 @@ def recognises(entry: Entry) -> bool:
 
     Anthropic's tool blocks alone are none: forks of Pi put them into the same envelope.
     """
-    kind = string(entry.get("type"))
+    kind = to_text(entry.get("type"))
     if kind == "session_start":
         return not _HEADER_KEYS.isdisjoint(entry)
     if kind == "compaction_state":
@@ -41,19 +41,21 @@ def recognises(entry: Entry) -> bool:
     if message.get("visibility") in ("llm_only", "user_only") or _OWN_FIELDS & message.keys():
         return True
     tools = [
-        string(block.get("name"))
-        for block in blocks.blocks(message.get("content"))
-        if string(block.get("type")) in _TOOL_BLOCKS
+        to_text(block.get("name"))
+        for block in blocks.to_blocks(message.get("content"))
+        if to_text(block.get("type")) in _TOOL_BLOCKS
     ]
-    is_own = bool(_OWN_ID.fullmatch(string(entry.get("id")))) or not _OWN_TOOLS.isdisjoint(tools)
+    is_own = bool(_OWN_ID.fullmatch(to_text(entry.get("id")))) or not _OWN_TOOLS.isdisjoint(tools)
     return bool(tools) and is_own and not _PIS_FIELDS & message.keys()
 
 
 def read_header(objects: list[Entry]) -> tuple[str, str]:
     """Return the session id and the working directory of the header, if there is one."""
     entry = _start(objects)
-    inner = mapping(entry.get("session"))
-    return string(entry.get("id") or inner.get("id")), string(entry.get("cwd") or inner.get("cwd"))
+    inner = to_object(entry.get("session"))
+    return to_text(entry.get("id") or inner.get("id")), to_text(
+        entry.get("cwd") or inner.get("cwd")
+    )
 
 
 def _start(objects: list[Entry]) -> Entry:
@@ -68,8 +70,8 @@ def read(objects: list[Entry]) -> list[Event]:
     steps = blocks.Steps()
     for position, entry in enumerate(objects):
         for event in _entry_events(entry, not is_subagent):
-            event.id, event.parent_id = string(entry.get("id")), string(entry.get("parentId"))
-            event.timestamp = string(entry.get("timestamp"))
+            event.id, event.parent_id = to_text(entry.get("id")), to_text(entry.get("parentId"))
+            event.timestamp = to_text(entry.get("timestamp"))
             event.on_active_branch = position in active and not is_subagent
             event.is_subagent = is_subagent
             event.kept_from = _kept_from(entry, first_event)
@@ -81,14 +83,14 @@ def read(objects: list[Entry]) -> list[Event]:
             elif event.kind == "tool_result" and blocks.is_refusal(event.text):
                 steps.abort(event.call_id)
         # Where the next entry begins: what a compaction keeps comes after its anchor.
-        first_event[string(entry.get("id"))] = len(steps.events)
-    return blocks.finished(steps.events)
+        first_event[to_text(entry.get("id"))] = len(steps.events)
+    return blocks.finish_events(steps.events)
 
 
 def _kept_from(entry: Entry, after: dict[str, int]) -> int | None:
     if entry.get("type") != "compaction_state":
         return None
-    return after.get(string(mapping(entry.get("anchorMessage")).get("id")) or "-")
+    return after.get(to_text(to_object(entry.get("anchorMessage")).get("id")) or "-")
 
 
 def _active_entries(objects: list[Entry]) -> set[int]:
@@ -97,9 +99,9 @@ def _active_entries(objects: list[Entry]) -> set[int]:
     if not any(is_message):
         return set(range(len(objects)))
     last = max(at for at, told in enumerate(is_message) if told)
-    ids = [string(entry.get("id")) for entry in objects]
-    parents = [string(entry.get("parentId")) for entry in objects]
-    path = blocks.path_to_root(blocks.parent_positions(ids, parents), last)
+    ids = [to_text(entry.get("id")) for entry in objects]
+    parents = [to_text(entry.get("parentId")) for entry in objects]
+    path = blocks.trace_to_root(blocks.find_parents(ids, parents), last)
     return path | {at for at, told in enumerate(is_message) if not told}
 
 
@@ -114,29 +116,29 @@ def _message(entry: Entry) -> Entry | None:
 def _entry_events(entry: Entry, typed: bool) -> list[Event]:
     message = _message(entry)
     if entry.get("type") == "compaction_state":
-        told = mapping(entry.get("summary")).get("body") or entry.get("summary")
-        return [Event(0, "compaction", string(entry.get("summaryText")) or string(told))]
+        told = to_object(entry.get("summary")).get("body") or entry.get("summary")
+        return [Event(0, "compaction", to_text(entry.get("summaryText")) or to_text(told))]
     return (list(_message_events(message, typed)) if message else []) or [Event(0, "other")]
 
 
 def _message_events(message: Entry, typed: bool) -> Iterator[Event]:
     role = message.get("role")
-    content = blocks.blocks(message.get("content"))
+    content = blocks.to_blocks(message.get("content"))
     if role == "assistant":
-        yield Event(0, "assistant", blocks.text_of(content))
+        yield Event(0, "assistant", blocks.join_text(content))
     for block in content:
-        call_id = string(block.get("tool_use_id") or block.get("id"))
+        call_id = to_text(block.get("tool_use_id") or block.get("id"))
         if block.get("type") == "tool_use":
-            tool = blocks.tool_name(block.get("name"))
-            given = blocks.arguments(tool, block.get("input"))
+            tool = blocks.normalise_tool(block.get("name"))
+            given = blocks.normalise_arguments(tool, block.get("input"))
             yield Event(0, "tool_call", call_id=call_id, tool_name=tool, arguments=given)
         elif block.get("type") == "tool_result":
-            text = blocks.text_of(block.get("content"))
+            text = blocks.join_text(block.get("content"))
             is_error = block.get("is_error") is True
             yield Event(0, "tool_result", text, call_id=call_id, is_error=is_error)
     if role != "assistant":
         by_person = typed and role == "user" and message.get("visibility") != "llm_only"
-        yield from blocks.said(filter(None, map(blocks.block_text, content)), by_person)
+        yield from blocks.split_typed(filter(None, map(blocks.read_text_block, content)), by_person)
 
 
 HARNESS = Harness(

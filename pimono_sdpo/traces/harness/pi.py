@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
-from pimono_sdpo.traces.events import Event, Kind, clean
+from pimono_sdpo.traces.events import Event, Kind, strip_colours
 from pimono_sdpo.traces.harness.base import (
     FileTools,
     Harness,
@@ -87,32 +87,32 @@ DECODER = msgspec.json.Decoder(Entry)
 _CONTENT = msgspec.json.Decoder(Content)
 
 
-def entry_of(value: dict[str, Any]) -> Entry:
+def build_entry(value: dict[str, Any]) -> Entry:
     """Build an entry from a dict of any shape."""
     entry = Entry(
         type=_string(value.get("type")),
         id=_string(value.get("id")),
         timestamp=_string(value.get("timestamp")),
-        content=content_of(value.get("content")),
+        content=build_content(value.get("content")),
         summary=_string(value.get("summary")),
         cwd=_string(value.get("cwd")),
         firstKeptEntryIndex=_integer(value.get("firstKeptEntryIndex")),
         firstKeptEntryId=_string(value.get("firstKeptEntryId")),
     )
     if isinstance(value.get("message"), dict):
-        entry.message = message_of(value["message"])
+        entry.message = build_message(value["message"])
     if isinstance(value.get("parentId", 0), str | None):
         entry.parentId = value["parentId"]
     return entry
 
 
-def message_of(value: dict[str, Any]) -> Message:
+def build_message(value: dict[str, Any]) -> Message:
     """Build a message from a dict of any shape."""
     details = value.get("details")
     code = _integer(details.get("exitCode")) if isinstance(details, dict) else None
     return Message(
         role=_string(value.get("role")),
-        content=content_of(value.get("content")),
+        content=build_content(value.get("content")),
         stopReason=_string(value.get("stopReason")),
         errorMessage=_string(value.get("errorMessage")),
         toolCallId=_string(value.get("toolCallId")),
@@ -126,7 +126,7 @@ def message_of(value: dict[str, Any]) -> Message:
     )
 
 
-def content_of(value: object) -> Content:
+def build_content(value: object) -> Content:
     """Build the content of a message: one text, or blocks."""
     if not isinstance(value, list):
         return _string(value)
@@ -154,7 +154,7 @@ def decode_content(raw: Raw) -> Content:
     try:
         content: Content = _CONTENT.decode(raw)
     except msgspec.ValidationError:
-        return content_of(json.loads(bytes(raw)))
+        return build_content(json.loads(bytes(raw)))
     return content
 
 
@@ -209,12 +209,12 @@ def is_header(entry: dict[str, Any]) -> bool:
 def read_header(entries: list[Entry]) -> tuple[str, str]:
     """Return the session id and the working directory; empty where there is no header."""
     entry = next((entry for entry in entries if entry.type == "session"), Entry())
-    return clean(entry.id or ""), clean(entry.cwd or "")
+    return strip_colours(entry.id or ""), strip_colours(entry.cwd or "")
 
 
 def read_objects(objects: list[dict[str, Any]]) -> list[Event]:
     """Return the events of entries that were decoded as dicts."""
-    return read([entry_of(value) for value in objects])
+    return read([build_entry(value) for value in objects])
 
 
 def read(entries: list[Entry]) -> list[Event]:
@@ -234,7 +234,7 @@ def read(entries: list[Entry]) -> list[Event]:
         timestamp = entry.timestamp if isinstance(entry.timestamp, str) else ""
         is_active = position in active or entry.type == "session"
         message = entry.message if entry.type == "message" else None
-        new = [_entry_event(entry)] if message is None else message_events(message)
+        new = [_entry_event(entry)] if message is None else read_message(message)
         for index, event in enumerate(new, begin):
             event.index = index
             event.id, event.parent_id, event.timestamp = identity, parent, timestamp
@@ -305,17 +305,17 @@ def _active_entries(entries: list[Entry]) -> set[int]:
 
 def _entry_event(entry: Entry) -> Event:
     if entry.type == "custom_message":
-        return Event(0, "custom_message", content_text(entry.content))
-    return Event(0, _ENTRY_KINDS.get(entry.type, "other"), clean(entry.summary or ""))
+        return Event(0, "custom_message", join_text(entry.content))
+    return Event(0, _ENTRY_KINDS.get(entry.type, "other"), strip_colours(entry.summary or ""))
 
 
-def message_events(message: Message) -> list[Event]:
+def read_message(message: Message) -> list[Event]:
     """Return the events of one message in Pi's form."""
     role = message.role
     if role == "assistant":
         return _assistant_events(message)
     if role == "toolResult":
-        text = content_text(message.content)
+        text = join_text(message.content)
         result = Event(
             0,
             "tool_result",
@@ -333,24 +333,24 @@ def message_events(message: Message) -> list[Event]:
         run = Event(
             0,
             "bash",
-            clean(message.output or ""),
+            strip_colours(message.output or ""),
             tool_name="bash",
-            arguments=clean(message.command or ""),
+            arguments=strip_colours(message.command or ""),
             is_error=bool(code) and message.cancelled is not True,
             exit_code=code,
         )
         return [run]
     kind: Kind = "custom_message" if role in _CUSTOM_ROLES else "other"
-    return [Event(0, kind, content_text(message.content))]
+    return [Event(0, kind, join_text(message.content))]
 
 
 def _user_events(content: Content) -> list[Event]:
     """What the user typed; some forks put the tools' results there, as Anthropic's API does."""
-    text = content_text(content)
+    text = join_text(content)
     results = [block for block in _blocks(content) if block.type == "tool_result"]
     events = [Event(0, "user", text)] if text or not results else []
     for block in results:
-        output = content_text(decode_content(block.content))
+        output = join_text(decode_content(block.content))
         result = Event(
             0,
             "tool_result",
@@ -366,7 +366,7 @@ def _user_events(content: Content) -> list[Event]:
 def _assistant_events(message: Message) -> list[Event]:
     stop = message.stopReason or ""
     content = message.content
-    text = content_text(content) or clean(message.errorMessage or "")
+    text = join_text(content) or strip_colours(message.errorMessage or "")
     events = [Event(0, "assistant", text, stop_reason=stop)]
     # A call of a turn that was aborted or failed was never made.
     if isinstance(content, list):
@@ -385,12 +385,12 @@ def _call(block: Block, stop: str) -> Event:
     )
 
 
-def content_text(content: Content) -> str:
+def join_text(content: Content) -> str:
     """Join the text blocks of a message; content may also be one plain string."""
     if not isinstance(content, list):
-        return clean(content or "")
+        return strip_colours(content or "")
     texts = [b.text for b in content if b.type == "text" and b.text is not None]
-    return clean(texts[0] if len(texts) == 1 else "\n".join(texts))
+    return strip_colours(texts[0] if len(texts) == 1 else "\n".join(texts))
 
 
 def _blocks(content: Content) -> list[Block]:
@@ -465,7 +465,7 @@ HARNESS = Harness(
     read_header=read_header,
     read=read,
     decoder=DECODER,
-    build=entry_of,
+    build=build_entry,
     tools=TOOLS,
     coerces=True,
     files=FileTools(

@@ -12,8 +12,8 @@ from typing import Any
 
 from pimono_sdpo.traces.events import Event
 from pimono_sdpo.traces.harness import pi
-from pimono_sdpo.traces.harness.pi import entry_of, message_of
-from pimono_sdpo.traces.lines import OBJECT, itself
+from pimono_sdpo.traces.harness.pi import build_entry, build_message
+from pimono_sdpo.traces.lines import OBJECT, return_unchanged
 
 _STEPS = frozenset(
     """agent_start agent_end turn_start turn_end message_start message_update message_end
@@ -29,7 +29,9 @@ def recognises(entry: dict[str, Any]) -> bool:
 
 def read_header(objects: list[dict[str, Any]]) -> tuple[str, str]:
     """Return the session id and the working directory of the header, if there is one."""
-    return pi.read_header([entry_of(value) for value in objects if value.get("type") == "session"])
+    return pi.read_header(
+        [build_entry(value) for value in objects if value.get("type") == "session"]
+    )
 
 
 def read(objects: list[dict[str, Any]]) -> list[Event]:
@@ -39,8 +41,8 @@ def read(objects: list[dict[str, Any]]) -> list[Event]:
         for message in _whole_messages(entry):
             # The place is that of the first, the words are those of the last.
             messages[_key(message)] = message
-    whole = map(message_of, messages.values())
-    events = [event for message in whole for event in pi.message_events(message)]
+    whole = map(build_message, messages.values())
+    events = [event for message in whole for event in pi.read_message(message)]
     for index, event in enumerate(events):
         event.index = index
     return events
@@ -112,7 +114,7 @@ HARNESS = replace(
     read_header=read_header,
     read=read,
     decoder=OBJECT,
-    build=itself,
+    build=return_unchanged,
     sample="""\
 {"type": "session", "id": "s", "cwd": "/w/app"}
 {"type": "message_end", "message": {"role": "user",\

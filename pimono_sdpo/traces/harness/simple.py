@@ -11,7 +11,7 @@ from typing import Any
 from pimono_sdpo.traces.events import Event
 from pimono_sdpo.traces.harness import blocks, pi
 from pimono_sdpo.traces.harness.base import Harness
-from pimono_sdpo.traces.harness.blocks import mapping, string
+from pimono_sdpo.traces.harness.blocks import to_object, to_text
 
 Entry = dict[str, Any]
 
@@ -25,19 +25,19 @@ _STOPS = {
 
 def recognises(entry: Entry) -> bool:
     """Tell the header: a session that names the harness it comes from."""
-    return entry.get("type") == "session" and bool(string(entry.get("harness")))
+    return entry.get("type") == "session" and bool(to_text(entry.get("harness")))
 
 
 def read_header(objects: list[Entry]) -> tuple[str, str]:
     """Return the session id of the header; a working directory is extra there."""
     entry = next((entry for entry in objects if recognises(entry)), {})
-    return string(entry.get("id")), string(entry.get("cwd"))
+    return to_text(entry.get("id")), to_text(entry.get("cwd"))
 
 
 def find_recorder(objects: list[Entry]) -> str:
     """Return the harness that the header names."""
     entry = next((entry for entry in objects if recognises(entry)), {})
-    return string(entry.get("harness"))
+    return to_text(entry.get("harness"))
 
 
 def read(objects: list[Entry]) -> list[Event]:
@@ -46,7 +46,7 @@ def read(objects: list[Entry]) -> list[Event]:
         return pi.read_objects(objects)
     steps = blocks.Steps()
     for entry in objects:
-        message = mapping(entry.get("message")) or entry
+        message = to_object(entry.get("message")) or entry
         when = _time(message.get("timestamp") or entry.get("timestamp"))
         for event in _message_events(message):
             event.timestamp = when
@@ -55,19 +55,19 @@ def read(objects: list[Entry]) -> list[Event]:
                 steps.abort()
             elif event.kind == "tool_result" and blocks.is_refusal(event.text):
                 steps.abort(event.call_id)
-    return blocks.finished(steps.events)
+    return blocks.finish_events(steps.events)
 
 
 def _is_pi(entry: Entry) -> bool:
-    message = mapping(entry.get("message"))
-    content = blocks.blocks(message.get("content"))
+    message = to_object(entry.get("message"))
+    content = blocks.to_blocks(message.get("content"))
     return (
         entry.get("type") == "message" and message.get("role") in ("toolResult", "bashExecution")
     ) or any(block.get("type") == "toolCall" for block in content)
 
 
 def _message_events(message: Entry) -> Iterator[Event]:
-    role = string(message.get("role"))
+    role = to_text(message.get("role"))
     content = message.get("content")
     if role == "assistant":
         yield from _assistant_events(message)
@@ -77,32 +77,32 @@ def _message_events(message: Entry) -> Iterator[Event]:
         yield Event(
             0,
             "tool_result",
-            blocks.text_of(content) or string(message.get("error")),
+            blocks.join_text(content) or to_text(message.get("error")),
             call_id=_first(message, "toolCallId", "tool_call_id"),
-            is_error=bool(code) or any(flag is True or bool(string(flag)) for flag in flags),
+            is_error=bool(code) or any(flag is True or bool(to_text(flag)) for flag in flags),
             exit_code=code,
         )
     elif role:
-        texts = filter(None, map(blocks.block_text, blocks.blocks(content)))
-        yield from list(blocks.said(texts, role == "user")) or [Event(0, "other")]
+        texts = filter(None, map(blocks.read_text_block, blocks.to_blocks(content)))
+        yield from list(blocks.split_typed(texts, role == "user")) or [Event(0, "other")]
     else:
         yield Event(0, "other")
 
 
 def _assistant_events(message: Entry) -> Iterator[Event]:
     stop = _first(message, "stopReason", "stop_reason", "finish_reason")
-    text = blocks.text_of(message.get("content"))
+    text = blocks.join_text(message.get("content"))
     yield Event(0, "assistant", text, stop_reason=_STOPS.get(stop, stop))
-    for call in blocks.blocks(message.get("toolCalls") or message.get("tool_calls") or []):
-        function = mapping(call.get("function")) or call
-        tool = blocks.tool_name(function.get("name"))
-        given = blocks.arguments(tool, function.get("arguments"))
-        call_id = string(call.get("id"))
+    for call in blocks.to_blocks(message.get("toolCalls") or message.get("tool_calls") or []):
+        function = to_object(call.get("function")) or call
+        tool = blocks.normalise_tool(function.get("name"))
+        given = blocks.normalise_arguments(tool, function.get("arguments"))
+        call_id = to_text(call.get("id"))
         yield Event(0, "tool_call", call_id=call_id, tool_name=tool, arguments=given)
 
 
 def _first(message: Entry, *keys: str) -> str:
-    return next(filter(None, (string(message.get(key)) for key in keys)), "")
+    return next(filter(None, (to_text(message.get(key)) for key in keys)), "")
 
 
 def _code(message: Entry) -> int | None:
@@ -117,7 +117,7 @@ def _time(value: object) -> str:
     '2026-01-01T00:00:00+00:00'
     """
     if not isinstance(value, int | float):
-        return string(value)
+        return to_text(value)
     try:
         return datetime.fromtimestamp(value / 1000, UTC).isoformat()
     except (ValueError, OverflowError, OSError):

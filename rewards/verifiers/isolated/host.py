@@ -9,8 +9,8 @@ from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from rewards.sandbox import Limits, Ran, places
-from rewards.verifiers.code_blocks import parsed
+from rewards.sandbox import Limits, Ran, local
+from rewards.verifiers.answer import parsed
 from rewards.verifiers.outcomes import Python
 
 OUTPUT = 8 << 20
@@ -65,7 +65,7 @@ def run(
         if name not in shared and (name.partition(".")[0] in old or not _taken(name))
     }
     job = {
-        "read": list(places.readable()), "roots": roots, "shared": shared,
+        "read": list(local.readable()), "roots": roots, "shared": shared,
         "files": {**_packages(files, theirs), **theirs}, "arguments": arguments,
         "modules": modules, "entries": sorted(functions_of(before)),
     }  # fmt: skip

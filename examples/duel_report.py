@@ -1,0 +1,39 @@
+"""Print who won a duel, how sure that is, and the turns on which the judges disagree most.
+
+    python examples/duel_report.py duel
+
+The folder is the one that `pimono-sdpo duel` wrote.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+from datasets import load_dataset
+
+
+def main(folder: str) -> None:
+    """Read the report and the judged turns of a duel."""
+    result = Path(folder) / "result"
+    report = json.loads((result / "report.json").read_text())
+    verdict = report["verdict"]
+    print("accepted" if verdict["accepted"] else f"not accepted: {'; '.join(verdict['refusals'])}")
+    print(f"score {verdict['score']:.1f}, lower bound {verdict['bound']:.1f}, 50 is parity")
+    for judge in report["judges"]:
+        print(f"{judge['name']}: score {judge['score']:.1f}, consistent {judge['consistent']:.0%}")
+    turns = []
+    for bucket in report["configs"]:
+        turns += list(load_dataset(str(result), bucket, split="train"))
+    for turn in sorted(turns, key=spread, reverse=True)[:5]:
+        reason = turn["reason"].splitlines()[0]
+        print(f"{turn['turn_id']} {turn['score']:.0f} {turn['bucket']}: {reason}")
+
+
+def spread(turn: dict[str, list[dict[str, float]]]) -> float:
+    """Return how far apart the judges' scores of a turn are."""
+    scores = [one["score"] for one in turn["per_judge"] if one["score"] is not None]
+    return max(scores, default=0) - min(scores, default=0)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

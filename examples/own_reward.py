@@ -1,0 +1,51 @@
+"""Write a reward of your own, try it on what must not win, and use it as a verifier.
+
+    python examples/own_reward.py rows
+
+In TRL it is used like any reward: `GRPOTrainer(reward_funcs=[checks_first_reward], ...)`. The same
+check as a verifier scores stored completions:
+
+    PYTHONPATH=examples pimono-sdpo rescore rollouts --out scored --gate own_reward:verify
+"""
+
+import re
+import sys
+from typing import Any
+
+from datasets import load_dataset
+
+from rewards.answers import text_of
+from rewards.verifiers.reward import self_test
+from rewards.verifiers.rubric import VerifierResult, failed, passed
+
+CHECK = re.compile(r"```(?:bash|sh)\n[^`]*\b(?:pytest|npm test|cargo test|go test|tsc)\b")
+
+
+def checks_first_reward(completions: list[Any], **_: object) -> list[float]:
+    """Reward an answer that runs the project's tests or type checker.
+
+    >>> checks_first_reward(["I look first.\\n```bash\\nnpm test\\n```", "Done."])
+    [1.0, 0.0]
+    """
+    return [float(bool(CHECK.search(text_of(completion)))) for completion in completions]
+
+
+def verify(completion: str, spec: dict[str, Any]) -> VerifierResult:
+    """Say the same as a verifier; `spec` is the row's `verifier_spec`, not needed here."""
+    if CHECK.search(completion):
+        return passed("checks_first")
+    feedback = "Run the tests or the type checker before you change anything."
+    return failed("checks_first", "command_error", feedback, 0.0)
+
+
+def main(folder: str) -> None:
+    """Try the reward on empty answers, copies, refusals and lists of terms."""
+    rows = load_dataset(folder, split="train")
+    findings = self_test(checks_first_reward, list(rows), threshold=1.0)
+    for finding in findings:
+        print(f"row {finding.row}: `{finding.case}` gets {finding.reward}, not {finding.wanted}")
+    print(f"{len(rows)} rows, {len(findings)} attacks that win")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

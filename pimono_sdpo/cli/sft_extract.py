@@ -1,0 +1,82 @@
+"""Write next-action rows as JSON lines: `steps` under the name and flags it had first.
+
+pimono-sdpo sft-extract --trace-dir rollouts/traces --output sft.jsonl
+"""
+
+from collections import Counter
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Literal
+
+import typer
+
+from pimono_sdpo.cli import steps
+from pimono_sdpo.dataset_writer import explain_empty
+from pimono_sdpo.errors import EmptySelection, OutputError
+from pimono_sdpo.options import option, options
+from pimono_sdpo.suites.rollouts import rows_of
+from processors.rollouts.together import sft_line, write_lines
+
+
+@options
+class Options:
+    """Options of `sft-extract`."""
+
+    trace_dir: str = option("Folder of rollouts, or its folder `traces`.")
+    output: Path = option("JSON lines to write; NAME_meta.jsonl is written beside them.")
+    require_success: bool = option("Keep only rollouts whose tests pass.", default=True)
+    require_valid_tool_ok: bool = option(
+        "Keep only calls that fit their tool and worked.", default=True
+    )
+    format: Literal["json"] = option("Protocol of the calls.", default="json")
+
+
+def run(options: Options) -> None:
+    """Write the lines, and print what was left out."""
+    counts = write_sft_lines(options)
+    left_out = ", ".join(f"{name} {n}" for name, n in counts.items() if name != "written")
+    typer.echo(f"Wrote {counts['written']} rows to: {options.output}")
+    meta = options.output.with_name(f"{options.output.stem}_meta.jsonl")
+    typer.echo(f"Wrote metadata to: {meta}")
+    if left_out:
+        typer.echo(f"left out: {left_out}")
+
+
+def write_sft_lines(options: Options) -> dict[str, int]:
+    """Write the training rows as JSON lines and return the counts.
+
+    Raises like `write_steps`, EmptySelection, and OutputError for a file that cannot be written.
+    """
+    output = options.output
+    if output.is_dir() or output.suffix != ".jsonl":
+        raise OutputError(f"`{output}` is not a name for JSON lines; use NAME.jsonl.")
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        folder = TemporaryDirectory(prefix=".sft-extract-", dir=output.parent)
+    except OSError as error:
+        raise OutputError(
+            f"Cannot write `{output}` ({error.strerror}); choose another folder."
+        ) from error
+    with folder:
+        made = Path(folder.name) / "steps"
+        report = steps.write_steps(
+            steps.Options(
+                source=options.trace_dir,
+                out=made,
+                require_success=options.require_success,
+                require_valid_tool_ok=options.require_valid_tool_ok,
+                tool_protocol=options.format,
+            )
+        )
+        if not report["rows"]:
+            raise EmptySelection(explain_empty(report, steps.ADVICE))
+        rows = (row for file in sorted((made / "data").glob("*.parquet")) for row in rows_of(file))
+        # Rows of held-out tasks are not for training.
+        counts = write_lines((r for r in rows if r["split"] == "train"), sft_line, output)
+        if not counts["written"]:
+            raise EmptySelection(
+                f"`{report['source']}` gives no line to train on: of {report['rows']} steps, "
+                f"{report['splits'].get('test', 0)} are of tasks held out for testing; use "
+                "rollouts of a suite for training."
+            )
+    return dict(Counter(report["drop_reasons"]) + counts)

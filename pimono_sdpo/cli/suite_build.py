@@ -1,0 +1,30 @@
+"""Build a suite of bug-fixing tasks, each with what tests an answer.
+
+pimono-sdpo suite build samples --out tasks              # 30 small programs with a bug each
+pimono-sdpo suite build QuixBugs --out quixbugs          # 40 tasks of a checkout, left in place
+pimono-sdpo suite build humanevalpack.jsonl --out fixes  # HumanEvalFix: a small repo per task
+"""
+
+from pathlib import Path
+
+import typer
+
+from pimono_sdpo.options import argument, option, options
+from pimono_sdpo.suites.build import build_suite, describe_size
+
+
+@options
+class Options:
+    """Options of `suite build`."""
+
+    source: str = argument(
+        "A QuixBugs checkout, a file of HumanEvalFix lines, or the word `samples`."
+    )
+    out: Path = option("Folder to write; an earlier suite is replaced.")
+    hide_tests: bool = option("Hide the test files from agents.", default=False)
+
+
+def run(options: Options) -> None:
+    """Build the suite and print its size."""
+    rows = build_suite(options.source, options.out, options.hide_tests)
+    typer.echo(f"{describe_size(rows)} are in {options.out / 'suite.json'}")

@@ -1,0 +1,27 @@
+"""Check that training rows contain no task of a test suite.
+
+pimono-sdpo suite check sides/test.json rows
+"""
+
+from pathlib import Path
+
+import typer
+
+from pimono_sdpo.options import argument, options
+from pimono_sdpo.suites.split import check_leakage, read_task_ids
+from pimono_sdpo.suites.suite import load
+
+
+@options
+class Options:
+    """Options of `suite check`."""
+
+    suite: Path = argument("JSON file of the test suite.")
+    rows: Path = argument("Rows: parquet, JSON lines, a saved dataset, or a folder of them.")
+
+
+def run(options: Options) -> None:
+    """Print how many rows were checked; raises Leakage."""
+    suite = load(options.suite, repos=False)
+    number = check_leakage(read_task_ids(options.rows), suite)
+    typer.echo(f"none of {number} training rows is of a task of `{suite.name}`")

@@ -1,0 +1,206 @@
+"""Write rows to train on: a folder with data, rejects, report, card and the lines of an export."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from datasets import Features
+
+from pimono_sdpo import __version__
+from pimono_sdpo.errors import OutputError
+from pimono_sdpo.options import check_test_fraction, option, options
+from pimono_sdpo.runs.engine import Part, add_counts, run_parts
+from pimono_sdpo.runs.folders import only_run, publish_folder, require_disjoint
+from pimono_sdpo.runs.parquet import SPLITS, join_parts, outputs_of
+from pimono_sdpo.runs.sessions import step_parts
+from pimono_sdpo.stage import Stage
+from pimono_sdpo.suites.rollouts import rows_of
+from pimono_sdpo.suites.split import check_leakage, read_task_ids
+from pimono_sdpo.suites.suite import Suite, load
+from pimono_sdpo.traces.sources import open_source
+from processors.redact import redact_text
+from processors.rollouts import length_filter
+from processors.rollouts.together import dpo_line, sft_line, write_lines
+
+Format = Literal["trl", "together"]
+TOGETHER = "together"
+Json = dict[str, Any]
+
+
+@options
+class WriterOptions:
+    """How rows to train on are written."""
+
+    format: Format = option(
+        "Write rows for `trl`, or for `together` its JSON lines as well.", default="trl"
+    )
+    licence: str | None = option(
+        "SPDX id of the licence of the traces, for the card.", default=None, flag="--license"
+    )
+
+
+@options
+class RunRowsOptions(WriterOptions):
+    """What rows made of rollouts and sessions have in common."""
+
+    tokenizer: str | None = option(
+        "Model (folder or Hub id) whose tokenizer counts for --max-length.",
+        default=None,
+        decides="row",
+    )
+    max_length: int | None = option(
+        "Drop rows with more tokens, as too_long.", default=None, minimum=1, decides="row"
+    )
+    test_fraction: float = option(
+        "Of sessions: share of repositories whose rows go to the test split.",
+        default=0.0,
+        decides="row",
+    )
+    test_suite: Path | None = option(
+        "Held-out suite: refuse to write training rows of its tasks.", default=None
+    )
+
+    def __post_init__(self) -> None:
+        """Check what belongs together; raises OutputError."""
+        check_test_fraction(self.test_fraction)
+        if (self.tokenizer is None) != (self.max_length is None):
+            raise OutputError("--tokenizer and --max-length go together: use both, or neither.")
+
+    def length_stages(self) -> list[Stage]:
+        """Return the stages that drop long rows, if any."""
+        if self.tokenizer is None or self.max_length is None:
+            return []
+        return [*length_filter.stages(self.tokenizer, self.max_length)]
+
+    def tokenizer_name(self) -> str | None:
+        """Return the name of the tokenizer, without the path of a machine."""
+        path = Path(self.tokenizer or "")
+        return path.resolve().name if self.tokenizer and path.exists() else self.tokenizer
+
+    def tokenizer_hash(self) -> str | None:
+        """Return a hash of the tokenizer's template and vocabulary."""
+        if self.tokenizer is None:
+            return None
+        loaded = length_filter.load_tokenizer(self.tokenizer)
+        known = json.dumps([loaded.chat_template, sorted(loaded.get_vocab().items())])
+        return hashlib.sha256(known.encode()).hexdigest()
+
+    def held_out(self) -> Suite | None:
+        """Return the suite whose tasks must not be trained on; raises SourceError."""
+        return load(self.test_suite, repos=False) if self.test_suite is not None else None
+
+
+@dataclass(frozen=True)
+class DatasetSpec:
+    """What the report and the card of a dataset say of its origin.
+
+    No training row may be of a task of `held_out`.
+    """
+
+    stage: Literal["steps", "pairs", "sdpo"]
+    source: str
+    source_kind: str
+    options: Json
+    format: str
+    licence: str | None
+    warnings: list[str] = field(default_factory=list)
+    held_out: Suite | None = None
+
+
+Table = tuple[Features, Features]
+
+
+def session_parts(
+    source: str, out: Path, stages: Sequence[Stage], options: Json, table: Table
+) -> tuple[str, str, list[Part]]:
+    """Return kind and name of a source of recorded sessions, and a part for each shard."""
+    if source and Path(source).exists():
+        require_disjoint(Path(source).resolve(), out.resolve())
+    opened = open_source(source)
+    parts = step_parts(opened.shards, stages, options, *table)
+    return opened.kind, redact_text(opened.name, "")[0], parts
+
+
+def write_dataset(spec: DatasetSpec, parts: Sequence[Part], table: Table, out: Path) -> Json:
+    """Run the parts, with rows and rejects of the columns in `table`; return the report of `out`.
+
+    `out` gets `data/`, `rejects/`, `report.json`, `README.md`, and with the format `together` its
+    lines. A run that keeps nothing publishes its rejects. Raises OutputError, and Leakage for rows
+    of tasks that are held out; then `out` is as it was.
+    """
+    from cards.lint import check_licence
+    from cards.render import render_stage_card
+
+    out = out.resolve()
+    licence = check_licence(spec.licence)
+    with only_run(out) as work:
+        outputs = outputs_of(*table)
+        records = run_parts(parts, work, outputs, desc=spec.stage, unit="run").records
+        finished, held = join_parts(work, len(parts), *table)
+        options = spec.options
+        if spec.held_out is not None:
+            check_leakage(read_task_ids(finished / "data") if held["rows"] else [], spec.held_out)
+            options = {**options, "test_suite": spec.held_out.name}
+        counts: Json = {}
+        for record in records.values():
+            add_counts(counts, record["counts"])
+        dropped = counts.pop("dropped", {})
+        report: Json = {
+            "pimono_sdpo": __version__,
+            "stage": spec.stage,
+            "source": spec.source,
+            "source_kind": spec.source_kind,
+            "options": options,
+            "counts": dict(sorted(counts.items())),
+            **held,
+            "drop_reasons": dict(sorted(dropped.items())),
+            "warnings": spec.warnings,
+            "licence": licence,
+            "together": _export(finished, spec.stage) if spec.format == TOGETHER else None,
+        }
+        (finished / "report.json").write_text(json.dumps(report, indent=2) + "\n")
+        (finished / "README.md").write_text(render_stage_card(report, table[0]))
+        publish_folder(finished, out)
+    return report
+
+
+def _export(finished: Path, stage: str) -> Json:
+    """Write together/SPLIT.jsonl and SPLIT_meta.jsonl; return the counts of each split."""
+    folder = finished / TOGETHER
+    folder.mkdir()
+    counts: Json = {}
+    for split in SPLITS:
+        files = sorted((finished / "data").glob(f"{split}-*.parquet"))
+        if files:
+            rows = (row for file in files for row in rows_of(file))
+            line_of = sft_line if stage == "steps" else dpo_line
+            written = write_lines(rows, line_of, folder / f"{split}.jsonl")
+            counts[split] = dict(sorted(written.items()))
+    if not any(folder.iterdir()):
+        folder.rmdir()
+    return counts
+
+
+def summarize(report: Json, out: Path) -> str:
+    """Sum a report up in a few lines."""
+    splits = ", ".join(f"{count} {split}" for split, count in report["splits"].items())
+    lines = [f"{report['rows']} {report['stage']}" + (f" ({splits})" if splits else "")]
+    reasons = ", ".join(f"{name} {count}" for name, count in report["drop_reasons"].items())
+    if reasons:
+        lines.append(f"dropped: {reasons}")
+    for split, counts in (report["together"] or {}).items():
+        written = ", ".join(f"{name} {count}" for name, count in counts.items())
+        lines.append(f"together/{split}.jsonl: {written}")
+    lines += [f"warning: {warning}" for warning in report["warnings"]]
+    lines.append(f"rows, rejects, report.json and README.md are in {out}")
+    return "\n".join(lines)
+
+
+def explain_empty(report: Json, advice: str) -> str:
+    """Say in one sentence that there are no rows, why, and what to do."""
+    reasons = ", ".join(f"{count} {name}" for name, count in report["drop_reasons"].items())
+    found = reasons or "it holds nothing to make them from"
+    return f"`{report['source']}` gives no {report['stage']} ({found}); {advice}."

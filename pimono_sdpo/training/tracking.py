@@ -1,0 +1,209 @@
+"""Log a run to Trackio, rollouts included, so that no fault of Trackio stops the training.
+
+writes metrics, sampled rollouts (the Traces tab) and a config without machine paths, to a Space or
+to $TRACKIO_DIR on this machine
+"""
+
+import itertools
+import logging
+import math
+import os
+import shlex
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from itertools import islice
+from typing import Any
+
+import trackio
+from httpx2 import HTTPError
+from huggingface_hub import HfApi
+from trackio.sqlite_storage import SQLiteStorage
+from transformers.integrations import TrackioCallback
+from transformers.integrations.integration_utils import rewrite_logs
+from trl.experimental.sdpo import SDPOConfig
+
+logger = logging.getLogger(__name__)
+
+PROJECT = "pimono-sdpo"
+SPACE_VARIABLE = "TRACKIO_SPACE_ID"
+ID_CHARS = 12
+# What the dashboard and the run log list.
+TRAINING_ARGUMENTS = (
+    "max_steps num_train_epochs learning_rate lr_scheduler_type warmup_steps weight_decay "
+    "max_grad_norm optim per_device_train_batch_size gradient_accumulation_steps "
+    "gradient_checkpointing bf16 seed stop_on"
+).split()
+MODEL_ARGUMENTS = (
+    "dtype load_in_4bit load_in_8bit bnb_4bit_quant_type use_bnb_nested_quant lora_r lora_alpha "
+    "lora_dropout use_rslora use_dora"
+).split()
+
+
+def set_up_trackio(args: SDPOConfig, smoke: bool) -> None:
+    """Set project and Space in place; the argument takes precedence over TRACKIO_SPACE_ID.
+
+    A Space that cannot be reached would end the training at its first step, so then, and in a smoke
+    run, metrics stay on this machine.
+    """
+    # Otherwise Trackio publishes a public copy of the metrics after training.
+    args.trackio_static_space_id = False
+    if args.project == "huggingface":
+        args.project = PROJECT
+    space = args.trackio_space_id or os.environ.get(SPACE_VARIABLE)
+    if space and not smoke:
+        problem = hub_problem()
+        if problem:
+            logger.warning(
+                "Trackio logs to this machine only, since the Space `%s` cannot be used (%s); "
+                "later: %s",
+                space,
+                problem,
+                sync_command(args.project, space),
+            )
+            space = None
+    args.trackio_space_id = space if space and not smoke else None
+    if args.trackio_space_id is None:
+        # Trackio reads the variable by itself.
+        os.environ.pop(SPACE_VARIABLE, None)
+
+
+def free_run_name(args: SDPOConfig) -> str:
+    """Return the run's name, numbered when a run of this name has already logged to this machine.
+
+    Trackio would show both under one name. A Space is not queried: there the name gets the id of
+    the job, or the time.
+    """
+    name = str(args.run_name)
+    if "trackio" not in args.report_to:
+        return name
+    if args.trackio_space_id is not None:
+        suffix = os.environ.get("JOB_ID") or datetime.now(UTC).strftime("%m%d-%H%M%S")
+        return f"{name}-{suffix[-ID_CHARS:]}"
+    taken = {str(run) for run in SQLiteStorage.get_runs(args.project)}
+    numbered = (f"{name}-{number}" for number in itertools.count(2))
+    return next(one for one in itertools.chain([name], numbered) if one not in taken)
+
+
+def hub_problem() -> str | None:
+    """Say in a few words why nothing can be written to the Hub; None when it can be."""
+    try:
+        HfApi().whoami()
+    except HTTPError as error:
+        return f"the Hub answers {type(error).__name__}; check HF_TOKEN and the network"
+    except OSError as error:
+        # No token at all, or HF_HUB_OFFLINE.
+        return f"{type(error).__name__}; set HF_TOKEN and unset HF_HUB_OFFLINE"
+    return None
+
+
+def sync_command(project: str, space: str) -> str:
+    """Return the command line that uploads what was logged here to a Space."""
+    return shlex.join(["trackio", "sync", "--project", project, "--space-id", space, "--private"])
+
+
+def space_url(space: str | None) -> str | None:
+    """Return the address of a Space."""
+    return f"https://huggingface.co/spaces/{space}" if space else None
+
+
+# Of each step; enough to see what is rewarded, little enough for any number of steps.
+ROLLOUTS = 8
+# Of the whole training, logged once at its end: no curves.
+ONCE = frozenset(
+    "train_runtime train_samples_per_second train_steps_per_second train_loss total_flos".split()
+)
+Json = dict[str, Any]
+
+
+class SafeTrackio(TrackioCallback):  # type: ignore[misc] # transformers is untyped here
+    """The callback of transformers with a config of our own; it logs here when a Space fails.
+
+    Theirs logs all arguments, including machine paths and empty mappings, which break a later
+    export of the run.
+    """
+
+    def __init__(self, config: Json) -> None:
+        super().__init__()
+        self.config = config
+
+    def setup(self, args: Any, state: Any, model: Any, **_: Any) -> None:
+        """Begin the run, or continue the one of this name."""
+        self._initialized = True
+        if not state.is_world_process_zero:
+            return
+        try:
+            self._begin(args)
+        except Exception as error:
+            # Whatever the clients of Space and bucket raise, it may not stop the training.
+            if args.trackio_space_id is None:
+                raise
+            logger.warning(
+                "Trackio logs to this machine only, since the Space `%s` cannot be used (%s: %s); "
+                "later: %s",
+                args.trackio_space_id,
+                type(error).__name__,
+                " ".join(str(error).split())[:200],
+                sync_command(args.project, args.trackio_space_id),
+            )
+            args.trackio_space_id = None
+            self._begin(args)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+        """Log under the step of the training; Trackio would count calls instead."""
+        if state.is_world_process_zero and self._initialized:
+            metrics = {name: value for name, value in logs.items() if name not in ONCE}
+            trackio.log(rewrite_logs(metrics), step=state.global_step)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Finish the run; Trackio waits at most half a minute, the rest can be synced later."""
+        if state.is_world_process_zero and self._initialized:
+            trackio.finish()
+        self._initialized = False
+
+    def _begin(self, args: Any) -> None:
+        trackio.init(
+            project=args.project,
+            name=args.run_name,
+            space_id=args.trackio_space_id,
+            bucket_id=args.trackio_bucket_id,
+            private=args.hub_private_repo is not False,
+            config=self.config,
+            resume="allow",
+        )
+
+
+def log_rollouts(
+    step: int,
+    prompts: Sequence[Any],
+    completions: Sequence[str],
+    rewards: Sequence[float],
+    feedback: Sequence[str | None],
+) -> None:
+    """Log the first ROLLOUTS completions of a step with the feedback for their teacher."""
+    if trackio.context_vars.current_run.get() is None:
+        # Sampled by the preflight.
+        return
+    rows = islice(zip(prompts, completions, rewards, feedback, strict=True), ROLLOUTS)
+    traces = {
+        f"rollout_{number}": trackio.Trace(
+            [*_conversation(prompt), {"role": "assistant", "content": completion}],
+            metadata={
+                "step": step,
+                "reward": reward if math.isfinite(reward) else None,
+                "feedback": text or "",
+            },
+        )
+        for number, (prompt, completion, reward, text) in enumerate(rows)
+    }
+    trackio.log(traces, step=step)
+
+
+def _conversation(prompt: Any) -> list[Json]:
+    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+
+
+def config_of(args: Any, model_args: Any) -> Json:
+    """Return what the dashboard lists of a run; the run log has the same arguments."""
+    settings = args.to_dict()
+    named = {name: settings[name] for name in TRAINING_ARGUMENTS}
+    return named | {name: vars(model_args)[name] for name in MODEL_ARGUMENTS}

@@ -1,0 +1,81 @@
+"""Every `hf jobs` command of the documentation is one that the real `hf` would launch."""
+
+import re
+import shlex
+import subprocess
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from itertools import pairwise
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from tests.loopback_hub.hf import HF
+
+ROOT = Path(__file__).parent.parent
+RAW = "https://raw.githubusercontent.com/pimono-sdpo/pimono-sdpo/v0.1.0"
+PAGES = (ROOT / "docs" / "tutorials" / "train.md", ROOT / "README.md")
+BLOCKS = [
+    block
+    for page in PAGES
+    for block in re.findall(r"^```bash\n(.*?)^```", page.read_text(), re.M | re.S)
+]
+COMMANDS = list(
+    dict.fromkeys(
+        line
+        for block in BLOCKS
+        for line in block.replace("\\\n", " ").splitlines()
+        if line.startswith("hf jobs ")
+    )
+)
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def raw() -> Iterator[str]:
+    """The checkout as the web has the tagged one."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(ROOT)))
+    Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def test_the_tutorial_has_a_command_for_each_way() -> None:
+    assert [("https:" in c, "--with" in c) for c in COMMANDS if "train_sdpo" in c] == [
+        (False, False),
+        (True, False),
+        (False, True),
+    ]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_of_the_documentation_would_be_launched(
+    command: str, raw: str, tmp_path: Path
+) -> None:
+    words = shlex.split(command.replace(RAW, raw))
+    assert words[:4] == ["hf", "jobs", "uv", "run"]
+    done = subprocess.run(
+        [str(HF), *words[1:4], "--dry-run", *words[4:]],
+        cwd=ROOT,
+        env={"HF_HOME": str(tmp_path), "HF_TOKEN": "hf_x", "NO_COLOR": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    shown = dict(re.findall(r"^  (\w+) +(.*)$", done.stdout + done.stderr, re.M))
+    assert shown["args"] == " ".join(words[words.index("--") + 1 :])
+    assert "HF_TOKEN=***" in shown["secrets"]
+    given = dict(pairwise(words))
+    # A job that is told another time than it has is killed, or ends early.
+    assert f"TIME_LIMIT={shown['timeout'].split()[0]}" in shown["env"]
+    assert shown["timeout"].split()[0] == given.get("--timeout", shown["timeout"].split()[0])
+    if "train_sdpo" in command:
+        assert shown["flavor"].split()[0] == given.get("--flavor", "a10g-large")
