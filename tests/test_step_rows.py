@@ -269,7 +269,7 @@ def test_what_is_finished_waits_for_the_next_run(tmp_path: Path) -> None:
     assert not (work / "done" / "00001.json").exists()
     assert not (tmp_path / "steps").exists()
     second.write_bytes(good)
-    (work / "attempts" / "00001.rows.tmp").write_bytes(b"half a file")
+    (work / "rows" / "00001.parquet").write_bytes(b"half a file")
     write_steps(StepOptions(source=str(source), out=tmp_path / "steps"))
     assert bytes_of(tmp_path / "whole") == bytes_of(tmp_path / "steps")
     assert not work.exists()
