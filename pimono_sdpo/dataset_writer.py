@@ -17,8 +17,8 @@ from pimono_sdpo.runs.folders import only_run, publish_folder, require_disjoint
 from pimono_sdpo.runs.parquet import SPLITS, join_parts, outputs_of
 from pimono_sdpo.runs.sessions import step_parts
 from pimono_sdpo.stage import Stage
-from pimono_sdpo.suites.rollouts import rows_of
 from pimono_sdpo.suites.split import check_leakage, read_task_ids
+from pimono_sdpo.suites.stored_rollouts import rows_of
 from pimono_sdpo.suites.suite import Suite, load
 from pimono_sdpo.traces.sources import open_source
 from processors.redact import redact_text

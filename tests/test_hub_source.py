@@ -119,6 +119,7 @@ def test_connections_that_drop_in_the_middle_of_a_shard_cost_nothing(
     assert again == alone
 
 
+@pytest.mark.slow
 def test_a_killed_run_fetches_only_what_it_had_not_read(
     loopback_hub: LoopbackHub, tmp_path: Path, shards: dict[str, bytes]
 ) -> None:

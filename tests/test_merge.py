@@ -229,7 +229,7 @@ def test_no_folder_is_taken_for_another(
         merge_parts([*three[1:], part], part / "rows")
     with pytest.raises(OutputError, match="holds the rows of a whole run"):
         run_part(str(source), tmp_path / "rows", (1, 3))
-    with pytest.raises(OutputError, match="holds part 1 of 3; give each part a folder"):
+    with pytest.raises(OutputError, match="holds part 1 of 3; use a folder for each part"):
         run_part(str(source), part, (2, 3))
     assert all_bytes(tmp_path) == before
     run_part(str(source), part, (1, 3))

@@ -168,6 +168,7 @@ def test_a_full_disk_is_one_sentence_and_leaves_no_half_file(
     assert all_bytes(tmp_path / "rows") == all_bytes(rows)
 
 
+@pytest.mark.slow
 def test_a_run_beside_another_refuses(long_source: Path, long_rows: Path, tmp_path: Path) -> None:
     arguments = ("filter", long_source, "--out", tmp_path / "rows")
     process = subprocess.Popen(command(*arguments), stderr=subprocess.DEVNULL)

@@ -32,7 +32,7 @@ from pimono_sdpo.runs.folders import require_disjoint
 from pimono_sdpo.runs.sessions import rows_and_rejects
 from pimono_sdpo.schema import DROPPED_PAIR, PAIR
 from pimono_sdpo.stage import Stage, table_of_rows
-from pimono_sdpo.suites.rollouts import Rollouts, is_same, open_rollouts, rows_at, rows_of
+from pimono_sdpo.suites.stored_rollouts import Rollouts, is_same, open_rollouts, rows_at, rows_of
 from pimono_sdpo.suites.suite import load
 from pimono_sdpo.suites.workspace import visible_files
 from processors.rollouts import session_pairs

@@ -28,7 +28,7 @@ from pimono_sdpo.runs.folders import require_disjoint
 from pimono_sdpo.runs.sessions import rows_and_rejects, slice_table
 from pimono_sdpo.schema import DROPPED_STEP, STEP
 from pimono_sdpo.stage import Stage
-from pimono_sdpo.suites.rollouts import Rollouts, is_same, open_rollouts, tables_of
+from pimono_sdpo.suites.stored_rollouts import Rollouts, is_same, open_rollouts, tables_of
 from processors.rollouts import sessions, steps
 from processors.rollouts.conversation import As
 

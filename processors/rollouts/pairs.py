@@ -207,7 +207,9 @@ Retest = Callable[[Mapping[str, Any], str], "tuple[bool | None, str]"]
 class Rules:
     """How pairs are made of rollouts."""
 
-    target: Target = option("Of rollouts: what a side of a pair is.", default="step", decides="row")
+    target: Target = option(
+        "What a side of a pair of rollouts holds.", default="step", decides="row"
+    )
     last_k: int = option("Actions that `truncated` keeps.", default=4, minimum=1, decides="row")
     min_gap: float = option(
         "Of `step`: by how much the better action must pass more often.",
