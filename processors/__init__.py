@@ -1,6 +1,6 @@
 """The stages of the trace filter, top to bottom, and the call that runs them on a dataset.
 
-Adding a stage is one file with one STAGE, and one line here.
+A new stage is one file with a STAGE, and one line here.
 """
 
 from collections.abc import Sequence
