@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pimono_sdpo.agent.driver import Rules
-from pimono_sdpo.agent.rollout import STAGE, Roller, Sampling, roll_out, run_shards, work_of
+from pimono_sdpo.agent.rollout import STAGE, Roller, Sampling, roll_out, roll_out_all, work_of
 from pimono_sdpo.agent.task_tests import open_tester
 from pimono_sdpo.errors import InferenceError, OutputError
 from pimono_sdpo.llm.chat import Chat
@@ -16,13 +16,11 @@ from pimono_sdpo.llm.providers import NO_KEY, Endpoint, endpoint
 from pimono_sdpo.llm.settings import Settings, environment, load
 from pimono_sdpo.options import argument, option, options
 from pimono_sdpo.runs.folders import (
-    LOCK,
     REPORT,
-    apart,
     only_run,
     publish_folder,
     read_json,
-    remove,
+    require_disjoint,
 )
 from pimono_sdpo.suites import suite as suites
 
@@ -41,7 +39,7 @@ class RolloutOptions(Rules):
     suite: Path = argument("JSON file of a task suite, or its folder.")
     model: str | None = option("Model that acts.", default=None, shown="chain.toml's")
     provider: str | None = option(
-        "hf, together, openai, chutes, or the URL of an OpenAI-compatible server.",
+        "Provider: hf, together, openai, chutes, or the URL of an OpenAI-compatible server.",
         default=None,
         shown="chain.toml's, else hf",
     )
@@ -95,12 +93,11 @@ def run_rollouts(
         _print_header(ready, options, tell)
         with open_tester(ready.tasks, ready.journal) as tester:
             roller = Roller(ready.chat, tester, options.rules(), ready.sampling)
-            finished, report = run_shards(ready.tasks, roller, work, options.max_workers, done)
+            finished, report = roll_out_all(ready.tasks, roller, work, options.max_workers, done)
         suite = ready.suite
         name = finished / suites.NAME
         suites.write(name, suite.name, ready.tasks, suite.description, suite.split, out)
         publish_folder(finished, out)
-        remove(work, LOCK)
     return report
 
 
@@ -124,9 +121,13 @@ def _prepare(options: RolloutOptions, out: Path, replay: bool) -> Ready:
     suite = suites.load(options.suite)
     tasks = suite.tasks[: options.limit]
     for task in tasks:
-        apart(Path(task["repo"]).resolve(), out.resolve())
+        require_disjoint(Path(task["repo"]).resolve(), out.resolve())
     require_stage(out, STAGE)
-    given = {name: getattr(options, name) for name in ("model", "provider", "temperature")}
+    given = {
+        "model": options.model,
+        "provider": options.provider,
+        "temperature": options.temperature,
+    }
     settings = load(options.config, rollout=given)
     section = settings.rollout
     if not section.model:
