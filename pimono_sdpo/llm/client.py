@@ -32,7 +32,7 @@ def open_chat(
     if replay:
         where = Endpoint("journal", None, NO_KEY)
     else:
-        where = find_endpoint(section.provider, environment())
+        where = find_endpoint(section.provider, read_environment())
     book = Journal(journal)
     prices = settings.price_list()
     budget = None if max_cost is None else Budget(max_cost, models, prices, book)
