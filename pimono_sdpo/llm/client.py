@@ -8,7 +8,7 @@ from pimono_sdpo.llm.chat import Chat
 from pimono_sdpo.llm.journal import Journal
 from pimono_sdpo.llm.money import Budget
 from pimono_sdpo.llm.providers import NO_KEY, Endpoint, find_endpoint
-from pimono_sdpo.llm.settings import CallSection, Settings
+from pimono_sdpo.llm.settings import CallSection, Settings, read_environment
 
 MISSING_ANSWER = "The journal lacks an answer that this run needs; run without --replay."
 
