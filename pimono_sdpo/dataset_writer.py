@@ -18,7 +18,7 @@ from pimono_sdpo.runs.tables import SPLITS, Made, Part, Table, assemble, run_par
 from pimono_sdpo.stage import Stage
 from pimono_sdpo.suites.split import check_leakage, read_task_ids
 from pimono_sdpo.suites.stored_rollouts import rows_of
-from pimono_sdpo.suites.suite import Suite, load
+from pimono_sdpo.suites.suite import Suite, load_suite
 from pimono_sdpo.traces.sources import Shard, open_source, read_sessions
 from processors.redact import redact_text
 from processors.rollouts import length_filter
@@ -89,7 +89,7 @@ class RunRowsOptions(WriterOptions):
 
     def held_out(self) -> Suite | None:
         """Return the suite whose tasks must not be trained on; raises SourceError."""
-        return load(self.test_suite, repos=False) if self.test_suite is not None else None
+        return load_suite(self.test_suite, repos=False) if self.test_suite is not None else None
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from pimono_sdpo.cli import app
 from pimono_sdpo.cli.pairs import Options as PairOptions
 from pimono_sdpo.cli.pairs import write_dpo_lines, write_pairs
 from pimono_sdpo.errors import EmptySelection, OutputError, SourceError
-from pimono_sdpo.suites.suite import load
+from pimono_sdpo.suites.suite import load_suite
 from pimono_sdpo.training.tiny_model import write_tiny_model
 from processors.rollouts import together
 from processors.rollouts.pair_filters import Size, size_of
@@ -281,8 +281,8 @@ def test_patches_are_applied_and_tested_again(tmp_path: Path) -> None:
         )["rows"]
         == 3
     )
-    with open_tester(load(source).tasks) as tester:
-        task = load(source).tasks[0]
+    with open_tester(load_suite(source).tasks) as tester:
+        task = load_suite(source).tasks[0]
         assert tester.retest(task, patch_of(BUGGY, FIXED))[0] is True
         assert tester.retest(task, patch_of(BUGGY, OTHER))[0] is False
         assert "does not apply" in tester.retest(task, elsewhere["patch"])[1]

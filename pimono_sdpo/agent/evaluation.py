@@ -22,7 +22,7 @@ from pimono_sdpo.runs.folders import (
     remove,
 )
 from pimono_sdpo.suites.stored_rollouts import Rollouts, open_rollouts, rows_of
-from pimono_sdpo.suites.suite import Suite, load
+from pimono_sdpo.suites.suite import Suite, load_suite
 from processors.rollouts.comparison import COLUMNS, compare
 
 STAGE = "evaluation"
@@ -135,7 +135,7 @@ def evaluate_to_file(
 
 
 def _load_held_out(suite: Path) -> Suite:
-    tasks = load(suite, repos=False)
+    tasks = load_suite(suite, repos=False)
     if tasks.split == "train":
         raise SourceError(
             f"`{suite}` is the suite to train on; evaluate on the test suite of `suite split`."

@@ -38,8 +38,8 @@ from pimono_sdpo.llm.calls import Reply, Request
 from pimono_sdpo.llm.chat import Chat
 from pimono_sdpo.llm.rows import map_rows
 from pimono_sdpo.schema import ROLLOUT, TASK, Turn
+from pimono_sdpo.suites.repo_files import visible_copy
 from pimono_sdpo.suites.suite import has_tests
-from pimono_sdpo.suites.workspace import visible_copy
 from rewards.verifiers.agent_tools import definitions
 
 WORK = Features({**TASK, "seed": Value("int64")})

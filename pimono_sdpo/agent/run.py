@@ -95,7 +95,7 @@ def run_rollouts(
             finished, report = run_shards(ready.tasks, roller, work, options.max_workers, done)
         suite = ready.suite
         name = finished / suites.NAME
-        suites.write(name, suite.name, ready.tasks, suite.description, suite.split, out)
+        suites.write_suite(name, suite.name, ready.tasks, suite.description, suite.split, out)
         publish_folder(finished, out)
         remove(work, LOCK)
     return report
@@ -118,7 +118,7 @@ def estimate_rollouts(options: RolloutOptions, out: Path, tell: Tell, replay: bo
 
 def _prepare(options: RolloutOptions, out: Path, replay: bool) -> Ready:
     """Read suite and settings, find the model and the places to write; nothing is asked yet."""
-    suite = suites.load(options.suite)
+    suite = suites.load_suite(options.suite)
     tasks = suite.tasks[: options.limit]
     for task in tasks:
         apart(Path(task["repo"]).resolve(), out.resolve())

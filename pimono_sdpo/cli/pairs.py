@@ -29,9 +29,9 @@ from pimono_sdpo.runs.folders import apart
 from pimono_sdpo.runs.tables import Made, Part, Table, through
 from pimono_sdpo.schema import DROPPED_PAIR, PAIR
 from pimono_sdpo.stage import Stage, source_hash
+from pimono_sdpo.suites.repo_files import visible_files
 from pimono_sdpo.suites.stored_rollouts import Rollouts, is_same, open_rollouts, rows_at, rows_of
-from pimono_sdpo.suites.suite import load
-from pimono_sdpo.suites.workspace import visible_files
+from pimono_sdpo.suites.suite import load_suite
 from processors.rollouts import session_pairs
 from processors.rollouts.pairs import Case, Retest, Rules, pair_of
 from processors.rollouts.step_pairs import step_pairs
@@ -178,7 +178,7 @@ def check_dpo_lines(suite: Path, target: str, protocol: str) -> None:
             "Native tool calls are not text, which JSON lines need; use --tool-protocol json, "
             "another --target, or `rollout` and `pairs`."
         )
-    found = load(suite)
+    found = load_suite(suite)
     if found.split == "test":
         raise SourceError(
             f"`{found.name}` is held out for testing, so no pair of it may be trained on; use the "

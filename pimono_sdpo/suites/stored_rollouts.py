@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from datasets import Dataset
 
 from pimono_sdpo.errors import SourceError
-from pimono_sdpo.suites.suite import NAME, TaskRow, load
+from pimono_sdpo.suites.suite import NAME, TaskRow, load_suite
 
 NEEDED = ("run_id", "task_id", "messages", "steps", "protocol", "tests_ok")
 ROWS = 32
@@ -69,7 +69,7 @@ def open_rollouts(source: str | Path) -> Rollouts | None:
     if not (folder / NAME).exists():
         # Made by other means, or the suite was lost: no patch can be tested again.
         return Rollouts(folder, files, folder.resolve().name, {})
-    suite = load(folder, repos=False)
+    suite = load_suite(folder, repos=False)
     return Rollouts(folder, files, suite.name, {task["task_id"]: task for task in suite.tasks})
 
 
