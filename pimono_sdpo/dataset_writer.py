@@ -17,7 +17,7 @@ from pimono_sdpo.runs.shards import Rows
 from pimono_sdpo.runs.tables import SPLITS, Made, Part, Table, assemble, run_parts, through
 from pimono_sdpo.stage import Stage
 from pimono_sdpo.suites.split import check_leakage, read_task_ids
-from pimono_sdpo.suites.stored_rollouts import rows_of
+from pimono_sdpo.suites.stored_rollouts import read_rows
 from pimono_sdpo.suites.suite import Suite, load_suite
 from pimono_sdpo.traces.sources import Shard, open_source, read_sessions
 from processors.redact import redact_text
@@ -185,7 +185,7 @@ def _export(finished: Path, stage: str) -> Json:
     for split in SPLITS:
         files = sorted((finished / "data").glob(f"{split}-*.parquet"))
         if files:
-            rows = (row for file in files for row in rows_of(file))
+            rows = (row for file in files for row in read_rows(file))
             line_of = sft_line if stage == "steps" else dpo_line
             written = write_lines(rows, line_of, folder / f"{split}.jsonl")
             counts[split] = dict(sorted(written.items()))

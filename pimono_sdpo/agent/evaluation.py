@@ -21,7 +21,7 @@ from pimono_sdpo.runs.folders import (
     read_json,
     remove,
 )
-from pimono_sdpo.suites.stored_rollouts import Rollouts, open_rollouts, rows_of
+from pimono_sdpo.suites.stored_rollouts import Rollouts, open_rollouts, read_rows
 from pimono_sdpo.suites.suite import Suite, load_suite
 from processors.rollouts.comparison import COLUMNS, compare
 
@@ -228,4 +228,4 @@ def _open(folder: Path) -> Rollouts:
 
 def _read_rows(rollouts: Rollouts, wanted: set[str]) -> Iterator[Json]:
     for file in rollouts.files:
-        yield from (row for row in rows_of(file, [*COLUMNS]) if row["task_id"] in wanted)
+        yield from (row for row in read_rows(file, [*COLUMNS]) if row["task_id"] in wanted)

@@ -32,7 +32,7 @@ from typing import Any
 from pimono_sdpo.agent.tools import Workspace
 from pimono_sdpo.errors import InferenceError, SourceError
 from pimono_sdpo.shell import parse_command
-from pimono_sdpo.suites.repo_files import files_of, matches, visible, visible_copy
+from pimono_sdpo.suites.repo_files import files_of, matches, visible_copy, walk_visible
 from pimono_sdpo.suites.suite import has_tests
 from pimono_sdpo.text import replace_surrogates, shorten
 from rewards import sandbox
@@ -156,17 +156,17 @@ def _by_command(task: Mapping[str, Any], folder: Path) -> TaskResult:
     _check_metadata(task)
     if "pytest" in command and importlib.util.find_spec("pytest") is None:
         raise SandboxError("pytest is not installed beside this package; install it")
-    pristine = {path: file for path, file in visible(repo, ()) if _is_of_tests(path, task)}
+    pristine = {path: file for path, file in walk_visible(repo, ()) if _is_of_tests(path, task)}
     folders = {str(parent) for path in pristine for parent in PurePosixPath(path).parents}
     left = {
         path: file
-        for path, file in visible(folder, ())
+        for path, file in walk_visible(folder, ())
         if not _is_of_tests(path, task)
         # Nothing takes the place of a folder of the tests, nor lies in one of their files.
         and path not in folders
         and not any(str(parent) in pristine for parent in PurePosixPath(path).parents)
     }
-    if instead := _stand_ins(set(left) - {path for path, _ in visible(repo, ())}):
+    if instead := _stand_ins(set(left) - {path for path, _ in walk_visible(repo, ())}):
         why = f"`{instead}` would be imported in the place of a module of Python's."
         return TaskResult(False, why)
     files = {path: file.read_bytes() for path, file in (left | pristine).items()}
@@ -378,7 +378,7 @@ def hash_repo(task: Mapping[str, Any]) -> str:
 @lru_cache(maxsize=256)
 def _hash_folder(repo: str, hide: tuple[str, ...]) -> str:
     """Hash the contents of a folder, once per process."""
-    files = {path: _sha256(file.read_bytes()) for path, file in visible(Path(repo), hide)}
+    files = {path: _sha256(file.read_bytes()) for path, file in walk_visible(Path(repo), hide)}
     return _sha256(json.dumps(files, sort_keys=True).encode())
 
 

@@ -30,7 +30,13 @@ from pimono_sdpo.runs.tables import Made, Part, Table, through
 from pimono_sdpo.schema import DROPPED_PAIR, PAIR
 from pimono_sdpo.stage import Stage, source_hash
 from pimono_sdpo.suites.repo_files import visible_files
-from pimono_sdpo.suites.stored_rollouts import Rollouts, is_same, open_rollouts, rows_at, rows_of
+from pimono_sdpo.suites.stored_rollouts import (
+    Rollouts,
+    describe_file,
+    open_rollouts,
+    read_rows,
+    read_rows_at,
+)
 from pimono_sdpo.suites.suite import load_suite
 from processors.rollouts import session_pairs
 from processors.rollouts.pairs import Case, Retest, Rules, pair_of
@@ -126,7 +132,7 @@ def _task_parts(rollouts: Rollouts, options: Options, made_by: Json, retest: Ret
     code = [source_hash(step_pairs), *(stage.code for stage in stages)]
     parts = []
     for task_id, places in rollouts.by_task().items():
-        files = [is_same(file) for file in dict.fromkeys(file for file, _ in places)]
+        files = [describe_file(file) for file in dict.fromkeys(file for file, _ in places)]
         made_from = {
             **made_by,
             "task_id": task_id,
@@ -150,7 +156,7 @@ def _pair_task(
 ) -> Iterator[Made]:
     task = rollouts.tasks.get(task_id)
     files = visible_files(task) if task and rules.target in {"patch", "last_write"} else {}
-    case = Case(task_id, rows_at(places), rollouts.split_of(task_id), task, files, retest)
+    case = Case(task_id, read_rows_at(places), rollouts.split_of(task_id), task, files, retest)
     made = step_pairs(case, rules) if rules.target == "step" else pair_of(case, rules)
     fitting = through(made.rows, stages)
     made.rows, made.rejects = fitting.rows, [*made.rejects, *fitting.rejects]
@@ -196,7 +202,7 @@ def write_dpo_lines(folder: Path, path: Path, report: Json) -> Json:
             f"{explain_empty(report, ADVICE)} The rejects are in {folder}; `{path}` is not written."
         )
     files = sorted((folder / "data").glob("train-*.parquet"))
-    rows = (row for file in files for row in rows_of(file))
+    rows = (row for file in files for row in read_rows(file))
     counts = dict(write_lines(rows, dpo_line, path))
     if not counts.get("written"):
         raise EmptySelection(

@@ -25,7 +25,7 @@ from pimono_sdpo.runs.folders import apart
 from pimono_sdpo.runs.tables import Made, Part, Table, code_of, through
 from pimono_sdpo.schema import DROPPED_STEP, STEP
 from pimono_sdpo.stage import Stage
-from pimono_sdpo.suites.stored_rollouts import Rollouts, is_same, open_rollouts, rows_of
+from pimono_sdpo.suites.stored_rollouts import Rollouts, describe_file, open_rollouts, read_rows
 from processors.rollouts import sessions, steps
 from processors.rollouts.conversation import As
 
@@ -131,7 +131,7 @@ def write_steps(options: Options) -> Json:
 def _rollout_parts(rollouts: Rollouts, stages: list[Stage], made_by: Json) -> list[Part]:
     made_by = {**made_by, "tasks": rollouts.tasks, "stages": code_of(stages)}
     return [
-        Part({"file": is_same(file), **made_by}, 1, _rollouts_run(rollouts, file, stages))
+        Part({"file": describe_file(file), **made_by}, 1, _rollouts_run(rollouts, file, stages))
         for file in rollouts.files
     ]
 
@@ -140,7 +140,7 @@ def _rollouts_run(
     rollouts: Rollouts, file: Path, stages: list[Stage]
 ) -> Callable[[], Iterator[Made]]:
     def run() -> Iterator[Made]:
-        for row in rows_of(file):
+        for row in read_rows(file):
             made = through([{**row, "split": rollouts.split_of(row["task_id"])}], stages)
             made.counts["runs"] += 1
             yield made

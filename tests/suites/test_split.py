@@ -112,7 +112,7 @@ def test_what_has_no_tests_is_never_tested() -> None:
         ((TASKS, 1.0), "between 0 and 1"),
         ((TASKS, float("nan")), "between 0 and 1"),
         ((TASKS, 0.001, "rank"), "No task is left for the train suite by `rank`"),
-        ((TASKS[:1], 0.5), "nothing to divide"),
+        ((TASKS[:1], 0.5), "Cannot split: only"),
         ((TASKS, 0.5, "rank", "family"), "No task has `family`"),
     ],
 )

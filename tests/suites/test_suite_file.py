@@ -83,12 +83,12 @@ def task(**more: Any) -> dict[str, Any]:
 
 BAD: dict[str, tuple[Any, str]] = {
     "no JSON": ("{", r"is not valid JSON \("),
-    "half a character": ('{"name": "\\ud800"}', "no well-formed UTF-8"),
-    "deep": ("[" * 99999, "no well-formed"),
+    "half a character": ('{"name": "\\ud800"}', "not well-formed UTF-8"),
+    "deep": ("[" * 99999, "not well-formed"),
     "list": ([], "a suite is an object with `tasks`"),
     "no name": (changed(name=" "), "has no `name`"),
     "strange": (changed(task=[]), "has the unknown key `task`"),
-    "split": (changed(split="dev"), "write 'train' or 'test'"),
+    "split": (changed(split="dev"), "use 'train' or 'test'"),
     "defaults": (changed(defaults=[]), "`defaults` of .* is .*, not an object"),
     "default goal": (changed(defaults={"goal": ""}), "has the unknown key `goal`"),
     "no tasks": (changed(tasks=[]), "has no tasks"),
@@ -96,8 +96,8 @@ BAD: dict[str, tuple[Any, str]] = {
     "task": (changed(tasks=["one"]), "Task 1 of .* is 'one', not an object"),
     "twice": (changed(tasks=GOOD["tasks"][:1] * 2), "has `one` twice"),
     "id missing": (changed(tasks=[{"goal": "g"}]), "`task_id` of task 1 of .* is missing"),
-    "id path": (task(task_id="../x"), "write letters, digits"),
-    "id number": (task(task_id=7), "is 7; write letters"),
+    "id path": (task(task_id="../x"), "use at most 150 letters, digits"),
+    "id number": (task(task_id=7), "is 7; use at most 150 letters"),
     "key": (task(tests="x"), "has the unknown key `tests`"),
     "goal": (task(goal=""), "has no `goal`"),
     "test_cmd": (task(test_cmd=["make"]), "`test_cmd` of task `one` .*, not a string"),
@@ -106,7 +106,7 @@ BAD: dict[str, tuple[Any, str]] = {
     "no repo": (changed(defaults={}), "Task `one` of .* has no `repo`"),
     "repo": (task(repo="nowhere"), "there is no folder"),
     "hide": (task(hide="answers"), "not a list of globs"),
-    "negated": (task(hide=["!a"]), "a glob can only hide"),
+    "negated": (task(hide=["!a"]), "globs can only hide"),
 }
 
 
