@@ -1,6 +1,6 @@
-"""The stages of the trace filter, top to bottom.
+"""The stages of the trace filter, in order.
 
-Adding a stage is one file with one STAGE, and one line here.
+A new stage is one file with a STAGE, and one line here.
 """
 
 from pimono_sdpo.schema import Unit

@@ -4,16 +4,19 @@ import contextlib
 import io
 import os
 import re
+import runpy
 import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
+from typer.testing import CliRunner
 
-from pimono_sdpo.cli.command_line import COMMANDS, module_of
+from pimono_sdpo.cli.command_line import COMMANDS, app, module_of
 from pimono_sdpo.options import flag_of
 from pimono_sdpo.samples import write_samples
 
@@ -90,17 +93,19 @@ def lines_of(text: str) -> Iterator[list[str]]:
 SHELL = [(page, words) for page, text, _ in blocks("bash", "sh") for words in lines_of(text)]
 KNOWN = {"pimono-sdpo", "make", "python", "hf", "pip", "uv", "accelerate", "pre-commit"}
 # Commands that are not yet modules with options; removed when the last of them is.
-PENDING = {"view", "duel", "evaluate", "rollout", "demo", "rescore"}
+PENDING = {"duel", "evaluate", "rollout"}
 TARGETS = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
 
 def options_of(command: str) -> set[str]:
     """The options of a command, `--no-...` included."""
     found = {"--help"}
+    types = get_type_hints(module_of(command).Options)
     for one in fields(module_of(command).Options):
         if not one.metadata.get("argument"):
             flag = flag_of(one)
-            found |= {flag, f"--no-{flag[2:]}"} if one.default is True else {flag}
+            both = types[one.name] in (bool, bool | None) and one.default is not False
+            found |= {flag, f"--no-{flag[2:]}"} if both else {flag}
     return found
 
 
@@ -132,6 +137,28 @@ def test_lines_of_training_jobs_name_options_that_exist(page: str, words: list[s
     known = {f"__{name}" for one in types for name in getattr(one, "__dataclass_fields__", ())}
     given = {w.partition("=")[0].replace("-", "_") for w in words[at:] if w.startswith("--")}
     assert given - {"__", "__config"} <= known, page
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_names_every_option(command: str) -> None:
+    shown = CliRunner().invoke(app, [*command.split(), "--help"], env={"COLUMNS": "200"}).output
+    assert all(option in shown for option in options_of(command))
+
+
+@pytest.mark.parametrize("job", ["sdpo", "sft", "dpo"])
+def test_help_of_a_job_names_its_own_options(job: str, capsys: pytest.CaptureFixture[str]) -> None:
+    from pimono_sdpo.training import arguments
+    from pimono_sdpo.training.guards import GuardOptions
+
+    main = runpy.run_path(str(ROOT / "jobs" / f"train_{job}.py"))["main"]
+    with pytest.raises(SystemExit) as end:
+        main(["--help"])
+    assert end.value.code == 0
+    shown = capsys.readouterr().out
+    types = (vars(arguments)[f"{job.upper()}Arguments"], GuardOptions)
+    assert all(f"--{one.name} " in shown for type_ in types for one in fields(type_))
+    modes = get_args(get_type_hints(types[0])["mode"])
+    assert f"--mode {{{','.join(modes)}}}" in shown
 
 
 def test_the_generated_pages_are_up_to_date() -> None:
