@@ -149,7 +149,7 @@ def test_partial_credit_is_a_share_of_the_asserts(all_tasks: list[Task], judge: 
 
 
 def test_what_is_no_suite_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(PimonoError, match="name the root of a QuixBugs checkout"):
+    with pytest.raises(PimonoError, match="give the root of a QuixBugs checkout"):
         list(quixbugs.read_tasks(tmp_path))
     (tmp_path / "rows.jsonl").write_text('{"task_id": "1"}\n')
     with pytest.raises(PimonoError, match=r"rows.jsonl:1 has no text `prompt`"):

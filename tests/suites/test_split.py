@@ -111,7 +111,7 @@ def test_what_has_no_tests_is_never_tested() -> None:
     [
         ((TASKS, 1.0), "between 0 and 1"),
         ((TASKS, float("nan")), "between 0 and 1"),
-        ((TASKS, 0.001, "rank"), "No task is left for the train suite by `rank`"),
+        ((TASKS, 0.001, "rank"), "`rank` at 0.001 leaves no task for the train suite"),
         ((TASKS[:1], 0.5), "Cannot split: only"),
         ((TASKS, 0.5, "rank", "family"), "No task has `family`"),
     ],

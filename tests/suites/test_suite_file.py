@@ -123,5 +123,5 @@ def test_what_is_no_file_is_said(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="does not exist; give a suite's JSON file"):
         suite.load_suite(tmp_path / "none.json")
     (tmp_path / "latin.json").write_bytes(b'{"name": "\xff"}')
-    with pytest.raises(SourceError, match="no well-formed UTF-8 JSON"):
+    with pytest.raises(SourceError, match="not well-formed UTF-8 JSON"):
         suite.load_suite(tmp_path / "latin.json")
