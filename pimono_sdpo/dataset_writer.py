@@ -23,7 +23,7 @@ from pimono_sdpo.suites.suite import Suite, load_suite
 from pimono_sdpo.traces.sources import Shard, open_source, read_sessions
 from processors.redact import redact_text
 from processors.rollouts import length_filter
-from processors.rollouts.together import dpo_line, sft_line, write_lines
+from processors.rollouts.together import make_dpo_line, make_sft_line, write_lines
 
 Format = Literal["trl", "together"]
 TOGETHER = "together"
@@ -73,7 +73,7 @@ class RunRowsOptions(WriterOptions):
         """Return the stages that drop long rows, if any."""
         if self.tokenizer is None or self.max_length is None:
             return []
-        return [*length_filter.stages(self.tokenizer, self.max_length)]
+        return [*length_filter.build_stages(self.tokenizer, self.max_length)]
 
     def tokenizer_name(self) -> str | None:
         """Return the name of the tokenizer, without the path of a machine."""
@@ -184,7 +184,7 @@ def _export(finished: Path, stage: str) -> Json:
         files = sorted((finished / "data").glob(f"{split}-*.parquet"))
         if files:
             rows = (row for file in files for row in read_rows(file))
-            line_of = sft_line if stage == "steps" else dpo_line
+            line_of = make_sft_line if stage == "steps" else make_dpo_line
             written = write_lines(rows, line_of, folder / f"{split}.jsonl")
             counts[split] = dict(sorted(written.items()))
     if not any(folder.iterdir()):

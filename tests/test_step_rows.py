@@ -39,7 +39,7 @@ def cut(row: Json, **options: Any) -> tuple[list[Json], list[str]]:
     """The rows of one run, and why others were dropped."""
     from pimono_sdpo.runs.tables import through
 
-    made = through([{**row, "split": "train"}], steps.stages(**options))
+    made = through([{**row, "split": "train"}], steps.build_stages(**options))
     return [dict(row) for row in made.rows], [row["drop_reason"] for row in made.rejects]
 
 
@@ -180,9 +180,9 @@ def test_native_calls_can_be_written_in_the_json_protocol() -> None:
         assert made["tools"] == []
         assert made["prompt"][0]["role"] == "system"
         assert "read_file" in made["prompt"][0]["content"]
-        assert isinstance(together.sft_line(made), dict)
+        assert isinstance(together.make_sft_line(made), dict)
     assert rows[1]["prompt"][3]["content"] == f"[tool_result]\n{BUGGY}"
-    assert together.sft_line(cut(row)[0][1]) == "native_tool_calls"
+    assert together.make_sft_line(cut(row)[0][1]) == "native_tool_calls"
 
 
 def runs() -> list[Json]:
@@ -325,7 +325,7 @@ def test_tokens_are_counted_and_long_rows_dropped(tmp_path: Path) -> None:
 def test_the_stages_run_on_a_dataset() -> None:
     row = {**rollout(), "split": "train"}
     rows = Dataset.from_list([row], features=steps.RUN)
-    made = apply_all(rows, steps.stages())
+    made = apply_all(rows, steps.build_stages())
     assert made.num_rows == 2
 
 

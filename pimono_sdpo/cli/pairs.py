@@ -39,9 +39,9 @@ from pimono_sdpo.suites.stored_rollouts import (
 )
 from pimono_sdpo.suites.suite import load_suite
 from processors.rollouts import session_pairs
-from processors.rollouts.pairs import Case, Retest, Rules, pair_of
-from processors.rollouts.step_pairs import step_pairs
-from processors.rollouts.together import dpo_line, write_lines
+from processors.rollouts.pairs import Case, Retest, Rules, pair_runs
+from processors.rollouts.step_pairs import pair_steps
+from processors.rollouts.together import make_dpo_line, write_lines
 
 NO_CONTRAST = frozenset({"no_contrast", "both_fail"})
 ADVICE = (
@@ -89,7 +89,7 @@ def write_pairs(options: Options) -> Json:
     rollouts = open_rollouts(options.source)
     if rollouts is None:
         stages: list[Stage] = [
-            *session_pairs.stages(options.test_fraction),
+            *session_pairs.build_stages(options.test_fraction),
             *options.length_stages(),
         ]
         kind, name, parts = session_parts(options.source, options.out, stages, made_by)
@@ -129,7 +129,7 @@ def _warnings(rules: Rules) -> list[str]:
 
 def _task_parts(rollouts: Rollouts, options: Options, made_by: Json, retest: Retest) -> list[Part]:
     stages = options.length_stages()
-    code = [source_hash(step_pairs), *(stage.code for stage in stages)]
+    code = [source_hash(pair_steps), *(stage.code for stage in stages)]
     parts = []
     for task_id, places in rollouts.by_task().items():
         files = [describe_file(file) for file in dict.fromkeys(file for file, _ in places)]
@@ -157,7 +157,7 @@ def _pair_task(
     task = rollouts.tasks.get(task_id)
     files = visible_files(task) if task and rules.target in {"patch", "last_write"} else {}
     case = Case(task_id, read_rows_at(places), rollouts.split_of(task_id), task, files, retest)
-    made = step_pairs(case, rules) if rules.target == "step" else pair_of(case, rules)
+    made = pair_steps(case, rules) if rules.target == "step" else pair_runs(case, rules)
     fitting = through(made.rows, stages)
     made.rows, made.rejects = fitting.rows, [*made.rejects, *fitting.rejects]
     made.counts["runs"] += len(places)
@@ -203,7 +203,7 @@ def write_dpo_lines(folder: Path, path: Path, report: Json) -> Json:
         )
     files = sorted((folder / "data").glob("train-*.parquet"))
     rows = (row for file in files for row in read_rows(file))
-    counts = dict(write_lines(rows, dpo_line, path))
+    counts = dict(write_lines(rows, make_dpo_line, path))
     if not counts.get("written"):
         raise EmptySelection(
             f"None of {report['rows']} pairs can be a JSON line ({counts}); they are in {folder}."

@@ -95,7 +95,7 @@ def write_steps(options: Options) -> Json:
     """
     held_out = options.held_out()
     stages: list[Stage] = [
-        *steps.stages(
+        *steps.build_stages(
             require_success=options.require_success,
             require_valid_tool_ok=options.require_valid_tool_ok,
             good_recovery=options.good_recovery,
@@ -111,7 +111,7 @@ def write_steps(options: Options) -> Json:
     made_by = {"options": resume_key(options) | named, "tokenizer": options.tokenizer_hash()}
     rollouts = open_rollouts(options.source)
     if rollouts is None:
-        stages = [sessions.stage(options.test_fraction), *stages]
+        stages = [sessions.build_stage(options.test_fraction), *stages]
         kind, name, parts = session_parts(options.source, options.out, stages, made_by)
     else:
         apart(Path(options.source).resolve(), options.out.resolve())
