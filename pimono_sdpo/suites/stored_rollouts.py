@@ -89,9 +89,15 @@ def _read_shard(file: Path) -> pa.Table:
 
 def read_rows(file: Path, columns: list[str] | None = None) -> Iterator[Json]:
     """Yield the rows of a shard, with few in memory at a time; raises SourceError."""
+    for table in read_tables(file, columns):
+        yield from Dataset(table)
+
+
+def read_tables(file: Path, columns: list[str] | None = None) -> Iterator[pa.Table]:
+    """Yield the tables of a shard, with few rows each; raises SourceError."""
     with _translate_errors(file), pq.ParquetFile(file) as parquet:
         for batch in parquet.iter_batches(ROWS, columns=columns):
-            yield from Dataset(pa.Table.from_batches([batch]))
+            yield pa.Table.from_batches([batch])
 
 
 @contextmanager

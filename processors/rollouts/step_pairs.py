@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from pimono_sdpo.runs.tables import Made
 from processors.rollouts.conversation import (
     Action,
     Run,
@@ -26,6 +25,7 @@ from processors.rollouts.conversation import (
 from processors.rollouts.pair_filters import find_leak
 from processors.rollouts.pairs import (
     Case,
+    Made,
     Rules,
     describe_pair,
     make_reject,
