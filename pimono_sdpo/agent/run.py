@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pimono_sdpo.agent.driver import Rules
-from pimono_sdpo.agent.rollout import STAGE, Roller, Sampling, roll_out, roll_out_all, work_of
+from pimono_sdpo.agent.rollout import STAGE, Roller, Sampling, make_work, roll_out, roll_out_all
 from pimono_sdpo.agent.task_tests import open_tester
 from pimono_sdpo.errors import InferenceError, OutputError
 from pimono_sdpo.llm.chat import Chat
@@ -106,7 +106,7 @@ def estimate_rollouts(options: RolloutOptions, out: Path, tell: Tell, replay: bo
     number = min(ESTIMATED, len(ready.tasks))
     with open_tester(ready.tasks, ready.journal) as tester:
         roller = Roller(ready.chat, tester, options.rules(), tried)
-        roll_out(work_of(ready.tasks, tried, range(number)), roller, options.max_workers)
+        roll_out(make_work(ready.tasks, tried, range(number)), roller, options.max_workers)
     if ready.chat.stopped:
         raise InferenceError(ready.chat.stopped)
     tally, prices = ready.chat.tally, ready.chat.prices
