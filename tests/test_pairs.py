@@ -360,7 +360,7 @@ def test_bad_input_is_one_sentence(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["pairs", str(source), "--out", str(tmp_path / "rollouts")])
     assert isinstance(done.exception, OutputError)
     (source / "suite.json").write_text("{")
-    with pytest.raises(SourceError, match="no JSON"):
+    with pytest.raises(SourceError, match="not valid JSON"):
         write_pairs(PairOptions(source=str(source), out=tmp_path / "pairs"))
 
 

@@ -313,7 +313,7 @@ def test_tokens_are_counted_and_long_rows_dropped(tmp_path: Path) -> None:
     )
     long = [row for row in rejects if row["drop_reason"] == "too_long"]
     assert all("200 allowed" in row["detail"] and row["n_tokens"] > 200 for row in long)
-    with pytest.raises(TrainingInputError, match="no tokenizer"):
+    with pytest.raises(TrainingInputError, match="Cannot load a tokenizer"):
         write_steps(
             StepOptions(
                 source=str(source), out=tmp_path / "x", tokenizer=str(tmp_path), max_length=9
