@@ -1,17 +1,20 @@
 """Parse a command line: which program its output comes from, and whose exit status it reports.
 
-Words, quotes, heredocs and operators are recognised; nothing is expanded.
+Words, quotes, heredocs and operators are recognised; nothing is expanded. What programs do is in
+shell.toml.
 """
 
 import re
+import tomllib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 MAX_CHARS = 20_000
 MAX_DEPTH = 3
 
-# runs: its output is its own; reads: its output is somebody's text; searches: also, and status 1
-# is an answer; quiet: says little and does not fail.
+# runs: it prints its own text; reads: it prints the text of others; searches: also, and exits with
+# 1 without a match; quiet: it prints little and rarely fails.
 Role = Literal["runs", "reads", "searches", "quiet"]
 
 
@@ -49,56 +52,16 @@ _WRITES = frozenset({">", ">>", ">|", "1>", "1>>", "&>", "&>>"})
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=.*", re.DOTALL)
 _VALUE = re.compile(r"\d+(?:\.\d+)?[smhd]?|\{\}")
 
-_KEYWORDS = frozenset("if then elif else do while until ! {".split())
-_WRAPPERS = frozenset(
-    """sudo doas env nohup nice time command builtin exec timeout gtimeout stdbuf xargs setsid
-    caffeinate unbuffer rtk""".split()
-)
-_TAKES_VALUE = frozenset("-u -n -I -s -k -P -L -d -S".split())
-_SHELLS = frozenset({"bash", "sh", "zsh", "dash"})
-_RUN_BY = frozenset("uv poetry pipenv rye pdm hatch bundle conda".split())
-_QUIET = frozenset(
-    """echo printf cd pushd popd export set unset source . true : exit sleep wait mkdir touch pwd
-    date trap declare local shift break continue for case select function done fi esac } umask
-    ulimit hostname whoami id uname nproc clear sync alias shopt jobs read return rm cp mv chmod
-    chown ln ls wc""".split()
-)
-_SEARCHES = frozenset(
-    """grep rg egrep fgrep zgrep ag ack diff cmp colordiff comm test [ [[ which type hash whereis
-    pgrep pkill pidof killall kill lsof expr let false nc mdfind locate""".split()
-)
-_READS = frozenset(
-    """awk gawk base64 basename bat batcat bfs cat column curl cut df dig dirname dmesg du env eza
-    fd fdfind find fold gh glab gsed gzcat head hexdump history host http ip jq journalctl less
-    logcat lynx man more mysql netstat nl nm nslookup objdump od otool pandoc paste pbpaste
-    pdftotext plutil printenv ps psql readelf readlink realpath redis-cli rev sed seq sort
-    sqlite3 ss stat strings tac tail tar tee top tr tree uniq unzip w3m wget xmllint xxd yq
-    zcat""".split()
+_TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+_QUIET, _SEARCHES, _READS, _WRAPPERS, _TAKES_VALUE, _RUN_BY = (
+    frozenset(_TABLE[name].split())
+    for name in ("quiet", "searches", "reads", "wrappers", "options_with_value", "runners")
 )
 _READING_SUBCOMMANDS = {
-    program: frozenset(names.split())
-    for program, names in {
-        "git": """blame cat-file check-ignore config describe diff diff-tree for-each-ref
-        grep help log ls-files ls-remote ls-tree merge-base name-rev reflog remote rev-list shortlog
-        show show-ref var version whatchanged worktree""",
-        "docker": "logs inspect images ps top stats history port version info",
-        "podman": "logs inspect images ps top stats history port version info",
-        "kubectl": "logs get describe explain top version",
-        "npm": "view info search ls list outdated help prefix root",
-        "pnpm": "view info search ls list outdated help",
-        "yarn": "info list why help",
-        "pip": "show list search freeze help",
-        "pip3": "show list search freeze help",
-        "brew": "info list search deps help",
-        "cargo": "search metadata tree help",
-        "go": "doc env list help version",
-        "tmux": "capture-pane list-sessions list-panes show-buffer ls",
-        "systemctl": "status show cat list-units",
-        "aws": "logs s3",
-        "adb": "logcat devices",
-        "pm2": "logs list show",
-    }.items()
+    program: frozenset(names.split()) for program, names in _TABLE["reading_subcommands"].items()
 }
+_KEYWORDS = frozenset("if then elif else do while until ! {".split())
+_SHELLS = frozenset({"bash", "sh", "zsh", "dash"})
 _QUIET_OF_GIT = frozenset(
     "add branch checkout reset restore rev-parse stash status switch tag".split()
 )
