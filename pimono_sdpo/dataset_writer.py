@@ -3,8 +3,9 @@
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -117,21 +118,18 @@ def session_parts(
         apart(Path(source).resolve(), out.resolve())
     opened = open_source(source)
     parts = [
-        Part(made_from(shard, stages, made_by), shard.sessions, _sessions_run(shard, stages))
+        Part(made_from(shard, stages, made_by), shard.sessions, partial(_run_shard, shard, stages))
         for shard in opened.shards
     ]
     return opened.kind, redact_text(opened.name, "")[0], parts
 
 
-def _sessions_run(shard: Shard, stages: Sequence[Stage]) -> Callable[[], Iterator[Made]]:
-    def run() -> Iterator[Made]:
-        for table in read_sessions(shard):
-            for session in Rows(table):
-                made = through([session], stages)
-                made.counts["runs"] += 1
-                yield made
-
-    return run
+def _run_shard(shard: Shard, stages: Sequence[Stage]) -> Iterator[Made]:
+    for table in read_sessions(shard):
+        for session in Rows(table):
+            made = through([session], stages)
+            made.counts["runs"] += 1
+            yield made
 
 
 def write_dataset(spec: DatasetSpec, parts: Sequence[Part], table: Table, out: Path) -> Json:

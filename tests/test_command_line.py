@@ -3,6 +3,8 @@
 import ast
 import inspect
 import json
+import subprocess
+import sys
 from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
@@ -94,7 +96,9 @@ def test_examples_name_options_that_exist(command: str) -> None:
         words = line.partition("#")[0].split()
         if words[:1] == ["pimono-sdpo"]:
             assert line.strip().startswith(f"pimono-sdpo {command} "), line
-        assert [word for word in words if word[:2] == "--" and word.strip(".,;") not in shown] == []
+        assert [
+            word for word in words if word[:2] == "--" and word.strip(".,;:") not in shown
+        ] == []
 
 
 def test_a_wrong_choice_a_missing_option_and_a_typing_error_are_told() -> None:
@@ -108,6 +112,19 @@ def test_a_wrong_choice_a_missing_option_and_a_typing_error_are_told() -> None:
         done = CliRunner().invoke(app, words.split())
         assert done.exit_code == 2, words
         assert sentence in done.output, words
+
+
+def test_the_list_of_commands_imports_nothing_heavy() -> None:
+    script = (
+        "import sys; from pimono_sdpo.cli import app\n"
+        "try: app(['--help'])\n"
+        "except SystemExit: pass\n"
+        "heavy = {'datasets', 'pyarrow', 'numpy', 'huggingface_hub', 'torch', 'matplotlib', 'rich'}\n"
+        "sys.exit(' '.join(heavy & {*sys.modules}) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert all(command.split()[0] in done.stdout for command in COMMANDS)
 
 
 def test_a_new_option_is_one_field(tmp_path: Path) -> None:

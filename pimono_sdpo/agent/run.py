@@ -41,7 +41,7 @@ class RolloutOptions(Rules):
     suite: Path = argument("JSON file of a task suite, or its folder.")
     model: str | None = option("Model that acts.", default=None, shown="chain.toml's")
     provider: str | None = option(
-        "hf, together, openai, chutes, or the URL of an OpenAI-compatible server.",
+        "Provider: hf, together, openai, chutes, or the URL of an OpenAI-compatible server.",
         default=None,
         shown="chain.toml's, else hf",
     )
@@ -126,7 +126,11 @@ def _prepare(options: RolloutOptions, out: Path, replay: bool) -> Ready:
     for task in tasks:
         apart(Path(task["repo"]).resolve(), out.resolve())
     require_stage(out, STAGE)
-    given = {name: getattr(options, name) for name in ("model", "provider", "temperature")}
+    given = {
+        "model": options.model,
+        "provider": options.provider,
+        "temperature": options.temperature,
+    }
     settings = load(options.config, rollout=given)
     section = settings.rollout
     if not section.model:

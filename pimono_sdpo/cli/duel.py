@@ -68,8 +68,8 @@ class Options(PushResult, WriterOptions):
     model: str | None = option("Model of the king.", default=None, shown="chain.toml's")
     challenger: str | None = option("Model of the challenger.", default=None, shown="the king's")
     provider: str | None = option(
-        "hf, together, openai, chutes, or the URL of an OpenAI-compatible server; for players and "
-        "judges.",
+        "Provider of players and judges: hf, together, openai, chutes, or the URL of an "
+        "OpenAI-compatible server.",
         default=None,
         shown="chain.toml's, else chutes",
     )
@@ -153,9 +153,15 @@ def _run_stages(options: Options) -> bool:
 
 
 def _load_settings(options: Options) -> Settings:
-    names = ("provider", "model", "challenger", "turns", "seed", "opponent")
+    duel = {
+        "provider": options.provider,
+        "model": options.model,
+        "challenger": options.challenger,
+        "turns": options.turns,
+        "seed": options.seed,
+        "opponent": options.opponent,
+    }
     panel = {"provider": options.provider, "models": tuple(options.judge) or None}
-    duel = {name: getattr(options, name) for name in names}
     return load(options.config, duel=duel, judge=panel)
 
 

@@ -5,7 +5,6 @@ The rollouts and the folder of pairs are kept beside the lines:
     pimono-sdpo prefs --suite suite.json --out dpo.jsonl --trace-dir runs --model Qwen/Qwen3-8B
 """
 
-from dataclasses import fields
 from pathlib import Path
 
 from pimono_sdpo.agent.run import RolloutOptions, run_rollouts
@@ -55,11 +54,19 @@ def run(options: Options) -> None:
     if out.suffix != ".jsonl" or out.is_dir():
         raise OutputError(f"`{out}` is not a name for JSON lines; give NAME.jsonl.")
     pairs.check_dpo_lines(options.suite, options.target, options.tool_protocol)
-    same = {one.name for one in fields(Options)} & {one.name for one in fields(RolloutOptions)}
     rollout = RolloutOptions(
-        **{name: getattr(options, name) for name in same},
+        suite=options.suite,
         provider=options.llm_provider,
+        model=options.model,
+        rollouts=options.rollouts,
+        temperature=options.temperature,
+        seed=options.seed,
+        max_workers=options.max_workers,
+        max_iters=options.max_iters,
         protocol=options.tool_protocol,
+        test_policy=options.test_policy,
+        limit=options.limit,
+        max_cost=options.max_cost,
     )
     made = options.trace_dir or out.with_name(f"{out.stem}_rollouts")
     tell = print_as("prefs")

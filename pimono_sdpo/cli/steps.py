@@ -4,7 +4,8 @@ pimono-sdpo steps rollouts/ --out steps
 pimono-sdpo steps traces/ --out steps --tool-protocol json --format together
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -131,18 +132,13 @@ def write_steps(options: Options) -> Json:
 def _rollout_parts(rollouts: Rollouts, stages: list[Stage], made_by: Json) -> list[Part]:
     made_by = {**made_by, "tasks": rollouts.tasks, "stages": code_of(stages)}
     return [
-        Part({"file": is_same(file), **made_by}, 1, _rollouts_run(rollouts, file, stages))
+        Part({"file": is_same(file), **made_by}, 1, partial(_run_file, rollouts, file, stages))
         for file in rollouts.files
     ]
 
 
-def _rollouts_run(
-    rollouts: Rollouts, file: Path, stages: list[Stage]
-) -> Callable[[], Iterator[Made]]:
-    def run() -> Iterator[Made]:
-        for row in rows_of(file):
-            made = through([{**row, "split": rollouts.split_of(row["task_id"])}], stages)
-            made.counts["runs"] += 1
-            yield made
-
-    return run
+def _run_file(rollouts: Rollouts, file: Path, stages: list[Stage]) -> Iterator[Made]:
+    for row in rows_of(file):
+        made = through([{**row, "split": rollouts.split_of(row["task_id"])}], stages)
+        made.counts["runs"] += 1
+        yield made
