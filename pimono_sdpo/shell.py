@@ -76,15 +76,15 @@ def parse_command(command: str, depth: int = 0) -> list[Pipeline]:
     """
     done: list[Pipeline] = []
     stages: tuple[Stage, ...] = ()
-    for words, targets, operator in _simple_commands(command[:MAX_CHARS]):
-        words = _bare(words)
-        within = _command_within(words) if depth < MAX_DEPTH else ""
+    for words, targets, operator in _split_commands(command[:MAX_CHARS]):
+        words = _strip_wrappers(words)
+        within = _find_inner_command(words) if depth < MAX_DEPTH else ""
         inner = parse_command(within, depth + 1) if within else []
         if inner:
             done += inner[:-1]
             stages += inner[-1].stages
         elif words:
-            stages += (_stage(words, targets),)
+            stages += (_build_stage(words, targets),)
         if operator not in {"|", "|&"} and stages:
             done.append(Pipeline(stages, operator))
             stages = ()
@@ -102,7 +102,7 @@ def loses_status(pipelines: list[Pipeline], at: int, stage: int) -> bool:
     return piped or any(joint not in harmless for joint in joints)
 
 
-def _simple_commands(command: str) -> Iterator[tuple[list[str], tuple[str, ...], str]]:
+def _split_commands(command: str) -> Iterator[tuple[list[str], tuple[str, ...], str]]:
     """Yield each command's words, the files it writes, and the operator after it."""
     words: list[str] = []
     targets: list[str] = []
@@ -113,9 +113,9 @@ def _simple_commands(command: str) -> Iterator[tuple[list[str], tuple[str, ...],
         kind = token.lastgroup if token else "word"
         start, at = at, token.end() if token else at + 1
         if kind == "substitution":
-            at = _closing(command, at)
+            at = _find_closing(command, at)
         if kind in {"word", "substitution", "condition"}:
-            text = "[[" if kind == "condition" else _QUOTES.sub(_unquoted, command[start:at])
+            text = "[[" if kind == "condition" else _QUOTES.sub(_unquote, command[start:at])
             if redirect:
                 targets += [text] if redirect in _WRITES else []
             elif joined and words:
@@ -134,16 +134,16 @@ def _simple_commands(command: str) -> Iterator[tuple[list[str], tuple[str, ...],
             words, targets, redirect = [], [], ""
             if token.group(0) == "\n":
                 for end in heredocs:
-                    at = _after_heredoc(command, at, end)
+                    at = _skip_heredoc(command, at, end)
                 heredocs = []
     yield words, tuple(targets), ""
 
 
-def _unquoted(match: re.Match[str]) -> str:
+def _unquote(match: re.Match[str]) -> str:
     return next((group for group in match.groups() if group is not None), "")
 
 
-def _closing(command: str, at: int) -> int:
+def _find_closing(command: str, at: int) -> int:
     """Return the position after the parenthesis that closes the one before `at`."""
     depth = 1
     for match in _NESTED.finditer(command, at):
@@ -153,7 +153,7 @@ def _closing(command: str, at: int) -> int:
     return len(command)
 
 
-def _after_heredoc(command: str, at: int, end: str) -> int:
+def _skip_heredoc(command: str, at: int, end: str) -> int:
     while at < len(command):
         stop = command.find("\n", at)
         stop = len(command) if stop < 0 else stop
@@ -163,7 +163,7 @@ def _after_heredoc(command: str, at: int, end: str) -> int:
     return at
 
 
-def _bare(words: list[str]) -> list[str]:
+def _strip_wrappers(words: list[str]) -> list[str]:
     """Remove assignments, keywords and programs that only start another one."""
     at, looked_through = 0, ""
     while at < len(words):
@@ -185,7 +185,7 @@ def _bare(words: list[str]) -> list[str]:
     return words[at:]
 
 
-def _command_within(words: list[str]) -> str:
+def _find_inner_command(words: list[str]) -> str:
     """Return the command line given to a shell, a remote shell or a container, or ""."""
     if len(words) < 2:
         return ""
@@ -210,15 +210,15 @@ def _command_within(words: list[str]) -> str:
         inner = given[1:]
         # A shell gets its words unchanged; everything else was quoted once more.
         if len(inner) > 2 and inner[0].rsplit("/", 1)[-1] in _SHELLS:
-            return _command_within(inner)
+            return _find_inner_command(inner)
         return " ".join(inner)
     return ""
 
 
-def _stage(words: list[str], targets: tuple[str, ...]) -> Stage:
+def _build_stage(words: list[str], targets: tuple[str, ...]) -> Stage:
     program = words[0].rsplit("/", 1)[-1]
     arguments = tuple(words[1:])
-    role = _role(program, arguments)
+    role = _find_role(program, arguments)
     if program == "tee":
         targets += arguments
     elif targets and role == "reads":
@@ -227,10 +227,10 @@ def _stage(words: list[str], targets: tuple[str, ...]) -> Stage:
     return Stage(program, arguments, targets, role)
 
 
-def _role(program: str, arguments: tuple[str, ...]) -> Role:
+def _find_role(program: str, arguments: tuple[str, ...]) -> Role:
     plain = [word for word in arguments if not word.startswith("-")]
     if program == "git":
-        return _role_of_git(plain[1:] if "-C" in arguments or "-c" in arguments else plain)
+        return _find_git_role(plain[1:] if "-C" in arguments or "-c" in arguments else plain)
     if program in _QUIET:
         return "quiet"
     if program in _SEARCHES:
@@ -241,7 +241,7 @@ def _role(program: str, arguments: tuple[str, ...]) -> Role:
     return "reads" if is_reader else "runs"
 
 
-def _role_of_git(plain: list[str]) -> Role:
+def _find_git_role(plain: list[str]) -> Role:
     subcommand = plain[0] if plain else "help"
     if subcommand in _QUIET_OF_GIT:
         return "quiet"

@@ -15,7 +15,7 @@ from pimono_sdpo.schema import PRINT, SDPO_ROW, SESSION
 from pimono_sdpo.stage import Filter, FlatMap, Map, apply, apply_all, name_of, source_hash
 from pimono_sdpo.traces.sources import open_source, read_sessions
 from processors import PIPELINE, pipeline
-from processors.threshold import threshold
+from processors.threshold import check_score
 from tests.traces import HEADER, bash, trace, user
 
 NUMBER = Features({"n": Value("int64")})
@@ -103,7 +103,7 @@ def test_rows_in_memory_come_out_as_those_of_a_dataset(tmp_path: Path) -> None:
 
 
 def test_the_cache_key_follows_source_and_options() -> None:
-    one, same, two = (source_hash(partial(threshold, min_score=n)) for n in (1.0, 1.0, 2.0))
+    one, same, two = (source_hash(partial(check_score, min_score=n)) for n in (1.0, 1.0, 2.0))
     assert one == same != two
     assert pipeline(min_score=1.0)[6].code != pipeline(min_score=2.0)[6].code
     assert [stage.code for stage in pipeline()] == [stage.code for stage in PIPELINE]
