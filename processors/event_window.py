@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pimono_sdpo.schema import Unit
-from pimono_sdpo.stage import Row, apply_rows
+from pimono_sdpo.stage import Row
 from pimono_sdpo.text import shorten
 from pimono_sdpo.traces.events import Event
 from pimono_sdpo.traces.parse import match_results, read_trace
@@ -38,7 +38,7 @@ def show_event_windows(session: Row, unit: Unit, history_chars: int) -> list[Jso
     events = read_trace(session["trace"] or b"").events
     calls = {result: call for call, result in match_results(events).items()}
     for stage in (names.STAGE, redact.STAGE, grade.STAGE):
-        found = apply_rows(found, stage)
+        found = [{**row, **stage(row)} for row in found]
     return [
         {
             "source": row["source"],

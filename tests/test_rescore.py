@@ -14,7 +14,7 @@ from datasets import Dataset, load_dataset
 from pimono_sdpo.cli.rescore import Options, score_completions
 from pimono_sdpo.errors import EmptySelection, OutputError, SourceError
 from rewards import rescore
-from rewards.verifiers.rubric import NoVerifier, Rubric
+from rewards.verifiers.rubric import NotAVerifier, Rubric
 from tests.shards import cli
 
 GOOD = '<tool_call>\n{"name": "read", "arguments": {"path": "a.ts"}}\n</tool_call><|im_end|>'
@@ -90,7 +90,7 @@ def test_a_run_goes_on_behind_its_last_slice(
         (ROWS, ["os:system"], [], OutputError, "no verifier `os:system`"),
         (ROWS, ["json:dumps"], [], OutputError, "`json:dumps` is no verifier"),
         (ROWS, ["operator:eq"], [], OutputError, "no verifier"),
-        (ROWS, ["copy:deepcopy"], [], NoVerifier, "returns str"),
+        (ROWS, ["copy:deepcopy"], [], NotAVerifier, "returns str"),
         ({"prompt": ["a"]}, ["syntax"], [], SourceError, "but no `completion`"),
         ({**ROWS, "verifier_spec": ["{"] * 4}, ["syntax"], [], SourceError, "no JSON object"),
         ({**ROWS, "verifier_spec": [None] * 4}, ["syntax"], [], SourceError, "no `verifier_spec`"),
@@ -98,7 +98,13 @@ def test_a_run_goes_on_behind_its_last_slice(
         ({**ROWS, "completions": [["a"]] * 4}, ["lint"], [], SourceError, "leave one of them out"),
         ({"completion": [3], "verifier_spec": ["{}"]}, ["lint"], [], SourceError, "neither text"),
         ({"completion": [["a"]], "verifier_spec": ["{}"]}, ["lint"], [], SourceError, "neither"),
-        ({"completions": ["a"], "verifier_spec": ["{}"]}, ["lint"], [], SourceError, "no list of"),
+        (
+            {"completions": ["a"], "verifier_spec": ["{}"]},
+            ["lint"],
+            [],
+            SourceError,
+            "not a list of",
+        ),
         (
             {"completions": [[]], "verifier_spec": ["{}"]},
             ["lint"],

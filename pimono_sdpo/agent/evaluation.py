@@ -13,13 +13,11 @@ from pimono_sdpo import __version__
 from pimono_sdpo.agent.run import Done, RolloutOptions, Tell, require_stage, run_rollouts
 from pimono_sdpo.errors import EmptySelection, InferenceError, OutputError, SourceError
 from pimono_sdpo.runs.folders import (
-    LOCK,
     REPORT,
-    apart,
     only_run,
     publish_folder,
     read_json,
-    remove,
+    require_disjoint,
 )
 from pimono_sdpo.suites.stored_rollouts import Rollouts, open_rollouts, rows_of
 from pimono_sdpo.suites.suite import Suite, load
@@ -44,7 +42,7 @@ def compare_rollouts(suite: Path, baseline: Path, tuned: Path | None, out: Path)
     tasks = _load_held_out(suite)
     given = {"baseline": baseline, **({"tuned": tuned} if tuned else {})}
     for folder in given.values():
-        apart(_open(folder).folder.resolve(), out)
+        require_disjoint(_open(folder).folder.resolve(), out)
     report = _compare(tasks, given)
     require_stage(out, STAGE)
     with only_run(out) as work:
@@ -78,7 +76,7 @@ def evaluate_models(
         )
     tasks = _load_held_out(options.suite)
     require_stage(out, STAGE)
-    apart(made, out)
+    require_disjoint(made, out)
     if baseline is not None:
         _check_baseline(tasks, options, baseline, [out, *folders.values()])
     options = replace(options, journal=options.journal or made / "calls.sqlite")
@@ -160,7 +158,7 @@ def _check_baseline(
 ) -> None:
     """Raise the errors of a stored baseline before any model is asked."""
     for folder in written:
-        apart(_open(baseline).folder.resolve(), folder)
+        require_disjoint(_open(baseline).folder.resolve(), folder)
     _compare(tasks, {"baseline": baseline}, options.limit)
 
 
@@ -211,7 +209,6 @@ def _publish(report: Json, work: Path, out: Path) -> None:
     finished.mkdir(exist_ok=True)
     _write(report, finished, "report")
     publish_folder(finished, out)
-    remove(work, LOCK)
 
 
 def _write(report: Json, folder: Path, stem: str) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pimono_sdpo.agent.driver import Rules
-from pimono_sdpo.agent.rollout import STAGE, Roller, Sampling, roll_out, run_shards, work_of
+from pimono_sdpo.agent.rollout import STAGE, Roller, Sampling, roll_out, roll_out_all, work_of
 from pimono_sdpo.agent.task_tests import open_tester
 from pimono_sdpo.errors import InferenceError, OutputError
 from pimono_sdpo.llm.chat import Chat
@@ -16,13 +16,11 @@ from pimono_sdpo.llm.providers import NO_KEY, Endpoint, endpoint
 from pimono_sdpo.llm.settings import Settings, environment, load
 from pimono_sdpo.options import argument, option, options
 from pimono_sdpo.runs.folders import (
-    LOCK,
     REPORT,
-    apart,
     only_run,
     publish_folder,
     read_json,
-    remove,
+    require_disjoint,
 )
 from pimono_sdpo.suites import suite as suites
 
@@ -95,12 +93,11 @@ def run_rollouts(
         _print_header(ready, options, tell)
         with open_tester(ready.tasks, ready.journal) as tester:
             roller = Roller(ready.chat, tester, options.rules(), ready.sampling)
-            finished, report = run_shards(ready.tasks, roller, work, options.max_workers, done)
+            finished, report = roll_out_all(ready.tasks, roller, work, options.max_workers, done)
         suite = ready.suite
         name = finished / suites.NAME
         suites.write(name, suite.name, ready.tasks, suite.description, suite.split, out)
         publish_folder(finished, out)
-        remove(work, LOCK)
     return report
 
 
@@ -124,7 +121,7 @@ def _prepare(options: RolloutOptions, out: Path, replay: bool) -> Ready:
     suite = suites.load(options.suite)
     tasks = suite.tasks[: options.limit]
     for task in tasks:
-        apart(Path(task["repo"]).resolve(), out.resolve())
+        require_disjoint(Path(task["repo"]).resolve(), out.resolve())
     require_stage(out, STAGE)
     given = {
         "model": options.model,

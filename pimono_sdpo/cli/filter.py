@@ -16,10 +16,11 @@ from pathlib import Path
 import typer
 
 from pimono_sdpo.errors import OutputError, SourceError
-from pimono_sdpo.filtering import EngineName, FilterOptions, Json, merge_parts, run_filter, run_part
+from pimono_sdpo.filtering import FilterOptions, Json, merge_parts, run_filter, run_part
 from pimono_sdpo.options import argument, changed, option, options
 from pimono_sdpo.push import PushResult, push_folder
-from pimono_sdpo.runs.usage import Usage, table
+from pimono_sdpo.runs.engine import EngineName
+from pimono_sdpo.runs.progress import Usage, usage_table
 
 
 @options
@@ -61,7 +62,7 @@ def run(options: Options) -> None:
             engine=options.engine,
             usage=usage,
         )
-    typer.echo(table(report["sessions"], report["kept"], report["drop_reasons"], usage))
+    typer.echo(usage_table(report["sessions"], report["kept"], report["drop_reasons"], usage))
     typer.echo(summarize(report, options.out))
     if target is not None:
         typer.echo(push_folder(options.out, target))
@@ -84,7 +85,7 @@ def _run_part(options: Options) -> None:
         engine=options.engine,
         usage=usage,
     )
-    typer.echo(table(part["sessions"], part["rows"], part["dropped"], usage))
+    typer.echo(usage_table(part["sessions"], part["rows"], part["dropped"], usage))
     typer.echo(
         f"part {part['part']} of {part['parts']} is in {options.out}; "
         "merge all parts with `filter --merge`"

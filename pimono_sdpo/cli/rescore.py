@@ -10,7 +10,7 @@ from typing import Any
 import typer
 
 from pimono_sdpo.options import argument, option, options
-from pimono_sdpo.runs.folders import apart
+from pimono_sdpo.runs.folders import require_disjoint
 from rewards.rescore import rescore_dataset, rubric_of
 
 Json = dict[str, Any]
@@ -58,7 +58,7 @@ def score_completions(options: Options) -> Json:
     """
     rubric = rubric_of(options.gate, options.grade)
     if Path(options.source).exists():
-        apart(Path(options.source).resolve(), options.out.resolve())
+        require_disjoint(Path(options.source).resolve(), options.out.resolve())
     workers = options.workers or os.cpu_count() or 1
     return rescore_dataset(options.source, options.out, rubric, workers)
 

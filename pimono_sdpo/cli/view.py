@@ -19,7 +19,9 @@ import typer
 
 from pimono_sdpo.errors import OutputError, SourceError
 from pimono_sdpo.options import argument, option, options
-from pimono_sdpo.runs.shards import Rows, write_atomically
+from pimono_sdpo.runs.parquet import write_atomically
+from pimono_sdpo.schema import SESSION
+from pimono_sdpo.stage import iterate_rows
 from pimono_sdpo.traces.hub import fetch_repository
 from pimono_sdpo.traces.sources import HUB_ID, Source, open_source, read_sessions
 from pimono_sdpo.training import run_schema
@@ -159,7 +161,7 @@ def _find_around(source: Source, wanted: set[Key], options: Mapping[str, Any]) -
     found: dict[Key, Json] = {}
     for shard in source.shards:
         for table in read_sessions(shard):
-            for row in Rows(table):
+            for row in iterate_rows(table, SESSION):
                 name = redact_text(_file(row["source"]), "")[0][:MAX_CHARS]
                 if name not in files and row["session_id"] not in sessions:
                     continue

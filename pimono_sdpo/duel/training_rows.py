@@ -12,9 +12,10 @@ from typing import Any
 from pimono_sdpo.dataset_writer import DatasetSpec, Format, explain_empty, write_dataset
 from pimono_sdpo.duel.result import RESULT
 from pimono_sdpo.errors import EmptySelection, SourceError
-from pimono_sdpo.runs.folders import REPORT, apart
-from pimono_sdpo.runs.tables import Made, Part, Table, code_of, read_rows, through
-from pimono_sdpo.runs.workers import sha256
+from pimono_sdpo.runs.engine import Part, Piece, sha256
+from pimono_sdpo.runs.folders import REPORT, require_disjoint
+from pimono_sdpo.runs.parquet import read_tables
+from pimono_sdpo.runs.sessions import rows_and_rejects
 from pimono_sdpo.stage import Stage
 from processors.duel.export import TABLES, Kind, build_stages
 
@@ -38,26 +39,25 @@ def write_training_rows(
     result = folder / RESULT
     if not (result / REPORT).is_file():
         raise SourceError(f"`{folder}` has no scored duel; run all stages of `duel` first.")
-    apart(result.resolve(), out.resolve())
+    require_disjoint(result.resolve(), out.resolve())
     stages = build_stages(kind)
     files = [
         path for name in buckets for path in sorted((result / "data").glob(f"{name}-*.parquet"))
     ]
-    made_by = {"stages": code_of(stages), "kind": kind}
-    parts = [
-        Part({"file": sha256(path), **made_by}, 1, partial(_export, path, stages)) for path in files
-    ]
+    parts = []
+    for number, path in enumerate(files):
+        given = {"file": sha256(path)}
+        run = partial(_export, path, stages, kind)
+        parts.append(Part(number, path.name, 1, given, {"kind": kind}, run, tuple(stages)))
     options: Json = {"buckets": " ".join(buckets)}
     name = folder.resolve().name
     spec = DatasetSpec(STAGES[kind], name, "duel", options, format, licence)  # type: ignore[arg-type]
-    report = write_dataset(spec, parts, Table(*TABLES[kind]), out)
+    report = write_dataset(spec, parts, TABLES[kind], out)
     if not report["rows"]:
         raise EmptySelection(explain_empty(report, "take another bucket with --bucket"))
     return report
 
 
-def _export(path: Path, stages: Sequence[Stage]) -> Iterator[Made]:
-    for rows in read_rows(path):
-        made = through(rows, stages)
-        made.counts["turns"] += len(rows)
-        yield made
+def _export(path: Path, stages: Sequence[Stage], kind: Kind) -> Iterator[Piece]:
+    for table in read_tables(path):
+        yield rows_and_rejects(table, stages, *TABLES[kind], "turns")

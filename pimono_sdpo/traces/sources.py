@@ -19,9 +19,11 @@ from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from datasets import Dataset, DatasetDict, load_from_disk
+from datasets import Dataset, DatasetDict, IterableDataset, load_from_disk
 
 from pimono_sdpo.errors import SourceError
+from pimono_sdpo.schema import SESSION
+from pimono_sdpo.stage import iterate_rows
 from pimono_sdpo.traces import hub
 from pimono_sdpo.traces.layouts import (
     READ_COLUMNS,
@@ -181,6 +183,42 @@ def open_source(source: str) -> Source:
             "use a folder, a file, a glob or an id."
         )
     return _open_files(source, root, sorted(file for file in files if file.is_file()))
+
+
+def load_sessions(source: str | Path, *, streaming: bool = False) -> Dataset | IterableDataset:
+    """Open recorded sessions as a dataset of one row each.
+
+    Args:
+        source: A folder, file or glob of session JSONL or of the viewer's parquet export, a dataset
+            saved by `save_to_disk`, or a Hub dataset id (`ns/name`).
+        streaming: Return an `IterableDataset`, which reads the files when it is iterated over. A
+            `Dataset` is written to the cache of `datasets` first, and read from there until a file
+            changes.
+
+    Returns:
+        Columns `harness` and `session_id` (empty where the source does not tell), `source` (the
+        name of the session's file), `trace` (its JSONL, as bytes in UTF-8) and `bytes_not_utf8`
+        (how many bytes had to be replaced).
+
+    Raises:
+        SourceError: There are no sessions, or a file cannot be read.
+    """
+    shards = list(open_source(str(source)).shards)
+    if streaming:
+        given = {"shards": shards}
+        return IterableDataset.from_generator(_session_rows, SESSION, gen_kwargs=given)
+    changed = tuple(file.stat().st_mtime_ns for shard in shards for file in shard.files)
+    dataset = Dataset.from_generator(
+        _session_rows, SESSION, gen_kwargs={"shards": shards, "changed": changed}
+    )
+    assert isinstance(dataset, Dataset)
+    return dataset
+
+
+def _session_rows(shards: list[Shard], changed: object = None) -> Iterator[dict[str, Any]]:
+    for shard in shards:
+        for table in read_sessions(shard):
+            yield from iterate_rows(table, SESSION)
 
 
 def read_sessions(shard: Shard) -> Iterator[pa.Table]:

@@ -1,4 +1,4 @@
-"""Verifications per second: syntax in process, lint and a build in the sandbox, cold and warm.
+"""Verifications per second: syntax in process, lint and a build in the sandbox.
 
     python -m tests.benchmarks.verifiers [--runs 40]
 
@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from pimono_sdpo.cli.rescore import Options, score_completions
-from rewards.sandbox.warm import Server
 from rewards.verifiers import command, lint, syntax
+from rewards.verifiers.lint import program
 from rewards.verifiers.rubric import VerifierResult
-from rewards.verifiers.sandboxed_tools import program
 
 PYTHON = "".join(f"def f{n}(x: int) -> int:\n    y = x + {n}\n    return y\n" for n in range(67))
 SCRIPT = "".join(
@@ -92,17 +91,13 @@ def main() -> None:
     spec: dict[str, Any] = {"files": files, "answer": "write"}
     spec["command"] = {"run": [sys.executable, "-m", "py_compile", "a.py"]}
     print("| verifier | file | per second, 1 thread | 2 threads |\n|---|---|---|---|")
-    with Server() as server:
-        for path in files:
-            speed("syntax, in process", syntax.verify, path, spec, runs)
-        linters = ["", *(name for name in ("biome", "esbuild") if program(name))]
-        for name in linters:
-            path = "a.ts" if name else "a.py"
-            chosen = {**spec, "lint": {"javascript": name} if name else {}}
-            for way, verify in (("cold", lint.verify), ("warm", lint.warm(server))):
-                speed(f"lint, {name or 'ruff'}, {way}", verify, path, chosen, runs)
-        for way, verify in (("cold", command.verify), ("warm", command.warm(server))):
-            speed(f"command, py_compile, {way}", verify, "a.py", spec, runs)
+    for path in files:
+        speed("syntax, in process", syntax.verify, path, spec, runs)
+    for name in ["", *(name for name in ("biome", "esbuild") if program(name))]:
+        path = "a.ts" if name else "a.py"
+        chosen = {**spec, "lint": {"javascript": name} if name else {}}
+        speed(f"lint, {name or 'ruff'}", lint.verify, path, chosen, runs)
+    speed("command, py_compile", command.verify, "a.py", spec, runs)
     rescored(runs)
 
 
