@@ -148,7 +148,7 @@ def test_a_journal_that_is_none_is_one_sentence(tmp_path: Path) -> None:
     other.execute("create table calls (id integer)")
     other.close()
     for path in ("calls.sqlite", "file/calls.sqlite", "other.sqlite"):
-        with pytest.raises(InferenceError, match=r"^The journal [^\n]+\.$"):
+        with pytest.raises(InferenceError, match=r"^Cannot use the journal [^\n]+\.$"):
             Journal(tmp_path / path).usage()
 
 
