@@ -54,7 +54,7 @@ def test_a_fresh_machine_goes_on_to_the_same_adapter(
     )
     assert on[0] == 0, on[1]
     assert alone[0] == 0, alone[1]
-    assert f"goes on from step 1, which the bucket {BUCKET} has kept" in on[1]
+    assert f"resumes from step 1, which the bucket {BUCKET} has kept" in on[1]
     out = second / "outputs" / "r"
     assert json.loads((out / "run.json").read_text())["resumed_at"] == [1]
     assert digest(out / WEIGHTS) == digest(straight / "outputs" / "r" / WEIGHTS)
