@@ -44,7 +44,7 @@ def test_a_fresh_machine_goes_on_to_the_same_adapter(
     assert not [name for name in names if name.endswith("training_args.bin")]
     files = loopback_hub.store.buckets[BUCKET].files
     assert loopback_hub.store.buckets[BUCKET].private
-    assert b"ended by time_limit" in loopback_hub.files("me/adapter")["README.md"]
+    assert b"stopped by time_limit" in loopback_hub.files("me/adapter")["README.md"]
     files["r-2/latest.json"] = files["r/latest.json"]
 
     on, alone = in_turn(
