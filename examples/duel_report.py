@@ -25,7 +25,8 @@ def main(folder: str) -> None:
     for bucket in report["configs"]:
         turns += list(load_dataset(str(result), bucket, split="train"))
     for turn in sorted(turns, key=spread, reverse=True)[:5]:
-        print(f"{turn['turn_id']} {turn['score']:.0f} {turn['bucket']}: {turn['reason'][:200]}")
+        reason = turn["reason"].splitlines()[0]
+        print(f"{turn['turn_id']} {turn['score']:.0f} {turn['bucket']}: {reason}")
 
 
 def spread(turn: dict[str, list[dict[str, float]]]) -> float:

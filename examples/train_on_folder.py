@@ -3,7 +3,7 @@
     python examples/train_on_folder.py ~/.pi/agent/sessions adapter --config gemma4_12b
 
 Options after the output folder are those of jobs/train_sdpo.py; for a CPU give
-`--config tiny --model_name_or_path MODEL` with the tiny model of `pimono-sdpo demo`.
+`--config tiny --model_name_or_path MODEL` with the model that `pimono-sdpo demo model` writes.
 """
 
 import subprocess

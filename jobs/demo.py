@@ -78,9 +78,9 @@ def main() -> None:
     traces, rows, model, run = out / "traces", out / "rows", out / "tiny-gemma4", out / "run"
     os.environ["TRACKIO_DIR"] = str((out / "trackio").resolve())
 
-    step("sample sessions, in every layout", "pimono-sdpo", "samples", "--out", str(traces))
+    step("sample sessions", "pimono-sdpo", "demo", "sessions", "--out", str(traces))
     step("filter", "pimono-sdpo", "filter", str(traces), "--out", str(rows))
-    step("a tiny random model", "pimono-sdpo", "tiny-model", "--out", str(model))
+    step("a tiny random model", "pimono-sdpo", "demo", "model", "--out", str(model))
     step(
         "SDPO with NF4 QLoRA",
         *(sys.executable, str(HERE / "train_sdpo.py"), "--config", "tiny", "--mode", "train"),

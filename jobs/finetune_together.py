@@ -11,7 +11,7 @@
 Every line is checked first, by the rules of Together and for secrets. --dry-run prints the exact
 request and sends nothing; it needs neither the client nor a key. Otherwise TOGETHER_API_KEY is read
 from the environment and the client comes with `pip install "pimono-sdpo[together]"`. Exit code 2:
-something given cannot be used, or was refused. Exit code 1: the job that was watched failed.
+bad input, or Together refused it. Exit code 1: the job that was watched failed.
 """
 
 import argparse
@@ -19,8 +19,8 @@ import json
 import sys
 from pathlib import Path
 
-from pimono_sdpo.commands import together
 from pimono_sdpo.errors import PimonoError
+from pimono_sdpo.training import together
 
 
 def parser() -> argparse.ArgumentParser:
@@ -50,7 +50,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str]) -> int:
-    """Run; a problem with what was given is one sentence on stderr and exit code 2."""
+    """Run; bad input is one sentence on stderr and exit code 2."""
     given = parser().parse_args(argv)
     job = together.Job(
         given.dataset,
@@ -75,7 +75,7 @@ def main(argv: list[str]) -> int:
         print(f"finetune_together: {problem}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("finetune_together: interrupted; a job that was started goes on", file=sys.stderr)
+        print("finetune_together: interrupted; a started job keeps running", file=sys.stderr)
         return 130
     return 0
 

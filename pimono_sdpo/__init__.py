@@ -1,3 +1,55 @@
-"""Recorded coding-agent sessions in, SDPO training rows and adapters out."""
+"""Recorded coding-agent sessions in, SDPO training rows and adapters out.
+
+    from pimono_sdpo import load_sessions, run_pipeline
+
+    rows = run_pipeline(load_sessions("traces/"))
+
+`load_sessions` opens whatever the command `filter` opens, as a `Dataset` or an `IterableDataset`;
+`run_pipeline` turns such a dataset into rows. `Map`, `Filter` and `FlatMap` are stages of your own,
+and `run_stages` runs any stages over any dataset. Errors that a user can fix are `PimonoError`.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pimono_sdpo.errors import PimonoError
+    from pimono_sdpo.stage import Filter, FlatMap, Map, Stage, run_stages
+    from pimono_sdpo.traces.sources import load_sessions
+    from processors import pipeline, run_pipeline
 
 __version__ = "0.1.0"
+__all__ = [
+    "Filter",
+    "FlatMap",
+    "Map",
+    "PimonoError",
+    "Stage",
+    "load_sessions",
+    "pipeline",
+    "run_pipeline",
+    "run_stages",
+]
+_MODULES = {
+    "Filter": "pimono_sdpo.stage",
+    "FlatMap": "pimono_sdpo.stage",
+    "Map": "pimono_sdpo.stage",
+    "PimonoError": "pimono_sdpo.errors",
+    "Stage": "pimono_sdpo.stage",
+    "load_sessions": "pimono_sdpo.traces.sources",
+    "pipeline": "processors",
+    "run_pipeline": "processors",
+    "run_stages": "pimono_sdpo.stage",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a name of the public API when it is used: this package itself stays light."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_MODULES[name]), name)
+
+
+def __dir__() -> list[str]:
+    """List the public names, which are not all loaded."""
+    return sorted({*globals(), *__all__})

@@ -2,24 +2,25 @@
 
 import hashlib
 import json
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from datasets import Features
+
 from pimono_sdpo import __version__
 from pimono_sdpo.errors import OutputError
 from pimono_sdpo.options import check_test_fraction, option, options
-from pimono_sdpo.runs.folders import LOCK, apart, only_run, publish_folder, remove
-from pimono_sdpo.runs.manifests import made_from
-from pimono_sdpo.runs.shards import Rows
-from pimono_sdpo.runs.tables import SPLITS, Made, Part, Table, assemble, run_parts, through
+from pimono_sdpo.runs.engine import Part, add_counts, run_parts
+from pimono_sdpo.runs.folders import only_run, publish_folder, require_disjoint
+from pimono_sdpo.runs.parquet import SPLITS, join_parts, outputs_of
+from pimono_sdpo.runs.sessions import step_parts
 from pimono_sdpo.stage import Stage
-from pimono_sdpo.suites.rollouts import rows_of
 from pimono_sdpo.suites.split import check_leakage, read_task_ids
+from pimono_sdpo.suites.stored_rollouts import rows_of
 from pimono_sdpo.suites.suite import Suite, load
-from pimono_sdpo.traces.sources import Shard, open_source, read_sessions
+from pimono_sdpo.traces.sources import open_source
 from processors.redact import redact_text
 from processors.rollouts import length_filter
 from processors.rollouts.together import dpo_line, sft_line, write_lines
@@ -109,33 +110,22 @@ class DatasetSpec:
     held_out: Suite | None = None
 
 
+Table = tuple[Features, Features]
+
+
 def session_parts(
-    source: str, out: Path, stages: Sequence[Stage], made_by: Json
+    source: str, out: Path, stages: Sequence[Stage], options: Json, table: Table
 ) -> tuple[str, str, list[Part]]:
     """Return kind and name of a source of recorded sessions, and a part for each shard."""
     if source and Path(source).exists():
-        apart(Path(source).resolve(), out.resolve())
+        require_disjoint(Path(source).resolve(), out.resolve())
     opened = open_source(source)
-    parts = [
-        Part(made_from(shard, stages, made_by), shard.sessions, _sessions_run(shard, stages))
-        for shard in opened.shards
-    ]
+    parts = step_parts(opened.shards, stages, options, *table)
     return opened.kind, redact_text(opened.name, "")[0], parts
 
 
-def _sessions_run(shard: Shard, stages: Sequence[Stage]) -> Callable[[], Iterator[Made]]:
-    def run() -> Iterator[Made]:
-        for table in read_sessions(shard):
-            for session in Rows(table):
-                made = through([session], stages)
-                made.counts["runs"] += 1
-                yield made
-
-    return run
-
-
 def write_dataset(spec: DatasetSpec, parts: Sequence[Part], table: Table, out: Path) -> Json:
-    """Run the parts and publish `out`; return its report.
+    """Run the parts, with rows and rejects of the columns in `table`; return the report of `out`.
 
     `out` gets `data/`, `rejects/`, `report.json`, `README.md`, and with the format `together` its
     lines. A run that keeps nothing publishes its rejects. Raises OutputError, and Leakage for rows
@@ -147,16 +137,17 @@ def write_dataset(spec: DatasetSpec, parts: Sequence[Part], table: Table, out: P
     out = out.resolve()
     licence = check_licence(spec.licence)
     with only_run(out) as work:
-        records = run_parts(parts, work, table, spec.stage)
-        finished, held = assemble(work, len(parts), table)
+        outputs = outputs_of(*table)
+        records = run_parts(parts, work, outputs, desc=spec.stage, unit="run").records
+        finished, held = join_parts(work, len(parts), *table)
         options = spec.options
         if spec.held_out is not None:
             check_leakage(read_task_ids(finished / "data") if held["rows"] else [], spec.held_out)
             options = {**options, "test_suite": spec.held_out.name}
-        counts, dropped = Counter[str](), Counter[str]()
-        for record in records:
-            counts.update(record["counts"])
-            dropped.update(record["dropped"])
+        counts: Json = {}
+        for record in records.values():
+            add_counts(counts, record["counts"])
+        dropped = counts.pop("dropped", {})
         report: Json = {
             "pimono_sdpo": __version__,
             "stage": spec.stage,
@@ -171,9 +162,8 @@ def write_dataset(spec: DatasetSpec, parts: Sequence[Part], table: Table, out: P
             "together": _export(finished, spec.stage) if spec.format == TOGETHER else None,
         }
         (finished / "report.json").write_text(json.dumps(report, indent=2) + "\n")
-        (finished / "README.md").write_text(render_stage_card(report, table.rows))
+        (finished / "README.md").write_text(render_stage_card(report, table[0]))
         publish_folder(finished, out)
-        remove(work, LOCK)
     return report
 
 

@@ -7,7 +7,7 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Literal
+from typing import Any
 
 from pimono_sdpo import __version__
 from pimono_sdpo.errors import EmptySelection, OutputError, SourceError
@@ -19,23 +19,27 @@ from pimono_sdpo.options import (
     resume_key,
 )
 from pimono_sdpo.report import build_report
-from pimono_sdpo.runs.assemble import ShardFiles, assemble, files_of, judge
-from pimono_sdpo.runs.engines import engine_of
+from pimono_sdpo.runs.dedupe import ShardFiles, choose_rows, files_of, write_chosen
+from pimono_sdpo.runs.engine import (
+    Engine,
+    EngineName,
+    Finished,
+    add_counts,
+    engine_of,
+    run_parts,
+)
 from pimono_sdpo.runs.folders import (
     LOCK,
     PART,
-    another_part,
-    apart,
+    check_part,
     only_run,
     publish_folder,
     remove,
+    require_disjoint,
 )
-from pimono_sdpo.runs.manifests import describe, made_by
-from pimono_sdpo.runs.part import gather, numbers_of, says, write_part
-from pimono_sdpo.runs.progress import Progress
-from pimono_sdpo.runs.runner import Finished, run_shards
-from pimono_sdpo.runs.usage import Usage
-from pimono_sdpo.runs.workers import Engine
+from pimono_sdpo.runs.merge import gather, numbers_of, says, write_part
+from pimono_sdpo.runs.progress import Usage
+from pimono_sdpo.runs.sessions import OUTPUTS, describe, filter_parts, made_by
 from pimono_sdpo.schema import Unit
 from pimono_sdpo.stage import Stage
 from pimono_sdpo.traces.sources import Source, open_source
@@ -43,7 +47,6 @@ from processors import pipeline
 from processors.grade import WEIGHTS
 from processors.redact import redact_text
 
-EngineName = Literal["local", "ray"]
 Json = dict[str, Any]
 
 
@@ -152,16 +155,15 @@ def run_part(
     key = made_by(options.stages(), resume_key(options))
     content = says(part, _redact_names(opened), described, key)
     numbers = numbers_of(*part, len(opened.shards))
-    another_part(out, part)
+    check_part(out, part)
     with only_run(out, PART) as work:
         finished = _finish(opened, numbers, work, options, run, usage)
         publish_folder(write_part(work, content, finished.records), out)
-        remove(work, LOCK)
     written: Json = json.loads((out / PART).read_bytes())
     dropped: dict[str, int] = {}
     for record in finished.records.values():
-        for _, reason, count in record["dropped"]:
-            dropped[reason] = dropped.get(reason, 0) + count
+        for reasons in record["counts"].get("dropped", {}).values():
+            add_counts(dropped, reasons)
     return {**written, "dropped": dict(sorted(dropped.items()))}
 
 
@@ -175,7 +177,7 @@ def merge_parts(parts: Sequence[Path], out: Path, options: FilterOptions | None 
     options = options or FilterOptions()
     out = out.resolve()
     for folder in parts:
-        apart(folder.resolve(), out)
+        require_disjoint(folder.resolve(), out)
     whole = gather(parts)
     if whole.says["pimono_sdpo"] != __version__:
         raise SourceError(
@@ -190,7 +192,7 @@ def merge_parts(parts: Sequence[Path], out: Path, options: FilterOptions | None 
 
 def _open(source: str, out: Path) -> Source:
     if source and Path(source).exists():
-        apart(Path(source).resolve(), out)
+        require_disjoint(Path(source).resolve(), out)
     return open_source(source)
 
 
@@ -204,12 +206,12 @@ def _finish(
 ) -> Finished:
     """Run the shards of these numbers, with a progress bar."""
     shards = {index: opened.shards[index] for index in numbers}
-    key = resume_key(options)
+    parts = filter_parts(shards, options.stages(), resume_key(options))
     started = perf_counter()
-    with Progress(sum(shard.sessions for shard in shards.values()), len(shards)) as progress:
-        finished = run_shards(shards, options.stages(), work, key, progress, engine)
+    finished = run_parts(parts, work, OUTPUTS, desc="filter", unit="session", engine=engine)
     if usage is not None:
-        usage.add(finished, started)
+        fresh = [finished.records[number] for number in finished.fresh]
+        usage.add(fresh, finished.peak, started)
     return finished
 
 
@@ -226,8 +228,8 @@ def _publish(
     from cards import render_dataset_card, write_report_plots
 
     comparing = options["max_samples"], options["seed"], options["dedupe"]
-    with closing(judge(files, work / "candidates.sqlite", *comparing)) as database:
-        finished, dropped = assemble(files, work, database)
+    with closing(choose_rows(files, work / "candidates.sqlite", *comparing)) as database:
+        finished, dropped = write_chosen(files, work, database)
     report = build_report(redacted.describe(), options, WEIGHTS, records, dropped, finished)
     if not report["kept"]:
         remove(work, LOCK)
@@ -236,7 +238,6 @@ def _publish(
     write_report_plots(report, finished)
     (finished / "README.md").write_text(render_dataset_card(report))
     publish_folder(finished, out)
-    remove(work, LOCK)
     return report
 
 

@@ -1,8 +1,8 @@
-"""Tell in one pass over a text which of many patterns can match it at all.
+"""Find in one pass which of many patterns may match a text.
 
-RE2 runs all of them as one automaton, in time linear in the text. It knows neither lookarounds nor
-Python's Unicode classes, so each pattern is widened for it: what the widened one does not find, the
-pattern does not find either; what it finds is looked at again with the pattern itself.
+RE2 runs all of them as one automaton, in time linear in the text. It supports neither lookarounds
+nor Python's Unicode classes, so each pattern is widened for it: where the widened one does not
+match, the pattern does not either; where it does, the pattern itself has to decide.
 """
 
 import re
@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 import re2
 
-# For its states; it starts anew when they are full.
+# For the automaton's states; RE2 starts afresh when they are full.
 MAX_MEMORY = 64 * 2**20
 _MANY = 4
 _LEAST = 24
@@ -30,7 +30,7 @@ _CLASSES = {
     r"\d": rf"\d{_OTHER}",
     r"\s": rf"\s\x0b\x1c-\x1f{_OTHER}",
 }
-# What a class leaves out must not be more than in Python.
+# A negated class must not exclude more than in Python.
 _NARROW = {r"\S": "!-~", r"\W": r"!-/:-@\[-\^`{-~", r"\D": "!-/:-~"}
 _NO_WORD_BEFORE = r"(?<!\w)"
 _EDGES = {_NO_WORD_BEFORE: r"(?:^|\W)", r"(?!\w)": r"(?:$|\W)"}
@@ -57,7 +57,7 @@ class Prefilter:
 
 
 def widen_pattern(pattern: re.Pattern[str]) -> str:
-    r"""Write a pattern for RE2 so that it matches wherever the pattern does, and maybe elsewhere.
+    r"""Rewrite a pattern for RE2 so that it matches wherever the pattern does, and maybe elsewhere.
 
     >>> widen_pattern(re.compile(r"(?<!\w)not{1,20}(?! yet)\b"))
     '(?m)(?:^|\\W)not{1,}'
@@ -92,19 +92,19 @@ def _widened(source: str) -> Iterator[str]:
         elif token["code"]:
             text = rf"\x{{{text[2:]}}}"
         elif token["repeat"] and int(token["most"] or 0) > _MANY:
-            # Counting costs it a state for each number.
+            # Every count needs a state of its own.
             text = f"{{{min(int(token['least'] or 0), _LEAST)},}}"
         elif text in _CLASSES:
             text = f"[{_CLASSES[text]}]"
         elif text.startswith("[") and len(text) > 1:
             text = _widened_class(text)
         yield text
-        # What follows a repeat makes it lazy or possessive; it is no repeat of its own.
+        # A sign after a repeat makes it lazy or possessive.
         after_repeat = is_repeat and not after_repeat
 
 
 def _edge(source: str, position: int) -> str:
-    """Tell the lookaround at the edge of a whole alternative: there it can be what it looks at."""
+    """Return a lookaround at the edge of an alternative, where it can consume what it looks at."""
     for edge in _EDGES:
         if source.startswith(edge, position):
             before, after = source[:position][-1:], source[position + len(edge) :][:1]
@@ -120,7 +120,7 @@ def _widened_class(text: str) -> str:
 
 
 def _closing(source: str, position: int) -> int:
-    """Find the end of the group that is open at a position."""
+    """Return the end of the group that is open at a position."""
     depth = 1
     while depth:
         token = _TOKEN.match(source, position)

@@ -121,27 +121,21 @@ def _add_up_stages(records: list[Json]) -> list[Json]:
     """Add up the rows in and out of each stage over all shards, in pipeline order."""
     totals: dict[str, Json] = {}
     for record in records:
-        per_batch: dict[str, list[int]] = {}
-        for name, rows_in, rows_out in record["stages"]:
-            before = per_batch.setdefault(name, [0, 0])
-            before[0] += rows_in
-            before[1] += rows_out
-        for name, (rows_in, rows_out) in per_batch.items():
-            stage = totals.setdefault(
-                name, {"stage": name, "rows_in": 0, "rows_out": 0, "dropped": {}}
-            )
-            stage["rows_in"] += rows_in
-            stage["rows_out"] += rows_out
-        for name, reason, count in record["dropped"]:
-            dropped = totals[name]["dropped"]
-            dropped[reason] = dropped.get(reason, 0) + count
+        counts = record["counts"]
+        for name, rows in counts.get("stages", {}).items():
+            empty = {"stage": name, "rows_in": 0, "rows_out": 0, "dropped": {}}
+            stage = totals.setdefault(name, empty)
+            stage["rows_in"] += rows["in"]
+            stage["rows_out"] += rows["out"]
+            for reason, count in counts["dropped"].get(name, {}).items():
+                stage["dropped"][reason] = stage["dropped"].get(reason, 0) + count
     return list(totals.values())
 
 
 def _add_up(records: list[Json], column: str) -> Counter[str]:
     total: Counter[str] = Counter()
     for record in records:
-        total.update(record["columns"].get(column, {}))
+        total.update(record["counts"].get("columns", {}).get(column, {}))
     return total
 
 

@@ -1,6 +1,6 @@
-"""Read a command line as far as it tells whose text its output is and whose status it reports.
+"""Parse a command line: which program its output comes from, and whose exit status it reports.
 
-No shell: words, quotes, heredocs and operators are told apart; nothing is expanded.
+Words, quotes, heredocs and operators are recognised; nothing is expanded.
 """
 
 import re
@@ -105,7 +105,7 @@ _QUIET_OF_GIT = frozenset(
 
 
 def parse_command(command: str, depth: int = 0) -> list[Pipeline]:
-    """Split a command line into pipelines; `bash -c`, `ssh HOST` and the like are looked through.
+    """Split a command line into pipelines, including commands inside `bash -c`, `ssh HOST` etc.
 
     >>> found = parse_command("cd a && CI=1 npm test 2>&1 | tail -5")
     >>> [[stage.program for stage in pipeline.stages] for pipeline in found]
@@ -129,7 +129,7 @@ def parse_command(command: str, depth: int = 0) -> list[Pipeline]:
 
 
 def loses_status(pipelines: list[Pipeline], at: int, stage: int) -> bool:
-    """Tell whether a stage may fail and the whole line succeed."""
+    """Return whether a stage may fail while the whole line succeeds."""
     options = [s.arguments for p in pipelines for s in p.stages if s.program == "set"]
     words = [word for arguments in options for word in arguments]
     piped = stage < len(pipelines[at].stages) - 1 and "pipefail" not in words
@@ -140,7 +140,7 @@ def loses_status(pipelines: list[Pipeline], at: int, stage: int) -> bool:
 
 
 def _simple_commands(command: str) -> Iterator[tuple[list[str], tuple[str, ...], str]]:
-    """Yield each command's words, the files it writes, and the operator behind it."""
+    """Yield each command's words, the files it writes, and the operator after it."""
     words: list[str] = []
     targets: list[str] = []
     heredocs: list[str] = []
@@ -181,7 +181,7 @@ def _unquoted(match: re.Match[str]) -> str:
 
 
 def _closing(command: str, at: int) -> int:
-    """Position behind the parenthesis that closes the one before `at`."""
+    """Return the position after the parenthesis that closes the one before `at`."""
     depth = 1
     for match in _NESTED.finditer(command, at):
         depth += {"(": 1, ")": -1}.get(match.group(0), 0)
@@ -201,7 +201,7 @@ def _after_heredoc(command: str, at: int, end: str) -> int:
 
 
 def _bare(words: list[str]) -> list[str]:
-    """Take off assignments, keywords and programs that only start another one."""
+    """Remove assignments, keywords and programs that only start another one."""
     at, looked_through = 0, ""
     while at < len(words):
         word = words[at].rsplit("/", 1)[-1]
@@ -223,7 +223,7 @@ def _bare(words: list[str]) -> list[str]:
 
 
 def _command_within(words: list[str]) -> str:
-    """The command line that a shell, a remote shell or a container is given; often none."""
+    """Return the command line given to a shell, a remote shell or a container, or ""."""
     if len(words) < 2:
         return ""
     program = words[0].rsplit("/", 1)[-1]
@@ -245,7 +245,7 @@ def _command_within(words: list[str]) -> str:
             takes_value = given[0] in {"-p", "-i", "-o", "-l", "-F", "-J", "-u", "-w", "-e", "-n"}
             given = given[1 + takes_value :]
         inner = given[1:]
-        # A shell gets its words as they are; everything else was quoted once more.
+        # A shell gets its words unchanged; everything else was quoted once more.
         if len(inner) > 2 and inner[0].rsplit("/", 1)[-1] in _SHELLS:
             return _command_within(inner)
         return " ".join(inner)
@@ -259,7 +259,7 @@ def _stage(words: list[str], targets: tuple[str, ...]) -> Stage:
     if program == "tee":
         targets += arguments
     elif targets and role == "reads":
-        # It wrote a file and shows nothing.
+        # It wrote to a file and shows nothing.
         role = "quiet"
     return Stage(program, arguments, targets, role)
 

@@ -1,4 +1,4 @@
-"""Intervals of means whose values come in clusters, such as completions of one session."""
+"""Confidence intervals of a mean over clustered values, such as completions of one session."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from scipy import stats
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean with the bounds of its confidence interval; nan where there are too few clusters."""
+    """A mean and the bounds of its confidence interval, nan for fewer than two clusters."""
 
     mean: float
     low: float
@@ -21,10 +21,10 @@ def cluster_interval(
 ) -> Interval:
     """Return the mean over all values and its BCa bootstrap interval, whole clusters resampled.
 
-    Values of one cluster are alike, so that single ones would make the interval too narrow. Where
-    BCa is not defined, for all clusters the same, the interval is the mean itself. Sources:
-    Efron, Better Bootstrap Confidence Intervals, 1987; Field and Welsh, Bootstrapping Clustered
-    Data, 2007.
+    Values of one cluster are correlated, so resampling single values would make the interval too
+    narrow. If all clusters are equal, BCa is undefined and the interval is the mean itself.
+    Sources: Efron, Better Bootstrap Confidence Intervals, 1987; Field and Welsh, Bootstrapping
+    Clustered Data, 2007.
 
     >>> found = cluster_interval([[0, 1], [1, 1], [0, 0], [1, 0]])
     >>> found.mean, round(found.low, 2), round(found.high, 2)
@@ -49,7 +49,7 @@ def cluster_interval(
         confidence_level=level,
         method="BCa",
         rng=np.random.default_rng(seed),
-        # As many resamples at a time as take some 30 MB.
+        # As many resamples at a time as fit into about 30 MB.
         batch=max(1, 2_000_000 // len(filled)),
     ).confidence_interval
     return Interval(mean, float(found.low), float(found.high))

@@ -1,4 +1,4 @@
-"""Small text helpers shared by readers, stages and training."""
+"""Text helpers: shorten a text, replace surrogates, split into shingles."""
 
 import re
 
@@ -9,7 +9,7 @@ _SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
 def replace_surrogates(text: str) -> str:
-    """Put U+FFFD for the lone surrogates that no UTF-8 column can hold.
+    """Replace lone surrogates, which UTF-8 cannot encode, by U+FFFD.
 
     >>> replace_surrogates("a\\ud800b")
     'a\ufffdb'
@@ -18,7 +18,7 @@ def replace_surrogates(text: str) -> str:
 
 
 def shorten(text: str, limit: int) -> str:
-    """Cut the middle out of a text so that at most `limit` characters stay.
+    """Cut the middle of a text so that at most `limit` characters remain.
 
     >>> shorten("a" * 60 + "b" * 60, 60)
     'aaaaaaaaaaaaaaaaaaaa\\n\\n[... trimmed ...]\\n\\nbbbbbbbbbbbbbbbbbbb'
@@ -27,7 +27,7 @@ def shorten(text: str, limit: int) -> str:
 
 
 def shorten_around(text: str, limit: int, place: int) -> str:
-    """Shorten to head, tail and what begins with the line of `place`, a third each.
+    """Shorten a text to its head, its tail and what follows from the line of `place`, a third each.
 
     >>> text = "a\\n" * 100 + "here it is\\n" + "b\\n" * 100
     >>> shorten_around(text, 120, 200).split(TRIMMED)[1][:10]
@@ -45,16 +45,16 @@ def shorten_around(text: str, limit: int, place: int) -> str:
 def cut_middle(text: str, keep: int) -> str:
     """Keep `keep` characters, half from each end, around a mark.
 
-    A task's head says what is wanted and a diagnostic's tail says what failed.
+    The head of a task says what to do, the tail of a diagnostic what failed.
     """
     tail = keep // 2
     return text[: keep - tail] + TRIMMED + text[len(text) - tail :]
 
 
 def split_shingles(text: str, words: int = 3) -> list[str]:
-    """Return the overlapping word groups of a text, cases and spacing apart.
+    """Return the overlapping groups of words in a text, ignoring case and spacing.
 
-    Chinese, Japanese and Korean are written without spaces: there each character is a word.
+    In Chinese, Japanese and Korean, which have no spaces, each character is a word.
 
     >>> split_shingles("Fix the  Parser now")
     ['fix the parser', 'the parser now']

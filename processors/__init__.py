@@ -1,10 +1,13 @@
-"""The stages of the trace filter, top to bottom.
+"""The stages of the trace filter, top to bottom, and the call that runs them on a dataset.
 
-Adding a stage is one file with one STAGE, and one line here.
+A new stage is one file with a STAGE, and one line here.
 """
 
-from pimono_sdpo.schema import Unit
-from pimono_sdpo.stage import Stage
+from collections.abc import Sequence
+from typing import Any
+
+from pimono_sdpo.schema import REJECT, Unit
+from pimono_sdpo.stage import AnyDataset, Stage, apply_all, run_stages
 from processors import context, evidence, grade, keep, names, redact, rows, split, threshold
 
 
@@ -29,3 +32,48 @@ def pipeline(
 
 
 PIPELINE = pipeline()
+
+
+def run_pipeline(
+    dataset: AnyDataset,
+    stages: Sequence[Stage] = PIPELINE,
+    *,
+    fused: bool = True,
+    keep_rejects: bool = False,
+    **map_options: Any,
+) -> AnyDataset:
+    """Turn a dataset of sessions into a dataset of SDPO rows.
+
+    A `Dataset` gives a `Dataset`, an `IterableDataset` an `IterableDataset` that is read lazily.
+
+    Args:
+        dataset: Sessions as `load_sessions` returns them: `trace` (the raw JSONL, as bytes),
+            `source` (a name), and `harness`, `session_id` and `bytes_not_utf8`, which may be empty
+            or 0. Other columns are dropped.
+        stages: What is done with each session; see `processors.pipeline` for its options, and
+            `Map`, `Filter` and `FlatMap` for stages of your own.
+        fused: Run all stages in one batched `map` over Arrow tables. With False, each stage is a
+            `map` or `filter` of its own, to equal rows: slower, but every step can be looked at.
+        keep_rejects: Keep dropped rows too, with the columns `kept`, `stage` and `drop_reason`,
+            and what `stage` had not yet computed as null. Only with `fused`.
+        map_options: Options of `Dataset.map`, such as `num_proc`.
+
+    Returns:
+        One row for each kept session, or episode: `prompt` (messages), `privileged_context`,
+        `reward_terms`, `score`, `score_terms`, `categories`, `corrections`, `session_id`,
+        `source`, `harness`, `episode`, `split`, `verifier_spec` and `counts`, and for comparing
+        rows `evidence` and `fingerprints`. Duplicates are kept; the command `filter` drops them.
+
+    Example:
+        >>> from pimono_sdpo import load_sessions, run_pipeline
+        >>> from pimono_sdpo.samples import SAMPLE_SESSIONS
+        >>> rows = run_pipeline(load_sessions(SAMPLE_SESSIONS, streaming=True))
+        >>> next(iter(rows))["categories"]
+        ['command_error']
+    """
+    if fused:
+        rejects = REJECT if keep_rejects else None
+        return run_stages(dataset, stages, rejects=rejects, **map_options)
+    if keep_rejects:
+        raise ValueError("Only the fused pipeline keeps rejects; leave `fused=False` out.")
+    return apply_all(dataset, stages, **map_options)

@@ -1,4 +1,4 @@
-"""Write what the teacher may see: the diagnostics, the most telling first, then the corrections.
+"""Write the teacher's context: the weightiest diagnostics first, then the corrections.
 
 reads   diagnostics, corrections
 writes  privileged_context
@@ -21,13 +21,13 @@ MAX_CORRECTIONS = 4
 DIAGNOSTIC_CHARS = 1600
 CORRECTION_CHARS = 800
 LINE_CHARS = 150
-# Minified code, not what a person or a tool wrote to be read.
+# A longer line is minified code, which nobody reads.
 LONG_LINE = 400
 _VARIES = re.compile(r"0x[0-9a-fA-F]+|\d+(?:\.\d+)?(?:ms|s)?")
 
 
 def context(row: Row) -> dict[str, Any]:
-    """Render the most telling diagnostics and the first corrections as numbered blocks."""
+    """Render the weightiest diagnostics and the first corrections as numbered blocks."""
     blocks = [
         f"Tool/environment diagnostic {number} ({', '.join(_by_weight(item['categories']))}):\n"
         + _shortened(item["text"])
@@ -41,7 +41,7 @@ def context(row: Row) -> dict[str, Any]:
 
 
 def _shortened(text: str) -> str:
-    """Leave out the middle of long lines and of the text, but not what says what failed."""
+    """Cut the middle of long lines and of the text, but keep what shows the failure."""
     if len(text) <= DIAGNOSTIC_CHARS:
         return text
     text = "\n".join(_short_line(line) for line in text.split("\n"))
@@ -55,7 +55,7 @@ def _short_line(line: str) -> str:
 
 
 def _place(text: str) -> int:
-    """Where the weightiest of the rules that match finds what failed; 0 when none does."""
+    """Return where the weightiest matching rule finds the failure, 0 without a match."""
     for _, rules in groupby(sorted(find_rules(text), key=_weight), _weight):
         places = [match.start() for rule in rules if (match := rule.pattern.search(text))]
         if places:
@@ -68,12 +68,12 @@ def _weight(rule: Rule) -> float:
 
 
 def _same(item: Diagnostic) -> str:
-    """What two runs of the same failing command share: all but times, counts and addresses."""
+    """Return a text without times, counts and addresses, to compare runs of one command."""
     return _VARIES.sub("0", item["text"])
 
 
 def select_diagnostics(items: list[Diagnostic]) -> list[Diagnostic]:
-    """The distinct diagnostics of most weight; of equal ones the one that happened first."""
+    """Return the distinct diagnostics of most weight, the earliest of equal ones."""
     if len(items) == 1:
         return items
     distinct = list({_same(item): item for item in reversed(items)}.values())[::-1]
@@ -82,7 +82,7 @@ def select_diagnostics(items: list[Diagnostic]) -> list[Diagnostic]:
 
 
 def select_corrections(items: list[Correction]) -> list[Correction]:
-    """The distinct corrections that came first."""
+    """Return the first distinct corrections."""
     return list({item["text"]: item for item in reversed(items)}.values())[::-1][:MAX_CORRECTIONS]
 
 

@@ -1,8 +1,8 @@
-"""Find what the environment reported as wrong, event by event.
+"""Find the failures that tools and the environment reported in a session, event by event.
 
-A result counts when it is marked as an error or has an exit code other than 0, and when a chained
-or piped command ends in a failure signature although it reports success. Text that was merely read
-never counts; nor do provider outages, user interrupts and searches that found nothing.
+A result counts if it is marked as an error or has an exit code other than 0, or if a chained or
+piped command ends in a failure signature although it reports success. Text that was merely read
+never counts, nor do provider outages, interrupts by the user and searches without matches.
 """
 
 import re
@@ -35,7 +35,7 @@ HEAD_CHARS, TAIL_CHARS = 20_000, 40_000
 _END_CHARS = 2_000
 _BROKEN_OFF = 130
 _TIMED_OUT_CODE = 124
-# Broken off by the user; ended by `head`.
+# Interrupted by the user; ended by `head`.
 _NO_VERDICT = frozenset({_BROKEN_OFF, 141})
 
 _TRAILER = re.compile(
@@ -52,17 +52,17 @@ _EXIT_TAIL = re.compile(
     r"(?:\(no output\)\s{1,4})?(?:\[Process|Command) exited with code -?\d{1,9}\]?\s*\Z"
 )
 _EXIT_CHARS = 100
-# Behind these a tool quotes what it was given.
+# After these a tool quotes its arguments.
 _QUOTED = re.compile(r"\n(?:String: |Received arguments:|Current content|Input: |```|<<<<<<<)")
 _PATCH_QUOTED = re.compile(r"(?:expected lines|context)[^\n]{0,400}:\n")
 _FILE_TOOLS = frozenset("read edit write ls grep find glob".split())
-# Tools that say why they failed in few known ways; an extension's veto has words of its own.
+# These tools fail in few known ways; other words in their results are a veto by an extension.
 _WITH_VETOES = frozenset({"bash", "edit", "write"})
 _OWN_TO_CALLS = frozenset(
     "tool_schema_validation missing_file_or_command permission_auth command_error"
     " build_lint_compile".split()
 )
-# What they print may be anything; what they complain about fits into a few lines.
+# Their output may be anything, but their complaints fit into a few lines.
 _TALKERS = frozenset(
     "gh glab psql mysql sqlite3 redis-cli docker podman kubectl npm pnpm yarn pip pip3 brew aws"
     " systemctl tmux adb unzip tar".split()
@@ -99,7 +99,7 @@ def find_diagnostics(events: Sequence[Event]) -> list[Diagnostic]:
 
 
 def _may_tell(event: Event, called: str) -> bool:
-    """Sort out most of what can be no failure; most events are none."""
+    """Rule out most of the events that cannot be failures."""
     if not event.on_active_branch:
         return False
     if event.kind == "assistant":
@@ -112,7 +112,7 @@ def _may_tell(event: Event, called: str) -> bool:
 
 
 def _cleaned(text: str) -> str:
-    """Cut off what a harness says about the length of the text."""
+    """Remove the notices of a harness about truncated text."""
     text = text.strip()
     leader = _LEADER.match(text)
     text = text[leader.end() :] if leader else text
@@ -123,7 +123,7 @@ def _cleaned(text: str) -> str:
 
 
 def _broken_turn(text: str) -> set[str]:
-    """A turn that ended in an error is the provider's, unless the harness gave up on the calls."""
+    """Classify a turn that ended in an error: the provider's fault, or that of invalid calls."""
     is_own = len(text) < 600 and not PROVIDER_ERROR.search(text)
     return set(classify(text)) & {"tool_schema_validation"} if is_own else set()
 
@@ -149,7 +149,7 @@ def _is_interrupt_or_outage(event: Event, text: str) -> bool:
 
 
 def _ends(text: str) -> str:
-    """The head and the tail of a long text, cut at line ends, without the status alone."""
+    """Return head and tail of a long text, cut at line ends, without the line of the exit code."""
     if len(text) > HEAD_CHARS + TAIL_CHARS:
         head = text[:HEAD_CHARS].rpartition("\n")[0]
         text = head + "\n" + text[-TAIL_CHARS:].partition("\n")[2]
@@ -159,7 +159,7 @@ def _ends(text: str) -> str:
 
 
 def _failed_call(tool_name: str, told: str) -> set[str]:
-    """A call that failed as such: refused by the harness, malformed, or not possible."""
+    """Classify a failed call: refused by the harness, malformed, or impossible."""
     if _says_it_passed(told):
         return set()
     head = "\n".join(_QUOTED.split(told[:4000], maxsplit=1)[0].split("\n")[:HEAD_LINES])
@@ -189,18 +189,18 @@ def _failed_command(exit_code: int, pipelines: list[Pipeline], command: str, tol
     if not found and (exit_code in _NO_VERDICT or _says_it_passed(told)):
         return set()
     if not found and exit_code == _TIMED_OUT_CODE and not IS_CHECK.search(command[:2000]):
-        # A server or a watcher, tried out for a while.
+        # A server or a watcher that was meant to be stopped.
         return set()
     return {"command_error"} | found
 
 
 def _says_it_passed(told: str) -> bool:
-    """Output that an extension put in the place of the command's own may contradict the mark."""
+    """Check for output of an extension that contradicts the mark as an error."""
     return bool(SAYS_PASSED.search(told)) and not SOUNDS_BAD.search(told)
 
 
 def _own_words(stages: list[Stage], told: str) -> str:
-    """The lines in which viewers and searches, or the shell, speak for themselves."""
+    """Return the lines that viewers, searches or the shell wrote themselves."""
     programs = {stage.program for stage in stages}
     names = "|".join(re.escape(program[:40]) for program in sorted(programs))
     own = re.compile(
@@ -216,7 +216,7 @@ def _own_words(stages: list[Stage], told: str) -> str:
 
 
 def _command(arguments: str) -> str:
-    """The command line of a bash call; arguments are whatever the model wrote."""
+    """Return the command line of a bash call, "" if its arguments are broken."""
     value = decode_json(arguments)
     command = value.get("command") if isinstance(value, dict) else None
     return command if isinstance(command, str) else ""

@@ -1,13 +1,13 @@
-"""Show where in its session the evidence of a row stands: the events around each piece.
+"""Show the events around each piece of a row's evidence, read again from its trace.
 
-No stage: it goes back to the traces of rows that were chosen, or rejected, earlier.
+Not a stage: `view` uses it for rows that were chosen or rejected earlier.
 """
 
 from collections.abc import Sequence
 from typing import Any
 
 from pimono_sdpo.schema import Unit
-from pimono_sdpo.stage import Row, apply_rows
+from pimono_sdpo.stage import Row
 from pimono_sdpo.text import shorten
 from pimono_sdpo.traces.events import Event
 from pimono_sdpo.traces.parse import match_results, read_trace
@@ -26,19 +26,19 @@ SHOWN = frozenset(
 
 
 def show_event_windows(session: Row, unit: Unit, history_chars: int) -> list[Json]:
-    """Read a session (SESSION columns) again; return one record for each request of its own.
+    """Read a session (SESSION columns) again; return one record per row that the filter made.
 
-    source, session_id, episode   which row it is
+    source, session_id, episode   identify the row
     prompt, context, words, spans, score_terms, categories   as the filter makes them
-    places   per block of the context its title and events ({who, text, here})
+    places   for each block of the context its title and events ({who, text, here})
 
-    Texts are redacted like the rows, and cut.
+    Texts are redacted like the rows, and shortened.
     """
     found: list[Row] = list(evidence(session, unit, history_chars))
     events = read_trace(session["trace"] or b"").events
     calls = {result: call for call, result in match_results(events).items()}
     for stage in (names.STAGE, redact.STAGE, grade.STAGE):
-        found = apply_rows(found, stage)
+        found = [{**row, **stage(row)} for row in found]
     return [
         {
             "source": row["source"],
@@ -57,7 +57,7 @@ def show_event_windows(session: Row, unit: Unit, history_chars: int) -> list[Jso
 
 
 def _places(row: Row, events: Sequence[Event], calls: dict[int, int]) -> list[Json]:
-    """The pieces that the context shows, by the names it gives them."""
+    """Return the pieces of evidence under the titles that the context gives them."""
     named = (
         ("Tool/environment diagnostic", select_diagnostics(row["diagnostics"])),
         ("Later user correction", select_corrections(row["corrections"])),
@@ -73,7 +73,7 @@ def _places(row: Row, events: Sequence[Event], calls: dict[int, int]) -> list[Js
 
 
 def _window(here: int, events: Sequence[Event], calls: dict[int, int], cwd: str) -> list[Json]:
-    """The nearest events of the same branch and, of a result, the call; `here` has no text."""
+    """Return the nearest events of the same branch, and the call of a result."""
     branch = events[here].on_active_branch
     near = [
         e.index
@@ -93,7 +93,7 @@ def _window(here: int, events: Sequence[Event], calls: dict[int, int], cwd: str)
 
 
 def _who(event: Event) -> str:
-    """Say which event it is: its place in the session, its kind, its tool, how it ended."""
+    """Describe an event: its index, its kind, its tool and how it ended."""
     marks = [f"event {event.index}", event.kind.replace("_", " "), event.tool_name[:60]]
     if event.is_error:
         marks.append("marked as an error")
@@ -104,5 +104,5 @@ def _who(event: Event) -> str:
 
 def _said(event: Event, cwd: str) -> str:
     text = event.arguments if event.kind == "tool_call" else event.text or event.arguments
-    # Redacted before it is cut: half of a secret is not known as one.
+    # Redact before shortening: half of a secret is not recognised.
     return shorten(redact_text(text, cwd)[0].strip(), EVENT_CHARS)

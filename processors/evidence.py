@@ -1,4 +1,4 @@
-"""Read a trace and gather what can teach: the request, the failures, the corrections.
+"""Read a trace and gather its evidence: the request, the failures, the corrections.
 
 reads   session_id, source, trace, bytes_not_utf8
 writes  one row per session, or one per episode (a request and what followed it)
@@ -29,7 +29,7 @@ Item = TypeVar("Item", Diagnostic, Correction)
 
 
 def evidence(row: Row, unit: Unit, history_chars: int) -> list[dict[str, Any]]:
-    """Return the evidence rows of one session; at least one, so that nothing is lost uncounted."""
+    """Return the evidence rows of a session, at least one, so that every session is counted."""
     trace = read_trace(row["trace"] or b"")
     branches = find_branches(trace.events)
     diagnostics = find_diagnostics(trace.events)
@@ -40,7 +40,7 @@ def evidence(row: Row, unit: Unit, history_chars: int) -> list[dict[str, Any]]:
     corrected_at = {item["event_index"] for item in corrections}
     asked = _requests(trace.events, corrected_at)
     requests = list(asked if unit == "episode" else islice(asked, 1))
-    # Before the first request of a session there is nothing to follow.
+    # No event is followed before the first request of a session.
     most_before = MOST_BEFORE if unit == "episode" else 0
     harness = find_harness(trace.harness)
     files = Beginnings(trace.events, matched, trace.cwd, harness.files, most_before)
@@ -48,12 +48,12 @@ def evidence(row: Row, unit: Unit, history_chars: int) -> list[dict[str, Any]]:
     for episode, (start, stop) in enumerate(_spans(requests, len(trace.events), unit)):
         at = bisect_left(requests, start, key=_index)
         request = requests[at] if at < len(requests) and requests[at].index < stop else None
-        # What went wrong before the request is no feedback on it.
+        span = trace.events[start:stop]
+        # What went wrong before the request is not feedback on its answer.
         begin = request.index if request else stop
         failed = _between(diagnostics, begin, stop)
         corrected = _between(corrections, begin, stop)
-        told = (*failed, *corrected)
-        wrong = [item["event_index"] for item in told]
+        wrong = [item["event_index"] for item in (*failed, *corrected)]
         last = max(wrong, default=stop)
         rows.append(
             {
@@ -72,10 +72,10 @@ def evidence(row: Row, unit: Unit, history_chars: int) -> list[dict[str, Any]]:
                 "tools": sorted({e.tool_name for e in trace.events if e.kind == "tool_call"}),
                 "workspace": _workspace(files, harness, request, wrong),
                 "problem": trace.problem,
-                # A row that teaches nothing is dropped, and never compared with others.
-                "fingerprints": hash_messages(trace.events[start:stop]) if request and told else [],
+                # A row without evidence is dropped before rows are compared.
+                "fingerprints": hash_messages(span) if request and wrong else [],
                 "counts": {
-                    **_event_counts(trace.events[start:stop], matched),
+                    **_event_counts(span, matched),
                     "abandoned_branches": bisect_left(forks, stop) - bisect_left(forks, start),
                     **(_line_counts(trace.lines, unread) if episode == 0 else NO_LINES),
                 },
@@ -91,14 +91,14 @@ def _workspace(
     request: Event | None,
     wrong: Sequence[int],
 ) -> list[dict[str, Any]]:
-    """The files at the request, those nearest to the first failure; only what is kept has any."""
+    """Return the files at the request, those nearest to the first failure, for rows that stay."""
     if request is None or not wrong or not harness.tools:
         return []
     return [known._asdict() for known in files.known_at(request.index, min(wrong))]
 
 
 def _between(items: list[Item], begin: int, stop: int) -> list[Item]:
-    """The items after event `begin` and before event `stop`; they are in the order of events."""
+    """Return the items after event `begin` and before event `stop` of an ordered list."""
     first = bisect_right(items, begin, key=_place)
     return items[first : bisect_left(items, stop, key=_place)]
 
@@ -108,7 +108,7 @@ def _place(item: Diagnostic | Correction) -> int:
 
 
 def _requests(events: Sequence[Event], corrected_at: set[int]) -> Iterator[Event]:
-    """User messages that ask for work of their own; a correction belongs to what it corrects."""
+    """Yield the user messages that request new work; corrections belong to earlier requests."""
     return (
         event
         for event in events
@@ -120,7 +120,7 @@ def _requests(events: Sequence[Event], corrected_at: set[int]) -> Iterator[Event
 
 
 def _spans(requests: Sequence[Event], stop: int, unit: Unit) -> Iterator[tuple[int, int]]:
-    """The whole session, or one span per request; what precedes the first belongs to it."""
+    """Yield the whole session, or one span per request; the first includes what precedes it."""
     starts = [event.index for event in requests[1:]] if unit == "episode" else []
     cuts = [0, *starts, stop]
     return pairwise(cuts)
@@ -129,10 +129,10 @@ def _spans(requests: Sequence[Event], stop: int, unit: Unit) -> Iterator[tuple[i
 def add_branch_corrections(
     corrections: list[Correction], events: Sequence[Event], branches: Sequence[Branch]
 ) -> list[Correction]:
-    """Add what the user said on going back: it corrects the branch that was left.
+    """Add the messages with which the user went back: they correct the abandoned branch.
 
-    Only the message in whose place another one stood counts: after a mere retry, or when the first
-    request or the same words were sent again, nothing was corrected.
+    Only a message that replaced another one counts, not a retry, the first request or the same
+    words sent again.
     """
     found = {item["event_index"]: item for item in corrections}
     first = next((e.index for e in events if e.kind == "user" and e.on_active_branch), len(events))
@@ -159,7 +159,7 @@ def add_branch_corrections(
 
 
 def _first_said(events: Sequence[Event], indexes: Iterable[int]) -> Event | None:
-    """The first event of a conversation; summaries and changes of the model come before it."""
+    """Return the first event of a conversation, after summaries and changes of the model."""
     for index in indexes:
         event = events[index]
         if event.kind not in {"other", "branch_summary", "compaction", "custom_message"}:
@@ -172,7 +172,7 @@ def _index(event: Event) -> int:
 
 
 def _is_work(event: Event) -> bool:
-    """The agent acted or answered; an aborted or failed turn is neither."""
+    """Check for a call or an answer of the agent in a turn that did not fail."""
     return (
         event.on_active_branch
         and event.stop_reason not in {"aborted", "error"}
@@ -192,7 +192,7 @@ def _event_counts(events: Sequence[Event], matched: dict[int, int]) -> dict[str,
 
 
 def _line_counts(lines: Lines[Any], bytes_not_utf8: int) -> dict[str, int]:
-    """What became of the trace's lines; a session's first row carries it."""
+    """Count the lines and bytes of the trace, for the first row of a session."""
     return {
         "lines_parsed": lines.parsed,
         "lines_repaired": lines.repaired,

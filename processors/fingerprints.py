@@ -1,6 +1,6 @@
-"""Mark what was said, so that the same words in another session are known again.
+"""Hash the messages of a session to find sessions that share them (forks, snapshots, copies).
 
-Only what nobody says twice by chance counts: a request, an explanation, a long tool call.
+Short messages are skipped, because equal ones occur by chance.
 """
 
 from collections.abc import Sequence

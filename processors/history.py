@@ -1,4 +1,4 @@
-"""Gather what was said before a request, as a conversation that a chat template takes."""
+"""Gather the earlier turns of a conversation in front of a request."""
 
 from collections.abc import Sequence
 
@@ -9,9 +9,9 @@ from pimono_sdpo.traces.events import Event
 def gather_history(events: Sequence[Event], stop: int, limit: int) -> list[Message]:
     """Return the last turns before event `stop` within `limit` characters, whole.
 
-    Roles alternate, from a user's turn to an assistant's. Tool calls and results are left out: what
-    they showed is told in what the assistant said. What is cut is cut after redaction, which would
-    not know half a secret.
+    Roles alternate, from a user's turn to an assistant's. Tool calls and results are left out: the
+    assistant's text says what matters of them. Turns are shortened later, after redaction, which
+    would not recognise half a secret.
     """
     kept: list[Message] = []
     turns: list[tuple[str, list[str]]] = []
@@ -26,7 +26,7 @@ def gather_history(events: Sequence[Event], stop: int, limit: int) -> list[Messa
         if turns and turns[-1][0] == event.kind:
             turns[-1][1].append(text)
         elif turns or event.kind == "assistant":
-            # A user's turn at the end was never answered before the request came.
+            # A user's turn right before the request was never answered.
             turns.append((event.kind, [text]))
         size += len(text) if turns else 0
     while turns and (turns[-1][0] == "assistant" or _size(turns) > limit):
@@ -37,7 +37,7 @@ def gather_history(events: Sequence[Event], stop: int, limit: int) -> list[Messa
 
 
 def _is_said(event: Event) -> bool:
-    """Said by one of the two; what stands in a failed turn is the recorder's own message."""
+    """Check for a message of the user or the agent; a failed turn holds an error message."""
     is_turn = event.kind == "user" or (
         event.kind == "assistant" and event.stop_reason not in {"aborted", "error"}
     )

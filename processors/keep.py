@@ -1,4 +1,4 @@
-"""Keep rows with a substantive prompt and concrete evidence.
+"""Drop rows without a substantive prompt or without evidence.
 
 reads   problem, prompt, diagnostics, corrections
 drops   no_messages, unknown_harness, no_prompt, no_evidence
@@ -8,7 +8,7 @@ from pimono_sdpo.stage import Filter, Row
 
 
 def keep(row: Row) -> str | None:
-    """Say why a row is dropped; None keeps it."""
+    """Return why a row is dropped; None keeps it."""
     if row["problem"]:
         return str(row["problem"])
     if not row["prompt"]:

@@ -1,4 +1,4 @@
-"""Find failures behind a status that reports success: a chain or a pipe has lost the real one."""
+"""Find failures masked by a successful exit status, which a chain or a pipe has overwritten."""
 
 import re
 
@@ -31,9 +31,9 @@ NOT_OF_A_COMMAND = frozenset({"policy_block", "tool_schema_validation"})
 
 
 def may_mask_failure(command: str, text: str) -> bool:
-    """Tell, faster than by reading the command, whether there is anything to look into.
+    """Return, without parsing the command, whether it may mask a failure.
 
-    `command` may also be the JSON around it.
+    `command` may also be the JSON that contains it.
     """
     if "$?" in command or "PIPESTATUS" in command:
         return True
@@ -42,8 +42,8 @@ def may_mask_failure(command: str, text: str) -> bool:
 
 
 def find_masked_failures(command: str, text: str) -> set[str]:
-    """What a command that reports success says at its end about a program whose status is lost."""
-    # A line of the command itself was echoed, not reported.
+    """Return the categories of a failure of a command whose exit status reports success."""
+    # A line of the command itself was echoed.
     lines = [line for line in _last_lines(text) if line.strip() not in command]
     asks = "$?" in command or "PIPESTATUS" in command
     said = classify("\n".join(lines))
@@ -63,7 +63,7 @@ def find_masked_failures(command: str, text: str) -> set[str]:
     signature = SIGNATURE
     prints_text = _SCRIPTED.fullmatch(stage.program) or _PRINTS_TEXT.search(stage.program)
     if prints_text and not IS_CHECK.search(" ".join(stage.arguments)[:200]):
-        # Its output may be any text; only its own end is not.
+        # Its output may be any text; only the end of it may be its own error.
         lines, signature = lines[-SCRIPT_TAIL_LINES:], frozenset({"runtime_exception"})
         said = classify("\n".join(lines))
     found = set(said) - NOT_OF_A_COMMAND
@@ -84,14 +84,14 @@ def _last_lines(text: str) -> list[str]:
 
 
 def _is_suspicious(lines: list[str], said: list[str]) -> bool:
-    """Tell, faster than reading the command, whether there is anything to look into."""
+    """Return, without parsing the command, whether the last lines may show a failure."""
     if any("timed out" in line or "not found" in line for line in lines):
         return True
     return not _SUSPICIOUS.isdisjoint(said)
 
 
 def _is_missing(line: str, stages: list[Stage]) -> bool:
-    """Tell a shell's own complaint: about a program of this very command, or in a script of it."""
+    """Check for a complaint of the shell about a program of this command, or in its script."""
     said, _, rest = line.partition(":")
     words = set(re.split(r"[:\s]+", rest))
     if said.rsplit("/", 1)[-1] in _SHELLS:
@@ -102,7 +102,7 @@ def _is_missing(line: str, stages: list[Stage]) -> bool:
 
 
 def _complaints(lines: list[str], pipelines: list[Pipeline]) -> set[str]:
-    """What programs say that are silent when all is well; of others it may be what they read."""
+    """Classify the complaints of programs that are silent on success, unlike those that print."""
     found: set[str] = set()
     for at, pipeline in enumerate(pipelines):
         for number, stage in enumerate(pipeline.stages):
@@ -114,7 +114,7 @@ def _complaints(lines: list[str], pipelines: list[Pipeline]) -> set[str]:
 
 
 def _speaks_last(pipelines: list[Pipeline]) -> tuple[int, int] | None:
-    """Position of the program that the end of the output comes from; None where it was read."""
+    """Return the position of the program that printed the end of the output, None for a reader."""
     for at in range(len(pipelines) - 1, -1, -1):
         stages = pipelines[at].stages
         for number in range(len(stages) - 1, -1, -1):
@@ -126,7 +126,7 @@ def _speaks_last(pipelines: list[Pipeline]) -> tuple[int, int] | None:
 
 
 def _written_by(pipelines: list[Pipeline], reader: Stage) -> tuple[int, int] | None:
-    """Position of the program whose output a viewer shows that was put aside into a file."""
+    """Return the position of the program whose redirected output a viewer shows."""
     for at in range(len(pipelines) - 1, -1, -1):
         for number, stage in enumerate(pipelines[at].stages):
             wrote = {file for part in pipelines[at].stages[number:] for file in part.targets}

@@ -1,4 +1,4 @@
-"""Redact what names a row: it reaches the rejects, too.
+"""Redact the columns that identify a row, before it can reach the rejects.
 
 reads   cwd, harness, session_id, source
 writes  harness, session_id, source
@@ -17,7 +17,7 @@ NAMES = ("harness", "session_id", "source")
 
 
 def names(row: Row) -> dict[str, Any]:
-    """Redact the names and cut them short."""
+    """Redact and shorten the names."""
     return {name: redact_text(row[name], row["cwd"])[0][:MAX_CHARS] for name in NAMES}
 
 

@@ -66,7 +66,7 @@ def redact_text(text: str, cwd: str) -> tuple[str, list[str]]:
 
 
 def redact_workspace(text: str, spelled: str) -> str:
-    """Put $WORKSPACE for it; compiling a pattern for each session costs more than all else."""
+    """Replace the workspace by $WORKSPACE, without compiling a pattern for each session."""
     kept: list[str] = []
     done, at = 0, text.find(spelled)
     while at >= 0:
@@ -80,7 +80,7 @@ def redact_workspace(text: str, spelled: str) -> str:
 
 
 def _without_user(text: str, user: str) -> str:
-    """Known by name, it is found where nothing else would tell: glued to a word, at a prompt."""
+    """Redact the user's name where only the name shows it: glued to a word, at a prompt."""
     name = re.escape(user)
     if any(f"{sign}{user}" in text for sign in "/\\~"):
         drive = r"(?:(?<![A-Za-z])[A-Za-z]:)?"
@@ -95,16 +95,16 @@ def _without_user(text: str, user: str) -> str:
 
 
 def redact_homes(text: str) -> str:
-    """Put $HOME for homes; few words hold any, and telling which is far faster."""
+    """Replace home folders by $HOME, searching only near words that may belong to one."""
     if not any(name in text for name in _IN_HOMES):
         return text
-    # What stands before a path may be the end of the line before.
+    # A pattern may need the end of the line before.
     text = f"\n{text}"
     kept: list[str] = []
     done = at = 0
     while near := _NEAR_HOME.search(text, at):
         place = near.start()
-        # No path goes over a space before it has come to its home, and none over a line's end.
+        # A path has no space before its home folder, and no line end.
         start = max(text.rfind(" ", at, place), text.rfind("\n", at, place), at - 1) + 1
         stop = text.find("\n", place) + 1 or len(text)
         home = HOME.search(text, start, stop)
@@ -119,7 +119,7 @@ def redact_homes(text: str) -> str:
 
 
 def _spellings(cwd: str) -> list[str]:
-    """The workspace as it is, and as it reads inside JSON."""
+    """Return the workspace as it is, and as it is escaped in JSON."""
     cwd = cwd.rstrip("/\\")
     if cwd in _NO_WORKSPACE:
         return []
@@ -147,7 +147,7 @@ def redact(row: Row) -> dict[str, Any]:
 
 
 def _files(files: list[dict[str, Any]], clean: Callable[[str], str]) -> list[dict[str, Any]]:
-    """Redact the files; of one that was changed by that not all is known any more."""
+    """Redact the files; one that redaction changed is no longer known as a whole."""
     cleaned = []
     for file in files:
         texts = [clean(text) for text in file["texts"]]

@@ -1,4 +1,4 @@
-"""Lay out the training row TRL's SDPO trainer reads; everything else is dropped.
+"""Write the training row that TRL's SDPO trainer reads, and drop all other columns.
 
 reads   the columns of the row, history, diagnostics, tools, cwd, workspace, fingerprints
 writes  the SDPO row: `prompt` as a conversation ending in a user turn

@@ -1,4 +1,4 @@
-"""Pick the concrete tokens of a failure: what an answer about exactly this failure would name."""
+"""Find the salient tokens of a failure: files, codes and names that a good answer would mention."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -13,7 +13,7 @@ _SCAN_CHARS = 20_000
 
 
 class Kind(NamedTuple):
-    """A kind of token; its pattern is tried only on words that `needle`, which is faster, finds."""
+    """A kind of token; its pattern is tried only on words that contain the faster `needle`."""
 
     pattern: re.Pattern[str]
     needle: re.Pattern[str]
@@ -27,8 +27,8 @@ _EXTENSION = (
     r"\.(?:tsx?|jsx?|mjs|cjs|py|rs|go|java|rb|c|h|cc|cpp|hpp|json|ya?ml|toml|md|css|html|sh|sql"
     r"|lock)\b"
 )
-# In order of concreteness: places, codes, error names, files, identifiers, quoted names. Each may
-# start only where a word starts and what it repeats is bounded: the time stays linear in the text.
+# In order of concreteness: places, codes, error names, files, identifiers, quoted names. Each
+# starts at the start of a word and has bounded repeats, so that the time is linear in the text.
 KINDS = (
     _kind(
         r"(?<![\w./@$-])[\w./@$-]{0,200}[\w-]\.[A-Za-z]{1,5}:\d{1,7}(?!\d)"
@@ -51,7 +51,7 @@ KINDS = (
     ),
     _kind(r"\b[a-z][a-z0-9]{1,64}(?:_[a-z0-9]{1,64}){1,8}\b", r"_[a-z0-9]"),
     _kind(
-        # A quoted word of plain small letters is mostly just a word.
+        # A quoted word of lower-case letters alone is mostly just a word.
         r"(?<=[`'\"])(?=[\w@/.-]{0,40}(?:[\d_./@-]|[a-z][A-Z])|[A-Za-z]{9,40}[`'\"])"
         r"[A-Za-z_@][\w@/.-]{2,40}(?=[`'\"])",
         r"[`'\"][A-Za-z_@][\w@/.-]{2,40}[`'\"]",
@@ -74,7 +74,7 @@ def find_salient_tokens(texts: Iterable[str], limit: int = MAX_TERMS) -> list[st
     >>> find_salient_tokens(["node:internal/process/promises:332\\n triggerUncaughtException(err)"])
     ['promises:332', 'triggeruncaughtexception']
     """
-    # One scan for all: no token holds what stands between two, nor could end because of it.
+    # One scan for all texts: no token contains the separator or depends on it.
     read = "\0\n".join(_readable(text[:_SCAN_CHARS]) for text in texts)
     terms: dict[str, None] = {}
     for kind in KINDS:
@@ -85,19 +85,19 @@ def find_salient_tokens(texts: Iterable[str], limit: int = MAX_TERMS) -> list[st
 
 
 def _readable(text: str) -> str:
-    # A line of that length is minified code, whose names say nothing about the failure.
+    # A longer line is minified code, whose names say nothing about the failure.
     lines = text.replace("\\n", "\n").split("\n")
     text = "\n".join(line for line in lines if len(line) < MAX_LINE)
     return _REDACTED.sub("", text) if "[REDACTED" in text else text
 
 
 def find_tokens(kind: Kind, text: str) -> Iterator[str]:
-    """What the pattern finds, word by word; no token holds a space."""
+    """Yield what the pattern finds, word by word; no token contains a space."""
     at = 0
     while hit := kind.needle.search(text, at):
         start = hit.start()
         start = max(text.rfind(" ", at, start), text.rfind("\n", at, start), at - 1) + 1
-        # With the sign behind the word, which a pattern may want to see.
+        # Include the character after the word, which a pattern may look at.
         end = _WORD_END.search(text, hit.end())
         at = end.end() if end else len(text)
         yield from kind.pattern.findall(text, start, at)

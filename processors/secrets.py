@@ -1,4 +1,4 @@
-"""Find credentials and addresses in text and put a placeholder in their place."""
+"""Find credentials and email addresses in text and replace them by placeholders."""
 
 import re
 from collections import Counter
@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from pimono_sdpo.prefilter import Prefilter
 
-# A token also begins behind an underscore, a CJK character, and what is written out as an escape:
-# `\nhf_...`, `\u001b[31mhf_...`, `%3Dhf_...`.
+# A token may also follow an underscore, a CJK character or a written escape: `\nhf_...`,
+# `\u001b[31mhf_...`, `%3Dhf_...`.
 _START = (
     r"(?:(?<![A-Za-z0-9])|(?<=\\[bfnrt])|(?<=\\u[0-9a-fA-F]{4})|(?<=\\x[0-9a-fA-F]{2})"
     r"|(?<=%[0-9a-fA-F]{2})|(?<=[\[;]\dm)|(?<=[\[;]\d\dm))"
@@ -39,10 +39,10 @@ _CHECKSUM = re.compile(
 
 
 class Secret(NamedTuple):
-    """One kind, and the pattern that finds it.
+    """A kind of secret and the pattern that finds it.
 
-    `judge` says of a match whether it is one; its last named group, `value`, `value2` ... of the
-    alternatives, is what goes, or all of it when there is none.
+    `judge` decides whether a match is one. The last named group of the match (`value`, `value2`
+    ...) is redacted, or all of it if there is none.
     """
 
     kind: str
@@ -55,7 +55,7 @@ def _secret(kind: str, pattern: str, judge: Callable[[re.Match[str]], bool] = bo
 
 
 def _is_assigned(match: re.Match[str]) -> bool:
-    """Tell a written-out value from a reference, a type, a call or a bare count."""
+    """Distinguish a literal value from a reference, a type, a call or a count."""
     quote, value = match["quote"], match["value"]
     before = match.string[max(match.start() - 40, 0) : match.start("sign")]
     name = re.split(r"[^\w.-]", before.rstrip("\\\"'` \t\r\n"))[-1]
@@ -71,12 +71,12 @@ def _is_assigned(match: re.Match[str]) -> bool:
     is_written_tight = before.endswith(name) and match.end("sign") == match.start("value")
     if name.isupper() or (is_written_tight and re.search(r"^[^.]+-|^(?!self|this)\w+\.", name)):
         return True
-    # What is left may be code: an identifier, a call, an attribute.
+    # Everything else may be code: an identifier, a call, an attribute.
     return re.search(r"\d|[^\w.]", value) is not None
 
 
 def _is_random_and_assigned(match: re.Match[str]) -> bool:
-    """Tell a random value that a name is given from an identifier, a path or a checksum."""
+    """Distinguish a random value assigned to a name from an identifier, a path or a checksum."""
     value, start = match["value"], match.start("value")
     if value.count("/") > 2 or sum(c.isdigit() for c in value) < 3 or value.isupper():
         return False
@@ -90,7 +90,7 @@ def _is_random_and_assigned(match: re.Match[str]) -> bool:
 
 
 def _is_person(match: re.Match[str]) -> bool:
-    """No person: a git remote, an address nobody reads, the reserved names, a file `a@2x.png`."""
+    """Rule out git remotes, no-reply addresses, reserved domains and files such as `a@2x.png`."""
     return not re.search(
         r"^(?:git|noreply|no-reply)@|[@.](?:example\.(?:com|org|net)|users\.noreply\.github\.com)$"
         r"|\.(?:example|test|invalid|local|[jt]sx?|json|png|jpe?g|svg|webp|css|lock|log|txt|ya?ml"
@@ -206,7 +206,7 @@ SECRETS: tuple[Secret, ...] = (
         _is_person,
     ),
 )
-# These may begin anywhere, which makes them slow, but span no lines, of which few hold any.
+# These patterns may start anywhere, which is slow, but never span lines, of which few match.
 _BY_LINE = frozenset({"assigned_secret"})
 _KEY_END = re.compile(r"-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
 _KEY_BODY = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/=\\ \r\n\t"
@@ -218,7 +218,7 @@ _PREFILTER = Prefilter([secret.pattern for secret in SECRETS])
 def redact_secrets(text: str) -> tuple[str, list[str]]:
     """Return the text with `[REDACTED:kind]` for every secret, and the kinds in that order.
 
-    What is returned holds nothing more to take out.
+    Redacting the result again changes nothing.
 
     >>> redact_secrets("DB_PASSWORD=hunter2 and max_tokens=4096")
     ('DB_PASSWORD=[REDACTED:assigned_secret] and max_tokens=4096', ['assigned_secret'])
@@ -228,7 +228,7 @@ def redact_secrets(text: str) -> tuple[str, list[str]]:
     while candidates:
         number, before = candidates[0], len(kinds)
         text = _without(number, text, kinds)
-        # What was taken out may uncover, or hide, what the patterns after it look for.
+        # A replacement may uncover or hide what later patterns look for.
         again = _PREFILTER.candidates(text) if len(kinds) > before else candidates
         candidates = [other for other in again if other > number]
     return _without_key_tails(text, kinds), kinds
@@ -247,7 +247,7 @@ def _without(number: int, text: str, kinds: list[str]) -> str:
 
 
 def find_secret_kinds(text: str) -> list[str]:
-    """Return the kinds of the secrets a text holds."""
+    """Return the kinds of the secrets in a text."""
     return redact_secrets(text)[1]
 
 
@@ -260,7 +260,7 @@ def _replace(secret: Secret, kinds: list[str], match: re.Match[str]) -> str:
 
 
 def _without_key_tails(text: str, kinds: list[str]) -> str:
-    """Take out the end of a key whose beginning the harness has cut off."""
+    """Redact the end of a key whose beginning the harness has cut off."""
     parts = _KEY_END.split(text) if "-----END" in text else [text]
     kinds.extend(["private_key"] * (len(parts) - 1))
     cleaned = [part.rstrip(_KEY_BODY) + " [REDACTED:private_key]" for part in parts[:-1]]

@@ -1,4 +1,4 @@
-"""Put each row on the training or the test side, all rows of one repository on the same.
+"""Assign each row to the training or the test split, all rows of a repository to the same.
 
 reads   cwd, source
 writes  split (train or test)
@@ -21,16 +21,16 @@ _CONTAINERS = frozenset(
 
 
 def split(row: Row, test_fraction: float) -> dict[str, Any]:
-    """Say the side by a hash of the repository: adding sessions never moves the others."""
+    """Choose the split by a hash of the repository, so that adding sessions moves no others."""
     place = int.from_bytes(hashlib.sha256(name_repository(row).encode()).digest()[:8]) / 2**64
     return {"split": "test" if place < test_fraction else "train"}
 
 
 def name_repository(row: Row) -> str:
-    """Name what a session worked on, whoever's clone and whichever folder or worktree of it.
+    """Return the name of a session's repository, the same for every clone and folder of it.
 
-    The name is the first folder of the workspace that is neither a home nor one that people keep
-    their projects in; without a workspace it is the folder of the file.
+    It is the first folder of the workspace that is neither a home nor a usual place for projects;
+    without a workspace it is the folder of the session's file.
 
     >>> name_repository({"cwd": "/home/ann/code/App/packages/ai", "source": "x.jsonl"})
     'app'
@@ -43,7 +43,7 @@ def name_repository(row: Row) -> str:
     if parts[:1] and parts[0] in {"users", "home"}:
         parts = parts[2:]
     named = [part for part in parts if part not in _CONTAINERS]
-    # A container's workspace has no other name than its own.
+    # The workspace of a container may consist of such folders alone.
     name = (named or parts or [""])[0]
     return name or str(row["source"]).rpartition("/")[0] or str(row["source"])
 

@@ -1,4 +1,4 @@
-"""Drop rows that score too little.
+"""Drop rows that score less than `--min-score`.
 
 reads   score
 drops   below_min_score
@@ -10,7 +10,7 @@ from pimono_sdpo.stage import Filter, Row
 
 
 def threshold(row: Row, min_score: float) -> str | None:
-    """Say why a row is dropped; None keeps it."""
+    """Return why a row is dropped; None keeps it."""
     return "below_min_score" if row["score"] < min_score else None
 
 

@@ -1,4 +1,4 @@
-"""What a verifier needs to judge an answer to a row: the tools it may call, the call that failed.
+"""Write a row's `verifier_spec`: the tools an answer may call, the failed call, the known files.
 
 columns  harness, tools, diagnostics, cwd, workspace / text: JSON for `verifier_spec`, or None
 
@@ -9,8 +9,8 @@ columns  harness, tools, diagnostics, cwd, workspace / text: JSON for `verifier_
 | `failed_call` | `tool` and `command` of the first call that failed |
 | `workspace` | `cwd` and `files` at the request, redacted; left out when none are known |
 
-The completion answers the request, so the files are those that stood there then: the ones seen in
-the earlier turns, and those that the recorded answer has read before it may have changed them.
+The completion answers the request, so the files are those at that time: the ones seen in earlier
+turns, and those that the recorded answer read before it may have changed them.
 """
 
 import json
@@ -43,7 +43,7 @@ def write_verifier_spec(row: Row) -> str | None:
 
 
 def _files(known: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Lay them out for `pimono_sdpo.replay.workspace`; two that redaction made one are none."""
+    """Return the files as `replay.workspace` loads them, without paths that became equal."""
     paths = Counter(file["path"] for file in known)
     return {
         file["path"]: {

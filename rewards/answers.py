@@ -1,4 +1,4 @@
-"""Take an answer apart: what it says, the code it shows, the commands and tools it calls."""
+"""Parse an answer: its prose, the code it shows, the commands and tools it calls."""
 
 import json
 import re
@@ -44,7 +44,7 @@ class Answer:
 def text_of(turns: str | Conversation, role: str | None = None) -> str:
     """Join the text of a completion or a prompt, plain or conversational, of one role or of all.
 
-    A call of a tool that a message keeps apart from its content is written into the text.
+    Tool calls that a message keeps beside its content are written into the text.
     """
     if isinstance(turns, str):
         return turns
@@ -58,7 +58,7 @@ def text_of(turns: str | Conversation, role: str | None = None) -> str:
 
 
 def parsed(text: str) -> Answer:
-    """Take an answer apart.
+    """Parse an answer.
 
     >>> parsed('I look first.\\n{"name": "read", "arguments": {"path": "a.py"}}').calls
     [Call(name='read', arguments={'path': 'a.py'})]
@@ -99,7 +99,7 @@ def _put(answer: Answer, language: str, body: str) -> None:
 
 
 def _without_calls(text: str, answer: Answer) -> str:
-    """Move the calls of tools out of a text; JSON that is no call stays where it is."""
+    """Move the calls of tools out of a text; other JSON stays where it is."""
     for match in _GEMMA.finditer(text):
         answer.calls.append(Call(match.group(1), _fields(match.group(2).rstrip("} \t"))))
     text = _GEMMA.sub("", text)

@@ -4,7 +4,7 @@ reads  a folder or file of parquet or JSONL, or a saved dataset; columns `verifi
        or null; in JSONL an object, too), and `completion` (text, or a conversation) or
        `completions` (a list of such)
 
-Lines of JSONL that differ in their shape come as the type Json, and are told apart row by row.
+Lines of JSONL that differ in their shape have the type Json, and are distinguished row by row.
 """
 
 import json
@@ -21,7 +21,7 @@ from pimono_sdpo.errors import EmptySelection, SourceError
 SPEC, ONE, SEVERAL = "verifier_spec", "completion", "completions"
 
 
-def open_rollouts(source: str) -> Dataset:
+def open_completions(source: str) -> Dataset:
     """Return the rows as they are stored; raises SourceError or EmptySelection."""
     path = Path(source)
     if not path.exists():
@@ -97,7 +97,7 @@ def _check(source: str, rows: Dataset) -> None:
         )
     if not _text(rows.features[SPEC]):
         raise SourceError(
-            f"`{SPEC}` of `{source}` is no text; write each row's spec with json.dumps."
+            f"`{SPEC}` of `{source}` is not text; write each row's spec with json.dumps."
         )
     if ONE in there and not _completion(rows.features[ONE]):
         raise SourceError(
@@ -108,13 +108,13 @@ def _check(source: str, rows: Dataset) -> None:
     inner = several if isinstance(several, Json) else getattr(several, "feature", None)
     if several is not None and not _completion(inner):
         raise SourceError(
-            f"`{SEVERAL}` of `{source}` is no list of texts or conversations; give one entry per "
-            "completion."
+            f"`{SEVERAL}` of `{source}` is not a list of texts or conversations; give one "
+            "entry per completion."
         )
 
 
 def _listed(completions: Any) -> list[Any]:
-    """Return the completions of a row; what is none is for the judge to reject."""
+    """Return the completions of a row; anything but a list becomes one that is rejected later."""
     return completions if isinstance(completions, list) else [] if completions is None else [None]
 
 

@@ -12,32 +12,27 @@ have started. A run that is killed goes on behind its last finished slice.
 import inspect
 import json
 import math
+import shutil
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, get_args
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 from datasets import Dataset, Features, List, Value
-from datasets.utils import (
-    are_progress_bars_disabled,
-    disable_progress_bars,
-    enable_progress_bars,
-    logging,
-)
 
 from pimono_sdpo import __version__
 from pimono_sdpo.errors import OutputError, SourceError
+from pimono_sdpo.runs.engine import Output, Part, Piece, run_parts
 from pimono_sdpo.runs.folders import LOCK, REPORT, only_run, publish_folder, remove
-from pimono_sdpo.runs.progress import Progress
+from pimono_sdpo.runs.parquet import link_or_copy
+from pimono_sdpo.runs.progress import hide_bars
 from pimono_sdpo.stage import source_hash
 from rewards.answers import text_of
-from rewards.completions import one_each, open_rollouts
+from rewards.completions import one_each, open_completions
 from rewards.verifiers.rubric import Rubric, Status, Verifier
 
 SLICE = 256
@@ -57,6 +52,7 @@ VERDICT = Features(
 )
 REASONS = 10
 COUNTED = ("reward", "verifier", "status", "category", "rejected")
+SCORED = Output("scored/{:05}.parquet")
 Json = dict[str, Any]
 
 
@@ -145,63 +141,57 @@ def _rejected(why: str) -> Json:
 def rescore_dataset(source: str, out: Path, rubric: Rubric, workers: int = 1) -> Json:
     """Score every completion of `source` into the folder `out`, under a bar; return the report.
 
-    What is written does not depend on `workers`, the number of threads that judge.
+    What is written does not depend on `workers`, the number of threads that run verifiers.
     Raises SourceError, EmptySelection or OutputError; then `out` is as it was.
     """
-    with _quiet():
-        rows = open_rollouts(source)
-        rows = rows.remove_columns([name for name in VERDICT if name in rows.column_names])
-        return _rescore(source, rows, out, rubric, workers)
-
-
-def _rescore(source: str, rows: Dataset, out: Path, rubric: Rubric, workers: int) -> Json:
+    out = out.resolve()
     verifiers = [*rubric.gates, *(verifier for verifier, _ in rubric.graded)]
-    made_from = {
-        "rows": rows._fingerprint,
+    used = {
         "gates": [_name(gate) for gate in rubric.gates],
         "graded": [[_name(verifier), weight] for verifier, weight in rubric.graded],
-        "code": [source_hash(verifier) for verifier in verifiers],
     }
-    starts = range(0, rows.num_rows, SLICE)
-    with only_run(out.resolve()) as work:
-        parts = _parts(work, made_from)
-        with Progress(rows.num_rows, len(starts), "rescore", "row") as progress:
-            for number, start in enumerate(starts):
-                part = parts / f"scored-{number:05}.parquet"
-                stored = rows.select(range(start, min(start + SLICE, rows.num_rows)))
-                if part.exists():
-                    progress.resumed(stored.num_rows)
-                    continue
-                temporary = part.with_suffix(".tmp")
-                pq.write_table(_scored(stored, rubric, workers, progress), temporary)
-                temporary.replace(part)
-                progress.shard()
-        report = _report(parts, made_from)
+    options = {**used, "code": [source_hash(verifier) for verifier in verifiers]}
+    with hide_bars():
+        rows = open_completions(source)
+        rows = rows.remove_columns([name for name in VERDICT if name in rows.column_names])
+    parts = []
+    for number, start in enumerate(range(0, rows.num_rows, SLICE)):
+        stored = rows.select(range(start, min(start + SLICE, rows.num_rows)))
+        given = {"rows": rows._fingerprint, "start": start}
+        run = partial(_score, stored, rubric, workers)
+        parts.append(Part(number, f"row {start}", stored.num_rows, given, options, run))
+    with only_run(out) as work:
+        run_parts(parts, work, {"scored": SCORED}, desc="rescore")
+        files = [work / SCORED.path.format(part.number) for part in parts]
+        report = _report(files, used)
         if not report["rows"] or sum(report["rejected"].values()) == report["rows"]:
             remove(work, LOCK)
             why = next(iter(report["rejected"]), "there is no completion in any row")
-            raise SourceError(f"None of the rows of `{source}` can be judged: {why.rstrip('.')}.")
+            raise SourceError(f"None of the rows of `{source}` can be scored: {why.rstrip('.')}.")
         finished = work / "out"
-        finished.mkdir(exist_ok=True)
+        shutil.rmtree(finished, ignore_errors=True)
+        (finished / "data").mkdir(parents=True)
+        for file in files:
+            link_or_copy(file, finished / "data" / f"scored-{file.name}")
         (finished / REPORT).write_text(json.dumps(report, indent=2) + "\n")
-        parts.replace(finished / "data")
-        publish_folder(finished, out.resolve())
-        remove(work, LOCK)
+        publish_folder(finished, out)
     return report
 
 
-def _scored(stored: Dataset, rubric: Rubric, workers: int, progress: Progress) -> pa.Table:
-    """Return the stored rows, one for each completion, with their verdicts."""
+def _score(stored: Dataset, rubric: Rubric, workers: int) -> Iterator[Piece]:
+    """Yield the stored rows, one for each completion, with their verdicts."""
     rows = one_each(stored)
     features = Features({**rows.features, **VERDICT})
-    if not rows.num_rows:
-        progress.sessions(stored.num_rows)
-        return features.arrow_schema.empty_table()
-    of_each = 1 if rows.num_rows == stored.num_rows else 0
+    # A row of several completions counts when all of them are scored.
+    units = 1 if rows.num_rows == stored.num_rows else 0
     verdicts = []
-    for verdict in _judged(rows, rubric, workers):
+    for verdict in _run_verifiers(rows, rubric, workers):
         verdicts.append(verdict)
-        progress.sessions(of_each)
+        yield Piece(units=units)
+    left = stored.num_rows - units * len(verdicts)
+    if not rows.num_rows:
+        yield Piece({"scored": features.arrow_schema.empty_table()}, left)
+        return
     scored = rows.map(
         lambda _, at: verdicts[at],
         with_indices=True,
@@ -210,55 +200,25 @@ def _scored(stored: Dataset, rubric: Rubric, workers: int, progress: Progress) -
         load_from_cache_file=False,
         new_fingerprint=f"{0:016}",
     )
-    progress.sessions(0 if of_each else stored.num_rows)
-    return scored.data.table
+    yield Piece({"scored": scored.data.table}, left)
 
 
-def _judged(rows: Dataset, rubric: Rubric, workers: int) -> Iterator[Json]:
-    """Yield the verdicts in order of the rows."""
+def _run_verifiers(rows: Dataset, rubric: Rubric, workers: int) -> Iterator[Json]:
+    """Yield the verdicts in the order of the rows."""
     pool = ThreadPoolExecutor(workers)
     try:
         yield from pool.map(lambda row: rescore(row, rubric), rows)
     finally:
-        # Who interrupts does not wait for the rest.
+        # An interrupt does not wait for the rest.
         pool.shutdown(cancel_futures=True)
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep what `datasets` shows and says off the screen: there is one bar, and one sentence."""
-    shown, verbosity = not are_progress_bars_disabled(), logging.get_verbosity()
-    disable_progress_bars()
-    logging.set_verbosity(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if shown:
-            enable_progress_bars()
-
-
-def _parts(work: Path, made_from: Json) -> Path:
-    """Return the folder of finished slices, empty unless they were made from the same."""
-    parts, mark = work / "parts", work / "made_from.json"
-    told = json.dumps(made_from, sort_keys=True)
-    if (work / "out" / "data").exists():
-        # Killed while the result was given its name.
-        (work / "out" / "data").replace(parts)
-    if parts.exists() and not (mark.exists() and mark.read_text() == told):
-        for path in parts.iterdir():
-            path.unlink()
-    mark.write_text(told)
-    parts.mkdir(exist_ok=True)
-    return parts
-
-
-def _report(parts: Path, made_from: Json) -> Json:
+def _report(files: Sequence[Path], used: Json) -> Json:
     rewards: list[float | None] = []
     verdicts: dict[str, Counter[str]] = {}
     categories, rejected = Counter[str](), Counter[str]()
-    for part in sorted(parts.glob("*.parquet")):
-        table = pq.read_table(part, columns=[*COUNTED])
+    for file in files:
+        table = pq.read_table(file, columns=[*COUNTED])
         rewards += table.column("reward").to_pylist()
         for row in table.to_pylist():
             for name, status in zip(row["verifier"], row["status"], strict=True):
@@ -277,7 +237,7 @@ def _report(parts: Path, made_from: Json) -> Json:
         "rejected": told | ({"other reasons": others} if others else {}),
         "verdicts": {n: {s: verdicts[n][s] for s in STATUSES} for n in sorted(verdicts)},
         "categories": dict(sorted(categories.items())),
-        "rubric": {name: made_from[name] for name in ("gates", "graded")},
+        "rubric": used,
     }
 
 

@@ -199,26 +199,26 @@ def test_the_command_checks_and_writes_cards(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def card(*words: str) -> None:
-        app(["card", *words], standalone_mode=False)
+        app(["view", *words], standalone_mode=False)
 
     (tmp_path / "run.json").write_text(json.dumps(run()))
     with pytest.raises(SourceError, match="does not exist"):
-        card("--check", str(tmp_path))
-    card(str(tmp_path))
+        card("--card", str(tmp_path))
+    card("--write-card", str(tmp_path))
     assert "nothing that the Hub would refuse" in capsys.readouterr().out
     written = (tmp_path / "README.md").read_bytes()
     assert {path.name for path in tmp_path.glob("*.png")} == {"training.png"}
     (tmp_path / "training.png").unlink()
     with pytest.raises(OutputError, match=r"shows `training\.png`"):
-        card("--check", str(tmp_path / "README.md"))
-    card(str(tmp_path))
+        card("--card", str(tmp_path / "README.md"))
+    card("--write-card", str(tmp_path))
     assert (tmp_path / "README.md").read_bytes() == written
     (tmp_path / "adapter").mkdir()
-    card(str(tmp_path))
+    card("--write-card", str(tmp_path))
     capsys.readouterr()
     (tmp_path / "README.md").write_text("no card")
-    card("--check", str(tmp_path))
+    card("--card", str(tmp_path))
     assert capsys.readouterr().out.startswith(str(tmp_path / "adapter" / "README.md"))
     (tmp_path / "rows").mkdir()
     with pytest.raises(SourceError, match="to write a card from"):
-        card(str(tmp_path / "rows"))
+        card("--write-card", str(tmp_path / "rows"))

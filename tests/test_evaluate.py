@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from pimono_sdpo.agent.evaluation import compare_rollouts
 from pimono_sdpo.cli import app
-from pimono_sdpo.commands.evaluate import run_evaluate
 from pimono_sdpo.errors import EmptySelection, SourceError
 from tests.rollout_data import OTHER, final, prose, read, rollout, write, write_folder
 from tests.test_step_rows import bytes_of
@@ -27,7 +27,7 @@ def folders(tmp_path: Path) -> tuple[Path, Path]:
 
 def test_the_difference_is_paired_by_task(tmp_path: Path) -> None:
     before, after = folders(tmp_path)
-    report = run_evaluate(before, before, after, tmp_path / "report")
+    report = compare_rollouts(before, before, after, tmp_path / "report")
     assert report["runs"] == {"baseline": 12, "tuned": 12}
     assert report["left_out"] == {"baseline": 0, "tuned": 1}
     passed = report["metrics"]["pass_rate"]
@@ -43,7 +43,7 @@ def test_the_difference_is_paired_by_task(tmp_path: Path) -> None:
     assert means["loop_detections"] == 0.0
     assert means["avg_steps"] == pytest.approx((7 * 3 + 5 * 4) / 12)
     assert means["tool_call_validity"] == pytest.approx((7 + 5 * 0.75) / 12)
-    run_evaluate(before, before, after, tmp_path / "again")
+    compare_rollouts(before, before, after, tmp_path / "again")
     assert bytes_of(tmp_path / "report") == bytes_of(tmp_path / "again")
     assert {"report.json", "report.md", "report.png"} == set(bytes_of(tmp_path / "again"))
 
@@ -61,11 +61,11 @@ def test_what_cannot_be_compared(tmp_path: Path) -> None:
     before, _ = folders(tmp_path)
     other = write_folder(tmp_path / "other", [rollout("else", 1)], split="test")
     with pytest.raises(EmptySelection, match="rollouts of the tuned"):
-        run_evaluate(before, before, other, tmp_path / "report")
+        compare_rollouts(before, before, other, tmp_path / "report")
     train = write_folder(tmp_path / "train", [rollout("a", 1)], split="train")
     with pytest.raises(SourceError, match="suite to train on"):
-        run_evaluate(train, before, None, tmp_path / "report")
+        compare_rollouts(train, before, None, tmp_path / "report")
     with pytest.raises(SourceError, match="holds no rollouts"):
-        run_evaluate(before, tmp_path, None, tmp_path.parent / "report")
-    alone = run_evaluate(before, before, None, tmp_path / "report")
+        compare_rollouts(before, tmp_path, None, tmp_path.parent / "report")
+    alone = compare_rollouts(before, before, None, tmp_path / "report")
     assert "difference" not in alone["metrics"]["pass_rate"]

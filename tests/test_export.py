@@ -100,13 +100,13 @@ def stray(folder: Path, name: str) -> Path:
 @pytest.mark.parametrize(
     ("make", "found", "advice"),
     [
-        (lambda p: p / "missing", "does not exist", "give a folder"),
-        (lambda p: p, "neither .parquet nor .jsonl", "give a viewer export"),
+        (lambda p: p / "missing", "does not exist", "use a folder"),
+        (lambda p: p, "neither .parquet nor .jsonl", "use a viewer export"),
         (lambda p: parquet(p / "x", text=pa.array(["a"])), "session_id, text", "neither `trace`"),
         (lambda p: parquet(p / "x", trace=pa.array([3])), "of type int64", "JSON text"),
         (lambda p: two_traces(p / "x"), "2 columns named `trace`", "leave one"),
         (lambda p: stray(p / "x", "dataset_dict.json"), "looks like a saved dataset", "save it"),
-        (lambda _: "", "is empty", "give a folder"),
+        (lambda _: "", "is empty", "use a folder"),
     ],
 )
 def test_bad_sources_get_one_sentence(make, found: str, advice: str, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]

@@ -203,7 +203,7 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(tmp_path: Path) -> None:
         ("missing", "out"): "does not exist",
         ("other.parquet", "out"): "has the columns text",
         ("quiet.jsonl", "out"): "The only session",
-        ("quiet.jsonl", "mine"): "holds files that are not of an earlier filter run",
+        ("quiet.jsonl", "mine"): "holds files that no earlier run of this command wrote",
         ("mine", "mine/rows"): "lie inside each other",
     }
     for (source, out), sentence in cases.items():
@@ -242,7 +242,9 @@ def test_an_output_is_replaced_only_when_it_is_ours(traces: Path, tmp_path: Path
     for mine in (out, tmp_path / ".rows.old", tmp_path / ".rows.partial"):
         mine.mkdir()
         (mine / "report.json").write_text('{"title": "not of a filter run"}')
-        with pytest.raises(OutputError, match="holds files that are not of an earlier filter run"):
+        with pytest.raises(
+            OutputError, match="holds files that no earlier run of this command wrote"
+        ):
             run_filter(str(traces), out)
         assert all_bytes(mine) == {"report.json": b'{"title": "not of a filter run"}'}
         shutil.rmtree(mine)
@@ -287,12 +289,12 @@ def test_an_output_that_cannot_be_written_is_told(traces: Path, tmp_path: Path) 
         ("filter", str(traces), "--out", str(tmp_path / "file")),
         ("filter", str(traces), "--out", str(tmp_path / "file" / "rows")),
         ("filter", str(traces), "--out", "/"),
-        ("samples", "--out", str(tmp_path / "file")),
-        ("tiny-model", "--out", str(tmp_path / "file" / "model")),
+        ("demo", "sessions", "--out", str(tmp_path / "file")),
+        ("demo", "model", "--out", str(tmp_path / "file" / "model")),
     ):
         done = cli(*words)
         assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
-        assert "give" in done.stderr
+        assert ("use" if words[0] == "filter" else "give") in done.stderr
 
 
 def test_one_odd_row_never_ends_the_run(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from pimono_sdpo.commands import together
+from pimono_sdpo.training import together
 
 JOB = Path(__file__).parent.parent / "jobs" / "finetune_together.py"
 SFT = {
@@ -141,20 +141,6 @@ def test_a_file_that_cannot_be_sent_is_one_sentence(
 def test_numbers_that_are_none_are_refused(argv: Any, tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="2"):
         script().main(asked(lines(tmp_path, SFT), *argv))
-
-
-def test_the_option_table_is_the_command_line() -> None:
-    readme = (JOB.parent.parent / "README.md").read_text()
-    options = {
-        option
-        for action in script().parser()._actions
-        for option in action.option_strings
-        if option.startswith("--") and option != "--help"
-    }
-    section = readme.split("| option of `finetune_together.py` |")[1].split("\n\n")[0]
-    assert {
-        line.split("`")[1] for line in section.splitlines() if line.startswith("| `")
-    } == options
 
 
 class Server(BaseHTTPRequestHandler):

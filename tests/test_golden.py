@@ -147,7 +147,7 @@ def of_models(work: Path) -> Golden:
         run(*command, "--out", work / "duel", "--aa-test", "4")
         golden = {"rollout": hashes(work / "rollouts"), "duel": hashes(work / "duel" / "result")}
         for kind in ("sft", "dpo", "sdpo"):
-            run("duel-rows", work / "duel", "--to", kind, "--out", work / kind)
+            run("duel", "--out", work / "duel", "--to", kind, "--rows", work / kind)
             golden[f"duel-{kind}"] = hashes(work / kind)
     for stage in ("answers", "judgments"):
         # The metadata of these says what they were made by.

@@ -119,6 +119,7 @@ def test_connections_that_drop_in_the_middle_of_a_shard_cost_nothing(
     assert again == alone
 
 
+@pytest.mark.slow
 def test_a_killed_run_fetches_only_what_it_had_not_read(
     loopback_hub: LoopbackHub, tmp_path: Path, shards: dict[str, bytes]
 ) -> None:
@@ -150,8 +151,8 @@ def test_a_killed_run_fetches_only_what_it_had_not_read(
         ("lab/gated", None, "is gated: accept its terms"),
         ("lab/gated", OTHER_TOKEN, "is gated: accept its terms"),
         ("lab/damaged", None, "is damaged (Parquet file size is 4 bytes"),
-        ("lab/raw", EXPIRED_TOKEN, "the Hub does not accept the token, it is wrong or has expired"),
-        ("lab/raw", "hf_mistyped", "the Hub does not accept the token, it is wrong or has expired"),
+        ("lab/raw", EXPIRED_TOKEN, "the Hub does not accept the token, which is wrong or has"),
+        ("lab/raw", "hf_mistyped", "the Hub does not accept the token, which is wrong or has"),
     ],
 )
 def test_what_cannot_be_read_says_why(
@@ -170,4 +171,4 @@ def test_a_hub_that_fails_is_no_traceback(loopback_hub: LoopbackHub, tmp_path: P
     loopback_hub.seed("lab/traces", "dataset", {"x": b""}, revision=EXPORT)
     loopback_hub.fail_next("lab/traces", 500, times=9)
     found = run_client(loopback_hub, tmp_path, REFUSED.format(name="lab/traces"))
-    assert "the Hub could not be asked" in found
+    assert "the Hub could not be reached" in found

@@ -29,7 +29,7 @@ STOREYS = (
     ("replay", "samples"),
     ("/processors", "/rewards", "/cards"),
     ("agent", "suites", "duel", "training", "dataset_writer", "filtering", "push"),
-    ("cli", "commands", "__main__"),
+    ("cli", "__main__"),
     ("/jobs",),
 )
 APART = {"processors", "rewards", "cards"}

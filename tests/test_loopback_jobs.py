@@ -56,6 +56,7 @@ def test_a_job_runs_and_its_end_is_the_commands(loopback_hub: LoopbackHub, here:
     assert "exit code: 3" in failed.stdout + failed.stderr
 
 
+@pytest.mark.slow
 def test_a_job_is_waited_for_and_read_from_outside(loopback_hub: LoopbackHub, here: Path) -> None:
     script = '# /// script\n# dependencies = []\n# ///\nimport time\nprint("on")\ntime.sleep({})'
     (here / "long.py").write_text(script.format(600))
@@ -73,6 +74,7 @@ def test_a_job_is_waited_for_and_read_from_outside(loopback_hub: LoopbackHub, he
     assert json.loads(seen.stdout)[0]["status"]["stage"] == "CANCELED"
 
 
+@pytest.mark.slow
 def test_a_job_ends_with_its_time(loopback_hub: LoopbackHub, here: Path) -> None:
     (here / "long.py").write_text(
         "# /// script\n# dependencies = []\n# ///\nimport time\ntime.sleep(600)"

@@ -175,7 +175,7 @@ def test_a_part_changed_by_hand_is_refused(three: list[Path], tmp_path: Path) ->
     copy = tmp_path / "record"
     shutil.copytree(three[1], copy)
     record = json.loads((copy / "done" / "00001.json").read_text())
-    record["stages"][0][1] += 1000
+    record["counts"]["stages"]["evidence"]["in"] += 1000
     (copy / "done" / "00001.json").write_text(json.dumps(record))
     with pytest.raises(SourceError, match="does not hold shard 00001 whole"):
         merge_parts([three[0], copy, three[2]], tmp_path / "rows")
@@ -217,7 +217,10 @@ def test_no_folder_is_taken_for_another(
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("do not touch")
     before = all_bytes(tmp_path)
-    for out, match in ((part, "holds a part of a divided run"), (tmp_path / "mine", "not of an")):
+    for out, match in (
+        (part, "holds a part of a divided run"),
+        (tmp_path / "mine", "no earlier run"),
+    ):
         with pytest.raises(OutputError, match=match):
             merge_parts(three, out)
         with pytest.raises(OutputError, match=match):
@@ -226,7 +229,7 @@ def test_no_folder_is_taken_for_another(
         merge_parts([*three[1:], part], part / "rows")
     with pytest.raises(OutputError, match="holds the rows of a whole run"):
         run_part(str(source), tmp_path / "rows", (1, 3))
-    with pytest.raises(OutputError, match="holds part 1 of 3; give each part a folder"):
+    with pytest.raises(OutputError, match="holds part 1 of 3; use a folder for each part"):
         run_part(str(source), part, (2, 3))
     assert all_bytes(tmp_path) == before
     run_part(str(source), part, (1, 3))
@@ -252,7 +255,7 @@ def test_a_killed_part_resumes_and_a_killed_merge_runs_again(tmp_path: Path) -> 
     assert cli(*arguments).returncode == 0
     merge = ("filter", "--merge", tmp_path / "p1", tmp_path / "p2", "--out", tmp_path / "merged")
     process = subprocess.Popen(command(*merge), stderr=subprocess.DEVNULL)
-    with shards.killed(process, lambda: (tmp_path / ".merged.partial" / "parts").exists()):
+    with shards.killed(process, lambda: (tmp_path / ".merged.partial" / "chosen").exists()):
         pass
     assert not (tmp_path / "merged").exists()
     assert cli(*merge).returncode == 0

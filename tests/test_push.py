@@ -222,7 +222,7 @@ def test_a_push_by_xet_whatever_the_clock_says(
     ("path", "status", "times", "sentence"),
     [
         (COMMIT, 412, 9, "others kept committing to it"),
-        (COMMIT, 403, 1, "to a token that may write there"),
+        (COMMIT, 403, 1, "to a token with write access"),
         (COMMIT, 413, 1, "the Hub answers 413, Injected fault; it is too large for this account's"),
         ("/api/repos/create", 409, 1, "is taken, but there is no dataset of that name"),
         ("/api/datasets/me/rows", 500, 9, "the Hub answers 500"),
@@ -251,17 +251,17 @@ def test_no_token_is_found_out_before_the_work(
     done = front(loopback_hub, home, *arguments, NAME, token=None)
     assert "there is no token; set HF_TOKEN" in refused(done, rows, before)
     done = front(loopback_hub, home, *arguments, "nobody/rows")
-    assert "`nobody` is neither this account nor an" in refused(done, rows, before)
+    assert "`nobody` is neither this account nor one" in refused(done, rows, before)
     done = front(loopback_hub, home, *arguments, "")
     assert "`` cannot name a dataset" in refused(done, rows, before)
     done = front(loopback_hub, home, *arguments, "rows")
     assert "use ns/rows" in refused(done, rows, before)
     for wrong in (EXPIRED_TOKEN, "hf_mistyped"):
         done = front(loopback_hub, home, *arguments, NAME, token=wrong)
-        assert "does not accept the token; make a new one" in refused(done, rows, before)
+        assert "does not accept the token; create a new one" in refused(done, rows, before)
     loopback_hub.store.role = "read"
     done = front(loopback_hub, home, *arguments, NAME)
-    assert "the token may only read" in refused(done, rows, before)
+    assert "the token is read-only" in refused(done, rows, before)
     done = front(loopback_hub, home, *arguments[:-1], "--public")
     assert "need --push" in refused(done, rows, before)
 

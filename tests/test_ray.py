@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from pimono_sdpo.filtering import run_filter
-from pimono_sdpo.runs.workers import Job
+from pimono_sdpo.runs.engine import Job
+from pimono_sdpo.runs.sessions import OUTPUTS, filter_parts
 from pimono_sdpo.traces.sources import open_source
 from tests import shards
 from tests.shards import all_bytes, cli_process, command, made, sentence, until
@@ -20,7 +21,7 @@ pytest.importorskip("ray", reason='needs the extra: pip install "pimono-sdpo[ray
 from ray.cloudpickle import dumps
 from ray.cluster_utils import Cluster
 
-from pimono_sdpo.runs.ray_engine import TOKEN, finish_on_node, shipped
+from pimono_sdpo.runs.ray import TOKEN, finish_on_node, shipped
 
 pytestmark = pytest.mark.slow
 
@@ -80,8 +81,8 @@ def test_what_is_wrong_with_the_engine_is_one_sentence(source: Path, tmp_path: P
 
 
 def test_a_node_that_is_not_set_up_is_told(source: Path, tmp_path: Path) -> None:
-    shard = open_source(str(source)).shards[0]
-    job = Job(0, shard, (), tmp_path, {"reader": "of another version"})
+    (part, *_) = filter_parts(dict(enumerate(open_source(str(source)).shards)), (), {})
+    job = Job(part, tmp_path, OUTPUTS, {"reader": "of another version", "stages": []})
     assert "does not see" in str(finish_on_node(job, "token"))
     (tmp_path / TOKEN).write_text("token")
     assert "another version of this package" in str(finish_on_node(job, "token"))

@@ -2,6 +2,7 @@
 
 import ast
 import re
+import tomllib
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -70,6 +71,14 @@ def test_every_example_is_short_and_listed() -> None:
     scripts = {path.name: path.read_text() for path in (ROOT / "examples").glob("*.py")}
     assert set(scripts) == listed
     assert all(len(text.splitlines()) <= 60 for text in scripts.values())
+
+
+def test_every_recipe_is_in_the_wheel() -> None:
+    build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
+    included = build["targets"]["wheel"]["force-include"]
+    for recipe in (ROOT / "jobs").rglob("*.yaml"):
+        folder = str(recipe.parent.relative_to(ROOT))
+        assert included.get(folder) == "pimono_sdpo/recipes", recipe
 
 
 def test_the_table_of_moved_files_leads_somewhere() -> None:

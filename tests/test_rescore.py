@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from datasets import Dataset, load_dataset
 
-from pimono_sdpo.commands.rewards import run_rescore
+from pimono_sdpo.cli.rescore import Options, score_completions
 from pimono_sdpo.errors import EmptySelection, OutputError, SourceError
 from rewards import rescore
-from rewards.verifiers.rubric import NoVerifier, Rubric
+from rewards.verifiers.rubric import NotAVerifier, Rubric
 from tests.shards import cli
 
 GOOD = '<tool_call>\n{"name": "read", "arguments": {"path": "a.ts"}}\n</tool_call><|im_end|>'
@@ -35,7 +35,9 @@ def source(tmp_path: Path) -> Path:
 
 
 def test_verdicts_stand_beside_the_rows(source: Path, tmp_path: Path) -> None:
-    report = run_rescore(str(source), tmp_path / "out", ["tool_calls"], ["replay=2"])
+    report = score_completions(
+        Options(source=str(source), out=tmp_path / "out", gate=["tool_calls"], grade=["replay=2"])
+    )
     assert (report["rows"], report["judged"], report["passed"]) == (4, 3, 1)
     assert report["verdicts"]["tool_calls"] == {"passed": 1, "failed": 2, "error": 0, "skipped": 0}
     assert report["rejected"] == {"the row has no `verifier_spec`": 1}
@@ -45,7 +47,9 @@ def test_verdicts_stand_beside_the_rows(source: Path, tmp_path: Path) -> None:
     assert 0.0 < rows["reward"][1] < 1.0
     assert rows["reward"][2:] == [0.0, None]
     assert "Validation failed for tool" in rows["feedback"][1][0]
-    again = run_rescore(str(tmp_path / "out" / "data"), tmp_path / "again", ["tool_calls"], [])
+    again = score_completions(
+        Options(source=str(tmp_path / "out" / "data"), out=tmp_path / "again", gate=["tool_calls"])
+    )
     assert again["passed"] == 1
 
 
@@ -54,7 +58,7 @@ def test_a_run_goes_on_behind_its_last_slice(
 ) -> None:
     monkeypatch.setattr(rescore, "SLICE", 1)
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    run_rescore(str(source), whole, ["tool_calls"], [])
+    score_completions(Options(source=str(source), out=whole, gate=["tool_calls"]))
     judged: list[str] = []
     real = rescore.rescore
 
@@ -66,8 +70,8 @@ def test_a_run_goes_on_behind_its_last_slice(
 
     monkeypatch.setattr(rescore, "rescore", stopping)
     with pytest.raises(KeyboardInterrupt):
-        run_rescore(str(source), broken, ["tool_calls"], [])
-    run_rescore(str(source), broken, ["tool_calls"], [])
+        score_completions(Options(source=str(source), out=broken, gate=["tool_calls"]))
+    score_completions(Options(source=str(source), out=broken, gate=["tool_calls"]))
     assert judged == ["a", "b", "c", "c", "d"]
     files = sorted(path.relative_to(whole) for path in whole.rglob("*") if path.is_file())
     assert len(files) == 5
@@ -86,7 +90,7 @@ def test_a_run_goes_on_behind_its_last_slice(
         (ROWS, ["os:system"], [], OutputError, "no verifier `os:system`"),
         (ROWS, ["json:dumps"], [], OutputError, "`json:dumps` is no verifier"),
         (ROWS, ["operator:eq"], [], OutputError, "no verifier"),
-        (ROWS, ["copy:deepcopy"], [], NoVerifier, "returns str"),
+        (ROWS, ["copy:deepcopy"], [], NotAVerifier, "returns str"),
         ({"prompt": ["a"]}, ["syntax"], [], SourceError, "but no `completion`"),
         ({**ROWS, "verifier_spec": ["{"] * 4}, ["syntax"], [], SourceError, "no JSON object"),
         ({**ROWS, "verifier_spec": [None] * 4}, ["syntax"], [], SourceError, "no `verifier_spec`"),
@@ -94,7 +98,13 @@ def test_a_run_goes_on_behind_its_last_slice(
         ({**ROWS, "completions": [["a"]] * 4}, ["lint"], [], SourceError, "leave one of them out"),
         ({"completion": [3], "verifier_spec": ["{}"]}, ["lint"], [], SourceError, "neither text"),
         ({"completion": [["a"]], "verifier_spec": ["{}"]}, ["lint"], [], SourceError, "neither"),
-        ({"completions": ["a"], "verifier_spec": ["{}"]}, ["lint"], [], SourceError, "no list of"),
+        (
+            {"completions": ["a"], "verifier_spec": ["{}"]},
+            ["lint"],
+            [],
+            SourceError,
+            "not a list of",
+        ),
         (
             {"completions": [[]], "verifier_spec": ["{}"]},
             ["lint"],
@@ -117,7 +127,9 @@ def test_bad_input_is_one_sentence(
     (tmp_path / "in").mkdir()
     Dataset.from_dict(columns).to_parquet(tmp_path / "in" / "x.parquet")
     with pytest.raises(problem, match=told):
-        run_rescore(str(tmp_path / "in"), tmp_path / "out", gates, graded)
+        score_completions(
+            Options(source=str(tmp_path / "in"), out=tmp_path / "out", gate=gates, grade=graded)
+        )
     assert not (tmp_path / "out").exists()
 
 
@@ -173,7 +185,9 @@ def test_completions_of_every_shape_are_read(tmp_path: Path) -> None:
     for name, rows in shapes.items():
         path = tmp_path / f"{name}.jsonl"
         path.write_text("".join(json.dumps({"verifier_spec": SPEC, **row}) + "\n" for row in rows))
-        report = run_rescore(str(path), tmp_path / f"out-{name}", ["tool_calls"], [])
+        report = score_completions(
+            Options(source=str(path), out=tmp_path / f"out-{name}", gate=["tool_calls"])
+        )
         passed[name] = (report["rows"], report["passed"])
         if name == "mixed":
             assert report["rejected"] == {"the completion is neither text nor messages": 1}
@@ -254,7 +268,9 @@ def test_rows_that_cannot_be_judged_are_counted_and_do_not_stop_the_others(tmp_p
     rows = {"completion": [*[diff] * 8, None], "verifier_spec": specs}
     stored = tmp_path / "rows.parquet"
     Dataset.from_dict(rows).to_parquet(stored)
-    report = run_rescore(str(stored), tmp_path / "out", ["lint"], ["patches"])
+    report = score_completions(
+        Options(source=str(stored), out=tmp_path / "out", gate=["lint"], grade=["patches"])
+    )
     assert (report["rows"], report["judged"], report["passed"]) == (9, 1, 1)
     assert report["rejected"]["`verifier_spec` is no JSON object"] == 3
     assert sum(report["rejected"].values()) == 8
@@ -301,13 +317,23 @@ def test_lines_may_give_their_specs_as_objects(tmp_path: Path) -> None:
     ):
         source = tmp_path / f"{name}.jsonl"
         source.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        report = run_rescore(str(source), tmp_path / name, ["syntax"], [])
+        report = score_completions(
+            Options(source=str(source), out=tmp_path / name, gate=["syntax"])
+        )
         assert report["passed"] == min(len(rows), 2), name
 
 
 def test_any_number_of_threads_writes_the_same_bytes(source: Path, tmp_path: Path) -> None:
     for workers in (1, 5):
-        run_rescore(str(source), tmp_path / str(workers), ["tool_calls"], ["syntax"], workers)
+        score_completions(
+            Options(
+                source=str(source),
+                out=tmp_path / str(workers),
+                gate=["tool_calls"],
+                grade=["syntax"],
+                workers=workers,
+            )
+        )
     files = sorted(path for path in (tmp_path / "1").rglob("*") if path.is_file())
     others = [tmp_path / "5" / path.relative_to(tmp_path / "1") for path in files]
     assert len(files) == 2

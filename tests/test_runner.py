@@ -8,15 +8,15 @@ import signal
 import subprocess
 import termios
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
 from pimono_sdpo.filtering import run_filter
-from pimono_sdpo.runs.progress import Progress
-from pimono_sdpo.runs.runner import run_shards
-from pimono_sdpo.runs.workers import Job, finish_shard, here, in_processes
+from pimono_sdpo.runs.engine import Job, finish_part, run_in_processes, run_parts
+from pimono_sdpo.runs.sessions import OUTPUTS, filter_parts
 from pimono_sdpo.stage import Row
 from pimono_sdpo.traces.sources import open_source
 from processors import pipeline
@@ -65,7 +65,7 @@ def test_a_shard_that_cannot_be_read_costs_only_itself(
     arguments = ("filter", broken.parent, "--out", tmp_path / "rows", "--workers", 2)
     said = sentence(cli(*arguments))
     assert "1 of 5 shards failed (`0002.parquet` cannot be read" in said
-    assert "what is finished stays in `.rows.partial`" in said
+    assert "finished ones are kept in `.rows.partial`" in said
     work = tmp_path / ".rows.partial"
     before = made(work)
     assert sorted(before) == ["00000.json", "00001.json", "00003.json", "00004.json"]
@@ -91,7 +91,7 @@ def test_a_killed_worker_is_one_sentence_and_a_rerun_finishes(
     os.kill(worker, signal.SIGKILL)
     _, told = process.communicate()
     assert (process.returncode, told.count("\n")) == (2, 1), told
-    assert "shards failed (a worker was killed, mostly for want of memory; try fewer" in told
+    assert "shards failed (a worker was killed, most likely for lack of memory; try fewer" in told
     run_filter(str(long_source), tmp_path / "rows")
     assert all_bytes(tmp_path / "rows") == all_bytes(long_rows)
 
@@ -136,7 +136,7 @@ def test_ctrl_c_is_one_sentence_and_a_rerun_finishes(
     os.killpg(process.pid, signal.SIGINT)
     _, said = process.communicate()
     assert process.returncode == 130
-    assert said == "pimono-sdpo: interrupted; run the same command again to go on.\n"
+    assert said == "pimono-sdpo: interrupted; run the same command again to resume.\n"
     assert cli(*arguments).returncode == 0
     assert all_bytes(tmp_path / "rows") == all_bytes(long_rows)
 
@@ -168,6 +168,7 @@ def test_a_full_disk_is_one_sentence_and_leaves_no_half_file(
     assert all_bytes(tmp_path / "rows") == all_bytes(rows)
 
 
+@pytest.mark.slow
 def test_a_run_beside_another_refuses(long_source: Path, long_rows: Path, tmp_path: Path) -> None:
     arguments = ("filter", long_source, "--out", tmp_path / "rows")
     process = subprocess.Popen(command(*arguments), stderr=subprocess.DEVNULL)
@@ -187,10 +188,9 @@ def test_a_bug_in_a_worker_keeps_its_traceback(source: Path, tmp_path: Path) -> 
     opened = dict(enumerate(open_source(str(source)).shards))
     stages = tuple(pipeline())
     bad = (stages[0], replace(stages[1], fn=_bug), *stages[2:])  # type: ignore[arg-type]
-    with pytest.raises(ZeroDivisionError) as caught, Progress(9, 5) as progress:
-        run_shards(
-            opened, bad, tmp_path, {}, progress, lambda jobs, told: in_processes(jobs, told, 2)
-        )
+    two = partial(run_in_processes, workers=2)
+    with pytest.raises(ZeroDivisionError) as caught:
+        run_parts(filter_parts(opened, bad, {}), tmp_path, OUTPUTS, engine=two)
     assert "in _bug" in str(caught.value.__cause__)
     assert not list((tmp_path / "done").iterdir())
 
@@ -209,8 +209,7 @@ def _run_here(source: Path, work: Path) -> frozenset[int]:
     """Run what is left to run of a folder, and tell which shards that were."""
     opened = dict(enumerate(open_source(str(source)).shards))
     options = {"unit": "session", "min_score": 0.0, "test_fraction": 0.0, "history_chars": 0}
-    with Progress(9, 5) as progress:
-        return run_shards(opened, pipeline(), work, options, progress, here).fresh
+    return run_parts(filter_parts(opened, pipeline(), options), work, OUTPUTS).fresh
 
 
 def _spoil_pages(file: Path) -> None:
@@ -247,8 +246,8 @@ def _on_a_terminal(line: list[str]) -> str:
 
 
 def test_a_folder_that_is_gone_is_told_and_not_made_again(source: Path, tmp_path: Path) -> None:
-    shard = open_source(str(source)).shards[0]
-    outcome = finish_shard(Job(0, shard, pipeline(), tmp_path / "gone", {}))
+    (part, *_) = filter_parts(dict(enumerate(open_source(str(source)).shards)), pipeline(), {})
+    outcome = finish_part(Job(part, tmp_path / "gone", OUTPUTS, {}))
     assert outcome.record is None
-    assert "is gone; run again" in outcome.problem
+    assert "is gone; run the command again" in outcome.problem
     assert not (tmp_path / "gone").exists()

@@ -7,14 +7,24 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from datasets import Dataset, Features, IterableDataset, Value
+from datasets import Dataset, Features, IterableDataset, Json, List, Value
 
-from pimono_sdpo.runs.shards import Rows, Tally, run_stages
+import pimono_sdpo
 from pimono_sdpo.samples import write_samples
-from pimono_sdpo.schema import PRINT, SDPO_ROW, SESSION
-from pimono_sdpo.stage import Filter, FlatMap, Map, apply, apply_all, name_of, source_hash
-from pimono_sdpo.traces.sources import open_source, read_sessions
-from processors import PIPELINE, pipeline
+from pimono_sdpo.schema import PRINT, SDPO_ROW, SESSION, Unit
+from pimono_sdpo.stage import (
+    Filter,
+    FlatMap,
+    Map,
+    apply,
+    apply_all,
+    iterate_rows,
+    name_of,
+    run_stages,
+    source_hash,
+)
+from pimono_sdpo.traces.sources import load_sessions, open_source, read_sessions
+from processors import PIPELINE, pipeline, run_pipeline
 from processors.threshold import threshold
 from tests.traces import HEADER, bash, trace, user
 
@@ -88,18 +98,61 @@ def test_the_pipeline_runs_on_a_plain_dataset() -> None:
     assert rows[0]["categories"] == ["command_error", "test_or_assertion"]
 
 
-def test_rows_in_memory_come_out_as_those_of_a_dataset(tmp_path: Path) -> None:
-    """The samples, all layouts and oddities of them, once by `apply` and once as a shard runs."""
-    write_samples(tmp_path)
-    shards = open_source(str(tmp_path)).shards
-    tables = [table for shard in shards for table in read_sessions(shard)]
-    sessions = Dataset(pa.concat_tables(tables))
-    by_map = apply_all(sessions, PIPELINE)
-    kept, rejected = run_stages(pa.concat_tables(tables).to_pylist(), PIPELINE, Tally())
-    in_memory = pa.Table.from_pylist(kept, by_map.features.arrow_schema)
-    assert by_map.num_rows > 8
-    assert in_memory.to_pylist() == by_map.with_format("arrow")[:].to_pylist()
-    assert len(kept) + len(rejected) == sessions.num_rows
+@pytest.fixture(scope="module")
+def sessions(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    """The samples, all layouts and oddities of them."""
+    folder = tmp_path_factory.mktemp("samples")
+    write_samples(folder)
+    tables = [t for shard in open_source(str(folder)).shards for t in read_sessions(shard)]
+    return Dataset(pa.concat_tables(tables))
+
+
+@pytest.mark.parametrize("unit", ["session", "episode"])
+def test_fused_and_stage_by_stage_give_equal_rows(sessions: Dataset, unit: Unit) -> None:
+    stages = pipeline(unit, min_score=1.0, test_fraction=0.4, history_chars=2000)
+    one_by_one = run_pipeline(sessions, stages, fused=False)
+    fused = run_pipeline(sessions, stages, batch_size=5)
+    assert one_by_one.num_rows > 8
+    assert fused.features == one_by_one.features
+    assert fused.to_list() == one_by_one.to_list()
+    stream = sessions.to_iterable_dataset()
+    assert list(run_pipeline(stream, stages)) == one_by_one.to_list()
+    assert list(run_pipeline(stream, stages, fused=False)) == one_by_one.to_list()
+
+
+def test_rejects_are_kept_on_request(sessions: Dataset) -> None:
+    rows, done = run_pipeline(sessions), run_pipeline(sessions, keep_rejects=True)
+    assert done.num_rows == sessions.num_rows > rows.num_rows
+    kept = done.filter(lambda row: row["kept"]).select_columns(rows.column_names)
+    assert kept.to_list() == rows.to_list()
+    dropped = done.filter(lambda row: not row["kept"])
+    assert {"keep", "no_prompt"} <= {*dropped["stage"], *dropped["drop_reason"]}
+    assert set(dropped["prompt"]) == {None}
+    assert list(done.features)[-3:] == ["tally_counts", "tally_volume", "tally_redactions"]
+    with pytest.raises(ValueError, match="Only the fused pipeline keeps rejects"):
+        run_pipeline(sessions, fused=False, keep_rejects=True)
+
+
+def test_stages_of_ones_own_and_empty_datasets_are_run_too() -> None:
+    rows = Dataset.from_dict({"n": [1, 2, 3, 4], "extra": list("abcd")})
+    fused = run_stages(rows, STAGES)
+    assert (fused["n"], fused.features) == ([4, 4, 8, 8, 8, 8], NUMBER)
+    rejects = run_stages(rows, STAGES, rejects=NUMBER, batch_size=1)
+    assert [row["n"] for row in rejects if not row["kept"]] == [1, 3, 3, 3]
+    empty = run_stages(Dataset.from_dict({"n": []}, features=NUMBER), STAGES)
+    assert (empty.num_rows, empty.features) == (0, NUMBER)
+
+
+def test_json_is_decoded_for_stages_and_encoded_behind_them() -> None:
+    turns = Features({"turns": List({"args": Json()})})
+    given = Dataset.from_list([{"turns": [{"args": {"n": 1}}]}, {"turns": []}], features=turns)
+    stage = Map(_first_args, reads=("turns",), writes=Features({"args": Json()}))
+    assert run_stages(given, [stage]).to_list() == apply(given, stage).to_list()
+    assert run_stages(given, [stage])["args"] == [{"n": 1}, None]
+
+
+def _first_args(row: Any) -> dict[str, Any]:
+    return {"args": row["turns"][0]["args"] if row["turns"] else None}
 
 
 def test_the_cache_key_follows_source_and_options() -> None:
@@ -181,10 +234,32 @@ def test_the_data_files_of_a_stage_are_part_of_its_code(tmp_path: Path) -> None:
     assert codes()[0] != before[0]
 
 
-def test_the_rows_of_a_table_are_those_of_its_list(tmp_path: Path) -> None:
+def test_the_rows_of_a_table_are_those_of_its_list(sessions: Dataset) -> None:
+    table = sessions.data.table
+    assert list(iterate_rows(table, SESSION)) == table.to_pylist()
+
+
+def test_sessions_are_loaded_as_any_kind_of_dataset(sessions: Dataset, tmp_path: Path) -> None:
     write_samples(tmp_path)
-    for shard in open_source(str(tmp_path)).shards:
-        for table in read_sessions(shard):
-            rows = Rows(table)
-            assert len(rows) == table.num_rows
-            assert list(rows) == table.to_pylist()
+    loaded = load_sessions(tmp_path)
+    assert isinstance(loaded, Dataset)
+    assert (loaded.features, loaded.to_list()) == (SESSION, sessions.to_list())
+    stream = load_sessions(str(tmp_path), streaming=True)
+    assert isinstance(stream, IterableDataset)
+    assert list(stream) == sessions.to_list()
+    # What changes on disk is read again.
+    one = next((tmp_path / "raw").iterdir())
+    one.write_text(FAILING)
+    assert FAILING.encode() in load_sessions(tmp_path)["trace"]
+
+
+def test_the_public_names_are_there_and_load_nothing_before_they_are_used() -> None:
+    code = "import sys, pimono_sdpo; print(sorted({'datasets', 'pyarrow', 'numpy'} & set(sys.modules)));"
+    code += "[getattr(pimono_sdpo, name) for name in pimono_sdpo.__all__]; print(dir(pimono_sdpo))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    assert done[0] == "[]"
+    assert all(f"'{name}'" in done[1] for name in pimono_sdpo.__all__)
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        _ = pimono_sdpo.nothing

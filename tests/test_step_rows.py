@@ -15,7 +15,8 @@ from pimono_sdpo.cli.steps import Options as StepOptions
 from pimono_sdpo.cli.steps import run, write_steps
 from pimono_sdpo.errors import EmptySelection, OutputError, PimonoError, TrainingInputError
 from pimono_sdpo.samples import write_samples
-from pimono_sdpo.stage import apply_all
+from pimono_sdpo.schema import DROPPED_STEP, STEP
+from pimono_sdpo.stage import apply_all, run_stages
 from pimono_sdpo.suites.split import Leakage
 from pimono_sdpo.training.tiny_model import write_tiny_model
 from processors.rollouts import steps, together
@@ -37,10 +38,10 @@ LOOP = {**read(), "kind": "loop"}
 
 def cut(row: Json, **options: Any) -> tuple[list[Json], list[str]]:
     """The rows of one run, and why others were dropped."""
-    from pimono_sdpo.runs.tables import through
-
-    made = through([{**row, "split": "train"}], steps.stages(**options))
-    return [dict(row) for row in made.rows], [row["drop_reason"] for row in made.rejects]
+    given = Dataset.from_list([{**row, "split": "train"}], features=steps.RUN)
+    done = list(run_stages(given, steps.stages(**options), rejects=DROPPED_STEP))
+    kept = [{name: one[name] for name in STEP} for one in done if one["kept"]]
+    return kept, [one["drop_reason"] for one in done if not one["kept"]]
 
 
 def test_a_row_per_call_with_all_that_was_read_before_it() -> None:
@@ -263,15 +264,15 @@ def test_what_is_finished_waits_for_the_next_run(tmp_path: Path) -> None:
     second.write_bytes(good[:100] + b"no parquet" * 30 + good[400:])
     with pytest.raises(PimonoError, match=r"train-00001-of-00002.parquet` cannot be read"):
         write_steps(StepOptions(source=str(source), out=tmp_path / "steps"))
-    parts = tmp_path / ".steps.partial" / "parts"
-    assert (parts / "00000.json").exists()
-    assert not (parts / "00001.json").exists()
+    work = tmp_path / ".steps.partial"
+    assert (work / "done" / "00000.json").exists()
+    assert not (work / "done" / "00001.json").exists()
     assert not (tmp_path / "steps").exists()
     second.write_bytes(good)
-    (parts / "00001.rows.tmp").write_bytes(b"half a file")
+    (work / "rows" / "00001.parquet").write_bytes(b"half a file")
     write_steps(StepOptions(source=str(source), out=tmp_path / "steps"))
     assert bytes_of(tmp_path / "whole") == bytes_of(tmp_path / "steps")
-    assert not parts.exists()
+    assert not work.exists()
 
 
 def test_recorded_sessions_become_rows(tmp_path: Path) -> None:

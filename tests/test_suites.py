@@ -1,5 +1,6 @@
 """Small suites in the layouts of public ones: fixed programs pass, buggy ones fail."""
 
+import functools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -97,7 +98,7 @@ def all_tasks(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> list[
 @pytest.fixture(scope="module")
 def judge() -> Iterator[Judge]:
     with Server(imports=tests.IMPORTS) as server:
-        yield tests.warm(server)
+        yield functools.partial(tests.verify, python=tests.in_server(server))
 
 
 def test_fixed_programs_pass_in_every_form_and_buggy_ones_fail(

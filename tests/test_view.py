@@ -9,7 +9,7 @@ import pytest
 
 from cards.view import render_page
 from cards.view.rows import mark_text, split_blocks
-from pimono_sdpo.commands.looks import fetched, view_page
+from pimono_sdpo.cli.view import find_folder, render_view
 from pimono_sdpo.errors import SourceError
 from pimono_sdpo.filtering import FilterOptions, run_filter
 from pimono_sdpo.samples import SAMPLE_SESSIONS
@@ -57,7 +57,7 @@ def rows(tmp_path: Path, traces: Path) -> Path:
 
 
 def test_the_page_holds_funnel_charts_and_every_row(rows: Path) -> None:
-    view = view_of(view_page(rows, "rows", None, 10))
+    view = view_of(render_view(rows, "rows", None, 10))
     (funnel,), charts = view["groups"]
     assert [bar["value"] for bar in funnel["bars"]] == [3, 1]
     assert funnel["bars"][1]["said"] == "after dropping no_evidence 2"
@@ -70,7 +70,7 @@ def test_the_page_holds_funnel_charts_and_every_row(rows: Path) -> None:
 
 
 def test_the_trace_stands_around_each_diagnostic_without_its_secrets(rows: Path) -> None:
-    page = view_page(rows, "rows", None, 10)
+    page = render_view(rows, "rows", None, 10)
     row = view_of(page)["rows"][0]
     diagnostic, correction = row["blocks"]
     assert [event["here"] for event in diagnostic["events"]].count(True) == 1
@@ -82,30 +82,30 @@ def test_the_trace_stands_around_each_diagnostic_without_its_secrets(rows: Path)
 
 
 def test_rejected_rows_show_what_their_traces_hold(rows: Path) -> None:
-    rejected = view_of(view_page(rows, "rows", None, 10))["rows"][1]
+    rejected = view_of(render_view(rows, "rows", None, 10))["rows"][1]
     assert rejected["prompt"].endswith(" b")
     assert rejected["score"] is None
 
 
 def test_without_its_traces_a_row_shows_what_it_has(rows: Path, traces: Path) -> None:
     traces.rename(traces.with_name("elsewhere"))
-    view = view_of(view_page(rows, "rows", None, 10))
+    view = view_of(render_view(rows, "rows", None, 10))
     assert "--source" in view["list"]["shown"]
     assert view["rows"][0]["blocks"][0]["events"] == []
     assert view["rows"][1]["prompt"] == ""
-    given = view_of(view_page(rows, "rows", str(traces.with_name("elsewhere")), 10))
+    given = view_of(render_view(rows, "rows", str(traces.with_name("elsewhere")), 10))
     assert given["rows"][0]["blocks"][0]["events"]
 
 
 def test_other_traces_of_the_same_name_are_not_taken(rows: Path, traces: Path) -> None:
     (traces / "a.jsonl").write_text(trace(HEADER, user("another session altogether, of that name")))
-    assert "--source" in view_of(view_page(rows, "rows", None, 10))["list"]["shown"]
+    assert "--source" in view_of(render_view(rows, "rows", None, 10))["list"]["shown"]
 
 
 def test_more_rows_than_asked_for_are_told(tmp_path: Path) -> None:
     run_filter(str(SAMPLE_SESSIONS), tmp_path / "rows", FilterOptions(min_score=5.0))
-    whole = view_of(view_page(tmp_path / "rows", "rows", None, 500))
-    some = view_of(view_page(tmp_path / "rows", "rows", None, 2))
+    whole = view_of(render_view(tmp_path / "rows", "rows", None, 500))
+    some = view_of(render_view(tmp_path / "rows", "rows", None, 2))
     kept = [row for row in whole["rows"] if row["kept"]]
     scores = sorted((row["score"] for row in kept), reverse=True)
     assert [row["score"] for row in some["rows"][:2]] == scores[:2]
@@ -122,18 +122,18 @@ def test_episodes_are_looked_up_one_by_one(tmp_path: Path) -> None:
     run_filter(
         str(SAMPLE_SESSIONS), tmp_path / "rows", FilterOptions(unit="episode", history_chars=500)
     )
-    page = view_page(tmp_path / "rows", "rows", str(SAMPLE_SESSIONS), 500)
+    page = render_view(tmp_path / "rows", "rows", str(SAMPLE_SESSIONS), 500)
     selected = [row for row in view_of(page)["rows"] if row["kept"]]
     assert selected
     assert all(any(event["here"] for event in row["blocks"][0]["events"]) for row in selected)
 
 
 def test_the_same_folder_gives_the_same_page(rows: Path) -> None:
-    assert view_page(rows, "rows", None, 10) == view_page(rows, "rows", None, 10)
+    assert render_view(rows, "rows", None, 10) == render_view(rows, "rows", None, 10)
 
 
 def test_nothing_a_trace_says_is_markup(rows: Path) -> None:
-    page = view_page(rows, "rows", None, 10)
+    page = render_view(rows, "rows", None, 10)
     outside = re.sub(r'id="data">[A-Za-z0-9+/=]*<', "", page)
     assert "type error in the parser" not in outside
     title = {**run_view_of_nothing(), "title": "</title><script>alert(1)</script>"}
@@ -151,8 +151,8 @@ def run_view_of_nothing() -> dict[str, Any]:
         ({}, "holds neither what `filter`"),
         ({"report.json": "{}", "data/x": ""}, "is not as `filter` writes it"),
         ({"report.json": '{"stage": "steps"}', "data/x": ""}, "is the report of `steps`"),
-        ({"report.json": "{", "data/x": ""}, "cannot be read"),
-        ({"run.json": "[]"}, "is no JSON object"),
+        ({"report.json": "{", "data/x": ""}, "Cannot read"),
+        ({"run.json": "[]"}, "is not a JSON object"),
         ({"run.json": "{}"}, "is not as a training writes it"),
     ],
 )
@@ -163,12 +163,12 @@ def test_a_folder_of_another_kind_costs_one_sentence(
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     with pytest.raises(SourceError, match=told):
-        view_page(tmp_path, "folder", None, 10)
+        render_view(tmp_path, "folder", None, 10)
 
 
 def test_a_training_shows_its_curves(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text(json.dumps(run()))
-    view = view_of(view_page(tmp_path, "out", None, 10))
+    view = view_of(render_view(tmp_path, "out", None, 10))
     rewards, losses = view["groups"][0]
     assert rewards["points"][0] == [1, 0.2]
     assert rewards["threshold"] == 0.35
@@ -195,7 +195,7 @@ def test_text_is_marked_where_the_rules_found_it() -> None:
 def test_the_command_writes_a_file_or_refuses_in_one_sentence(rows: Path, tmp_path: Path) -> None:
     done = cli("view", "rows", "--no-open", folder=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "rows.html").read_text() == view_page(rows, "rows", None, 500)
+    assert (tmp_path / "rows.html").read_text() == render_view(rows, "rows", None, 500)
     refused = cli("view", "rows", "--no-open", "--out", "no/such/folder.html", folder=tmp_path)
     assert refused.returncode == 2
     assert refused.stderr.count("\n") == 1
@@ -204,7 +204,7 @@ def test_the_command_writes_a_file_or_refuses_in_one_sentence(rows: Path, tmp_pa
 @pytest.mark.parametrize("source", ["nowhere", "", "no where/at all"])
 def test_what_is_no_folder_and_no_name_is_refused(source: str) -> None:
     with pytest.raises(SourceError, match="is neither a folder nor"):
-        fetched(source)
+        find_folder(source)
 
 
 def test_a_pushed_dataset_is_viewed_by_its_name(

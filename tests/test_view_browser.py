@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pimono_sdpo.commands.looks import view_page
+from pimono_sdpo.cli.view import render_view
 from pimono_sdpo.filtering import FilterOptions, run_filter
 from pimono_sdpo.samples import SAMPLE_SESSIONS
 from tests.browser import Opened, open_file
@@ -45,7 +45,7 @@ def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     hostile = trace(HEADER, user(HOSTILE), *bash(HOSTILE, FAILURE, error=True), user(HOSTILE))
     (folder / "traces" / "<b>hostile&.jsonl").write_text(hostile)
     run_filter(str(folder / "traces"), folder / "rows", FilterOptions(min_score=3.0))
-    (folder / "page.html").write_text(view_page(folder / "rows", "rows", None, 500))
+    (folder / "page.html").write_text(render_view(folder / "rows", "rows", None, 500))
     return folder / "page.html"
 
 
@@ -165,7 +165,7 @@ def test_a_training_is_drawn_here_and_in_trackio(
     browser: Any, tmp_path: Path, dashboard: str
 ) -> None:
     (tmp_path / "run.json").write_text(json.dumps(run()))
-    (tmp_path / "run.html").write_text(view_page(tmp_path, "out", None, 10))
+    (tmp_path / "run.html").write_text(render_view(tmp_path, "out", None, 10))
     with open_file(browser, tmp_path / "run.html") as opened:
         assert opened.page.locator("svg[aria-label='Mean reward'] circle").count() == 24
         assert opened.page.locator("svg[aria-label='Distillation loss'] polyline").count() == 1

@@ -32,8 +32,8 @@ from pimono_sdpo.agent.protocol import Action, read_json, read_native, written
 from pimono_sdpo.agent.task_tests import TaskResult
 from pimono_sdpo.agent.tools import Workspace
 from pimono_sdpo.llm.calls import Reply
-from pimono_sdpo.schema import Protocol as ToolProtocol
-from pimono_sdpo.schema import TestPolicy, Turn
+from pimono_sdpo.options import option, options
+from pimono_sdpo.schema import Protocol, TestPolicy, Turn
 from pimono_sdpo.text import shorten
 
 Kind = Literal[
@@ -71,15 +71,23 @@ Ask = Callable[[list[Turn]], Awaitable[Reply]]
 RunTests = Callable[[Workspace], Awaitable[TaskResult]]
 
 
-@dataclass(frozen=True, slots=True)
+@options
 class Rules:
     """How every run of a suite is driven."""
 
-    protocol: ToolProtocol = "json"
-    test_policy: TestPolicy = "on_write"
-    max_iters: int = 20
-    max_tool_chars: int = 8000
-    lenient: bool = False
+    protocol: Protocol = option(
+        "Calls as one `json` object, or the API's `native` ones.",
+        default="json",
+        flag="--tool-protocol",
+    )
+    test_policy: TestPolicy = option(
+        "Run tests `on_write` and show the result, `on_final`, or `never`.", default="on_write"
+    )
+    max_iters: int = option("Maximum number of the model's turns.", default=20, minimum=1)
+    max_tool_chars: int = option("Shorten longer tool results.", default=8000, minimum=200)
+    lenient: bool = option(
+        "Accept calls within code fences and prose, and record that.", default=False
+    )
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ The rows are mapped asynchronously, so many at a time, in order. A run that fail
 endpoint or the sandbox is a row with `error`.
 
     work/spaces/                         what agents work in
-    work/parts/MARK, NNNNN.parquet       finished shards, of exactly these tasks and options
+    work/rows, done                      finished shards, see `pimono_sdpo.runs.engine`
     work/out/data/train-*.parquet        or test-*, as the suite says
     work/out/traces/RUN_ID.jsonl, report.json
 
@@ -23,13 +23,14 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 from datasets import Dataset, Features, Value
 
-from pimono_sdpo import __version__, agent
+from pimono_sdpo import __version__
 from pimono_sdpo.agent.driver import Rules, Run, drive, status_of, write_trace
 from pimono_sdpo.agent.task_tests import TaskResult, Tester, hash_repo
 from pimono_sdpo.agent.tools import Workspace
@@ -37,6 +38,8 @@ from pimono_sdpo.errors import InferenceError
 from pimono_sdpo.llm.calls import Reply, Request
 from pimono_sdpo.llm.chat import Chat
 from pimono_sdpo.llm.rows import map_rows
+from pimono_sdpo.runs.engine import Output, Part, Piece, run_parts
+from pimono_sdpo.runs.parquet import link_or_copy
 from pimono_sdpo.schema import ROLLOUT, TASK, Turn
 from pimono_sdpo.suites.suite import has_tests
 from pimono_sdpo.suites.workspace import visible_copy
@@ -207,9 +210,12 @@ SUMMED = (
 )  # fmt: skip
 
 
+OUTPUTS = {"rows": Output("rows/{:05}.parquet", ROLLOUT.arrow_schema)}
+
+
 @dataclass(slots=True)
 class Progress:
-    """How many rollouts are finished; every one is told to `done`, but those not run any more."""
+    """How many rollouts are finished; each is handed to `done`, except those not run any more."""
 
     rows: int
     chat: Chat
@@ -218,14 +224,14 @@ class Progress:
     failed: int = 0
 
     def __call__(self, row: Json) -> None:
-        """Count a row and tell of it, with where the run stands, as `12/24`."""
+        """Count a row and report it, with how far the run is, as `12/24`."""
         self.finished += 1
         self.failed += row["error"] is not None
         if row["error"] is None or not self.chat.stopped:
             self.done(row, f"{self.finished}/{self.rows}")
 
 
-def run_shards(
+def roll_out_all(
     tasks: Sequence[Mapping[str, Any]],
     roller: Roller,
     work: Path,
@@ -234,79 +240,62 @@ def run_shards(
 ) -> tuple[Path, Json]:
     """Run all tasks with all seeds; return the folder of the rows, without a suite, and its report.
 
-    Raises InferenceError when the model can no longer be asked; what is finished waits in `work`.
+    Raises InferenceError when the model can no longer be asked; finished rows are kept in `work`.
     """
-    parts, out = work / "parts", work / "out"
-    _only_these(parts, out, _mark(tasks, roller))
     rows = len(tasks) * roller.sampling.rollouts
     progress = Progress(rows, roller.chat, done)
-    roller.done, roller.traces = progress, out / "traces"
+    out = work / "out"
+    shutil.rmtree(out / "data", ignore_errors=True)
     # Below `work`, where the next run finds what a killed one has left.
-    roller.spaces = work / "spaces"
+    roller.done, roller.traces, roller.spaces = progress, out / "traces", work / "spaces"
     shutil.rmtree(roller.spaces, ignore_errors=True)
     roller.spaces.mkdir()
-    made = []
+    options = {
+        "rules": asdict(roller.rules), "sampling": asdict(roller.sampling),
+        "prices": repr(roller.chat.prices),
+    }  # fmt: skip
+    given = {"tasks": list(tasks), "repos": [hash_repo(task) for task in tasks]}
+    parts = []
     for number, first in enumerate(range(0, rows, SHARD_ROWS)):
         of = range(first, min(first + SHARD_ROWS, rows))
-        finished = parts / f"{number:05}.parquet"
-        if finished.exists():
-            progress.finished += len(of)
-        else:
-            found = roll_out(work_of(tasks, roller.sampling, of), roller, workers)
-            if roller.chat.stopped and progress.failed:
-                raise InferenceError(
-                    f"{roller.chat.stopped.removesuffix('.')}; "
-                    f"{progress.finished - progress.failed} of {rows} rollouts are finished, and "
-                    "the same command goes on from there."
-                )
-            partial = finished.with_suffix(".partial")
-            table = found.with_format("arrow")[:]
-            pq.write_table(table.replace_schema_metadata(ROLLOUT.arrow_schema.metadata), partial)
-            if not any(found["error"]):
-                partial.replace(finished)
-            else:
-                finished = partial
-        made.append(finished)
+        run = partial(_roll_out_part, tasks, roller, of, workers, progress)
+        parts.append(Part(number, f"rollouts {first} on", len(of), given, options, run))
+    finished = run_parts(parts, work, OUTPUTS)
     shutil.rmtree(roller.spaces)
+    made = [work / OUTPUTS["rows"].path.format(number) for number in finished.records]
     report = _report(made, tasks, roller)
-    split = tasks[0]["split"] or "train"
+    _remove_other_traces(out / "traces", made)
     (out / "data").mkdir(parents=True, exist_ok=True)
+    split = tasks[0]["split"] or "train"
     for number, part in enumerate(made):
-        shutil.copyfile(part, out / "data" / f"{split}-{number:05}-of-{len(made):05}.parquet")
+        name = f"{split}-{number:05}-of-{len(made):05}.parquet"
+        link_or_copy(part, out / "data" / name)
     (out / "report.json").write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n")
     return out, report
 
 
-def _mark(tasks: Sequence[Mapping[str, Any]], roller: Roller) -> str:
-    """Tell the work: a shard of other tasks, options or repos is not of this run."""
-    says = {
-        "pimono_sdpo": __version__, "tasks": list(tasks), "rules": asdict(roller.rules),
-        "repos": [hash_repo(task) for task in tasks],
-        "sampling": asdict(roller.sampling), "prices": repr(roller.chat.prices), "code": _code(),
-    }  # fmt: skip
-    return hashlib.sha256(json.dumps(says, sort_keys=True).encode()).hexdigest()
+def _roll_out_part(
+    tasks: Sequence[Mapping[str, Any]], roller: Roller, of: range, workers: int, progress: Progress
+) -> Iterator[Piece]:
+    # Those before it are finished, now or by an earlier run.
+    progress.finished = of.start
+    found = roll_out(work_of(tasks, roller.sampling, of), roller, workers)
+    if roller.chat.stopped and progress.failed:
+        raise InferenceError(
+            f"{roller.chat.stopped.removesuffix('.')}; "
+            f"{progress.finished - progress.failed} of {progress.rows} rollouts are finished, and "
+            "the same command resumes there."
+        )
+    error = next(filter(None, found["error"]), None)
+    yield Piece({"rows": found.with_format("arrow")[:]}, len(of), error=error)
 
 
-def _code() -> dict[str, str]:
-    """Tell the code that made a shard: a version may be worked on."""
-    files = [*Path(agent.__file__).parent.iterdir(), *Path(__file__).parent.glob("rollout*.py")]
-    return {
-        file.name: hashlib.sha256(file.read_bytes()).hexdigest()
-        for file in sorted(files)
-        if file.is_file()
-    }
-
-
-def _only_these(parts: Path, out: Path, mark: str) -> None:
-    if (parts / mark).is_file():
-        # What a killed run has copied there is copied again.
-        shutil.rmtree(out / "data", ignore_errors=True)
-        return
-    for stale in (parts, out):
-        if stale.exists():
-            shutil.rmtree(stale)
-    parts.mkdir(parents=True)
-    (parts / mark).touch()
+def _remove_other_traces(traces: Path, made: Sequence[Path]) -> None:
+    """Remove what a run with other options, which was killed, has left among the traces."""
+    runs = {row["run_id"] for row in _columns(made, ["run_id"])}
+    for path in traces.glob("*.jsonl"):
+        if path.stem not in runs:
+            path.unlink()
 
 
 def _report(made: Sequence[Path], tasks: Sequence[Mapping[str, Any]], roller: Roller) -> Json:
@@ -316,7 +305,7 @@ def _report(made: Sequence[Path], tasks: Sequence[Mapping[str, Any]], roller: Ro
     errors: Counter[str] = Counter()
     verdicts: Counter[str] = Counter()
     cost: float | None = 0.0
-    for row in _columns(made):
+    for row in _columns(made, [*SUMMED, "ended", "error", "tests_ok", "cost"]):
         sums.update({name: row[name] for name in SUMMED})
         ended[row["ended"]] += 1
         verdicts[status_of(row)] += 1
@@ -342,9 +331,8 @@ def _report(made: Sequence[Path], tasks: Sequence[Mapping[str, Any]], roller: Ro
     }
 
 
-def _columns(made: Sequence[Path]) -> Iterator[Json]:
-    """Yield the small columns of all rows."""
-    names = [*SUMMED, "ended", "error", "tests_ok", "cost"]
+def _columns(made: Sequence[Path], names: list[str]) -> Iterator[Json]:
+    """Yield small columns of all rows."""
     for path in made:
         with pq.ParquetFile(path) as parquet:
             for batch in parquet.iter_batches(columns=names):

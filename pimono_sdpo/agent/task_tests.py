@@ -41,7 +41,7 @@ from rewards.sandbox.limits import MEBI
 from rewards.sandbox.warm import Server
 from rewards.verifiers import candidate, outcomes, tests
 from rewards.verifiers.candidate import check_tests
-from rewards.verifiers.outcomes import Overloaded, Python, Unjudged, cold, died
+from rewards.verifiers.outcomes import Python, UnsupportedTests, cold, describe_ending
 from rewards.verifiers.patches import apply_patch
 from rewards.verifiers.rubric import BadSpec
 
@@ -84,15 +84,15 @@ class TaskResult:
 def run_tests(task: Mapping[str, Any], folder: Path, python: Python = cold) -> TaskResult:
     """Test the files of `folder` as an answer to a task with the columns `TASK`.
 
-    `python` is `tests.warm`'s way to run many specs. Never raises for what an agent wrote; a spec
-    that is not valid is an `error`.
+    `python` runs Python, such as `tests.in_server` of a warm interpreter for many specs. Never
+    raises for what an agent wrote; a spec that is not valid is an `error`.
     """
     try:
         if task["verifier_spec"]:
             return _by_spec(task, folder, python)
         if task["test_cmd"]:
             return _by_command(task, folder)
-    except (SandboxError, SourceError, Overloaded, Unjudged, BadSpec) as trouble:
+    except (SandboxError, SourceError, UnsupportedTests, BadSpec) as trouble:
         return TaskResult(None, "", str(trouble))
     return TaskResult(None, "", "the task has no tests")
 
@@ -189,7 +189,7 @@ def _by_command(task: Mapping[str, Any], folder: Path) -> TaskResult:
     if ran.exit_code in NOT_FOUND and (missing := _missing(command)):
         return TaskResult(None, output, f"`{command}` cannot be run: the sandbox has no {missing}")
     if ran.stopped:
-        output = f"{died(ran, cold, f'`{command}`').told}\n{output}".strip()
+        output = f"{describe_ending(ran, f'`{command}`').message}\n{output}".strip()
     return TaskResult(False, output)
 
 

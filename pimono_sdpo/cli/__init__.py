@@ -3,7 +3,7 @@
 A command is one module of this package and its name in COMMANDS (command_line.py). The module has
 
 - a docstring: its first line says in one sentence what the command does; the rest is shown by
-  `--help`, with paragraphs of examples, whose lines begin with `pimono-sdpo `, kept as they are;
+  `--help`, where a paragraph that begins with `pimono-sdpo ` is an example;
 - `Options`, a class under `@options` with a field per option: `option(...)` or `argument(...)`
   gives it a default, its one sentence of help and, with `decides=`, its place in the report and in
   the key by which a run is resumed (see pimono_sdpo/options.py);

@@ -14,26 +14,27 @@ import typer
 from typer.core import TyperGroup
 
 from pimono_sdpo import __version__
-from pimono_sdpo.cli import (
-    duel,
-    evaluate,
-    looks,
-    rewards,
-    rollouts,
-    samples,
-)
 from pimono_sdpo.errors import PimonoError
 from pimono_sdpo.options import flag_of
 
 COMMANDS = (
     "filter",
     "push",
+    "view",
     "suite build",
     "suite split",
     "suite check",
+    "rollout",
+    "prefs",
     "steps",
     "sft-extract",
     "pairs",
+    "evaluate",
+    "eval",
+    "duel",
+    "rescore",
+    "demo sessions",
+    "demo model",
 )
 # The exit code of a program that Ctrl-C has ended.
 INTERRUPTED = 130
@@ -71,12 +72,6 @@ class CommandGroup(TyperGroup):
             (name[len(self.prefix) :], summary_of(name))
             for name in COMMANDS
             if name.startswith(self.prefix)
-        ]
-        # Not yet a module with options and run.
-        rows += [
-            (name, command.get_short_help_str())
-            for name, command in self.commands.items()
-            if command
         ]
         with formatter.section("Commands"):
             formatter.write_dl(rows)
@@ -118,7 +113,7 @@ def command_of(name: str, module: ModuleType) -> Any:
         sorted(parameters, key=lambda one: one.default is not inspect.Parameter.empty)
     )
     # The mark keeps the lines of examples as they are.
-    help = re.sub(r"\n\n(?=pimono-sdpo )", "\n\n\b\n", inspect.cleandoc(module.__doc__ or ""))
+    help = re.sub(r"\n\n(?= *pimono-sdpo )", "\n\n\b\n", inspect.cleandoc(module.__doc__ or ""))
     command = typer.Typer(**STYLE)
     command.command(name.split(" ")[-1], help=help)(call)
     return typer.main.get_command(command)
@@ -135,6 +130,8 @@ def _parameter(field: "Field[Any]", type_: Any) -> inspect.Parameter:
     if choices := choices_of(type_):
         type_ = _without_literal(type_)
         described |= {"parser": _one_of(choices), "metavar": "|".join(choices)}
+    elif get_origin(type_) is list and not about.get("argument"):
+        described["metavar"] = "<str>"
     if about.get("argument"):
         info: Any = typer.Argument(**described)
     else:
@@ -200,19 +197,6 @@ def run(command: Callable[[], object]) -> None:
             raise
         sys.stderr.write("pimono-sdpo: interrupted; run the same command again to resume.\n")
         sys.exit(INTERRUPTED)
-
-
-app.command("view")(looks.view_command)
-app.command("card")(looks.card_command)
-app.command("rescore")(rewards.rescore_command)
-app.command("rollout")(rollouts.rollout_command)
-app.command("prefs")(rollouts.prefs_command)
-app.command("evaluate")(evaluate.evaluate_command)
-app.command("eval")(evaluate.eval_command)
-app.command("duel")(duel.duel_command)
-app.command("duel-rows")(duel.duel_rows_command)
-app.command("samples")(samples.samples_command)
-app.command("tiny-model")(samples.tiny_model_command)
 
 
 def main() -> None:

@@ -1,227 +1,217 @@
-"""King against challenger: duel, duel-rows."""
+"""Let a panel of models judge whether a challenger beats the king on turns of recorded sessions.
+
+The king answers blind, the challenger sees the pull request that solved the task. A run that was
+stopped resumes with the same command; no finished call is repeated. Settings are in chain.toml.
+
+    pimono-sdpo duel AlienKevin/SWE-ZERO-12M-trajectories --records nebius/SWE-rebench-V2-PRs \\
+        --estimate
+    pimono-sdpo duel AlienKevin/SWE-ZERO-12M-trajectories --records nebius/SWE-rebench-V2-PRs \\
+        --max-cost 150
+    pimono-sdpo duel --stage score --rules original
+
+A finished duel gives rows to train on, of the turns that the challenger won:
+
+    pimono-sdpo duel --to dpo --rows dpo
+"""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import Any, Literal
 
 import typer
 
-from pimono_sdpo.cli.rollouts import Config, MaxCost
-from pimono_sdpo.cli.shared import (
-    CreatePr,
-    Format,
-    Licence,
-    Out,
-    Public,
-    Revision,
-    one_of,
-    push_target,
+from pimono_sdpo.dataset_writer import WriterOptions, summarize
+from pimono_sdpo.duel.albedo_rules import AlbedoRules
+from pimono_sdpo.duel.gate import Rules
+from pimono_sdpo.duel.result import RESULT, score_duel
+from pimono_sdpo.duel.stages import (
+    Outcome,
+    Spending,
+    run_answers,
+    run_judge,
+    run_turns_by_settings,
 )
-from pimono_sdpo.errors import InferenceError, SourceError
+from pimono_sdpo.duel.training_rows import write_training_rows
+from pimono_sdpo.errors import InferenceError, OutputError, SourceError
+from pimono_sdpo.llm.money import need_prices
+from pimono_sdpo.llm.settings import Settings, load
+from pimono_sdpo.options import argument, option, options
+from pimono_sdpo.push import PushResult, push_folder
+from pimono_sdpo.schema import Opponent
+from processors.duel.export import Kind
 
-if TYPE_CHECKING:
-    from pimono_sdpo.duel.stages import Outcome
-    from pimono_sdpo.llm.settings import Settings
-
-STAGES = ("turns", "answers", "judge", "score")
-RULES = ("default", "original")
 ESTIMATED = 8
+STAGES = ("turns", "answers", "judge", "score")
 Json = dict[str, Any]
 
 
-def duel_command(
-    source: Annotated[
-        str | None,
-        typer.Argument(
-            help="Trajectories (parquet, or ns/name on the Hub), or recorded sessions; not needed "
-            "once the turns are drawn.",
-            show_default=False,
-        ),
-    ] = None,
-    out: Annotated[Path, typer.Option(help="Folder of the duel; what is done stays.")] = Path(
-        "duel"
-    ),
-    stage: Annotated[
-        str, typer.Option(help="`turns`, `answers`, `judge`, `score`, or `all` of them.")
-    ] = "all",
-    records: Annotated[
-        str | None, typer.Option(help="Pull requests by instance id: parquet, or ns/name.")
-    ] = None,
-    exclude: Annotated[
-        Path | None, typer.Option(help="Text file of instance ids to leave out, one per line.")
-    ] = None,
-    turns: Annotated[
-        int | None, typer.Option(help="Turns to draw.", min=1, show_default="2000")
-    ] = None,
-    seed: Annotated[
-        int | None, typer.Option(help="Seed of the draw and the answers.", show_default="42")
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option(help="Model of the king.", show_default="chain.toml's")
-    ] = None,
-    challenger: Annotated[
-        str | None, typer.Option(help="Model of the challenger.", show_default="the king's")
-    ] = None,
-    provider: Annotated[
-        str | None,
-        typer.Option(
-            help="hf, together, openai, chutes, or the URL of an OpenAI-compatible server; for "
-            "players and judges.",
-            show_default="chain.toml's, else chutes",
-        ),
-    ] = None,
-    judge: Annotated[
-        list[str] | None,
-        typer.Option(help="A model of the panel; may be repeated.", show_default="chain.toml's"),
-    ] = None,
-    opponent: Annotated[
-        str | None,
-        typer.Option(
-            help="Judge against the `king`, or the recorded `reference`.", show_default="king"
-        ),
-    ] = None,
-    rules: Annotated[
-        str, typer.Option(help="Decide by the `default` rules, or tell the `original` ones, too.")
-    ] = "default",
-    aa_test: Annotated[
-        int | None,
-        typer.Option(
-            help="Duel the king with itself on N turns: how many `final` are chance.", min=1
-        ),
-    ] = None,
-    limit: Annotated[
-        int | None, typer.Option(help="Ask about the first N turns.", min=1, show_default="all")
-    ] = None,
-    estimate: Annotated[
-        bool,
-        typer.Option(
-            "--estimate", help="Ask about 8 turns, say what the next stage will cost, and stop."
-        ),
-    ] = False,
-    max_cost: MaxCost = None,
-    config: Config = None,
-    licence: Licence = None,
-    push: Annotated[
-        str | None, typer.Option(help="Dataset (ns/name) to push the result to, private if new.")
-    ] = None,
-    public: Public = False,
-    revision: Revision = None,
-    create_pr: CreatePr = False,
-) -> None:
-    """Let a panel judge whether a challenger beats the king on turns of recorded sessions."""
-    from pimono_sdpo.duel import stages
-    from pimono_sdpo.llm.money import need_prices
-    from pimono_sdpo.llm.settings import load
-    from pimono_sdpo.push import push_folder
+@options
+class Options(PushResult, WriterOptions):
+    """Options of `duel`; settings fill in what is None."""
 
-    target = push_target(push, public, revision, create_pr)
-    one_of(stage, (*STAGES, "all"), "--stage")
-    one_of(rules, RULES, "--rules")
-    asked: Json = {"provider": provider, "model": model, "challenger": challenger}
-    asked |= {"turns": turns, "seed": seed, "opponent": opponent}
-    panel: Json = {"provider": provider, "models": tuple(judge) if judge else None}
-    settings = load(config, duel=asked, judge=panel)
-    wanted = STAGES if stage == "all" else (stage,)
-    spending = stages.Spending(max_cost, limit, ESTIMATED if estimate else None)
-    if max_cost is not None and "judge" in wanted:
+    source: str | None = argument(
+        "Trajectories (parquet, or ns/name on the Hub) or recorded sessions; not needed once the "
+        "turns are drawn.",
+        default=None,
+    )
+    out: Path = option("Folder of the duel; finished work stays.", default=Path("duel"))
+    stage: Literal["turns", "answers", "judge", "score", "all"] = option(
+        "Run only this stage.", default="all"
+    )
+    records: str | None = option(
+        "Pull requests by instance id: parquet, or ns/name on the Hub.", default=None
+    )
+    exclude: Path | None = option(
+        "Text file of instance ids to leave out, one per line.", default=None
+    )
+    turns: int | None = option("Turns to draw.", default=None, minimum=1, shown="2000")
+    seed: int | None = option("Seed of the draw and of the answers.", default=None, shown="42")
+    model: str | None = option("Model of the king.", default=None, shown="chain.toml's")
+    challenger: str | None = option("Model of the challenger.", default=None, shown="the king's")
+    provider: str | None = option(
+        "Provider of players and judges: hf, together, openai, chutes, or the URL of an "
+        "OpenAI-compatible server.",
+        default=None,
+        shown="chain.toml's, else chutes",
+    )
+    judge: list[str] = option(
+        "A model of the panel; may be repeated.", default_factory=list, shown="chain.toml's"
+    )
+    opponent: Opponent | None = option(
+        "Judge against the king, or against the recorded agent.", default=None, shown="king"
+    )
+    rules: Literal["default", "original"] = option(
+        "Report the verdict by the original rules, too.", default="default"
+    )
+    aa_test: int | None = option(
+        "Also duel the king with itself on N turns, which shows how many `final` are chance.",
+        default=None,
+        minimum=1,
+    )
+    limit: int | None = option(
+        "Ask about the first N turns only.", default=None, minimum=1, shown="all"
+    )
+    estimate: bool = option(
+        "Ask about 8 turns, estimate the cost of the next stage, and stop.", default=False
+    )
+    max_cost: float | None = option(
+        "Stop before spending more than this many USD.", default=None, minimum=0
+    )
+    config: Path | None = option("File of settings.", default=None, shown="chain.toml")
+    to: Kind | None = option(
+        "Write rows to train on from a finished duel, and do nothing else.", default=None
+    )
+    rows: Path | None = option("With --to: folder to write.", default=None, shown="OUT_TO")
+    bucket: list[Literal["final", "refined", "defeat"]] = option(
+        "With --to: bucket to take; may be repeated.", default_factory=lambda: ["final"]
+    )
+
+
+def run(options: Options) -> None:
+    """Run the stages, or export rows, and push the result if asked to."""
+    target = options.push_target()
+    if options.to is not None:
+        result = _write_rows(options, options.to)
+    else:
+        if not _run_stages(options):
+            return
+        result = options.out / RESULT
+    if target is not None:
+        typer.echo(push_folder(result, target))
+
+
+def _run_stages(options: Options) -> bool:
+    """Run the stages; return whether there is a new result."""
+    out = options.out
+    settings = _load_settings(options)
+    wanted = STAGES if options.stage == "all" else (options.stage,)
+    estimate = ESTIMATED if options.estimate else None
+    spending = Spending(options.max_cost, options.limit, estimate)
+    if options.max_cost is not None and "judge" in wanted:
         # Before anything is spent on the answers.
         need_prices(settings.judge.models, settings.price_list())
-    if "turns" in wanted and (source or stage == "turns"):
-        _draw(source, records, exclude, settings, out)
-    for name, run in (("answers", stages.run_answers), ("judge", stages.run_judge)):
-        if name in wanted and _ended(run(out, settings, spending), name):
-            return
-        if name in wanted and aa_test is not None:
-            equal = stages.Spending(max_cost, aa_test, spending.estimate)
-            _ended(run(out, settings, equal, equals=True), f"{name} of equals")
+    if "turns" in wanted and (options.source or options.stage == "turns"):
+        if options.source is None:
+            raise SourceError(
+                "There is no source to draw turns from; name trajectories or sessions."
+            )
+        report = run_turns_by_settings(
+            options.source, options.records, options.exclude, settings, out
+        )
+        typer.echo(f"{report['turns']} turns of {report['instances']} tasks are in {out / 'turns'}")
+    for name, run_stage in (("answers", run_answers), ("judge", run_judge)):
+        if name not in wanted:
+            continue
+        if _print_outcome(run_stage(out, settings, spending), name):
+            return False
+        if options.aa_test is not None:
+            equal = Spending(options.max_cost, options.aa_test, estimate)
+            outcome = run_stage(out, settings, equal, equals=True)
+            _print_outcome(outcome, f"{name} of the king against itself")
     if "score" in wanted:
-        _score(out, settings, rules, licence)
-        if target is not None:
-            typer.echo(push_folder(out / "result", target))
+        _score(options, settings)
+    return "score" in wanted
 
 
-def _draw(
-    source: str | None,
-    records: str | None,
-    exclude: Path | None,
-    settings: "Settings",
-    out: Path,
-) -> None:
-    from pimono_sdpo.duel.stages import run_turns_by_settings
-
-    if source is None:
-        raise SourceError("There is no source to draw turns from; name trajectories or sessions.")
-    report = run_turns_by_settings(source, records, exclude, settings, out)
-    typer.echo(f"{report['turns']} turns of {report['instances']} tasks are in {out / 'turns'}")
+def _load_settings(options: Options) -> Settings:
+    duel = {
+        "provider": options.provider,
+        "model": options.model,
+        "challenger": options.challenger,
+        "turns": options.turns,
+        "seed": options.seed,
+        "opponent": options.opponent,
+    }
+    panel = {"provider": options.provider, "models": tuple(options.judge) or None}
+    return load(options.config, duel=duel, judge=panel)
 
 
-def _ended(told: "Outcome", name: str) -> bool:
-    """Say what a stage did; whether that was an estimate. Raises InferenceError when it stopped."""
-    if told.estimate is not None:
-        typer.echo(told.estimate)
-    if told.asked is not None:
-        failed = f", {told.asked.errors} failed: {told.asked.error}" if told.asked.errors else ""
-        typer.echo(f"{name}: {told.asked.rows} rows{failed}")
-    if told.used and told.estimate is None:
-        typer.echo(told.used)
-    if told.stopped is not None:
-        raise InferenceError(f"{told.stopped.rstrip('.')}; what is done stays, run it again.")
-    return told.estimate is not None
+def _print_outcome(outcome: Outcome, name: str) -> bool:
+    """Print what a stage did; return whether that was an estimate.
+
+    Raises InferenceError when the stage was stopped.
+    """
+    if outcome.estimate is not None:
+        typer.echo(outcome.estimate)
+    if outcome.asked is not None:
+        asked = outcome.asked
+        failed = f", {asked.errors} failed: {asked.error}" if asked.errors else ""
+        typer.echo(f"{name}: {asked.rows} rows{failed}")
+    if outcome.used and outcome.estimate is None:
+        typer.echo(outcome.used)
+    if outcome.stopped is not None:
+        raise InferenceError(
+            f"{outcome.stopped.rstrip('.')}; finished calls are kept, run the same command again."
+        )
+    return outcome.estimate is not None
 
 
-def _score(out: Path, settings: "Settings", rules: str, licence: str | None) -> None:
-    from pimono_sdpo.duel.albedo_rules import AlbedoRules
-    from pimono_sdpo.duel.gate import Rules
-    from pimono_sdpo.duel.result import score_duel
-
+def _score(options: Options, settings: Settings) -> None:
     gate = Rules(**settings.gate.model_dump(), seed=settings.duel.seed)
-    original = AlbedoRules() if rules == "original" else None
-    report = score_duel(out, gate, original, settings.duel.opponent, licence)
+    original = AlbedoRules() if options.rules == "original" else None
+    report = score_duel(options.out, gate, original, settings.duel.opponent, options.licence)
     verdict = report["verdict"]
-    typer.echo(f"score {_points(verdict['score'])}, lower bound {_points(verdict['bound'])}")
+    score, bound = (
+        "none" if verdict[name] is None else f"{verdict[name]:.1f}" for name in ("score", "bound")
+    )
+    typer.echo(f"score {score}, lower bound {bound}")
     typer.echo("buckets: " + ", ".join(f"{name} {n}" for name, n in report["buckets"].items()))
     if report["aa_test"]:
         typer.echo(f"final between equals: {report['aa_test']['buckets']['final']}")
     if original is not None:
         accepted = report["original"]["accepted"]
         typer.echo("by the original rules: " + ("accepted" if accepted else "not accepted"))
-    said = "accepted" if verdict["accepted"] else "not accepted: " + "; ".join(verdict["refusals"])
-    typer.echo(f"{said}\nreport.md and the buckets are in {out / 'result'}")
+    refused = "not accepted: " + "; ".join(verdict["refusals"])
+    typer.echo("accepted" if verdict["accepted"] else refused)
+    typer.echo(f"report.md and the buckets are in {options.out / RESULT}")
 
 
-def _points(value: float | None) -> str:
-    return "none" if value is None else f"{value:.1f}"
-
-
-def duel_rows_command(
-    folder: Annotated[Path, typer.Argument(help="Folder of a duel that was scored.")],
-    out: Out,
-    to: Annotated[str, typer.Option(help="Rows for `sft`, `dpo` or `sdpo`.")],
-    bucket: Annotated[
-        list[str] | None,
-        typer.Option(help="Bucket to take; may be repeated.", show_default="final"),
-    ] = None,
-    format: Format = "trl",
-    licence: Licence = None,
-    push: Annotated[
-        str | None, typer.Option(help="Dataset (ns/name) to push to, private if new.")
-    ] = None,
-    public: Public = False,
-    revision: Revision = None,
-    create_pr: CreatePr = False,
-) -> None:
-    """Write the turns that the challenger won as rows to train on."""
-    from pimono_sdpo.commands.duel_rows import STAGES as KINDS
-    from pimono_sdpo.commands.duel_rows import run_duel_rows
-    from pimono_sdpo.dataset_writer import Format as Formats
-    from pimono_sdpo.dataset_writer import summarize
-    from pimono_sdpo.push import push_folder
-    from processors.duel.scores import Bucket
-
-    target = push_target(push, public, revision, create_pr)
-    names = [one_of(name, get_args(Bucket)[:3], "--bucket") for name in bucket or ["final"]]
-    kind: Any = one_of(to, tuple(KINDS), "--to")
-    one_of(format, get_args(Formats) if kind != "sdpo" else ("trl",), "--format")
-    report = run_duel_rows(folder, kind, out, names, format, licence)
-    typer.echo(summarize(report, out))
-    if target is not None:
-        typer.echo(push_folder(out, target))
+def _write_rows(options: Options, kind: Kind) -> Path:
+    if kind == "sdpo" and options.format != "trl":
+        raise OutputError("SDPO rows have no lines for Together; leave --format out.")
+    name = options.out.resolve().name
+    rows = options.rows or options.out.resolve().with_name(f"{name}_{kind}")
+    report = write_training_rows(
+        options.out, kind, rows, options.bucket, options.format, options.licence
+    )
+    typer.echo(summarize(report, rows))
+    return rows

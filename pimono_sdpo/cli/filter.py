@@ -15,12 +15,12 @@ from pathlib import Path
 
 import typer
 
-from pimono_sdpo.cli.text import counts
 from pimono_sdpo.errors import OutputError, SourceError
-from pimono_sdpo.filtering import EngineName, FilterOptions, Json, merge_parts, run_filter, run_part
+from pimono_sdpo.filtering import FilterOptions, Json, merge_parts, run_filter, run_part
 from pimono_sdpo.options import argument, changed, option, options
 from pimono_sdpo.push import PushResult, push_folder
-from pimono_sdpo.runs.usage import Usage, table
+from pimono_sdpo.runs.engine import EngineName
+from pimono_sdpo.runs.progress import Usage, usage_table
 
 
 @options
@@ -62,7 +62,7 @@ def run(options: Options) -> None:
             engine=options.engine,
             usage=usage,
         )
-    typer.echo(table(report["sessions"], report["kept"], report["drop_reasons"], usage))
+    typer.echo(usage_table(report["sessions"], report["kept"], report["drop_reasons"], usage))
     typer.echo(summarize(report, options.out))
     if target is not None:
         typer.echo(push_folder(options.out, target))
@@ -85,7 +85,7 @@ def _run_part(options: Options) -> None:
         engine=options.engine,
         usage=usage,
     )
-    typer.echo(table(part["sessions"], part["rows"], part["dropped"], usage))
+    typer.echo(usage_table(part["sessions"], part["rows"], part["dropped"], usage))
     typer.echo(
         f"part {part['part']} of {part['parts']} is in {options.out}; "
         "merge all parts with `filter --merge`"
@@ -114,18 +114,22 @@ def summarize(report: Json, out: Path) -> str:
     score = report["score"]
     lines = [
         f"score {score['min']:g} to {score['max']:g}, mean {score['mean']:.2f}",
-        "categories: " + counts(report["category_counts"]),
+        "categories: " + _counts(report["category_counts"]),
     ]
     broken = {name: n for name, n in report["lines"].items() if n and name != "parsed"}
     if broken:
-        lines.append("broken lines: " + counts(broken))
+        lines.append("broken lines: " + _counts(broken))
     upstream = report["input"].get("upstream") or {}
     if upstream.get("commits_behind"):
-        behind = counts({"commits": upstream["commits_behind"], "days": upstream["days_behind"]})
+        behind = _counts({"commits": upstream["commits_behind"], "days": upstream["days_behind"]})
         lines.append(f"the viewer's export is behind the dataset: {behind}")
     if report["options"]["test_fraction"]:
-        lines.append("split: " + counts({"train": 0, "test": 0} | report["splits"]))
+        lines.append("split: " + _counts({"train": 0, "test": 0} | report["splits"]))
     if report["secrets_redacted"]:
-        lines.append("redacted: " + counts(report["secrets_redacted"]))
+        lines.append("redacted: " + _counts(report["secrets_redacted"]))
     lines.append(f"rows, rejects, report.json and README.md are in {out}")
     return "\n".join(lines)
+
+
+def _counts(of: dict[str, int]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in of.items())

@@ -5,12 +5,14 @@ pimono-sdpo pairs rollouts/ --out pairs --target patch --format together
 pimono-sdpo pairs traces/ --out pairs
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import typer
 
 from pimono_sdpo.agent.task_tests import open_tester
@@ -25,11 +27,12 @@ from pimono_sdpo.dataset_writer import (
 from pimono_sdpo.errors import EmptySelection, OutputError, SourceError
 from pimono_sdpo.options import argument, option, options, report_options, resume_key
 from pimono_sdpo.push import PushResult, push_folder
-from pimono_sdpo.runs.folders import apart
-from pimono_sdpo.runs.tables import Made, Part, Table, through
+from pimono_sdpo.runs.engine import Part, Piece
+from pimono_sdpo.runs.folders import require_disjoint
+from pimono_sdpo.runs.sessions import rows_and_rejects
 from pimono_sdpo.schema import DROPPED_PAIR, PAIR
-from pimono_sdpo.stage import Stage, source_hash
-from pimono_sdpo.suites.rollouts import Rollouts, is_same, open_rollouts, rows_at, rows_of
+from pimono_sdpo.stage import Stage, table_of_rows
+from pimono_sdpo.suites.stored_rollouts import Rollouts, is_same, open_rollouts, rows_at, rows_of
 from pimono_sdpo.suites.suite import load
 from pimono_sdpo.suites.workspace import visible_files
 from processors.rollouts import session_pairs
@@ -79,21 +82,21 @@ def write_pairs(options: Options) -> Json:
     named = {"tokenizer": options.tokenizer_name()}
     made_by = {"options": resume_key(options) | named, "tokenizer": options.tokenizer_hash()}
     used = report_options(options) | named
-    table = Table(PAIR, DROPPED_PAIR)
+    table = (PAIR, DROPPED_PAIR)
     rollouts = open_rollouts(options.source)
     if rollouts is None:
         stages: list[Stage] = [
             *session_pairs.stages(options.test_fraction),
             *options.length_stages(),
         ]
-        kind, name, parts = session_parts(options.source, options.out, stages, made_by)
+        kind, name, parts = session_parts(options.source, options.out, stages, made_by, table)
         rules = {field.name for field in fields(Rules)}
         used = {name: value for name, value in used.items() if name not in rules}
         spec = DatasetSpec(
             "pairs", name, kind, used, options.format, options.licence, held_out=held_out
         )
         return write_dataset(spec, parts, table, options.out)
-    apart(Path(options.source).resolve(), options.out.resolve())
+    require_disjoint(Path(options.source).resolve(), options.out.resolve())
     spec = DatasetSpec(
         "pairs",
         rollouts.name,
@@ -123,20 +126,16 @@ def _warnings(rules: Rules) -> list[str]:
 
 def _task_parts(rollouts: Rollouts, options: Options, made_by: Json, retest: Retest) -> list[Part]:
     stages = options.length_stages()
-    code = [source_hash(step_pairs), *(stage.code for stage in stages)]
     parts = []
-    for task_id, places in rollouts.by_task().items():
-        files = [is_same(file) for file in dict.fromkeys(file for file, _ in places)]
-        made_from = {
-            **made_by,
+    for number, (task_id, places) in enumerate(rollouts.by_task().items()):
+        given = {
             "task_id": task_id,
             "task": rollouts.tasks.get(task_id),
-            "files": files,
-            "rows": [number for _, number in places],
-            "code": code,
+            "files": [is_same(file) for file in dict.fromkeys(file for file, _ in places)],
+            "rows": [row for _, row in places],
         }
         run = partial(_pair_task, rollouts, task_id, places, options, stages, retest)
-        parts.append(Part(made_from, len(places), run))
+        parts.append(Part(number, task_id, len(places), given, made_by, run, tuple(stages)))
     return parts
 
 
@@ -147,20 +146,22 @@ def _pair_task(
     rules: Rules,
     stages: list[Stage],
     retest: Retest,
-) -> Iterator[Made]:
+) -> Iterator[Piece]:
     task = rollouts.tasks.get(task_id)
     files = visible_files(task) if task and rules.target in {"patch", "last_write"} else {}
     case = Case(task_id, rows_at(places), rollouts.split_of(task_id), task, files, retest)
     made = step_pairs(case, rules) if rules.target == "step" else pair_of(case, rules)
-    fitting = through(made.rows, stages)
-    made.rows, made.rejects = fitting.rows, [*made.rejects, *fitting.rejects]
-    made.counts["runs"] += len(places)
-    made.counts["tasks"] += 1
-    if made.rows:
-        made.counts["tasks_with_pairs"] += 1
-    elif all(row["drop_reason"] in NO_CONTRAST for row in made.rejects):
-        made.counts["no_contrast_tasks"] += 1
-    yield made
+    fitting = rows_and_rejects(table_of_rows(made.rows, PAIR), stages, PAIR, DROPPED_PAIR, "pairs")
+    rejected = table_of_rows(made.rejects, DROPPED_PAIR)
+    reasons = Counter(row["drop_reason"] for row in made.rejects)
+    reasons.update(fitting.counts["dropped"])
+    counts = {**made.counts, "runs": len(places), "tasks": 1, "dropped": reasons}
+    if fitting.tables["rows"].num_rows:
+        counts["tasks_with_pairs"] = 1
+    elif reasons.keys() <= NO_CONTRAST:
+        counts["no_contrast_tasks"] = 1
+    rejected = pa.concat_tables([rejected, fitting.tables["rejects"]])
+    yield Piece({"rows": fitting.tables["rows"], "rejects": rejected}, len(places), counts)
 
 
 def check_dpo_lines(suite: Path, target: str, protocol: str) -> None:

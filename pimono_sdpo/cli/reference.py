@@ -1,8 +1,8 @@
 """Write the reference of all commands as Markdown: `python -m pimono_sdpo.cli.reference`."""
 
 import inspect
-import re
 import sys
+import textwrap
 from dataclasses import MISSING, Field, fields
 from typing import Any, get_type_hints
 
@@ -54,11 +54,11 @@ def _default(field: "Field[Any]") -> str:
 
 def _with_code_blocks(text: str) -> str:
     """Fence the examples of a docstring."""
-    return re.sub(r"(?m)(?:^pimono-sdpo .*\n?)+", _fence, text + "\n").strip()
-
-
-def _fence(example: re.Match[str]) -> str:
-    return f"```sh\n{example[0].strip()}\n```\n"
+    parts = []
+    for part in text.split("\n\n"):
+        is_example = part.lstrip().startswith("pimono-sdpo ")
+        parts.append(f"```sh\n{textwrap.dedent(part).strip()}\n```" if is_example else part)
+    return "\n\n".join(parts)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from pimono_sdpo.cli import steps
 from pimono_sdpo.dataset_writer import explain_empty
 from pimono_sdpo.errors import EmptySelection, OutputError
 from pimono_sdpo.options import option, options
-from pimono_sdpo.suites.rollouts import rows_of
+from pimono_sdpo.suites.stored_rollouts import rows_of
 from processors.rollouts.together import sft_line, write_lines
 
 

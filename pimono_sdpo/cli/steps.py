@@ -4,10 +4,12 @@ pimono-sdpo steps rollouts/ --out steps
 pimono-sdpo steps traces/ --out steps --tool-protocol json --format together
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import typer
 
 from pimono_sdpo.dataset_writer import (
@@ -21,11 +23,12 @@ from pimono_sdpo.dataset_writer import (
 from pimono_sdpo.errors import EmptySelection
 from pimono_sdpo.options import argument, option, options, report_options, resume_key
 from pimono_sdpo.push import PushResult, push_folder
-from pimono_sdpo.runs.folders import apart
-from pimono_sdpo.runs.tables import Made, Part, Table, code_of, through
+from pimono_sdpo.runs.engine import Part, Piece
+from pimono_sdpo.runs.folders import require_disjoint
+from pimono_sdpo.runs.sessions import rows_and_rejects, slice_table
 from pimono_sdpo.schema import DROPPED_STEP, STEP
 from pimono_sdpo.stage import Stage
-from pimono_sdpo.suites.rollouts import Rollouts, is_same, open_rollouts, rows_of
+from pimono_sdpo.suites.stored_rollouts import Rollouts, is_same, open_rollouts, tables_of
 from processors.rollouts import sessions, steps
 from processors.rollouts.conversation import As
 
@@ -111,9 +114,11 @@ def write_steps(options: Options) -> Json:
     rollouts = open_rollouts(options.source)
     if rollouts is None:
         stages = [sessions.stage(options.test_fraction), *stages]
-        kind, name, parts = session_parts(options.source, options.out, stages, made_by)
+        kind, name, parts = session_parts(
+            options.source, options.out, stages, made_by, (STEP, DROPPED_STEP)
+        )
     else:
-        apart(Path(options.source).resolve(), options.out.resolve())
+        require_disjoint(Path(options.source).resolve(), options.out.resolve())
         kind, name, parts = "rollouts", rollouts.name, _rollout_parts(rollouts, stages, made_by)
     warnings = []
     if options.granularity == "trajectory":
@@ -125,24 +130,20 @@ def write_steps(options: Options) -> Json:
     spec = DatasetSpec(
         "steps", name, kind, used, options.format, options.licence, warnings, held_out
     )
-    return write_dataset(spec, parts, Table(STEP, DROPPED_STEP), options.out)
+    return write_dataset(spec, parts, (STEP, DROPPED_STEP), options.out)
 
 
 def _rollout_parts(rollouts: Rollouts, stages: list[Stage], made_by: Json) -> list[Part]:
-    made_by = {**made_by, "tasks": rollouts.tasks, "stages": code_of(stages)}
-    return [
-        Part({"file": is_same(file), **made_by}, 1, _rollouts_run(rollouts, file, stages))
-        for file in rollouts.files
-    ]
+    parts = []
+    for number, file in enumerate(rollouts.files):
+        given = {"file": is_same(file), "tasks": rollouts.tasks}
+        run = partial(_cut_rollouts, rollouts, file, stages)
+        parts.append(Part(number, file.name, 1, given, made_by, run, tuple(stages)))
+    return parts
 
 
-def _rollouts_run(
-    rollouts: Rollouts, file: Path, stages: list[Stage]
-) -> Callable[[], Iterator[Made]]:
-    def run() -> Iterator[Made]:
-        for row in rows_of(file):
-            made = through([{**row, "split": rollouts.split_of(row["task_id"])}], stages)
-            made.counts["runs"] += 1
-            yield made
-
-    return run
+def _cut_rollouts(rollouts: Rollouts, file: Path, stages: list[Stage]) -> Iterator[Piece]:
+    for table in tables_of(file):
+        splits = [rollouts.split_of(task_id) for task_id in table["task_id"].to_pylist()]
+        for few in slice_table(table.append_column("split", pa.array(splits, pa.string()))):
+            yield rows_and_rejects(few, stages, STEP, DROPPED_STEP, "runs")

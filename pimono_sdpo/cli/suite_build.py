@@ -1,8 +1,10 @@
 """Build a suite of bug-fixing tasks, each with what tests an answer.
 
-pimono-sdpo suite build samples --out tasks              # 30 small programs with a bug each
-pimono-sdpo suite build QuixBugs --out quixbugs          # 40 tasks of a checkout, left in place
-pimono-sdpo suite build humanevalpack.jsonl --out fixes  # HumanEvalFix: a small repo per task
+Sources are this project's own programs, a QuixBugs checkout, and lines of HumanEvalFix:
+
+    pimono-sdpo suite build samples --out tasks
+    pimono-sdpo suite build QuixBugs --out quixbugs
+    pimono-sdpo suite build humanevalpack.jsonl --out fixes
 """
 
 from pathlib import Path

@@ -1,6 +1,8 @@
 """Check that training rows contain no task of a test suite.
 
-pimono-sdpo suite check sides/test.json rows
+Rows of the split `test` are not checked:
+
+    pimono-sdpo suite check sides/test.json rows
 """
 
 from pathlib import Path

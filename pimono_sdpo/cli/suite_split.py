@@ -1,6 +1,8 @@
 """Split a suite by task into one for training and one for testing.
 
-pimono-sdpo suite split quixbugs --out sides --method rank --group-by group
+A task without tests can only be trained on:
+
+    pimono-sdpo suite split quixbugs --out sides --method rank --group-by group
 """
 
 from pathlib import Path

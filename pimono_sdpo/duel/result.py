@@ -26,8 +26,8 @@ from pimono_sdpo.duel.stages import ANSWERS, EQUAL_ANSWERS, EQUAL_JUDGMENTS, JUD
 from pimono_sdpo.duel.summary import count_false_finals, summarize_albedo, summarize_duel
 from pimono_sdpo.errors import SourceError
 from pimono_sdpo.llm.shards import is_of
-from pimono_sdpo.runs.folders import LOCK, REPORT, only_run, publish_folder, remove
-from pimono_sdpo.runs.workers import sha256
+from pimono_sdpo.runs.engine import sha256
+from pimono_sdpo.runs.folders import REPORT, only_run, publish_folder
 from pimono_sdpo.schema import DUEL, Opponent
 from processors.duel.scores import collect_reasons, collect_votes, make_duels, score_turns
 
@@ -102,7 +102,6 @@ def score_duel(
         (finished / "README.md").write_text(render_duel_card(report))
         write_duel_plot(report, finished / "report.png")
         publish_folder(finished, out)
-        remove(work, LOCK)
     return report
 
 

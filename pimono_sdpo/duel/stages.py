@@ -23,7 +23,7 @@ from pimono_sdpo.llm.client import open_chat
 from pimono_sdpo.llm.decisions import Decisions
 from pimono_sdpo.llm.settings import Settings
 from pimono_sdpo.llm.shards import Asked, answers_of, ask_shards
-from pimono_sdpo.runs.folders import held
+from pimono_sdpo.runs.folders import lock
 from pimono_sdpo.schema import ANSWER, JUDGMENT, Opponent
 from pimono_sdpo.stage import source_hash
 from processors.duel.answers import AnswerStage, Players
@@ -64,7 +64,7 @@ def run_turns(source: str, records: str | None, options: Options, out: Path) -> 
     """
     key = json.dumps([source, records, asdict(options)], default=sorted)
     request = hashlib.sha256(key.encode()).hexdigest()
-    with held(out / LOCK, out):
+    with lock(out / LOCK, out):
         before = _read_report(out)
         if before is not None and before["request"] == request:
             return before
@@ -99,7 +99,7 @@ def run_answers(out: Path, settings: Settings, spending: Spending, equals: bool 
     )
     if _read_report(out) is None:
         raise SourceError(f"`{out}` has no turns yet; run the stage `turns` first.")
-    with held(out / LOCK, out):
+    with lock(out / LOCK, out):
         inputs = _find_shards(out / TURNS, "turns")
         models = (players.king, players.challenger)
         chat = open_chat(duel, settings, out / JOURNAL, models, spending.max_cost)
@@ -126,7 +126,7 @@ def run_judge(out: Path, settings: Settings, spending: Spending, equals: bool = 
     )
     if not out.is_dir():
         raise SourceError(f"`{out}` does not exist; run the stages `turns` and `answers` first.")
-    with held(out / LOCK, out):
+    with lock(out / LOCK, out):
         inputs = _find_shards(out / (EQUAL_ANSWERS if equals else ANSWERS), "answers")
         if judge.backend == "logprobs" and "://" not in judge.provider:
             raise InferenceError(

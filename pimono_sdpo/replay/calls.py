@@ -42,10 +42,10 @@ _LOOKS_NUMBERED = re.compile(r"\s*\d{1,7}(?:#\w{1,8})?\s?[→\t|:]")
 
 
 class Shown(NamedTuple):
-    """Runs of lines a read has shown.
+    """Runs of lines that a read has shown.
 
-    `first_line` is the number of the first, 0 where there are several runs; `is_end` tells that
-    nothing comes after the last.
+    `first_line` is the number of the first line, 0 for several runs; `is_end` is True if nothing
+    follows the last line.
     """
 
     runs: list[str]
@@ -54,23 +54,23 @@ class Shown(NamedTuple):
 
 
 def decode_arguments(call: Event) -> dict[str, Any]:
-    """Decode a call's arguments; what is no object has none."""
+    """Decode a call's arguments; {} for anything but an object."""
     given = decode_json(call.arguments)
     return given if isinstance(given, dict) else {}
 
 
 def find_text(given: dict[str, Any], *names: str) -> str:
-    """Return the first argument of these names that is a text; often none."""
+    """Return the first text among the arguments of these names, or ""."""
     return next((given[name] for name in names if isinstance(given.get(name), str)), "")
 
 
 def find_path(given: dict[str, Any]) -> str:
-    """Return the file a call is about."""
+    """Return the path of the file that a call names, or ""."""
     return find_text(given, "path", "file_path", "filePath", "notebook_path")
 
 
 def read_edits(given: dict[str, Any]) -> list[Edit]:
-    """Return the edits of a call of any harness; none when one of them is malformed.
+    """Return the edits of a call of any harness, [] if one of them is malformed.
 
     >>> read_edits({"path": "a.ts", "oldText": "x", "newText": "y"})
     [Edit(old='x', new='y', everywhere=False)]
@@ -84,7 +84,7 @@ def read_edits(given: dict[str, Any]) -> list[Edit]:
 
 
 def apply_in_turn(given: dict[str, Any]) -> bool:
-    """Tell whether each edit sees what those before it have done."""
+    """Return whether the edits of a call are applied one after the other."""
     several = given.get("edits")
     return isinstance(several, list) and any(
         isinstance(one, dict) and "oldText" not in one for one in several
@@ -137,7 +137,7 @@ def _without_numbers(text: str, first: int) -> list[str] | None:
 
 
 def _runs(lines: list[str]) -> list[str]:
-    """Split at the lines that a harness, or who published the session, may have changed."""
+    """Split at the lines that a harness or a publisher may have shortened or redacted."""
     text = "\n".join(lines)
     gaps = {at for at, line in enumerate(lines) if len(line) >= LONGEST_LINE}
     if _PREFILTER.candidates(text) and any(sign in text for sign in _MAY_GAP):

@@ -1,4 +1,4 @@
-"""What a command line may have changed: nothing, files it names, or anything."""
+"""What a command line shows of files, and what it may have changed: named files, or any."""
 
 import re
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ _FOUND = re.compile(r"(?:(?P<file>[^\s:]{1,300}\.\w{1,10}):)?\d{1,7}:(?P<text>.*
 
 
 def find_copies(command: str) -> list[tuple[str, str]]:
-    """Return the files a command line copies or moves, from and to.
+    """Return the files that a command line copies or moves, as (source, target).
 
     >>> find_copies("cd a && cp x.ts y.ts; rm z")
     [('a/x.ts', 'a/y.ts')]
@@ -30,7 +30,7 @@ def find_copies(command: str) -> list[tuple[str, str]]:
 
 
 def find_matched_lines(command: str, output: str) -> list[tuple[str, str]]:
-    """Return the lines a search has shown, with the file each is of.
+    """Return the lines that a search has shown, as (file, line).
 
     >>> find_matched_lines("grep -n 'let' a.ts", "3:let a = 1;")
     [('a.ts', 'let a = 1;')]
@@ -51,7 +51,7 @@ def find_matched_lines(command: str, output: str) -> list[tuple[str, str]]:
 
 
 def find_shown_file(command: str) -> tuple[str, bool] | None:
-    """Return the file whose text a command shows, and whether all of it; None when it is no file's.
+    """Return the file that a command shows, and whether all of it; None if it shows none.
 
     >>> find_shown_file("cd /app && cat src/a.ts"), find_shown_file("sed -n '1,9p' a.ts")
     (('/app/src/a.ts', True), ('a.ts', False))
@@ -71,7 +71,7 @@ def find_shown_file(command: str) -> tuple[str, bool] | None:
 
 
 def may_match(pattern: str, path: str) -> bool:
-    """Tell whether a pattern of a shell may stand for a path, or for a folder that it is in.
+    """Return whether a shell pattern may match a path or one of its parent folders.
 
     >>> may_match("../src/*.ts", "/w/src/a.ts"), may_match("*.html", "/w/src/a.ts")
     (True, False)
@@ -85,7 +85,7 @@ def may_match(pattern: str, path: str) -> bool:
 
 
 def _in_folder(command: str) -> tuple[str, list[Pipeline]]:
-    """Take `cd FOLDER &&` off the front of a single command."""
+    """Split `cd FOLDER &&` off a single command."""
     pipelines = parse_once(command)
     if len(pipelines) == 2 and pipelines[0].then == "&&" and len(pipelines[0].stages) == 1:
         first = pipelines[0].stages[0]
@@ -96,12 +96,12 @@ def _in_folder(command: str) -> tuple[str, list[Pipeline]]:
 
 @lru_cache(maxsize=8)
 def parse_once(command: str) -> list[Pipeline]:
-    """Parse a command once for all that is asked of it; nobody changes what is returned."""
+    """Parse a command and remember the result, which callers must not change."""
     return parse_command(command)
 
 
 def _joined(folder: str, name: str) -> str:
-    """Return where a name leads from a folder."""
+    """Return a name as it is seen from outside a folder."""
     return name if not folder or name.startswith("/") else f"{folder.rstrip('/')}/{name}"
 
 
@@ -115,9 +115,9 @@ _NOTHING_NEW = re.compile(r"\s*(?:Already up to date\.|Already on '[^'\n]*')\s*"
 
 
 def find_git_changes(arguments: Sequence[str], output: str, is_alone: bool) -> set[str] | None:
-    """Return the files it may have changed, None for any.
+    """Return the files that a git command may have changed, None for any.
 
-    `output` tells only where the command stands alone.
+    `output` is conclusive only if the command is alone.
 
     >>> find_git_changes(("checkout", "--", "a.ts"), "", True)
     {'a.ts'}
@@ -146,7 +146,7 @@ def find_git_changes(arguments: Sequence[str], output: str, is_alone: bool) -> s
 
 
 def find_gh_changes(arguments: Sequence[str]) -> set[str] | None:
-    """Return what GitHub's client may have changed: branches it checks out."""
+    """Return what GitHub's client may have changed: any file if it checks out a branch."""
     return None if {"checkout", "merge", "sync", "clone", "develop"} & set(arguments[:3]) else set()
 
 
@@ -157,7 +157,7 @@ def _without_options(arguments: Sequence[str]) -> Sequence[str]:
     return arguments[at:]
 
 
-# Programs that leave the sources as they are, though they run code: tests, builds, servers.
+# Programs that run code but do not change sources: tests, builds, servers.
 _LEAVES_SOURCES = frozenset(
     """tsc tsgo vitest jest mocha pytest cargo go make node deno python python3 bun tsx curl gh
     docker kubectl ssh sleep timeout ps kill pkill tmux npx npm pnpm yarn git java mvn gradle rustc
@@ -179,7 +179,7 @@ _MANIFESTS = frozenset(
     go.sum pyproject.toml poetry.lock uv.lock requirements.txt deno.json deno.lock Gemfile
     Gemfile.lock composer.json Package.swift Podfile""".split()
 )
-# Runners of scripts that are not to be seen: harmless by what their targets are called.
+# They run scripts that the session does not show; the names of the targets decide.
 _RUNNERS = frozenset("npm pnpm yarn make gradle gradlew mvn mvnw docker cargo just task".split())
 _RUNS_READING = re.compile(
     r"(?:test|tests|build|check|compile|verify|typecheck|tsc|dev|start|serve|publish|run|compose|up"
@@ -191,10 +191,10 @@ _SAYS_FIXED = re.compile(
     r"|\bspotlessApply\b|\bspotless:apply\b|\b[1-9]\d* fixed\b|\breformatted\b"
     r"|files were modified by this hook"
 )
-# It says how many files it has changed, and which it may is known.
+# They say how many files they changed, and which kinds they change is known.
 _TELLS = re.compile(
     r"\bbiome (?:check|format|lint)\b[^\n&|;]*"
-    # Here it names a package.
+    # Here `-w` names a package.
     r"|\b(?:npm|pnpm) (?:run )?[\w:-]+ -w\s"
 )
 _HIDDEN = re.compile(
@@ -202,9 +202,9 @@ _HIDDEN = re.compile(
     r"`[^`\n]*\b(?:sed|perl|tee|mv|cp|rm|git|python3?|node)\b[^`\n]*`|\b(?:exec\s+)?[3-9]>(?!&)"
     r"|(?<!\d)2>>?\s*(?!&|/dev/)\S|\bfd(?:find)?\b.*\s(?:-x|-X|--exec|--exec-batch)\b"
 )
-# They may format what they check, and say so when they did.
+# They may format what they check, and report it.
 _CHECKS = re.compile(r"\b(?:check|lint|biome|eslint|ruff|commit)\b")
-# They do format, and what they leave unsaid may be any file.
+# They do format, and may not report every file.
 _FORMATS = re.compile(r"--fix|\b(?:ruff|black|isort)\b.* format\b|\bruff format\b|--unsafe")
 _FIXED = re.compile(
     r"\b(?:[Ff]ixed|[Ff]ormatted|[Rr]eformatted|[Mm]odified) [1-9]\d* files?"
@@ -230,7 +230,7 @@ _INLINE = re.compile(r"<<|\s-(?:c|e)\b")
 _WRITES = re.compile(
     r"open\(|[Ww]rite|unlink|rename|remove|rmtree|mkdir|copy|move|exec|spawn|system|subprocess|\$`"
 )
-# Python that names the files it opens as they are called, and what it then does with them.
+# Python code that opens files by literal names, and writes to them.
 _OPENS = re.compile(r"(?<![\w.])open\(\s*(?:(?<!f)'([^'\n\\{]+)'|\"([^\"\n\\{]+)\")\s*[,)]")
 _OF_FILE = re.compile(r"\b\w+\.write(?:lines)?\(|(?<=\))\.write(?:lines)?\(")
 _INTERPRETERS = frozenset("python python3 node deno bun tsx ts-node".split())
@@ -245,11 +245,14 @@ _ASKS = frozenset({"--version", "-v", "-V", "--help", "-h", "help", "version"})
 
 @dataclass
 class Changes:
-    """What may have changed: files named, those edited before (by a formatter), or any.
+    """What a command line may have changed.
 
-    `fixed` is how many files a formatter says it has rewritten, None when it does not say;
-    `clean` that it has looked at all of them and left them alone; `formats` that one was called
-    which may have rewritten any file, whether edited or not.
+    names      named files
+    formatted  files edited before, by a formatter
+    anything   any file
+    fixed      how many files a formatter says it has rewritten, None if it does not say
+    clean      a formatter checked all files and changed none
+    formats    a formatter ran that may have rewritten any file, whether edited or not
     """
 
     names: set[str] = field(default_factory=set)
@@ -261,17 +264,17 @@ class Changes:
 
 
 def find_changes(command: str, output: str) -> Changes:
-    """Say what a command line may have changed, with what it printed."""
+    """Find what a command line may have changed, given its output."""
     changes = Changes()
     pipelines = parse_once(command)
-    # What is read of a longer one is its beginning.
+    # Only the beginning of a longer one is parsed.
     changes.anything = (
         len(command) > MAX_CHARS
         or _runs_for_each(command, pipelines)
         or bool(_HIDDEN.search(command))
     )
     for pipeline in pipelines:
-        # Where the output was cut it may have said more.
+        # A pipe or a redirection may hide parts of the output.
         is_told = len(pipeline.stages) == 1 and not pipeline.stages[0].targets
         for stage in pipeline.stages:
             changes.anything |= _is_script(stage)
@@ -292,7 +295,7 @@ def _says_fixed(output: str) -> bool:
 
 
 def _is_script(stage: Stage) -> bool:
-    """Tell whether a stage runs a script that may change any file, by its target."""
+    """Return whether a stage runs a script, or another program, that may change any file."""
     if stage.program in {"source", "."}:
         return not re.search(r"(?:activate|\.?env|rc|profile)\Z", " ".join(stage.arguments[:1]))
     if stage.program == "pre-commit":
@@ -320,7 +323,7 @@ _ALONE = frozenset({"cd", "git"})
 
 
 def _checked(stage: Stage, output: str | None, changes: Changes) -> None:
-    """A check that formats: what did it say?"""
+    """Note what a check that also formats says it has done."""
     text = " ".join((stage.program, *stage.arguments))
     if output is None:
         changes.formatted = True
@@ -328,7 +331,7 @@ def _checked(stage: Stage, output: str | None, changes: Changes) -> None:
         changes.formatted = True
         changes.fixed = sum(int(a or b) for a, b in _COUNTS.findall(output))
     elif _CLEAN.search(output):
-        # A hook may have looked at some files only.
+        # A hook may have checked only some files.
         changes.clean = stage.program != "git"
     elif _HOOKS.search(output):
         changes.formatted = True
@@ -348,8 +351,8 @@ def _is_check(stage: Stage) -> bool:
 
 
 def _runs_for_each(command: str, pipelines: list[Pipeline]) -> bool:
-    """Tell whether a program is run on files that the command line does not name."""
-    # Looking for a pattern in a long script takes longer than all the rest.
+    """Return whether a program is run on files that the command line does not name."""
+    # Searching a long script for the pattern would take longer than all the rest.
     if not any(sign in command for sign in _IN_FOR_EACH) or not _FOR_EACH.search(command):
         return False
     if _READS_EACH.search(command):
@@ -397,7 +400,7 @@ def _changed_by_stage(stage: Stage, command: str, output: str, is_alone: bool) -
     if program in _INTERPRETERS:
         if rest[-1:] and rest[-1] in _ASKS and not _INLINE.search(command):
             return set()
-        # Code that stands in the line says what it writes; a script's code is not to be seen.
+        # Inline code shows what it writes; the code of a script is unknown.
         if not _INLINE.search(command):
             return None if [word for word in rest if not word.startswith("-")] else set()
         return _written_by(command, program)
@@ -405,7 +408,7 @@ def _changed_by_stage(stage: Stage, command: str, output: str, is_alone: bool) -
 
 
 def _code_of(stage: Stage) -> set[str]:
-    """Return the words of sed and perl that are code, and name no file; none when not sure."""
+    """Return the words of sed and perl that are code rather than files, as far as is certain."""
     words = [word for word in stage.arguments if word]
     if stage.program not in {"sed", "gsed", "perl"}:
         return set()
@@ -416,7 +419,7 @@ def _code_of(stage: Stage) -> set[str]:
 
 
 def _written_by(code: str, program: str) -> set[str] | None:
-    r"""Return the files that code in the line may write, None for any.
+    r"""Return the files that inline code may write, None for any.
 
     >>> _written_by("python3 -c \"open('a.ts', 'w').write('x')\"", "python3")
     {'a.ts'}

@@ -1,4 +1,4 @@
-"""What a session has seen of one file: all of it, or runs of its lines."""
+"""What a session knows of one file, all of it or runs of lines, and how an edit of it would end."""
 
 import re
 import unicodedata
@@ -19,7 +19,7 @@ _OTHERS = re.compile(f"[{''.join(_ALIKE)}]")
 
 
 def join_runs(piece: list[str], start: int, lines: list[str], first: int) -> list[str] | None:
-    """Join two runs of lines that touch or overlap; None where they are of two versions."""
+    """Join two runs of lines that touch or overlap; None if they contradict each other."""
     if first < start:
         piece, start, lines, first = lines, first, piece, start
     common = start + len(piece) - first
@@ -30,13 +30,13 @@ def join_runs(piece: list[str], start: int, lines: list[str], first: int) -> lis
 
 
 def replace_text(text: str, old: str, new: str, everywhere: bool) -> str | None:
-    """Make one edit; None when the text is not what the harness had before it."""
+    """Make one edit; None if the text cannot be what the harness edited."""
     count = text.count(old) if old else 0
     return text.replace(old, new) if count == 1 or (count and everywhere) else None
 
 
 def replace_in_piece(piece: str, old: str, new: str, everywhere: bool) -> str | None:
-    """Make one edit; as it was where the edit was elsewhere, None where that is not to be told."""
+    """Make one edit of a piece; unchanged if the edit was elsewhere, None if that is unclear."""
     if old in piece:
         return replace_text(piece, old, new, everywhere)
     if piece in old:
@@ -53,7 +53,7 @@ def replace_in_piece(piece: str, old: str, new: str, everywhere: bool) -> str | 
 
 
 def count_alike(text: str, old: str) -> int:
-    """Count a text where quotes, dashes, and spaces at the ends of lines, are taken as one."""
+    """Count a text, ignoring kinds of quotes and dashes and spaces at the ends of lines."""
     core = max((line.strip() for line in old.split("\n")), key=len)
     if core.isascii() and text.isascii():
         count = text.count(core)
@@ -63,18 +63,18 @@ def count_alike(text: str, old: str) -> int:
 
 
 def find_distinctive_lines(text: str) -> list[str]:
-    """The lines that are not everywhere."""
+    """Return the lines of more than two characters; shorter ones are in many places."""
     return [stripped for line in text.split("\n") if len(stripped := line.strip()) > 2]
 
 
 def normalise_line_ends(text: str) -> str:
-    """Take line ends as the harness compares them."""
+    """Replace CRLF by LF, as harnesses do before they compare."""
     return text.replace("\r\n", "\n")
 
 
 @lru_cache(maxsize=256)
 def normalise_loosely(text: str) -> str:
-    """Take quotes, dashes and spaces as one, and leave out those at the end of a line."""
+    """Unify quotes, dashes and spaces, and strip the ends of lines."""
     if not text.isascii():
         if not unicodedata.is_normalized("NFKC", text):
             text = unicodedata.normalize("NFKC", text)
@@ -86,13 +86,13 @@ def normalise_loosely(text: str) -> str:
 Outcome = Literal["ok", "not_found", "multiple", "no_change"]
 
 MIN_IN_PARTS = 20
-# What a reader, a recorder or a harness may have changed in what it has shown.
+# A reader, a recorder or a harness may have changed such text when showing it.
 _UNSURE = re.compile("[\x1b\ufeff\ufffd\ud800-\udfff]|\r(?!\n)|REDACTED")
 _PATTERN = re.compile(r"\$[$&`']")
 
 
 class Edit(NamedTuple):
-    """Replace a text that stands in the file once, or wherever it stands."""
+    """Replace a text that occurs once in the file, or every occurrence."""
 
     old: str
     new: str
@@ -101,13 +101,16 @@ class Edit(NamedTuple):
 
 @dataclass
 class File:
-    """`whole` is the text when all of it is known; `pieces` are runs of lines seen elsewhere.
+    """What is known of one file.
 
-    A stale file may have changed since: nothing follows from it. `edited` are texts that no
-    formatter has seen yet, `doubtful` lines that one may have changed: it leaves alone what it has
-    formatted before. `by_tool` says that the session has read or written it with a file tool.
-    `otherwise` is the whole text if a formatter or an edit was at work of which nobody knows
-    whether it was: what follows has to follow from both.
+    whole      the text, if all of it is known
+    pieces     otherwise the runs of lines that were seen
+    is_stale   it may have changed since, so that nothing follows from it
+    edited     texts that no formatter has processed since
+    doubtful   lines that a formatter may have changed
+    by_tool    the session has read or written it with a file tool
+    otherwise  the text if an edit was made whose outcome is unknown: conclusions must then hold
+               for both texts
     """
 
     whole: str | None = None
@@ -116,43 +119,43 @@ class File:
     edited: list[str] = field(default_factory=list)
     doubtful: set[str] = field(default_factory=set)
     by_tool: bool = False
-    # Of some pieces: the number of the first line, and whether the last is the file's.
+    # For some pieces the number of the first line, and whether the last is the file's last.
     placed: dict[str, tuple[int, bool]] = field(default_factory=dict)
     otherwise: str | None = None
 
     @property
     def is_known(self) -> bool:
-        """Whether anything is known of it that still holds."""
+        """Whether anything known of it still holds."""
         return not self.is_stale and (self.whole is not None or bool(self.pieces))
 
     @property
     def sure(self) -> str | None:
-        """The whole text, where nothing may have changed it."""
+        """The whole text, if nothing can have changed it."""
         return None if self.is_stale or self.doubtful or self.otherwise is not None else self.whole
 
     def see(self, text: str, is_whole: bool) -> None:
-        """Take in what was read just now, all of it or some of its lines."""
+        """Learn the text, or some of its lines, from a read."""
         text = normalise_line_ends(text)
         if is_whole:
             self.forget()
             self.whole = text
             return
         if self.is_stale:
-            # What was seen before may contradict it.
+            # Older knowledge may contradict it.
             self.forget()
         if self.otherwise is not None and self.whole is not None:
             self._keep(text in self.whole, text in self.otherwise)
         if self.doubtful:
             self.doubtful -= {line.strip() for line in text.split("\n")}
         if self.whole is not None and text not in self.whole:
-            # A formatter was there, or somebody else.
+            # Something changed the file in between, such as a formatter.
             self.pieces = [self.whole] if self.doubtful else []
             self.whole = None
         if self.whole is None and text not in self.pieces:
             self.pieces.append(text)
 
     def see_lines(self, text: str, first: int, is_end: bool) -> None:
-        """Take in lines whose place is known, joined to those before or after them."""
+        """Learn lines whose position is known, and join them to adjacent ones."""
         self.see(text, is_whole=first == 1 and is_end)
         if self.whole is not None:
             return
@@ -177,7 +180,7 @@ class File:
             self.placed[joined_text] = (first, is_end)
 
     def write(self, text: str) -> None:
-        """Take in what was written, all of it."""
+        """Learn the text from a write."""
         self.see(text, is_whole=True)
         self.edited.append(normalise_line_ends(text))
 
@@ -190,7 +193,7 @@ class File:
         self.edited, self.otherwise = [], None
 
     def lose(self, edits: Sequence[Edit], in_turn: bool = False) -> None:
-        """Note edits that were broken off, and may have been made all the same."""
+        """Note edits that were interrupted, and may have been made nevertheless."""
         outcome = self.predict(edits, in_turn)
         if outcome in {"not_found", "multiple", "no_change"}:
             return
@@ -201,21 +204,21 @@ class File:
         self.is_stale |= self.otherwise is None or outcome is None
 
     def _keep(self, is_whole: bool, is_otherwise: bool) -> None:
-        """Keep of two possible texts that which was seen to hold."""
+        """Keep the one of two possible texts that an observation confirms."""
         if is_otherwise and not is_whole:
             self.whole = self.otherwise
         if not (is_whole and is_otherwise):
             self.otherwise = None
 
     def forget(self) -> None:
-        """Know nothing of it any more."""
+        """Forget everything."""
         self.whole, self.pieces, self.is_stale = None, [], False
         self.edited, self.doubtful, self.placed, self.otherwise = [], set(), {}, None
 
     def predict(self, edits: Sequence[Edit], in_turn: bool = False) -> Outcome | None:
-        """Say how edits to the file end; None where what is known does not decide it.
+        """Predict how edits of the file end; None if what is known does not decide it.
 
-        Each is looked up in the file as it is before all of them, or one after the other.
+        Each is looked up in the original file, or (`in_turn`) in what those before it left.
         """
         if self.is_stale or not edits or any(_UNSURE.search(edit.old) for edit in edits):
             return None
@@ -233,7 +236,7 @@ class File:
                 return None if self.doubtful else outcome
         if None in found or self._may_overlap(edits):
             return None
-        # Blank lines and lone brackets are everywhere.
+        # Blank lines and lone brackets do not count: they occur everywhere.
         if self.doubtful and self.doubtful & {
             w for edit in edits for w in find_distinctive_lines(edit.old)
         }:
@@ -252,7 +255,7 @@ class File:
         return "ok"
 
     def copy(self) -> "File":
-        """Return one that can be changed alone."""
+        """Return a copy that can be changed independently."""
         return File(
             self.whole,
             list(self.pieces),
@@ -265,7 +268,7 @@ class File:
         )
 
     def _find(self, old: str, everywhere: bool) -> Outcome | None:
-        """Look a text up, exactly and as harnesses do that forgive quotes and spaces."""
+        """Look up a text exactly, and as harnesses do that ignore kinds of quotes and spaces."""
         old = normalise_line_ends(old)
         if not old.strip():
             return None
@@ -275,9 +278,9 @@ class File:
             return "ok" if everywhere else "multiple"
         alike = max((count_alike(text, old) for text in texts), default=0)
         if count == 0:
-            # Where the text is known in parts, it may stand in another.
+            # The text may be in a part that is not known.
             return "not_found" if self.whole is not None and alike == 0 else None
-        # What is seen in a piece stands in the file; if it is short, perhaps elsewhere, too.
+        # A short text that is in a piece may be elsewhere in the file, too.
         is_once = alike == 1 and (self.whole is not None or len(old.strip()) >= MIN_IN_PARTS)
         return "ok" if is_once else None
 
@@ -298,12 +301,12 @@ class File:
         return len(words) > len(set(words))
 
     def apply(self, edits: Sequence[Edit]) -> None:
-        """Follow edits that the harness has made."""
+        """Apply edits that the harness has made."""
         if self.is_stale:
-            # Nothing else is sure of it but what was put there now.
+            # Only the new text is certain.
             self.forget()
         if self.doubtful:
-            # It was there as it stands in the call.
+            # The edit succeeded, so these lines were there unchanged.
             self.doubtful.difference_update(*(find_distinctive_lines(edit.old) for edit in edits))
         for edit in edits:
             old, new = normalise_line_ends(edit.old), normalise_line_ends(edit.new)
@@ -327,5 +330,5 @@ class File:
                 self.pieces.append(new)
             self.edited.append(new)
         self.placed = {}
-        # Some versions take these as JavaScript's `replace` does.
+        # Some versions interpret these as JavaScript's `replace` does.
         self.is_stale = any(_PATTERN.search(edit.new) for edit in edits)

@@ -1,4 +1,4 @@
-"""What a formatter may have done to the files, told by what its runs have printed."""
+"""What a formatter may have changed in the files, judging by its command and its output."""
 
 import re
 from collections.abc import Mapping
@@ -15,14 +15,14 @@ _KINDS = {
     re.compile(r"\bgofmt\b|\bgo fmt\b|\bgolangci-lint\b"): "go",
     re.compile(r"\bcargo (?:fmt|clippy)\b|\brustfmt\b"): "rs",
 }
-# These know nearly every kind, or run whatever they are told to.
+# These format nearly every kind of file, or run whatever is configured.
 _ANY = re.compile(
     r"prettier|dprint|mdformat|markdownlint|oxfmt|treefmt|eslint|pre-commit run|stylua|taplo|shfmt"
 )
 
 
 def find_formatted_suffixes(text: str) -> set[str]:
-    """Return the suffixes of the files it may touch, `*` for any; none where nothing is told.
+    """Return the suffixes the formatter may touch (`*` for any), or none if unknown.
 
     >>> sorted(find_formatted_suffixes("> ruff format ."))
     ['ipynb', 'py', 'pyi', 'pyw']
@@ -33,7 +33,7 @@ def find_formatted_suffixes(text: str) -> set[str]:
 
 
 def is_touched(path: str, kinds: set[str]) -> bool:
-    """Tell whether a formatter may touch a file; where nothing was told it may."""
+    """Return whether a formatter of these suffixes may touch a file; without any it may."""
     return not kinds or "*" in kinds or path.rsplit(".", 1)[-1].lower() in kinds
 
 

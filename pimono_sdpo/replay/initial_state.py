@@ -1,10 +1,9 @@
-"""Tell what stood in a workspace's files when a request was made, by what was seen after it.
+"""Find out what the files of a workspace held when a request was made.
 
-A row's prompt ends with its request, and its completion is an answer to that: so the files are
-those on the disk at the request, before any of the recorded answer's own changes. What the session
-had seen before the request it knows from replay; what the recorded answer then reads stood there at
-the request, too, as long as nothing may have changed it in between. It is followed until the user
-speaks again, or until something may have changed any file.
+A row's prompt ends with the request, so the files must be those before any change by the recorded
+answer. What the session saw before the request is known from replay. What the recorded answer reads
+afterwards was there at the request, too, unless something may have changed it in between; its calls
+are followed until the user speaks again, or until something may have changed any file.
 """
 
 import re
@@ -19,16 +18,16 @@ from pimono_sdpo.traces.events import Event
 from pimono_sdpo.traces.harness.base import FileTools
 from pimono_sdpo.traces.harness.blocks import is_refusal
 
-# What is kept of a row's files, paths and all, the nearest to the failure first.
+# Characters kept of a row's files and their paths, those nearest to the failure first.
 MAX_CHARS = 6_000
 MIN_PART = 200
-# How many events are followed, before a request and after it.
+# How many events are followed before and after a request.
 MOST_BEFORE, MOST_AFTER = 20, 30
 _READERS = (
     r"(?:cd|ls|cat|head|tail|grep|rg|wc|pwd|echo|tree|stat|file|which|sort|uniq|cut|nl|du|sed -n"
     r"|git (?:status|diff|log|show|branch|remote|blame|ls-files|rev-parse))\b"
 )
-# Most commands only look; telling those apart this way is ten times as fast as parsing them.
+# Most commands only look; this recognises them ten times as fast as parsing does.
 _ONLY_LOOKS = re.compile(
     rf"\s*{_READERS}[^|;&<>`$\n]*(?:(?:\||&&|;)\s*{_READERS}[^|;&<>`$\n]*|2>&1\s*|2>/dev/null\s*){{0,8}}"
 )
@@ -48,7 +47,7 @@ Showing = tuple[Event, dict[str, Any], Event]
 
 
 class Beginnings:
-    """The files at one request after another of a session; each is told once, in order."""
+    """The files at the requests of a session, which must be visited in order."""
 
     def __init__(
         self,
@@ -58,7 +57,7 @@ class Beginnings:
         tools: FileTools,
         most_before: int = MOST_BEFORE,
     ) -> None:
-        """Begin before the first event; so many are followed before each request."""
+        """Start before the first event; follow at most `most_before` events up to each request."""
         self._most_before = most_before
         self._events, self._matched = events, matched
         self._before = Workspace(cwd, tools=tools)
@@ -68,7 +67,7 @@ class Beginnings:
         """Return the files at a request, by the indexes of the request and of what went wrong."""
         begin = max(self._at, request - self._most_before)
         if begin > self._at:
-            # What was known may have changed in what is passed over.
+            # The skipped events may have changed what was known.
             self._before.files.clear()
         for event in self._events[begin:request]:
             self._follow(event)
@@ -102,7 +101,7 @@ class Beginnings:
             self._before.lose(event.tool_name, decode_arguments(event))
 
     def _look_ahead(self, request: int) -> dict[str, list[Showing]]:
-        """Return the calls that have shown a file as it was at the request."""
+        """Return, by path, the later calls that show a file as it was at the request."""
         workspace, changed = self._before, Changed()
         seen: dict[str, list[Showing]] = {}
         for event in self._events[request + 1 : request + 1 + MOST_AFTER]:
@@ -132,15 +131,15 @@ def _distance(shown: Sequence[Showing], request: int, failure: int) -> int:
 
 
 class Changed:
-    """The files that may have changed since the request."""
+    """The paths that may have changed since the request."""
 
     def __init__(self) -> None:
-        """None has."""
+        """Start without any."""
         self._paths: set[str] = set()
         self._tails: tuple[str, ...] = ()
 
     def has(self, path: str) -> bool:
-        """Tell whether it may be other than it was."""
+        """Return whether a file may have changed."""
         return (
             path in self._paths
             or path.endswith(self._tails)
@@ -155,7 +154,7 @@ class Changed:
         path: str,
         files: Mapping[str, File],
     ) -> bool:
-        """Note what a call may have changed; False when that may be any file."""
+        """Note what a call may have changed; False if that may be any file."""
         if call.tool_name in {"edit", "write"}:
             self._paths.add(path)
             return bool(path)
@@ -177,7 +176,7 @@ class Changed:
 
 
 def _is_harmless(call: Event) -> bool:
-    """Tell what neither shows nor changes a file; most commands are of that kind."""
+    """Return whether a call neither shows nor changes a file, as most commands do."""
     if call.tool_name != "bash":
         return call.tool_name != "read" and is_read_only(call.tool_name)
     command = find_text(decode_arguments(call), "command")
@@ -185,7 +184,7 @@ def _is_harmless(call: Event) -> bool:
 
 
 def _file_of(call: Event, given: dict[str, Any]) -> str:
-    """The file a call shows or changes."""
+    """Return the file that a call shows or changes, or ""."""
     if call.tool_name != "bash":
         return find_path(given)
     command = find_text(given, "command")
@@ -194,10 +193,10 @@ def _file_of(call: Event, given: dict[str, Any]) -> str:
 
 
 def _learn(call: Event, given: dict[str, Any], text: str, tools: FileTools, file: File) -> None:
-    """Take in what a call shows of a file that has not changed since the request."""
+    """Learn what a call shows of a file that has not changed since the request."""
     if call.tool_name == "edit":
         for edit in read_edits(given):
-            # It stood there once.
+            # The old text of an edit occurs once.
             if len(edit.old.strip()) >= MIN_LINE and file.whole is None and not edit.everywhere:
                 file.see(edit.old, is_whole=False)
     elif call.tool_name == "read" or (not tools.trims_output and not TRUNCATED.search(text)):
@@ -212,7 +211,7 @@ def _learn(call: Event, given: dict[str, Any], text: str, tools: FileTools, file
 
 
 def _within(chars: int, path: str, file: File) -> Known | None:
-    """Keep what fits; of a text that does not, the first lines."""
+    """Return as much of a file as fits into so many characters, in whole lines."""
     if not file.is_known or file.doubtful or file.otherwise is not None:
         return None
     parts = []

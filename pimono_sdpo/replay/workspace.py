@@ -1,6 +1,6 @@
-"""Follow a session's reads, writes, edits and commands, to know its files before each edit.
+"""Follow a session's reads, writes, edits and commands to know its files at any point.
 
-{"cwd": "/w", "files": {"/w/a.ts": {"whole": "...", "pieces": [...], "stale": false}}}
+As JSON: {"cwd": "/w", "files": {"/w/a.ts": {"whole": "...", "pieces": [...], "stale": false}}}
 """
 
 import posixpath
@@ -43,7 +43,7 @@ _CHANGES = frozenset(
 
 
 def is_read_only(name: str) -> bool:
-    """Tell whether a tool changes no file: a word of its name looks, and none changes.
+    """Return whether a tool changes no files, judging by the words of its name.
 
     >>> [is_read_only(name) for name in ("getStatus", "set_target", "get_rid_of", "mcp__fs__list")]
     [True, False, False, True]
@@ -54,7 +54,7 @@ def is_read_only(name: str) -> bool:
     return not _CHANGES.intersection(words) and not _LOOKS.isdisjoint(words)
 
 
-# A shorter line is found in many places of a file.
+# A shorter line may occur in many places of a file.
 MIN_LINE = 12
 TRUNCATED = re.compile(r"\[(?:Showing|Truncated|Full output|Output truncated)[^\]]{0,300}\]\s*\Z")
 _NEVER_RAN = 127  # no such command
@@ -79,11 +79,11 @@ class Workspace:
     kinds: set[str] = field(default_factory=set)
 
     def file(self, path: str) -> File:
-        """Return what is known of a file; a relative path begins at the workspace."""
+        """Return what is known of a file; a relative path is resolved in the workspace."""
         return self.files.setdefault(self.absolute(path), File())
 
     def absolute(self, path: str) -> str:
-        """Return where a path leads; `$HOME` and `$WORKSPACE` stand for what was redacted.
+        """Return an absolute path; it may begin with `$HOME` or `$WORKSPACE`, as redacted.
 
         >>> Workspace("/home/ann/app").absolute("~/a.ts")
         '/home/ann/a.ts'
@@ -100,7 +100,7 @@ class Workspace:
         return posixpath.normpath(posixpath.join(self.cwd, path))
 
     def predict(self, call: Event) -> Outcome | None:
-        """Say how an edit ends; None where what is known does not decide it."""
+        """Predict how an edit ends; None if what is known does not decide it."""
         given = decode_arguments(call)
         file = self.files.get(self.absolute(find_path(given)))
         if file is None:
@@ -144,7 +144,7 @@ class Workspace:
         elif not path:
             self.spoil_all()
         elif result.is_error:
-            # Whoever is sure that it would work does not know the file.
+            # It was predicted to work, so what is known of the file is wrong.
             known = self.files.get(self.absolute(path))
             if known and self.predict(call) == "ok":
                 known.is_stale = True
@@ -203,7 +203,7 @@ class Workspace:
             self._spoil(name)
 
     def _follow_copies(self, command: str, result: Event, changes: Changes) -> None:
-        """A command that changed anything else has made both stale."""
+        """Copy what is known of files along with `cp` and `mv`."""
         if result.is_error or changes.anything or changes.formats:
             return
         for source, target in find_copies(command):
@@ -214,12 +214,12 @@ class Workspace:
                 self.files[self.absolute(target)] = copied
 
     def spoil_all(self) -> None:
-        """Whatever is known may have changed."""
+        """Mark all files as stale."""
         for file in self.files.values():
             file.is_stale = True
 
     def _spoil(self, name: str) -> None:
-        """Mark what a word of a command may name: a file, a folder of files, or a pattern."""
+        """Mark the files that a word of a command may name: a file, a folder or a pattern."""
         if any(sign in name for sign in "*?[${`"):
             for known, file in self.files.items():
                 file.is_stale |= may_match(name, known)
@@ -231,7 +231,7 @@ class Workspace:
             file.is_stale |= bool(known == path or is_below or (tail and known.endswith(tail)))
 
     def _spoil_aliases(self, path: str, old: str) -> None:
-        """Another path may lead to the same file: by a link, or in other letters."""
+        """Mark other paths that may lead to the same file: by a link, or in another case."""
         path = self.absolute(path)
         ends = path.rsplit("/", 2)[-2:]
         for other, file in self.files.items():
@@ -249,7 +249,7 @@ class Workspace:
             file.is_stale |= is_alike
 
     def lose(self, tool_name: str, given: dict[str, Any]) -> None:
-        """Mark what a call may have changed that nobody knows the end of."""
+        """Mark what a call with an unknown outcome may have changed."""
         path = find_path(given)
         if tool_name == "edit" and path:
             self.file(path).lose(read_edits(given), apply_in_turn(given))
@@ -261,7 +261,7 @@ class Workspace:
             self.spoil_all()
 
     def hear(self, event: Event) -> None:
-        """Learn from what is neither a call nor its result."""
+        """Learn from an event that is neither a call nor its result."""
         if event.kind == "bash":
             self.ran(event.arguments, event)
         elif event.kind == "compaction" and self.tools.reads_first:
@@ -280,7 +280,7 @@ def _home(cwd: str) -> str:
 
 
 def _did_nothing(result: Event, command: str) -> bool:
-    """A command that was not there, or that the harness has not let run."""
+    """Return whether a command was not found, or was blocked by the harness."""
     if not result.is_error:
         return False
     is_single = not re.search(r"[|;&\n]", command)
@@ -293,7 +293,7 @@ Json = dict[str, Any]
 
 
 def dump_workspace(workspace: Workspace) -> Json:
-    """Write down what is known; what a formatter may have changed counts as stale."""
+    """Return what is known as JSON; files that a formatter may have changed are stale."""
     files = {
         path: {
             "whole": file.whole,
@@ -306,7 +306,7 @@ def dump_workspace(workspace: Workspace) -> Json:
 
 
 def load_workspace(state: Json) -> Workspace:
-    """Read it back; raises KeyError or TypeError when it is none."""
+    """Load what `dump_workspace` returned; raises KeyError or TypeError for anything else."""
     files = {
         path: File(known["whole"], list(known["pieces"]), bool(known["stale"]))
         for path, known in state["files"].items()

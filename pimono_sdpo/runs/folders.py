@@ -1,4 +1,4 @@
-"""The folder a run writes: held by one run at a time, replaced as a whole, only if ours.
+"""The folder that a run writes: locked, replaced as a whole, and only if a run published it.
 
 NAME            what the last finished run published
 .NAME.partial   where the present run works; it stays after a kill
@@ -6,7 +6,6 @@ NAME            what the last finished run published
 """
 
 import errno
-import fcntl
 import json
 import os
 import shutil
@@ -14,6 +13,8 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from filelock import FileLock, Timeout
 
 from pimono_sdpo.errors import OutputError
 
@@ -39,53 +40,54 @@ BROKEN_DISK = (errno.EIO, errno.EROFS, errno.ESTALE)
 
 @contextmanager
 def only_run(out: Path, mark: str = REPORT) -> Iterator[Path]:
-    """Hold the folder to work in for this run alone; raises OutputError when that cannot be.
+    """Hold the folder to work in for this run alone; raises OutputError when that is impossible.
 
-    Only what an earlier run published under the same mark may be there and be replaced. The lock
-    goes with the process, however it ends.
+    Only what an earlier run published under the same mark may be there and be replaced.
     """
     work = _work_folder(out, mark)
-    with held(work / LOCK, out):
+    with lock(work / LOCK, out):
         _recover(out)
         try:
             yield work
         except (OSError, sqlite3.Error) as error:
-            trouble = disk_trouble(error) if work.is_dir() else "the folder is gone;"
+            trouble = disk_trouble(error) if work.is_dir() else "the folder is gone"
             if trouble is None:
                 raise
             raise OutputError(
-                f"`{work}` could not be written: {trouble} and run again; what is finished waits."
+                f"`{work}` could not be written: {trouble}. Run the same command again to resume; "
+                "finished parts are kept."
             ) from error
 
 
 @contextmanager
-def held(lock_file: Path, out: Path) -> Iterator[None]:
-    """Hold a lock for one run at a time; raises OutputError, which names `out`.
+def lock(file: Path, out: Path) -> Iterator[None]:
+    """Hold a lock file for one run at a time; raises OutputError, which names `out`.
 
-    The folder of the lock is made. The lock goes with the process, however it ends.
+    The folder of the file is made. The lock ends with the process, however that ends.
     """
+    held = FileLock(file, timeout=0)
     try:
-        lock_file.parent.mkdir(parents=True, exist_ok=True)
-        lock = lock_file.open("w")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        held.acquire()
+    except Timeout as error:
+        raise OutputError(
+            f"Another run is writing `{out}`; wait for it, or use another folder."
+        ) from error
     except OSError as error:
         raise OutputError(
-            f"`{out}` cannot be written ({error.strerror}); give another folder."
+            f"Cannot write `{out}` ({error.strerror}); use another folder."
         ) from error
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise OutputError(
-                f"Another run is writing `{out}`; wait for it, or give another folder."
-            ) from error
+    try:
         yield
+    finally:
+        held.release()
 
 
 def _work_folder(out: Path, mark: str) -> Path:
     if out.exists() and not out.is_dir():
-        raise OutputError(f"`{out}` is a file; give the name of a folder that may be replaced.")
+        raise OutputError(f"`{out}` is a file; use the name of a folder that may be replaced.")
     if not out.name:
-        raise OutputError(f"`{out}` cannot be replaced; give the name of a folder.")
+        raise OutputError(f"`{out}` cannot be replaced; use the name of a folder.")
     work = out.with_name(f".{out.name}.partial")
     for folder, is_ours in (
         (out, mark_of(out) is not None),
@@ -94,19 +96,18 @@ def _work_folder(out: Path, mark: str) -> Path:
     ):
         if folder.is_dir() and any(folder.iterdir()) and not is_ours:
             raise OutputError(
-                f"`{folder}` holds files that are not of an earlier filter run; give another "
-                "folder to write to."
+                f"`{folder}` holds files that no earlier run of this command wrote; use another "
+                "folder."
             )
     if out.exists() and mark_of(out) not in (None, mark):
-        held = {PART: "a part of a divided run", SUITE: "a task suite"}.get(
-            mark_of(out) or "", "the rows of a whole run"
-        )
-        raise OutputError(f"`{out}` holds {held}; give another folder, or remove it.")
+        kinds = {PART: "a part of a divided run", SUITE: "a task suite"}
+        kind = kinds.get(mark_of(out) or "", "the rows of a whole run")
+        raise OutputError(f"`{out}` holds {kind}; use another folder, or remove it.")
     return work
 
 
 def mark_of(folder: Path) -> str | None:
-    """The file that tells that a run of ours published this folder, which holds nothing else."""
+    """Return the file by which a published folder is known, None when it holds anything else."""
     for mark, published in PUBLISHED.items():
         if (folder / mark).is_file() and {path.name for path in folder.iterdir()} <= published:
             content = read_json(folder / mark)
@@ -116,7 +117,7 @@ def mark_of(folder: Path) -> str | None:
 
 
 def read_json(path: Path) -> object:
-    """Return what a JSON file holds, None when it is no JSON: somebody else's."""
+    """Return what a JSON file holds, or None if it is not valid JSON."""
     try:
         return json.loads(path.read_bytes())
     except ValueError:
@@ -124,33 +125,32 @@ def read_json(path: Path) -> object:
 
 
 def disk_trouble(error: OSError | sqlite3.Error) -> str | None:
-    """Say what a disk has against being written and what to do; None when it is something else."""
+    """Return why the disk cannot be written and what to do; None for any other error."""
     if isinstance(error, sqlite3.Error):
-        # The low byte; a disk without room is told as either.
+        # The low byte; SQLite reports a full disk as either.
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         full = code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
         return f"{error}; make room" if full else None
     if error.errno in NO_ROOM:
         return f"{os.strerror(error.errno)}; make room"
-    return f"{os.strerror(error.errno)}; mend the disk" if error.errno in BROKEN_DISK else None
+    return f"{os.strerror(error.errno)}; check the disk" if error.errno in BROKEN_DISK else None
 
 
-def apart(given: Path, out: Path) -> None:
-    """Raise OutputError when what is read and what is written lie inside each other."""
+def require_disjoint(given: Path, out: Path) -> None:
+    """Raise OutputError when the source and the output lie inside each other."""
     if out.is_relative_to(given) or given.is_relative_to(out):
         raise OutputError(
-            f"`{out}` and the source lie inside each other, where a run would read or replace the "
-            "wrong files; give another folder."
+            f"`{out}` and the source lie inside each other, so a run would read or replace the "
+            "wrong files; use another folder."
         )
 
 
-def another_part(out: Path, part: tuple[int, int]) -> None:
-    """Raise OutputError when a folder holds another part than this one."""
+def check_part(out: Path, part: tuple[int, int]) -> None:
+    """Raise OutputError when a folder holds another part."""
     there = read_json(out / PART) if mark_of(out) == PART else None
     if isinstance(there, dict) and (there["part"], there["parts"]) != part:
         raise OutputError(
-            f"`{out}` holds part {there['part']} of {there['parts']}; give each part a folder of "
-            "its own."
+            f"`{out}` holds part {there['part']} of {there['parts']}; use a folder for each part."
         )
 
 
@@ -159,7 +159,7 @@ def _old_folder(out: Path) -> Path:
 
 
 def _recover(out: Path) -> None:
-    """Finish what a kill between the two renames of `publish_folder` has left."""
+    """Finish what a kill between the two renames of `publish_folder` interrupted."""
     old = _old_folder(out)
     if not old.exists():
         return
@@ -170,7 +170,9 @@ def _recover(out: Path) -> None:
 
 
 def remove(folder: Path, mark: str) -> None:
-    """Remove a folder of ours, its mark last: killed in between, it is still known as ours."""
+    """Remove a folder, its mark last: after a kill in between, it is still known as ours."""
+    if not folder.is_dir():
+        return
     for path in sorted(folder.iterdir(), key=lambda path: path.name == mark):
         if path.is_dir():
             shutil.rmtree(path)
@@ -180,8 +182,9 @@ def remove(folder: Path, mark: str) -> None:
 
 
 def publish_folder(finished: Path, out: Path) -> None:
-    """Give a finished folder its name; an earlier output is replaced as a whole."""
+    """Give WORK/out its name, in place of an earlier output, and remove WORK."""
     if out.exists():
         out.replace(_old_folder(out))
     finished.replace(out)
     _recover(out)
+    remove(finished.parent, LOCK)

@@ -1,38 +1,53 @@
-"""Show how far a run is: sessions or rows with their rate, the time left, the shards done.
+"""Show how far a run is, and what it has cost. Nothing is shown when stderr is not a terminal."""
 
-Nothing is shown when stderr is no terminal.
-"""
-
+import resource
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from time import perf_counter
 from types import TracebackType
+from typing import Any
 
+from datasets.utils import (
+    are_progress_bars_disabled,
+    disable_progress_bars,
+    enable_progress_bars,
+    logging,
+)
 from tqdm.auto import tqdm
+
+MB = 1_000_000
+Json = dict[str, Any]
 
 
 class Progress:
-    """A bar over the sessions of a run, or other units, closed at the end of its `with`."""
+    """A bar over the units of a run with their rate, the time left and the parts done.
 
-    def __init__(
-        self, sessions: int, shards: int, desc: str = "filter", unit: str = "session"
-    ) -> None:
-        self._shards = shards
+    It is hidden without a `desc`.
+    """
+
+    def __init__(self, total: int, parts: int, desc: str | None, unit: str) -> None:
+        self._parts = parts
         self._done = 0
-        self._bar = tqdm(total=sessions, unit=unit, desc=desc, disable=None)
+        hidden = True if desc is None else None
+        self._bar = tqdm(total=total, unit=unit, desc=desc, disable=hidden)
 
-    def sessions(self, count: int) -> None:
-        """So many were read."""
-        self._bar.update(count)
+    def advance(self, units: int) -> None:
+        """So many more units are done."""
+        self._bar.update(units)
 
-    def shard(self) -> None:
-        """A shard is finished."""
+    def part(self) -> None:
+        """Another part is finished."""
         self._done += 1
-        self._bar.set_postfix(shards=f"{self._done}/{self._shards}")
+        self._bar.set_postfix(shards=f"{self._done}/{self._parts}")
 
-    def resumed(self, sessions: int) -> None:
-        """A shard was finished by an earlier run; its sessions are no part of the rate."""
+    def resumed(self, units: int) -> None:
+        """An earlier run finished a part; its units do not count in the rate."""
         if not self._bar.disable:
-            self._bar.initial += sessions
-        self._bar.n += sessions
-        self.shard()
+            self._bar.initial += units
+        self._bar.n += units
+        self.part()
 
     def __enter__(self) -> "Progress":
         return self
@@ -44,3 +59,68 @@ class Progress:
         trace: TracebackType | None,
     ) -> None:
         self._bar.close()
+
+
+@contextmanager
+def hide_bars() -> Iterator[None]:
+    """Hide the bars and warnings of `datasets`, where a bar or a sentence of our own says more."""
+    shown, verbosity = not are_progress_bars_disabled(), logging.get_verbosity()
+    disable_progress_bars()
+    logging.set_verbosity(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if shown:
+            enable_progress_bars()
+
+
+@dataclass
+class Usage:
+    """What a filter run has cost. It is shown and never published: no two runs agree.
+
+    `bytes` of traces are those that this run read, not those of shards that it resumed.
+    """
+
+    bytes: int = 0
+    seconds: float = 0.0
+    worker_peak: int = 0
+
+    def add(self, records: Iterable[Json], worker_peak: int, started: float) -> None:
+        """Add the shards that were read since `started`, by their records."""
+        self.seconds += perf_counter() - started
+        self.worker_peak = max(self.worker_peak, worker_peak)
+        for record in records:
+            columns = record["counts"].get("columns", {})
+            counts, volume = columns.get("counts", {}), columns.get("volume", {})
+            # Read at once, read after repair, or lost.
+            self.bytes += volume.get("bytes_parsed", 0)
+            self.bytes += counts.get("bytes_repaired", 0) + counts.get("bytes_skipped", 0)
+
+
+def usage_table(
+    sessions: int, kept: int, dropped: dict[str, int], usage: Usage | None = None
+) -> str:
+    """Align what went in, what came out, what was dropped and, if known, what it cost.
+
+    MB are 10^6 bytes.
+    """
+    rows = [("sessions in", f"{sessions}"), ("rows kept", f"{kept}")]
+    rows.append(("rows dropped", f"{sum(dropped.values())}"))
+    rows += [(f"  {reason}", f"{count}") for reason, count in dropped.items()]
+    if usage is not None:
+        rows += [
+            ("MB of traces read", f"{usage.bytes / MB:.1f}"),
+            ("MB/s", f"{usage.bytes / MB / usage.seconds:.1f}" if usage.bytes else "-"),
+            ("peak memory, MB", f"{peak_memory() / MB:.0f}"),
+        ]
+        if usage.worker_peak:
+            rows.append(("  biggest worker", f"{usage.worker_peak / MB:.0f}"))
+    name_width, width = (max(len(row[column]) for row in rows) for column in (0, 1))
+    return "\n".join(f"{name:<{name_width}}  {value:>{width}}" for name, value in rows)
+
+
+def peak_memory() -> int:
+    """Return the most memory this process has held, in bytes."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

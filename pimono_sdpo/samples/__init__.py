@@ -1,7 +1,7 @@
-"""Hand-written sample sessions, and the export layouts the Hub has used for such sessions.
+"""Hand-written sample sessions, and writing them in the layouts of the Hub's exports.
 
 sessions/*.jsonl   invented Pi sessions (versions 1 and 3), some broken on purpose
-expected.json      per file: kept, drop_reason and categories, as a careful reader says
+expected.json      for each file kept, drop_reason and categories, as labelled by hand
 """
 
 import json
@@ -19,7 +19,7 @@ SAMPLE_SESSIONS = Path(__file__).parent / "sessions"
 def write_samples(folder: Path) -> list[Path]:
     """Write every sample once, spread over the three export layouts and raw files.
 
-    Returns the written files. A session with a broken line can only travel as text.
+    Returns the written files. Sessions with broken lines can only be exported as text.
     """
     sessions = sorted(SAMPLE_SESSIONS.glob("*.jsonl"))
     whole = [path for path in sessions if is_intact(path)]
@@ -99,7 +99,7 @@ def _row(path: Path) -> dict[str, Any]:
 
 
 def is_intact(path: Path) -> bool:
-    """Tell whether every line is JSON; a sample that is not is so on purpose."""
+    """Return whether every line is JSON; some samples are broken on purpose."""
     try:
         return bool([json.loads(line) for line in path.read_text().split("\n") if line])
     except ValueError:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pimono_sdpo.errors import SourceError
-from pimono_sdpo.runs.folders import LOCK, SUITE, apart, only_run, publish_folder, remove
+from pimono_sdpo.runs.folders import LOCK, SUITE, only_run, publish_folder, remove, require_disjoint
 from pimono_sdpo.suites import Task, humaneval, quixbugs, split, suite
 from pimono_sdpo.suites.suite import TaskRow
 
@@ -104,7 +104,7 @@ def build_suite(source: str, out: Path, hide_tests: bool) -> list[TaskRow]:
     """
     out, (_, path) = out.resolve(), detect_kind(source)
     if path.exists():
-        apart(path.resolve(), out)
+        require_disjoint(path.resolve(), out)
     with only_run(out, SUITE) as work:
         finished = work / "out"
         if finished.exists():  # left by a run that was killed

@@ -1,1 +1,1 @@
-"""Recorded sessions: where they are, how they are laid out, and what happened in them."""
+"""Recorded sessions: finding them, reading them, and the events in them."""

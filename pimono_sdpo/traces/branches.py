@@ -1,6 +1,6 @@
-"""Find where the user went back: the same beginning, one way abandoned, one way kept.
+"""Find where the user went back and took another way: an abandoned branch beside the one kept.
 
-Each is a correction of what was abandoned, and a preference pair: abandoned = rejected.
+What replaced a branch is a correction of it; both make a preference pair, abandoned = rejected.
 """
 
 from bisect import bisect_right
@@ -12,10 +12,10 @@ from pimono_sdpo.traces.events import Event
 
 @dataclass(frozen=True)
 class Branch:
-    """Two ways on from one event, as indexes of events in order.
+    """An abandoned branch and where the active path goes on beside it, as indexes of events.
 
-    `fork` is the last event both share, -1 when they share none; `kept` is the first event of the
-    active path after it, which goes on to the end; None when nothing was kept.
+    `fork` is the last event that both share, or -1; `kept` is the first event of the active path
+    after it, or None when the session ends at the fork.
     """
 
     fork: int
@@ -24,7 +24,7 @@ class Branch:
 
 
 def find_branches(events: Sequence[Event]) -> list[Branch]:
-    """Return the abandoned branches in the order they begin; a subagent's work is none."""
+    """Return the abandoned branches in the order they begin, without the work of subagents."""
     parent_of = {event.id: event.parent_id for event in events if event.id}
     last_active = {event.id: event.index for event in events if event.on_active_branch}
     active = [event.index for event in events if event.on_active_branch]
@@ -39,7 +39,7 @@ def find_branches(events: Sequence[Event]) -> list[Branch]:
     for first, indexes in abandoned.items():
         parent = parent_of.get(first, "")
         if parent and parent not in last_active:
-            # Its beginning is lost: nobody knows where it left the path.
+            # The beginning of the branch is lost, so its fork is unknown.
             continue
         fork = last_active.get(parent, -1)
         after = bisect_right(active, fork)
@@ -51,7 +51,7 @@ def find_branches(events: Sequence[Event]) -> list[Branch]:
 def _first_off_path(
     start: str, parent_of: dict[str, str], active: dict[str, int], known: dict[str, str]
 ) -> str:
-    """Climb from an event to the first one of its branch; every step is climbed once."""
+    """Climb from an event to the first one of its branch, visiting every event only once."""
     climbed: dict[str, None] = {}
     step = start
     while step not in known and step not in climbed:
@@ -61,7 +61,7 @@ def _first_off_path(
             known[step] = step
         else:
             step = parent
-    # A loop of parents has no first step; where it was entered is as good as any.
+    # A cycle of parents has no first event; take the one where it was entered.
     first = known.get(step, step)
     known.update(dict.fromkeys(climbed, first))
     return first

@@ -1,4 +1,4 @@
-"""What happened in a session, one record per step, the same for every harness."""
+"""The `Event`: one step of a session, in the same form for every harness."""
 
 import re
 from typing import Any, Literal
@@ -23,10 +23,10 @@ _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@
 class Event(msgspec.Struct, gc=False):
     """One step of a session.
 
-    `arguments` is JSON text (tool_call) or the command line (bash); `exit_code` is None when the
-    recorder gave none; `on_active_branch` is False for steps the user went back from and for those
-    of a subagent; `kept_from` is the index of the first event a compaction kept, None elsewhere;
-    `is_veto` marks what the user said in refusing a call.
+    `arguments` is JSON text (tool_call) or the command line (bash); `exit_code` is None if it was
+    not recorded; `on_active_branch` is False on abandoned branches and in subagents; `kept_from` is
+    the index of the first event that a compaction kept, None for other events; `is_veto` marks a
+    message with which the user refused a call.
     """
 
     index: int
@@ -48,14 +48,14 @@ class Event(msgspec.Struct, gc=False):
 
 
 def decode_json(text: str) -> Any:
-    """Decode JSON that a model wrote; what cannot be read, or is nested too deep, is None."""
+    """Decode JSON that a model wrote; None if it is invalid or nested too deeply."""
     try:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError):
-        # Whatever the model wrote; a call that cannot be read tells nothing.
+        # Models write broken arguments; such a call is treated like one without any.
         return None
 
 
 def strip_colours(text: str) -> str:
-    """Drop terminal colours."""
+    """Remove the escape sequences of terminals."""
     return _ANSI.sub("", text) if "\x1b" in text else text

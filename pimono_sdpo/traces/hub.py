@@ -1,7 +1,7 @@
-"""Read the viewer's parquet export of a Hub dataset, pinned to one commit.
+"""Read parquet files of Hub datasets at a pinned commit, and explain the Hub's errors.
 
-The export lives on the revision `refs/convert/parquet` as `{config}/{split}/0000.parquet`.
-`load_dataset("ns/name")` never uses it, so it is asked for explicitly.
+The viewer's export lives on the revision `refs/convert/parquet` as `{config}/{split}/0000.parquet`.
+`load_dataset("ns/name")` never uses it, so it is read explicitly.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -35,24 +35,24 @@ from huggingface_hub.errors import (
 
 from pimono_sdpo.errors import SourceError
 
-# Somebody else commits meanwhile.
+# Somebody else is committing at the same time.
 CONFLICTS = (409, 412)
-# Worth another attempt: the Hub is busy, or has to be restarted.
+# The Hub is busy or restarting.
 BUSY = (408, 429, 500, 502, 503, 504)
 
 
 def is_transient(error: Exception) -> bool:
-    """Tell whether what went wrong may be over in a moment."""
+    """Return whether trying again may help."""
     if isinstance(error, HfHubHTTPError):
         return error.response.status_code in (*CONFLICTS, *BUSY)
     if isinstance(error, RuntimeError) and isinstance(error.__cause__, Exception):
-        # What the client makes of a file that did not arrive.
+        # The client wraps a failed upload of a file.
         return is_transient(error.__cause__)
     return isinstance(error, HTTPError)
 
 
 def explain_error(error: Exception, revision: str = "main") -> str:
-    """Say what an error of the Hub's client means and what to do."""
+    """Explain an error of the Hub's client and what to do about it."""
     if isinstance(error, LocalTokenNotFoundError):
         return "there is no token; set HF_TOKEN, or log in with `hf auth login`"
     if isinstance(error, OfflineModeIsEnabled):
@@ -60,37 +60,37 @@ def explain_error(error: Exception, revision: str = "main") -> str:
     if not isinstance(error, HfHubHTTPError):
         return f"the Hub cannot be reached ({type(error).__name__}); check the network"
     if isinstance(error, RevisionNotFoundError):
-        return f"it has no revision `{revision}`; give the name of a branch"
+        return f"the revision `{revision}` does not exist; use the name of a branch"
     status = error.response.status_code
-    said = " ".join((error.server_message or "").split())
-    answer = f"the Hub answers {status}{f', {said}' if said else ''}"
+    message = " ".join((error.server_message or "").split())
+    answer = f"the Hub answers {status}{f', {message}' if message else ''}"
     match status:
         case 401:
-            return "the Hub does not accept the token; make a new one and set HF_TOKEN"
+            return "the Hub does not accept the token; create a new one and set HF_TOKEN"
         case 403:
-            return f"{answer}; set HF_TOKEN to a token that may write there, or mend what it names"
+            return f"{answer}; set HF_TOKEN to a token with write access, or fix what it names"
         case 404 if isinstance(error, RepositoryNotFoundError):
-            return "no such repository is there or for this account to see; give another name"
+            return "the repository does not exist or is not visible to this account; check its name"
         case 409 | 412:
             return f"others kept committing to it ({answer}); wait for them"
         case 413:
-            return f"{answer}; it is too large for this account's storage, so make room"
-    return f"{answer}; wait, or mend what it names"
+            return f"{answer}; it is too large for this account's storage, so free some space"
+    return f"{answer}; wait, or fix what it names"
 
 
 def explain_refusal(api: HfApi, namespace: str, known: Callable[[], bool]) -> str | None:
-    """Say why this account can write nothing under a namespace; None when it may.
+    """Explain why this account cannot write under a namespace; None if it can.
 
-    `known` tells whether what is to be written to is there: it may be shared with the account.
-    Raises what the client raises for no token, a wrong one, or no network.
+    `known` returns whether the repository exists: it may be shared with the account. Raises the
+    client's errors for a missing token, an invalid one, or no network.
     """
     account = api.whoami()
     if account.get("auth", {}).get("accessToken", {}).get("role") == "read":
-        return "the token may only read; make one that may write and set HF_TOKEN"
+        return "the token is read-only; create one with write access and set HF_TOKEN"
     names = [account["name"], *(org["name"] for org in account.get("orgs", []))]
     if namespace.lower() not in [name.lower() for name in names] and not known():
         return (
-            f"`{namespace}` is neither this account nor an organization of it; give one of "
+            f"`{namespace}` is neither this account nor one of its organizations; use one of "
             f"{', '.join(names)}"
         )
     return None
@@ -101,10 +101,10 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Upstream:
-    """The dataset behind an export: its newest commit, and what came after the export was made.
+    """The dataset behind an export: its newest commit, and how far the export is behind it.
 
-    The Hub does not tell which commit an export was made from, so commits are told apart by their
-    times: those that came while it was being made count as exported. None where it tells nothing.
+    The Hub does not record which commit an export was made from, so times are compared: commits
+    made during the export count as exported. None where the Hub lists no commits.
     """
 
     commit: str
@@ -138,7 +138,7 @@ ATTEMPTS = 3
 
 
 def find_export(repo_id: str) -> tuple[str, list[str], Json | None]:
-    """Return the export's commit, its parquet files in order, and what `find_upstream` tells.
+    """Return the export's commit, its parquet files in order, and `find_upstream` of it.
 
     Raises SourceError.
     """
@@ -156,15 +156,15 @@ def find_export(repo_id: str) -> tuple[str, list[str], Json | None]:
     if not parquet:
         raise SourceError(
             f"`{repo_id}` has no parquet export at {EXPORT_REF}; wait for the dataset viewer to "
-            "build it, or download the raw files and give their folder."
+            "build it, or download the raw files and use their folder."
         )
     return commits[0], parquet, upstream
 
 
 def find_parquet(repo_id: str) -> tuple[str, list[str], list[int]]:
-    """Return commit, names and bytes of a dataset's parquet files; raises SourceError.
+    """Return commit, names and sizes of a dataset's parquet files; raises SourceError.
 
-    Those of the export; the repository's own where there is none, or one of a part alone.
+    The export is used if there is a complete one, otherwise the repository's own files.
     """
     api = HfApi()
     with translate_errors(repo_id):
@@ -184,12 +184,12 @@ def find_parquet(repo_id: str) -> tuple[str, list[str], list[int]]:
             if files and not is_partial:
                 names = sorted(files)
                 return commit, names, [files[name] for name in names]
-    raise SourceError(f"`{repo_id}` holds no parquet files; give a dataset that does.")
+    raise SourceError(f"`{repo_id}` has no parquet files; use a dataset that does.")
 
 
 @contextmanager
 def open_parquet(repo_id: str, name: str, revision: str) -> Iterator[pq.ParquetFile]:
-    """Open a file of a dataset in place; only what is read travels."""
+    """Open a file of a dataset on the Hub; only the parts that are read are downloaded."""
     with (
         translate_errors(repo_id),
         HfFileSystem().open(f"datasets/{repo_id}@{revision}/{name}", "rb") as remote,
@@ -217,10 +217,9 @@ def download(location: str, revision: str | None) -> Path:
 
 @contextmanager
 def open_download(location: str, revision: str | None) -> Iterator[pa.NativeFile]:
-    """Open `ns/name/path` at a commit; what had to be fetched for it is gone afterwards.
+    """Open `ns/name/path` at a commit, and delete it afterwards if it had to be downloaded.
 
-    A file that the local cache held before is read there and stays. One whose fetching was broken
-    off goes on where it was.
+    A file that was in the local cache before stays there. Interrupted downloads are resumed.
     """
     repo_id, name = _split(location)
     held = isinstance(
@@ -231,7 +230,7 @@ def open_download(location: str, revision: str | None) -> Iterator[pa.NativeFile
         try:
             file = pa.OSFile(str(path))
         except FileNotFoundError:
-            # Another process that read the same shard has just removed it.
+            # Another process that read the same shard has just deleted it.
             if attempt + 1 == ATTEMPTS:
                 raise
             continue
@@ -246,7 +245,7 @@ def open_download(location: str, revision: str | None) -> Iterator[pa.NativeFile
 
 
 def fetch_repository(repo_id: str, patterns: Sequence[str]) -> Path:
-    """Bring the files of a dataset, or else of a model, into the cache; raises SourceError."""
+    """Download the files of a dataset, or else of a model; raises SourceError."""
     with translate_errors(repo_id):
         is_dataset = HfApi().repo_exists(repo_id, repo_type="dataset")
         kind = "dataset" if is_dataset else "model"
@@ -255,7 +254,7 @@ def fetch_repository(repo_id: str, patterns: Sequence[str]) -> Path:
 
 @contextmanager
 def translate_errors(repo_id: str) -> Iterator[None]:
-    """Turn the Hub's refusals into one sentence with the next step."""
+    """Translate the Hub's errors into a SourceError that says what to do."""
     try:
         yield
     except GatedRepoError as error:
@@ -267,7 +266,7 @@ def translate_errors(repo_id: str) -> Iterator[None]:
             raise _refuse_token(repo_id) from error
         raise SourceError(
             f"`{repo_id}` is neither a local path nor a dataset this account can see on the Hub; "
-            "check the name, or set HF_TOKEN when it is private."
+            "check the name, or set HF_TOKEN if it is private."
         ) from error
     except pa.ArrowInvalid as error:
         raise SourceError(
@@ -278,17 +277,17 @@ def translate_errors(repo_id: str) -> Iterator[None]:
     except (HTTPError, OSError) as error:
         if isinstance(error, HfHubHTTPError) and error.response.status_code == 401:
             raise _refuse_token(repo_id) from error
-        # Every other way of not reaching the Hub, offline mode included.
+        # Every other failure to reach the Hub, including offline mode.
         raise SourceError(
-            f"`{repo_id}` is not a local path and the Hub could not be asked "
+            f"`{repo_id}` is not a local path and the Hub could not be reached "
             f"({type(error).__name__}); check the name and the network."
         ) from error
 
 
 def _refuse_token(repo_id: str) -> SourceError:
     return SourceError(
-        f"`{repo_id}` could not be read: the Hub does not accept the token, it is wrong or has "
-        "expired; make a new one and set HF_TOKEN, or unset it for what is public."
+        f"`{repo_id}` could not be read: the Hub does not accept the token, which is wrong or has "
+        "expired; create a new one and set HF_TOKEN, or unset it to read public datasets."
     )
 
 

@@ -1,4 +1,4 @@
-"""Bring every column layout the Hub ever exported for agent traces to one session table.
+"""Convert every column layout in which the Hub has exported traces to one table of sessions.
 
 traces_list   harness, session_id, traces: list<json>, file_name
 trace_list    harness, session_id, trace: list<json>, file_path, ...
@@ -22,7 +22,7 @@ READ_COLUMNS = ("harness", "session_id", "traces", "trace", *NAME_COLUMNS)
 
 
 def detect_layout(schema: pa.Schema, where: str) -> Layout:
-    """Tell the layout by its columns; raises SourceError naming the columns found."""
+    """Detect the layout by its columns; raises SourceError naming the columns found."""
     for name in READ_COLUMNS:
         if schema.names.count(name) > 1:
             raise SourceError(
@@ -45,15 +45,15 @@ def detect_layout(schema: pa.Schema, where: str) -> Layout:
 
 
 def convert_table(table: pa.Table, origin: str = "") -> pa.Table:
-    """Bring one batch of a parquet layout to the SESSION columns; the trace stays as recorded.
+    """Convert a batch of any layout to the SESSION columns; the trace stays as recorded.
 
-    `origin` (`repo@commit/`) goes in front of each row's source.
+    Each row's source begins with `origin` (`repo@commit/`).
     """
     columns = (table.column(name) for name in _trace_columns(table.schema))
     recorded = [_traces(column) for column in columns if _holds_traces(column.type)]
     trace, not_utf8 = recorded[0]
     for other, not_utf8_of_other in recorded[1:]:
-        # Drift may leave `traces` of old rows beside `trace` of new ones: each row has one of them.
+        # After schema drift, old rows have `traces` and new ones `trace`.
         is_here = pc.greater(pc.binary_length(trace), 0)
         trace = pc.if_else(is_here, trace, other)
         not_utf8 = pc.if_else(is_here, not_utf8, not_utf8_of_other)
@@ -78,18 +78,18 @@ def build_table(
 
 
 def ensure_utf8(traces: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """Return binary traces as UTF-8, and how many bytes of each were none."""
+    """Return binary traces as UTF-8, and how many bytes of each were invalid."""
     try:
         traces.cast(pa.large_string())
     except pa.ArrowInvalid:
-        # Parquet does not promise that its strings are UTF-8, nor does a file.
+        # Neither parquet nor a file guarantees that text is UTF-8.
         decoded = [decode_lossy(trace) for trace in traces.to_pylist()]
         return _binary([text for text, _ in decoded]), pa.array([count for _, count in decoded])
     return traces, pa.repeat(0, len(traces))
 
 
 def unwrap_json(text: str) -> str:
-    """Undo the JSON string that wraps a text which travelled as JSON.
+    """Decode a text that was exported as a JSON string.
 
     >>> unwrap_json('"{}\\\\n{}"'), unwrap_json('{"type": "session"}')
     ('{}\\n{}', '{"type": "session"}')
@@ -99,13 +99,13 @@ def unwrap_json(text: str) -> str:
     try:
         value = json.loads(text)
     except ValueError:
-        # A trace whose first line merely starts with a quote is no wrapped text: keep it as it is.
+        # The first line merely starts with a quote.
         return text
     return replace_surrogates(value) if isinstance(value, str) else text
 
 
 def _trace_columns(schema: pa.Schema) -> list[str]:
-    """The columns that can hold traces; one of nulls alone, as schema drift leaves, cannot."""
+    """Return the columns that can hold traces; schema drift leaves some that hold only nulls."""
     return [
         name
         for name in ("traces", "trace")
@@ -114,7 +114,7 @@ def _trace_columns(schema: pa.Schema) -> list[str]:
 
 
 def _traces(column: pa.ChunkedArray) -> tuple[pa.Array, pa.Array]:
-    """Each row's trace as UTF-8, and how many of its bytes were none."""
+    """Return each row's trace as UTF-8, and how many of its bytes were invalid."""
     array = column.combine_chunks()
     if not _is_list(array.type):
         return _unwrapped(*ensure_utf8(_as_binary(array)))
@@ -130,7 +130,7 @@ def _traces(column: pa.ChunkedArray) -> tuple[pa.Array, pa.Array]:
 
 
 def _as_binary(array: pa.Array) -> pa.Array:
-    """Take text as bytes, nulls as none, whatever type its strings have."""
+    """Cast text of any string type to binary, nulls to empty values."""
     storage = array.storage if isinstance(array, pa.ExtensionArray) else array
     is_large = pa.types.is_large_string(storage.type)
     binary = storage.cast(pa.large_binary() if is_large else pa.binary())
@@ -138,7 +138,7 @@ def _as_binary(array: pa.Array) -> pa.Array:
 
 
 def _unwrapped(traces: pa.Array, not_utf8: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """Undo the JSON strings around texts that travelled as JSON."""
+    """Decode the texts that were exported as JSON strings."""
     if not pc.any(pc.starts_with(traces, b'"')).as_py():
         return traces, not_utf8
     return _binary([unwrap_json(trace.decode()) for trace in traces.to_pylist()]), not_utf8
@@ -166,7 +166,7 @@ def _strings(table: pa.Table, name: str) -> list[str]:
 
 
 def decode_lossy(content: bytes) -> tuple[str, int]:
-    r"""Return text with U+FFFD for what is no UTF-8, and the number of such bytes.
+    r"""Return text with U+FFFD in place of invalid UTF-8, and the number of invalid bytes.
 
     >>> decode_lossy(b"a\xff\xfeb")
     ('a\ufffd\ufffdb', 2)
@@ -174,7 +174,7 @@ def decode_lossy(content: bytes) -> tuple[str, int]:
     try:
         return content.decode(), 0
     except UnicodeDecodeError:
-        # The line such bytes stand in usually still parses.
+        # A line with such bytes usually still parses.
         lost = len(content) - len(content.decode(errors="ignore").encode())
         return content.decode(errors="replace"), lost
 

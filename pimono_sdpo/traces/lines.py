@@ -1,7 +1,7 @@
-"""Read JSON lines as they really are: glued, cut, badly escaped, or fine.
+"""Read JSON lines, and repair those that are glued together, cut off or badly escaped.
 
-Recorders append without locks and redactors rewrite text without knowing JSON, so a broken line
-is normal. It costs what cannot be read of it, never the session, and every byte is accounted for.
+Recorders append without locks and redactors rewrite text without knowing JSON, so broken lines are
+normal. Only what cannot be read of a line is lost, and every byte is counted.
 """
 
 import json
@@ -14,9 +14,9 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-# The group is empty for a backslash that begins no escape of JSON.
+# The group is empty for a backslash that does not begin an escape of JSON.
 _ESCAPE = re.compile(r'\\(["\\/bfnrt]|u[0-9a-fA-F]{4}|)')
-# Half of a pair, which no UTF-8 column can hold; a whole pair and a written-out `\\` stay.
+# Half of a surrogate pair, which UTF-8 cannot encode; whole pairs and an escaped `\\` stay.
 _LONE_SURROGATE = re.compile(
     r"(\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\\\)|\\u[dD][89a-fA-F][0-9a-fA-F]{2}"
 )
@@ -32,12 +32,11 @@ OBJECT = msgspec.json.Decoder(Json)
 
 @dataclass
 class Lines(Generic[T]):
-    """The JSON objects of a trace in order, and what became of its lines and bytes.
+    """The JSON objects of a trace in order, and how many of its lines and bytes could be read.
 
-    `parsed` lines were valid, `repaired` lines gave at least one object after mending, `skipped`
-    lines gave none. `bytes_repaired` and `bytes_skipped` count UTF-8 bytes of broken lines: those
-    that were read after all, and those that were lost (all of a skipped line, the unread rest of a
-    repaired one). All other bytes were parsed.
+    `parsed` lines were valid, `repaired` lines yielded at least one object after a repair,
+    `skipped` lines none. `bytes_repaired` and `bytes_skipped` count the UTF-8 bytes of broken lines
+    that were read and lost: all of a skipped line, the unread rest of a repaired one.
     """
 
     objects: list[T] = field(default_factory=list)
@@ -50,7 +49,7 @@ class Lines(Generic[T]):
 
 
 def return_unchanged(value: Json) -> Json:
-    """Make nothing else of a dict."""
+    """Return a dict as it is: the `build` of readers that take dicts."""
     return value
 
 
@@ -69,10 +68,9 @@ def read_objects(trace: bytes) -> Lines[Json]:
 def read_lines(
     trace: bytes, decoder: msgspec.json.Decoder[T], build: Callable[[Json], T]
 ) -> Lines[T]:
-    """Split UTF-8 on newlines only and decode every line that can be decoded.
+    """Split UTF-8 at newlines and decode every line that can be decoded.
 
-    What `decoder` cannot read becomes a dict where that is possible, of which `build` makes the
-    object.
+    If `decoder` refuses a line that is valid or can be repaired, `build` gets it as a dict.
     """
     try:
         objects = list(map(decoder.decode, _split(trace)))
@@ -82,7 +80,7 @@ def read_lines(
 
 
 def _split(trace: bytes) -> Iterator[memoryview]:
-    """Hand out the lines as they lie in the trace; copying them would cost as much as a decoder."""
+    """Yield the lines without copying them, which would cost as much as decoding."""
     whole = memoryview(trace)
     start = 0
     # bytes.splitlines would also cut at a carriage return, str.splitlines at U+2028 and U+0085.
@@ -109,7 +107,7 @@ def _read_each(
 
 
 def _read_line(line: str, build: Callable[[Json], T], out: Lines[T]) -> None:
-    """Read a line that is empty, broken, or no object of the kind expected."""
+    """Read a line that is empty, broken, or an object of another shape than expected."""
     line = line.strip("\0\ufeff \t\r")
     if not line:
         return
@@ -118,7 +116,7 @@ def _read_line(line: str, build: Callable[[Json], T], out: Lines[T]) -> None:
     try:
         value = _decode(line)
     except (ValueError, RecursionError):
-        # Broken input is expected here and counted; RecursionError is JSON nested too deep.
+        # Broken input is expected and counted; RecursionError means JSON nested too deeply.
         objects, lost = _repair(line)
         out.objects.extend(map(build, objects))
         out.repaired += bool(objects)
@@ -138,14 +136,14 @@ def _decode(line: str) -> Any:
     try:
         return msgspec.json.decode(line)
     except (msgspec.DecodeError, RecursionError):
-        # It refuses what the standard library takes, such as NaN and integers of any size.
+        # The standard library also accepts NaN and integers of any size.
         return json.loads(line)
 
 
 def _repair(line: str) -> tuple[list[Json], int]:
-    """Decode one object after the other, with bad escapes doubled.
+    """Decode one object after the other, with the backslashes of invalid escapes doubled.
 
-    Returns the objects and the bytes of the line that are in none of them.
+    Returns the objects, and how many bytes of the line belong to none of them.
     """
     mended = [match.start() for match in _ESCAPE.finditer(line) if not match[1]]
     spans, objects = _decode_all(_double(line, mended))
@@ -166,11 +164,11 @@ def _decode_all(line: str) -> tuple[list[tuple[int, int]], list[Json]]:
         try:
             value, position = _LENIENT.raw_decode(line, start)
         except (ValueError, RecursionError):
-            # A write that was cut and then appended to: the next entry begins inside this one.
+            # This object was cut off; the next one may begin inside it.
             position, begins, tries = start + 1, _ENTRY, tries + 1
             continue
         if begins == _ENTRY and not _IN_ENTRIES & value.keys():
-            # A part of the broken object, no entry of its own.
+            # A nested part of the broken object rather than an entry.
             tries += 1
             continue
         begins = "{"

@@ -1,6 +1,6 @@
-"""Turn the text of a trace into ordered events, whatever harness recorded it.
+"""Parse a trace into events: detect its harness by its lines, then read it.
 
-The harness is told by the content of the lines, never by a file name or a column.
+File names and columns are never used to detect the harness.
 """
 
 from collections import deque
@@ -21,11 +21,10 @@ CONVERSATION = frozenset({"user", "assistant", "tool_call", "tool_result", "bash
 
 @dataclass(frozen=True)
 class Trace:
-    """One session in memory: its events, where it ran, and what became of its lines.
+    """One session in memory: its events, where it ran, and how many of its lines could be read.
 
-    `lines` holds the counts alone; the objects have become events.
-    `problem` is set when there is nothing to work on: `no_messages`, or `unknown_harness` when
-    there are JSON objects in which no reader knows its own.
+    `lines` holds only counts. `problem` is set when there is nothing to work on: `no_messages`, or
+    `unknown_harness` when no harness recognises any of the JSON objects.
     """
 
     harness: str
@@ -76,8 +75,7 @@ def detect_harness(trace: bytes) -> Harness | None:
 def match_results(events: tuple[Event, ...]) -> dict[int, int]:
     """Map the index of each answered tool call to that of its result.
 
-    A call that is not in it was never answered. Where a recorder repeats an id, calls and results
-    are matched in order.
+    Unanswered calls are left out. Calls and results that share an id are matched in order.
     """
     open_calls: dict[str, deque[int]] = {}
     matched: dict[int, int] = {}

@@ -1,6 +1,6 @@
-"""Open traces wherever they are, and hand them out as session tables, shard by shard.
+"""Open a source of traces (a folder, file, glob or Hub id) and read its shards as session tables.
 
-Inputs are told apart by what is there and which columns it has, never by a flag:
+The kind of a source is detected by its files and their columns:
 
     viewer_export   parquet files in any of the layouts of `pimono_sdpo.traces.layouts`
     jsonl           raw session files, one session each
@@ -19,9 +19,11 @@ from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from datasets import Dataset, DatasetDict, load_from_disk
+from datasets import Dataset, DatasetDict, IterableDataset, load_from_disk
 
 from pimono_sdpo.errors import SourceError
+from pimono_sdpo.schema import SESSION
+from pimono_sdpo.stage import iterate_rows
 from pimono_sdpo.traces import hub
 from pimono_sdpo.traces.layouts import (
     READ_COLUMNS,
@@ -37,9 +39,9 @@ HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 
 @dataclass(frozen=True)
 class ParquetFiles:
-    """Files and their bytes, in order; of the Hub, pinned to `revision`, relative to the dataset.
+    """Parquet files and their sizes, in order; those of the Hub are pinned to `revision`.
 
-    `names` are relative to the source, so that they do not depend on where it lies.
+    `names` are relative to the source, so that they do not depend on where it is.
     """
 
     source: str
@@ -62,12 +64,12 @@ class ParquetFiles:
                 yield parquet
         except (pa.ArrowInvalid, OSError) as error:
             raise SourceError(
-                f"`{name}` cannot be read ({str(error).splitlines()[0]}); get it again or leave it "
-                "out."
+                f"`{name}` cannot be read ({str(error).splitlines()[0]}); download it again or "
+                "leave it out."
             ) from error
 
     def local(self, index: int) -> Path:
-        """The file on this machine; one of the Hub is fetched into the cache."""
+        """Return the file on this machine; one of the Hub is downloaded into the cache."""
         if self.root is not None:
             return self.root / self.names[index]
         return hub.download(f"{self.source}/{self.names[index]}", self.revision)
@@ -76,7 +78,7 @@ class ParquetFiles:
 def find_parquet_files(source: str) -> ParquetFiles:
     """Find the parquet files of a source; raises SourceError.
 
-    Of a Hub dataset those of the viewer's export, or, where there is none, the repository's own.
+    For a Hub dataset they are those of the viewer's export, or else the repository's own.
     """
     path = Path(source)
     if has_magic(source) and not path.exists():
@@ -91,12 +93,12 @@ def find_parquet_files(source: str) -> ParquetFiles:
         return ParquetFiles(source, tuple(names), tuple(sizes), revision=revision)
     else:
         raise SourceError(
-            f"`{source}` does not exist and is not a Hub dataset id such as `ns/name`; give "
+            f"`{source}` does not exist and is not a Hub dataset id such as `ns/name`; use "
             "parquet files, their folder, a glob or an id."
         )
     files = sorted(file for file in found if file.suffix == ".parquet" and file.is_file())
     if not files:
-        raise SourceError(f"`{source}` holds no .parquet files; give a folder that does.")
+        raise SourceError(f"`{source}` contains no .parquet files; use a folder that does.")
     names = [file.relative_to(root).as_posix() for file in files]
     sizes = [file.stat().st_size for file in files]
     return ParquetFiles(path.name, tuple(names), tuple(sizes), root=root)
@@ -114,7 +116,7 @@ class Shard:
     """A unit of work: one parquet file, one saved split, or a run of raw session files.
 
     `path` is relative to the source; `files` are on disk (empty for the Hub, whose shards are
-    fetched when they are read); `root` is the folder that raw session names are relative to.
+    downloaded when they are read); names of raw sessions are relative to `root`.
     """
 
     kind: Kind
@@ -163,7 +165,7 @@ def open_source(source: str) -> Source:
     """Find the shards of a path, a glob or a Hub dataset id; raises SourceError."""
     path = Path(source)
     if not source:
-        raise SourceError("The source is empty; give a folder, a file, a glob or a Hub id.")
+        raise SourceError("The source is empty; use a folder, a file, a glob or a Hub id.")
     if _is_saved(path):
         return _open_saved(path)
     if has_magic(source) and not path.exists():
@@ -178,9 +180,45 @@ def open_source(source: str) -> Source:
     else:
         raise SourceError(
             f"`{source}` does not exist and is not a Hub dataset id such as `ns/name`; "
-            "give a folder, a file, a glob or an id."
+            "use a folder, a file, a glob or an id."
         )
     return _open_files(source, root, sorted(file for file in files if file.is_file()))
+
+
+def load_sessions(source: str | Path, *, streaming: bool = False) -> Dataset | IterableDataset:
+    """Open recorded sessions as a dataset of one row each.
+
+    Args:
+        source: A folder, file or glob of session JSONL or of the viewer's parquet export, a dataset
+            saved by `save_to_disk`, or a Hub dataset id (`ns/name`).
+        streaming: Return an `IterableDataset`, which reads the files when it is iterated over. A
+            `Dataset` is written to the cache of `datasets` first, and read from there until a file
+            changes.
+
+    Returns:
+        Columns `harness` and `session_id` (empty where the source does not tell), `source` (the
+        name of the session's file), `trace` (its JSONL, as bytes in UTF-8) and `bytes_not_utf8`
+        (how many bytes had to be replaced).
+
+    Raises:
+        SourceError: There are no sessions, or a file cannot be read.
+    """
+    shards = list(open_source(str(source)).shards)
+    if streaming:
+        given = {"shards": shards}
+        return IterableDataset.from_generator(_session_rows, SESSION, gen_kwargs=given)
+    changed = tuple(file.stat().st_mtime_ns for shard in shards for file in shard.files)
+    dataset = Dataset.from_generator(
+        _session_rows, SESSION, gen_kwargs={"shards": shards, "changed": changed}
+    )
+    assert isinstance(dataset, Dataset)
+    return dataset
+
+
+def _session_rows(shards: list[Shard], changed: object = None) -> Iterator[dict[str, Any]]:
+    for shard in shards:
+        for table in read_sessions(shard):
+            yield from iterate_rows(table, SESSION)
 
 
 def read_sessions(shard: Shard) -> Iterator[pa.Table]:
@@ -213,12 +251,12 @@ def _parquet_batches(file: Path | pa.NativeFile, name: str) -> Iterator[pa.Recor
         groups = (parquet.metadata.row_group(i) for i in range(parquet.num_row_groups))
         size = sum(group.total_byte_size for group in groups)
         rows = _batch_rows(size, parquet.metadata.num_rows)
-        # Threads would decode one column each, but there is only one that matters.
+        # Threads decode one column each, and only one column is large.
         yield from parquet.iter_batches(rows, columns=columns, use_threads=False)
 
 
 def _batch_rows(size: int, rows: int) -> int:
-    """Rows of average size that make up a batch; at least one, and not too many small ones."""
+    """Return how many rows of average size make up a batch of BATCH_BYTES."""
     average = max(size // max(rows, 1), 1)
     return min(max(BATCH_BYTES // average, 1), MAX_BATCH_ROWS)
 
@@ -228,7 +266,7 @@ def _open_files(source: str, root: Path, files: list[Path]) -> Source:
     raw = [file for file in files if file.suffix == ".jsonl"]
     if not parquet and not raw:
         raise SourceError(
-            f"`{source}` holds neither .parquet nor .jsonl files; give a viewer export, raw "
+            f"`{source}` contains neither .parquet nor .jsonl files; use a viewer export, raw "
             "session files or a saved dataset."
         )
     shards = [_parquet_shard(file, _relative(file, root)) for file in parquet]
@@ -248,13 +286,13 @@ def _parquet_shard(file: Path, name: str) -> Shard:
 
 @contextmanager
 def translate_errors(name: str) -> Iterator[None]:
-    """Name the file that cannot be read, and the way out."""
+    """Raise SourceError naming the file that cannot be read."""
     try:
         yield
     except (pa.ArrowException, OSError) as error:
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise SourceError(
-            f"`{name}` cannot be read ({reason}); get it again or leave it out."
+            f"`{name}` cannot be read ({reason}); download it again or leave it out."
         ) from error
 
 
@@ -282,7 +320,7 @@ def _raw_table(root: Path, files: tuple[Path, ...]) -> pa.Table:
 
 
 def _is_saved(path: Path) -> bool:
-    """A folder of `save_to_disk`; one of its file names alone may lie among raw sessions."""
+    """Check for a folder of `save_to_disk`; raw sessions may lie beside one of these names."""
     return (path / "dataset_dict.json").exists() or (
         (path / "state.json").exists() and (path / "dataset_info.json").exists()
     )
@@ -292,10 +330,10 @@ def _open_saved(path: Path) -> Source:
     try:
         loaded = load_from_disk(str(path))
     except (ValueError, KeyError, TypeError, OSError, pa.ArrowException) as error:
-        # `datasets` checks nothing of what it reads back.
+        # `datasets` does not check what it reads back.
         raise SourceError(
             f"`{path}` looks like a saved dataset that cannot be opened ({type(error).__name__}); "
-            "save it again, or take its `dataset_dict.json` or `state.json` away."
+            "save it again, or remove its `dataset_dict.json` or `state.json`."
         ) from error
     in_splits = isinstance(loaded, DatasetDict)
     splits = loaded if isinstance(loaded, DatasetDict) else DatasetDict({"train": loaded})
@@ -329,7 +367,7 @@ def _relative(file: Path, root: Path) -> str:
 
 
 def _readable(name: str) -> str:
-    """A name may hold bytes that are no UTF-8."""
+    """Replace the bytes of a file name that are not UTF-8."""
     return os.fsencode(name).decode("utf-8", "replace")
 
 

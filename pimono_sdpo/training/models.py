@@ -66,7 +66,7 @@ def base_model_revision(model_args: ModelConfig) -> str | None:
         if not (Path(name) / "config.json").is_file():
             raise TrainingInputError(
                 f"There is no model in the folder `{name}`; give a Hub id, or make a tiny one with "
-                f"`pimono-sdpo tiny-model --out {name}`."
+                f"`pimono-sdpo demo model --out {name}`."
             )
         return None
     try:

@@ -28,14 +28,14 @@ SPAN_CHARS = 80
 BEFORE_CHARS = 40
 # From this weight on a cue's words explain a decision alone; a lone word below needs its sentence.
 TELLING_WEIGHT = 1.0
-# They point at what was made and say nothing about it.
+# They refer to the work and say nothing about it.
 _POINTING = frozenset({"about_it"})
 _SENTENCE_END = re.compile(r"[.!?\u2026](?=\s|\Z)|[\u3002\uff01\uff1f\n]")
 
 
 @dataclass(frozen=True)
 class Model:
-    """What the labels taught: a weight per cue, and from which probability on it is a yes."""
+    """The fitted model: a weight per cue, and the least probability of a correction."""
 
     threshold: float
     intercept: float
@@ -78,7 +78,7 @@ def find_corrections(events: Sequence[Event]) -> list[Correction]:
 
 
 def is_ruled_out(turn: Turn) -> bool:
-    """Tell by the cues a message may show, without looking for them, that it is no correction."""
+    """Return whether even all the cues a message may show would not make it a correction."""
     if turn.is_veto or not turn.text or is_automated(turn.text):
         return False
     model = read_model()
@@ -88,7 +88,7 @@ def is_ruled_out(turn: Turn) -> bool:
 
 
 def decide(turn: Turn) -> Decision:
-    """Weigh one message.
+    """Decide whether a message is a correction.
 
     >>> decide(Turn(7, "No, keep the old file name")).rule
     'no'
@@ -129,7 +129,7 @@ def _span(model: Model, rule: str, shown: Mapping[str, str], text: str) -> str:
 
 
 def _sentence_with(words: str, text: str) -> str:
-    """The sentence around some words, from near before them on."""
+    """Return the sentence around some words, from at most BEFORE_CHARS before them on."""
     exact = re.escape(words)
     at = re.search(rf"(?<!\w){exact}(?!\w)", text) or re.search(exact, text)
     if at is None:
@@ -144,13 +144,13 @@ def _sentence_with(words: str, text: str) -> str:
 
 
 def compute_probability(model: Model, shown: Iterable[str]) -> float:
-    """Turn the cues of a message into a probability."""
+    """Return the probability of a correction for the cues of a message."""
     total = model.intercept + sum(model.weights.get(name, 0.0) for name in shown)
     return 1.0 / (1.0 + math.exp(-total))
 
 
 def _first_words(text: str) -> str:
-    """Whole words only: half a secret is no longer found by what takes secrets out."""
+    """Shorten to whole words: redaction would not recognise half a secret."""
     line = text.partition("\n")[0]
     cut = line[:SPAN_CHARS].rstrip()
     if len(line) <= SPAN_CHARS:

@@ -18,7 +18,7 @@ READ_CHARS = 1000
 LONG_WORDS = 60
 _UNSPACED = frozenset({"zh", "ja", "ko", "signs"})
 FAR = frozenset({"ru", "zh", "ja", "ko"})
-# Whatever is looked for in those languages holds at least one of their letters.
+# Every cue in those languages contains at least one of their letters.
 FAR_LETTER = re.compile("[\u0400-\u04ff\u3040-\u30ff\u3130-\u318f\u3400-\u9fff\uac00-\ud7af]")
 _NO_LANGUAGE = frozenset({"where", "prior"})
 _STARTS = {
@@ -44,7 +44,7 @@ _ERROR_OUTPUT = "error_output"
 _ASIAN_SIGNS = r"\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
 _ASIAN = re.compile(f"[{_ASIAN_SIGNS}]")
 _INSIDE_WORD = re.compile(rf"(?<=[^\W{_ASIAN_SIGNS}])[^\W{_ASIAN_SIGNS}]")
-# Up to the next space, not to the next sign: half a secret would no longer be known as one.
+# Up to the next space: half a secret would not be recognised as one.
 _REST_OF_WORD = re.compile(rf"[^\s{_ASIAN_SIGNS}]*[^\W{_ASIAN_SIGNS}]")
 _PUNCTUATION = re.compile(r"\A\W+")
 _OBJECTIONS = frozenset(
@@ -70,10 +70,10 @@ class Turn:
 
 @dataclass(frozen=True)
 class Cue:
-    """One thing to look for.
+    """One cue to look for.
 
-    `patterns` are for text without far letters, the faster one, and for any text; None when the
-    situation tells, not the words.
+    `patterns` are a faster one for text without far letters, and one for any text; None for a cue
+    of the situation rather than the words.
     """
 
     name: str
@@ -117,7 +117,7 @@ def _turn(event: Event, since: Sequence[Event]) -> Turn:
 
 
 def is_automated(text: str) -> bool:
-    """Tell whether a harness wrote the message, or it is a command to the harness.
+    """Return whether a harness wrote the message, or it is a command to the harness.
 
     >>> is_automated("/model gpt-5"), is_automated("/tmp/a.png\\n\\nthis is broken")
     (True, False)
@@ -126,9 +126,10 @@ def is_automated(text: str) -> bool:
 
 
 class Wording(NamedTuple):
-    """What is looked at in a message: `own` words and `whole` are lower case, `skip` came before.
+    """The text of a message in which cues are looked for.
 
-    `cues` may be found, each by its pattern; no others can.
+    `own` is the text without pasted parts, `skip` characters into `whole`, both lower case; `cues`
+    are those that may be found, each with its pattern.
     """
 
     source: str
@@ -138,7 +139,7 @@ class Wording(NamedTuple):
     cues: list[tuple[Cue, re.Pattern[str]]]
 
 
-# Asked for twice in a row: what a message may show, and what it shows.
+# Called twice in a row: for the possible cues and for the found ones.
 @lru_cache(maxsize=1)
 def _wording(text: str) -> Wording:
     text = text[:READ_CHARS]
@@ -153,7 +154,7 @@ def _wording(text: str) -> Wording:
 
 
 def find_cues(turn: Turn) -> dict[str, str]:
-    """Name the cues a message shows, each with the words that show it ("" for the situation).
+    """Return the cues a message shows, each with the words that show it ("" for the situation).
 
     >>> find_cues(Turn(5, "No, that's wrong.", aborted=True))["wrong"]
     'wrong'
@@ -170,9 +171,9 @@ def find_cues(turn: Turn) -> dict[str, str]:
 
 
 def find_possible_cues(turn: Turn) -> tuple[set[str], set[str]]:
-    """Name the cues whose words a message may hold, and those of the situation it is in at least.
+    """Return the cues whose words a message may contain, and those that its situation shows.
 
-    It costs much less than telling which words it holds.
+    This is much faster than finding the words.
     """
     wording = _wording(turn.text)
     worded = {cue.name for cue, _ in wording.cues}
@@ -198,7 +199,7 @@ def _situation(turn: Turn, wording: Wording, found: Set[str]) -> Iterator[str]:
 
 
 def _candidates(own: str, whole: str) -> list[tuple[Cue, re.Pattern[str]]]:
-    """The cues that may be found; the one for pasted output is looked for in the whole text."""
+    """Return the cues that may be found; the one for pasted output is found in the whole text."""
     is_far = not whole.isascii() and bool(FAR_LETTER.search(whole))
     worded, prefilter = _prefilter(is_far)
     numbers = prefilter.candidates(own)
@@ -216,7 +217,7 @@ def _prefilter(is_far: bool) -> tuple[list[tuple[Cue, re.Pattern[str]]], Prefilt
 
 @lru_cache(maxsize=1)
 def read_cues() -> tuple[Cue, ...]:
-    """Read the table of cues; a cue's languages are one pattern."""
+    """Read the table of cues; all languages of a cue become one pattern."""
     table = tomllib.loads((files("processors.corrections") / "cues.toml").read_text("utf-8"))
     return tuple(
         Cue(
@@ -242,7 +243,7 @@ def _pattern(entry: dict[str, Any], without: frozenset[str]) -> re.Pattern[str]:
 
 
 def _whole_words(text: str, start: int, end: int) -> str:
-    """The words at a place, none cut in two, without the punctuation before them."""
+    """Return the whole words at a position, without the punctuation before them."""
     if _INSIDE_WORD.match(text, end):
         rest = _REST_OF_WORD.match(text, end)
         end = rest.end() if rest else end

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from datasets import Features
 
 from pimono_sdpo.errors import EmptySelection, SourceError
-from pimono_sdpo.runs.shards import write_atomically
+from pimono_sdpo.runs.parquet import write_atomically
 from pimono_sdpo.schema import DUEL_TURN, PULL_REQUEST
 from pimono_sdpo.traces.sources import ParquetFiles, find_parquet_files, open_source, read_sessions
 from processors.duel.pull_requests import PullRequests

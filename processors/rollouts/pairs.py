@@ -22,12 +22,12 @@ tested on the loser's side, too.
 """
 
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from pimono_sdpo.options import option, options
-from pimono_sdpo.runs.tables import Made
 from pimono_sdpo.schema import Turn
 from pimono_sdpo.text import shorten
 from processors.rollouts.conversation import Action, Run, as_json, run_of, target, turn_of
@@ -48,6 +48,15 @@ You mend a code repository: change as little as needed. Answer with exactly one 
 nothing else, of this form:
 {form}"""
 Json = dict[str, Any]
+
+
+@dataclass
+class Made:
+    """The pairs of a task, what gives none with its `drop_reason`, and counts for the report."""
+
+    rows: list[Json] = field(default_factory=list)
+    rejects: list[Json] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
 
 
 def ineligible(row: Mapping[str, Any], name: Target) -> str | None:
@@ -198,7 +207,9 @@ Retest = Callable[[Mapping[str, Any], str], "tuple[bool | None, str]"]
 class Rules:
     """How pairs are made of rollouts."""
 
-    target: Target = option("Of rollouts: what a side of a pair is.", default="step", decides="row")
+    target: Target = option(
+        "What a side of a pair of rollouts holds.", default="step", decides="row"
+    )
     last_k: int = option("Actions that `truncated` keeps.", default=4, minimum=1, decides="row")
     min_gap: float = option(
         "Of `step`: by how much the better action must pass more often.",

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from pimono_sdpo.runs.tables import Made
 from processors.rollouts.conversation import (
     Action,
     Run,
@@ -24,7 +23,7 @@ from processors.rollouts.conversation import (
     target,
 )
 from processors.rollouts.pair_filters import opened_hidden
-from processors.rollouts.pairs import Case, Rules, about, dropped, retested, score
+from processors.rollouts.pairs import Case, Made, Rules, about, dropped, retested, score
 
 Json = dict[str, Any]
 

@@ -1,4 +1,4 @@
-"""Run untrusted code so that it harms nobody; the only place here that starts any.
+"""Run untrusted code so that it can do no harm; nothing else here starts any.
 
     ran = run([sys.executable, "main.py"], files={"main.py": answer}, stdin=b"[3, 1, 2]")
 

@@ -20,7 +20,8 @@ class SandboxError(PimonoError):
 class Limits:
     """What the whole tree of processes may use.
 
-    CPU seconds are tight, wall seconds loose: a loaded machine must not fail a correct program.
+    CPU seconds are tight, wall seconds loose: a loaded machine must not fail a correct program. The
+    wall clock stands still while a program is ready to run and gets no CPU.
     Sizes are bytes. `processes` counts threads. `files` counts entries of the work folder.
     What the kernel buffers in pipes and socket pairs is bounded by the number of open files alone.
     """
@@ -60,8 +61,3 @@ class Ran:
     def timed_out(self) -> Literal["", "cpu", "wall"]:
         """Which clock ran out."""
         return self.stopped if self.stopped in ("cpu", "wall") else ""
-
-    @property
-    def memory_exceeded(self) -> bool:
-        """Whether the tree was killed because it held too much memory."""
-        return self.stopped == "memory"

@@ -173,7 +173,8 @@ class _Run:
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
         if cpu + used.ru_utime + used.ru_stime > limits["cpu_seconds"]:
             return "cpu"
-        if time.monotonic() - self.begun > limits["wall_seconds"]:
+        late = time.monotonic() - self.begun - limits["wall_seconds"]
+        if late > 0 and late > tree.delay(pids):
             return "wall"
         if memory > limits["memory"]:
             return "memory"

@@ -63,6 +63,21 @@ def usage(pids: list[int]) -> tuple[float, int, int]:
     return cpu, memory, threads
 
 
+def delay(pids: list[int]) -> float:
+    """Seconds for which a thread was ready to run and got no CPU, of the one that waited most.
+
+    Not the sum: threads that get in each other's way must not gain time by it.
+    """
+    longest = 0
+    for pid in pids:
+        try:
+            for task in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208
+                longest = max(longest, int(_read(f"/proc/{pid}/task/{task}/schedstat").split()[1]))
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it ended while we looked
+    return longest / 1e9
+
+
 def deleted_bytes(pids: list[int]) -> int:
     """Disk held by open files that no folder lists any more; of processes that can be seen."""
     held: dict[tuple[int, int], int] = {}

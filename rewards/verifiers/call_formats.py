@@ -426,7 +426,7 @@ def _why(problem: BaseException) -> str:
     if not isinstance(cause, json.JSONDecodeError):
         return f"it cannot be read: {str(cause)[:200]}"
     near = cause.doc[max(cause.pos - 20, 0) : cause.pos + 20]
-    return f"it is no valid JSON: {cause.msg} at character {cause.pos}, near {near!r}"
+    return f"it is not valid JSON: {cause.msg} at character {cause.pos}, near {near!r}"
 
 
 def _unsound(arguments: Any) -> str:

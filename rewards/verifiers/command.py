@@ -30,12 +30,10 @@ from pimono_sdpo.shell import parse_command
 from pimono_sdpo.text import shorten
 from rewards.sandbox import Limits, Ran, SandboxError
 from rewards.sandbox.limits import MEBI, NOTHING
-from rewards.sandbox.warm import Server
 from rewards.verifiers.answer import candidate_of
 from rewards.verifiers.candidate import Candidate, Refusal, matches
-from rewards.verifiers.lint import without_new
+from rewards.verifiers.lint import ENVIRONMENT, run_tool, without_new
 from rewards.verifiers.rubric import BadSpec, VerifierResult, error, failed, passed, skipped
-from rewards.verifiers.sandboxed_tools import ENVIRONMENT, Tool, cold, in_server
 from rewards.verifiers.tests import unwritable
 
 NAME = "command"
@@ -62,14 +60,14 @@ _PROBE = ["sh", "-c", 'for tool; do command -v "$tool" >/dev/null || echo "$tool
 def verify(
     completion: str,
     spec: dict[str, Any],
-    tool: Tool = cold,
     read: Sequence[str] = (),
     env: Mapping[str, str] = NOTHING,
 ) -> VerifierResult:
     """Run the command; `metrics` has its `exit_code`, when it came to one.
 
     `read` and `env` are for tools that are not the system's: the folders they lie in, and such as
-    PATH. Bind them with `functools.partial`; no row can. Raises ValueError for a spec that is none.
+    PATH. Bind them with `functools.partial`; rows cannot set them. Raises BadSpec for an
+    invalid spec.
     """
     if "command" not in spec:
         return skipped(NAME, "The row has no command.")
@@ -79,22 +77,17 @@ def verify(
     if isinstance(candidate, Refusal):
         why = f"There is nothing to build. {candidate.failure}: {candidate.why}"
         return failed(NAME, "malformed_output", why)
-    run = functools.partial(tool, read=tuple(read), env={**ENVIRONMENT, **env})
+    run = functools.partial(run_tool, read=tuple(read), env={**ENVIRONMENT, **env})
     try:
         return verify_candidate(candidate, spec["command"], run)
     except SandboxError as trouble:
         return error(NAME, str(trouble))
 
 
-def warm(server: Server) -> Callable[[str, dict[str, Any]], VerifierResult]:
-    """Return `verify` for many runs from one warm interpreter."""
-    return functools.partial(verify, tool=in_server(server))
-
-
 def verify_candidate(
-    candidate: Candidate, command: Mapping[str, Any], tool: Tool = cold
+    candidate: Candidate, command: Mapping[str, Any], run: Callable[..., Ran] = run_tool
 ) -> VerifierResult:
-    """Run the command on a candidate; raises SandboxError when nothing can be said."""
+    """Run the command on a candidate; raises SandboxError when there can be no verdict."""
     if not isinstance(command, Mapping):
         raise BadSpec(f"`command` of the spec is {command!r}; write an object with `run`.")
     words, shown = _words(command.get("run"))
@@ -103,8 +96,8 @@ def verify_candidate(
         return failed(NAME, "malformed_output", why)
     files, kept = _completed(candidate, command)
     if kept and set(kept) >= set(candidate.changed):
-        told = ", ".join(f"`{path}`" for path in kept[:5])
-        why = f"The answer changes only what steers the build ({told}); change the code."
+        paths = ", ".join(f"`{path}`" for path in kept[:5])
+        why = f"The answer changes only what steers the build ({paths}); change the code."
         return failed(NAME, "policy_block", why)
     seconds = float(command.get("cpu_seconds", CPU_SECONDS))
     size = sum(len(text) for text in files.values())
@@ -118,25 +111,25 @@ def verify_candidate(
         open_files=1024,
         output=OUTPUT,
     )
-    ran = tool(words, files, limits)
-    said = _WORK.sub("", (ran.stdout + b"\n" + ran.stderr).decode(errors="replace")).strip()
+    ran = run(words, files, limits)
+    output = _WORK.sub("", (ran.stdout + b"\n" + ran.stderr).decode(errors="replace")).strip()
     left = f"\n({', '.join(kept[:5])}: as they were before, for the build.)" if kept else ""
     if ran.stopped == "wall":
         raise SandboxError(f"`{shown}` did not end, by the clock and not by its CPU seconds")
-    wrong = _wrong(ran, command.get("exit_code", 0), said, seeking, shunning)
+    wrong = _wrong(ran, command.get("exit_code", 0), output, seeking, shunning)
     # A shell lives on when the kernel ends what it started at that limit.
     if ran.stopped == "cpu" or (wrong and ran.cpu_seconds > 0.95 * seconds):
-        why = f"`{shown}` did not end in {seconds:g} CPU seconds.\n{said}"
+        why = f"`{shown}` did not end in {seconds:g} CPU seconds.\n{output}"
         return failed(NAME, "timeout", _capped(why, left))
     counts = {} if ran.exit_code is None else {"exit_code": float(ran.exit_code)}
     if wrong:
-        _see(command.get("tools") or _programs(command["run"]), tool)
-        why = _capped(f"`{shown}` {wrong}:\n{said}", left)
+        _require_tools(command.get("tools") or _programs(command["run"]), run)
+        why = _capped(f"`{shown}` {wrong}:\n{output}", left)
         return failed(NAME, "build_lint_compile", why, **counts)
     return passed(NAME, **counts)
 
 
-def _wrong(ran: Ran, wanted: int, said: str, seeking: Any, shunning: Any) -> str:
+def _wrong(ran: Ran, wanted: int, output: str, seeking: Any, shunning: Any) -> str:
     """Say what of the ending is not success, "" when it is."""
     if ran.stopped:
         return f"was stopped, too much of {ran.stopped}"
@@ -144,9 +137,9 @@ def _wrong(ran: Ran, wanted: int, said: str, seeking: Any, shunning: Any) -> str
         return f"was ended by signal {ran.signal}"
     if ran.exit_code != wanted:
         return f"ended with exit code {ran.exit_code}"
-    if seeking is not None and not seeking.search(said):
+    if seeking is not None and not seeking.search(output):
         return "does not say that it succeeded"
-    if shunning is not None and shunning.search(said):
+    if shunning is not None and shunning.search(output):
         return "says that it failed"
     if shunning is not None and max(len(ran.stdout), len(ran.stderr)) > OUTPUT:
         return "says more than can be searched for failures"
@@ -179,9 +172,9 @@ def steers(path: str) -> bool:
     return hidden or matches(name, BUILD) or not FOLDERS.isdisjoint(folders)
 
 
-def _see(tools: Sequence[str], tool: Tool) -> None:
+def _require_tools(tools: Sequence[str], run: Callable[..., Ran]) -> None:
     """Raise SandboxError when a tool is not there, which is never the model's fault."""
-    ran = tool([*_PROBE, *tools], {}, Limits())
+    ran = run([*_PROBE, *tools], {}, Limits())
     missing = ran.stdout.decode(errors="replace").split()
     if ran.exit_code != 0 or missing:
         raise SandboxError(f"the sandbox has no {', '.join(missing) or 'sh'}; install it")
@@ -197,7 +190,7 @@ def _programs(run: str | list[str]) -> list[str]:
 
 
 def _words(run: Any) -> tuple[list[str], str]:
-    """Return the command to execute, and how it is told."""
+    """Return the command to execute, and how to show it."""
     if isinstance(run, str) and run.strip():
         return ["sh", "-c", run], run
     if isinstance(run, list) and run and all(isinstance(word, str) and word for word in run):

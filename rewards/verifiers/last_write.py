@@ -139,7 +139,7 @@ def _catted(text: str) -> Iterator[Write]:
             continue
         body, at = text[at : ends[next_end]], ends[next_end]
         path = heredoc["path"] or heredoc["after"]
-        # The shell would expand an unquoted one to what nobody here knows.
+        # The shell would expand an unquoted one to something unknown.
         if path and (heredoc["quote"] or not _EXPANDED.search(body)):
             yield Write(heredoc.start(), path.strip("'\""), body)
 

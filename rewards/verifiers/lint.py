@@ -18,24 +18,26 @@ parsed, never run. Settings of the workspace are not read, and directives that s
 lose their first letter to `_`, which keeps lines and columns as they are.
 """
 
-import functools
 import json
+import os
+import platform
 import re
+import shutil
+import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any, Literal, NamedTuple
 
 from pimono_sdpo.text import shorten
+from rewards import sandbox
 from rewards.sandbox import Limits, Ran, SandboxError
-from rewards.sandbox.warm import Server
 from rewards.verifiers.answer import candidate_of
 from rewards.verifiers.candidate import Candidate, Refusal
 from rewards.verifiers.rubric import BadSpec, VerifierResult, error, failed, passed, skipped
-from rewards.verifiers.sandboxed_tools import Tool, cold, in_server, program
 from rewards.verifiers.syntax import MAX_CHARS, problems
 
-# Those with a hyphen or an `@` are no names and stand for themselves, also across lines of a block.
+# A hyphen or an `@` makes these unambiguous, wherever they stand, also in lines of a block.
 _ANYWHERE = re.compile(
     r"@ts-(?:nocheck|ignore|expect-error)|(?:es|ox|ts)lint[-:](?:disable|enable)|biome-ignore|"
     r"deno-lint-ignore|prettier-ignore|jshint\s{1,9}ignore|@(?:no)?flow\b",
@@ -61,9 +63,9 @@ def without(text: str) -> str:
 
 
 def without_new(before: str, after: str) -> str:
-    """Return the text without the directives that an earlier one had not.
+    """Return the text without the directives that the earlier text does not have.
 
-    One that speaks for a line is new, too, where that line is.
+    A directive for the next line is also new if that line is.
     """
     known = Counter(key for _, key in _directives(before.split("\n")))
     lines = after.split("\n")
@@ -80,7 +82,7 @@ def _directives(lines: list[str]) -> list[tuple[int, Key]]:
     for at, line in enumerate(lines):
         if _blunt(line) != line:
             after = lines[at + 1] if at + 1 < len(lines) else ""
-            # Such as `@ts-ignore`, which a new line below would use anew.
+            # Such as `@ts-ignore`, which would also silence a new line below.
             of_the_next = _ANYWHERE.search(line) and not _OF_THE_FILE.search(line)
             found.append((at, (line.strip(), after.strip() if of_the_next else "")))
     return found
@@ -98,6 +100,54 @@ def _first_letter(found: re.Match[str]) -> str:
     return "_" + found[0][1:]
 
 
+# One thread each: a stack per core would count as memory, and many runs go on at once.
+ENVIRONMENT = {
+    "RAYON_NUM_THREADS": "1",
+    "TOKIO_WORKER_THREADS": "1",
+    "GOMAXPROCS": "1",
+    "NO_COLOR": "1",
+}
+# Packages of npm start these through Node, which costs ten times as much; the program is beside.
+_BESIDE = {"biome": "@biomejs/cli-linux-*/biome", "esbuild": "@esbuild/linux-*/bin/esbuild"}
+
+
+def run_tool(
+    command: Sequence[str],
+    files: Mapping[str, bytes | str],
+    limits: Limits,
+    read: Sequence[str] = (),
+    env: Mapping[str, str] = ENVIRONMENT,
+) -> Ran:
+    """Run a command on untrusted files in the sandbox; raises SandboxError if it cannot be run."""
+    return sandbox.run(command, files=files, limits=limits, read=read, env=env)
+
+
+def program(name: str) -> str | None:
+    """Return where the native program of that name is: beside Python, on PATH, or in its package.
+
+    A script, such as those npm puts on the PATH, is only followed to the program that it starts.
+    """
+    where = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+    found = shutil.which(name, path=where)
+    if found is None:
+        return None
+    itself = Path(found).resolve()
+    if _native(itself):
+        return str(itself)
+    machine = "arm64" if platform.machine() == "aarch64" else "x64"
+    for parent in itself.parents:
+        if parent.name == "node_modules" and name in _BESIDE:
+            for beside in sorted(parent.glob(_BESIDE[name])):
+                if machine in str(beside.relative_to(parent)) and _native(beside):
+                    return str(beside)
+    return None
+
+
+def _native(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(4) == b"\x7fELF"
+
+
 SELECT = ("E9", "F63", "F7", "F82")
 BIOME = (
     "correctness/noConstAssign", "correctness/noInvalidConstructorSuper",
@@ -105,11 +155,11 @@ BIOME = (
     "suspicious/noDuplicateClassMembers", "suspicious/noDuplicateParameters",
     "suspicious/noFunctionAssign", "suspicious/noImportAssign",
 )  # fmt: skip
-# Newer syntax than that of the oldest Python a project supports is none of a linter's business.
+# Whether the oldest Python that a project supports has the syntax is not checked.
 TARGET = "py314"
 LIMITS = Limits(cpu_seconds=10, wall_seconds=60, memory=1 << 30, output=16 << 20, open_files=512)
 SYNTAX = "syntax"
-MAX_SAID = 300
+MAX_STDERR = 300
 PYTHON = ("py", "pyi")
 SCRIPTS = ("ts", "mts", "cts", "tsx", "js", "mjs", "cjs", "jsx")
 _DECLARES = re.compile(r"\.d\.[mc]?ts$", re.IGNORECASE)
@@ -123,17 +173,17 @@ Files = Mapping[str, str]
 
 
 class Finding(NamedTuple):
-    """What a linter says of a place; `rule` is SYNTAX when the file does not parse."""
+    """A finding of a linter; `rule` is SYNTAX when the file does not parse."""
 
     path: str
     line: int
-    column: int  # from 1; 0 when nobody knows
+    column: int  # from 1; 0 if unknown
     rule: str
     message: str
 
 
 class Trouble(NamedTuple):
-    """The linter did not come to an end, or not to a report."""
+    """The linter did not finish, or gave no report."""
 
     category: str
     why: str
@@ -156,9 +206,7 @@ def linter_of(path: str, wanted: str | None = None) -> Linter | None:
     raise SandboxError(f"`{wanted}` is not on the PATH; install it or leave `javascript` out")
 
 
-def findings(
-    linter: Linter, files: Files, rules: Sequence[str], tool: Tool
-) -> list[Finding] | Trouble:
+def findings(linter: Linter, files: Files, rules: Sequence[str]) -> list[Finding] | Trouble:
     """Lint files; raises SandboxError when the linter could not be started."""
     if linter == "tree-sitter":
         return _parsed(files)
@@ -170,7 +218,7 @@ def findings(
         name: without(files[path]).encode() for name, path in names.items()
     }
     command, read = _COMMANDS[linter]
-    ran = tool([itself, *command(rules, list(names))], texts, LIMITS, [itself])
+    ran = run_tool([itself, *command(rules, list(names))], texts, LIMITS, [itself])
     if ran.exit_code == 127:
         raise SandboxError(f"{linter} could not be started; see that everybody may read {itself}")
     if ran.stopped in ("cpu", "wall"):
@@ -185,7 +233,7 @@ def findings(
 
 
 def _name(path: str) -> str:
-    """A name that keeps what linters go by, and cannot be read as an option or a pattern."""
+    """Return a name with the same meaning for linters, which is never an option or a pattern."""
     pure = PurePosixPath(path)
     if pure.name == "__init__.py":
         return pure.name
@@ -195,18 +243,18 @@ def _name(path: str) -> str:
 
 def _ending(ran: Ran) -> str:
     how = f"signal {ran.signal}" if ran.signal else f"exit code {ran.exit_code}"
-    said = ran.stderr.decode(errors="replace").strip()
-    said = shorten(" ".join(said.split()), MAX_SAID)
-    return f"{how}, {said}" if said else how
+    stderr = ran.stderr.decode(errors="replace").strip()
+    stderr = shorten(" ".join(stderr.split()), MAX_STDERR)
+    return f"{how}, {stderr}" if stderr else how
 
 
 def _parsed(files: Files) -> list[Finding] | Trouble:
     found: list[Finding] = []
     for path, text in files.items():
-        told = problems(path, text)
-        if isinstance(told, str):
-            raise SandboxError(told)
-        found += [Finding(path, line, 0, SYNTAX, what) for line, what in told]
+        problems_or_reason = problems(path, text)
+        if isinstance(problems_or_reason, str):
+            raise SandboxError(problems_or_reason)
+        found += [Finding(path, line, 0, SYNTAX, what) for line, what in problems_or_reason]
     return found
 
 
@@ -217,8 +265,8 @@ def _ruff(rules: Sequence[str], names: Sequence[str]) -> list[str]:
 
 
 def _of_ruff(ran: Ran) -> list[Finding] | Trouble:
-    told = _json(ran)
-    if not isinstance(told, list):
+    report = _json(ran)
+    if not isinstance(report, list):
         return Trouble("build_lint_compile", "ruff found more than can be read")
     return [
         Finding(
@@ -228,7 +276,7 @@ def _of_ruff(ran: Ran) -> list[Finding] | Trouble:
             SYNTAX if one["code"] in (None, "invalid-syntax") else one["code"],
             one["message"],
         )
-        for one in told
+        for one in report
     ]
 
 
@@ -239,11 +287,11 @@ def _biome(rules: Sequence[str], names: Sequence[str]) -> list[str]:
 
 
 def _of_biome(ran: Ran) -> list[Finding] | Trouble:
-    told = _json(ran)
-    if not isinstance(told, dict) or "diagnostics" not in told:
+    report = _json(ran)
+    if not isinstance(report, dict) or "diagnostics" not in report:
         return Trouble("build_lint_compile", "biome gave no report that can be read")
     found = []
-    for one in told["diagnostics"]:
+    for one in report["diagnostics"]:
         code, start = one["code"]["value"], one["location"]["range"]["start"]
         rule = SYNTAX if code == "parse" else code
         where = one["location"]["path"]
@@ -257,10 +305,10 @@ def _esbuild(_: Sequence[str], names: Sequence[str]) -> list[str]:
 
 
 def _of_esbuild(ran: Ran) -> list[Finding] | Trouble:
-    said = ran.stderr.decode(errors="replace")
+    stderr = ran.stderr.decode(errors="replace")
     found = [
         Finding(one["path"], int(one["line"]), int(one["column"]) + 1, SYNTAX, one["text"])
-        for one in _ESBUILD.finditer(said)
+        for one in _ESBUILD.finditer(stderr)
     ]
     if ran.exit_code and not found:
         return Trouble("build_lint_compile", f"esbuild broke down: {_ending(ran)}")
@@ -290,14 +338,14 @@ _COMMANDS: dict[
 NAME = "lint"
 MAX_FEEDBACK = 1200
 MAX_SHOWN = 120
-TOLD = 8
+MAX_FINDINGS = 8
 TIMEOUT = "timeout"
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 _RULE = re.compile(r"[A-Z]+[0-9]*")
 _BIOME_RULE = re.compile(r"[a-z0-9]+/[A-Za-z0-9]+")
 
 
-def verify(completion: str, spec: dict[str, Any], tool: Tool = cold) -> VerifierResult:
+def verify(completion: str, spec: dict[str, Any]) -> VerifierResult:
     """Lint what the completion changes; partial credit is the share of files without new findings.
 
     Raises ValueError for a spec whose rules are none.
@@ -309,22 +357,15 @@ def verify(completion: str, spec: dict[str, Any], tool: Tool = cold) -> Verifier
         why = f"There is nothing to lint. {candidate.failure}: {candidate.why}"
         return failed(NAME, "malformed_output", why)
     try:
-        return verify_candidate(candidate, spec, tool)
+        return verify_candidate(candidate, spec)
     except SandboxError as trouble:
         return error(NAME, str(trouble))
 
 
-def warm(server: Server) -> Callable[[str, dict[str, Any]], VerifierResult]:
-    """Return `verify` for many runs from one warm interpreter."""
-    return functools.partial(verify, tool=in_server(server))
+def verify_candidate(candidate: Candidate, spec: Mapping[str, Any]) -> VerifierResult:
+    """Lint the changed files of a candidate; metrics: `files` linted, new `findings`.
 
-
-def verify_candidate(
-    candidate: Candidate, spec: Mapping[str, Any], tool: Tool = cold
-) -> VerifierResult:
-    """Lint the changed files of a candidate; metrics: `files` judged, `findings` that are new.
-
-    Raises SandboxError when nothing can be said.
+    Raises SandboxError when there can be no verdict.
     """
     rules = _rules(spec.get("lint", {}))
     groups: dict[Linter, list[str]] = {}
@@ -332,24 +373,24 @@ def verify_candidate(
         linter = linter_of(path, spec.get("lint", {}).get("javascript"))
         if linter is not None:
             groups.setdefault(linter, []).append(path)
-    judged, new = 0, dict[str, list[Finding]]()
+    checked, new = 0, dict[str, list[Finding]]()
     for linter, paths in groups.items():
         after = {path: candidate.files[path] for path in paths if path in candidate.files}
         before = {path: candidate.before[path] for path in paths if path in candidate.before}
-        compared = _compare(linter, before, after, rules.get(linter, ()), tool)
-        judged += len(compared)
+        compared = _compare(linter, before, after, rules.get(linter, ()))
+        checked += len(compared)
         new |= {path: found for path, found in compared.items() if found}
-    if not judged:
+    if not checked:
         return skipped(NAME, "No file was written that a linter could judge.")
-    counts = {"files": float(judged), "findings": float(sum(map(len, new.values())))}
+    counts = {"files": float(checked), "findings": float(sum(map(len, new.values())))}
     if not new:
         return passed(NAME, **counts)
     every = [one for path in new for one in new[path]]
-    lines = [_line(one, candidate.files[one.path]) for one in every[:TOLD]]
-    more = [f"... and {len(every) - TOLD} more"] if len(every) > TOLD else []
+    lines = [_line(one, candidate.files[one.path]) for one in every[:MAX_FINDINGS]]
+    more = [f"... and {len(every) - MAX_FINDINGS} more"] if len(every) > MAX_FINDINGS else []
     text = shorten("\n".join([*lines, *more]), MAX_FEEDBACK)
     category = "timeout" if any(one.rule == TIMEOUT for one in every) else "build_lint_compile"
-    return failed(NAME, category, text, (judged - len(new)) / judged, **counts)
+    return failed(NAME, category, text, (checked - len(new)) / checked, **counts)
 
 
 def _compare(
@@ -357,39 +398,38 @@ def _compare(
     before: dict[str, str],
     after: dict[str, str],
     rules: tuple[str, ...],
-    tool: Tool,
 ) -> dict[str, list[Finding]]:
-    """Return what is new in every file that could be judged."""
-    told: dict[str, list[Finding]] = {}
+    """Return the new findings of every file that could be linted."""
+    new_by_path: dict[str, list[Finding]] = {}
     for path in [path for path in after if _unreadable(after[path])]:
-        # Whose file was like that before is not to blame for it.
+        # A file that was like that before does not count.
         if not _unreadable(before.get(path, "")):
-            told[path] = [Finding(path, 1, 0, SYNTAX, _unreadable(after[path]))]
+            new_by_path[path] = [Finding(path, 1, 0, SYNTAX, _unreadable(after[path]))]
         del after[path]
     if not after:
-        return told
-    found = findings(linter, after, rules, tool)
+        return new_by_path
+    found = findings(linter, after, rules)
     if not found:
-        return told | {path: [] for path in after}
+        return new_by_path | {path: [] for path in after}
     before = {path: text for path, text in before.items() if not _unreadable(text)}
-    known = findings(linter, before, rules, tool) if before else []
+    known = findings(linter, before, rules) if before else []
     if isinstance(known, Trouble):
-        # It cannot read what was there either: a fault of the linter.
+        # It cannot read the files as they were either: a fault of the linter.
         raise SandboxError(known.why)
     if isinstance(found, Trouble):
         if found.category == "wall":
             raise SandboxError(f"{found.why}, by the clock and not by its CPU seconds")
         rule = TIMEOUT if found.category == "cpu" else SYNTAX
-        return told | {path: [Finding(path, 1, 0, rule, found.why)] for path in after}
+        return new_by_path | {path: [Finding(path, 1, 0, rule, found.why)] for path in after}
     for path in after:
-        told[path] = []
+        new_by_path[path] = []
     for one in _new(known, found):
-        told[one.path].append(one)
-    return told
+        new_by_path[one.path].append(one)
+    return new_by_path
 
 
 def _unreadable(text: str) -> str:
-    """Say why no linter is given a text, "" when one is."""
+    """Say why a text cannot be given to a linter, "" if it can."""
     if len(text) > MAX_CHARS:
         return f"the file has more than {MAX_CHARS} characters"
     return "half a character, which no file can hold" if _SURROGATE.search(text) else ""
@@ -410,7 +450,7 @@ def _new(known: list[Finding], found: list[Finding]) -> list[Finding]:
             left[_key(one)] -= 1
         elif one.rule == SYNTAX or one.path not in unparsed:
             rest.append(one)
-    # What went from one file to another is no new finding.
+    # A finding that moved from one file to another is not new.
     moved = Counter[tuple[str, str]]()
     for (_, rule, message), count in left.items():
         moved[rule, message] += count
@@ -433,8 +473,9 @@ def _line(one: Finding, text: str) -> str:
     shown = lines[one.line - 1].strip() if 0 < one.line <= len(lines) else ""
     where = f"{one.path}:{one.line}" + (f":{one.column}" if one.column else "")
     rule = "error:" if one.rule in (SYNTAX, TIMEOUT) else one.rule
-    said = f"{where}: {rule} {one.message}"
-    return said + (f"\n    {shorten(shown, MAX_SHOWN)}" if shown else "")
+    return f"{where}: {rule} {one.message}" + (
+        f"\n    {shorten(shown, MAX_SHOWN)}" if shown else ""
+    )
 
 
 def _rules(lint: Any) -> dict[str, tuple[str, ...]]:

@@ -74,7 +74,7 @@ def starts_diff(lines: Sequence[str], at: int) -> bool:
 def diff_blocks(text: str, truncated: bool | None) -> list[Block] | Refusal:
     """Return the blocks that hold a diff, empty without any.
 
-    `truncated` is None when nobody knows: then a fence that never closes tells it.
+    `truncated` is None if unknown; then a fence that never closes means that it is.
     """
     lines = lines_of(without_delimiter(text))
     found: list[Block] = []
@@ -191,8 +191,8 @@ class FileDiff:
 def read_diff(text: str, truncated: bool | None) -> list[FileDiff] | Refusal:
     """Return the diffs of a completion, or why there are none that can be trusted.
 
-    `truncated` says whether the completion was cut; None when nobody knows, then the text tells it
-    where it can: a fence left open, fewer lines than the last header promises.
+    `truncated` says whether the completion was cut off; None if unknown, then a fence left open or
+    fewer lines than the last header promises mean that it was.
     """
     if truncated:
         return Refusal(
@@ -378,7 +378,7 @@ MAX_SHOWN = 120
 
 
 class Looked(NamedTuple):
-    """The lines of a file, and where each stands, spacing apart."""
+    """The lines of a file, and where each stands, regardless of spacing."""
 
     lines: Sequence[str]
     spaced: list[str]
@@ -395,12 +395,12 @@ def looked(lines: Sequence[str]) -> Looked:
 
 
 def locate(hunk: Hunk, file: Looked, path: str) -> int | Refusal:
-    """Return the index of the first line the hunk speaks of.
+    """Return the index of the first line of the hunk.
 
-    The old lines must occur once, spacing apart. When they occur several times, the first below the
-    lines that the header names is meant, or the one at the file's end if the hunk says so; else the
-    one that is alike to the letter, unless the model may have turned the tabs of another into
-    spaces; else the one at the line that a header with right counts names.
+    The old lines must occur once, regardless of spacing. If they occur several times, the first
+    below the lines that the header names is meant, or the one at the end of the file if the hunk
+    says so; else the one with the same spacing, unless the model may have turned the tabs of
+    another into spaces; else the one at the line that a header with right counts names.
     """
     lines = file.lines
     old = [line.text for line in hunk.lines if line.tag != "+"]
@@ -517,10 +517,10 @@ def _missing(old: Sequence[str], lines: Sequence[str], path: str) -> Refusal:
     wanted = _spaced(absent)[:MAX_SHOWN]
     shortened = {line[:MAX_SHOWN]: number for line, number in reversed(numbers.items()) if line}
     near = difflib.get_close_matches(wanted, list(shortened)[-MAX_COMPARED:], n=1, cutoff=0.5)
-    told = f"; the nearest is line {shortened[near[0]]}: `{near[0]}`" if near else ""
+    hint = f"; the nearest is line {shortened[near[0]]}: `{near[0]}`" if near else ""
     return Refusal(
         "context_not_found",
-        f"The line `{_shown(absent)}` of a hunk is not in {path}{told}. Read the file again and "
+        f"The line `{_shown(absent)}` of a hunk is not in {path}{hint}. Read the file again and "
         "copy its lines.",
     )
 
@@ -793,8 +793,8 @@ def _without_prefix(name: str) -> str:
 
 def _unknown(path: str, files: Mapping[str, str]) -> Refusal:
     near = difflib.get_close_matches(path, list(files), n=1, cutoff=0.3)
-    told = f"; did you mean `{near[0]}`?" if near else "."
-    return Refusal("file_unknown", f"There is no file `{path}` in the workspace{told}")
+    hint = f"; did you mean `{near[0]}`?" if near else "."
+    return Refusal("file_unknown", f"There is no file `{path}` in the workspace{hint}")
 
 
 def _placed(change: _Change, text: str) -> list[int | Refusal]:

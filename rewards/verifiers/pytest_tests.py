@@ -35,7 +35,7 @@ from rewards.sandbox import Limits, Ran, SandboxError
 from rewards.verifiers.candidate import Candidate
 from rewards.verifiers.isolated import host
 from rewards.verifiers.isolated.host import Events
-from rewards.verifiers.outcomes import Outcome, Python, Unjudged, died
+from rewards.verifiers.outcomes import Outcome, Python, UnsupportedTests, describe_ending
 from rewards.verifiers.rubric import BadSpec
 
 MODULES = frozenset(
@@ -176,7 +176,7 @@ STAGES = [("setup", "passed"), ("call", "passed"), ("teardown", "passed")]
 
 
 def refusal(candidate: Candidate, tests: Mapping[str, Any]) -> str | None:
-    """Say what in the change is none of the task's business, None when all is."""
+    """Say what in the change may deceive the tests, None if nothing does."""
     if not tests.get("together"):
         return None
     theirs = tests["files"]
@@ -196,8 +196,8 @@ def verify_pytest(
 ) -> list[Outcome]:
     """Run the tests on the files; one outcome for each that must pass, and one for what else fails.
 
-    Raises ValueError for tests that are none, SandboxError when nothing could be run, Overloaded
-    when the machine was too busy to tell, Unjudged when the tests cannot be run apart.
+    Raises SandboxError when nothing could be run, UnsupportedTests when the tests cannot be run in
+    another process than the answer.
     """
     passes = tests.get("passes")
     modules = [path for path in tests["files"] if _is_test(path)]
@@ -215,7 +215,7 @@ def verify_pytest(
         if "refused" in event:
             raise SandboxError(event["refused"])
         if "unjudged" in event:
-            raise Unjudged(f"{event['unjudged']}, or set `together` for these tests")
+            raise UnsupportedTests(f"{event['unjudged']}, or set `together` for these tests")
     outcomes = _outcomes(events, passes)
     broken = [event for event in events if "broken" in event]
     ended = [event["end"] for event in events if "end" in event]
@@ -226,7 +226,7 @@ def verify_pytest(
         running = [event["start"] for event in events if "start" in event] or [
             "importing the tests"
         ]
-        _put(outcomes, died(ran, python, running[-1]))
+        _put(outcomes, describe_ending(ran, running[-1]))
     elif ended != [0] and all(outcome.kind == "passed" for outcome in outcomes):
         outcomes.append(Outcome("error", f"pytest ended with exit code {ended[0]}"))
     return outcomes
@@ -246,7 +246,7 @@ def _together(
 
 
 def _put(outcomes: list[Outcome], befell: Outcome) -> None:
-    """Say what befell the run at the first test not reached, unless another told it already."""
+    """Put the outcome of the run at the first test not reached, unless a test failed with it."""
     at = next((i for i, one in enumerate(outcomes) if one.kind == "unknown"), len(outcomes))
     if at < len(outcomes) or all(one.kind == "passed" for one in outcomes):
         outcomes[at : at + 1] = [befell]
@@ -263,8 +263,8 @@ def _outcomes(events: Events, passes: list[str] | int | None) -> list[Outcome]:
     outcomes = [_outcome(name, [e for e in events if e.get("id") == name]) for name in wanted]
     number = passes if isinstance(passes, int) else len(passes)
     if collected and (len(collected) != number or {*collected} != {*wanted}):
-        told = f"{len(collected)} tests were collected, of {number}"
-        outcomes.append(Outcome("error", told))
+        message = f"{len(collected)} tests were collected, of {number}"
+        outcomes.append(Outcome("error", message))
     return outcomes + [Outcome("unknown")] * (number - len(outcomes))
 
 
@@ -274,11 +274,11 @@ def _outcome(name: str, reports: Events) -> Outcome:
     bad = [report for report in reports if report["outcome"] != "passed"]
     if not bad:
         return Outcome("unknown")
-    said = f"{name}: {bad[0]['text'] or bad[0]['outcome']}"
+    message = f"{name}: {bad[0]['text'] or bad[0]['outcome']}"
     if bad[0].get("hung"):
-        return Outcome("timeout", said)
+        return Outcome("timeout", message)
     asserted = bad[0]["text"].startswith(("assert ", "AssertionError", "Failed: DID NOT"))
-    return Outcome("wrong" if asserted or bad[0]["outcome"] != "failed" else "error", said)
+    return Outcome("wrong" if asserted or bad[0]["outcome"] != "failed" else "error", message)
 
 
 def _events(stdout: bytes, nonce: str) -> Events:

@@ -35,7 +35,7 @@ NAME = "replay"
 MAX_FEEDBACK = 1200
 NEAR_CHARS = 300
 MIN_ALIKE = 0.6
-# A wrong text may be a slip; to change nothing is no attempt.
+# A wrong text may be a slip; changing nothing is not an attempt.
 SCORES: dict[Outcome, float] = {"not_found": 0.2, "multiple": 0.4, "no_change": 0.0}
 BROKEN = 0.6
 
@@ -50,8 +50,8 @@ def verify(completion: str, spec: dict[str, Any]) -> VerifierResult:
         return error(NAME, f"The row's workspace cannot be read ({type(found).__name__}).")
     decided = 0
     for call in calls_of(completion, spec):
-        judge = JUDGES.get(call.name, _other)
-        verdict = judge(workspace, call) if isinstance(call.arguments, dict) else None
+        check = CHECKS.get(call.name, _other)
+        verdict = check(workspace, call) if isinstance(call.arguments, dict) else None
         if isinstance(verdict, VerifierResult):
             return verdict
         decided += verdict is True
@@ -60,16 +60,16 @@ def verify(completion: str, spec: dict[str, Any]) -> VerifierResult:
     return passed(NAME, calls=decided)
 
 
-Verdict = VerifierResult | bool | None
+CallVerdict = VerifierResult | bool | None
 
 
-def _read(workspace: Workspace, call: Call) -> Verdict:
+def _read(workspace: Workspace, call: Call) -> CallVerdict:
     known = workspace.files.get(workspace.absolute(find_path(call.arguments)))
-    # A file that nobody has seen may be there all the same.
+    # A file that the session has not seen may exist nevertheless.
     return True if known and (known.whole is not None or known.pieces) else None
 
 
-def _edit(workspace: Workspace, call: Call) -> Verdict:
+def _edit(workspace: Workspace, call: Call) -> CallVerdict:
     edits = read_edits(call.arguments)
     path = find_path(call.arguments)
     file = workspace.files.get(workspace.absolute(path))
@@ -80,11 +80,11 @@ def _edit(workspace: Workspace, call: Call) -> Verdict:
         before = file.whole
         file.apply(edits)
         return _broken(path, before, file.whole) or True
-    feedback = shorten(_told(outcome, path, edits, file), MAX_FEEDBACK)
+    feedback = shorten(_describe(outcome, path, edits, file), MAX_FEEDBACK)
     return failed(NAME, "tool_schema_validation", feedback, SCORES[outcome])
 
 
-def _write(workspace: Workspace, call: Call) -> Verdict:
+def _write(workspace: Workspace, call: Call) -> CallVerdict:
     content = call.arguments.get("content")
     path = find_path(call.arguments)
     file = workspace.files.get(workspace.absolute(path))
@@ -97,14 +97,14 @@ def _write(workspace: Workspace, call: Call) -> Verdict:
     return _broken(path, before, content) or True
 
 
-def _other(workspace: Workspace, call: Call) -> Verdict:
-    """What a command, or a tool nobody knows, does to the files is not to be foreseen."""
+def _other(workspace: Workspace, call: Call) -> CallVerdict:
+    """A command or an unknown tool may do anything to the files."""
     workspace.lose(call.name, call.arguments)
     return None
 
 
 def _broken(path: str, before: str | None, after: str | None) -> VerifierResult | None:
-    """What does not parse any more; a file that did not before is nobody's fault."""
+    """Return a failure if the file parsed before and no longer does."""
     if before is None or after is None or problems(path, before) != []:
         return None
     found = problems(path, after)
@@ -115,15 +115,15 @@ def _broken(path: str, before: str | None, after: str | None) -> VerifierResult 
     return failed(NAME, "build_lint_compile", shorten(feedback, MAX_FEEDBACK), BROKEN)
 
 
-JUDGES: dict[str, Callable[[Workspace, Call], Verdict]] = {
+CHECKS: dict[str, Callable[[Workspace, Call], CallVerdict]] = {
     "read": _read,
     "edit": _edit,
     "write": _write,
 }
 
 
-def _told(outcome: Outcome, path: str, edits: list[Edit], file: File) -> str:
-    """Say it as the harness does, with what stands there instead."""
+def _describe(outcome: Outcome, path: str, edits: list[Edit], file: File) -> str:
+    """Describe the failure as the harness does, with the nearest lines of the file."""
     if outcome == "no_change":
         return f"No changes made to {path}. The replacement produced identical content."
     if outcome == "multiple":

@@ -12,7 +12,7 @@ TRL 1.16 sums rewards with `nansum`: SDPO turns a None into 0.0, a failure. What
 
 The mean of a group in which all others passed is 1.0: SDPO may then show the completion that was
 not judged as a demonstration. Groups that are spread over processes are averaged per process.
-Train with `success_reward_threshold=1.0`: partial credit is no success.
+Train with `success_reward_threshold=1.0`: partial credit does not count as success.
 
 Each row's empty answer, copies, list of terms, refusal, spoilt and overlong gold answer must score
 below the threshold, and its gold answer 1.0.
@@ -83,7 +83,7 @@ class VerifierReward:
         """Score each completion; a float each.
 
         Raises TrainingInputError when the rows have no column `verifier_spec`, or no JSON object
-        in it; an object that nobody can judge by is an `error`, which moves nothing.
+        in it; an object that no verifier can use is an `error`, which moves nothing.
         """
         if verifier_spec is None:
             raise TrainingInputError(
@@ -95,16 +95,16 @@ class VerifierReward:
             if spec:
                 _decoded(spec)
         asked = [
-            self._asked(completion, tokens, spec)
+            self._prepare(completion, tokens, spec)
             for completion, tokens, spec in zip(completions, ids, verifier_spec, strict=True)
         ]
-        self.results = self._judge(asked)
+        self.results = self._verify_all(asked)
         groups = [
             json.dumps([prompt, spec]) for prompt, spec in zip(prompts, verifier_spec, strict=True)
         ]
         return list(_neutral([result.reward for result in self.results], groups))
 
-    def _asked(
+    def _prepare(
         self, completion: str | Conversation, ids: Sequence[int] | None, spec: str | None
     ) -> tuple[str, str] | None:
         """Return text and spec of a completion, None without a spec."""
@@ -114,8 +114,8 @@ class VerifierReward:
             return text_of(completion, "assistant"), spec
         text, truncated = decode(ids, self.tokenizer, self.end_ids)
         end = "" if truncated else _end_of(text, self.tokenizer)
-        told = {"truncated": truncated, "end": end}
-        return text, json.dumps({**self._with_format(_decoded(spec)), **told})
+        flags = {"truncated": truncated, "end": end}
+        return text, json.dumps({**self._with_format(_decoded(spec)), **flags})
 
     def _with_format(self, spec: dict[str, Any]) -> dict[str, Any]:
         """Hold a model to the format that its own chat template writes, unless the row has one."""
@@ -125,14 +125,14 @@ class VerifierReward:
             return spec
         return {"format": own, **spec}
 
-    def _judged(self, text: str, spec: str) -> RubricResult:
+    def _verify(self, text: str, spec: str) -> RubricResult:
         decoded = _decoded(spec)
         try:
             return self.rubric(text, decoded)
         except BadSpec as bad:  # one row of many: neither for nor against the model
             return RubricResult(None, (error("spec", str(bad)),))
 
-    def _judge(self, asked: Sequence[tuple[str, str] | None]) -> list[RubricResult]:
+    def _verify_all(self, asked: Sequence[tuple[str, str] | None]) -> list[RubricResult]:
         keys = [_key(*pair) if pair else None for pair in asked]
         new = {
             key: pair
@@ -140,7 +140,7 @@ class VerifierReward:
             if key and pair and key not in self._cache
         }
         with ThreadPoolExecutor(self.workers) as pool:
-            judged = pool.map(lambda pair: self._judged(*pair), new.values())
+            judged = pool.map(lambda pair: self._verify(*pair), new.values())
             fresh = dict(zip(new, judged, strict=True))
         known: Mapping[str, RubricResult] = {**self._cache, **fresh}
         results = [known[key] if key else NOT_JUDGED for key in keys]
@@ -183,7 +183,7 @@ def _key(text: str, spec: str) -> str:
 def _decoded(spec: str) -> dict[str, Any]:
     if not isinstance(spec, str):
         raise TrainingInputError(
-            f"A `verifier_spec` is no text but {type(spec).__name__}; write it with json.dumps."
+            f"A `verifier_spec` is a {type(spec).__name__}, not text; write it with json.dumps."
         )
     try:
         decoded = json.loads(spec)
@@ -193,7 +193,7 @@ def _decoded(spec: str) -> dict[str, Any]:
         ) from problem
     if not isinstance(decoded, dict):
         raise TrainingInputError(
-            f"A `verifier_spec` is no JSON object: {spec[:80]!r}; write a dict with json.dumps."
+            f"A `verifier_spec` is not a JSON object: {spec[:80]!r}; write a dict with json.dumps."
         )
     return decoded
 
@@ -209,7 +209,7 @@ REFUSALS = (
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A case that the reward did not judge as it should; `wanted` says what would be right."""
+    """A case that the reward scored wrongly; `wanted` says what would be right."""
 
     row: int
     case: str
@@ -308,8 +308,8 @@ def _in_the_middle(gold: str) -> str:
 
 def _score(reward: Reward, row: Mapping[str, Any], completion: str) -> float | None:
     columns = {name: [value] for name, value in row.items() if name != "prompt"}
-    said: Any = completion
+    answer: Any = completion
     if not isinstance(row["prompt"], str):
-        said = [{"role": "assistant", "content": completion}]
-    (scored,) = reward(prompts=[row["prompt"]], completions=[said], **columns)
+        answer = [{"role": "assistant", "content": completion}]
+    (scored,) = reward(prompts=[row["prompt"]], completions=[answer], **columns)
     return scored

@@ -28,7 +28,7 @@ class VerifierResult:
 
     `score` is 1.0 when everything passed, partial credit up to MAX_PARTIAL when something failed,
     and None when nothing was judged: `error` is our own fault and never the model's, `skipped`
-    means that the verifier has no say. `category` is one of the filter's, or `timeout`,
+    means that the verifier does not apply. `category` is one of the filter's, or `timeout`,
     `patch_apply`, `malformed_output`. `feedback` is for the teacher, "" when passed.
     """
 
@@ -45,14 +45,14 @@ class VerifierResult:
 
 
 class BadSpec(ValueError):
-    """A row's spec is none to judge by: nobody's fault but the row's. One sentence says why."""
+    """The spec of a row cannot be used; one sentence says why."""
 
 
 class Verifier(Protocol):
-    """Judges the text of a completion by a spec, the decoded `verifier_spec` of its row."""
+    """Scores the text of a completion by a spec, the decoded `verifier_spec` of its row."""
 
     def __call__(self, completion: str, spec: dict[str, Any]) -> VerifierResult:
-        """Return the verdict; never raises on the completion, BadSpec on a spec that is none."""
+        """Return the verdict; never raises for a completion, BadSpec for an invalid spec."""
 
 
 def passed(name: str, **metrics: float) -> VerifierResult:
@@ -68,24 +68,24 @@ def failed(
 
 
 def skipped(name: str, why: str) -> VerifierResult:
-    """The verifier has no say."""
+    """The verifier does not apply."""
     return VerifierResult(name, "skipped", None, feedback=why)
 
 
 def error(name: str, why: str) -> VerifierResult:
-    """Our own machinery failed; the model is not to be blamed."""
+    """Our own machinery failed, which is not the fault of the model."""
     return VerifierResult(name, "error", None, feedback=why)
 
 
 logger = logging.getLogger(__name__)
-_SAID: set[tuple[str, str]] = set()
+_WARNED: set[tuple[str, str]] = set()
 
 GATE_SHARE = 0.2
 MAX_FEEDBACK = 1200
 
 
-class NoVerifier(PimonoError):
-    """A function of the rubric returns something else than verdicts."""
+class NotAVerifier(PimonoError):
+    """A function of the rubric returns something other than a VerifierResult."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,18 +97,18 @@ class RubricResult:
 
     @property
     def passed(self) -> bool:
-        """Whether everything that had a say passed, and something had."""
+        """Whether every verifier that applied passed, and one did apply."""
         return self.reward == 1.0
 
     def feedback(self, max_chars: int = MAX_FEEDBACK) -> str:
         """Return what failed, for the teacher, head and tail of at most `max_chars` characters.
 
-        "" when everything passed, and when nothing was judged: our own faults are not taught.
+        "" when everything passed, and when there was no verdict: the teacher never sees our errors.
         """
         if self.reward is None:
             return ""
-        told = "\n\n".join(r.feedback for r in self.results if r.status == "failed" and r.feedback)
-        return shorten(told, max_chars) if max_chars > len(TRIMMED) else told[:max_chars]
+        texts = "\n\n".join(r.feedback for r in self.results if r.status == "failed" and r.feedback)
+        return shorten(texts, max_chars) if max_chars > len(TRIMMED) else texts[:max_chars]
 
     def to_row(self) -> dict[str, Any]:
         """Return plain columns: lists with one entry per verifier, `metrics` as JSON text."""
@@ -141,19 +141,19 @@ class Rubric:
             raise ValueError("A graded verifier has a weight that is not positive; leave it out.")
 
     def __call__(self, completion: str, spec: dict[str, Any]) -> RubricResult:
-        """Judge one completion by the decoded spec of its row.
+        """Verify one completion by the decoded spec of its row.
 
-        Raises BadSpec for a spec that a verifier cannot judge by, NoVerifier for what is none.
+        Raises BadSpec for a spec that a verifier cannot use, NotAVerifier for another function.
         """
         results: list[VerifierResult] = []
         for gate in self.gates:
-            result = _asked(gate, completion, spec)
+            result = _run(gate, completion, spec)
             results.append(result)
             if result.status == "error":
                 return RubricResult(None, tuple(results))
             if result.status == "failed":
                 return RubricResult(GATE_SHARE * _partial(result), tuple(results))
-        weighed = [(_asked(verifier, completion, spec), weight) for verifier, weight in self.graded]
+        weighed = [(_run(verifier, completion, spec), weight) for verifier, weight in self.graded]
         results += [result for result, _ in weighed]
         return RubricResult(self._reward(results, weighed), tuple(results))
 
@@ -172,20 +172,20 @@ class Rubric:
         return min(MAX_PARTIAL, floor + (MAX_PARTIAL - floor) * share)
 
 
-def _asked(verifier: Verifier, completion: str, spec: dict[str, Any]) -> VerifierResult:
+def _run(verifier: Verifier, completion: str, spec: dict[str, Any]) -> VerifierResult:
     name = getattr(verifier, "__qualname__", repr(verifier))
     try:
         result: object = verifier(completion, spec)
     except Exception as fault:
-        # A verifier of the user's own may fail after hours: that is no mark for the model, and no
-        # end of the training. What says why it cannot judge, and a bug of ours, go on.
+        # A verifier of the user's own may fail after hours: that must neither count against the
+        # model nor end the training. Refusals that say why, and bugs of ours, are raised.
         if isinstance(fault, BadSpec | PimonoError) or _is_ours(verifier):
             raise
-        _say_once(name, fault)
+        _warn_once(name, fault)
         return error(name, f"{type(fault).__name__}: {fault}")
     if not isinstance(result, VerifierResult):
-        raise NoVerifier(
-            f"`{name}` is no verifier: it returns {type(result).__name__}, not VerifierResult."
+        raise NotAVerifier(
+            f"`{name}` is not a verifier: it returns {type(result).__name__}, not VerifierResult."
         )
     return result
 
@@ -195,15 +195,14 @@ def _is_ours(verifier: Verifier) -> bool:
     return str(getattr(function, "__module__", "")).partition(".")[0] == "rewards"
 
 
-def _say_once(name: str, fault: Exception) -> None:
-    """Say what went wrong in a verifier, once for each kind of fault."""
+def _warn_once(name: str, fault: Exception) -> None:
+    """Warn about an exception of a verifier, once for each kind."""
     kind = type(fault).__name__
-    if (name, kind) in _SAID:
+    if (name, kind) in _WARNED:
         return
-    _SAID.add((name, kind))
+    _WARNED.add((name, kind))
     logger.warning(
-        "The verifier `%s` raises %s (%s): what it cannot judge counts neither for nor against the "
-        "model; mend it.",
+        "Verifier `%s` raised %s (%s). Those completions get a neutral reward; fix the verifier.",
         name,
         kind,
         " ".join(str(fault).split()),

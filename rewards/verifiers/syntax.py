@@ -31,7 +31,7 @@ from rewards.verifiers.rubric import VerifierResult, failed, passed, skipped
 NAME = "syntax"
 MAX_CHARS = 1_000_000
 MAX_YAML = 100_000  # its parser is slow
-TOLD = 5
+SHOWN = 5
 Problem = tuple[int, str]  # line from 1, what is wrong
 
 _GRAMMARS = {
@@ -56,40 +56,40 @@ def verify(completion: str, spec: dict[str, Any]) -> VerifierResult:
 
 
 def verify_candidate(candidate: Candidate) -> VerifierResult:
-    """Parse the changed files of a candidate; metrics: `files` judged, `errors` that are new."""
-    judged = broken = errors = 0
-    told: list[str] = []
-    silent: list[str] = []
+    """Parse the changed files of a candidate; metrics: `files` parsed, new `errors`."""
+    checked = broken = errors = 0
+    lines: list[str] = []
+    reasons: list[str] = []
     for path in candidate.changed:
         if path not in candidate.files:
             continue
         after = problems(path, candidate.files[path])
         if isinstance(after, str):
-            silent.append(after)
+            reasons.append(after)
             continue
         before = problems(path, candidate.before[path]) if path in candidate.before else []
         known = 0 if isinstance(before, str) else len(before)
         if after and len(after) <= known:
-            silent.append(f"{path} did not parse before either.")
+            reasons.append(f"{path} did not parse before either.")
             continue
-        judged += 1
+        checked += 1
         if after:
             broken += 1
             errors += len(after) - known
-            told += [_told(path, candidate.files[path], problem) for problem in after[:TOLD]]
-    if not judged:
-        return skipped(NAME, " ".join(dict.fromkeys(silent)) or "No file was written.")
+            lines += [_show(path, candidate.files[path], problem) for problem in after[:SHOWN]]
+    if not checked:
+        return skipped(NAME, " ".join(dict.fromkeys(reasons)) or "No file was written.")
     if not broken:
-        return passed(NAME, files=float(judged), errors=0.0)
-    score = (judged - broken) / judged
-    text = "\n".join(told[:TOLD])
+        return passed(NAME, files=float(checked), errors=0.0)
+    score = (checked - broken) / checked
+    text = "\n".join(lines[:SHOWN])
     return failed(
-        NAME, "build_lint_compile", text, score, files=float(judged), errors=float(errors)
+        NAME, "build_lint_compile", text, score, files=float(checked), errors=float(errors)
     )
 
 
 def problems(path: str, text: str) -> list[Problem] | str:
-    """Return what does not parse, or the reason why nobody can tell.
+    """Return what does not parse, or the reason why it cannot be parsed here.
 
     >>> problems("a.py", "x = (1")
     [(1, "'(' was never closed")]
@@ -197,7 +197,7 @@ def _tree_problems(language: Any, text: str) -> list[Problem]:
     return sorted(found)
 
 
-def _told(path: str, text: str, problem: Problem) -> str:
+def _show(path: str, text: str, problem: Problem) -> str:
     line, what = problem
     lines = text.split("\n")
     shown = lines[line - 1].strip()[:120] if 0 < line <= len(lines) else ""

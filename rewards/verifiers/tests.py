@@ -30,12 +30,11 @@ another process than the answer unless the tests say `together`; then a determin
 deceive them.
 """
 
-import functools
 import json
 import math
 import re
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -55,12 +54,11 @@ from rewards.verifiers.candidate import (
 from rewards.verifiers.outcomes import (
     ENVIRONMENT,
     Outcome,
-    Overloaded,
     Python,
-    Unjudged,
+    UnsupportedTests,
     cold,
     counts_as,
-    died,
+    describe_ending,
     listed,
 )
 from rewards.verifiers.rubric import BadSpec, VerifierResult, error, failed, passed, skipped
@@ -80,9 +78,8 @@ def verify_outputs(
 ) -> list[Outcome]:
     """Run the cases on the files; one outcome each, in order.
 
-    Cases after one that hung are unknown, which is no pass.
-    Raises ValueError for tests that are none, SandboxError when nothing could be run, and
-    Overloaded when the machine was too busy to tell.
+    Cases after one that hung are unknown, which does not count as passed.
+    Raises SandboxError when nothing could be run.
     """
     cases: Sequence[Mapping[str, Any]] = tests["cases"]
     seconds = float(tests.get("seconds", SECONDS))
@@ -91,20 +88,18 @@ def verify_outputs(
     for case in cases:
         program = RUN.format(tests["module"], [tests["module"], *case.get("args", ())])
         ran = python(["-c", program], files, case.get("stdin", "").encode(), limits)
-        outcomes.append(_output_outcome(case, ran, tests.get("tolerance"), python))
+        outcomes.append(_output_outcome(case, ran, tests.get("tolerance")))
         if outcomes[-1].kind == "timeout":
             break
     return outcomes + [Outcome("unknown")] * (len(cases) - len(outcomes))
 
 
-def _output_outcome(
-    case: Mapping[str, Any], ran: Ran, tolerance: float | None, python: Python
-) -> Outcome:
+def _output_outcome(case: Mapping[str, Any], ran: Ran, tolerance: float | None) -> Outcome:
     given = f"With the input {listed(case.get('stdin', ''))} the program"
     if case.get("args"):
         given = f"With the arguments {json.dumps(case['args'])} the program"
     if ran.stopped or ran.signal:
-        return died(ran, python, given)
+        return describe_ending(ran, given)
     if ran.exit_code != 0:
         last = ran.stderr.decode(errors="replace").strip().splitlines()[-1:]
         return Outcome("error", f"{given} ends with exit code {ran.exit_code}. {''.join(last)}")
@@ -153,8 +148,7 @@ def verify_values(
     """Run the cases on the files; one outcome each, in order.
 
     Cases after one that hung or ended the process count as failed.
-    Raises ValueError for tests that are none, SandboxError when nothing could be run, and
-    Overloaded when the machine was too busy to tell.
+    Raises SandboxError when nothing could be run.
     """
     cases: Sequence[Mapping[str, Any]] = tests["cases"]
     seconds = float(tests.get("seconds", SECONDS))
@@ -169,18 +163,16 @@ def verify_values(
     total = seconds * min(len(cases) + 1, CASES_AT_FULL_TIME)
     limits = Limits(cpu_seconds=total, wall_seconds=max(15, 5 * total), output=OUTPUT)
     ran = python(["-c", WORKER], files, json.dumps(job).encode(), limits)
-    first, *lines = _value_tests_lines(ran.stdout) or [{}]
+    first, *lines = _read_lines(ran.stdout) or [{}]
     if not first:
-        return _all(cases, _ending(ran, python, f"importing {tests['module']}"))
+        return _all(cases, _ending(ran, f"importing {tests['module']}"))
     if "error" in first:
         return _all(cases, _raised(first, f"importing {tests['module']}"))
     if len(lines) > len(cases):
         return _all(cases, Outcome("error", "more results were written than there are cases"))
-    outcomes = [
-        _value_tests_outcome(case, line, tests) for case, line in zip(cases, lines, strict=False)
-    ]
+    outcomes = [_value_outcome(case, line, tests) for case, line in zip(cases, lines, strict=False)]
     if len(outcomes) < len(cases):
-        outcomes.append(_ending(ran, python, _call(cases[len(outcomes)], tests)))
+        outcomes.append(_ending(ran, _call(cases[len(outcomes)], tests)))
     return outcomes + [Outcome("unknown")] * (len(cases) - len(outcomes))
 
 
@@ -233,8 +225,8 @@ def _unordered(value: Any, expected: Any, tolerance: float | None) -> bool:
     return True
 
 
-def _value_tests_lines(stdout: bytes) -> list[dict[str, Any]]:
-    """Decode the complete lines, up to the first that is none of the worker's."""
+def _read_lines(stdout: bytes) -> list[dict[str, Any]]:
+    """Decode the complete lines, up to the first that the worker cannot have written."""
     lines: list[dict[str, Any]] = []
     for text in stdout.split(b"\n")[:-1]:
         try:
@@ -247,7 +239,7 @@ def _value_tests_lines(stdout: bytes) -> list[dict[str, Any]]:
     return lines
 
 
-def _value_tests_outcome(
+def _value_outcome(
     case: Mapping[str, Any], line: dict[str, Any], tests: Mapping[str, Any]
 ) -> Outcome:
     call = _call(case, tests)
@@ -272,11 +264,11 @@ def _raised(line: Mapping[str, Any], call: str) -> Outcome:
     return Outcome("error", f"{call} raises {line['error']}: {line.get('message', '')}{where}")
 
 
-def _ending(ran: Ran, python: Python, call: str) -> Outcome:
+def _ending(ran: Ran, call: str) -> Outcome:
     """Return what befell the case that has no result."""
     if ran.signal == signal.SIGPROF:
         return Outcome("timeout", f"{call} did not end in its CPU time")
-    return died(ran, python, call)
+    return describe_ending(ran, call)
 
 
 def _all(cases: Sequence[object], first: Outcome) -> list[Outcome]:
@@ -292,7 +284,7 @@ def _call(case: Mapping[str, Any], tests: Mapping[str, Any]) -> str:
 NAME = "tests"
 IMPORTS = ("pytest", "json", "ctypes", "decimal", "fractions", "datetime", "collections", "runpy")
 MAX_FEEDBACK = 1200
-CASES_TOLD = 3
+CASES_SHOWN = 3
 MAX_NAME, MAX_PATH = 255, 1000
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 
@@ -311,7 +303,7 @@ def verify(completion: str, spec: dict[str, Any], python: Python = cold) -> Veri
         return failed(NAME, "malformed_output", why)
     try:
         return verify_candidate(candidate, spec, python)
-    except (SandboxError, Overloaded, Unjudged) as trouble:
+    except (SandboxError, UnsupportedTests) as trouble:
         return error(NAME, str(trouble))
 
 
@@ -320,7 +312,7 @@ def verify_candidate(
 ) -> VerifierResult:
     """Run the tests on a candidate.
 
-    Raises SandboxError, Overloaded and Unjudged when nothing can be said.
+    Raises SandboxError and UnsupportedTests when there can be no verdict.
     """
     tests = check_tests(spec)
     kind = tests["kind"]
@@ -336,13 +328,8 @@ def verify_candidate(
     return verdict(pytest_tests.verify_pytest(files, candidate.before, tests, python))
 
 
-def warm(server: Server) -> Callable[[str, dict[str, Any]], VerifierResult]:
-    """Return `verify` for many short runs in one warm interpreter, best with IMPORTS."""
-    return functools.partial(verify, python=in_server(server))
-
-
 def in_server(server: Server) -> Python:
-    """Return what runs Python in a warm interpreter."""
+    """Return what runs Python for many short runs in one warm interpreter, best with IMPORTS."""
 
     def python(arguments: Any, files: Any, stdin: Any, limits: Any) -> Any:
         return server.run(arguments, files=files, stdin=stdin, limits=limits, env=ENVIRONMENT)
@@ -392,16 +379,17 @@ def verdict(outcomes: Sequence[Outcome]) -> VerifierResult:
     counts = {"tests": float(len(outcomes)), "passed": float(good)}
     if good == len(outcomes) > 0:
         return passed(NAME, **counts)
-    told = {
-        kind: [one.told for one in outcomes if one.kind == kind and one.told]
+    messages = {
+        kind: [one.message for one in outcomes if one.kind == kind and one.message]
         for kind in ("error", "timeout", "wrong")
     }
-    if told["error"]:
-        category, text = "runtime_exception", told["error"][0]
-    elif told["timeout"]:
-        category, text = "timeout", told["timeout"][0]
+    if messages["error"]:
+        category, text = "runtime_exception", messages["error"][0]
+    elif messages["timeout"]:
+        category, text = "timeout", messages["timeout"][0]
     else:
-        category, text = "test_or_assertion", "\n".join(sorted(told["wrong"], key=len)[:CASES_TOLD])
+        wrong = sorted(messages["wrong"], key=len)[:CASES_SHOWN]
+        category, text = "test_or_assertion", "\n".join(wrong)
     head = f"{good} of {len(outcomes)} tests pass."
     text = shorten(f"{head} {text}", MAX_FEEDBACK)
     return failed(NAME, category, text, good / max(len(outcomes), 1), **counts)

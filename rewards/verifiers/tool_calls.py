@@ -44,7 +44,7 @@ UNKNOWN_TOOL = 0.2
 SCORES = {Fit.NO_OBJECT: 0.3, Fit.MISSING: 0.4, Fit.WRONG: 0.6, Fit.EXTRA: 0.8}
 FAMILIES_ONLY = [name for name in EXAMPLES if name not in ("json", "bash_block")]
 MAX_FEEDBACK = 1200  # characters; TRL cuts a long teacher prompt from the left
-MAX_TOLD = 3  # failed calls
+MAX_SHOWN = 3  # failed calls
 
 
 def verify(completion: str, spec: dict[str, Any]) -> VerifierResult:
@@ -61,7 +61,7 @@ def verify(completion: str, spec: dict[str, Any]) -> VerifierResult:
     if reading.problem or not reading.calls or spec.get("truncated"):
         return _without_calls(reading, completion, formats, tools, spec)
     try:
-        return _judged(reading.calls, tools, spec.get("generation"))
+        return _verify_calls(reading.calls, tools, spec.get("generation"))
     except (Unresolvable, RecursionError) as found:  # depth of arguments is bounded: the $ref loops
         return error(NAME, f"A $ref of the row's tools leads nowhere: {str(found)[:200]}.")
 
@@ -87,7 +87,7 @@ def _formats(given: Any, named: Any) -> list[str]:
         )
     formats = [given] if isinstance(given, str) else list(given)
     if unknown := [name for name in formats if name not in EXAMPLES]:
-        raise BadTools(f"format {unknown[0]!r} is none of {', '.join(EXAMPLES)}")
+        raise BadTools(f"format {unknown[0]!r} is not one of {', '.join(EXAMPLES)}")
     if len(formats) > 1 and (alone := {"json", "bash_block"}.intersection(formats)):
         raise BadTools(f"format {min(alone)} cannot be mixed with others")
     return formats
@@ -119,30 +119,32 @@ def _without_calls(
     return _failed("malformed_output", text.strip(), 0.0, 0, False)
 
 
-def _judged(
+def _verify_calls(
     calls: Sequence[Call], tools: dict[str, Tool], generation: int | None
 ) -> VerifierResult:
-    told: list[str] = []
+    failures: list[str] = []
     score, strict = 1.0, True
     for call in calls:
         tool = tools.get(call.name)
         checked = check(tool, call.arguments, generation) if tool else None
         strict &= checked is not None and checked.fit is Fit.STRICT
         if checked is None:
-            told.append(f"Tool {call.name[:80]} not found. Available tools: {_names(tools)}")
+            failures.append(f"Tool {call.name[:80]} not found. Available tools: {_names(tools)}")
             score = min(score, UNKNOWN_TOOL)
         elif checked.errors:
-            told.append(_told(call, checked))
+            failures.append(_describe(call, checked))
             score = min(score, SCORES[checked.fit])
-    if not told:
+    if not failures:
         return passed(NAME, calls=len(calls), strict=float(strict))
-    more = f"\n\n{len(told) - MAX_TOLD} more calls failed." if len(told) > MAX_TOLD else ""
-    text = "\n\n".join(told[:MAX_TOLD]) + more
+    more = (
+        f"\n\n{len(failures) - MAX_SHOWN} more calls failed." if len(failures) > MAX_SHOWN else ""
+    )
+    text = "\n\n".join(failures[:MAX_SHOWN]) + more
     return _failed("tool_schema_validation", text, score, len(calls), strict)
 
 
-def _told(call: Call, checked: Checked) -> str:
-    """Tell it as Pi does."""
+def _describe(call: Call, checked: Checked) -> str:
+    """Describe the errors as Pi does."""
     errors = "\n".join(f"  - {line}" for line in checked.errors)
     received = json.dumps(call.arguments, indent=2, ensure_ascii=False)
     return (

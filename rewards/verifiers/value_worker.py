@@ -119,7 +119,7 @@ def plain(value: Any, room: list[int]) -> Any:
         return [plain(item, room) for item in value]
     if isinstance(value, set | frozenset):
         return {"<set>": [plain(item, room) for item in value]}
-    raise TypeError(f"returned a {type(value).__name__}, which is no value of JSON")
+    raise TypeError(f"returned a {type(value).__name__}, which JSON cannot represent")
 
 
 def _key(key: Any) -> str:

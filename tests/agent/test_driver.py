@@ -108,8 +108,8 @@ def test_a_run_in_the_json_protocol(tmp_path: Path) -> None:
 
 
 def test_the_same_run_in_the_native_protocol(tmp_path: Path) -> None:
-    made = run(tmp_path, [READ, WRITE, FINAL], Rules("native"))
-    other = run(tmp_path, [READ, WRITE, FINAL], Rules("json"))
+    made = run(tmp_path, [READ, WRITE, FINAL], Rules(protocol="native"))
+    other = run(tmp_path, [READ, WRITE, FINAL], Rules(protocol="json"))
     told = ("index", "kind", "name", "args", "ok", "n_context", "tests_ok")
     assert [[step[key] for key in told] for step in made.steps] == [
         [step[key] for key in told] for step in other.steps
@@ -131,7 +131,7 @@ def test_the_same_run_in_the_native_protocol(tmp_path: Path) -> None:
 
 def test_of_several_native_calls_the_first_is_taken(tmp_path: Path) -> None:
     both = Reply(tool_calls=[*native(READ).tool_calls, *native(WRITE).tool_calls])
-    made = run(tmp_path, [both, FINAL], Rules("native"))
+    made = run(tmp_path, [both, FINAL], Rules(protocol="native"))
     assert len(made.messages[2]["tool_calls"] or ()) == 1
     assert "2 calls in one answer" in (made.messages[3]["content"] or "")
     assert "2 calls" in made.steps[0]["malformed"]
@@ -167,7 +167,7 @@ def test_a_task_without_tests_has_no_verdict(tmp_path: Path) -> None:
 @pytest.mark.parametrize("protocol", ["json", "native"])
 def test_prose_gets_a_note_and_ends_the_run_at_last(tmp_path: Path, protocol: Any) -> None:
     bad = Reply("I think..." if protocol == "json" else "")
-    made = run(tmp_path, [bad, WRITE, *[bad] * MOST_PARSE_ERRORS], Rules(protocol))
+    made = run(tmp_path, [bad, WRITE, *[bad] * MOST_PARSE_ERRORS], Rules(protocol=protocol))
     assert kinds(made) == ["parse_error", "tool_call", *["parse_error"] * MOST_PARSE_ERRORS]
     assert (made.ended, made.tests_ok) == ("parse_errors", True)
     assert made.messages[3]["role"] == "user"
@@ -179,7 +179,7 @@ def test_prose_gets_a_note_and_ends_the_run_at_last(tmp_path: Path, protocol: An
 def test_a_call_that_cannot_be_read_leaves_no_broken_call_in_the_history(tmp_path: Path) -> None:
     function = {"name": "grep", "arguments": '{"pattern": '}
     broken = Reply(tool_calls=[{"id": "x", "type": "function", "function": function}])
-    made = run(tmp_path, [broken, FINAL], Rules("native"))
+    made = run(tmp_path, [broken, FINAL], Rules(protocol="native"))
     assert made.messages[2] == {"role": "assistant", "content": 'grep({"pattern": )'}
     assert made.ended == "final"
 

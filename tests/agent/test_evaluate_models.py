@@ -99,6 +99,7 @@ def test_one_model_alone_has_no_difference(
     assert "Warning: protocol is json for the baseline and native for the tuned model" in said
 
 
+@pytest.mark.slow
 def test_killed_an_evaluation_goes_on_without_a_repeated_call(
     suite: Path, tmp_path: Path, chat_server: ChatServer
 ) -> None:
@@ -144,7 +145,7 @@ def test_what_was_not_asked_for_well_asks_nobody(
     )
     assert "give --model, or --baseline" in refused(["evaluate", str(suite), "--out", "x"])
     assert "is the model itself" in refused(given(suite, out, url, "--baseline-model", "after"))
-    assert "holds no rollouts" in refused(given(suite, out, url, "--baseline", str(tmp_path)))
+    assert "has no rollouts" in refused(given(suite, out, url, "--baseline", str(tmp_path)))
     train = write_own(tmp_path, NAMES[:1], "train")
     assert "suite to train on" in refused(given(train, out, url))
     assert "holds files that are not" in refused(given(suite, Path(), url))
@@ -167,7 +168,7 @@ def test_a_model_that_cannot_be_asked_leaves_the_report_as_it_was(
     assert files_of(out) == before
     # Nor is the other model asked when of one nothing came to its end.
     chat_server.trouble = lambda body, times: garbage() if body["model"] == "before" else None
-    assert "No rollout came to its end" in refused(given(suite, out, chat_server.url, *both))
+    assert "Every rollout failed" in refused(given(suite, out, chat_server.url, *both))
     assert files_of(out) == before
     chat_server.trouble = lambda body, times: None
     chat_server.hits.clear()
@@ -204,7 +205,11 @@ def test_eval_takes_the_flags_it_had_first(tmp_path: Path, chat_server: ChatServ
     assert len(chat_server.hits) == asked
     (tmp_path / "mine.json").write_text("{}")
     (tmp_path / "README.md").touch()
-    for name, words in (("mine", "no report"), ("README", "is there"), ("none/of", "no rollouts")):
+    for name, words in (
+        ("mine", "not the report"),
+        ("README", "exists"),
+        ("none/of", "no rollouts"),
+    ):
         arguments = ["eval", "--suite", str(suite), "--report", f"{name}.json"]
         assert words in refused([*arguments, "--baseline", str(tmp_path)])
     assert "give NAME.json" in refused(["eval", "--suite", str(suite), "--report", "report.md"])

@@ -81,7 +81,8 @@ def test_what_can_be_no_lines_is_refused_before_anything_is_asked(
     tmp_path: Path, chat_server: ChatServer
 ) -> None:
     suite, out = write_suite(tmp_path), tmp_path / "dpo.jsonl"
-    assert "no target `foo`" in refused(suite, out, chat_server, "--target", "foo")
+    given = ["--suite", str(suite), "--out", str(out), "--target", "foo"]
+    assert CliRunner().invoke(app, ["prefs", *given]).exit_code == 2
     assert "several turns" in refused(suite, out, chat_server, "--target", "full")
     assert "--tool-protocol json" in refused(suite, out, chat_server, "--tool-protocol", "native")
     suite.write_text(json.dumps({**json.loads(suite.read_text()), "split": "test"}))

@@ -147,7 +147,7 @@ def test_the_same_bytes_by_any_number_of_workers_and_from_the_journal_alone(
     assert files_of(replayed) == files_of(one)
     assert len(chat_server.hits) == asked
     more = ["--replay", "--journal", str(tmp_path / "one.calls.sqlite"), "--rollouts", "4"]
-    with pytest.raises(PimonoError, match=r"no answer .* 9 of 12 rollouts are finished"):
+    with pytest.raises(PimonoError, match=r"lacks an answer .* 9 of 12 rollouts are finished"):
         roll(suite, tmp_path / "more", "hf", *more)
     assert not (tmp_path / "more").exists()
 
@@ -202,7 +202,7 @@ def test_what_fails_is_an_error_and_is_repeated_by_the_next_run(
     said = roll(suite, out, chat_server.url, "--rollouts", "1")
     assert "fix_flat seed=42: ERROR (steps=1)" in said
     assert "[rollout] Rollouts: 3 (1 ERROR, 1 FAIL, 1 PASS)" in said
-    assert "[rollout] 1 failed, and are tried again by the same command: `127.0.0.1`" in said
+    assert "[rollout] 1 failed and are tried again by the same command: `127.0.0.1`" in said
     assert rows_of(out)[1]["tests_ok"] is None
     asked = len(chat_server.hits)
     chat_server.trouble = lambda body, before: None
@@ -214,7 +214,7 @@ def test_a_run_in_which_everything_failed_says_so(tmp_path: Path, chat_server: C
     chat_server.policy = knows_some
     chat_server.trouble = lambda body, before: garbage()
     suite, out = write_suite(tmp_path), tmp_path / "out"
-    with pytest.raises(PimonoError, match="No rollout came to its end"):
+    with pytest.raises(PimonoError, match="Every rollout failed"):
         roll(suite, out, chat_server.url, "--rollouts", "1")
     assert len(rows_of(out)) == 3
 
@@ -347,7 +347,7 @@ def test_bad_input_is_one_sentence(tmp_path: Path, chat_server: ChatServer) -> N
     refuse("needs the price", *arguments(suite, out, url, "--max-cost", "1"))
     wrong = CliRunner().invoke(app, arguments(suite, out, url, "--test-policy", "always"))
     assert wrong.exit_code == 2
-    assert "neither on_write nor on_final nor never" in wrong.output
+    assert "not one of `on_write`, `on_final`, `never`" in wrong.output
     out.mkdir()
     (out / "report.json").write_text('{"pimono_sdpo": "1"}')
     refuse("another command", *arguments(suite, out, url))

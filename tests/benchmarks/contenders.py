@@ -57,15 +57,13 @@ def ours_shards(corpus: Path, out: Path) -> int:
     """Up to the shards the stages write; without duplicates, report, card and plot."""
     import pyarrow.parquet as pq
 
-    from pimono_sdpo.runs.engines import engine_of
-    from pimono_sdpo.runs.progress import Progress
-    from pimono_sdpo.runs.runner import run_shards
+    from pimono_sdpo.runs.engine import run_parts
+    from pimono_sdpo.runs.sessions import OUTPUTS, filter_parts
     from pimono_sdpo.traces.sources import open_source
     from processors import pipeline
 
     shards = dict(enumerate(open_source(str(corpus / "export")).shards))
-    with Progress(sum(shard.sessions for shard in shards.values()), len(shards)) as progress:
-        run_shards(shards, pipeline(), out, {}, progress, engine_of("local", 1))
+    run_parts(filter_parts(shards, pipeline(), {}), out, OUTPUTS)
     return sum(pq.read_metadata(path).num_rows for path in (out / "rows").glob("*.parquet"))
 
 

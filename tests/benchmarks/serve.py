@@ -21,8 +21,7 @@ import torch
 from datasets import load_dataset
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from pimono_sdpo.agent.driver import Rules
-from pimono_sdpo.commands.rollouts import Plan, run_rollouts
+from pimono_sdpo.agent.run import RolloutOptions, run_rollouts
 from pimono_sdpo.schema import Protocol
 from pimono_sdpo.training.tiny_model import write_tiny_model
 from tests.agent.suite_of_three import write_suite
@@ -72,6 +71,10 @@ def serving(model: Path) -> Iterator[str]:
         server.wait()
 
 
+def quiet(*_: object) -> None:
+    """Print nothing."""
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
@@ -84,23 +87,23 @@ def main() -> None:
     with serving(model) as url:
         for protocol in PROTOCOLS:
             # One at a time: the server's random numbers are everybody's.
-            plan = Plan(
-                suite, out / protocol, Rules(protocol, max_iters=3), str(model), url, rollouts=2,
-                workers=1, config=out / "chain.toml",
+            plan = RolloutOptions(
+                suite=suite, protocol=protocol, max_iters=3, model=str(model), provider=url,
+                rollouts=2, max_workers=1, config=out / "chain.toml",
             )  # fmt: skip
             started = time.perf_counter()
-            report = run_rollouts(plan)
+            report = run_rollouts(plan, out / protocol, quiet, quiet)
             took = time.perf_counter() - started
             print(f"{protocol}: {report['verdicts']}, {report['sums']}, {took:.0f} s")
             assert report["verdicts"] == {"FAIL": 6}
             plans[protocol] = plan
     for protocol, plan in plans.items():
-        again = replace(
-            plan, out=out / f"{protocol}-again", journal=out / f"{protocol}.calls.sqlite",
-            replay=True,
-        )  # fmt: skip
-        run_rollouts(again)
-        rows, repeated = (list(load_dataset(str(one.out), split="train")) for one in (plan, again))
+        journaled = replace(plan, journal=out / f"{protocol}.calls.sqlite")
+        again = out / f"{protocol}-again"
+        run_rollouts(journaled, again, quiet, quiet, replay=True)
+        rows, repeated = (
+            list(load_dataset(str(one), split="train")) for one in (out / protocol, again)
+        )
         assert rows == repeated
     print("the journal alone gives the same rows")
 

@@ -1,4 +1,4 @@
-"""Verifications per second: syntax in process, lint and a build in the sandbox, cold and warm.
+"""Verifications per second: syntax in process, lint and a build in the sandbox.
 
     python -m tests.benchmarks.verifiers [--runs 40]
 
@@ -17,11 +17,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from pimono_sdpo.commands.rewards import run_rescore
-from rewards.sandbox.warm import Server
+from pimono_sdpo.cli.rescore import Options, score_completions
 from rewards.verifiers import command, lint, syntax
+from rewards.verifiers.lint import program
 from rewards.verifiers.rubric import VerifierResult
-from rewards.verifiers.sandboxed_tools import program
 
 PYTHON = "".join(f"def f{n}(x: int) -> int:\n    y = x + {n}\n    return y\n" for n in range(67))
 SCRIPT = "".join(
@@ -73,7 +72,9 @@ def rescored(runs: int) -> None:
         for workers in (1, 2, 4):
             begun = time.perf_counter()
             out = Path(folder) / str(workers)
-            report = run_rescore(str(stored), out, [], ["tests"], workers)
+            report = score_completions(
+                Options(source=str(stored), out=out, grade=["tests"], workers=workers)
+            )
             rates.append(runs / (time.perf_counter() - begun))
             assert report["passed"] == len(codes[::2]), report
             written.add((out / "data" / "scored-00000.parquet").read_bytes())
@@ -90,17 +91,13 @@ def main() -> None:
     spec: dict[str, Any] = {"files": files, "answer": "write"}
     spec["command"] = {"run": [sys.executable, "-m", "py_compile", "a.py"]}
     print("| verifier | file | per second, 1 thread | 2 threads |\n|---|---|---|---|")
-    with Server() as server:
-        for path in files:
-            speed("syntax, in process", syntax.verify, path, spec, runs)
-        linters = ["", *(name for name in ("biome", "esbuild") if program(name))]
-        for name in linters:
-            path = "a.ts" if name else "a.py"
-            chosen = {**spec, "lint": {"javascript": name} if name else {}}
-            for way, verify in (("cold", lint.verify), ("warm", lint.warm(server))):
-                speed(f"lint, {name or 'ruff'}, {way}", verify, path, chosen, runs)
-        for way, verify in (("cold", command.verify), ("warm", command.warm(server))):
-            speed(f"command, py_compile, {way}", verify, "a.py", spec, runs)
+    for path in files:
+        speed("syntax, in process", syntax.verify, path, spec, runs)
+    for name in ["", *(name for name in ("biome", "esbuild") if program(name))]:
+        path = "a.ts" if name else "a.py"
+        chosen = {**spec, "lint": {"javascript": name} if name else {}}
+        speed(f"lint, {name or 'ruff'}", lint.verify, path, chosen, runs)
+    speed("command, py_compile", command.verify, "a.py", spec, runs)
     rescored(runs)
 
 

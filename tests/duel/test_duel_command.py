@@ -9,7 +9,7 @@ from datasets import load_dataset
 from typer.testing import CliRunner
 
 from pimono_sdpo.cli import app
-from pimono_sdpo.commands.duel_rows import run_duel_rows
+from pimono_sdpo.duel.training_rows import write_training_rows
 from pimono_sdpo.errors import EmptySelection, InferenceError, SourceError
 from pimono_sdpo.schema import PAIR, STEP
 from tests.chat_server import ChatServer, busy
@@ -64,7 +64,7 @@ def test_from_trajectories_to_rows(folder: Path, chat_server: ChatServer) -> Non
     assert len(chat_server.hits) == hits
 
     for kind in ("sft", "dpo", "sdpo"):
-        said("duel-rows", "duel", "--to", kind, "--out", kind)
+        said("duel", "--to", kind, "--rows", kind)
     steps = load_dataset("sft", "steps", split="train")
     assert set(steps.column_names) == set(STEP)
     assert "carefully" in steps[0]["completion"][0]["content"]
@@ -143,7 +143,7 @@ def test_a_pair_never_prefers_an_answer_that_lost(folder: Path, chat_server: Cha
     chat_server.policy = lost
     said("duel", "data", "--records", "prs.parquet")
     with pytest.raises(EmptySelection, match="12 not_better"):
-        run_duel_rows(folder / "duel", "dpo", folder / "rows", ("defeat",))
+        write_training_rows(folder / "duel", "dpo", folder / "rows", ("defeat",))
 
 
 def test_rows_that_were_written_again_are_loaded_again(
@@ -151,7 +151,7 @@ def test_rows_that_were_written_again_are_loaded_again(
 ) -> None:
     for limit in ("12", "6"):
         said("duel", "data", "--records", "prs.parquet", "--limit", limit)
-        said("duel-rows", "duel", "--to", "sdpo", "--out", "rows")
+        said("duel", "--to", "sdpo", "--rows", "rows")
         assert len(load_dataset("rows", "sdpo", split="train")) == int(limit)
 
 
@@ -166,11 +166,11 @@ def test_what_leaks_is_not_imitated_but_taught_with_its_context(
         row["leaked_terms"] = ["flush_pending_rows"]
     rows[5]["challenger"] = rows[5]["king"]
     pq.write_table(type(table).from_pylist(rows, table.schema), path)
-    report = run_duel_rows(folder / "duel", "dpo", folder / "dpo")
+    report = write_training_rows(folder / "duel", "dpo", folder / "dpo")
     assert report["rows"] == 6
     assert report["drop_reasons"] == {"identical": 1, "leaked": 5}
-    assert run_duel_rows(folder / "duel", "sft", folder / "sft")["rows"] == 7
-    assert run_duel_rows(folder / "duel", "sdpo", folder / "sdpo")["rows"] == 12
+    assert write_training_rows(folder / "duel", "sft", folder / "sft")["rows"] == 7
+    assert write_training_rows(folder / "duel", "sdpo", folder / "sdpo")["rows"] == 12
 
 
 def test_no_winner_is_one_sentence(folder: Path, chat_server: ChatServer) -> None:
@@ -178,8 +178,8 @@ def test_no_winner_is_one_sentence(folder: Path, chat_server: ChatServer) -> Non
     told = said("duel", "data", "--records", "prs.parquet")
     assert "not accepted: the score 50.0 is not 5 points above 50" in told
     with pytest.raises(EmptySelection, match="take another bucket"):
-        run_duel_rows(folder / "duel", "sft", folder / "rows")
-    assert run_duel_rows(folder / "duel", "sft", folder / "rows", ("defeat",))["rows"] == 12
+        write_training_rows(folder / "duel", "sft", folder / "rows")
+    assert write_training_rows(folder / "duel", "sft", folder / "rows", ("defeat",))["rows"] == 12
 
 
 def test_a_judge_that_likes_the_first_answer_decides_nothing(
@@ -199,7 +199,7 @@ def test_bad_input_is_one_sentence(folder: Path) -> None:
     with pytest.raises(SourceError, match="name trajectories or sessions"):
         RUN.invoke(app, ["duel", "--stage", "turns"], catch_exceptions=False)
     with pytest.raises(SourceError, match="holds no scored duel"):
-        run_duel_rows(folder / "duel", "sft", folder / "rows")
+        write_training_rows(folder / "duel", "sft", folder / "rows")
     Path("chain.toml").write_text("[gate]\nalpha = 2\n")
     with pytest.raises(InferenceError, match=r"`gate.alpha` of the settings is wrong"):
         RUN.invoke(app, ["duel", "--stage", "score"], catch_exceptions=False)

@@ -83,7 +83,7 @@ def test_ctrl_c_ends_a_run_at_once_and_what_was_answered_is_kept(
     chat_server: ChatServer, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     journal = tmp_path / "calls.sqlite"
-    chat_server.trouble = lambda body, before: hang(0.1 if len(chat_server.hits) < 20 else 30)
+    chat_server.trouble = lambda body, before: hang(0.1 if len(chat_server.hits) < 20 else 600)
     fork = multiprocessing.get_context("fork")
     heard, said = fork.Pipe()
     worker = fork.Process(target=interrupted, args=(chat_server.url, journal, said))
@@ -92,7 +92,7 @@ def test_ctrl_c_ends_a_run_at_once_and_what_was_answered_is_kept(
         time.sleep(0.01)
     assert worker.pid
     os.kill(worker.pid, signal.SIGINT)
-    worker.join(20)
+    worker.join(120)
     assert worker.exitcode == 0
     assert heard.poll()
     assert heard.recv() == "interrupted"

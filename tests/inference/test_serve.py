@@ -95,6 +95,7 @@ def _answers(url: str) -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_a_real_server_answers_and_decides(served: tuple[str, str], tmp_path: Path) -> None:
     url, model = served
     chat = Chat(endpoint(url, {}), Journal(tmp_path / "calls.sqlite"), limits=ONE)

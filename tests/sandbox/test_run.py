@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -105,7 +106,29 @@ def test_clocks_and_memory_are_told_apart() -> None:
     assert run([*PYTHON, sleep], limits=Limits(wall_seconds=1)).timed_out == "wall"
     limits = Limits(memory=100 << 20)
     two = "import os, time\nos.fork()\nkept = b'x' * (70 << 20)\ntime.sleep(99)"
-    assert run([*PYTHON, two], limits=limits).memory_exceeded
+    assert run([*PYTHON, two], limits=limits).stopped == "memory"
+
+
+@pytest.fixture
+def crowded_cpu() -> Iterator[None]:
+    """Pin this thread, and what it starts, to one CPU that five others keep busy."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(before)})
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(5)]
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+        for one in busy:
+            one.kill()
+            one.wait()
+
+
+@pytest.mark.usefixtures("crowded_cpu")
+def test_waiting_for_a_cpu_is_not_waiting() -> None:
+    limits = Limits(cpu_seconds=1, wall_seconds=2)
+    assert run([*PYTHON, "while True: pass"], limits=limits).timed_out == "cpu"
+    assert run([*PYTHON, "import time; time.sleep(99)"], limits=limits).timed_out == "wall"
 
 
 def test_an_allocation_over_the_limit_is_refused() -> None:

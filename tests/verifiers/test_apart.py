@@ -1,5 +1,6 @@
 """Tests in a process of their own: what honest programs need works, what cheats want does not."""
 
+import functools
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -17,7 +18,7 @@ Verify = Any
 @pytest.fixture(scope="module")
 def verify() -> Iterator[Verify]:
     with Server(imports=tests.IMPORTS) as server:
-        yield tests.warm(server)
+        yield functools.partial(tests.verify, python=tests.in_server(server))
 
 
 def judged(verify: Verify, program: str, test: str, **more: Any) -> VerifierResult:

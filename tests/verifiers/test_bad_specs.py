@@ -8,7 +8,7 @@ import pytest
 from pimono_sdpo.errors import TrainingInputError
 from rewards.verifiers import syntax, tests
 from rewards.verifiers.reward import UNJUDGED, VerifierReward
-from rewards.verifiers.rubric import NoVerifier, Rubric, VerifierResult
+from rewards.verifiers.rubric import NotAVerifier, Rubric, VerifierResult
 
 GOOD = "```python\ndef f(x):\n    return x\n```"
 CASE = {"args": [1], "expected": 1}
@@ -74,7 +74,7 @@ def test_a_module_that_the_answer_may_make_is_no_error() -> None:
 
 @pytest.mark.parametrize(
     ("spec", "told"),
-    [({"a": 1}, "no text but dict"), ('{"a":' + "[" * 100_000 + "]" * 100_000 + "}", "not JSON")],
+    [({"a": 1}, "a dict, not text"), ('{"a":' + "[" * 100_000 + "]" * 100_000 + "}", "not JSON")],
 )
 def test_a_column_of_another_kind_is_told(spec: Any, told: str) -> None:
     with pytest.raises(TrainingInputError, match=told):
@@ -85,7 +85,7 @@ def test_what_returns_no_verdict_is_no_verifier() -> None:
     def number(completion: str, spec: dict[str, Any]) -> Any:
         return 1.0
 
-    with pytest.raises(NoVerifier, match="returns float, not VerifierResult"):
+    with pytest.raises(NotAVerifier, match="returns float, not VerifierResult"):
         Rubric([number])("x", {})
 
 

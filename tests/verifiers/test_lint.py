@@ -9,11 +9,9 @@ from typing import Any
 
 import pytest
 
-from rewards.sandbox.warm import Server
 from rewards.verifiers.candidate import Candidate
-from rewards.verifiers.lint import LIMITS, verify, verify_candidate, warm
+from rewards.verifiers.lint import LIMITS, program, run_tool, verify, verify_candidate
 from rewards.verifiers.rubric import VerifierResult
-from rewards.verifiers.sandboxed_tools import cold, in_server, program
 
 JAVASCRIPT = [
     pytest.param(
@@ -127,14 +125,12 @@ def spec_of(path: str, **more: Any) -> dict[str, Any]:
     return {"files": {path: "x = 1\n"}, "answer": "write", **more}
 
 
-def test_it_judges_a_completion_cold_and_warm() -> None:
+def test_it_verifies_a_completion() -> None:
     spec = spec_of("a.py")
-    with Server() as server:
-        for judged in (verify, warm(server)):
-            assert judged(write("a.py", "x = 2\n"), spec).status == "passed"
-            assert judged(write("a.py", UNDEFINED), spec).status == "failed"
-            assert judged("words", spec).category == "malformed_output"
-            assert judged(write("../a.py", UNDEFINED), spec).category == "malformed_output"
+    assert verify(write("a.py", "x = 2\n"), spec).status == "passed"
+    assert verify(write("a.py", UNDEFINED), spec).status == "failed"
+    assert verify("words", spec).category == "malformed_output"
+    assert verify(write("../a.py", UNDEFINED), spec).category == "malformed_output"
     assert verify("words", {}).status == "skipped"
     assert verify(write("README.md", "#"), spec_of("README.md")).status == "skipped"
 
@@ -145,9 +141,7 @@ def test_a_tool_that_is_not_there_is_an_error(monkeypatch: pytest.MonkeyPatch) -
     result = verify(write("a.ts", "let x = 2\n"), spec)
     assert (result.status, result.score) == ("error", None)
     assert "`esbuild` is not on the PATH" in result.feedback
-    with Server() as server:
-        for tool in (cold, in_server(server)):
-            assert tool(["/no/such/tool"], {}, limits=LIMITS).exit_code == 127
+    assert run_tool(["/no/such/tool"], {}, LIMITS).exit_code == 127
 
 
 @pytest.mark.parametrize("tool", JAVASCRIPT)

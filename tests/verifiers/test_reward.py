@@ -60,7 +60,7 @@ def test_what_the_rows_lack_is_told() -> None:
         reward(["p"], ["x"])
     with pytest.raises(TrainingInputError, match="not JSON"):
         reward(["p"], ["x"], verifier_spec=["{"])
-    with pytest.raises(TrainingInputError, match="no JSON object"):
+    with pytest.raises(TrainingInputError, match="not a JSON object"):
         reward(["p"], ["x"], verifier_spec=["[]"])
 
 

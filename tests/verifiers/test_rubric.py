@@ -104,8 +104,8 @@ def test_a_verifier_of_the_users_own_that_raises_is_nobodys_fault_and_said_once(
         assert result.feedback() == ""
     said = [record.getMessage() for record in caplog.records]
     assert said == [
-        "The verifier `faulty` raises RuntimeError (no judge for one): what it cannot judge counts "
-        "neither for nor against the model; mend it."
+        "Verifier `faulty` raised RuntimeError (no judge for one). Those completions get a neutral "
+        "reward; fix the verifier."
     ]
 
 

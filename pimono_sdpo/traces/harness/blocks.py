@@ -1,4 +1,4 @@
-"""What several readers need: content blocks, tool names, text nobody typed, interrupted turns."""
+"""Helpers of several readers: content blocks, tool names, injected text, interrupted turns."""
 
 import json
 import re
@@ -13,8 +13,7 @@ from pimono_sdpo.traces.events import Event, strip_colours
 def find_repeats(texts: set[str], messages: set[str], long: int = 21) -> tuple[set[str], set[str]]:
     """Return the texts that repeat a message, and the messages that a text repeats.
 
-    A message of `long` characters or more may also stand among others; it is looked up by how it
-    begins.
+    A message of `long` characters or more may also be part of a text; it is found by its beginning.
 
     >>> texts, messages = find_repeats({"a", "see: fix the parser now"}, {"a", "fix the parser"}, 9)
     >>> sorted(texts), sorted(messages)
@@ -90,12 +89,12 @@ _MARKED_EXIT = re.compile(r"(?:Error: )?Exit code:? (-?\d{1,9})\b")
 
 
 def to_text(value: object) -> str:
-    """Return a cleaned text; everything else is no text."""
+    """Return a text without colours, "" for anything else."""
     return strip_colours(value) if isinstance(value, str) else ""
 
 
 def to_object(value: object) -> dict[str, Any]:
-    """Return an object; everything else is an empty one."""
+    """Return a JSON object, {} for anything else."""
     return value if isinstance(value, dict) else {}
 
 
@@ -111,18 +110,18 @@ def to_blocks(content: object) -> list[dict[str, Any]]:
 
 
 def read_text_block(block: dict[str, Any]) -> str:
-    """Return the words of a block of text; thinking, images and tools have none."""
+    """Return the text of a text block, "" for thinking, images and tools."""
     is_text = to_text(block.get("type")) in _TEXT_BLOCKS
     return to_text(block.get("text")) if is_text else ""
 
 
 def join_text(content: object) -> str:
-    """Join the words of a message's blocks."""
+    """Join the text blocks of a message."""
     return "\n".join(filter(None, map(read_text_block, to_blocks(content))))
 
 
 def normalise_tool(name: object) -> str:
-    """Return the one name of a shell or file tool; other tools keep theirs.
+    """Return the common name of a shell or file tool; other tools keep theirs.
 
     >>> normalise_tool("exec_command"), normalise_tool("Create"), normalise_tool("WebFetch")
     ('bash', 'write', 'WebFetch')
@@ -132,11 +131,11 @@ def normalise_tool(name: object) -> str:
 
 
 def dump_json(value: object) -> str:
-    """Return JSON text; what is nested too deep to be written becomes `null`."""
+    """Return JSON text, `null` for a value that is nested too deeply."""
     try:
         return strip_colours(json.dumps(value, ensure_ascii=False))
     except RecursionError:
-        # Such a value could just be read; nobody calls a tool like that in earnest.
+        # It is nested almost too deeply to be read, which no real call is.
         return "null"
 
 
@@ -148,7 +147,7 @@ def normalise_arguments(name: str, value: object) -> str:
     """
     given = decode_text(value)
     if name != "bash":
-        # Text that is JSON already stays as it was recorded.
+        # Text that is already JSON stays as recorded.
         return (
             strip_colours(value)
             if isinstance(value, str) and given is not value
@@ -165,25 +164,25 @@ def normalise_arguments(name: str, value: object) -> str:
 
 
 def decode_text(value: object) -> object:
-    """Decode JSON text; anything else is returned as it is."""
+    """Decode JSON text; anything else is returned unchanged."""
     if not isinstance(value, str):
         return value
     try:
         return json.loads(value)
     except (ValueError, RecursionError):
-        # Models write broken arguments and tools plain text; both are kept as text.
+        # Models write broken arguments and tools print plain text; both stay text.
         return value
 
 
 def _command_line(command: object) -> str:
-    """Return one command line, taken out of a lone `bash -lc`."""
+    """Return one command line, without a `bash -lc` around it."""
     if isinstance(command, str):
         if not _WRAPPED.match(command):
             return command
         try:
             words = shlex.split(command)
         except ValueError:
-            # Unbalanced quotes: the shell would not have run it either.
+            # Unbalanced quotes: a shell refuses them, too.
             return command
         return words[2] if len(words) == 3 else command
     if not isinstance(command, list) or not all(isinstance(word, str) for word in command):
@@ -197,7 +196,7 @@ def _command_line(command: object) -> str:
 
 
 def split_typed(texts: Iterable[str], typed: bool = True) -> Iterator[Event]:
-    """Tell what a person typed from what the harness put in between, block by block."""
+    """Separate what a person typed from what the harness added, block by block."""
     own, injected = [], []
     for text in texts:
         is_injected = not typed or bool(_OPENING.match(text) or is_interruption(text))
@@ -211,7 +210,7 @@ def split_typed(texts: Iterable[str], typed: bool = True) -> Iterator[Event]:
 
 
 def _own_words(text: str) -> tuple[str, str]:
-    """Cut out the sections in tags that harnesses put into a user's message."""
+    """Separate a message from the tagged sections that harnesses insert into it."""
     own, inserted, end = [], [], 0
     unclosed: set[str] = set()
     for tag in _OPENING_TAG.finditer(text):
@@ -231,21 +230,21 @@ def _own_words(text: str) -> tuple[str, str]:
 
 
 def is_interruption(text: str) -> bool:
-    """Tell the line a harness writes in the user's name when they broke off a turn."""
+    """Check for the line that a harness writes for the user when a turn is interrupted."""
     return bool(_INTERRUPTED.match(text))
 
 
 def is_refusal(text: str) -> bool:
-    """Tell the result of a call that the user refused or broke off: no error of the tool."""
+    """Check for the result of a call that the user refused or interrupted: not a tool's error."""
     return bool(_REFUSED.match(text) or _BROKEN_OFF.search(text[-120:]))
 
 
 @dataclass
 class Steps:
-    """The events read so far, and where an interruption finds the turn it breaks off."""
+    """The events read so far, and the turn that an interruption would end."""
 
     events: list[Event] = field(default_factory=list)
-    # Of each event: the last answer up to it. Subagents' answers and requests count nowhere.
+    # For each event, the last answer up to it; subagents' answers and requests do not count.
     _answers: list[int] = field(default_factory=list)
     _last_request: int = -1
     _calls: dict[str, int] = field(default_factory=dict)
@@ -264,7 +263,7 @@ class Steps:
         self._answers.append(answer)
 
     def abort(self, call_id: str = "") -> None:
-        """Mark the turn that the user broke off; where it has no answer yet, put an empty one."""
+        """Mark the turn that the user interrupted; if it has no answer yet, add an empty one."""
         call = self._calls.get(call_id, -1) if call_id else -1
         answer = self._answers[call] if self._answers else -1
         if answer > (self._last_request if call < 0 else -1):
@@ -274,9 +273,9 @@ class Steps:
 
 
 def finish_events(events: list[Event]) -> list[Event]:
-    """Number the events and give each result the name of its tool and its exit code.
+    """Number the events, and give each result its tool's name and its exit code.
 
-    A result without its call names none; what the user refused is no error.
+    A result without a call has no name; a call that the user refused is not an error.
     """
     tools = {event.call_id: event.tool_name for event in events if event.kind == "tool_call"}
     for index, event in enumerate(events):
@@ -284,11 +283,11 @@ def finish_events(events: list[Event]) -> list[Event]:
         if event.kind == "tool_result":
             name = tools.get(event.call_id, "")
             refused = is_refusal(event.text)
-            told = event.exit_code is None and name == "bash" and not refused
-            code = _exit_code(event) if told else event.exit_code
+            has_text_code = event.exit_code is None and name == "bash" and not refused
+            code = _exit_code(event) if has_text_code else event.exit_code
             event.call_id = event.call_id if event.call_id in tools else ""
             event.tool_name, event.exit_code = name, code
-            event.is_error = not refused and (event.is_error or (told and bool(code)))
+            event.is_error = not refused and (event.is_error or (has_text_code and bool(code)))
         elif event.kind == "compaction" and event.kept_from is None:
             event.kept_from = index
     return events
@@ -297,15 +296,15 @@ def finish_events(events: list[Event]) -> list[Event]:
 def _exit_code(event: Event) -> int | None:
     found = _EXIT_AT_END.search(event.text[-200:]) or _EXIT_AT_START.match(event.text)
     if not found and event.is_error:
-        # Without the mark it may be the command's own output.
+        # In a result that is not marked as an error, it may be output of the command.
         found = _MARKED_EXIT.match(event.text)
     return int(found.group(1)) if found else None
 
 
 def find_parents(ids: Sequence[str], parents: Sequence[str | None]) -> list[int]:
-    """Position of each entry's parent, -1 for a root, which has None for a parent.
+    """Return the position of each entry's parent, -1 for a root, whose parent is None.
 
-    An id that occurs twice is the nearest one before; an entry whose parent is lost continues the
+    A repeated id means the nearest entry before; an entry whose parent is missing continues the
     entry before it.
     """
     seen: dict[str, int] = {}
@@ -320,7 +319,7 @@ def find_parents(ids: Sequence[str], parents: Sequence[str | None]) -> list[int]
 
 
 def trace_to_root(parents: Sequence[int], last: int) -> set[int]:
-    """Positions from `last` back to its root."""
+    """Return the positions from `last` back to its root."""
     path: set[int] = set()
     while last >= 0 and last not in path:
         path.add(last)

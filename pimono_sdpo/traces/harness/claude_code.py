@@ -1,7 +1,7 @@
-"""Claude Code sessions: a parentUuid tree of messages, and what its stream-json mode prints.
+"""Read Claude Code sessions: a parentUuid tree of messages, or the output of stream-json mode.
 
-An answer is written block by block, one line each under one message id. A user's line holds what
-was typed, what the harness put in, or the results of tools; subagents are the sidechains.
+The blocks of an answer are separate lines with one message id. A line of the user holds what was
+typed, what the harness added, or results of tools. Subagents are sidechains.
 """
 
 import re
@@ -20,7 +20,7 @@ from pimono_sdpo.traces.harness.blocks import to_object, to_text
 Entry = dict[str, Any]
 
 _COMMAND = re.compile(r"<command-name>([^<]{0,200})</command-name>")
-# Commands of the harness itself: what follows them is a setting, not a request.
+# Commands of the harness whose arguments are settings rather than requests.
 _SETTINGS = frozenset(
     """add-dir agents branch clear color compact config effort export fast fork hooks login mcp
     memory model output-style permissions plugin rename resume rewind statusline theme""".split()
@@ -29,7 +29,7 @@ _SAID_WITH_REFUSAL = re.compile(r"(?:the user said:|rejected with user message:)
 _NOTE = "\n\nNote: The user's next message"
 _WRONG, _WRONG_END = "<tool_use_error>", "</tool_use_error>"
 _REMINDER, _REMINDER_END = "<system-reminder>", "</system-reminder>"
-# The harness drops a call when another one, made at the same time, fails.
+# The harness cancels a call when another one made at the same time fails.
 _NOT_RUN = ("Sibling tool call errored", "Cancelled: parallel tool call")
 _MESSAGES = ("user", "assistant")
 _OWN_TYPES = frozenset({"file-history-snapshot", "queue-operation", "last-prompt"})
@@ -37,7 +37,7 @@ _OWN_TYPES = frozenset({"file-history-snapshot", "queue-operation", "last-prompt
 
 @dataclass
 class _State:
-    """What was read so far; the words of an answer's later lines join its event at the end."""
+    """What was read so far; an answer gets the text of its later lines at the end."""
 
     steps: blocks.Steps = field(default_factory=blocks.Steps)
     answers: dict[str, Event] = field(default_factory=dict)
@@ -46,7 +46,7 @@ class _State:
 
 
 def recognises(entry: Entry) -> bool:
-    """Tell a line by the tree it hangs in, or by the message under its type."""
+    """Recognise a line by its place in the tree, or by the message under its type."""
     kind = to_text(entry.get("type"))
     if kind in {"user", "assistant"}:
         message = entry.get("message")
@@ -61,7 +61,7 @@ def recognises(entry: Entry) -> bool:
 
 
 def read_header(objects: list[Entry]) -> tuple[str, str]:
-    """Return the first session id and the first working directory of the lines."""
+    """Return the first session id and the first working directory."""
     ids = (to_text(entry.get("sessionId") or entry.get("session_id")) for entry in objects)
     folders = (to_text(entry.get("cwd")) for entry in objects)
     return next(filter(None, ids), ""), next(filter(None, folders), "")
@@ -99,11 +99,11 @@ def _is_sidechain(entry: Entry) -> bool:
 
 
 def _active_entries(objects: list[Entry]) -> set[int]:
-    """Positions on the path back from the last message, with all that belongs to its turns.
+    """Return the positions on the path back from the last message, with all that belongs to it.
 
-    Calls made at once hang one below the other, and their results beside the path: a line of an
-    answer on the path is on it too, and so is the result of its call. Lines outside the tree
-    always count, and so do side tracks on which nobody said anything.
+    Parallel calls are chained one below the other, with their results beside the path: all lines
+    of an answer on the path belong to it, and so do the results of its calls. Lines outside the
+    tree always count, and so do side branches without messages.
     """
     ids = ["" if _is_sidechain(entry) else to_text(entry.get("uuid")) for entry in objects]
     messages = (
@@ -125,7 +125,7 @@ def _active_entries(objects: list[Entry]) -> set[int]:
 
 
 def _silent_tracks(objects: list[Entry], parents: list[int], path: set[int]) -> set[int]:
-    """Positions beside the path that hold no message from where they leave it to their end."""
+    """Return the positions of side branches that contain no message."""
     start_of: dict[int, int] = {}
     for at in range(len(objects)):
         if at not in path:
@@ -135,7 +135,7 @@ def _silent_tracks(objects: list[Entry], parents: list[int], path: set[int]) -> 
 
 
 def _parent(entry: Entry) -> str | None:
-    """Return the parent's id; where the context was compacted the tree goes on elsewhere."""
+    """Return the parent's id; after a compaction the tree continues elsewhere."""
     parent = entry.get("parentUuid", "")
     if parent is None and entry.get("isCompactSummary") is True:
         return ""
@@ -163,7 +163,7 @@ def _entry_events(entry: Entry, state: _State) -> list[Event]:
     if kind == "attachment":
         return list(_attachment_events(to_object(entry.get("attachment")), state))
     if kind == "summary":
-        # A title for the branch that ends at `leafUuid`; nothing was compacted.
+        # A title of the branch that ends at `leafUuid`, not a compaction.
         return [Event(0, "branch_summary", to_text(entry.get("summary")))]
     return [Event(0, "other")]
 
@@ -199,7 +199,7 @@ def _assistant_events(entry: Entry, state: _State) -> Iterator[Event]:
 
 
 def _is_new(name: str, block: Entry, state: _State) -> bool:
-    """Tell whether an answer's block was not yet written under the same message id."""
+    """Check that a block of an answer was not recorded before under the same message id."""
     key = f"{name} {to_text(block.get('id')) or blocks.dump_json(block)}"
     is_new = not name or key not in state.seen
     state.seen.add(key)
@@ -229,7 +229,7 @@ def _said(texts: list[str], typed: bool) -> Iterator[Event]:
         yield from blocks.split_typed(texts, typed)
         return
     words = text.partition("<command-args>")[2].partition("</command-args>")[0].strip()
-    # One word after a command is an option of it.
+    # A single word after a command is an option.
     is_request = len(words.split()) > 1 or not words.isascii()
     if is_request and command.group(1).strip().lstrip("/") not in _SETTINGS:
         yield Event(0, "custom_message", command.group(1))
@@ -239,7 +239,7 @@ def _said(texts: list[str], typed: bool) -> Iterator[Event]:
 
 
 def _result_events(block: Entry) -> Iterator[Event]:
-    """A result, and the words with which the user refused the call, if any."""
+    """Read a result, and the message with which the user refused the call, if any."""
     text = _without_reminders(blocks.join_text(block.get("content")))
     is_wrong = text.startswith(_WRONG)
     if is_wrong:
@@ -255,7 +255,7 @@ def _result_events(block: Entry) -> Iterator[Event]:
 
 
 def _without_reminders(text: str) -> str:
-    """Cut off what the harness tells the agent below a tool's output."""
+    """Remove the reminders that the harness appends to the output of a tool."""
     end = kept = _end_of_words(text, len(text))
     while text.endswith(_REMINDER_END, 0, end) and (at := text.rfind(_REMINDER, 0, end)) >= 0:
         end = _end_of_words(text, at)
@@ -269,7 +269,7 @@ def _end_of_words(text: str, end: int) -> int:
 
 
 def _attachment_events(attachment: Entry, state: _State) -> Iterator[Event]:
-    """What the user typed while the agent worked comes as an attachment; so does a hook's text."""
+    """Read an attachment: what the user typed while the agent worked, or the text of a hook."""
     kind = to_text(attachment.get("type"))
     copied = to_text(attachment.get("source_uuid"))
     if kind == "queued_command" and not (copied and copied in state.seen):

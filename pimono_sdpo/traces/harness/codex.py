@@ -1,7 +1,7 @@
-"""Codex rollouts: items of the model's conversation and events of the session, in one file.
+"""Read Codex rollouts: items of the model's conversation and events of the session, in one file.
 
-What the user and the agent say comes as an item and, again, as an event. Files of 2025's first
-versions hold the bare items.
+Messages of the user and the agent are recorded as an item and again as an event. Files of the first
+versions in 2025 hold only bare items.
 """
 
 import re
@@ -28,7 +28,7 @@ _IMAGE_TAG = re.compile(r"</?image\b[^<>\n]{0,400}>")
 _HEAD = re.compile(r"(?:Chunk ID|Exit code|Wall time|Process exited with code)\b")
 _EXIT = re.compile(r"^(?:Exit code:|Process exited with code) (-?\d{1,9})\s*$", re.MULTILINE)
 _RUNNING = re.compile(r"^Process running with session ID (\S{1,80})\s*$", re.MULTILINE)
-# Results that carry no exit code and say in words that the call itself failed.
+# Results without an exit code that say that the call itself failed.
 _FAILED = re.compile(
     r"\s*(?:failed to |unable to |unsupported (?:custom tool )?call|execution error|sandbox error"
     r"|tool call error|(?:exec_command|write_stdin|apply_patch|shell)\b.{0,40}\bfailed"
@@ -38,7 +38,7 @@ _FAILED = re.compile(
 
 @dataclass
 class _State:
-    """What was read so far, and who said what anywhere in the file."""
+    """What was read so far, and which messages the items and the events hold."""
 
     item_texts: dict[str, set[str]]
     typed_texts: set[str]
@@ -46,7 +46,7 @@ class _State:
     telling: set[str] = field(default_factory=set)
     told: set[str] = field(default_factory=set)
     steps: blocks.Steps = field(default_factory=blocks.Steps)
-    # Positions on the active branch, which turns that are rolled back leave.
+    # Positions on the active branch, without the turns that were rolled back.
     active: list[int] = field(default_factory=list)
     requests: list[int] = field(default_factory=list)
     commands: dict[str, str] = field(default_factory=dict)
@@ -55,7 +55,7 @@ class _State:
 
 
 def recognises(entry: Entry) -> bool:
-    """Tell a wrapper line by its name and payload, a bare item by its shape."""
+    """Recognise a wrapper line by its name and payload, a bare item by its shape."""
     kind = to_text(entry.get("type"))
     if kind in _WRAPPERS:
         return isinstance(entry.get("payload"), dict)
@@ -70,7 +70,7 @@ def recognises(entry: Entry) -> bool:
 
 
 def read_header(objects: list[Entry]) -> tuple[str, str]:
-    """Return the session id and the working directory; old files tell it in a message."""
+    """Return the session id and the working directory; old files name it in a message."""
     metas = [_payload(entry) for entry in objects if entry.get("type") == "session_meta"]
     bare = [entry for entry in objects if "type" not in entry and "instructions" in entry]
     ids = [to_text(meta.get("id")) for meta in (*metas, *bare)]
@@ -100,12 +100,12 @@ def read(objects: list[Entry]) -> list[Event]:
 
 
 def _payload(entry: Entry) -> Entry:
-    """Return what a wrapper holds; a bare item is its own."""
+    """Return the content of a wrapper, or a bare item itself."""
     return to_object(entry.get("payload")) if to_text(entry.get("type")) in _WRAPPERS else entry
 
 
 def _first_look(objects: list[Entry]) -> _State:
-    """Gather what is said in items and events, so that nothing is told twice."""
+    """Collect the messages of items and events, so that none becomes two events."""
     item_texts: dict[str, set[str]] = {}
     typed_texts: set[str] = set()
     is_subagent = False
@@ -125,7 +125,7 @@ def _first_look(objects: list[Entry]) -> _State:
 
 
 def _plain(text: str) -> str:
-    """Leave out the marks that stand for pictures."""
+    """Remove the tags that stand for images."""
     return _IMAGE_TAG.sub("", text).strip()
 
 
@@ -154,7 +154,7 @@ def _read_entry(entry: Entry, state: _State) -> None:
 
 
 def _read_event(payload: Entry, kind: str, state: _State) -> None:
-    """Read what only events tell: interruptions, errors, and words that no item repeats."""
+    """Read what only events hold: interruptions, errors, and messages that no item repeats."""
     message = to_text(payload.get("message"))
     new = Event(0, "other")
     if kind == "error":
@@ -177,7 +177,7 @@ def _is_told(words: str, state: _State) -> bool:
 
 
 def _roll_back(turns: object, state: _State) -> None:
-    """Take the last turns off the active branch."""
+    """Remove the last turns from the active branch."""
     if not isinstance(turns, int) or turns < 1 or not state.requests:
         return
     first = max(len(state.requests) - turns, 0)
@@ -194,7 +194,7 @@ def _read_message(payload: Entry, state: _State) -> None:
     if role == "assistant":
         state.steps.add(Event(0, "assistant", text))
         return
-    # Where events tell what was typed, every other message in the user's name is the harness'.
+    # If events hold what was typed, the harness wrote every other message of the user.
     known = not state.typed_texts or _plain(text) in state.telling
     typed = role == "user" and known and not state.is_subagent
     texts = (
@@ -207,7 +207,7 @@ def _read_message(payload: Entry, state: _State) -> None:
 
 
 def _said(texts: list[str], typed: bool) -> list[Event]:
-    """Tell what was typed; an editor puts the open files in front of it."""
+    """Split off what the harness added; an editor puts the open files before the request."""
     asked = [text.rpartition(_IDE_REQUEST)[2].lstrip() for text in texts]
     return list(blocks.split_typed(filter(str.strip, asked), typed))
 
@@ -222,7 +222,7 @@ def _call(payload: Entry, kind: str, state: _State) -> Event:
         given = {"input": payload.get("input")}
     tool = blocks.normalise_tool(name)
     if name == "write_stdin":
-        # The command goes on: what this call returns is the command's output.
+        # The command is still running: this call returns more of its output.
         more = to_object(blocks.decode_text(given))
         session = more.get("session_id")
         command = state.running.get(str(session), "") if isinstance(session, int | str) else ""

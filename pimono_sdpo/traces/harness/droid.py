@@ -1,4 +1,4 @@
-"""Factory droid sessions: a header, then messages of Anthropic blocks in an id/parentId tree."""
+"""Read Factory droid sessions: a header, then messages of Anthropic blocks in a parentId tree."""
 
 import re
 from collections.abc import Iterator
@@ -21,14 +21,14 @@ _OWN_FIELDS = frozenset(
 )
 _OWN_TOOLS = frozenset({"Execute", "ApplyPatch", "ExitSpecMode"})
 _OWN_ID = re.compile(r"(?:context-)?[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-# Pi writes some of these into every message; its forks use Anthropic's blocks there, too.
+# Pi writes some of these into every message, and its forks use Anthropic's blocks, too.
 _PIS_FIELDS = frozenset({"timestamp", "api", "provider", "model", "usage", "stopReason"})
 
 
 def recognises(entry: Entry) -> bool:
-    """Tell a droid's own lines, or a message with a mark of its own.
+    """Recognise a droid's own lines, or a message with one of its own fields, ids or tools.
 
-    Anthropic's tool blocks alone are none: forks of Pi put them into the same envelope.
+    Anthropic's tool blocks alone do not decide: forks of Pi write them in the same envelope.
     """
     kind = to_text(entry.get("type"))
     if kind == "session_start":
@@ -63,7 +63,7 @@ def _start(objects: list[Entry]) -> Entry:
 
 
 def read(objects: list[Entry]) -> list[Event]:
-    """Return the events in file order; a session that another session started is a subagent's."""
+    """Return the events in file order; a session started by another one is a subagent's."""
     active = _active_entries(objects)
     is_subagent = isinstance(_start(objects).get("callingSessionId"), str)
     first_event: dict[str, int] = {}
@@ -82,7 +82,7 @@ def read(objects: list[Entry]) -> list[Event]:
                 steps.abort()
             elif event.kind == "tool_result" and blocks.is_refusal(event.text):
                 steps.abort(event.call_id)
-        # Where the next entry begins: what a compaction keeps comes after its anchor.
+        # What a compaction keeps begins after its anchor, at the next entry.
         first_event[to_text(entry.get("id"))] = len(steps.events)
     return blocks.finish_events(steps.events)
 
@@ -94,19 +94,19 @@ def _kept_from(entry: Entry, after: dict[str, int]) -> int | None:
 
 
 def _active_entries(objects: list[Entry]) -> set[int]:
-    """Positions of the path back from the last message, and of all lines that are no message."""
+    """Return the positions on the path back from the last message, and of all other lines."""
     is_message = [_message(entry) is not None for entry in objects]
     if not any(is_message):
         return set(range(len(objects)))
-    last = max(at for at, told in enumerate(is_message) if told)
+    last = max(at for at, is_one in enumerate(is_message) if is_one)
     ids = [to_text(entry.get("id")) for entry in objects]
     parents = [to_text(entry.get("parentId")) for entry in objects]
     path = blocks.trace_to_root(blocks.find_parents(ids, parents), last)
-    return path | {at for at, told in enumerate(is_message) if not told}
+    return path | {at for at, is_one in enumerate(is_message) if not is_one}
 
 
 def _message(entry: Entry) -> Entry | None:
-    """Return the message of a line, in its envelope or without."""
+    """Return the message of a line, with or without its envelope."""
     if entry.get("type") != "message":
         return None
     inner = entry.get("message")

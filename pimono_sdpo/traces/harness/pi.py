@@ -1,11 +1,8 @@
-"""Pi sessions: linear v1 files, v2 and v3 files with an id/parentId tree, and files of its kin.
+"""Read Pi sessions: linear v1 files, v2 and v3 files with an id/parentId tree, and Pi's forks.
 
-An entry whose fields have other types than Pi's is built field by field from a dict instead, to
-the same result: what is mistyped counts as missing.
-
-Format: the session files of the Pi coding agent, entry types and roles as counted over real
-sessions; unknown entry types become `other` events, so that indexes stay stable. oh-my-pi and
-OpenClaw write the same entries; GSD has no header, and its request is a custom message.
+An entry whose fields have unexpected types is built from a dict, field by field: a mistyped value
+counts as missing. Unknown entry types become `other` events, so that indexes stay stable. oh-my-pi
+and OpenClaw write the same entries; GSD has no header, and its request is a custom message.
 """
 
 import json
@@ -72,7 +69,7 @@ class Entry(msgspec.Struct, gc=False):
 
     type: str | None = None
     id: str | None = None
-    # A root says null; what does not say continues the entry before it.
+    # null for a root; an entry without the field continues the entry before it.
     parentId: str | UnsetType | None = UNSET
     timestamp: str | float | None = None
     message: Message | None = None
@@ -164,7 +161,7 @@ def _raw(block: dict[str, Any], name: str) -> Raw:
     try:
         text = json.dumps(block[name], ensure_ascii=False, separators=(",", ":"))
     except RecursionError:
-        # Nested so deep that it could just be read; nobody calls a tool like that in earnest.
+        # It is nested almost too deeply to be read, which no real call is.
         text = "null"
     return Raw(text.encode("utf-8", "replace"))
 
@@ -187,13 +184,13 @@ _ENTRY_KINDS: dict[str | None, Kind] = {
     "branch_summary": "branch_summary",
 }
 _ROLES = frozenset({"user", "assistant", "toolResult", "bashExecution"})
-# Version 2 and hooks: written by an extension in a message's place.
+# Version 2 and hooks: an extension wrote these in place of a message.
 _CUSTOM_ROLES = frozenset({"custom", "hookMessage"})
 _CALLS = frozenset({"toolCall", "tool_use"})
 
 
 def recognises(entry: dict[str, Any]) -> bool:
-    """Tell a Pi entry: a message in one of Pi's roles, or a custom message of an extension."""
+    """Recognise a message in one of Pi's roles, or a custom message of an extension."""
     message = entry.get("message")
     if entry.get("type") == "custom_message":
         return isinstance(entry.get("customType"), str)
@@ -202,12 +199,12 @@ def recognises(entry: dict[str, Any]) -> bool:
 
 
 def is_header(entry: dict[str, Any]) -> bool:
-    """Tell the header of a Pi session; that of the Hub's own format names its harness."""
+    """Check for the header of a Pi session; the one of the Hub's format names a harness."""
     return entry.get("type") == "session" and "cwd" in entry and "harness" not in entry
 
 
 def read_header(entries: list[Entry]) -> tuple[str, str]:
-    """Return the session id and the working directory; empty where there is no header."""
+    """Return the session id and the working directory, empty without a header."""
     entry = next((entry for entry in entries if entry.type == "session"), Entry())
     return strip_colours(entry.id or ""), strip_colours(entry.cwd or "")
 
@@ -246,7 +243,7 @@ def read(entries: list[Entry]) -> list[Event]:
 
 
 def _without_copies(entries: list[Entry]) -> list[Entry]:
-    """Empty the entries that stand in the file a second time, as after a copied or synced write."""
+    """Empty the entries that the file repeats, as after a copied or synced write."""
     ids = [entry.id for entry in entries if entry.id is not None]
     if len(set(ids)) == len(ids):
         return entries
@@ -259,7 +256,7 @@ def _without_copies(entries: list[Entry]) -> list[Entry]:
 
 
 def _kept_from(entry: Entry, entry_at: dict[str, int], first_event: list[int]) -> int:
-    """First event that a compaction left in the model's context; what is lost keeps nothing."""
+    """Return the first event that a compaction kept; its own when that cannot be found."""
     # Version 1 counts the lines of the file, its header included.
     position = entry.firstKeptEntryIndex
     if position is None:
@@ -268,21 +265,21 @@ def _kept_from(entry: Entry, entry_at: dict[str, int], first_event: list[int]) -
 
 
 def _with_a_request(events: list[Event]) -> list[Event]:
-    """Where nobody spoke, the first message an extension wrote in their place is the request."""
+    """Without a user message, take the first message of an extension as the request."""
     if any(event.kind == "user" for event in events):
         return events
-    said = (e for e in events if e.kind == "custom_message" and e.on_active_branch and e.text)
-    request = next(said, None)
+    custom = (e for e in events if e.kind == "custom_message" and e.on_active_branch and e.text)
+    request = next(custom, None)
     if request:
         request.kind = "user"
     return events
 
 
 def _active_entries(entries: list[Entry]) -> set[int]:
-    """Positions on the path from the last entry to the root.
+    """Return the positions on the path from the last entry to the root.
 
-    An entry whose parent is missing continues the entry before it in the file: recorders lose
-    lines, and a lost line must not hide the session's beginning.
+    An entry whose parent is missing continues the entry before it: recorders lose lines, and a lost
+    line must not hide the beginning of the session.
     """
     position_of = {
         entry.id: position
@@ -345,7 +342,7 @@ def read_message(message: Message) -> list[Event]:
 
 
 def _user_events(content: Content) -> list[Event]:
-    """What the user typed; some forks put the tools' results there, as Anthropic's API does."""
+    """Read a user message; some forks put results of tools there, as Anthropic's API does."""
     text = join_text(content)
     results = [block for block in _blocks(content) if block.type == "tool_result"]
     events = [Event(0, "user", text)] if text or not results else []
@@ -368,7 +365,7 @@ def _assistant_events(message: Message) -> list[Event]:
     content = message.content
     text = join_text(content) or strip_colours(message.errorMessage or "")
     events = [Event(0, "assistant", text, stop_reason=stop)]
-    # A call of a turn that was aborted or failed was never made.
+    # Calls carry the stop reason: those of an aborted or failed turn were never made.
     if isinstance(content, list):
         events += [_call(block, stop) for block in content if block.type in _CALLS]
     return events

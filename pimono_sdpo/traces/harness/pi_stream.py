@@ -1,8 +1,8 @@
-"""Pi's JSON mode: what the agent prints while it runs, one object per step of a stream.
+"""Read what Pi prints in JSON mode: a stream with one object per step of a run.
 
-A message comes several times: started, in pieces, done, at the end of the turn and of the run.
-The last whole one counts, once, where it was first seen; messages are told apart by what they say
-and when, so that two equal ones without a time are one.
+A message is printed several times: started, in pieces, done, at the end of the turn and of the run.
+The last complete one counts, in the place of the first. Messages are the same if they have the same
+content and time.
 """
 
 import json
@@ -22,7 +22,7 @@ _STEPS = frozenset(
 
 
 def recognises(entry: dict[str, Any]) -> bool:
-    """Tell a step of the stream by its name."""
+    """Recognise a step of the stream by its name."""
     kind = entry.get("type")
     return isinstance(kind, str) and kind in _STEPS
 
@@ -39,7 +39,7 @@ def read(objects: list[dict[str, Any]]) -> list[Event]:
     messages: dict[str, dict[str, Any]] = {}
     for entry in objects:
         for message in _whole_messages(entry):
-            # The place is that of the first, the words are those of the last.
+            # A dict keeps the place of the first while the value becomes the last.
             messages[_key(message)] = message
     whole = map(build_message, messages.values())
     events = [event for message in whole for event in pi.read_message(message)]
@@ -63,7 +63,7 @@ def _whole_messages(entry: dict[str, Any]) -> Iterator[dict[str, Any]]:
     elif kind == "agent_end":
         found = _list(entry.get("messages"))
     for message in found:
-        # An assistant's first message of a stream is still empty.
+        # The first message of an assistant's stream is still empty.
         is_begun = kind == "message_start" and _role(message) == "assistant"
         if isinstance(message, dict) and _role(message) and not is_begun:
             yield message
@@ -84,7 +84,7 @@ def _result(entry: dict[str, Any]) -> dict[str, Any]:
 
 
 def _key(message: dict[str, Any]) -> str:
-    """What makes a repeated message the same: the call it answers, or what it says and when."""
+    """Return what identifies a repeated message: the call it answers, or its content and time."""
     call_id = message.get("toolCallId")
     if _role(message) == "toolResult" and call_id and isinstance(call_id, str):
         return f"result {call_id}"
@@ -92,7 +92,7 @@ def _key(message: dict[str, Any]) -> str:
     try:
         return json.dumps(said)
     except RecursionError:
-        # Too deep to be compared: it stands for itself.
+        # It is nested too deeply to be compared with others.
         return f"deep {id(message)}"
 
 

@@ -1,7 +1,7 @@
-"""The Hub's Session Trace Simple Format: a header that names a harness, then plain messages.
+"""Read the Hub's Session Trace Simple Format: a header that names a harness, then plain messages.
 
-Format: https://huggingface.co/docs/hub/session-traces-format. It also lets a harness write Pi's
-entries under such a header; those are read as Pi's.
+Format: https://huggingface.co/docs/hub/session-traces-format. It also allows Pi's entries under
+such a header; those are read as Pi's.
 """
 
 from collections.abc import Iterator
@@ -24,12 +24,12 @@ _STOPS = {
 
 
 def recognises(entry: Entry) -> bool:
-    """Tell the header: a session that names the harness it comes from."""
+    """Recognise the header: a session that names its harness."""
     return entry.get("type") == "session" and bool(to_text(entry.get("harness")))
 
 
 def read_header(objects: list[Entry]) -> tuple[str, str]:
-    """Return the session id of the header; a working directory is extra there."""
+    """Return the session id of the header, and the working directory if it has one."""
     entry = next((entry for entry in objects if recognises(entry)), {})
     return to_text(entry.get("id")), to_text(entry.get("cwd"))
 
@@ -111,7 +111,7 @@ def _code(message: Entry) -> int | None:
 
 
 def _time(value: object) -> str:
-    """Return a time as text; the format counts milliseconds.
+    """Return a time as text; numbers are milliseconds.
 
     >>> _time(1_767_225_600_000)
     '2026-01-01T00:00:00+00:00'
@@ -121,7 +121,7 @@ def _time(value: object) -> str:
     try:
         return datetime.fromtimestamp(value / 1000, UTC).isoformat()
     except (ValueError, OverflowError, OSError):
-        # No time at all: too large a number, or not one.
+        # The number is too large for a time, or not a number.
         return ""
 
 

@@ -1,4 +1,4 @@
-"""Finish shards as Ray tasks, on every node of a cluster; imported only when asked for.
+"""Finish parts as Ray tasks, on every node of a cluster; imported only for `--engine ray`.
 
 Source and output must lie in folders that all nodes share: a task writes its shard itself, and
 this process only gathers the records. A task whose node dies is run again on another.
@@ -8,7 +8,6 @@ import os
 import pickle
 import socket
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from logging import ERROR
 from pathlib import Path
 from typing import Any
@@ -24,9 +23,7 @@ from ray.exceptions import (
 )
 
 from pimono_sdpo.errors import EngineError
-from pimono_sdpo.runs.shards import run_shard
-from pimono_sdpo.runs.workers import Job, Outcome, finish_shard
-from pimono_sdpo.stage import source_hash
+from pimono_sdpo.runs.engine import Job, Outcome, code_of, finish_part
 
 MAX_RETRIES = 5
 TOKEN = "driver"
@@ -39,29 +36,29 @@ LOST = (
 )
 
 
-def on_ray(jobs: list[Job], progress: Callable[[int], object]) -> Iterator[Outcome]:
-    """Run jobs on the cluster RAY_ADDRESS names, one that runs here, or one of this machine alone.
+def run_on_ray(jobs: list[Job], progress: Callable[[int], object]) -> Iterator[Outcome]:
+    """Run jobs on the cluster that RAY_ADDRESS names, one that runs here, or a new local one.
 
-    `progress` hears of whole shards. Raises EngineError when there is no such cluster.
+    `progress` hears of whole parts. Raises EngineError when the cluster cannot be reached.
     """
     ours = not ray.is_initialized()
     if ours:
         _connect()
     try:
         token = uuid4().hex
-        (jobs[0].work / TOKEN).write_text(token)
+        (jobs[0].folder / TOKEN).write_text(token)
         task = ray.remote(max_retries=MAX_RETRIES)(shipped())
-        pending = {task.remote(pickle.dumps(_everywhere(job)), token): job for job in jobs}
+        pending = {task.remote(pickle.dumps(job), token): job for job in jobs}
         while pending:
             (ready, *_), _ = ray.wait(list(pending), num_returns=1)
             job = pending.pop(ready)
             try:
-                told: Outcome | str = ray.get(ready)
+                outcome: Outcome | str = ray.get(ready)
             except LOST as error:
-                name = type(error).__name__
-                told = f"`{job.shard.path}` was lost {MAX_RETRIES + 1} times with its node ({name})"
-            progress(job.shard.sessions)
-            yield Outcome(job, None, told) if isinstance(told, str) else told
+                why = f"lost {MAX_RETRIES + 1} times with its node ({type(error).__name__})"
+                outcome = f"`{job.part.name}` was {why}"
+            progress(job.part.units)
+            yield Outcome(job, None, outcome) if isinstance(outcome, str) else outcome
     finally:
         if ours:
             ray.shutdown()
@@ -85,14 +82,15 @@ def _connect() -> None:
 
 
 def shipped() -> Callable[[bytes, str], Any]:
-    """Make a function that travels as a whole, so that it can say that the package is not there.
+    """Return a function that is pickled as a whole, so that it can report a missing package.
 
-    It takes a pickled job and returns an Outcome or a clause; no type of ours may be in its head.
+    It takes a pickled job and returns an Outcome, or a clause about what is wrong; its signature
+    must not name a type of this package.
     """
 
     def finish(job: bytes, token: str) -> Any:
         try:
-            from pimono_sdpo.runs.ray_engine import finish_on_node
+            from pimono_sdpo.runs.ray import finish_on_node
 
             unpacked = pickle.loads(job)
         except (ImportError, AttributeError) as error:
@@ -102,21 +100,15 @@ def shipped() -> Callable[[bytes, str], Any]:
     return finish
 
 
-def _everywhere(job: Job) -> Job:
-    """Name files from the root: a node works in another folder than this process."""
-    files = tuple(file.absolute() for file in job.shard.files)
-    return replace(job, shard=replace(job.shard, files=files, root=job.shard.root.absolute()))
-
-
 def finish_on_node(job: Job, token: str) -> Outcome | str:
-    """Finish a shard, if this node sees the folder of the run and has the code of its driver."""
+    """Finish a part, if this node sees the folder of the run and has the code of its driver."""
     host = socket.gethostname()
-    if not _reads(job.work / TOKEN, token):
-        return f"node `{host}` does not see `{job.work}`; give folders that all nodes share"
-    here = [source_hash(run_shard), *(source_hash(stage.fn) for stage in job.stages)]
-    if here != [job.made_from["reader"], *(stage.code for stage in job.stages)]:
+    if not _reads(job.folder / TOKEN, token):
+        return f"node `{host}` does not see `{job.folder}`; give folders that all nodes share"
+    code = code_of(job.part.run, job.part.stages)
+    if any(job.made_from[name] != here for name, here in code.items()):
         return f"node `{host}` has another version of this package; install the same everywhere"
-    return finish_shard(job)
+    return finish_part(job)
 
 
 def _reads(path: Path, token: str) -> bool:

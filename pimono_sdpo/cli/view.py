@@ -1,15 +1,32 @@
-"""Look at what was made: one page of a filter run or a training, and cards checked offline."""
+"""Write one HTML page that works offline: funnel, charts, and the rows with their traces.
+
+pimono-sdpo view rows/
+pimono-sdpo view ns/name --out page.html --no-open
+
+With --card, the card of a folder is checked instead, without the Hub and by its rules.
+
+pimono-sdpo view adapter/ --card
+"""
 
 import json
+import sys
+import webbrowser
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import typer
 
 from pimono_sdpo.errors import OutputError, SourceError
+from pimono_sdpo.options import argument, option, options
+from pimono_sdpo.runs.parquet import write_atomically
+from pimono_sdpo.schema import SESSION
+from pimono_sdpo.stage import iterate_rows
+from pimono_sdpo.traces.hub import fetch_repository
+from pimono_sdpo.traces.sources import HUB_ID, Source, open_source, read_sessions
 from pimono_sdpo.training import run_schema
-
-if TYPE_CHECKING:
-    from pimono_sdpo.traces.sources import Source
+from processors.names import MAX_CHARS
+from processors.redact import redact_text
 
 Json = dict[str, Any]
 Key = tuple[str, str, int]
@@ -22,14 +39,53 @@ SHAPE: Json = {
 }
 
 
-def fetched(source: str) -> tuple[Path, str]:
-    """Return a local folder and how it is called; a name of the Hub is brought into the cache.
+@options
+class Options:
+    """Options of `view`."""
+
+    source: str = argument(
+        "Folder that `filter` or a training wrote, or ns/name on the Hub; with --card, any folder "
+        "with a card, or the card."
+    )
+    out: Path | None = option(
+        "HTML file to write.", default=None, shown="NAME.html in the current folder"
+    )
+    traces: str | None = option(
+        "The traces that were filtered, if they have moved.", default=None, flag="--source"
+    )
+    rows: int = option("List the best N rows and as many rejects.", default=500, minimum=1)
+    open: bool | None = option("Show the page in a browser.", default=None, shown="on a terminal")
+    card: bool = option("Check the card by the rules of the Hub, and stop.", default=False)
+    write_card: bool = option(
+        "Write the card of a finished folder again, check it, and stop.", default=False
+    )
+
+
+def run(options: Options) -> None:
+    """Write the page, or check a card."""
+    if options.card or options.write_card:
+        path = Path(options.source)
+        card = write_card(path) if options.write_card else find_card(path)
+        check_card(card)
+        typer.echo(f"{card}: nothing that the Hub would refuse")
+        return
+    folder, name = find_folder(options.source)
+    page = render_view(folder, name, options.traces, options.rows)
+    out = options.out or Path(f"{name.rpartition('/')[2]}.html")
+    try:
+        write_atomically(out, page.encode())
+    except OSError as error:
+        raise OutputError(f"Cannot write `{out}` ({error.strerror}); use --out.") from error
+    typer.echo(f"the page is {out} ({len(page) / 2**20:.1f} MB)")
+    if options.open if options.open is not None else sys.stdout.isatty():
+        webbrowser.open(out.resolve().as_uri())
+
+
+def find_folder(source: str) -> tuple[Path, str]:
+    """Return a local folder and its name; a repository of the Hub is downloaded into the cache.
 
     Raises SourceError.
     """
-    from pimono_sdpo.traces.hub import fetch_repository
-    from pimono_sdpo.traces.sources import HUB_ID
-
     folder = Path(source)
     if source and folder.is_dir():
         return folder, folder.resolve().name
@@ -38,24 +94,24 @@ def fetched(source: str) -> tuple[Path, str]:
     return fetch_repository(source, (REPORT, RUN, "data/*.parquet", "rejects/*.parquet")), source
 
 
-def view_page(folder: Path, name: str, traces: str | None, limit: int) -> str:
+def render_view(folder: Path, name: str, traces: str | None, limit: int) -> str:
     """Return the page of a folder that the filter or a training wrote.
 
-    `traces` is where the sessions lie; None looks for them under the name they had, beside the
-    folder and here. At most `limit` rows and as many rejects are listed. Raises SourceError.
+    `traces` is where the sessions are; None looks for them under the name they had, beside the
+    folder and in the current one. At most `limit` rows and as many rejects are listed. Raises
+    SourceError.
     """
     from cards.view import render_page, run_view
 
     if (folder / RUN).is_file():
-        return render_page(run_view(_object(folder / RUN, "a training", run_schema.run_misfit)))
+        return render_page(run_view(_read(folder / RUN, "a training", run_schema.run_misfit)))
     if not (folder / REPORT).is_file() or not (folder / "data").is_dir():
         raise SourceError(
-            f"`{name}` holds neither what `filter` or `merge` writes ({REPORT} and data/) nor a "
-            f"training's {RUN}; give such a folder, or the name of a dataset that was pushed."
+            f"`{name}` holds neither what `filter` writes ({REPORT} and data/) nor a training's "
+            f"{RUN}; use such a folder, or the name of a dataset that was pushed."
         )
-    return render_page(
-        _rows_page(folder, _object(folder / REPORT, "`filter`", _report_misfit), traces, limit)
-    )
+    report = _read(folder / REPORT, "`filter`", _report_misfit)
+    return render_page(_rows_page(folder, report, traces, limit))
 
 
 def _rows_page(folder: Path, report: Json, traces: str | None, limit: int) -> Json:
@@ -66,20 +122,18 @@ def _rows_page(folder: Path, report: Json, traces: str | None, limit: int) -> Js
     source = _open_traces(traces, report, folder)
     windows: dict[Key, Json] = {}
     note = (
-        "The traces are not here: what stands around the evidence, and what rejected rows hold, "
-        "is shown with --source and the traces that were filtered."
+        "The traces were not found: use --source with the traces that were filtered to show what "
+        "surrounds the evidence and what rejected rows hold."
     )
     if source is not None:
         wanted = {key_of(row) for row in (*chosen.kept, *chosen.rejected)}
-        windows = _look_up(source, wanted, report["options"])
+        windows = _find_around(source, wanted, report["options"])
         note = f"The traces of {len(windows):,} of them were found and read again."
     return rows_view(report, chosen, windows, note)
 
 
-def _open_traces(traces: str | None, report: Json, folder: Path) -> "Source | None":
+def _open_traces(traces: str | None, report: Json, folder: Path) -> Source | None:
     """Open what was named, or what lies near under the source's name and has the same files."""
-    from pimono_sdpo.traces.sources import open_source
-
     if traces is not None:
         return open_source(traces)
     if report["input"]["kind"] == "hub":
@@ -98,20 +152,16 @@ def _open_traces(traces: str | None, report: Json, folder: Path) -> "Source | No
     return None
 
 
-def _look_up(source: "Source", wanted: set[Key], options: Mapping[str, Any]) -> dict[Key, Json]:
+def _find_around(source: Source, wanted: set[Key], options: Mapping[str, Any]) -> dict[Key, Json]:
     """Read the traces of the wanted rows again, one session in memory at a time."""
-    from pimono_sdpo.runs.shards import Rows
-    from pimono_sdpo.traces.sources import read_sessions
     from processors.event_window import show_event_windows
-    from processors.names import MAX_CHARS
-    from processors.redact import redact_text
 
     files = {_file(key[0]): key[0] for key in wanted}
     sessions = {key[1] for key in wanted}
     found: dict[Key, Json] = {}
     for shard in source.shards:
         for table in read_sessions(shard):
-            for row in Rows(table):
+            for row in iterate_rows(table, SESSION):
                 name = redact_text(_file(row["source"]), "")[0][:MAX_CHARS]
                 if name not in files and row["session_id"] not in sessions:
                     continue
@@ -138,34 +188,24 @@ def _report_misfit(content: object) -> str | None:
     return _rows_misfit(content) or run_schema.misfit(content, SHAPE)
 
 
-def _object(path: Path, writer: str, misfit_of: Callable[[object], str | None]) -> Json:
+def _read(path: Path, writer: str, misfit_of: Callable[[object], str | None]) -> Json:
     try:
         content = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise SourceError(f"`{path}` cannot be read ({error}); make it again.") from error
+        raise SourceError(
+            f"Cannot read `{path}` ({error}); run the command that wrote it again."
+        ) from error
     if not isinstance(content, dict):
-        raise SourceError(f"`{path}` is no JSON object; make it again.")
+        raise SourceError(f"`{path}` is not a JSON object; run the command that wrote it again.")
     if isinstance(content.get("stage"), str):
         raise SourceError(
-            f"`{path}` is the report of `{content['stage']}`; a page, and a card that is written "
-            "again, are of the rows of `filter` or `merge` and of trainings."
+            f"`{path}` is the report of `{content['stage']}`; `view` shows rows "
+            "of `filter` and trainings."
         )
     problem = misfit_of(content)
     if problem:
-        raise SourceError(
-            f"`{path}` is not as {writer} writes it (see `{problem}`); make it again."
-        )
+        raise SourceError(f"`{path}` is not as {writer} writes it (see `{problem}`); run it again.")
     return content
-
-
-def write_page(page: str, out: Path) -> None:
-    """Write the page, whole or not at all; raises OutputError."""
-    from pimono_sdpo.runs.shards import write_atomically
-
-    try:
-        write_atomically(out, page.encode())
-    except OSError as error:
-        raise OutputError(f"`{out}` cannot be written ({error.strerror}); give --out.") from error
 
 
 def write_card(folder: Path) -> Path:
@@ -176,24 +216,24 @@ def write_card(folder: Path) -> Path:
     from cards import render_dataset_card, write_model_card, write_report_plots
 
     if (folder / RUN).is_file():
-        run = _object(folder / RUN, "a training", run_schema.run_misfit)
+        run = _read(folder / RUN, "a training", run_schema.run_misfit)
         report = folder / REPORT
-        found = _object(report, "`filter`", _rows_misfit) if report.is_file() else None
-        card = card_of(folder)
+        found = _read(report, "`filter`", _rows_misfit) if report.is_file() else None
+        card = find_card(folder)
         write_model_card(found, run, card.parent)
         return card
     if not (folder / REPORT).is_file():
         raise SourceError(
-            f"`{folder}` holds neither {REPORT} nor {RUN} to write a card from; give the folder of "
-            "rows or of a training, or --check to check the card that is there."
+            f"`{folder}` holds neither {REPORT} nor {RUN} to write a card from; use the folder of "
+            "rows or of a training, or --card to check the card that is there."
         )
-    report_of_rows = _object(folder / REPORT, "`filter`", _report_misfit)
+    report_of_rows = _read(folder / REPORT, "`filter`", _report_misfit)
     write_report_plots(report_of_rows, folder)
     (folder / CARD).write_text(render_dataset_card(report_of_rows))
     return folder / CARD
 
 
-def card_of(path: Path) -> Path:
+def find_card(path: Path) -> Path:
     """Return where the card of a folder is; a card is its own."""
     if not path.is_dir():
         return path
@@ -207,7 +247,7 @@ def check_card(card: Path) -> None:
     from cards import lint_file
 
     if not card.is_file():
-        raise SourceError(f"`{card}` does not exist; give a card or the folder of one.")
+        raise SourceError(f"`{card}` does not exist; use a card or a folder with one.")
     problems = lint_file(card)
     if problems:
         raise OutputError(f"The Hub may refuse `{card}`: {' '.join(problems)}")

@@ -1,4 +1,4 @@
-"""Fine-tune on Together: check the file, say the exact request, start the job and watch it.
+"""Fine-tune on Together: check the file, print the exact request, start the job and watch it.
 
 reads the JSON lines that `steps` and `pairs` write for Together / writes nothing here
 """
@@ -23,7 +23,7 @@ SHOWN = 3
 
 @dataclass(frozen=True)
 class Job:
-    """What is asked of Together; the names of `fine_tuning.create` beside it are its own."""
+    """A fine-tuning job; `build_request` gives the names that Together has for these fields."""
 
     dataset: Path
     method: Literal["sft", "dpo"]
@@ -37,9 +37,9 @@ class Job:
     rpo_alpha: float
 
 
-def request(job: Job, file_id: str) -> Json:
+def build_request(job: Job, file_id: str) -> Json:
     """Return the arguments of `fine_tuning.create`."""
-    asked: Json = {
+    arguments: Json = {
         "training_file": file_id,
         "model": job.model,
         "n_epochs": job.epochs,
@@ -49,17 +49,17 @@ def request(job: Job, file_id: str) -> Json:
         "training_method": job.method,
     }
     if job.suffix:
-        asked["suffix"] = job.suffix
+        arguments["suffix"] = job.suffix
     if job.method == "dpo":
-        return asked | {"dpo_beta": job.dpo_beta, "rpo_alpha": job.rpo_alpha}
-    # Only what the assistant said, and of that what has the weight 1.
-    return asked | {"train_on_inputs": False}
+        return arguments | {"dpo_beta": job.dpo_beta, "rpo_alpha": job.rpo_alpha}
+    # Train on turns of the assistant with the weight 1 alone.
+    return arguments | {"train_on_inputs": False}
 
 
 def check_file(path: Path, method: str) -> Json:
     """Return lines, bytes and hash of a file; raises SourceError for one that Together refuses.
 
-    So do lines with what looks like a secret: the file leaves this machine.
+    Lines that hold what looks like a secret are refused as well: the file leaves this machine.
     """
     from processors.rollouts.together import check_dpo, check_sft
     from processors.secrets import find_secret_kinds
@@ -76,16 +76,16 @@ def check_file(path: Path, method: str) -> Json:
                     wrong.append((number, problem))
     except OSError as error:
         raise SourceError(
-            f"`{path}` cannot be read ({error.strerror}); give a JSONL file as --dataset."
+            f"`{path}` cannot be read ({error.strerror}); use a JSONL file as --dataset."
         ) from error
     if not number:
-        raise SourceError(f"`{path}` holds no lines; give a file with rows.")
+        raise SourceError(f"`{path}` holds no lines; use a file with rows.")
     if wrong:
         first = ", ".join(f"line {line}: {problem}" for line, problem in wrong[:SHOWN])
         reasons = ", ".join(f"{why} {n}" for why, n in Counter(p for _, p in wrong).most_common())
         raise SourceError(
             f"{len(wrong)} of {number} lines of `{path}` cannot be sent for {method} ({reasons}; "
-            f"{first}); mend or drop them, or give the other --method."
+            f"{first}); correct or drop them, or give the other --method."
         )
     return {"lines": number, "bytes": size, "sha256": digest.hexdigest()}
 
@@ -104,27 +104,27 @@ def _problem(
 
 
 def dry_run(job: Job) -> Json:
-    """Return the two requests of a job as they would be sent; nothing leaves this machine."""
+    """Return the two requests of a job as they would be sent, without sending anything."""
     checked = check_file(job.dataset, job.method)
     return {
         "upload": {"file": str(job.dataset), "purpose": "fine-tune", **checked},
-        "create": request(job, "ID_OF_THE_UPLOAD"),
+        "create": build_request(job, "ID_OF_THE_UPLOAD"),
         # It depends on Together's own count of tokens, which needs the upload.
         "price": None,
     }
 
 
 def start(job: Job, max_cost: float | None, say: Callable[[str], None]) -> tuple[Any, str]:
-    """Check and upload the file, ask for the price, start the job; return client and job id.
+    """Check and upload the file, request the price, start the job; return client and job id.
 
-    Raises TrainingInputError when the price is above `max_cost` or not known although there is one.
+    Raises TrainingInputError if `max_cost` is given and the price is higher or unknown.
     """
     check_file(job.dataset, job.method)
-    with told():
+    with translate_errors():
         client = _client()
         uploaded = client.files.upload(file=str(job.dataset), purpose="fine-tune")
-        asked = request(job, uploaded.id)
-        price = _price(client, asked)
+        arguments = build_request(job, uploaded.id)
+        price = _price(client, arguments)
     say("price: not known" if price is None else f"price: {price:.2f} dollars by Together's count")
     if max_cost is not None and (price is None or price > max_cost):
         found = "is not known" if price is None else f"is {price:.2f} dollars"
@@ -132,17 +132,17 @@ def start(job: Job, max_cost: float | None, say: Callable[[str], None]) -> tuple
             f"The price {found} and --max-cost is {max_cost:.2f}, so nothing was started (the file "
             f"is {uploaded.id}); raise it, or leave it out."
         )
-    with told():
-        started = client.fine_tuning.create(**asked)
+    with translate_errors():
+        started = client.fine_tuning.create(**arguments)
     say(f"job {started.id} is {started.status}")
     return client, str(started.id)
 
 
 def watch(client: Any, job_id: str, say: Callable[[str], None], seconds: float = 30.0) -> str:
-    """Say each change of a job's status until it has ended; return the last one."""
+    """Report each change of a job's status until it has ended; return the last status."""
     status = ""
     while True:
-        with told():
+        with translate_errors():
             found = client.fine_tuning.retrieve(job_id)
         if found.status != status:
             status = str(found.status)
@@ -152,18 +152,18 @@ def watch(client: Any, job_id: str, say: Callable[[str], None], seconds: float =
         time.sleep(seconds)
 
 
-def _price(client: Any, asked: Json) -> float | None:
+def _price(client: Any, arguments: Json) -> float | None:
     """Return Together's estimate in dollars, None where it has none."""
-    method: Json = {"method": asked["training_method"]}
+    method: Json = {"method": arguments["training_method"]}
     names = ("dpo_beta", "rpo_alpha", "train_on_inputs")
-    method |= {name: asked[name] for name in names if name in asked}
+    method |= {name: arguments[name] for name in names if name in arguments}
     found = client.fine_tuning.estimate_price(
-        training_file=asked["training_file"],
-        model=asked["model"],
-        n_epochs=asked["n_epochs"],
+        training_file=arguments["training_file"],
+        model=arguments["model"],
+        n_epochs=arguments["n_epochs"],
         training_method=method,
         # Without it the price is that of LoRA.
-        **({} if asked["lora"] else {"training_type": {"type": "Full"}}),
+        **({} if arguments["lora"] else {"training_type": {"type": "Full"}}),
     )
     return found.estimated_total_price if found.estimation_available else None
 
@@ -173,15 +173,15 @@ def _client() -> Any:
         from together import Together
     except ModuleNotFoundError as error:
         raise TrainingInputError(
-            "The client of Together is not installed; `pip install 'pimono-sdpo[together]'`, or "
-            "look at the request with --dry-run."
+            "The client of Together is not installed: `pip install 'pimono-sdpo[together]'`, or "
+            "print the request with --dry-run."
         ) from error
     return Together()
 
 
 @contextmanager
-def told() -> Iterator[None]:
-    """Say in one sentence what Together or the way to it refused."""
+def translate_errors() -> Iterator[None]:
+    """Turn errors of the client into one sentence."""
     try:
         yield
     except TrainingInputError:

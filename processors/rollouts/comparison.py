@@ -3,8 +3,8 @@
 reads   ROLLOUT rows, small columns only
 writes  per metric the mean of each model, and the paired difference, with intervals by task
 
-A difference is paired by task: the mean of a task's rollouts under one model against that under the
-other. Runs that a fault of ours ended are left out and counted.
+Differences are paired by task: the mean of a task's rollouts under one model minus that under the
+other. Runs that ended because of a fault of ours are left out and counted.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,43 +20,43 @@ Json = dict[str, Any]
 Metric = Callable[[Mapping[str, Any]], "float | None"]
 
 
-def _passes(row: Mapping[str, Any]) -> float | None:
+def _passed(row: Mapping[str, Any]) -> float | None:
     return None if row["tests_ok"] is None else float(row["tests_ok"])
 
 
-def _valid_calls(row: Mapping[str, Any]) -> float | None:
-    """The share of steps that were a call or a report that could be read and worked."""
+def _share_valid_calls(row: Mapping[str, Any]) -> float | None:
+    """Return the share of steps with a readable call or report that worked."""
     steps = row["steps"]
     good = sum(step["kind"] in {"tool_call", "final"} and step["ok"] is not False for step in steps)
     return good / len(steps) if steps else None
 
 
-def _writes(row: Mapping[str, Any]) -> float:
+def _wrote_file(row: Mapping[str, Any]) -> float:
     return float(any(step["name"] == "write_file" and step["ok"] for step in row["steps"]))
 
 
 METRICS: dict[str, Metric] = {
-    "pass_rate": _passes,
+    "pass_rate": _passed,
     "parse_errors": lambda row: float(row["parse_errors"]),
-    "tool_call_validity": _valid_calls,
-    "pct_runs_with_write_file": _writes,
+    "tool_call_validity": _share_valid_calls,
+    "pct_runs_with_write_file": _wrote_file,
     "loop_detections": lambda row: float(row["loop_detections"]),
     "avg_steps": lambda row: float(row["n_steps"]),
 }
 
 
 @dataclass
-class Measured:
-    """The values of each metric by task, of which models, and how many runs were left out."""
+class Measurements:
+    """The values of each metric by task, the models, and the number of runs left out."""
 
     values: dict[str, dict[str, list[float]]]
     models: set[str]
     left_out: int = 0
 
 
-def measured(rows: Iterable[Mapping[str, Any]]) -> Measured:
-    """Measure every run that no fault of ours ended."""
-    found = Measured({name: {} for name in METRICS}, set())
+def measure(rows: Iterable[Mapping[str, Any]]) -> Measurements:
+    """Measure every run that did not end because of a fault of ours."""
+    found = Measurements({name: {} for name in METRICS}, set())
     for row in rows:
         if row["error"]:
             found.left_out += 1
@@ -69,9 +69,9 @@ def measured(rows: Iterable[Mapping[str, Any]]) -> Measured:
     return found
 
 
-def compared(given: Mapping[str, Iterable[Mapping[str, Any]]]) -> Json:
-    """Return models, runs, tasks and metrics by label; of `baseline` and `tuned` the difference."""
-    found = {label: measured(rows) for label, rows in given.items()}
+def compare(given: Mapping[str, Iterable[Mapping[str, Any]]]) -> Json:
+    """Return models, runs, tasks and metrics by label, and how `tuned` differs from `baseline`."""
+    found = {label: measure(rows) for label, rows in given.items()}
     report: Json = {"models": {}, "runs": {}, "tasks": {}, "left_out": {}, "metrics": {}}
     for label, one in found.items():
         steps = one.values["avg_steps"]
@@ -81,27 +81,27 @@ def compared(given: Mapping[str, Iterable[Mapping[str, Any]]]) -> Json:
         report["left_out"][label] = one.left_out
     for name in METRICS:
         by_task = {label: one.values[name] for label, one in found.items()}
-        told = {label: _interval(list(values.values())) for label, values in by_task.items()}
+        described = {label: _describe(list(values.values())) for label, values in by_task.items()}
         if {"baseline", "tuned"} <= by_task.keys():
-            told["difference"] = _difference(by_task["baseline"], by_task["tuned"])
-        report["metrics"][name] = told
+            described["difference"] = _compare_tasks(by_task["baseline"], by_task["tuned"])
+        report["metrics"][name] = described
     return report
 
 
-def _difference(
+def _compare_tasks(
     before: Mapping[str, Sequence[float]], after: Mapping[str, Sequence[float]]
 ) -> Json:
     both = sorted(set(before) & set(after))
     gaps = [[_mean(after[task]) - _mean(before[task])] for task in both]
-    return {**_interval(gaps), "tasks": len(both)}
+    return {**_describe(gaps), "tasks": len(both)}
 
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
-def _interval(clusters: Sequence[Sequence[float]]) -> Json:
-    """A mean and its bounds; null where there is too little to tell."""
+def _describe(clusters: Sequence[Sequence[float]]) -> Json:
+    """Return a mean and its bounds; null where there are too few values."""
     found: Interval = cluster_interval(clusters)
-    told = {"mean": found.mean, "low": found.low, "high": found.high}
-    return {name: None if value != value else value for name, value in told.items()}
+    bounds = {"mean": found.mean, "low": found.low, "high": found.high}
+    return {name: None if value != value else value for name, value in bounds.items()}

@@ -8,7 +8,6 @@ done/       a record per shard, with the sha256 of its three files
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,9 +18,10 @@ import pyarrow.parquet as pq
 
 from pimono_sdpo import __version__
 from pimono_sdpo.errors import SourceError
-from pimono_sdpo.runs.assemble import ShardFiles, files_of
+from pimono_sdpo.runs.dedupe import ShardFiles, files_of
+from pimono_sdpo.runs.engine import DONE, sha256
 from pimono_sdpo.runs.folders import PART, mark_of, read_json
-from pimono_sdpo.runs.workers import DONE, KINDS, sha256
+from pimono_sdpo.runs.parquet import link_or_copy
 from pimono_sdpo.traces.sources import Kind, Shard, Source
 
 Json = dict[str, Any]
@@ -91,11 +91,11 @@ def write_part(work: Path, says: Json, records: Mapping[int, Json]) -> Path:
     """
     out = work / "out"
     shutil.rmtree(out, ignore_errors=True)
-    for kind in (*KINDS, DONE):
+    for kind in (*ShardFiles._fields, DONE):
         (out / kind).mkdir(parents=True)
     for index, record in records.items():
         for here, there in zip(files_of(work, index), files_of(out, index), strict=True):
-            _link_or_copy(here, there)
+            link_or_copy(here, there)
         made_from = _made_from(says, index)
         (out / DONE / f"{index:05}.json").write_text(
             json.dumps({**record, "made_from": made_from}) + "\n"
@@ -114,14 +114,6 @@ def write_part(work: Path, says: Json, records: Mapping[int, Json]) -> Path:
 
 def _check(content: Json) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def _link_or_copy(here: Path, there: Path) -> None:
-    try:
-        os.link(here, there)
-    except OSError:
-        # Not every shared folder knows hard links; a full disk says so again.
-        shutil.copyfile(here, there)
 
 
 def _made_from(says: Json, index: int) -> Json:

@@ -1,4 +1,4 @@
-"""Find rows that tell the same story: forks, subagents, growing snapshots, the same request again.
+"""Keep one row of each story: of forks, subagents, growing snapshots, the same request again.
 
 Rows are taken best first, so that of two that share a story the one with more evidence stays: the
 higher score, then the more diagnostics and corrections. All state is in one SQLite file, whose size
@@ -6,20 +6,26 @@ grows with the rows; memory does not.
 """
 
 import hashlib
+import shutil
 import sqlite3
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from rensa import RMinHash
 
+from pimono_sdpo.report import OVER_MAX_SAMPLES
+from pimono_sdpo.runs.parquet import SPLITS, number_files, read_tables, write_tables
+from pimono_sdpo.schema import REJECT, SDPO_ROW
 from pimono_sdpo.text import split_shingles
 
-# What SQLite takes for a number.
+# The largest integer of SQLite.
 MOST = 2**63 - 1
 SAME_SESSION = "duplicate_session"
 SAME_PROMPT = "near_duplicate_prompt"
@@ -54,23 +60,121 @@ class Verdict(NamedTuple):
     detail: str
 
 
-def open_candidates(path: Path) -> sqlite3.Connection:
-    """Make the file anew; what is in it can always be made again from the shards."""
+class ShardFiles(NamedTuple):
+    """The three files of a finished shard; they share their name."""
+
+    rows: Path
+    prints: Path
+    rejects: Path
+
+
+def files_of(folder: Path, index: int) -> ShardFiles:
+    """Find the files of a shard, by its number in the source, in the folder of a run or a part."""
+    return ShardFiles(*(folder / kind / f"{index:05}.parquet" for kind in ShardFiles._fields))
+
+
+def choose_rows(
+    shards: Sequence[ShardFiles],
+    database_file: Path,
+    max_samples: int | None,
+    seed: int,
+    dedupe: bool,
+) -> sqlite3.Connection:
+    """Decide which rows stay: one of each story, then the best `max_samples` by score."""
+    database = _open_candidates(database_file)
+    if dedupe or max_samples is not None:
+        for number, shard in enumerate(shards):
+            _add_shard(database, number, shard, seed)
+    if dedupe:
+        _reject_duplicates(database)
+    if max_samples is not None:
+        _reject_surplus(database, max_samples, OVER_MAX_SAMPLES)
+    return database
+
+
+def write_chosen(
+    shards: Sequence[ShardFiles], work: Path, database: sqlite3.Connection
+) -> tuple[Path, dict[str, Counter[str]]]:
+    """Write `work/out/{data,rejects}/*.parquet`; return the folder and the reasons of each step.
+
+    The files of the shards stay as they are, so that a kill in the middle costs only this step.
+    """
+    out, parts = work / "out", work / "chosen"
+    for folder in (out, parts):
+        shutil.rmtree(folder, ignore_errors=True)
+    for name in (*SPLITS, "rejects"):
+        (parts / name).mkdir(parents=True)
+    dropped: dict[str, Counter[str]] = {"dedupe": Counter(), "choose": Counter()}
+    for number, (path, _, rejects) in enumerate(shards):
+        against = _verdicts(database, number)
+        for why in against.values():
+            dropped[why.stage][why.reason] += 1
+        for split in SPLITS:
+            chosen = (
+                table.filter(
+                    pc.and_(
+                        pa.array(
+                            [first + i not in against for i in range(table.num_rows)], pa.bool_()
+                        ),
+                        pc.equal(table["split"], split),
+                    )
+                )
+                for first, table in _numbered(path)
+            )
+            write_tables(parts / split / path.name, chosen, SDPO_ROW.arrow_schema)
+        refused = (_rejected(table, first, against) for first, table in _numbered(path))
+        everything = (*read_tables(rejects, BATCH_ROWS), *refused)
+        write_tables(parts / "rejects" / path.name, everything, REJECT.arrow_schema)
+    for split in SPLITS:
+        number_files(sorted((parts / split).iterdir()), out / "data", split)
+    number_files(sorted((parts / "rejects").iterdir()), out / "rejects", "rejects")
+    shutil.rmtree(parts)
+    return out, dropped
+
+
+def _rejected(rows: pa.Table, first: int, against: dict[int, Verdict]) -> pa.Table:
+    columns = ["session_id", "source", "episode", "harness", "score", "counts"]
+    rejects = [
+        {
+            "session_id": row["session_id"],
+            "source": row["source"],
+            "episode": row["episode"],
+            "stage": why.stage,
+            "drop_reason": why.reason,
+            "detail": ", ".join(
+                filter(None, [row["harness"], f"score {row['score']:g}", why.detail])
+            ),
+            "counts": row["counts"],
+        }
+        for number, row in enumerate(rows.select(columns).to_pylist(), start=first)
+        if (why := against.get(number))
+    ]
+    return pa.Table.from_pylist(rejects, REJECT.arrow_schema)
+
+
+def _numbered(path: Path) -> Iterator[tuple[int, pa.Table]]:
+    """Yield the tables of a file with the number of their first row."""
+    first = 0
+    for table in read_tables(path, BATCH_ROWS):
+        yield first, table
+        first += table.num_rows
+
+
+def _open_candidates(path: Path) -> sqlite3.Connection:
+    """Create the file anew; the shards hold all that it is made from."""
     path.unlink(missing_ok=True)
     database = sqlite3.connect(path)
     database.executescript("PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF;" + _TABLES)
     return database
 
 
-def add_shard(
-    database: sqlite3.Connection, shard: int, rows: Path, prints: Path, seed: int
-) -> None:
+def _add_shard(database: sqlite3.Connection, shard: int, files: ShardFiles, seed: int) -> None:
     """Add the rows of one shard and their fingerprints, which are in the same order.
 
     `seed` decides among rows of equal score.
     """
     columns = ["score", "source", "session_id", "episode", "prompt"]
-    both = zip(_rows(rows, columns), _rows(prints), strict=True)
+    both = zip(_rows(files.rows, columns), _rows(files.prints), strict=True)
     for number, (row, mark) in enumerate(both):
         messages = np.unique(np.array(mark["fingerprints"], np.int64))
         ticket = hashlib.sha256(f"{seed}:{row['session_id']}:{row['episode']}".encode())
@@ -82,8 +186,8 @@ def add_shard(
         database.execute("INSERT INTO candidate VALUES (?,?,?,?,?,?,?,?,?,?)", values)
 
 
-def judge_duplicates(database: sqlite3.Connection) -> None:
-    """Give a verdict to every row whose story a better row tells already."""
+def _reject_duplicates(database: sqlite3.Connection) -> None:
+    """Reject every row whose story a better row tells already."""
     best_first = database.execute(
         "SELECT rowid, shard, row, source, messages, prompt FROM candidate"
         " ORDER BY score DESC, evidence DESC, length(messages) DESC, source, episode"
@@ -98,11 +202,11 @@ def judge_duplicates(database: sqlite3.Connection) -> None:
             "SELECT source FROM candidate WHERE rowid=?", (same,)
         ).fetchone()
         reason = SAME_SESSION if same_session else SAME_PROMPT
-        _convict(database, shard, row, Verdict("dedupe", reason, f"same as {source}"))
+        _reject(database, shard, row, Verdict("dedupe", reason, f"same as {source}"))
 
 
-def judge_surplus(database: sqlite3.Connection, max_samples: int, reason: str) -> None:
-    """Give a verdict to every row beyond the best `max_samples` that have none."""
+def _reject_surplus(database: sqlite3.Connection, max_samples: int, reason: str) -> None:
+    """Reject every row beyond the best `max_samples` that are left."""
     database.execute(
         "INSERT INTO verdict SELECT shard, row, 'choose', ?, '' FROM candidate"
         " WHERE NOT EXISTS (SELECT 1 FROM verdict v WHERE v.shard=candidate.shard"
@@ -112,8 +216,8 @@ def judge_surplus(database: sqlite3.Connection, max_samples: int, reason: str) -
     )
 
 
-def verdicts(database: sqlite3.Connection, shard: int) -> dict[int, Verdict]:
-    """Return the verdicts on the rows of one shard by row number."""
+def _verdicts(database: sqlite3.Connection, shard: int) -> dict[int, Verdict]:
+    """Return why rows of a shard are rejected, by row number."""
     found = database.execute(
         "SELECT row, stage, reason, detail FROM verdict WHERE shard=?", (shard,)
     )
@@ -167,7 +271,7 @@ def _keep(database: sqlite3.Connection, number: int, messages: bytes, prompt: by
     )
 
 
-def _convict(database: sqlite3.Connection, shard: int, row: int, why: Verdict) -> None:
+def _reject(database: sqlite3.Connection, shard: int, row: int, why: Verdict) -> None:
     database.execute("INSERT INTO verdict VALUES (?,?,?,?,?)", (shard, row, *why))
 
 

@@ -89,9 +89,15 @@ def _shard(file: Path) -> pa.Table:
 
 def rows_of(file: Path, columns: list[str] | None = None) -> Iterator[Json]:
     """Yield the rows of a shard, a few in memory at a time; raises SourceError."""
+    for table in tables_of(file, columns):
+        yield from Dataset(table)
+
+
+def tables_of(file: Path, columns: list[str] | None = None) -> Iterator[pa.Table]:
+    """Yield the tables of a shard, a few rows each; raises SourceError."""
     with _told(file), pq.ParquetFile(file) as parquet:
         for batch in parquet.iter_batches(ROWS, columns=columns):
-            yield from Dataset(pa.Table.from_batches([batch]))
+            yield pa.Table.from_batches([batch])
 
 
 @contextmanager

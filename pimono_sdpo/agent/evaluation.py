@@ -1,0 +1,228 @@
+"""Compare a baseline and a tuned model on a held-out suite: their rollouts, stored or new."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from cards.render import write_comparison
+from pimono_sdpo import __version__
+from pimono_sdpo.agent.run import Done, RolloutOptions, Tell, require_stage, run_rollouts
+from pimono_sdpo.errors import EmptySelection, InferenceError, OutputError, SourceError
+from pimono_sdpo.runs.folders import (
+    REPORT,
+    only_run,
+    publish_folder,
+    read_json,
+    require_disjoint,
+)
+from pimono_sdpo.suites.stored_rollouts import Rollouts, open_rollouts, rows_of
+from pimono_sdpo.suites.suite import Suite, load
+from processors.rollouts.comparison import COLUMNS, compare
+
+STAGE = "evaluation"
+# Parts of the report of rollouts that must be equal for two models to be compared.
+COMPARED_OPTIONS = {
+    "sampling": ("temperature", "max_tokens"),
+    "rules": ("protocol", "test_policy", "max_iters", "max_tool_chars", "lenient"),
+}
+Json = dict[str, Any]
+
+
+def compare_rollouts(suite: Path, baseline: Path, tuned: Path | None, out: Path) -> Json:
+    """Compare two folders of rollouts of the suite under `out` and return the report.
+
+    `out` gets `report.json`, `report.md` and `report.png`. Raises SourceError, OutputError or
+    EmptySelection; then `out` is as it was.
+    """
+    out = out.resolve()
+    tasks = _load_held_out(suite)
+    given = {"baseline": baseline, **({"tuned": tuned} if tuned else {})}
+    for folder in given.values():
+        require_disjoint(_open(folder).folder.resolve(), out)
+    report = _compare(tasks, given)
+    require_stage(out, STAGE)
+    with only_run(out) as work:
+        _publish(report, work, out)
+    return report
+
+
+def evaluate_models(
+    options: RolloutOptions,
+    made: Path,
+    out: Path,
+    tell: Tell,
+    done: Done,
+    baseline: Path | None = None,
+    baseline_model: str | None = None,
+) -> Json:
+    """Run the rollouts of `options.model`, and of a baseline, and compare them under `out`.
+
+    Each model gets a folder named after it below `made`; the journal beside these folders has the
+    answers of both, so `options.max_cost` limits them together. Stored rollouts may be given as the
+    baseline; without one the report has no differences. Raises like `run_rollouts` and
+    `compare_rollouts`; all answers stay in the journal.
+    """
+    out = out.resolve()
+    models: dict[str, str | None] = {"baseline": baseline_model} if baseline_model else {}
+    models["tuned" if baseline or baseline_model else "model"] = options.model
+    folders = {label: made / _folder_name(model or "") for label, model in models.items()}
+    if len(set(folders.values())) < len(folders):
+        raise SourceError(
+            f"The baseline `{baseline_model}` is the model itself; name another, or none."
+        )
+    tasks = _load_held_out(options.suite)
+    require_stage(out, STAGE)
+    require_disjoint(made, out)
+    if baseline is not None:
+        _check_baseline(tasks, options, baseline, [out, *folders.values()])
+    options = replace(options, journal=options.journal or made / "calls.sqlite")
+    with only_run(out) as work:
+        for label, folder in folders.items():
+            tell(f"Model: {models[label]}")
+            _run_rollouts(replace(options, model=models[label]), folder, tell, done)
+        given = {**({"baseline": baseline} if baseline else {}), **folders}
+        report = _compare(_load_held_out(options.suite), given, options.limit)
+        _publish(report, work, out)
+    return report
+
+
+def evaluate_to_file(
+    options: RolloutOptions,
+    made: Path,
+    file: Path,
+    tell: Tell,
+    done: Done,
+    baseline: Path | None = None,
+) -> Json:
+    """Run rollouts, or take those in `made` when no model is named, and write a report file.
+
+    Writes `file`, NAME.json, and beside it NAME.md and NAME.png. Raises like `evaluate_models`.
+    """
+    tasks = _load_held_out(options.suite)
+    if file.suffix != ".json" or file.is_dir():
+        raise OutputError(f"`{file}` is not a name for a JSON file; give NAME.json.")
+    report = read_json(file) if file.is_file() else {"stage": STAGE}
+    if not isinstance(report, dict) or report.get("stage") != STAGE:
+        raise OutputError(f"`{file}` exists and is not the report of an evaluation; give another.")
+    for ending in () if file.is_file() else (".md", ".png"):
+        if file.with_suffix(ending).exists():
+            raise OutputError(f"`{file.with_suffix(ending)}` exists; give another name.")
+    if baseline is not None:
+        _check_baseline(tasks, options, baseline, [made.resolve()])
+    if options.model or open_rollouts(made) is None:
+        _run_rollouts(options, made, tell, done)
+    label = "tuned" if baseline else "model"
+    given = {**({"baseline": baseline} if baseline else {}), label: made}
+    report = _compare(_load_held_out(options.suite), given, options.limit)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(prefix=".evaluation-", dir=file.parent) as name:
+            _write(report, Path(name), file.stem)
+            # The report comes first: it marks the others as ours.
+            for ending in (".json", ".md", ".png"):
+                (Path(name) / f"{file.stem}{ending}").replace(file.with_suffix(ending))
+    except OSError as error:
+        raise OutputError(
+            f"Cannot write `{file}` ({error.strerror}); give another place."
+        ) from error
+    return report
+
+
+def _load_held_out(suite: Path) -> Suite:
+    tasks = load(suite, repos=False)
+    if tasks.split == "train":
+        raise SourceError(
+            f"`{suite}` is the suite to train on; evaluate on the test suite of `suite split`."
+        )
+    return tasks
+
+
+def _folder_name(model: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "--", model).strip(".-") or "model"
+
+
+def _run_rollouts(options: RolloutOptions, out: Path, tell: Tell, done: Done) -> None:
+    report = run_rollouts(options, out, tell, done)
+    for reason, count in report["errors"].items():
+        tell(f"{count} failed and are tried again by the same command: {reason}")
+    if report["verdicts"].get("ERROR") == report["rollouts"]:
+        raise InferenceError("Every rollout failed; fix what the lines above say and run it again.")
+
+
+def _check_baseline(
+    tasks: Suite, options: RolloutOptions, baseline: Path, written: list[Path]
+) -> None:
+    """Raise the errors of a stored baseline before any model is asked."""
+    for folder in written:
+        require_disjoint(_open(baseline).folder.resolve(), folder)
+    _compare(tasks, {"baseline": baseline}, options.limit)
+
+
+def _compare(tasks: Suite, given: Mapping[str, Path], limit: int | None = None) -> Json:
+    """Compare the rollouts of the first `limit` tasks; raises EmptySelection."""
+    wanted = {task["task_id"] for task in tasks.tasks[:limit]}
+    opened = {label: _open(folder) for label, folder in given.items()}
+    report: Json = {
+        "pimono_sdpo": __version__,
+        "stage": STAGE,
+        "suite": tasks.name,
+        **compare({label: _read_rows(rollouts, wanted) for label, rollouts in opened.items()}),
+        "warnings": _list_differences(opened),
+    }
+    for label, count in report["runs"].items():
+        if not count:
+            raise EmptySelection(
+                f"The rollouts of the {label} have no finished run of a task of `{tasks.name}`; "
+                "give rollouts of this suite."
+            )
+    return report
+
+
+def _list_differences(opened: Mapping[str, Rollouts]) -> list[str]:
+    """Say in which options two folders differ, as far as their reports have them."""
+    if len(opened) < 2:
+        return []
+    before, after = (_read_options(rollouts.folder / REPORT) for rollouts in opened.values())
+    return [
+        f"{name} is {before[name]} for the baseline and {after[name]} for the tuned model, so the "
+        "models are not the only difference"
+        for name in before
+        if name in after and before[name] != after[name]
+    ]
+
+
+def _read_options(file: Path) -> Json:
+    report = read_json(file) if file.is_file() else None
+    found: Json = {}
+    for key, names in COMPARED_OPTIONS.items():
+        part = report.get(key) if isinstance(report, dict) else None
+        found |= {n: part[n] for n in names if n in part} if isinstance(part, dict) else {}
+    return found
+
+
+def _publish(report: Json, work: Path, out: Path) -> None:
+    finished = work / "out"
+    finished.mkdir(exist_ok=True)
+    _write(report, finished, "report")
+    publish_folder(finished, out)
+
+
+def _write(report: Json, folder: Path, stem: str) -> None:
+    (folder / f"{stem}.json").write_text(json.dumps(report, indent=2) + "\n")
+    write_comparison(report, folder, stem)
+
+
+def _open(folder: Path) -> Rollouts:
+    rollouts = open_rollouts(folder)
+    if rollouts is None:
+        raise SourceError(f"`{folder}` has no rollouts; give a folder that `rollout` wrote.")
+    return rollouts
+
+
+def _read_rows(rollouts: Rollouts, wanted: set[str]) -> Iterator[Json]:
+    for file in rollouts.files:
+        yield from (row for row in rows_of(file, [*COLUMNS]) if row["task_id"] in wanted)

@@ -1,0 +1,71 @@
+"""Score stored completions with verifiers; the verdicts are columns beside the rows.
+
+pimono-sdpo rescore completions.jsonl --out scored --gate tool_calls --grade syntax=0.5
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from pimono_sdpo.options import argument, option, options
+from pimono_sdpo.runs.folders import require_disjoint
+from rewards.rescore import rescore_dataset, rubric_of
+
+Json = dict[str, Any]
+
+
+@options
+class Options:
+    """Options of `rescore`."""
+
+    source: str = argument(
+        "Parquet, JSONL or a saved dataset with `verifier_spec` and `completion` (text or "
+        "messages), or `completions`."
+    )
+    out: Path = option("Folder to write; an earlier output is replaced.")
+    gate: list[str] = option(
+        "Verifier that must pass, such as `tool_calls`; may be repeated.", default_factory=list
+    )
+    grade: list[str] = option(
+        "Verifier that is graded, with its weight, such as `syntax=0.5`; may be repeated.",
+        default_factory=list,
+    )
+    workers: int | None = option(
+        "Threads that score.", default=None, minimum=1, shown="the number of CPUs"
+    )
+
+
+def run(options: Options) -> None:
+    """Score the completions and print the verdicts."""
+    report = score_completions(options)
+    mean = "none" if report["mean_reward"] is None else f"{report['mean_reward']:.3f}"
+    typer.echo(
+        f"{report['rows']} rows, {report['judged']} judged, {report['passed']} passed, mean reward "
+        f"{mean}\n{_verdict_table(report['verdicts'])}"
+    )
+    if report["rejected"]:
+        rejected = ", ".join(f"{name} {count}" for name, count in report["rejected"].items())
+        typer.echo(f"rejected: {rejected}")
+    typer.echo(f"rows and report.json are in {options.out}")
+
+
+def score_completions(options: Options) -> Json:
+    """Score the completions under `out` and return the report.
+
+    Raises SourceError, OutputError or EmptySelection.
+    """
+    rubric = rubric_of(options.gate, options.grade)
+    if Path(options.source).exists():
+        require_disjoint(Path(options.source).resolve(), options.out.resolve())
+    workers = options.workers or os.cpu_count() or 1
+    return rescore_dataset(options.source, options.out, rubric, workers)
+
+
+def _verdict_table(verdicts: dict[str, dict[str, int]]) -> str:
+    statuses = next(iter(verdicts.values()))
+    rows = [["verifier", *statuses]]
+    rows += [[name, *map(str, counts.values())] for name, counts in verdicts.items()]
+    first = max(len(row[0]) for row in rows)
+    return "\n".join(f"{name:<{first}}" + "".join(f"{n:>9}" for n in row) for name, *row in rows)

@@ -1,4 +1,0 @@
-"""What the commands do, wired together.
-
-The one package of `pimono_sdpo` that imports its siblings, inside its functions.
-"""

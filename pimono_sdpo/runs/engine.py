@@ -1,0 +1,374 @@
+"""The engine under every command that writes rows: part by part, resumed after a kill.
+
+FOLDER/KIND/NNNNN.parquet   what a part gives, a file for each kind of rows
+FOLDER/done/NNNNN.json      its record: made_from, counts, error, rows and sha256 of each file
+FOLDER/attempts/            files that are being written
+
+A part ends with its record, which says what it was made from; a rerun skips the parts whose record
+still fits their input, code and options. An attempt writes into a folder of its own and renames its
+files at the end, so that a worker that outlives its run or its node cannot spoil anything.
+"""
+
+import hashlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
+from importlib.util import find_spec
+from multiprocessing import connection, get_context, parent_process, resource_tracker
+from pathlib import Path
+from shutil import rmtree
+from threading import Thread
+from typing import Any, Literal
+from uuid import uuid4
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from datasets import disable_progress_bars
+from tqdm.auto import tqdm
+
+from pimono_sdpo.errors import EngineError, OutputError, ShardError, SourceError
+from pimono_sdpo.runs.folders import disk_trouble
+from pimono_sdpo.runs.progress import Progress, hide_bars, peak_memory
+from pimono_sdpo.stage import Stage, code_hash, name_of, source_hash
+
+DONE, ATTEMPTS = "done", "attempts"
+EngineName = Literal["local", "ray"]
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Output:
+    """The file that a part gives for one kind of rows; `schema` is None for that of its tables."""
+
+    path: str
+    schema: pa.Schema | None = None
+    compression: str = "snappy"
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What a part yields: tables by kind of rows, counts, and how much of its units this was.
+
+    `counts` are nested dicts of numbers, which are added up. With an `error` the part is written,
+    and made again by the next run.
+    """
+
+    tables: Mapping[str, pa.Table] = field(default_factory=dict)
+    units: int = 0
+    counts: Json = field(default_factory=dict)
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class Part:
+    """A unit of work: what it reads and by which options and code, and what yields its pieces.
+
+    `name` is for messages, `units` are for the bar. A part that runs in another process is pickled.
+    """
+
+    number: int
+    name: str
+    units: int
+    input: Json
+    options: Json
+    run: Callable[[], Iterator[Piece]]
+    stages: tuple[Stage, ...] = ()
+
+    @property
+    def made_from(self) -> Json:
+        """What the files depend on; a change of any part makes them again."""
+        return {"input": self.input, "options": self.options, **code_of(self.run, self.stages)}
+
+
+def code_of(run: Callable[..., object], stages: Sequence[Stage]) -> Json:
+    """Return the hashes of the code that reads a part, and of its stages."""
+    return {
+        "reader": code_hash(run),
+        "stages": [[name_of(stage), source_hash(stage.fn)] for stage in stages],
+    }
+
+
+@dataclass(frozen=True)
+class Job:
+    """A part, where it is written, and what it is made from by the code of the run."""
+
+    part: Part
+    folder: Path
+    outputs: Mapping[str, Output]
+    made_from: Json
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a job: its record, or a clause that says why there is none.
+
+    `peak` is the most memory the process that ran it has held, in bytes.
+    """
+
+    job: Job
+    record: Json | None
+    problem: str = ""
+    peak: int = 0
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The records of the finished parts in order, and which of them were run just now."""
+
+    records: dict[int, Json]
+    fresh: frozenset[int]
+    peak: int
+
+
+Engine = Callable[[list[Job], Callable[[int], object]], Iterator[Outcome]]
+
+
+def run_parts(
+    parts: Sequence[Part],
+    folder: Path,
+    outputs: Mapping[str, Output],
+    *,
+    desc: str | None = None,
+    unit: str = "row",
+    engine: Engine | None = None,
+    is_stopped: Callable[[], bool] = lambda: False,
+) -> Finished:
+    """Run every part that is not done yet, under a bar if it has a `desc`.
+
+    The files do not depend on `engine`. Once `is_stopped`, no further part begins. Raises
+    ShardError when parts failed, after all others have been finished.
+    """
+    _clear(folder, parts, outputs)
+    records, jobs = {}, []
+    changed = 0
+    for part in parts:
+        done = folder / DONE / f"{part.number:05}.json"
+        record = json.loads(done.read_text()) if done.exists() else {}
+        made_from = part.made_from
+        files = [folder / output.path.format(part.number) for output in outputs.values()]
+        is_whole = record and record["error"] is None and all(file.exists() for file in files)
+        if is_whole and record["made_from"] == made_from:
+            records[part.number] = record
+            continue
+        changed += bool(record) and any(
+            record["made_from"].get(name) != made_from[name] for name in ("reader", "stages")
+        )
+        # A record must never outlive the rows it speaks of.
+        done.unlink(missing_ok=True)
+        jobs.append(Job(part, folder, outputs, made_from))
+    if changed:
+        tqdm.write(f"The code has changed: {changed} finished parts are made again.", sys.stderr)
+    peak, failed = 0, {}
+    todo = {job.part.number for job in jobs}
+    total = sum(part.units for part in parts)
+    with (
+        Progress(total, len(parts), desc, unit) as bar,
+        hide_bars() if desc is not None else nullcontext(),
+    ):
+        for part in parts:
+            if part.number not in todo:
+                bar.resumed(part.units)
+        run = engine or partial(run_here, is_stopped=is_stopped)
+        for outcome in run(jobs, bar.advance) if jobs else ():
+            peak = max(peak, outcome.peak)
+            if outcome.record is None:
+                failed[outcome.job.part.number] = outcome.problem
+            else:
+                records[outcome.job.part.number] = outcome.record
+                bar.part()
+    rmtree(folder / ATTEMPTS, ignore_errors=True)
+    if failed:
+        raise ShardError(
+            f"{len(failed)} of {len(parts)} shards failed ({failed[min(failed)]}); finished ones "
+            f"are kept in `{folder.name}`, and the same command repeats only what failed."
+        )
+    return Finished(dict(sorted(records.items())), frozenset(todo), peak)
+
+
+def _clear(folder: Path, parts: Sequence[Part], outputs: Mapping[str, Output]) -> None:
+    """Remove attempts, and files of parts that this run does not have."""
+    kinds = (*(output.path for output in outputs.values()), f"{DONE}/{{:05}}.json")
+    try:
+        rmtree(folder / ATTEMPTS, ignore_errors=True)
+        (folder / ATTEMPTS).mkdir(parents=True)
+        for kind in kinds:
+            (folder / kind).parent.mkdir(exist_ok=True)
+            ours = {folder / kind.format(part.number) for part in parts}
+            for path in folder.glob(kind.replace("{:05}", "*")):
+                if path not in ours:
+                    path.unlink()
+    except OSError as error:
+        raise OutputError(
+            f"Cannot write `{folder}` ({error.strerror}); give another folder."
+        ) from error
+
+
+def finish_part(job: Job, progress: Callable[[int], object] = lambda _: None) -> Outcome:
+    """Write the files of a part, then its record."""
+    part, number = job.part, job.part.number
+    attempt = job.folder / ATTEMPTS / f"{number:05}-{uuid4().hex}"
+    paths = {kind: output.path.format(number) for kind, output in job.outputs.items()}
+    done = f"{DONE}/{number:05}.json"
+    try:
+        # Without parents: only a run makes the folder of a run.
+        attempt.mkdir()
+        for path in (*paths.values(), done):
+            (attempt / path).parent.mkdir(exist_ok=True)
+        record = {"made_from": job.made_from, **_write(job, attempt, paths, progress)}
+        record["sha256"] = {kind: sha256(attempt / path) for kind, path in paths.items()}
+        (attempt / done).write_text(json.dumps(record))
+        for path in (*paths.values(), done):
+            (attempt / path).replace(job.folder / path)
+    except SourceError as problem:
+        return Outcome(job, None, str(problem).rstrip("."))
+    except OSError as error:
+        gone = f"`{job.folder}` is gone; run the command again"
+        trouble = disk_trouble(error) if job.folder.is_dir() else gone
+        if trouble is None:
+            raise
+        return Outcome(job, None, f"`{part.name}` could not be written: {trouble}")
+    finally:
+        # At once: on a full disk the other parts need the room.
+        rmtree(attempt, ignore_errors=True)
+    return Outcome(job, record, peak=peak_memory())
+
+
+def _write(
+    job: Job, attempt: Path, paths: Mapping[str, str], progress: Callable[[int], object]
+) -> Json:
+    """Write the tables of all pieces; return their counts, the first error, and rows by kind."""
+    counts: Json = {}
+    error: str | None = None
+    rows = dict.fromkeys(paths, 0)
+    with ExitStack() as stack:
+
+        def open_writer(kind: str, schema: pa.Schema) -> pq.ParquetWriter:
+            compression = job.outputs[kind].compression
+            writer = pq.ParquetWriter(attempt / paths[kind], schema, compression=compression)
+            return stack.enter_context(writer)
+
+        writers = {
+            kind: open_writer(kind, output.schema)
+            for kind, output in job.outputs.items()
+            if output.schema is not None
+        }
+        for piece in job.part.run():
+            for kind, table in piece.tables.items():
+                if kind not in writers:
+                    writers[kind] = open_writer(kind, table.schema)
+                schema = writers[kind].schema
+                writers[kind].write_table(table.replace_schema_metadata(schema.metadata))
+                rows[kind] += table.num_rows
+            add_counts(counts, piece.counts)
+            error = error or piece.error
+            progress(piece.units)
+    return {"counts": counts, "error": error, "rows": rows}
+
+
+def add_counts(total: Json, more: Mapping[str, Any]) -> Json:
+    """Add nested dicts of numbers to `total`, and return it.
+
+    >>> add_counts({"runs": 1}, {"runs": 2, "dropped": {"too_long": 1}})
+    {'runs': 3, 'dropped': {'too_long': 1}}
+    """
+    for name, value in more.items():
+        if isinstance(value, Mapping):
+            add_counts(total.setdefault(name, {}), value)
+        else:
+            total[name] = total.get(name, 0) + value
+    return total
+
+
+def sha256(path: Path) -> str:
+    """Hash a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def engine_of(name: EngineName, workers: int) -> Engine:
+    """Return the engine of a name; raises EngineError when it cannot be used."""
+    if name == "local":
+        return partial(run_in_processes, workers=workers)
+    if workers != 1:
+        raise EngineError("--workers is for this machine; Ray takes every CPU, so leave it out.")
+    if not find_spec("ray"):
+        raise EngineError('Ray is not installed; run: pip install "pimono-sdpo[ray]".')
+    from pimono_sdpo.runs.ray import run_on_ray
+
+    return run_on_ray
+
+
+def run_here(
+    jobs: list[Job],
+    progress: Callable[[int], object],
+    is_stopped: Callable[[], bool] = lambda: False,
+) -> Iterator[Outcome]:
+    """Run one job after the other in this process."""
+    for job in jobs:
+        if is_stopped():
+            return
+        # Its memory is that of the run itself.
+        yield replace(finish_part(job, progress), peak=0)
+
+
+def run_in_processes(
+    jobs: list[Job], progress: Callable[[int], object], workers: int
+) -> Iterator[Outcome]:
+    """Run jobs in new processes; `progress` hears of whole parts."""
+    if min(workers, len(jobs)) < 2:
+        yield from run_here(jobs, progress)
+        return
+    # Fork would copy the threads of Arrow in whatever state they are.
+    pool = ProcessPoolExecutor(
+        min(workers, len(jobs)), mp_context=get_context("spawn"), initializer=_prepare_worker
+    )
+    try:
+        with _delay_interrupts():
+            futures = {pool.submit(finish_part, job): job for job in jobs}
+        for future in as_completed(futures):
+            job = futures[future]
+            try:
+                outcome = future.result()
+            except BrokenProcessPool:
+                # The pool takes no more work and does not tell which job it was.
+                why = "a worker was killed, most likely for lack of memory; try fewer --workers"
+                outcome = Outcome(job, None, why)
+            progress(job.part.units)
+            yield outcome
+    finally:
+        # After a bug or Ctrl-C nothing new begins.
+        pool.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def _delay_interrupts() -> Iterator[None]:
+    """Hold Ctrl-C back; processes that start meanwhile hold it back until they are ready for it."""
+    # Its own start would let signals through again.
+    resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _prepare_worker() -> None:
+    """Make this worker end at Ctrl-C, and when its run is gone."""
+    disable_progress_bars()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    parent = parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        connection.wait([parent.sentinel])
+        os._exit(1)
+
+    Thread(target=watch, daemon=True).start()

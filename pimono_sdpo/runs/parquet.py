@@ -1,0 +1,122 @@
+"""Read and write parquet files: the files of parts become data/SPLIT-NNNNN-of-NNNNN.parquet."""
+
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from datasets import Features
+
+from pimono_sdpo.runs.engine import Output, sha256
+
+SPLITS = ("train", "test")
+SHARD_BYTES = 256_000_000
+READ_ROWS = 64
+Json = dict[str, Any]
+
+
+def read_tables(path: Path, rows: int = READ_ROWS) -> Iterator[pa.Table]:
+    """Yield the rows of a file, so many at a time."""
+    with pq.ParquetFile(path) as parquet:
+        for batch in parquet.iter_batches(rows):
+            yield pa.Table.from_batches([batch])
+
+
+def write_tables(path: Path, tables: Iterable[pa.Table], schema: pa.Schema) -> None:
+    """Write tables to a file, a row group each."""
+    with pq.ParquetWriter(path, schema) as writer:
+        for table in tables:
+            writer.write_table(table)
+
+
+def number_files(files: Iterable[Path], folder: Path, name: str) -> list[Path]:
+    """Move the files that hold rows to FOLDER/NAME-NNNNN-of-NNNNN.parquet, in their order."""
+    folder.mkdir(parents=True, exist_ok=True)
+    filled = [file for file in files if pq.read_metadata(file).num_rows]
+    return [
+        file.replace(folder / f"{name}-{index:05}-of-{len(filled):05}.parquet")
+        for index, file in enumerate(filled)
+    ]
+
+
+def link_or_copy(here: Path, there: Path) -> None:
+    """Give a file a second name, or copy it where the disk has no hard links."""
+    try:
+        os.link(here, there)
+    except OSError:
+        # A full disk fails again here.
+        shutil.copyfile(here, there)
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write under a temporary name, then rename."""
+    temporary = path.with_name(f"{path.name}.tmp")
+    temporary.write_bytes(content)
+    temporary.replace(path)
+
+
+def outputs_of(rows: Features, rejects: Features) -> dict[str, Output]:
+    """Return the files of parts that have rows and rejects."""
+    return {
+        "rows": Output("rows/{:05}.parquet", rows.arrow_schema, "zstd"),
+        "rejects": Output("rejects/{:05}.parquet", rejects.arrow_schema),
+    }
+
+
+def join_parts(work: Path, parts: int, rows: Features, rejects: Features) -> tuple[Path, Json]:
+    """Write the rows of all parts to WORK/out/data by split, and their rejects to WORK/out/rejects.
+
+    Returns the folder, and the rows of each split, the rejects and the sha256 of all files.
+    """
+    out = work / "out"
+    shutil.rmtree(out, ignore_errors=True)
+    held: Json = {"splits": {}, "sha256": {}}
+    shards: list[Path] = []
+    for split in SPLITS:
+        tables = (
+            table.filter(pc.equal(table["split"], split)) for table in _read(work, parts, "rows")
+        )
+        count, files = _write_shards(tables, out / "data", split, rows)
+        shards += files
+        if count:
+            held["splits"][split] = count
+    held["rejected"], dropped = _write_shards(
+        _read(work, parts, "rejects"), out / "rejects", "rejects", rejects
+    )
+    held["rows"] = sum(held["splits"].values())
+    for name, files in (("data", shards), ("rejects", dropped)):
+        held["sha256"][name] = [sha256(file) for file in files]
+    return out, held
+
+
+def _read(work: Path, parts: int, kind: str) -> Iterator[pa.Table]:
+    for number in range(parts):
+        yield from read_tables(work / kind / f"{number:05}.parquet")
+
+
+def _write_shards(
+    tables: Iterable[pa.Table], folder: Path, name: str, features: Features
+) -> tuple[int, list[Path]]:
+    """Write tables to files of about SHARD_BYTES, named when their number is known."""
+    folder.mkdir(parents=True, exist_ok=True)
+    written: list[Path] = []
+    writer: pq.ParquetWriter | None = None
+    count = 0
+    for table in tables:
+        if not table.num_rows:
+            continue
+        if writer is None:
+            written.append(folder / f"{name}-{len(written):05}.tmp")
+            writer = pq.ParquetWriter(written[-1], features.arrow_schema, compression="zstd")
+        writer.write_table(table)
+        count += table.num_rows
+        if written[-1].stat().st_size > SHARD_BYTES:
+            writer.close()
+            writer = None
+    if writer is not None:
+        writer.close()
+    return count, number_files(written, folder, name)

@@ -1,0 +1,201 @@
+"""Parts that read recorded sessions: the tables of a shard, each a `Dataset` run through stages."""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from datasets import Dataset, Features
+from datasets.table import InMemoryTable
+
+from pimono_sdpo.runs.engine import Output, Part, Piece, code_of
+from pimono_sdpo.schema import PRINT, REJECT, SDPO_ROW
+from pimono_sdpo.stage import KEPT, REASON, STAGE, Filter, FlatMap, Stage, name_of, run_stages
+from pimono_sdpo.traces.sources import Shard, read_sessions
+
+ROWS, PRINTS, REJECTS = "rows", "prints", "rejects"
+OUTPUTS = {
+    ROWS: Output("rows/{:05}.parquet", SDPO_ROW.arrow_schema),
+    PRINTS: Output("prints/{:05}.parquet", PRINT.arrow_schema),
+    REJECTS: Output("rejects/{:05}.parquet", REJECT.arrow_schema),
+}
+REJECTED = Features({**REJECT, "harness": SDPO_ROW["harness"], "score": SDPO_ROW["score"]})
+# A session can become hundreds of rows that each hold most of it.
+SLICE_BYTES = 256_000
+Json = dict[str, Any]
+
+
+def filter_parts(shards: Mapping[int, Shard], stages: Sequence[Stage], options: Json) -> list[Part]:
+    """Return a part for each shard; `shards` are known by their number in the source."""
+    return [
+        session_part(number, shard, stages, options, partial(filter_shard, shard, tuple(stages)))
+        for number, shard in shards.items()
+    ]
+
+
+def step_parts(
+    shards: Sequence[Shard],
+    stages: Sequence[Stage],
+    options: Json,
+    rows: Features,
+    rejects: Features,
+) -> list[Part]:
+    """Return a part for each shard, with rows of `rows` and rejects of `rejects`."""
+    return [
+        session_part(
+            number, shard, stages, options, partial(_cut_shard, shard, stages, rows, rejects)
+        )
+        for number, shard in enumerate(shards)
+    ]
+
+
+def session_part(
+    number: int, shard: Shard, stages: Sequence[Stage], options: Json, run: Any
+) -> Part:
+    """Return the part of a shard; times only mean something on one machine."""
+    times = [path.stat().st_mtime_ns for _, path in _files(shard)]
+    given = {"shard": describe(shard), "times": times}
+    return Part(number, shard.path, shard.sessions, given, options, run, tuple(stages))
+
+
+def made_by(stages: Sequence[Stage], options: Json) -> Json:
+    """Return what all shards of a filter run are made by: code and options."""
+    return {**code_of(filter_shard, stages), "options": options}
+
+
+def describe(shard: Shard) -> Json:
+    """Describe a shard as any machine would: no times, no path outside of the source."""
+    sizes = [[name, path.stat().st_size] for name, path in _files(shard)]
+    return {
+        "path": shard.path,
+        "layout": shard.layout,
+        "sessions": shard.sessions,
+        "bytes": shard.bytes,
+        "revision": shard.revision,
+        "files": hashlib.sha256(json.dumps(sizes).encode()).hexdigest(),
+    }
+
+
+def _files(shard: Shard) -> Iterator[tuple[str, Path]]:
+    """Yield the files that hold the data, named from the source; none for the Hub."""
+    for path in shard.files:
+        if path.is_dir():
+            # A saved split; what `datasets` caches beside its data is not input.
+            data = [*path.glob("*.arrow"), *path.glob("state.json")]
+            yield from ((file.name, file) for file in sorted(data) if file.name[:6] != "cache-")
+        elif shard.kind == "jsonl":
+            yield path.relative_to(shard.root).as_posix(), path
+        else:
+            yield path.name, path
+
+
+def filter_shard(shard: Shard, stages: Sequence[Stage]) -> Iterator[Piece]:
+    """Yield the rows, prints and rejects of each table of a shard.
+
+    `prints` holds the PRINT columns of `rows`, in the same order.
+    """
+    order = {name_of(stage): number for number, stage in enumerate(stages)}
+    for table in read_sessions(shard):
+        done = run_on_table(table, stages, REJECTED)
+        kept, rejected = done.filter(done[KEPT]), done.filter(pc.invert(done[KEPT]))
+        position = [order[name] for name in rejected[STAGE].to_pylist()]
+        by_stage = sorted(range(len(position)), key=position.__getitem__)
+        rejected = rejected.take(pa.array(by_stage, pa.int64()))
+        details = [
+            harness if score is None else f"{harness}, score {score:g}"
+            for harness, score in zip(
+                rejected["harness"].to_pylist(), rejected["score"].to_pylist(), strict=True
+            )
+        ]
+        detail = rejected.schema.get_field_index("detail")
+        rejected = rejected.set_column(detail, "detail", pa.array(details, pa.string()))
+        tables = {
+            ROWS: kept.select(list(SDPO_ROW)),
+            PRINTS: kept.select(list(PRINT)),
+            REJECTS: rejected.select(list(REJECT)),
+        }
+        yield Piece(tables, table.num_rows, count_rows(done, table.num_rows, stages))
+
+
+def _cut_shard(
+    shard: Shard, stages: Sequence[Stage], rows: Features, rejects: Features
+) -> Iterator[Piece]:
+    for table in read_sessions(shard):
+        for few in slice_table(table):
+            yield rows_and_rejects(few, stages, rows, rejects, "runs")
+
+
+def slice_table(table: pa.Table) -> Iterator[pa.Table]:
+    """Yield a table in slices of about SLICE_BYTES, at least a row each."""
+    rows = max(table.num_rows * SLICE_BYTES // max(table.nbytes, 1), 1)
+    yield from (table.slice(start, rows) for start in range(0, table.num_rows, rows))
+
+
+def rows_and_rejects(
+    table: pa.Table, stages: Sequence[Stage], rows: Features, rejects: Features, noun: str
+) -> Piece:
+    """Run stages over a table; `counts` are its rows as `noun`, and the reasons of its rejects."""
+    done = run_on_table(table, stages, rejects)
+    rejected = done.filter(pc.invert(done[KEPT])).select(list(rejects))
+    reasons = {one["values"]: one["counts"] for one in rejected[REASON].value_counts().to_pylist()}
+    tables = {ROWS: done.filter(done[KEPT]).select(list(rows)), REJECTS: rejected}
+    return Piece(tables, table.num_rows, {noun: table.num_rows, "dropped": reasons})
+
+
+def run_on_table(table: pa.Table, stages: Sequence[Stage], rejects: Features) -> pa.Table:
+    """Run stages over a table in memory: one `Dataset.map`, with the columns of `Fused`."""
+    # A fingerprint that is given spares `datasets` from hashing every trace.
+    dataset = Dataset(InMemoryTable(table), fingerprint="0" * 16)
+    done = run_stages(
+        dataset,
+        stages,
+        rejects=rejects,
+        batch_size=None,
+        keep_in_memory=True,
+        load_from_cache_file=False,
+        new_fingerprint="1" * 16,
+    )
+    return done.data.table
+
+
+def count_rows(done: pa.Table, given: int, stages: Sequence[Stage]) -> Json:
+    """Count from the columns of `Fused` what each stage took, kept and dropped, and its tallies.
+
+    `given` is the number of rows that went in; only the first stage may be a FlatMap.
+    """
+    rejected = done.filter(pc.invert(done[KEPT])).select([STAGE, REASON])
+    dropped: dict[str, dict[str, int]] = {}
+    for one in rejected.group_by([STAGE, REASON]).aggregate([([], "count_all")]).to_pylist():
+        dropped.setdefault(one[STAGE], {})[one[REASON]] = one["count_all"]
+    taken: Json = {}
+    after = done.num_rows - rejected.num_rows
+    for number, stage in reversed(list(enumerate(stages))):
+        before = after
+        if isinstance(stage, Filter):
+            before += sum(dropped.get(name_of(stage), {}).values())
+        elif isinstance(stage, FlatMap):
+            assert number == 0, "a FlatMap has to be the first stage"
+            before = given
+        taken = {name_of(stage): {"in": before, "out": after}, **taken}
+        after = before
+    tallies = {
+        name.removeprefix("tally_"): _tally(done[name])
+        for name in done.column_names
+        if name.startswith("tally_")
+    }
+    return {"stages": taken, "dropped": dropped, "columns": tallies}
+
+
+def _tally(column: pa.ChunkedArray) -> dict[str, int]:
+    """Add up the fields of structs, or count the strings of lists."""
+    column = column.drop_null().combine_chunks()
+    if pa.types.is_struct(column.type):
+        return {
+            field.name: pc.sum(pc.struct_field(column, field.name), min_count=0).as_py()
+            for field in column.type
+        }
+    return {one["values"]: one["counts"] for one in column.flatten().value_counts().to_pylist()}

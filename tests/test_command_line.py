@@ -1,0 +1,155 @@
+"""An option is one field: help, report, resume key and reference follow, and somebody reads it."""
+
+import ast
+import inspect
+import json
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from pimono_sdpo import cli
+from pimono_sdpo.cli import app
+from pimono_sdpo.cli.command_line import COMMANDS, module_of, summary_of
+from pimono_sdpo.cli.reference import section
+from tests.plug import copy_project, insert_line, run_python
+
+OPTION = '    shout: bool = option("Write prompts in capitals.", default=False, decides="row")'
+READS = "        shouted = self.shout"
+SHOWN = """
+import json, sys
+sys.path.insert(0, {root!r})
+from typer.testing import CliRunner
+from pimono_sdpo.cli import app
+from pimono_sdpo.cli.command_line import module_of
+from pimono_sdpo.cli.reference import section
+from pimono_sdpo.filtering import FilterOptions
+from pimono_sdpo.options import report_options, resume_key
+from tests.test_command_line import find_unread
+given = FilterOptions(shout=True)
+print(json.dumps({{
+    "help": CliRunner().invoke(app, ["filter", "--help"]).output,
+    "reference": section("filter"),
+    "report": report_options(given),
+    "key": resume_key(given),
+    "unread": find_unread(module_of("filter")),
+}}))
+"""
+
+
+def read_names(module: ModuleType) -> set[str]:
+    """Return the names that a module reads of its options."""
+    names = set()
+    for node in ast.walk(ast.parse(inspect.getsource(module))):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+            owner, name = node.value, node.attr
+        elif isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
+            owner, name = node.value, str(node.slice.value)
+        else:
+            continue
+        if isinstance(owner, ast.Name) and owner.id in {"options", "self", "rules"}:
+            names.add(name)
+    return names
+
+
+def find_unread(module: ModuleType) -> list[str]:
+    """Return the options of a command that neither it nor the modules of its options read."""
+    homes = {inspect.getmodule(one) for one in module.Options.__mro__}
+    called = {inspect.getmodule(value) for value in vars(module).values() if callable(value)}
+    read: set[str] = set()
+    for one in {module, *homes, *called}:
+        if one and one.__name__.partition(".")[0] in {"pimono_sdpo", "processors", "rewards"}:
+            read |= read_names(one)
+    return [field.name for field in fields(module.Options) if field.name not in read]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_option_is_read(command: str) -> None:
+    assert find_unread(module_of(command)) == []
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_option_has_a_sentence(command: str) -> None:
+    assert summary_of(command).endswith(".")
+    assert f"pimono-sdpo {command} " in (module_of(command).__doc__ or ""), "it shows an example"
+    for field in fields(module_of(command).Options):
+        text = field.metadata["help"]
+        assert text[0].isupper() or text[0] == "`", field.name
+        assert text.endswith("."), field.name
+
+
+def test_every_module_of_a_command_is_in_the_list() -> None:
+    folder = Path(str(cli.__file__)).parent
+    there = {path.stem for path in folder.glob("*.py") if "\nclass Options" in path.read_text()}
+    assert there == {name.replace(" ", "_").replace("-", "_") for name in COMMANDS}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_examples_name_options_that_exist(command: str) -> None:
+    shown = CliRunner().invoke(app, [*command.split(), "--help"]).output
+    for line in (module_of(command).__doc__ or "").splitlines():
+        words = line.partition("#")[0].split()
+        if words[:1] == ["pimono-sdpo"]:
+            assert line.strip().startswith(f"pimono-sdpo {command} "), line
+        assert [
+            word for word in words if word[:2] == "--" and word.strip(".,;:") not in shown
+        ] == []
+
+
+def test_a_wrong_choice_a_missing_option_and_a_typing_error_are_told() -> None:
+    for words, sentence in (
+        ("filter x --out y --unit week", "`week` is not one of `session`, `episode`"),
+        ("filter x", "Missing option '--out'"),
+        ("filter x --out y --history-chars -1", "Invalid value for '--history-chars'"),
+        ("fliter x", "Did you mean 'filter'?"),
+        ("suite biuld x", "Did you mean 'build'?"),
+    ):
+        done = CliRunner().invoke(app, words.split())
+        assert done.exit_code == 2, words
+        assert sentence in done.output, words
+
+
+def test_the_list_of_commands_imports_nothing_heavy() -> None:
+    script = (
+        "import sys; from pimono_sdpo.cli import app\n"
+        "try: app(['--help'])\n"
+        "except SystemExit: pass\n"
+        "heavy = {'datasets', 'pyarrow', 'numpy', 'huggingface_hub', 'torch', 'matplotlib', 'rich'}\n"
+        "sys.exit(' '.join(heavy & {*sys.modules}) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert all(command.split()[0] in done.stdout for command in COMMANDS)
+
+
+def test_a_new_option_is_one_field(tmp_path: Path) -> None:
+    project = copy_project(tmp_path / "project", "tests/plug.py", "tests/test_command_line.py")
+    filtering = project / "pimono_sdpo" / "filtering.py"
+    insert_line(filtering, OPTION, '    """The options that decide which rows a source gives."""')
+    shown = run(project)
+    assert "--shout" in shown["help"]
+    assert "Write prompts in capitals." in shown["help"]
+    assert "| `--shout` |  | Write prompts in capitals. |" in shown["reference"]
+    assert shown["report"]["shout"] is shown["key"]["shout"] is True
+    assert shown["unread"] == ["shout"]
+    insert_line(filtering, READS, '        """Return the stages that make the rows."""')
+    assert run(project)["unread"] == []
+
+
+def run(project: Path) -> dict[str, Any]:
+    done = run_python(project, "-c", SHOWN.format(root=str(project)))
+    assert done.returncode == 0, done.stderr
+    shown: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return shown
+
+
+def test_the_reference_has_every_option() -> None:
+    for command in COMMANDS:
+        assert all(
+            one.metadata["help"] in section(command) for one in fields(module_of(command).Options)
+        )

@@ -1,0 +1,54 @@
+"""Every script of examples/ does what it says, on the sample sessions."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pimono_sdpo.duel.gate import Rules
+from pimono_sdpo.duel.result import score_duel
+from pimono_sdpo.samples import write_samples
+from tests.duel.made import write_duel
+
+ROOT = Path(__file__).parent.parent
+
+
+def run_example(name: str, *arguments: object, cwd: Path) -> str:
+    command = [sys.executable, str(ROOT / "examples" / name), *map(str, arguments)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        command, cwd=cwd, capture_output=True, text=True, check=False, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_own_reward(tmp_path: Path) -> None:
+    write_samples(tmp_path / "traces")
+    filtering = [sys.executable, "-m", "pimono_sdpo", "filter", "traces", "--out", "rows"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    subprocess.run(filtering, cwd=tmp_path, check=True, capture_output=True, env=environment)
+    assert "17 rows, 0 attacks that win" in run_example("own_reward.py", "rows", cwd=tmp_path)
+
+
+def test_duel_report(tmp_path: Path) -> None:
+    write_duel(tmp_path / "duel", 60, 40, lambda turn, judge, order: (8, 3))
+    score_duel(tmp_path / "duel", Rules(draws=199))
+    printed = run_example("duel_report.py", "duel", cwd=tmp_path)
+    assert printed.startswith("accepted\nscore 100.0")
+    assert len(printed.splitlines()) == 2 + 3 + 5
+
+
+@pytest.mark.slow
+def test_train_on_folder_and_load_adapter(tmp_path: Path) -> None:
+    from pimono_sdpo.training.tiny_model import write_tiny_model
+
+    write_samples(tmp_path / "traces")
+    write_tiny_model(tmp_path / "tiny", 0)
+    tiny = ("--config", "tiny", "--model_name_or_path", tmp_path / "tiny", "--max_steps", 2)
+    printed = run_example("train_on_folder.py", "traces", "out", *tiny, cwd=tmp_path)
+    assert "out/run/adapter" in printed
+    adapter = tmp_path / "out" / "run" / "adapter"
+    assert run_example("load_adapter.py", adapter, "What now?", tmp_path / "tiny", cwd=tmp_path)
