@@ -246,8 +246,12 @@ def describe_verifiers() -> str:
     verifiers = list_verifiers()
     rows = [[f"[`{one.name}`](#{one.name})", one.summary, one.score] for one in verifiers]
     lines.append(write_table(["verifier", "what it does", "score"], rows))
-    for one in verifiers:
-        lines += [f"## {one.name}\n", fence_indented(one.text) + "\n"]
+    texts = {one.name: one.text for one in verifiers}
+    for name in SHARED:
+        source = (ROOT / "rewards" / "verifiers" / f"{name}.py").read_text()
+        texts[name] = ast.get_docstring(ast.parse(source)) or ""
+    for name, text in sorted(texts.items()):
+        lines += [f"## {name}\n", fence_indented(text) + "\n"]
     return "\n".join(lines)
 
 

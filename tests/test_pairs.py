@@ -347,7 +347,7 @@ def test_a_failed_edit_loses_against_the_one_that_put_it_right(tmp_path: Path) -
 
 
 def test_bad_input_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match=r"holds neither \.parquet nor \.jsonl files"):
+    with pytest.raises(SourceError, match=r"contains neither \.parquet nor \.jsonl files"):
         write_pairs(PairOptions(source=str(tmp_path), out=tmp_path.parent / "pairs-of-nothing"))
     source = write_folder(tmp_path / "rollouts", [rollout("a", 1), rollout("a", 2)])
     command = ["pairs", str(source), "--out", str(tmp_path / "pairs")]
