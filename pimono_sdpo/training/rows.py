@@ -153,7 +153,7 @@ def _hub_rows(repo_id: str, split: str, config: str | None) -> Dataset:
         ) from error
     except (ConnectionError, HTTPError) as error:
         raise TrainingInputError(
-            f"`{repo_id}` is not a folder here and the Hub could not be asked "
+            f"`{repo_id}` is not a folder here and the Hub cannot be reached "
             f"({type(error).__name__}); check the name and the network."
         ) from error
 
