@@ -233,6 +233,8 @@ def list_tools(harness: Any) -> str:
 
 def describe_verifiers() -> str:
     """Return the page of the verifiers: the docstrings of their modules."""
+    from rewards.verifiers import list_verifiers
+
     lines = [
         NOTE,
         "# Verifiers\n",
@@ -241,19 +243,14 @@ def describe_verifiers() -> str:
         "training job's `--gate` and `--grade`. Keys of the spec that several verifiers read are "
         "described under [candidate](#candidate) and [pytest_tests](#pytest_tests).\n",
     ]
-    names = []
-    for path in sorted((ROOT / "rewards" / "verifiers").glob("*.py")):
-        tree = ast.parse(path.read_text())
-        functions = [one.name for one in tree.body if isinstance(one, ast.FunctionDef)]
-        if "verify" in functions or path.stem in SHARED:
-            names.append((path.stem, ast.get_docstring(tree) or ""))
-    rows = [
-        [f"[`{name}`](#{name})", text.partition("\n")[0]]
-        for name, text in names
-        if name not in SHARED
-    ]
-    lines.append(write_table(["verifier", "what it does"], rows))
-    for name, text in names:
+    verifiers = list_verifiers()
+    rows = [[f"[`{one.name}`](#{one.name})", one.summary, one.score] for one in verifiers]
+    lines.append(write_table(["verifier", "what it does", "score"], rows))
+    texts = {one.name: one.text for one in verifiers}
+    for name in SHARED:
+        source = (ROOT / "rewards" / "verifiers" / f"{name}.py").read_text()
+        texts[name] = ast.get_docstring(ast.parse(source)) or ""
+    for name, text in sorted(texts.items()):
         lines += [f"## {name}\n", fence_indented(text) + "\n"]
     return "\n".join(lines)
 

@@ -10,26 +10,26 @@
 # secrets = ["HF_TOKEN"]
 # env = { TIME_LIMIT = "3h" }
 # ///
-"""Train a LoRA adapter with DPO on pairs of answers that were recorded, and write its card.
+"""Train a LoRA adapter with DPO on pairs of recorded answers, and write its card.
 
     train_dpo.py --dataset ROWS --run-name NAME [--config RECIPE] [any DPOConfig/ModelConfig flag]
 
-ROWS have `prompt`, `chosen` and `rejected`, conversations all, and `tools` if they call any.
---adapter goes on from an adapter, such as that of train_sft.py, which is the reference, too;
-without one the reference is the base model. RECIPE is a YAML file or a name (qwen3_4b_dpo when left
-out, tiny_dpo for a CPU). OUTPUT, by default outputs/NAME, gets run.json and the adapter with its
+ROWS have `prompt`, `chosen` and `rejected`, all conversations, and `tools` if they call any.
+--adapter starts from an adapter, such as that of train_sft.py, which is also the reference; without
+one the reference is the base model. RECIPE is a YAML file or a name (default qwen3_4b_dpo; tiny_dpo
+for a CPU). OUTPUT, by default outputs/NAME, gets run.json and the adapter with its
 card under adapter/; rows that do not fit into --max_length are left out and listed in
 left-out.json.
 
---mode preflight say what is found before the first step: rows, lengths, memory
+--mode preflight print what can be found before the first step: rows, lengths, memory
 --mode smoke     train for at most 2 steps, push nothing, log to this machine
 --mode train     train; with --hub_model_id or HUB_MODEL_ID, publish the adapter
 --mode card      write the card again from OUTPUT/run.json
 
-A killed training goes on from its last checkpoint when started again with the same arguments, and
-refuses others. A finished one is left alone; --overwrite starts over once all that was given has
-been checked. HF_TOKEN, HUB_MODEL_ID, TRACKIO_SPACE_ID and TIME_LIMIT are read from the environment.
-Exit code 2: something given cannot be used.
+A training that was killed resumes from its last checkpoint when started again with the same
+arguments, and refuses others. A finished one is kept; --overwrite starts over once everything
+given has been checked. HF_TOKEN, HUB_MODEL_ID, TRACKIO_SPACE_ID and TIME_LIMIT are read from the
+environment. Exit code 2: something given cannot be used.
 """
 
 import sys

@@ -18,12 +18,12 @@ from pimono_sdpo.runs.parquet import SPLITS, join_parts, outputs_of
 from pimono_sdpo.runs.sessions import step_parts
 from pimono_sdpo.stage import Stage
 from pimono_sdpo.suites.split import check_leakage, read_task_ids
-from pimono_sdpo.suites.stored_rollouts import rows_of
-from pimono_sdpo.suites.suite import Suite, load
+from pimono_sdpo.suites.stored_rollouts import read_rows
+from pimono_sdpo.suites.suite import Suite, load_suite
 from pimono_sdpo.traces.sources import open_source
 from processors.redact import redact_text
 from processors.rollouts import length_filter
-from processors.rollouts.together import dpo_line, sft_line, write_lines
+from processors.rollouts.together import make_dpo_line, make_sft_line, write_lines
 
 Format = Literal["trl", "together"]
 TOGETHER = "together"
@@ -73,7 +73,7 @@ class RunRowsOptions(WriterOptions):
         """Return the stages that drop long rows, if any."""
         if self.tokenizer is None or self.max_length is None:
             return []
-        return [*length_filter.stages(self.tokenizer, self.max_length)]
+        return [*length_filter.build_stages(self.tokenizer, self.max_length)]
 
     def tokenizer_name(self) -> str | None:
         """Return the name of the tokenizer, without the path of a machine."""
@@ -90,7 +90,7 @@ class RunRowsOptions(WriterOptions):
 
     def held_out(self) -> Suite | None:
         """Return the suite whose tasks must not be trained on; raises SourceError."""
-        return load(self.test_suite, repos=False) if self.test_suite is not None else None
+        return load_suite(self.test_suite, repos=False) if self.test_suite is not None else None
 
 
 @dataclass(frozen=True)
@@ -175,8 +175,8 @@ def _export(finished: Path, stage: str) -> Json:
     for split in SPLITS:
         files = sorted((finished / "data").glob(f"{split}-*.parquet"))
         if files:
-            rows = (row for file in files for row in rows_of(file))
-            line_of = sft_line if stage == "steps" else dpo_line
+            rows = (row for file in files for row in read_rows(file))
+            line_of = make_sft_line if stage == "steps" else make_dpo_line
             written = write_lines(rows, line_of, folder / f"{split}.jsonl")
             counts[split] = dict(sorted(written.items()))
     if not any(folder.iterdir()):

@@ -64,14 +64,14 @@ def widen_pattern(pattern: re.Pattern[str]) -> str:
     """
     flags = "m" + ("i" if pattern.flags & re.IGNORECASE else "")
     flags += "s" if pattern.flags & re.DOTALL else ""
-    return f"(?{flags})" + "".join(_widened(pattern.pattern))
+    return f"(?{flags})" + "".join(_widen_tokens(pattern.pattern))
 
 
-def _widened(source: str) -> Iterator[str]:
+def _widen_tokens(source: str) -> Iterator[str]:
     position = depth = 0
     after_repeat = False
     while position < len(source):
-        if depth == 0 and (edge := _edge(source, position)):
+        if depth == 0 and (edge := _find_edge(source, position)):
             position += len(edge)
             yield _EDGES[edge]
             continue
@@ -81,7 +81,7 @@ def _widened(source: str) -> Iterator[str]:
         depth += (token[0] == "(") - (token[0] == ")")
         text, is_repeat = token[0], bool(token["repeat"]) or token[0] in "*+?"
         if token["look"]:
-            position = _closing(source, position)
+            position = _find_closing(source, position)
             continue
         if token["bound"] or (text == "+" and after_repeat):
             # A possessive repeat only gives up matches.
@@ -97,13 +97,13 @@ def _widened(source: str) -> Iterator[str]:
         elif text in _CLASSES:
             text = f"[{_CLASSES[text]}]"
         elif text.startswith("[") and len(text) > 1:
-            text = _widened_class(text)
+            text = _widen_class(text)
         yield text
         # A sign after a repeat makes it lazy or possessive.
         after_repeat = is_repeat and not after_repeat
 
 
-def _edge(source: str, position: int) -> str:
+def _find_edge(source: str, position: int) -> str:
     """Return a lookaround at the edge of an alternative, where it can consume what it looks at."""
     for edge in _EDGES:
         if source.startswith(edge, position):
@@ -112,14 +112,14 @@ def _edge(source: str, position: int) -> str:
     return ""
 
 
-def _widened_class(text: str) -> str:
+def _widen_class(text: str) -> str:
     text = re.sub(r"\\u([0-9a-fA-F]{4})", r"\\x{\1}", text)
     for short, other in (_NARROW if text.startswith("[^") else _CLASSES).items():
         text = text.replace(short, other)
     return text
 
 
-def _closing(source: str, position: int) -> int:
+def _find_closing(source: str, position: int) -> int:
     """Return the end of the group that is open at a position."""
     depth = 1
     while depth:

@@ -1,17 +1,20 @@
 """Parse a command line: which program its output comes from, and whose exit status it reports.
 
-Words, quotes, heredocs and operators are recognised; nothing is expanded.
+Words, quotes, heredocs and operators are recognised; nothing is expanded. What programs do is in
+shell.toml.
 """
 
 import re
+import tomllib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 MAX_CHARS = 20_000
 MAX_DEPTH = 3
 
-# runs: its output is its own; reads: its output is somebody's text; searches: also, and status 1
-# is an answer; quiet: says little and does not fail.
+# runs: it prints its own text; reads: it prints the text of others; searches: also, and exits with
+# 1 without a match; quiet: it prints little and rarely fails.
 Role = Literal["runs", "reads", "searches", "quiet"]
 
 
@@ -49,56 +52,16 @@ _WRITES = frozenset({">", ">>", ">|", "1>", "1>>", "&>", "&>>"})
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=.*", re.DOTALL)
 _VALUE = re.compile(r"\d+(?:\.\d+)?[smhd]?|\{\}")
 
-_KEYWORDS = frozenset("if then elif else do while until ! {".split())
-_WRAPPERS = frozenset(
-    """sudo doas env nohup nice time command builtin exec timeout gtimeout stdbuf xargs setsid
-    caffeinate unbuffer rtk""".split()
-)
-_TAKES_VALUE = frozenset("-u -n -I -s -k -P -L -d -S".split())
-_SHELLS = frozenset({"bash", "sh", "zsh", "dash"})
-_RUN_BY = frozenset("uv poetry pipenv rye pdm hatch bundle conda".split())
-_QUIET = frozenset(
-    """echo printf cd pushd popd export set unset source . true : exit sleep wait mkdir touch pwd
-    date trap declare local shift break continue for case select function done fi esac } umask
-    ulimit hostname whoami id uname nproc clear sync alias shopt jobs read return rm cp mv chmod
-    chown ln ls wc""".split()
-)
-_SEARCHES = frozenset(
-    """grep rg egrep fgrep zgrep ag ack diff cmp colordiff comm test [ [[ which type hash whereis
-    pgrep pkill pidof killall kill lsof expr let false nc mdfind locate""".split()
-)
-_READS = frozenset(
-    """awk gawk base64 basename bat batcat bfs cat column curl cut df dig dirname dmesg du env eza
-    fd fdfind find fold gh glab gsed gzcat head hexdump history host http ip jq journalctl less
-    logcat lynx man more mysql netstat nl nm nslookup objdump od otool pandoc paste pbpaste
-    pdftotext plutil printenv ps psql readelf readlink realpath redis-cli rev sed seq sort
-    sqlite3 ss stat strings tac tail tar tee top tr tree uniq unzip w3m wget xmllint xxd yq
-    zcat""".split()
+_TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+_QUIET, _SEARCHES, _READS, _WRAPPERS, _TAKES_VALUE, _RUN_BY = (
+    frozenset(_TABLE[name].split())
+    for name in ("quiet", "searches", "reads", "wrappers", "options_with_value", "runners")
 )
 _READING_SUBCOMMANDS = {
-    program: frozenset(names.split())
-    for program, names in {
-        "git": """blame cat-file check-ignore config describe diff diff-tree for-each-ref
-        grep help log ls-files ls-remote ls-tree merge-base name-rev reflog remote rev-list shortlog
-        show show-ref var version whatchanged worktree""",
-        "docker": "logs inspect images ps top stats history port version info",
-        "podman": "logs inspect images ps top stats history port version info",
-        "kubectl": "logs get describe explain top version",
-        "npm": "view info search ls list outdated help prefix root",
-        "pnpm": "view info search ls list outdated help",
-        "yarn": "info list why help",
-        "pip": "show list search freeze help",
-        "pip3": "show list search freeze help",
-        "brew": "info list search deps help",
-        "cargo": "search metadata tree help",
-        "go": "doc env list help version",
-        "tmux": "capture-pane list-sessions list-panes show-buffer ls",
-        "systemctl": "status show cat list-units",
-        "aws": "logs s3",
-        "adb": "logcat devices",
-        "pm2": "logs list show",
-    }.items()
+    program: frozenset(names.split()) for program, names in _TABLE["reading_subcommands"].items()
 }
+_KEYWORDS = frozenset("if then elif else do while until ! {".split())
+_SHELLS = frozenset({"bash", "sh", "zsh", "dash"})
 _QUIET_OF_GIT = frozenset(
     "add branch checkout reset restore rev-parse stash status switch tag".split()
 )
@@ -113,15 +76,15 @@ def parse_command(command: str, depth: int = 0) -> list[Pipeline]:
     """
     done: list[Pipeline] = []
     stages: tuple[Stage, ...] = ()
-    for words, targets, operator in _simple_commands(command[:MAX_CHARS]):
-        words = _bare(words)
-        within = _command_within(words) if depth < MAX_DEPTH else ""
+    for words, targets, operator in _split_commands(command[:MAX_CHARS]):
+        words = _strip_wrappers(words)
+        within = _find_inner_command(words) if depth < MAX_DEPTH else ""
         inner = parse_command(within, depth + 1) if within else []
         if inner:
             done += inner[:-1]
             stages += inner[-1].stages
         elif words:
-            stages += (_stage(words, targets),)
+            stages += (_build_stage(words, targets),)
         if operator not in {"|", "|&"} and stages:
             done.append(Pipeline(stages, operator))
             stages = ()
@@ -139,7 +102,7 @@ def loses_status(pipelines: list[Pipeline], at: int, stage: int) -> bool:
     return piped or any(joint not in harmless for joint in joints)
 
 
-def _simple_commands(command: str) -> Iterator[tuple[list[str], tuple[str, ...], str]]:
+def _split_commands(command: str) -> Iterator[tuple[list[str], tuple[str, ...], str]]:
     """Yield each command's words, the files it writes, and the operator after it."""
     words: list[str] = []
     targets: list[str] = []
@@ -150,9 +113,9 @@ def _simple_commands(command: str) -> Iterator[tuple[list[str], tuple[str, ...],
         kind = token.lastgroup if token else "word"
         start, at = at, token.end() if token else at + 1
         if kind == "substitution":
-            at = _closing(command, at)
+            at = _find_closing(command, at)
         if kind in {"word", "substitution", "condition"}:
-            text = "[[" if kind == "condition" else _QUOTES.sub(_unquoted, command[start:at])
+            text = "[[" if kind == "condition" else _QUOTES.sub(_unquote, command[start:at])
             if redirect:
                 targets += [text] if redirect in _WRITES else []
             elif joined and words:
@@ -171,16 +134,16 @@ def _simple_commands(command: str) -> Iterator[tuple[list[str], tuple[str, ...],
             words, targets, redirect = [], [], ""
             if token.group(0) == "\n":
                 for end in heredocs:
-                    at = _after_heredoc(command, at, end)
+                    at = _skip_heredoc(command, at, end)
                 heredocs = []
     yield words, tuple(targets), ""
 
 
-def _unquoted(match: re.Match[str]) -> str:
+def _unquote(match: re.Match[str]) -> str:
     return next((group for group in match.groups() if group is not None), "")
 
 
-def _closing(command: str, at: int) -> int:
+def _find_closing(command: str, at: int) -> int:
     """Return the position after the parenthesis that closes the one before `at`."""
     depth = 1
     for match in _NESTED.finditer(command, at):
@@ -190,7 +153,7 @@ def _closing(command: str, at: int) -> int:
     return len(command)
 
 
-def _after_heredoc(command: str, at: int, end: str) -> int:
+def _skip_heredoc(command: str, at: int, end: str) -> int:
     while at < len(command):
         stop = command.find("\n", at)
         stop = len(command) if stop < 0 else stop
@@ -200,7 +163,7 @@ def _after_heredoc(command: str, at: int, end: str) -> int:
     return at
 
 
-def _bare(words: list[str]) -> list[str]:
+def _strip_wrappers(words: list[str]) -> list[str]:
     """Remove assignments, keywords and programs that only start another one."""
     at, looked_through = 0, ""
     while at < len(words):
@@ -222,7 +185,7 @@ def _bare(words: list[str]) -> list[str]:
     return words[at:]
 
 
-def _command_within(words: list[str]) -> str:
+def _find_inner_command(words: list[str]) -> str:
     """Return the command line given to a shell, a remote shell or a container, or ""."""
     if len(words) < 2:
         return ""
@@ -247,15 +210,15 @@ def _command_within(words: list[str]) -> str:
         inner = given[1:]
         # A shell gets its words unchanged; everything else was quoted once more.
         if len(inner) > 2 and inner[0].rsplit("/", 1)[-1] in _SHELLS:
-            return _command_within(inner)
+            return _find_inner_command(inner)
         return " ".join(inner)
     return ""
 
 
-def _stage(words: list[str], targets: tuple[str, ...]) -> Stage:
+def _build_stage(words: list[str], targets: tuple[str, ...]) -> Stage:
     program = words[0].rsplit("/", 1)[-1]
     arguments = tuple(words[1:])
-    role = _role(program, arguments)
+    role = _find_role(program, arguments)
     if program == "tee":
         targets += arguments
     elif targets and role == "reads":
@@ -264,10 +227,10 @@ def _stage(words: list[str], targets: tuple[str, ...]) -> Stage:
     return Stage(program, arguments, targets, role)
 
 
-def _role(program: str, arguments: tuple[str, ...]) -> Role:
+def _find_role(program: str, arguments: tuple[str, ...]) -> Role:
     plain = [word for word in arguments if not word.startswith("-")]
     if program == "git":
-        return _role_of_git(plain[1:] if "-C" in arguments or "-c" in arguments else plain)
+        return _find_git_role(plain[1:] if "-C" in arguments or "-c" in arguments else plain)
     if program in _QUIET:
         return "quiet"
     if program in _SEARCHES:
@@ -278,7 +241,7 @@ def _role(program: str, arguments: tuple[str, ...]) -> Role:
     return "reads" if is_reader else "runs"
 
 
-def _role_of_git(plain: list[str]) -> Role:
+def _find_git_role(plain: list[str]) -> Role:
     subcommand = plain[0] if plain else "help"
     if subcommand in _QUIET_OF_GIT:
         return "quiet"

@@ -26,11 +26,11 @@ LONG_LINE = 400
 _VARIES = re.compile(r"0x[0-9a-fA-F]+|\d+(?:\.\d+)?(?:ms|s)?")
 
 
-def context(row: Row) -> dict[str, Any]:
+def write_context(row: Row) -> dict[str, Any]:
     """Render the weightiest diagnostics and the first corrections as numbered blocks."""
     blocks = [
-        f"Tool/environment diagnostic {number} ({', '.join(_by_weight(item['categories']))}):\n"
-        + _shortened(item["text"])
+        f"Tool/environment diagnostic {number} ({', '.join(_rank(item['categories']))}):\n"
+        + _shorten_diagnostic(item["text"])
         for number, item in enumerate(select_diagnostics(row["diagnostics"]), start=1)
     ]
     blocks += [
@@ -40,34 +40,34 @@ def context(row: Row) -> dict[str, Any]:
     return {"privileged_context": "\n\n".join(blocks)}
 
 
-def _shortened(text: str) -> str:
+def _shorten_diagnostic(text: str) -> str:
     """Cut the middle of long lines and of the text, but keep what shows the failure."""
     if len(text) <= DIAGNOSTIC_CHARS:
         return text
-    text = "\n".join(_short_line(line) for line in text.split("\n"))
-    return shorten_around(text, DIAGNOSTIC_CHARS, _place(text))
+    text = "\n".join(_shorten_line(line) for line in text.split("\n"))
+    return shorten_around(text, DIAGNOSTIC_CHARS, _find_failure(text))
 
 
-def _short_line(line: str) -> str:
+def _shorten_line(line: str) -> str:
     if len(line) < LONG_LINE or any(rule.pattern.search(line) for rule in find_rules(line)):
         return line
     return f"{line[:LINE_CHARS]} [...] {line[-LINE_CHARS:]}"
 
 
-def _place(text: str) -> int:
+def _find_failure(text: str) -> int:
     """Return where the weightiest matching rule finds the failure, 0 without a match."""
-    for _, rules in groupby(sorted(find_rules(text), key=_weight), _weight):
+    for _, rules in groupby(sorted(find_rules(text), key=_sort_key), _sort_key):
         places = [match.start() for rule in rules if (match := rule.pattern.search(text))]
         if places:
             return min(places)
     return 0
 
 
-def _weight(rule: Rule) -> float:
+def _sort_key(rule: Rule) -> float:
     return -WEIGHTS[rule.category]
 
 
-def _same(item: Diagnostic) -> str:
+def _mask_variable_parts(item: Diagnostic) -> str:
     """Return a text without times, counts and addresses, to compare runs of one command."""
     return _VARIES.sub("0", item["text"])
 
@@ -76,7 +76,7 @@ def select_diagnostics(items: list[Diagnostic]) -> list[Diagnostic]:
     """Return the distinct diagnostics of most weight, the earliest of equal ones."""
     if len(items) == 1:
         return items
-    distinct = list({_same(item): item for item in reversed(items)}.values())[::-1]
+    distinct = list({_mask_variable_parts(item): item for item in reversed(items)}.values())[::-1]
     ranked = sorted(distinct, key=lambda item: -sum(WEIGHTS[name] for name in item["categories"]))
     return ranked[:MAX_DIAGNOSTICS]
 
@@ -86,12 +86,12 @@ def select_corrections(items: list[Correction]) -> list[Correction]:
     return list({item["text"]: item for item in reversed(items)}.values())[::-1][:MAX_CORRECTIONS]
 
 
-def _by_weight(categories: list[str]) -> list[str]:
+def _rank(categories: list[str]) -> list[str]:
     return sorted(categories, key=lambda name: (-WEIGHTS[name], name))
 
 
 STAGE = Map(
-    context,
+    write_context,
     reads=("diagnostics", "corrections"),
     writes=Features({"privileged_context": Value("string")}),
 )

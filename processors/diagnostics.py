@@ -24,8 +24,8 @@ from processors.masked_failures import (
     IS_CHECK,
     NOT_OF_A_COMMAND,
     SIGNATURE,
+    find_last_role,
     find_masked_failures,
-    last_role,
     may_mask_failure,
 )
 
@@ -79,12 +79,12 @@ def find_diagnostics(events: Sequence[Event]) -> list[Diagnostic]:
         called = event.arguments if event.kind == "bash" else calls.get(event.call_id, "")
         if not _may_tell(event, called):
             continue
-        text = _cleaned(event.text)
-        command = called if event.kind == "bash" else _command(called)
+        text = _strip_notices(event.text)
+        command = called if event.kind == "bash" else _read_command(called)
         if event.kind == "assistant":
-            categories = _broken_turn(text)
+            categories = _classify_turn(text)
         else:
-            categories = _categories(event, command, text)
+            categories = _classify_event(event, command, text)
         if categories:
             found.append(
                 {
@@ -111,7 +111,7 @@ def _may_tell(event: Event, called: str) -> bool:
     return event.tool_name == "bash" and may_mask_failure(called, event.text)
 
 
-def _cleaned(text: str) -> str:
+def _strip_notices(text: str) -> str:
     """Remove the notices of a harness about truncated text."""
     text = text.strip()
     leader = _LEADER.match(text)
@@ -122,23 +122,23 @@ def _cleaned(text: str) -> str:
     return (text[:-_END_CHARS] + _TRAILER.sub("\n", end)).strip()
 
 
-def _broken_turn(text: str) -> set[str]:
+def _classify_turn(text: str) -> set[str]:
     """Classify a turn that ended in an error: the provider's fault, or that of invalid calls."""
     is_own = len(text) < 600 and not PROVIDER_ERROR.search(text)
     return set(classify(text)) & {"tool_schema_validation"} if is_own else set()
 
 
-def _categories(event: Event, command: str, text: str) -> set[str]:
+def _classify_event(event: Event, command: str, text: str) -> set[str]:
     is_bash = event.tool_name == "bash"
     failed = event.is_error or (event.kind == "tool_result" and is_bash and bool(event.exit_code))
     if not failed:
         return find_masked_failures(command, text) if is_bash else set()
     if EVICTED.fullmatch(text[:500]) or _is_interrupt_or_outage(event, text):
         return set()
-    told = _ends(text)
+    told = _cut_to_ends(text)
     if is_bash and event.exit_code is not None:
-        return _failed_command(event.exit_code, parse_command(command), command, told)
-    return _failed_call(event.tool_name, told) if told.strip() else set()
+        return _classify_command(event.exit_code, parse_command(command), command, told)
+    return _classify_call(event.tool_name, told) if told.strip() else set()
 
 
 def _is_interrupt_or_outage(event: Event, text: str) -> bool:
@@ -148,7 +148,7 @@ def _is_interrupt_or_outage(event: Event, text: str) -> bool:
     return bool(is_outage or INTERRUPT.search(text[:400]) or text.endswith("Command aborted"))
 
 
-def _ends(text: str) -> str:
+def _cut_to_ends(text: str) -> str:
     """Return head and tail of a long text, cut at line ends, without the line of the exit code."""
     if len(text) > HEAD_CHARS + TAIL_CHARS:
         head = text[:HEAD_CHARS].rpartition("\n")[0]
@@ -158,7 +158,7 @@ def _ends(text: str) -> str:
     return text[:-_EXIT_CHARS] + _EXIT_TAIL.sub("", text[-_EXIT_CHARS:])
 
 
-def _failed_call(tool_name: str, told: str) -> set[str]:
+def _classify_call(tool_name: str, told: str) -> set[str]:
     """Classify a failed call: refused by the harness, malformed, or impossible."""
     if _says_it_passed(told):
         return set()
@@ -172,10 +172,12 @@ def _failed_call(tool_name: str, told: str) -> set[str]:
     return found or {"other_marked_error"}
 
 
-def _failed_command(exit_code: int, pipelines: list[Pipeline], command: str, told: str) -> set[str]:
+def _classify_command(
+    exit_code: int, pipelines: list[Pipeline], command: str, told: str
+) -> set[str]:
     stages = [stage for pipeline in pipelines for stage in pipeline.stages]
     if stages and all(stage.role != "runs" for stage in stages):
-        own = _own_words(stages, told)
+        own = _find_own_words(stages, told)
         silenced = "2>/dev/null" in command or "&>/dev/null" in command
         if not own and (exit_code == 1 or (silenced and exit_code == 2)):
             return set()
@@ -184,7 +186,7 @@ def _failed_command(exit_code: int, pipelines: list[Pipeline], command: str, tol
         told = "\n".join(told.rstrip().split("\n")[-MIXED_TAIL_LINES:])
     found = set(classify(told)) - NOT_OF_A_COMMAND
     found |= {"missing_file_or_command"} if exit_code == 127 else set()
-    if not found and exit_code == 1 and last_role(stages) == "searches":
+    if not found and exit_code == 1 and find_last_role(stages) == "searches":
         return set()
     if not found and (exit_code in _NO_VERDICT or _says_it_passed(told)):
         return set()
@@ -199,7 +201,7 @@ def _says_it_passed(told: str) -> bool:
     return bool(SAYS_PASSED.search(told)) and not SOUNDS_BAD.search(told)
 
 
-def _own_words(stages: list[Stage], told: str) -> str:
+def _find_own_words(stages: list[Stage], told: str) -> str:
     """Return the lines that viewers, searches or the shell wrote themselves."""
     programs = {stage.program for stage in stages}
     names = "|".join(re.escape(program[:40]) for program in sorted(programs))
@@ -215,7 +217,7 @@ def _own_words(stages: list[Stage], told: str) -> str:
     return "\n".join(lines)
 
 
-def _command(arguments: str) -> str:
+def _read_command(arguments: str) -> str:
     """Return the command line of a bash call, "" if its arguments are broken."""
     value = decode_json(arguments)
     command = value.get("command") if isinstance(value, dict) else None

@@ -12,8 +12,8 @@ from pimono_sdpo.text import shorten
 from pimono_sdpo.traces.events import Event
 from pimono_sdpo.traces.parse import match_results, read_trace
 from processors import grade, names, redact
-from processors.context import context, select_corrections, select_diagnostics
-from processors.evidence import evidence
+from processors.context import select_corrections, select_diagnostics, write_context
+from processors.evidence import gather_evidence
 from processors.redact import redact_text
 from processors.rows import PROMPT_CHARS
 
@@ -34,7 +34,7 @@ def show_event_windows(session: Row, unit: Unit, history_chars: int) -> list[Jso
 
     Texts are redacted like the rows, and shortened.
     """
-    found: list[Row] = list(evidence(session, unit, history_chars))
+    found: list[Row] = list(gather_evidence(session, unit, history_chars))
     events = read_trace(session["trace"] or b"").events
     calls = {result: call for call, result in match_results(events).items()}
     for stage in (names.STAGE, redact.STAGE, grade.STAGE):
@@ -45,18 +45,18 @@ def show_event_windows(session: Row, unit: Unit, history_chars: int) -> list[Jso
             "session_id": row["session_id"],
             "episode": row["episode"],
             "prompt": shorten(row["prompt"], PROMPT_CHARS),
-            "context": context(row)["privileged_context"],
+            "context": write_context(row)["privileged_context"],
             "words": row["reward_terms"],
             "spans": [item["span"] for item in row["corrections"]],
             "score_terms": row["score_terms"],
             "categories": row["categories"],
-            "places": _places(row, events, calls),
+            "places": _list_places(row, events, calls),
         }
         for row in found
     ]
 
 
-def _places(row: Row, events: Sequence[Event], calls: dict[int, int]) -> list[Json]:
+def _list_places(row: Row, events: Sequence[Event], calls: dict[int, int]) -> list[Json]:
     """Return the pieces of evidence under the titles that the context gives them."""
     named = (
         ("Tool/environment diagnostic", select_diagnostics(row["diagnostics"])),
@@ -65,14 +65,14 @@ def _places(row: Row, events: Sequence[Event], calls: dict[int, int]) -> list[Js
     return [
         {
             "title": f"{name} {number}",
-            "events": _window(item["event_index"], events, calls, str(row["cwd"])),
+            "events": _list_events(item["event_index"], events, calls, str(row["cwd"])),
         }
         for name, items in named
         for number, item in enumerate(items, start=1)
     ]
 
 
-def _window(here: int, events: Sequence[Event], calls: dict[int, int], cwd: str) -> list[Json]:
+def _list_events(here: int, events: Sequence[Event], calls: dict[int, int], cwd: str) -> list[Json]:
     """Return the nearest events of the same branch, and the call of a result."""
     branch = events[here].on_active_branch
     near = [
@@ -84,15 +84,15 @@ def _window(here: int, events: Sequence[Event], calls: dict[int, int], cwd: str)
     after = [index for index in near if index > here][:NEIGHBOURS]
     return [
         {
-            "who": redact_text(_who(events[index]), cwd)[0],
-            "text": "" if index == here else _said(events[index], cwd),
+            "who": redact_text(_describe(events[index]), cwd)[0],
+            "text": "" if index == here else _show_text(events[index], cwd),
             "here": index == here,
         }
         for index in sorted({*before, *after, here, calls.get(here, here)})
     ]
 
 
-def _who(event: Event) -> str:
+def _describe(event: Event) -> str:
     """Describe an event: its index, its kind, its tool and how it ended."""
     marks = [f"event {event.index}", event.kind.replace("_", " "), event.tool_name[:60]]
     if event.is_error:
@@ -102,7 +102,7 @@ def _who(event: Event) -> str:
     return " · ".join(filter(None, marks))
 
 
-def _said(event: Event, cwd: str) -> str:
+def _show_text(event: Event, cwd: str) -> str:
     text = event.arguments if event.kind == "tool_call" else event.text or event.arguments
     # Redact before shortening: half of a secret is not recognised.
     return shorten(redact_text(text, cwd)[0].strip(), EVENT_CHARS)

@@ -28,7 +28,7 @@ from processors.prompts import is_substantive
 Item = TypeVar("Item", Diagnostic, Correction)
 
 
-def evidence(row: Row, unit: Unit, history_chars: int) -> list[dict[str, Any]]:
+def gather_evidence(row: Row, unit: Unit, history_chars: int) -> list[dict[str, Any]]:
     """Return the evidence rows of a session, at least one, so that every session is counted."""
     trace = read_trace(row["trace"] or b"")
     branches = find_branches(trace.events)
@@ -38,21 +38,21 @@ def evidence(row: Row, unit: Unit, history_chars: int) -> list[dict[str, Any]]:
     matched = match_results(trace.events)
     unread = row["bytes_not_utf8"] or 0
     corrected_at = {item["event_index"] for item in corrections}
-    asked = _requests(trace.events, corrected_at)
+    asked = _find_requests(trace.events, corrected_at)
     requests = list(asked if unit == "episode" else islice(asked, 1))
     # No event is followed before the first request of a session.
     most_before = MOST_BEFORE if unit == "episode" else 0
     harness = find_harness(trace.harness)
     files = Beginnings(trace.events, matched, trace.cwd, harness.files, most_before)
     rows = []
-    for episode, (start, stop) in enumerate(_spans(requests, len(trace.events), unit)):
+    for episode, (start, stop) in enumerate(_split_spans(requests, len(trace.events), unit)):
         at = bisect_left(requests, start, key=_index)
         request = requests[at] if at < len(requests) and requests[at].index < stop else None
         span = trace.events[start:stop]
         # What went wrong before the request is not feedback on its answer.
         begin = request.index if request else stop
-        failed = _between(diagnostics, begin, stop)
-        corrected = _between(corrections, begin, stop)
+        failed = _select_between(diagnostics, begin, stop)
+        corrected = _select_between(corrections, begin, stop)
         wrong = [item["event_index"] for item in (*failed, *corrected)]
         last = max(wrong, default=stop)
         rows.append(
@@ -70,14 +70,14 @@ def evidence(row: Row, unit: Unit, history_chars: int) -> list[dict[str, Any]]:
                 "corrections": corrected,
                 "continued": any(map(_is_work, trace.events[last + 1 : stop])),
                 "tools": sorted({e.tool_name for e in trace.events if e.kind == "tool_call"}),
-                "workspace": _workspace(files, harness, request, wrong),
+                "workspace": _find_files(files, harness, request, wrong),
                 "problem": trace.problem,
                 # A row without evidence is dropped before rows are compared.
                 "fingerprints": hash_messages(span) if request and wrong else [],
                 "counts": {
-                    **_event_counts(span, matched),
+                    **_count_events(span, matched),
                     "abandoned_branches": bisect_left(forks, stop) - bisect_left(forks, start),
-                    **(_line_counts(trace.lines, unread) if episode == 0 else NO_LINES),
+                    **(_count_lines(trace.lines, unread) if episode == 0 else NO_LINES),
                 },
                 "volume": {"bytes_parsed": trace.lines.bytes_parsed * (episode == 0)},
             }
@@ -85,7 +85,7 @@ def evidence(row: Row, unit: Unit, history_chars: int) -> list[dict[str, Any]]:
     return rows
 
 
-def _workspace(
+def _find_files(
     files: Beginnings,
     harness: Harness,
     request: Event | None,
@@ -97,7 +97,7 @@ def _workspace(
     return [known._asdict() for known in files.known_at(request.index, min(wrong))]
 
 
-def _between(items: list[Item], begin: int, stop: int) -> list[Item]:
+def _select_between(items: list[Item], begin: int, stop: int) -> list[Item]:
     """Return the items after event `begin` and before event `stop` of an ordered list."""
     first = bisect_right(items, begin, key=_place)
     return items[first : bisect_left(items, stop, key=_place)]
@@ -107,7 +107,7 @@ def _place(item: Diagnostic | Correction) -> int:
     return item["event_index"]
 
 
-def _requests(events: Sequence[Event], corrected_at: set[int]) -> Iterator[Event]:
+def _find_requests(events: Sequence[Event], corrected_at: set[int]) -> Iterator[Event]:
     """Yield the user messages that request new work; corrections belong to earlier requests."""
     return (
         event
@@ -119,7 +119,7 @@ def _requests(events: Sequence[Event], corrected_at: set[int]) -> Iterator[Event
     )
 
 
-def _spans(requests: Sequence[Event], stop: int, unit: Unit) -> Iterator[tuple[int, int]]:
+def _split_spans(requests: Sequence[Event], stop: int, unit: Unit) -> Iterator[tuple[int, int]]:
     """Yield the whole session, or one span per request; the first includes what precedes it."""
     starts = [event.index for event in requests[1:]] if unit == "episode" else []
     cuts = [0, *starts, stop]
@@ -139,8 +139,8 @@ def add_branch_corrections(
     for branch in branches:
         if branch.kept is None or branch.kept <= first:
             continue
-        again = _first_said(events, range(branch.kept, len(events)))
-        before = _first_said(events, branch.abandoned)
+        again = _find_first_message(events, range(branch.kept, len(events)))
+        before = _find_first_message(events, branch.abandoned)
         if not again or not before:
             continue
         is_said_anew = again.kind == before.kind == "user" and again.text != before.text
@@ -158,7 +158,7 @@ def add_branch_corrections(
     return [found[index] for index in sorted(found)]
 
 
-def _first_said(events: Sequence[Event], indexes: Iterable[int]) -> Event | None:
+def _find_first_message(events: Sequence[Event], indexes: Iterable[int]) -> Event | None:
     """Return the first event of a conversation, after summaries and changes of the model."""
     for index in indexes:
         event = events[index]
@@ -180,7 +180,7 @@ def _is_work(event: Event) -> bool:
     )
 
 
-def _event_counts(events: Sequence[Event], matched: dict[int, int]) -> dict[str, int]:
+def _count_events(events: Sequence[Event], matched: dict[int, int]) -> dict[str, int]:
     calls = [event.index for event in events if event.kind == "tool_call"]
     return {
         "events": len(events),
@@ -191,7 +191,7 @@ def _event_counts(events: Sequence[Event], matched: dict[int, int]) -> dict[str,
     }
 
 
-def _line_counts(lines: Lines[Any], bytes_not_utf8: int) -> dict[str, int]:
+def _count_lines(lines: Lines[Any], bytes_not_utf8: int) -> dict[str, int]:
     """Count the lines and bytes of the trace, for the first row of a session."""
     return {
         "lines_parsed": lines.parsed,
@@ -203,13 +203,13 @@ def _line_counts(lines: Lines[Any], bytes_not_utf8: int) -> dict[str, int]:
     }
 
 
-NO_LINES = _line_counts(Lines(), 0)
+NO_LINES = _count_lines(Lines(), 0)
 
 
 def stage(unit: Unit, history_chars: int) -> FlatMap:
     """Build the stage for one unit of training and so many characters of earlier turns."""
     return FlatMap(
-        partial(evidence, unit=unit, history_chars=history_chars),
+        partial(gather_evidence, unit=unit, history_chars=history_chars),
         reads=("session_id", "source", "trace", "bytes_not_utf8"),
         writes=EVIDENCE,
         tallies=("counts", "volume"),

@@ -29,7 +29,7 @@ def gather_history(events: Sequence[Event], stop: int, limit: int) -> list[Messa
             # A user's turn right before the request was never answered.
             turns.append((event.kind, [text]))
         size += len(text) if turns else 0
-    while turns and (turns[-1][0] == "assistant" or _size(turns) > limit):
+    while turns and (turns[-1][0] == "assistant" or _count_chars(turns) > limit):
         turns.pop()
     for role, texts in turns:
         kept.append(Message(role=role, content="\n\n".join(reversed(texts))))
@@ -44,5 +44,5 @@ def _is_said(event: Event) -> bool:
     return is_turn and event.on_active_branch
 
 
-def _size(turns: list[tuple[str, list[str]]]) -> int:
+def _count_chars(turns: list[tuple[str, list[str]]]) -> int:
     return sum(len(text) for _, texts in turns for text in texts)

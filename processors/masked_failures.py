@@ -44,20 +44,20 @@ def may_mask_failure(command: str, text: str) -> bool:
 def find_masked_failures(command: str, text: str) -> set[str]:
     """Return the categories of a failure of a command whose exit status reports success."""
     # A line of the command itself was echoed.
-    lines = [line for line in _last_lines(text) if line.strip() not in command]
+    lines = [line for line in _take_last_lines(text) if line.strip() not in command]
     asks = "$?" in command or "PIPESTATUS" in command
     said = classify("\n".join(lines))
     if not lines or not (asks or _is_suspicious(lines, said)):
         return set()
     pipelines = parse_command(command)
     stages = [stage for pipeline in pipelines for stage in pipeline.stages]
-    if _TIMED_OUT.match(text) or (_TIMED_OUT.match(lines[-1]) and last_role(stages) == "runs"):
+    if _TIMED_OUT.match(text) or (_TIMED_OUT.match(lines[-1]) and find_last_role(stages) == "runs"):
         return {"command_error"}
     if any("not found" in line and _is_missing(line, stages) for line in lines):
         return {"missing_file_or_command"}
-    at = _speaks_last(pipelines)
+    at = _find_last_speaker(pipelines)
     if at is None or not loses_status(pipelines, *at):
-        return _complaints(lines[-3:], pipelines)
+        return _classify_complaints(lines[-3:], pipelines)
     stage = pipelines[at[0]].stages[at[1]]
     told = {"command_error"} if asks and any(map(_CODE_LINE.fullmatch, lines[-3:])) else set()
     signature = SIGNATURE
@@ -75,7 +75,7 @@ def find_masked_failures(command: str, text: str) -> set[str]:
     return told if is_provoked else found | told
 
 
-def _last_lines(text: str) -> list[str]:
+def _take_last_lines(text: str) -> list[str]:
     lines = text[-TAIL_CHARS:].rsplit("\n", 2 * TAIL_LINES)
     filled = [line for line in lines[1:] if line.strip()]
     if len(filled) < TAIL_LINES:
@@ -101,7 +101,7 @@ def _is_missing(line: str, stages: list[Stage]) -> bool:
     return script in ran and bool(_IN_SCRIPT.match(rest))
 
 
-def _complaints(lines: list[str], pipelines: list[Pipeline]) -> set[str]:
+def _classify_complaints(lines: list[str], pipelines: list[Pipeline]) -> set[str]:
     """Classify the complaints of programs that are silent on success, unlike those that print."""
     found: set[str] = set()
     for at, pipeline in enumerate(pipelines):
@@ -113,7 +113,7 @@ def _complaints(lines: list[str], pipelines: list[Pipeline]) -> set[str]:
     return found & _COMPLAINED
 
 
-def _speaks_last(pipelines: list[Pipeline]) -> tuple[int, int] | None:
+def _find_last_speaker(pipelines: list[Pipeline]) -> tuple[int, int] | None:
     """Return the position of the program that printed the end of the output, None for a reader."""
     for at in range(len(pipelines) - 1, -1, -1):
         stages = pipelines[at].stages
@@ -121,11 +121,11 @@ def _speaks_last(pipelines: list[Pipeline]) -> tuple[int, int] | None:
             if stages[number].role == "runs":
                 return at, number
         if stages[0].role != "quiet":
-            return _written_by(pipelines[:at], stages[0])
+            return _find_writer(pipelines[:at], stages[0])
     return None
 
 
-def _written_by(pipelines: list[Pipeline], reader: Stage) -> tuple[int, int] | None:
+def _find_writer(pipelines: list[Pipeline], reader: Stage) -> tuple[int, int] | None:
     """Return the position of the program whose redirected output a viewer shows."""
     for at in range(len(pipelines) - 1, -1, -1):
         for number, stage in enumerate(pipelines[at].stages):
@@ -135,6 +135,6 @@ def _written_by(pipelines: list[Pipeline], reader: Stage) -> tuple[int, int] | N
     return None
 
 
-def last_role(stages: list[Stage]) -> str:
+def find_last_role(stages: list[Stage]) -> str:
     """Role of the program whose status counts; what is quiet does not fail."""
     return next((stage.role for stage in reversed(stages) if stage.role != "quiet"), "quiet")

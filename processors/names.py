@@ -16,9 +16,11 @@ MAX_CHARS = 1000
 NAMES = ("harness", "session_id", "source")
 
 
-def names(row: Row) -> dict[str, Any]:
+def redact_names(row: Row) -> dict[str, Any]:
     """Redact and shorten the names."""
     return {name: redact_text(row[name], row["cwd"])[0][:MAX_CHARS] for name in NAMES}
 
 
-STAGE = Map(names, reads=("cwd", *NAMES), writes=Features({name: EVIDENCE[name] for name in NAMES}))
+STAGE = Map(
+    redact_names, reads=("cwd", *NAMES), writes=Features({name: EVIDENCE[name] for name in NAMES})
+)

@@ -47,7 +47,7 @@ def is_substantive(text: str) -> bool:
     body = text.strip()
     if _AUTOMATED.search(body):
         return False
-    said = _own_words(body)
+    said = _cut_own_words(body)
     if _SMALL_TALK.search(said[:200]) or _BARE_NAME.fullmatch(said):
         return False
     has_words = len(said) >= MIN_CHARS and len(_WORD.findall(said[:2000])) >= MIN_WORDS
@@ -55,10 +55,10 @@ def is_substantive(text: str) -> bool:
     return has_words or len(_CJK.findall(said[:2000])) >= 8
 
 
-def _own_words(body: str) -> str:
+def _cut_own_words(body: str) -> str:
     """What a person typed around pictures and context files.
 
-    >>> _own_words("'/tmp/Screenshot 1.png' why is it blue?")
+    >>> _cut_own_words("'/tmp/Screenshot 1.png' why is it blue?")
     'why is it blue?'
     """
     return _PICTURE.sub(" ", _BLOCK.sub(" ", body[:20_000])).strip()

@@ -55,11 +55,11 @@ def redact_text(text: str, cwd: str) -> tuple[str, list[str]]:
     ('token [REDACTED:huggingface_token] in $WORKSPACE/a.py', ['huggingface_token'])
     """
     text, kinds = redact_secrets(text)
-    for spelled in _spellings(cwd):
+    for spelled in _list_spellings(cwd):
         text = redact_workspace(text, spelled)
     user = _USER.match(cwd)
     if user and user[1] in text:
-        text = _without_user(text, user[1])
+        text = _redact_user(text, user[1])
     if "/var/folders/" in text:
         text = _TEMPORARY.sub("$TMPDIR", text)
     return redact_homes(text), kinds
@@ -79,7 +79,7 @@ def redact_workspace(text: str, spelled: str) -> str:
     return "".join([*kept, text[done:]])
 
 
-def _without_user(text: str, user: str) -> str:
+def _redact_user(text: str, user: str) -> str:
     """Redact the user's name where only the name shows it: glued to a word, at a prompt."""
     name = re.escape(user)
     if any(f"{sign}{user}" in text for sign in "/\\~"):
@@ -118,7 +118,7 @@ def redact_homes(text: str) -> str:
     return text[1:]
 
 
-def _spellings(cwd: str) -> list[str]:
+def _list_spellings(cwd: str) -> list[str]:
     """Return the workspace as it is, and as it is escaped in JSON."""
     cwd = cwd.rstrip("/\\")
     if cwd in _NO_WORKSPACE:
@@ -136,17 +136,17 @@ def redact(row: Row) -> dict[str, Any]:
         return cleaned
 
     return {
-        "history": _each(row["history"], clean, "content"),
+        "history": _redact_each(row["history"], clean, "content"),
         "prompt": clean(row["prompt"]),
-        "diagnostics": _each(row["diagnostics"], clean, "text", "command"),
-        "corrections": _each(row["corrections"], clean, "text", "span"),
+        "diagnostics": _redact_each(row["diagnostics"], clean, "text", "command"),
+        "corrections": _redact_each(row["corrections"], clean, "text", "span"),
         "cwd": clean(row["cwd"]),
-        "workspace": _files(row["workspace"], clean),
+        "workspace": _redact_files(row["workspace"], clean),
         "redactions": found,
     }
 
 
-def _files(files: list[dict[str, Any]], clean: Callable[[str], str]) -> list[dict[str, Any]]:
+def _redact_files(files: list[dict[str, Any]], clean: Callable[[str], str]) -> list[dict[str, Any]]:
     """Redact the files; one that redaction changed is no longer known as a whole."""
     cleaned = []
     for file in files:
@@ -158,7 +158,7 @@ def _files(files: list[dict[str, Any]], clean: Callable[[str], str]) -> list[dic
     return cleaned
 
 
-def _each(
+def _redact_each(
     items: list[dict[str, Any]], clean: Callable[[str], str], *texts: str
 ) -> list[dict[str, Any]]:
     return [{**item, **{name: clean(item[name]) for name in texts}} for item in items]

@@ -19,7 +19,7 @@ SPAN_CHARS = 120
 MADE_HERE = frozenset({"prompt", "corrections", "verifier_spec"})
 
 
-def rows(row: Row) -> dict[str, Any]:
+def write_row(row: Row) -> dict[str, Any]:
     """Return the columns of a training row."""
     return {
         "prompt": [
@@ -43,7 +43,7 @@ def rows(row: Row) -> dict[str, Any]:
 
 
 STAGE = Map(
-    rows,
+    write_row,
     reads=(
         *(name for name in SDPO_ROW if name != "verifier_spec"),
         *("history", "diagnostics", "fingerprints", "tools", "cwd", "workspace"),

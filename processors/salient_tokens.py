@@ -19,7 +19,7 @@ class Kind(NamedTuple):
     needle: re.Pattern[str]
 
 
-def _kind(pattern: str, needle: str) -> Kind:
+def _build_kind(pattern: str, needle: str) -> Kind:
     return Kind(re.compile(pattern), re.compile(needle))
 
 
@@ -30,27 +30,27 @@ _EXTENSION = (
 # In order of concreteness: places, codes, error names, files, identifiers, quoted names. Each
 # starts at the start of a word and has bounded repeats, so that the time is linear in the text.
 KINDS = (
-    _kind(
+    _build_kind(
         r"(?<![\w./@$-])[\w./@$-]{0,200}[\w-]\.[A-Za-z]{1,5}:\d{1,7}(?!\d)"
         r"|(?<![\w-])[a-z][\w-]{0,63}:\d{1,7}(?=[:)\s])",
         r":\d",
     ),
-    _kind(
+    _build_kind(
         r"\b(?:TS\d{4,5}|E\d{3,4}|[FWBCNS]\d{3}|E[A-Z]{4,30}|ERR_[A-Z_]{1,60}|SIG[A-Z]{3,4})\b",
         r"[A-Z][A-Z\d_]{3}",
     ),
-    _kind(r"\b[A-Za-z_]\w{0,63}(?:Error|Exception|Panic)\b", r"Error|Exception|Panic"),
-    _kind(
+    _build_kind(r"\b[A-Za-z_]\w{0,63}(?:Error|Exception|Panic)\b", r"Error|Exception|Panic"),
+    _build_kind(
         r"(?<![\w/.$@-])(?:[\w.$@-]{1,64}/){0,16}[\w-]{1,64}(?:\.[\w-]{1,64}){0,4}" + _EXTENSION,
         _EXTENSION,
     ),
-    _kind(
+    _build_kind(
         r"\b[a-z]{1,64}(?:[A-Z][a-z0-9]{1,64}){1,8}\b"
         r"|\b[A-Z][a-z0-9]{1,64}(?:[A-Z][a-z0-9]{1,64}){1,8}\b",
         r"[A-Z](?<=[a-z0-9].)",
     ),
-    _kind(r"\b[a-z][a-z0-9]{1,64}(?:_[a-z0-9]{1,64}){1,8}\b", r"_[a-z0-9]"),
-    _kind(
+    _build_kind(r"\b[a-z][a-z0-9]{1,64}(?:_[a-z0-9]{1,64}){1,8}\b", r"_[a-z0-9]"),
+    _build_kind(
         # A quoted word of lower-case letters alone is mostly just a word.
         r"(?<=[`'\"])(?=[\w@/.-]{0,40}(?:[\d_./@-]|[a-z][A-Z])|[A-Za-z]{9,40}[`'\"])"
         r"[A-Za-z_@][\w@/.-]{2,40}(?=[`'\"])",
@@ -75,16 +75,16 @@ def find_salient_tokens(texts: Iterable[str], limit: int = MAX_TERMS) -> list[st
     ['promises:332', 'triggeruncaughtexception']
     """
     # One scan for all texts: no token contains the separator or depends on it.
-    read = "\0\n".join(_readable(text[:_SCAN_CHARS]) for text in texts)
+    read = "\0\n".join(_drop_long_lines(text[:_SCAN_CHARS]) for text in texts)
     terms: dict[str, None] = {}
     for kind in KINDS:
-        spelled = map(_spelled, _distinct(find_tokens(kind, read)))
+        spelled = map(_normalise, _drop_repeats(find_tokens(kind, read)))
         new = (term for term in spelled if term not in terms and _is_telling(term))
-        terms |= dict.fromkeys(islice(_distinct(new), MAX_PER_KIND))
+        terms |= dict.fromkeys(islice(_drop_repeats(new), MAX_PER_KIND))
     return list(terms)[:limit]
 
 
-def _readable(text: str) -> str:
+def _drop_long_lines(text: str) -> str:
     # A longer line is minified code, whose names say nothing about the failure.
     lines = text.replace("\\n", "\n").split("\n")
     text = "\n".join(line for line in lines if len(line) < MAX_LINE)
@@ -103,11 +103,11 @@ def find_tokens(kind: Kind, text: str) -> Iterator[str]:
         yield from kind.pattern.findall(text, start, at)
 
 
-def _spelled(match: str) -> str:
+def _normalise(match: str) -> str:
     return _PLACE.sub("", match.lower()).strip("./@-")
 
 
-def _distinct(terms: Iterable[str]) -> Iterator[str]:
+def _drop_repeats(terms: Iterable[str]) -> Iterator[str]:
     seen: set[str] = set()
     for term in terms:
         if term not in seen:

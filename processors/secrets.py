@@ -50,7 +50,7 @@ class Secret(NamedTuple):
     judge: Callable[[re.Match[str]], bool] = bool
 
 
-def _secret(kind: str, pattern: str, judge: Callable[[re.Match[str]], bool] = bool) -> Secret:
+def _build_secret(kind: str, pattern: str, judge: Callable[[re.Match[str]], bool] = bool) -> Secret:
     return Secret(kind, re.compile(pattern), judge)
 
 
@@ -100,37 +100,37 @@ def _is_person(match: re.Match[str]) -> bool:
 
 
 SECRETS: tuple[Secret, ...] = (
-    _secret(
+    _build_secret(
         "private_key",
         r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----(?s:.)*?"
         r"(?:-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----|\Z)",
     ),
-    _secret("anthropic_key", _START + r"sk-ant-[\w-]{16,}"),
-    _secret("openai_key", _START + r"sk-(?:proj-|svcacct-|or-v1-)?[A-Za-z0-9_-]{20,}"),
-    _secret("huggingface_token", _START + r"(?:api_)?hf_[A-Za-z0-9]{20,}"),
-    _secret(
+    _build_secret("anthropic_key", _START + r"sk-ant-[\w-]{16,}"),
+    _build_secret("openai_key", _START + r"sk-(?:proj-|svcacct-|or-v1-)?[A-Za-z0-9_-]{20,}"),
+    _build_secret("huggingface_token", _START + r"(?:api_)?hf_[A-Za-z0-9]{20,}"),
+    _build_secret(
         "github_token",
         _START + r"(?:gh[pousr]_[A-Za-z0-9]{30,}|github_pat_[A-Za-z0-9_]{30,})",
     ),
-    _secret("gitlab_token", _START + r"gl(?:pat|rt)-[\w-]{20,}"),
-    _secret("aws_access_key", _START + r"(?:AKIA|ASIA)[A-Z0-9]{16}(?![A-Za-z0-9])"),
-    _secret("google_api_key", _START + r"AIza[\w-]{35}"),
-    _secret("google_oauth", _START + r"(?:ya29\.|GOCSPX-|1//0)[\w-]{20,}"),
-    _secret("slack_token", _START + r"(?:xox[abeoprs]|xapp)-[\w-]{10,}"),
-    _secret(
+    _build_secret("gitlab_token", _START + r"gl(?:pat|rt)-[\w-]{20,}"),
+    _build_secret("aws_access_key", _START + r"(?:AKIA|ASIA)[A-Z0-9]{16}(?![A-Za-z0-9])"),
+    _build_secret("google_api_key", _START + r"AIza[\w-]{35}"),
+    _build_secret("google_oauth", _START + r"(?:ya29\.|GOCSPX-|1//0)[\w-]{20,}"),
+    _build_secret("slack_token", _START + r"(?:xox[abeoprs]|xapp)-[\w-]{10,}"),
+    _build_secret(
         "webhook",
         r"hooks\.slack\.com/(?P<value>[\w/+-]{20,})|/api/webhooks/(?P<value2>\d+/[\w-]{20,})",
     ),
-    _secret("npm_token", _START + r"npm_[A-Za-z0-9]{30,}"),
-    _secret("pypi_token", _START + r"pypi-[\w-]{40,}"),
-    _secret("stripe_key", _START + r"[rs]k_(?:live|test)_[A-Za-z0-9]{16,}"),
-    _secret("sendgrid_key", _START + r"SG\.[\w-]{16,100}\.[\w-]{16,}"),
-    _secret(
+    _build_secret("npm_token", _START + r"npm_[A-Za-z0-9]{30,}"),
+    _build_secret("pypi_token", _START + r"pypi-[\w-]{40,}"),
+    _build_secret("stripe_key", _START + r"[rs]k_(?:live|test)_[A-Za-z0-9]{16,}"),
+    _build_secret("sendgrid_key", _START + r"SG\.[\w-]{16,100}\.[\w-]{16,}"),
+    _build_secret(
         "discord_token",
         _START + r"[MNO][\w-]{23,27}\.[\w-]{6}\.[\w-]{27,40}(?![\w-])",
     ),
-    _secret("telegram_token", _START + r"\d{8,10}:AA[\w-]{30,}"),
-    _secret(
+    _build_secret("telegram_token", _START + r"\d{8,10}:AA[\w-]{30,}"),
+    _build_secret(
         "service_key",
         _START + r"(?:(?:gsk|xai|tvly|dop_v1|shp(?:at|ca|pa|ss)|r8|fal|lin_api|sbp|whsec|nvapi"
         r"|pplx|figd|glsa|sntr[yu]s|dckr_pat|ops)[_-][A-Za-z0-9+/_=-]{20,}"
@@ -138,8 +138,8 @@ SECRETS: tuple[Secret, ...] = (
         r"|dp\.(?:pt|st|ct|sa|scim|audit)\.[A-Za-z0-9]{40,}|SK[a-f0-9]{32}(?![A-Za-z0-9])|BSA[\w-]{24,40}(?![\w-])"
         r"|dapi[a-f0-9]{32}|hv[sb]\.[\w-]{20,}|key-[a-f0-9]{32})",
     ),
-    _secret("jwt", _START + r"eyJ[\w-]{6,1000}\.eyJ[\w-]{6,}\.[\w-]{8,}"),
-    _secret(
+    _build_secret("jwt", _START + r"eyJ[\w-]{6,1000}\.eyJ[\w-]{6,}\.[\w-]{8,}"),
+    _build_secret(
         "authorization",
         r"(?i:authorization"
         + _QUOTE
@@ -148,44 +148,44 @@ SECRETS: tuple[Secret, ...] = (
         + r"(?:basic|bearer|token|digest|apikey) |bearer (?=[^\s\"'`]{0,40}[0-9]|[A-Za-z]{24}))"
         r"(?P<value>[A-Za-z0-9+/_.=~:-]{4,})",
     ),
-    _secret(
+    _build_secret(
         "password_argument",
         r"(?<!\S)--?(?:pass|password|passwd|passphrase|token|secret|api-key|auth-token)"
         r"[ =][\"']?(?P<value>(?![-$<\[{])[^\s\"']{4,})",
     ),
-    _secret(
+    _build_secret(
         "password_argument",
         r"\bsshpass\s{1,8}-p[ ]?[\"']?(?P<value>(?!\$|\[REDACTED)[^\s\"']{3,})"
         r"|\bmysql(?:dump|admin)?\b[^\n]{0,200}?\s-p(?P<value2>(?!\$|\[REDACTED)[^\s\"'=-][^\s\"']{2,})"
         r"|\blogin\s{1,8}\S{1,80}\s{1,8}password\s{1,8}(?P<value3>(?!\[REDACTED)\S{3,})",
     ),
-    _secret(
+    _build_secret(
         "stored_login",
         r"(?:\"auth\"\s{0,8}:\s{0,8}\"|\b_auth\s{0,8}=\s{0,8}\"?)(?P<value>[A-Za-z0-9+/=]{12,})"
         r"|(?i:\b(?:set-)?cookie\\{0,2}[\"']?:\s{0,8}+[\"']?+)(?P<value2>(?!\[REDACTED)[^\n\"'\\]{8,2000})"
         r"|(?i:<(?:password|passwd|secret|token|apikey)>)(?P<value3>[^<\s\[]{4,200})(?=<)"
         r"|(?i:secret_access_key)\s{1,40}(?P<value4>[A-Za-z0-9/+]{40}={0,2})(?![A-Za-z0-9/+=])",
     ),
-    _secret(
+    _build_secret(
         "pgpass",
         r"(?m:^[\w.*-]{1,100}:(?:\d{2,5}|\*):[\w*-]{1,63}:[\w.-]{1,63}:(?P<value>(?!\[REDACTED)\S{4,})$)",
     ),
-    _secret(
+    _build_secret(
         "user_argument",
         r"\bcurl\b[^\n]{0,300}?\s(?:-u|--user)[ =]?[\"']?"
         r"(?P<value>(?!\$|\[REDACTED)[^\s\"':]{1,64}:(?!\$)[^\s\"']+)",
     ),
-    _secret(
+    _build_secret(
         "url_password",
         r"://(?P<value>(?!\[REDACTED|\$|<|\{)[^\s/@:\"'`<>]{0,64}:(?!\$|<|\{|\[REDACTED)"
         r"[^\s/\"'`<>]{1,128}|[A-Za-z0-9_-]{20,})(?=@[\w\[.-])",
     ),
-    _secret(
+    _build_secret(
         "url_parameter",
         r"[?&](?i:sig|signature|key|code|auth|access_token|token|x-amz-[a-z-]{4,24})="
         r"(?P<value>(?![$<{\[])[^\s&#\"'`<>)\]]{8,})",
     ),
-    _secret(
+    _build_secret(
         "assigned_secret",
         r"(?i:" + _NAME + r")(?:_?\d{1,2}|_base64)?(?![A-Za-z0-9])" + _QUOTE + r"[ \t]{0,24}"
         r"(?P<sign>=>|:=|[:=])(?![=:])[ \t]{0,8}(?P<quote>" + _QUOTE + r")"
@@ -193,13 +193,13 @@ SECRETS: tuple[Secret, ...] = (
         r"|(?<![\"'`])[^\s\"'`,;<>(){}\[\]\\]{4,256}+(?![(\[]))",
         _is_assigned,
     ),
-    _secret(
+    _build_secret(
         "high_entropy",
         r"[=:>][ \t]{0,4}[\"'\\]{0,3}(?<![A-Za-z0-9+/_=.-])"
         r"(?P<value>[A-Za-z0-9+/_-]{24,128}={0,2})(?![A-Za-z0-9+/_=.-])",
         _is_random_and_assigned,
     ),
-    _secret(
+    _build_secret(
         "email",
         r"(?<![A-Za-z0-9._%+-])[A-Za-z0-9._%+-]{1,64}@(?:[A-Za-z0-9-]{1,63}\.){1,4}[A-Za-z]{2,24}"
         r"(?![A-Za-z0-9])",
@@ -227,14 +227,14 @@ def redact_secrets(text: str) -> tuple[str, list[str]]:
     candidates = _PREFILTER.candidates(text)
     while candidates:
         number, before = candidates[0], len(kinds)
-        text = _without(number, text, kinds)
+        text = _redact_kind(number, text, kinds)
         # A replacement may uncover or hide what later patterns look for.
         again = _PREFILTER.candidates(text) if len(kinds) > before else candidates
         candidates = [other for other in again if other > number]
-    return _without_key_tails(text, kinds), kinds
+    return _redact_key_tails(text, kinds), kinds
 
 
-def _without(number: int, text: str, kinds: list[str]) -> str:
+def _redact_kind(number: int, text: str, kinds: list[str]) -> str:
     secret = SECRETS[number]
     put = partial(_replace, secret, kinds)
     if secret.kind not in _BY_LINE:
@@ -259,7 +259,7 @@ def _replace(secret: Secret, kinds: list[str], match: re.Match[str]) -> str:
     return f"{match[0][: start - match.start()]}[REDACTED:{secret.kind}]"
 
 
-def _without_key_tails(text: str, kinds: list[str]) -> str:
+def _redact_key_tails(text: str, kinds: list[str]) -> str:
     """Redact the end of a key whose beginning the harness has cut off."""
     parts = _KEY_END.split(text) if "-----END" in text else [text]
     kinds.extend(["private_key"] * (len(parts) - 1))

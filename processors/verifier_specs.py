@@ -36,13 +36,13 @@ def write_verifier_spec(row: Row) -> str | None:
     if failed:
         call = {"tool": failed["tool_name"], "command": shorten(failed["command"], COMMAND_CHARS)}
         spec["failed_call"] = call
-    workspace = {"cwd": row["cwd"], "files": _files(row["workspace"])}
+    workspace = {"cwd": row["cwd"], "files": _list_files(row["workspace"])}
     if workspace["files"]:
         spec["workspace"] = workspace
     return json.dumps(spec, ensure_ascii=False, sort_keys=True)
 
 
-def _files(known: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+def _list_files(known: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return the files as `replay.workspace` loads them, without paths that became equal."""
     paths = Counter(file["path"] for file in known)
     return {

@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from pimono_sdpo.traces.branches import find_branches
 from pimono_sdpo.traces.parse import match_results, read_trace
-from processors.evidence import evidence
+from processors.evidence import gather_evidence
 from tests.traces import HEADER, Entry, assistant, bash, call, result, trace, user
 
 
@@ -42,7 +42,7 @@ def test_a_branch_is_what_was_left_and_what_stayed() -> None:
 def test_going_back_corrects_what_was_abandoned() -> None:
     session = trace(HEADER, *WENT_BACK)
     row = {"harness": "", "session_id": "", "source": "", "trace": session, "bytes_not_utf8": 0}
-    (found,) = evidence(row, unit="session", history_chars=0)
+    (found,) = gather_evidence(row, unit="session", history_chars=0)
     (correction,) = found["corrections"]
     assert correction["text"] == "keep the lexer, only change src/parser.ts"
     assert correction["rule"] == "abandoned_branch"
@@ -81,7 +81,7 @@ def test_going_back_alone_corrects_nothing(entries: list[Entry]) -> None:
     session = trace(HEADER, *entries)
     row = {"harness": "", "session_id": "", "source": "", "trace": session, "bytes_not_utf8": 0}
     assert len(find_branches(read_trace(session).events)) == 1
-    assert evidence(row, unit="session", history_chars=0)[0]["corrections"] == []
+    assert gather_evidence(row, unit="session", history_chars=0)[0]["corrections"] == []
 
 
 def test_a_summary_before_the_new_words_changes_nothing() -> None:
@@ -90,7 +90,7 @@ def test_a_summary_before_the_new_words_changes_nothing() -> None:
     entries.append({"type": "model_change", "id": "m", "parentId": "s", "modelId": "x"})
     entries.append({**WENT_BACK[4], "parentId": "m"})
     row = {"session_id": "", "source": "", "trace": trace(HEADER, *entries), "bytes_not_utf8": 0}
-    (found,) = evidence(row, unit="session", history_chars=0)
+    (found,) = gather_evidence(row, unit="session", history_chars=0)
     assert [item["rule"] for item in found["corrections"]] == ["abandoned_branch"]
 
 
@@ -160,5 +160,5 @@ def test_the_call_of_an_aborted_turn_is_no_work() -> None:
     failed = bash("npm test", "1 failed\n\nCommand exited with code 1", error=True)
     session = trace(HEADER, user("Fix the parser, it drops lines"), *failed, aborted)
     row = {"session_id": "", "source": "", "trace": session, "bytes_not_utf8": 0}
-    (found,) = evidence(row, unit="session", history_chars=0)
+    (found,) = gather_evidence(row, unit="session", history_chars=0)
     assert found["continued"] is False

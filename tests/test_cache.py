@@ -70,7 +70,7 @@ def test_an_edit_invalidates_what_depends_on_it(project: Path) -> None:
     every = "evidence split names keep redact grade threshold context rows".split()
     assert computed(project) == every
     assert computed(project) == []
-    edit(project, "processors/grade.py", '"policy_block": 0.5', '"policy_block": 0.75')
+    edit(project, "processors/grade.py", "CONTINUED = 1.5", "CONTINUED = 2.5")
     assert computed(project) == every[every.index("grade") :]
     # A module that no stage imports, and one that the first of them does.
     edit(project, "pimono_sdpo/traces/hub.py", '"""', '"""So: ')
@@ -78,5 +78,8 @@ def test_an_edit_invalidates_what_depends_on_it(project: Path) -> None:
     edit(project, "pimono_sdpo/traces/harness/pi.py", "def read(", "def read (")
     assert computed(project) == every
     edit(project, "pimono_sdpo/traces/harness/pi.py", "def read (", "def read(")
-    edit(project, "processors/grade.py", '"policy_block": 0.75', '"policy_block": 0.5')
+    edit(project, "processors/grade.py", "CONTINUED = 2.5", "CONTINUED = 1.5")
     assert computed(project) == []
+    # The table of categories and weights, which the first of them reads.
+    edit(project, "pimono_sdpo/failures.toml", "weight = 0.5", "weight = 0.75")
+    assert computed(project) == every

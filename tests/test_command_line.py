@@ -19,8 +19,11 @@ from pimono_sdpo.cli.command_line import COMMANDS, module_of, summary_of
 from pimono_sdpo.cli.reference import section
 from tests.plug import copy_project, insert_line, run_python
 
-OPTION = '    shout: bool = option("Write prompts in capitals.", default=False, decides="row")'
-READS = "        shouted = self.shout"
+OPTIONS = """
+    shout: bool = option("Write prompts in capitals.", default=False, decides="row")
+    quiet: bool = option("Write prompts in small letters.", default=False, decides="output")
+"""
+READS = "        quiet = self.quiet"
 SHOWN = """
 import json, sys
 sys.path.insert(0, {root!r})
@@ -31,7 +34,7 @@ from pimono_sdpo.cli.reference import section
 from pimono_sdpo.filtering import FilterOptions
 from pimono_sdpo.options import report_options, resume_key
 from tests.test_command_line import find_unread
-given = FilterOptions(shout=True)
+given = FilterOptions(shout=True, quiet=True)
 print(json.dumps({{
     "help": CliRunner().invoke(app, ["filter", "--help"]).output,
     "reference": section("filter"),
@@ -130,22 +133,17 @@ def test_the_list_of_commands_imports_nothing_heavy() -> None:
 def test_a_new_option_is_one_field(tmp_path: Path) -> None:
     project = copy_project(tmp_path / "project", "tests/plug.py", "tests/test_command_line.py")
     filtering = project / "pimono_sdpo" / "filtering.py"
-    insert_line(filtering, OPTION, '    """The options that decide which rows a source gives."""')
-    shown = run(project)
-    assert "--shout" in shown["help"]
-    assert "Write prompts in capitals." in shown["help"]
-    assert "| `--shout` |  | Write prompts in capitals. |" in shown["reference"]
-    assert shown["report"]["shout"] is shown["key"]["shout"] is True
-    assert shown["unread"] == ["shout"]
+    insert_line(filtering, OPTIONS, '    """The options that decide which rows a source gives."""')
     insert_line(filtering, READS, '        """Return the stages that make the rows."""')
-    assert run(project)["unread"] == []
-
-
-def run(project: Path) -> dict[str, Any]:
     done = run_python(project, "-c", SHOWN.format(root=str(project)))
     assert done.returncode == 0, done.stderr
     shown: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return shown
+    assert "--shout" in shown["help"]
+    assert "Write prompts in capitals." in shown["help"]
+    assert "| `--shout` |  | Write prompts in capitals. |" in shown["reference"]
+    assert shown["report"]["shout"] is shown["report"]["quiet"] is shown["key"]["shout"] is True
+    assert "quiet" not in shown["key"]
+    assert shown["unread"] == ["shout"]
 
 
 def test_the_reference_has_every_option() -> None:

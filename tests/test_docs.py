@@ -92,8 +92,6 @@ def lines_of(text: str) -> Iterator[list[str]]:
 
 SHELL = [(page, words) for page, text, _ in blocks("bash", "sh") for words in lines_of(text)]
 KNOWN = {"pimono-sdpo", "make", "python", "hf", "pip", "uv", "accelerate", "pre-commit"}
-# Commands that are not yet modules with options; removed when the last of them is.
-PENDING = {"duel", "evaluate", "rollout"}
 TARGETS = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
 
@@ -116,8 +114,7 @@ def test_shell_lines_name_what_exists(page: str, words: list[str]) -> None:
     assert program in KNOWN, f"{page}: {' '.join(words)}"
     if program == "pimono-sdpo":
         command = next((c for c in (" ".join(words[1:3]), words[1]) if c in COMMANDS), None)
-        known = command or words[1] in {"--version", *PENDING}
-        assert known, f"{page}: no command `{words[1]}`"
+        assert command or words[1] == "--version", f"{page}: no command `{words[1]}`"
         if command:
             assert given <= options_of(command), f"{page}: {given - options_of(command)}"
     elif program == "make":

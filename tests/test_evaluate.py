@@ -65,7 +65,7 @@ def test_what_cannot_be_compared(tmp_path: Path) -> None:
     train = write_folder(tmp_path / "train", [rollout("a", 1)], split="train")
     with pytest.raises(SourceError, match="suite to train on"):
         compare_rollouts(train, before, None, tmp_path / "report")
-    with pytest.raises(SourceError, match="holds no rollouts"):
+    with pytest.raises(SourceError, match="has no rollouts"):
         compare_rollouts(before, tmp_path, None, tmp_path.parent / "report")
     alone = compare_rollouts(before, before, None, tmp_path / "report")
     assert "difference" not in alone["metrics"]["pass_rate"]

@@ -25,6 +25,24 @@ def run_example(name: str, *arguments: object, cwd: Path) -> str:
     return done.stdout
 
 
+def test_filter_sessions(tmp_path: Path) -> None:
+    write_samples(tmp_path / "traces")
+    printed = run_example("filter_sessions.py", "traces", cwd=tmp_path)
+    assert "sessions" in printed.splitlines()[0]
+    assert "Tool/environment diagnostic 1" in printed
+
+
+def test_own_reader(tmp_path: Path) -> None:
+    log = (
+        "user: Fix the failing test of the parser, please.\nagent: I run it.\n$ npm test\n"
+        "! AssertionError: expected 1\n"
+    )
+    (tmp_path / "chat.log").write_text(log)
+    printed = run_example("own_reader.py", "chat.log", cwd=tmp_path)
+    assert printed.startswith("chat-log 4.0 ['test_or_assertion']")
+    assert "AssertionError: expected 1" in printed
+
+
 def test_own_reward(tmp_path: Path) -> None:
     write_samples(tmp_path / "traces")
     filtering = [sys.executable, "-m", "pimono_sdpo", "filter", "traces", "--out", "rows"]

@@ -14,12 +14,12 @@ from pimono_sdpo.cli import app
 from pimono_sdpo.cli.pairs import Options as PairOptions
 from pimono_sdpo.cli.pairs import write_dpo_lines, write_pairs
 from pimono_sdpo.errors import EmptySelection, OutputError, SourceError
-from pimono_sdpo.suites.suite import load
+from pimono_sdpo.suites.suite import load_suite
 from pimono_sdpo.training.tiny_model import write_tiny_model
 from processors.rollouts import together
-from processors.rollouts.pair_filters import Size, size_of
-from processors.rollouts.pairs import TARGETS, Case, Rules, Target, pair_of, score
-from processors.rollouts.step_pairs import step_pairs
+from processors.rollouts.pair_filters import Size, measure_patch
+from processors.rollouts.pairs import TARGETS, Case, Rules, Target, pair_runs, score_run
+from processors.rollouts.step_pairs import pair_steps
 from tests.rollout_data import (
     BUGGY,
     FIXED,
@@ -67,11 +67,11 @@ def content(turns: list[Json]) -> Json:
     ],
 )
 def test_runs_are_compared_place_by_place(better: Json, worse: Json) -> None:
-    assert score({**rollout(), **better}) > score({**rollout(), **worse})
+    assert score_run({**rollout(), **better}) > score_run({**rollout(), **worse})
 
 
 def test_the_best_run_is_paired_with_the_worst() -> None:
-    made = pair_of(case(FAILS, PASSES, SLOW), Rules(target="patch"))
+    made = pair_runs(case(FAILS, PASSES, SLOW), Rules(target="patch"))
     (pair,) = made.rows
     assert (pair["run_chosen"], pair["run_rejected"]) == ("t-43", "t-42")
     assert pair["score_chosen"] == [1.0, -3.0, -2.0, -1.0]
@@ -85,7 +85,9 @@ def test_the_best_run_is_paired_with_the_worst() -> None:
 
 
 def test_patches_need_the_files_they_change() -> None:
-    assert reasons(pair_of(case(FAILS, PASSES, files={}), Rules(target="patch"))) == ["ineligible"]
+    assert reasons(pair_runs(case(FAILS, PASSES, files={}), Rules(target="patch"))) == [
+        "ineligible"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -99,20 +101,20 @@ def test_patches_need_the_files_they_change() -> None:
     ],
 )
 def test_what_gives_no_pair(actions: tuple[list[Json], ...], reason: str) -> None:
-    made = pair_of(case(*actions), Rules(target="patch"))
+    made = pair_runs(case(*actions), Rules(target="patch"))
     assert (made.rows, reasons(made)) == ([], [reason])
 
 
 def test_a_fault_of_ours_is_nobody_s_loss() -> None:
     broken = case(PASSES, FAILS)
     broken.rows[1] |= {"error": "503", "tests_ok": None}
-    assert reasons(pair_of(broken, Rules(target="summary"))) == ["infra_error"]
-    assert reasons(step_pairs(broken, Rules())) == ["infra_error"]
+    assert reasons(pair_runs(broken, Rules(target="summary"))) == ["infra_error"]
+    assert reasons(pair_steps(broken, Rules())) == ["infra_error"]
 
 
 def test_two_passing_runs_are_a_pair_when_asked_for() -> None:
     rules = Rules(target="full", allow_efficiency_pairs=True)
-    (pair,) = pair_of(case(SLOW, PASSES), rules).rows
+    (pair,) = pair_runs(case(SLOW, PASSES), rules).rows
     assert pair["run_chosen"] == "t-43"
 
 
@@ -125,50 +127,50 @@ def with_patch(after: str, actions: list[Json], **more: Any) -> Case:
 
 def test_churn_is_no_example() -> None:
     found = with_patch(FIXED + "".join(f"x{n} = {n}\n" for n in range(9)), PASSES)
-    made = pair_of(found, Rules(target="patch"))
+    made = pair_runs(found, Rules(target="patch"))
     assert reasons(made) == ["non_minimal"]
     assert made.rows[0]["run_chosen"] == "t-43"
     spaces = with_patch(FIXED, PASSES)
     spaces.rows[0]["patch"] += patch_of("a = 1\n", "a  =  1\n", "b.py")
-    assert reasons(pair_of(spaces, Rules(target="patch"))) == ["non_minimal"]
+    assert reasons(pair_runs(spaces, Rules(target="patch"))) == ["non_minimal"]
 
 
 def test_spaces_alone_can_be_the_fix() -> None:
     found = case(PASSES, FAILS)
     early = "for x in xs:\n    use(x)\n    return\n"
     found.rows[0]["patch"] = patch_of(early, early.replace("    return", "return"))
-    (pair,) = pair_of(found, Rules(target="patch")).rows
+    (pair,) = pair_runs(found, Rules(target="patch")).rows
     assert pair["run_chosen"] == "t-42"
 
 
 def test_a_file_that_nobody_else_needed_is_the_wrong_one() -> None:
     found = with_patch(FIXED, PASSES, files_touched=["add.py", "b.py"])
-    assert reasons(pair_of(found, Rules(target="patch"))) == ["wrong_file"]
+    assert reasons(pair_runs(found, Rules(target="patch"))) == ["wrong_file"]
     named = with_patch(FIXED, PASSES)
     named.task = {**TASK, "metadata": {"files": ["sub.py"]}}
-    made = pair_of(named, Rules(target="patch"))
+    made = pair_runs(named, Rules(target="patch"))
     assert (made.rows, set(reasons(made))) == ([], {"wrong_file"})
 
 
 def test_a_run_that_saw_what_is_hidden_is_no_example() -> None:
     peeks = [read("answers/add.py"), *PASSES[1:]]
-    made = pair_of(case(peeks, FAILS), Rules(target="patch"))
+    made = pair_runs(case(peeks, FAILS), Rules(target="patch"))
     assert (made.rows, reasons(made)) == ([], ["leaked"])
-    assert reasons(step_pairs(case(peeks, FAILS), Rules())) == ["leaked"]
+    assert reasons(pair_steps(case(peeks, FAILS), Rules())) == ["leaked"]
 
 
 def test_the_decision_must_be_in_what_is_kept() -> None:
     late = [read(), write(FIXED, True), *[read(f"{n}.py") for n in range(3)]]
     rules = Rules(target="truncated", last_k=2)
-    assert reasons(pair_of(case(late, FAILS), rules)) == ["key_decision_truncated"]
-    (pair,) = pair_of(case(late, FAILS), Rules(target="truncated", last_k=4)).rows
+    assert reasons(pair_runs(case(late, FAILS), rules)) == ["key_decision_truncated"]
+    (pair,) = pair_runs(case(late, FAILS), Rules(target="truncated", last_k=4)).rows
     assert [turn["role"] for turn in pair["chosen"]][::2] == ["assistant"] * 4
 
 
 @pytest.mark.parametrize("name", [name for name in TARGETS if name != "step"])
 def test_labels_are_in_a_target_only_when_asked_for(name: Any) -> None:
-    (pair,) = pair_of(case(PASSES, FAILS), Rules(target=name)).rows
-    (told,) = pair_of(case(PASSES, FAILS), Rules(target=name, with_outcome=True)).rows
+    (pair,) = pair_runs(case(PASSES, FAILS), Rules(target=name)).rows
+    (told,) = pair_runs(case(PASSES, FAILS), Rules(target=name, with_outcome=True)).rows
     plain, labelled = (json.dumps([p["chosen"], p["rejected"]]) for p in (pair, told))
     labels = ("TESTS PASS", "tests_ok", "test_result", "2 passed")
     assert not any(label in plain for label in labels)
@@ -177,16 +179,16 @@ def test_labels_are_in_a_target_only_when_asked_for(name: Any) -> None:
 
 def test_the_same_words_are_no_pair() -> None:
     same = [*FAILS[:2], final("the sign was wrong")]
-    made = pair_of(case(PASSES, same), Rules(target="summary"))
+    made = pair_runs(case(PASSES, same), Rules(target="summary"))
     assert (made.rows, reasons(made)) == ([], ["identical_outcome"])
-    assert reasons(pair_of(case(PASSES, same), Rules(target="patch"))) == []
+    assert reasons(pair_runs(case(PASSES, same), Rules(target="patch"))) == []
     alike = case(PASSES, FAILS)
     alike.rows[1]["patch"] = alike.rows[0]["patch"]
-    assert reasons(pair_of(alike, Rules(target="patch"))) == ["identical_patch"]
+    assert reasons(pair_runs(alike, Rules(target="patch"))) == ["identical_patch"]
 
 
 def test_runs_part_at_their_first_different_action() -> None:
-    made = step_pairs(case(PASSES, FAILS, PASSES), Rules())
+    made = pair_steps(case(PASSES, FAILS, PASSES), Rules())
     (pair,) = made.rows
     assert content(pair["chosen"])["args"]["content"] == FIXED
     assert content(pair["rejected"])["args"]["content"] == OTHER
@@ -199,27 +201,27 @@ def test_the_gap_is_measured_over_all_runs_that_came_there() -> None:
     wandering = [read("b.py"), *FAILS]
     lucky = [read("b.py"), write(FIXED, True)]
     found = case(PASSES, PASSES, PASSES, FAILS, wandering, lucky)
-    made = step_pairs(found, Rules())
+    made = pair_steps(found, Rules())
     assert [row["detail"] for row in made.rejects] == [
         "0.25 more of the runs pass, 0.5 are asked for"
     ]
     assert [len(pair["prompt"]) for pair in made.rows] == [4, 4]
-    assert len(step_pairs(found, Rules(min_gap=0.25)).rows) == 3
+    assert len(pair_steps(found, Rules(min_gap=0.25)).rows) == 3
 
 
 def test_prose_loses_against_a_call() -> None:
     talks = [prose(), *PASSES]
-    (pair,) = step_pairs(case(talks, PASSES), Rules()).rows
+    (pair,) = pair_steps(case(talks, PASSES), Rules()).rows
     assert content(pair["chosen"])["name"] == "read_file"
     assert pair["rejected"][0]["content"] == "I would read the file first."
-    failing = step_pairs(case([prose(), *FAILS], FAILS), Rules())
+    failing = pair_steps(case([prose(), *FAILS], FAILS), Rules())
     assert (failing.rows, set(reasons(failing))) == ([], {"both_fail"})
 
 
 def test_equal_runs_give_no_step_pair() -> None:
-    made = step_pairs(case(PASSES, PASSES), Rules())
+    made = pair_steps(case(PASSES, PASSES), Rules())
     assert (made.rows, reasons(made)) == ([], ["no_contrast"])
-    slower = step_pairs(case(PASSES, SLOW), Rules(allow_efficiency_pairs=True))
+    slower = pair_steps(case(PASSES, SLOW), Rules(allow_efficiency_pairs=True))
     assert [pair["run_chosen"] for pair in slower.rows] == ["t-42"]
 
 
@@ -281,8 +283,8 @@ def test_patches_are_applied_and_tested_again(tmp_path: Path) -> None:
         )["rows"]
         == 3
     )
-    with open_tester(load(source).tasks) as tester:
-        task = load(source).tasks[0]
+    with open_tester(load_suite(source).tasks) as tester:
+        task = load_suite(source).tasks[0]
         assert tester.retest(task, patch_of(BUGGY, FIXED))[0] is True
         assert tester.retest(task, patch_of(BUGGY, OTHER))[0] is False
         assert "does not apply" in tester.retest(task, elsewhere["patch"])[1]
@@ -347,7 +349,7 @@ def test_a_failed_edit_loses_against_the_one_that_put_it_right(tmp_path: Path) -
 
 
 def test_bad_input_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match=r"holds neither \.parquet nor \.jsonl files"):
+    with pytest.raises(SourceError, match=r"contains neither \.parquet nor \.jsonl files"):
         write_pairs(PairOptions(source=str(tmp_path), out=tmp_path.parent / "pairs-of-nothing"))
     source = write_folder(tmp_path / "rollouts", [rollout("a", 1), rollout("a", 2)])
     command = ["pairs", str(source), "--out", str(tmp_path / "pairs")]
@@ -358,7 +360,7 @@ def test_bad_input_is_one_sentence(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["pairs", str(source), "--out", str(tmp_path / "rollouts")])
     assert isinstance(done.exception, OutputError)
     (source / "suite.json").write_text("{")
-    with pytest.raises(SourceError, match="no JSON"):
+    with pytest.raises(SourceError, match="not valid JSON"):
         write_pairs(PairOptions(source=str(source), out=tmp_path / "pairs"))
 
 
@@ -372,5 +374,5 @@ def test_the_command_tells_what_it_made(tmp_path: Path) -> None:
 
 def test_an_empty_line_beside_the_fix_is_no_churn() -> None:
     fix = "--- a/x.py\n+++ b/x.py\n@@ -1,2 +1,3 @@\n+\n a\n b\n@@ -9 +10 @@\n-n ^= 1\n+n &= 1\n"
-    assert size_of(fix) == Size(lines=3, hunks=2, blank_hunks=0)
-    assert size_of(fix.replace("+\n", "-a\n+  a\n", 1)).blank_hunks == 1
+    assert measure_patch(fix) == Size(lines=3, hunks=2, blank_hunks=0)
+    assert measure_patch(fix.replace("+\n", "-a\n+  a\n", 1)).blank_hunks == 1

@@ -6,12 +6,12 @@ from hypothesis import strategies as st
 
 from pimono_sdpo.replay.workspace import load_workspace
 from pimono_sdpo.text import TRIMMED, shorten
-from processors.context import context
+from processors.context import write_context
 from processors.grade import WEIGHTS, grade
 from processors.keep import keep
 from processors.prompts import is_substantive
 from processors.salient_tokens import KINDS, Kind, find_salient_tokens, find_tokens
-from processors.threshold import threshold
+from processors.threshold import check_score
 from processors.verifier_specs import write_verifier_spec
 
 SIX = [
@@ -126,7 +126,7 @@ def test_the_spec_holds_the_files_that_replay_reads() -> None:
 
 @pytest.mark.parametrize(("score", "reason"), [(1.9, "below_min_score"), (2.0, None)])
 def test_the_threshold_itself_is_enough(score: float, reason: str | None) -> None:
-    assert threshold({"score": score}, min_score=2.0) == reason
+    assert check_score({"score": score}, min_score=2.0) == reason
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_the_context_reads_as_the_reference_card() -> None:
         ],
         "corrections": [{"text": "not the api test", "event_index": 7, "rule": "negation"}],
     }
-    assert context(row)["privileged_context"] == (
+    assert write_context(row)["privileged_context"] == (
         "Tool/environment diagnostic 1 (test_or_assertion, command_error):\n2 failed\n\n"
         "Later user correction 1:\nnot the api test"
     )
@@ -173,7 +173,7 @@ def test_what_says_what_failed_is_never_trimmed_away() -> None:
     )
     text += "    at run (node:internal/main:1:2)\n" * 40 + noise
     row = {"diagnostics": [diagnostic(["missing_file_or_command"], text)], "corrections": []}
-    written = context(row)["privileged_context"]
+    written = write_context(row)["privileged_context"]
     assert "Error: Cannot find module './keys.js'" in written
     assert "$ npm start" in written
     assert len(written) < 1800
@@ -183,4 +183,4 @@ def test_what_says_what_failed_is_never_trimmed_away() -> None:
 def test_the_same_failure_again_is_told_once() -> None:
     items = [diagnostic(["test_or_assertion"], f"1 failed in {n}.2s at 0x7f{n}", n) for n in (1, 2)]
     row = {"diagnostics": items, "corrections": []}
-    assert context(row)["privileged_context"].count("diagnostic") == 1
+    assert write_context(row)["privileged_context"].count("diagnostic") == 1

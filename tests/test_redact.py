@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from processors.names import names
+from processors.names import redact_names
 from processors.redact import (
     DASHED_HOME,
     HOME,
@@ -74,7 +74,7 @@ def test_paths_of_the_recorder_become_placeholders() -> None:
             {"path": "/home/bob/b.ts", "whole": True, "texts": ["read('/Users/ann/code/app/c')"]},
         ],
     }
-    out = redact(row) | names(row)
+    out = redact(row) | redact_names(row)
     assert out["session_id"] == "2026_$HOME/x"
     assert out["source"] == "-HOME-code/a.jsonl"
     assert out["prompt"] == "see $WORKSPACE/src/a.ts and $HOME/.npmrc"

@@ -25,7 +25,7 @@ from pimono_sdpo.stage import (
 )
 from pimono_sdpo.traces.sources import load_sessions, open_source, read_sessions
 from processors import PIPELINE, pipeline, run_pipeline
-from processors.threshold import threshold
+from processors.threshold import check_score
 from tests.traces import HEADER, bash, trace, user
 
 NUMBER = Features({"n": Value("int64")})
@@ -156,7 +156,7 @@ def _first_args(row: Any) -> dict[str, Any]:
 
 
 def test_the_cache_key_follows_source_and_options() -> None:
-    one, same, two = (source_hash(partial(threshold, min_score=n)) for n in (1.0, 1.0, 2.0))
+    one, same, two = (source_hash(partial(check_score, min_score=n)) for n in (1.0, 1.0, 2.0))
     assert one == same != two
     assert pipeline(min_score=1.0)[6].code != pipeline(min_score=2.0)[6].code
     assert [stage.code for stage in pipeline()] == [stage.code for stage in PIPELINE]

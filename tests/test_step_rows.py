@@ -39,7 +39,7 @@ LOOP = {**read(), "kind": "loop"}
 def cut(row: Json, **options: Any) -> tuple[list[Json], list[str]]:
     """The rows of one run, and why others were dropped."""
     given = Dataset.from_list([{**row, "split": "train"}], features=steps.RUN)
-    done = list(run_stages(given, steps.stages(**options), rejects=DROPPED_STEP))
+    done = list(run_stages(given, steps.build_stages(**options), rejects=DROPPED_STEP))
     kept = [{name: one[name] for name in STEP} for one in done if one["kept"]]
     return kept, [one["drop_reason"] for one in done if not one["kept"]]
 
@@ -181,9 +181,9 @@ def test_native_calls_can_be_written_in_the_json_protocol() -> None:
         assert made["tools"] == []
         assert made["prompt"][0]["role"] == "system"
         assert "read_file" in made["prompt"][0]["content"]
-        assert isinstance(together.sft_line(made), dict)
+        assert isinstance(together.make_sft_line(made), dict)
     assert rows[1]["prompt"][3]["content"] == f"[tool_result]\n{BUGGY}"
-    assert together.sft_line(cut(row)[0][1]) == "native_tool_calls"
+    assert together.make_sft_line(cut(row)[0][1]) == "native_tool_calls"
 
 
 def runs() -> list[Json]:
@@ -262,7 +262,7 @@ def test_what_is_finished_waits_for_the_next_run(tmp_path: Path) -> None:
     second = source / "data" / "train-00001-of-00002.parquet"
     good = second.read_bytes()
     second.write_bytes(good[:100] + b"no parquet" * 30 + good[400:])
-    with pytest.raises(PimonoError, match=r"train-00001-of-00002.parquet` cannot be read"):
+    with pytest.raises(PimonoError, match=r"Cannot read .*train-00001-of-00002.parquet`"):
         write_steps(StepOptions(source=str(source), out=tmp_path / "steps"))
     work = tmp_path / ".steps.partial"
     assert (work / "done" / "00000.json").exists()
@@ -313,7 +313,7 @@ def test_tokens_are_counted_and_long_rows_dropped(tmp_path: Path) -> None:
     )
     long = [row for row in rejects if row["drop_reason"] == "too_long"]
     assert all("200 allowed" in row["detail"] and row["n_tokens"] > 200 for row in long)
-    with pytest.raises(TrainingInputError, match="no tokenizer"):
+    with pytest.raises(TrainingInputError, match="Cannot load a tokenizer"):
         write_steps(
             StepOptions(
                 source=str(source), out=tmp_path / "x", tokenizer=str(tmp_path), max_length=9
@@ -326,7 +326,7 @@ def test_tokens_are_counted_and_long_rows_dropped(tmp_path: Path) -> None:
 def test_the_stages_run_on_a_dataset() -> None:
     row = {**rollout(), "split": "train"}
     rows = Dataset.from_list([row], features=steps.RUN)
-    made = apply_all(rows, steps.stages())
+    made = apply_all(rows, steps.build_stages())
     assert made.num_rows == 2
 
 

@@ -92,7 +92,7 @@ ROWS = [
 def all_tasks(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Task]:
     path = tmp_path_factory.mktemp("rows") / "rows.jsonl"
     path.write_text("\n".join(map(json.dumps, ROWS)) + "\n")
-    return [*quixbugs.tasks(checkout, seconds=2), *humaneval.tasks(path, seconds=2)]
+    return [*quixbugs.read_tasks(checkout, seconds=2), *humaneval.read_tasks(path, seconds=2)]
 
 
 @pytest.fixture(scope="module")
@@ -149,13 +149,13 @@ def test_partial_credit_is_a_share_of_the_asserts(all_tasks: list[Task], judge: 
 
 
 def test_what_is_no_suite_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(PimonoError, match="name the root of a QuixBugs checkout"):
-        list(quixbugs.tasks(tmp_path))
+    with pytest.raises(PimonoError, match="give the root of a QuixBugs checkout"):
+        list(quixbugs.read_tasks(tmp_path))
     (tmp_path / "rows.jsonl").write_text('{"task_id": "1"}\n')
     with pytest.raises(PimonoError, match=r"rows.jsonl:1 has no text `prompt`"):
-        list(humaneval.tasks(tmp_path / "rows.jsonl"))
+        list(humaneval.read_tasks(tmp_path / "rows.jsonl"))
     with pytest.raises(PimonoError, match="assert nothing"):
-        humaneval.task(
+        humaneval.make_task(
             name="a",
             prompt="",
             buggy="",

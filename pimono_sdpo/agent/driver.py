@@ -1,21 +1,21 @@
-"""The loop that drives one run: ask the model, do what it wants, run the tests, until it is done.
+"""Drive one run: ask the model, do its tool call, run the tests, until it is done.
 
     {"kind": "final", "run_id": "...", "t": 4, "final": {...}}
 
-`t` counts the model's turns from 0. Kinds and what they add: run_start (task_id, goal, seed, model
-and rules), llm_request (messages: those the model had not seen before, n_messages), llm_action
+`t` counts the model's turns from 0. Kinds and their fields: run_start (task_id, goal, seed, model
+and rules), llm_request (messages: those that are new to the model, n_messages), llm_action
 (raw, action, usage), llm_parse_error (raw, error, usage), tool_result (name, args, ok, output,
 changed), tests (ok, output, error), driver_note (note), final (final: the model's report with
-`test_result`), run_end (ended, error and the counts). No line holds a time: a replayed run has the
-same bytes.
+`test_result`), run_end (ended, error and the counts). Times are left out, so a replayed run gives
+the same bytes.
 
-The driver alone runs tests, by its policy: `on_write` after every write that changed a file and
-shows the model what came of it, `on_final` once the run has ended, `never`. Unless `never`, a run
-always ends with a verdict on the files as they are then.
+Only the driver runs tests, by its policy: `on_write` runs them after every write that changed a
+file and shows the result to the model, `on_final` when the run has ended, `never` not at all.
+Unless it is `never`, the final files are always tested.
 
 Each turn of the model is one step and one message: step i answers `messages[:n_context]`, and the
-answer is `messages[n_context]`. What follows is one message for each: user in the json protocol,
-where two user messages never come in a row, tool or user in the native one.
+answer is `messages[n_context]`. One message follows each answer: of the user in the json protocol,
+where two user messages never follow each other, of a tool or the user in the native one.
 """
 
 import json
@@ -28,7 +28,7 @@ from typing import Any, Literal
 
 from pimono_sdpo.agent import prompts
 from pimono_sdpo.agent.patch import unified_diff
-from pimono_sdpo.agent.protocol import Action, read_json, read_native, written
+from pimono_sdpo.agent.protocol import Action, read_json, read_native, render_action
 from pimono_sdpo.agent.task_tests import TaskResult
 from pimono_sdpo.agent.tools import Workspace
 from pimono_sdpo.llm.calls import Reply
@@ -43,13 +43,13 @@ Kind = Literal[
 Event = dict[str, Any]
 
 
-def event(kind: Kind, run_id: str, t: int, **fields: Any) -> Event:
+def make_event(kind: Kind, run_id: str, t: int, **fields: Any) -> Event:
     """Return one event."""
     return {"kind": kind, "run_id": run_id, "t": t, **fields}
 
 
 def write_trace(path: Path, events: Sequence[Event]) -> None:
-    """Write a trace, whole or not at all."""
+    """Write a trace atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     partial.write_text(
@@ -60,7 +60,7 @@ def write_trace(path: Path, events: Sequence[Event]) -> None:
 
 def read_trace(path: Path) -> list[Event]:
     """Return the events of a trace."""
-    # Not splitlines: texts may hold other ends of lines.
+    # Not splitlines: texts may contain other line separators.
     return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
 
 
@@ -92,10 +92,10 @@ class Rules:
 
 @dataclass(slots=True)
 class Run:
-    """A run as it goes; finished when `ended` says how.
+    """The state of a run; it is finished when `ended` is set.
 
-    `steps` are rows of STEP_TAKEN. `error` is a fault of ours or of the endpoint: such a run says
-    nothing of the model. `report` is what the model said at the end, None when it never did.
+    `steps` are rows of STEP_TAKEN. `error` is a fault of ours or of the endpoint; such a run says
+    nothing about the model. `report` is the model's final report, None if there was none.
     """
 
     run_id: str
@@ -112,7 +112,7 @@ class Run:
     parse_errors_in_row: int = 0
     loops: int = 0
     seen: Counter[str] = field(default_factory=Counter)
-    told: int = 0
+    n_logged: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cost: float | None = 0.0
@@ -121,22 +121,22 @@ class Run:
     files_touched: tuple[str, ...] = ()
 
     def log(self, kind: Kind, **fields: Any) -> None:
-        """Add an event at the present turn."""
-        self.events.append(event(kind, self.run_id, self.turn, **fields))
+        """Add an event at the current turn."""
+        self.events.append(make_event(kind, self.run_id, self.turn, **fields))
 
     def fail(self, why: str) -> None:
-        """End the run by a fault that is not the model's."""
+        """End the run because of a fault that is not the model's."""
         self.ended, self.error, self.tests_ok = "error", why, None
 
 
 def status_of(row: Mapping[str, Any]) -> str:
-    """PASS or FAIL as tests said, ERROR for a fault that is not the model's, else N/A."""
+    """Return PASS or FAIL by the tests, ERROR for a fault that is not the model's, else N/A."""
     if row["error"] is not None:
         return "ERROR"
     return {True: "PASS", False: "FAIL", None: "N/A"}[row["tests_ok"]]
 
 
-LOOP_REPEATS = 2  # so many times a call is done before it is a loop
+LOOP_REPEATS = 2  # repetitions of a call before it counts as a loop
 MOST_LOOPS = 3
 MOST_PARSE_ERRORS = 4  # in a row
 MAX_RAW = 200_000
@@ -154,8 +154,8 @@ async def drive(
 ) -> Run:
     """Run an agent on the workspace until it ends; `run_tests` is None for a task without tests.
 
-    `about` goes into the trace's first event. Trouble of the endpoint or the sandbox is the run's
-    `error`; raises OSError when the workspace's disk fails.
+    `about` goes into the trace's first event. Failures of the endpoint or the sandbox become the
+    run's `error`; raises OSError when the workspace's disk fails.
     """
     run = Run(
         run_id,
@@ -168,26 +168,26 @@ async def drive(
     run_tests = None if rules.test_policy == "never" else run_tests
     while run.ended is None and len(run.steps) < rules.max_iters:
         run.turn = len(run.steps)
-        await _turn(run, space, ask, run_tests, rules)
+        await _take_turn(run, space, ask, run_tests, rules)
     run.ended = run.ended or "max_iters"
     changed = space.changed()
     if run_tests is not None and run.error is None and run.tested != changed:
-        await _test(run, space, run_tests, changed)
+        await _run_tests(run, space, run_tests, changed)
     run.patch = unified_diff(space.before, changed)
     run.files_touched = tuple(changed)
     if run.report is not None:
-        run.log("final", final=_final(run))
+        run.log("final", final=_final_report(run))
     counts = {"n_steps": len(run.steps), "n_test_runs": run.n_test_runs, "tests_ok": run.tests_ok}
     run.log("run_end", ended=run.ended, error=run.error, **counts)
     return run
 
 
-async def _turn(
+async def _take_turn(
     run: Run, space: Workspace, ask: Ask, run_tests: RunTests | None, rules: Rules
 ) -> None:  # fmt: skip
-    """One question and what comes of it: one step and, unless the run ends, two messages."""
+    """Ask once and act: adds one step and, unless the run ends, two messages."""
     context = len(run.messages)
-    run.log("llm_request", n_messages=context, messages=run.messages[run.told :])
+    run.log("llm_request", n_messages=context, messages=run.messages[run.n_logged :])
     reply = await ask(run.messages)
     if reply.error is not None:
         run.fail(reply.error)
@@ -196,24 +196,24 @@ async def _turn(
     run.prompt_tokens += reply.prompt_tokens
     run.completion_tokens += reply.completion_tokens
     run.cost = None if run.cost is None or reply.cost is None else run.cost + reply.cost
-    action = _read(reply, rules)
+    action = _read_action(reply, rules)
     raw: Any = {"text": reply.text[:MAX_RAW], "tool_calls": list(reply.tool_calls)}
-    run.messages.append(_said(action, reply, context, rules))
-    run.told = len(run.messages)
+    run.messages.append(_render_turn(action, reply, context, rules))
+    run.n_logged = len(run.messages)
     if action.kind == "parse_error":
         run.log("llm_parse_error", raw=raw, error=action.malformed, usage=usage)
-        _parse_error(run, action, context, rules)
+        _add_parse_error(run, action, context, rules)
         return
-    run.log("llm_action", raw=raw, action=json.loads(written(action)), usage=usage)
+    run.log("llm_action", raw=raw, action=json.loads(render_action(action)), usage=usage)
     run.parse_errors_in_row = 0
     if action.kind == "final":
-        _step(run, action, context, ok=True)
+        _add_step(run, action, context, ok=True)
         run.ended, run.report = "final", action.report
         return
-    await _call(run, space, action, run_tests, rules, context)
+    await _do_call(run, space, action, run_tests, rules, context)
 
 
-async def _call(
+async def _do_call(
     run: Run,
     space: Workspace,
     action: Action,
@@ -221,18 +221,18 @@ async def _call(
     rules: Rules,
     context: int,
 ) -> None:
-    """Do a tool call, run the tests when it changed a file, and tell the model of both."""
-    asked = {name: value for name, value in action.args.items() if name != "thought"}
-    key = json.dumps([action.name, asked], sort_keys=True)
+    """Do a tool call, run the tests when it changed a file, and show both to the model."""
+    args = {name: value for name, value in action.args.items() if name != "thought"}
+    key = json.dumps([action.name, args], sort_keys=True)
     run.seen[key] += 1
     if run.seen[key] > LOOP_REPEATS:
         run.loops += 1
         run.log("driver_note", note=prompts.LOOP)
-        _step(run, action, context, kind="loop", ok=False, error=prompts.LOOP)
+        _add_step(run, action, context, kind="loop", ok=False, error=prompts.LOOP)
         if run.loops == MOST_LOOPS:
             run.ended = "loop"
         else:
-            _tell(run, f"[driver] {prompts.LOOP}", rules)
+            _add_result(run, f"[driver] {prompts.LOOP}")
         return
     result = space.call(action.name, action.args)
     if result.changed:
@@ -243,48 +243,48 @@ async def _call(
         **{"name": action.name, "args": action.args, "ok": result.ok, "output": text},
         changed=result.changed,
     )
-    said = text if result.ok else f"[tool_error] {text}"
+    shown = text if result.ok else f"[tool_error] {text}"
     verdict = None
     if result.changed and run_tests is not None and rules.test_policy == "on_write":
-        verdict = await _test(run, space, run_tests, space.changed())
+        verdict = await _run_tests(run, space, run_tests, space.changed())
         status = {True: "PASS", False: "FAIL"}.get(run.tests_ok)  # type: ignore[arg-type]
         if status:
             output = shorten(run.test_output or "", rules.max_tool_chars)
-            said = f"{said}\n\n[TESTS {status}]\n{output}".rstrip()
+            shown = f"{shown}\n\n[TESTS {status}]\n{output}".rstrip()
     error = None if result.ok else text
-    _step(run, action, context, ok=result.ok, error=error, tests_ok=verdict)
+    _add_step(run, action, context, ok=result.ok, error=error, tests_ok=verdict)
     if run.ended is None:
-        note = prompts.one_call(action) if action.malformed else ""
+        note = prompts.render_malformed_note(action) if action.malformed else ""
         if note:
             run.log("driver_note", note=note)
-        _tell(run, f"{said}\n\n{note}".rstrip(), rules)
+        _add_result(run, f"{shown}\n\n{note}".rstrip())
 
 
-async def _test(
+async def _run_tests(
     run: Run, space: Workspace, run_tests: RunTests, changed: dict[str, bytes]
 ) -> bool | None:  # fmt: skip
-    """Run the tests on the files as they are; a fault of ours ends the run."""
-    verdict = await run_tests(space)
-    run.log("tests", ok=verdict.ok, output=verdict.output, error=verdict.error)
-    run.tested, run.tests_ok, run.test_output = changed, verdict.ok, verdict.output
+    """Run the tests on the current files; a fault of ours ends the run."""
+    result = await run_tests(space)
+    run.log("tests", ok=result.ok, output=result.output, error=result.error)
+    run.tested, run.tests_ok, run.test_output = changed, result.ok, result.output
     run.n_test_runs += 1
-    if verdict.ok is None:
-        run.fail(f"tests could not be run: {verdict.error}")
-    return verdict.ok
+    if result.ok is None:
+        run.fail(f"tests could not be run: {result.error}")
+    return result.ok
 
 
-def _parse_error(run: Run, action: Action, context: int, rules: Rules) -> None:
+def _add_parse_error(run: Run, action: Action, context: int, rules: Rules) -> None:
     run.parse_errors_in_row += 1
-    _step(run, action, context, ok=False, error=action.malformed)
+    _add_step(run, action, context, ok=False, error=action.malformed)
     if run.parse_errors_in_row == MOST_PARSE_ERRORS:
         run.ended = "parse_errors"
         return
-    note = prompts.could_not_read(action, rules.protocol)
+    note = prompts.render_parse_note(action, rules.protocol)
     run.log("driver_note", note=note)
     run.messages.append({"role": "user", "content": note})
 
 
-def _read(reply: Reply, rules: Rules) -> Action:
+def _read_action(reply: Reply, rules: Rules) -> Action:
     cut = reply.finish_reason == CUT
     if rules.protocol == "json" and (reply.text.strip() or not reply.tool_calls):
         return read_json(reply.text, lenient=rules.lenient, cut=cut)
@@ -296,22 +296,25 @@ def _read(reply: Reply, rules: Rules) -> Action:
     return action
 
 
-def _said(action: Action, reply: Reply, context: int, rules: Rules) -> Turn:
-    """The model's turn as the history holds it: in good form, unless it could not be read.
+def _render_turn(action: Action, reply: Reply, context: int, rules: Rules) -> Turn:
+    """Return the model's turn for the history: in canonical form, unless it could not be read.
 
-    Ids of calls are ours: those of providers differ from run to run.
+    Call ids are replaced, because those of providers differ from run to run.
     """
     if action.kind == "parse_error":
         wrote = reply.text.strip() or "\n".join(
             f"{call['function']['name']}({call['function']['arguments']})"
             for call in reply.tool_calls
         )
-        # Some servers refuse an answer that holds nothing.
+        # Some servers refuse empty answers.
         content = shorten(wrote, rules.max_tool_chars) or "(no answer)"
         return {"role": "assistant", "content": content}
     if rules.protocol == "json":
         plain = not action.malformed and not reply.text.lstrip().startswith("<think>")
-        return {"role": "assistant", "content": reply.text.strip() if plain else written(action)}
+        return {
+            "role": "assistant",
+            "content": reply.text.strip() if plain else render_action(action),
+        }
     if action.kind == "final":
         return {"role": "assistant", "content": action.report["summary"]}
     function = {"name": action.name, "arguments": action.args}
@@ -319,20 +322,20 @@ def _said(action: Action, reply: Reply, context: int, rules: Rules) -> Turn:
     return {"role": "assistant", "content": action.text, "tool_calls": [call]}
 
 
-def _tell(run: Run, said: str, rules: Rules) -> None:
-    """Answer the last tool call."""
+def _add_result(run: Run, text: str) -> None:
+    """Add the result of the last tool call."""
     calls = run.messages[-1].get("tool_calls")
     if not calls:
-        run.messages.append({"role": "user", "content": f"[tool_result]\n{said}"})
+        run.messages.append({"role": "user", "content": f"[tool_result]\n{text}"})
         return
     call = calls[0]
     name = call["function"]["name"]
     run.messages.append(
-        {"role": "tool", "content": said, "tool_call_id": call["id"], "name": name}
+        {"role": "tool", "content": text, "tool_call_id": call["id"], "name": name}
     )  # fmt: skip
 
 
-def _step(
+def _add_step(
     run: Run,
     action: Action,
     context: int,
@@ -347,7 +350,7 @@ def _step(
             "index": len(run.steps),
             "kind": kind or action.kind,
             "name": action.name or None,
-            "args": _args(action),
+            "args": _step_args(action),
             "ok": ok,
             "error": error,
             "n_context": context,
@@ -357,15 +360,15 @@ def _step(
     )
 
 
-def _args(action: Action) -> dict[str, Any] | None:
-    """The arguments of a call; of a final report, all it says."""
+def _step_args(action: Action) -> dict[str, Any] | None:
+    """Return the arguments of a call, or the fields of a final report."""
     if action.kind == "final":
         return {key: value for key, value in action.report.items() if key != "type"}
     return action.args if action.kind == "tool_call" else None
 
 
-def _final(run: Run) -> dict[str, Any]:
-    """The model's report as traces hold it: with what tests said and what was really changed."""
+def _final_report(run: Run) -> dict[str, Any]:
+    """Return the model's report for the trace, with the test result and the changed files."""
     report = dict(run.report or {})
     report.setdefault(
         "changes", [{"path": path, "description": "written"} for path in run.files_touched]

@@ -19,8 +19,8 @@ from pimono_sdpo.runs.folders import (
     read_json,
     require_disjoint,
 )
-from pimono_sdpo.suites.stored_rollouts import Rollouts, open_rollouts, rows_of
-from pimono_sdpo.suites.suite import Suite, load
+from pimono_sdpo.suites.stored_rollouts import Rollouts, open_rollouts, read_rows
+from pimono_sdpo.suites.suite import Suite, load_suite
 from processors.rollouts.comparison import COLUMNS, compare
 
 STAGE = "evaluation"
@@ -133,7 +133,7 @@ def evaluate_to_file(
 
 
 def _load_held_out(suite: Path) -> Suite:
-    tasks = load(suite, repos=False)
+    tasks = load_suite(suite, repos=False)
     if tasks.split == "train":
         raise SourceError(
             f"`{suite}` is the suite to train on; evaluate on the test suite of `suite split`."
@@ -225,4 +225,4 @@ def _open(folder: Path) -> Rollouts:
 
 def _read_rows(rollouts: Rollouts, wanted: set[str]) -> Iterator[Json]:
     for file in rollouts.files:
-        yield from (row for row in rows_of(file, [*COLUMNS]) if row["task_id"] in wanted)
+        yield from (row for row in read_rows(file, [*COLUMNS]) if row["task_id"] in wanted)

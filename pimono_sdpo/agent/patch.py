@@ -1,4 +1,4 @@
-"""What changed between two states of files, as a diff that `git apply` takes."""
+"""Write the changes between two states of files as a diff for `git apply`."""
 
 import difflib
 from collections.abc import Iterator, Mapping
@@ -7,7 +7,7 @@ _ESCAPES = {"\\": "\\\\", '"': '\\"', "\t": "\\t", "\n": "\\n"}
 
 
 def unified_diff(before: Mapping[str, bytes | None], after: Mapping[str, bytes]) -> str:
-    r"""Return the diff of the files of `after`, in order of their paths; None: it was not there.
+    r"""Return the diff of the files of `after`, in order of paths; None in `before` is a new file.
 
     >>> print(unified_diff({"a.py": b"x = 1\n"}, {"a.py": b"x = 2\n"}), end="")
     diff --git a/a.py b/a.py
@@ -29,7 +29,7 @@ def _file(path: str, before: bytes | None, after: bytes) -> Iterator[str]:
         yield "new file mode 100644\n"
         old = "/dev/null"
     hunks = difflib.unified_diff(_lines(before or b""), _lines(after), n=3)
-    # Names with spaces end in a tab, or `patch` would take a part of them.
+    # Names with spaces end in a tab, or `patch` would read only part of them.
     tab = "\t" if " " in path else ""
     for number, line in enumerate(hunks):
         if number == 0:
@@ -43,13 +43,13 @@ def _file(path: str, before: bytes | None, after: bytes) -> Iterator[str]:
 
 
 def _lines(content: bytes) -> list[str]:
-    """Split at line feeds alone: what else ends a line for Python is a character to git."""
+    """Split at line feeds only: other line separators of Python are characters to git."""
     *whole, rest = content.decode().split("\n")
     return [f"{line}\n" for line in whole] + ([rest] if rest else [])
 
 
 def _quoted(path: str) -> str:
-    """Write a path as git does when it holds a quote or a backslash."""
+    """Quote a path as git does when it has a quote or a backslash."""
     if not any(character in _ESCAPES for character in path):
         return path
     return '"' + "".join(_ESCAPES.get(character, character) for character in path) + '"'

@@ -1,4 +1,4 @@
-"""What the agent is told: the system prompt of each protocol, the goal, and the driver's notes."""
+"""The texts for the agent: the system prompt of each protocol, the goal, the driver's notes."""
 
 import json
 
@@ -38,7 +38,7 @@ _AGAIN = {
 
 
 def system_prompt(protocol: Protocol, test_policy: TestPolicy) -> str:
-    """Return the first message of every run; it says nothing of the task."""
+    """Return the first message of every run, which does not depend on the task."""
     if protocol == "native":
         return "\n\n".join((_TASK, _NATIVE, _TESTS[test_policy]))
     tools = "\n".join(
@@ -55,13 +55,13 @@ def goal_prompt(goal: str) -> str:
     return f"GOAL:\n{goal}"
 
 
-def could_not_read(action: Action, protocol: Protocol) -> str:
-    """Tell what was malformed, and what is wanted instead."""
+def render_parse_note(action: Action, protocol: Protocol) -> str:
+    """Return the note on an answer that could not be read."""
     return f"[driver] Your last answer could not be read: {action.malformed}. {_AGAIN[protocol]}"
 
 
-def one_call(action: Action) -> str:
-    """Tell that a call was taken although something was wrong with the answer."""
+def render_malformed_note(action: Action) -> str:
+    """Return the note on an answer that was accepted although it was malformed."""
     return f"[driver] Your last answer was not as wanted: {action.malformed}."
 
 

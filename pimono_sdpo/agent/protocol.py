@@ -1,12 +1,12 @@
-"""One answer of a model, read as one action: a tool call, a final report, or what is wrong with it.
+"""Read a model's answer as one action: a tool call, a final report, or a parse error.
 
 json    the text is exactly one object, {"type": "tool_call", "name", "args"} or
         {"type": "final", "summary", "changes"}; results come back as user messages
 native  OpenAI's `tool_calls`, one at a time; a text without a call is the final report
 
-Strict reading takes nothing else. Lenient reading looks for the object in fences and prose, takes
-usual misnomers, and tells in `malformed` what it mended. The history then shows the model the
-action in good form, so that no rollout teaches what had to be mended.
+Strict reading accepts nothing else. Lenient reading also looks for the object in code fences and
+prose, accepts common misnomers, and records the correction in `malformed`. The history then has the
+action in canonical form, so that no rollout teaches the malformed one.
 """
 
 import json
@@ -21,7 +21,7 @@ from pimono_sdpo.text import replace_surrogates
 MAX_CHARS = 1_000_000
 MAX_DEPTH = 64
 MAX_STARTS = 50
-# What columns of JSON and other people's parsers hold.
+# The limit of JSON columns and of other parsers.
 MOST_INTEGER = 2**63 - 1
 _THOUGHT = re.compile(r"\A\s*<think>.*?</think>\s*", re.DOTALL)
 _FENCE = re.compile(r"\A\s*```[a-zA-Z]*[ \t]*\n(.*?)\n?[ \t]*```\s*\Z", re.DOTALL)
@@ -34,10 +34,10 @@ _ARGS = ("args", "arguments", "parameters", "input")
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """What a model wants: `kind` says whether `name` and `args` or `report` are set.
+    """A model's action: `kind` says whether `name` and `args` or `report` are set.
 
-    Of a `parse_error`, `malformed` says what is wrong; of the others, what a lenient reader mended,
-    "" when nothing was. `text` is what stands beside a native call; `report` is the final object.
+    `malformed` is the problem of a `parse_error`; for other kinds, what a lenient reader corrected,
+    or "". `text` is the text beside a native call; `report` is the final object.
     """
 
     kind: Literal["tool_call", "final", "parse_error"]
@@ -49,11 +49,11 @@ class Action:
 
 
 class _Unreadable(Exception):
-    """Why an answer is no action."""
+    """Why an answer cannot be read as an action."""
 
 
 def read_json(text: str, *, lenient: bool = False, cut: bool = False) -> Action:
-    """Read an answer of the json protocol; `cut`: it ended because it was too long.
+    """Read an answer of the json protocol; `cut` means it reached the maximum length.
 
     >>> read_json('{"type": "tool_call", "name": "grep", "args": {"pattern": "x"}}').name
     'grep'
@@ -63,19 +63,19 @@ def read_json(text: str, *, lenient: bool = False, cut: bool = False) -> Action:
     bare = _THOUGHT.sub("", text).strip()
     try:
         try:
-            return _action(_whole(bare))
+            return _to_action(_decode_whole(bare))
         except _Unreadable as problem:
             if not lenient:
                 raise
-            value = _found(bare)
+            value = _find_action(bare)
             if value is None:
                 raise
-            action = _action(_mended(value))
+            action = _to_action(_rename_keys(value))
             malformed = str(problem)
             return Action(action.kind, action.name, action.args, action.report, malformed=malformed)
     except _Unreadable as problem:
-        told = f"it was cut off at the maximum length: {problem}" if cut else str(problem)
-        return Action("parse_error", malformed=told)
+        malformed = f"it was cut off at the maximum length: {problem}" if cut else str(problem)
+        return Action("parse_error", malformed=malformed)
 
 
 def read_native(
@@ -88,14 +88,14 @@ def read_native(
     '2 calls in one answer, of which the first was taken'
     """
     bare = _THOUGHT.sub("", text).strip()
-    told = "it was cut off at the maximum length: " if cut else ""
+    prefix = "it was cut off at the maximum length: " if cut else ""
     if not calls:
         if not bare:
-            return Action("parse_error", malformed=f"{told}it is empty")
+            return Action("parse_error", malformed=f"{prefix}it is empty")
         if _MARKUP.search(bare):
-            if lenient and (value := _found(bare)) is not None:
+            if lenient and (value := _find_action(bare)) is not None:
                 try:
-                    action = _action(_mended(value))
+                    action = _to_action(_rename_keys(value))
                 except _Unreadable:
                     pass
                 else:
@@ -103,7 +103,7 @@ def read_native(
                     return Action(
                         action.kind, action.name, action.args, action.report, malformed=why
                     )
-            return Action("parse_error", malformed=f"{told}it has a call written into its text")
+            return Action("parse_error", malformed=f"{prefix}it has a call written into its text")
         if cut:
             return Action("parse_error", malformed="it was cut off at the maximum length")
         return Action("final", report={"type": "final", "summary": bare})
@@ -112,24 +112,24 @@ def read_native(
         name, arguments = function.get("name"), function.get("arguments")
         if isinstance(arguments, str):
             arguments = _loads(arguments or "{}")
-        action = _action({"type": "tool_call", "name": name, "args": arguments})
+        action = _to_action({"type": "tool_call", "name": name, "args": arguments})
     except _Unreadable as problem:
-        return Action("parse_error", malformed=f"{told}its call cannot be read, {problem}")
+        return Action("parse_error", malformed=f"{prefix}its call cannot be read, {problem}")
     several = f"{len(calls)} calls in one answer, of which the first was taken"
     malformed = several if len(calls) > 1 else ""
     return Action("tool_call", action.name, action.args, text=bare, malformed=malformed)
 
 
-def written(action: Action) -> str:
-    """Write an action as the json protocol wants it."""
+def render_action(action: Action) -> str:
+    """Return an action in the form of the json protocol."""
     if action.kind == "final":
         return json.dumps(action.report, ensure_ascii=False)
     call = {"type": "tool_call", "name": action.name, "args": action.args}
     return json.dumps(call, ensure_ascii=False)
 
 
-def _whole(text: str) -> dict[str, Any]:
-    """Decode a text that is one object and nothing else."""
+def _decode_whole(text: str) -> dict[str, Any]:
+    """Decode a text that is exactly one object."""
     if not text:
         raise _Unreadable("it is empty")
     if not text.startswith("{"):
@@ -157,11 +157,11 @@ def _loads(text: str) -> Any:
         raise _Unreadable("it is no valid JSON: a number or the nesting is too large") from error
 
 
-def _action(value: dict[str, Any]) -> Action:
-    """Take an object for the action that it is, exactly."""
+def _to_action(value: dict[str, Any]) -> Action:
+    """Read an object that is exactly an action."""
     kind = value.get("type")
     if kind == "final":
-        report = _sound(value)
+        report = _make_storable(value)
         if not isinstance(report.get("summary"), str):
             raise _Unreadable("`final` has no `summary`, a text")
         if not isinstance(report.get("changes", []), list):
@@ -178,10 +178,10 @@ def _action(value: dict[str, Any]) -> Action:
         raise _Unreadable("`args` of the tool call is no object")
     if unknown := sorted(set(value) - {"type", "name", "args", "thought"}):
         raise _Unreadable(f"the tool call has the unknown key `{unknown[0][:80]}`")
-    return Action("tool_call", replace_surrogates(name.strip()), _sound(args))
+    return Action("tool_call", replace_surrogates(name.strip()), _make_storable(args))
 
 
-def _found(text: str) -> dict[str, Any] | None:
+def _find_action(text: str) -> dict[str, Any] | None:
     """Return the first object in a text that looks like an action."""
     for value in _objects(text[:MAX_CHARS]):
         if value.get("type") == "final" or isinstance(value.get("name"), str):
@@ -190,7 +190,7 @@ def _found(text: str) -> dict[str, Any] | None:
 
 
 def _objects(text: str) -> Iterator[dict[str, Any]]:
-    """Yield the objects of a text, outermost first; few are tried, each costs the whole text."""
+    """Yield the objects of a text, outermost first; only few attempts, as each scans the text."""
     decoder = json.JSONDecoder(strict=False)
     start = tried = 0
     while (start := text.find("{", start)) >= 0 and tried < MAX_STARTS:
@@ -204,8 +204,8 @@ def _objects(text: str) -> Iterator[dict[str, Any]]:
             yield value
 
 
-def _mended(value: dict[str, Any]) -> dict[str, Any]:
-    """Bring the usual misnomers of a call to the protocol's names; other keys are dropped."""
+def _rename_keys(value: dict[str, Any]) -> dict[str, Any]:
+    """Rename common misnomers of a call to the protocol's names; other keys are dropped."""
     if value.get("type") == "final":
         return value
     key = next((key for key in _ARGS if key in value), None)
@@ -215,8 +215,8 @@ def _mended(value: dict[str, Any]) -> dict[str, Any]:
     return {"type": "tool_call", "name": value["name"], "args": args}
 
 
-def _sound(value: Any, depth: int = 0) -> Any:
-    """Return a value that every column holds: no half characters, no number without end."""
+def _make_storable(value: Any, depth: int = 0) -> Any:
+    """Return a value that every column can hold: no lone surrogates, no infinite numbers."""
     if depth > MAX_DEPTH:
         raise _Unreadable(f"it is nested deeper than {MAX_DEPTH}")
     if isinstance(value, str):
@@ -226,7 +226,9 @@ def _sound(value: Any, depth: int = 0) -> Any:
     if isinstance(value, int) and abs(value) > MOST_INTEGER:
         raise _Unreadable("a number is too large")
     if isinstance(value, dict):
-        return {replace_surrogates(key): _sound(item, depth + 1) for key, item in value.items()}
+        return {
+            replace_surrogates(key): _make_storable(item, depth + 1) for key, item in value.items()
+        }
     if isinstance(value, list):
-        return [_sound(item, depth + 1) for item in value]
+        return [_make_storable(item, depth + 1) for item in value]
     return value

@@ -41,8 +41,8 @@ from pimono_sdpo.llm.rows import map_rows
 from pimono_sdpo.runs.engine import Output, Part, Piece, run_parts
 from pimono_sdpo.runs.parquet import link_or_copy
 from pimono_sdpo.schema import ROLLOUT, TASK, Turn
+from pimono_sdpo.suites.repo_files import visible_copy
 from pimono_sdpo.suites.suite import has_tests
-from pimono_sdpo.suites.workspace import visible_copy
 from rewards.verifiers.agent_tools import definitions
 
 WORK = Features({**TASK, "seed": Value("int64")})
@@ -51,7 +51,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How the model is asked; rollout i of a task has the seed `seed + i`."""
+    """How the model is sampled; rollout i of a task has the seed `seed + i`."""
 
     model: str
     temperature: float = 0.7
@@ -61,7 +61,7 @@ class Sampling:
 
 
 class Roller:
-    """Makes rows of rollouts; `run` never raises on what a model does.
+    """Make rows of rollouts; `run` never raises on what a model does.
 
     `done` is called with each finished row. Traces are written below `traces` unless it is None;
     the agents work below `spaces`, by default in the system's folder for temporary files.
@@ -86,7 +86,7 @@ class Roller:
 
     async def run(self, task: Json) -> Json:
         """Return the ROLLOUT row of a task with a seed."""
-        run_id = run_id_of(task, self.sampling, self.rules)
+        run_id = make_run_id(task, self.sampling, self.rules)
         about = {
             "task_id": task["task_id"], "suite": task["suite"], "seed": task["seed"],
             "model": self.sampling.model, "temperature": self.sampling.temperature,
@@ -95,7 +95,7 @@ class Roller:
 
         async def ask(messages: list[Turn]) -> Reply:
             return await self.chat.ask(
-                request_of(messages, task["seed"], self.sampling, self.rules)
+                make_request(messages, task["seed"], self.sampling, self.rules)
             )
 
         async def run_tests(space: Workspace) -> TaskResult:
@@ -111,40 +111,40 @@ class Roller:
             )  # fmt: skip
         if self.traces is not None:
             write_trace(self.traces / f"{run_id}.jsonl", made.events)
-        row = row_of(task, made, self.sampling, self.rules)
+        row = make_row(task, made, self.sampling, self.rules)
         self.done(row)
         return row
 
 
 def roll_out(work: Dataset, roller: Roller, workers: int) -> Dataset:
-    """Run all rows of `work`, so many at a time; their results fit into memory."""
+    """Run all rows of `work`, `workers` at a time, with the results in memory."""
     return map_rows(work, roller.run, ROLLOUT, in_flight=workers, desc="rollouts")
 
 
-def work_of(tasks: Sequence[Mapping[str, Any]], sampling: Sampling, of: range) -> Dataset:
-    """Return the rows of these numbers: tasks in order, each with all its seeds."""
+def make_work(tasks: Sequence[Mapping[str, Any]], sampling: Sampling, of: range) -> Dataset:
+    """Return the numbered rows: tasks in order, each with all its seeds."""
     each = sampling.rollouts
     rows = [{**tasks[number // each], "seed": sampling.seed + number % each} for number in of]
     return Dataset.from_list(rows, features=WORK)
 
 
-def run_id_of(task: Mapping[str, Any], sampling: Sampling, rules: Rules) -> str:
-    """Name a run: task and seed, and a hash of everything else that it is asked with."""
-    asked = {**asdict(sampling), **asdict(rules), "goal": task["goal"], "suite": task["suite"]}
-    # More rollouts, or another base, leave the run of a seed what it was.
-    del asked["rollouts"], asked["seed"]
-    told = json.dumps([task["task_id"], asked], sort_keys=True)
+def make_run_id(task: Mapping[str, Any], sampling: Sampling, rules: Rules) -> str:
+    """Name a run by task, seed, and a hash of all other parameters."""
+    parameters = {**asdict(sampling), **asdict(rules), "goal": task["goal"], "suite": task["suite"]}
+    # The run of a seed does not depend on the number of rollouts or on the first seed.
+    del parameters["rollouts"], parameters["seed"]
+    key = json.dumps([task["task_id"], parameters], sort_keys=True)
     name = re.sub(r"[^A-Za-z0-9._+-]", "_", task["task_id"])[:150]
-    return f"{name}-{task['seed']}-{hashlib.sha256(told.encode()).hexdigest()[:8]}"
+    return f"{name}-{task['seed']}-{hashlib.sha256(key.encode()).hexdigest()[:8]}"
 
 
-def request_of(
+def make_request(
     messages: Sequence[Turn], seed: int, sampling: Sampling, rules: Rules
 ) -> Request:  # fmt: skip
-    """Return the question for the next turn, in the terms of the OpenAI API."""
+    """Return the request for the next turn, in the terms of the OpenAI API."""
     return Request(
         model=sampling.model,
-        messages=[_sent(turn) for turn in messages],
+        messages=[_to_api(turn) for turn in messages],
         tools=definitions() if rules.protocol == "native" else None,
         temperature=sampling.temperature,
         seed=seed,
@@ -152,23 +152,24 @@ def request_of(
     )
 
 
-def _sent(turn: Turn) -> Json:
-    """A turn as the API has it: arguments as text, and no name beside the id of a call."""
+def _to_api(turn: Turn) -> Json:
+    """Return a turn in the API's form: arguments as text, and no name beside a call id."""
     sent: Json = {"role": turn["role"], "content": turn["content"]}
     if calls := turn.get("tool_calls"):
         sent["tool_calls"] = [
-            {**call, "function": {**call["function"], "arguments": _json(call)}} for call in calls
+            {**call, "function": {**call["function"], "arguments": _encode_arguments(call)}}
+            for call in calls
         ]
     if identity := turn.get("tool_call_id"):
         sent["tool_call_id"] = identity
     return sent
 
 
-def _json(call: Json) -> str:
+def _encode_arguments(call: Json) -> str:
     return json.dumps(call["function"]["arguments"], ensure_ascii=False)
 
 
-def row_of(task: Mapping[str, Any], run: Run, sampling: Sampling, rules: Rules) -> Json:
+def make_row(task: Mapping[str, Any], run: Run, sampling: Sampling, rules: Rules) -> Json:
     """Return the columns of ROLLOUT."""
     kinds = [step["kind"] for step in run.steps]
     turn: Json = {"tool_calls": None, "tool_call_id": None, "name": None}
@@ -266,7 +267,7 @@ def roll_out_all(
     report = _report(made, tasks, roller)
     for name in ("data", "traces"):
         (out / name).mkdir(parents=True)
-    for row in _columns(made, ["run_id"]):
+    for row in _read_columns(made, ["run_id"]):
         # A run that failed at once has none.
         if (trace := work / "traces" / f"{row['run_id']}.jsonl").is_file():
             link_or_copy(trace, out / "traces" / trace.name)
@@ -283,7 +284,7 @@ def _roll_out_part(
 ) -> Iterator[Piece]:
     # Those before it are finished, now or by an earlier run.
     progress.finished = of.start
-    found = roll_out(work_of(tasks, roller.sampling, of), roller, workers)
+    found = roll_out(make_work(tasks, roller.sampling, of), roller, workers)
     if roller.chat.stopped and progress.failed:
         raise InferenceError(
             f"{roller.chat.stopped.removesuffix('.')}; "
@@ -301,7 +302,7 @@ def _report(made: Sequence[Path], tasks: Sequence[Mapping[str, Any]], roller: Ro
     errors: Counter[str] = Counter()
     verdicts: Counter[str] = Counter()
     cost: float | None = 0.0
-    for row in _columns(made, [*SUMMED, "ended", "error", "tests_ok", "cost"]):
+    for row in _read_columns(made, [*SUMMED, "ended", "error", "tests_ok", "cost"]):
         sums.update({name: row[name] for name in SUMMED})
         ended[row["ended"]] += 1
         verdicts[status_of(row)] += 1
@@ -327,7 +328,7 @@ def _report(made: Sequence[Path], tasks: Sequence[Mapping[str, Any]], roller: Ro
     }
 
 
-def _columns(made: Sequence[Path], names: list[str]) -> Iterator[Json]:
+def _read_columns(made: Sequence[Path], names: list[str]) -> Iterator[Json]:
     """Yield small columns of all rows."""
     for path in made:
         with pq.ParquetFile(path) as parquet:

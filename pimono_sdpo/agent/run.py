@@ -6,14 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from pimono_sdpo.agent.driver import Rules
-from pimono_sdpo.agent.rollout import STAGE, Roller, Sampling, roll_out, roll_out_all, work_of
+from pimono_sdpo.agent.rollout import STAGE, Roller, Sampling, make_work, roll_out, roll_out_all
 from pimono_sdpo.agent.task_tests import open_tester
 from pimono_sdpo.errors import InferenceError, OutputError
 from pimono_sdpo.llm.chat import Chat
-from pimono_sdpo.llm.journal import Journal
-from pimono_sdpo.llm.money import Budget
-from pimono_sdpo.llm.providers import NO_KEY, Endpoint, endpoint
-from pimono_sdpo.llm.settings import Settings, environment, load
+from pimono_sdpo.llm.client import open_chat
+from pimono_sdpo.llm.settings import load_settings
 from pimono_sdpo.options import argument, option, options
 from pimono_sdpo.runs.folders import (
     REPORT,
@@ -26,7 +24,6 @@ from pimono_sdpo.suites import suite as suites
 
 # An estimate runs so many rollouts, each of another task.
 ESTIMATED = 8
-MISSING_ANSWER = "The journal lacks an answer that this run needs; run without --replay."
 Json = dict[str, Any]
 Tell = Callable[[str], None]
 Done = Callable[[Json, str], None]
@@ -96,7 +93,7 @@ def run_rollouts(
             finished, report = roll_out_all(ready.tasks, roller, work, options.max_workers, done)
         suite = ready.suite
         name = finished / suites.NAME
-        suites.write(name, suite.name, ready.tasks, suite.description, suite.split, out)
+        suites.write_suite(name, suite.name, ready.tasks, suite.description, suite.split, out)
         publish_folder(finished, out)
     return report
 
@@ -109,7 +106,7 @@ def estimate_rollouts(options: RolloutOptions, out: Path, tell: Tell, replay: bo
     number = min(ESTIMATED, len(ready.tasks))
     with open_tester(ready.tasks, ready.journal) as tester:
         roller = Roller(ready.chat, tester, options.rules(), tried)
-        roll_out(work_of(ready.tasks, tried, range(number)), roller, options.max_workers)
+        roll_out(make_work(ready.tasks, tried, range(number)), roller, options.max_workers)
     if ready.chat.stopped:
         raise InferenceError(ready.chat.stopped)
     tally, prices = ready.chat.tally, ready.chat.prices
@@ -118,7 +115,7 @@ def estimate_rollouts(options: RolloutOptions, out: Path, tell: Tell, replay: bo
 
 def _prepare(options: RolloutOptions, out: Path, replay: bool) -> Ready:
     """Read suite and settings, find the model and the places to write; nothing is asked yet."""
-    suite = suites.load(options.suite)
+    suite = suites.load_suite(options.suite)
     tasks = suite.tasks[: options.limit]
     for task in tasks:
         require_disjoint(Path(task["repo"]).resolve(), out.resolve())
@@ -128,7 +125,7 @@ def _prepare(options: RolloutOptions, out: Path, replay: bool) -> Ready:
         "provider": options.provider,
         "temperature": options.temperature,
     }
-    settings = load(options.config, rollout=given)
+    settings = load_settings(options.config, rollout=given)
     section = settings.rollout
     if not section.model:
         raise InferenceError(
@@ -137,29 +134,15 @@ def _prepare(options: RolloutOptions, out: Path, replay: bool) -> Ready:
     sampling = Sampling(
         section.model, section.temperature, section.max_tokens, options.seed, options.rollouts
     )
-    chat, journal = _open_chat(options, settings, out.resolve(), section.model, replay)
+    out = out.resolve()
+    journal = (options.journal or out.parent / f"{out.name}.calls.sqlite").resolve()
+    if replay and not journal.is_file():
+        raise InferenceError(f"There is no journal `{journal}` to replay; run without --replay.")
+    chat = open_chat(
+        section, settings, journal, [section.model], options.max_cost,
+        concurrency=options.max_workers, replay=replay,
+    )  # fmt: skip
     return Ready(suite, tasks, sampling, chat, journal)
-
-
-def _open_chat(
-    options: RolloutOptions, settings: Settings, out: Path, model: str, replay: bool
-) -> tuple[Chat, Path]:
-    section, prices = settings.rollout, settings.price_list()
-    path = (options.journal or out.parent / f"{out.name}.calls.sqlite").resolve()
-    if replay and not path.is_file():
-        raise InferenceError(f"There is no journal `{path}` to replay; run without --replay.")
-    if replay:
-        where = Endpoint("journal", None, NO_KEY)
-    else:
-        where = endpoint(section.provider, environment())
-    journal = Journal(path)
-    budget = None
-    if options.max_cost is not None:
-        budget = Budget(options.max_cost, [model], prices, journal)
-    limits = replace(section.limits(), concurrency=options.max_workers)
-    chat = Chat(where, journal, prices=prices, limits=limits, budget=budget)
-    chat.stopped = MISSING_ANSWER if replay else None
-    return chat, path
 
 
 def require_stage(out: Path, stage: str) -> None:

@@ -32,8 +32,8 @@ from typing import Any
 from pimono_sdpo.agent.tools import Workspace
 from pimono_sdpo.errors import InferenceError, SourceError
 from pimono_sdpo.shell import parse_command
+from pimono_sdpo.suites.repo_files import files_of, matches, visible_copy, walk_visible
 from pimono_sdpo.suites.suite import has_tests
-from pimono_sdpo.suites.workspace import files_of, matches, visible, visible_copy
 from pimono_sdpo.text import replace_surrogates, shorten
 from rewards import sandbox
 from rewards.sandbox import Limits, SandboxError
@@ -55,13 +55,13 @@ ENVIRONMENT = {
     "PYTHONHASHSEED": "0",
     "NO_COLOR": "1",
 }
-# A file of such a name at the top of the repo would be imported in the place of the real module.
+# A file of such a name at the root of the repo would be imported instead of the real module.
 TAKEN = sys.stdlib_module_names | {
     "pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygments", "hypothesis",
     "sitecustomize", "usercustomize",
 }  # fmt: skip
 _PASSED = re.compile(rb"\b[1-9]\d* passed\b")
-# What differs from run to run, and what stands for it: replays need the same text.
+# Texts that differ from run to run, and their replacements: replays need equal texts.
 _UNSTEADY = (
     (re.compile(r"(?:/[\w.-]+)*/sandbox-\w+/(work|tmp)"), r"/\1"),
     (re.compile(r"\bin \d+(?:\.\d+)?s(?: \(\d+:\d\d:\d\d\))?"), "in 0.00s"),
@@ -89,30 +89,30 @@ def run_tests(task: Mapping[str, Any], folder: Path, python: Python = cold) -> T
     """
     try:
         if task["verifier_spec"]:
-            return _by_spec(task, folder, python)
+            return _test_by_spec(task, folder, python)
         if task["test_cmd"]:
-            return _by_command(task, folder)
+            return _test_by_command(task, folder)
     except (SandboxError, SourceError, UnsupportedTests, BadSpec) as trouble:
         return TaskResult(None, "", str(trouble))
     return TaskResult(None, "", "the task has no tests")
 
 
 def check_task(task: Mapping[str, Any]) -> None:
-    """Raise SourceError when a task's tests are none, before anything is spent on it."""
+    """Raise SourceError for invalid tests of a task, before anything is spent on it."""
     try:
         _check_metadata(task)
         if task["verifier_spec"]:
-            spec = _spec(task, {})
+            spec = _read_spec(task, {})
             candidate.files_of(spec)
             check_tests(spec)
     except BadSpec as wrong:
-        raise SourceError(f"Task `{task['task_id']}` cannot be judged: {wrong}") from wrong
+        raise SourceError(f"Task `{task['task_id']}` cannot be tested: {wrong}") from wrong
 
 
-def steady(text: str) -> str:
-    """Put fixed words for times, folders and addresses.
+def stabilize(text: str) -> str:
+    """Replace times, folders and addresses, which differ from run to run.
 
-    >>> steady("1 passed in 0.12s at 0x7f00deadbeef")
+    >>> stabilize("1 passed in 0.12s at 0x7f00deadbeef")
     '1 passed in 0.00s at 0x0'
     """
     for pattern, instead in _UNSTEADY:
@@ -120,21 +120,21 @@ def steady(text: str) -> str:
     return text
 
 
-def _spec(task: Mapping[str, Any], shown: Mapping[str, str]) -> dict[str, Any]:
-    """Return the spec of a task, whose files are those of the repo unless it says otherwise."""
+def _read_spec(task: Mapping[str, Any], shown: Mapping[str, str]) -> dict[str, Any]:
+    """Return the spec of a task, by default with the files of the repo."""
     spec = json.loads(task["verifier_spec"])
     if not isinstance(spec, dict) or "tests" not in spec:
-        raise BadSpec("The `verifier_spec` has no `tests`; write them, or leave it out.")
+        raise BadSpec("The `verifier_spec` has no `tests`; add them, or leave the spec out.")
     return {"files": dict(shown), **spec}
 
 
-def _by_spec(task: Mapping[str, Any], folder: Path, python: Python) -> TaskResult:
+def _test_by_spec(task: Mapping[str, Any], folder: Path, python: Python) -> TaskResult:
     shown = files_of(Path(task["repo"]), task["hide"])
-    spec = _spec(task, shown)
+    spec = _read_spec(task, shown)
     candidate.files_of(spec)
     before, left = {**shown, **spec["files"]}, files_of(folder)
     may = {**spec, "allowed": spec.get("allowed") or ["*"]}
-    # What the agent could not see is as it was, and what it may not change counts as it was.
+    # Files the agent could not see are unchanged; changes it may not make are ignored.
     files = {path: text for path, text in before.items() if path not in shown or path in left}
     files |= {
         path: text for path, text in left.items() if candidate.refused_path(path, may) is None
@@ -148,25 +148,25 @@ def _by_spec(task: Mapping[str, Any], folder: Path, python: Python) -> TaskResul
     if result.status == "passed":
         number = int(result.metrics["tests"])
         return TaskResult(True, f"{number} of {number} tests pass.")
-    return TaskResult(False, steady(result.feedback))
+    return TaskResult(False, stabilize(result.feedback))
 
 
-def _by_command(task: Mapping[str, Any], folder: Path) -> TaskResult:
+def _test_by_command(task: Mapping[str, Any], folder: Path) -> TaskResult:
     command, repo = task["test_cmd"], Path(task["repo"])
     _check_metadata(task)
     if "pytest" in command and importlib.util.find_spec("pytest") is None:
         raise SandboxError("pytest is not installed beside this package; install it")
-    pristine = {path: file for path, file in visible(repo, ()) if _is_of_tests(path, task)}
+    pristine = {path: file for path, file in walk_visible(repo, ()) if _is_of_tests(path, task)}
     folders = {str(parent) for path in pristine for parent in PurePosixPath(path).parents}
     left = {
         path: file
-        for path, file in visible(folder, ())
+        for path, file in walk_visible(folder, ())
         if not _is_of_tests(path, task)
-        # Nothing takes the place of a folder of the tests, nor lies in one of their files.
+        # No file replaces a folder of the tests, or is below one of their files.
         and path not in folders
         and not any(str(parent) in pristine for parent in PurePosixPath(path).parents)
     }
-    if instead := _stand_ins(set(left) - {path for path, _ in visible(repo, ())}):
+    if instead := _find_replaced_module(set(left) - {path for path, _ in walk_visible(repo, ())}):
         why = f"`{instead}` would be imported in the place of a module of Python's."
         return TaskResult(False, why)
     files = {path: file.read_bytes() for path, file in (left | pristine).items()}
@@ -180,34 +180,34 @@ def _by_command(task: Mapping[str, Any], folder: Path) -> TaskResult:
         open_files=512,
     )
     ran = sandbox.run(["sh", "-c", command], files=files, limits=limits, env=ENVIRONMENT)
-    said = (ran.stdout + b"\n" + ran.stderr).decode(errors="replace").strip()
-    output = shorten(steady(replace_surrogates(said)), MAX_OUTPUT)
+    text = (ran.stdout + b"\n" + ran.stderr).decode(errors="replace").strip()
+    output = shorten(stabilize(replace_surrogates(text)), MAX_OUTPUT)
     if ran.exit_code == 0 and not ran.stopped:
         if _is_pytest(command) and not _PASSED.search(ran.stdout):
             return TaskResult(False, f"pytest ended before it told of any test.\n{output}".strip())
         return TaskResult(True, output)
-    if ran.exit_code in NOT_FOUND and (missing := _missing(command)):
+    if ran.exit_code in NOT_FOUND and (missing := _find_missing_program(command)):
         return TaskResult(None, output, f"`{command}` cannot be run: the sandbox has no {missing}")
     if ran.stopped:
         output = f"{describe_ending(ran, f'`{command}`').message}\n{output}".strip()
     return TaskResult(False, output)
 
 
-def _stand_ins(new: Iterable[str]) -> str | None:
-    """Name a new file that stands in for a module the tests run by."""
+def _find_replaced_module(new: Iterable[str]) -> str | None:
+    """Return a new file that would replace a module that the tests need."""
     names = {path: path.partition("/")[0].partition(".")[0] for path in sorted(new)}
     return next((path for path, name in names.items() if name in TAKEN), None)
 
 
 def _is_pytest(command: str) -> bool:
-    """Whether pytest runs and says how many tests passed, which it does unless it is `-qq`."""
+    """Whether pytest runs and reports the number of passed tests, as it does without `-qq`."""
     words = [w for p in parse_command(command) for s in p.stages for w in (s.program, *s.arguments)]
     quiet = any(re.fullmatch(r"-q{2,}", word) for word in words) or words.count("-q") > 1
     return not quiet and any(word in ("pytest", "py.test") for word in words)
 
 
-def _missing(command: str) -> str:
-    """Name the first program of a command that is not there, "" when all are."""
+def _find_missing_program(command: str) -> str:
+    """Return the first missing program of a command, "" when there is none."""
     for pipeline in parse_command(command):
         for name in (stage.program for stage in pipeline.stages):
             probe = ["sh", "-c", 'command -v "$1" >/dev/null', "sh", name]
@@ -219,10 +219,10 @@ def _missing(command: str) -> str:
 def _check_metadata(task: Mapping[str, Any]) -> None:
     given = (task["metadata"] or {}).get("test_files", [])
     if not isinstance(given, list) or not all(isinstance(glob, str) for glob in given):
-        raise BadSpec(f"`test_files` of the metadata is {given!r}; write a list of globs.")
+        raise BadSpec(f"`test_files` of the metadata is {given!r}, not a list of globs.")
     seconds = (task["metadata"] or {}).get("seconds", SECONDS)
     if type(seconds) not in (int, float) or not 0 < seconds < math.inf:
-        raise BadSpec(f"`seconds` of the metadata is {seconds!r}; write a number above 0.")
+        raise BadSpec(f"`seconds` of the metadata is {seconds!r}, not a number above 0.")
 
 
 def _is_of_tests(path: str, task: Mapping[str, Any]) -> bool:
@@ -378,7 +378,7 @@ def hash_repo(task: Mapping[str, Any]) -> str:
 @lru_cache(maxsize=256)
 def _hash_folder(repo: str, hide: tuple[str, ...]) -> str:
     """Hash the contents of a folder, once per process."""
-    files = {path: _sha256(file.read_bytes()) for path, file in visible(Path(repo), hide)}
+    files = {path: _sha256(file.read_bytes()) for path, file in walk_visible(Path(repo), hide)}
     return _sha256(json.dumps(files, sort_keys=True).encode())
 
 

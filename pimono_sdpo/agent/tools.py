@@ -1,8 +1,8 @@
 """The tools of the repository agent, confined to the folder of a run.
 
-Nothing but `write_file` changes that folder and nothing in it is ever executed, so a path that was
-looked at stays what it was. Symlinks of the repository are not followed, whatever they point to.
-Whatever the model gives, the answer is a text: a result, or an error that says what to do.
+Only `write_file` changes that folder and nothing in it is executed, so a path cannot change between
+its check and its use. Symlinks of the repository are never followed. The answer to any arguments is
+a text: a result, or an error that says what to do.
 """
 
 import os
@@ -31,12 +31,12 @@ NOT_SEEN = frozenset({".git"})
 
 
 class ToolError(Exception):
-    """A call that cannot be done; the text is for the model."""
+    """A call that failed; the text is for the model."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """What a call gave; `text` is an error when it is not `ok`."""
+    """The result of a call; `text` is an error when it is not `ok`."""
 
     ok: bool
     text: str
@@ -45,14 +45,14 @@ class ToolResult:
 
 @dataclass(slots=True)
 class Workspace:
-    """A folder an agent works in; `before` has what the files it wrote held, None: not there."""
+    """An agent's folder; `before` has the original content of written files, None for new ones."""
 
     root: Path
     max_chars: int
     before: dict[str, bytes | None] = field(default_factory=dict)
 
     def call(self, name: str, args: dict[str, Any]) -> ToolResult:
-        """Do a call, or say why it cannot be done; raises OSError when the disk fails."""
+        """Do a call, or return why it failed; raises OSError when the disk fails."""
         tool = _TOOLS.get(name)
         if tool is None:
             there = f"There is no tool `{replace_surrogates(name[:80])}`; the tools are {_NAMES}."
@@ -69,7 +69,7 @@ class Workspace:
             return ToolResult(False, replace_surrogates(str(error)))
 
     def changed(self) -> dict[str, bytes]:
-        """Return the files that no longer hold what they did, by path."""
+        """Return the changed files by path."""
         now = {path: (self.root / path).read_bytes() for path in sorted(self.before)}
         return {path: content for path, content in now.items() if content != self.before[path]}
 
@@ -145,7 +145,7 @@ def grep(
 
 
 def write_file(space: Workspace, rel_path: str, content: str) -> ToolResult:
-    """Write a whole file; folders on its way are made."""
+    """Write a whole file; missing folders are created."""
     path = _inside(space.root, rel_path, "rel_path")
     if len(content) > MAX_WRITE:
         raise ToolError(
@@ -179,7 +179,7 @@ _NAMES = ", ".join(sorted(TOOLS))
 
 
 def _content(path: Path, given: str) -> bytes | None:
-    """Return what a file holds that is to be written, None when it is not there."""
+    """Return the content of a file that will be replaced, None for a new file."""
     if not path.exists():
         return None
     _regular(path, given)
@@ -210,7 +210,7 @@ def _regular(path: Path, given: str) -> None:
 
 
 def _inside(root: Path, given: str, argument: str) -> Path:
-    """Return the path below the root; ToolError for one that leaves it or passes a symlink."""
+    """Return the path below the root; raises ToolError if it leaves it or passes a symlink."""
     from_root = "give one from the top of the repository, such as `src/main.py` or `.`"
     shown = given[:MAX_LINE]
     if given.startswith(("/", "~", "\\")) or given[1:3] in (":\\", ":/"):
@@ -234,7 +234,7 @@ def _inside(root: Path, given: str, argument: str) -> Path:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """Yield the regular files below a folder, those of each folder first, at most MAX_WALK."""
+    """Yield at most MAX_WALK regular files below a folder, files before subfolders."""
     number = 0
     for at, folders, files in os.walk(folder):
         folders[:] = sorted(name for name in folders if name not in NOT_SEEN)
@@ -260,8 +260,8 @@ def _compiled(pattern: str) -> Any:
     try:
         return re2.compile(replace_surrogates(pattern), options)
     except re2.error as error:
-        told = error.args[0].decode() if isinstance(error.args[0], bytes) else str(error)
+        why = error.args[0].decode() if isinstance(error.args[0], bytes) else str(error)
         raise ToolError(
-            f"`pattern` is no regular expression of RE2 ({told[:200]}); it has no lookaround and "
+            f"`pattern` is no regular expression of RE2 ({why[:200]}); it has no lookaround and "
             "no backreference."
         ) from error

@@ -33,7 +33,7 @@ from pimono_sdpo.duel.stages import (
 from pimono_sdpo.duel.training_rows import write_training_rows
 from pimono_sdpo.errors import InferenceError, OutputError, SourceError
 from pimono_sdpo.llm.money import need_prices
-from pimono_sdpo.llm.settings import Settings, load
+from pimono_sdpo.llm.settings import Settings, load_settings
 from pimono_sdpo.options import argument, option, options
 from pimono_sdpo.push import PushResult, push_folder
 from pimono_sdpo.schema import Opponent
@@ -162,7 +162,7 @@ def _load_settings(options: Options) -> Settings:
         "opponent": options.opponent,
     }
     panel = {"provider": options.provider, "models": tuple(options.judge) or None}
-    return load(options.config, duel=duel, judge=panel)
+    return load_settings(options.config, duel=duel, judge=panel)
 
 
 def _print_outcome(outcome: Outcome, name: str) -> bool:

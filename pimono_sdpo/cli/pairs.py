@@ -32,13 +32,19 @@ from pimono_sdpo.runs.folders import require_disjoint
 from pimono_sdpo.runs.sessions import rows_and_rejects
 from pimono_sdpo.schema import DROPPED_PAIR, PAIR
 from pimono_sdpo.stage import Stage, table_of_rows
-from pimono_sdpo.suites.stored_rollouts import Rollouts, is_same, open_rollouts, rows_at, rows_of
-from pimono_sdpo.suites.suite import load
-from pimono_sdpo.suites.workspace import visible_files
+from pimono_sdpo.suites.repo_files import visible_files
+from pimono_sdpo.suites.stored_rollouts import (
+    Rollouts,
+    describe_file,
+    open_rollouts,
+    read_rows,
+    read_rows_at,
+)
+from pimono_sdpo.suites.suite import load_suite
 from processors.rollouts import session_pairs
-from processors.rollouts.pairs import Case, Retest, Rules, pair_of
-from processors.rollouts.step_pairs import step_pairs
-from processors.rollouts.together import dpo_line, write_lines
+from processors.rollouts.pairs import Case, Retest, Rules, pair_runs
+from processors.rollouts.step_pairs import pair_steps
+from processors.rollouts.together import make_dpo_line, write_lines
 
 NO_CONTRAST = frozenset({"no_contrast", "both_fail"})
 ADVICE = (
@@ -86,7 +92,7 @@ def write_pairs(options: Options) -> Json:
     rollouts = open_rollouts(options.source)
     if rollouts is None:
         stages: list[Stage] = [
-            *session_pairs.stages(options.test_fraction),
+            *session_pairs.build_stages(options.test_fraction),
             *options.length_stages(),
         ]
         kind, name, parts = session_parts(options.source, options.out, stages, made_by, table)
@@ -131,7 +137,7 @@ def _task_parts(rollouts: Rollouts, options: Options, made_by: Json, retest: Ret
         given = {
             "task_id": task_id,
             "task": rollouts.tasks.get(task_id),
-            "files": [is_same(file) for file in dict.fromkeys(file for file, _ in places)],
+            "files": [describe_file(file) for file in dict.fromkeys(file for file, _ in places)],
             "rows": [row for _, row in places],
         }
         run = partial(_pair_task, rollouts, task_id, places, options, stages, retest)
@@ -149,8 +155,8 @@ def _pair_task(
 ) -> Iterator[Piece]:
     task = rollouts.tasks.get(task_id)
     files = visible_files(task) if task and rules.target in {"patch", "last_write"} else {}
-    case = Case(task_id, rows_at(places), rollouts.split_of(task_id), task, files, retest)
-    made = step_pairs(case, rules) if rules.target == "step" else pair_of(case, rules)
+    case = Case(task_id, read_rows_at(places), rollouts.split_of(task_id), task, files, retest)
+    made = pair_steps(case, rules) if rules.target == "step" else pair_runs(case, rules)
     fitting = rows_and_rejects(table_of_rows(made.rows, PAIR), stages, PAIR, DROPPED_PAIR, "pairs")
     rejected = table_of_rows(made.rejects, DROPPED_PAIR)
     reasons = Counter(row["drop_reason"] for row in made.rejects)
@@ -179,7 +185,7 @@ def check_dpo_lines(suite: Path, target: str, protocol: str) -> None:
             "Native tool calls are not text, which JSON lines need; use --tool-protocol json, "
             "another --target, or `rollout` and `pairs`."
         )
-    found = load(suite)
+    found = load_suite(suite)
     if found.split == "test":
         raise SourceError(
             f"`{found.name}` is held out for testing, so no pair of it may be trained on; use the "
@@ -197,8 +203,8 @@ def write_dpo_lines(folder: Path, path: Path, report: Json) -> Json:
             f"{explain_empty(report, ADVICE)} The rejects are in {folder}; `{path}` is not written."
         )
     files = sorted((folder / "data").glob("train-*.parquet"))
-    rows = (row for file in files for row in rows_of(file))
-    counts = dict(write_lines(rows, dpo_line, path))
+    rows = (row for file in files for row in read_rows(file))
+    counts = dict(write_lines(rows, make_dpo_line, path))
     if not counts.get("written"):
         raise EmptySelection(
             f"None of {report['rows']} pairs can be a JSON line ({counts}); they are in {folder}."

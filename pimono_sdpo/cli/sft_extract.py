@@ -14,8 +14,8 @@ from pimono_sdpo.cli import steps
 from pimono_sdpo.dataset_writer import explain_empty
 from pimono_sdpo.errors import EmptySelection, OutputError
 from pimono_sdpo.options import option, options
-from pimono_sdpo.suites.stored_rollouts import rows_of
-from processors.rollouts.together import sft_line, write_lines
+from pimono_sdpo.suites.stored_rollouts import read_rows
+from processors.rollouts.together import make_sft_line, write_lines
 
 
 @options
@@ -70,9 +70,11 @@ def write_sft_lines(options: Options) -> dict[str, int]:
         )
         if not report["rows"]:
             raise EmptySelection(explain_empty(report, steps.ADVICE))
-        rows = (row for file in sorted((made / "data").glob("*.parquet")) for row in rows_of(file))
+        rows = (
+            row for file in sorted((made / "data").glob("*.parquet")) for row in read_rows(file)
+        )
         # Rows of held-out tasks are not for training.
-        counts = write_lines((r for r in rows if r["split"] == "train"), sft_line, output)
+        counts = write_lines((r for r in rows if r["split"] == "train"), make_sft_line, output)
         if not counts["written"]:
             raise EmptySelection(
                 f"`{report['source']}` gives no line to train on: of {report['rows']} steps, "

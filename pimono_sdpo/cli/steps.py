@@ -28,7 +28,7 @@ from pimono_sdpo.runs.folders import require_disjoint
 from pimono_sdpo.runs.sessions import rows_and_rejects, slice_table
 from pimono_sdpo.schema import DROPPED_STEP, STEP
 from pimono_sdpo.stage import Stage
-from pimono_sdpo.suites.stored_rollouts import Rollouts, is_same, open_rollouts, tables_of
+from pimono_sdpo.suites.stored_rollouts import Rollouts, describe_file, open_rollouts, read_tables
 from processors.rollouts import sessions, steps
 from processors.rollouts.conversation import As
 
@@ -97,7 +97,7 @@ def write_steps(options: Options) -> Json:
     """
     held_out = options.held_out()
     stages: list[Stage] = [
-        *steps.stages(
+        *steps.build_stages(
             require_success=options.require_success,
             require_valid_tool_ok=options.require_valid_tool_ok,
             good_recovery=options.good_recovery,
@@ -113,7 +113,7 @@ def write_steps(options: Options) -> Json:
     made_by = {"options": resume_key(options) | named, "tokenizer": options.tokenizer_hash()}
     rollouts = open_rollouts(options.source)
     if rollouts is None:
-        stages = [sessions.stage(options.test_fraction), *stages]
+        stages = [sessions.build_stage(options.test_fraction), *stages]
         kind, name, parts = session_parts(
             options.source, options.out, stages, made_by, (STEP, DROPPED_STEP)
         )
@@ -136,14 +136,14 @@ def write_steps(options: Options) -> Json:
 def _rollout_parts(rollouts: Rollouts, stages: list[Stage], made_by: Json) -> list[Part]:
     parts = []
     for number, file in enumerate(rollouts.files):
-        given = {"file": is_same(file), "tasks": rollouts.tasks}
+        given = {"file": describe_file(file), "tasks": rollouts.tasks}
         run = partial(_cut_rollouts, rollouts, file, stages)
         parts.append(Part(number, file.name, 1, given, made_by, run, tuple(stages)))
     return parts
 
 
 def _cut_rollouts(rollouts: Rollouts, file: Path, stages: list[Stage]) -> Iterator[Piece]:
-    for table in tables_of(file):
+    for table in read_tables(file):
         splits = [rollouts.split_of(task_id) for task_id in table["task_id"].to_pylist()]
         for few in slice_table(table.append_column("split", pa.array(splits, pa.string()))):
             yield rows_and_rejects(few, stages, STEP, DROPPED_STEP, "runs")

@@ -11,7 +11,7 @@ import typer
 
 from pimono_sdpo.options import argument, options
 from pimono_sdpo.suites.split import check_leakage, read_task_ids
-from pimono_sdpo.suites.suite import load
+from pimono_sdpo.suites.suite import load_suite
 
 
 @options
@@ -24,6 +24,6 @@ class Options:
 
 def run(options: Options) -> None:
     """Print how many rows were checked; raises Leakage."""
-    suite = load(options.suite, repos=False)
+    suite = load_suite(options.suite, repos=False)
     number = check_leakage(read_task_ids(options.rows), suite)
     typer.echo(f"none of {number} training rows is of a task of `{suite.name}`")

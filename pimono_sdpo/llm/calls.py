@@ -1,4 +1,4 @@
-"""A call of a chat model: what is asked, what came back, and the key both are journaled under."""
+"""A call of a chat model: request, reply, and the key of both in the journal."""
 
 import hashlib
 import json
@@ -12,10 +12,10 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Request:
-    """One question to a chat model, in the terms of the OpenAI API.
+    """One request to a chat model, in the terms of the OpenAI API.
 
-    `extra` is sent as further fields of the body. `sample` tells two draws of the same question
-    apart; it is not sent, only the journal knows it.
+    `extra` is sent as further fields of the body. `sample` distinguishes draws of the same request;
+    it is part of the key in the journal and is not sent.
     """
 
     model: str
@@ -29,15 +29,18 @@ class Request:
 
     @cached_property
     def body(self) -> Json:
-        """The fields that are sent: without nulls, and with text that UTF-8 can hold."""
-        body: Json = {"model": self.model, "messages": [_told(turn) for turn in self.messages]}
+        """The fields to send: without nulls, and with text that UTF-8 can encode."""
+        body: Json = {
+            "model": self.model,
+            "messages": [_drop_unused(turn) for turn in self.messages],
+        }
         body["tools"] = [dict(tool) for tool in self.tools] if self.tools else None
         body["temperature"] = self.temperature
         body["seed"] = self.seed
         body["max_tokens"] = self.max_tokens
         given = {name: value for name, value in body.items() if value is not None}
         text = json.dumps({**self.extra, **given}, ensure_ascii=False)
-        # Half a surrogate pair, as broken traces hold, cannot be sent.
+        # Half a surrogate pair, which broken traces contain, cannot be sent.
         sent: Json = json.loads(text.encode("utf-8", "replace"))
         return sent
 
@@ -48,17 +51,17 @@ class Request:
 
     @cached_property
     def key(self) -> str:
-        """The sha256 of the canonical request, in hex. Who is asked is no part of it."""
+        """The sha256 of the canonical request, in hex; it does not depend on the endpoint."""
         return hashlib.sha256(self.canonical.encode()).hexdigest()
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What came back. Either `error` says in one sentence why there is no answer, or it is None.
+    """An answer, or in `error` one sentence why there is none.
 
     `tool_calls` are `{"id", "type", "function": {"name", "arguments"}}` with the arguments as the
-    text the model wrote. Tokens are the provider's counts, `cached_tokens` a part of
-    `prompt_tokens`; `latency` is in seconds; `cost` in USD, None when the model has no price.
+    text the model wrote. Tokens are the provider's counts, `cached_tokens` being part of
+    `prompt_tokens`; `latency` is in seconds; `cost` is in USD, None when the model has no price.
     """
 
     text: str = ""
@@ -73,8 +76,31 @@ class Reply:
     from_journal: bool = False
 
 
-def _told(turn: Mapping[str, Any]) -> Json:
-    """A turn without the columns it does not use, which datasets fill with nulls."""
-    told = {name: value for name, value in turn.items() if value is not None and value != []}
-    # Strict servers want the content of every turn, if only null.
-    return {"content": None, **told} if "tool_calls" in told else {"content": "", **told}
+def _drop_unused(turn: Mapping[str, Any]) -> Json:
+    """Drop the columns a turn does not use, which datasets fill with nulls."""
+    used = {name: value for name, value in turn.items() if value is not None and value != []}
+    # Strict servers require a content in every turn, even if it is null.
+    return {"content": None, **used} if "tool_calls" in used else {"content": "", **used}
+
+
+@dataclass
+class Usage:
+    """Calls to one model: tokens, seconds of waiting, and how many the journal answered."""
+
+    calls: int = 0
+    replayed: int = 0
+    failed: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    seconds: float = 0.0
+
+    def add(self, reply: Reply) -> None:
+        """Count a reply."""
+        self.calls += 1
+        self.replayed += reply.from_journal
+        self.failed += reply.error is not None
+        self.prompt_tokens += reply.prompt_tokens
+        self.completion_tokens += reply.completion_tokens
+        self.cached_tokens += reply.cached_tokens
+        self.seconds += reply.latency

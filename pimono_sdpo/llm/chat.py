@@ -1,4 +1,4 @@
-"""Ask chat models at one endpoint: bounded, retried, journaled, and never an exception.
+"""Ask chat models at one endpoint: bounded, retried, journaled; failures are replies.
 
 chat = Chat(endpoint("hf", os.environ), Journal(out / "calls.sqlite"))
 reply = await chat.ask(Request(model="openai/gpt-oss-20b", messages=[...], seed=42))
@@ -31,78 +31,78 @@ MESSAGE_CHARS = 300
 MOST_TOKENS = 2**62
 
 
-class Garbage(Exception):
-    """The endpoint said 200 and sent something that is no answer."""
+class UnreadableReply(Exception):
+    """The endpoint answered 200 with something that cannot be read."""
 
 
-def reply_of(answer: ChatCompletionOutput) -> Reply:
-    """Read an answer, whatever the client made of it; raises Garbage."""
+def read_reply(answer: ChatCompletionOutput) -> Reply:
+    """Read an answer as the client returns it; raises UnreadableReply."""
     choices = answer.choices
     if not isinstance(choices, list) or not choices:
-        raise Garbage("no choices")
+        raise UnreadableReply("no choices")
     message = getattr(choices[0], "message", None)
     if not isinstance(message, dict):
-        raise Garbage("no message")
+        raise UnreadableReply("no message")
     content = message.get("content")
     if content is not None and not isinstance(content, str):
-        raise Garbage("content that is no text")
+        raise UnreadableReply("content that is no text")
     finish = choices[0].get("finish_reason")
     usage = answer.usage if isinstance(answer.usage, dict) else {}
-    prompt = count_of(usage.get("prompt_tokens"))
+    prompt = read_count(usage.get("prompt_tokens"))
     details = usage.get("prompt_tokens_details")
-    cached = count_of(details.get("cached_tokens")) if isinstance(details, dict) else 0
+    cached = read_count(details.get("cached_tokens")) if isinstance(details, dict) else 0
     return Reply(
-        text=_sent(content or ""),
-        tool_calls=_tool_calls(message.get("tool_calls")),
+        text=_encodable(content or ""),
+        tool_calls=_read_tool_calls(message.get("tool_calls")),
         finish_reason=finish if isinstance(finish, str) else None,
         prompt_tokens=prompt,
-        completion_tokens=count_of(usage.get("completion_tokens")),
+        completion_tokens=read_count(usage.get("completion_tokens")),
         cached_tokens=min(cached, prompt),
     )
 
 
-def _tool_calls(given: object) -> list[Json]:
+def _read_tool_calls(given: object) -> list[Json]:
     if not given:
         return []
     if not isinstance(given, list):
-        raise Garbage("tool calls that are no list")
+        raise UnreadableReply("tool calls that are no list")
     calls = []
     for number, call in enumerate(given):
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict):
-            raise Garbage("a tool call without a function")
+            raise UnreadableReply("a tool call without a function")
         name, arguments = function.get("name"), function.get("arguments")
         if not isinstance(name, str) or not isinstance(arguments, str):
-            raise Garbage("a tool call without name or arguments")
+            raise UnreadableReply("a tool call without name or arguments")
         identity = call.get("id")
         calls.append(
             {
                 "id": identity if isinstance(identity, str) else f"call_{number}",
                 "type": "function",
-                "function": {"name": _sent(name), "arguments": _sent(arguments)},
+                "function": {"name": _encodable(name), "arguments": _encodable(arguments)},
             }
         )
     return calls
 
 
-def count_of(value: object) -> int:
-    """A number of tokens as a server tells it; 0 when that is none."""
+def read_count(value: object) -> int:
+    """Return a server's number of tokens, 0 when it is not valid."""
     return value if isinstance(value, int) and 0 <= value < MOST_TOKENS else 0
 
 
-def _sent(text: str) -> str:
-    """JSON can hold half a surrogate pair; files cannot."""
+def _encodable(text: str) -> str:
+    """Replace halves of surrogate pairs, which JSON can hold and files cannot."""
     return text.encode("utf-8", "replace").decode()
 
 
-def retry_after(headers: Mapping[str, str]) -> float | None:
-    """Seconds a server asks to wait, given as a number or as a date; None when it does not say."""
-    told = headers.get("retry-after", "").strip()
+def read_retry_after(headers: Mapping[str, str]) -> float | None:
+    """Return the seconds a server asks to wait, given as a number or a date, or None."""
+    given = headers.get("retry-after", "").strip()
     try:
-        seconds = float(told)
+        seconds = float(given)
     except ValueError:
         try:
-            until = parsedate_to_datetime(told)
+            until = parsedate_to_datetime(given)
         except ValueError:
             return None
         until = until if until.tzinfo else until.replace(tzinfo=UTC)
@@ -110,52 +110,53 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
     return max(seconds, 0.0) if math.isfinite(seconds) else None
 
 
-def sentence(error: Exception, endpoint: Endpoint) -> str:
-    """Say why there is no answer. A server that repeats the key does not bring it into files."""
+def describe_error(error: Exception, endpoint: Endpoint) -> str:
+    """Say why there is no answer; the key is removed even if the server repeats it."""
     if isinstance(error, HfHubHTTPError):
-        told = f"`{endpoint.name}` answered {error.response.status_code}: {_server_says(error)}"
+        status = error.response.status_code
+        text = f"`{endpoint.name}` answered {status}: {_read_server_message(error)}"
     elif isinstance(error, TimeoutError):
-        told = f"`{endpoint.name}` did not answer in time"
-    elif isinstance(error, Garbage):
-        told = f"`{endpoint.name}` sent what is no answer: {error}"
+        text = f"`{endpoint.name}` did not answer in time"
+    elif isinstance(error, UnreadableReply):
+        text = f"`{endpoint.name}` sent what is no answer: {error}"
     else:
-        told = f"`{endpoint.name}` could not be asked ({type(error).__name__}: {error})"
-    told = " ".join(told.split())
+        text = f"`{endpoint.name}` could not be asked ({type(error).__name__}: {error})"
+    text = " ".join(text.split())
     if endpoint.key and endpoint.key != NO_KEY:
-        told = told.replace(endpoint.key, "[key]")
-    return told[:MESSAGE_CHARS]
+        text = text.replace(endpoint.key, "[key]")
+    return text[:MESSAGE_CHARS]
 
 
-def _server_says(error: HfHubHTTPError) -> str:
-    """The message of the usual shapes of an error's body, the body's own text otherwise."""
+def _read_server_message(error: HfHubHTTPError) -> str:
+    """Return the message in the usual shapes of an error body, otherwise its text."""
     try:
         body: Any = error.response.json()
     except (ValueError, RecursionError):
-        return _sent(error.response.text)
+        return _encodable(error.response.text)
     while isinstance(body, dict):
         body = next((body[name] for name in ("error", "message", "detail") if body.get(name)), "")
-    return _sent(str(body))
+    return _encodable(str(body))
 
 
 __all__ = ["Chat", "Limits", "Reply", "Request"]
 
-# A busy endpoint is no news: what finally fails is told by the reply.
+# Retries are not worth a log line; the reply says what failed in the end.
 logging.getLogger("stamina").setLevel(logging.ERROR)
 
 BUSY = (408, 409, 425, 429, 500, 502, 503, 504, 529)
 REFUSED = (401, 402, 403)
-# All that the client raises for an endpoint's fault; what is no JSON is a ValueError.
-TROUBLE = (HTTPError, InvalidURL, OSError, ValueError, Garbage)
-# Fields that `chat_completion` takes by name; all others travel in `extra_body`.
+# What the client raises when the endpoint is at fault; invalid JSON is a ValueError.
+FAILURES = (HTTPError, InvalidURL, OSError, ValueError, UnreadableReply)
+# Parameters of `chat_completion`; all other fields go into `extra_body`.
 NAMED = ("model", "messages", "tools", "temperature", "seed", "max_tokens")
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How an endpoint is treated; times in seconds.
+    """Limits and retries for an endpoint; times in seconds.
 
-    `timeout` is of one try as a whole; a server's Retry-After is obeyed up to `wait_max`. After
-    `give_up` failed calls in a row nothing more is asked.
+    `timeout` is for one whole attempt; a server's Retry-After is respected up to `wait_max`. After
+    `give_up` failed calls in a row no more calls are made.
     """
 
     concurrency: int = 16
@@ -167,15 +168,15 @@ class Limits:
 
 
 class _Loop:
-    """What belongs to one event loop: the client, the slots, the questions under way."""
+    """The state of one event loop: the client, the slots, the requests in flight."""
 
     def __init__(self, endpoint: Endpoint, limits: Limits) -> None:
-        # `hf`: the provider is chosen by the router; a URL needs none.
+        # For `hf` the router chooses the provider; a URL needs none.
         self.client = AsyncInferenceClient(
             base_url=endpoint.base_url, api_key=endpoint.key, timeout=limits.timeout
         )
         self.slots = asyncio.Semaphore(limits.concurrency)
-        self.asked: dict[str, asyncio.Lock] = {}
+        self.in_flight: dict[str, asyncio.Lock] = {}
 
 
 class Chat:
@@ -196,23 +197,22 @@ class Chat:
         self.limits = limits or Limits()
         self.budget = budget
         self.tally = Tally()
-        # Why nothing more is asked, as one sentence.
+        # One sentence why no more calls are made, or None.
         self.stopped: str | None = None
         self._failures = 0
         self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _Loop] = WeakKeyDictionary()
 
     async def ask(self, request: Request) -> Reply:
-        """Answer from the journal, or from the endpoint; trouble is a reply with `error`."""
+        """Answer from the journal or the endpoint; a failure is a reply with `error`."""
         here = self._loop()
         key = request.key
-        # Two tasks with the same question pay for one answer, which the journal then has.
-        async with here.asked.setdefault(key, asyncio.Lock()):
+        # Two tasks with the same request pay once; the second finds the answer in the journal.
+        async with here.in_flight.setdefault(key, asyncio.Lock()):
             known = self.journal.get(request) if self.journal else None
-            reply = known or await self._spend(request, here)
-        here.asked.pop(key, None)
+            reply = known or await self._call(request, here)
+        here.in_flight.pop(key, None)
         self.tally.add(request.model, reply)
-        usage = (reply.prompt_tokens, reply.completion_tokens, reply.cached_tokens)
-        return replace(reply, cost=cost(self.prices, request.model, *usage))
+        return replace(reply, cost=cost(self.prices, request.model, reply))
 
     async def close(self) -> None:
         """Close the connections of this event loop."""
@@ -226,16 +226,16 @@ class Chat:
             self._loops[running] = _Loop(self.endpoint, self.limits)
         return self._loops[running]
 
-    async def _spend(self, request: Request, here: _Loop) -> Reply:
+    async def _call(self, request: Request, here: _Loop) -> Reply:
         held = self.budget.hold(request) if self.budget else nullcontext()
         async with here.slots, held as refusal:
             self.stopped = self.stopped or refusal
             if self.stopped:
                 return Reply(error=self.stopped)
             try:
-                reply = await self._tried(request, here.client)
-            except TROUBLE as error:
-                return self._failed(error)
+                reply = await self._retry(request, here.client)
+            except FAILURES as error:
+                return self._count_failure(error)
             if self.budget:
                 self.budget.paid(request, reply)
         self._failures = 0
@@ -243,10 +243,10 @@ class Chat:
             self.journal.put(request, reply, self.endpoint.name)
         return reply
 
-    async def _tried(self, request: Request, client: AsyncInferenceClient) -> Reply:
+    async def _retry(self, request: Request, client: AsyncInferenceClient) -> Reply:
         limits = self.limits
         async for attempt in stamina.retry_context(
-            on=self._wait,
+            on=self._should_retry,
             attempts=limits.attempts,
             timeout=None,
             wait_initial=limits.wait_initial,
@@ -255,36 +255,36 @@ class Chat:
         ):
             with attempt:
                 started = time.monotonic()
-                # The client's own timeout is of each read: one that trickles never ends.
+                # The client's own timeout is per read, so a trickling answer would never time out.
                 async with asyncio.timeout(limits.timeout):
-                    reply = await self._once(request, client)
+                    reply = await self._attempt(request, client)
                 return replace(reply, latency=time.monotonic() - started)
         raise AssertionError("the last attempt returns or raises")
 
-    async def _once(self, request: Request, client: AsyncInferenceClient) -> Reply:
-        """One try; raises what is in TROUBLE."""
+    async def _attempt(self, request: Request, client: AsyncInferenceClient) -> Reply:
+        """Make one attempt; raises the exceptions in FAILURES."""
         body = dict(request.body)
         named: dict[str, Any] = {name: body.pop(name) for name in NAMED if name in body}
         try:
             answer = await client.chat_completion(**named, extra_body=body or None)
         except (AttributeError, RecursionError) as error:
-            # The client falls over errors that are no object, and over deep JSON.
-            raise Garbage("what the client cannot read") from error
-        return reply_of(answer)
+            # The client fails on errors that are not objects, and on deeply nested JSON.
+            raise UnreadableReply("what the client cannot read") from error
+        return read_reply(answer)
 
-    def _wait(self, error: Exception) -> bool | float:
-        """Whether to try again, or after how many seconds."""
+    def _should_retry(self, error: Exception) -> bool | float:
+        """Return whether to retry, or after how many seconds."""
         if isinstance(error, InferenceTimeoutError | TransportError | TimeoutError):
             return True
         if not isinstance(error, HfHubHTTPError) or error.response.status_code not in BUSY:
             return False
-        seconds = retry_after(error.response.headers)
+        seconds = read_retry_after(error.response.headers)
         return True if seconds is None else min(seconds, self.limits.wait_max)
 
-    def _failed(self, error: Exception) -> Reply:
-        told = sentence(error, self.endpoint)
+    def _count_failure(self, error: Exception) -> Reply:
+        text = describe_error(error, self.endpoint)
         self._failures += 1
         refused = isinstance(error, HfHubHTTPError) and error.response.status_code in REFUSED
         if refused or self._failures >= self.limits.give_up:
-            self.stopped = told
-        return Reply(error=told)
+            self.stopped = text
+        return Reply(error=text)

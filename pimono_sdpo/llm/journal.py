@@ -1,8 +1,8 @@
-"""Every finished call, in one SQLite file: a rerun replays it, and it is the ledger of costs.
+"""Store every finished call in one SQLite file: a rerun replays it, and it is the ledger of costs.
 
-A call is committed the moment it is finished; failures are not stored, so that a rerun tries them
-again. Who answered is noted, but a question is the same whoever is asked. Several processes may
-write one file: of two answers to one question the first is kept.
+A call is committed as soon as it is finished. Failures are not stored, so a rerun tries them again.
+The endpoint is stored but is not part of the key. Several processes may write one file: of two
+answers to one request the first is kept.
 """
 
 import json
@@ -11,13 +11,12 @@ import sqlite3
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from pimono_sdpo.errors import InferenceError
-from pimono_sdpo.llm.calls import Reply, Request
+from pimono_sdpo.llm.calls import Reply, Request, Usage
 
-# Numbers first: adding them up then need not read the long texts.
+# Numbers come first, so that summing them does not read the long texts.
 SCHEMA = """
 create table if not exists calls (
     key text primary key,
@@ -34,20 +33,8 @@ create table if not exists calls (
 ) strict
 """
 REPLY = "prompt_tokens, completion_tokens, cached_tokens, latency, finish_reason, text, tool_calls"
-# Seconds to wait for another process that writes.
-PATIENCE = 60.0
-
-
-@dataclass(frozen=True)
-class Usage:
-    """What a model was asked so far: calls, tokens, and the seconds its answers took."""
-
-    model: str
-    calls: int
-    prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: int
-    latency: float
+# Seconds to wait while another process writes.
+LOCK_SECONDS = 60.0
 
 
 class Journal:
@@ -56,15 +43,15 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._held = threading.local()
-        with self._told():
+        with self._translate_errors():
             path.parent.mkdir(parents=True, exist_ok=True)
             self._connection().execute(SCHEMA)
 
     def get(self, request: Request) -> Reply | None:
-        """The answer to exactly this request, None when it was never finished."""
-        with self._told():
-            asked = f"select {REPLY} from calls where key = ?"
-            row = self._connection().execute(asked, (request.key,)).fetchone()
+        """Return the answer to exactly this request, None when it was never finished."""
+        with self._translate_errors():
+            query = f"select {REPLY} from calls where key = ?"
+            row = self._connection().execute(query, (request.key,)).fetchone()
         if row is None:
             return None
         prompt, completion, cached, latency, finish_reason, text, tool_calls = row
@@ -87,25 +74,29 @@ class Journal:
             *(reply.prompt_tokens, reply.completion_tokens, reply.cached_tokens, reply.latency),
             *(reply.finish_reason, reply.text, json.dumps(reply.tool_calls), request.canonical),
         )
-        with self._told(), self._connection() as connection:
+        with self._translate_errors(), self._connection() as connection:
             places = ", ".join("?" * len(row))
             connection.execute(
                 f"insert into calls values ({places}) on conflict (key) do nothing", row
             )
 
-    def usage(self) -> list[Usage]:
-        """What each model was asked so far, by all processes."""
-        asked = (
+    def usage(self) -> dict[str, Usage]:
+        """Return the usage of each model so far, by all processes."""
+        query = (
             "select model, count(*), sum(prompt_tokens), sum(completion_tokens), "
             "sum(cached_tokens), sum(latency) from calls group by model order by model"
         )
-        with self._told():
-            return [Usage(*row) for row in self._connection().execute(asked)]
+        with self._translate_errors():
+            rows = self._connection().execute(query).fetchall()
+        return {
+            model: Usage(calls, 0, 0, prompt, completion, cached, seconds)
+            for model, calls, prompt, completion, cached, seconds in rows
+        }
 
     def _connection(self) -> sqlite3.Connection:
-        """The connection of this thread in this process; SQLite's must not cross a fork."""
+        """Return this thread's connection in this process; it must not cross a fork."""
         if getattr(self._held, "process", None) != os.getpid():
-            connection = sqlite3.connect(self.path, timeout=PATIENCE)
+            connection = sqlite3.connect(self.path, timeout=LOCK_SECONDS)
             connection.execute("pragma journal_mode = wal")
             connection.execute("pragma synchronous = normal")
             self._held.process, self._held.connection = os.getpid(), connection
@@ -113,13 +104,13 @@ class Journal:
         return held
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         try:
             yield
         except sqlite3.IntegrityError:
-            raise  # a bug of ours
+            raise  # a bug in this class
         except (sqlite3.Error, OSError) as error:
             raise InferenceError(
-                f"The journal `{self.path}` cannot be used ({error}); give another folder, or make "
-                "room."
+                f"Cannot use the journal `{self.path}` ({error}); give another folder, or "
+                "free disk space."
             ) from error

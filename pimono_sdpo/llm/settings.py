@@ -1,4 +1,4 @@
-"""Settings of everything that asks models: environment, then `.env`, then `chain.toml`, then these.
+"""Settings of all commands that ask models: environment, `.env`, `chain.toml`, then defaults.
 
     [duel]                                  # chain.toml
     model = "moonshotai/Kimi-K2.6-TEE"
@@ -43,13 +43,13 @@ Name = Annotated[str, Field(min_length=1)]
 
 
 class Section(BaseModel):
-    """A table of `chain.toml`; a key it does not know is refused."""
+    """A table of `chain.toml`; unknown keys are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
 
-class Asking(Section):
-    """How an endpoint is asked; times in seconds."""
+class CallSection(Section):
+    """How an endpoint is called; times in seconds."""
 
     provider: str = "hf"
     concurrency: Count = 16
@@ -59,7 +59,7 @@ class Asking(Section):
     wait_max: Positive = 60.0
 
     def limits(self) -> Limits:
-        """The same for `Chat`."""
+        """Return the same as `Limits`."""
         return Limits(
             concurrency=self.concurrency,
             timeout=self.timeout,
@@ -69,20 +69,20 @@ class Asking(Section):
         )
 
 
-class Rollout(Asking):
-    """Who acts in rollouts and evaluations."""
+class Rollout(CallSection):
+    """The model that acts in rollouts and evaluations."""
 
     model: Name | None = None
     temperature: Usd = 0.7
     max_tokens: Count = 2048
 
 
-class Duel(Asking):
-    """Who answers as king and as challenger, and what about."""
+class Duel(CallSection):
+    """The models that answer as king and challenger, and the turns they answer."""
 
     provider: str = "chutes"
     model: Name = "moonshotai/Kimi-K2.6-TEE"
-    # Another model than the king's, if any.
+    # None for the king's model.
     challenger: Name | None = None
     temperature: Usd = 0.7
     max_tokens: Count = 4096
@@ -91,8 +91,8 @@ class Duel(Asking):
     opponent: Literal["king", "reference"] = "king"
 
 
-class Judge(Asking):
-    """Who judges, and what they may see beside the conversation."""
+class Judge(CallSection):
+    """The models that judge, and what they see besides the conversation."""
 
     provider: str = "chutes"
     models: Annotated[tuple[Name, ...], Field(min_length=1)] = (
@@ -103,12 +103,12 @@ class Judge(Asking):
     timeout: Positive = 300.0
     max_tokens: Count = 4096
     context: Literal["none", "reference", "pr"] = "pr"
-    # `logprobs`: probabilities from `transformers serve`, whose URL is the provider; no text.
+    # `logprobs`: probabilities instead of text, from `transformers serve` at the provider's URL.
     backend: Literal["chat", "logprobs"] = "chat"
 
 
 class Gate(Section):
-    """What must hold for a challenger to be accepted; see `pimono_sdpo.duel.gate.Rules`."""
+    """The conditions for accepting a challenger; see `pimono_sdpo.duel.gate.Rules`."""
 
     win_margin: Annotated[float, Field(ge=0, le=50)] = 5.0
     alpha: Annotated[float, Field(gt=0, lt=0.5)] = 0.05
@@ -132,7 +132,7 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(
         env_prefix=PREFIX,
         env_nested_delimiter=NESTED,
-        extra="ignore",  # other programs' variables in `.env`
+        extra="ignore",  # variables of other programs in `.env`
         frozen=True,
     )
     rollout: Rollout = Rollout()
@@ -142,7 +142,7 @@ class Settings(BaseSettings):
     prices: dict[str, ModelPrice] = {}
 
     def price_list(self) -> dict[str, Price]:
-        """Prices by model, for `Chat` and `Budget`."""
+        """Return prices by model, for `Chat` and `Budget`."""
         return {name: Price(p.input, p.output, p.cached) for name, p in self.prices.items()}
 
     @classmethod
@@ -154,66 +154,65 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """What is given in code, the environment, `.env`, and `chain.toml`, in this order."""
+        """Return the sources in order: arguments, the environment, `.env`, `chain.toml`."""
         toml = TomlConfigSettingsSource(settings_cls)
         return init_settings, env_settings, dotenv_settings, toml
 
 
-def load(config: Path | None = None, **given: Mapping[str, Any]) -> Settings:
-    """Read the settings; `given` are sections with the keys of the command line, without None.
+def load_settings(config: Path | None = None, **given: Mapping[str, Any]) -> Settings:
+    """Read the settings; `given` are sections with options of the command line, None if not given.
 
-    `chain.toml` and `.env` of the working folder may be missing, a `config` that is named may not.
-    Raises InferenceError, in one sentence, for what is unknown or has a wrong value.
+    `chain.toml` and `.env` in the working folder are optional; `config` must exist if it is given.
+    Raises InferenceError for an unknown key or a wrong value.
     """
     path = config or CONFIG
     if config is not None and not config.is_file():
         raise InferenceError(f"`{config}` does not exist; give a TOML file with the settings.")
     sections = set(Settings.model_fields)
-    for name in [*_tables(path), *_sections_of(environment())]:
+    for name in [*_list_tables(path), *_list_sections(read_environment())]:
         if name not in sections:
-            raise InferenceError(
-                f"`{name}` is no section of the settings; there are {', '.join(sorted(sections))}."
-            )
+            known = ", ".join(sorted(sections))
+            raise InferenceError(f"`{name}` is not a section of the settings; use one of {known}.")
 
     class Loaded(Settings):
         model_config = SettingsConfigDict(toml_file=path, env_file=DOTENV)
 
-    told = {name: {k: v for k, v in keys.items() if v is not None} for name, keys in given.items()}
+    used = {name: {k: v for k, v in keys.items() if v is not None} for name, keys in given.items()}
     try:
-        return Loaded(**told)  # type: ignore[arg-type]
+        return Loaded(**used)  # type: ignore[arg-type]
     except ValidationError as error:
-        raise InferenceError(_sentence(error)) from error
+        raise InferenceError(_describe_error(error)) from error
     except SettingsError as error:
-        raise InferenceError(f"The settings cannot be read: {error}; mend the variable.") from error
+        raise InferenceError(f"Cannot read the settings: {error}; correct the variable.") from error
 
 
-def environment() -> dict[str, str]:
-    """The variables of `.env`, and over them those of the process."""
+def read_environment() -> dict[str, str]:
+    """Return the variables of the process, and those of `.env` that it does not set."""
     try:
         named = dotenv_values(DOTENV) if DOTENV.is_file() else {}
     except (OSError, ValueError) as error:
-        raise InferenceError(f"`{DOTENV}` cannot be read ({error}); mend or remove it.") from error
+        raise InferenceError(f"Cannot read `{DOTENV}` ({error}); correct or remove it.") from error
     return {name: value for name, value in named.items() if value} | dict(os.environ)
 
 
-def _tables(path: Path) -> list[str]:
+def _list_tables(path: Path) -> list[str]:
     try:
         return list(tomllib.loads(path.read_text())) if path.is_file() else []
     except (OSError, ValueError) as error:
-        raise InferenceError(f"`{path}` cannot be read as TOML ({error}); mend it.") from error
+        raise InferenceError(f"`{path}` is not valid TOML ({error}).") from error
 
 
-def _sections_of(variables: Mapping[str, str]) -> list[str]:
-    """The sections that variables such as CHAIN_DUEL__MODEL name."""
+def _list_sections(variables: Mapping[str, str]) -> list[str]:
+    """Return the sections named by variables such as CHAIN_DUEL__MODEL."""
     names = [name.upper() for name in variables]
     ours = [name.removeprefix(PREFIX) for name in names if name.startswith(PREFIX)]
     return [name.partition(NESTED)[0].lower() for name in ours if NESTED in name]
 
 
-def _sentence(error: ValidationError) -> str:
-    """The first problem; a value is not shown, as it may be a key that went astray."""
+def _describe_error(error: ValidationError) -> str:
+    """Describe the first problem, without the value, which may be a misplaced key."""
     first = error.errors(include_input=False, include_url=False)[0]
     where = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
-        return f"`{where}` is no key of the settings; remove it, or mend its name."
-    return f"`{where}` of the settings is wrong ({first['msg']}); mend it."
+        return f"`{where}` is not a key of the settings; correct its name, or remove it."
+    return f"`{where}` of the settings has a wrong value: {first['msg']}."

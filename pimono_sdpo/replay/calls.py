@@ -79,7 +79,7 @@ def read_edits(given: dict[str, Any]) -> list[Edit]:
     if isinstance(several, str):
         several = decode_json(several)
     several = several if isinstance(several, list) else [given]
-    edits = [edit for one in several if isinstance(one, dict) and (edit := _edit(one))]
+    edits = [edit for one in several if isinstance(one, dict) and (edit := _read_edit(one))]
     return edits if len(edits) == len(several) else []
 
 
@@ -91,7 +91,7 @@ def apply_in_turn(given: dict[str, Any]) -> bool:
     )
 
 
-def _edit(given: dict[str, Any]) -> Edit | None:
+def _read_edit(given: dict[str, Any]) -> Edit | None:
     for old, new in _OLD_AND_NEW:
         if isinstance(given.get(old), str) and isinstance(given.get(new), str):
             return Edit(given[old], given[new], given.get("replace_all") in {True, "true"})
@@ -110,7 +110,7 @@ def parse_read(given: dict[str, Any], text: str, files: FileTools) -> Shown | No
     while notice := _NOTICE.search(text):
         text, cut = text[: notice.start()], True
     if files.numbers_lines:
-        numbered = _without_numbers(_REMINDER.sub("", text), first)
+        numbered = _strip_numbers(_REMINDER.sub("", text), first)
         if numbered is None:
             return None
         lines = numbered
@@ -121,12 +121,12 @@ def parse_read(given: dict[str, Any], text: str, files: FileTools) -> Shown | No
     # Text as long as the limit may go on, whatever the harness says.
     most = limit or files.max_lines
     ends = not cut and (most is None or len(lines) < most)
-    runs = _runs(lines)
+    runs = _split_runs(lines)
     is_gapless = runs == ["\n".join(lines)]
     return Shown(runs, first if is_gapless else 0, ends and is_gapless)
 
 
-def _without_numbers(text: str, first: int) -> list[str] | None:
+def _strip_numbers(text: str, first: int) -> list[str] | None:
     lines = []
     for at, line in enumerate(text.split("\n")):
         match = _NUMBERED.fullmatch(line)
@@ -136,7 +136,7 @@ def _without_numbers(text: str, first: int) -> list[str] | None:
     return lines
 
 
-def _runs(lines: list[str]) -> list[str]:
+def _split_runs(lines: list[str]) -> list[str]:
     """Split at the lines that a harness or a publisher may have shortened or redacted."""
     text = "\n".join(lines)
     gaps = {at for at, line in enumerate(lines) if len(line) >= LONGEST_LINE}

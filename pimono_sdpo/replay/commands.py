@@ -22,10 +22,10 @@ def find_copies(command: str) -> list[tuple[str, str]]:
     for pipeline in parse_once(command):
         stage = pipeline.stages[0]
         if stage.program == "cd" and len(stage.arguments) == 1:
-            folder = _joined(folder, stage.arguments[0])
+            folder = _join_path(folder, stage.arguments[0])
         names = [word for word in stage.arguments if not word.startswith("-")]
         if stage.program in {"cp", "mv"} and len(names) == 2:
-            found.append((_joined(folder, names[0]), _joined(folder, names[1])))
+            found.append((_join_path(folder, names[0]), _join_path(folder, names[1])))
     return found
 
 
@@ -35,7 +35,7 @@ def find_matched_lines(command: str, output: str) -> list[tuple[str, str]]:
     >>> find_matched_lines("grep -n 'let' a.ts", "3:let a = 1;")
     [('a.ts', 'let a = 1;')]
     """
-    folder, pipelines = _in_folder(command)
+    folder, pipelines = _split_folder(command)
     stages = pipelines[0].stages if len(pipelines) == 1 else ()
     if not stages or stages[0].program not in {"grep", "rg"}:
         return []
@@ -46,7 +46,7 @@ def find_matched_lines(command: str, output: str) -> list[tuple[str, str]]:
     for line in output.split("\n"):
         match = _FOUND.fullmatch(line)
         if match and (match["file"] or last):
-            found.append((_joined(folder, match["file"] or last), match["text"]))
+            found.append((_join_path(folder, match["file"] or last), match["text"]))
     return found
 
 
@@ -56,17 +56,17 @@ def find_shown_file(command: str) -> tuple[str, bool] | None:
     >>> find_shown_file("cd /app && cat src/a.ts"), find_shown_file("sed -n '1,9p' a.ts")
     (('/app/src/a.ts', True), ('a.ts', False))
     """
-    folder, pipelines = _in_folder(command)
+    folder, pipelines = _split_folder(command)
     if len(pipelines) != 1 or len(pipelines[0].stages) != 1:
         return None
     stage = pipelines[0].stages[0]
     if stage.targets:
         return None
     if stage.program == "cat" and len(stage.arguments) == 1:
-        return _joined(folder, stage.arguments[0]), True
+        return _join_path(folder, stage.arguments[0]), True
     is_range = stage.program == "sed" and stage.arguments[:1] == ("-n",)
     if is_range and len(stage.arguments) == 3 and re.fullmatch(r"\d+,\d+p", stage.arguments[1]):
-        return _joined(folder, stage.arguments[2]), False
+        return _join_path(folder, stage.arguments[2]), False
     return None
 
 
@@ -84,7 +84,7 @@ def may_match(pattern: str, path: str) -> bool:
     return any(all(map(fnmatchcase, window, wanted)) for window in windows)
 
 
-def _in_folder(command: str) -> tuple[str, list[Pipeline]]:
+def _split_folder(command: str) -> tuple[str, list[Pipeline]]:
     """Split `cd FOLDER &&` off a single command."""
     pipelines = parse_once(command)
     if len(pipelines) == 2 and pipelines[0].then == "&&" and len(pipelines[0].stages) == 1:
@@ -100,7 +100,7 @@ def parse_once(command: str) -> list[Pipeline]:
     return parse_command(command)
 
 
-def _joined(folder: str, name: str) -> str:
+def _join_path(folder: str, name: str) -> str:
     """Return a name as it is seen from outside a folder."""
     return name if not folder or name.startswith("/") else f"{folder.rstrip('/')}/{name}"
 
@@ -122,7 +122,7 @@ def find_git_changes(arguments: Sequence[str], output: str, is_alone: bool) -> s
     >>> find_git_changes(("checkout", "--", "a.ts"), "", True)
     {'a.ts'}
     """
-    words = _without_options(arguments)
+    words = _strip_options(arguments)
     if not words or words[0] not in _CHANGES:
         return set()
     subcommand, rest = words[0], list(words[1:])
@@ -150,7 +150,7 @@ def find_gh_changes(arguments: Sequence[str]) -> set[str] | None:
     return None if {"checkout", "merge", "sync", "clone", "develop"} & set(arguments[:3]) else set()
 
 
-def _without_options(arguments: Sequence[str]) -> Sequence[str]:
+def _strip_options(arguments: Sequence[str]) -> Sequence[str]:
     at = 0
     while at < len(arguments) and arguments[at].startswith("-"):
         at += 2 if arguments[at] in _TAKE_VALUE else 1
@@ -281,10 +281,10 @@ def find_changes(command: str, output: str) -> Changes:
             changes.formats |= stage.program in _RUNNERS and _says_fixed(output)
             changes.names.update(stage.targets)
             if _is_check(stage):
-                _checked(stage, output if is_told else None, changes)
+                _note_check(stage, output if is_told else None, changes)
                 continue
             is_alone = is_told and len(pipelines) <= 2 and pipelines[0].stages[0].program in _ALONE
-            found = _changed_by_stage(stage, command, output, is_alone)
+            found = _find_stage_changes(stage, command, output, is_alone)
             changes.anything |= found is None
             changes.names |= found or set()
     return changes
@@ -322,7 +322,7 @@ def _is_script(stage: Stage) -> bool:
 _ALONE = frozenset({"cd", "git"})
 
 
-def _checked(stage: Stage, output: str | None, changes: Changes) -> None:
+def _note_check(stage: Stage, output: str | None, changes: Changes) -> None:
     """Note what a check that also formats says it has done."""
     text = " ".join((stage.program, *stage.arguments))
     if output is None:
@@ -371,7 +371,7 @@ def _is_in_place(stage: Stage) -> bool:
     return option is None or any(option.match(word) for word in stage.arguments)
 
 
-def _changed_by_stage(stage: Stage, command: str, output: str, is_alone: bool) -> set[str] | None:
+def _find_stage_changes(stage: Stage, command: str, output: str, is_alone: bool) -> set[str] | None:
     words = {word for word in stage.arguments if word and not word.startswith("-")}
     if stage.program == "git":
         return find_git_changes(stage.arguments, output, is_alone)
@@ -382,7 +382,7 @@ def _changed_by_stage(stage: Stage, command: str, output: str, is_alone: bool) -
     if stage.program == "cp" and "-t" not in stage.arguments:
         return set([word for word in stage.arguments if not word.startswith("-")][-1:])
     if stage.program in _WRITERS:
-        return words - _code_of(stage) if _is_in_place(stage) else set()
+        return words - _find_code(stage) if _is_in_place(stage) else set()
     if stage.program in _UNPACK:
         lists = stage.program == "tar" and re.match(r"-?[a-z]*t", " ".join(stage.arguments))
         return set() if lists else None
@@ -403,11 +403,11 @@ def _changed_by_stage(stage: Stage, command: str, output: str, is_alone: bool) -
         # Inline code shows what it writes; the code of a script is unknown.
         if not _INLINE.search(command):
             return None if [word for word in rest if not word.startswith("-")] else set()
-        return _written_by(command, program)
+        return _find_written(command, program)
     return set(_MANIFESTS) if _PACKAGES.search(text) else set()
 
 
-def _code_of(stage: Stage) -> set[str]:
+def _find_code(stage: Stage) -> set[str]:
     """Return the words of sed and perl that are code rather than files, as far as is certain."""
     words = [word for word in stage.arguments if word]
     if stage.program not in {"sed", "gsed", "perl"}:
@@ -418,10 +418,10 @@ def _code_of(stage: Stage) -> set[str]:
     return set([word for word in words if not word.startswith("-")][:1])
 
 
-def _written_by(code: str, program: str) -> set[str] | None:
+def _find_written(code: str, program: str) -> set[str] | None:
     r"""Return the files that inline code may write, None for any.
 
-    >>> _written_by("python3 -c \"open('a.ts', 'w').write('x')\"", "python3")
+    >>> _find_written("python3 -c \"open('a.ts', 'w').write('x')\"", "python3")
     {'a.ts'}
     """
     if program not in {"python", "python3"}:

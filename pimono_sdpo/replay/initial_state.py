@@ -76,13 +76,15 @@ class Beginnings:
             path: [] for path, file in self._before.files.items() if file.is_known
         }
         seen |= self._look_ahead(request)
-        nearest = sorted(seen, key=lambda path: (_distance(seen[path], request, failure), path))
+        nearest = sorted(
+            seen, key=lambda path: (_measure_distance(seen[path], request, failure), path)
+        )
         kept, chars = [], MAX_CHARS
         for path in nearest:
             file = self._before.files.get(path, File()).copy()
             for call, given, result in seen[path]:
                 _learn(call, given, result.text, self._before.tools, file)
-            known = _within(chars - len(path), path, file)
+            known = _trim_to(chars - len(path), path, file)
             if known:
                 kept.append(known)
                 chars -= len(path) + sum(map(len, known.texts))
@@ -112,21 +114,21 @@ class Beginnings:
             answer = self._matched.get(event.index)
             result = self._events[answer] if answer is not None else None
             given = decode_arguments(event)
-            path = _file_of(event, given)
+            path = _find_file(event, given)
             path = workspace.absolute(path) if path else ""
             shows = event.tool_name != "write" and event.on_active_branch and bool(path)
-            if result and shows and not changed.has(path) and _worked(result):
+            if result and shows and not changed.has(path) and _has_worked(result):
                 seen.setdefault(path, []).append((event, given, result))
             if not changed.note(event, given, result, path, workspace.files):
                 break
         return seen
 
 
-def _worked(result: Event) -> bool:
+def _has_worked(result: Event) -> bool:
     return not result.is_error and not is_refusal(result.text)
 
 
-def _distance(shown: Sequence[Showing], request: int, failure: int) -> int:
+def _measure_distance(shown: Sequence[Showing], request: int, failure: int) -> int:
     return min((abs(call.index - failure) for call, _, _ in shown), default=failure - request)
 
 
@@ -183,7 +185,7 @@ def _is_harmless(call: Event) -> bool:
     return bool(_ONLY_LOOKS.fullmatch(command)) and not _SHOWS.fullmatch(command)
 
 
-def _file_of(call: Event, given: dict[str, Any]) -> str:
+def _find_file(call: Event, given: dict[str, Any]) -> str:
     """Return the file that a call shows or changes, or ""."""
     if call.tool_name != "bash":
         return find_path(given)
@@ -210,7 +212,7 @@ def _learn(call: Event, given: dict[str, Any], text: str, tools: FileTools, file
                 file.see(run, is_whole=False)
 
 
-def _within(chars: int, path: str, file: File) -> Known | None:
+def _trim_to(chars: int, path: str, file: File) -> Known | None:
     """Return as much of a file as fits into so many characters, in whole lines."""
     if not file.is_known or file.doubtful or file.otherwise is not None:
         return None

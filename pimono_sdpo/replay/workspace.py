@@ -92,7 +92,7 @@ class Workspace:
         """
         path = path.removeprefix("@")
         if path == "~" or path.startswith("~/"):
-            path = _home(self.cwd) + path[1:]
+            path = _find_home(self.cwd) + path[1:]
         if path.startswith(("$WORKSPACE", "$HOME", "$TMPDIR")):
             return posixpath.normpath(path)
         if path.startswith(("/private/tmp/", "/private/var/")):
@@ -176,7 +176,7 @@ class Workspace:
     def ran(self, command: str, result: Event) -> None:
         """Learn from a command that has run."""
         changes = find_changes(command, result.text)
-        if (changes.anything or changes.formats) and _did_nothing(result, command):
+        if (changes.anything or changes.formats) and _has_not_run(result, command):
             return
         if changes.formatted or changes.clean:
             self.kinds |= find_formatted_suffixes(f"{command}\n{result.text}")
@@ -272,14 +272,14 @@ class Workspace:
                 self._spoil(name)
 
 
-def _home(cwd: str) -> str:
+def _find_home(cwd: str) -> str:
     parts = cwd.split("/")
     if parts[1:2] in (["home"], ["Users"]) and len(parts) > 2:
         return "/".join(parts[:3])
     return "/root" if parts[1:2] == ["root"] else "$HOME"
 
 
-def _did_nothing(result: Event, command: str) -> bool:
+def _has_not_run(result: Event, command: str) -> bool:
     """Return whether a command was not found, or was blocked by the harness."""
     if not result.is_error:
         return False

@@ -44,7 +44,7 @@ def write_export(
 
     `json_as_text` stores JSON in plain string columns instead of the `arrow.json` extension.
     """
-    rows = [_row(path) for path in sessions]
+    rows = [_build_row(path) for path in sessions]
     kind = pa.string() if json_as_text else pa.json_(pa.string())
     names = pa.array([row["name"] for row in rows], pa.string())
     columns: dict[str, pa.Array] = {
@@ -53,10 +53,10 @@ def write_export(
     }
     if layout == "trace_text":
         texts = pa.array([json.dumps(row["text"], ensure_ascii=False) for row in rows], pa.string())
-        columns |= {"trace": _typed(texts, kind), "file_path": names}
+        columns |= {"trace": _convert_to(texts, kind), "file_path": names}
     else:
         lines = pa.array([row["lines"] for row in rows], pa.list_(pa.string()))
-        values = _typed(lines.values, kind)
+        values = _convert_to(lines.values, kind)
         trace = pa.ListArray.from_arrays(lines.offsets, values)
         columns |= (
             {"traces": trace, "file_name": names}
@@ -72,13 +72,13 @@ def write_export(
     return path
 
 
-def _typed(values: pa.Array, kind: pa.DataType) -> pa.Array:
+def _convert_to(values: pa.Array, kind: pa.DataType) -> pa.Array:
     if pa.types.is_string(kind):
         return values
     return pa.ExtensionArray.from_storage(kind, values)
 
 
-def _row(path: Path) -> dict[str, Any]:
+def _build_row(path: Path) -> dict[str, Any]:
     text = path.read_text().rstrip("\n")
     lines = [line for line in text.split("\n") if line]
     entries: list[dict[str, Any]] = [json.loads(line) for line in lines] if is_intact(path) else []

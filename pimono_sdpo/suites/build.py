@@ -1,16 +1,18 @@
-"""A suite from a QuixBugs checkout, from HumanEvalFix lines, or of the project's own programs.
+"""Build a suite from a QuixBugs checkout, HumanEvalFix lines, or the project's own programs.
+
+A program of the project is a TOML file, named like its task:
 
     category     the kind of bug
-    goal         what a user would write in an issue; it does not say where the bug is
-    [files]      path to text of the program, with its bug
-    [tests]      path to text of its tests by pytest; without them
-    [judged]     the `tests` of a spec, kind `value` or `output`: tests that nobody sees
-    [[fix]]      file, before, after: what mends it; an agent never gets it
+    goal         what a user would write in an issue, without the place of the bug
+    [files]      text of the program by path, with its bug
+    [tests]      text of its pytest tests by path; without them
+    [judged]     the `tests` of a spec, of kind `value` or `output`: tests that nobody sees
+    [[fix]]      file, before, after: the fix, which agents never see
 
-The name of the file is the task's.
+The output:
 
-OUT/suite.json      the suite
-OUT/repos/TASK/     one small repo per task; a checkout stays where it is
+    OUT/suite.json      the suite
+    OUT/repos/TASK/     one small repo per task; a checkout stays where it is
 """
 
 import json
@@ -28,13 +30,13 @@ from pimono_sdpo.suites import Task, humaneval, quixbugs, split, suite
 from pimono_sdpo.suites.suite import TaskRow
 
 PROGRAMS = Path(__file__).parent / "programs"
-# CPU seconds of a test run; no program needs half a second, and some hang.
+# CPU seconds of a test run. No program needs half a second, but some hang.
 SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """One program; `fixed` has the files that change, without the bug, `spec` what judges it."""
+    """One program; `fixed` has the changed files without the bug, `spec` its tests."""
 
     name: str
     category: str
@@ -73,7 +75,7 @@ Kind = Literal["quixbugs", "functions", "samples"]
 
 
 def detect_kind(source: str) -> tuple[Kind, Path]:
-    """Tell what a source is by its content; raises SourceError for what is none."""
+    """Detect the kind of a source by its content; raises SourceError."""
     path = Path(source).expanduser()
     if source == OWN and not path.exists():
         return "samples", path
@@ -84,14 +86,16 @@ def detect_kind(source: str) -> tuple[Kind, Path]:
         )
     if path.is_file():
         if path.suffix == ".json" and "tasks" in _read_object(path):
-            raise SourceError(f"`{source}` is a suite already; give it to split or rollout.")
+            raise SourceError(
+                f"`{source}` is a suite already; use it with `suite split` or `rollout`."
+            )
         return "functions", path
     if (path / quixbugs.BUGGY).is_dir():
         return "quixbugs", path
     lines = sorted(path.glob("*.jsonl"))
     if len(lines) != 1:
         raise SourceError(
-            f"`{source}` has neither {quixbugs.BUGGY}/ nor one file of JSON lines; name the root "
+            f"`{source}` has neither {quixbugs.BUGGY}/ nor one file of JSON lines; give the root "
             "of a QuixBugs checkout, or a file."
         )
     return "functions", lines[0]
@@ -121,20 +125,20 @@ def build_suite(source: str, out: Path, hide_tests: bool) -> list[TaskRow]:
 def build(source: str, work: Path, out: Path, hide_tests: bool = False) -> list[TaskRow]:
     """Write the suite of a source into `work`, which will be renamed `out`; return its tasks.
 
-    The same source gives the same bytes. Raises PimonoError for what is no suite.
+    The same source gives the same bytes. Raises PimonoError for a source that cannot be read.
     """
     kind, path = detect_kind(source)
     try:
         rows, about = _rows(kind, path, work, hide_tests)
     except (UnicodeDecodeError, SyntaxError) as error:
-        raise SourceError(f"`{source}` has a file that is no Python text ({error}).") from error
+        raise SourceError(f"`{source}` has a file that is not valid Python ({error}).") from error
     names = [row["task_id"] for row in rows]
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise SourceError(f"`{source}` has the task `{twice[0]}` twice; every id is one task's.")
+        raise SourceError(f"`{source}` has the task `{twice[0]}` twice; task ids must be unique.")
     if not rows:
-        raise SourceError(f"`{source}` has no tasks; give lines with them.")
-    # Beside `out`, from which the paths of a checkout are told.
-    suite.write(work / suite.NAME, rows[0]["suite"], rows, about, seen_from=out)
+        raise SourceError(f"`{source}` has no tasks.")
+    # The paths of a checkout are relative to `out`, not to `work`.
+    suite.write_suite(work / suite.NAME, rows[0]["suite"], rows, about, seen_from=out)
     return rows
 
 
@@ -148,12 +152,12 @@ def _read_object(path: Path) -> dict[str, Any]:
 
 def _rows(kind: Kind, path: Path, work: Path, hide_tests: bool) -> tuple[list[TaskRow], str]:
     if kind == "quixbugs":
-        tasks = list(quixbugs.tasks(path))
+        tasks = list(quixbugs.read_tasks(path))
         return [_quixbugs_row(task, path, hide_tests) for task in tasks], (
             "One bug in each program; the tests judge where the program does not run."
         )
     if kind == "functions":
-        tasks = list(humaneval.tasks(path))
+        tasks = list(humaneval.read_tasks(path))
         groups = split.group_near_programs({task.name: task.solution for task in tasks})
         return [_function_row(task, work, groups, hide_tests) for task in tasks], (
             "One function with a bug each."
@@ -233,7 +237,7 @@ def _write_repo(repo: Path, files: dict[str, str]) -> Path:
 
 
 def _safe_name(name: str) -> str:
-    """Return an id that may name a file.
+    """Return an id that is valid in a file name.
 
     >>> _safe_name("Python/12")
     'Python_12'
@@ -242,9 +246,9 @@ def _safe_name(name: str) -> str:
 
 
 def describe_size(rows: Iterable[TaskRow]) -> str:
-    """Say how many tasks there are, and how many of them belong to others."""
+    """Say how many tasks there are, and how many are near duplicates."""
     rows = list(rows)
     groups = {row["metadata"].get("group", row["task_id"]) for row in rows}
     near_ones = len(rows) - len(groups)
-    more = f", {near_ones} of them near duplicates of others (split --group-by group)"
+    more = f", {near_ones} of them near duplicates of others (suite split --group-by group)"
     return f"{len(rows)} tasks{more if near_ones else ''}"

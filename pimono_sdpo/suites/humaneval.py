@@ -1,11 +1,11 @@
-"""Tasks of JSON lines in the layout of HumanEvalFix: one function with a bug, and its asserts.
+"""Read tasks from JSON lines in the layout of HumanEvalFix: a function with a bug, and asserts.
 
 columns read  task_id, prompt (up to the body), canonical_solution, buggy_solution (bodies),
-              entry_point, test (a function `check`, called at the end); instruction, declaration
-              when there
+              entry_point, test (a function `check`, called at the end); optional: instruction,
+              declaration
 
-`check` becomes one test per assert, so that partial credit and feedback name what fails. What it
-does in between is done before each later assert.
+`check` becomes one test per assert, so that partial credit and feedback name what fails. Its other
+statements run before each later assert.
 """
 
 import ast
@@ -23,10 +23,10 @@ TEST_PATH = "test_solution.py"
 NEEDED = ("task_id", "prompt", "canonical_solution", "buggy_solution", "entry_point", "test")
 
 
-def tasks(path: Path, seconds: float = 10.0) -> Iterator[Task]:
-    """Yield the tasks in order; `seconds` are CPU seconds for all tests of one.
+def read_tasks(path: Path, seconds: float = 10.0) -> Iterator[Task]:
+    """Yield the tasks in order; `seconds` is the CPU time for all tests of a task.
 
-    Raises PimonoError for lines that are none.
+    Raises PimonoError for lines that are not tasks.
     """
     for number, line in enumerate(path.read_text().splitlines(), 1):
         if not line.strip():
@@ -34,37 +34,38 @@ def tasks(path: Path, seconds: float = 10.0) -> Iterator[Task]:
         try:
             row = json.loads(line)
         except ValueError as error:
-            raise PimonoError(f"{path}:{number} is no JSON ({error}); mend or drop it.") from None
+            raise PimonoError(
+                f"{path}:{number} is not valid JSON ({error}); correct or drop it."
+            ) from None
         if not isinstance(row, dict):
-            raise PimonoError(f"{path}:{number} is no object; a line is one task.")
+            raise PimonoError(f"{path}:{number} is not an object; a line is one task.")
         if missing := [name for name in NEEDED if not isinstance(row.get(name), str)]:
             raise PimonoError(
                 f"{path}:{number} has no text `{missing[0]}`; a task needs {', '.join(NEEDED)}."
             )
         buggy = row["prompt"] + row["buggy_solution"]
         try:
-            one = task(
+            one = make_task(
                 name=row["task_id"], prompt=row.get("instruction") or row["prompt"], buggy=buggy,
                 fixed=row["prompt"] + row["canonical_solution"], entry=row["entry_point"],
                 test=row["test"], seconds=seconds,
             )  # fmt: skip
         except SyntaxError as error:
-            raise PimonoError(f"{path}:{number} is no Python ({error.msg}); mend it.") from None
+            raise PimonoError(f"{path}:{number} is not valid Python ({error.msg}).") from None
         yield replace(one, kind=row.get("bug_type"))
 
 
-def task(
+def make_task(
     *, name: str, prompt: str, buggy: str, fixed: str, entry: str, test: str, seconds: float = 10.0
 ) -> Task:
     """Return the task of one function; `test` has `def check(candidate)`, or bare asserts."""
-    tests = {
-        "kind": "pytest", "files": {TEST_PATH: pytest_file(test, entry, fixed)}, "seconds": seconds,
-    }  # fmt: skip
+    files = {TEST_PATH: render_tests(test, entry, fixed)}
+    tests = {"kind": "pytest", "files": files, "seconds": seconds}
     spec: dict[str, Any] = {"files": {PATH: buggy}, "answer": "any", "tests": tests}
     return Task(name, prompt, PATH, {PATH: buggy}, fixed, spec)
 
 
-def pytest_file(test: str, entry: str, program: str) -> str:
+def render_tests(test: str, entry: str, program: str) -> str:
     """Return a file for pytest with one test per assert."""
     tree = ast.parse(test)
     around: list[ast.stmt] = []
@@ -77,28 +78,28 @@ def pytest_file(test: str, entry: str, program: str) -> str:
             body = node.body
             alias = f"{name} = {entry}" if name != entry else ""
     used = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)} | {entry}
-    given = sorted(used & _defined(program))
+    given = sorted(used & _defined_names(program))
     lines = list(map(ast.unparse, around))
-    # Inside of the tests: pytest would take an imported `test_...` for one of them.
+    # Inside the tests: pytest would collect an imported `test_...`.
     first = f"from {PATH.removesuffix('.py')} import {', '.join(given)}\n{alias}"
     before: list[ast.stmt] = ast.parse(first).body
     number = 0
     for statement in body:
-        if _trivial(statement):
+        if _is_trivial(statement):
             continue
         if not any(isinstance(node, ast.Assert) for node in ast.walk(statement)):
             before.append(statement)
             continue
         number += 1
         inside = "\n".join(ast.unparse(one) for one in [*before, statement])
-        lines.append(f"\n\ndef test_{number}():\n" + _indented(inside))
+        lines.append(f"\n\ndef test_{number}():\n" + _indent(inside))
     if not number:
-        raise PimonoError(f"The tests of `{entry}` assert nothing; give `check` its asserts.")
+        raise PimonoError(f"The tests of `{entry}` assert nothing; `check` needs asserts.")
     return "\n".join(lines).lstrip() + "\n"
 
 
-def _indented(source: str) -> str:
-    """Put statements into a function; lines inside of a text keep their place."""
+def _indent(source: str) -> str:
+    """Indent statements as a function body; lines of multi-line strings stay as they are."""
     tree = ast.parse(f"def f():\n    pass\n{source}")
     function = tree.body[0]
     assert isinstance(function, ast.FunctionDef)
@@ -110,7 +111,7 @@ def _calls_check(node: ast.stmt) -> bool:
     return isinstance(node, ast.Expr) and ast.unparse(node).startswith("check(")
 
 
-def _trivial(node: ast.stmt) -> bool:
+def _is_trivial(node: ast.stmt) -> bool:
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
         return True
     return (
@@ -120,8 +121,8 @@ def _trivial(node: ast.stmt) -> bool:
     )
 
 
-def _defined(program: str) -> set[str]:
-    """Return the names that a program defines at its top."""
+def _defined_names(program: str) -> set[str]:
+    """Return the names that a program defines at its top level."""
     names: set[str] = set()
     for node in ast.parse(program).body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):

@@ -1,13 +1,13 @@
-"""Tasks of a checkout in the layout of QuixBugs.
+"""Read tasks from a checkout in the layout of QuixBugs.
 
     python_programs/NAME.py          the program with a bug, and a text that describes it
     correct_python_programs/NAME.py  the same without it
-    python_testcases/test_NAME.py    its tests, and helpers beside them
+    python_testcases/test_NAME.py    its tests; helpers lie beside them
     json_testcases/NAME.json         lines of [arguments, expected], for some
     conftest.py                      options of the tests
 
-Every program that has tests is a task. Where the test is the bare comparison of each case with its
-expected value, the cases are judged by value, otherwise pytest runs the test as it is.
+Every program with tests is a task. Where the test only compares each case with its expected value,
+the values are compared directly; otherwise pytest runs the test as it is.
 """
 
 import ast
@@ -24,7 +24,7 @@ TESTS, CASES = "python_testcases", "json_testcases"
 # Answers and expected values; the Java programs have the same bugs and their corrections.
 HIDE = ("/correct_*", "/java_*", "/json_testcases", "/*.class", "/*.java", "/*.pdf", "/tester.py")
 TEST_FILES = (f"/{TESTS}", f"/{CASES}", "/conftest.py")
-# Programs so near to each other that one gives the other away.
+# Programs so similar that one gives the other away.
 NEAR = {
     "find_in_sorted": "search_in_sorted", "find_first_in_sorted": "search_in_sorted",
     "shortest_path_length": "shortest_path", "shortest_path_lengths": "shortest_path",
@@ -35,8 +35,8 @@ NEAR = {
 CALLS = ("{}(*input_data)", "list({}(*input_data))")
 
 
-def tasks(root: Path, seconds: float = 10.0) -> Iterator[Task]:
-    """Yield the tasks in order of their names; `seconds` are CPU seconds per case.
+def read_tasks(root: Path, seconds: float = 10.0) -> Iterator[Task]:
+    """Yield the tasks in order of their names; `seconds` is the CPU time per case.
 
     Raises PimonoError when the folder has no such tasks.
     """
@@ -48,15 +48,15 @@ def tasks(root: Path, seconds: float = 10.0) -> Iterator[Task]:
     if not names:
         raise PimonoError(
             f"{root} has no tasks: no {BUGGY}/NAME.py with {FIXED}/NAME.py and "
-            f"{TESTS}/test_NAME.py; name the root of a QuixBugs checkout."
+            f"{TESTS}/test_NAME.py; give the root of a QuixBugs checkout."
         )
     for name in names:
         path = f"{BUGGY}/{name}.py"
         source = (root / path).read_text()
-        tests = _values(root, name, seconds) or _pytest(root, name, seconds)
+        tests = _value_tests(root, name, seconds) or _pytest_tests(root, name, seconds)
         yield Task(
             name=name,
-            prompt=described(source),
+            prompt=read_description(source),
             path=path,
             files={path: source},
             solution=(root / FIXED / f"{name}.py").read_text(),
@@ -64,8 +64,8 @@ def tasks(root: Path, seconds: float = 10.0) -> Iterator[Task]:
         )
 
 
-def described(source: str) -> str:
-    """Return the last text that stands alone in a program."""
+def read_description(source: str) -> str:
+    """Return the last string that is a statement of its own in a program."""
     texts = [
         node.value.value.strip()
         for node in ast.parse(source).body
@@ -76,10 +76,12 @@ def described(source: str) -> str:
     return texts[-1] if texts else ""
 
 
-def _values(root: Path, name: str, seconds: float) -> dict[str, Any] | None:
-    """Return tests of values when the test says nothing but that each case gives its value."""
+def _value_tests(root: Path, name: str, seconds: float) -> dict[str, Any] | None:
+    """Return value tests if the test only compares each case with its expected value."""
     path = root / CASES / f"{name}.json"
-    if not path.exists() or not _bare((root / TESTS / f"test_{name}.py").read_text(), name):
+    if not path.exists() or not _only_compares(
+        (root / TESTS / f"test_{name}.py").read_text(), name
+    ):
         return None
     cases = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
     return {
@@ -91,13 +93,13 @@ def _values(root: Path, name: str, seconds: float) -> dict[str, Any] | None:
     }  # fmt: skip
 
 
-def _bare(source: str, name: str) -> bool:
+def _only_compares(source: str, name: str) -> bool:
     bodies = [node.body for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)]
-    said = [ast.unparse(statement) for body in bodies for statement in body]
-    return said in [[f"assert {call.format(name)} == expected"] for call in CALLS]
+    statements = [ast.unparse(statement) for body in bodies for statement in body]
+    return statements in [[f"assert {call.format(name)} == expected"] for call in CALLS]
 
 
-def _pytest(root: Path, name: str, seconds: float) -> dict[str, Any]:
+def _pytest_tests(root: Path, name: str, seconds: float) -> dict[str, Any]:
     """Return the test file, its helpers and its data as they are."""
     helpers = [
         path for path in (root / TESTS).glob("*.py") if not path.name.startswith("test_")

@@ -1,11 +1,11 @@
-"""Split a suite by task into training and test; check that rows hold no task of the test side.
+"""Split a suite by task into training and test; check that rows have no task of the test suite.
 
-    threshold    md5(task_id) % 100 < 100 * train: a task's side never depends on the others
-    rank         tasks by their md5, the first round(train * n): exact sizes
-    shuffle      task ids in order, shuffled by a seed, the first round(train * n)
+    threshold    md5(task_id) % 100 < 100 * train: a task's side does not depend on other tasks
+    rank         tasks sorted by md5, the first round(train * n): exact sizes
+    shuffle      sorted task ids, shuffled by a seed, the first round(train * n)
 
-Tasks of one group stay together: the group's name takes the place of the id. A task without tests
-can only be trained on; when its group is for testing it is left out.
+Tasks of one group stay together: the group's name replaces the id. A task without tests can only be
+trained on; it is left out when its group is for testing.
 
 columns read  task_id, split (rows of the split `test` are not trained on)
 """
@@ -26,18 +26,18 @@ import pyarrow.parquet as pq
 
 from pimono_sdpo.errors import OutputError, SourceError
 from pimono_sdpo.runs.folders import read_json
-from pimono_sdpo.suites.suite import Suite, TaskRow, has_tests, load, write
+from pimono_sdpo.suites.suite import Suite, TaskRow, has_tests, load_suite, write_suite
 
 WIDTH = 4
-# Share of the groups of WIDTH tokens that two programs have in common.
+# Share of common groups of WIDTH tokens from which two programs count as near duplicates.
 NEAR = 0.35
-# A group that so many programs have says nothing.
+# A group of tokens in more programs than this is ignored.
 COMMON = 50
 SKIPPED = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.ENDMARKER)
 
 
 def group_near_programs(programs: Mapping[str, str]) -> dict[str, str]:
-    """Return for each name the first of the names whose programs are near to it, or to those.
+    """Return for each name the first name among its program's near duplicates.
 
     >>> group_near_programs({"b": "print(a + b + 1)", "a": "print(a + b + 1)  # !", "c": ""})
     {'b': 'a', 'a': 'a', 'c': 'c'}
@@ -76,7 +76,7 @@ Method = Literal["threshold", "rank", "shuffle"]
 
 @dataclass(frozen=True, slots=True)
 class Divided:
-    """The tasks of each side in the suite's order; `left_out` has those that may be on neither."""
+    """The tasks of each side in the suite's order; tasks of `left_out` are on neither side."""
 
     train: list[TaskRow]
     test: list[TaskRow]
@@ -90,7 +90,7 @@ def split_suite(
 
     Raises SourceError or OutputError, and writes nothing then.
     """
-    given = load(suite_file, repos=False)
+    given = load_suite(suite_file, repos=False)
     divided = divide(given.tasks, train, method, group_by, seed)
     sides = {"train": divided.train, "test": divided.test}
     for side in sides:
@@ -101,10 +101,10 @@ def split_suite(
         if path.resolve() == given.path.resolve():
             raise OutputError(f"`{path}` is the suite to be split; give another folder.")
     written = [
-        write(out / f"{side}.json", f"{given.name}-{side}", tasks, given.description, side)
+        write_suite(out / f"{side}.json", f"{given.name}-{side}", tasks, given.description, side)
         for side, tasks in sides.items()
     ]
-    check_leakage(load(written[0], False).tasks, load(written[1], False))
+    check_leakage(load_suite(written[0], False).tasks, load_suite(written[1], False))
     return divided, written
 
 
@@ -120,11 +120,11 @@ def divide(
     Raises SourceError for a field that no task has, OutputError when a side would be empty.
     """
     if not 0 < train < 1:
-        raise OutputError(f"The share for training is {train:g}; give a number between 0 and 1.")
+        raise OutputError(f"--train {train:g} is not between 0 and 1.")
     key = {task["task_id"]: _group_key(task, group_by) for task in tasks}
     if group_by and all(key[task["task_id"]] is None for task in tasks):
         raise SourceError(
-            f"No task has `{group_by}` in its metadata; name a field that they have, or `repo`."
+            f"No task has `{group_by}` in its metadata; use another field, or `repo`."
         )
     sizes: dict[str, int] = {}
     for task in tasks:
@@ -133,8 +133,8 @@ def divide(
     tested = {name: size for name, size in sizes.items() if size}
     if len(tested) < 2:
         raise OutputError(
-            f"There is nothing to divide: {len(tested)} of the groups of tasks has tests; give "
-            "a suite with more, or leave --group-by out."
+            f"Cannot split: only {len(tested)} task group has tests. Use a larger suite or drop "
+            "--group-by."
         )
     for_training = _choose_groups(tested, train, method, seed)
     divided = Divided([], [], [])
@@ -147,7 +147,7 @@ def divide(
     for side in ("train", "test"):
         if not getattr(divided, side):
             raise OutputError(
-                f"No task is left for the {side} suite by `{method}` at {train:g}; use the method "
+                f"The method `{method}` at {train:g} leaves no task for the {side} suite; use "
                 "`rank`, or another share."
             )
     return divided
@@ -163,9 +163,9 @@ def hash_name(name: str) -> int:
 
 
 def _choose_groups(sizes: dict[str, int], train: float, method: Method, seed: int) -> set[str]:
-    """Choose groups by their names; `sizes` has the number of tasks of each."""
+    """Choose groups for training; `sizes` has the number of tasks of each."""
     if method == "threshold":
-        # Rounded: 100 * 0.07 is a little more than 7.
+        # Rounded, because 100 * 0.07 is slightly more than 7.
         return {name for name in sizes if hash_name(name) % 100 < round(100 * train, 6)}
     names = sorted(sizes)
     if method == "rank":
@@ -174,7 +174,7 @@ def _choose_groups(sizes: dict[str, int], train: float, method: Method, seed: in
         random.Random(seed).shuffle(names)
     wanted, chosen = round(train * sum(sizes.values())), set()
     for name in names:
-        # A group that is too large for what is left gives way to the next.
+        # A group larger than the rest is skipped.
         if sizes[name] <= wanted:
             chosen.add(name)
             wanted -= sizes[name]
@@ -193,14 +193,14 @@ COLUMNS = ("task_id", "split")
 
 
 class Leakage(SourceError):
-    """Rows to train on were made of tasks that are to be tested."""
+    """Training rows were made of tasks of the test suite."""
 
 
 def check_leakage(rows: Iterable[Mapping[str, Any]], test_suite: Suite) -> int:
     """Return how many training rows there are, none of a task of `test_suite`.
 
-    `rows` may be a `Dataset`, of which two columns are read. Raises Leakage that names tasks, and
-    SourceError for a row without `task_id`.
+    Of a `Dataset` only two columns are read. Raises Leakage, which names tasks, and SourceError for
+    a row without `task_id`.
     """
     held_out = {task["task_id"] for task in test_suite.tasks}
     names = getattr(rows, "column_names", None)
@@ -212,8 +212,8 @@ def check_leakage(rows: Iterable[Mapping[str, Any]], test_suite: Suite) -> int:
         task = row.get("task_id")
         if not isinstance(task, str):
             raise SourceError(
-                f"Row {number + 1} has no `task_id`, so nobody knows whether it may be trained on; "
-                "give rows with it."
+                f"Row {number + 1} has no `task_id`, so it cannot be checked against the test "
+                "suite; add the column."
             )
         if row.get("split") == "test":
             continue
@@ -224,7 +224,7 @@ def check_leakage(rows: Iterable[Mapping[str, Any]], test_suite: Suite) -> int:
         more = f" and {len(leaked) - 5} more" if len(leaked) > 5 else ""
         raise Leakage(
             f"{leaked.total()} of {number} training rows are of tasks of the test suite "
-            f"`{test_suite.name}`: {some}{more}; drop these rows, or divide the suite first."
+            f"`{test_suite.name}`: {some}{more}; drop these rows, or split the suite first."
         )
     return number
 
@@ -232,7 +232,7 @@ def check_leakage(rows: Iterable[Mapping[str, Any]], test_suite: Suite) -> int:
 def read_task_ids(source: Path) -> Iterator[dict[str, Any]]:
     """Yield `task_id` and `split` of rows: parquet, JSON lines, a saved dataset, or a folder.
 
-    Of a folder, files below it count that have a `task_id`; raises SourceError when none does.
+    Files of a folder without a `task_id` are ignored; raises SourceError when none has it.
     """
     files = _find_files(source)
     found = False
@@ -261,7 +261,7 @@ def _read_file(path: Path) -> Iterator[dict[str, Any]]:
     try:
         yield from _read_lines(path) if path.suffix in (".jsonl", ".json") else _read_table(path)
     except (OSError, ValueError) as error:
-        raise SourceError(f"`{path}` cannot be read ({str(error)[:200]}); mend it.") from error
+        raise SourceError(f"`{path}` cannot be read ({str(error)[:200]}).") from error
 
 
 def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
@@ -269,13 +269,13 @@ def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
         for line in filter(str.strip, lines):
             row = json.loads(line)
             if not isinstance(row, dict):
-                raise ValueError("a line is no object")
+                raise ValueError("a line is not an object")
             yield {key: row[key] for key in COLUMNS if key in row}
 
 
 def _read_table(path: Path) -> Iterator[dict[str, Any]]:
     if path.suffix == ".arrow":
-        # As `Dataset.save_to_disk` writes it.
+        # Written by `Dataset.save_to_disk`.
         with pa.memory_map(str(path)) as source, pa.ipc.open_stream(source) as stream:
             for batch in stream:
                 yield from _batch_rows(

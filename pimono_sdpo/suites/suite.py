@@ -1,4 +1,4 @@
-"""Task suites: a JSON file read, checked and written; its tasks as a `Dataset`.
+"""Read, check and write the JSON file of a task suite.
 
     {"name": "mine", "split": "train",
      "defaults": {"repo": "../checkout", "test_cmd": "python -m pytest -q", "hide": ["answers"]},
@@ -6,9 +6,9 @@
                 "repo": "...", "hide": [...], "metadata": {"files": ["gcd.py"], "group": "gcd"},
                 "verifier_spec": {"files": {}, "tests": {}}}]}
 
-A task takes from `defaults` what it does not say itself. `repo` is relative to the suite's file.
-`hide` are globs as in `pimono_sdpo.suites.workspace`. A task is judged by its `verifier_spec` when
-it has one, else by `test_cmd`; one that has neither can only be trained on.
+`defaults` apply to tasks that do not override them. `repo` is relative to the suite's file. `hide`
+is a list of globs as in `pimono_sdpo.suites.repo_files`. A task is tested by its `verifier_spec`,
+else by its `test_cmd`; a task with neither can only be trained on.
 """
 
 import json
@@ -22,13 +22,13 @@ from typing import Any, TypedDict
 from pimono_sdpo.errors import OutputError, SourceError
 
 NAME = "suite.json"
-# What a suite that says nothing of `hide` hides: where QuixBugs has its answers.
+# Hidden where a suite has no `hide`: the answers of QuixBugs.
 HIDE = ("correct_python_programs", "correct_java_programs")
 SPLITS = ("train", "test")
 TOP = ("name", "description", "split", "defaults", "tasks")
 DEFAULTS = ("repo", "test_cmd", "hide")
 KEYS = ("task_id", "goal", *DEFAULTS, "metadata", "verifier_spec")
-# An id is part of the names of files.
+# Ids are part of file names.
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,149}")
 
 
@@ -60,32 +60,32 @@ class Suite:
     split: str | None = None
 
 
-def load(path: Path, repos: bool = True) -> Suite:
-    """Read a suite, or the `suite.json` of a folder; `repos`: whether they must be there.
+def load_suite(path: Path, repos: bool = True) -> Suite:
+    """Read a suite, or the `suite.json` of a folder; with `repos`, their folders must exist.
 
-    Raises SourceError with one sentence for whatever is wrong.
+    Raises SourceError.
     """
     path = path / NAME if path.is_dir() else path
-    given = _read(path)
-    _known(given, TOP, f"The suite `{path}`")
+    given = _read_file(path)
+    _check_keys(given, TOP, f"The suite `{path}`")
     name = given.get("name")
     if not isinstance(name, str) or not name.strip():
         raise SourceError(f"The suite `{path}` has no `name`; give it one.")
     split = given.get("split")
     if split not in (None, *SPLITS):
-        raise SourceError(f"`split` of `{path}` is {split!r}; write 'train' or 'test'.")
+        raise SourceError(f"`split` of `{path}` is {split!r}; use 'train' or 'test'.")
     defaults, tasks = given.get("defaults", {}), given.get("tasks")
     if not isinstance(defaults, dict):
-        raise SourceError(f"`defaults` of `{path}` is {_told(defaults)}; write an object.")
-    _known(defaults, DEFAULTS, f"`defaults` of `{path}`")
+        raise SourceError(f"`defaults` of `{path}` is {_describe(defaults)}, not an object.")
+    _check_keys(defaults, DEFAULTS, f"`defaults` of `{path}`")
     if not isinstance(tasks, list) or not tasks:
-        raise SourceError(f"The suite `{path}` has no tasks; `tasks` is a list of objects.")
+        raise SourceError(f"The suite `{path}` has no tasks; `tasks` must be a list of objects.")
     rows: dict[str, TaskRow] = {}
     for number, task in enumerate(tasks):
-        row = _row(task, number, defaults, name, split, path, repos)
+        row = _read_task(task, number, defaults, name, split, path, repos)
         if row["task_id"] in rows:
             raise SourceError(
-                f"The suite `{path}` has `{row['task_id']}` twice; every `task_id` is one task's."
+                f"The suite `{path}` has `{row['task_id']}` twice; task ids must be unique."
             )
         rows[row["task_id"]] = row
     description = given.get("description") or ""
@@ -101,7 +101,7 @@ def dataset(suite: Suite) -> Any:
     return Dataset.from_list([dict(row) for row in suite.tasks], features=TASK)
 
 
-def write(
+def write_suite(
     path: Path,
     name: str,
     tasks: Iterable[TaskRow],
@@ -111,10 +111,10 @@ def write(
 ) -> Path:
     """Write a suite whose `repo`s are relative to its file; the same tasks give the same bytes.
 
-    `seen_from` is the name that the suite's folder is going to have.
+    `seen_from` is the later name of the suite's folder.
     """
     folder = path.parent.resolve()
-    listed = [_written(task, folder, (seen_from or folder).resolve()) for task in tasks]
+    listed = [_task_json(task, folder, (seen_from or folder).resolve()) for task in tasks]
     defaults = {
         key: listed[0][key]
         for key in DEFAULTS
@@ -135,22 +135,22 @@ def write(
         unfinished.replace(path)
     except OSError as error:
         raise OutputError(
-            f"`{path}` cannot be written ({error.strerror}); give another folder."
+            f"Cannot write `{path}` ({error.strerror}); give another folder."
         ) from error
     return path
 
 
 def has_tests(task: Mapping[str, Any]) -> bool:
-    """Whether anything can judge an answer to the task."""
+    """Whether the task has tests."""
     return bool(task["verifier_spec"] or task["test_cmd"])
 
 
 def spec_text(spec: Mapping[str, Any]) -> str:
-    """Return a spec as the column holds it."""
+    """Return a spec as the text in its column."""
     return json.dumps(spec, ensure_ascii=False)
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read_file(path: Path) -> dict[str, Any]:
     try:
         given = json.loads(path.read_text(encoding="utf-8"))
         json.dumps(given, ensure_ascii=False).encode()
@@ -159,15 +159,17 @@ def _read(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise SourceError(f"`{path}` cannot be read ({error.strerror}).") from error
     except (UnicodeError, RecursionError):
-        raise SourceError(f"`{path}` is no well-formed UTF-8 JSON; mend it.") from None
+        raise SourceError(f"`{path}` is not well-formed UTF-8 JSON.") from None
     except ValueError as error:
-        raise SourceError(f"`{path}` is no JSON ({error}); give a suite's JSON file.") from None
+        raise SourceError(
+            f"`{path}` is not valid JSON ({error}); give a suite's JSON file."
+        ) from None
     if not isinstance(given, dict):
-        raise SourceError(f"`{path}` is {_told(given)}; a suite is an object with `tasks`.")
+        raise SourceError(f"`{path}` is {_describe(given)}; a suite is an object with `tasks`.")
     return given
 
 
-def _row(
+def _read_task(
     task: Any,
     number: int,
     defaults: dict[str, Any],
@@ -177,64 +179,71 @@ def _row(
     repos: bool,
 ) -> TaskRow:
     if not isinstance(task, dict):
-        raise SourceError(f"Task {number + 1} of `{path}` is {_told(task)}; write an object.")
+        raise SourceError(f"Task {number + 1} of `{path}` is {_describe(task)}, not an object.")
     name = task.get("task_id")
     if not isinstance(name, str) or not _ID.fullmatch(name):
         raise SourceError(
-            f"`task_id` of task {number + 1} of `{path}` is {_told(name)}; write letters, digits "
-            "and . _ + -, at most 150, the first a letter or a digit."
+            f"`task_id` of task {number + 1} of `{path}` is {_describe(name)}; use at most 150 "
+            "letters, digits and . _ + -, beginning with a letter or a digit."
         )
     where = f"Task `{name}` of `{path}`"
-    _known(task, KEYS, where)
+    _check_keys(task, KEYS, where)
     goal, command = task.get("goal"), task.get("test_cmd", defaults.get("test_cmd"))
     if not isinstance(goal, str) or not goal.strip():
-        raise SourceError(f"{where} has no `goal`; say what is to be done.")
+        raise SourceError(f"{where} has no `goal`; describe what is to be done.")
     if command is not None and not isinstance(command, str):
-        raise SourceError(f"`test_cmd` of {_low(where)} is {_told(command)}; write a line.")
+        raise SourceError(
+            f"`test_cmd` of {_lower_first(where)} is {_describe(command)}, not a string."
+        )
     spec, metadata = task.get("verifier_spec"), task.get("metadata") or {}
     for key, value in (("verifier_spec", spec or {}), ("metadata", metadata)):
         if not isinstance(value, dict):
-            raise SourceError(f"`{key}` of {_low(where)} is {_told(value)}; write an object.")
-    repo = _repo(task.get("repo", defaults.get("repo")), where, path, repos)
+            raise SourceError(
+                f"`{key}` of {_lower_first(where)} is {_describe(value)}, not an object."
+            )
+    repo = _read_repo(task.get("repo", defaults.get("repo")), where, path, repos)
     return {
         "task_id": name,
         "suite": suite,
         "repo": str(repo),
         "goal": goal,
         "test_cmd": command if command and command.strip() else None,
-        "hide": _hide(task.get("hide", defaults.get("hide")), where, repo, path),
+        "hide": _read_hide(task.get("hide", defaults.get("hide")), where, repo, path),
         "metadata": metadata,
         "verifier_spec": spec_text(spec) if spec else None,
         "split": split,
     }
 
 
-def _repo(given: Any, where: str, path: Path, repos: bool) -> Path:
+def _read_repo(given: Any, where: str, path: Path, repos: bool) -> Path:
     if not isinstance(given, str) or not given.strip():
-        raise SourceError(f"{where} has no `repo`, nor have the `defaults`; name a folder.")
+        raise SourceError(f"{where} has no `repo`, and neither do the `defaults`; name a folder.")
     repo = Path(os.path.normpath(path.parent.resolve() / Path(given).expanduser()))
     if repos and not repo.is_dir():
         raise SourceError(f"{where} has the repo `{given}`, but there is no folder `{repo}`.")
     return repo
 
 
-def _hide(given: Any, where: str, repo: Path, path: Path) -> list[str]:
+def _read_hide(given: Any, where: str, repo: Path, path: Path) -> list[str]:
     if given is None:
         given = list(HIDE)
     if not isinstance(given, list) or not all(isinstance(glob, str) and glob for glob in given):
-        raise SourceError(f"`hide` of {_low(where)} is {_told(given)}; write a list of globs.")
+        raise SourceError(
+            f"`hide` of {_lower_first(where)} is {_describe(given)}, not a list of globs."
+        )
     if negated := [glob for glob in given if glob.startswith("!")]:
         raise SourceError(
-            f"`hide` of {_low(where)} has `{negated[0]}`; a glob can only hide, not show again."
+            f"`hide` of {_lower_first(where)} has `{negated[0]}`; globs can only hide, not show "
+            "again."
         )
     itself = path.resolve()
     if itself.is_relative_to(repo.resolve()):
-        # It may say what the tests expect.
+        # The suite's file may contain what the tests expect.
         given = [*given, "/" + itself.relative_to(repo.resolve()).as_posix()]
     return list(dict.fromkeys(given))
 
 
-def _written(task: TaskRow, folder: Path, seen_from: Path) -> dict[str, Any]:
+def _task_json(task: TaskRow, folder: Path, seen_from: Path) -> dict[str, Any]:
     spec, repo = task["verifier_spec"], Path(task["repo"]).resolve()
     start = folder if repo.is_relative_to(folder) else seen_from
     written = {
@@ -249,17 +258,17 @@ def _written(task: TaskRow, folder: Path, seen_from: Path) -> dict[str, Any]:
     return {key: value for key, value in written.items() if value is not None}
 
 
-def _known(given: dict[str, Any], keys: tuple[str, ...], where: str) -> None:
+def _check_keys(given: dict[str, Any], keys: tuple[str, ...], where: str) -> None:
     if strange := [key for key in given if key not in keys]:
         raise SourceError(
-            f"{where} has `{strange[0]}`, which means nothing there; it may have "
-            f"{', '.join(keys)}, and a task what is yours in `metadata`."
+            f"{where} has the unknown key `{strange[0]}`; known are {', '.join(keys)}, and tasks "
+            "may have keys of your own in `metadata`."
         )
 
 
-def _low(where: str) -> str:
+def _lower_first(where: str) -> str:
     return where[0].lower() + where[1:]
 
 
-def _told(value: Any) -> str:
+def _describe(value: Any) -> str:
     return "missing" if value is None else repr(value)[:80]

@@ -33,7 +33,7 @@ def find_branches(events: Sequence[Event]) -> list[Branch]:
     for event in events:
         if event.on_active_branch or event.is_subagent or not event.id:
             continue
-        first = _first_off_path(event.id, parent_of, last_active, first_of)
+        first = _climb_to_branch(event.id, parent_of, last_active, first_of)
         abandoned.setdefault(first, []).append(event.index)
     branches = []
     for first, indexes in abandoned.items():
@@ -48,7 +48,7 @@ def find_branches(events: Sequence[Event]) -> list[Branch]:
     return branches
 
 
-def _first_off_path(
+def _climb_to_branch(
     start: str, parent_of: dict[str, str], active: dict[str, int], known: dict[str, str]
 ) -> str:
     """Climb from an event to the first one of its branch, visiting every event only once."""

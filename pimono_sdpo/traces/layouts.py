@@ -50,7 +50,7 @@ def convert_table(table: pa.Table, origin: str = "") -> pa.Table:
     Each row's source begins with `origin` (`repo@commit/`).
     """
     columns = (table.column(name) for name in _trace_columns(table.schema))
-    recorded = [_traces(column) for column in columns if _holds_traces(column.type)]
+    recorded = [_read_traces(column) for column in columns if _holds_traces(column.type)]
     trace, not_utf8 = recorded[0]
     for other, not_utf8_of_other in recorded[1:]:
         # After schema drift, old rows have `traces` and new ones `trace`.
@@ -58,8 +58,8 @@ def convert_table(table: pa.Table, origin: str = "") -> pa.Table:
         trace = pc.if_else(is_here, trace, other)
         not_utf8 = pc.if_else(is_here, not_utf8, not_utf8_of_other)
     name = next((n for n in NAME_COLUMNS if n in table.column_names), "")
-    source = [origin + value for value in _strings(table, name)]
-    harness, session_id = _strings(table, "harness"), _strings(table, "session_id")
+    source = [origin + value for value in _read_strings(table, name)]
+    harness, session_id = _read_strings(table, "harness"), _read_strings(table, "session_id")
     return build_table(harness, session_id, source, trace, not_utf8)
 
 
@@ -84,7 +84,7 @@ def ensure_utf8(traces: pa.Array) -> tuple[pa.Array, pa.Array]:
     except pa.ArrowInvalid:
         # Neither parquet nor a file guarantees that text is UTF-8.
         decoded = [decode_lossy(trace) for trace in traces.to_pylist()]
-        return _binary([text for text, _ in decoded]), pa.array([count for _, count in decoded])
+        return _encode([text for text, _ in decoded]), pa.array([count for _, count in decoded])
     return traces, pa.repeat(0, len(traces))
 
 
@@ -113,12 +113,12 @@ def _trace_columns(schema: pa.Schema) -> list[str]:
     ]
 
 
-def _traces(column: pa.ChunkedArray) -> tuple[pa.Array, pa.Array]:
+def _read_traces(column: pa.ChunkedArray) -> tuple[pa.Array, pa.Array]:
     """Return each row's trace as UTF-8, and how many of its bytes were invalid."""
     array = column.combine_chunks()
     if not _is_list(array.type):
-        return _unwrapped(*ensure_utf8(_as_binary(array)))
-    lines, not_utf8 = _unwrapped(*ensure_utf8(_as_binary(array.flatten())))
+        return _unwrap_all(*ensure_utf8(_cast_to_binary(array)))
+    lines, not_utf8 = _unwrap_all(*ensure_utf8(_cast_to_binary(array.flatten())))
     lengths = pc.fill_null(pc.list_value_length(array), 0)
     ends = pc.cumulative_sum(pc.cast(lengths, pa.int64()))
     offsets = pa.concat_arrays([pa.array([0], pa.int64()), ends])
@@ -129,7 +129,7 @@ def _traces(column: pa.ChunkedArray) -> tuple[pa.Array, pa.Array]:
     return joined, counts
 
 
-def _as_binary(array: pa.Array) -> pa.Array:
+def _cast_to_binary(array: pa.Array) -> pa.Array:
     """Cast text of any string type to binary, nulls to empty values."""
     storage = array.storage if isinstance(array, pa.ExtensionArray) else array
     is_large = pa.types.is_large_string(storage.type)
@@ -137,14 +137,14 @@ def _as_binary(array: pa.Array) -> pa.Array:
     return pc.fill_null(binary.cast(pa.large_binary()), b"")
 
 
-def _unwrapped(traces: pa.Array, not_utf8: pa.Array) -> tuple[pa.Array, pa.Array]:
+def _unwrap_all(traces: pa.Array, not_utf8: pa.Array) -> tuple[pa.Array, pa.Array]:
     """Decode the texts that were exported as JSON strings."""
     if not pc.any(pc.starts_with(traces, b'"')).as_py():
         return traces, not_utf8
-    return _binary([unwrap_json(trace.decode()) for trace in traces.to_pylist()]), not_utf8
+    return _encode([unwrap_json(trace.decode()) for trace in traces.to_pylist()]), not_utf8
 
 
-def _binary(texts: list[str]) -> pa.Array:
+def _encode(texts: list[str]) -> pa.Array:
     return pa.array([text.encode() for text in texts], pa.large_binary())
 
 
@@ -156,12 +156,12 @@ def _is_list(kind: pa.DataType) -> bool:
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
 
 
-def _strings(table: pa.Table, name: str) -> list[str]:
+def _read_strings(table: pa.Table, name: str) -> list[str]:
     if name not in table.column_names:
         return [""] * table.num_rows
     column = table.column(name).combine_chunks()
     if _is_text(column.type):
-        return [value.decode() for value in ensure_utf8(_as_binary(column))[0].to_pylist()]
+        return [value.decode() for value in ensure_utf8(_cast_to_binary(column))[0].to_pylist()]
     return ["" if value is None else str(value) for value in column.to_pylist()]
 
 

@@ -121,7 +121,7 @@ def _read_line(line: str, build: Callable[[Json], T], out: Lines[T]) -> None:
         out.objects.extend(map(build, objects))
         out.repaired += bool(objects)
         out.skipped += not objects
-        out.bytes_repaired += _size(line) - lost
+        out.bytes_repaired += _count_bytes(line) - lost
         out.bytes_skipped += lost
         return
     if isinstance(value, dict):
@@ -129,7 +129,7 @@ def _read_line(line: str, build: Callable[[Json], T], out: Lines[T]) -> None:
         out.parsed += 1
     else:
         out.skipped += 1
-        out.bytes_skipped += _size(line)
+        out.bytes_skipped += _count_bytes(line)
 
 
 def _decode(line: str) -> Any:
@@ -146,13 +146,13 @@ def _repair(line: str) -> tuple[list[Json], int]:
     Returns the objects, and how many bytes of the line belong to none of them.
     """
     mended = [match.start() for match in _ESCAPE.finditer(line) if not match[1]]
-    spans, objects = _decode_all(_double(line, mended))
+    spans, objects = _decode_all(_double_backslashes(line, mended))
     doubled = [place + number for number, place in enumerate(mended)]
     read = (
         line[start - bisect_left(doubled, start) : stop - bisect_left(doubled, stop)]
         for start, stop in spans
     )
-    return objects, _size(line) - sum(map(_size, read))
+    return objects, _count_bytes(line) - sum(map(_count_bytes, read))
 
 
 def _decode_all(line: str) -> tuple[list[tuple[int, int]], list[Json]]:
@@ -177,10 +177,10 @@ def _decode_all(line: str) -> tuple[list[tuple[int, int]], list[Json]]:
     return spans, objects
 
 
-def _double(line: str, places: list[int]) -> str:
+def _double_backslashes(line: str, places: list[int]) -> str:
     cuts = [0, *places, len(line)]
     return "\\".join(line[start:stop] for start, stop in pairwise(cuts)) if places else line
 
 
-def _size(text: str) -> int:
+def _count_bytes(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))

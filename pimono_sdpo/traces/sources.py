@@ -224,13 +224,13 @@ def _session_rows(shards: list[Shard], changed: object = None) -> Iterator[dict[
 def read_sessions(shard: Shard) -> Iterator[pa.Table]:
     """Yield tables of the SESSION columns, about BATCH_BYTES of traces at a time."""
     if shard.kind == "jsonl":
-        rows = _batch_rows(shard.bytes, shard.sessions)
+        rows = _count_batch_rows(shard.bytes, shard.sessions)
         for start in range(0, len(shard.files), rows):
-            yield _raw_table(shard.root, shard.files[start : start + rows])
+            yield _read_raw(shard.root, shard.files[start : start + rows])
     elif shard.kind == "dataset":
         dataset = load_from_disk(str(shard.files[0]))
         assert isinstance(dataset, Dataset)
-        rows = _batch_rows(shard.bytes, shard.sessions)
+        rows = _count_batch_rows(shard.bytes, shard.sessions)
         for start in range(0, dataset.num_rows, rows):
             yield convert_table(dataset.data.slice(start, rows).table)
     else:
@@ -241,21 +241,21 @@ def read_sessions(shard: Shard) -> Iterator[pa.Table]:
             else nullcontext(shard.files[0])
         )
         with opened as file:
-            for batch in _parquet_batches(file, shard.path):
+            for batch in _read_batches(file, shard.path):
                 yield convert_table(pa.Table.from_batches([batch]), origin)
 
 
-def _parquet_batches(file: Path | pa.NativeFile, name: str) -> Iterator[pa.RecordBatch]:
+def _read_batches(file: Path | pa.NativeFile, name: str) -> Iterator[pa.RecordBatch]:
     with translate_errors(name), pq.ParquetFile(file) as parquet:
         columns = [name for name in parquet.schema_arrow.names if name in READ_COLUMNS]
         groups = (parquet.metadata.row_group(i) for i in range(parquet.num_row_groups))
         size = sum(group.total_byte_size for group in groups)
-        rows = _batch_rows(size, parquet.metadata.num_rows)
+        rows = _count_batch_rows(size, parquet.metadata.num_rows)
         # Threads decode one column each, and only one column is large.
         yield from parquet.iter_batches(rows, columns=columns, use_threads=False)
 
 
-def _batch_rows(size: int, rows: int) -> int:
+def _count_batch_rows(size: int, rows: int) -> int:
     """Return how many rows of average size make up a batch of BATCH_BYTES."""
     average = max(size // max(rows, 1), 1)
     return min(max(BATCH_BYTES // average, 1), MAX_BATCH_ROWS)
@@ -269,14 +269,14 @@ def _open_files(source: str, root: Path, files: list[Path]) -> Source:
             f"`{source}` contains neither .parquet nor .jsonl files; use a viewer export, raw "
             "session files or a saved dataset."
         )
-    shards = [_parquet_shard(file, _relative(file, root)) for file in parquet]
+    shards = [_describe_parquet(file, _name_relative(file, root)) for file in parquet]
     groups = [raw[start : start + JSONL_PER_SHARD] for start in range(0, len(raw), JSONL_PER_SHARD)]
-    shards += [_raw_shard(group, root) for group in groups]
+    shards += [_describe_raw(group, root) for group in groups]
     kind: Kind = "viewer_export" if parquet else "jsonl"
-    return Source(_readable(root.resolve().name), kind, None, tuple(shards))
+    return Source(_make_readable(root.resolve().name), kind, None, tuple(shards))
 
 
-def _parquet_shard(file: Path, name: str) -> Shard:
+def _describe_parquet(file: Path, name: str) -> Shard:
     with translate_errors(name):
         metadata = pq.read_metadata(file)
         schema = pq.read_schema(file)
@@ -296,8 +296,8 @@ def translate_errors(name: str) -> Iterator[None]:
         ) from error
 
 
-def _raw_shard(files: list[Path], root: Path) -> Shard:
-    first = _relative(files[0], root)
+def _describe_raw(files: list[Path], root: Path) -> Shard:
+    first = _name_relative(files[0], root)
     return Shard(
         kind="jsonl",
         path=first if len(files) == 1 else f"{first} and {len(files) - 1} more",
@@ -309,8 +309,8 @@ def _raw_shard(files: list[Path], root: Path) -> Shard:
     )
 
 
-def _raw_table(root: Path, files: tuple[Path, ...]) -> pa.Table:
-    names = [_relative(file, root) for file in files]
+def _read_raw(root: Path, files: tuple[Path, ...]) -> pa.Table:
+    names = [_name_relative(file, root) for file in files]
     traces = []
     for name, file in zip(names, files, strict=True):
         with translate_errors(name):
@@ -348,7 +348,7 @@ def _open_saved(path: Path) -> Source:
         )
         for name, dataset in splits.items()
     )
-    return Source(_readable(path.resolve().name), "dataset", None, shards)
+    return Source(_make_readable(path.resolve().name), "dataset", None, shards)
 
 
 def _open_hub(repo_id: str) -> Source:
@@ -362,11 +362,11 @@ def _open_hub(repo_id: str) -> Source:
     return Source(repo_id, "hub", revision, tuple(shards), upstream)
 
 
-def _relative(file: Path, root: Path) -> str:
-    return _readable(file.relative_to(root).as_posix())
+def _name_relative(file: Path, root: Path) -> str:
+    return _make_readable(file.relative_to(root).as_posix())
 
 
-def _readable(name: str) -> str:
+def _make_readable(name: str) -> str:
     """Replace the bytes of a file name that are not UTF-8."""
     return os.fsencode(name).decode("utf-8", "replace")
 

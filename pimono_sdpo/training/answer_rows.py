@@ -313,16 +313,16 @@ def _call(call: Any, padded: bool) -> Row:
         raise BadTurn("has a tool call whose arguments are not a JSON object")
     if padded:
         arguments = _without_nulls(arguments)
-    said = {key: call[key] for key in ("id", "type") if call.get(key) is not None}
+    known = {key: call[key] for key in ("id", "type") if call.get(key) is not None}
     return {
         "type": "function",
-        **said,
+        **known,
         "function": {"name": function["name"], "arguments": arguments},
     }
 
 
 def _broken(value: Any, special: tuple[str, ...]) -> tuple[Any, int]:
-    """Break control tokens in every text of a JSON value."""
+    """Break control tokens in every string of a JSON value."""
     if isinstance(value, str):
         return neutralise(value, special)
     if isinstance(value, list):

@@ -200,12 +200,14 @@ def recipe_folder() -> Path:
 def describe_recipes(folder: Path | None = None) -> dict[str, str]:
     """Return the recipes by name, each with the comment at its beginning.
 
-    Raises ValueError for a recipe without one: the documentation is made from it.
+    Raises ValueError for a recipe without one, since the documentation is generated from it.
     """
     found = {}
     for path in sorted((folder or recipe_folder()).glob("*.yaml")):
-        lines = takewhile(lambda line: line.startswith("#"), path.read_text().splitlines())
-        found[path.stem] = " ".join(line.removeprefix("#").strip() for line in lines)
+        # Indented lines are commands.
+        comment = takewhile(lambda line: line.startswith("# "), path.read_text().splitlines())
+        lines = [line.removeprefix("# ") for line in comment if not line.startswith("#  ")]
+        found[path.stem] = " ".join(lines)
         if not found[path.stem]:
             raise ValueError(f"The recipe `{path.name}` does not begin with a comment; add one.")
     return found

@@ -94,7 +94,8 @@ class GuardOptions:
             raise ValueError(f"--guard_window is {self.guard_window}; give a number from 1.")
         if not 0 <= self.guard_collapse < 1:
             raise ValueError(
-                f"--guard_collapse is {self.guard_collapse}; give a share below 1, or 0 for none."
+                f"--guard_collapse is {self.guard_collapse}; give a share below 1, or 0 to turn it "
+                "off."
             )
         for name in ("guard_dead_steps", "guard_flat_steps", "guard_clipped_steps", "guard_spike"):
             if vars(self)[name] < 0:

@@ -43,7 +43,7 @@ def hardware_of(flavor: str | None) -> Hardware:
         listed = {item.name: item for item in HfApi().list_jobs_hardware()}
     except (HTTPError, OSError) as error:
         raise TrainingInputError(
-            f"The Hub could not be asked about --flavor {flavor} ({type(error).__name__}); leave "
+            f"The Hub cannot be asked about --flavor {flavor} ({type(error).__name__}); leave "
             "it out to use the figures of this machine."
         ) from error
     if flavor not in listed:

@@ -190,7 +190,7 @@ class Method(ABC):
 
     @abstractmethod
     def describe(self, found: Json) -> tuple[Lines, Lines]:
-        """Return what to say of a preflight before the lines on memory and after them."""
+        """Return what to print of a preflight before lengths and memory, and after them."""
 
     @abstractmethod
     def score(self, trainer: Any, held_out: Dataset) -> Scores:

@@ -193,7 +193,6 @@ class Adapter:
     folder: Path
     name: str
     identity: str
-    config: dict[str, Any]
 
 
 def open_adapter(name: str, model_args: ModelConfig) -> Adapter:
@@ -225,7 +224,7 @@ def open_adapter(name: str, model_args: ModelConfig) -> Adapter:
     model_args.use_rslora = bool(config.get("use_rslora"))
     model_args.use_dora = bool(config.get("use_dora"))
     weights = hashlib.sha256((folder / WEIGHTS[0]).read_bytes()).hexdigest()[:12]
-    return Adapter(folder, dataset_name(name), f"{dataset_name(name)} ({weights})", config)
+    return Adapter(folder, dataset_name(name), f"{dataset_name(name)} ({weights})")
 
 
 def _folder(name: str) -> Path:

@@ -48,7 +48,7 @@ Json = dict[str, Any]
 
 
 def read_object(path: Path) -> Json | None:
-    """Return the JSON object of a file; None when there is no file or it holds something else."""
+    """Return the JSON object of a file, None without one."""
     if not path.is_file():
         return None
     try:
@@ -291,7 +291,7 @@ def finalize(folder: Path) -> None:
 
 
 def read_finished(output: Path) -> tuple[Json | None, Json]:
-    """Return the report, None when the rows had none, and the run log; raises OutputError."""
+    """Return the report of the rows, if any, and the run log; raises OutputError."""
     if not (output / RUN_FILE).is_file() or not (output / ADAPTER).is_dir():
         raise OutputError(
             f"`{output}` holds no finished run; train first, or give its --run_name or "

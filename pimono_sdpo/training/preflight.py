@@ -13,7 +13,7 @@ same as without a preflight.
 SDPO also samples from the model, see rollouts.py.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -107,8 +107,17 @@ def lengths_of(lengths: Sequence[int], budget: int | None) -> Json:
 def as_text(method: Method, found: Json) -> str:
     """Lay out what was found in lines of a name and what is known about it."""
     before, after = method.describe(found)
-    lines = [*before, *_describe_memory(found["memory"]), *after]
+    lines = [*before, *_describe_lengths(found["lengths"])]
+    lines += [*_describe_memory(found["memory"]), *after]
     return "\n".join(f"{name:<16}{text}" for name, text in lines)
+
+
+def _describe_lengths(found: Json) -> Iterator[tuple[str, str]]:
+    for name, lengths in found.items():
+        text = f"{lengths['p50']} tokens (median), {lengths['p90']} (p90), {lengths['max']} (max)"
+        if lengths["budget"] is not None:
+            text += f"; {lengths['over']} rows over the budget of {lengths['budget']}"
+        yield name.replace("_", " "), text
 
 
 def _describe_memory(memory: Json) -> Lines:

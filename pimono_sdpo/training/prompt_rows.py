@@ -155,7 +155,7 @@ def _fit(
     long_prompt = count(task)
     long_reprompt = count(reprompt.text(task, context)) + reprompt.reserved_tokens()
     while before and count(task) > prompt_tokens:
-        # The request comes before what was said before it; the oldest exchange goes first.
+        # The request matters more than earlier turns; the oldest exchange goes first.
         before = before[2:] if before[0]["role"] == "user" else before[1:]
     short_task = shorten_to_budget(task, prompt_tokens, count)
     if short_task is None:
@@ -193,8 +193,8 @@ def _conversation(prompt: Any, number: int) -> tuple[list[Message], Message]:
     messages = list(prompt) if isinstance(prompt, list) else []
     if not all(isinstance(turn, dict) and {"role", "content"} <= turn.keys() for turn in messages):
         raise TrainingInputError(
-            f"The prompt of row {number} is no list of turns with `role` and `content`; give rows "
-            "written by `pimono-sdpo filter`."
+            f"The prompt of row {number} is not a list of turns with `role` and `content`; give "
+            "rows written by `pimono-sdpo filter`."
         )
     if not messages or messages[-1]["role"] != "user":
         found = f"a turn of `{messages[-1]['role']}`" if messages else "no turn"
@@ -214,12 +214,12 @@ def _check_columns(row: Row, number: int) -> None:
     terms, context = row["reward_terms"], row["privileged_context"]
     if not isinstance(terms, list) or not all(isinstance(term, str) for term in terms):
         raise TrainingInputError(
-            f"The `reward_terms` of row {number} are no list of texts; give rows written by "
+            f"The `reward_terms` of row {number} are not a list of strings; give rows written by "
             "`pimono-sdpo filter`."
         )
     if not isinstance(context, str | None):
         raise TrainingInputError(
-            f"The `privileged_context` of row {number} is no text; give rows written by "
+            f"The `privileged_context` of row {number} is not a string; give rows written by "
             "`pimono-sdpo filter`."
         )
 
@@ -234,7 +234,7 @@ def check_template(rows: Dataset, tokenizer: Any, template: Mapping[str, Any]) -
     for number, prompt in enumerate(rows["prompt"], 1):
         bare = [{**turn, "content": "x"} for turn in prompt]
         text, frame = (_templated(turns, tokenizer, template) for turns in (prompt, bare))
-        # Some tokenizers normalise text, which is no change of theirs alone.
+        # Compare decoded text, since some tokenizers normalise it.
         contents = [_decoded(turn["content"], tokenizer).strip() for turn in prompt]
         if any(content not in text for content in contents):
             raise TrainingInputError(

@@ -31,7 +31,7 @@ class Scoring:
     partial: float = 0.0
 
     def count_unscored(self, rows: Dataset) -> int:
-        """Count the rows for which there is no reward, whatever the completion is."""
+        """Count the rows without a reward, whatever the completion is."""
         if self.column is not None:
             return sum(not value for value in rows[self.column])
         columns = {name: list(rows[name]) for name in rows.column_names}

@@ -13,6 +13,8 @@ The first teacher is the student itself. If feedback does not help it, there is 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
+from statistics import fmean
 from time import monotonic
 from typing import Any
 
@@ -45,14 +47,6 @@ class Probe:
     generation_seconds: float
     update_seconds: float
     peak_bytes: int | None
-
-    @property
-    def gap(self) -> float | None:
-        """Return by how much feedback raises the mean reward; None if nothing was reprompted."""
-        if not self.teacher:
-            return None
-        pairs = zip(self.teacher, self.student, strict=True)
-        return _mean([_mean(with_it) - _mean(without) for with_it, without in pairs])
 
 
 def probe(trainer: SDPOTrainer, rows: int) -> Probe:
@@ -141,10 +135,6 @@ def _by_row(values: Sequence[float], indices: Sequence[int], group: int) -> list
     return list(rows.values())
 
 
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
-
-
 def summarise(probe: Probe, args: SDPOConfig, rows: int, hardware: Hardware) -> Json:
     """Return what a probe showed, as JSON."""
     return {
@@ -170,7 +160,7 @@ def _rollouts(probe: Probe, threshold: float) -> Json:
 
 def teacher_gap(probe: Probe) -> Json | None:
     """Return the gap with its interval at 90 %; None when nothing was reprompted."""
-    if probe.gap is None:
+    if not probe.teacher:
         return None
     pairs = zip(probe.teacher, probe.student, strict=True)
     differences = [
@@ -181,8 +171,8 @@ def teacher_gap(probe: Probe) -> Json | None:
     bounds = [None if math.isnan(bound) else bound for bound in (interval.low, interval.high)]
     return {
         "rows": len(probe.teacher),
-        "student": _mean_of(probe.student),
-        "teacher": _mean_of(probe.teacher),
+        "student": fmean(chain(*probe.student)),
+        "teacher": fmean(chain(*probe.teacher)),
         "gap": interval.mean,
         "interval_90": bounds,
     }
@@ -229,11 +219,6 @@ def is_useless(gap: Json) -> bool:
     """Tell whether feedback does not help; noise around a real gap must not stop a training."""
     high = gap["interval_90"][1]
     return bool((gap["gap"] if high is None else high) <= 0)
-
-
-def _mean_of(rows: Sequence[Sequence[float]]) -> float:
-    values = [value for row in rows for value in row]
-    return sum(values) / len(values)
 
 
 def describe(found: Json) -> list[tuple[str, str]]:

@@ -17,7 +17,7 @@ from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
 from pimono_sdpo.errors import OutputError, TrainingInputError
 from pimono_sdpo.suites.split import check_leakage
-from pimono_sdpo.suites.suite import load
+from pimono_sdpo.suites.suite import load_suite
 from pimono_sdpo.traces.sources import HUB_ID, open_source
 from pimono_sdpo.training.arguments import SDPOArguments
 from pimono_sdpo.training.output import REPORT_FILE, read_object
@@ -153,7 +153,7 @@ def _hub_rows(repo_id: str, split: str, config: str | None) -> Dataset:
         ) from error
     except (ConnectionError, HTTPError) as error:
         raise TrainingInputError(
-            f"`{repo_id}` is not a folder here and the Hub could not be asked "
+            f"`{repo_id}` is not a folder here and the Hub cannot be reached "
             f"({type(error).__name__}); check the name and the network."
         ) from error
 
@@ -172,7 +172,7 @@ def refuse_test_rows(rows: Dataset, dataset: str) -> None:
 
 def refuse_leaks(rows: Dataset, suite: Path) -> int:
     """Raise Leakage when a task of the test suite is in the rows; return how many tasks it has."""
-    tested = load(suite, repos=False)
+    tested = load_suite(suite, repos=False)
     check_leakage(rows, tested)
     return len(tested.tasks)
 

@@ -174,21 +174,13 @@ class SDPO(Method):
         return found, rollouts.stops_of(found), probe.peak_bytes
 
     def describe(self, found: Json) -> tuple[Lines, Lines]:
-        """Describe rows, reward, template and lengths; then the rollouts."""
+        """Describe rows, reward and template; then the rollouts."""
         counts = found["rows"]
         lines = [
             ("rows", f"{counts['used']} used, {counts['without_reward']} without a reward"),
             ("reward", f"not won by its trials on {found['reward_tried_on_rows']} rows"),
             ("chat template", f"keeps {found['templates_checked']} prompts whole"),
         ]
-        for name, lengths in found["lengths"].items():
-            lines.append(
-                (
-                    name.replace("_", " "),
-                    f"{lengths['p50']} tokens (median), {lengths['p90']} (p90), {lengths['max']} "
-                    f"(max); {lengths['over']} rows were over {lengths['budget']} and shortened",
-                )
-            )
         return lines, rollouts.describe(found)
 
     def score(self, trainer: Any, held_out: Dataset) -> Scores:

@@ -121,7 +121,7 @@ class Supervised(Method):
         return len(fitted.rows)
 
     def describe(self, found: Json) -> tuple[Lines, Lines]:
-        """Describe rows, template and lengths."""
+        """Describe rows and template."""
         counts = found["rows"]
         left_out = ", ".join(f"{reason} {count}" for reason, count in counts["left_out"].items())
         lines = [
@@ -142,16 +142,6 @@ class Supervised(Method):
                     "answers",
                     f"{counts['with_tool_output']} hold turns of tools or users, which are trained "
                     "on, too; rows of one action each have none",
-                )
-            )
-        for name, lengths in found["lengths"].items():
-            budget = lengths["budget"]
-            limit = "" if budget is None else f"; max_length is {budget}"
-            lines.append(
-                (
-                    name,
-                    f"{lengths['p50']} tokens (median), {lengths['p90']} (p90), {lengths['max']} "
-                    f"(max){limit}",
                 )
             )
         return lines, []

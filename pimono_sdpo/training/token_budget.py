@@ -56,7 +56,7 @@ def shorten_to_budget(text: str, budget: int, count: Callable[[str], int]) -> st
         return text
     if count(TRIMMED) > budget:
         return None
-    # Tokens hardly ever get fewer with more text; what is returned has been counted in any case.
+    # More text rarely has fewer tokens; the result has been counted in any case.
     fits, too_long = 0, len(text)
     while too_long - fits > 1:
         middle = (fits + too_long) // 2

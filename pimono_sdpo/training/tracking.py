@@ -106,7 +106,7 @@ def space_url(space: str | None) -> str | None:
     return f"https://huggingface.co/spaces/{space}" if space else None
 
 
-# Of each step; enough to see what is rewarded, little enough for any number of steps.
+# Of each step: enough to see what is rewarded, few enough for any number of steps.
 ROLLOUTS = 8
 # Of the whole training, logged once at its end: no curves.
 ONCE = frozenset(

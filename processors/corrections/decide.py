@@ -96,22 +96,22 @@ def decide(turn: Turn) -> Decision:
     False
     """
     if turn.is_veto and turn.text:
-        return Decision(True, 1.0, "veto", _first_words(turn.text))
+        return Decision(True, 1.0, "veto", _cut_to_words(turn.text))
     if not turn.text or is_automated(turn.text):
         return Decision(False, 0.0, "automated", "")
     model = read_model()
     shown = find_cues(turn)
-    rule = _rule(model, shown)
+    rule = _choose_rule(model, shown)
     probability = round(compute_probability(model, shown), 4)
     return Decision(
         is_correction=probability >= model.threshold,
         probability=probability,
         rule=rule,
-        span=_first_words(_span(model, rule, shown, turn.text)),
+        span=_cut_to_words(_choose_span(model, rule, shown, turn.text)),
     )
 
 
-def _rule(model: Model, shown: Mapping[str, str]) -> str:
+def _choose_rule(model: Model, shown: Mapping[str, str]) -> str:
     weights = {name: model.weights.get(name, 0.0) for name in shown}
     speaking = [name for name, weight in weights.items() if weight > 0.0]
     rule = max(speaking, key=weights.__getitem__, default="model")
@@ -121,14 +121,14 @@ def _rule(model: Model, shown: Mapping[str, str]) -> str:
     return max(others, key=weights.__getitem__, default=rule)
 
 
-def _span(model: Model, rule: str, shown: Mapping[str, str], text: str) -> str:
+def _choose_span(model: Model, rule: str, shown: Mapping[str, str], text: str) -> str:
     words = shown.get(rule, "")
     if len(words.split()) == 1 and model.weights[rule] < TELLING_WEIGHT:
-        return _sentence_with(words, text[:READ_CHARS])
+        return _find_sentence(words, text[:READ_CHARS])
     return words or text
 
 
-def _sentence_with(words: str, text: str) -> str:
+def _find_sentence(words: str, text: str) -> str:
     """Return the sentence around some words, from at most BEFORE_CHARS before them on."""
     exact = re.escape(words)
     at = re.search(rf"(?<!\w){exact}(?!\w)", text) or re.search(exact, text)
@@ -149,7 +149,7 @@ def compute_probability(model: Model, shown: Iterable[str]) -> float:
     return 1.0 / (1.0 + math.exp(-total))
 
 
-def _first_words(text: str) -> str:
+def _cut_to_words(text: str) -> str:
     """Shorten to whole words: redaction would not recognise half a secret."""
     line = text.partition("\n")[0]
     cut = line[:SPAN_CHARS].rstrip()

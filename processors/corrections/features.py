@@ -93,12 +93,12 @@ def read_later_turns(events: Sequence[Event]) -> list[Turn]:
                 since.append(event)
             continue
         if since is not None or event.is_veto:
-            turns.append(_turn(event, since or []))
+            turns.append(_read_turn(event, since or []))
         since = since if since is None and event.is_veto else []
     return turns
 
 
-def _turn(event: Event, since: Sequence[Event]) -> Turn:
+def _read_turn(event: Event, since: Sequence[Event]) -> Turn:
     replies = [e for e in since if e.kind == "assistant"]
     calls = [e.tool_name.lower() for e in since if e.kind == "tool_call"]
     said = next((e.text.rstrip() for e in reversed(replies) if e.text), "")
@@ -141,7 +141,7 @@ class Wording(NamedTuple):
 
 # Called twice in a row: for the possible cues and for the found ones.
 @lru_cache(maxsize=1)
-def _wording(text: str) -> Wording:
+def _prepare_wording(text: str) -> Wording:
     text = text[:READ_CHARS]
     lowered = text.lower().replace("\u2019", "'")
     source = text if len(text) == len(lowered) else lowered
@@ -150,7 +150,7 @@ def _wording(text: str) -> Wording:
         blanked = PASTED.sub(lambda match: " " * len(match.group()), lowered)
     own = blanked.strip()
     skip = len(blanked) - len(blanked.lstrip())
-    return Wording(source, lowered, own, skip, _candidates(own, lowered))
+    return Wording(source, lowered, own, skip, _find_candidates(own, lowered))
 
 
 def find_cues(turn: Turn) -> dict[str, str]:
@@ -159,15 +159,15 @@ def find_cues(turn: Turn) -> dict[str, str]:
     >>> find_cues(Turn(5, "No, that's wrong.", aborted=True))["wrong"]
     'wrong'
     """
-    wording = _wording(turn.text)
+    wording = _prepare_wording(turn.text)
     found: dict[str, str] = {}
     for cue, pattern in wording.cues:
         is_whole = cue.name == _ERROR_OUTPUT
         if match := pattern.search(wording.whole if is_whole else wording.own):
             shift = 0 if is_whole else wording.skip
             start, end = match.start() + shift, match.end() + shift
-            found[cue.name] = _whole_words(wording.source, start, end)
-    return found | dict.fromkeys(_situation(turn, wording, found.keys()), "")
+            found[cue.name] = _extend_to_words(wording.source, start, end)
+    return found | dict.fromkeys(_find_situation(turn, wording, found.keys()), "")
 
 
 def find_possible_cues(turn: Turn) -> tuple[set[str], set[str]]:
@@ -175,12 +175,12 @@ def find_possible_cues(turn: Turn) -> tuple[set[str], set[str]]:
 
     This is much faster than finding the words.
     """
-    wording = _wording(turn.text)
+    wording = _prepare_wording(turn.text)
     worded = {cue.name for cue, _ in wording.cues}
-    return worded, set(_situation(turn, wording, worded))
+    return worded, set(_find_situation(turn, wording, worded))
 
 
-def _situation(turn: Turn, wording: Wording, found: Set[str]) -> Iterator[str]:
+def _find_situation(turn: Turn, wording: Wording, found: Set[str]) -> Iterator[str]:
     own = wording.own
     words = len(own.split()) + len(_ASIAN.findall(own)) // 2
     situation = {
@@ -198,10 +198,10 @@ def _situation(turn: Turn, wording: Wording, found: Set[str]) -> Iterator[str]:
     return (name for name, holds in situation.items() if holds)
 
 
-def _candidates(own: str, whole: str) -> list[tuple[Cue, re.Pattern[str]]]:
+def _find_candidates(own: str, whole: str) -> list[tuple[Cue, re.Pattern[str]]]:
     """Return the cues that may be found; the one for pasted output is found in the whole text."""
     is_far = not whole.isascii() and bool(FAR_LETTER.search(whole))
-    worded, prefilter = _prefilter(is_far)
+    worded, prefilter = _build_prefilter(is_far)
     numbers = prefilter.candidates(own)
     if own != whole:
         pasted = next(i for i, (cue, _) in enumerate(worded) if cue.name == _ERROR_OUTPUT)
@@ -210,7 +210,7 @@ def _candidates(own: str, whole: str) -> list[tuple[Cue, re.Pattern[str]]]:
 
 
 @lru_cache(maxsize=2)
-def _prefilter(is_far: bool) -> tuple[list[tuple[Cue, re.Pattern[str]]], Prefilter]:
+def _build_prefilter(is_far: bool) -> tuple[list[tuple[Cue, re.Pattern[str]]], Prefilter]:
     worded = [(cue, cue.patterns[is_far]) for cue in read_cues() if cue.patterns]
     return worded, Prefilter([pattern for _, pattern in worded])
 
@@ -225,13 +225,13 @@ def read_cues() -> tuple[Cue, ...]:
             float(entry["prior"]),
             None
             if entry["where"] == "context"
-            else (_pattern(entry, FAR), _pattern(entry, frozenset())),
+            else (_build_pattern(entry, FAR), _build_pattern(entry, frozenset())),
         )
         for name, entry in table.items()
     )
 
 
-def _pattern(entry: dict[str, Any], without: frozenset[str]) -> re.Pattern[str]:
+def _build_pattern(entry: dict[str, Any], without: frozenset[str]) -> re.Pattern[str]:
     languages = {key: "|".join(entry[key]) for key in entry if key not in {*_NO_LANGUAGE, *without}}
     spaced = "|".join(words for key, words in languages.items() if key not in _UNSPACED)
     unspaced = "|".join(words for key, words in languages.items() if key in _UNSPACED)
@@ -242,7 +242,7 @@ def _pattern(entry: dict[str, Any], without: frozenset[str]) -> re.Pattern[str]:
     return re.compile(_STARTS[entry["where"]] + f"(?:{'|'.join(filter(None, (words, unspaced)))})")
 
 
-def _whole_words(text: str, start: int, end: int) -> str:
+def _extend_to_words(text: str, start: int, end: int) -> str:
     """Return the whole words at a position, without the punctuation before them."""
     if _INSIDE_WORD.match(text, end):
         rest = _REST_OF_WORD.match(text, end)

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from pimono_sdpo.llm.calls import Json, Reply, Request
 from pimono_sdpo.llm.chat import Chat
-from pimono_sdpo.llm.decisions import Decisions, question
+from pimono_sdpo.llm.decisions import Decisions, make_question
 from pimono_sdpo.schema import DUEL_METRICS, Opponent
 from pimono_sdpo.text import shorten
 from processors.duel.answer_format import is_looping
@@ -90,7 +90,7 @@ class JudgeStage:
         first, second = (theirs, ours) if order == 0 else (ours, theirs)
         compared = self.render_comparison(answer, first, second)
         if isinstance(self.chat, Decisions):
-            reply = await self.chat.ask(question(judge, compared, build_questions()))
+            reply = await self.chat.ask(make_question(judge, compared, build_questions()))
             chances = reply.error or read_probabilities(json.loads(reply.text))
             return self._row(answer, judge, order, chances, (reply,), reply.text)
         messages = [

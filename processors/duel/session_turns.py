@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 from pimono_sdpo.text import shorten
 from pimono_sdpo.traces.events import Event, decode_json
 from pimono_sdpo.traces.parse import read_trace
-from processors.context import context
+from processors.context import write_context
 from processors.duel.answer_format import classify_action
 from processors.duel.trajectories import count_readable, find_turns, read_messages
-from processors.evidence import evidence
+from processors.evidence import gather_evidence
 from processors.redact import redact, redact_homes, redact_text
 
 Json = dict[str, Any]
@@ -36,7 +36,7 @@ class Drawn(NamedTuple):
 
 def draw_from_session(session: Mapping[str, Any], seed: int, most: int) -> list[Drawn]:
     """Draw at most `most` turns of a session; never raises on its content."""
-    found = evidence(session, "session", 0)[0]
+    found = gather_evidence(session, "session", 0)[0]
     if found["problem"]:
         return [Drawn(None, None, found["problem"])]
     problems = [item["event_index"] for item in (*found["diagnostics"], *found["corrections"])]
@@ -69,7 +69,7 @@ def draw_from_session(session: Mapping[str, Any], seed: int, most: int) -> list[
         "patch": "",
         "files": [],
         "base_commit": "",
-        "description": context(clean)["privileged_context"],
+        "description": write_context(clean)["privileged_context"],
     }
     record["pr_chars"] = len(record["problem_statement"]) + len(record["description"])
     return [

@@ -1,1 +1,1 @@
-"""The stages over task suites: rollouts of an agent, and the steps and pairs made of them."""
+"""Stages over rollouts and recorded sessions: training steps, preference pairs, comparisons."""

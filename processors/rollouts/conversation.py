@@ -23,44 +23,44 @@ from pimono_sdpo.text import shorten
 Json = dict[str, Any]
 
 
-def turn_of(role: str, content: str | None, **more: Any) -> Turn:
+def make_turn(role: str, content: str | None, **more: Any) -> Turn:
     """Return a turn with every column of TURN."""
-    return complete({"role": role, "content": content, **more})
+    return complete_turn({"role": role, "content": content, **more})
 
 
-def complete(turn: Mapping[str, Any]) -> Turn:
+def complete_turn(turn: Mapping[str, Any]) -> Turn:
     """Fill in the columns of TURN that a turn leaves out; arguments of calls are decoded."""
     full: Any = {name: turn.get(name) for name in TURN}
-    full["tool_calls"] = [_decoded(call) for call in turn.get("tool_calls") or ()] or None
+    full["tool_calls"] = [_decode_call(call) for call in turn.get("tool_calls") or ()] or None
     return full  # type: ignore[no-any-return]
 
 
-def bare(turn: Mapping[str, Any]) -> Json:
-    """Leave out what is null, as chat templates and other formats want it."""
+def drop_nulls(turn: Mapping[str, Any]) -> Json:
+    """Drop nulls, as chat templates and other formats require."""
     return {name: value for name, value in turn.items() if value is not None}
 
 
-def call_of(name: str, args: Any, call_id: str) -> Json:
+def make_call(name: str, args: Any, call_id: str) -> Json:
     """Return a native tool call."""
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": args}}
 
 
-def as_json(value: Any) -> str:
-    r"""Serialise the way targets are: one line, every letter as it is.
+def dump_json(value: Any) -> str:
+    r"""Serialize as targets are: on one line, without escaping letters.
 
-    >>> as_json({"type": "tool_call", "name": "grep", "args": {"pattern": "é"}})
+    >>> dump_json({"type": "tool_call", "name": "grep", "args": {"pattern": "é"}})
     '{"type": "tool_call", "name": "grep", "args": {"pattern": "é"}}'
     """
     return json.dumps(value, ensure_ascii=False)
 
 
-def window(
+def select_context(
     prompt: Sequence[Turn], goal: int, last: int | None, tool_chars: int | None
 ) -> list[Turn]:
-    """Keep the system's turn, the request at index `goal`, and what followed it.
+    """Keep the system's turn, the request at index `goal`, and the turns after it.
 
-    Of that only the last `last` turns of the assistant with their results, when it is given; a
-    result is shortened to `tool_chars`.
+    With `last`, only that many turns of the assistant with their results are kept; results are
+    shortened to `tool_chars`.
     """
     kept = list(prompt)
     if last is not None:
@@ -73,35 +73,37 @@ def window(
         return kept
     first = next((at for at, turn in enumerate(kept) if turn["role"] == "user"), 0)
     return [
-        turn if at <= first or turn["role"] not in {"tool", "user"} else _short(turn, tool_chars)
+        turn
+        if at <= first or turn["role"] not in {"tool", "user"}
+        else _shorten_result(turn, tool_chars)
         for at, turn in enumerate(kept)
     ]
 
 
-def _short(turn: Turn, chars: int) -> Turn:
-    return complete({**turn, "content": shorten(turn["content"] or "", chars)})
+def _shorten_result(turn: Turn, chars: int) -> Turn:
+    return complete_turn({**turn, "content": shorten(turn["content"] or "", chars)})
 
 
-def _decoded(call: Json) -> Json:
-    """Chat templates want arguments as an object; APIs hand them over as text."""
+def _decode_call(call: Json) -> Json:
+    """Decode arguments: chat templates need an object, APIs give text."""
     function = call.get("function") or {}
     given = function.get("arguments")
     if isinstance(given, str):
         try:
             given = json.loads(given)
         except (ValueError, RecursionError):
-            # What a model wrote and nobody can read stays text; such a call is no target.
+            # Arguments that are not valid JSON stay text; such a call is never a target.
             return call
     return {**call, "function": {**function, "arguments": given}}
 
 
-# Texts that may be empty: a file without content, and a passage that is taken away.
+# Texts that may be empty: an empty file, and a replacement that deletes.
 MAY_BE_BLANK = frozenset({"content", "newText", "new_string", "new_str", "new_source"})
 
 
 @dataclass(frozen=True)
 class Action:
-    """A step of a run, and the turn it was; before it the model had read `turns[:n_context]`."""
+    """A step of a run and its turn; the model had read `turns[:n_context]`."""
 
     step: Json
     turn: Turn
@@ -110,7 +112,7 @@ class Action:
 
 @dataclass(frozen=True)
 class Run:
-    """All turns of a run with one call each, in order, and its actions."""
+    """All turns of a run, in order, each with at most one call; and its actions."""
 
     turns: list[Turn]
     actions: list[Action]
@@ -118,23 +120,23 @@ class Run:
     is_rollout: bool
 
     def goal_of(self, action: Action) -> int:
-        """Return the index of the request: of a rollout the first, of a session the last before."""
-        asked = [at for at in range(action.n_context) if self.turns[at]["role"] == "user"]
-        return 0 if not asked else asked[0] if self.is_rollout else asked[-1]
+        """Return the index of the request: the first of a rollout, the latest of a session."""
+        requests = [at for at in range(action.n_context) if self.turns[at]["role"] == "user"]
+        return 0 if not requests else requests[0] if self.is_rollout else requests[-1]
 
 
-def run_of(row: Mapping[str, Any]) -> Run:
-    """Return the turns and actions of a run; steps that name no assistant's turn are left out."""
+def read_run(row: Mapping[str, Any]) -> Run:
+    """Return the turns and actions of a run, without steps that have no assistant's turn."""
     steps: dict[int, list[Json]] = {}
     for step in row["steps"]:
         steps.setdefault(step["n_context"], []).append(step)
     turns: list[Turn] = []
     actions: list[Action] = []
-    given = [complete(turn) for turn in row["messages"]]
+    given = [complete_turn(turn) for turn in row["messages"]]
     results: dict[str, Any] = {}
     for at, turn in enumerate(given):
         if turn["role"] == "tool" and results.pop(turn.get("tool_call_id") or "", {}):
-            # It stands behind its call already.
+            # It is already placed behind its call.
             continue
         taken = steps.get(at, []) if turn["role"] == "assistant" else []
         calls = turn.get("tool_calls") or []
@@ -142,10 +144,10 @@ def run_of(row: Mapping[str, Any]) -> Run:
             actions += [Action(step, turn, len(turns)) for step in taken[:1]]
             turns.append(turn)
             continue
-        results = {one["tool_call_id"] or "": one for one in _results(given, at)}
+        results = {one["tool_call_id"] or "": one for one in _find_results(given, at)}
         for number, call in enumerate(calls):
             content = turn["content"] if number == 0 else ""
-            alone = turn_of("assistant", content, tool_calls=[call])
+            alone = make_turn("assistant", content, tool_calls=[call])
             if number < len(taken):
                 actions.append(Action(taken[number], alone, len(turns)))
             turns.append(alone)
@@ -154,8 +156,8 @@ def run_of(row: Mapping[str, Any]) -> Run:
     return Run(turns, actions, row["protocol"], row["suite"] is not None)
 
 
-def _results(turns: Sequence[Turn], at: int) -> list[Turn]:
-    """The results that follow the turn at an index."""
+def _find_results(turns: Sequence[Turn], at: int) -> list[Turn]:
+    """Return the results that follow the turn at an index."""
     found = []
     for turn in turns[at + 1 :]:
         if turn["role"] != "tool":
@@ -164,27 +166,29 @@ def _results(turns: Sequence[Turn], at: int) -> list[Turn]:
     return found
 
 
-def target(action: Action, protocol: str) -> Turn:
-    """Return the turn to learn: in the json protocol one JSON object and nothing around it."""
+def render_target(action: Action, protocol: str) -> Turn:
+    """Return the turn to learn: in the json protocol exactly one JSON object."""
     step = action.step
     if protocol != "json" or step["kind"] == "parse_error":
         return action.turn
     args = step["args"] if isinstance(step["args"], dict) else {}
     if step["kind"] == "final":
-        return turn_of("assistant", as_json({"type": "final", **args}))
-    return turn_of("assistant", as_json({"type": "tool_call", "name": step["name"], "args": args}))
+        return make_turn("assistant", dump_json({"type": "final", **args}))
+    return make_turn(
+        "assistant", dump_json({"type": "tool_call", "name": step["name"], "args": args})
+    )
 
 
-def key_of(action: Action) -> str:
-    """Tell an action again in another run: the same call, or the same words."""
+def action_key(action: Action) -> str:
+    """Return a key that equal actions of other runs share: the same call or the same words."""
     step = action.step
     if step["kind"] == "parse_error":
-        return as_json(["parse_error", action.turn["content"]])
-    return as_json([step["kind"] == "final", step["name"], step["args"]])
+        return dump_json(["parse_error", action.turn["content"]])
+    return dump_json([step["kind"] == "final", step["name"], step["args"]])
 
 
-def problem_of(step: Mapping[str, Any], tools: Sequence[Json]) -> tuple[str, str] | None:
-    """Say why a call could not have worked, as a reason and a detail; None when it could."""
+def find_problem(step: Mapping[str, Any], tools: Sequence[Json]) -> tuple[str, str] | None:
+    """Return reason and detail why a call could not have worked, None if it could."""
     if step["kind"] == "parse_error":
         return "malformed_call", step["error"] or ""
     if step["kind"] == "final":
@@ -200,7 +204,7 @@ def problem_of(step: Mapping[str, Any], tools: Sequence[Json]) -> tuple[str, str
         value = step["args"].get(name)
         if isinstance(value, str) and not value.strip() and name not in MAY_BE_BLANK:
             return "blank_argument", name
-    wrong = next(iter(_validator(as_json(schema)).iter_errors(step["args"])), None)
+    wrong = next(iter(_validator(dump_json(schema)).iter_errors(step["args"])), None)
     return ("invalid_arguments", wrong.message[:200]) if wrong else None
 
 
@@ -210,15 +214,15 @@ def _validator(schema: str) -> Draft202012Validator:
     try:
         Draft202012Validator.check_schema(decoded)
     except SchemaError:
-        # A tool that declares nonsense takes whatever it is given.
+        # A tool with an invalid schema accepts any arguments.
         decoded = {}
     # Without a registry of its own the validator would fetch a "$ref" from the network.
     return Draft202012Validator(decoded, registry=Registry())
 
 
-def native_call(name: str, args: Any, call_id: str, content: str = "") -> Turn:
+def make_call_turn(name: str, args: Any, call_id: str, content: str = "") -> Turn:
     """Return an assistant's turn with one call."""
-    return turn_of("assistant", content, tool_calls=[call_of(name, args, call_id)])
+    return make_turn("assistant", content, tool_calls=[make_call(name, args, call_id)])
 
 
 As = Literal["as_recorded", "json"]
@@ -230,23 +234,23 @@ You are a coding agent. Answer with exactly one JSON object and nothing else:
 {tools}"""
 
 
-def in_json(run: Run, tools: Sequence[Json]) -> Run:
-    """Return the run in the json protocol; one that is in it stays as it is."""
+def convert_to_json(run: Run, tools: Sequence[Json]) -> Run:
+    """Return the run in the json protocol."""
     if run.protocol == "json":
         return run
     known = [
         {"name": tool["function"]["name"], "args": tool["function"].get("parameters")}
         for tool in tools
     ]
-    system = turn_of("system", SYSTEM.format(tools="\n".join(map(as_json, known))))
+    system = make_turn("system", SYSTEM.format(tools="\n".join(map(dump_json, known))))
     had = bool(run.turns) and run.turns[0]["role"] == "system"
-    turns = [system, *(_text(turn) for turn in run.turns[had:])]
+    turns = [system, *(_convert_turn(turn) for turn in run.turns[had:])]
     shift = 0 if had else 1
-    actions = [_moved(action, shift, turns) for action in run.actions]
+    actions = [_convert_action(action, shift, turns) for action in run.actions]
     return replace(run, turns=turns, actions=actions, protocol="json")
 
 
-def _moved(action: Action, shift: int, turns: list[Turn]) -> Action:
+def _convert_action(action: Action, shift: int, turns: list[Turn]) -> Action:
     at = action.n_context + shift
     step = action.step
     if step["kind"] == "final" and not isinstance(step["args"], dict):
@@ -254,13 +258,13 @@ def _moved(action: Action, shift: int, turns: list[Turn]) -> Action:
     return Action(step, turns[at], at)
 
 
-def _text(turn: Turn) -> Turn:
+def _convert_turn(turn: Turn) -> Turn:
     if turn["role"] == "tool":
-        return turn_of("user", RESULT + (turn["content"] or ""))
+        return make_turn("user", RESULT + (turn["content"] or ""))
     if turn["role"] != "assistant":
         return turn
     for call in turn.get("tool_calls") or ():
         about = call.get("function") or {}
         called = {"type": "tool_call", "name": about.get("name"), "args": about.get("arguments")}
-        return turn_of("assistant", as_json(called))
-    return turn_of("assistant", as_json({"type": "final", "summary": turn["content"] or ""}))
+        return make_turn("assistant", dump_json(called))
+    return make_turn("assistant", dump_json({"type": "final", "summary": turn["content"] or ""}))

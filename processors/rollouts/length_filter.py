@@ -1,9 +1,9 @@
-"""Count a row's tokens as the trainer will, and drop rows that its maximum length would cut.
+"""Count a row's tokens as the trainer will, and drop rows that are too long for it.
 
 reads   prompt, tools, and completion, or chosen and rejected
 writes  n_tokens (of the longer one of two), problem and detail
 
-A trainer cuts what is too long in the middle of its JSON, or drops it without a word.
+A trainer cuts long rows in the middle of their JSON, or drops them silently.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from datasets import Features, Value
 
 from pimono_sdpo.errors import TrainingInputError
 from pimono_sdpo.stage import Filter, Map, Row
-from processors.rollouts.conversation import bare
+from processors.rollouts.conversation import drop_nulls
 
 Json = dict[str, Any]
 WRITES = Features(
@@ -36,7 +36,7 @@ def load_tokenizer(path: str) -> Any:
         tokenizer = AutoTokenizer.from_pretrained(path)
     except (OSError, ValueError) as error:
         raise TrainingInputError(
-            f"`{path}` has no tokenizer that can be loaded ({type(error).__name__}); give the "
+            f"Cannot load a tokenizer from `{path}` ({type(error).__name__}); give the "
             "folder or the Hub id of the model to train."
         ) from error
     if not tokenizer.chat_template:
@@ -46,16 +46,16 @@ def load_tokenizer(path: str) -> Any:
     return tokenizer
 
 
-def token_ids(path: str, turns: Sequence[Mapping[str, Any]], tools: Sequence[Json]) -> list[int]:
+def tokenize(path: str, turns: Sequence[Mapping[str, Any]], tools: Sequence[Json]) -> list[int]:
     """Return the ids of a templated conversation; raises ValueError when the template refuses it.
 
-    Templates raise what they like; a conversation that one refuses cannot be trained on.
+    Templates raise many kinds of errors; a conversation that one refuses cannot be trained on.
     """
     from jinja2 import TemplateError
 
     try:
         encoded = load_tokenizer(path).apply_chat_template(
-            [bare(turn) for turn in turns], tools=list(tools) or None, tokenize=True,
+            [drop_nulls(turn) for turn in turns], tools=list(tools) or None, tokenize=True,
             return_dict=True,
         )  # fmt: skip
     except (TemplateError, TypeError, KeyError, AttributeError) as error:
@@ -63,11 +63,11 @@ def token_ids(path: str, turns: Sequence[Mapping[str, Any]], tools: Sequence[Jso
     return list(encoded["input_ids"])
 
 
-def n_tokens(row: Row, tokenizer: str, max_length: int) -> Json:
+def count_tokens(row: Row, tokenizer: str, max_length: int) -> Json:
     """Count the tokens of a row and say whether they are too many."""
     ends = [row[name] for name in ("completion", "chosen", "rejected") if name in row]
     try:
-        encoded = [token_ids(tokenizer, [*row["prompt"], *end], row["tools"]) for end in ends]
+        encoded = [tokenize(tokenizer, [*row["prompt"], *end], row["tools"]) for end in ends]
     except ValueError as refused:
         return {"n_tokens": None, "problem": "template_refused", "detail": str(refused)[:300]}
     longest = max(map(len, encoded))
@@ -80,20 +80,20 @@ def n_tokens(row: Row, tokenizer: str, max_length: int) -> Json:
     return {"n_tokens": longest, "problem": None, "detail": None}
 
 
-def fits(row: Row) -> str | None:
-    """Keep rows of which nothing would be cut."""
+def drop_long(row: Row) -> str | None:
+    """Keep rows that fit."""
     problem: str | None = row["problem"]
     return problem
 
 
-def stages(tokenizer: str, max_length: int) -> tuple[Map, Filter]:
+def build_stages(tokenizer: str, max_length: int) -> tuple[Map, Filter]:
     """Return the stages for one tokenizer (a folder or a Hub id) and maximum length."""
     load_tokenizer(tokenizer)
     return (
         Map(
-            partial(n_tokens, tokenizer=tokenizer, max_length=max_length),
+            partial(count_tokens, tokenizer=tokenizer, max_length=max_length),
             reads=("prompt", "tools"),
             writes=WRITES,
         ),
-        Filter(fits, reads=("problem",)),
+        Filter(drop_long, reads=("problem",)),
     )

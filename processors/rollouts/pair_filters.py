@@ -1,4 +1,4 @@
-"""What makes a passing run a bad example: churn, files that nobody else needed, hidden answers.
+"""Find what makes a passing run a bad example: churn, stray files, hidden answers.
 
 reads  ROLLOUT rows of one task, and the task
 """
@@ -14,9 +14,9 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Size:
-    """Lines that a patch adds and removes, its hunks, and those that change nothing but spaces.
+    """Lines that a patch adds and removes, its hunks, and hunks that change only white space.
 
-    A hunk of empty lines alone is no change of spaces: it moves nothing.
+    Hunks of only empty lines do not count as white space changes.
     """
 
     lines: int
@@ -24,10 +24,10 @@ class Size:
     blank_hunks: int
 
 
-def size_of(patch: str) -> Size:
+def measure_patch(patch: str) -> Size:
     r"""Measure a unified diff.
 
-    >>> size_of("--- a/x\n+++ b/x\n@@ -1 +1 @@\n-a\n+ a\n")
+    >>> measure_patch("--- a/x\n+++ b/x\n@@ -1 +1 @@\n-a\n+ a\n")
     Size(lines=2, hunks=1, blank_hunks=1)
     """
     lines = hunks = blank = 0
@@ -49,32 +49,32 @@ def _only_spaces(hunk: Sequence[str]) -> bool:
     return any(one[1:].strip() for one in hunk) and sides[0] == sides[1]
 
 
-def noise(
+def find_noise(
     row: Mapping[str, Any], passing: Sequence[Mapping[str, Any]], task: Mapping[str, Any] | None
 ) -> tuple[str, str] | None:
-    """Say what is wrong with a run that is to be chosen, as a reason and a detail."""
+    """Return reason and detail why a run must not be chosen, None if it may."""
     return (
-        opened_hidden(row, task)
+        find_leak(row, task)
         or _wrong_file(row, passing, task)
         or _non_minimal(row["patch"], [one["patch"] for one in passing])
     )
 
 
-def opened_hidden(row: Mapping[str, Any], task: Mapping[str, Any] | None) -> tuple[str, str] | None:
-    """Tell a run that has seen what its task hides: the answer may have been there."""
+def find_leak(row: Mapping[str, Any], task: Mapping[str, Any] | None) -> tuple[str, str] | None:
+    """Find runs that have seen what their task hides, which may be the answer."""
     globs = list(task["hide"]) if task else []
     for step in row["steps"]:
         if not step["ok"] or not isinstance(step["args"], dict):
             continue
         for name in ("rel_path", "rel_dir"):
             path = step["args"].get(name)
-            if isinstance(path, str) and any(_covers(glob, path) for glob in globs):
+            if isinstance(path, str) and any(_matches(glob, path) for glob in globs):
                 return "leaked", f"`{path}` is hidden from agents and was seen"
     return None
 
 
-def _covers(glob: str, path: str) -> bool:
-    """A glob without a slash covers every part of a path, one with a slash what lies below it."""
+def _matches(glob: str, path: str) -> bool:
+    """Match a glob without a slash with every part of a path, else with the path's folders."""
     parts = path.removeprefix("./").strip("/").split("/")
     if "/" not in glob.strip("/"):
         return any(fnmatchcase(part, glob.strip("/")) for part in parts)
@@ -85,7 +85,7 @@ def _covers(glob: str, path: str) -> bool:
 def _wrong_file(
     row: Mapping[str, Any], passing: Sequence[Mapping[str, Any]], task: Mapping[str, Any] | None
 ) -> tuple[str, str] | None:
-    """A file that is none of the task's, or that no other passing run has changed."""
+    """Find a file that is not one of the task's, or that no other passing run has changed."""
     expected = (task["metadata"] or {}).get("files") if task else None
     if isinstance(expected, list) and expected:
         stray = [path for path in row["files_touched"] if path not in expected]
@@ -98,11 +98,11 @@ def _wrong_file(
 
 
 def _non_minimal(patch: str, passing: Sequence[str]) -> tuple[str, str] | None:
-    size = size_of(patch)
-    smallest = min((size_of(one).lines for one in passing if one), default=size.lines)
+    size = measure_patch(patch)
+    smallest = min((measure_patch(one).lines for one in passing if one), default=size.lines)
     if size.lines > CHURN * smallest:
         return "non_minimal", f"{size.lines} lines, the smallest passing patch has {smallest}"
-    # Where all hunks are such, they are the fix: a line moved out of a loop, a space in a text.
+    # If all hunks are such, they are the fix: a line moved out of a loop, a space in a string.
     if 0 < size.blank_hunks < size.hunks:
         return "non_minimal", f"{size.blank_hunks} hunks change nothing but spaces"
     return None

@@ -2,23 +2,21 @@
 
 | target | chosen and rejected |
 |---|---|
-| `step` | the first action in which runs part (`processors.rollouts.step_pairs`) |
+| `step` | the first action in which runs diverge (`processors.rollouts.step_pairs`) |
 | `patch` | {"type": "patch", "summary", "patch_format", "patch"}; the prompt has the files |
 | `last_write` | {"type": "last_write", "path", "content"}; the prompt has the files |
 | `summary` | {"type": "final", "summary", "changes"}, as the model reported it |
 | `truncated` | the last K actions with their results, as turns |
 | `full` | all actions with their results, as turns |
 
-What tests said is a label: it is left out of what is to be learned unless `with_outcome` asks for
-it, and so are the tests' lines in results.
+The output of tests is a label: it is left out of targets and results unless `with_outcome` is set.
 
 reads   ROLLOUT rows of one task
 writes  PAIR, and DROPPED_PAIR with why a pair was not kept
 
-Runs are compared place by place: tests pass, then fewer steps, fewer tool calls, fewer files. Both
-must be able to have the target; at least one passes. Before a pair counts, the winner's patch is
-applied to the task's files and tested again, so many times; a patch that is a side of the pair is
-tested on the loser's side, too.
+Runs are compared by passing tests, then fewer steps, fewer tool calls, fewer files. Both must have
+the target, and at least one must pass. The winner's patch is then applied to the task's files and
+tested again several times; where patches are the sides of the pair, so is the loser's, once.
 """
 
 import re
@@ -30,8 +28,15 @@ from typing import Any, Literal, get_args
 from pimono_sdpo.options import option, options
 from pimono_sdpo.schema import Turn
 from pimono_sdpo.text import shorten
-from processors.rollouts.conversation import Action, Run, as_json, run_of, target, turn_of
-from processors.rollouts.pair_filters import noise, opened_hidden
+from processors.rollouts.conversation import (
+    Action,
+    Run,
+    dump_json,
+    make_turn,
+    read_run,
+    render_target,
+)
+from processors.rollouts.pair_filters import find_leak, find_noise
 
 Target = Literal["step", "patch", "last_write", "truncated", "summary", "full"]
 TARGETS: tuple[Target, ...] = get_args(Target)
@@ -60,7 +65,7 @@ class Made:
 
 
 def ineligible(row: Mapping[str, Any], name: Target) -> str | None:
-    """Say why a run cannot be on either side of a pair, None when it can."""
+    """Return why a run cannot be a side of a pair, None if it can."""
     if name == "patch" and not row["patch"]:
         return "it changed nothing"
     if name == "last_write" and last_write(row) is None:
@@ -87,15 +92,15 @@ def _report(row: Mapping[str, Any]) -> Json | None:
     return said if isinstance(said, dict) else None
 
 
-def prompt_of(
+def render_prompt(
     row: Mapping[str, Any], name: Target, files: Mapping[str, str], paths: Sequence[str]
 ) -> list[Turn] | None:
-    """Return what both sides answer; None when the files they change cannot be shown.
+    """Return the prompt of both sides; None when the files they change cannot be shown.
 
     `files` are the texts an agent may see, `paths` those that either run has changed.
     """
     before = []
-    for turn in run_of(row).turns:
+    for turn in read_run(row).turns:
         if turn["role"] == "assistant":
             break
         before.append(turn)
@@ -112,8 +117,8 @@ def prompt_of(
             return None
     if sum(map(len, shown)) > MAX_FILES_CHARS:
         return None
-    system = turn_of("system", SYSTEM.format(form=_FORMS[name]))
-    return [system, turn_of("user", "\n\n".join([goal, *shown]))]
+    system = make_turn("system", SYSTEM.format(form=_FORMS[name]))
+    return [system, make_turn("user", "\n\n".join([goal, *shown]))]
 
 
 def _fenced(text: str) -> str:
@@ -122,12 +127,12 @@ def _fenced(text: str) -> str:
     return f"{marks}\n{text.rstrip(chr(10))}\n{marks}"
 
 
-def rendered(
+def render_side(
     row: Mapping[str, Any], name: Target, last_k: int, with_outcome: bool, with_summary: bool
 ) -> list[Turn]:
     """Return one side of a pair; `with_summary`: both runs have one for their patch."""
     if name in {"truncated", "full"}:
-        return _turns(run_of(row), last_k if name == "truncated" else None, with_outcome)
+        return _turns(read_run(row), last_k if name == "truncated" else None, with_outcome)
     report = _report(row) or {}
     result = {"ok": row["tests_ok"], "output": shorten(row["test_output"] or "", SNIPPET)}
     if name == "patch":
@@ -136,7 +141,7 @@ def rendered(
         if not with_summary:
             del said["summary"]
         if with_outcome:
-            run = run_of(row)
+            run = read_run(row)
             said |= {"trajectory_truncated": _snippets(run, last_k)}
             said |= {"outcome": {"tests_ok": row["tests_ok"]}}
     elif name == "last_write":
@@ -145,7 +150,7 @@ def rendered(
     else:
         said = {"type": "final", **{k: v for k, v in report.items() if k != "test_result"}}
         said |= {"test_result": result} if with_outcome else {}
-    return [turn_of("assistant", as_json(said))]
+    return [make_turn("assistant", dump_json(said))]
 
 
 def has_summary(row: Mapping[str, Any]) -> bool:
@@ -154,11 +159,11 @@ def has_summary(row: Mapping[str, Any]) -> bool:
 
 
 def _turns(run: Run, last: int | None, with_outcome: bool) -> list[Turn]:
-    """The last actions and what came back in between; behind the last there is nothing to learn."""
+    """Return the last actions and the results between them, ending with an action."""
     actions = run.actions if last is None else run.actions[-last:]
     if not actions:
         return []
-    targets = {action.n_context: target(action, run.protocol) for action in actions}
+    targets = {action.n_context: render_target(action, run.protocol) for action in actions}
     span = range(actions[0].n_context, actions[-1].n_context + 1)
     return [targets.get(at) or _result(run.turns[at], with_outcome) for at in span]
 
@@ -166,7 +171,7 @@ def _turns(run: Run, last: int | None, with_outcome: bool) -> list[Turn]:
 def _result(turn: Turn, with_outcome: bool) -> Turn:
     if with_outcome:
         return turn
-    return turn_of(
+    return make_turn(
         turn["role"],
         _TESTS.sub("", turn["content"] or ""),
         **{name: turn.get(name) for name in ("tool_calls", "tool_call_id", "name")},
@@ -174,18 +179,18 @@ def _result(turn: Turn, with_outcome: bool) -> Turn:
 
 
 def _snippets(run: Run, last: int) -> list[Json]:
-    """Calls and the beginnings of their results, as the first form of a patch had them."""
+    """Return calls and shortened results, in the form of the first version."""
     listed: list[Json] = []
     for action in run.actions[-last:]:
         step = action.step
         if step["name"]:
             called = {"name": step["name"], "args": step["args"]}
             listed.append({"role": "assistant", "tool_call": called})
-            listed += _told(run, action)
+            listed += _result_snippet(run, action)
     return listed
 
 
-def _told(run: Run, action: Action) -> list[Json]:
+def _result_snippet(run: Run, action: Action) -> list[Json]:
     after = run.turns[action.n_context + 1 : action.n_context + 2]
     return [
         {"role": "tool", "tool_result_snippet": shorten(turn["content"] or "", SNIPPET)}
@@ -193,13 +198,13 @@ def _told(run: Run, action: Action) -> list[Json]:
     ]
 
 
-def loses_the_decision(row: Mapping[str, Any], last: int) -> bool:
-    """Tell whether the first write whose tests passed lies before the last K actions."""
+def cuts_decision(row: Mapping[str, Any], last: int) -> bool:
+    """Whether the first write whose tests passed is before the last K actions."""
     passed = next((s["index"] for s in row["steps"] if s["tests_ok"]), None)
     return passed is not None and passed < len(row["steps"]) - last
 
 
-# A task and a patch: whether its tests pass then, None when they could not be run, and why.
+# Whether the tests of a task pass with a patch, None when they could not be run; and why.
 Retest = Callable[[Mapping[str, Any], str], "tuple[bool | None, str]"]
 
 
@@ -229,10 +234,9 @@ class Rules:
 
 @dataclass
 class Case:
-    """A task with its rollouts; `task` is None when no suite tells of it.
+    """A task with its rollouts; `task` is None without a suite.
 
-    `files` are the texts an agent may see, none when the repo is not here. What was tested again is
-    remembered.
+    `files` are the texts an agent may see, none when the repo is missing. Retests are cached.
     """
 
     task_id: str
@@ -244,7 +248,7 @@ class Case:
     retested: dict[str, tuple[bool | None, str]] = field(default_factory=dict)
 
     def again(self, row: Json, times: int) -> tuple[bool | None, str]:
-        """Test the patch of a run again; the first answer that differs from the run's counts."""
+        """Test the patch of a run again; the first result that differs from the run's counts."""
         if self.retest is None or self.task is None or not row["patch"]:
             return None, "there is nothing to test it with"
         if row["run_id"] not in self.retested:
@@ -257,8 +261,8 @@ class Case:
         return self.retested[row["run_id"]]
 
 
-def score(row: Mapping[str, Any]) -> list[float]:
-    """Return what runs are compared by, place by place; higher is better."""
+def score_run(row: Mapping[str, Any]) -> list[float]:
+    """Return the values by which runs are compared, in order; higher is better."""
     return [
         float(bool(row["tests_ok"])),
         -float(row["n_steps"]),
@@ -267,7 +271,7 @@ def score(row: Mapping[str, Any]) -> list[float]:
     ]
 
 
-def pair_of(case: Case, rules: Rules) -> Made:
+def pair_runs(case: Case, rules: Rules) -> Made:
     """Return at most one pair: the best run against the worst, and why others were not kept."""
     made = Made()
     sound = [row for row in case.rows if not row["error"]]
@@ -277,23 +281,23 @@ def pair_of(case: Case, rules: Rules) -> Made:
         able = judged
     why = _nothing_to_compare(case, sound, able, rules)
     if why:
-        made.rejects.append(dropped(case, rules.target, *why))
+        made.rejects.append(make_reject(case, rules.target, *why))
         return made
-    ranked = sorted(able, key=lambda row: (score(row), -row["seed"]), reverse=True)
+    ranked = sorted(able, key=lambda row: (score_run(row), -row["seed"]), reverse=True)
     passing = [row for row in ranked if row["tests_ok"]] or ranked
     while passing:
         best = passing.pop(0)
         rest = [row for row in ranked if row is not best]
         worst = rest[-1]
-        why = _no_contrast(best, worst, rules) or _unfit(case, best, worst, rules, able, made)
-        pair = None if why and why[0] == "no_contrast" else _pair(case, best, worst, rules)
+        why = _no_contrast(best, worst, rules) or _find_fault(case, best, worst, rules, able, made)
+        pair = None if why and why[0] == "no_contrast" else _make_pair(case, best, worst, rules)
         if isinstance(pair, tuple):
             why, pair = pair, None
         if why is None and pair is not None:
             made.rows.append(pair)
             return made
         reason = why or ("ineligible", "")
-        made.rejects.append(dropped(case, rules.target, *reason, best=best, worst=worst))
+        made.rejects.append(make_reject(case, rules.target, *reason, best=best, worst=worst))
         if reason[0] in {"no_contrast", "identical_outcome"}:
             break
     return made
@@ -314,32 +318,32 @@ def _nothing_to_compare(
 
 
 def _no_contrast(best: Json, worst: Json, rules: Rules) -> tuple[str, str] | None:
-    if score(best) == score(worst):
+    if score_run(best) == score_run(worst):
         return "no_contrast", "the scores are equal"
     if bool(best["tests_ok"]) == bool(worst["tests_ok"]) and not rules.allow_efficiency_pairs:
         return "no_contrast", "both pass, one in fewer steps"
     return None
 
 
-def _unfit(
+def _find_fault(
     case: Case, best: Json, worst: Json, rules: Rules, able: Sequence[Json], made: Made
 ) -> tuple[str, str] | None:
-    """Say what speaks against these two, testing last: it costs most."""
+    """Return why these two are not a pair; testing is last because it costs most."""
     if best["patch"] == worst["patch"] and rules.target in {"patch", "last_write"}:
         return "identical_patch", ""
     passing = [row for row in able if row["tests_ok"]]
-    why = noise(best, passing, case.task) or opened_hidden(worst, case.task)
+    why = find_noise(best, passing, case.task) or find_leak(worst, case.task)
     if why:
         return why
-    if rules.target == "truncated" and loses_the_decision(best, rules.last_k):
+    if rules.target == "truncated" and cuts_decision(best, rules.last_k):
         return "key_decision_truncated", f"not in the last {rules.last_k} actions"
-    return retested(case, best, worst if rules.target == "patch" else None, rules, made)
+    return retest_patches(case, best, worst if rules.target == "patch" else None, rules, made)
 
 
-def retested(
+def retest_patches(
     case: Case, best: Json, worst: Json | None, rules: Rules, made: Made
 ) -> tuple[str, str] | None:
-    """Test the patches of both again; count those that nothing could test."""
+    """Test the patches of both again; count those that could not be tested."""
     if not rules.flaky_reruns:
         return None
     for row, times in ((best, rules.flaky_reruns), (worst, 1)):
@@ -357,22 +361,23 @@ def retested(
     return None
 
 
-def _pair(case: Case, best: Json, worst: Json, rules: Rules) -> Json | tuple[str, str]:
+def _make_pair(case: Case, best: Json, worst: Json, rules: Rules) -> Json | tuple[str, str]:
     paths = sorted({*best["files_touched"], *worst["files_touched"]})
-    prompts = [prompt_of(row, rules.target, case.files, paths) for row in (best, worst)]
+    prompts = [render_prompt(row, rules.target, case.files, paths) for row in (best, worst)]
     if prompts[0] is None:
         return "ineligible", "the files of the task are not here, or too long to be shown"
     if prompts[0] != prompts[1]:
         return "ineligible", "the two runs were asked differently"
     both = has_summary(best) and has_summary(worst)
     sides = [
-        rendered(row, rules.target, rules.last_k, rules.with_outcome, both) for row in (best, worst)
+        render_side(row, rules.target, rules.last_k, rules.with_outcome, both)
+        for row in (best, worst)
     ]
     if sides[0] == sides[1]:
         return "identical_outcome", "both sides read the same"
     tools = best["tools"] if sides[0][0].get("tool_calls") or len(sides[0]) > 1 else []
     return {
-        **about(case, rules.target, best, worst),
+        **describe_pair(case, rules.target, best, worst),
         "prompt": prompts[0],
         "chosen": sides[0],
         "rejected": sides[1],
@@ -380,14 +385,14 @@ def _pair(case: Case, best: Json, worst: Json, rules: Rules) -> Json | tuple[str
     }
 
 
-def about(case: Case, name: str, best: Json | None, worst: Json | None) -> Json:
+def describe_pair(case: Case, name: str, best: Json | None, worst: Json | None) -> Json:
     """Return the columns of a pair that say where it is from."""
     one = best or worst or (case.rows[0] if case.rows else {})
     return {
         "target": name,
         "task_id": case.task_id,
-        "score_chosen": score(best) if best else None,
-        "score_rejected": score(worst) if worst else None,
+        "score_chosen": score_run(best) if best else None,
+        "score_rejected": score_run(worst) if worst else None,
         "run_chosen": best["run_id"] if best else None,
         "run_rejected": worst["run_id"] if worst else None,
         "suite": one.get("suite"),
@@ -398,7 +403,7 @@ def about(case: Case, name: str, best: Json | None, worst: Json | None) -> Json:
     }
 
 
-def dropped(
+def make_reject(
     case: Case,
     name: str,
     reason: str,
@@ -407,4 +412,4 @@ def dropped(
     worst: Json | None = None,
 ) -> Json:
     """Return the row of a pair that was not kept."""
-    return {**about(case, name, best, worst), "drop_reason": reason, "detail": detail}
+    return {**describe_pair(case, name, best, worst), "drop_reason": reason, "detail": detail}

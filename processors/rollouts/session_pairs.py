@@ -1,11 +1,11 @@
-"""Pair what a recorded session did with what took its place.
+"""Pair actions of a recorded session with those that replaced them.
 
 reads   session_id, source, trace
 writes  PAIR (target `edit` or `branch`), with `problem` and `detail` for those not to be kept
 
-edit    a call that changes a file and failed, against the next one of the same file that worked
-        while the user said nothing; what is known of the file must not speak against the latter
-branch  the first action after a place to which the user went back, against the one kept there
+edit    a failed call that changes a file, against the next call for the same file that worked,
+        without a message of the user between them; what is known of the file must not contradict it
+branch  the first action of an abandoned branch, against the first one of the branch that was kept
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,8 +22,8 @@ from pimono_sdpo.traces.branches import find_branches
 from pimono_sdpo.traces.events import Event
 from pimono_sdpo.traces.harness import find_harness
 from pimono_sdpo.traces.parse import Trace, match_results, read_trace
-from processors.rollouts.conversation import as_json, window
-from processors.rollouts.sessions import redacted, tools_of, turns_of
+from processors.rollouts.conversation import dump_json, select_context
+from processors.rollouts.sessions import infer_tools, read_turns, redact_string
 from processors.rollouts.steps import PLACEHOLDER, PROBLEM
 from processors.split import split
 
@@ -34,16 +34,16 @@ Json = dict[str, Any]
 Two = tuple[Event, Event]
 
 
-def session_pairs(row: Row, last: int, test_fraction: float) -> list[Json]:
+def pair_session(row: Row, last: int, test_fraction: float) -> list[Json]:
     """Return the pairs of one session."""
     trace = read_trace(row["trace"] or b"")
     matched = match_results(trace.events)
-    turns, steps, place = turns_of(trace)
-    session = redacted(row["session_id"] or trace.session_id or row["source"], trace.cwd)
+    turns, steps, place = read_turns(trace)
+    session = redact_string(row["session_id"] or trace.session_id or row["source"], trace.cwd)
     where = split({"cwd": trace.cwd, "source": row["source"]}, test_fraction)
     common = {
         **dict.fromkeys(PAIR),
-        "tools": tools_of(steps, trace.harness),
+        "tools": infer_tools(steps, trace.harness),
         "task_id": session,
         "score_chosen": [1.0],
         "score_rejected": [0.0],
@@ -52,15 +52,15 @@ def session_pairs(row: Row, last: int, test_fraction: float) -> list[Json]:
         **where,
     }
     made = []
-    for failed, mended, problem in _mended(trace, matched):
-        at, other = place.get(failed.index), place.get(mended.index)
+    for failed, fixed, problem in _fixed_edits(trace, matched):
+        at, other = place.get(failed.index), place.get(fixed.index)
         if at is None or other is None:
             continue
-        prompt = window(turns[:at], _goal(turns, at), last, None)
+        prompt = select_context(turns[:at], _goal(turns, at), last, None)
         pair = {**common, "target": "edit", "prompt": prompt}
-        # What was said before the call is no part of what went wrong with it.
+        # The text before the call is not part of what went wrong.
         pair |= {"chosen": [_silent(turns[other])], "rejected": [_silent(turns[at])]}
-        made.append({**pair, **_told(problem or _same(pair))})
+        made.append({**pair, **_problem(problem or _same(pair))})
     return made + [{**common, **pair} for pair in _branches(trace, turns, place, last)]
 
 
@@ -73,7 +73,7 @@ def _silent(turn: Mapping[str, Any]) -> Json:
 
 
 def _same(pair: Mapping[str, Any]) -> str | None:
-    if PLACEHOLDER in as_json([pair["chosen"], pair["rejected"]]):
+    if PLACEHOLDER in dump_json([pair["chosen"], pair["rejected"]]):
         return "redacted"
     sides = [_calls(pair[name]) for name in ("chosen", "rejected")]
     return "identical_outcome" if sides[0] == sides[1] else None
@@ -86,12 +86,12 @@ def _calls(turns: Sequence[Mapping[str, Any]]) -> list[Any]:
     ]
 
 
-def _told(problem: str | None) -> Json:
+def _problem(problem: str | None) -> Json:
     return {"problem": problem, "detail": None}
 
 
-def _mended(trace: Trace, matched: Mapping[int, int]) -> list[tuple[Event, Event, str | None]]:
-    """Failed edits with the edits that put them right, and what replay has against the latter."""
+def _fixed_edits(trace: Trace, matched: Mapping[int, int]) -> list[tuple[Event, Event, str | None]]:
+    """Return failed edits, the edits that fixed them, and why replay rules the latter out."""
     found = []
     known = Workspace(trace.cwd, tools=find_harness(trace.harness).files)
     for event in trace.events:
@@ -104,15 +104,15 @@ def _mended(trace: Trace, matched: Mapping[int, int]) -> list[tuple[Event, Event
             continue
         result = trace.events[matched[event.index]]
         if event.tool_name in EDITS and result.is_error:
-            mended = _next_edit(trace, matched, event)
-            if mended is not None:
-                found.append((event, mended, _contradiction(known, mended)))
+            fixed = _next_edit(trace, matched, event)
+            if fixed is not None:
+                found.append((event, fixed, _contradiction(known, fixed)))
         known.observe(event, result)
     return found
 
 
 def _next_edit(trace: Trace, matched: Mapping[int, int], failed: Event) -> Event | None:
-    """The next call that changed the same file, unless the user spoke or much came in between."""
+    """Return the next call that changed the same file, unless the user spoke in between."""
     path = find_path(decode_arguments(failed))
     for event in trace.events[failed.index + 1 : failed.index + 1 + MOST_BETWEEN]:
         if event.kind == "user" and event.on_active_branch:
@@ -125,9 +125,9 @@ def _next_edit(trace: Trace, matched: Mapping[int, int], failed: Event) -> Event
     return None
 
 
-def _contradiction(known: Workspace, mended: Event) -> str | None:
-    """Tell an edit that could not have worked yet where the failed one stood."""
-    given = decode_arguments(mended)
+def _contradiction(known: Workspace, fixed: Event) -> str | None:
+    """Find an edit that could not have worked at the place of the failed one."""
+    given = decode_arguments(fixed)
     file = known.files.get(known.absolute(find_path(given)))
     edits = read_edits(given)
     if file is None or not edits or not file.is_known:
@@ -145,7 +145,7 @@ def _branches(
             continue
         before = [e for e in trace.events[: branch.fork + 1] if e.on_active_branch]
         left = [trace.events[index] for index in branch.abandoned]
-        other, _, _ = turns_of(trace, [*before, *left])
+        other, _, _ = read_turns(trace, [*before, *left])
         kept = next(
             (at for at in range(_first(place, branch.kept), len(turns))
              if turns[at]["role"] == "assistant"),
@@ -155,11 +155,11 @@ def _branches(
                      if other[at]["role"] == "assistant"), None)  # fmt: skip
         if kept is None or away is None:
             continue
-        prompt = window(turns[:kept], _goal(turns, kept), last, None)
+        prompt = select_context(turns[:kept], _goal(turns, kept), last, None)
         pair = {"target": "branch", "prompt": prompt}
         pair |= {"chosen": [turns[kept]], "rejected": [other[away]]}
-        asked = other[:away] != turns[:kept]
-        pairs.append({**pair, **_told("prompt_changed" if asked else _same(pair))})
+        differs = other[:away] != turns[:kept]
+        pairs.append({**pair, **_problem("prompt_changed" if differs else _same(pair))})
     return pairs
 
 
@@ -168,26 +168,26 @@ def _first(place: Mapping[int, int], event: int) -> int:
 
 
 def _shared(one: Sequence[Any], other: Sequence[Any]) -> int:
-    """How many turns two conversations begin with alike."""
+    """Count the equal turns at the start of two conversations."""
     for at, (left, right) in enumerate(zip(one, other, strict=False)):
         if left != right:
             return at
     return min(len(one), len(other))
 
 
-def sound(row: Row) -> str | None:
+def drop_problems(row: Row) -> str | None:
     """Drop pairs that should not be learned from."""
     problem: str | None = row["problem"]
     return problem
 
 
-def stages(test_fraction: float = 0.0, last: int = LAST) -> tuple[FlatMap, Filter]:
-    """Return the stages from sessions to pairs; prompts show so many of the last results."""
+def build_stages(test_fraction: float = 0.0, last: int = LAST) -> tuple[FlatMap, Filter]:
+    """Return the stages from sessions to pairs; prompts keep the last `last` turns."""
     return (
         FlatMap(
-            partial(session_pairs, last=last, test_fraction=test_fraction),
+            partial(pair_session, last=last, test_fraction=test_fraction),
             reads=("session_id", "source", "trace"),
             writes=Features({**PAIR, **PROBLEM}),
         ),
-        Filter(sound, reads=("problem",)),
+        Filter(drop_problems, reads=("problem",)),
     )

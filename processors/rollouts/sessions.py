@@ -17,7 +17,7 @@ from pimono_sdpo.stage import FlatMap, Row
 from pimono_sdpo.traces.events import Event, decode_json
 from pimono_sdpo.traces.parse import Trace, match_results, read_trace
 from processors.redact import redact_text
-from processors.rollouts.conversation import native_call, turn_of
+from processors.rollouts.conversation import make_call_turn, make_turn
 from processors.rollouts.steps import RUN
 from processors.split import split
 
@@ -26,11 +26,11 @@ REPEATS = 3
 TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array"}
 
 
-def conversation(row: Row, test_fraction: float) -> list[Json]:
+def read_session(row: Row, test_fraction: float) -> list[Json]:
     """Return the run of one session."""
     trace = read_trace(row["trace"] or b"")
-    session = redacted(row["session_id"] or trace.session_id or row["source"], trace.cwd)
-    turns, steps, _ = turns_of(trace)
+    session = redact_string(row["session_id"] or trace.session_id or row["source"], trace.cwd)
+    turns, steps, _ = read_turns(trace)
     where = {"cwd": trace.cwd, "source": row["source"]}
     return [
         {
@@ -39,7 +39,7 @@ def conversation(row: Row, test_fraction: float) -> list[Json]:
             "task_id": session,
             "protocol": "native",
             "messages": turns,
-            "tools": tools_of(steps, trace.harness),
+            "tools": infer_tools(steps, trace.harness),
             "steps": steps,
             "files_touched": [],
             "n_steps": len(steps),
@@ -51,66 +51,70 @@ def conversation(row: Row, test_fraction: float) -> list[Json]:
     ]
 
 
-def turns_of(
+def read_turns(
     trace: Trace, events: Sequence[Event] | None = None
 ) -> tuple[list[Turn], list[Json], dict[int, int]]:
-    """Return turns, steps, and by the index of an event the number of its turn.
+    """Return turns, steps, and the number of the turn of each event by its index.
 
-    `events` are those to read in place of the active path.
+    `events` replaces the events of the active path.
     """
     matched = match_results(trace.events)
     turns: list[Turn] = []
     steps: list[Json] = []
     place: dict[int, int] = {}
-    said = ""
-    for event in _path(trace) if events is None else events:
-        text = redacted(event.text, trace.cwd)
+    pending = ""
+    for event in _active_events(trace) if events is None else events:
+        text = redact_string(event.text, trace.cwd)
         if event.kind == "assistant":
             if event.stop_reason not in {"aborted", "error"} and text.strip():
-                said = f"{said}\n\n{text}" if said else text
+                pending = f"{pending}\n\n{text}" if pending else text
                 place[event.index] = len(turns)
             continue
         if event.kind == "tool_call" and turns:
             result = trace.events[matched[event.index]] if event.index in matched else None
             if result is None:
                 continue
-            args = _clean(decode_json(event.arguments), trace.cwd)
+            args = _redact_json(decode_json(event.arguments), trace.cwd)
             place[event.index], place[result.index] = len(turns), len(turns) + 1
-            steps.append(_step(event, result, args, len(turns), steps))
+            steps.append(_make_step(event, result, args, len(turns), steps))
             call_id = event.call_id or f"call_{event.index}"
-            turns.append(native_call(event.tool_name, args, call_id, said))
-            answer = redacted(result.text, trace.cwd)
+            turns.append(make_call_turn(event.tool_name, args, call_id, pending))
+            answer = redact_string(result.text, trace.cwd)
             more = {"tool_call_id": call_id, "name": event.tool_name}
-            turns.append(turn_of("tool", answer, **more))
-            said = ""
+            turns.append(make_turn("tool", answer, **more))
+            pending = ""
         elif event.kind in {"user", "bash", "custom_message", "compaction"} and text.strip():
-            _say(turns, steps, said)
-            said = ""
-            heard = f"$ {redacted(event.arguments, trace.cwd)}\n{text}" if event.arguments else text
+            _add_text(turns, steps, pending)
+            pending = ""
+            shown = (
+                f"$ {redact_string(event.arguments, trace.cwd)}\n{text}"
+                if event.arguments
+                else text
+            )
             place[event.index] = len(turns)
             if turns and turns[-1]["role"] == "user":
                 place[event.index] -= 1
-                heard = f"{turns.pop()['content']}\n\n{heard}"
-            turns.append(turn_of("user", heard))
-    _say(turns, steps, said)
+                shown = f"{turns.pop()['content']}\n\n{shown}"
+            turns.append(make_turn("user", shown))
+    _add_text(turns, steps, pending)
     return turns, steps, place
 
 
-def _path(trace: Trace) -> Iterable[Event]:
+def _active_events(trace: Trace) -> Iterable[Event]:
     return (event for event in trace.events if event.on_active_branch and not event.is_subagent)
 
 
-def _say(turns: list[Turn], steps: list[Json], text: str) -> None:
-    """Add what the assistant said without a call; before the first request it said nothing."""
+def _add_text(turns: list[Turn], steps: list[Json], text: str) -> None:
+    """Add a text of the assistant without a call, unless no request came before it."""
     if text and turns:
         step = {"index": len(steps), "kind": "final", "name": None, "args": None, "ok": True}
         steps.append(
             {**step, "error": None, "n_context": len(turns), "tests_ok": None, "malformed": None}
         )
-        turns.append(turn_of("assistant", text))
+        turns.append(make_turn("assistant", text))
 
 
-def _step(call: Event, result: Event, args: Any, at: int, before: Sequence[Json]) -> Json:
+def _make_step(call: Event, result: Event, args: Any, at: int, before: Sequence[Json]) -> Json:
     last = [(step["name"], step["args"]) for step in before[1 - REPEATS :]]
     is_loop = isinstance(args, dict) and last == [(call.tool_name, args)] * (REPEATS - 1)
     readable = isinstance(args, dict)
@@ -127,19 +131,19 @@ def _step(call: Event, result: Event, args: Any, at: int, before: Sequence[Json]
     }
 
 
-def tools_of(steps: Sequence[Json], harness: str) -> list[Json]:
-    """Define the tools of a session by the arguments they were given.
+def infer_tools(steps: Sequence[Json], harness: str) -> list[Json]:
+    """Infer the tools of a session from the arguments of their calls.
 
-    An argument is required when no call left it out; its type is given when it was always the same.
+    An argument is required if every call has it, and typed if its type never changes.
     """
     used: dict[str, list[Json]] = {}
     for step in steps:
         if step["kind"] in {"tool_call", "loop"} and step["ok"]:
             used.setdefault(step["name"], []).append(step["args"])
-    return [_tool(name, calls, harness) for name, calls in sorted(used.items())]
+    return [_infer_tool(name, calls, harness) for name, calls in sorted(used.items())]
 
 
-def _tool(name: str, calls: list[Json], harness: str) -> Json:
+def _infer_tool(name: str, calls: list[Json], harness: str) -> Json:
     types: dict[str, set[str]] = {}
     for args in calls:
         for key, value in args.items():
@@ -154,26 +158,26 @@ def _tool(name: str, calls: list[Json], harness: str) -> Json:
     return {"type": "function", "function": about}
 
 
-def redacted(text: str, cwd: str) -> str:
+def redact_string(text: str, cwd: str) -> str:
     """Return a text without secrets and machine paths."""
     return redact_text(text, cwd)[0] if text else text
 
 
-def _clean(value: Any, cwd: str) -> Any:
-    """Redact every text of decoded JSON, keys included."""
+def _redact_json(value: Any, cwd: str) -> Any:
+    """Redact every string of decoded JSON, including keys."""
     if isinstance(value, str):
-        return redacted(value, cwd)
+        return redact_string(value, cwd)
     if isinstance(value, list):
-        return [_clean(one, cwd) for one in value]
+        return [_redact_json(one, cwd) for one in value]
     if isinstance(value, dict):
-        return {redacted(key, cwd): _clean(one, cwd) for key, one in value.items()}
+        return {redact_string(key, cwd): _redact_json(one, cwd) for key, one in value.items()}
     return value
 
 
-def stage(test_fraction: float = 0.0) -> FlatMap:
-    """Build the stage; so large a share of repositories is for testing."""
+def build_stage(test_fraction: float = 0.0) -> FlatMap:
+    """Return the stage; `test_fraction` of the repositories go to the test split."""
     return FlatMap(
-        partial(conversation, test_fraction=test_fraction),
+        partial(read_session, test_fraction=test_fraction),
         reads=("session_id", "source", "trace"),
         writes=RUN,
     )

@@ -1,11 +1,11 @@
-"""Pair actions where runs of one task part: the same was read, and then something else was done.
+"""Pair actions where runs of one task diverge: the same context, then different actions.
 
 reads   ROLLOUT rows of one task
 writes  PAIR with one turn on each side
 
 The value of an action is the share of passing runs among those that took it. Two actions make a
-pair when their values lie `min_gap` apart, or when the worse one could not be read, did not work or
-was a loop; in any case runs that took the better one pass.
+pair when their values differ by `min_gap`, or when the worse one could not be read, did not work or
+was a loop. Some run that took the better one must pass.
 """
 
 from collections.abc import Sequence
@@ -16,21 +16,29 @@ from typing import Any
 from processors.rollouts.conversation import (
     Action,
     Run,
-    as_json,
-    key_of,
-    problem_of,
-    run_of,
-    target,
+    action_key,
+    dump_json,
+    find_problem,
+    read_run,
+    render_target,
 )
-from processors.rollouts.pair_filters import opened_hidden
-from processors.rollouts.pairs import Case, Made, Rules, about, dropped, retested, score
+from processors.rollouts.pair_filters import find_leak
+from processors.rollouts.pairs import (
+    Case,
+    Made,
+    Rules,
+    describe_pair,
+    make_reject,
+    retest_patches,
+    score_run,
+)
 
 Json = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Taken:
-    """One action at one place, and the runs that took it, the best first."""
+    """One action at one place, and the runs that took it, best first."""
 
     action: Action
     rows: list[Json]
@@ -38,18 +46,18 @@ class Taken:
 
     @property
     def value(self) -> float:
-        """The share of them that pass."""
+        """The share of these runs that pass."""
         return fmean(bool(row["tests_ok"]) for row in self.rows)
 
     @property
     def score(self) -> list[float]:
-        """The value, then the means of what runs are compared by."""
-        columns = zip(*(score(row) for row in self.rows), strict=True)
+        """The value, then the means of the runs' scores."""
+        columns = zip(*(score_run(row) for row in self.rows), strict=True)
         return [fmean(column) for column in columns]
 
 
-def step_pairs(case: Case, rules: Rules) -> Made:
-    """Return a pair for every place where runs part, and why there is none at others."""
+def pair_steps(case: Case, rules: Rules) -> Made:
+    """Return a pair for every place where runs diverge, or why there is none."""
     made = Made()
     sound = [row for row in case.rows if not row["error"]]
     if not rules.allow_efficiency_pairs or any(row["tests_ok"] is not None for row in sound):
@@ -59,9 +67,9 @@ def step_pairs(case: Case, rules: Rules) -> Made:
     if len(judged) < 2:
         reason = "infra_error" if len(sound) < len(case.rows) else "ineligible"
         detail = f"{len(judged)} of {len(case.rows)} runs ended with a verdict"
-        made.rejects.append(dropped(case, "step", reason, detail))
+        made.rejects.append(make_reject(case, "step", reason, detail))
         return made
-    runs = [(row, run_of(row)) for row in judged]
+    runs = [(row, read_run(row)) for row in judged]
     places = 0
     pending = _same(runs, 0)
     while pending:
@@ -75,16 +83,16 @@ def step_pairs(case: Case, rules: Rules) -> Made:
             pending += _same([pair for pair in group if pair[0]["run_id"] in ids], depth + 1)
     if not places:
         detail = "the runs never part after having read the same"
-        made.rejects.append(dropped(case, "step", "no_contrast", detail))
+        made.rejects.append(make_reject(case, "step", "no_contrast", detail))
     return made
 
 
 def _same(runs: Sequence[tuple[Json, Run]], depth: int) -> list[tuple[int, list[tuple[Json, Run]]]]:
-    """Group runs by what they had read before action number `depth`; one alone is no group."""
+    """Group runs by their context before action number `depth`, in groups of two or more."""
     groups: dict[str, list[tuple[Json, Run]]] = {}
     for row, run in runs:
         if depth < len(run.actions):
-            read = as_json(run.turns[: run.actions[depth].n_context])
+            read = dump_json(run.turns[: run.actions[depth].n_context])
             groups.setdefault(read, []).append((row, run))
     return [(depth, group) for group in groups.values() if len(group) > 1]
 
@@ -93,14 +101,14 @@ def _taken(group: Sequence[tuple[Json, Run]], depth: int) -> list[Taken]:
     """The different actions of runs at one place, the best first."""
     by_key: dict[str, list[tuple[Json, Action]]] = {}
     for row, run in group:
-        by_key.setdefault(key_of(run.actions[depth]), []).append((row, run.actions[depth]))
+        by_key.setdefault(action_key(run.actions[depth]), []).append((row, run.actions[depth]))
     found = []
     for took in by_key.values():
-        took.sort(key=lambda one: (score(one[0]), -one[0]["seed"]), reverse=True)
+        took.sort(key=lambda one: (score_run(one[0]), -one[0]["seed"]), reverse=True)
         row, action = took[0]
         step = action.step
         works = step["kind"] in {"tool_call", "final"} and step["ok"] is not False
-        works = works and problem_of(step, row["tools"]) is None
+        works = works and find_problem(step, row["tools"]) is None
         found.append(Taken(action, [one for one, _ in took], works))
     return sorted(found, key=lambda one: (one.works, one.score), reverse=True)
 
@@ -108,7 +116,7 @@ def _taken(group: Sequence[tuple[Json, Run]], depth: int) -> list[Taken]:
 def _pair(case: Case, rules: Rules, taken: Sequence[Taken], run: Run, made: Made) -> None:
     best = max((one for one in taken if one.works), key=lambda one: one.score, default=None)
     if best is None:
-        made.rejects.append(dropped(case, "step", "ineligible", "no action here worked"))
+        made.rejects.append(make_reject(case, "step", "ineligible", "no action here worked"))
         return
     others = [one for one in taken if one is not best]
     worst = min(others, key=lambda one: (one.works, one.score))
@@ -116,15 +124,15 @@ def _pair(case: Case, rules: Rules, taken: Sequence[Taken], run: Run, made: Made
         worst = min(others, key=lambda one: one.score)
     ends = best.rows[0], worst.rows[-1]
     why = _no_contrast(best, worst, rules) or _unfit(case, best, worst, rules, made)
-    chosen, rejected = (target(one.action, run.protocol) for one in (best, worst))
+    chosen, rejected = (render_target(one.action, run.protocol) for one in (best, worst))
     if why is None and chosen == rejected:
         why = "identical_outcome", "both actions read the same"
     if why:
-        made.rejects.append(dropped(case, "step", *why, *ends))
+        made.rejects.append(make_reject(case, "step", *why, *ends))
         return
     made.rows.append(
         {
-            **about(case, "step", *ends),
+            **describe_pair(case, "step", *ends),
             "prompt": run.turns[: best.action.n_context],
             "chosen": [chosen],
             "rejected": [rejected],
@@ -152,6 +160,6 @@ def _unfit(
     case: Case, best: Taken, worst: Taken, rules: Rules, made: Made
 ) -> tuple[str, str] | None:
     for row in (best.rows[0], worst.rows[-1]):
-        if why := opened_hidden(row, case.task):
+        if why := find_leak(row, case.task):
             return why
-    return retested(case, best.rows[0], None, rules, made)
+    return retest_patches(case, best.rows[0], None, rules, made)

@@ -1,16 +1,16 @@
-"""Cut runs into next-action rows: what the model had read, and the one action to learn.
+"""Cut runs into next-action rows: the model's context, and the action to learn.
 
 reads   ROLLOUT and split
 writes  STEP, with `problem` and `detail` where the row should not be learned
 
 | reason | which rows |
 |---|---|
-| `infra_error`, `not_tested`, `tests_failed` | runs that are left out as a whole |
-| `malformed_call` | no call can be read |
+| `infra_error`, `not_tested`, `tests_failed` | whole runs |
+| `malformed_call` | calls that cannot be read |
 | `unknown_tool`, `invalid_arguments`, `blank_argument`, `tool_failed` | calls that did not work |
-| `loop`, `after_loop` | the same call again and again, and all that came after it |
-| `no_recovery` | with `good_recovery`: actions that put no failed one right |
-| `redacted` | what is to be learned holds a placeholder for a secret |
+| `loop`, `after_loop` | a repeated call, and everything after it |
+| `no_recovery` | with `good_recovery`: actions that do not follow a failed one, or fail |
+| `redacted` | targets with a placeholder for a secret |
 """
 
 from functools import partial
@@ -24,12 +24,12 @@ from processors.rollouts.conversation import (
     Action,
     As,
     Run,
-    as_json,
-    in_json,
-    problem_of,
-    run_of,
-    target,
-    window,
+    convert_to_json,
+    dump_json,
+    find_problem,
+    read_run,
+    render_target,
+    select_context,
 )
 
 Granularity = Literal["step", "trajectory"]
@@ -41,10 +41,10 @@ PLACEHOLDER = "[REDACTED:"
 Json = dict[str, Any]
 
 
-def whole_run(row: Row, require_success: bool) -> str | None:
-    """Leave out runs that our own fault ended, and those whose tests did not pass.
+def drop_run(row: Row, require_success: bool) -> str | None:
+    """Drop runs that ended because of a fault of ours, and runs whose tests did not pass.
 
-    A recorded session has no tests; the rule of success is for rollouts.
+    Recorded sessions have no tests, so success is only required of rollouts.
     """
     if row["error"]:
         return str(row["error"]) if row["suite"] is None else "infra_error"
@@ -53,7 +53,7 @@ def whole_run(row: Row, require_success: bool) -> str | None:
     return None
 
 
-def steps(
+def cut_steps(
     row: Row,
     require_valid_tool_ok: bool,
     good_recovery: bool,
@@ -64,49 +64,49 @@ def steps(
     protocol: As,
 ) -> list[Json]:
     """Return a row per action, or one for the whole run."""
-    run = run_of(row)
+    run = read_run(row)
     if protocol == "json":
-        run = in_json(run, row["tools"])
+        run = convert_to_json(run, row["tools"])
     loop = next((n for n, a in enumerate(run.actions) if a.step["kind"] == "loop"), None)
-    judged = [
-        (action, _judge(run.actions, at, loop, row["tools"], require_valid_tool_ok, good_recovery))
+    checked = [
+        (action, _check(run.actions, at, loop, row["tools"], require_valid_tool_ok, good_recovery))
         for at, action in enumerate(run.actions)
         if with_final or action.step["kind"] != "final"
     ]
     if granularity == "trajectory":
-        return _trajectory(row, run, judged, tool_chars)
+        return _trajectory(row, run, checked, tool_chars)
     if context_turns is None and row["suite"] is None:
-        # All of a long session, again for every action, would be gigabytes.
+        # The whole of a long session, repeated for every action, would be gigabytes.
         context_turns = SESSION_CONTEXT
     made = []
-    for action, wrong in judged:
-        prompt = window(
+    for action, wrong in checked:
+        prompt = select_context(
             run.turns[: action.n_context], run.goal_of(action), context_turns, tool_chars
         )
-        done = [target(action, run.protocol)]
-        made.append(_row(row, run, action.step["index"], prompt, done, wrong))
+        done = [render_target(action, run.protocol)]
+        made.append(_make_row(row, run, action.step["index"], prompt, done, wrong))
     return made
 
 
 def _trajectory(
-    row: Row, run: Run, judged: list[tuple[Action, tuple[str, str] | None]], chars: int | None
+    row: Row, run: Run, checked: list[tuple[Action, tuple[str, str] | None]], chars: int | None
 ) -> list[Json]:
-    """One row: the request, then everything up to the last action that is to be learned."""
-    looped = next((n for n, (a, _) in enumerate(judged) if a.step["kind"] == "loop"), len(judged))
-    good = judged[:looped]
+    """Return one row: the request, then everything up to the last action to learn."""
+    looped = next((n for n, (a, _) in enumerate(checked) if a.step["kind"] == "loop"), len(checked))
+    good = checked[:looped]
     if not good:
         return []
     wrong = next((why for _, why in good if why), None)
-    targets = {action.n_context: target(action, run.protocol) for action, _ in good}
+    targets = {action.n_context: render_target(action, run.protocol) for action, _ in good}
     last = good[-1][0].n_context
     turns = [targets.get(at, turn) for at, turn in enumerate(run.turns[: last + 1])]
     goal = next((at for at, turn in enumerate(turns) if turn["role"] == "user"), 0)
-    shown = window(turns, goal, None, chars)
+    shown = select_context(turns, goal, None, chars)
     index = good[-1][0].step["index"]
-    return [_row(row, run, index, shown[: goal + 1], shown[goal + 1 :], wrong)]
+    return [_make_row(row, run, index, shown[: goal + 1], shown[goal + 1 :], wrong)]
 
 
-def _row(
+def _make_row(
     row: Row,
     run: Run,
     step: int,
@@ -115,7 +115,7 @@ def _row(
     wrong: tuple[str, str] | None,
 ) -> Json:
     learned = [turn for turn in completion if turn["role"] == "assistant"]
-    if wrong is None and PLACEHOLDER in as_json(learned):
+    if wrong is None and PLACEHOLDER in dump_json(learned):
         wrong = "redacted", ""
     return {
         "prompt": prompt,
@@ -131,34 +131,34 @@ def _row(
     }
 
 
-def _judge(
+def _check(
     actions: list[Action], at: int, loop: int | None, tools: list[Json], valid: bool, recovery: bool
 ) -> tuple[str, str] | None:
-    """Say why an action should not be learned; `loop` is the number of the first in a loop."""
+    """Return why an action should not be learned; `loop` is the first action in a loop."""
     if loop is not None and at >= loop:
         return ("loop" if at == loop else "after_loop"), ""
     step = actions[at].step
-    wrong = problem_of(step, tools)
+    wrong = find_problem(step, tools)
     if wrong and (valid or wrong[0] == "malformed_call"):
         return wrong
     if valid and step["kind"] == "tool_call" and step["ok"] is False:
         return "tool_failed", step["error"] or ""
-    if recovery and (at == 0 or _worked(actions[at - 1].step) or not _worked(step)):
+    if recovery and (at == 0 or _has_worked(actions[at - 1].step) or not _has_worked(step)):
         return "no_recovery", ""
     return None
 
 
-def _worked(step: Json) -> bool:
+def _has_worked(step: Json) -> bool:
     return step["kind"] in {"tool_call", "final"} and step["ok"] is not False
 
 
-def sound(row: Row) -> str | None:
-    """Drop what should not be learned."""
+def drop_problems(row: Row) -> str | None:
+    """Drop rows with a problem."""
     problem: str | None = row["problem"]
     return problem
 
 
-def stages(
+def build_stages(
     *,
     require_success: bool = True,
     require_valid_tool_ok: bool = True,
@@ -171,7 +171,7 @@ def stages(
 ) -> tuple[Filter, FlatMap, Filter]:
     """Return the stages from runs to rows."""
     cut = partial(
-        steps,
+        cut_steps,
         require_valid_tool_ok=require_valid_tool_ok,
         good_recovery=good_recovery,
         with_final=with_final,
@@ -182,9 +182,9 @@ def stages(
     )
     return (
         Filter(
-            partial(whole_run, require_success=require_success),
+            partial(drop_run, require_success=require_success),
             reads=("error", "suite", "tests_ok"),
         ),
         FlatMap(cut, reads=tuple(RUN), writes=Features({**STEP, **PROBLEM})),
-        Filter(sound, reads=("problem",)),
+        Filter(drop_problems, reads=("problem",)),
     )

@@ -1,11 +1,11 @@
-"""Write rows as the JSON lines that Together fine-tunes on, each checked against its rules.
+"""Write rows as JSON lines for fine-tuning at Together, checked against its rules.
 
-reads  STEP rows: {"messages": [{role, content, weight}]}, weight 1 on what is to be learned, else 0
+reads  STEP rows: {"messages": [{role, content, weight}]}, weight 1 on turns to learn, else 0
        PAIR rows: {"input": {"messages"}, "preferred_output": [one], "non_preferred_output": [one]}
 
-The rules, as in the checks of the client `together` 1.5: roles are system, user and assistant, and
-never twice in a row; contents are texts; an input does not end with the assistant; there are no
-other keys, so what else is known of a row stands on the same line of a second file.
+The rules, as checked by the client `together` 1.5: roles are system, user and assistant, never
+twice in a row; contents are strings; an input does not end with the assistant; there are no other
+keys. The other columns of a row are on the same line of a second file.
 """
 
 import json
@@ -23,27 +23,27 @@ Json = dict[str, Any]
 Line = Callable[[Mapping[str, Any]], "Json | str"]
 
 
-def sft_line(row: Mapping[str, Any]) -> Json | str:
+def make_sft_line(row: Mapping[str, Any]) -> Json | str:
     """Return the line of a STEP row, or the reason why there is none."""
-    context = _merged([(turn, 0) for turn in row["prompt"]])
+    context = _merge_turns([(turn, 0) for turn in row["prompt"]])
     learned = [(turn, int(turn["role"] == "assistant")) for turn in row["completion"]]
     if isinstance(context, str):
         return context
-    rest = _merged(learned)
+    rest = _merge_turns(learned)
     if isinstance(rest, str):
         return rest
     line = {"messages": [*context, *rest]}
     return check_sft(line) or line
 
 
-def dpo_line(row: Mapping[str, Any]) -> Json | str:
+def make_dpo_line(row: Mapping[str, Any]) -> Json | str:
     """Return the line of a PAIR row, or the reason why there is none."""
     ends = []
     for name in ("chosen", "rejected"):
         if len(row[name]) != 1:
             return "several_turns"
-        ends.append(_merged([(row[name][0], None)]))
-    prompt = _merged([(turn, None) for turn in row["prompt"]])
+        ends.append(_merge_turns([(row[name][0], None)]))
+    prompt = _merge_turns([(turn, None) for turn in row["prompt"]])
     for part in (prompt, *ends):
         if isinstance(part, str):
             return part
@@ -55,8 +55,8 @@ def dpo_line(row: Mapping[str, Any]) -> Json | str:
     return check_dpo(line) or line
 
 
-def _merged(turns: Sequence[tuple[Turn, int | None]]) -> list[Json] | str:
-    """Join turns of one role that follow each other; a reason where a turn is no text."""
+def _merge_turns(turns: Sequence[tuple[Turn, int | None]]) -> list[Json] | str:
+    """Join consecutive turns of one role; return a reason where a turn is not text."""
     merged: list[Json] = []
     for turn, weight in turns:
         if turn["role"] == "tool" or turn.get("tool_calls"):
@@ -71,7 +71,7 @@ def _merged(turns: Sequence[tuple[Turn, int | None]]) -> list[Json] | str:
 
 
 def check_sft(line: Any) -> str | None:
-    """Say which rule of conversations a line breaks, None when it breaks none.
+    """Return the rule of conversations that a line breaks, None if it breaks none.
 
     >>> check_sft({"messages": [{"role": "user", "content": "a"}] * 2})
     'roles_repeat'
@@ -88,7 +88,7 @@ def check_sft(line: Any) -> str | None:
 
 
 def check_dpo(line: Any) -> str | None:
-    """Say which rule of preferences a line breaks, None when it breaks none."""
+    """Return the rule of preferences that a line breaks, None if it breaks none."""
     if not isinstance(line, dict) or set(line) != {"input", *OUTPUTS}:
         return "other_keys"
     if not isinstance(line["input"], dict) or set(line["input"]) != {"messages"}:
@@ -128,9 +128,9 @@ def _check_messages(messages: Any, weights: bool) -> str | None:
 
 
 def write_lines(rows: Iterable[Mapping[str, Any]], line_of: Line, path: Path) -> Counter[str]:
-    """Write `path` and beside it NAME_meta.jsonl; return how many were written and left out why.
+    """Write `path` and NAME_meta.jsonl; return how many rows were written and left out, and why.
 
-    Lines of the two files belong together. Nothing is written when no row can be.
+    Equal lines of the two files belong together. No file is written without a line.
     """
     counts = Counter[str]()
     meta = path.with_name(f"{path.stem}_meta.jsonl")

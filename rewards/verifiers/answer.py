@@ -79,16 +79,16 @@ def _dedented(line: str, indent: str) -> str:
 
 
 def label(block: Fenced, known: Collection[str]) -> str | None:
-    """Return the path of the file that a block is said to be, None when nothing says it.
+    """Return the path of the file that a block names, None if it names none.
 
     >>> label(Fenced("python", "**m.py**", ("x = 1",), False), ["src/m.py"])
     'src/m.py'
     """
-    said = _TOKEN.split(block.info[:MAX_LABEL])
+    names = _TOKEN.split(block.info[:MAX_LABEL])
     first = _FIRST.match(_short(block.lines[0])) if block.lines else None
     before = _BEFORE.match(_short(block.before))
-    said += [match["path"] for match in (first, before) if match]
-    return next((path for name in said if (path := _known(name, known))), None)
+    names += [match["path"] for match in (first, before) if match]
+    return next((path for name in names if (path := _known(name, known))), None)
 
 
 def _short(line: str) -> str:
@@ -118,18 +118,18 @@ def from_code(completion: str, spec: Mapping[str, Any]) -> Candidate | Refusal:
     if isinstance(blocks, Refusal):
         return blocks
     may = [p for p in spec["files"] if p.endswith(".py") and refused_path(p, spec) is None]
-    said = [(label(block, spec["files"]), block) for block in blocks]
+    labeled = [(label(block, spec["files"]), block) for block in blocks]
     after = dict(spec["files"])
     for path in may:
-        drafts = [one.text for name, one in said if name == path or (not name and len(may) == 1)]
+        drafts = [one.text for name, one in labeled if name == path or (not name and len(may) == 1)]
         if not drafts:
             continue
         code = _chosen(drafts, spec["files"][path])
         if isinstance(code, Refusal):
             return code
         after[path] = merged(spec["files"][path], code)
-    named = [name for name, _ in said if name]
-    if (len(may) == 1 and len(named) < len(said)) or set(named) & set(may):
+    named = [name for name, _ in labeled if name]
+    if (len(may) == 1 and len(named) < len(labeled)) or set(named) & set(may):
         return changed_files(spec["files"], after)
     if named and (refused := refused_path(named[-1], spec)):
         return refused

@@ -2,20 +2,21 @@
 
 columns  verifier_spec (JSON text, or null for a row without one) / range 0 to 1, never None
 
-TRL 1.16 sums rewards with `nansum`: SDPO turns a None into 0.0, a failure. What could not be judged
-(an `error` of ours, no spec, or verifiers that all skipped) gets what moves nothing instead:
+TRL 1.16 sums rewards with `nansum`: SDPO turns a None into 0.0, a failure. A completion without a
+verdict (an `error` of ours, no spec, only skipped verifiers) gets a reward that moves nothing:
 
-- the mean of the judged completions of its group, those of the same prompt and spec in this call:
-  its advantage is 0 and the advantages of the others keep their signs;
-- in a group without any, the mean of the batch's judged ones, at most MAX_PARTIAL so that none is
-  taken for a success, and UNJUDGED when there are none either: all advantages of the group are 0.
+- the mean of the completions of its group that have a verdict, the group being those of the same
+  prompt and spec in this call: its advantage is 0 and those of the others keep their signs;
+- in a group without any verdict, the mean of all others in the batch, at most MAX_PARTIAL so that
+  none counts as a success, or NEUTRAL if there are none: all advantages of the group are 0.
 
-The mean of a group in which all others passed is 1.0: SDPO may then show the completion that was
-not judged as a demonstration. Groups that are spread over processes are averaged per process.
+The mean of a group in which all others passed is 1.0: SDPO may then show the completion without a
+verdict as a demonstration. Groups that are spread over processes are averaged per process.
 Train with `success_reward_threshold=1.0`: partial credit does not count as success.
 
-Each row's empty answer, copies, list of terms, refusal, spoilt and overlong gold answer must score
-below the threshold, and its gold answer 1.0.
+`self_test` tries a reward on answers that must not win before anything is trained on it: empty
+answers, copies, lists of terms, refusals, spoilt and overlong right answers must score below the
+threshold, and right answers 1.0.
 """
 
 import hashlib
@@ -31,9 +32,9 @@ from rewards.verifiers.call_formats import decode, format_of
 from rewards.verifiers.rubric import MAX_FEEDBACK, MAX_PARTIAL, BadSpec, Rubric, RubricResult, error
 from rewards.verifiers.tool_schemas import DEFAULT_FORMATS
 
-UNJUDGED = 0.5
+NEUTRAL = 0.5
 MAX_CACHED = 20_000
-NOT_JUDGED = RubricResult(None, ())
+NO_VERDICT = RubricResult(None, ())
 
 
 class VerifierReward:
@@ -41,11 +42,11 @@ class VerifierReward:
 
     With a `tokenizer` the text is decoded anew from `completion_ids`, since SDPO hands over text
     without the special tokens that delimit tool calls; a call without ids, such as a self-test's,
-    is judged by its text. The verifiers find, when there are ids, in
-    `spec["truncated"]` whether the completion lacks a token that ends the turn, and in
-    `spec["end"]` that token, with which the text ends; `spec["format"]` is that of the tokenizer's
-    chat template unless the row has its own. `end_ids` are ids that end a turn beside
-    those that `rewards.verifiers.call_formats` knows, such as `generation_config.eos_token_id`.
+    is verified by its text. If there are ids, `spec["truncated"]` says whether the completion lacks
+    a token that ends the turn, and `spec["end"]` is that token, with which the text ends;
+    `spec["format"]` is that of the tokenizer's chat template unless the row has its own. `end_ids`
+    are ids that end a turn in addition to those that `rewards.verifiers.call_formats` knows, such
+    as `generation_config.eos_token_id`.
     """
 
     def __init__(
@@ -94,11 +95,11 @@ class VerifierReward:
         for spec in verifier_spec:
             if spec:
                 _decoded(spec)
-        asked = [
+        prepared = [
             self._prepare(completion, tokens, spec)
             for completion, tokens, spec in zip(completions, ids, verifier_spec, strict=True)
         ]
-        self.results = self._verify_all(asked)
+        self.results = self._verify_all(prepared)
         groups = [
             json.dumps([prompt, spec]) for prompt, spec in zip(prompts, verifier_spec, strict=True)
         ]
@@ -132,18 +133,18 @@ class VerifierReward:
         except BadSpec as bad:  # one row of many: neither for nor against the model
             return RubricResult(None, (error("spec", str(bad)),))
 
-    def _verify_all(self, asked: Sequence[tuple[str, str] | None]) -> list[RubricResult]:
-        keys = [_key(*pair) if pair else None for pair in asked]
+    def _verify_all(self, prepared: Sequence[tuple[str, str] | None]) -> list[RubricResult]:
+        keys = [_key(*pair) if pair else None for pair in prepared]
         new = {
             key: pair
-            for key, pair in zip(keys, asked, strict=True)
+            for key, pair in zip(keys, prepared, strict=True)
             if key and pair and key not in self._cache
         }
         with ThreadPoolExecutor(self.workers) as pool:
-            judged = pool.map(lambda pair: self._verify(*pair), new.values())
-            fresh = dict(zip(new, judged, strict=True))
+            verdicts = pool.map(lambda pair: self._verify(*pair), new.values())
+            fresh = dict(zip(new, verdicts, strict=True))
         known: Mapping[str, RubricResult] = {**self._cache, **fresh}
-        results = [known[key] if key else NOT_JUDGED for key in keys]
+        results = [known[key] if key else NO_VERDICT for key in keys]
         for key, result in fresh.items():
             if not any(part.status == "error" for part in result.results):
                 self._cache[key] = result
@@ -154,14 +155,14 @@ class VerifierReward:
 
 def _neutral(rewards: Sequence[float | None], groups: Sequence[str]) -> list[float]:
     """Put what moves nothing for rewards that are None."""
-    judged: dict[str, list[float]] = {}
+    known: dict[str, list[float]] = {}
     for reward, group in zip(rewards, groups, strict=True):
         if reward is not None:
-            judged.setdefault(group, []).append(reward)
-    batch = [reward for of_group in judged.values() for reward in of_group]
-    elsewhere = min(_mean(batch), MAX_PARTIAL) if batch else UNJUDGED
+            known.setdefault(group, []).append(reward)
+    batch = [reward for of_group in known.values() for reward in of_group]
+    elsewhere = min(_mean(batch), MAX_PARTIAL) if batch else NEUTRAL
     return [
-        reward if reward is not None else _mean(judged[group]) if group in judged else elsewhere
+        reward if reward is not None else _mean(known[group]) if group in known else elsewhere
         for reward, group in zip(rewards, groups, strict=True)
     ]
 
@@ -228,9 +229,9 @@ def self_test(
 
     `rows` are dataset rows with `prompt`; `gold` their right answers, when there are any, which
     must score 1.0. `threshold` is the trainer's `success_reward_threshold`. `may_win` names cases
-    that are right by design: who writes a file in a call may say anything after it, which is
-    `gold_and_garbage`. The reward is called with one case at a time, so that no case is judged by
-    its neighbours.
+    that are right by design: an answer that writes a file in a call may say anything after it,
+    which is `gold_and_garbage`. The reward is called with one case at a time, so that no case
+    depends on its neighbours.
     """
     findings: list[Finding] = []
     answers: Sequence[str | None] = gold if gold is not None else [None] * len(rows)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pimono_sdpo.suites.build import build, load_programs
-from pimono_sdpo.suites.suite import load, write
+from pimono_sdpo.suites.suite import load_suite, write_suite
 from tests.agent.suite_of_three import call, final
 
 # With tests of each kind; one file of each is to be mended.
@@ -18,9 +18,9 @@ def write_own(folder: Path, names: Collection[str], split: str = "test") -> Path
     """Write the suite of these programs, as `suite samples` and `split` would."""
     whole = folder / f"whole_{split}"
     build("samples", whole, whole)
-    tasks = [task for task in load(whole).tasks if task["task_id"] in names]
+    tasks = [task for task in load_suite(whole).tasks if task["task_id"] in names]
     assert len(tasks) == len(names)
-    return write(folder / f"{split}.json", "own", tasks, split=split)
+    return write_suite(folder / f"{split}.json", "own", tasks, split=split)
 
 
 def models(knows: Mapping[str, Collection[str]]) -> Callable[[Json], "str | Json"]:

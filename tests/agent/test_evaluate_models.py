@@ -148,10 +148,10 @@ def test_what_was_not_asked_for_well_asks_nobody(
     assert "has no rollouts" in refused(given(suite, out, url, "--baseline", str(tmp_path)))
     train = write_own(tmp_path, NAMES[:1], "train")
     assert "suite to train on" in refused(given(train, out, url))
-    assert "holds files that are not" in refused(given(suite, Path(), url))
+    assert "holds files that no earlier run" in refused(given(suite, Path(), url))
     out.mkdir()
     (out / "mine").touch()
-    assert "holds files that are not" in refused(given(suite, out, url))
+    assert "holds files that no earlier run" in refused(given(suite, out, url))
     assert not chat_server.hits
     assert not (tmp_path / "report_rollouts").exists()
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pimono_sdpo.agent.protocol import Action, read_json, read_native, written
+from pimono_sdpo.agent.protocol import Action, read_json, read_native, render_action
 
 CALL = {"type": "tool_call", "name": "grep", "args": {"pattern": "x", "rel_dir": "."}}
 FINAL = {"type": "final", "summary": "done", "changes": []}
@@ -51,8 +51,8 @@ def test_what_strict_takes() -> None:
     assert read_json(f"\n {json.dumps(FINAL, indent=1)} ") == Action("final", report=FINAL)
     assert read_json(f"<think>hm {{}}</think>\n{TEXT}").name == "grep"
     assert read_json(json.dumps({**CALL, "thought": "hm"})).kind == "tool_call"
-    assert written(read_json(TEXT)) == TEXT
-    assert written(read_json(json.dumps(FINAL))) == json.dumps(FINAL)
+    assert render_action(read_json(TEXT)) == TEXT
+    assert render_action(read_json(json.dumps(FINAL))) == json.dumps(FINAL)
 
 
 @pytest.mark.parametrize(("answer", "why", "mended"), MALFORMED)
@@ -63,7 +63,7 @@ def test_what_is_malformed_is_told(answer: str, why: str, mended: bool) -> None:
     assert (lenient.kind == "tool_call") == mended
     assert lenient.malformed
     if mended:
-        assert read_json(written(lenient)) == Action("tool_call", lenient.name, lenient.args)
+        assert read_json(render_action(lenient)) == Action("tool_call", lenient.name, lenient.args)
 
 
 def test_an_answer_that_was_cut_is_told_so() -> None:
@@ -124,7 +124,7 @@ PIECES = st.sampled_from(
 
 
 @given(st.lists(PIECES | st.text(), max_size=12).map("".join), st.booleans())
-def test_every_answer_is_an_action_that_can_be_written(text: str, lenient: bool) -> None:
+def test_every_answer_is_an_action_that_can_be_render_action(text: str, lenient: bool) -> None:
     for action in (
         read_json(text, lenient=lenient),
         read_native(text, [], lenient=lenient),
@@ -133,5 +133,5 @@ def test_every_answer_is_an_action_that_can_be_written(text: str, lenient: bool)
         if action.kind == "parse_error":
             assert action.malformed
         else:
-            written(action).encode()
-            assert read_json(written(action)).kind == action.kind
+            render_action(action).encode()
+            assert read_json(render_action(action)).kind == action.kind

@@ -360,7 +360,7 @@ def test_what_changes_in_the_repo_is_judged_anew(tmp_path: Path, chat_server: Ch
     options = ["--rollouts", "1", "--limit", "1"]
     assert "1 PASS" in roll(suite, out, chat_server.url, *options)
     verdicts = ResultStore(tmp_path / "out.calls.sqlite")
-    task = dict(suites.load(suite).tasks[0])
+    task = dict(suites.load_suite(suite).tasks[0])
     fixed = {"programs/gcd.py": FIXED["gcd"].encode()}
     known = verdicts.get(result_key(task, fixed))
     assert known is not None

@@ -87,9 +87,9 @@ def main() -> None:
     given = parser.parse_args()
     suites: dict[str, Iterable[Task]] = {}
     if given.quixbugs:
-        suites["QuixBugs"] = quixbugs.tasks(given.quixbugs)
+        suites["QuixBugs"] = quixbugs.read_tasks(given.quixbugs)
     if given.humanevalfix:
-        suites["HumanEvalFix"] = humaneval.tasks(given.humanevalfix)
+        suites["HumanEvalFix"] = humaneval.read_tasks(given.humanevalfix)
     with ExitStack() as stack:
         judge: Judge = tests.verify
         if not given.cold:

@@ -198,8 +198,8 @@ def test_bad_input_is_one_sentence(folder: Path) -> None:
         RUN.invoke(app, ["duel", "--stage", "answers"], catch_exceptions=False)
     with pytest.raises(SourceError, match="name trajectories or sessions"):
         RUN.invoke(app, ["duel", "--stage", "turns"], catch_exceptions=False)
-    with pytest.raises(SourceError, match="holds no scored duel"):
+    with pytest.raises(SourceError, match="has no scored duel"):
         write_training_rows(folder / "duel", "sft", folder / "rows")
     Path("chain.toml").write_text("[gate]\nalpha = 2\n")
-    with pytest.raises(InferenceError, match=r"`gate.alpha` of the settings is wrong"):
+    with pytest.raises(InferenceError, match=r"`gate.alpha` of the settings has a wrong value"):
         RUN.invoke(app, ["duel", "--stage", "score"], catch_exceptions=False)

@@ -13,7 +13,7 @@ import pytest
 
 from pimono_sdpo.duel.stages import Spending, run_answers, run_judge, run_turns
 from pimono_sdpo.errors import InferenceError, OutputError, SourceError
-from pimono_sdpo.llm.settings import Settings, load
+from pimono_sdpo.llm.settings import Settings, load_settings
 from pimono_sdpo.schema import ANSWER, JUDGMENT
 from processors.duel.turns import Options
 from tests.chat_server import ChatServer, busy, drop, garbage, hang
@@ -53,7 +53,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chat_server: ChatSer
 
 
 def settings() -> Settings:
-    return load()
+    return load_settings()
 
 
 def rows(folder: Path) -> list[Json]:
@@ -233,10 +233,10 @@ def test_the_king_against_itself(folder: Path, chat_server: ChatServer) -> None:
 def test_other_options_make_the_shards_again(folder: Path, chat_server: ChatServer) -> None:
     duel = folder / "duel"
     run_answers(duel, settings(), Spending())
-    run_judge(duel, load(judge={"models": ["judge-1"]}), Spending())
+    run_judge(duel, load_settings(judge={"models": ["judge-1"]}), Spending())
     assert len(rows(duel / "judgments")) == TURNS * 2
     hits = len(chat_server.hits)
-    run_judge(duel, load(judge={"models": ["judge-1", "judge-3"]}), Spending())
+    run_judge(duel, load_settings(judge={"models": ["judge-1", "judge-3"]}), Spending())
     assert len(rows(duel / "judgments")) == TURNS * 4
     assert len(chat_server.hits) == hits + TURNS * 2
 

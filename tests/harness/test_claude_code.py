@@ -6,7 +6,7 @@ from hypothesis import given
 
 from pimono_sdpo.traces.events import Event
 from pimono_sdpo.traces.harness import claude_code
-from processors.evidence import evidence
+from processors.evidence import gather_evidence
 from tests.harness.odd_entries import ENTRIES, check, envelope, kinds, texts
 
 Entry = dict[str, Any]
@@ -144,12 +144,12 @@ def test_the_words_of_a_refusal_are_no_request() -> None:
     for entries in (before, before[1:], [*before, *after], [*before[1:], *after]):
         text = "\n".join(map(json.dumps, entries))
         row = {"trace": text, "bytes_not_utf8": 0, "session_id": "s", "source": "s"}
-        (found,) = evidence(row, "session", 0)
+        (found,) = gather_evidence(row, "session", 0)
         assert found["prompt"] == ("Run the tests of the parser" if after[0] in entries else "")
     asked = [user("Push the branch and open it"), *before[1:], *after]
     text = "\n".join(map(json.dumps, asked))
     row = {"trace": text, "bytes_not_utf8": 0, "session_id": "s", "source": "s"}
-    (found,) = evidence(row, "session", 0)
+    (found,) = gather_evidence(row, "session", 0)
     assert found["prompt"] == "Push the branch and open it"
     (correction,) = found["corrections"]
     assert (correction["text"], correction["rule"]) == ("rename the branch first, please", "veto")

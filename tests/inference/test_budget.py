@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pimono_sdpo.errors import InferenceError
-from pimono_sdpo.llm.calls import Reply, Request
+from pimono_sdpo.llm.calls import Reply, Request, Usage
 from pimono_sdpo.llm.chat import Chat, Limits
 from pimono_sdpo.llm.journal import Journal
 from pimono_sdpo.llm.money import Budget, Price, Tally, cost
@@ -15,7 +15,7 @@ from tests.chat_server import ChatServer, hang
 
 PRICES = {"m": Price(input=1.0, output=100.0)}
 # What a call really costs: 10 and 20 tokens; with at most 40 tokens out, twice that is set aside.
-REAL = cost(PRICES, "m", 10, 20, 0) or 0.0
+REAL = cost(PRICES, "m", Usage(prompt_tokens=10, completion_tokens=20)) or 0.0
 
 
 def questions(count: int) -> list[Request]:
@@ -94,5 +94,5 @@ def test_cached_tokens_are_a_part_of_the_prompt(
     price: Price | None, expected: float | None
 ) -> None:
     prices = {} if price is None else {"m": price}
-    found = cost(prices, "m", prompt=1000, completion=100, cached=400)
+    found = cost(prices, "m", Usage(prompt_tokens=1000, completion_tokens=100, cached_tokens=400))
     assert found == (None if expected is None else pytest.approx(expected))

@@ -96,7 +96,7 @@ def test_ctrl_c_ends_a_run_at_once_and_what_was_answered_is_kept(
     assert worker.exitcode == 0
     assert heard.poll()
     assert heard.recv() == "interrupted"
-    assert sum(used.calls for used in Journal(journal).usage()) >= 14
+    assert sum(used.calls for used in Journal(journal).usage().values()) >= 14
     assert "Traceback" not in capfd.readouterr().err
 
 
@@ -126,7 +126,7 @@ def test_processes_share_a_journal(chat_server: ChatServer, tmp_path: Path) -> N
     for worker in workers:
         worker.join()
     assert [worker.exitcode for worker in workers] == [0, 0]
-    assert sum(used.calls for used in Journal(journal).usage()) == 50
+    assert sum(used.calls for used in Journal(journal).usage().values()) == 50
     hits = len(chat_server.hits)
     ask_some(chat_server.url, journal, range(50))
     assert len(chat_server.hits) == hits
@@ -148,7 +148,7 @@ def test_a_journal_that_is_none_is_one_sentence(tmp_path: Path) -> None:
     other.execute("create table calls (id integer)")
     other.close()
     for path in ("calls.sqlite", "file/calls.sqlite", "other.sqlite"):
-        with pytest.raises(InferenceError, match=r"^The journal [^\n]+\.$"):
+        with pytest.raises(InferenceError, match=r"^Cannot use the journal [^\n]+\.$"):
             Journal(tmp_path / path).usage()
 
 

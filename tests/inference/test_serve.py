@@ -16,7 +16,7 @@ from pimono_sdpo.llm.calls import Reply, Request
 from pimono_sdpo.llm.chat import Chat, Limits
 from pimono_sdpo.llm.decisions import Decisions
 from pimono_sdpo.llm.journal import Journal
-from pimono_sdpo.llm.providers import endpoint
+from pimono_sdpo.llm.providers import find_endpoint
 from processors.duel.judge import JudgeStage, Panel
 from tests.duel.test_judge import answer
 
@@ -98,7 +98,7 @@ def _answers(url: str) -> bool:
 @pytest.mark.slow
 def test_a_real_server_answers_and_decides(served: tuple[str, str], tmp_path: Path) -> None:
     url, model = served
-    chat = Chat(endpoint(url, {}), Journal(tmp_path / "calls.sqlite"), limits=ONE)
+    chat = Chat(find_endpoint(url, {}), Journal(tmp_path / "calls.sqlite"), limits=ONE)
     turn = {"role": "user", "content": "Say something."}
 
     async def ask(*requests: Request) -> list[Reply]:
@@ -116,9 +116,9 @@ def test_a_real_server_answers_and_decides(served: tuple[str, str], tmp_path: Pa
     assert [reply.from_journal for reply in asyncio.run(ask(*seeds))] == [True] * 3
 
     panel = Panel(judges=(model,))
-    judging = JudgeStage(Decisions(endpoint(url, {}), limits=ONE), panel)
+    judging = JudgeStage(Decisions(find_endpoint(url, {}), limits=ONE), panel)
     rows = asyncio.run(judging.run(answer()))
     assert [(row["parsed"], row["error"]) for row in rows] == [(True, None)] * 2
     assert all(0 < score < 10 for row in rows for score in row["scores_challenger"].values())
-    again = JudgeStage(Decisions(endpoint(url, {}), limits=ONE), panel)
+    again = JudgeStage(Decisions(find_endpoint(url, {}), limits=ONE), panel)
     assert asyncio.run(again.run(answer())) == rows

@@ -7,8 +7,8 @@ from huggingface_hub import get_token
 
 from pimono_sdpo.errors import InferenceError
 from pimono_sdpo.llm.money import Price
-from pimono_sdpo.llm.providers import NO_KEY, PRESETS, endpoint
-from pimono_sdpo.llm.settings import environment, load
+from pimono_sdpo.llm.providers import NO_KEY, PRESETS, find_endpoint
+from pimono_sdpo.llm.settings import load_settings, read_environment
 
 
 @pytest.fixture(autouse=True)
@@ -28,12 +28,12 @@ def test_the_environment_wins_then_dotenv_then_toml_then_defaults(
     )
     monkeypatch.setenv("CHAIN_DUEL__MODEL", "environment")
     monkeypatch.setenv("CHAIN_DUEL__TURNS", "3")
-    settings = load(duel={"model": "given", "seed": None})
+    settings = load_settings(duel={"model": "given", "seed": None})
     duel = settings.duel
     assert (duel.model, duel.turns, duel.seed, duel.max_tokens) == ("given", 3, 2, 1)
     assert duel.opponent == "king"
     assert settings.price_list() == {"a/b.c": Price(1, 2.5)}
-    assert endpoint("chutes", environment()).key == "k"
+    assert find_endpoint("chutes", read_environment()).key == "k"
 
 
 @pytest.mark.parametrize(
@@ -60,45 +60,45 @@ def test_what_is_unknown_or_wrong_is_one_sentence(toml: str, dotenv: str, named:
     Path("chain.toml").write_text(toml)
     Path(".env").write_text(dotenv)
     with pytest.raises(InferenceError, match=r"[^\n]+\.$") as told:
-        load()
+        load_settings()
     assert named in str(told.value)
     assert "\n" not in str(told.value)
 
 
 def test_a_file_that_is_named_must_be_there() -> None:
-    assert load().duel.turns == 2000
+    assert load_settings().duel.turns == 2000
     with pytest.raises(InferenceError, match=r"`mine\.toml` does not exist"):
-        load(Path("mine.toml"))
+        load_settings(Path("mine.toml"))
 
 
 @pytest.mark.skipif(bool(get_token()), reason="logged in to the Hub")
 def test_the_hub_s_router_takes_the_token_of_the_login() -> None:
     with pytest.raises(InferenceError, match="HF_TOKEN or HUGGINGFACE_API_KEY"):
-        endpoint("hf", {})
-    assert endpoint("hf", {"HUGGINGFACE_API_KEY": "hf_1"}).base_url is None
+        find_endpoint("hf", {})
+    assert find_endpoint("hf", {"HUGGINGFACE_API_KEY": "hf_1"}).base_url is None
 
 
 @pytest.mark.parametrize("provider", [name for name in PRESETS if name != "hf"])
 def test_a_preset_names_the_variable_of_its_key(provider: str) -> None:
     variables = PRESETS[provider].key_variables
     with pytest.raises(InferenceError, match=variables[0]):
-        endpoint(provider, {})
+        find_endpoint(provider, {})
     for variable in variables:
-        found = endpoint(provider, {variable: "sk-1"})
+        found = find_endpoint(provider, {variable: "sk-1"})
         assert found.key == "sk-1"
         assert "sk-1" not in repr(found)
 
 
 def test_an_address_may_be_moved() -> None:
-    moved = endpoint("chutes", {"CHUTES_API_KEY": "k", "CHUTES_BASE_URL": "https://x.org/v1"})
+    moved = find_endpoint("chutes", {"CHUTES_API_KEY": "k", "CHUTES_BASE_URL": "https://x.org/v1"})
     assert moved.base_url == "https://x.org/v1"
 
 
 def test_a_url_of_one_s_own_never_gets_the_hub_s_token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_real")
-    own = endpoint("http://localhost:8000/v1", environment())
+    own = find_endpoint("http://localhost:8000/v1", read_environment())
     assert (own.key, own.base_url) == (NO_KEY, "http://localhost:8000/v1")
-    assert endpoint("https://llm.example/v1", {"LLM_API_KEY": "mine"}).key == "mine"
+    assert find_endpoint("https://llm.example/v1", {"LLM_API_KEY": "mine"}).key == "mine"
 
 
 @pytest.mark.parametrize(
@@ -106,9 +106,9 @@ def test_a_url_of_one_s_own_never_gets_the_hub_s_token(monkeypatch: pytest.Monke
 )
 def test_what_is_no_provider_is_one_sentence(provider: str) -> None:
     with pytest.raises(InferenceError, match=r"^`[^\n]+\.$"):
-        endpoint(provider, {})
+        find_endpoint(provider, {})
 
 
 def test_a_key_is_not_sent_unencrypted_over_the_network() -> None:
     with pytest.raises(InferenceError, match="unencrypted"):
-        endpoint("http://llm.example/v1", {"LLM_API_KEY": "mine"})
+        find_endpoint("http://llm.example/v1", {"LLM_API_KEY": "mine"})

@@ -11,7 +11,7 @@ from pimono_sdpo.cli import app
 from pimono_sdpo.errors import OutputError, PimonoError
 from pimono_sdpo.suites import split, suite
 from pimono_sdpo.suites.build import build_suite
-from pimono_sdpo.suites.workspace import files_of, visible_copy
+from pimono_sdpo.suites.repo_files import files_of, visible_copy
 
 FIXED = "def lcs_length(n):\n    return n + 1\n"
 BUGGY = FIXED.replace("+ 1", "- 1") + '\n"""\nThe next number.\n"""\n'
@@ -53,7 +53,7 @@ def lines(path: Path, *names: str) -> Path:
 
 def test_a_checkout_stays_where_it_is_and_hides_its_answers(checkout: Path, tmp_path: Path) -> None:
     build_suite(str(checkout), tmp_path / "out", hide_tests=False)
-    made = suite.load(tmp_path / "out")
+    made = suite.load_suite(tmp_path / "out")
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["suite.json"]
     assert '"repo": "../QuixBugs"' in made.path.read_text()
     first, second, third = made.tasks
@@ -70,13 +70,13 @@ def test_a_checkout_stays_where_it_is_and_hides_its_answers(checkout: Path, tmp_
         *(f"python_testcases/test_{name}.py" for name in names),
     ]  # fmt: skip
     build_suite(str(checkout), tmp_path / "out", hide_tests=True)
-    hidden = visible_copy(suite.load(tmp_path / "out").tasks[0], tmp_path / "fewer")
+    hidden = visible_copy(suite.load_suite(tmp_path / "out").tasks[0], tmp_path / "fewer")
     assert hidden == seen[:4]
 
 
 def test_the_command_of_a_checkout_runs_with_hidden_tests(checkout: Path, tmp_path: Path) -> None:
     build_suite(str(checkout), tmp_path / "out", hide_tests=True)
-    task = suite.load(tmp_path / "out").tasks[2]
+    task = suite.load_suite(tmp_path / "out").tasks[2]
     visible_copy(task, tmp_path / "work")
     assert run_tests({**task, "verifier_spec": None}, tmp_path / "work").ok is False
     fixed = FIXED.replace("lcs_length", "third")
@@ -87,7 +87,7 @@ def test_the_command_of_a_checkout_runs_with_hidden_tests(checkout: Path, tmp_pa
 def test_lines_become_small_repos(tmp_path: Path) -> None:
     source = lines(tmp_path / "rows.jsonl", "Python/0", "Python/1")
     build_suite(str(source), tmp_path / "out", hide_tests=False)
-    first, second = suite.load(tmp_path / "out").tasks
+    first, second = suite.load_suite(tmp_path / "out").tasks
     assert (first["task_id"], first["metadata"]["source_id"]) == ("Python_0", "Python/0")
     assert first["metadata"]["category"] == "operator misuse"
     assert sorted(files_of(Path(second["repo"]))) == ["solution.py", "test_solution.py"]
@@ -96,7 +96,9 @@ def test_lines_become_small_repos(tmp_path: Path) -> None:
     (tmp_path / "work" / "solution.py").write_text("def f2(x):\n    return x + 2\n")
     assert run_tests(second, tmp_path / "work").ok is True
     build_suite(str(source), tmp_path / "out", hide_tests=True)
-    assert visible_copy(suite.load(tmp_path / "out").tasks[0], tmp_path / "w") == ["solution.py"]
+    assert visible_copy(suite.load_suite(tmp_path / "out").tasks[0], tmp_path / "w") == [
+        "solution.py"
+    ]
 
 
 def test_the_same_source_gives_the_same_bytes(tmp_path: Path) -> None:
@@ -109,7 +111,7 @@ def test_the_same_source_gives_the_same_bytes(tmp_path: Path) -> None:
     assert files_of(tmp_path / "a") == files_of(tmp_path / "b") != {}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
     moved = (tmp_path / "a").rename(tmp_path / "c")
-    assert all(Path(task["repo"]).is_relative_to(moved) for task in suite.load(moved).tasks)
+    assert all(Path(task["repo"]).is_relative_to(moved) for task in suite.load_suite(moved).tasks)
 
 
 def test_what_a_killed_run_left_is_no_obstacle(tmp_path: Path) -> None:
@@ -141,14 +143,14 @@ def test_what_is_not_ours_is_not_replaced(checkout: Path, tmp_path: Path) -> Non
     ("content", "said"),
     [
         ("", "has no tasks"),
-        ("{", "rows.jsonl:1 is no JSON"),
-        ("[1]\n", "rows.jsonl:1 is no object"),
+        ("{", "rows.jsonl:1 is not valid JSON"),
+        ("[1]\n", "rows.jsonl:1 is not an object"),
         ('{"task_id": 1}\n', "has no text `task_id`"),
         (
             '{"task_id": "a", "prompt": "def f(:", "canonical_solution": "", "buggy_solution": "", "entry_point": "f", "test": "assert f()"}\n',
-            "rows.jsonl:1 is no Python",
+            "rows.jsonl:1 is not valid Python",
         ),
-        ("\udcff", "no Python text"),
+        ("\udcff", "not valid Python"),
     ],
 )
 def test_a_bad_source_is_one_sentence(tmp_path: Path, content: str, said: str) -> None:

@@ -9,8 +9,8 @@ import pytest
 from pimono_sdpo.agent.task_tests import run_tests
 from pimono_sdpo.suites import suite
 from pimono_sdpo.suites.build import build, load_programs
+from pimono_sdpo.suites.repo_files import files_of, visible_copy
 from pimono_sdpo.suites.suite import TaskRow
-from pimono_sdpo.suites.workspace import files_of, visible_copy
 from rewards.sandbox.warm import Server
 from rewards.verifiers import tests
 from rewards.verifiers.outcomes import Python
@@ -29,7 +29,7 @@ def python() -> Iterator[Python]:
 def tasks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, TaskRow]:
     folder = tmp_path_factory.mktemp("own")
     build("samples", folder, folder)
-    return {task["task_id"]: task for task in suite.load(folder).tasks}
+    return {task["task_id"]: task for task in suite.load_suite(folder).tasks}
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

@@ -111,8 +111,8 @@ def test_what_has_no_tests_is_never_tested() -> None:
     [
         ((TASKS, 1.0), "between 0 and 1"),
         ((TASKS, float("nan")), "between 0 and 1"),
-        ((TASKS, 0.001, "rank"), "No task is left for the train suite by `rank`"),
-        ((TASKS[:1], 0.5), "nothing to divide"),
+        ((TASKS, 0.001, "rank"), "`rank` at 0.001 leaves no task for the train suite"),
+        ((TASKS[:1], 0.5), "Cannot split: only"),
         ((TASKS, 0.5, "rank", "family"), "No task has `family`"),
     ],
 )
@@ -124,7 +124,7 @@ def test_what_cannot_be_divided_is_said(arguments: Any, said: str) -> None:
 def written(tmp_path: Path) -> Path:
     (tmp_path / "code").mkdir()
     rows = [{**one, "repo": str(tmp_path / "code")} for one in TASKS]
-    return suite.write(tmp_path / "all" / "suite.json", "all", rows)  # type: ignore[arg-type]
+    return suite.write_suite(tmp_path / "all" / "suite.json", "all", rows)  # type: ignore[arg-type]
 
 
 def test_split_writes_two_suites_and_checks_rows(tmp_path: Path) -> None:
@@ -132,7 +132,9 @@ def test_split_writes_two_suites_and_checks_rows(tmp_path: Path) -> None:
     arguments = ["suite", "split", given, "--out", str(tmp_path / "out"), "--method", "rank"]
     shown = CliRunner().invoke(app, arguments)
     assert shown.output.startswith("28 tasks for training, 12 for testing are in "), shown.output
-    train, test = (suite.load(tmp_path / "out" / f"{side}.json") for side in ("train", "test"))
+    train, test = (
+        suite.load_suite(tmp_path / "out" / f"{side}.json") for side in ("train", "test")
+    )
     assert (train.name, test.name, train.split, test.split) == (
         "all-train",
         "all-test",

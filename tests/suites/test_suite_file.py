@@ -9,7 +9,7 @@ import pytest
 from pimono_sdpo.errors import SourceError
 from pimono_sdpo.schema import TASK
 from pimono_sdpo.suites import suite
-from pimono_sdpo.suites.workspace import visible_copy
+from pimono_sdpo.suites.repo_files import visible_copy
 
 GOOD: dict[str, Any] = {
     "name": "mine",
@@ -33,7 +33,7 @@ def given(root: Path, content: Any) -> Path:
 
 
 def test_a_suite_becomes_a_dataset_with_the_columns_of_tasks(tmp_path: Path) -> None:
-    read = suite.load(given(tmp_path, GOOD))
+    read = suite.load_suite(given(tmp_path, GOOD))
     rows = suite.dataset(read)
     assert rows.features == TASK
     one, two, three = rows
@@ -47,25 +47,29 @@ def test_a_suite_becomes_a_dataset_with_the_columns_of_tasks(tmp_path: Path) -> 
     assert json.loads(two["verifier_spec"])["files"] == {"a.py": "ü"}
     assert three["test_cmd"] is None
     assert [suite.has_tests(task) for task in read.tasks] == [True, True, False]
-    assert suite.load(tmp_path).tasks == read.tasks
+    assert suite.load_suite(tmp_path).tasks == read.tasks
 
 
 def test_what_is_written_elsewhere_reads_the_same(tmp_path: Path) -> None:
-    read = suite.load(given(tmp_path, GOOD))
-    path = suite.write(tmp_path / "deep" / "er" / "train.json", "mine", read.tasks)
-    assert suite.load(path).tasks == read.tasks
-    again = suite.write(tmp_path / "deep" / "er" / "again.json", "mine", suite.load(path).tasks)
+    read = suite.load_suite(given(tmp_path, GOOD))
+    path = suite.write_suite(tmp_path / "deep" / "er" / "train.json", "mine", read.tasks)
+    assert suite.load_suite(path).tasks == read.tasks
+    again = suite.write_suite(
+        tmp_path / "deep" / "er" / "again.json", "mine", suite.load_suite(path).tasks
+    )
     assert again.read_bytes() == path.read_bytes()
     assert '"repo": "../../code"' in path.read_text()
-    one = suite.write(tmp_path / "one.json", "m", read.tasks[:1], "what it is", "test")
-    assert [(task["suite"], task["split"]) for task in suite.load(one).tasks] == [("m", "test")]
-    assert suite.load(one).description == "what it is"
+    one = suite.write_suite(tmp_path / "one.json", "m", read.tasks[:1], "what it is", "test")
+    assert [(task["suite"], task["split"]) for task in suite.load_suite(one).tasks] == [
+        ("m", "test")
+    ]
+    assert suite.load_suite(one).description == "what it is"
 
 
 def test_a_suite_inside_of_its_repo_is_hidden(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("a")
     content = {**GOOD, "defaults": {"repo": ".", "hide": []}, "tasks": GOOD["tasks"][:1]}
-    (task,) = suite.load(given(tmp_path, content)).tasks
+    (task,) = suite.load_suite(given(tmp_path, content)).tasks
     assert visible_copy(task, tmp_path.with_name(f"{tmp_path.name}-copy")) == ["a.py"]
 
 
@@ -78,31 +82,31 @@ def task(**more: Any) -> dict[str, Any]:
 
 
 BAD: dict[str, tuple[Any, str]] = {
-    "no JSON": ("{", r"is no JSON \("),
-    "half a character": ('{"name": "\\ud800"}', "no well-formed UTF-8"),
-    "deep": ("[" * 99999, "no well-formed"),
+    "no JSON": ("{", r"is not valid JSON \("),
+    "half a character": ('{"name": "\\ud800"}', "not well-formed UTF-8"),
+    "deep": ("[" * 99999, "not well-formed"),
     "list": ([], "a suite is an object with `tasks`"),
     "no name": (changed(name=" "), "has no `name`"),
-    "strange": (changed(task=[]), "has `task`, which means nothing there"),
-    "split": (changed(split="dev"), "write 'train' or 'test'"),
-    "defaults": (changed(defaults=[]), "`defaults` of .* is .*; write an object"),
-    "default goal": (changed(defaults={"goal": ""}), "has `goal`, which means nothing"),
+    "strange": (changed(task=[]), "has the unknown key `task`"),
+    "split": (changed(split="dev"), "use 'train' or 'test'"),
+    "defaults": (changed(defaults=[]), "`defaults` of .* is .*, not an object"),
+    "default goal": (changed(defaults={"goal": ""}), "has the unknown key `goal`"),
     "no tasks": (changed(tasks=[]), "has no tasks"),
     "tasks": (changed(tasks={"one": {}}), "has no tasks"),
-    "task": (changed(tasks=["one"]), "Task 1 of .* is 'one'; write an object"),
+    "task": (changed(tasks=["one"]), "Task 1 of .* is 'one', not an object"),
     "twice": (changed(tasks=GOOD["tasks"][:1] * 2), "has `one` twice"),
     "id missing": (changed(tasks=[{"goal": "g"}]), "`task_id` of task 1 of .* is missing"),
-    "id path": (task(task_id="../x"), "write letters, digits"),
-    "id number": (task(task_id=7), "is 7; write letters"),
-    "key": (task(tests="x"), "has `tests`, which means nothing"),
+    "id path": (task(task_id="../x"), "use at most 150 letters, digits"),
+    "id number": (task(task_id=7), "is 7; use at most 150 letters"),
+    "key": (task(tests="x"), "has the unknown key `tests`"),
     "goal": (task(goal=""), "has no `goal`"),
-    "test_cmd": (task(test_cmd=["make"]), "`test_cmd` of task `one` .*; write a line"),
-    "metadata": (task(metadata="easy"), "`metadata` of task `one` .* is 'easy'; write an object"),
+    "test_cmd": (task(test_cmd=["make"]), "`test_cmd` of task `one` .*, not a string"),
+    "metadata": (task(metadata="easy"), "`metadata` of task `one` .* is 'easy', not an object"),
     "spec": (task(verifier_spec="{}"), "`verifier_spec` of task `one`"),
     "no repo": (changed(defaults={}), "Task `one` of .* has no `repo`"),
     "repo": (task(repo="nowhere"), "there is no folder"),
-    "hide": (task(hide="answers"), "write a list of globs"),
-    "negated": (task(hide=["!a"]), "a glob can only hide"),
+    "hide": (task(hide="answers"), "not a list of globs"),
+    "negated": (task(hide=["!a"]), "globs can only hide"),
 }
 
 
@@ -110,14 +114,14 @@ BAD: dict[str, tuple[Any, str]] = {
 def test_a_bad_suite_is_one_sentence(tmp_path: Path, name: str) -> None:
     content, said = BAD[name]
     with pytest.raises(SourceError, match=said) as caught:
-        suite.load(given(tmp_path, content))
+        suite.load_suite(given(tmp_path, content))
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 400 + len(str(tmp_path))
 
 
 def test_what_is_no_file_is_said(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="does not exist; give a suite's JSON file"):
-        suite.load(tmp_path / "none.json")
+        suite.load_suite(tmp_path / "none.json")
     (tmp_path / "latin.json").write_bytes(b'{"name": "\xff"}')
-    with pytest.raises(SourceError, match="no well-formed UTF-8 JSON"):
-        suite.load(tmp_path / "latin.json")
+    with pytest.raises(SourceError, match="not well-formed UTF-8 JSON"):
+        suite.load_suite(tmp_path / "latin.json")

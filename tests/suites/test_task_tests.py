@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from pimono_sdpo.agent.task_tests import check_task, run_tests, steady
+from pimono_sdpo.agent.task_tests import check_task, run_tests, stabilize
 from pimono_sdpo.errors import SourceError
-from pimono_sdpo.suites.workspace import visible_copy
+from pimono_sdpo.suites.repo_files import visible_copy
 
 BUGGY, FIXED = "def double(n):\n    return n + n + 1\n", "def double(n):\n    return 2 * n\n"
 TEST = "from double import double\n\ndef test_double():\n    assert double(2) == 4\n"
@@ -123,7 +123,7 @@ def test_what_is_removed_is_missing(repo: Path, tmp_path: Path) -> None:
         ({"verifier_spec": '{"files": {}}'}, "has no `tests`"),
         ({"verifier_spec": '{"tests": {"kind": "odd"}}'}, "write 'value', 'output' or 'pytest'"),
         ({"test_cmd": "no-such-program --test"}, "the sandbox has no no-such-program"),
-        ({"test_cmd": "true", "metadata": {"test_files": "tests"}}, "write a list of globs"),
+        ({"test_cmd": "true", "metadata": {"test_files": "tests"}}, "not a list of globs"),
     ],
 )
 def test_what_is_no_fault_of_the_agent_is_an_error(
@@ -155,10 +155,10 @@ def test_a_task_is_checked_before_anything_is_spent(repo: Path) -> None:
     check_task(task_of(repo, verifier_spec=json.dumps(SPEC)))
     bad = {"tests": {"kind": "value"}, "files": {}}
     for more, why in (
-        ({"verifier_spec": json.dumps(bad)}, "Task `t` cannot be judged: `module` of the tests"),
+        ({"verifier_spec": json.dumps(bad)}, "Task `t` cannot be tested: `module` of the tests"),
         ({"verifier_spec": '{"tests": 1, "files": []}'}, "has no `files`"),
-        ({"metadata": {"test_files": [1]}}, "write a list of globs"),
-        ({"metadata": {"seconds": "9"}}, "write a number above 0"),
+        ({"metadata": {"test_files": [1]}}, "not a list of globs"),
+        ({"metadata": {"seconds": "9"}}, "not a number above 0"),
     ):
         with pytest.raises(SourceError, match=why):
             check_task(task_of(repo, **more))
@@ -166,7 +166,7 @@ def test_a_task_is_checked_before_anything_is_spent(repo: Path) -> None:
 
 def test_output_is_the_same_every_time() -> None:
     said = "FAILED /tmp/sandbox-ab12/work/t.py <C object at 0x7fdeadbeef00>\n1 failed in 63.20s (0:01:03)"
-    assert steady(said) == "FAILED /work/t.py <C object at 0x0>\n1 failed in 0.00s"
+    assert stabilize(said) == "FAILED /work/t.py <C object at 0x0>\n1 failed in 0.00s"
 
 
 @pytest.mark.parametrize(

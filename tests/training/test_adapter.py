@@ -21,7 +21,7 @@ PUBLISH = """
 import json
 from pathlib import Path
 from pimono_sdpo.training.publish import publish_adapter
-publish_adapter(Path("adapter"), "me/adapter", True, lambda text: [], lambda card: [])
+publish_adapter(Path("adapter"), "me/adapter", True)
 print(json.dumps(None))
 """
 USE = """

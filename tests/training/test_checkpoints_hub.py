@@ -44,7 +44,7 @@ def test_a_fresh_machine_goes_on_to_the_same_adapter(
     assert not [name for name in names if name.endswith("training_args.bin")]
     files = loopback_hub.store.buckets[BUCKET].files
     assert loopback_hub.store.buckets[BUCKET].private
-    assert b"ended by time_limit" in loopback_hub.files("me/adapter")["README.md"]
+    assert b"stopped by time_limit" in loopback_hub.files("me/adapter")["README.md"]
     files["r-2/latest.json"] = files["r/latest.json"]
 
     on, alone = in_turn(
@@ -54,7 +54,7 @@ def test_a_fresh_machine_goes_on_to_the_same_adapter(
     )
     assert on[0] == 0, on[1]
     assert alone[0] == 0, alone[1]
-    assert f"goes on from step 1, which the bucket {BUCKET} has kept" in on[1]
+    assert f"resumes from step 1, which the bucket {BUCKET} has kept" in on[1]
     out = second / "outputs" / "r"
     assert json.loads((out / "run.json").read_text())["resumed_at"] == [1]
     assert digest(out / WEIGHTS) == digest(straight / "outputs" / "r" / WEIGHTS)

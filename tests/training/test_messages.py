@@ -155,12 +155,12 @@ def test_arguments_that_do_not_fit_the_model_are_one_sentence(
 @pytest.mark.parametrize(
     ("column", "value", "words"),
     [
-        ("reward_terms", None, "The `reward_terms` of row 1 are no list of texts"),
-        ("reward_terms", [None], "The `reward_terms` of row 1 are no list of texts"),
-        ("reward_terms", "enoent", "The `reward_terms` of row 1 are no list of texts"),
-        ("privileged_context", 7, "The `privileged_context` of row 1 is no text"),
-        ("prompt", [{"text": "hi"}], "The prompt of row 1 is no list of turns"),
-        ("prompt", [None], "The prompt of row 1 is no list of turns"),
+        ("reward_terms", None, "The `reward_terms` of row 1 are not a list of strings"),
+        ("reward_terms", [None], "The `reward_terms` of row 1 are not a list of strings"),
+        ("reward_terms", "enoent", "The `reward_terms` of row 1 are not a list of strings"),
+        ("privileged_context", 7, "The `privileged_context` of row 1 is not a string"),
+        ("prompt", [{"text": "hi"}], "The prompt of row 1 is not a list of turns"),
+        ("prompt", [None], "The prompt of row 1 is not a list of turns"),
     ],
 )
 def test_rows_of_other_kinds_are_named(

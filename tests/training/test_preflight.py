@@ -198,5 +198,5 @@ def test_the_job_looks_and_writes_nothing(
 def test_a_flavor_is_looked_up_on_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert hardware_of(None).gib is None or torch.cuda.is_available()
-    with pytest.raises(TrainingInputError, match="could not be asked about --flavor a10g-large"):
+    with pytest.raises(TrainingInputError, match="cannot be asked about --flavor a10g-large"):
         hardware_of("a10g-large")

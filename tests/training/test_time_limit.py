@@ -17,7 +17,9 @@ ARGUMENTS = ("--config", "tiny", "--max_steps", "3", "--report_to", "none", "--p
 
 @pytest.mark.parametrize("text", ["", "0h", "3 hours", "-3h", "h", "1e3"])
 def test_a_limit_that_is_none_is_one_sentence(text: str) -> None:
-    with pytest.raises(TrainingInputError, match="is no time; give one such as 90m or 3h"):
+    with pytest.raises(
+        TrainingInputError, match="is not a valid time limit; use a duration such as 90m or 3h"
+    ):
         seconds_of(text)
 
 
@@ -40,7 +42,7 @@ def test_the_limit_is_given_told_by_the_job_or_assumed(
     assumed = time_limit_of(None)
     assert assumed is not None
     assert assumed.seconds == 1800
-    assert "give --time_limit what was given as --timeout" in caplog.text
+    assert "give --time_limit the value of --timeout" in caplog.text
 
 
 def test_the_end_leaves_time_for_what_comes_after() -> None:
@@ -62,7 +64,7 @@ def test_a_training_cut_short_goes_on_to_the_same_adapter(
     run = json.loads((out / "run.json").read_text())
     assert run["guards"]["stopped_by"] == "time_limit"
     assert run["evaluation"] is None
-    assert "ended by time_limit" in (out / "adapter" / "README.md").read_text()
+    assert "stopped by time_limit" in (out / "adapter" / "README.md").read_text()
     assert (out / "checkpoint-1").is_dir()
 
     assert script().main(asked) == 0

@@ -15,16 +15,21 @@ def case(*args: Any, gives: Any) -> dict[str, Any]:
     return {"args": list(args), "expected": gives}
 
 
+# The buggy program never ends; only then is the time short, so that a slow machine changes nothing.
+HANGS = {"seconds": 1}
+
 PROGRAMS = {
     "hanging": Program(
         "def f(n):\n    count = 0\n    while n:\n        n &= n - 1\n        count += 1\n    return count\n",
         "def f(n):\n    count = 0\n    while n:\n        n ^= n - 1\n        count += 1\n    return count\n",
         [case(0, gives=0), case(127, gives=7), case(128, gives=1)],
+        HANGS,
     ),
     "sleeping": Program(
         "def f(x):\n    return -x\n",
         "import threading\ndef f(x):\n    threading.Event().wait()\n",
         [case(1, gives=-1)],
+        HANGS,
     ),
     "recursing": Program(
         "def f(a, b):\n    return a if b == 0 else f(b, a % b)\n",
@@ -51,6 +56,7 @@ PROGRAMS = {
         "def f(x, eps):\n    g = x / 2\n    while abs(x - g * g) > eps:\n        g = (g + x / g) / 2\n    return g\n",
         "def f(x, eps):\n    g = x / 2\n    while abs(x - g) > eps:\n        g = (g + x / g) / 2\n    return g\n",
         [case(2, 0.01, gives=1.4166666666666665), case(4, 0.2, gives=2)],
+        HANGS,
     ),
     "raising": Program(
         "def f(xs):\n    return xs[0]\n",
@@ -77,7 +83,7 @@ def spec_of(program: Program, **more: Any) -> dict[str, Any]:
         "module": "work/main.py",
         "entry": "f",
         "cases": program.cases,
-        "seconds": 1,
+        "seconds": 10,
     }
     files = {"work/main.py": "def f(*_):\n    raise NotImplementedError\n"}
     return {"files": files, "answer": "write", "tests": {**tests, **program.more}, **more}

@@ -7,7 +7,7 @@ import pytest
 
 from pimono_sdpo.errors import TrainingInputError
 from rewards.verifiers import syntax, tests
-from rewards.verifiers.reward import UNJUDGED, VerifierReward
+from rewards.verifiers.reward import NEUTRAL, VerifierReward
 from rewards.verifiers.rubric import NotAVerifier, Rubric, VerifierResult
 
 GOOD = "```python\ndef f(x):\n    return x\n```"
@@ -19,7 +19,7 @@ FILES = {"a.py": "def f(): 1\n"}
 
 def verdict(spec: dict[str, Any]) -> VerifierResult:
     reward = VerifierReward(Rubric([tests.verify]))
-    assert reward(["p"], [GOOD], verifier_spec=[json.dumps(spec)]) == [UNJUDGED]
+    assert reward(["p"], [GOOD], verifier_spec=[json.dumps(spec)]) == [NEUTRAL]
     (result,) = reward.results[0].results
     return result
 

@@ -16,7 +16,7 @@ from pimono_sdpo.errors import TrainingInputError
 from pimono_sdpo.training.rewards import Scoring
 from pimono_sdpo.training.tiny_model import write_tiny_model
 from rewards.verifiers import patches
-from rewards.verifiers.reward import UNJUDGED, VerifierReward
+from rewards.verifiers.reward import NEUTRAL, VerifierReward
 from rewards.verifiers.rubric import Rubric, VerifierResult, error, failed, passed
 from tests.training.setup import arguments, prepare
 from tests.verifiers.verdicts import RUBRIC
@@ -41,7 +41,7 @@ def test_our_faults_get_the_mean_of_their_group() -> None:
 
 
 def test_groups_that_nobody_judged_are_all_the_same_and_no_success() -> None:
-    assert rewards_of("gate:error", "tests:error") == [UNJUDGED, UNJUDGED]
+    assert rewards_of("gate:error", "tests:error") == [NEUTRAL, NEUTRAL]
     assert rewards_of("gate:error", "gate:error", "", "gate:failed", prompts="aabb") == [
         0.5,
         0.5,
@@ -49,7 +49,7 @@ def test_groups_that_nobody_judged_are_all_the_same_and_no_success() -> None:
         0.0,
     ]
     assert rewards_of("gate:error", "gate:error", "", "", prompts="aabb") == [0.99, 0.99, 1.0, 1.0]
-    assert rewards_of("", "", specs=[None, None]) == [UNJUDGED, UNJUDGED]
+    assert rewards_of("", "", specs=[None, None]) == [NEUTRAL, NEUTRAL]
     assert rewards_of("", "", specs=["", SPEC]) == [0.99, 1.0]
     assert rewards_of("gate:skipped style:skipped tests:skipped", "gate:failed") == [0.0, 0.0]
 

@@ -22,7 +22,9 @@ def judged(content: str, cases: list[dict[str, Any]], **more: Any) -> Any:
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_the_correct_program_passes(name: str) -> None:
     program = PROGRAMS[name]
-    result = verify(writing(program.correct), spec_of(program))
+    spec = spec_of(program)
+    spec["tests"]["seconds"] = 10
+    result = verify(writing(program.correct), spec)
     assert (result.status, result.score) == ("passed", 1.0), result
     assert result.metrics == {"tests": len(program.cases), "passed": len(program.cases)}
 
@@ -52,7 +54,9 @@ def test_a_warm_interpreter_says_the_same() -> None:
 
 def test_a_hang_stops_the_rest_and_keeps_the_share_of_what_passed() -> None:
     result = judged(
-        "def f(x):\n    while x == 2: pass\n    return x\n", [case(n, gives=n) for n in range(4)]
+        "def f(x):\n    while x == 2: pass\n    return x\n",
+        [case(n, gives=n) for n in range(4)],
+        seconds=1,
     )
     assert (result.category, result.score) == ("timeout", 0.5)
     assert result.feedback == "2 of 4 tests pass. f(2) did not end in its CPU time"

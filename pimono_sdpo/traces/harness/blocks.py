@@ -158,7 +158,7 @@ def normalise_arguments(name: str, value: object) -> str:
     if not isinstance(given, dict):
         return dump_json(given)
     found = next((given[key] for key in ("command", "cmd", "script") if given.get(key)), None)
-    line = _command_line(found)
+    line = _find_command_line(found)
     rest = {key: item for key, item in given.items() if key not in {"command", "cmd"}}
     return dump_json({"command": line, **rest} if line else given)
 
@@ -174,7 +174,7 @@ def decode_text(value: object) -> object:
         return value
 
 
-def _command_line(command: object) -> str:
+def _find_command_line(command: object) -> str:
     """Return one command line, without a `bash -lc` around it."""
     if isinstance(command, str):
         if not _WRAPPED.match(command):
@@ -200,7 +200,7 @@ def split_typed(texts: Iterable[str], typed: bool = True) -> Iterator[Event]:
     own, injected = [], []
     for text in texts:
         is_injected = not typed or bool(_OPENING.match(text) or is_interruption(text))
-        words, inserted = ("", text) if is_injected else _own_words(text)
+        words, inserted = ("", text) if is_injected else _cut_sections(text)
         own.append(words)
         injected.append(inserted)
     if any(injected):
@@ -209,7 +209,7 @@ def split_typed(texts: Iterable[str], typed: bool = True) -> Iterator[Event]:
         yield Event(0, "user", "\n".join(filter(None, own)))
 
 
-def _own_words(text: str) -> tuple[str, str]:
+def _cut_sections(text: str) -> tuple[str, str]:
     """Separate a message from the tagged sections that harnesses insert into it."""
     own, inserted, end = [], [], 0
     unclosed: set[str] = set()
@@ -284,7 +284,7 @@ def finish_events(events: list[Event]) -> list[Event]:
             name = tools.get(event.call_id, "")
             refused = is_refusal(event.text)
             has_text_code = event.exit_code is None and name == "bash" and not refused
-            code = _exit_code(event) if has_text_code else event.exit_code
+            code = _find_exit_code(event) if has_text_code else event.exit_code
             event.call_id = event.call_id if event.call_id in tools else ""
             event.tool_name, event.exit_code = name, code
             event.is_error = not refused and (event.is_error or (has_text_code and bool(code)))
@@ -293,7 +293,7 @@ def finish_events(events: list[Event]) -> list[Event]:
     return events
 
 
-def _exit_code(event: Event) -> int | None:
+def _find_exit_code(event: Event) -> int | None:
     found = _EXIT_AT_END.search(event.text[-200:]) or _EXIT_AT_START.match(event.text)
     if not found and event.is_error:
         # In a result that is not marked as an error, it may be output of the command.

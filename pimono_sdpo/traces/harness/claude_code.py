@@ -69,13 +69,13 @@ def read_header(objects: list[Entry]) -> tuple[str, str]:
 
 def read(objects: list[Entry]) -> list[Event]:
     """Return the events in file order; abandoned branches and subagents are marked."""
-    active = _active_entries(objects)
+    active = _find_active(objects)
     state = _State()
     for position, entry in enumerate(objects):
         uuid = to_text(entry.get("uuid"))
         is_copy = bool(uuid) and uuid in state.seen
         state.seen.add(uuid)
-        found = [Event(0, "other")] if is_copy else _entry_events(entry, state)
+        found = [Event(0, "other")] if is_copy else _read_entry(entry, state)
         for event in found:
             sidechain = _is_sidechain(entry)
             event.id, event.parent_id = uuid, to_text(entry.get("parentUuid"))
@@ -98,7 +98,7 @@ def _is_sidechain(entry: Entry) -> bool:
     return entry.get("isSidechain") is True or isinstance(entry.get("parent_tool_use_id"), str)
 
 
-def _active_entries(objects: list[Entry]) -> set[int]:
+def _find_active(objects: list[Entry]) -> set[int]:
     """Return the positions on the path back from the last message, with all that belongs to it.
 
     Parallel calls are chained one below the other, with their results beside the path: all lines
@@ -114,17 +114,17 @@ def _active_entries(objects: list[Entry]) -> set[int]:
     last = next(messages, -1)
     if last < 0:
         return set(range(len(objects)))
-    parents = blocks.find_parents(ids, [_parent(entry) for entry in objects])
+    parents = blocks.find_parents(ids, [_find_parent(entry) for entry in objects])
     path = blocks.trace_to_root(parents, last)
-    answers = {_message_id(objects[at]) for at in path} - {""}
-    path |= {at for at, entry in enumerate(objects) if _message_id(entry) in answers}
-    calls = {call for at in path for call in _block_ids(objects[at], "id")}
-    answered = (at for at, e in enumerate(objects) if calls & _block_ids(e, "tool_use_id"))
+    answers = {_find_message_id(objects[at]) for at in path} - {""}
+    path |= {at for at, entry in enumerate(objects) if _find_message_id(entry) in answers}
+    calls = {call for at in path for call in _find_block_ids(objects[at], "id")}
+    answered = (at for at, e in enumerate(objects) if calls & _find_block_ids(e, "tool_use_id"))
     path |= {*answered, *(at for at, own in enumerate(ids) if not own)}
-    return path | _silent_tracks(objects, parents, path)
+    return path | _find_silent_branches(objects, parents, path)
 
 
-def _silent_tracks(objects: list[Entry], parents: list[int], path: set[int]) -> set[int]:
+def _find_silent_branches(objects: list[Entry], parents: list[int], path: set[int]) -> set[int]:
     """Return the positions of side branches that contain no message."""
     start_of: dict[int, int] = {}
     for at in range(len(objects)):
@@ -134,7 +134,7 @@ def _silent_tracks(objects: list[Entry], parents: list[int], path: set[int]) -> 
     return {at for at, start in start_of.items() if start not in spoken}
 
 
-def _parent(entry: Entry) -> str | None:
+def _find_parent(entry: Entry) -> str | None:
     """Return the parent's id; after a compaction the tree continues elsewhere."""
     parent = entry.get("parentUuid", "")
     if parent is None and entry.get("isCompactSummary") is True:
@@ -144,31 +144,31 @@ def _parent(entry: Entry) -> str | None:
     return None if parent is None else to_text(parent)
 
 
-def _message_id(entry: Entry) -> str:
+def _find_message_id(entry: Entry) -> str:
     is_answer = entry.get("type") == "assistant"
     return to_text(to_object(entry.get("message")).get("id")) if is_answer else ""
 
 
-def _block_ids(entry: Entry, key: str) -> set[str]:
+def _find_block_ids(entry: Entry, key: str) -> set[str]:
     content = to_object(entry.get("message")).get("content")
     return {to_text(block.get(key)) for block in blocks.to_blocks(content)} - {""}
 
 
-def _entry_events(entry: Entry, state: _State) -> list[Event]:
+def _read_entry(entry: Entry, state: _State) -> list[Event]:
     kind = to_text(entry.get("type"))
     if kind == "assistant" and isinstance(entry.get("message"), dict):
-        return list(_assistant_events(entry, state))
+        return list(_read_assistant(entry, state))
     if kind == "user" and isinstance(entry.get("message"), dict):
-        return list(_user_events(entry)) or [Event(0, "other")]
+        return list(_read_user(entry)) or [Event(0, "other")]
     if kind == "attachment":
-        return list(_attachment_events(to_object(entry.get("attachment")), state))
+        return list(_read_attachment(to_object(entry.get("attachment")), state))
     if kind == "summary":
         # A title of the branch that ends at `leafUuid`, not a compaction.
         return [Event(0, "branch_summary", to_text(entry.get("summary")))]
     return [Event(0, "other")]
 
 
-def _assistant_events(entry: Entry, state: _State) -> Iterator[Event]:
+def _read_assistant(entry: Entry, state: _State) -> Iterator[Event]:
     message = to_object(entry["message"])
     text = blocks.join_text(message.get("content"))
     stop = to_text(message.get("stop_reason"))
@@ -206,7 +206,7 @@ def _is_new(name: str, block: Entry, state: _State) -> bool:
     return is_new
 
 
-def _user_events(entry: Entry) -> Iterator[Event]:
+def _read_user(entry: Entry) -> Iterator[Event]:
     content = to_object(entry["message"]).get("content")
     if entry.get("isCompactSummary") is True:
         yield Event(0, "compaction", blocks.join_text(content))
@@ -216,13 +216,13 @@ def _user_events(entry: Entry) -> Iterator[Event]:
     texts = []
     for block in blocks.to_blocks(content):
         if block.get("type") == "tool_result":
-            yield from _result_events(block)
+            yield from _read_result(block)
         else:
             texts.append(blocks.read_text_block(block))
-    yield from _said(list(filter(None, texts)), typed)
+    yield from _read_text(list(filter(None, texts)), typed)
 
 
-def _said(texts: list[str], typed: bool) -> Iterator[Event]:
+def _read_text(texts: list[str], typed: bool) -> Iterator[Event]:
     text = "\n".join(texts)
     command = _COMMAND.search(text[:400])
     if not command or not typed:
@@ -238,9 +238,9 @@ def _said(texts: list[str], typed: bool) -> Iterator[Event]:
         yield Event(0, "custom_message", text)
 
 
-def _result_events(block: Entry) -> Iterator[Event]:
+def _read_result(block: Entry) -> Iterator[Event]:
     """Read a result, and the message with which the user refused the call, if any."""
-    text = _without_reminders(blocks.join_text(block.get("content")))
+    text = _strip_reminders(blocks.join_text(block.get("content")))
     is_wrong = text.startswith(_WRONG)
     if is_wrong:
         text = text.removeprefix(_WRONG).removesuffix(_WRONG_END).strip()
@@ -254,21 +254,21 @@ def _result_events(block: Entry) -> Iterator[Event]:
             yield Event(0, "user", words, is_veto=True)
 
 
-def _without_reminders(text: str) -> str:
+def _strip_reminders(text: str) -> str:
     """Remove the reminders that the harness appends to the output of a tool."""
-    end = kept = _end_of_words(text, len(text))
+    end = kept = _find_end(text, len(text))
     while text.endswith(_REMINDER_END, 0, end) and (at := text.rfind(_REMINDER, 0, end)) >= 0:
-        end = _end_of_words(text, at)
+        end = _find_end(text, at)
     return text[:end] if end < kept else text
 
 
-def _end_of_words(text: str, end: int) -> int:
+def _find_end(text: str, end: int) -> int:
     while end and text[end - 1].isspace():
         end -= 1
     return end
 
 
-def _attachment_events(attachment: Entry, state: _State) -> Iterator[Event]:
+def _read_attachment(attachment: Entry, state: _State) -> Iterator[Event]:
     """Read an attachment: what the user typed while the agent worked, or the text of a hook."""
     kind = to_text(attachment.get("type"))
     copied = to_text(attachment.get("source_uuid"))

@@ -71,12 +71,14 @@ def recognises(entry: Entry) -> bool:
 
 def read_header(objects: list[Entry]) -> tuple[str, str]:
     """Return the session id and the working directory; old files name it in a message."""
-    metas = [_payload(entry) for entry in objects if entry.get("type") == "session_meta"]
+    metas = [_unwrap_payload(entry) for entry in objects if entry.get("type") == "session_meta"]
     bare = [entry for entry in objects if "type" not in entry and "instructions" in entry]
     ids = [to_text(meta.get("id")) for meta in (*metas, *bare)]
-    contexts = [_payload(entry) for entry in objects if entry.get("type") == "turn_context"]
+    contexts = [_unwrap_payload(entry) for entry in objects if entry.get("type") == "turn_context"]
     folders = [to_text(entry.get("cwd")) for entry in (*metas, *contexts)]
-    told = (_CWD.search(blocks.join_text(_payload(entry).get("content"))) for entry in objects)
+    told = (
+        _CWD.search(blocks.join_text(_unwrap_payload(entry).get("content"))) for entry in objects
+    )
     if not any(folders):
         folders += [match.group(1) for match in told if match]
     return next(filter(None, ids), ""), next(filter(None, folders), "")
@@ -84,7 +86,7 @@ def read_header(objects: list[Entry]) -> tuple[str, str]:
 
 def read(objects: list[Entry]) -> list[Event]:
     """Return the events in file order; turns that were rolled back are marked."""
-    state = _first_look(objects)
+    state = _scan_messages(objects)
     events = state.steps.events
     for entry in objects:
         before = len(events)
@@ -99,23 +101,23 @@ def read(objects: list[Entry]) -> list[Event]:
     return blocks.finish_events(events)
 
 
-def _payload(entry: Entry) -> Entry:
+def _unwrap_payload(entry: Entry) -> Entry:
     """Return the content of a wrapper, or a bare item itself."""
     return to_object(entry.get("payload")) if to_text(entry.get("type")) in _WRAPPERS else entry
 
 
-def _first_look(objects: list[Entry]) -> _State:
+def _scan_messages(objects: list[Entry]) -> _State:
     """Collect the messages of items and events, so that none becomes two events."""
     item_texts: dict[str, set[str]] = {}
     typed_texts: set[str] = set()
     is_subagent = False
     for entry in objects:
-        payload = _payload(entry)
+        payload = _unwrap_payload(entry)
         if entry.get("type") == "event_msg":
             if payload.get("type") == "user_message":
-                typed_texts.add(_plain(to_text(payload.get("message"))))
+                typed_texts.add(_strip_image_tags(to_text(payload.get("message"))))
         elif payload.get("type") == "message":
-            said = _plain(blocks.join_text(payload.get("content")))
+            said = _strip_image_tags(blocks.join_text(payload.get("content")))
             item_texts.setdefault(to_text(payload.get("role")), set()).add(said)
         elif entry.get("type") == "session_meta":
             is_subagent |= "subagent" in to_object(payload.get("source"))
@@ -124,13 +126,13 @@ def _first_look(objects: list[Entry]) -> _State:
     return _State(item_texts, typed_texts, is_subagent, telling, told)
 
 
-def _plain(text: str) -> str:
+def _strip_image_tags(text: str) -> str:
     """Remove the tags that stand for images."""
     return _IMAGE_TAG.sub("", text).strip()
 
 
 def _read_entry(entry: Entry, state: _State) -> None:
-    payload = _payload(entry)
+    payload = _unwrap_payload(entry)
     kind = to_text(payload.get("type"))
     add = state.steps.add
     if entry.get("type") == "event_msg":
@@ -140,9 +142,9 @@ def _read_entry(entry: Entry, state: _State) -> None:
     elif kind == "message":
         _read_message(payload, state)
     elif kind in _CALLS:
-        add(_call(payload, kind, state))
+        add(_read_call(payload, kind, state))
     elif kind in _RESULTS:
-        result = _result(payload, state)
+        result = _read_result(payload, state)
         add(result)
         if blocks.is_refusal(result.text):
             state.steps.abort(result.call_id)
@@ -159,10 +161,12 @@ def _read_event(payload: Entry, kind: str, state: _State) -> None:
     new = Event(0, "other")
     if kind == "error":
         new = Event(0, "assistant", message, stop_reason="error")
-    elif kind == "agent_message" and _plain(message) not in state.item_texts.get("assistant", ()):
+    elif kind == "agent_message" and _strip_image_tags(message) not in state.item_texts.get(
+        "assistant", ()
+    ):
         new = Event(0, "assistant", message)
-    elif kind == "user_message" and not _is_told(_plain(message), state):
-        for event in _said([message], True):
+    elif kind == "user_message" and not _is_told(_strip_image_tags(message), state):
+        for event in _split_typed([message], True):
             state.steps.add(event)
         return
     state.steps.add(new)
@@ -195,24 +199,24 @@ def _read_message(payload: Entry, state: _State) -> None:
         state.steps.add(Event(0, "assistant", text))
         return
     # If events hold what was typed, the harness wrote every other message of the user.
-    known = not state.typed_texts or _plain(text) in state.telling
+    known = not state.typed_texts or _strip_image_tags(text) in state.telling
     typed = role == "user" and known and not state.is_subagent
     texts = (
         _IMAGE_TAG.sub("", blocks.read_text_block(block)) for block in blocks.to_blocks(content)
     )
-    for event in _said(list(texts), typed) or [Event(0, "other")]:
+    for event in _split_typed(list(texts), typed) or [Event(0, "other")]:
         state.steps.add(event)
     if blocks.is_interruption(text):
         state.steps.abort()
 
 
-def _said(texts: list[str], typed: bool) -> list[Event]:
+def _split_typed(texts: list[str], typed: bool) -> list[Event]:
     """Split off what the harness added; an editor puts the open files before the request."""
     asked = [text.rpartition(_IDE_REQUEST)[2].lstrip() for text in texts]
     return list(blocks.split_typed(filter(str.strip, asked), typed))
 
 
-def _call(payload: Entry, kind: str, state: _State) -> Event:
+def _read_call(payload: Entry, kind: str, state: _State) -> Event:
     call_id = to_text(payload.get("call_id") or payload.get("id"))
     name = to_text(payload.get("name"))
     given: object = payload.get("arguments")
@@ -236,9 +240,9 @@ def _call(payload: Entry, kind: str, state: _State) -> Event:
     return Event(0, "tool_call", call_id=call_id, tool_name=tool, arguments=text)
 
 
-def _result(payload: Entry, state: _State) -> Event:
+def _read_result(payload: Entry, state: _State) -> Event:
     call_id = to_text(payload.get("call_id") or payload.get("id"))
-    text, code, failed = _output(payload.get("output"))
+    text, code, failed = _read_output(payload.get("output"))
     running = _RUNNING.search(text[:400]) if _HEAD.match(text) else None
     is_shell = call_id in state.commands
     if running and is_shell:
@@ -261,7 +265,7 @@ def _result(payload: Entry, state: _State) -> Event:
     )
 
 
-def _output(output: object) -> tuple[str, int | None, bool]:
+def _read_output(output: object) -> tuple[str, int | None, bool]:
     """Return text, exit code and failure flag of an output in any of its shapes."""
     inner = blocks.decode_text(output)
     if not isinstance(inner, dict) or not {"output", "content"} & inner.keys():

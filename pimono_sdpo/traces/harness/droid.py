@@ -51,30 +51,30 @@ def recognises(entry: Entry) -> bool:
 
 def read_header(objects: list[Entry]) -> tuple[str, str]:
     """Return the session id and the working directory of the header, if there is one."""
-    entry = _start(objects)
+    entry = _find_header(objects)
     inner = to_object(entry.get("session"))
     return to_text(entry.get("id") or inner.get("id")), to_text(
         entry.get("cwd") or inner.get("cwd")
     )
 
 
-def _start(objects: list[Entry]) -> Entry:
+def _find_header(objects: list[Entry]) -> Entry:
     return next((entry for entry in objects if entry.get("type") == "session_start"), {})
 
 
 def read(objects: list[Entry]) -> list[Event]:
     """Return the events in file order; a session started by another one is a subagent's."""
-    active = _active_entries(objects)
-    is_subagent = isinstance(_start(objects).get("callingSessionId"), str)
+    active = _find_active(objects)
+    is_subagent = isinstance(_find_header(objects).get("callingSessionId"), str)
     first_event: dict[str, int] = {}
     steps = blocks.Steps()
     for position, entry in enumerate(objects):
-        for event in _entry_events(entry, not is_subagent):
+        for event in _read_entry(entry, not is_subagent):
             event.id, event.parent_id = to_text(entry.get("id")), to_text(entry.get("parentId"))
             event.timestamp = to_text(entry.get("timestamp"))
             event.on_active_branch = position in active and not is_subagent
             event.is_subagent = is_subagent
-            event.kept_from = _kept_from(entry, first_event)
+            event.kept_from = _find_kept(entry, first_event)
             steps.add(event)
             if is_subagent:
                 continue
@@ -87,15 +87,15 @@ def read(objects: list[Entry]) -> list[Event]:
     return blocks.finish_events(steps.events)
 
 
-def _kept_from(entry: Entry, after: dict[str, int]) -> int | None:
+def _find_kept(entry: Entry, after: dict[str, int]) -> int | None:
     if entry.get("type") != "compaction_state":
         return None
     return after.get(to_text(to_object(entry.get("anchorMessage")).get("id")) or "-")
 
 
-def _active_entries(objects: list[Entry]) -> set[int]:
+def _find_active(objects: list[Entry]) -> set[int]:
     """Return the positions on the path back from the last message, and of all other lines."""
-    is_message = [_message(entry) is not None for entry in objects]
+    is_message = [_find_message(entry) is not None for entry in objects]
     if not any(is_message):
         return set(range(len(objects)))
     last = max(at for at, is_one in enumerate(is_message) if is_one)
@@ -105,7 +105,7 @@ def _active_entries(objects: list[Entry]) -> set[int]:
     return path | {at for at, is_one in enumerate(is_message) if not is_one}
 
 
-def _message(entry: Entry) -> Entry | None:
+def _find_message(entry: Entry) -> Entry | None:
     """Return the message of a line, with or without its envelope."""
     if entry.get("type") != "message":
         return None
@@ -113,15 +113,15 @@ def _message(entry: Entry) -> Entry | None:
     return inner if isinstance(inner, dict) else entry
 
 
-def _entry_events(entry: Entry, typed: bool) -> list[Event]:
-    message = _message(entry)
+def _read_entry(entry: Entry, typed: bool) -> list[Event]:
+    message = _find_message(entry)
     if entry.get("type") == "compaction_state":
         told = to_object(entry.get("summary")).get("body") or entry.get("summary")
         return [Event(0, "compaction", to_text(entry.get("summaryText")) or to_text(told))]
-    return (list(_message_events(message, typed)) if message else []) or [Event(0, "other")]
+    return (list(_read_message(message, typed)) if message else []) or [Event(0, "other")]
 
 
-def _message_events(message: Entry, typed: bool) -> Iterator[Event]:
+def _read_message(message: Entry, typed: bool) -> Iterator[Event]:
     role = message.get("role")
     content = blocks.to_blocks(message.get("content"))
     if role == "assistant":

@@ -87,14 +87,14 @@ _CONTENT = msgspec.json.Decoder(Content)
 def build_entry(value: dict[str, Any]) -> Entry:
     """Build an entry from a dict of any shape."""
     entry = Entry(
-        type=_string(value.get("type")),
-        id=_string(value.get("id")),
-        timestamp=_string(value.get("timestamp")),
+        type=_check_string(value.get("type")),
+        id=_check_string(value.get("id")),
+        timestamp=_check_string(value.get("timestamp")),
         content=build_content(value.get("content")),
-        summary=_string(value.get("summary")),
-        cwd=_string(value.get("cwd")),
-        firstKeptEntryIndex=_integer(value.get("firstKeptEntryIndex")),
-        firstKeptEntryId=_string(value.get("firstKeptEntryId")),
+        summary=_check_string(value.get("summary")),
+        cwd=_check_string(value.get("cwd")),
+        firstKeptEntryIndex=_check_integer(value.get("firstKeptEntryIndex")),
+        firstKeptEntryId=_check_string(value.get("firstKeptEntryId")),
     )
     if isinstance(value.get("message"), dict):
         entry.message = build_message(value["message"])
@@ -106,38 +106,38 @@ def build_entry(value: dict[str, Any]) -> Entry:
 def build_message(value: dict[str, Any]) -> Message:
     """Build a message from a dict of any shape."""
     details = value.get("details")
-    code = _integer(details.get("exitCode")) if isinstance(details, dict) else None
+    code = _check_integer(details.get("exitCode")) if isinstance(details, dict) else None
     return Message(
-        role=_string(value.get("role")),
+        role=_check_string(value.get("role")),
         content=build_content(value.get("content")),
-        stopReason=_string(value.get("stopReason")),
-        errorMessage=_string(value.get("errorMessage")),
-        toolCallId=_string(value.get("toolCallId")),
-        toolName=_string(value.get("toolName")),
-        isError=_truth(value.get("isError")),
+        stopReason=_check_string(value.get("stopReason")),
+        errorMessage=_check_string(value.get("errorMessage")),
+        toolCallId=_check_string(value.get("toolCallId")),
+        toolName=_check_string(value.get("toolName")),
+        isError=_check_flag(value.get("isError")),
         details=Details(code),
-        command=_string(value.get("command")),
-        output=_string(value.get("output")),
-        exitCode=_integer(value.get("exitCode")),
-        cancelled=_truth(value.get("cancelled")),
+        command=_check_string(value.get("command")),
+        output=_check_string(value.get("output")),
+        exitCode=_check_integer(value.get("exitCode")),
+        cancelled=_check_flag(value.get("cancelled")),
     )
 
 
 def build_content(value: object) -> Content:
     """Build the content of a message: one text, or blocks."""
     if not isinstance(value, list):
-        return _string(value)
+        return _check_string(value)
     return [
         Block(
-            type=_string(block.get("type")),
-            text=_string(block.get("text")),
-            id=_string(block.get("id")),
-            name=_string(block.get("name")),
-            arguments=_raw(block, "arguments"),
-            input=_raw(block, "input"),
-            tool_use_id=_string(block.get("tool_use_id")),
-            content=_raw(block, "content"),
-            is_error=_truth(block.get("is_error")),
+            type=_check_string(block.get("type")),
+            text=_check_string(block.get("text")),
+            id=_check_string(block.get("id")),
+            name=_check_string(block.get("name")),
+            arguments=_dump_raw(block, "arguments"),
+            input=_dump_raw(block, "input"),
+            tool_use_id=_check_string(block.get("tool_use_id")),
+            content=_dump_raw(block, "content"),
+            is_error=_check_flag(block.get("is_error")),
         )
         for block in value
         if isinstance(block, dict)
@@ -155,7 +155,7 @@ def decode_content(raw: Raw) -> Content:
     return content
 
 
-def _raw(block: dict[str, Any], name: str) -> Raw:
+def _dump_raw(block: dict[str, Any], name: str) -> Raw:
     if name not in block:
         return NO_JSON
     try:
@@ -166,15 +166,15 @@ def _raw(block: dict[str, Any], name: str) -> Raw:
     return Raw(text.encode("utf-8", "replace"))
 
 
-def _string(value: object) -> str | None:
+def _check_string(value: object) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _integer(value: object) -> int | None:
+def _check_integer(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
-def _truth(value: object) -> bool | None:
+def _check_flag(value: object) -> bool | None:
     return value if isinstance(value, bool) else None
 
 
@@ -216,8 +216,8 @@ def read_objects(objects: list[dict[str, Any]]) -> list[Event]:
 
 def read(entries: list[Entry]) -> list[Event]:
     """Return the events in file order; entries off the active path are marked, not dropped."""
-    entries = _without_copies(entries)
-    active = _active_entries(entries)
+    entries = _empty_copies(entries)
+    active = _find_active(entries)
     first_event: list[int] = []
     entry_at: dict[str, int] = {}
     events: list[Event] = []
@@ -231,18 +231,18 @@ def read(entries: list[Entry]) -> list[Event]:
         timestamp = entry.timestamp if isinstance(entry.timestamp, str) else ""
         is_active = position in active or entry.type == "session"
         message = entry.message if entry.type == "message" else None
-        new = [_entry_event(entry)] if message is None else read_message(message)
+        new = [_read_entry(entry)] if message is None else read_message(message)
         for index, event in enumerate(new, begin):
             event.index = index
             event.id, event.parent_id, event.timestamp = identity, parent, timestamp
             event.on_active_branch = is_active
         if entry.type == "compaction":
-            new[0].kept_from = _kept_from(entry, entry_at, first_event)
+            new[0].kept_from = _find_kept(entry, entry_at, first_event)
         events += new
-    return _with_a_request(events)
+    return _ensure_request(events)
 
 
-def _without_copies(entries: list[Entry]) -> list[Entry]:
+def _empty_copies(entries: list[Entry]) -> list[Entry]:
     """Empty the entries that the file repeats, as after a copied or synced write."""
     ids = [entry.id for entry in entries if entry.id is not None]
     if len(set(ids)) == len(ids):
@@ -255,7 +255,7 @@ def _without_copies(entries: list[Entry]) -> list[Entry]:
     ]  # fmt: skip
 
 
-def _kept_from(entry: Entry, entry_at: dict[str, int], first_event: list[int]) -> int:
+def _find_kept(entry: Entry, entry_at: dict[str, int], first_event: list[int]) -> int:
     """Return the first event that a compaction kept; its own when that cannot be found."""
     # Version 1 counts the lines of the file, its header included.
     position = entry.firstKeptEntryIndex
@@ -264,7 +264,7 @@ def _kept_from(entry: Entry, entry_at: dict[str, int], first_event: list[int]) -
     return first_event[position] if 0 <= position < len(first_event) else first_event[-1]
 
 
-def _with_a_request(events: list[Event]) -> list[Event]:
+def _ensure_request(events: list[Event]) -> list[Event]:
     """Without a user message, take the first message of an extension as the request."""
     if any(event.kind == "user" for event in events):
         return events
@@ -275,7 +275,7 @@ def _with_a_request(events: list[Event]) -> list[Event]:
     return events
 
 
-def _active_entries(entries: list[Entry]) -> set[int]:
+def _find_active(entries: list[Entry]) -> set[int]:
     """Return the positions on the path from the last entry to the root.
 
     An entry whose parent is missing continues the entry before it: recorders lose lines, and a lost
@@ -300,7 +300,7 @@ def _active_entries(entries: list[Entry]) -> set[int]:
     return active
 
 
-def _entry_event(entry: Entry) -> Event:
+def _read_entry(entry: Entry) -> Event:
     if entry.type == "custom_message":
         return Event(0, "custom_message", join_text(entry.content))
     return Event(0, _ENTRY_KINDS.get(entry.type, "other"), strip_colours(entry.summary or ""))
@@ -310,7 +310,7 @@ def read_message(message: Message) -> list[Event]:
     """Return the events of one message in Pi's form."""
     role = message.role
     if role == "assistant":
-        return _assistant_events(message)
+        return _read_assistant(message)
     if role == "toolResult":
         text = join_text(message.content)
         result = Event(
@@ -320,11 +320,11 @@ def read_message(message: Message) -> list[Event]:
             call_id=message.toolCallId or "",
             tool_name=message.toolName or "",
             is_error=message.isError is True,
-            exit_code=_exit_code(message.details, text),
+            exit_code=_find_exit_code(message.details, text),
         )
         return [result]
     if role == "user":
-        return _user_events(message.content)
+        return _read_user(message.content)
     if role == "bashExecution":
         code = message.exitCode
         run = Event(
@@ -341,10 +341,10 @@ def read_message(message: Message) -> list[Event]:
     return [Event(0, kind, join_text(message.content))]
 
 
-def _user_events(content: Content) -> list[Event]:
+def _read_user(content: Content) -> list[Event]:
     """Read a user message; some forks put results of tools there, as Anthropic's API does."""
     text = join_text(content)
-    results = [block for block in _blocks(content) if block.type == "tool_result"]
+    results = [block for block in _list_blocks(content) if block.type == "tool_result"]
     events = [Event(0, "user", text)] if text or not results else []
     for block in results:
         output = join_text(decode_content(block.content))
@@ -354,24 +354,24 @@ def _user_events(content: Content) -> list[Event]:
             output,
             call_id=block.tool_use_id or "",
             is_error=block.is_error is True,
-            exit_code=_exit_code(None, output),
+            exit_code=_find_exit_code(None, output),
         )
         events.append(result)
     return events
 
 
-def _assistant_events(message: Message) -> list[Event]:
+def _read_assistant(message: Message) -> list[Event]:
     stop = message.stopReason or ""
     content = message.content
     text = join_text(content) or strip_colours(message.errorMessage or "")
     events = [Event(0, "assistant", text, stop_reason=stop)]
     # Calls carry the stop reason: those of an aborted or failed turn were never made.
     if isinstance(content, list):
-        events += [_call(block, stop) for block in content if block.type in _CALLS]
+        events += [_read_call(block, stop) for block in content if block.type in _CALLS]
     return events
 
 
-def _call(block: Block, stop: str) -> Event:
+def _read_call(block: Block, stop: str) -> Event:
     return Event(
         0,
         "tool_call",
@@ -390,11 +390,11 @@ def join_text(content: Content) -> str:
     return strip_colours(texts[0] if len(texts) == 1 else "\n".join(texts))
 
 
-def _blocks(content: Content) -> list[Block]:
+def _list_blocks(content: Content) -> list[Block]:
     return content if isinstance(content, list) else []
 
 
-def _exit_code(details: Details | None, text: str) -> int | None:
+def _find_exit_code(details: Details | None, text: str) -> int | None:
     if details is not None and details.exitCode is not None:
         return details.exitCode
     end = text[-200:]

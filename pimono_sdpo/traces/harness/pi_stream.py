@@ -38,9 +38,9 @@ def read(objects: list[dict[str, Any]]) -> list[Event]:
     """Return the events of the messages in the order in which they were first seen."""
     messages: dict[str, dict[str, Any]] = {}
     for entry in objects:
-        for message in _whole_messages(entry):
+        for message in _find_messages(entry):
             # A dict keeps the place of the first while the value becomes the last.
-            messages[_key(message)] = message
+            messages[_identify(message)] = message
     whole = map(build_message, messages.values())
     events = [event for message in whole for event in pi.read_message(message)]
     for index, event in enumerate(events):
@@ -48,7 +48,7 @@ def read(objects: list[dict[str, Any]]) -> list[Event]:
     return events
 
 
-def _whole_messages(entry: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _find_messages(entry: dict[str, Any]) -> Iterator[dict[str, Any]]:
     kind = entry.get("type") if recognises(entry) else ""
     step = entry.get("assistantMessageEvent")
     found: list[object] = []
@@ -59,19 +59,19 @@ def _whole_messages(entry: dict[str, Any]) -> Iterator[dict[str, Any]]:
     elif kind == "message_update" and isinstance(step, dict):
         found = [step.get("message"), step.get("error")]
     elif kind == "tool_execution_end":
-        found = [_result(entry)]
+        found = [_build_result(entry)]
     elif kind == "agent_end":
         found = _list(entry.get("messages"))
     for message in found:
         # The first message of an assistant's stream is still empty.
-        is_begun = kind == "message_start" and _role(message) == "assistant"
-        if isinstance(message, dict) and _role(message) and not is_begun:
+        is_begun = kind == "message_start" and _find_role(message) == "assistant"
+        if isinstance(message, dict) and _find_role(message) and not is_begun:
             yield message
 
 
-def _result(entry: dict[str, Any]) -> dict[str, Any]:
+def _build_result(entry: dict[str, Any]) -> dict[str, Any]:
     result = entry.get("result")
-    if _role(result):
+    if _find_role(result):
         return dict(result) if isinstance(result, dict) else {}
     return {
         "role": "toolResult",
@@ -83,10 +83,10 @@ def _result(entry: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _key(message: dict[str, Any]) -> str:
+def _identify(message: dict[str, Any]) -> str:
     """Return what identifies a repeated message: the call it answers, or its content and time."""
     call_id = message.get("toolCallId")
-    if _role(message) == "toolResult" and call_id and isinstance(call_id, str):
+    if _find_role(message) == "toolResult" and call_id and isinstance(call_id, str):
         return f"result {call_id}"
     said = [message.get(name) for name in ("role", "content", "timestamp", "stopReason")]
     try:
@@ -96,7 +96,7 @@ def _key(message: dict[str, Any]) -> str:
         return f"deep {id(message)}"
 
 
-def _role(message: object) -> str:
+def _find_role(message: object) -> str:
     role = message.get("role") if isinstance(message, dict) else None
     return role if isinstance(role, str) else ""
 

@@ -47,8 +47,8 @@ def read(objects: list[Entry]) -> list[Event]:
     steps = blocks.Steps()
     for entry in objects:
         message = to_object(entry.get("message")) or entry
-        when = _time(message.get("timestamp") or entry.get("timestamp"))
-        for event in _message_events(message):
+        when = _format_time(message.get("timestamp") or entry.get("timestamp"))
+        for event in _read_message(message):
             event.timestamp = when
             steps.add(event)
             if event.kind == "custom_message" and blocks.is_interruption(event.text):
@@ -66,19 +66,19 @@ def _is_pi(entry: Entry) -> bool:
     ) or any(block.get("type") == "toolCall" for block in content)
 
 
-def _message_events(message: Entry) -> Iterator[Event]:
+def _read_message(message: Entry) -> Iterator[Event]:
     role = to_text(message.get("role"))
     content = message.get("content")
     if role == "assistant":
-        yield from _assistant_events(message)
+        yield from _read_assistant(message)
     elif role == "tool":
         flags = [message.get(key) for key in ("is_error", "isError", "error")]
-        code = _code(message)
+        code = _find_exit_code(message)
         yield Event(
             0,
             "tool_result",
             blocks.join_text(content) or to_text(message.get("error")),
-            call_id=_first(message, "toolCallId", "tool_call_id"),
+            call_id=_find_first(message, "toolCallId", "tool_call_id"),
             is_error=bool(code) or any(flag is True or bool(to_text(flag)) for flag in flags),
             exit_code=code,
         )
@@ -89,8 +89,8 @@ def _message_events(message: Entry) -> Iterator[Event]:
         yield Event(0, "other")
 
 
-def _assistant_events(message: Entry) -> Iterator[Event]:
-    stop = _first(message, "stopReason", "stop_reason", "finish_reason")
+def _read_assistant(message: Entry) -> Iterator[Event]:
+    stop = _find_first(message, "stopReason", "stop_reason", "finish_reason")
     text = blocks.join_text(message.get("content"))
     yield Event(0, "assistant", text, stop_reason=_STOPS.get(stop, stop))
     for call in blocks.to_blocks(message.get("toolCalls") or message.get("tool_calls") or []):
@@ -101,19 +101,19 @@ def _assistant_events(message: Entry) -> Iterator[Event]:
         yield Event(0, "tool_call", call_id=call_id, tool_name=tool, arguments=given)
 
 
-def _first(message: Entry, *keys: str) -> str:
+def _find_first(message: Entry, *keys: str) -> str:
     return next(filter(None, (to_text(message.get(key)) for key in keys)), "")
 
 
-def _code(message: Entry) -> int | None:
+def _find_exit_code(message: Entry) -> int | None:
     code = message.get("exitCode", message.get("exit_code"))
     return code if isinstance(code, int) and not isinstance(code, bool) else None
 
 
-def _time(value: object) -> str:
+def _format_time(value: object) -> str:
     """Return a time as text; numbers are milliseconds.
 
-    >>> _time(1_767_225_600_000)
+    >>> _format_time(1_767_225_600_000)
     '2026-01-01T00:00:00+00:00'
     """
     if not isinstance(value, int | float):

@@ -1,9 +1,8 @@
-"""What an agent may see of a task's repo: copied into a folder, and read as text.
+"""Copy and read the files of a task's repo that an agent may see.
 
-A glob of `hide` without a slash hides every file and folder of that name, one with a slash what
-lies there from the root of the repo, with all that is below; `*` stands for any characters, slashes
-too, and case is ignored. ALWAYS is hidden, whatever a suite says: histories and caches hold the
-answers.
+A glob of `hide` without a slash hides every file and folder of that name; one with a slash hides
+that path from the root of the repo, and everything below it. `*` matches any characters, including
+slashes, and case is ignored. ALWAYS is hidden in every suite: histories and caches contain answers.
 """
 
 import os
@@ -29,19 +28,19 @@ MAX_TEXT = MEBI
 def visible_copy(task: Mapping[str, Any], folder: Path) -> list[str]:
     """Copy what an agent may see of `task["repo"]` into an empty folder; return the paths.
 
-    Files are copied byte by byte, whatever they hold, and can be written in the copy. A symlink
-    becomes the file that it names, where that lies in the repo and is not hidden, and is left out
-    otherwise, as are links to folders, pipes and devices. Raises SourceError for a repo that is not
-    there or has more than MAX_FILES files or MAX_BYTES, OutputError for a folder that is not empty.
+    Files are copied byte by byte and are writable in the copy. A symlink becomes the file it points
+    to if that is in the repo and visible, and is left out otherwise, like links to folders, pipes
+    and devices. Raises SourceError for a repo that is missing or has more than MAX_FILES files or
+    MAX_BYTES, OutputError for a folder that is not empty.
     """
     repo = Path(task["repo"])
     if folder.resolve().is_relative_to(repo.resolve()):
-        raise OutputError(f"`{folder}` lies in the repo `{repo}`; give a folder outside of it.")
+        raise OutputError(f"`{folder}` is inside the repo `{repo}`; give a folder outside it.")
     folder.mkdir(parents=True, exist_ok=True)
     if any(folder.iterdir()):
         raise OutputError(f"`{folder}` is not empty; give a new folder.")
     paths = []
-    for path, source in visible(repo, task["hide"]):
+    for path, source in walk_visible(repo, task["hide"]):
         target = folder / path
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -54,12 +53,12 @@ def visible_copy(task: Mapping[str, Any], folder: Path) -> list[str]:
 
 
 def files_of(folder: Path, hide: Sequence[str] = ()) -> dict[str, str]:
-    """Return the texts of a folder by their paths, in order of the paths.
+    """Return the texts of a folder by path, in order of the paths.
 
-    What is no UTF-8, has a NUL or more than MAX_TEXT bytes is left out, as are links.
+    Files that are not UTF-8, contain NUL or exceed MAX_TEXT bytes are left out, as are links.
     """
     texts = {}
-    for path, source in visible(folder, hide, links=False):
+    for path, source in walk_visible(folder, hide, links=False):
         if source.stat().st_size > MAX_TEXT:
             continue
         content = source.read_bytes()
@@ -78,13 +77,13 @@ def visible_files(task: Mapping[str, Any]) -> dict[str, str]:
     return files_of(repo, task["hide"]) if repo.is_dir() else {}
 
 
-def visible(repo: Path, hide: Sequence[str], links: bool = True) -> Iterator[tuple[str, Path]]:
-    """Yield path from the root and file of all that is not hidden, in order of the paths."""
+def walk_visible(repo: Path, hide: Sequence[str], links: bool = True) -> Iterator[tuple[str, Path]]:
+    """Yield path and file of everything that is not hidden, in order of the paths."""
     if not repo.is_dir():
-        raise SourceError(f"There is no folder `{repo}`; mend `repo` of the suite.")
+        raise SourceError(f"There is no folder `{repo}`; correct `repo` of the suite.")
     files = size = 0
     for path, source in sorted(_walk(repo, "", hide)):
-        real = _real(repo, source, hide) if source.is_symlink() and links else source
+        real = _resolve_link(repo, source, hide) if source.is_symlink() and links else source
         if real is None or real.is_symlink() or not stat.S_ISREG(real.stat().st_mode):
             continue
         files, size = files + 1, size + real.stat().st_size
@@ -96,13 +95,13 @@ def visible(repo: Path, hide: Sequence[str], links: bool = True) -> Iterator[tup
         yield path, real
 
 
-def hidden(path: str, hide: Sequence[str]) -> bool:
-    """Whether a path, or a folder in which it lies, is hidden by these globs or by ALWAYS."""
+def is_hidden(path: str, hide: Sequence[str]) -> bool:
+    """Whether these globs or ALWAYS hide a path, or a folder above it."""
     return matches(path, (*ALWAYS, *hide))
 
 
 def matches(path: str, globs: Sequence[str]) -> bool:
-    """Whether globs name a path, or a folder in which it lies.
+    """Whether globs match a path, or a folder above it.
 
     >>> matches("src/answers/a.py", ["answers"]), matches("src/a.py", ["/a.py", "tests/*"])
     (True, False)
@@ -123,14 +122,14 @@ def matches(path: str, globs: Sequence[str]) -> bool:
 
 
 def _walk(folder: Path, above: str, hide: Sequence[str]) -> Iterator[tuple[str, Path]]:
-    """Yield what is no folder, by its path; links are not followed."""
+    """Yield everything but folders, by path; links are not followed."""
     try:
         entries = list(os.scandir(folder))
     except OSError as error:
         raise SourceError(f"`{folder}` cannot be listed ({error.strerror}).") from error
     for entry in entries:
         path = above + entry.name
-        if hidden(path, hide) or not _is_text(path):
+        if is_hidden(path, hide) or not _is_utf8(path):
             continue
         if entry.is_dir(follow_symlinks=False):
             yield from _walk(Path(entry), f"{path}/", hide)
@@ -138,19 +137,19 @@ def _walk(folder: Path, above: str, hide: Sequence[str]) -> Iterator[tuple[str, 
             yield path, Path(entry)
 
 
-def _real(repo: Path, link: Path, hide: Sequence[str]) -> Path | None:
-    """Return the file that a link names, None when an agent must not see it."""
+def _resolve_link(repo: Path, link: Path, hide: Sequence[str]) -> Path | None:
+    """Return the file a link points to, None when an agent must not see it."""
     try:
         real, root = link.resolve(strict=True), repo.resolve()
     except (OSError, RuntimeError):  # broken, or a loop
         return None
-    inside = real.is_relative_to(root) and not hidden(real.relative_to(root).as_posix(), hide)
+    inside = real.is_relative_to(root) and not is_hidden(real.relative_to(root).as_posix(), hide)
     return real if inside and real.is_file() else None
 
 
-def _is_text(name: str) -> bool:
+def _is_utf8(name: str) -> bool:
     try:
         name.encode()
-    except UnicodeEncodeError:  # a name that is no UTF-8
+    except UnicodeEncodeError:  # the name is not UTF-8
         return False
     return True
