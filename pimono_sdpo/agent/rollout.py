@@ -9,7 +9,7 @@ endpoint or the sandbox is a row with `error`.
     work/spaces/                         what agents work in
     work/rows, done                      finished shards, see `pimono_sdpo.runs.engine`
     work/out/data/train-*.parquet        or test-*, as the suite says
-    work/out/traces/RUN_ID.jsonl, report.json
+    work/out/traces, report.json         links to work/traces/RUN_ID.jsonl, and the counts
 
 A shard in which a run failed by a fault of ours counts as unfinished: run again, the journal
 answers what it knows, and only what failed is asked.
@@ -246,9 +246,9 @@ def roll_out_all(
     rows = len(tasks) * roller.sampling.rollouts
     progress = Progress(rows, roller.chat, done)
     out = work / "out"
-    shutil.rmtree(out / "data", ignore_errors=True)
+    shutil.rmtree(out, ignore_errors=True)
     # Below `work`, where the next run finds what a killed one has left.
-    roller.done, roller.traces, roller.spaces = progress, out / "traces", work / "spaces"
+    roller.done, roller.traces, roller.spaces = progress, work / "traces", work / "spaces"
     shutil.rmtree(roller.spaces, ignore_errors=True)
     roller.spaces.mkdir()
     options = {
@@ -265,8 +265,12 @@ def roll_out_all(
     shutil.rmtree(roller.spaces)
     made = [work / OUTPUTS["rows"].path.format(number) for number in finished.records]
     report = _report(made, tasks, roller)
-    _remove_other_traces(out / "traces", made)
-    (out / "data").mkdir(parents=True, exist_ok=True)
+    for name in ("data", "traces"):
+        (out / name).mkdir(parents=True)
+    for row in _read_columns(made, ["run_id"]):
+        # A run that failed at once has none.
+        if (trace := work / "traces" / f"{row['run_id']}.jsonl").is_file():
+            link_or_copy(trace, out / "traces" / trace.name)
     split = tasks[0]["split"] or "train"
     for number, part in enumerate(made):
         name = f"{split}-{number:05}-of-{len(made):05}.parquet"
@@ -289,14 +293,6 @@ def _roll_out_part(
         )
     error = next(filter(None, found["error"]), None)
     yield Piece({"rows": found.with_format("arrow")[:]}, len(of), error=error)
-
-
-def _remove_other_traces(traces: Path, made: Sequence[Path]) -> None:
-    """Remove what a run with other options, which was killed, has left among the traces."""
-    runs = {row["run_id"] for row in _read_columns(made, ["run_id"])}
-    for path in traces.glob("*.jsonl"):
-        if path.stem not in runs:
-            path.unlink()
 
 
 def _report(made: Sequence[Path], tasks: Sequence[Mapping[str, Any]], roller: Roller) -> Json:

@@ -1,0 +1,187 @@
+"""SIGKILL at any rename of any command that writes rows: the same command then gives the same bytes.
+
+A fork of this process runs the command and kills itself just before its n-th rename or link: of a
+part's files, of its record, of what is put together, or of the folder. So no import is repeated,
+and every moment in which a half-finished state is on disk is tried.
+"""
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from datasets import Dataset
+from typer.testing import CliRunner
+
+from pimono_sdpo.agent import rollout as rollouts
+from pimono_sdpo.cli import app
+from processors.duel import turns
+from rewards import rescore
+from tests import shards
+from tests.agent.suite_of_three import knows_some, write_suite
+from tests.chat_server import ChatServer
+from tests.duel.players import Json, is_judge, play
+from tests.duel.trajectories import write_pull_requests, write_trajectories
+from tests.rollout_data import FIXED, OTHER, final, read, rollout, write, write_folder
+
+ROOT = Path(__file__).parents[1]
+Arguments = list[object]
+
+
+def filter_command(folder: Path, url: str) -> Arguments:
+    return ["filter", shards.write_shards(folder / "traces", 3)]
+
+
+def rollouts_of_two(folder: Path) -> Path:
+    passes = [read(), write(FIXED, True), final("the sign was wrong")]
+    fails = [read(), write(OTHER, False), final("done")]
+    rows = [rollout(f"t{n // 2}", n % 2, fails if n % 2 else passes) for n in range(20)]
+    return write_folder(folder / "rollouts", rows)
+
+
+def steps_command(folder: Path, url: str) -> Arguments:
+    return ["steps", rollouts_of_two(folder)]
+
+
+def pairs_command(folder: Path, url: str) -> Arguments:
+    return ["pairs", rollouts_of_two(folder)]
+
+
+def rescore_command(folder: Path, url: str) -> Arguments:
+    spec = json.dumps({"files": {"a.py": "def f(): 1\n"}, "answer": "code"})
+    texts = [f"```python\ndef f(): {n}\n```" for n in range(3)]
+    rows = {"completion": texts, "verifier_spec": [spec] * 3}
+    Dataset.from_dict(rows).to_parquet(folder / "rows.parquet")
+    return ["rescore", folder / "rows.parquet", "--grade", "syntax", "--workers", "1"]
+
+
+def rollout_command(folder: Path, url: str) -> Arguments:
+    asked = ["--provider", url, "--model", "m", "--rollouts", "2", "--max-workers", "2"]
+    return ["rollout", write_suite(folder), *asked]
+
+
+def duel_command(folder: Path, url: str) -> Arguments:
+    asking = f'provider = "{url}"\nconcurrency = 4\nwait_initial = 0.01\n'
+    config = folder / "chain.toml"
+    config.write_text(
+        f'[duel]\n{asking}model = "k"\nturns = 12\nseed = 1\n'
+        f'[judge]\n{asking}models = ["judge-1"]\n[gate]\nmin_clusters = 3\n'
+    )
+    write_trajectories(folder / "trajectories")
+    records = write_pull_requests(folder / "prs.parquet")
+    return ["duel", folder / "trajectories", "--records", records, "--config", config]
+
+
+COMMANDS: dict[str, Callable[[Path, str], Arguments]] = {
+    "filter": filter_command,
+    "steps": steps_command,
+    "pairs": pairs_command,
+    "rollout": rollout_command,
+    "duel": duel_command,
+    "rescore": rescore_command,
+}
+
+
+def policy(body: Json) -> str | Json:
+    if is_judge(body) or body["model"] == "k":
+        return play(body)
+    return knows_some(body)
+
+
+def run_in_fork(arguments: Arguments, count: Path, kill_at: int = 0) -> int:
+    """Run a command; return its exit code, or -9. `count` gets the number of its renames.
+
+    The command ends with its output; only what is renamed beside that is counted, no caches.
+    """
+    beside = str(Path(str(arguments[-1])).parent)
+    process = os.fork()
+    if process:
+        return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+    seen = 0
+
+    def watch(event: str, paths: tuple[object, ...]) -> None:
+        nonlocal seen
+        if event in {"os.rename", "os.link"} and str(paths[1]).startswith(beside):
+            seen += 1
+            if seen == kill_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    code = 1
+    try:
+        sys.addaudithook(watch)
+        done = CliRunner().invoke(app, [str(one) for one in arguments], catch_exceptions=False)
+        count.write_text(str(seen))
+        count.with_suffix(".output").write_text(done.output)
+        code = done.exit_code
+    finally:
+        os._exit(code)
+
+
+def outputs(out: Path) -> dict[str, bytes]:
+    """All that is published, without journals, locks and records of parts."""
+    return {
+        name: content
+        for name, content in shards.all_bytes(out).items()
+        if not {"done", ".lock"} & {*Path(name).parts} and not name.startswith("calls.sqlite")
+    }
+
+
+def check_kills(name: str, folder: Path, chat_server: ChatServer, at_all: bool) -> None:
+    chat_server.policy = policy
+    command = COMMANDS[name](folder, chat_server.url)
+    count = folder / "count"
+    assert run_in_fork([*command, "--out", folder / "whole" / "out"], count) == 0
+    whole, renames = outputs(folder / "whole" / "out"), int(count.read_text())
+    assert renames > 5, "too few parts to be killed between them"
+    assert any(path.endswith(".parquet") for path in whole)
+    # Within a part, and when the folder has its name and is to be cleared.
+    few = [renames // 3, renames]
+    for kill_at in range(1, renames + 1) if at_all else few:
+        out = folder / f"killed-{kill_at}" / "out"
+        assert run_in_fork([*command, "--out", out], count, kill_at) == -signal.SIGKILL
+        assert run_in_fork([*command, "--out", out], count) == 0
+        assert outputs(out) == whole, f"killed at rename {kill_at} of {renames}"
+        assert not out.with_name(".out.partial").exists()
+
+
+@pytest.fixture(autouse=True)
+def small_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several parts of few rows, and no settings or keys of whoever runs the tests."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("LLM_API_KEY", raising=False)
+    monkeypatch.setenv("CHAIN_ROLLOUT__WAIT_INITIAL", "0.01")
+    monkeypatch.setattr(rescore, "SLICE", 1)
+    monkeypatch.setattr(rollouts, "SHARD_ROWS", 2)
+    monkeypatch.setattr(turns, "SHARD_ROWS", 5)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_killed_command_is_resumed_to_the_same_bytes(
+    name: str, tmp_path: Path, chat_server: ChatServer
+) -> None:
+    check_kills(name, tmp_path, chat_server, at_all=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", COMMANDS)
+def test_killed_at_any_rename_a_command_is_resumed_to_the_same_bytes(
+    name: str, tmp_path: Path, chat_server: ChatServer
+) -> None:
+    check_kills(name, tmp_path, chat_server, at_all=True)
+
+
+def test_finished_parts_of_other_code_are_made_again_and_it_is_said(tmp_path: Path) -> None:
+    command = [*filter_command(tmp_path, ""), "--out", tmp_path / "out"]
+    assert run_in_fork(command, tmp_path / "count", kill_at=8) == -signal.SIGKILL
+    for done in (tmp_path / ".out.partial" / "done").iterdir():
+        record = json.loads(done.read_text())
+        record["made_from"]["stages"][0][1] = "the hash of an earlier version"
+        done.write_text(json.dumps(record))
+    assert run_in_fork(command, tmp_path / "count") == 0
+    said = (tmp_path / "count.output").read_text()
+    assert "The code has changed: 1 finished parts are made again.\n" in said
+    assert run_in_fork([*command[:-1], tmp_path / "whole"], tmp_path / "count") == 0
+    assert outputs(tmp_path / "out") == outputs(tmp_path / "whole")
