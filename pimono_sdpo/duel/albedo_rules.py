@@ -44,7 +44,7 @@ def mean_turn_shares(votes: Votes) -> Array:
     return np.nan_to_num(nan_mean(judges, axis=1), nan=0.0)
 
 
-def decide_duel(votes: Votes, rules: AlbedoRules) -> AlbedoVerdict:
+def decide_by_albedo_rules(votes: Votes, rules: AlbedoRules) -> AlbedoVerdict:
     """Return the verdict on the votes of order 0."""
     single = votes.values[:, :, 0]
     metric_means = nan_mean(single, axis=0)

@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 import numpy as np
 
-from pimono_sdpo.duel import albedo_rules
+from pimono_sdpo.duel.albedo_rules import AlbedoRules, decide_by_albedo_rules
 from pimono_sdpo.duel.diagnostics import diagnose_judges, diagnose_lengths, measure_agreement
 from pimono_sdpo.duel.gate import Rules, Verdict, decide_duel
 from pimono_sdpo.schema import DUEL_METRICS
@@ -59,9 +59,9 @@ def summarize_duel(
     return {name: _replace_nan(value) for name, value in found.items()}
 
 
-def summarize_albedo(votes: Votes, rules: albedo_rules.AlbedoRules) -> Json:
+def summarize_albedo(votes: Votes, rules: AlbedoRules) -> Json:
     """Return the verdict by the original rules."""
-    verdict = asdict(albedo_rules.decide_duel(votes, rules))
+    verdict = asdict(decide_by_albedo_rules(votes, rules))
     verdict["by_metric"] = dict(zip(DUEL_METRICS, verdict["by_metric"], strict=True))
     limits = asdict(rules)
     limits["seed"] = rules.seed.hex()
@@ -87,10 +87,6 @@ def _histogram(scores: Scores) -> list[Json]:
         {"from": int(low), "to": int(low) + BIN, "turns": int(count)}
         for low, count in zip(edges, counts, strict=False)
     ]
-
-
-def _mean(values: Any) -> float:
-    return float(np.mean(values)) if np.size(values) else math.nan
 
 
 def _replace_nan(value: Any) -> Any:

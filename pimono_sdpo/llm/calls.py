@@ -104,3 +104,19 @@ class Usage:
         self.completion_tokens += reply.completion_tokens
         self.cached_tokens += reply.cached_tokens
         self.seconds += reply.latency
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits and retries for an endpoint; times in seconds.
+
+    `timeout` is for one whole attempt; a server's Retry-After is respected up to `wait_max`. After
+    `give_up` failed calls in a row no more calls are made.
+    """
+
+    concurrency: int = 16
+    timeout: float = 180.0
+    attempts: int = 6
+    wait_initial: float = 1.0
+    wait_max: float = 60.0
+    give_up: int = 20

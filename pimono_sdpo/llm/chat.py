@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
@@ -22,7 +22,7 @@ from httpx2 import HTTPError, InvalidURL, TransportError
 from huggingface_hub import AsyncInferenceClient, ChatCompletionOutput
 from huggingface_hub.errors import HfHubHTTPError, InferenceTimeoutError
 
-from pimono_sdpo.llm.calls import Json, Reply, Request
+from pimono_sdpo.llm.calls import Json, Limits, Reply, Request
 from pimono_sdpo.llm.journal import Journal
 from pimono_sdpo.llm.money import Budget, Price, Tally, cost
 from pimono_sdpo.llm.providers import NO_KEY, Endpoint
@@ -138,8 +138,6 @@ def _read_server_message(error: HfHubHTTPError) -> str:
     return _encodable(str(body))
 
 
-__all__ = ["Chat", "Limits", "Reply", "Request"]
-
 # Retries are not worth a log line; the reply says what failed in the end.
 logging.getLogger("stamina").setLevel(logging.ERROR)
 
@@ -149,22 +147,6 @@ REFUSED = (401, 402, 403)
 FAILURES = (HTTPError, InvalidURL, OSError, ValueError, UnreadableReply)
 # Parameters of `chat_completion`; all other fields go into `extra_body`.
 NAMED = ("model", "messages", "tools", "temperature", "seed", "max_tokens")
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Limits and retries for an endpoint; times in seconds.
-
-    `timeout` is for one whole attempt; a server's Retry-After is respected up to `wait_max`. After
-    `give_up` failed calls in a row no more calls are made.
-    """
-
-    concurrency: int = 16
-    timeout: float = 180.0
-    attempts: int = 6
-    wait_initial: float = 1.0
-    wait_max: float = 60.0
-    give_up: int = 20
 
 
 class _Loop:

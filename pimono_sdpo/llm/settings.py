@@ -28,7 +28,7 @@ from pydantic_settings import (
 )
 
 from pimono_sdpo.errors import InferenceError
-from pimono_sdpo.llm.chat import Limits
+from pimono_sdpo.llm.calls import Limits
 from pimono_sdpo.llm.money import Price
 
 CONFIG = Path("chain.toml")

@@ -26,7 +26,8 @@ from typing import Any, Literal
 
 from pimono_sdpo.errors import SourceError
 from pimono_sdpo.runs.folders import LOCK, SUITE, only_run, publish_folder, remove, require_disjoint
-from pimono_sdpo.suites import Task, humaneval, quixbugs, split, suite
+from pimono_sdpo.suites import humaneval, quixbugs, split, suite
+from pimono_sdpo.suites.quixbugs import Task
 from pimono_sdpo.suites.suite import TaskRow
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -152,12 +153,12 @@ def _read_object(path: Path) -> dict[str, Any]:
 
 def _rows(kind: Kind, path: Path, work: Path, hide_tests: bool) -> tuple[list[TaskRow], str]:
     if kind == "quixbugs":
-        tasks = list(quixbugs.read_tasks(path))
+        tasks = list(quixbugs.read_quixbugs(path))
         return [_quixbugs_row(task, path, hide_tests) for task in tasks], (
             "One bug in each program; the tests judge where the program does not run."
         )
     if kind == "functions":
-        tasks = list(humaneval.read_tasks(path))
+        tasks = list(humaneval.read_functions(path))
         groups = split.group_near_programs({task.name: task.solution for task in tasks})
         return [_function_row(task, work, groups, hide_tests) for task in tasks], (
             "One function with a bug each."
@@ -168,7 +169,7 @@ def _rows(kind: Kind, path: Path, work: Path, hide_tests: bool) -> tuple[list[Ta
 
 
 def _quixbugs_row(task: Task, root: Path, hide_tests: bool) -> TaskRow:
-    hide = [*quixbugs.HIDE, *([f"/{quixbugs.TESTS}"] if hide_tests else [])]
+    hide = [*quixbugs.ANSWERS, *([f"/{quixbugs.TESTS}"] if hide_tests else [])]
     goal = (
         f"The program `{task.path}` has a bug: its tests fail. Find it and fix it; change nothing "
         f"else. What the program is meant to do:\n\n{task.prompt}"

@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from pimono_sdpo.errors import PimonoError
-from pimono_sdpo.suites import Task
+from pimono_sdpo.suites.quixbugs import Task
 
 PATH = "solution.py"
 TEST_PATH = "test_solution.py"
 NEEDED = ("task_id", "prompt", "canonical_solution", "buggy_solution", "entry_point", "test")
 
 
-def read_tasks(path: Path, seconds: float = 10.0) -> Iterator[Task]:
+def read_functions(path: Path, seconds: float = 10.0) -> Iterator[Task]:
     """Yield the tasks in order; `seconds` is the CPU time for all tests of a task.
 
     Raises PimonoError for lines that are not tasks.

@@ -13,16 +13,36 @@ the values are compared directly; otherwise pytest runs the test as it is.
 import ast
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pimono_sdpo.errors import PimonoError
-from pimono_sdpo.suites import Task
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One bug: the file `path` of `files` has it, `solution` is that file without it.
+
+    `spec` is the row's `verifier_spec`; `prompt` says what the program should do; `kind` is the
+    kind of bug, where it is known.
+    """
+
+    name: str
+    prompt: str
+    path: str
+    files: dict[str, str]
+    solution: str
+    spec: dict[str, Any]
+    kind: str | None = None
+
 
 BUGGY, FIXED = "python_programs", "correct_python_programs"
 TESTS, CASES = "python_testcases", "json_testcases"
 # Answers and expected values; the Java programs have the same bugs and their corrections.
-HIDE = ("/correct_*", "/java_*", "/json_testcases", "/*.class", "/*.java", "/*.pdf", "/tester.py")
+ANSWERS = (
+    "/correct_*", "/java_*", "/json_testcases", "/*.class", "/*.java", "/*.pdf", "/tester.py"
+)  # fmt: skip
 TEST_FILES = (f"/{TESTS}", f"/{CASES}", "/conftest.py")
 # Programs so similar that one gives the other away.
 NEAR = {
@@ -35,7 +55,7 @@ NEAR = {
 CALLS = ("{}(*input_data)", "list({}(*input_data))")
 
 
-def read_tasks(root: Path, seconds: float = 10.0) -> Iterator[Task]:
+def read_quixbugs(root: Path, seconds: float = 10.0) -> Iterator[Task]:
     """Yield the tasks in order of their names; `seconds` is the CPU time per case.
 
     Raises PimonoError when the folder has no such tasks.

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from pimono_sdpo.llm.chat import Chat, Limits
+from pimono_sdpo.llm.calls import Limits
+from pimono_sdpo.llm.chat import Chat
 from pimono_sdpo.llm.decisions import Decisions
 from pimono_sdpo.llm.providers import NO_KEY, Endpoint
 from pimono_sdpo.schema import DUEL_METRICS, JUDGMENT

@@ -13,8 +13,8 @@ import pytest
 from datasets import Dataset, Features, Value
 
 from pimono_sdpo.errors import InferenceError
-from pimono_sdpo.llm.calls import Reply, Request
-from pimono_sdpo.llm.chat import Chat, Limits
+from pimono_sdpo.llm.calls import Limits, Reply, Request
+from pimono_sdpo.llm.chat import Chat
 from pimono_sdpo.llm.journal import Journal
 from pimono_sdpo.llm.providers import Endpoint
 from pimono_sdpo.llm.rows import map_rows

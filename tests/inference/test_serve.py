@@ -12,8 +12,8 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from pimono_sdpo.llm.calls import Reply, Request
-from pimono_sdpo.llm.chat import Chat, Limits
+from pimono_sdpo.llm.calls import Limits, Reply, Request
+from pimono_sdpo.llm.chat import Chat
 from pimono_sdpo.llm.decisions import Decisions
 from pimono_sdpo.llm.journal import Journal
 from pimono_sdpo.llm.providers import find_endpoint
