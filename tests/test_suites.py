@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from pimono_sdpo.errors import PimonoError
-from pimono_sdpo.suites.humaneval import make_task, read_functions
-from pimono_sdpo.suites.quixbugs import Task, read_quixbugs
+from pimono_sdpo.suites.build import Task, make_task, read_functions, read_quixbugs
 from rewards.sandbox.warm import Server
 from rewards.verifiers import tests
 from tests.benchmarks.suites import FORMS, Judge, block

@@ -26,11 +26,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from pimono_sdpo.agent import prompts
-from pimono_sdpo.agent.patch import unified_diff
+from pimono_sdpo.agent import protocol as prompts
 from pimono_sdpo.agent.protocol import Action, read_json, read_native, render_action
 from pimono_sdpo.agent.task_tests import TaskResult
-from pimono_sdpo.agent.tools import Workspace
+from pimono_sdpo.agent.tools import Workspace, unified_diff
 from pimono_sdpo.llm.calls import Reply
 from pimono_sdpo.options import option, options
 from pimono_sdpo.schema import Protocol, TestPolicy, Turn

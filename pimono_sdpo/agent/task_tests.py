@@ -32,8 +32,7 @@ from typing import Any
 from pimono_sdpo.agent.tools import Workspace
 from pimono_sdpo.errors import InferenceError, SourceError
 from pimono_sdpo.shell import parse_command
-from pimono_sdpo.suites.repo_files import files_of, matches, visible_copy, walk_visible
-from pimono_sdpo.suites.suite import has_tests
+from pimono_sdpo.suites.suite import files_of, has_tests, matches, visible_copy, walk_visible
 from pimono_sdpo.text import replace_surrogates, shorten
 from rewards import sandbox
 from rewards.sandbox import Limits, SandboxError

@@ -18,8 +18,7 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from pathlib import Path
 
-from pimono_sdpo.suites.humaneval import read_functions
-from pimono_sdpo.suites.quixbugs import Task, read_quixbugs
+from pimono_sdpo.suites.build import Task, read_functions, read_quixbugs
 from rewards.sandbox.warm import Server
 from rewards.verifiers import tests
 from rewards.verifiers.rubric import VerifierResult

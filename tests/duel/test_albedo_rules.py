@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pimono_sdpo.duel.albedo_rules import AlbedoRules, decide_by_albedo_rules, mean_turn_shares
+from pimono_sdpo.duel.gate import AlbedoRules, decide_by_albedo_rules, mean_turn_shares
 from processors.duel.scores import Votes
 from tests.duel.votes import votes
 
@@ -64,7 +64,9 @@ def test_too_few_turns_read_by_all_judges_refuse() -> None:
     found = decide_by_albedo_rules(votes([[[1, NAN], [1, NAN]], [[1, NAN], [NAN, NAN]]] * 2), FEW)
     assert found.accepted
     strict = AlbedoRules(bootstrap_resamples=200, min_valid_turn_frac=0.51)
-    refused = decide_by_albedo_rules(votes([[[1, NAN], [1, NAN]], [[1, NAN], [NAN, NAN]]] * 2), strict)
+    refused = decide_by_albedo_rules(
+        votes([[[1, NAN], [1, NAN]], [[1, NAN], [NAN, NAN]]] * 2), strict
+    )
     assert refused.lcb is None
     assert not refused.accepted
 

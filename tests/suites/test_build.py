@@ -11,7 +11,7 @@ from pimono_sdpo.cli import app
 from pimono_sdpo.errors import OutputError, PimonoError
 from pimono_sdpo.suites import split, suite
 from pimono_sdpo.suites.build import build_suite
-from pimono_sdpo.suites.repo_files import files_of, visible_copy
+from pimono_sdpo.suites.suite import files_of, visible_copy
 
 FIXED = "def lcs_length(n):\n    return n + 1\n"
 BUGGY = FIXED.replace("+ 1", "- 1") + '\n"""\nThe next number.\n"""\n'
