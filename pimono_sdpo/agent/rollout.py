@@ -27,7 +27,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 from datasets import Dataset, Features, Value
 
 from pimono_sdpo import __version__
@@ -48,7 +47,7 @@ from pimono_sdpo.runs.folders import (
     read_json,
     require_disjoint,
 )
-from pimono_sdpo.runs.parquet import link_or_copy
+from pimono_sdpo.runs.parquet import link_or_copy, read_tables
 from pimono_sdpo.schema import ROLLOUT, TASK, Turn
 from pimono_sdpo.suites import suite as suites
 from pimono_sdpo.suites.suite import has_tests, visible_copy
@@ -340,9 +339,8 @@ def _report(made: Sequence[Path], tasks: Sequence[Mapping[str, Any]], roller: Ro
 def _read_columns(made: Sequence[Path], names: list[str]) -> Iterator[Json]:
     """Yield small columns of all rows."""
     for path in made:
-        with pq.ParquetFile(path) as parquet:
-            for batch in parquet.iter_batches(columns=names):
-                yield from batch.to_pylist()
+        for table in read_tables(path, SHARD_ROWS, names):
+            yield from table.to_pylist()
 
 
 # An estimate runs so many rollouts, each of another task.

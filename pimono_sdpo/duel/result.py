@@ -208,9 +208,8 @@ def _sum_cost(folder: Path) -> float | None:
 def _read_rows(folder: Path, name: str, columns: Sequence[str] | None = None) -> Iterator[Json]:
     """Yield the rows of a stage in the order of its shards; none when it has not run."""
     for path in sorted((folder / name).glob("*.parquet")):
-        with pq.ParquetFile(path) as file:
-            for batch in file.iter_batches(BATCH, columns=columns and list(columns)):
-                yield from batch.to_pylist()
+        for table in read_tables(path, BATCH, columns):
+            yield from table.to_pylist()
 
 
 # The stage whose columns the rows have, by kind.

@@ -156,21 +156,48 @@ REPLY = "prompt_tokens, completion_tokens, cached_tokens, latency, finish_reason
 LOCK_SECONDS = 60.0
 
 
-class Journal:
-    """The calls in one file, for any number of threads and processes; raises InferenceError."""
+class Store:
+    """One SQLite file, for any number of threads and processes; raises InferenceError."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, schema: str) -> None:
         self.path = path
         self._held = threading.local()
-        with self._translate_errors():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._connection().execute(SCHEMA)
+        with self._open() as connection:
+            connection.execute(schema)
+
+    @contextmanager
+    def _open(self) -> Iterator[sqlite3.Connection]:
+        """Yield this thread's connection in this process, which must not cross a fork; commit."""
+        try:
+            if getattr(self._held, "process", None) != os.getpid():
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                opened = sqlite3.connect(self.path, timeout=LOCK_SECONDS)
+                opened.execute("pragma journal_mode = wal")
+                opened.execute("pragma synchronous = normal")
+                self._held.process, self._held.connection = os.getpid(), opened
+            connection: sqlite3.Connection = self._held.connection
+            with connection:
+                yield connection
+        except sqlite3.IntegrityError:
+            raise  # a bug of the caller
+        except (sqlite3.Error, OSError) as error:
+            raise InferenceError(
+                f"Cannot use the journal `{self.path}` ({error}); give another folder, or "
+                "free disk space."
+            ) from error
+
+
+class Journal(Store):
+    """The finished calls."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, SCHEMA)
 
     def get(self, request: Request) -> Reply | None:
         """Return the answer to exactly this request, None when it was never finished."""
-        with self._translate_errors():
+        with self._open() as connection:
             query = f"select {REPLY} from calls where key = ?"
-            row = self._connection().execute(query, (request.key,)).fetchone()
+            row = connection.execute(query, (request.key,)).fetchone()
         if row is None:
             return None
         prompt, completion, cached, latency, finish_reason, text, tool_calls = row
@@ -193,7 +220,7 @@ class Journal:
             *(reply.prompt_tokens, reply.completion_tokens, reply.cached_tokens, reply.latency),
             *(reply.finish_reason, reply.text, json.dumps(reply.tool_calls), request.canonical),
         )
-        with self._translate_errors(), self._connection() as connection:
+        with self._open() as connection:
             places = ", ".join("?" * len(row))
             connection.execute(
                 f"insert into calls values ({places}) on conflict (key) do nothing", row
@@ -205,31 +232,9 @@ class Journal:
             "select model, count(*), sum(prompt_tokens), sum(completion_tokens), "
             "sum(cached_tokens), sum(latency) from calls group by model order by model"
         )
-        with self._translate_errors():
-            rows = self._connection().execute(query).fetchall()
+        with self._open() as connection:
+            rows = connection.execute(query).fetchall()
         return {
             model: Usage(calls, 0, 0, prompt, completion, cached, seconds)
             for model, calls, prompt, completion, cached, seconds in rows
         }
-
-    def _connection(self) -> sqlite3.Connection:
-        """Return this thread's connection in this process; it must not cross a fork."""
-        if getattr(self._held, "process", None) != os.getpid():
-            connection = sqlite3.connect(self.path, timeout=LOCK_SECONDS)
-            connection.execute("pragma journal_mode = wal")
-            connection.execute("pragma synchronous = normal")
-            self._held.process, self._held.connection = os.getpid(), connection
-        held: sqlite3.Connection = self._held.connection
-        return held
-
-    @contextmanager
-    def _translate_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except sqlite3.IntegrityError:
-            raise  # a bug in this class
-        except (sqlite3.Error, OSError) as error:
-            raise InferenceError(
-                f"Cannot use the journal `{self.path}` ({error}); give another folder, or "
-                "free disk space."
-            ) from error

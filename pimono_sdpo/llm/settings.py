@@ -63,13 +63,7 @@ class CallSection(Section):
 
     def limits(self) -> Limits:
         """Return the same as `Limits`."""
-        return Limits(
-            concurrency=self.concurrency,
-            timeout=self.timeout,
-            attempts=self.attempts,
-            wait_initial=self.wait_initial,
-            wait_max=self.wait_max,
-        )
+        return Limits(**self.model_dump(include=CallSection.model_fields.keys() - {"provider"}))
 
 
 class Rollout(CallSection):
