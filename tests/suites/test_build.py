@@ -127,7 +127,7 @@ def test_what_is_not_ours_is_not_replaced(checkout: Path, tmp_path: Path) -> Non
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "suite.json").write_text('{"tasks": []}')
     (tmp_path / "mine" / "notes").touch()
-    with pytest.raises(OutputError, match="give another folder"):
+    with pytest.raises(OutputError, match="use another folder"):
         build_suite("samples", tmp_path / "mine", hide_tests=False)
     with pytest.raises(OutputError, match="lie inside each other"):
         build_suite(str(checkout), checkout / "out", hide_tests=False)
