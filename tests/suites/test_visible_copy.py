@@ -74,7 +74,7 @@ def test_bytes_are_copied_and_only_texts_are_read(
 
 def test_what_cannot_be_copied_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     repo = repo_with(tmp_path / "repo", {"a": "1", "b": "2"})
-    with pytest.raises(OutputError, match="lies in the repo"):
+    with pytest.raises(OutputError, match="is inside the repo"):
         visible_copy(task_of(repo), repo / "copy")
     with pytest.raises(OutputError, match="is not empty"):
         visible_copy(task_of(repo), repo_with(tmp_path / "full", {"x": ""}))
