@@ -114,9 +114,11 @@ def rescore(row: Row, rubric: Rubric) -> Row:
     """Return the columns of VERDICT for one row."""
     if row["verifier_spec"] is None:
         return _rejected("the row has no `verifier_spec`")
-    if row["completion"] is None:
+    completion = row["completion"]
+    if completion is None:
         return _rejected("the row has no completion")
-    if not _readable(row["completion"]):
+    is_chat = isinstance(completion, list) and all(isinstance(turn, dict) for turn in completion)
+    if not is_chat and not isinstance(completion, str):
         return _rejected("the completion is neither text nor messages")
     spec = row["verifier_spec"]
     try:
@@ -126,16 +128,10 @@ def rescore(row: Row, rubric: Rubric) -> Row:
     if not isinstance(spec, dict):
         return _rejected("`verifier_spec` is no JSON object")
     try:
-        result = rubric(text_of(row["completion"], "assistant"), spec)
+        result = rubric(text_of(completion, "assistant"), spec)
     except ValueError as refused:  # what verifiers say of a spec that they cannot judge by
         return _rejected(str(refused))
     return {**result.to_row(), "rejected": None}
-
-
-def _readable(completion: Any) -> bool:
-    return isinstance(completion, str) or (
-        isinstance(completion, list) and all(isinstance(turn, dict) for turn in completion)
-    )
 
 
 def _rejected(why: str) -> Row:
