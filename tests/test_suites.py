@@ -9,7 +9,7 @@ import pytest
 
 from pimono_sdpo.errors import PimonoError
 from pimono_sdpo.suites.build import Task, make_task, read_functions, read_quixbugs
-from rewards.sandbox.warm import Server
+from rewards.sandbox import Server
 from rewards.verifiers import tests
 from tests.benchmarks.suites import FORMS, Judge, block
 

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from pimono_sdpo.schema import Protocol, TestPolicy
 from pimono_sdpo.text import replace_surrogates
-from rewards.verifiers.agent_tools import definitions
+from rewards.verifiers.tool_schemas import definitions
 
 MAX_CHARS = 1_000_000
 MAX_DEPTH = 64
@@ -275,7 +275,7 @@ def system_prompt(protocol: Protocol, test_policy: TestPolicy) -> str:
         json.dumps(
             {"name": one["name"], "description": one["description"], "args": one["parameters"]}
         )
-        for one in (tool["function"] for tool in definitions())
+        for one in (tool["function"] for tool in definitions("repo_agent"))
     )
     return "\n\n".join((_TASK, _JSON + tools, _TESTS[test_policy]))
 

@@ -510,7 +510,7 @@ def _pair(case: Case, rules: Rules, taken: Sequence[Taken], run: Run, made: Made
     if worst.works or worst.value > best.value:
         worst = min(others, key=lambda one: one.score)
     ends = best.rows[0], worst.rows[-1]
-    why = _step_pairs_no_contrast(best, worst, rules) or _unfit(case, best, worst, rules, made)
+    why = _no_step_contrast(best, worst, rules) or _unfit(case, best, worst, rules, made)
     chosen, rejected = (render_target(one.action, run.protocol) for one in (best, worst))
     if why is None and chosen == rejected:
         why = "identical_outcome", "both actions read the same"
@@ -530,7 +530,7 @@ def _pair(case: Case, rules: Rules, taken: Sequence[Taken], run: Run, made: Made
     )
 
 
-def _step_pairs_no_contrast(best: Taken, worst: Taken, rules: Rules) -> tuple[str, str] | None:
+def _no_step_contrast(best: Taken, worst: Taken, rules: Rules) -> tuple[str, str] | None:
     gap = best.value - worst.value
     if best.value == 0 and worst.value == 0:
         passes = any(row["tests_ok"] is None for row in best.rows) and best.score > worst.score
