@@ -1,33 +1,123 @@
-"""Write rows to train on: a folder with data, rejects, report, card and the lines of an export."""
+"""Write rows to train on: a folder with data, rejects, report, card and the lines of an export.
+
+With a tokenizer, rows that are too long are dropped; a trainer would cut them in the middle of their
+JSON, or drop them silently. Their tokens are counted as the trainer will:
+
+reads   prompt, tools, and completion, or chosen and rejected
+writes  n_tokens (of the longer one of two), problem and detail
+"""
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
-from datasets import Features
+from datasets import Features, Value
 
 from pimono_sdpo import __version__
-from pimono_sdpo.errors import OutputError
+from pimono_sdpo.errors import OutputError, TrainingInputError
 from pimono_sdpo.options import check_test_fraction, option, options
 from pimono_sdpo.runs.engine import Part, add_counts, run_parts
 from pimono_sdpo.runs.folders import only_run, publish_folder, require_disjoint
 from pimono_sdpo.runs.parquet import SPLITS, join_parts, outputs_of
 from pimono_sdpo.runs.sessions import step_parts
-from pimono_sdpo.stage import Stage
+from pimono_sdpo.stage import Filter, Map, Row, Stage
 from pimono_sdpo.suites.split import check_leakage, read_task_ids
 from pimono_sdpo.suites.stored_rollouts import read_rows
 from pimono_sdpo.suites.suite import Suite, load_suite
 from pimono_sdpo.traces.sources import open_source
 from processors.redact import redact_text
-from processors.rollouts import length_filter
+from processors.rollouts.conversation import drop_nulls
 from processors.rollouts.together import make_dpo_line, make_sft_line, write_lines
+
+Json = dict[str, Any]
+WRITES = Features(
+    {"n_tokens": Value("int32"), "problem": Value("string"), "detail": Value("string")}
+)
+
+
+@cache
+def load_tokenizer(path: str) -> Any:
+    """Load a tokenizer with a chat template; raises TrainingInputError."""
+    try:
+        from transformers import AutoTokenizer
+    except ImportError as error:
+        raise TrainingInputError(
+            'Tokens are counted with Transformers; install the extra: pip install "pimono-sdpo'
+            '[train]", or leave --tokenizer out.'
+        ) from error
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path)
+    except (OSError, ValueError) as error:
+        raise TrainingInputError(
+            f"Cannot load a tokenizer from `{path}` ({type(error).__name__}); give the "
+            "folder or the Hub id of the model to train."
+        ) from error
+    if not tokenizer.chat_template:
+        raise TrainingInputError(
+            f"The tokenizer of `{path}` has no chat template; give an instruction-tuned model."
+        )
+    return tokenizer
+
+
+def tokenize(path: str, turns: Sequence[Mapping[str, Any]], tools: Sequence[Json]) -> list[int]:
+    """Return the ids of a templated conversation; raises ValueError when the template refuses it.
+
+    Templates raise many kinds of errors; a conversation that one refuses cannot be trained on.
+    """
+    from jinja2 import TemplateError
+
+    try:
+        encoded = load_tokenizer(path).apply_chat_template(
+            [drop_nulls(turn) for turn in turns], tools=list(tools) or None, tokenize=True,
+            return_dict=True,
+        )  # fmt: skip
+    except (TemplateError, TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"the chat template refuses it: {error}") from error
+    return list(encoded["input_ids"])
+
+
+def count_tokens(row: Row, tokenizer: str, max_length: int) -> Json:
+    """Count the tokens of a row and say whether they are too many."""
+    ends = [row[name] for name in ("completion", "chosen", "rejected") if name in row]
+    try:
+        encoded = [tokenize(tokenizer, [*row["prompt"], *end], row["tools"]) for end in ends]
+    except ValueError as refused:
+        return {"n_tokens": None, "problem": "template_refused", "detail": str(refused)[:300]}
+    longest = max(map(len, encoded))
+    if len(ends) == 2 and encoded[0][:max_length] == encoded[1][:max_length]:
+        detail = f"the first {max_length} tokens are the same"
+        return {"n_tokens": longest, "problem": "identical_after_truncation", "detail": detail}
+    if longest > max_length:
+        detail = f"{longest} tokens, {max_length} allowed"
+        return {"n_tokens": longest, "problem": "too_long", "detail": detail}
+    return {"n_tokens": longest, "problem": None, "detail": None}
+
+
+def drop_long(row: Row) -> str | None:
+    """Keep rows that fit."""
+    problem: str | None = row["problem"]
+    return problem
+
+
+def build_length_stages(tokenizer: str, max_length: int) -> tuple[Map, Filter]:
+    """Return the stages for one tokenizer (a folder or a Hub id) and maximum length."""
+    load_tokenizer(tokenizer)
+    return (
+        Map(
+            partial(count_tokens, tokenizer=tokenizer, max_length=max_length),
+            reads=("prompt", "tools"),
+            writes=WRITES,
+        ),
+        Filter(drop_long, reads=("problem",)),
+    )
+
 
 Format = Literal["trl", "together"]
 TOGETHER = "together"
-Json = dict[str, Any]
 
 
 @options
@@ -73,7 +163,7 @@ class RunRowsOptions(WriterOptions):
         """Return the stages that drop long rows, if any."""
         if self.tokenizer is None or self.max_length is None:
             return []
-        return [*length_filter.build_stages(self.tokenizer, self.max_length)]
+        return [*build_length_stages(self.tokenizer, self.max_length)]
 
     def tokenizer_name(self) -> str | None:
         """Return the name of the tokenizer, without the path of a machine."""
@@ -84,7 +174,7 @@ class RunRowsOptions(WriterOptions):
         """Return a hash of the tokenizer's template and vocabulary."""
         if self.tokenizer is None:
             return None
-        loaded = length_filter.load_tokenizer(self.tokenizer)
+        loaded = load_tokenizer(self.tokenizer)
         known = json.dumps([loaded.chat_template, sorted(loaded.get_vocab().items())])
         return hashlib.sha256(known.encode()).hexdigest()
 
