@@ -1,7 +1,7 @@
 """Write rows to train on: a folder with data, rejects, report, card and the lines of an export.
 
-With a tokenizer, rows that are too long are dropped; a trainer would cut them in the middle of their
-JSON, or drop them silently. Their tokens are counted as the trainer will:
+With a tokenizer, rows that are too long are dropped; a trainer would cut them in the middle of
+their JSON, or drop them silently. Their tokens are counted as the trainer will:
 
 reads   prompt, tools, and completion, or chosen and rejected
 writes  n_tokens (of the longer one of two), problem and detail
