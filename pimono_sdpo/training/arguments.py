@@ -15,6 +15,7 @@ from trl.experimental.sdpo import SDPOConfig
 
 from cards.lint import LICENCES
 from pimono_sdpo.errors import TrainingInputError
+from pimono_sdpo.schema import Unit
 from pimono_sdpo.training.guards import LOSS, GuardOptions
 
 
@@ -128,7 +129,7 @@ class SDPOArguments(CommonArguments):
         default=None,
         metadata={"help": "Traces to filter when there is no --dataset: a path or a Hub id."},
     )
-    unit: Literal["session", "episode"] = field(
+    unit: Unit = field(
         default="session", metadata={"help": "What a row is made from (with --source)."}
     )
     min_score: float = field(
@@ -153,9 +154,12 @@ class SDPOArguments(CommonArguments):
         default_factory=list,
         metadata={"help": "Verifiers that count, with weights such as syntax=0.5."},
     )
-    tools: Literal["pi", "repo_agent"] | None = field(
+    tools: str | None = field(
         default=None,
-        metadata={"help": "Tools that the chat template declares to the model; none by default."},
+        metadata={
+            "help": "Tools that the chat template declares to the model, such as pi or repo_agent; "
+            "none by default."
+        },
     )
     generations: int | None = field(
         default=None,

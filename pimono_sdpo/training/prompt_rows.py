@@ -18,7 +18,7 @@ from jinja2 import TemplateError
 from pimono_sdpo.errors import TrainingInputError
 from pimono_sdpo.schema import Message
 from pimono_sdpo.text import TRIMMED
-from pimono_sdpo.training.feedback import SEAM_TOKENS, Feedback
+from pimono_sdpo.training.rewards import SEAM_TOKENS, Feedback
 from pimono_sdpo.training.token_budget import (
     count_tokens,
     neutralise,

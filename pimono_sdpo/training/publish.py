@@ -36,8 +36,8 @@ from pimono_sdpo import __version__
 from pimono_sdpo.errors import OutputError, TrainingInputError
 from pimono_sdpo.traces.hub import explain_error, explain_refusal, is_transient
 from pimono_sdpo.traces.sources import HUB_ID
+from pimono_sdpo.training import is_main_process, say
 from pimono_sdpo.training.output import BEST, DATA, LOCAL_FILE, last_checkpoint, read_object
-from pimono_sdpo.training.processes import is_main_process, say
 from processors.secrets import find_secret_kinds
 
 logger = logging.getLogger(__name__)

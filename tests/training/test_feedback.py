@@ -10,8 +10,7 @@ from datasets import Dataset
 from transformers import AutoTokenizer
 
 from pimono_sdpo.errors import TrainingInputError
-from pimono_sdpo.training.feedback import MODES, Feedback, Mode, check_feedback
-from pimono_sdpo.training.rewards import Scoring
+from pimono_sdpo.training.rewards import MODES, Feedback, Mode, Scoring, check_feedback
 from rewards.verifiers.reward import VerifierReward
 from rewards.verifiers.rubric import Rubric, VerifierResult, failed, passed
 from tests.training.setup import SeenPrompts, arguments, prepare

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pimono_sdpo.errors import TrainingInputError
-from pimono_sdpo.training.time_limit import TimeLimit, seconds_of, time_limit_of
+from pimono_sdpo.training.callbacks import TimeLimit, seconds_of, time_limit_of
 from tests.loopback_hub import LoopbackHub, run_client
 from tests.loopback_hub.executor import Job
 from tests.training.setup import digest, script
