@@ -223,14 +223,6 @@ def was_cut_short(folder: Path) -> bool:
     return isinstance(guards, dict) and guards.get("stopped_by") == CUT_SHORT
 
 
-def reopen(folder: Path) -> None:
-    """Resume a run that was cut short: the adapter goes first, or `finalize` would restore it."""
-    if was_cut_short(folder):
-        if (folder / ADAPTER).is_dir():
-            remove(folder / ADAPTER, RUN_FILE)
-        (folder / RUN_FILE).unlink()
-
-
 def _check_place(folder: Path) -> None:
     there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
     if not there.is_dir():
@@ -343,9 +335,13 @@ def _write(text: str, path: Path) -> None:
 
 
 def begin(folder: Path, local: Json) -> None:
-    """Write down what the training starts with; from here on OUTPUT is ours."""
+    """Write down what the training starts or resumes with; from here on OUTPUT is ours."""
     folder.mkdir(parents=True, exist_ok=True)
-    reopen(folder)
+    if was_cut_short(folder):
+        # The adapter goes first, or `finalize` would restore the run log.
+        if (folder / ADAPTER).is_dir():
+            remove(folder / ADAPTER, RUN_FILE)
+        (folder / RUN_FILE).unlink()
     write_json(local, folder / LOCAL_FILE)
 
 

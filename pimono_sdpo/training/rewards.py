@@ -25,7 +25,6 @@ from rewards.verifiers.reward import VerifierReward, self_test, table
 from rewards.verifiers.rubric import MAX_PARTIAL
 
 Mode = Literal["rollout", "trace", "both", "none"]
-MODES: tuple[Mode, ...] = ("rollout", "trace", "both", "none")
 Reward = Callable[..., list[float | None]]
 # What a reward says about each completion of its last call; None or "" for nothing.
 RewardFeedback = Callable[[], Sequence[str | None]]

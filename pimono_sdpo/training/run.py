@@ -244,7 +244,7 @@ def build_run_log(
     trainer, method = prepared.trainer, prepared.method
     args, model_args = trainer.args, method.model_args
     model = trainer.accelerator.unwrap_model(trainer.model)
-    settings = args.to_dict()
+    settings, space = args.to_dict(), args.trackio_space_id
     target = model.peft_config["default"].target_modules
     guards = prepared.guards.record(args)
     if stopped_at(trainer) is not None:
@@ -272,8 +272,8 @@ def build_run_log(
         "hub_model_id": args.hub_model_id,
         "trackio": {
             "project": args.project,
-            "space_id": args.trackio_space_id,
-            "url": tracking.space_url(args.trackio_space_id),
+            "space_id": space,
+            "url": f"https://huggingface.co/spaces/{space}" if space else None,
         },
         "arguments": {
             **{
