@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from pimono_sdpo.report import MEASURES
+from pimono_sdpo.schema import DUEL_METRICS, FINAL_SCORE, REFINED_SCORE
 
 Json = dict[str, Any]
 COLOUR, PALE, CUT = "#4a6fa5", "#ccd3df", "#b06a00"
@@ -151,6 +152,46 @@ def write_comparison_plot(report: Json, path: Path) -> None:
         axes.set_xticks(range(len(labels)), labels)
         axes.set_xlim(-0.5, len(labels) - 0.5)
         axes.set_title(metric)
+        hide_frame(axes)
+    save_figure(figure, path)
+
+
+def write_duel_plot(summary: Json, path: Path) -> None:
+    """Draw the histogram of scores with the buckets, and the scores per metric and judge."""
+    figure = Figure(figsize=(12, 3.6), layout="constrained")
+    left, middle, right = figure.subplots(1, 3)
+    bins = summary["histogram"]
+    left.bar(
+        [bin_["from"] for bin_ in bins],
+        [bin_["turns"] for bin_ in bins],
+        width=[bin_["to"] - bin_["from"] for bin_ in bins],
+        align="edge",
+        color=COLOUR,
+        edgecolor="white",
+    )
+    left.margins(y=0.12)
+    for limit, name in ((REFINED_SCORE, "refined"), (FINAL_SCORE, "final")):
+        left.axvline(limit, color="grey", linestyle="--", linewidth=1)
+        left.annotate(
+            name, (limit + 1, 0.98), xycoords=("data", "axes fraction"), color="grey", fontsize=8,
+            va="top",
+        )  # fmt: skip
+    left.set_title("turns per score")
+    left.yaxis.get_major_locator().set_params(integer=True)
+    values = [summary["metrics"][name] or 0.0 for name in DUEL_METRICS]
+    bars = middle.barh(DUEL_METRICS, values, color=COLOUR)
+    middle.bar_label(bars, fmt="%.0f", padding=2)
+    middle.set_title("score per metric")
+    names = [judge["name"].rpartition("/")[2] for judge in summary["judges"]]
+    scores = [judge["score"] or 0.0 for judge in summary["judges"]]
+    bars = right.barh(names, scores, color=COLOUR)
+    right.bar_label(bars, fmt="%.0f", padding=2)
+    right.set_title("score per judge")
+    for axes in (middle, right):
+        axes.axvline(50, color="grey", linestyle="--", linewidth=1)
+        axes.set_xlim(0, 108)
+        axes.invert_yaxis()
+    for axes in (left, middle, right):
         hide_frame(axes)
     save_figure(figure, path)
 

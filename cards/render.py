@@ -1,4 +1,4 @@
-"""Render dataset cards, model cards and evaluation reports from what a run recorded.
+"""Render dataset cards, model cards and reports from what a run recorded.
 
 The same report and run give the same bytes; a missing value is an error.
 """
@@ -6,6 +6,8 @@ The same report and run give the same bytes; a missing value is an error.
 import hashlib
 import re
 import shlex
+from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ from cards.plots import (
 )
 from cards.view import render_page, run_view
 from pimono_sdpo.report import MEASURES
-from pimono_sdpo.schema import SDPO_ROW
+from pimono_sdpo.schema import DUEL, DUEL_METRICS, FINAL_SCORE, REFINED_SCORE, SDPO_ROW
 from pimono_sdpo.text import shorten
 
 Json = dict[str, Any]
@@ -51,35 +53,37 @@ COLUMNS = {
 def render_dataset_card(report: Json) -> str:
     """Return the dataset card of a filter run."""
     source = report["input"]["source"]
-    kept = report["kept"]
     hashes, splits = report["sha256"], report["splits"]
     data = {split: f"data/{split}-*.parquet" for split in ("train", "test") if split in splits}
     configs = [{**describe_config("default", data, hashes["data"]), "default": True}]
     if report["rejected"]:
         files = {"train": "rejects/rejects-*.parquet"}
         configs.append(describe_config("rejects", files, hashes["rejects"]))
-    metadata: Json = {
-        "configs": configs,
-        "pretty_name": f"SDPO rows from {source}",
-        "size_categories": [next((name for size, name in SIZES if kept < size), "n>1M")],
-        "task_categories": ["text-generation"],
-        "tags": ["agent-traces", "pimono-sdpo", "sdpo", "trl"],
-    }
-    if report["licence"]:
-        metadata["license"] = report["licence"]
+    metadata: Json = {"pretty_name": f"SDPO rows from {source}", "tags": ["sdpo", "trl"]}
     if report["input"]["kind"] == "hub":
         metadata["source_datasets"] = [source]
     columns = [(name, name_type(feature), COLUMNS[name]) for name, feature in SDPO_ROW.items()]
-    return (
-        make_environment()
-        .get_template("dataset_card.md.j2")
-        .render(
-            metadata=dump_front_matter(metadata),
-            report=report,
-            columns=columns,
-            sample=_shorten_sample(report["first_sample"]),
-        )
+    sample = _shorten_sample(report["first_sample"])
+    return _render_rows_card(
+        "dataset_card", report, report["kept"], configs, metadata, columns=columns, sample=sample
     )
+
+
+def _render_rows_card(
+    template: str, report: Json, rows: int, configs: list[Json], metadata: Json, **values: Any
+) -> str:
+    """Render the card of a dataset with the front matter that all of them have in common."""
+    metadata = {
+        **metadata,
+        "configs": configs,
+        "size_categories": [next((name for size, name in SIZES if rows < size), "n>1M")],
+        "task_categories": ["text-generation"],
+        "tags": ["agent-traces", "pimono-sdpo", *metadata["tags"]],
+    }
+    if report["licence"]:
+        metadata["license"] = report["licence"]
+    card = make_environment().get_template(f"{template}.md.j2")
+    return card.render(metadata=dump_front_matter(metadata), report=report, **values)
 
 
 def render_model_card(report: Json | None, run: Json) -> str:
@@ -325,25 +329,15 @@ def render_stage_card(report: Json, features: Features) -> str:
         rejects = {"train": "rejects/rejects-*.parquet"}
         digest = _hash_files(report["sha256"]["rejects"])
         configs.append(describe_config(f"{stage}_rejects", rejects, digest))
-    count = report["rows"]
-    metadata: Json = {
-        "configs": configs,
+    metadata = {
         "pretty_name": f"Agent {stage} from {report['source']}",
-        "size_categories": [next((name for size, name in SIZES if count < size), "n>1M")],
-        "task_categories": ["text-generation"],
-        "tags": ["agent-traces", "pimono-sdpo", TAGS[stage], "trl"],
+        "tags": [TAGS[stage], "trl"],
     }
-    if report["licence"]:
-        metadata["license"] = report["licence"]
     columns = [
         (name, name_type(feature), STAGE_COLUMNS[name]) for name, feature in features.items()
     ]
-    return (
-        make_environment()
-        .get_template("stage_card.md.j2")
-        .render(
-            metadata=dump_front_matter(metadata), report=report, what=WHAT[stage], columns=columns
-        )
+    return _render_rows_card(
+        "stage_card", report, report["rows"], configs, metadata, what=WHAT[stage], columns=columns
     )
 
 
@@ -400,3 +394,75 @@ def _format_interval(value: Json) -> str:
         return format_number(value["mean"])
     low, high = format_number(value["low"]), format_number(value["high"])
     return f"{format_number(value['mean'])} ({low} to {high})"
+
+
+RANGES = (
+    ("final", f">= {FINAL_SCORE:g}"),
+    ("refined", f"{REFINED_SCORE:g} to {FINAL_SCORE:g}"),
+    ("defeat", f"< {REFINED_SCORE:g}"),
+    ("parse_fail", "none"),
+)
+DUEL_COLUMNS = {
+    "turn_id": "id of the turn",
+    "instance_id": "the task of the turn; turns of one task are not independent",
+    "repo": "repository of the task",
+    "messages": "the conversation up to the turn",
+    "assistant": "what the recorded agent did",
+    "turn": "index of the turn within the trajectory",
+    "action_style": "kind of action that the recorded agent took",
+    "king": "the answer without the pull request",
+    "challenger": "the answer with the pull request",
+    "privileged_context": "the hidden pull request",
+    "leaked_terms": "terms of the challenger's answer that only the pull request holds",
+    "opponent": "what the challenger was compared with",
+    "score": "0 to 100, above 50 in favour of the challenger; null without enough votes",
+    "metrics": "score per metric",
+    "per_judge": "score per judge",
+    "n_votes": "judges whose replies could be read",
+    "position_consistent": "whether all judges agree with themselves in both orders",
+    "bucket": "final, refined, defeat, or parse_fail",
+    "reason": "explanations of the judges",
+}
+
+
+def render_duel_report(summary: Json, rows: Iterable[Mapping[str, Any]]) -> str:
+    """Return report.md of a duel; `rows` are DUEL rows, read once."""
+    templates = make_environment()
+    templates.filters |= {
+        "points": partial(format_figure, form=".1f"),
+        "signed": partial(format_figure, form="+.1f"),
+        "percent": format_percent,
+        "share": partial(format_figure, form=".2f"),
+    }
+    values = {**summary, "turns": summary["verdict"]["turns"], "metrics": DUEL_METRICS}
+    return templates.get_template("duel_report.md.j2").render(values, ranges=RANGES, rows=rows)
+
+
+def render_duel_card(report: Json) -> str:
+    """Return the dataset card of a finished duel: a configuration per bucket."""
+    files = {name: f"data/{name}-*.parquet" for name in report["configs"]}
+    configs = [
+        describe_config(name, {"train": path}, report["sha256"][name])
+        for name, path in files.items()
+    ]
+    metadata = {
+        "pretty_name": f"Duels over {report['source']}",
+        "tags": ["preference", "llm-as-a-judge"],
+    }
+    columns = [(name, DUEL_COLUMNS[name]) for name in DUEL]
+    rows = sum(report["configs"].values())
+    return _render_rows_card("duel_card", report, rows, configs, metadata, columns=columns)
+
+
+def format_figure(value: float | None, form: str) -> str:
+    """Format a number; None is a dash.
+
+    >>> format_figure(66.666, ".1f"), format_figure(None, ".1f")
+    ('66.7', '-')
+    """
+    return "-" if value is None else format(value, form)
+
+
+def format_percent(value: float | None) -> str:
+    """Format a share in percent; None is a dash."""
+    return "-" if value is None else f"{100 * value:.0f} %"

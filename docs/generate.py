@@ -144,7 +144,7 @@ def describe_columns() -> str:
     """Return the page of all columns that are read or written."""
     from datasets import Features
 
-    from cards import duel_report, render
+    from cards import render
     from pimono_sdpo import schema
 
     known = {
@@ -152,7 +152,7 @@ def describe_columns() -> str:
         "REJECT": ("Rejected rows (`filter`)", {}),
         "STEP": ("Steps (`steps`)", render.STAGE_COLUMNS),
         "PAIR": ("Pairs (`pairs`)", render.STAGE_COLUMNS),
-        "DUEL": ("Judged turns (`duel`)", duel_report.COLUMNS),
+        "DUEL": ("Judged turns (`duel`)", render.DUEL_COLUMNS),
         "ROLLOUT": ("Rollouts (`rollout`)", {}),
         "TASK": ("Tasks of a suite", {}),
         "SESSION": ("Sessions, as readers return them", {}),

@@ -4,26 +4,25 @@ reads   session_id, source, trace, bytes_not_utf8
 writes  one row per session, or one per episode (a request and what followed it)
 """
 
+import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice, pairwise
 from typing import Any, TypeVar
 
+import xxhash
+
 from pimono_sdpo.replay.initial_state import MOST_BEFORE, Beginnings
-from pimono_sdpo.schema import EVIDENCE, Correction, Diagnostic, Unit
+from pimono_sdpo.schema import EVIDENCE, Correction, Diagnostic, Message, Unit
 from pimono_sdpo.stage import FlatMap, Row
-from pimono_sdpo.traces.branches import Branch, find_branches
 from pimono_sdpo.traces.events import Event
 from pimono_sdpo.traces.harness import find_harness
 from pimono_sdpo.traces.harness.base import Harness
 from pimono_sdpo.traces.lines import Lines
-from pimono_sdpo.traces.parse import match_results, read_trace
+from pimono_sdpo.traces.parse import Branch, find_branches, match_results, read_trace
 from processors.corrections import find_corrections
 from processors.diagnostics import find_diagnostics
-from processors.fingerprints import hash_messages
-from processors.history import gather_history
-from processors.prompts import is_substantive
 
 Item = TypeVar("Item", Diagnostic, Correction)
 
@@ -214,3 +213,123 @@ def stage(unit: Unit, history_chars: int) -> FlatMap:
         writes=EVIDENCE,
         tallies=("counts", "volume"),
     )
+
+
+MIN_WORDS = 4
+MIN_CHARS = 16
+_AUTOMATED = re.compile(
+    r"^(?:/[\w:-]{1,80}(?:\s{1,8}\S{0,200})?$|Tool budget|<command-"
+    r"|\[(?:system|tool_result|Request interrupted)|# AGENTS\.md instructions"
+    r"|Contents of \S{1,300}\.md\b|Caveat: )"
+)
+_SMALL_TALK = re.compile(
+    r"^\W*(?:(?:hi|hello|hey|yo|test(?:ing)?|continue|proceed|go on|go ahead|ok(?:ay)?|yes|thanks?"
+    r"|you still there|still there|are you there|继续|开始|你好|続けて|계속|weiter)[\s,.!?]*)+$",
+    re.IGNORECASE,
+)
+_BARE_NAME = re.compile(r"[\w.-]+", re.ASCII)
+_BLOCK = re.compile(
+    r"<(file|skill|system-reminder|environment_context|user_instructions|INSTRUCTIONS|context|attachment)"
+    r"\b[^>]{0,300}>.*?(?:</\1>|\Z)",
+    re.DOTALL,
+)
+_IMAGE = r"\.(?:png|jpe?g|gif|webp|heic)"
+_ROOT = r"(?:~|/|\.{1,2}/|[A-Za-z]:\\)"
+_PICTURE = re.compile(
+    rf"\A{_ROOT}[^\n]{{1,300}}{_IMAGE}\Z"
+    rf"|(?<!\S)(?:{_ROOT}(?:\\ |[^\s'\"]){{1,300}}?"
+    rf"|'{_ROOT}[^'\n]{{1,300}}?|\"{_ROOT}[^\"\n]{{1,300}}?)"
+    rf"{_IMAGE}['\"]?(?!\S)"
+    r"|\[(?:Image|Screenshot)[^\]\n]{0,100}\]",
+    re.IGNORECASE,
+)
+_WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|\w+")
+_CJK = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]")
+
+
+def is_substantive(text: str) -> bool:
+    """Return whether a user message asks for work on its own.
+
+    A greeting does not, nor "continue", a slash command, a nudge of the harness, a screenshot's
+    path or a context file that came without words, or a bare name, which answers a question.
+
+    >>> is_substantive("continue"), is_substantive("Fix the failing parser test, please")
+    (False, True)
+    """
+    body = text.strip()
+    if _AUTOMATED.search(body):
+        return False
+    said = _cut_own_words(body)
+    if _SMALL_TALK.search(said[:200]) or _BARE_NAME.fullmatch(said):
+        return False
+    has_words = len(said) >= MIN_CHARS and len(_WORD.findall(said[:2000])) >= MIN_WORDS
+    # Eight characters of Chinese, Japanese or Korean already make a request.
+    return has_words or len(_CJK.findall(said[:2000])) >= 8
+
+
+def _cut_own_words(body: str) -> str:
+    """What a person typed around pictures and context files.
+
+    >>> _cut_own_words("'/tmp/Screenshot 1.png' why is it blue?")
+    'why is it blue?'
+    """
+    return _PICTURE.sub(" ", _BLOCK.sub(" ", body[:20_000])).strip()
+
+
+def gather_history(events: Sequence[Event], stop: int, limit: int) -> list[Message]:
+    """Return the last turns before event `stop` within `limit` characters, whole.
+
+    Roles alternate, from a user's turn to an assistant's. Tool calls and results are left out: the
+    assistant's text says what matters of them. Turns are shortened later, after redaction, which
+    would not recognise half a secret.
+    """
+    kept: list[Message] = []
+    turns: list[tuple[str, list[str]]] = []
+    size = 0
+    for index in range(stop - 1, -1, -1):
+        if size > limit or not limit:
+            break
+        event = events[index]
+        text = event.text.strip()
+        if not text or not _is_said(event):
+            continue
+        if turns and turns[-1][0] == event.kind:
+            turns[-1][1].append(text)
+        elif turns or event.kind == "assistant":
+            # A user's turn right before the request was never answered.
+            turns.append((event.kind, [text]))
+        size += len(text) if turns else 0
+    while turns and (turns[-1][0] == "assistant" or _count_chars(turns) > limit):
+        turns.pop()
+    for role, texts in turns:
+        kept.append(Message(role=role, content="\n\n".join(reversed(texts))))
+    return kept[::-1]
+
+
+def _is_said(event: Event) -> bool:
+    """Check for a message of the user or the agent; a failed turn holds an error message."""
+    is_turn = event.kind == "user" or (
+        event.kind == "assistant" and event.stop_reason not in {"aborted", "error"}
+    )
+    return is_turn and event.on_active_branch
+
+
+def _count_chars(turns: list[tuple[str, list[str]]]) -> int:
+    return sum(len(text) for _, texts in turns for text in texts)
+
+
+HASHED_CHARS = {"user": 16, "assistant": 40, "tool_call": 80}
+
+
+def hash_messages(events: Sequence[Event]) -> list[int]:
+    """Return a 64-bit hash for each message that is long enough, in order.
+
+    Sessions that share messages are forks, snapshots or copies of each other. Equal short messages
+    occur by chance.
+    """
+    said = (
+        f"{event.kind}\n{event.text or event.arguments}"
+        for event in events
+        if len(event.text or event.arguments) >= HASHED_CHARS.get(event.kind, 1 << 62)
+    )
+    return [int.from_bytes(xxhash.xxh3_64_digest(text.encode()), signed=True) for text in said]

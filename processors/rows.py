@@ -4,6 +4,8 @@ reads   the columns of the row, history, diagnostics, tools, cwd, workspace, fin
 writes  the SDPO row: `prompt` as a conversation ending in a user turn
 """
 
+import json
+from collections import Counter
 from typing import Any
 
 from datasets import Features
@@ -11,7 +13,7 @@ from datasets import Features
 from pimono_sdpo.schema import EVIDENCE, PRINT, SDPO_ROW
 from pimono_sdpo.stage import Map, Row
 from pimono_sdpo.text import shorten
-from processors.verifier_specs import write_verifier_spec
+from pimono_sdpo.traces.harness import find_harness, pi
 
 PROMPT_CHARS = 6000
 TURN_CHARS = 1200
@@ -39,6 +41,50 @@ def write_row(row: Row) -> dict[str, Any]:
             for item in row["corrections"]
         ],
         **{name: row[name] for name in SDPO_ROW if name in row and name not in MADE_HERE},
+    }
+
+
+COMMAND_CHARS = 2000
+
+
+def write_verifier_spec(row: Row) -> str | None:
+    """Write a row's `verifier_spec` as JSON; None for a harness whose tools have no schemas here.
+
+    tools        the harness's own tools, and others that the session has called
+    harness      whose tools they are; Pi's without it
+    failed_call  `tool` and `command` of the first call that failed
+    workspace    `cwd` and `files` at the request, redacted; left out when none are known
+
+    The completion answers the request, so the files are those at that time: the ones seen in
+    earlier turns, and those that the recorded answer read before it may have changed them.
+    """
+    harness = find_harness(row["harness"])
+    if not harness.tools:
+        return None
+    spec: dict[str, object] = {"tools": sorted({*harness.tools, *row["tools"]} - {""})}
+    if harness.tools is not pi.TOOLS:
+        spec["harness"] = harness.name
+    failed = next(iter(row["diagnostics"]), None)
+    if failed:
+        call = {"tool": failed["tool_name"], "command": shorten(failed["command"], COMMAND_CHARS)}
+        spec["failed_call"] = call
+    workspace = {"cwd": row["cwd"], "files": _list_files(row["workspace"])}
+    if workspace["files"]:
+        spec["workspace"] = workspace
+    return json.dumps(spec, ensure_ascii=False, sort_keys=True)
+
+
+def _list_files(known: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return the files as `replay.workspace` loads them, without paths that became equal."""
+    paths = Counter(file["path"] for file in known)
+    return {
+        file["path"]: {
+            "whole": file["texts"][0] if file["whole"] else None,
+            "pieces": [] if file["whole"] else file["texts"],
+            "stale": False,
+        }
+        for file in known
+        if paths[file["path"]] == 1
     }
 
 

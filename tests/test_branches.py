@@ -2,8 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pimono_sdpo.traces.branches import find_branches
-from pimono_sdpo.traces.parse import match_results, read_trace
+from pimono_sdpo.traces.parse import find_branches, match_results, read_trace
 from processors.evidence import gather_evidence
 from tests.traces import HEADER, Entry, assistant, bash, call, result, trace, user
 

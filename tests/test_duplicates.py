@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pimono_sdpo.filtering import FilterOptions, run_filter
 from pimono_sdpo.text import split_shingles
 from pimono_sdpo.traces.events import Event
-from processors.history import gather_history
+from processors.evidence import gather_history
 from processors.split import name_repository, split
 from tests.traces import HEADER, Entry, assistant, bash, trace, user
 

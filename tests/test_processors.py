@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 from pimono_sdpo.replay.workspace import load_workspace
 from pimono_sdpo.text import TRIMMED, shorten
 from processors.context import write_context
+from processors.evidence import is_substantive
 from processors.grade import WEIGHTS, grade
 from processors.keep import keep
-from processors.prompts import is_substantive
+from processors.rows import write_verifier_spec
 from processors.salient_tokens import KINDS, Kind, find_salient_tokens, find_tokens
 from processors.threshold import check_score
-from processors.verifier_specs import write_verifier_spec
 
 SIX = [
     "build_lint_compile",

@@ -9,7 +9,7 @@ import pytest
 
 from pimono_sdpo.errors import PimonoError
 from pimono_sdpo.suites import Task, humaneval, quixbugs
-from rewards.sandbox.warm import Server
+from rewards.sandbox import Server
 from rewards.verifiers import tests
 from tests.benchmarks.suites import FORMS, Judge, block
 

@@ -4,7 +4,7 @@ import json
 
 from pimono_sdpo.agent.protocol import Action
 from pimono_sdpo.schema import Protocol, TestPolicy
-from rewards.verifiers.agent_tools import definitions
+from rewards.verifiers.tool_schemas import definitions
 
 _TASK = """\
 You mend a code repository. You see it through tools only, and all paths are relative to its \
@@ -45,7 +45,7 @@ def system_prompt(protocol: Protocol, test_policy: TestPolicy) -> str:
         json.dumps(
             {"name": one["name"], "description": one["description"], "args": one["parameters"]}
         )
-        for one in (tool["function"] for tool in definitions())
+        for one in (tool["function"] for tool in definitions("repo_agent"))
     )
     return "\n\n".join((_TASK, _JSON + tools, _TESTS[test_policy]))
 

@@ -43,7 +43,7 @@ from pimono_sdpo.runs.parquet import link_or_copy
 from pimono_sdpo.schema import ROLLOUT, TASK, Turn
 from pimono_sdpo.suites.repo_files import visible_copy
 from pimono_sdpo.suites.suite import has_tests
-from rewards.verifiers.agent_tools import definitions
+from rewards.verifiers.tool_schemas import definitions
 
 WORK = Features({**TASK, "seed": Value("int64")})
 Json = dict[str, Any]
@@ -145,7 +145,7 @@ def make_request(
     return Request(
         model=sampling.model,
         messages=[_to_api(turn) for turn in messages],
-        tools=definitions() if rules.protocol == "native" else None,
+        tools=definitions("repo_agent") if rules.protocol == "native" else None,
         temperature=sampling.temperature,
         seed=seed,
         max_tokens=sampling.max_tokens,
@@ -183,7 +183,7 @@ def make_row(task: Mapping[str, Any], run: Run, sampling: Sampling, rules: Rules
         "protocol": rules.protocol,
         "test_policy": rules.test_policy,
         "messages": [{**turn, **message} for message in run.messages],
-        "tools": definitions(),
+        "tools": definitions("repo_agent"),
         "steps": run.steps,
         "tests_ok": run.tests_ok,
         "test_output": run.test_output,

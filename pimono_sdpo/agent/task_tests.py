@@ -36,9 +36,8 @@ from pimono_sdpo.suites.repo_files import files_of, matches, visible_copy, walk_
 from pimono_sdpo.suites.suite import has_tests
 from pimono_sdpo.text import replace_surrogates, shorten
 from rewards import sandbox
-from rewards.sandbox import Limits, SandboxError
-from rewards.sandbox.limits import MEBI
-from rewards.sandbox.warm import Server
+from rewards.sandbox import Limits, SandboxError, Server
+from rewards.sandbox.local import MEBI
 from rewards.verifiers import candidate, outcomes, tests
 from rewards.verifiers.candidate import check_tests
 from rewards.verifiers.outcomes import Python, UnsupportedTests, cold, describe_ending

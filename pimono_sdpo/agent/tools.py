@@ -15,7 +15,7 @@ from typing import Any
 import re2
 
 from pimono_sdpo.text import replace_surrogates
-from rewards.verifiers.agent_tools import TOOLS, problems
+from rewards.verifiers.tool_schemas import AGENT_TOOLS, describe_problems
 
 MAX_FILES, MOST_FILES = 200, 1000
 MAX_HITS, MOST_HITS = 50, 500
@@ -58,7 +58,7 @@ class Workspace:
             there = f"There is no tool `{replace_surrogates(name[:80])}`; the tools are {_NAMES}."
             tests = " Tests are run for you." if "test" in name.lower() else ""
             return ToolResult(False, there + tests)
-        if wrong := problems(name, args):
+        if wrong := describe_problems(name, args):
             return ToolResult(
                 False, f"The arguments of {name} are wrong: {replace_surrogates(wrong)}."
             )
@@ -175,7 +175,7 @@ _TOOLS: dict[str, Callable[..., ToolResult]] = {
     "grep": grep,
     "write_file": write_file,
 }
-_NAMES = ", ".join(sorted(TOOLS))
+_NAMES = ", ".join(sorted(AGENT_TOOLS))
 
 
 def _content(path: Path, given: str) -> bytes | None:

@@ -18,7 +18,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from cards.duel_report import render_duel_card, render_duel_report, write_duel_plot
+from cards.plots import write_duel_plot
+from cards.render import render_duel_card, render_duel_report
 from pimono_sdpo import __version__
 from pimono_sdpo.duel.albedo_rules import AlbedoRules
 from pimono_sdpo.duel.gate import Rules

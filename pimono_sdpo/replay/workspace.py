@@ -5,6 +5,7 @@ As JSON: {"cwd": "/w", "files": {"/w/a.ts": {"whole": "...", "pieces": [...], "s
 
 import posixpath
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,11 +27,58 @@ from pimono_sdpo.replay.commands import (
     may_match,
 )
 from pimono_sdpo.replay.files import File, Outcome
-from pimono_sdpo.replay.formatters import apply_formatter, find_formatted_suffixes
 from pimono_sdpo.traces.events import Event
 from pimono_sdpo.traces.harness import HARNESSES, pi
 from pimono_sdpo.traces.harness.base import FileTools
 from pimono_sdpo.traces.harness.blocks import is_refusal
+
+_KINDS = {
+    re.compile(r"\bbiome (?:check|format|lint|ci)\b|^Checked \d+ files? in \d+", re.MULTILINE): (
+        "js mjs cjs jsx ts mts cts tsx json jsonc json5 css scss less graphql gql html vue svelte"
+        " astro grit"
+    ),
+    re.compile(r"\bruff (?:check|format)\b|\bblack\b|\bisort\b"): "py pyi ipynb pyw",
+    re.compile(r"\bgofmt\b|\bgo fmt\b|\bgolangci-lint\b"): "go",
+    re.compile(r"\bcargo (?:fmt|clippy)\b|\brustfmt\b"): "rs",
+}
+# These format nearly every kind of file, or run whatever is configured.
+_ANY = re.compile(
+    r"prettier|dprint|mdformat|markdownlint|oxfmt|treefmt|eslint|pre-commit run|stylua|taplo|shfmt"
+)
+
+
+def find_formatted_suffixes(text: str) -> set[str]:
+    """Return the suffixes the formatter may touch (`*` for any), or none if unknown.
+
+    >>> sorted(find_formatted_suffixes("> ruff format ."))
+    ['ipynb', 'py', 'pyi', 'pyw']
+    """
+    if _ANY.search(text):
+        return {"*"}
+    return {kind for sign, kinds in _KINDS.items() if sign.search(text) for kind in kinds.split()}
+
+
+def is_touched(path: str, kinds: set[str]) -> bool:
+    """Return whether a formatter of these suffixes may touch a file; without any it may."""
+    return not kinds or "*" in kinds or path.rsplit(".", 1)[-1].lower() in kinds
+
+
+def apply_formatter(files: Mapping[str, File], changes: Changes, kinds: set[str]) -> None:
+    """Follow a formatter's run."""
+    left = changes.fixed
+    touched = [file for path, file in files.items() if is_touched(path, kinds)]
+    edited = [file for file in touched if file.edited]
+    if left is not None and left > len(edited):
+        # Somebody else has edited, too.
+        for file in touched:
+            file.is_stale = True
+    elif changes.clean or left == 0:
+        for file in edited:
+            file.edited = []
+    elif changes.formatted:
+        for file in edited:
+            file.format()
+
 
 _KNOWN = re.compile("|".join(h.files.read_only for h in HARNESSES if h.files.read_only))
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")

@@ -6,7 +6,6 @@ The viewer's export lives on the revision `refs/convert/parquet` as `{config}/{s
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from httpx2 import HTTPError
 from huggingface_hub import (
-    GitCommitInfo,
-    GitRefs,
     HfApi,
     HfFileSystem,
     RepoFile,
@@ -99,66 +96,49 @@ def explain_refusal(api: HfApi, namespace: str, known: Callable[[], bool]) -> st
 Json = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Upstream:
-    """The dataset behind an export: its newest commit, and how far the export is behind it.
-
-    The Hub does not record which commit an export was made from, so times are compared: commits
-    made during the export count as exported. None where the Hub lists no commits.
-    """
-
-    commit: str
-    commits_behind: int | None
-    days_behind: int | None
-
-
-def find_upstream(api: HfApi, repo_id: str, refs: GitRefs, export: str) -> Json | None:
-    """Return commit, commits_behind and days_behind; None for a dataset without a main branch."""
-    heads = [ref.target_commit for ref in refs.branches if ref.name == "main"]
-    if not heads:
-        return None
-    made = api.list_repo_commits(repo_id, repo_type="dataset", revision=export)
-    since = api.list_repo_commits(repo_id, repo_type="dataset", revision=heads[0])
-    return asdict(compare_histories(heads[0], made, since))
-
-
-def compare_histories(
-    head: str, export: list[GitCommitInfo], source: list[GitCommitInfo]
-) -> Upstream:
-    """Compare two histories, newest first."""
-    if not export or not source:
-        return Upstream(head, None, None)
-    newer = [commit for commit in source if commit.created_at > export[0].created_at]
-    days = (newer[0].created_at - export[0].created_at).days if newer else 0
-    return Upstream(head, len(newer), days)
-
-
 EXPORT_REF = "refs/convert/parquet"
 ATTEMPTS = 3
 
 
 def find_export(repo_id: str) -> tuple[str, list[str], Json | None]:
-    """Return the export's commit, its parquet files in order, and `find_upstream` of it.
+    """Return the commit of a dataset's export, its parquet files in order, and its lag.
 
-    Raises SourceError.
+    The lag is `commit`, the newest one of the dataset, and `commits_behind` and `days_behind`, both
+    None where the Hub lists no commits; it is None for a dataset without a main branch. The Hub
+    does not record which commit an export was made from, so times are compared: commits made during
+    the export count as exported. Raises SourceError.
     """
     api = HfApi()
+    parquet: list[str] = []
     with translate_errors(repo_id):
-        refs = api.list_repo_refs(repo_id, repo_type="dataset")
-        commits = [ref.target_commit for ref in refs.converts if ref.ref == EXPORT_REF]
-        names = (
-            api.list_repo_files(repo_id, repo_type="dataset", revision=commits[0])
-            if commits
-            else []
-        )
-        upstream = find_upstream(api, repo_id, refs, commits[0]) if commits else None
-    parquet = sorted(name for name in names if name.endswith(".parquet"))
-    if not parquet:
-        raise SourceError(
-            f"`{repo_id}` has no parquet export at {EXPORT_REF}; wait for the dataset viewer to "
-            "build it, or download the raw files and use their folder."
-        )
-    return commits[0], parquet, upstream
+        exports, heads = _list_commits(api, repo_id)
+        if exports:
+            names = api.list_repo_files(repo_id, repo_type="dataset", revision=exports[0])
+            parquet = sorted(name for name in names if name.endswith(".parquet"))
+        if not parquet:
+            raise SourceError(
+                f"`{repo_id}` has no parquet export at {EXPORT_REF}; wait for the dataset viewer "
+                "to build it, or download the raw files and use their folder."
+            )
+        if not heads:
+            return exports[0], parquet, None
+        made = api.list_repo_commits(repo_id, repo_type="dataset", revision=exports[0])
+        since = api.list_repo_commits(repo_id, repo_type="dataset", revision=heads[0])
+    lag: Json = {"commit": heads[0], "commits_behind": None, "days_behind": None}
+    if made and since:
+        # Both lists begin with the newest commit.
+        exported = made[0].created_at
+        newer = [commit.created_at for commit in since if commit.created_at > exported]
+        lag["commits_behind"] = len(newer)
+        lag["days_behind"] = (newer[0] - exported).days if newer else 0
+    return exports[0], parquet, lag
+
+
+def _list_commits(api: HfApi, repo_id: str) -> tuple[list[str], list[str]]:
+    """Return the commit of a dataset's export and that of its main branch, each if there is one."""
+    refs = api.list_repo_refs(repo_id, repo_type="dataset")
+    exports = [ref.target_commit for ref in refs.converts if ref.ref == EXPORT_REF]
+    return exports, [ref.target_commit for ref in refs.branches if ref.name == "main"]
 
 
 def find_parquet(repo_id: str) -> tuple[str, list[str], list[int]]:
@@ -168,9 +148,7 @@ def find_parquet(repo_id: str) -> tuple[str, list[str], list[int]]:
     """
     api = HfApi()
     with translate_errors(repo_id):
-        refs = api.list_repo_refs(repo_id, repo_type="dataset")
-        exports = [ref.target_commit for ref in refs.converts if ref.ref == EXPORT_REF]
-        heads = [ref.target_commit for ref in refs.branches if ref.name == "main"]
+        exports, heads = _list_commits(api, repo_id)
         for commit in (*exports, *heads):
             tree = api.list_repo_tree(
                 repo_id, "", recursive=True, revision=commit, repo_type="dataset"

@@ -59,14 +59,8 @@ class ParquetFiles:
             with hub.open_parquet(self.source, name, self.revision) as parquet:
                 yield parquet
             return
-        try:
-            with pq.ParquetFile(self.root / name) as parquet:
-                yield parquet
-        except (pa.ArrowInvalid, OSError) as error:
-            raise SourceError(
-                f"`{name}` cannot be read ({str(error).splitlines()[0]}); download it again or "
-                "leave it out."
-            ) from error
+        with translate_errors(name), pq.ParquetFile(self.root / name) as parquet:
+            yield parquet
 
     def local(self, index: int) -> Path:
         """Return the file on this machine; one of the Hub is downloaded into the cache."""
@@ -80,28 +74,40 @@ def find_parquet_files(source: str) -> ParquetFiles:
 
     For a Hub dataset they are those of the viewer's export, or else the repository's own.
     """
-    path = Path(source)
-    if has_magic(source) and not path.exists():
-        root = Path(re.split(r"[*?\[]", source)[0] + "x").parent
-        found = [Path(name) for name in glob(source, recursive=True)]  # noqa: PTH207
-    elif path.is_dir():
-        root, found = path, sorted(path.rglob("*.parquet"))
-    elif path.exists():
-        root, found = path.parent, [path]
-    elif HUB_ID.fullmatch(source):
+    found = _find_local(source)
+    if found is None:
         revision, names, sizes = hub.find_parquet(source)
         return ParquetFiles(source, tuple(names), tuple(sizes), revision=revision)
-    else:
-        raise SourceError(
-            f"`{source}` does not exist and is not a Hub dataset id such as `ns/name`; use "
-            "parquet files, their folder, a glob or an id."
-        )
-    files = sorted(file for file in found if file.suffix == ".parquet" and file.is_file())
+    root, files = found
+    files = [file for file in files if file.suffix == ".parquet"]
     if not files:
         raise SourceError(f"`{source}` contains no .parquet files; use a folder that does.")
     names = [file.relative_to(root).as_posix() for file in files]
     sizes = [file.stat().st_size for file in files]
-    return ParquetFiles(path.name, tuple(names), tuple(sizes), root=root)
+    return ParquetFiles(Path(source).name, tuple(names), tuple(sizes), root=root)
+
+
+def _find_local(source: str) -> tuple[Path, list[Path]] | None:
+    """Return a folder and the sorted files of a path or glob below it; None for an id of the Hub.
+
+    Raises SourceError for anything else.
+    """
+    path = Path(source)
+    if has_magic(source) and not path.exists():
+        root = Path(re.split(r"[*?\[]", source)[0] + "x").parent
+        files = [Path(name) for name in glob(source, recursive=True)]  # noqa: PTH207
+    elif path.is_dir():
+        root, files = path, list(path.rglob("*"))
+    elif path.exists():
+        root, files = path.parent, [path]
+    elif HUB_ID.fullmatch(source):
+        return None
+    else:
+        raise SourceError(
+            f"`{source}` does not exist and is not a Hub dataset id such as `ns/name`; "
+            "use a folder, a file, a glob or an id."
+        )
+    return root, sorted(file for file in files if file.is_file())
 
 
 Kind = Literal["viewer_export", "jsonl", "dataset", "hub"]
@@ -133,7 +139,7 @@ class Shard:
 class Source:
     """An opened input: its name without machine paths, its kind and its shards in order.
 
-    `upstream` says how far an export of the Hub is behind its dataset, see `hub.Upstream`.
+    `upstream` says how far an export of the Hub is behind its dataset, see `hub.find_export`.
     """
 
     name: str
@@ -168,21 +174,13 @@ def open_source(source: str) -> Source:
         raise SourceError("The source is empty; use a folder, a file, a glob or a Hub id.")
     if _is_saved(path):
         return _open_saved(path)
-    if has_magic(source) and not path.exists():
-        root = Path(re.split(r"[*?\[]", source)[0] + "x").parent
-        files = [Path(name) for name in glob(source, recursive=True)]  # noqa: PTH207
-    elif path.is_dir():
-        root, files = path, [file for file in path.rglob("*") if not _is_hidden(file, path)]
-    elif path.exists():
-        root, files = path.parent, [path]
-    elif HUB_ID.fullmatch(source):
+    found = _find_local(source)
+    if found is None:
         return _open_hub(source)
-    else:
-        raise SourceError(
-            f"`{source}` does not exist and is not a Hub dataset id such as `ns/name`; "
-            "use a folder, a file, a glob or an id."
-        )
-    return _open_files(source, root, sorted(file for file in files if file.is_file()))
+    root, files = found
+    if path.is_dir():
+        files = [file for file in files if not _is_hidden(file, root)]
+    return _open_files(source, root, files)
 
 
 def load_sessions(source: str | Path, *, streaming: bool = False) -> Dataset | IterableDataset:

@@ -18,10 +18,9 @@ from pimono_sdpo.replay.calls import apply_in_turn, decode_arguments, find_path,
 from pimono_sdpo.replay.workspace import Workspace
 from pimono_sdpo.schema import PAIR
 from pimono_sdpo.stage import Filter, FlatMap, Row
-from pimono_sdpo.traces.branches import find_branches
 from pimono_sdpo.traces.events import Event
 from pimono_sdpo.traces.harness import find_harness
-from pimono_sdpo.traces.parse import Trace, match_results, read_trace
+from pimono_sdpo.traces.parse import Trace, find_branches, match_results, read_trace
 from processors.rollouts.conversation import dump_json, select_context
 from processors.rollouts.sessions import infer_tools, read_turns, redact_string
 from processors.rollouts.steps import PLACEHOLDER, PROBLEM

@@ -19,7 +19,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from pimono_sdpo.suites import Task, humaneval, quixbugs
-from rewards.sandbox.warm import Server
+from rewards.sandbox import Server
 from rewards.verifiers import tests
 from rewards.verifiers.rubric import VerifierResult
 

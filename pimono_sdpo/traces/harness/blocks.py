@@ -163,6 +163,13 @@ def normalise_arguments(name: str, value: object) -> str:
     return dump_json({"command": line, **rest} if line else given)
 
 
+def build_call(call_id: object, name: object, given: object) -> Event:
+    """Build the event of a call from its id, its tool's name and its arguments as recorded."""
+    tool = normalise_tool(name)
+    arguments = normalise_arguments(tool, given)
+    return Event(0, "tool_call", call_id=to_text(call_id), tool_name=tool, arguments=arguments)
+
+
 def decode_text(value: object) -> object:
     """Decode JSON text; anything else is returned unchanged."""
     if not isinstance(value, str):
@@ -261,6 +268,16 @@ class Steps:
             self._last_request = at
         self.events.append(event)
         self._answers.append(answer)
+
+    def follow(self, event: Event) -> None:
+        """Append an event whose `is_subagent` is known, and see whether it interrupts its turn."""
+        self.add(event)
+        if event.is_subagent:
+            return
+        if event.kind == "custom_message" and is_interruption(event.text):
+            self.abort()
+        elif event.kind == "tool_result" and is_refusal(event.text):
+            self.abort(event.call_id)
 
     def abort(self, call_id: str = "") -> None:
         """Mark the turn that the user interrupted; if it has no answer yet, add an empty one."""

@@ -11,10 +11,7 @@ from typing import Any
 
 from pimono_sdpo.traces.events import Event
 from pimono_sdpo.traces.harness import blocks
-from pimono_sdpo.traces.harness.base import (
-    FileTools,
-    Harness,
-)
+from pimono_sdpo.traces.harness.base import FileTools, Harness
 from pimono_sdpo.traces.harness.blocks import to_object, to_text
 
 Entry = dict[str, Any]
@@ -82,13 +79,7 @@ def read(objects: list[Entry]) -> list[Event]:
             event.timestamp = to_text(entry.get("timestamp"))
             event.on_active_branch = position in active and not sidechain
             event.is_subagent = sidechain
-            state.steps.add(event)
-            if sidechain:
-                continue
-            if event.kind == "custom_message" and blocks.is_interruption(event.text):
-                state.steps.abort()
-            elif event.kind == "tool_result" and blocks.is_refusal(event.text):
-                state.steps.abort(event.call_id)
+            state.steps.follow(event)
     for name, answer in state.answers.items():
         answer.text = "\n".join(filter(None, state.words[name]))
     return blocks.finish_events(state.steps.events)
@@ -192,10 +183,7 @@ def _read_assistant(entry: Entry, state: _State) -> Iterator[Event]:
         yield answer
     for block in new:
         if block.get("type") == "tool_use":
-            tool = blocks.normalise_tool(block.get("name"))
-            given = blocks.normalise_arguments(tool, block.get("input"))
-            call_id = to_text(block.get("id"))
-            yield Event(0, "tool_call", call_id=call_id, tool_name=tool, arguments=given)
+            yield blocks.build_call(block.get("id"), block.get("name"), block.get("input"))
 
 
 def _is_new(name: str, block: Entry, state: _State) -> bool:

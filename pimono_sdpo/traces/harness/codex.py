@@ -10,10 +10,7 @@ from typing import Any
 
 from pimono_sdpo.traces.events import Event
 from pimono_sdpo.traces.harness import blocks
-from pimono_sdpo.traces.harness.base import (
-    FileTools,
-    Harness,
-)
+from pimono_sdpo.traces.harness.base import FileTools, Harness
 from pimono_sdpo.traces.harness.blocks import to_object, to_text
 
 Entry = dict[str, Any]

@@ -6,10 +6,7 @@ from typing import Any
 
 from pimono_sdpo.traces.events import Event
 from pimono_sdpo.traces.harness import blocks
-from pimono_sdpo.traces.harness.base import (
-    FileTools,
-    Harness,
-)
+from pimono_sdpo.traces.harness.base import FileTools, Harness
 from pimono_sdpo.traces.harness.blocks import to_object, to_text
 
 Entry = dict[str, Any]
@@ -75,13 +72,7 @@ def read(objects: list[Entry]) -> list[Event]:
             event.on_active_branch = position in active and not is_subagent
             event.is_subagent = is_subagent
             event.kept_from = _find_kept(entry, first_event)
-            steps.add(event)
-            if is_subagent:
-                continue
-            if event.kind == "custom_message" and blocks.is_interruption(event.text):
-                steps.abort()
-            elif event.kind == "tool_result" and blocks.is_refusal(event.text):
-                steps.abort(event.call_id)
+            steps.follow(event)
         # What a compaction keeps begins after its anchor, at the next entry.
         first_event[to_text(entry.get("id"))] = len(steps.events)
     return blocks.finish_events(steps.events)
@@ -116,8 +107,8 @@ def _find_message(entry: Entry) -> Entry | None:
 def _read_entry(entry: Entry, typed: bool) -> list[Event]:
     message = _find_message(entry)
     if entry.get("type") == "compaction_state":
-        told = to_object(entry.get("summary")).get("body") or entry.get("summary")
-        return [Event(0, "compaction", to_text(entry.get("summaryText")) or to_text(told))]
+        summary = to_object(entry.get("summary")).get("body") or entry.get("summary")
+        return [Event(0, "compaction", to_text(entry.get("summaryText")) or to_text(summary))]
     return (list(_read_message(message, typed)) if message else []) or [Event(0, "other")]
 
 
@@ -129,9 +120,7 @@ def _read_message(message: Entry, typed: bool) -> Iterator[Event]:
     for block in content:
         call_id = to_text(block.get("tool_use_id") or block.get("id"))
         if block.get("type") == "tool_use":
-            tool = blocks.normalise_tool(block.get("name"))
-            given = blocks.normalise_arguments(tool, block.get("input"))
-            yield Event(0, "tool_call", call_id=call_id, tool_name=tool, arguments=given)
+            yield blocks.build_call(call_id, block.get("name"), block.get("input"))
         elif block.get("type") == "tool_result":
             text = blocks.join_text(block.get("content"))
             is_error = block.get("is_error") is True

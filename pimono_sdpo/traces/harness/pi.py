@@ -7,19 +7,13 @@ and OpenClaw write the same entries; GSD has no header, and its request is a cus
 
 import json
 import re
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
 from pimono_sdpo.traces.events import Event, Kind, strip_colours
-from pimono_sdpo.traces.harness.base import (
-    FileTools,
-    Harness,
-    Schema,
-    Tool,
-    describe_object,
-)
+from pimono_sdpo.traces.harness.base import FileTools, Harness, Schema, Tool, describe_object
 
 NO_JSON = Raw()
 
@@ -84,18 +78,40 @@ DECODER = msgspec.json.Decoder(Entry)
 _CONTENT = msgspec.json.Decoder(Content)
 
 
+S = TypeVar("S", Block, Details, Message, Entry)
+# The fields of each struct that hold a plain value, content, or JSON that is kept as it is.
+_FIELDS: dict[type[msgspec.Struct], dict[str, Any]] = {
+    kind: {
+        field.name: held
+        for field in msgspec.structs.fields(kind)
+        for held in (str, int, bool, Content, Raw)
+        if field.type in (held, held | None)
+    }
+    for kind in (Block, Details, Message, Entry)
+}
+
+
+def _build(kind: type[S], value: dict[str, Any]) -> S:
+    """Build a struct from a dict of any shape; a value of another type counts as missing."""
+    built = kind()
+    for name, held in _FIELDS[kind].items():
+        if name not in value:
+            continue
+        if held is Raw:
+            setattr(built, name, _dump_raw(value[name]))
+        elif held is Content:
+            setattr(built, name, build_content(value[name]))
+        elif type(value[name]) is held:
+            # Not isinstance, for which True is an integer.
+            setattr(built, name, value[name])
+    return built
+
+
 def build_entry(value: dict[str, Any]) -> Entry:
     """Build an entry from a dict of any shape."""
-    entry = Entry(
-        type=_check_string(value.get("type")),
-        id=_check_string(value.get("id")),
-        timestamp=_check_string(value.get("timestamp")),
-        content=build_content(value.get("content")),
-        summary=_check_string(value.get("summary")),
-        cwd=_check_string(value.get("cwd")),
-        firstKeptEntryIndex=_check_integer(value.get("firstKeptEntryIndex")),
-        firstKeptEntryId=_check_string(value.get("firstKeptEntryId")),
-    )
+    entry = _build(Entry, value)
+    if isinstance(value.get("timestamp"), str):
+        entry.timestamp = value["timestamp"]
     if isinstance(value.get("message"), dict):
         entry.message = build_message(value["message"])
     if isinstance(value.get("parentId", 0), str | None):
@@ -105,43 +121,17 @@ def build_entry(value: dict[str, Any]) -> Entry:
 
 def build_message(value: dict[str, Any]) -> Message:
     """Build a message from a dict of any shape."""
+    message = _build(Message, value)
     details = value.get("details")
-    code = _check_integer(details.get("exitCode")) if isinstance(details, dict) else None
-    return Message(
-        role=_check_string(value.get("role")),
-        content=build_content(value.get("content")),
-        stopReason=_check_string(value.get("stopReason")),
-        errorMessage=_check_string(value.get("errorMessage")),
-        toolCallId=_check_string(value.get("toolCallId")),
-        toolName=_check_string(value.get("toolName")),
-        isError=_check_flag(value.get("isError")),
-        details=Details(code),
-        command=_check_string(value.get("command")),
-        output=_check_string(value.get("output")),
-        exitCode=_check_integer(value.get("exitCode")),
-        cancelled=_check_flag(value.get("cancelled")),
-    )
+    message.details = _build(Details, details if isinstance(details, dict) else {})
+    return message
 
 
 def build_content(value: object) -> Content:
     """Build the content of a message: one text, or blocks."""
-    if not isinstance(value, list):
-        return _check_string(value)
-    return [
-        Block(
-            type=_check_string(block.get("type")),
-            text=_check_string(block.get("text")),
-            id=_check_string(block.get("id")),
-            name=_check_string(block.get("name")),
-            arguments=_dump_raw(block, "arguments"),
-            input=_dump_raw(block, "input"),
-            tool_use_id=_check_string(block.get("tool_use_id")),
-            content=_dump_raw(block, "content"),
-            is_error=_check_flag(block.get("is_error")),
-        )
-        for block in value
-        if isinstance(block, dict)
-    ]
+    if isinstance(value, list):
+        return [_build(Block, block) for block in value if isinstance(block, dict)]
+    return value if isinstance(value, str) else None
 
 
 def decode_content(raw: Raw) -> Content:
@@ -155,27 +145,13 @@ def decode_content(raw: Raw) -> Content:
     return content
 
 
-def _dump_raw(block: dict[str, Any], name: str) -> Raw:
-    if name not in block:
-        return NO_JSON
+def _dump_raw(value: object) -> Raw:
     try:
-        text = json.dumps(block[name], ensure_ascii=False, separators=(",", ":"))
+        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     except RecursionError:
         # It is nested almost too deeply to be read, which no real call is.
         text = "null"
     return Raw(text.encode("utf-8", "replace"))
-
-
-def _check_string(value: object) -> str | None:
-    return value if isinstance(value, str) else None
-
-
-def _check_integer(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def _check_flag(value: object) -> bool | None:
-    return value if isinstance(value, bool) else None
 
 
 _EXIT = re.compile(r"Command exited with code (-?\d+)\s*$")

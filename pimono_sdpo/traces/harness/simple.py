@@ -50,11 +50,7 @@ def read(objects: list[Entry]) -> list[Event]:
         when = _format_time(message.get("timestamp") or entry.get("timestamp"))
         for event in _read_message(message):
             event.timestamp = when
-            steps.add(event)
-            if event.kind == "custom_message" and blocks.is_interruption(event.text):
-                steps.abort()
-            elif event.kind == "tool_result" and blocks.is_refusal(event.text):
-                steps.abort(event.call_id)
+            steps.follow(event)
     return blocks.finish_events(steps.events)
 
 
@@ -95,10 +91,7 @@ def _read_assistant(message: Entry) -> Iterator[Event]:
     yield Event(0, "assistant", text, stop_reason=_STOPS.get(stop, stop))
     for call in blocks.to_blocks(message.get("toolCalls") or message.get("tool_calls") or []):
         function = to_object(call.get("function")) or call
-        tool = blocks.normalise_tool(function.get("name"))
-        given = blocks.normalise_arguments(tool, function.get("arguments"))
-        call_id = to_text(call.get("id"))
-        yield Event(0, "tool_call", call_id=call_id, tool_name=tool, arguments=given)
+        yield blocks.build_call(call.get("id"), function.get("name"), function.get("arguments"))
 
 
 def _find_first(message: Entry, *keys: str) -> str:
