@@ -1,9 +1,12 @@
 """Score stored completions with a rubric: the same rows with the verdicts beside them.
 
-reads   what `rewards.completions` opens
+reads   a folder or file of parquet or JSONL, or a saved dataset; columns `verifier_spec` (JSON text
+        or null; in JSONL an object, too), and `completion` (text, or a conversation) or
+        `completions` (a list of such)
 writes  DIR/data/scored-NNNNN.parquet with all columns and those of VERDICT, DIR/report.json
 
 A row that cannot be judged, such as one without a spec, says why in `rejected` and is counted.
+Lines of JSONL that differ in their shape have the type Json, and are distinguished row by row.
 
 Done in slices of SLICE rows, each by several threads: verifiers mostly wait for programs that they
 have started. A run that is killed goes on behind its last finished slice.
@@ -21,20 +24,22 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, get_args
 
+import pyarrow as pa
 import pyarrow.parquet as pq
-from datasets import Dataset, Features, List, Value
+from datasets import Dataset, DatasetDict, Features, Json, List, Value, load_dataset, load_from_disk
+from datasets.exceptions import DatasetsError
 
 from pimono_sdpo import __version__
-from pimono_sdpo.errors import OutputError, SourceError
+from pimono_sdpo.errors import EmptySelection, OutputError, SourceError
 from pimono_sdpo.runs.engine import Output, Part, Piece, run_parts
 from pimono_sdpo.runs.folders import LOCK, REPORT, only_run, publish_folder, remove
 from pimono_sdpo.runs.parquet import link_or_copy
 from pimono_sdpo.runs.progress import hide_bars
 from pimono_sdpo.stage import source_hash
 from rewards.answers import text_of
-from rewards.completions import one_each, open_completions
 from rewards.verifiers.rubric import Rubric, Status, Verifier
 
+SPEC, ONE, SEVERAL = "verifier_spec", "completion", "completions"
 SLICE = 256
 STATUSES: tuple[Status, ...] = get_args(Status)
 VERDICT = Features(
@@ -53,7 +58,7 @@ VERDICT = Features(
 REASONS = 10
 COUNTED = ("reward", "verifier", "status", "category", "rejected")
 SCORED = Output("scored/{:05}.parquet")
-Json = dict[str, Any]
+Row = dict[str, Any]
 
 
 def rubric_of(gates: Sequence[str], graded: Sequence[str]) -> Rubric:
@@ -105,13 +110,15 @@ def verifier_of(name: str) -> Verifier:
     return verifier
 
 
-def rescore(row: Json, rubric: Rubric) -> Json:
+def rescore(row: Row, rubric: Rubric) -> Row:
     """Return the columns of VERDICT for one row."""
     if row["verifier_spec"] is None:
         return _rejected("the row has no `verifier_spec`")
-    if row["completion"] is None:
+    completion = row["completion"]
+    if completion is None:
         return _rejected("the row has no completion")
-    if not _readable(row["completion"]):
+    is_chat = isinstance(completion, list) and all(isinstance(turn, dict) for turn in completion)
+    if not is_chat and not isinstance(completion, str):
         return _rejected("the completion is neither text nor messages")
     spec = row["verifier_spec"]
     try:
@@ -121,24 +128,18 @@ def rescore(row: Json, rubric: Rubric) -> Json:
     if not isinstance(spec, dict):
         return _rejected("`verifier_spec` is no JSON object")
     try:
-        result = rubric(text_of(row["completion"], "assistant"), spec)
+        result = rubric(text_of(completion, "assistant"), spec)
     except ValueError as refused:  # what verifiers say of a spec that they cannot judge by
         return _rejected(str(refused))
     return {**result.to_row(), "rejected": None}
 
 
-def _readable(completion: Any) -> bool:
-    return isinstance(completion, str) or (
-        isinstance(completion, list) and all(isinstance(turn, dict) for turn in completion)
-    )
-
-
-def _rejected(why: str) -> Json:
-    empty: Json = {name: [] for name in VERDICT}
+def _rejected(why: str) -> Row:
+    empty: Row = {name: [] for name in VERDICT}
     return {**empty, "reward": None, "passed": False, "rejected": why}
 
 
-def rescore_dataset(source: str, out: Path, rubric: Rubric, workers: int = 1) -> Json:
+def rescore_dataset(source: str, out: Path, rubric: Rubric, workers: int = 1) -> Row:
     """Score every completion of `source` into the folder `out`, under a bar; return the report.
 
     What is written does not depend on `workers`, the number of threads that run verifiers.
@@ -203,7 +204,7 @@ def _score(stored: Dataset, rubric: Rubric, workers: int) -> Iterator[Piece]:
     yield Piece({"scored": scored.data.table}, left)
 
 
-def _run_verifiers(rows: Dataset, rubric: Rubric, workers: int) -> Iterator[Json]:
+def _run_verifiers(rows: Dataset, rubric: Rubric, workers: int) -> Iterator[Row]:
     """Yield the verdicts in the order of the rows."""
     pool = ThreadPoolExecutor(workers)
     try:
@@ -213,7 +214,7 @@ def _run_verifiers(rows: Dataset, rubric: Rubric, workers: int) -> Iterator[Json
         pool.shutdown(cancel_futures=True)
 
 
-def _report(files: Sequence[Path], used: Json) -> Json:
+def _report(files: Sequence[Path], used: Row) -> Row:
     rewards: list[float | None] = []
     verdicts: dict[str, Counter[str]] = {}
     categories, rejected = Counter[str](), Counter[str]()
@@ -245,3 +246,117 @@ def _name(verifier: Any) -> str:
     if isinstance(verifier, partial):
         return _name(verifier.func)
     return f"{verifier.__module__}:{verifier.__qualname__}"
+
+
+def open_completions(source: str) -> Dataset:
+    """Return the rows as they are stored; raises SourceError or EmptySelection."""
+    path = Path(source)
+    if not path.exists():
+        raise SourceError(f"`{source}` does not exist; give a folder or file of completions.")
+    files = [path] if path.is_file() else sorted(path.rglob("*"))
+    parquet = [str(file) for file in files if file.suffix == ".parquet"]
+    raw = [str(file) for file in files if file.suffix in {".jsonl", ".json"}]
+    try:
+        if (path / "state.json").exists() or (path / "dataset_dict.json").exists():
+            found = load_from_disk(source)
+        elif parquet and not sum(pq.read_metadata(file).num_rows for file in parquet):
+            raise EmptySelection(f"`{source}` has no rows; give stored completions.")
+        elif parquet:
+            found = load_dataset("parquet", data_files=parquet, split="train")
+        elif raw and not any(Path(file).stat().st_size for file in raw):
+            raise EmptySelection(f"`{source}` has no rows; give stored completions.")
+        elif raw:
+            found = _with_specs_as_text(load_dataset("json", data_files=raw, split="train"), raw)
+        else:
+            raise SourceError(
+                f"`{source}` holds neither parquet nor JSONL; give stored completions."
+            )
+    except (pa.ArrowException, DatasetsError, ValueError, OSError) as error:
+        raise SourceError(
+            f"`{source}` cannot be read ({type(error).__name__}); write it again, all files with "
+            "the same columns."
+        ) from error
+    if isinstance(found, DatasetDict):
+        raise SourceError(f"`{source}` has several splits; give the folder of one.")
+    _check(source, found)
+    return found
+
+
+def one_each(rows: Dataset) -> Dataset:
+    """Give every completion of `completions` a row of its own, in order; others stay as they are.
+
+    A row without any has none afterwards.
+    """
+    if SEVERAL not in rows.column_names:
+        return rows
+    given = [_listed(completions) for completions in rows[SEVERAL]]
+    whose = [number for number, completions in enumerate(given) for _ in completions]
+    flat = [completion for completions in given for completion in completions]
+    alone = rows.remove_columns(SEVERAL).select(whose)
+    several = rows.features[SEVERAL]
+    kind = several if isinstance(several, Json) else several.feature
+    return alone.add_column(ONE, flat, new_fingerprint=rows._fingerprint, feature=kind)
+
+
+def _with_specs_as_text(rows: Dataset, files: list[str]) -> Dataset:
+    """Take specs that are objects as they stand; one type for all would fill them with nulls."""
+    if not isinstance(rows.features.get(SPEC), dict) or not all(f.endswith("l") for f in files):
+        return rows
+    lines = [line for file in files for line in Path(file).read_text().split("\n") if line.strip()]
+    specs = [json.loads(line).get(SPEC) for line in lines]
+    texts = [None if spec is None else json.dumps(spec) for spec in specs]
+    kept = rows.remove_columns(SPEC)
+    return kept.add_column(SPEC, texts, new_fingerprint=rows._fingerprint, feature=Value("string"))
+
+
+def _check(source: str, rows: Dataset) -> None:
+    there = rows.column_names
+    if not rows.num_rows:
+        raise EmptySelection(f"`{source}` has no rows; give stored completions.")
+    if ONE in there and SEVERAL in there:
+        raise SourceError(f"`{source}` has both `{ONE}` and `{SEVERAL}`; leave one of them out.")
+    needed = (SEVERAL if SEVERAL in there else ONE, SPEC)
+    missing = next((name for name in needed if name not in there), None)
+    if missing:
+        raise SourceError(
+            f"`{source}` has the columns {', '.join(there)} but no `{missing}`; give completions "
+            "with the spec of their rows."
+        )
+    if not _text(rows.features[SPEC]):
+        raise SourceError(
+            f"`{SPEC}` of `{source}` is not text; write each row's spec with json.dumps."
+        )
+    if ONE in there and not _completion(rows.features[ONE]):
+        raise SourceError(
+            f"`{ONE}` of `{source}` is neither text nor a conversation; give text, or a list of "
+            "messages with `role` and `content`."
+        )
+    several = rows.features.get(SEVERAL)
+    inner = several if isinstance(several, Json) else getattr(several, "feature", None)
+    if several is not None and not _completion(inner):
+        raise SourceError(
+            f"`{SEVERAL}` of `{source}` is not a list of texts or conversations; give one "
+            "entry per completion."
+        )
+
+
+def _listed(completions: Any) -> list[Any]:
+    """Return the completions of a row; anything but a list becomes one that is rejected later."""
+    return completions if isinstance(completions, list) else [] if completions is None else [None]
+
+
+def _text(feature: Any) -> bool:
+    return isinstance(feature, Json) or getattr(feature, "dtype", "") in (
+        "string",
+        "large_string",
+        "null",
+    )
+
+
+def _completion(feature: Any) -> bool:
+    message = getattr(feature, "feature", None)
+    return (
+        _text(feature)
+        or isinstance(message, Json)
+        or (isinstance(message, dict) and "content" in message)
+    )

@@ -62,7 +62,7 @@ def test_a_run_goes_on_behind_its_last_slice(
     judged: list[str] = []
     real = rescore.rescore
 
-    def stopping(row: rescore.Json, rubric: Rubric) -> rescore.Json:
+    def stopping(row: rescore.Row, rubric: Rubric) -> rescore.Row:
         judged.append(row["prompt"])
         if len(judged) == 3:
             raise KeyboardInterrupt

@@ -13,8 +13,7 @@ from pathlib import PurePosixPath
 
 from huggingface_hub import Sandbox, get_token
 
-from rewards.sandbox.limits import Limits, Ran, SandboxError
-from rewards.sandbox.local import inside
+from rewards.sandbox.local import Limits, Ran, SandboxError, inside
 
 FOLDER = "/tmp/work"
 # Arguments: CPU seconds, blocks of 512 bytes, open files, the file for standard input, the command.

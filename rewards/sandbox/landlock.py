@@ -29,8 +29,6 @@ def abi() -> int:
 def handled(version: int) -> int:
     """Every access to files that this version can forbid."""
     bits = 13 + (version >= 2) + (version >= 3) + (version >= 5)
-    if version >= 5:
-        return (1 << 16) - 1
     return (1 << bits) - 1
 
 

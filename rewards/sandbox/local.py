@@ -1,4 +1,4 @@
-"""Run a spec on this machine: its folder, its uid, its supervisor."""
+"""Run a spec on this machine: its limits, its folder, its uid, its supervisor."""
 
 import dataclasses
 import fcntl
@@ -12,11 +12,69 @@ import sysconfig
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Literal
 
+from pimono_sdpo.errors import PimonoError
 from rewards.sandbox import folder, kernel, seccomp, supervisor, tree
-from rewards.sandbox.limits import Limits, Ran, SandboxError
+
+MEBI = 1 << 20
+NOTHING: Mapping[str, str] = MappingProxyType({})
+Stopped = Literal["", "cpu", "wall", "memory", "processes", "disk", "files"]
+
+
+class SandboxError(PimonoError):
+    """No backend holds, or confinement failed; nothing untrusted was run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the whole tree of processes may use.
+
+    CPU seconds are tight, wall seconds loose: a loaded machine must not fail a correct program. The
+    wall clock stands still while a program is ready to run and gets no CPU.
+    Sizes are bytes. `processes` counts threads. `files` counts entries of the work folder.
+    What the kernel buffers in pipes and socket pairs is bounded by the number of open files alone.
+    """
+
+    cpu_seconds: float = 10
+    wall_seconds: float = 60
+    memory: int = 512 * MEBI
+    processes: int = 64
+    open_files: int = 128
+    file_size: int = 64 * MEBI
+    disk: int = 128 * MEBI
+    files: int = 2000
+    output: int = MEBI
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """What came of a run.
+
+    `exit_code` is None when `signal` ended it. `stdout` and `stderr` are the first bytes up to
+    `Limits.output`; what is longer ends in a line `[... N bytes cut]`. `files` has those asked for
+    that are there, regular, and not too large. `stopped` names the limit at which the tree was
+    killed, "" when it ended by itself; a program whose allocation is refused ends by itself.
+    """
+
+    exit_code: int | None
+    signal: int | None
+    stdout: bytes
+    stderr: bytes
+    cpu_seconds: float
+    wall_seconds: float
+    backend: str
+    stopped: Stopped = ""
+    files: dict[str, bytes] = field(default_factory=dict)
+
+    @property
+    def timed_out(self) -> Literal["", "cpu", "wall"]:
+        """Which clock ran out."""
+        return self.stopped if self.stopped in ("cpu", "wall") else ""
+
 
 # No /etc as a whole, which may hold secrets; no /proc, which shows other processes.
 SYSTEM = (
@@ -122,11 +180,6 @@ def may_change_uid() -> bool:
     return os.geteuid() == 0 and all(kernel.has_capability(capability) for capability in needed)
 
 
-def bwrap() -> str | None:
-    """Where bubblewrap is."""
-    return shutil.which("bwrap")
-
-
 HERE = Path(__file__).resolve().parent
 # The packages' own `__init__` import much that a supervisor has no use for.
 BOOT = """
@@ -209,14 +262,39 @@ def _marked(kept: bytes, seen: int) -> bytes:
     return kept + f"\n[... {cut} bytes cut]\n".encode() if cut else kept
 
 
-def cold(prefix: Callable[[dict[str, Any]], list[str]]) -> Exchange:
-    """An exchange with a fresh supervisor, started behind `prefix` (nothing, or bubblewrap)."""
+def cold(backend: str) -> Exchange:
+    """Return an exchange with a fresh supervisor, inside bubblewrap where that is the backend."""
 
     def exchange(spec: dict[str, Any], stdin: bytes) -> dict[str, Any]:
-        with started(prefix(spec), "supervisor", "-IS") as connection:
+        prefix = _bubblewrap(spec) if backend == "bubblewrap" else []
+        with started(prefix, "supervisor", "-IS") as connection:
             return talk(connection, spec, stdin)
 
     return exchange
+
+
+def _bubblewrap(spec: dict[str, Any]) -> list[str]:
+    """Namespaces around the supervisor, which confines what it starts as it does without them."""
+    arguments = [
+        shutil.which("bwrap") or "bwrap", "--unshare-pid", "--unshare-net", "--unshare-ipc",
+        "--unshare-uts", "--unshare-cgroup-try", "--die-with-parent", "--new-session",
+        "--tmpfs", "/", "--proc", "/proc", "--chdir", "/",
+    ]  # fmt: skip
+    for device in supervisor.DEVICES:  # not `--dev`, which wants devices that small machines lack
+        arguments += ["--dev-bind-try", device, device]
+    bound = [path for path in (*spec["read"], str(HERE)) if not path.startswith("/proc/")]
+    # The folders on the way are bubblewrap's own, and closed to all but its user otherwise.
+    on_the_way = {str(parent) for path in bound for parent in Path(path).parents} - {"/", *bound}
+    for parent in sorted(on_the_way):
+        arguments += ["--perms", "0755", "--dir", parent]
+    for path in bound:
+        arguments += ["--ro-bind", path, path]
+    arguments += ["--bind", spec["folder"], spec["folder"]]
+    if spec["uid"]:
+        for capability in ("CHOWN", "DAC_OVERRIDE", "DAC_READ_SEARCH", "FOWNER", "KILL",
+                           "SETGID", "SETUID", "SETPCAP", "SYS_PTRACE"):  # fmt: skip
+            arguments += ["--cap-add", f"CAP_{capability}"]
+    return [*arguments, "--"]
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The server of `warm.py`: an interpreter that has imported what it needs, and forks.
+"""What `Server` starts: an interpreter that has imported what it needs, and forks.
 
 It never reads what is to be run: each request brings a socket, and a forked supervisor reads the
 spec from there. So no run finds anything of another one in the memory it inherits. Started with a

@@ -65,11 +65,8 @@ def _closes(line: str, opener: re.Match[str]) -> bool:
     fence = _FENCE.match(line)
     if fence is None or not fence[2].startswith(opener[2]) or fence[3].strip():
         return False
-    return _width(fence[1]) <= _width(opener[1]) + MAX_INSIDE
-
-
-def _width(indent: str) -> int:
-    return len(indent.expandtabs(4))
+    width, deepest = (len(found[1].expandtabs(4)) for found in (fence, opener))
+    return width <= deepest + MAX_INSIDE
 
 
 def _dedented(line: str, indent: str) -> str:
@@ -319,8 +316,13 @@ def candidate_of(completion: str, spec: Mapping[str, Any]) -> Candidate | Refusa
     """
     files_of(spec)
     found = _applied(completion, spec)
-    if isinstance(found, Refusal) or not all(_is_emptied(found, path) for path in found.changed):
+    if isinstance(found, Refusal):
         return found
+    for path in found.changed:
+        before, after = found.before.get(path, ""), found.files.get(path)
+        # To delete a file is a change; to take all of its code away is not.
+        if after is None or not _has_code(path, before) or _has_code(path, after):
+            return found
     return Refusal("no_code", f"The answer leaves no code in {found.changed[0]}; write all of it.")
 
 
@@ -341,22 +343,11 @@ def _applied(completion: str, spec: Mapping[str, Any]) -> Candidate | Refusal:
     )
 
 
-def _is_emptied(candidate: Candidate, path: str) -> bool:
-    """Tell whether a file is still there and has lost all of its code; to delete it is a change."""
-    before, after = candidate.before.get(path, ""), candidate.files.get(path)
-    return after is not None and _has_code(path, before) and not _has_code(path, after)
-
-
 def _has_code(path: str, text: str) -> bool:
     tree = parsed(text) if path.endswith((".py", ".pyi")) else None
     if tree is None:
         return bool(text.strip())
-    return any(not _is_idle(node) for node in tree.body)
-
-
-def _is_idle(node: ast.stmt) -> bool:
-    is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-    return is_text or isinstance(node, ast.Pass)
+    return any(not (_is_text(node) or isinstance(node, ast.Pass)) for node in tree.body)
 
 
 def _form(completion: str) -> str:

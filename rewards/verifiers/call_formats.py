@@ -185,7 +185,9 @@ def decode(completion_ids: Sequence[int], tokenizer: Any, end_ids: Collection[in
     the model's.
     """
     ids = [int(token) for token in completion_ids]
-    ends = _end_ids(tokenizer) | set(end_ids)
+    known = tokenizer.get_added_vocab()
+    ends = {known[token] for token in TURN_ENDS if token in known} | set(end_ids)
+    ends |= {tokenizer.eos_token_id} - {None}
     first = next((place for place, token in enumerate(ids) if token in ends), None)
     if first is None:
         while ids and ids[-1] == tokenizer.pad_token_id:
@@ -194,12 +196,6 @@ def decode(completion_ids: Sequence[int], tokenizer: Any, end_ids: Collection[in
         ids = ids[: first + 1]
     text: str = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
     return Decoded(text, truncated=first is None and bool(ids))
-
-
-def _end_ids(tokenizer: Any) -> set[int]:
-    known = tokenizer.get_added_vocab()
-    ends = {known[token] for token in TURN_ENDS if token in known}
-    return ends | ({tokenizer.eos_token_id} - {None})
 
 
 MAX_CHARS = 400_000  # a whole file in one call; more would cost seconds
@@ -288,7 +284,9 @@ def _read_family(text: str, name: str, tools: list[dict[str, Any]]) -> Reading:
     if text.count(family.marker) > MAX_CALLS and not family.to_end:
         return Reading(problem=f"the message makes more than {MAX_CALLS} calls")
     body, ended, rest = _turn(text, family)
-    if not _PADS.fullmatch(_without(rest, family.ends)):
+    for end in family.ends:
+        rest = rest.replace(end, "")
+    if not _PADS.fullmatch(rest):
         return Reading(problem="the message goes on after the end of its turn")
     body = _after_thought(body, family)
     if body.count('<|"|>') > MAX_STRINGS * 2:
@@ -303,17 +301,14 @@ def _read_family(text: str, name: str, tools: list[dict[str, Any]]) -> Reading:
         message, late = parser.finalize()
     except (ValueError, RecursionError) as found:
         return Reading(problem=_why(found), cut=not ended and (not family.to_end or _stops(found)))
-    if not family.to_end and any(_closes_a_call(event) for event in late):
+    closed = [event["field"] for event in late if event["type"] == "region_close"]
+    if not family.to_end and "tool_calls" in closed:
         return Reading(problem="the call is not closed", cut=not ended)
     _, begun, name_only = str(message.get("content", "")).rpartition(family.marker)
     if begun and not family.to_end:
         cut = not ended and len(name_only.split()) <= 1
         return Reading(problem=f"{family.marker} does not begin a call that can be read", cut=cut)
     return _calls([item["function"] for item in message.get("tool_calls", [])])
-
-
-def _closes_a_call(event: dict[str, Any]) -> bool:
-    return bool(event["type"] == "region_close" and event["field"] == "tool_calls")
 
 
 def _calls(items: list[Any]) -> Reading:
@@ -402,12 +397,6 @@ def _bare(text: str) -> str:
     while token := next((token for token in _TAIL if text.endswith(token, 0, end)), ""):
         end -= len(token)
     return text[:end].strip()
-
-
-def _without(text: str, tokens: Sequence[str]) -> str:
-    for token in tokens:
-        text = text.replace(token, "")
-    return text
 
 
 def _stops(problem: BaseException) -> bool:

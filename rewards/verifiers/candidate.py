@@ -35,8 +35,6 @@ LOCKED = (
     *("pytest.ini", "tox.ini", "setup.cfg", "pyproject.toml", "sitecustomize.py"),
     *("*/pytest.ini", "*/tox.ini", "*/setup.cfg", "*/pyproject.toml", "*/sitecustomize.py"),
 )
-# What has to be a list of texts, where it is given.
-LISTS = {"spec": ("allowed", "locked"), "tests": ("needs", "plugins", "shared", "roots", "allow")}
 _UNSAFE = re.compile(r"[\\\x00-\x1f\x7f]|^[A-Za-z]:")
 
 
@@ -64,7 +62,7 @@ class Candidate:
 def files_of(spec: Mapping[str, Any]) -> Mapping[str, str]:
     """Return the files of a spec; raises BadSpec when it has none."""
     files = spec.get("files")
-    for name in LISTS["spec"]:
+    for name in ("allowed", "locked"):
         given = spec.get(name) or []
         if not isinstance(given, list | tuple) or not all(isinstance(one, str) for one in given):
             raise BadSpec(f"`{name}` of the spec is {given!r}; write a list of globs.")
@@ -130,24 +128,25 @@ def matches(path: str, globs: Sequence[str]) -> bool:
     return any(fnmatchcase(path.casefold(), glob.casefold()) for glob in globs)
 
 
-KINDS = ("value", "output", "pytest")
-
-
 def check_tests(spec: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the tests of a spec; raises BadSpec when they cannot be run."""
     tests = spec["tests"]
     if not isinstance(tests, Mapping):
         raise BadSpec(f"`tests` of the spec is {_show(tests)}; write an object with `kind`.")
     kind = tests.get("kind")
-    if kind not in KINDS:
+    if kind not in ("value", "output", "pytest"):
         raise BadSpec(f"`kind` of the tests is {kind!r}; write 'value', 'output' or 'pytest'.")
     seconds = tests.get("seconds", 1)
     if type(seconds) not in (int, float) or not 0 < seconds < math.inf:
         raise BadSpec(f"`seconds` of the tests is {_show(seconds)}; write a number above 0.")
-    for name in LISTS["tests"]:
-        _check_texts(tests, name)
+    for name in ("needs", "plugins", "shared", "roots", "allow"):
+        listed = tests.get(name, [])
+        if not isinstance(listed, list | tuple) or not all(isinstance(one, str) for one in listed):
+            raise BadSpec(f"`{name}` of the tests is {_show(listed)}; write a list of texts.")
     if kind == "pytest":
-        _check_files(tests.get("files"))
+        files = tests.get("files")
+        if not isinstance(files, Mapping) or not all(isinstance(t, str) for t in files.values()):
+            raise BadSpec(f"`files` of the tests is {_show(files)}; give texts by their paths.")
     else:
         _check_module(tests.get("module"), spec)
         _check_cases(tests.get("cases"), kind)
@@ -182,17 +181,6 @@ def _check_cases(cases: Any, kind: str) -> None:
         texts = [case.get("stdin", ""), case.get("expected"), *args] if kind == "output" else []
         if not all(isinstance(text, str) for text in texts):
             raise BadSpec(f"Every test needs cases, and each of them {wanted}, `stdin`, `args` so.")
-
-
-def _check_files(files: Any) -> None:
-    if not isinstance(files, Mapping) or not all(isinstance(t, str) for t in files.values()):
-        raise BadSpec(f"`files` of the tests is {_show(files)}; give texts by their paths.")
-
-
-def _check_texts(given: Mapping[str, Any], name: str) -> None:
-    listed = given.get(name, [])
-    if not isinstance(listed, list | tuple) or not all(isinstance(one, str) for one in listed):
-        raise BadSpec(f"`{name}` of the tests is {_show(listed)}; write a list of texts.")
 
 
 def _show(value: Any) -> str:

@@ -29,7 +29,7 @@ import re2
 from pimono_sdpo.shell import parse_command
 from pimono_sdpo.text import shorten
 from rewards.sandbox import Limits, Ran, SandboxError
-from rewards.sandbox.limits import MEBI, NOTHING
+from rewards.sandbox.local import MEBI, NOTHING
 from rewards.verifiers.answer import candidate_of
 from rewards.verifiers.candidate import Candidate, Refusal, matches
 from rewards.verifiers.lint import ENVIRONMENT, run_tool, without_new

@@ -87,7 +87,10 @@ def last_write(completion: str, spec: Mapping[str, Any]) -> Candidate | Refusal:
 def writes(completion: str) -> Iterator[Write]:
     """Yield every complete write, format by format."""
     for at, name, given in calls(completion):
-        yield from _written(at, name, given)
+        path = next((given[key] for key in _PATHS if isinstance(given.get(key), str)), None)
+        content = next((given[key] for key in _CONTENTS if isinstance(given.get(key), str)), None)
+        if name in TOOLS and path is not None and content is not None:
+            yield Write(at, path, content)
     yield from _catted(completion[:MAX_CHARS])
 
 
@@ -118,13 +121,6 @@ def _between(text: str, opening: re.Pattern[str], end: str) -> Iterator[tuple[in
         if stop >= 0:
             yield found.start(), found[1], text[at:stop]
             at = stop + len(end)
-
-
-def _written(at: int, name: str, given: Mapping[str, Any]) -> Iterator[Write]:
-    path = next((given[key] for key in _PATHS if isinstance(given.get(key), str)), None)
-    content = next((given[key] for key in _CONTENTS if isinstance(given.get(key), str)), None)
-    if name in TOOLS and path is not None and content is not None:
-        yield Write(at, path, content)
 
 
 def _catted(text: str) -> Iterator[Write]:

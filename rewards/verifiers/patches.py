@@ -110,8 +110,7 @@ def diff_blocks(text: str, truncated: bool | None) -> list[Block] | Refusal:
             "The answer has a diff inside a fenced block and another outside; put all of it into "
             "one ```diff block.",
         )
-    fences = sum(1 for line in lines if _OPENS.match(line))
-    follow = fences > 2
+    follow = sum(1 for line in lines if _OPENS.match(line)) > 2
     return [Block(block.lines, True, True, follow) for block in found]
 
 
@@ -344,8 +343,7 @@ class _Reader:
             return True
         at = self.filled[self.at]
         if at == len(self.lines) or starts_diff(self.lines, at):
-            short = hunk.counts is not None and hunk.actual()[0] < hunk.counts[0]
-            return short
+            return hunk.counts is not None and hunk.actual()[0] < hunk.counts[0]
         if self.lines[at].startswith((" ", "\\")):
             return True
         if self.lines[at].startswith(("+", "-")):
@@ -718,7 +716,9 @@ def apply_patch(completion: str, spec: Mapping[str, Any]) -> Candidate | Refusal
     for change in changes:
         total += len(change.hunks)
         text = before.get(change.source, "")
-        edits = _placed(change, text)
+        lines = looked([line for line, _ in _split(text)])
+        name = change.source or change.target
+        edits = [locate(hunk, lines, name) for hunk in change.hunks]
         located += sum(1 for place in edits if not isinstance(place, Refusal))
         problem = problem or next((e for e in edits if isinstance(e, Refusal)), None)
         if problem is None:
@@ -739,7 +739,10 @@ def _changes(diffs: Sequence[FileDiff], spec: Mapping[str, Any]) -> list[_Change
             return names
         source, target = names
         if source and source not in spec["files"]:
-            return unsafe_path(source) or _unknown(source, spec["files"])
+            near = difflib.get_close_matches(source, list(spec["files"]), n=1, cutoff=0.3)
+            hint = f"; did you mean `{near[0]}`?" if near else "."
+            why = f"There is no file `{source}` in the workspace{hint}"
+            return unsafe_path(source) or Refusal("file_unknown", why)
         for name in filter(None, names):
             if refused := refused_path(name, spec):
                 return refused
@@ -789,18 +792,6 @@ def _names(diff: FileDiff, files: Mapping[str, str]) -> tuple[str, str] | Refusa
 
 def _without_prefix(name: str) -> str:
     return name[2:] if name.startswith(("a/", "b/")) else name
-
-
-def _unknown(path: str, files: Mapping[str, str]) -> Refusal:
-    near = difflib.get_close_matches(path, list(files), n=1, cutoff=0.3)
-    hint = f"; did you mean `{near[0]}`?" if near else "."
-    return Refusal("file_unknown", f"There is no file `{path}` in the workspace{hint}")
-
-
-def _placed(change: _Change, text: str) -> list[int | Refusal]:
-    lines = looked([line for line, _ in _split(text)])
-    name = change.source or change.target
-    return [locate(hunk, lines, name) for hunk in change.hunks]
 
 
 def _write(
@@ -859,16 +850,9 @@ def _edited(text: str, pieces: Sequence[tuple[int, Hunk]]) -> str | None:
                     out.append(lines[at])
                 at += 1
             if line.tag != " " and at == len(lines):
-                ends_open = _open_end(hunk, ends_open)
+                marked = {one.tag for one in hunk.lines if one.marked}
+                ends_open = bool(marked & {"+", " "}) if marked else ends_open
     out += lines[at:]
     closed = [(line, end or usual) for line, end in out]
     joined = "".join(line + end for line, end in closed)
     return joined[: -len(closed[-1][1])] if ends_open and closed else joined
-
-
-def _open_end(hunk: Hunk, was: bool) -> bool:
-    """Tell whether the file lacks a last newline after a hunk that reaches its end."""
-    marked = {line.tag for line in hunk.lines if line.marked}
-    if not marked:
-        return was
-    return "+" in marked or " " in marked

@@ -130,11 +130,11 @@ def _marks(source: str, tests: Collection[str]) -> Iterator[str]:
         match node:
             case ast.Import():
                 for alias in node.names:
-                    yield from _imported(alias.name)
+                    yield from MODULES & {alias.name.partition(".")[0]}
                     if alias.asname and alias.name in OF_MODULES:
                         yield f"{alias.name} as {alias.asname}"
             case ast.ImportFrom(module=str(module)):
-                yield from _imported(module)
+                yield from MODULES & {module.partition(".")[0]}
                 for alias in node.names:
                     yield from WORDS & {alias.name}
                     yield from METHODS & {alias.name}
@@ -164,10 +164,6 @@ def _marks(source: str, tests: Collection[str]) -> Iterator[str]:
                 yield from (name for name in names if name in text)
             case _:
                 pass
-
-
-def _imported(module: str) -> Iterator[str]:
-    yield from MODULES & {module.partition(".")[0]}
 
 
 SECONDS = 30.0

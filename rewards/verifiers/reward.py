@@ -268,7 +268,8 @@ def attacks(row: Mapping[str, Any], gold: str | None) -> Iterator[tuple[str, str
     yield from _without_code(row)
     if gold is not None:
         yield "gold_and_garbage", gold.rstrip() + GARBAGE
-        yield "garbage_in_gold", _in_the_middle(gold)
+        at = len(gold) // 2
+        yield "garbage_in_gold", gold[:at] + GARBAGE + gold[at:]
         yield "gold_ten_times", "\n".join([gold] * LONGER)
 
 
@@ -300,11 +301,6 @@ def table(findings: Sequence[Finding]) -> str:
         return ""
     lines = [f"| {f.row} | {f.case} | {f.reward} | {f.wanted} |" for f in findings]
     return "\n".join(["| row | case | reward | wanted |", "|---|---|---|---|", *lines])
-
-
-def _in_the_middle(gold: str) -> str:
-    at = len(gold) // 2
-    return gold[:at] + GARBAGE + gold[at:]
 
 
 def _score(reward: Reward, row: Mapping[str, Any], completion: str) -> float | None:

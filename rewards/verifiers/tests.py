@@ -39,8 +39,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from pimono_sdpo.text import shorten
-from rewards.sandbox import Limits, Ran, SandboxError
-from rewards.sandbox.warm import Server
+from rewards.sandbox import Limits, Ran, SandboxError, Server
 from rewards.verifiers import pytest_tests
 from rewards.verifiers.answer import candidate_of
 from rewards.verifiers.candidate import (

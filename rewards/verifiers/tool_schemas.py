@@ -1,8 +1,9 @@
 """JSON Schemas of the tools a completion may call, and what is wrong with the arguments of a call.
 
 The tools of a harness are those of its `Harness` object; those of the repository agent are in
-agent_tools.py, and the one tool of agents that write a bash block is here. Pi has taken "42" for a
-number since January 2026, and one edit alone, or edits written as text, since its edits are a list.
+agent_tools.json, and the one tool of agents that write a bash block is here. Pi has taken "42" for
+a number since January 2026, and one edit alone, or edits written as text, since its edits are a
+list.
 """
 
 import json
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from jsonschema import Draft202012Validator
@@ -20,8 +22,10 @@ from referencing import Registry
 
 from pimono_sdpo.traces.harness import HARNESSES
 from pimono_sdpo.traces.harness.base import Schema, describe_object
-from rewards.verifiers.agent_tools import TOOLS
 
+AGENT_TOOLS: dict[str, dict[str, Any]] = json.loads(
+    Path(__file__).with_name("agent_tools.json").read_text(encoding="utf-8")
+)
 DEFAULT_FORMATS = {"repo_agent": ["json"], "bash_block": ["bash_block"]}
 HARNESS_TOOLS = {harness.name: harness.tools for harness in HARNESSES if harness.tools}
 COERCING = frozenset(harness.name for harness in HARNESSES if harness.coerces)
@@ -32,7 +36,7 @@ TOOL_SETS: dict[str, dict[str, tuple[Schema, ...]]] = {
         harness: {name: tool.schemas for name, tool in tools.items()}
         for harness, tools in HARNESS_TOOLS.items()
     },
-    "repo_agent": {name: (tool["parameters"],) for name, tool in TOOLS.items()},
+    "repo_agent": {name: (tool["parameters"],) for name, tool in AGENT_TOOLS.items()},
     "bash_block": {"bash": (_BASH_BLOCK,)},
 }
 
@@ -277,8 +281,50 @@ def definitions(name: str) -> list[dict[str, Any]]:
             "name": tool.name,
             "description": HARNESS_TOOLS[name][tool.name].description
             if name in HARNESS_TOOLS
-            else TOOLS[tool.name]["description"],
+            else AGENT_TOOLS[tool.name]["description"],
             "parameters": parameters,
         }
         found.append({"type": "function", "function": function})
     return found
+
+
+MAX_PROBLEMS = 3
+MAX_VALUE = 80
+
+
+def describe_problems(name: str, args: dict[str, Any]) -> str:
+    """Say what is wrong with the arguments of a call of the repository agent, "" when nothing is.
+
+    >>> describe_problems("read_file", {"rel_path": 3, "mode": "r"})
+    '`rel_path` is 3, which is no string; `mode` is not an argument of read_file'
+    >>> describe_problems("list_files", {"rel_dir": " "})
+    '`rel_dir` is blank'
+    """
+    (validator,) = tools_of("repo_agent")[name].validators
+    found = [line for error in validator.iter_errors(args) for line in _explain(error, name, args)]
+    properties = AGENT_TOOLS[name]["parameters"]["properties"]
+    for key, value in args.items():
+        is_needed = "minLength" in properties.get(key, {})
+        if is_needed and isinstance(value, str) and not value.strip():
+            found.append(f"`{key}` is blank")
+    return "; ".join(found[:MAX_PROBLEMS])
+
+
+def _explain(error: ValidationError, name: str, args: dict[str, Any]) -> list[str]:
+    schema = error.schema
+    if error.validator == "required":
+        missing = [key for key in schema["required"] if key not in args]
+        # One error comes for each of them.
+        return [f"`{key}` is missing" for key in missing if f"'{key}'" in error.message]
+    if error.validator == "additionalProperties":
+        unknown = [key for key in args if key not in schema["properties"]]
+        return [f"`{key[:MAX_VALUE]}` is not an argument of {name}" for key in unknown]
+    if error.validator == "minLength":
+        return []  # named as blank
+    key, value = error.absolute_path[0], error.instance
+    shown = json.dumps(value, ensure_ascii=False)
+    shown = shown if len(shown) <= MAX_VALUE else shown[:MAX_VALUE] + "..."
+    wanted = schema.get("type")
+    if error.validator == "type":
+        return [f"`{key}` is {shown}, which is no {wanted}"]
+    return [f"`{key}` is {shown}; give at least {schema.get('minimum')}"]

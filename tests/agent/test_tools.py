@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pimono_sdpo.agent.tools import MAX_WRITE, Workspace
-from rewards.verifiers.agent_tools import TOOLS, definitions
-from rewards.verifiers.tool_schemas import definitions as known_to_rewards
+from rewards.verifiers.tool_schemas import AGENT_TOOLS, definitions
 
 
 @pytest.fixture
@@ -31,8 +30,8 @@ def space(tmp_path: Path) -> Workspace:
 
 
 def test_the_tools_are_those_the_verifiers_know() -> None:
-    assert definitions() == known_to_rewards("repo_agent")
-    assert set(TOOLS) == {"list_files", "read_file", "grep", "write_file"}
+    names = [tool["function"]["name"] for tool in definitions("repo_agent")]
+    assert set(names) == set(AGENT_TOOLS) == {"list_files", "read_file", "grep", "write_file"}
 
 
 def test_what_the_tools_give(space: Workspace) -> None:
@@ -149,7 +148,7 @@ def test_a_catastrophic_pattern_ends(space: Workspace) -> None:
     assert space.call("grep", {"pattern": "(x+x+)+y", "rel_dir": "long"}).text == "(no hits)"
 
 
-NAMES = st.sampled_from(sorted(TOOLS))
+NAMES = st.sampled_from(sorted(AGENT_TOOLS))
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),

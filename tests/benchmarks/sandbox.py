@@ -15,8 +15,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from rewards.sandbox import Ran, available, landlock, run
-from rewards.sandbox.warm import Server
+from rewards.sandbox import Ran, Server, available, landlock, run
 from tests.sandbox.attacks import LIMITED, REFUSED
 from tests.sandbox.world import a_world, attack, broken
 

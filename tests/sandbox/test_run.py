@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rewards.sandbox import Limits, SandboxError, available, hub, run
-from rewards.sandbox.backends import choose
+from rewards.sandbox import Limits, SandboxError, available, choose, hub, run
 from tests.sandbox.world import until
 
 PYTHON = [sys.executable, "-c"]

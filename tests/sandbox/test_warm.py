@@ -7,8 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from rewards.sandbox import Limits, Ran, SandboxError, available, run
-from rewards.sandbox.warm import Server
+from rewards.sandbox import Limits, Ran, SandboxError, Server, available, run
 from tests.sandbox.attacks import LIMITED, REFUSED
 from tests.sandbox.world import a_world, attack, broken
 

@@ -12,8 +12,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rewards.sandbox import Limits, Ran, run
-from rewards.sandbox.warm import Server
+from rewards.sandbox import Limits, Ran, Server, run
 from tests.sandbox.attacks import HEAD, LIMITED, REFUSED
 
 # A clock is tight only where it alone has to stop the attack. Elsewhere it is far away, so that

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rewards.sandbox.warm import Server
+from rewards.sandbox import Server
 from rewards.verifiers import tests
 from rewards.verifiers.rubric import VerifierResult
 from tests.verifiers.programs import writing

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rewards.sandbox.warm import Server
+from rewards.sandbox import Server
 from rewards.verifiers import tests
 from rewards.verifiers.outcomes import counts_as
 from rewards.verifiers.tests import same, verify
@@ -188,7 +188,7 @@ def test_no_tests_no_say_and_no_candidate_no_pass() -> None:
 
 
 def test_a_machine_without_sandbox_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rewards.sandbox.backends.available", lambda: _none_hold())
+    monkeypatch.setattr("rewards.sandbox.available", lambda: _none_hold())
     result = verify(writing("def f(x):\n    return x\n"), spec_of(PROGRAMS["sets"]))
     assert (result.status, result.score) == ("error", None)
     assert "no sandbox holds" in result.feedback
