@@ -17,9 +17,17 @@ from pimono_sdpo.errors import EmptySelection, OutputError, SourceError
 from pimono_sdpo.suites.suite import load_suite
 from pimono_sdpo.training.tiny_model import write_tiny_model
 from processors.rollouts import together
-from processors.rollouts.pair_filters import Size, measure_patch
-from processors.rollouts.pairs import TARGETS, Case, Rules, Target, pair_runs, score_run
-from processors.rollouts.step_pairs import pair_steps
+from processors.rollouts.pairs import (
+    TARGETS,
+    Case,
+    Rules,
+    Size,
+    Target,
+    measure_patch,
+    pair_runs,
+    pair_steps,
+    score_run,
+)
 from tests.rollout_data import (
     BUGGY,
     FIXED,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pimono_sdpo.errors import PimonoError
-from pimono_sdpo.suites import Task, humaneval, quixbugs
+from pimono_sdpo.suites.build import Task, make_task, read_functions, read_quixbugs
 from rewards.sandbox import Server
 from rewards.verifiers import tests
 from tests.benchmarks.suites import FORMS, Judge, block
@@ -92,7 +92,7 @@ ROWS = [
 def all_tasks(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Task]:
     path = tmp_path_factory.mktemp("rows") / "rows.jsonl"
     path.write_text("\n".join(map(json.dumps, ROWS)) + "\n")
-    return [*quixbugs.read_tasks(checkout, seconds=2), *humaneval.read_tasks(path, seconds=2)]
+    return [*read_quixbugs(checkout, seconds=2), *read_functions(path, seconds=2)]
 
 
 @pytest.fixture(scope="module")
@@ -150,12 +150,12 @@ def test_partial_credit_is_a_share_of_the_asserts(all_tasks: list[Task], judge: 
 
 def test_what_is_no_suite_is_refused(tmp_path: Path) -> None:
     with pytest.raises(PimonoError, match="give the root of a QuixBugs checkout"):
-        list(quixbugs.read_tasks(tmp_path))
+        list(read_quixbugs(tmp_path))
     (tmp_path / "rows.jsonl").write_text('{"task_id": "1"}\n')
     with pytest.raises(PimonoError, match=r"rows.jsonl:1 has no text `prompt`"):
-        list(humaneval.read_tasks(tmp_path / "rows.jsonl"))
+        list(read_functions(tmp_path / "rows.jsonl"))
     with pytest.raises(PimonoError, match="assert nothing"):
-        humaneval.make_task(
+        make_task(
             name="a",
             prompt="",
             buggy="",

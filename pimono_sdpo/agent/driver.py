@@ -26,11 +26,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from pimono_sdpo.agent import prompts
-from pimono_sdpo.agent.patch import unified_diff
-from pimono_sdpo.agent.protocol import Action, read_json, read_native, render_action
+from pimono_sdpo.agent.protocol import (
+    LOOP,
+    Action,
+    goal_prompt,
+    read_json,
+    read_native,
+    render_action,
+    render_malformed_note,
+    render_parse_note,
+    system_prompt,
+)
 from pimono_sdpo.agent.task_tests import TaskResult
-from pimono_sdpo.agent.tools import Workspace
+from pimono_sdpo.agent.tools import Workspace, unified_diff
 from pimono_sdpo.llm.calls import Reply
 from pimono_sdpo.options import option, options
 from pimono_sdpo.schema import Protocol, TestPolicy, Turn
@@ -41,11 +49,6 @@ Kind = Literal[
     "driver_note", "final", "run_end",
 ]  # fmt: skip
 Event = dict[str, Any]
-
-
-def make_event(kind: Kind, run_id: str, t: int, **fields: Any) -> Event:
-    """Return one event."""
-    return {"kind": kind, "run_id": run_id, "t": t, **fields}
 
 
 def write_trace(path: Path, events: Sequence[Event]) -> None:
@@ -66,8 +69,6 @@ def read_trace(path: Path) -> list[Event]:
 
 Ended = Literal["final", "max_iters", "loop", "parse_errors", "error"]
 Ask = Callable[[list[Turn]], Awaitable[Reply]]
-
-
 RunTests = Callable[[Workspace], Awaitable[TaskResult]]
 
 
@@ -90,16 +91,28 @@ class Rules:
     )
 
 
+LOOP_REPEATS = 2  # repetitions of a call before it counts as a loop
+MOST_LOOPS = 3
+MOST_PARSE_ERRORS = 4  # in a row
+MAX_RAW = 200_000
+CUT = "length"
+
+
 @dataclass(slots=True)
 class Run:
-    """The state of a run; it is finished when `ended` is set.
+    """A run of the agent; it is finished when `ended` is set.
 
-    `steps` are rows of STEP_TAKEN. `error` is a fault of ours or of the endpoint; such a run says
-    nothing about the model. `report` is the model's final report, None if there was none.
+    `run_tests` is None if nothing is tested. `steps` are rows of STEP_TAKEN. `error` is a fault of
+    ours or of the endpoint; such a run says nothing about the model. `report` is the model's final
+    report, None if there was none.
     """
 
     run_id: str
-    messages: list[Turn]
+    space: Workspace
+    ask: Ask
+    run_tests: RunTests | None
+    rules: Rules
+    messages: list[Turn] = field(default_factory=list)
     turn: int = 0
     steps: list[dict[str, Any]] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
@@ -122,25 +135,158 @@ class Run:
 
     def log(self, kind: Kind, **fields: Any) -> None:
         """Add an event at the current turn."""
-        self.events.append(make_event(kind, self.run_id, self.turn, **fields))
+        self.events.append({"kind": kind, "run_id": self.run_id, "t": self.turn, **fields})
 
     def fail(self, why: str) -> None:
         """End the run because of a fault that is not the model's."""
         self.ended, self.error, self.tests_ok = "error", why, None
 
+    async def take_turn(self) -> None:
+        """Ask once and act: adds one step and, unless the run ends, two messages."""
+        self.turn = len(self.steps)
+        context = len(self.messages)
+        self.log("llm_request", n_messages=context, messages=self.messages[self.n_logged :])
+        reply = await self.ask(self.messages)
+        if reply.error is not None:
+            self.fail(reply.error)
+            return
+        usage = {"prompt_tokens": reply.prompt_tokens, "completion_tokens": reply.completion_tokens}
+        self.prompt_tokens += reply.prompt_tokens
+        self.completion_tokens += reply.completion_tokens
+        self.cost = None if self.cost is None or reply.cost is None else self.cost + reply.cost
+        action = _read_action(reply, self.rules)
+        raw: Any = {"text": reply.text[:MAX_RAW], "tool_calls": list(reply.tool_calls)}
+        self.messages.append(_render_turn(action, reply, context, self.rules))
+        self.n_logged = len(self.messages)
+        if action.kind == "parse_error":
+            self.log("llm_parse_error", raw=raw, error=action.malformed, usage=usage)
+            self._reject(action)
+            return
+        self.log("llm_action", raw=raw, action=json.loads(render_action(action)), usage=usage)
+        self.parse_errors_in_row = 0
+        if action.kind == "final":
+            self._add_step(action, ok=True)
+            self.ended, self.report = "final", action.report
+            return
+        await self._do_call(action)
 
-def status_of(row: Mapping[str, Any]) -> str:
-    """Return PASS or FAIL by the tests, ERROR for a fault that is not the model's, else N/A."""
-    if row["error"] is not None:
-        return "ERROR"
-    return {True: "PASS", False: "FAIL", None: "N/A"}[row["tests_ok"]]
+    def _reject(self, action: Action) -> None:
+        self.parse_errors_in_row += 1
+        self._add_step(action, ok=False, error=action.malformed)
+        if self.parse_errors_in_row == MOST_PARSE_ERRORS:
+            self.ended = "parse_errors"
+            return
+        note = render_parse_note(action, self.rules.protocol)
+        self.log("driver_note", note=note)
+        self.messages.append({"role": "user", "content": note})
 
+    async def _do_call(self, action: Action) -> None:
+        """Do a tool call, run the tests when it changed a file, and show both to the model."""
+        args = {name: value for name, value in action.args.items() if name != "thought"}
+        key = json.dumps([action.name, args], sort_keys=True)
+        self.seen[key] += 1
+        if self.seen[key] > LOOP_REPEATS:
+            self.loops += 1
+            self.log("driver_note", note=LOOP)
+            self._add_step(action, kind="loop", ok=False, error=LOOP)
+            if self.loops == MOST_LOOPS:
+                self.ended = "loop"
+            else:
+                self._add_result(f"[driver] {LOOP}")
+            return
+        result = self.space.call(action.name, action.args)
+        if result.changed:
+            self.seen = Counter({key: 1})
+        text = shorten(result.text, self.rules.max_tool_chars)
+        self.log(
+            "tool_result",
+            **{"name": action.name, "args": action.args, "ok": result.ok, "output": text},
+            changed=result.changed,
+        )
+        shown = text if result.ok else f"[tool_error] {text}"
+        verdict = None
+        if result.changed and self.rules.test_policy == "on_write":
+            verdict = await self.test(self.space.changed())
+            if verdict is not None:
+                output = shorten(self.test_output or "", self.rules.max_tool_chars)
+                shown = f"{shown}\n\n[TESTS {'PASS' if verdict else 'FAIL'}]\n{output}".rstrip()
+        error = None if result.ok else text
+        self._add_step(action, ok=result.ok, error=error, tests_ok=verdict)
+        if self.ended is None:
+            note = render_malformed_note(action) if action.malformed else ""
+            if note:
+                self.log("driver_note", note=note)
+            self._add_result(f"{shown}\n\n{note}".rstrip())
 
-LOOP_REPEATS = 2  # repetitions of a call before it counts as a loop
-MOST_LOOPS = 3
-MOST_PARSE_ERRORS = 4  # in a row
-MAX_RAW = 200_000
-CUT = "length"
+    async def test(self, changed: dict[str, bytes]) -> bool | None:
+        """Run the tests, if any, on the current files; a fault of ours ends the run."""
+        if self.run_tests is None:
+            return None
+        result = await self.run_tests(self.space)
+        self.log("tests", ok=result.ok, output=result.output, error=result.error)
+        self.tested, self.tests_ok, self.test_output = changed, result.ok, result.output
+        self.n_test_runs += 1
+        if result.ok is None:
+            self.fail(f"tests could not be run: {result.error}")
+        return result.ok
+
+    def _add_result(self, text: str) -> None:
+        """Add the result of the last tool call."""
+        calls = self.messages[-1].get("tool_calls")
+        if not calls:
+            self.messages.append({"role": "user", "content": f"[tool_result]\n{text}"})
+            return
+        call = calls[0]
+        name = call["function"]["name"]
+        self.messages.append(
+            {"role": "tool", "content": text, "tool_call_id": call["id"], "name": name}
+        )
+
+    def _add_step(
+        self,
+        action: Action,
+        *,
+        ok: bool,
+        kind: str | None = None,
+        error: str | None = None,
+        tests_ok: bool | None = None,
+    ) -> None:
+        """Add the step of the last message, with the arguments or the fields of a final report."""
+        args: dict[str, Any] | None = action.args if action.kind == "tool_call" else None
+        if action.kind == "final":
+            args = {key: value for key, value in action.report.items() if key != "type"}
+        self.steps.append(
+            {
+                "index": len(self.steps),
+                "kind": kind or action.kind,
+                "name": action.name or None,
+                "args": args,
+                "ok": ok,
+                "error": error,
+                "n_context": len(self.messages) - 1,
+                "tests_ok": tests_ok,
+                "malformed": action.malformed or None,
+            }
+        )
+
+    def log_end(self) -> None:
+        """Log the report with test result and changed files, and the counts."""
+        if self.report is not None:
+            changes = [{"path": path, "description": "written"} for path in self.files_touched]
+            report = {**self.report}
+            report.setdefault("changes", changes)
+            if self.tests_ok is not None:
+                output = shorten(self.test_output or "", 500)
+                report["test_result"] = {"ok": self.tests_ok, "output": output}
+            self.log("final", final=report)
+        self.log(
+            "run_end",
+            ended=self.ended,
+            error=self.error,
+            n_steps=len(self.steps),
+            n_test_runs=self.n_test_runs,
+            tests_ok=self.tests_ok,
+        )
 
 
 async def drive(
@@ -157,131 +303,29 @@ async def drive(
     `about` goes into the trace's first event. Failures of the endpoint or the sandbox become the
     run's `error`; raises OSError when the workspace's disk fails.
     """
-    run = Run(
-        run_id,
-        [
-            {"role": "system", "content": prompts.system_prompt(rules.protocol, rules.test_policy)},
-            {"role": "user", "content": prompts.goal_prompt(goal)},
-        ],
-    )
+    run = Run(run_id, space, ask, None if rules.test_policy == "never" else run_tests, rules)
+    run.messages = [
+        {"role": "system", "content": system_prompt(rules.protocol, rules.test_policy)},
+        {"role": "user", "content": goal_prompt(goal)},
+    ]
     run.log("run_start", goal=goal, **about)
-    run_tests = None if rules.test_policy == "never" else run_tests
     while run.ended is None and len(run.steps) < rules.max_iters:
-        run.turn = len(run.steps)
-        await _take_turn(run, space, ask, run_tests, rules)
+        await run.take_turn()
     run.ended = run.ended or "max_iters"
     changed = space.changed()
-    if run_tests is not None and run.error is None and run.tested != changed:
-        await _run_tests(run, space, run_tests, changed)
+    if run.error is None and run.tested != changed:
+        await run.test(changed)
     run.patch = unified_diff(space.before, changed)
     run.files_touched = tuple(changed)
-    if run.report is not None:
-        run.log("final", final=_final_report(run))
-    counts = {"n_steps": len(run.steps), "n_test_runs": run.n_test_runs, "tests_ok": run.tests_ok}
-    run.log("run_end", ended=run.ended, error=run.error, **counts)
+    run.log_end()
     return run
 
 
-async def _take_turn(
-    run: Run, space: Workspace, ask: Ask, run_tests: RunTests | None, rules: Rules
-) -> None:  # fmt: skip
-    """Ask once and act: adds one step and, unless the run ends, two messages."""
-    context = len(run.messages)
-    run.log("llm_request", n_messages=context, messages=run.messages[run.n_logged :])
-    reply = await ask(run.messages)
-    if reply.error is not None:
-        run.fail(reply.error)
-        return
-    usage = {"prompt_tokens": reply.prompt_tokens, "completion_tokens": reply.completion_tokens}
-    run.prompt_tokens += reply.prompt_tokens
-    run.completion_tokens += reply.completion_tokens
-    run.cost = None if run.cost is None or reply.cost is None else run.cost + reply.cost
-    action = _read_action(reply, rules)
-    raw: Any = {"text": reply.text[:MAX_RAW], "tool_calls": list(reply.tool_calls)}
-    run.messages.append(_render_turn(action, reply, context, rules))
-    run.n_logged = len(run.messages)
-    if action.kind == "parse_error":
-        run.log("llm_parse_error", raw=raw, error=action.malformed, usage=usage)
-        _add_parse_error(run, action, context, rules)
-        return
-    run.log("llm_action", raw=raw, action=json.loads(render_action(action)), usage=usage)
-    run.parse_errors_in_row = 0
-    if action.kind == "final":
-        _add_step(run, action, context, ok=True)
-        run.ended, run.report = "final", action.report
-        return
-    await _do_call(run, space, action, run_tests, rules, context)
-
-
-async def _do_call(
-    run: Run,
-    space: Workspace,
-    action: Action,
-    run_tests: RunTests | None,
-    rules: Rules,
-    context: int,
-) -> None:
-    """Do a tool call, run the tests when it changed a file, and show both to the model."""
-    args = {name: value for name, value in action.args.items() if name != "thought"}
-    key = json.dumps([action.name, args], sort_keys=True)
-    run.seen[key] += 1
-    if run.seen[key] > LOOP_REPEATS:
-        run.loops += 1
-        run.log("driver_note", note=prompts.LOOP)
-        _add_step(run, action, context, kind="loop", ok=False, error=prompts.LOOP)
-        if run.loops == MOST_LOOPS:
-            run.ended = "loop"
-        else:
-            _add_result(run, f"[driver] {prompts.LOOP}")
-        return
-    result = space.call(action.name, action.args)
-    if result.changed:
-        run.seen = Counter({key: 1})
-    text = shorten(result.text, rules.max_tool_chars)
-    run.log(
-        "tool_result",
-        **{"name": action.name, "args": action.args, "ok": result.ok, "output": text},
-        changed=result.changed,
-    )
-    shown = text if result.ok else f"[tool_error] {text}"
-    verdict = None
-    if result.changed and run_tests is not None and rules.test_policy == "on_write":
-        verdict = await _run_tests(run, space, run_tests, space.changed())
-        status = {True: "PASS", False: "FAIL"}.get(run.tests_ok)  # type: ignore[arg-type]
-        if status:
-            output = shorten(run.test_output or "", rules.max_tool_chars)
-            shown = f"{shown}\n\n[TESTS {status}]\n{output}".rstrip()
-    error = None if result.ok else text
-    _add_step(run, action, context, ok=result.ok, error=error, tests_ok=verdict)
-    if run.ended is None:
-        note = prompts.render_malformed_note(action) if action.malformed else ""
-        if note:
-            run.log("driver_note", note=note)
-        _add_result(run, f"{shown}\n\n{note}".rstrip())
-
-
-async def _run_tests(
-    run: Run, space: Workspace, run_tests: RunTests, changed: dict[str, bytes]
-) -> bool | None:  # fmt: skip
-    """Run the tests on the current files; a fault of ours ends the run."""
-    result = await run_tests(space)
-    run.log("tests", ok=result.ok, output=result.output, error=result.error)
-    run.tested, run.tests_ok, run.test_output = changed, result.ok, result.output
-    run.n_test_runs += 1
-    if result.ok is None:
-        run.fail(f"tests could not be run: {result.error}")
-    return result.ok
-
-
-def _add_parse_error(run: Run, action: Action, context: int, rules: Rules) -> None:
-    run.parse_errors_in_row += 1
-    _add_step(run, action, context, ok=False, error=action.malformed)
-    if run.parse_errors_in_row == MOST_PARSE_ERRORS:
-        run.ended = "parse_errors"
-        return
-    note = prompts.render_parse_note(action, rules.protocol)
-    run.log("driver_note", note=note)
-    run.messages.append({"role": "user", "content": note})
+def status_of(row: Mapping[str, Any]) -> str:
+    """Return PASS or FAIL by the tests, ERROR for a fault that is not the model's, else N/A."""
+    if row["error"] is not None:
+        return "ERROR"
+    return {True: "PASS", False: "FAIL", None: "N/A"}[row["tests_ok"]]
 
 
 def _read_action(reply: Reply, rules: Rules) -> Action:
@@ -320,59 +364,3 @@ def _render_turn(action: Action, reply: Reply, context: int, rules: Rules) -> Tu
     function = {"name": action.name, "arguments": action.args}
     call = {"id": f"call{context:05d}", "type": "function", "function": function}
     return {"role": "assistant", "content": action.text, "tool_calls": [call]}
-
-
-def _add_result(run: Run, text: str) -> None:
-    """Add the result of the last tool call."""
-    calls = run.messages[-1].get("tool_calls")
-    if not calls:
-        run.messages.append({"role": "user", "content": f"[tool_result]\n{text}"})
-        return
-    call = calls[0]
-    name = call["function"]["name"]
-    run.messages.append(
-        {"role": "tool", "content": text, "tool_call_id": call["id"], "name": name}
-    )  # fmt: skip
-
-
-def _add_step(
-    run: Run,
-    action: Action,
-    context: int,
-    *,
-    ok: bool,
-    kind: str | None = None,
-    error: str | None = None,
-    tests_ok: bool | None = None,
-) -> None:
-    run.steps.append(
-        {
-            "index": len(run.steps),
-            "kind": kind or action.kind,
-            "name": action.name or None,
-            "args": _step_args(action),
-            "ok": ok,
-            "error": error,
-            "n_context": context,
-            "tests_ok": tests_ok,
-            "malformed": action.malformed or None,
-        }
-    )
-
-
-def _step_args(action: Action) -> dict[str, Any] | None:
-    """Return the arguments of a call, or the fields of a final report."""
-    if action.kind == "final":
-        return {key: value for key, value in action.report.items() if key != "type"}
-    return action.args if action.kind == "tool_call" else None
-
-
-def _final_report(run: Run) -> dict[str, Any]:
-    """Return the model's report for the trace, with the test result and the changed files."""
-    report = dict(run.report or {})
-    report.setdefault(
-        "changes", [{"path": path, "description": "written"} for path in run.files_touched]
-    )
-    if run.tests_ok is not None:
-        report["test_result"] = {"ok": run.tests_ok, "output": shorten(run.test_output or "", 500)}
-    return report

@@ -10,7 +10,7 @@ from typing import Any
 
 from cards.render import write_comparison
 from pimono_sdpo import __version__
-from pimono_sdpo.agent.run import Done, RolloutOptions, Tell, require_stage, run_rollouts
+from pimono_sdpo.agent.rollout import Done, RolloutOptions, Tell, require_stage, run_rollouts
 from pimono_sdpo.errors import EmptySelection, InferenceError, OutputError, SourceError
 from pimono_sdpo.runs.folders import (
     REPORT,

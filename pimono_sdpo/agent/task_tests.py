@@ -19,10 +19,9 @@ import importlib.util
 import json
 import math
 import re
-import sqlite3
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
@@ -30,10 +29,10 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from pimono_sdpo.agent.tools import Workspace
-from pimono_sdpo.errors import InferenceError, SourceError
+from pimono_sdpo.errors import SourceError
+from pimono_sdpo.llm.calls import Store
 from pimono_sdpo.shell import parse_command
-from pimono_sdpo.suites.repo_files import files_of, matches, visible_copy, walk_visible
-from pimono_sdpo.suites.suite import has_tests
+from pimono_sdpo.suites.suite import files_of, has_tests, matches, visible_copy, walk_visible
 from pimono_sdpo.text import replace_surrogates, shorten
 from rewards import sandbox
 from rewards.sandbox import Limits, SandboxError, Server
@@ -248,7 +247,6 @@ create table if not exists verdicts (
     output text not null
 ) strict
 """
-LOCK_SECONDS = 60.0
 
 
 class Tester:
@@ -316,13 +314,11 @@ def open_tester(
         yield Tester(python, store)
 
 
-class ResultStore:
-    """Test results in one file, for any number of threads and processes; raises InferenceError."""
+class ResultStore(Store):
+    """Test results, in the file of the journal of calls."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        with self._open() as connection:
-            connection.execute(STORE_SCHEMA)
+        super().__init__(path, STORE_SCHEMA)
 
     def get(self, key: str) -> TaskResult | None:
         """Return a stored result."""
@@ -341,20 +337,6 @@ class ResultStore:
         stored = self.get(key)
         assert stored is not None
         return stored
-
-    @contextmanager
-    def _open(self) -> Iterator[sqlite3.Connection]:
-        try:
-            with (
-                closing(sqlite3.connect(self.path, timeout=LOCK_SECONDS)) as connection,
-                connection,
-            ):
-                yield connection
-        except sqlite3.Error as error:
-            raise InferenceError(
-                f"Cannot use the journal `{self.path}` ({error}); give another file, or free disk "
-                "space."
-            ) from error
 
 
 def result_key(task: Mapping[str, Any], changed: Mapping[str, bytes]) -> str:

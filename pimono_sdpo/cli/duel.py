@@ -20,9 +20,8 @@ from typing import Any, Literal
 import typer
 
 from pimono_sdpo.dataset_writer import WriterOptions, summarize
-from pimono_sdpo.duel.albedo_rules import AlbedoRules
-from pimono_sdpo.duel.gate import Rules
-from pimono_sdpo.duel.result import RESULT, score_duel
+from pimono_sdpo.duel.gate import AlbedoRules, Rules
+from pimono_sdpo.duel.result import RESULT, score_duel, write_training_rows
 from pimono_sdpo.duel.stages import (
     Outcome,
     Spending,
@@ -30,7 +29,6 @@ from pimono_sdpo.duel.stages import (
     run_judge,
     run_turns_by_settings,
 )
-from pimono_sdpo.duel.training_rows import write_training_rows
 from pimono_sdpo.errors import InferenceError, OutputError, SourceError
 from pimono_sdpo.llm.money import need_prices
 from pimono_sdpo.llm.settings import Settings, load_settings

@@ -10,7 +10,7 @@ Without --model, the rollouts in --trace-dir are evaluated:
 from pathlib import Path
 
 from pimono_sdpo.agent.evaluation import evaluate_to_file
-from pimono_sdpo.agent.run import RolloutOptions
+from pimono_sdpo.agent.rollout import RolloutOptions
 from pimono_sdpo.cli.evaluate import print_table
 from pimono_sdpo.cli.rollout import print_as, print_rollout
 from pimono_sdpo.options import option, options

@@ -12,7 +12,7 @@ from pathlib import Path
 import typer
 
 from pimono_sdpo.agent.evaluation import compare_rollouts, evaluate_models
-from pimono_sdpo.agent.run import RolloutOptions
+from pimono_sdpo.agent.rollout import RolloutOptions
 from pimono_sdpo.cli.rollout import print_as, print_rollout
 from pimono_sdpo.errors import SourceError
 from pimono_sdpo.options import option, options

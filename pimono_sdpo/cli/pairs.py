@@ -32,7 +32,6 @@ from pimono_sdpo.runs.folders import require_disjoint
 from pimono_sdpo.runs.sessions import rows_and_rejects
 from pimono_sdpo.schema import DROPPED_PAIR, PAIR
 from pimono_sdpo.stage import Stage, table_of_rows
-from pimono_sdpo.suites.repo_files import visible_files
 from pimono_sdpo.suites.stored_rollouts import (
     Rollouts,
     describe_file,
@@ -40,10 +39,9 @@ from pimono_sdpo.suites.stored_rollouts import (
     read_rows,
     read_rows_at,
 )
-from pimono_sdpo.suites.suite import load_suite
-from processors.rollouts import session_pairs
-from processors.rollouts.pairs import Case, Retest, Rules, pair_runs
-from processors.rollouts.step_pairs import pair_steps
+from pimono_sdpo.suites.suite import load_suite, visible_files
+from processors.rollouts import sessions
+from processors.rollouts.pairs import Case, Retest, Rules, pair_runs, pair_steps
 from processors.rollouts.together import make_dpo_line, write_lines
 
 NO_CONTRAST = frozenset({"no_contrast", "both_fail"})
@@ -92,7 +90,7 @@ def write_pairs(options: Options) -> Json:
     rollouts = open_rollouts(options.source)
     if rollouts is None:
         stages: list[Stage] = [
-            *session_pairs.build_stages(options.test_fraction),
+            *sessions.build_stages(options.test_fraction),
             *options.length_stages(),
         ]
         kind, name, parts = session_parts(options.source, options.out, stages, made_by, table)

@@ -7,7 +7,7 @@ The rollouts and the folder of pairs are kept beside the lines:
 
 from pathlib import Path
 
-from pimono_sdpo.agent.run import RolloutOptions, run_rollouts
+from pimono_sdpo.agent.rollout import RolloutOptions, run_rollouts
 from pimono_sdpo.cli import pairs
 from pimono_sdpo.cli.rollout import pair_rollouts, print_as, print_problems, print_rollout
 from pimono_sdpo.errors import OutputError

@@ -14,7 +14,7 @@ from typing import Any
 import typer
 
 from pimono_sdpo.agent.driver import status_of
-from pimono_sdpo.agent.run import RolloutOptions, estimate_rollouts, run_rollouts
+from pimono_sdpo.agent.rollout import RolloutOptions, estimate_rollouts, run_rollouts
 from pimono_sdpo.cli import pairs
 from pimono_sdpo.errors import InferenceError
 from pimono_sdpo.options import option, options

@@ -1,9 +1,9 @@
 """Who wins a duel: stages that ask players and judges, the verdict, and what speaks against it.
 
-    gate.py          is the challenger better: our rules
-    albedo_rules.py  the rules of the system this is modelled on, with their defects
-    diagnostics.py   agreement, position, length, single judges: what else could explain a verdict
-    summary.py       all of it as JSON
+    stages.py   turns, answers, judgments
+    gate.py     is the challenger better: our rules, and those of the system this is modelled on
+    summary.py  the verdict and its diagnostics (agreement, position, length, judges) as JSON
+    result.py   a scored duel as a dataset, and as rows to train on
 
 Scores go from 0 to 100 in favour of the challenger; 50 is parity.
 """

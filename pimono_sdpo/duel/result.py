@@ -1,10 +1,14 @@
-"""Score a duel's judgments: verdict, buckets, report, and a dataset repository.
+"""Score a duel's judgments into a dataset repository, and its turns into rows to train on.
 
 reads   DIR/answers/*.parquet, DIR/judgments/*.parquet, and DIR/aa-judgments/*.parquet if there
 writes  DIR/result: data/{final,refined,defeat}-*.parquet, report.md, report.json, report.png and
         README.md; an earlier result is replaced
 
-No model is asked: stored judgments can be scored again by other rules.
+No model is asked: stored judgments can be scored again by other rules. Rows for SFT, DPO or SDPO
+are made of the turns that the challenger won:
+
+reads   DIR/result/data/final-*.parquet, or those of other buckets
+writes  OUT/data/train-*.parquet, OUT/rejects, report.json, README.md
 """
 
 import json
@@ -12,6 +16,7 @@ import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +26,19 @@ import pyarrow.parquet as pq
 from cards.plots import write_duel_plot
 from cards.render import render_duel_card, render_duel_report
 from pimono_sdpo import __version__
-from pimono_sdpo.duel.albedo_rules import AlbedoRules
-from pimono_sdpo.duel.gate import Rules
+from pimono_sdpo.dataset_writer import DatasetSpec, Format, explain_empty, write_dataset
+from pimono_sdpo.duel.gate import AlbedoRules, Rules
 from pimono_sdpo.duel.stages import ANSWERS, EQUAL_ANSWERS, EQUAL_JUDGMENTS, JUDGMENTS
 from pimono_sdpo.duel.summary import count_false_finals, summarize_albedo, summarize_duel
-from pimono_sdpo.errors import SourceError
-from pimono_sdpo.llm.shards import is_of
-from pimono_sdpo.runs.engine import sha256
-from pimono_sdpo.runs.folders import REPORT, only_run, publish_folder
+from pimono_sdpo.errors import EmptySelection, SourceError
+from pimono_sdpo.llm.rows import is_of
+from pimono_sdpo.runs.engine import Part, Piece, sha256
+from pimono_sdpo.runs.folders import REPORT, only_run, publish_folder, require_disjoint
+from pimono_sdpo.runs.parquet import read_tables
+from pimono_sdpo.runs.sessions import rows_and_rejects
 from pimono_sdpo.schema import DUEL, Opponent
+from pimono_sdpo.stage import Stage
+from processors.duel.export import TABLES, Kind, build_stages
 from processors.duel.scores import collect_reasons, collect_votes, make_duels, score_turns
 
 Json = dict[str, Any]
@@ -200,6 +209,48 @@ def _sum_cost(folder: Path) -> float | None:
 def _read_rows(folder: Path, name: str, columns: Sequence[str] | None = None) -> Iterator[Json]:
     """Yield the rows of a stage in the order of its shards; none when it has not run."""
     for path in sorted((folder / name).glob("*.parquet")):
-        with pq.ParquetFile(path) as file:
-            for batch in file.iter_batches(BATCH, columns=columns and list(columns)):
-                yield from batch.to_pylist()
+        for table in read_tables(path, BATCH, columns):
+            yield from table.to_pylist()
+
+
+# The stage whose columns the rows have, by kind.
+STAGES = {"sft": "steps", "dpo": "pairs", "sdpo": "sdpo"}
+
+
+def write_training_rows(
+    folder: Path,
+    kind: Kind,
+    out: Path,
+    buckets: Sequence[str] = ("final",),
+    format: Format = "trl",
+    licence: str | None = None,
+) -> Json:
+    """Write the turns of these buckets as rows of a kind and return the report.
+
+    Raises SourceError when the duel has no score, EmptySelection when no row is left, OutputError.
+    """
+    result = folder / RESULT
+    if not (result / REPORT).is_file():
+        raise SourceError(f"`{folder}` has no scored duel; run all stages of `duel` first.")
+    require_disjoint(result.resolve(), out.resolve())
+    stages = build_stages(kind)
+    files = [
+        path for name in buckets for path in sorted((result / "data").glob(f"{name}-*.parquet"))
+    ]
+    parts = []
+    for number, path in enumerate(files):
+        given = {"file": sha256(path)}
+        run = partial(_export, path, stages, kind)
+        parts.append(Part(number, path.name, 1, given, {"kind": kind}, run, tuple(stages)))
+    options: Json = {"buckets": " ".join(buckets)}
+    name = folder.resolve().name
+    spec = DatasetSpec(STAGES[kind], name, "duel", options, format, licence)  # type: ignore[arg-type]
+    report = write_dataset(spec, parts, TABLES[kind], out)
+    if not report["rows"]:
+        raise EmptySelection(explain_empty(report, "take another bucket with --bucket"))
+    return report
+
+
+def _export(path: Path, stages: Sequence[Stage], kind: Kind) -> Iterator[Piece]:
+    for table in read_tables(path):
+        yield rows_and_rejects(table, stages, *TABLES[kind], "turns")

@@ -18,11 +18,9 @@ import pyarrow.parquet as pq
 from datasets import Dataset, Features
 
 from pimono_sdpo.errors import InferenceError, OutputError, SourceError
-from pimono_sdpo.llm.chat import Chat
-from pimono_sdpo.llm.client import open_chat
-from pimono_sdpo.llm.decisions import Decisions
+from pimono_sdpo.llm.chat import Chat, Decisions, open_chat
+from pimono_sdpo.llm.rows import Asked, answers_of, ask_shards
 from pimono_sdpo.llm.settings import Settings
-from pimono_sdpo.llm.shards import Asked, answers_of, ask_shards
 from pimono_sdpo.runs.folders import lock
 from pimono_sdpo.schema import ANSWER, JUDGMENT, Opponent
 from pimono_sdpo.stage import source_hash

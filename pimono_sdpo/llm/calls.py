@@ -1,11 +1,24 @@
-"""A call of a chat model: request, reply, and the key of both in the journal."""
+"""Requests, replies and limits of calls, and the journal of all finished ones.
+
+The journal is one SQLite file: a rerun replays it, and it is the ledger of costs. A call is
+committed as soon as it is finished. Failures are not stored, so a rerun tries them again. The
+endpoint is stored but is not part of the key. Several processes may write one file: of two answers
+to one request the first is kept.
+"""
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import os
+import sqlite3
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any
+
+from pimono_sdpo.errors import InferenceError
 
 Json = dict[str, Any]
 
@@ -104,3 +117,124 @@ class Usage:
         self.completion_tokens += reply.completion_tokens
         self.cached_tokens += reply.cached_tokens
         self.seconds += reply.latency
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits and retries for an endpoint; times in seconds.
+
+    `timeout` is for one whole attempt; a server's Retry-After is respected up to `wait_max`. After
+    `give_up` failed calls in a row no more calls are made.
+    """
+
+    concurrency: int = 16
+    timeout: float = 180.0
+    attempts: int = 6
+    wait_initial: float = 1.0
+    wait_max: float = 60.0
+    give_up: int = 20
+
+
+# Numbers come first, so that summing them does not read the long texts.
+SCHEMA = """
+create table if not exists calls (
+    key text primary key,
+    model text not null,
+    endpoint text not null,
+    prompt_tokens integer not null,
+    completion_tokens integer not null,
+    cached_tokens integer not null,
+    latency real not null,
+    finish_reason text,
+    text text not null,
+    tool_calls text not null,
+    request text not null
+) strict
+"""
+REPLY = "prompt_tokens, completion_tokens, cached_tokens, latency, finish_reason, text, tool_calls"
+# Seconds to wait while another process writes.
+LOCK_SECONDS = 60.0
+
+
+class Store:
+    """One SQLite file, for any number of threads and processes; raises InferenceError."""
+
+    def __init__(self, path: Path, schema: str) -> None:
+        self.path = path
+        self._held = threading.local()
+        with self._open() as connection:
+            connection.execute(schema)
+
+    @contextmanager
+    def _open(self) -> Iterator[sqlite3.Connection]:
+        """Yield this thread's connection in this process, which must not cross a fork; commit."""
+        try:
+            if getattr(self._held, "process", None) != os.getpid():
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                opened = sqlite3.connect(self.path, timeout=LOCK_SECONDS)
+                opened.execute("pragma journal_mode = wal")
+                opened.execute("pragma synchronous = normal")
+                self._held.process, self._held.connection = os.getpid(), opened
+            connection: sqlite3.Connection = self._held.connection
+            with connection:
+                yield connection
+        except sqlite3.IntegrityError:
+            raise  # a bug of the caller
+        except (sqlite3.Error, OSError) as error:
+            raise InferenceError(
+                f"Cannot use the journal `{self.path}` ({error}); give another folder, or "
+                "free disk space."
+            ) from error
+
+
+class Journal(Store):
+    """The finished calls."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, SCHEMA)
+
+    def get(self, request: Request) -> Reply | None:
+        """Return the answer to exactly this request, None when it was never finished."""
+        with self._open() as connection:
+            query = f"select {REPLY} from calls where key = ?"
+            row = connection.execute(query, (request.key,)).fetchone()
+        if row is None:
+            return None
+        prompt, completion, cached, latency, finish_reason, text, tool_calls = row
+        return Reply(
+            text=text,
+            tool_calls=json.loads(tool_calls),
+            finish_reason=finish_reason,
+            prompt_tokens=prompt,
+            completion_tokens=completion,
+            cached_tokens=cached,
+            latency=latency,
+            from_journal=True,
+        )
+
+    def put(self, request: Request, reply: Reply, endpoint: str) -> None:
+        """Commit a finished call."""
+        assert reply.error is None
+        row = (
+            *(request.key, request.model, endpoint),
+            *(reply.prompt_tokens, reply.completion_tokens, reply.cached_tokens, reply.latency),
+            *(reply.finish_reason, reply.text, json.dumps(reply.tool_calls), request.canonical),
+        )
+        with self._open() as connection:
+            places = ", ".join("?" * len(row))
+            connection.execute(
+                f"insert into calls values ({places}) on conflict (key) do nothing", row
+            )
+
+    def usage(self) -> dict[str, Usage]:
+        """Return the usage of each model so far, by all processes."""
+        query = (
+            "select model, count(*), sum(prompt_tokens), sum(completion_tokens), "
+            "sum(cached_tokens), sum(latency) from calls group by model order by model"
+        )
+        with self._open() as connection:
+            rows = connection.execute(query).fetchall()
+        return {
+            model: Usage(calls, 0, 0, prompt, completion, cached, seconds)
+            for model, calls, prompt, completion, cached, seconds in rows
+        }

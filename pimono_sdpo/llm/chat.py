@@ -1,31 +1,48 @@
-"""Ask chat models at one endpoint: bounded, retried, journaled; failures are replies.
+"""Ask models at one endpoint: bounded, retried, journaled; failures are replies.
 
-chat = Chat(endpoint("hf", os.environ), Journal(out / "calls.sqlite"))
-reply = await chat.ask(Request(model="openai/gpt-oss-20b", messages=[...], seed=42))
-if reply.error is None: ...
+    chat = Chat(find_endpoint("hf", os.environ), Journal(out / "calls.sqlite"))
+    reply = await chat.ask(Request(model="openai/gpt-oss-20b", messages=[...], seed=42))
+    if reply.error is None: ...
+
+`Decisions` asks for probabilities of options instead of text. `transformers serve` answers them at
+`/v1/systemone` with one forward pass per question. Nothing is generated, so nothing can fail to
+parse, and equal questions get equal answers.
 """
 
 import asyncio
+import json
 import logging
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import stamina
 from httpx2 import HTTPError, InvalidURL, TransportError
-from huggingface_hub import AsyncInferenceClient, ChatCompletionOutput
+from huggingface_hub import (
+    AsyncInferenceClient,
+    ChatCompletionOutput,
+    get_async_session,
+    hf_raise_for_status,
+)
 from huggingface_hub.errors import HfHubHTTPError, InferenceTimeoutError
 
-from pimono_sdpo.llm.calls import Json, Reply, Request
-from pimono_sdpo.llm.journal import Journal
+from pimono_sdpo.llm.calls import Journal, Json, Limits, Reply, Request
 from pimono_sdpo.llm.money import Budget, Price, Tally, cost
-from pimono_sdpo.llm.providers import NO_KEY, Endpoint
+from pimono_sdpo.llm.settings import (
+    NO_KEY,
+    CallSection,
+    Endpoint,
+    Settings,
+    find_endpoint,
+    read_environment,
+)
 
 MESSAGE_CHARS = 300
 MOST_TOKENS = 2**62
@@ -138,8 +155,6 @@ def _read_server_message(error: HfHubHTTPError) -> str:
     return _encodable(str(body))
 
 
-__all__ = ["Chat", "Limits", "Reply", "Request"]
-
 # Retries are not worth a log line; the reply says what failed in the end.
 logging.getLogger("stamina").setLevel(logging.ERROR)
 
@@ -149,22 +164,6 @@ REFUSED = (401, 402, 403)
 FAILURES = (HTTPError, InvalidURL, OSError, ValueError, UnreadableReply)
 # Parameters of `chat_completion`; all other fields go into `extra_body`.
 NAMED = ("model", "messages", "tools", "temperature", "seed", "max_tokens")
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Limits and retries for an endpoint; times in seconds.
-
-    `timeout` is for one whole attempt; a server's Retry-After is respected up to `wait_max`. After
-    `give_up` failed calls in a row no more calls are made.
-    """
-
-    concurrency: int = 16
-    timeout: float = 180.0
-    attempts: int = 6
-    wait_initial: float = 1.0
-    wait_max: float = 60.0
-    give_up: int = 20
 
 
 class _Loop:
@@ -288,3 +287,85 @@ class Chat:
         if refused or self._failures >= self.limits.give_up:
             self.stopped = text
         return Reply(error=text)
+
+
+MISSING_ANSWER = "The journal lacks an answer that this run needs; run without --replay."
+
+
+def open_chat(
+    section: CallSection,
+    settings: Settings,
+    journal: Path,
+    models: Sequence[str],
+    max_cost: float | None = None,
+    kind: type[Chat] = Chat,
+    *,
+    concurrency: int | None = None,
+    replay: bool = False,
+) -> Chat:
+    """Open the endpoint of a section for these models; raises InferenceError.
+
+    `max_cost` is in USD, for all calls of the journal; `kind` is Chat or Decisions. With `replay`,
+    all answers come from the journal.
+    """
+    if replay:
+        where = Endpoint("journal", None, NO_KEY)
+    else:
+        where = find_endpoint(section.provider, read_environment())
+    book = Journal(journal)
+    prices = settings.price_list()
+    budget = None if max_cost is None else Budget(max_cost, models, prices, book)
+    limits = section.limits()
+    limits = replace(limits, concurrency=concurrency or limits.concurrency)
+    chat = kind(where, book, prices=prices, limits=limits, budget=budget)
+    chat.stopped = MISSING_ANSWER if replay else None
+    return chat
+
+
+PATH = "/systemone"
+
+
+def make_question(model: str, state: str, questions: Mapping[str, Json]) -> Request:
+    """Return a request for `Decisions`; a question has `type`, `instructions` and `criteria`."""
+    return Request(model, [{"role": "user", "content": state}], extra={"questions": questions})
+
+
+class Decisions(Chat):
+    """A chat whose replies are JSON: probabilities of the options, by question."""
+
+    async def _attempt(self, request: Request, client: AsyncInferenceClient) -> Reply:
+        body = {
+            "model": request.model,
+            "state": request.messages[0]["content"],
+            "questions": request.extra["questions"],
+        }
+        key = self.endpoint.key
+        headers = {} if key == NO_KEY else {"Authorization": f"Bearer {key}"}
+        # The inference client has no such task; this is the HTTP client that it uses itself.
+        async with get_async_session() as session:
+            response = await session.post(
+                f"{self.endpoint.base_url}".rstrip("/") + PATH,
+                json=body,
+                headers=headers,
+                timeout=self.limits.timeout,
+            )
+            hf_raise_for_status(response)
+            return _read_answers(response.json(), request.extra["questions"])
+
+
+def _read_answers(answer: object, questions: Mapping[str, Json]) -> Reply:
+    answers = answer.get("answers") if isinstance(answer, dict) else None
+    if not isinstance(answer, dict) or not isinstance(answers, dict):
+        raise UnreadableReply("no answers")
+    found = {}
+    for name, asked in questions.items():
+        given = answers.get(name)
+        chances = given.get("probabilities") if isinstance(given, dict) else None
+        if not isinstance(chances, dict) or set(chances) != set(asked["criteria"]):
+            raise UnreadableReply(f"no probabilities for `{name}`")
+        if not all(isinstance(chance, float | int) for chance in chances.values()):
+            raise UnreadableReply(f"probabilities of `{name}` that are no numbers")
+        found[name] = chances
+    usage = answer.get("usage")
+    tokens = read_count(usage.get("input_tokens")) if isinstance(usage, dict) else 0
+    return Reply(text=json.dumps(found), finish_reason="stop", prompt_tokens=tokens)

@@ -7,8 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from pimono_sdpo.errors import InferenceError
-from pimono_sdpo.llm.calls import Reply, Request, Usage
-from pimono_sdpo.llm.journal import Journal
+from pimono_sdpo.llm.calls import Journal, Reply, Request, Usage
 
 MILLION = 1_000_000
 

@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,12 @@ READ_ROWS = 64
 Json = dict[str, Any]
 
 
-def read_tables(path: Path, rows: int = READ_ROWS) -> Iterator[pa.Table]:
-    """Yield the rows of a file, so many at a time."""
+def read_tables(
+    path: Path, rows: int = READ_ROWS, columns: Sequence[str] | None = None
+) -> Iterator[pa.Table]:
+    """Yield the rows of a file, so many at a time, with these columns or all."""
     with pq.ParquetFile(path) as parquet:
-        for batch in parquet.iter_batches(rows):
+        for batch in parquet.iter_batches(rows, columns=columns and list(columns)):
             yield pa.Table.from_batches([batch])
 
 

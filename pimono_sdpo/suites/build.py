@@ -1,5 +1,25 @@
 """Build a suite from a QuixBugs checkout, HumanEvalFix lines, or the project's own programs.
 
+A checkout in the layout of QuixBugs:
+
+    python_programs/NAME.py          the program with a bug, and a text that describes it
+    correct_python_programs/NAME.py  the same without it
+    python_testcases/test_NAME.py    its tests; helpers lie beside them
+    json_testcases/NAME.json         lines of [arguments, expected], for some
+    conftest.py                      options of the tests
+
+Every program with tests is a task. Where the test only compares each case with its expected value,
+the values are compared directly; otherwise pytest runs the test as it is.
+
+JSON lines in the layout of HumanEvalFix:
+
+columns read  task_id, prompt (up to the body), canonical_solution, buggy_solution (bodies),
+              entry_point, test (a function `check`, called at the end); optional: instruction,
+              declaration
+
+`check` becomes one test per assert, so that partial credit and feedback name what fails. Its other
+statements run before each later assert.
+
 A program of the project is a TOML file, named like its task:
 
     category     the kind of bug
@@ -15,19 +35,256 @@ The output:
     OUT/repos/TASK/     one small repo per task; a checkout stays where it is
 """
 
+import ast
 import json
 import re
 import shutil
 import tomllib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from pimono_sdpo.errors import SourceError
+from pimono_sdpo.errors import PimonoError, SourceError
 from pimono_sdpo.runs.folders import LOCK, SUITE, only_run, publish_folder, remove, require_disjoint
-from pimono_sdpo.suites import Task, humaneval, quixbugs, split, suite
+from pimono_sdpo.suites import split, suite
 from pimono_sdpo.suites.suite import TaskRow
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One bug: the file `path` of `files` has it, `solution` is that file without it.
+
+    `spec` is the row's `verifier_spec`; `prompt` says what the program should do; `kind` is the
+    kind of bug, where it is known.
+    """
+
+    name: str
+    prompt: str
+    path: str
+    files: dict[str, str]
+    solution: str
+    spec: dict[str, Any]
+    kind: str | None = None
+
+
+BUGGY, FIXED = "python_programs", "correct_python_programs"
+TESTS, CASES = "python_testcases", "json_testcases"
+# Answers and expected values; the Java programs have the same bugs and their corrections.
+ANSWERS = (
+    "/correct_*", "/java_*", "/json_testcases", "/*.class", "/*.java", "/*.pdf", "/tester.py"
+)  # fmt: skip
+TEST_FILES = (f"/{TESTS}", f"/{CASES}", "/conftest.py")
+# Programs so similar that one gives the other away.
+NEAR = {
+    "find_in_sorted": "search_in_sorted", "find_first_in_sorted": "search_in_sorted",
+    "shortest_path_length": "shortest_path", "shortest_path_lengths": "shortest_path",
+    "shortest_paths": "shortest_path",
+    "lcs_length": "common_subsequence", "longest_common_subsequence": "common_subsequence",
+    "breadth_first_search": "graph_search", "depth_first_search": "graph_search",
+}  # fmt: skip
+CALLS = ("{}(*input_data)", "list({}(*input_data))")
+
+
+def read_quixbugs(root: Path, seconds: float = 10.0) -> Iterator[Task]:
+    """Yield the tasks in order of their names; `seconds` is the CPU time per case.
+
+    Raises PimonoError when the folder has no such tasks.
+    """
+    names = sorted(
+        path.stem
+        for path in (root / BUGGY).glob("*.py")
+        if (root / TESTS / f"test_{path.stem}.py").exists() and (root / FIXED / path.name).exists()
+    )
+    if not names:
+        raise PimonoError(
+            f"{root} has no tasks: no {BUGGY}/NAME.py with {FIXED}/NAME.py and "
+            f"{TESTS}/test_NAME.py; give the root of a QuixBugs checkout."
+        )
+    for name in names:
+        path = f"{BUGGY}/{name}.py"
+        source = (root / path).read_text()
+        tests = _value_tests(root, name, seconds) or _pytest_tests(root, name, seconds)
+        yield Task(
+            name=name,
+            prompt=read_description(source),
+            path=path,
+            files={path: source},
+            solution=(root / FIXED / f"{name}.py").read_text(),
+            spec={"files": {path: source}, "answer": "any", "tests": tests},
+        )
+
+
+def read_description(source: str) -> str:
+    """Return the last string that is a statement of its own in a program."""
+    texts = [
+        node.value.value.strip()
+        for node in ast.parse(source).body
+        if isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    ]
+    return texts[-1] if texts else ""
+
+
+def _value_tests(root: Path, name: str, seconds: float) -> dict[str, Any] | None:
+    """Return value tests if the test only compares each case with its expected value."""
+    path = root / CASES / f"{name}.json"
+    if not path.exists() or not _only_compares(
+        (root / TESTS / f"test_{name}.py").read_text(), name
+    ):
+        return None
+    cases = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
+    return {
+        "kind": "value", "module": f"{BUGGY}/{name}.py", "entry": name, "seconds": seconds,
+        "cases": [
+            {"args": given if isinstance(given, list) else [given], "expected": expected}
+            for given, expected in cases
+        ],
+    }  # fmt: skip
+
+
+def _only_compares(source: str, name: str) -> bool:
+    bodies = [node.body for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)]
+    statements = [ast.unparse(statement) for body in bodies for statement in body]
+    return statements in [[f"assert {call.format(name)} == expected"] for call in CALLS]
+
+
+def _pytest_tests(root: Path, name: str, seconds: float) -> dict[str, Any]:
+    """Return the test file, its helpers and its data as they are."""
+    helpers = [
+        path for path in (root / TESTS).glob("*.py") if not path.name.startswith("test_")
+    ]  # fmt: skip
+    wanted = [*helpers, root / TESTS / f"test_{name}.py", root / "conftest.py"]
+    wanted.append(root / CASES / f"{name}.json")
+    files = {
+        path.relative_to(root).as_posix(): path.read_text()
+        for path in sorted(wanted)
+        if path.exists()
+    }
+    classes = [
+        path.relative_to(root).as_posix()
+        for path in sorted(helpers)
+        if any(isinstance(node, ast.ClassDef) for node in ast.parse(path.read_text()).body)
+    ]
+    return {"kind": "pytest", "files": files, "shared": classes, "seconds": 2 * seconds}
+
+
+PATH = "solution.py"
+TEST_PATH = "test_solution.py"
+NEEDED = ("task_id", "prompt", "canonical_solution", "buggy_solution", "entry_point", "test")
+
+
+def read_functions(path: Path, seconds: float = 10.0) -> Iterator[Task]:
+    """Yield the tasks in order; `seconds` is the CPU time for all tests of a task.
+
+    Raises PimonoError for lines that are not tasks.
+    """
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise PimonoError(
+                f"{path}:{number} is not valid JSON ({error}); correct or drop it."
+            ) from None
+        if not isinstance(row, dict):
+            raise PimonoError(f"{path}:{number} is not an object; a line is one task.")
+        if missing := [name for name in NEEDED if not isinstance(row.get(name), str)]:
+            raise PimonoError(
+                f"{path}:{number} has no text `{missing[0]}`; a task needs {', '.join(NEEDED)}."
+            )
+        buggy = row["prompt"] + row["buggy_solution"]
+        try:
+            one = make_task(
+                name=row["task_id"], prompt=row.get("instruction") or row["prompt"], buggy=buggy,
+                fixed=row["prompt"] + row["canonical_solution"], entry=row["entry_point"],
+                test=row["test"], seconds=seconds,
+            )  # fmt: skip
+        except SyntaxError as error:
+            raise PimonoError(f"{path}:{number} is not valid Python ({error.msg}).") from None
+        yield replace(one, kind=row.get("bug_type"))
+
+
+def make_task(
+    *, name: str, prompt: str, buggy: str, fixed: str, entry: str, test: str, seconds: float = 10.0
+) -> Task:
+    """Return the task of one function; `test` has `def check(candidate)`, or bare asserts."""
+    files = {TEST_PATH: render_tests(test, entry, fixed)}
+    tests = {"kind": "pytest", "files": files, "seconds": seconds}
+    spec: dict[str, Any] = {"files": {PATH: buggy}, "answer": "any", "tests": tests}
+    return Task(name, prompt, PATH, {PATH: buggy}, fixed, spec)
+
+
+def render_tests(test: str, entry: str, program: str) -> str:
+    """Return a file for pytest with one test per assert."""
+    tree = ast.parse(test)
+    around: list[ast.stmt] = []
+    body: list[ast.stmt] = tree.body
+    alias = ""
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef) and node.name == "check":
+            around = [n for n in tree.body if n is not node and not _calls_check(n)]
+            name = node.args.args[0].arg
+            body = node.body
+            alias = f"{name} = {entry}" if name != entry else ""
+    used = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)} | {entry}
+    given = sorted(used & _defined_names(program))
+    lines = list(map(ast.unparse, around))
+    # Inside the tests: pytest would collect an imported `test_...`.
+    first = f"from {PATH.removesuffix('.py')} import {', '.join(given)}\n{alias}"
+    before: list[ast.stmt] = ast.parse(first).body
+    number = 0
+    for statement in body:
+        if _is_trivial(statement):
+            continue
+        if not any(isinstance(node, ast.Assert) for node in ast.walk(statement)):
+            before.append(statement)
+            continue
+        number += 1
+        inside = "\n".join(ast.unparse(one) for one in [*before, statement])
+        lines.append(f"\n\ndef test_{number}():\n" + _indent(inside))
+    if not number:
+        raise PimonoError(f"The tests of `{entry}` assert nothing; `check` needs asserts.")
+    return "\n".join(lines).lstrip() + "\n"
+
+
+def _indent(source: str) -> str:
+    """Indent statements as a function body; lines of multi-line strings stay as they are."""
+    tree = ast.parse(f"def f():\n    pass\n{source}")
+    function = tree.body[0]
+    assert isinstance(function, ast.FunctionDef)
+    function.body = tree.body[1:]
+    return ast.unparse(function).partition("\n")[2]
+
+
+def _calls_check(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and ast.unparse(node).startswith("check(")
+
+
+def _is_trivial(node: ast.stmt) -> bool:
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+        return True
+    return (
+        isinstance(node, ast.Assert)
+        and isinstance(node.test, ast.Constant)
+        and bool(node.test.value)
+    )
+
+
+def _defined_names(program: str) -> set[str]:
+    """Return the names that a program defines at its top level."""
+    names: set[str] = set()
+    for node in ast.parse(program).body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Assign):
+            names |= {
+                n.id for target in node.targets for n in ast.walk(target) if isinstance(n, ast.Name)
+            }
+    return names
+
 
 PROGRAMS = Path(__file__).parent / "programs"
 # CPU seconds of a test run. No program needs half a second, but some hang.
@@ -90,12 +347,12 @@ def detect_kind(source: str) -> tuple[Kind, Path]:
                 f"`{source}` is a suite already; use it with `suite split` or `rollout`."
             )
         return "functions", path
-    if (path / quixbugs.BUGGY).is_dir():
+    if (path / BUGGY).is_dir():
         return "quixbugs", path
     lines = sorted(path.glob("*.jsonl"))
     if len(lines) != 1:
         raise SourceError(
-            f"`{source}` has neither {quixbugs.BUGGY}/ nor one file of JSON lines; give the root "
+            f"`{source}` has neither {BUGGY}/ nor one file of JSON lines; give the root "
             "of a QuixBugs checkout, or a file."
         )
     return "functions", lines[0]
@@ -152,12 +409,12 @@ def _read_object(path: Path) -> dict[str, Any]:
 
 def _rows(kind: Kind, path: Path, work: Path, hide_tests: bool) -> tuple[list[TaskRow], str]:
     if kind == "quixbugs":
-        tasks = list(quixbugs.read_tasks(path))
+        tasks = list(read_quixbugs(path))
         return [_quixbugs_row(task, path, hide_tests) for task in tasks], (
             "One bug in each program; the tests judge where the program does not run."
         )
     if kind == "functions":
-        tasks = list(humaneval.read_tasks(path))
+        tasks = list(read_functions(path))
         groups = split.group_near_programs({task.name: task.solution for task in tasks})
         return [_function_row(task, work, groups, hide_tests) for task in tasks], (
             "One function with a bug each."
@@ -168,16 +425,16 @@ def _rows(kind: Kind, path: Path, work: Path, hide_tests: bool) -> tuple[list[Ta
 
 
 def _quixbugs_row(task: Task, root: Path, hide_tests: bool) -> TaskRow:
-    hide = [*quixbugs.HIDE, *([f"/{quixbugs.TESTS}"] if hide_tests else [])]
+    hide = [*ANSWERS, *([f"/{TESTS}"] if hide_tests else [])]
     goal = (
         f"The program `{task.path}` has a bug: its tests fail. Find it and fix it; change nothing "
         f"else. What the program is meant to do:\n\n{task.prompt}"
     )
     metadata = {
-        "source": "quixbugs", "files": [task.path], "test_files": [*quixbugs.TEST_FILES],
-        "group": f"fix_{quixbugs.NEAR.get(task.name, task.name)}",
+        "source": "quixbugs", "files": [task.path], "test_files": [*TEST_FILES],
+        "group": f"fix_{NEAR.get(task.name, task.name)}",
     }  # fmt: skip
-    command = f"{PYTEST} {quixbugs.TESTS}/test_{task.name}.py"
+    command = f"{PYTEST} {TESTS}/test_{task.name}.py"
     return _row(f"fix_{task.name}", "quixbugs", root, goal, command, hide, metadata, task.spec)
 
 

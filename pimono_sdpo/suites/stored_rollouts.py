@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 from datasets import Dataset
 
 from pimono_sdpo.errors import SourceError
+from pimono_sdpo.runs import parquet
 from pimono_sdpo.suites.suite import NAME, TaskRow, load_suite
 
 NEEDED = ("run_id", "task_id", "messages", "steps", "protocol", "tests_ok")
@@ -95,9 +96,8 @@ def read_rows(file: Path, columns: list[str] | None = None) -> Iterator[Json]:
 
 def read_tables(file: Path, columns: list[str] | None = None) -> Iterator[pa.Table]:
     """Yield the tables of a shard, with few rows each; raises SourceError."""
-    with _translate_errors(file), pq.ParquetFile(file) as parquet:
-        for batch in parquet.iter_batches(ROWS, columns=columns):
-            yield pa.Table.from_batches([batch])
+    with _translate_errors(file):
+        yield from parquet.read_tables(file, ROWS, columns)
 
 
 @contextmanager

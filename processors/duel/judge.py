@@ -1,30 +1,105 @@
-"""Ask a panel of judges which of two answers is better: each judge in both orders.
+"""Ask the panel which of two answers is better, and read its verdicts.
 
 reads   ANSWER without `drop_reason`
 writes  JUDGMENT: one row per judge and order
 
 Clear cases are decided without a judge: two equal answers are a tie, and an answer that repeats
 itself over and over loses. A judge whose reply cannot be read is asked once more; after that the
-judgment counts as not parsed, and its text is kept.
+judgment counts as not parsed, and its text is kept. Reading takes
+time linear in the reply.
 """
 
 import asyncio
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from pimono_sdpo.llm.calls import Json, Reply, Request
-from pimono_sdpo.llm.chat import Chat
-from pimono_sdpo.llm.decisions import Decisions, make_question
+from pimono_sdpo.llm.chat import Chat, Decisions, make_question
 from pimono_sdpo.schema import DUEL_METRICS, Opponent
-from pimono_sdpo.text import shorten
-from processors.duel.answer_format import is_looping
-from processors.duel.answers import sum_usage
+from pimono_sdpo.text import replace_surrogates, shorten
+from processors.duel.answers import is_looping, sum_usage
 from processors.duel.prompts import prompt
 from processors.duel.sanitize import sanitize
-from processors.duel.verdicts import HIGHEST, Side, Verdict, read_verdict
+
+Side = Literal["A", "B", "tie"]
+# The last braces are enough for an object with two objects inside; trying all of them would take
+# quadratic time on a hostile reply.
+BRACES = 24
+HIGHEST = 10
+REASON_CHARS = 2_000
+# Not strict: judges write line breaks into their reasons.
+_DECODER = json.JSONDecoder(strict=False)
+_OPENS = re.compile(r"\{")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Scores by metric of the response shown first and of the one shown second."""
+
+    first: dict[str, float]
+    second: dict[str, float]
+    verdict: Side
+    reason: str
+
+
+def read_verdict(text: str) -> Verdict | str:
+    """Return the last object with `A` and `B` in a reply, or in a few words what is wrong with it.
+
+    >>> read_verdict("I prefer A.")
+    'no JSON object with "A" and "B"'
+    """
+    starts = [match.start() for match in _OPENS.finditer(text)]
+    fault, last = 'no JSON object with "A" and "B"', 0
+    for start in reversed(starts[-BRACES:]):
+        try:
+            found, end = _DECODER.raw_decode(text, start)
+        except (ValueError, RecursionError):
+            continue
+        if not isinstance(found, dict) or "A" not in found or "B" not in found:
+            continue
+        if end < last:
+            break  # before the last object, not around it
+        read = _check_object(found)
+        if isinstance(read, Verdict):
+            return read
+        fault, last = read, end
+    return fault
+
+
+def _check_object(found: dict[str, Any]) -> Verdict | str:
+    sides = []
+    for name in ("A", "B"):
+        scores = _read_scores(found[name])
+        if isinstance(scores, str):
+            return f'"{name}" {scores}'
+        sides.append(scores)
+    verdict = str(found.get("verdict", "")).strip().lower()
+    verdicts: dict[str, Side] = {"a": "A", "b": "B", "tie": "tie"}
+    if verdict not in verdicts:
+        return 'no "verdict" of "A", "B" or "tie"'
+    reason = found.get("reason")
+    if not isinstance(reason, str) or not reason.strip():
+        return 'no "reason"'
+    reason = replace_surrogates(reason).strip()[:REASON_CHARS]
+    return Verdict(sides[0], sides[1], verdicts[verdict], reason)
+
+
+def _read_scores(given: object) -> dict[str, float] | str:
+    if not isinstance(given, dict):
+        return "is no object of metrics"
+    scores = {}
+    for name in DUEL_METRICS:
+        value = given.get(name)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if value is None or not is_number or not 0 <= value <= HIGHEST or value % 1:
+            return f'has no whole number from 0 to {HIGHEST} for "{name}"'
+        scores[name] = float(value)
+    return scores
+
 
 Row = Mapping[str, Any]
 Context = Literal["none", "reference", "pr"]

@@ -1,22 +1,37 @@
-"""Draw the turns of a duel: what both players are asked, and what only one of them may see.
+"""Draw the turns of a duel from trajectories or recorded sessions.
 
-reads   trajectories (parquet with `instance_id` and `messages`) and records of pull requests, or
-        recorded sessions of any harness
+reads   trajectories (parquet with `instance_id` and `messages`, and `repo` where there is one) and
+        records of pull requests; or recorded sessions of any harness
 writes  DIR/turns/turns-NNNNN.parquet (TURN, at most 200 rows each), DIR/prs/prs-00000.parquet
         (PULL_REQUEST), DIR/turns.json
 
 The same source, seed and options give the same bytes.
+
+Files of trajectories are visited in a random order weighted by their bytes, row groups of a file in
+one weighted by their rows; each visit takes a random window of the row group's rows. So only a few
+row groups are read of a dataset of any size, in batches, and only the columns needed.
+
+A session gives turns, and a record in the columns of a pull request. One without a failure or a
+correction has nothing to hide. Secrets and machine paths are redacted before any model is asked.
+
+Pull requests are a dataset with `instance_id` and columns for an issue, a patch, a commit, a
+description. Only the ids of all records are read; texts are read for the requested records alone.
 """
 
 import hashlib
 import heapq
 import json
+import random
+import re
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import accumulate, count
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 from datasets import Features
@@ -24,12 +39,376 @@ from datasets import Features
 from pimono_sdpo.errors import EmptySelection, SourceError
 from pimono_sdpo.runs.parquet import write_atomically
 from pimono_sdpo.schema import DUEL_TURN, PULL_REQUEST
+from pimono_sdpo.text import replace_surrogates, shorten
+from pimono_sdpo.traces.events import Event, decode_json
+from pimono_sdpo.traces.parse import read_trace
 from pimono_sdpo.traces.sources import ParquetFiles, find_parquet_files, open_source, read_sessions
-from processors.duel.pull_requests import PullRequests
-from processors.duel.session_turns import draw_from_session
-from processors.duel.trajectories import NEEDED, draw_from_trajectories
+from processors.context import write_context
+from processors.duel.answers import classify_action
+from processors.evidence import gather_evidence
+from processors.redact import redact, redact_homes, redact_text
 
 Json = dict[str, Any]
+NEEDED = ("instance_id", "messages")
+BATCH_ROWS = 64
+# No judge reads a longer history to its end.
+MAX_CHARS = 120_000
+_OBSERVATION = "Observation:\n"
+
+
+class Draw(NamedTuple):
+    """A candidate turn, or why a row gives none."""
+
+    turn: Json | None
+    drop_reason: str | None
+
+
+def draw_from_trajectories(files: ParquetFiles, seed: int, window: int) -> Iterator[Draw]:
+    """Yield one draw per row of the windows, in an order that the seed decides, to the last row."""
+    for index, group, rows in _plan_windows(files, seed, window):
+        with files.open(index) as parquet:
+            for row, at in _read_rows(parquet, group, rows):
+                place = f"{seed}:{files.names[index]}:{group}:{at}"
+                yield _draw_turn(row, random.Random(place))
+
+
+def _plan_windows(
+    files: ParquetFiles, seed: int, window: int
+) -> Iterator[tuple[int, int, list[int]]]:
+    """Yield the next window of each file in turn: file, row group, rows in the order drawn."""
+    order = _weighted_order(files.sizes, random.Random(f"{seed}:files"))
+    plans: dict[int, Iterator[tuple[int, list[int]]]] = {}
+    while order:
+        for index in list(order):
+            if index not in plans:
+                with files.open(index) as parquet:
+                    _check_columns(parquet, files.names[index])
+                    groups = parquet.metadata.num_row_groups
+                    sizes = [parquet.metadata.row_group(g).num_rows for g in range(groups)]
+                plans[index] = _plan_file(sizes, f"{seed}:{files.names[index]}", window)
+            found = next(plans[index], None)
+            if found is None:
+                order.remove(index)
+            else:
+                yield (index, *found)
+
+
+def _plan_file(sizes: Sequence[int], seed: str, window: int) -> Iterator[tuple[int, list[int]]]:
+    """Yield the first window of each row group, then the second of each, until all are drawn."""
+    groups = _weighted_order(sizes, random.Random(seed))
+    for start in count(0, window):
+        groups = [group for group in groups if start < sizes[group]]
+        if not groups:
+            return
+        for group in groups:
+            rows = list(range(sizes[group]))
+            random.Random(f"{seed}:{group}").shuffle(rows)
+            yield group, rows[start : start + window]
+
+
+def _weighted_order(weights: Sequence[int], rng: random.Random) -> list[int]:
+    """Shuffle indexes by weight (Efraimidis and Spirakis); those of weight 0 come last."""
+    keys = [rng.random() ** (1 / weight) if weight else -1.0 for weight in weights]
+    return sorted(range(len(weights)), key=lambda index: (-keys[index], index))
+
+
+def _check_columns(parquet: pq.ParquetFile, name: str) -> None:
+    columns = parquet.schema_arrow.names
+    missing = [column for column in NEEDED if column not in columns]
+    if missing:
+        raise SourceError(
+            f"`{name}` has no column `{missing[0]}` but {', '.join(columns[:8])}; give "
+            "trajectories with `instance_id` and `messages`, or recorded sessions."
+        )
+
+
+def _read_rows(
+    parquet: pq.ParquetFile, group: int, wanted: Sequence[int]
+) -> Iterator[tuple[Mapping[str, Any], int]]:
+    """Return the wanted rows of a row group, as drawn; the group is decoded in batches."""
+    columns = [name for name in (*NEEDED, "repo") if name in parquet.schema_arrow.names]
+    found: dict[int, Json] = {}
+    start, last = 0, max(wanted)
+    for batch in parquet.iter_batches(BATCH_ROWS, row_groups=[group], columns=columns):
+        stop = start + batch.num_rows
+        here = [row for row in wanted if start <= row < stop]
+        taken = batch.take(pa.array([row - start for row in here], pa.int64())).to_pylist()
+        found |= dict(zip(here, taken, strict=True))
+        start = stop
+        if start > last:
+            break
+    return ((found[row], row) for row in wanted)
+
+
+def _draw_turn(row: Mapping[str, Any], rng: random.Random) -> Draw:
+    """Choose one of the agent's turns: the messages before it are given, it is the reference."""
+    instance = row["instance_id"]
+    if not isinstance(instance, str) or not instance:
+        return Draw(None, "no_instance_id")
+    messages = read_messages(row["messages"])
+    places = find_turns(messages)
+    if not places:
+        return Draw(None, "no_turn")
+    readable = places[: count_readable(messages, places)]
+    if not readable:
+        return Draw(None, "too_long")
+    at = rng.choice(readable)
+    answer = messages[at]["content"]
+    turn = {
+        "instance_id": instance,
+        "repo": row.get("repo") or instance.rpartition("-")[0].replace("__", "/"),
+        "messages": messages[:at],
+        "assistant": answer,
+        "turn": places.index(at) + 1,
+        "action_style": classify_action(answer),
+    }
+    return Draw(turn, None)
+
+
+def find_turns(messages: Sequence[Json]) -> list[int]:
+    """Return the indexes of the agent's answers to the user."""
+    return [
+        at
+        for at in range(1, len(messages))
+        if messages[at]["role"] == "assistant" and messages[at - 1]["role"] == "user"
+    ]
+
+
+def count_readable(messages: Sequence[Json], places: Sequence[int]) -> int:
+    """Count the places whose history is short enough to be read."""
+    before = list(accumulate((len(message["content"]) for message in messages), initial=0))
+    return bisect_right(places, MAX_CHARS, key=lambda at: before[at])
+
+
+def read_messages(recorded: object) -> list[Json]:
+    """Return role and text of each message; tool results become messages of the user.
+
+    `recorded` is a list or the JSON of one; content may be text or parts. Empty messages are left
+    out; anything else gives no messages.
+    """
+    if isinstance(recorded, str):
+        try:
+            recorded = json.loads(recorded)
+        except (ValueError, RecursionError):
+            return []
+    messages: list[Json] = []
+    for message in recorded if isinstance(recorded, list) else []:
+        if not isinstance(message, dict):
+            continue
+        role, text = message.get("role"), _join_parts(message.get("content"))
+        if role == "tool":
+            role, text = "user", _OBSERVATION + text
+        if role not in ("system", "user", "assistant") or not text.strip():
+            continue
+        if messages and messages[-1]["role"] == role:
+            messages[-1]["content"] += "\n\n" + replace_surrogates(text)
+        else:
+            messages.append({"role": role, "content": replace_surrogates(text)})
+    return messages
+
+
+def _join_parts(content: object) -> str:
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) else []
+    texts = [part.get("text") for part in parts if isinstance(part, dict)]
+    return "\n".join(text for text in texts if isinstance(text, str))
+
+
+# Maximum characters of an observation.
+OBSERVATION = 8_000
+SYSTEM = "You are a coding agent. You work on the user's request in a shell, one step at a time."
+
+
+class Drawn(NamedTuple):
+    """A turn and what is hidden from it, or why the session has none."""
+
+    turn: Json | None
+    record: Json | None
+    drop_reason: str | None
+
+
+def draw_from_session(session: Mapping[str, Any], seed: int, most: int) -> list[Drawn]:
+    """Draw at most `most` turns of a session; never raises on its content."""
+    found = gather_evidence(session, "session", 0)[0]
+    if found["problem"]:
+        return [Drawn(None, None, found["problem"])]
+    problems = [item["event_index"] for item in (*found["diagnostics"], *found["corrections"])]
+    if not found["prompt"] or not problems:
+        return [Drawn(None, None, "nothing_hidden" if found["prompt"] else "no_request")]
+    trace = read_trace(session["trace"] or b"")
+    conversation = list(_render_events(trace.events))
+    messages = [message for message, _ in conversation]
+    places = [
+        at
+        for at in find_turns(messages)
+        if conversation[at][1].index < max(problems)
+        and classify_action(messages[at]["content"]) != "none"
+    ]
+    readable = places[: count_readable(messages, places)]
+    if not readable:
+        return [Drawn(None, None, "too_long" if places else "no_turn")]
+    name = session["source"] or found["session_id"]
+    rng = random.Random(f"{seed}:{name}")
+    drawn = rng.sample(readable, min(most, len(readable)))
+    clean_messages = [
+        {**message, "content": redact_text(message["content"], trace.cwd)[0]}
+        for message in messages[: max(drawn) + 1]
+    ]
+    clean = {**found, **redact(found)}
+    instance = redact_text(found["session_id"] or name, trace.cwd)[0]
+    record = {
+        "instance_id": instance,
+        "problem_statement": clean["prompt"],
+        "patch": "",
+        "files": [],
+        "base_commit": "",
+        "description": write_context(clean)["privileged_context"],
+    }
+    record["pr_chars"] = len(record["problem_statement"]) + len(record["description"])
+    return [
+        Drawn(_make_turn(clean_messages, at, trace.cwd, instance), record, None) for at in drawn
+    ]
+
+
+def _make_turn(conversation: list[Json], at: int, cwd: str, instance: str) -> Json:
+    before = [{"role": "system", "content": SYSTEM}, *conversation[:at]]
+    answer = conversation[at]["content"]
+    return {
+        "instance_id": instance,
+        # When the workspace is a home folder, this is just $HOME.
+        "repo": redact_homes(cwd.rstrip("/")).rpartition("/")[2],
+        "messages": read_messages(before),
+        "assistant": answer,
+        "turn": find_turns(conversation).index(at) + 1,
+        "action_style": classify_action(answer),
+    }
+
+
+def _render_events(events: tuple[Event, ...]) -> Iterator[tuple[Json, Event]]:
+    """Yield messages as THOUGHT plus one block; a call takes the text just before it."""
+    thought: Event | None = None
+    for event in events:
+        if not event.on_active_branch or event.is_subagent:
+            continue
+        if event.kind == "tool_call":
+            words = thought.text.strip() if thought else ""
+            # The form requires a thought, which many agents do not write down.
+            content = f"THOUGHT: {words or 'I take the next step.'}\n\n{_render_call(event)}"
+            yield {"role": "assistant", "content": content}, event
+            thought = None
+            continue
+        if thought is not None and thought.text.strip():
+            yield {"role": "assistant", "content": thought.text}, thought
+        thought = event if event.kind == "assistant" else None
+        if event.kind in ("user", "compaction", "branch_summary"):
+            yield {"role": "user", "content": event.text}, event
+        elif event.kind in ("tool_result", "bash"):
+            yield {"role": "user", "content": _render_result(event)}, event
+
+
+def _render_result(event: Event) -> str:
+    code = "" if event.exit_code in (None, 0) else f" (exit code {event.exit_code})"
+    ran = f"$ {event.arguments}\n" if event.kind == "bash" else ""
+    return f"Observation{code}:\n{ran}{shorten(event.text, OBSERVATION)}"
+
+
+def _render_call(event: Event) -> str:
+    """Return a shell command as a bash block, any other call as JSON."""
+    arguments = decode_json(event.arguments)
+    command = arguments.get("command") if isinstance(arguments, dict) else None
+    if isinstance(command, list):
+        command = " ".join(map(str, command))
+    if isinstance(command, str) and command.strip() and "```" not in command:
+        return f"```bash\n{command.strip()}\n```"
+    return f"```json\n{event.tool_name} {shorten(event.arguments, OBSERVATION)}\n```"
+
+
+KEY = "instance_id"
+# Names that such datasets use for a column; the first one present counts.
+NAMES = {
+    "problem_statement": ("problem_statement", "issue", "issue_text", "issue_body"),
+    "patch": ("patch", "diff", "gold_patch"),
+    "base_commit": ("base_commit", "commit", "base_sha"),
+    "description": ("description", "pr_description", "pr_body", "body", "hints_text"),
+}
+TITLES = ("title", "pr_title")
+CHANGE_COLUMNS = (NAMES["problem_statement"], NAMES["patch"], NAMES["description"])
+_TARGETS = re.compile(r"^diff --git a/.{1,500}? b/(.{1,500})$", re.MULTILINE)
+
+
+class PullRequests:
+    """The records of a dataset; raises SourceError when it has no pull requests."""
+
+    def __init__(self, source: str) -> None:
+        self.files: ParquetFiles = find_parquet_files(source)
+        self._scans = [
+            pl.scan_parquet(self.files.local(index)) for index in range(len(self.files.names))
+        ]
+        for name, scan in zip(self.files.names, self._scans, strict=True):
+            try:
+                columns = scan.collect_schema()
+            except pl.exceptions.PolarsError as error:
+                raise SourceError(
+                    f"`{name}` cannot be read ({str(error).splitlines()[0]}); download it again "
+                    "or leave it out."
+                ) from error
+            if columns.get(KEY) != pl.String:
+                raise SourceError(
+                    f"`{name}` has no text column `{KEY}`; give records of pull requests."
+                )
+            if not set(columns) & {*TITLES, *(n for names in CHANGE_COLUMNS for n in names)}:
+                raise SourceError(
+                    f"`{name}` has no column that describes a change, such as "
+                    "`problem_statement` or `patch`; give records of pull requests."
+                )
+
+    def ids(self) -> frozenset[str]:
+        """Return all instance ids."""
+        columns = (scan.select(KEY).collect(engine="streaming") for scan in self._scans)
+        return frozenset(value for column in columns for value in column[KEY] if value)
+
+    def records(self, wanted: Collection[str]) -> list[Json]:
+        """Return the records of these ids, sorted; of two with the same id the first is kept."""
+        keys = pl.LazyFrame({KEY: sorted(wanted)}, schema={KEY: pl.String})
+        found: dict[str, Json] = {}
+        for scan in self._scans:
+            there = scan.collect_schema().names()
+            needed = [KEY, *(n for names in (*NAMES.values(), TITLES) for n in names if n in there)]
+            joined = scan.select(needed).join(keys, on=KEY, how="semi", maintain_order="left")
+            for row in joined.collect(engine="streaming").iter_rows(named=True):
+                found.setdefault(row[KEY], make_record(row))
+        return [found[key] for key in sorted(found)]
+
+
+def make_record(row: Json) -> Json:
+    """Bring a row to the columns of PULL_REQUEST."""
+    texts = {name: _first_text(row, names) for name, names in NAMES.items()}
+    title = _first_text(row, TITLES)
+    if title:
+        texts["description"] = f"{title}\n\n{texts['description']}".strip()
+    return {
+        KEY: row[KEY],
+        **texts,
+        "files": list_patch_files(texts["patch"]),
+        "pr_chars": sum(map(len, texts.values())),
+    }
+
+
+def list_patch_files(patch: str) -> list[str]:
+    """Return the files a patch touches, each once, in its order."""
+    return list(dict.fromkeys(_TARGETS.findall(patch)))
+
+
+def _first_text(row: Json, names: Iterable[str]) -> str:
+    for name in names:
+        value = row.get(name)
+        if value is not None and value != "":
+            text = value if isinstance(value, str) else json.dumps(value, default=str)
+            return replace_surrogates(text).strip()
+    return ""
+
+
 SHARD_ROWS = 200
 TURNS, RECORDS, REPORT = "turns", "prs", "turns.json"
 

@@ -1,8 +1,8 @@
-"""Pair the better run of a task with the worse one.
+"""Pair the better run of a task with the worse one, or their actions where runs diverge.
 
 | target | chosen and rejected |
 |---|---|
-| `step` | the first action in which runs diverge (`processors.rollouts.step_pairs`) |
+| `step` | the first action in which runs diverge |
 | `patch` | {"type": "patch", "summary", "patch_format", "patch"}; the prompt has the files |
 | `last_write` | {"type": "last_write", "path", "content"}; the prompt has the files |
 | `summary` | {"type": "final", "summary", "changes"}, as the model reported it |
@@ -17,12 +17,19 @@ writes  PAIR, and DROPPED_PAIR with why a pair was not kept
 Runs are compared by passing tests, then fewer steps, fewer tool calls, fewer files. Both must have
 the target, and at least one must pass. The winner's patch is then applied to the task's files and
 tested again several times; where patches are the sides of the pair, so is the loser's, once.
+
+Of `step`, each side is one turn after the same context. The value of an action is the share of
+passing runs among those that took it. Two actions make a pair when their values differ by
+`min_gap`, or when the worse one could not be read, did not work or was a loop. Some run that took
+the better one must pass.
 """
 
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from statistics import fmean
 from typing import Any, Literal, get_args
 
 from pimono_sdpo.options import option, options
@@ -31,12 +38,13 @@ from pimono_sdpo.text import shorten
 from processors.rollouts.conversation import (
     Action,
     Run,
+    action_key,
     dump_json,
+    find_problem,
     make_turn,
     read_run,
     render_target,
 )
-from processors.rollouts.pair_filters import find_leak, find_noise
 
 Target = Literal["step", "patch", "last_write", "truncated", "summary", "full"]
 TARGETS: tuple[Target, ...] = get_args(Target)
@@ -413,3 +421,231 @@ def make_reject(
 ) -> Json:
     """Return the row of a pair that was not kept."""
     return {**describe_pair(case, name, best, worst), "drop_reason": reason, "detail": detail}
+
+
+@dataclass(frozen=True)
+class Taken:
+    """One action at one place, and the runs that took it, best first."""
+
+    action: Action
+    rows: list[Json]
+    works: bool
+
+    @property
+    def value(self) -> float:
+        """The share of these runs that pass."""
+        return fmean(bool(row["tests_ok"]) for row in self.rows)
+
+    @property
+    def score(self) -> list[float]:
+        """The value, then the means of the runs' scores."""
+        columns = zip(*(score_run(row) for row in self.rows), strict=True)
+        return [fmean(column) for column in columns]
+
+
+def pair_steps(case: Case, rules: Rules) -> Made:
+    """Return a pair for every place where runs diverge, or why there is none."""
+    made = Made()
+    sound = [row for row in case.rows if not row["error"]]
+    if not rules.allow_efficiency_pairs or any(row["tests_ok"] is not None for row in sound):
+        judged = [row for row in sound if row["tests_ok"] is not None]
+    else:
+        judged = sound
+    if len(judged) < 2:
+        reason = "infra_error" if len(sound) < len(case.rows) else "ineligible"
+        detail = f"{len(judged)} of {len(case.rows)} runs ended with a verdict"
+        made.rejects.append(make_reject(case, "step", reason, detail))
+        return made
+    runs = [(row, read_run(row)) for row in judged]
+    places = 0
+    pending = _same(runs, 0)
+    while pending:
+        depth, group = pending.pop(0)
+        taken = _taken(group, depth)
+        if len(taken) > 1:
+            places += 1
+            _pair(case, rules, taken, group[0][1], made)
+        for one in taken:
+            ids = {row["run_id"] for row in one.rows}
+            pending += _same([pair for pair in group if pair[0]["run_id"] in ids], depth + 1)
+    if not places:
+        detail = "the runs never part after having read the same"
+        made.rejects.append(make_reject(case, "step", "no_contrast", detail))
+    return made
+
+
+def _same(runs: Sequence[tuple[Json, Run]], depth: int) -> list[tuple[int, list[tuple[Json, Run]]]]:
+    """Group runs by their context before action number `depth`, in groups of two or more."""
+    groups: dict[str, list[tuple[Json, Run]]] = {}
+    for row, run in runs:
+        if depth < len(run.actions):
+            read = dump_json(run.turns[: run.actions[depth].n_context])
+            groups.setdefault(read, []).append((row, run))
+    return [(depth, group) for group in groups.values() if len(group) > 1]
+
+
+def _taken(group: Sequence[tuple[Json, Run]], depth: int) -> list[Taken]:
+    """The different actions of runs at one place, the best first."""
+    by_key: dict[str, list[tuple[Json, Action]]] = {}
+    for row, run in group:
+        by_key.setdefault(action_key(run.actions[depth]), []).append((row, run.actions[depth]))
+    found = []
+    for took in by_key.values():
+        took.sort(key=lambda one: (score_run(one[0]), -one[0]["seed"]), reverse=True)
+        row, action = took[0]
+        step = action.step
+        works = step["kind"] in {"tool_call", "final"} and step["ok"] is not False
+        works = works and find_problem(step, row["tools"]) is None
+        found.append(Taken(action, [one for one, _ in took], works))
+    return sorted(found, key=lambda one: (one.works, one.score), reverse=True)
+
+
+def _pair(case: Case, rules: Rules, taken: Sequence[Taken], run: Run, made: Made) -> None:
+    best = max((one for one in taken if one.works), key=lambda one: one.score, default=None)
+    if best is None:
+        made.rejects.append(make_reject(case, "step", "ineligible", "no action here worked"))
+        return
+    others = [one for one in taken if one is not best]
+    worst = min(others, key=lambda one: (one.works, one.score))
+    if worst.works or worst.value > best.value:
+        worst = min(others, key=lambda one: one.score)
+    ends = best.rows[0], worst.rows[-1]
+    why = _no_step_contrast(best, worst, rules) or _unfit(case, best, worst, rules, made)
+    chosen, rejected = (render_target(one.action, run.protocol) for one in (best, worst))
+    if why is None and chosen == rejected:
+        why = "identical_outcome", "both actions read the same"
+    if why:
+        made.rejects.append(make_reject(case, "step", *why, *ends))
+        return
+    made.rows.append(
+        {
+            **describe_pair(case, "step", *ends),
+            "prompt": run.turns[: best.action.n_context],
+            "chosen": [chosen],
+            "rejected": [rejected],
+            "tools": best.rows[0]["tools"] if run.protocol == "native" else [],
+            "score_chosen": best.score,
+            "score_rejected": worst.score,
+        }
+    )
+
+
+def _no_step_contrast(best: Taken, worst: Taken, rules: Rules) -> tuple[str, str] | None:
+    gap = best.value - worst.value
+    if best.value == 0 and worst.value == 0:
+        passes = any(row["tests_ok"] is None for row in best.rows) and best.score > worst.score
+        if not (rules.allow_efficiency_pairs and passes):
+            return "both_fail", "no run passes that came here"
+    elif gap >= rules.min_gap or (gap >= 0 and not worst.works):
+        return None
+    elif not (rules.allow_efficiency_pairs and gap == 0 and best.score > worst.score):
+        return "no_contrast", f"{gap:.2f} more of the runs pass, {rules.min_gap:g} are asked for"
+    return None
+
+
+def _unfit(
+    case: Case, best: Taken, worst: Taken, rules: Rules, made: Made
+) -> tuple[str, str] | None:
+    for row in (best.rows[0], worst.rows[-1]):
+        if why := find_leak(row, case.task):
+            return why
+    return retest_patches(case, best.rows[0], None, rules, made)
+
+
+CHURN = 3
+
+
+@dataclass(frozen=True)
+class Size:
+    """Lines that a patch adds and removes, its hunks, and hunks that change only white space.
+
+    Hunks of only empty lines do not count as white space changes.
+    """
+
+    lines: int
+    hunks: int
+    blank_hunks: int
+
+
+def measure_patch(patch: str) -> Size:
+    r"""Measure a unified diff.
+
+    >>> measure_patch("--- a/x\n+++ b/x\n@@ -1 +1 @@\n-a\n+ a\n")
+    Size(lines=2, hunks=1, blank_hunks=1)
+    """
+    lines = hunks = blank = 0
+    hunk: list[str] = []
+    inside = False
+    for line in [*patch.split("\n"), "@@"]:
+        if line.startswith(("@@", "diff --git ")):
+            hunks += bool(hunk)
+            blank += _only_spaces(hunk)
+            hunk, inside = [], line.startswith("@@")
+        elif inside and line[:1] in {"+", "-"}:
+            hunk.append(line)
+            lines += 1
+    return Size(lines, hunks, blank)
+
+
+def _only_spaces(hunk: Sequence[str]) -> bool:
+    sides = ["".join("".join(one[1:].split()) for one in hunk if one[0] == tag) for tag in "-+"]
+    return any(one[1:].strip() for one in hunk) and sides[0] == sides[1]
+
+
+def find_noise(
+    row: Mapping[str, Any], passing: Sequence[Mapping[str, Any]], task: Mapping[str, Any] | None
+) -> tuple[str, str] | None:
+    """Return reason and detail why a run must not be chosen, None if it may."""
+    return (
+        find_leak(row, task)
+        or _wrong_file(row, passing, task)
+        or _non_minimal(row["patch"], [one["patch"] for one in passing])
+    )
+
+
+def find_leak(row: Mapping[str, Any], task: Mapping[str, Any] | None) -> tuple[str, str] | None:
+    """Find runs that have seen what their task hides, which may be the answer."""
+    globs = list(task["hide"]) if task else []
+    for step in row["steps"]:
+        if not step["ok"] or not isinstance(step["args"], dict):
+            continue
+        for name in ("rel_path", "rel_dir"):
+            path = step["args"].get(name)
+            if isinstance(path, str) and any(_matches(glob, path) for glob in globs):
+                return "leaked", f"`{path}` is hidden from agents and was seen"
+    return None
+
+
+def _matches(glob: str, path: str) -> bool:
+    """Match a glob without a slash with every part of a path, else with the path's folders."""
+    parts = path.removeprefix("./").strip("/").split("/")
+    if "/" not in glob.strip("/"):
+        return any(fnmatchcase(part, glob.strip("/")) for part in parts)
+    heads = ["/".join(parts[:end]) for end in range(1, len(parts) + 1)]
+    return any(fnmatchcase(head, glob.strip("/")) for head in heads)
+
+
+def _wrong_file(
+    row: Mapping[str, Any], passing: Sequence[Mapping[str, Any]], task: Mapping[str, Any] | None
+) -> tuple[str, str] | None:
+    """Find a file that is not one of the task's, or that no other passing run has changed."""
+    expected = (task["metadata"] or {}).get("files") if task else None
+    if isinstance(expected, list) and expected:
+        stray = [path for path in row["files_touched"] if path not in expected]
+        return ("wrong_file", f"`{stray[0]}` is no file of the task") if stray else None
+    others = [set(one["files_touched"]) for one in passing if one["run_id"] != row["run_id"]]
+    if not others:
+        return None
+    stray = [path for path in row["files_touched"] if not any(path in one for one in others)]
+    return ("wrong_file", f"no other passing run changes `{stray[0]}`") if stray else None
+
+
+def _non_minimal(patch: str, passing: Sequence[str]) -> tuple[str, str] | None:
+    size = measure_patch(patch)
+    smallest = min((measure_patch(one).lines for one in passing if one), default=size.lines)
+    if size.lines > CHURN * smallest:
+        return "non_minimal", f"{size.lines} lines, the smallest passing patch has {smallest}"
+    # If all hunks are such, they are the fix: a line moved out of a loop, a space in a string.
+    if 0 < size.blank_hunks < size.hunks:
+        return "non_minimal", f"{size.blank_hunks} hunks change nothing but spaces"
+    return None

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pimono_sdpo.agent.patch import unified_diff
+from pimono_sdpo.agent.tools import unified_diff
 
 
 def applied(folder: Path, before: dict[str, bytes | None], after: dict[str, bytes]) -> None:

@@ -21,7 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from pimono_sdpo.duel import albedo_rules, gate
+from pimono_sdpo.duel import gate
+from pimono_sdpo.duel import gate as albedo_rules
 from pimono_sdpo.schema import DUEL_METRICS
 from processors.duel.scores import Array, Votes, score_turns
 from tests.benchmarks.table import print_table
@@ -76,7 +77,9 @@ def decisions(votes: Votes) -> list[bool]:
     """What the original's gate, ours, and ours over turns say; then their bounds alone."""
     scores = score_turns(votes).turn
     rules = gate.Rules(min_clusters=1, draws=999, min_parsed=0.5)
-    old = albedo_rules.decide_duel(votes, albedo_rules.AlbedoRules(bootstrap_resamples=2000))
+    old = albedo_rules.decide_by_albedo_rules(
+        votes, albedo_rules.AlbedoRules(bootstrap_resamples=2000)
+    )
     ours = [gate.decide_duel(scores, by, rules) for by in (votes.instances, votes.turns)]
     whole = [old.accepted, *(verdict.accepted for verdict in ours)]
     bounds = [old.lcb is not None and old.lcb > 0, *(v.bound > gate.PARITY for v in ours)]
@@ -109,7 +112,7 @@ def times() -> list[list[str]]:
         "ours: 9,999 rounds over tasks, BCa": lambda: gate.decide_duel(
             scores, votes.instances, gate.Rules()
         ),
-        "the original: 10,000 rounds over turns": lambda: albedo_rules.decide_duel(
+        "the original: 10,000 rounds over turns": lambda: albedo_rules.decide_by_albedo_rules(
             votes, albedo_rules.AlbedoRules()
         ),
         "arena-hard's way: 100 rounds over battles": lambda: arena_hard_bound(scores),

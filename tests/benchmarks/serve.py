@@ -21,7 +21,7 @@ import torch
 from datasets import load_dataset
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from pimono_sdpo.agent.run import RolloutOptions, run_rollouts
+from pimono_sdpo.agent.rollout import RolloutOptions, run_rollouts
 from pimono_sdpo.schema import Protocol
 from pimono_sdpo.training.tiny_model import write_tiny_model
 from tests.agent.suite_of_three import write_suite

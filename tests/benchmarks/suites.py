@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from pathlib import Path
 
-from pimono_sdpo.suites import Task, humaneval, quixbugs
+from pimono_sdpo.suites.build import Task, read_functions, read_quixbugs
 from rewards.sandbox import Server
 from rewards.verifiers import tests
 from rewards.verifiers.rubric import VerifierResult
@@ -87,9 +87,9 @@ def main() -> None:
     given = parser.parse_args()
     suites: dict[str, Iterable[Task]] = {}
     if given.quixbugs:
-        suites["QuixBugs"] = quixbugs.read_tasks(given.quixbugs)
+        suites["QuixBugs"] = read_quixbugs(given.quixbugs)
     if given.humanevalfix:
-        suites["HumanEvalFix"] = humaneval.read_tasks(given.humanevalfix)
+        suites["HumanEvalFix"] = read_functions(given.humanevalfix)
     with ExitStack() as stack:
         judge: Judge = tests.verify
         if not given.cold:

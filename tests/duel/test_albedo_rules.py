@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pimono_sdpo.duel.albedo_rules import AlbedoRules, decide_duel, mean_turn_shares
+from pimono_sdpo.duel.gate import AlbedoRules, decide_by_albedo_rules, mean_turn_shares
 from processors.duel.scores import Votes
 from tests.duel.votes import votes
 
@@ -36,7 +36,7 @@ EXAMPLE = by_metric(
 def test_the_example_computed_by_hand() -> None:
     # x: metric means over its three turns 2/3, 2/3, 2/3, 5/6, 2/3, their mean 0.7.
     # y: over its two turns 3/4, 3/4, 3/4, 3/4, 1/4, their mean 0.65. Both: 67.5.
-    found = decide_duel(EXAMPLE, FEW)
+    found = decide_by_albedo_rules(EXAMPLE, FEW)
     assert found.by_judge == {"x": 70.0, "y": 65.0}
     assert found.challenger_score == 67.5
     assert found.king_score == 32.5
@@ -52,7 +52,7 @@ def test_the_example_computed_by_hand() -> None:
 
 
 def test_the_bound_is_the_quantile_of_resampled_turns() -> None:
-    found = decide_duel(EXAMPLE, FEW)
+    found = decide_by_albedo_rules(EXAMPLE, FEW)
     entropy = np.random.SeedSequence(0)
     rng = np.random.Generator(np.random.PCG64DXSM(entropy))
     deltas = np.array([0.1, -0.1, -0.5, 0.4])
@@ -61,23 +61,25 @@ def test_the_bound_is_the_quantile_of_resampled_turns() -> None:
 
 
 def test_too_few_turns_read_by_all_judges_refuse() -> None:
-    found = decide_duel(votes([[[1, NAN], [1, NAN]], [[1, NAN], [NAN, NAN]]] * 2), FEW)
+    found = decide_by_albedo_rules(votes([[[1, NAN], [1, NAN]], [[1, NAN], [NAN, NAN]]] * 2), FEW)
     assert found.accepted
     strict = AlbedoRules(bootstrap_resamples=200, min_valid_turn_frac=0.51)
-    refused = decide_duel(votes([[[1, NAN], [1, NAN]], [[1, NAN], [NAN, NAN]]] * 2), strict)
+    refused = decide_by_albedo_rules(
+        votes([[[1, NAN], [1, NAN]], [[1, NAN], [NAN, NAN]]] * 2), strict
+    )
     assert refused.lcb is None
     assert not refused.accepted
 
 
 def test_the_margin_is_challenger_minus_king() -> None:
     won = votes([[[0.505, NAN]]] * 8)
-    assert decide_duel(won, FEW).accepted is False
-    assert decide_duel(votes([[[0.51, NAN]]] * 8), FEW).accepted is True
+    assert decide_by_albedo_rules(won, FEW).accepted is False
+    assert decide_by_albedo_rules(votes([[[0.51, NAN]]] * 8), FEW).accepted is True
 
 
 def test_the_second_order_is_not_looked_at() -> None:
-    assert decide_duel(votes([[[1, 0]]] * 8), FEW).challenger_score == 100
+    assert decide_by_albedo_rules(votes([[[1, 0]]] * 8), FEW).challenger_score == 100
 
 
 def test_nothing_is_a_refusal() -> None:
-    assert not decide_duel(by_metric([[[NAN] * 5]]).of_turns([]), FEW).accepted
+    assert not decide_by_albedo_rules(by_metric([[[NAN] * 5]]).of_turns([]), FEW).accepted

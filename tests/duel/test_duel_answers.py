@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 
-from pimono_sdpo.llm.chat import Chat, Limits
-from pimono_sdpo.llm.providers import Endpoint
+from pimono_sdpo.llm.calls import Limits
+from pimono_sdpo.llm.chat import Chat
+from pimono_sdpo.llm.settings import Endpoint
 from pimono_sdpo.schema import ANSWER
 from processors.duel.answers import AnswerStage, Players, find_leaks, render_hidden
-from processors.duel.pull_requests import make_record
+from processors.duel.turns import make_record
 from tests.chat_server import ChatServer, busy
 from tests.duel.players import is_informed, play
 from tests.duel.trajectories import pull_request, step, trajectory

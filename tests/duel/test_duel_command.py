@@ -9,7 +9,7 @@ from datasets import load_dataset
 from typer.testing import CliRunner
 
 from pimono_sdpo.cli import app
-from pimono_sdpo.duel.training_rows import write_training_rows
+from pimono_sdpo.duel.result import write_training_rows
 from pimono_sdpo.errors import EmptySelection, InferenceError, SourceError
 from pimono_sdpo.schema import PAIR, STEP
 from tests.chat_server import ChatServer, busy

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from pimono_sdpo.duel.diagnostics import (
+from pimono_sdpo.duel.gate import Rules
+from pimono_sdpo.duel.summary import (
     diagnose_judges,
     diagnose_lengths,
     krippendorff_alpha,
     measure_agreement,
 )
-from pimono_sdpo.duel.gate import Rules
 from tests.duel.votes import votes
 
 NAN = float("nan")

@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 
-from pimono_sdpo.llm.chat import Chat, Limits
-from pimono_sdpo.llm.decisions import Decisions
-from pimono_sdpo.llm.providers import NO_KEY, Endpoint
+from pimono_sdpo.llm.calls import Limits
+from pimono_sdpo.llm.chat import Chat, Decisions
+from pimono_sdpo.llm.settings import NO_KEY, Endpoint
 from pimono_sdpo.schema import DUEL_METRICS, JUDGMENT
-from processors.duel.judge import NO_JUDGE_ASKED, JudgeStage, Panel
+from processors.duel.judge import NO_JUDGE_ASKED, JudgeStage, Panel, Verdict, read_verdict
 from processors.duel.sanitize import REMOVED, sanitize
-from processors.duel.verdicts import Verdict, read_verdict
 from tests.chat_server import ChatServer, busy
 from tests.duel.players import play, shown, verdict
 from tests.duel.trajectories import step, trajectory

@@ -9,8 +9,7 @@ import pytest
 from datasets import load_dataset
 
 from cards.lint import lint_card
-from pimono_sdpo.duel.albedo_rules import AlbedoRules
-from pimono_sdpo.duel.gate import Rules
+from pimono_sdpo.duel.gate import AlbedoRules, Rules
 from pimono_sdpo.duel.result import score_duel
 from pimono_sdpo.errors import SourceError
 from pimono_sdpo.schema import ANSWER, JUDGMENT

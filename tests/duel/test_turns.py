@@ -14,10 +14,15 @@ from pimono_sdpo.errors import EmptySelection, SourceError
 from pimono_sdpo.samples import SAMPLE_SESSIONS
 from pimono_sdpo.schema import DUEL_TURN, PULL_REQUEST
 from pimono_sdpo.traces.sources import find_parquet_files
-from processors.duel.answer_format import check_format, classify_action, is_looping
-from processors.duel.pull_requests import PullRequests
-from processors.duel.trajectories import draw_from_trajectories, read_messages
-from processors.duel.turns import Options, draw_turns, read_excluded_ids
+from processors.duel.answers import check_format, classify_action, is_looping
+from processors.duel.turns import (
+    Options,
+    PullRequests,
+    draw_from_trajectories,
+    draw_turns,
+    read_excluded_ids,
+    read_messages,
+)
 from tests.duel.trajectories import (
     pull_request,
     step,

@@ -6,11 +6,10 @@ from pathlib import Path
 import pytest
 
 from pimono_sdpo.errors import InferenceError
-from pimono_sdpo.llm.calls import Reply, Request, Usage
-from pimono_sdpo.llm.chat import Chat, Limits
-from pimono_sdpo.llm.journal import Journal
+from pimono_sdpo.llm.calls import Journal, Limits, Reply, Request, Usage
+from pimono_sdpo.llm.chat import Chat
 from pimono_sdpo.llm.money import Budget, Price, Tally, cost
-from pimono_sdpo.llm.providers import Endpoint
+from pimono_sdpo.llm.settings import Endpoint
 from tests.chat_server import ChatServer, hang
 
 PRICES = {"m": Price(input=1.0, output=100.0)}

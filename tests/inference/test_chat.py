@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from pimono_sdpo.llm.calls import Reply, Request
-from pimono_sdpo.llm.chat import Chat, Limits
-from pimono_sdpo.llm.journal import Journal
+from pimono_sdpo.llm.calls import Journal, Limits, Reply, Request
+from pimono_sdpo.llm.chat import Chat
 from pimono_sdpo.llm.money import Price
-from pimono_sdpo.llm.providers import Endpoint
+from pimono_sdpo.llm.settings import Endpoint
 from tests.chat_server import (
     ChatServer,
     busy,

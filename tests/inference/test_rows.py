@@ -13,11 +13,10 @@ import pytest
 from datasets import Dataset, Features, Value
 
 from pimono_sdpo.errors import InferenceError
-from pimono_sdpo.llm.calls import Reply, Request
-from pimono_sdpo.llm.chat import Chat, Limits
-from pimono_sdpo.llm.journal import Journal
-from pimono_sdpo.llm.providers import Endpoint
+from pimono_sdpo.llm.calls import Journal, Limits, Reply, Request
+from pimono_sdpo.llm.chat import Chat
 from pimono_sdpo.llm.rows import map_rows
+from pimono_sdpo.llm.settings import Endpoint
 from tests.chat_server import ChatServer, busy, hang
 
 ANSWER = Features({"n": Value("int32"), "text": Value("string"), "error": Value("string")})

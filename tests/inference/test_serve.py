@@ -12,11 +12,9 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from pimono_sdpo.llm.calls import Reply, Request
-from pimono_sdpo.llm.chat import Chat, Limits
-from pimono_sdpo.llm.decisions import Decisions
-from pimono_sdpo.llm.journal import Journal
-from pimono_sdpo.llm.providers import find_endpoint
+from pimono_sdpo.llm.calls import Journal, Limits, Reply, Request
+from pimono_sdpo.llm.chat import Chat, Decisions
+from pimono_sdpo.llm.settings import find_endpoint
 from processors.duel.judge import JudgeStage, Panel
 from tests.duel.test_judge import answer
 

@@ -7,8 +7,7 @@ from huggingface_hub import get_token
 
 from pimono_sdpo.errors import InferenceError
 from pimono_sdpo.llm.money import Price
-from pimono_sdpo.llm.providers import NO_KEY, PRESETS, find_endpoint
-from pimono_sdpo.llm.settings import load_settings, read_environment
+from pimono_sdpo.llm.settings import NO_KEY, PRESETS, find_endpoint, load_settings, read_environment
 
 
 @pytest.fixture(autouse=True)

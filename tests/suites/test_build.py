@@ -11,7 +11,7 @@ from pimono_sdpo.cli import app
 from pimono_sdpo.errors import OutputError, PimonoError
 from pimono_sdpo.suites import split, suite
 from pimono_sdpo.suites.build import build_suite
-from pimono_sdpo.suites.repo_files import files_of, visible_copy
+from pimono_sdpo.suites.suite import files_of, visible_copy
 
 FIXED = "def lcs_length(n):\n    return n + 1\n"
 BUGGY = FIXED.replace("+ 1", "- 1") + '\n"""\nThe next number.\n"""\n'
@@ -127,7 +127,7 @@ def test_what_is_not_ours_is_not_replaced(checkout: Path, tmp_path: Path) -> Non
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "suite.json").write_text('{"tasks": []}')
     (tmp_path / "mine" / "notes").touch()
-    with pytest.raises(OutputError, match="give another folder"):
+    with pytest.raises(OutputError, match="use another folder"):
         build_suite("samples", tmp_path / "mine", hide_tests=False)
     with pytest.raises(OutputError, match="lie inside each other"):
         build_suite(str(checkout), checkout / "out", hide_tests=False)

@@ -9,8 +9,7 @@ import pytest
 from pimono_sdpo.agent.task_tests import run_tests
 from pimono_sdpo.suites import suite
 from pimono_sdpo.suites.build import build, load_programs
-from pimono_sdpo.suites.repo_files import files_of, visible_copy
-from pimono_sdpo.suites.suite import TaskRow
+from pimono_sdpo.suites.suite import TaskRow, files_of, visible_copy
 from rewards.sandbox import Server
 from rewards.verifiers import tests
 from rewards.verifiers.outcomes import Python

@@ -9,7 +9,7 @@ import pytest
 from pimono_sdpo.errors import SourceError
 from pimono_sdpo.schema import TASK
 from pimono_sdpo.suites import suite
-from pimono_sdpo.suites.repo_files import visible_copy
+from pimono_sdpo.suites.suite import visible_copy
 
 GOOD: dict[str, Any] = {
     "name": "mine",

@@ -8,7 +8,7 @@ import pytest
 
 from pimono_sdpo.agent.task_tests import check_task, run_tests, stabilize
 from pimono_sdpo.errors import SourceError
-from pimono_sdpo.suites.repo_files import visible_copy
+from pimono_sdpo.suites.suite import visible_copy
 
 BUGGY, FIXED = "def double(n):\n    return n + n + 1\n", "def double(n):\n    return 2 * n\n"
 TEST = "from double import double\n\ndef test_double():\n    assert double(2) == 4\n"

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from pimono_sdpo.errors import OutputError, SourceError
-from pimono_sdpo.suites import repo_files
-from pimono_sdpo.suites.repo_files import files_of, matches, visible_copy
+from pimono_sdpo.suites import suite
+from pimono_sdpo.suites.suite import files_of, matches, visible_copy
 
 
 def repo_with(root: Path, files: dict[str, str | bytes]) -> Path:
@@ -68,13 +68,13 @@ def test_bytes_are_copied_and_only_texts_are_read(
     assert visible_copy(task_of(repo), copy) == ["a.bin", "long.txt", "nul.txt", "run.sh", "é.py"]
     assert (copy / "a.bin").read_bytes() == b"\xff\0"
     assert (copy / "run.sh").stat().st_mode & 0o777 == 0o755
-    monkeypatch.setattr(repo_files, "MAX_TEXT", 10)
+    monkeypatch.setattr(suite, "MAX_TEXT", 10)
     assert files_of(copy) == {"run.sh": "true", "é.py": "# ü\r\n"}
 
 
 def test_what_cannot_be_copied_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     repo = repo_with(tmp_path / "repo", {"a": "1", "b": "2"})
-    with pytest.raises(OutputError, match="lies in the repo"):
+    with pytest.raises(OutputError, match="is inside the repo"):
         visible_copy(task_of(repo), repo / "copy")
     with pytest.raises(OutputError, match="is not empty"):
         visible_copy(task_of(repo), repo_with(tmp_path / "full", {"x": ""}))
@@ -82,7 +82,7 @@ def test_what_cannot_be_copied_is_said(tmp_path: Path, monkeypatch: pytest.Monke
         visible_copy(task_of(tmp_path / "nothing"), tmp_path / "one")
     for limit in ("MAX_FILES", "MAX_BYTES"):
         with monkeypatch.context() as patch:
-            patch.setattr(repo_files, limit, 1)
+            patch.setattr(suite, limit, 1)
             with pytest.raises(SourceError, match="hide what no task"):
                 visible_copy(task_of(repo), tmp_path / limit)
 
