@@ -17,6 +17,7 @@ bad input, or Together refused it. Exit code 1: the job that was watched failed.
 import argparse
 import json
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 from pimono_sdpo.errors import PimonoError
@@ -52,24 +53,13 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: list[str]) -> int:
     """Run; bad input is one sentence on stderr and exit code 2."""
     given = parser().parse_args(argv)
-    job = together.Job(
-        given.dataset,
-        given.method,
-        given.model,
-        given.suffix,
-        given.epochs,
-        given.batch_size,
-        given.learning_rate,
-        given.lora,
-        given.dpo_beta,
-        given.rpo_alpha,
-    )
+    job = together.Job(**{one.name: vars(given)[one.name] for one in fields(together.Job)})
     try:
         if given.dry_run:
             print(json.dumps(together.dry_run(job), indent=2, ensure_ascii=False))
             return 0
-        client, job_id = together.start(job, given.max_cost, together.say)
-        if given.watch and together.watch(client, job_id, together.say) != "completed":
+        client, job_id = together.start(job, given.max_cost)
+        if given.watch and together.watch(client, job_id) != "completed":
             return 1
     except PimonoError as problem:
         print(f"finetune_together: {problem}", file=sys.stderr)

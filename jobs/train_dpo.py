@@ -34,7 +34,7 @@ environment. Exit code 2: something given cannot be used.
 
 import sys
 
-from pimono_sdpo.training.processes import quiet_libraries
+from pimono_sdpo.training import quiet_libraries
 
 
 def main(argv: list[str]) -> int:

@@ -31,70 +31,17 @@ from the environment. Exit code 2: something given cannot be used.
 """
 
 import sys
-from typing import TYPE_CHECKING
 
-from pimono_sdpo.errors import PimonoError, TrainingInputError
-from pimono_sdpo.filtering import FilterOptions, run_filter
-from pimono_sdpo.training.processes import (
-    is_main_process,
-    main_process_first,
-    quiet_libraries,
-    say,
-)
-
-if TYPE_CHECKING:
-    from pimono_sdpo.training.run import Run
+from pimono_sdpo.training import quiet_libraries
 
 
 def main(argv: list[str]) -> int:
     """Run the job and return its exit code."""
     quiet_libraries()
-    from pimono_sdpo.training.run import Run, report_problem
+    from pimono_sdpo.training.run import run_job
     from pimono_sdpo.training.sdpo import SDPO
 
-    try:
-        run = Run(SDPO, argv, __doc__)
-        job = run.job
-        if job.mode == "card":
-            run.rewrite_card()
-            return 0
-        with run.open_output():
-            if job.mode == "prepare":
-                filter_source(run)
-            elif job.dataset is not None:
-                run.train(job.dataset)
-            else:
-                with main_process_first():
-                    rows = filter_source(run)
-                run.train(rows)
-    except PimonoError as problem:
-        return report_problem(SDPO, problem)
-    return 0
-
-
-def filter_source(run: "Run") -> str:
-    """Return the folder of the rows of --source, which are filtered now or were before."""
-    from pimono_sdpo.training.output import DATA, NEXT_DATA, REPORT_FILE, check_data
-    from pimono_sdpo.training.rows import check_prepared, filter_options
-
-    job, options = run.job, filter_options(run.job, run.args.seed)
-    folder = run.output / DATA
-    if job.mode != "prepare" and job.overwrite:
-        # Until nothing can stop the new run, the rows of the old one stay.
-        folder = run.output / NEXT_DATA
-        if not is_main_process():
-            return str(folder)
-        check_data(run.output)
-    elif job.mode != "prepare" and (folder / REPORT_FILE).exists():
-        check_prepared(folder, options, job.source)
-        return str(folder)
-    if job.source is None:
-        raise TrainingInputError(
-            "There is nothing to train on; give --dataset (rows) or --source (traces)."
-        )
-    report = run_filter(job.source, folder, FilterOptions(**options))
-    say(f"{report['kept']} of {report['sessions']} sessions are rows in {run.output / DATA}")
-    return str(folder)
+    return run_job(SDPO, argv, __doc__)
 
 
 if __name__ == "__main__":

@@ -128,10 +128,10 @@ def _classify_event(event: Event, command: str, text: str) -> set[str]:
         return find_masked_failures(command, text) if is_bash else set()
     if EVICTED.fullmatch(text[:500]) or _is_interrupt_or_outage(event, text):
         return set()
-    told = _cut_to_ends(text)
+    output = _cut_to_ends(text)
     if is_bash and event.exit_code is not None:
-        return _classify_command(event.exit_code, parse_command(command), command, told)
-    return _classify_call(event.tool_name, told) if told.strip() else set()
+        return _classify_command(event.exit_code, parse_command(command), command, output)
+    return _classify_call(event.tool_name, output) if output.strip() else set()
 
 
 def _is_interrupt_or_outage(event: Event, text: str) -> bool:
@@ -151,37 +151,37 @@ def _cut_to_ends(text: str) -> str:
     return text[:-_EXIT_CHARS] + _EXIT_TAIL.sub("", text[-_EXIT_CHARS:])
 
 
-def _classify_call(tool_name: str, told: str) -> set[str]:
+def _classify_call(tool_name: str, output: str) -> set[str]:
     """Classify a failed call: refused by the harness, malformed, or impossible."""
-    if _says_it_passed(told):
+    if _says_it_passed(output):
         return set()
-    head = "\n".join(_QUOTED.split(told[:4000], maxsplit=1)[0].split("\n")[:HEAD_LINES])
+    head = "\n".join(_QUOTED.split(output[:4000], maxsplit=1)[0].split("\n")[:HEAD_LINES])
     head = _PATCH_QUOTED.split(head, maxsplit=1)[0] if tool_name in _FILE_TOOLS else head
     if "policy_block" in classify(head):
         return {"policy_block"}
-    found = set(classify(head if tool_name in _FILE_TOOLS else told)) - {"policy_block"}
+    found = set(classify(head if tool_name in _FILE_TOOLS else output)) - {"policy_block"}
     if tool_name in _WITH_VETOES and not found & _OWN_TO_CALLS and VETO_PROSE.search(head):
         return {"policy_block"}
     return found or {"other_marked_error"}
 
 
 def _classify_command(
-    exit_code: int, pipelines: list[Pipeline], command: str, told: str
+    exit_code: int, pipelines: list[Pipeline], command: str, output: str
 ) -> set[str]:
     stages = [stage for pipeline in pipelines for stage in pipeline.stages]
     if stages and all(stage.role != "runs" for stage in stages):
-        own = _find_own_words(stages, told)
+        own = _find_own_words(stages, output)
         silenced = "2>/dev/null" in command or "&>/dev/null" in command
         if not own and (exit_code == 1 or (silenced and exit_code == 2)):
             return set()
         return {"command_error"} | (set(classify(own)) - NOT_OF_A_COMMAND - SIGNATURE)
     if any(pipeline.stages[0].role in {"reads", "searches"} for pipeline in pipelines):
-        told = "\n".join(told.rstrip().split("\n")[-MIXED_TAIL_LINES:])
-    found = set(classify(told)) - NOT_OF_A_COMMAND
+        output = "\n".join(output.rstrip().split("\n")[-MIXED_TAIL_LINES:])
+    found = set(classify(output)) - NOT_OF_A_COMMAND
     found |= {"missing_file_or_command"} if exit_code == 127 else set()
     if not found and exit_code == 1 and find_last_role(stages) == "searches":
         return set()
-    if not found and (exit_code in _NO_VERDICT or _says_it_passed(told)):
+    if not found and (exit_code in _NO_VERDICT or _says_it_passed(output)):
         return set()
     if not found and exit_code == _TIMED_OUT_CODE and not IS_CHECK.search(command[:2000]):
         # A server or a watcher that was meant to be stopped.
@@ -189,12 +189,12 @@ def _classify_command(
     return {"command_error"} | found
 
 
-def _says_it_passed(told: str) -> bool:
+def _says_it_passed(output: str) -> bool:
     """Check for output of an extension that contradicts the mark as an error."""
-    return bool(SAYS_PASSED.search(told)) and not SOUNDS_BAD.search(told)
+    return bool(SAYS_PASSED.search(output)) and not SOUNDS_BAD.search(output)
 
 
-def _find_own_words(stages: list[Stage], told: str) -> str:
+def _find_own_words(stages: list[Stage], output: str) -> str:
     """Return the lines that viewers, searches or the shell wrote themselves."""
     programs = {stage.program for stage in stages}
     names = "|".join(re.escape(program[:40]) for program in sorted(programs))
@@ -204,9 +204,9 @@ def _find_own_words(stages: list[Stage], told: str) -> str:
         r"|HTTP [45]\d\d|Command timed out)[^\n]*",
         re.MULTILINE,
     )
-    lines = [match.group(0) for match in own.finditer(told)]
-    if not lines and programs & _TALKERS and told.strip().count("\n") < 4:
-        lines = [told] if SOUNDS_BAD.search(told) else []
+    lines = [match.group(0) for match in own.finditer(output)]
+    if not lines and programs & _TALKERS and output.strip().count("\n") < 4:
+        lines = [output] if SOUNDS_BAD.search(output) else []
     return "\n".join(lines)
 
 
@@ -256,9 +256,9 @@ def find_masked_failures(command: str, text: str) -> set[str]:
     """Return the categories of a failure of a command whose exit status reports success."""
     # A line of the command itself was echoed.
     lines = [line for line in _take_last_lines(text) if line.strip() not in command]
-    asks = "$?" in command or "PIPESTATUS" in command
-    said = classify("\n".join(lines))
-    if not lines or not (asks or _is_suspicious(lines, said)):
+    shows_code = "$?" in command or "PIPESTATUS" in command
+    categories = classify("\n".join(lines))
+    if not lines or not (shows_code or _is_suspicious(lines, categories)):
         return set()
     pipelines = parse_command(command)
     stages = [stage for pipeline in pipelines for stage in pipeline.stages]
@@ -270,20 +270,22 @@ def find_masked_failures(command: str, text: str) -> set[str]:
     if at is None or not loses_status(pipelines, *at):
         return _classify_complaints(lines[-3:], pipelines)
     stage = pipelines[at[0]].stages[at[1]]
-    told = {"command_error"} if asks and any(map(_CODE_LINE.fullmatch, lines[-3:])) else set()
+    by_code = (
+        {"command_error"} if shows_code and any(map(_CODE_LINE.fullmatch, lines[-3:])) else set()
+    )
     signature = SIGNATURE
     prints_text = _SCRIPTED.fullmatch(stage.program) or _PRINTS_TEXT.search(stage.program)
     if prints_text and not IS_CHECK.search(" ".join(stage.arguments)[:200]):
         # Its output may be any text; only the end of it may be its own error.
         lines, signature = lines[-SCRIPT_TAIL_LINES:], frozenset({"runtime_exception"})
-        said = classify("\n".join(lines))
-    found = set(said) - NOT_OF_A_COMMAND
+        categories = classify("\n".join(lines))
+    found = set(categories) - NOT_OF_A_COMMAND
     if not found & signature:
-        return told
+        return by_code
     is_provoked = not found & (_CHECKED | {"command_error"}) and SAYS_PASSED.search(
         "\n".join(lines)
     )
-    return told if is_provoked else found | told
+    return by_code if is_provoked else found | by_code
 
 
 def _take_last_lines(text: str) -> list[str]:
@@ -294,20 +296,20 @@ def _take_last_lines(text: str) -> list[str]:
     return filled[-TAIL_LINES:]
 
 
-def _is_suspicious(lines: list[str], said: list[str]) -> bool:
+def _is_suspicious(lines: list[str], categories: list[str]) -> bool:
     """Return, without parsing the command, whether the last lines may show a failure."""
     if any("timed out" in line or "not found" in line for line in lines):
         return True
-    return not _SUSPICIOUS.isdisjoint(said)
+    return not _SUSPICIOUS.isdisjoint(categories)
 
 
 def _is_missing(line: str, stages: list[Stage]) -> bool:
     """Check for a complaint of the shell about a program of this command, or in its script."""
-    said, _, rest = line.partition(":")
+    speaker, _, rest = line.partition(":")
     words = set(re.split(r"[:\s]+", rest))
-    if said.rsplit("/", 1)[-1] in _SHELLS:
+    if speaker.rsplit("/", 1)[-1] in _SHELLS:
         return any(stage.program in words for stage in stages)
-    script = said.removeprefix("./")
+    script = speaker.removeprefix("./")
     ran = {word.removeprefix("./") for s in stages for word in (s.program, *s.arguments)}
     return script in ran and bool(_IN_SCRIPT.match(rest))
 

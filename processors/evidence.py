@@ -9,6 +9,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice, pairwise
+from operator import attrgetter, itemgetter
 from typing import Any, TypeVar
 
 import xxhash
@@ -37,15 +38,15 @@ def gather_evidence(row: Row, unit: Unit, history_chars: int) -> list[dict[str, 
     matched = match_results(trace.events)
     unread = row["bytes_not_utf8"] or 0
     corrected_at = {item["event_index"] for item in corrections}
-    asked = _find_requests(trace.events, corrected_at)
-    requests = list(asked if unit == "episode" else islice(asked, 1))
+    found = _find_requests(trace.events, corrected_at)
+    requests = list(found if unit == "episode" else islice(found, 1))
     # No event is followed before the first request of a session.
     most_before = MOST_BEFORE if unit == "episode" else 0
     harness = find_harness(trace.harness)
     files = Beginnings(trace.events, matched, trace.cwd, harness.files, most_before)
     rows = []
     for episode, (start, stop) in enumerate(_split_spans(requests, len(trace.events), unit)):
-        at = bisect_left(requests, start, key=_index)
+        at = bisect_left(requests, start, key=attrgetter("index"))
         request = requests[at] if at < len(requests) and requests[at].index < stop else None
         span = trace.events[start:stop]
         # What went wrong before the request is not feedback on its answer.
@@ -98,12 +99,8 @@ def _find_files(
 
 def _select_between(items: list[Item], begin: int, stop: int) -> list[Item]:
     """Return the items after event `begin` and before event `stop` of an ordered list."""
-    first = bisect_right(items, begin, key=_place)
-    return items[first : bisect_left(items, stop, key=_place)]
-
-
-def _place(item: Diagnostic | Correction) -> int:
-    return item["event_index"]
+    first = bisect_right(items, begin, key=itemgetter("event_index"))
+    return items[first : bisect_left(items, stop, key=itemgetter("event_index"))]
 
 
 def _find_requests(events: Sequence[Event], corrected_at: set[int]) -> Iterator[Event]:
@@ -142,8 +139,8 @@ def add_branch_corrections(
         before = _find_first_message(events, branch.abandoned)
         if not again or not before:
             continue
-        is_said_anew = again.kind == before.kind == "user" and again.text != before.text
-        if is_said_anew and is_substantive(again.text):
+        is_new = again.kind == before.kind == "user" and again.text != before.text
+        if is_new and is_substantive(again.text):
             found.setdefault(
                 again.index,
                 {
@@ -164,10 +161,6 @@ def _find_first_message(events: Sequence[Event], indexes: Iterable[int]) -> Even
         if event.kind not in {"other", "branch_summary", "compaction", "custom_message"}:
             return event
     return None
-
-
-def _index(event: Event) -> int:
-    return event.index
 
 
 def _is_work(event: Event) -> bool:
@@ -259,12 +252,12 @@ def is_substantive(text: str) -> bool:
     body = text.strip()
     if _AUTOMATED.search(body):
         return False
-    said = _cut_own_words(body)
-    if _SMALL_TALK.search(said[:200]) or _BARE_NAME.fullmatch(said):
+    own = _cut_own_words(body)
+    if _SMALL_TALK.search(own[:200]) or _BARE_NAME.fullmatch(own):
         return False
-    has_words = len(said) >= MIN_CHARS and len(_WORD.findall(said[:2000])) >= MIN_WORDS
+    has_words = len(own) >= MIN_CHARS and len(_WORD.findall(own[:2000])) >= MIN_WORDS
     # Eight characters of Chinese, Japanese or Korean already make a request.
-    return has_words or len(_CJK.findall(said[:2000])) >= 8
+    return has_words or len(_CJK.findall(own[:2000])) >= 8
 
 
 def _cut_own_words(body: str) -> str:
@@ -291,7 +284,7 @@ def gather_history(events: Sequence[Event], stop: int, limit: int) -> list[Messa
             break
         event = events[index]
         text = event.text.strip()
-        if not text or not _is_said(event):
+        if not text or not _is_message(event):
             continue
         if turns and turns[-1][0] == event.kind:
             turns[-1][1].append(text)
@@ -306,7 +299,7 @@ def gather_history(events: Sequence[Event], stop: int, limit: int) -> list[Messa
     return kept[::-1]
 
 
-def _is_said(event: Event) -> bool:
+def _is_message(event: Event) -> bool:
     """Check for a message of the user or the agent; a failed turn holds an error message."""
     is_turn = event.kind == "user" or (
         event.kind == "assistant" and event.stop_reason not in {"aborted", "error"}
@@ -327,9 +320,9 @@ def hash_messages(events: Sequence[Event]) -> list[int]:
     Sessions that share messages are forks, snapshots or copies of each other. Equal short messages
     occur by chance.
     """
-    said = (
+    texts = (
         f"{event.kind}\n{event.text or event.arguments}"
         for event in events
         if len(event.text or event.arguments) >= HASHED_CHARS.get(event.kind, 1 << 62)
     )
-    return [int.from_bytes(xxhash.xxh3_64_digest(text.encode()), signed=True) for text in said]
+    return [int.from_bytes(xxhash.xxh3_64_digest(text.encode()), signed=True) for text in texts]

@@ -101,7 +101,11 @@ def _put(answer: Answer, language: str, body: str) -> None:
 def _without_calls(text: str, answer: Answer) -> str:
     """Move the calls of tools out of a text; other JSON stays where it is."""
     for match in _GEMMA.finditer(text):
-        answer.calls.append(Call(match.group(1), _fields(match.group(2).rstrip("} \t"))))
+        # Such as `path:a.py,limit:3`, what is left of a Gemma call without its special tokens.
+        given = match.group(2).rstrip("} \t")
+        first = _FIELD.match(given)
+        fields = {first.group(1): given[first.end() :]} if first else {"": given}
+        answer.calls.append(Call(match.group(1), fields))
     text = _GEMMA.sub("", text)
     decoder = json.JSONDecoder()
     kept: list[str] = []
@@ -119,12 +123,6 @@ def _without_calls(text: str, answer: Answer) -> str:
             kept.append(text[position : match.start()])
             position = end
     return _TAG.sub("", "".join([*kept, text[position:]]))
-
-
-def _fields(text: str) -> dict[str, str]:
-    """Read `path:a.py,limit:3`, what is left of a Gemma call whose special tokens are gone."""
-    first = _FIELD.match(text)
-    return {first.group(1): text[first.end() :]} if first else {"": text}
 
 
 def _call(value: object) -> Call | None:
@@ -151,13 +149,11 @@ def _call(value: object) -> Call | None:
 def _content(content: object) -> str:
     if isinstance(content, str):
         return content
-    if not isinstance(content, list):
-        return ""
-    return "\n".join(_part(part) for part in content if isinstance(part, dict))
-
-
-def _part(part: dict[str, Any]) -> str:
-    return str(part["text"]) if part.get("text") else _calls([part])
+    return "\n".join(
+        str(part["text"]) if part.get("text") else _calls([part])
+        for part in (content if isinstance(content, list) else ())
+        if isinstance(part, dict)
+    )
 
 
 def _calls(calls: object) -> str:

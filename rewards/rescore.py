@@ -186,9 +186,14 @@ def _score(stored: Dataset, rubric: Rubric, workers: int) -> Iterator[Piece]:
     # A row of several completions counts when all of them are scored.
     units = 1 if rows.num_rows == stored.num_rows else 0
     verdicts = []
-    for verdict in _run_verifiers(rows, rubric, workers):
-        verdicts.append(verdict)
-        yield Piece(units=units)
+    pool = ThreadPoolExecutor(workers)
+    try:
+        for verdict in pool.map(lambda row: rescore(row, rubric), rows):
+            verdicts.append(verdict)
+            yield Piece(units=units)
+    finally:
+        # An interrupt does not wait for the rest.
+        pool.shutdown(cancel_futures=True)
     left = stored.num_rows - units * len(verdicts)
     if not rows.num_rows:
         yield Piece({"scored": features.arrow_schema.empty_table()}, left)
@@ -202,16 +207,6 @@ def _score(stored: Dataset, rubric: Rubric, workers: int) -> Iterator[Piece]:
         new_fingerprint=f"{0:016}",
     )
     yield Piece({"scored": scored.data.table}, left)
-
-
-def _run_verifiers(rows: Dataset, rubric: Rubric, workers: int) -> Iterator[Row]:
-    """Yield the verdicts in the order of the rows."""
-    pool = ThreadPoolExecutor(workers)
-    try:
-        yield from pool.map(lambda row: rescore(row, rubric), rows)
-    finally:
-        # An interrupt does not wait for the rest.
-        pool.shutdown(cancel_futures=True)
 
 
 def _report(files: Sequence[Path], used: Row) -> Row:
@@ -289,7 +284,11 @@ def one_each(rows: Dataset) -> Dataset:
     """
     if SEVERAL not in rows.column_names:
         return rows
-    given = [_listed(completions) for completions in rows[SEVERAL]]
+    # What is no list becomes one completion, which is rejected later.
+    given = [
+        completions if isinstance(completions, list) else [] if completions is None else [None]
+        for completions in rows[SEVERAL]
+    ]
     whose = [number for number, completions in enumerate(given) for _ in completions]
     flat = [completion for completions in given for completion in completions]
     alone = rows.remove_columns(SEVERAL).select(whose)
@@ -338,11 +337,6 @@ def _check(source: str, rows: Dataset) -> None:
             f"`{SEVERAL}` of `{source}` is not a list of texts or conversations; give one "
             "entry per completion."
         )
-
-
-def _listed(completions: Any) -> list[Any]:
-    """Return the completions of a row; anything but a list becomes one that is rejected later."""
-    return completions if isinstance(completions, list) else [] if completions is None else [None]
 
 
 def _text(feature: Any) -> bool:

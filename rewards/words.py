@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 # ruff: noqa: RUF001 (Cyrillic words)
 
-_SHORTEST, _LONGEST = 2, 10
+_LONGEST = 10
 
 FUNCTION_WORDS = frozenset(
     """

@@ -219,8 +219,8 @@ def test_a_job_is_priced_started_and_watched_to_its_end(
 ) -> None:
     path = lines(tmp_path, DPO)
     job = together.Job(path, "dpo", "m", "a", 1, "max", 1e-5, True, 0.1, 0.2)
-    client, job_id = together.start(job, 2.0, together.say)
-    assert together.watch(client, job_id, together.say, seconds=0) == "completed"
+    client, job_id = together.start(job, 2.0)
+    assert together.watch(client, job_id, seconds=0) == "completed"
     told = capsys.readouterr().out.splitlines()
     assert told == [
         "[finetune] price: 1.50 dollars by Together's count",

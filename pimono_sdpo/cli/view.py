@@ -24,7 +24,7 @@ from pimono_sdpo.schema import SESSION
 from pimono_sdpo.stage import iterate_rows
 from pimono_sdpo.traces.hub import fetch_repository
 from pimono_sdpo.traces.sources import HUB_ID, Source, open_source, read_sessions
-from pimono_sdpo.training import run_schema
+from pimono_sdpo.training import output
 from processors.names import MAX_CHARS
 from processors.redact import redact_text
 
@@ -104,7 +104,7 @@ def render_view(folder: Path, name: str, traces: str | None, limit: int) -> str:
     from cards.view import render_page, run_view
 
     if (folder / RUN).is_file():
-        return render_page(run_view(_read(folder / RUN, "a training", run_schema.run_misfit)))
+        return render_page(run_view(_read(folder / RUN, "a training", output.run_misfit)))
     if not (folder / REPORT).is_file() or not (folder / "data").is_dir():
         raise SourceError(
             f"`{name}` holds neither what `filter` writes ({REPORT} and data/) nor a training's "
@@ -181,11 +181,11 @@ def _file(source: str) -> str:
 
 
 def _rows_misfit(content: object) -> str | None:
-    return run_schema.misfit(content, run_schema.REPORT)
+    return output.misfit(content, output.REPORT)
 
 
 def _report_misfit(content: object) -> str | None:
-    return _rows_misfit(content) or run_schema.misfit(content, SHAPE)
+    return _rows_misfit(content) or output.misfit(content, SHAPE)
 
 
 def _read(path: Path, writer: str, misfit_of: Callable[[object], str | None]) -> Json:
@@ -216,7 +216,7 @@ def write_card(folder: Path) -> Path:
     from cards import render_dataset_card, write_model_card, write_report_plots
 
     if (folder / RUN).is_file():
-        run = _read(folder / RUN, "a training", run_schema.run_misfit)
+        run = _read(folder / RUN, "a training", output.run_misfit)
         report = folder / REPORT
         found = _read(report, "`filter`", _rows_misfit) if report.is_file() else None
         card = find_card(folder)

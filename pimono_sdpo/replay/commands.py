@@ -110,6 +110,8 @@ _CHANGES = frozenset(
     clean worktree mv rm submodule sparse-checkout bisect lfs filter-branch read-tree
     checkout-index update-ref""".split()
 )
+# What GitHub's client checks out a branch for.
+_CHECKS_OUT = frozenset("checkout merge sync clone develop".split())
 _TAKE_VALUE = frozenset({"-C", "-c", "--git-dir", "--work-tree"})
 _NOTHING_NEW = re.compile(r"\s*(?:Already up to date\.|Already on '[^'\n]*')\s*")
 
@@ -143,11 +145,6 @@ def find_git_changes(arguments: Sequence[str], output: str, is_alone: bool) -> s
     if subcommand in {"stash", "worktree", "bisect"} and rest[:1] in (["list"], ["show"], ["log"]):
         return set()
     return None
-
-
-def find_gh_changes(arguments: Sequence[str]) -> set[str] | None:
-    """Return what GitHub's client may have changed: any file if it checks out a branch."""
-    return None if {"checkout", "merge", "sync", "clone", "develop"} & set(arguments[:3]) else set()
 
 
 def _strip_options(arguments: Sequence[str]) -> Sequence[str]:
@@ -197,6 +194,7 @@ _TELLS = re.compile(
     # Here `-w` names a package.
     r"|\b(?:npm|pnpm) (?:run )?[\w:-]+ -w\s"
 )
+_ALONE = frozenset({"cd", "git"})
 _HIDDEN = re.compile(
     r"\$\([^)\n]*\b(?:sed\s+-\w*i|perl|tee|mv|cp|rm)\b|"
     r"`[^`\n]*\b(?:sed|perl|tee|mv|cp|rm|git|python3?|node)\b[^`\n]*`|\b(?:exec\s+)?[3-9]>(?!&)"
@@ -207,8 +205,8 @@ _CHECKS = re.compile(r"\b(?:check|lint|biome|eslint|ruff|commit)\b")
 # They do format, and may not report every file.
 _FORMATS = re.compile(r"--fix|\b(?:ruff|black|isort)\b.* format\b|\bruff format\b|--unsafe")
 _FIXED = re.compile(
-    r"\b(?:[Ff]ixed|[Ff]ormatted|[Rr]eformatted|[Mm]odified) [1-9]\d* files?"
-    r"|[1-9]\d* files? reformatted"
+    r"\b(?:[Ff]ixed|[Ff]ormatted|[Rr]eformatted|[Mm]odified) ([1-9]\d*) files?"
+    r"|\b([1-9]\d*) files? reformatted"
 )
 _HOOKS = re.compile(r"\b(?:pre-commit|lint-staged|husky)\b")
 _CLEAN = re.compile(r"\bNo fixes applied\b|\b0 files reformatted\b")
@@ -275,23 +273,22 @@ def find_changes(command: str, output: str) -> Changes:
     )
     for pipeline in pipelines:
         # A pipe or a redirection may hide parts of the output.
-        is_told = len(pipeline.stages) == 1 and not pipeline.stages[0].targets
+        is_shown = len(pipeline.stages) == 1 and not pipeline.stages[0].targets
         for stage in pipeline.stages:
             changes.anything |= _is_script(stage)
-            changes.formats |= stage.program in _RUNNERS and _says_fixed(output)
+            if stage.program in _RUNNERS and _SAYS_FIXED.search(_TELLS.sub("", output)):
+                changes.formats = True
             changes.names.update(stage.targets)
-            if _is_check(stage):
-                _note_check(stage, output if is_told else None, changes)
+            if stage.role == "runs" and _CHECKS.search(
+                " ".join((stage.program, *stage.arguments[:3]))
+            ):
+                _note_check(stage, output if is_shown else None, changes)
                 continue
-            is_alone = is_told and len(pipelines) <= 2 and pipelines[0].stages[0].program in _ALONE
+            is_alone = is_shown and len(pipelines) <= 2 and pipelines[0].stages[0].program in _ALONE
             found = _find_stage_changes(stage, command, output, is_alone)
             changes.anything |= found is None
             changes.names |= found or set()
     return changes
-
-
-def _says_fixed(output: str) -> bool:
-    return bool(_SAYS_FIXED.search(_TELLS.sub("", output)))
 
 
 def _is_script(stage: Stage) -> bool:
@@ -319,17 +316,14 @@ def _is_script(stage: Stage) -> bool:
     return bool(words) and not _RUNS_READING.fullmatch(words[0]) and stage.program != "cargo"
 
 
-_ALONE = frozenset({"cd", "git"})
-
-
 def _note_check(stage: Stage, output: str | None, changes: Changes) -> None:
     """Note what a check that also formats says it has done."""
     text = " ".join((stage.program, *stage.arguments))
     if output is None:
         changes.formatted = True
-    elif _FIXED.search(output):
+    elif counts := _FIXED.findall(output):
         changes.formatted = True
-        changes.fixed = sum(int(a or b) for a, b in _COUNTS.findall(output))
+        changes.fixed = sum(int(a or b) for a, b in counts)
     elif _CLEAN.search(output):
         # A hook may have checked only some files.
         changes.clean = stage.program != "git"
@@ -337,17 +331,6 @@ def _note_check(stage: Stage, output: str | None, changes: Changes) -> None:
         changes.formatted = True
     if _FORMATS.search(text) and not changes.clean:
         changes.formats = True
-
-
-_COUNTS = re.compile(
-    r"\b(?:[Ff]ixed|[Ff]ormatted|[Rr]eformatted|[Mm]odified) ([1-9]\d*) files?"
-    r"|\b([1-9]\d*) files? reformatted"
-)
-
-
-def _is_check(stage: Stage) -> bool:
-    words = " ".join((stage.program, *stage.arguments[:3]))
-    return stage.role == "runs" and bool(_CHECKS.search(words))
 
 
 def _runs_for_each(command: str, pipelines: list[Pipeline]) -> bool:
@@ -376,7 +359,7 @@ def _find_stage_changes(stage: Stage, command: str, output: str, is_alone: bool)
     if stage.program == "git":
         return find_git_changes(stage.arguments, output, is_alone)
     if stage.program == "gh":
-        return find_gh_changes(stage.arguments)
+        return None if _CHECKS_OUT & set(stage.arguments[:3]) else set()
     if stage.program in _EDITORS:
         return words
     if stage.program == "cp" and "-t" not in stage.arguments:

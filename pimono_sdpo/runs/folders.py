@@ -174,7 +174,7 @@ def remove(folder: Path, mark: str) -> None:
     if not folder.is_dir():
         return
     for path in sorted(folder.iterdir(), key=lambda path: path.name == mark):
-        if path.is_dir():
+        if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:
             path.unlink()

@@ -1,1 +1,41 @@
-"""What the SDPO training job does, in pieces. Needs the `train` extra; import the submodules."""
+"""The training jobs: SDPO, SFT and DPO.
+
+Of several processes of one training (`accelerate launch`) only the main one prints and writes.
+"""
+
+import logging
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+def is_main_process() -> bool:
+    """Tell whether this is the first process, or the only one."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
+def say(text: str) -> None:
+    """Print a line of a job, once however many processes there are."""
+    if is_main_process():
+        print(text)  # noqa: T201
+
+
+@contextmanager
+def main_process_first() -> Iterator[None]:
+    """Let the main process do something before the others do the same."""
+    from accelerate import PartialState
+
+    with PartialState().main_process_first():
+        yield
+
+
+def quiet_libraries() -> None:
+    """Call before TRL, Transformers or bitsandbytes are imported."""
+    # Read by TRL when it is imported.
+    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    # Transformers has renamed an argument that TRL sets by itself.
+    warnings.filterwarnings("ignore", ".*gradient_checkpointing.* is deprecated", FutureWarning)
+    # Without the optional `kernels` package bitsandbytes computes NF4 by its own CPU code.
+    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)

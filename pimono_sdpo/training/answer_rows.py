@@ -23,7 +23,12 @@ from jinja2 import TemplateError
 
 from pimono_sdpo.errors import TrainingInputError
 from pimono_sdpo.training.method import Fitted
-from pimono_sdpo.training.token_budget import control_tokens, neutralise, special_tokens
+from pimono_sdpo.training.token_budget import (
+    control_tokens,
+    neutralise,
+    quote_names,
+    special_tokens,
+)
 
 Row = dict[str, Any]
 # Where a row comes from; held-out scores are grouped by the first of these that it has.
@@ -101,8 +106,9 @@ def _fit(
     missing = [name for name in ("prompt", *targets) if name not in rows.column_names]
     if missing:
         raise TrainingInputError(
-            f"The rows lack the column(s) {_names(missing)} and have {_names(rows.column_names)}; "
-            f"this job takes `prompt`, {_names(targets)} and, optionally, `tools`."
+            f"The rows lack the column(s) {quote_names(missing)} and have "
+            f"{quote_names(rows.column_names)}; this job takes `prompt`, "
+            f"{quote_names(targets)} and, optionally, `tools`."
         )
     columns = ["prompt", *targets, *(n for n in ("tools", TEMPLATE) if n in rows.column_names)]
     origins = [name for name in ORIGINS if name in rows.column_names]
@@ -226,10 +232,6 @@ def _holds_json(feature: Any) -> bool:
     if isinstance(feature, List):
         return _holds_json(feature.feature)
     return isinstance(feature, dict) and any(_holds_json(part) for part in feature.values())
-
-
-def _names(names: Sequence[str]) -> str:
-    return ", ".join(f"`{name}`" for name in names)
 
 
 class BadTurn(ValueError):

@@ -13,9 +13,11 @@ import yaml
 from trl import DPOConfig, ModelConfig, SFTConfig, TrlParser
 from trl.experimental.sdpo import SDPOConfig
 
-from cards.lint import LICENCES
+from cards.lint import check_licence
 from pimono_sdpo.errors import TrainingInputError
+from pimono_sdpo.schema import Unit
 from pimono_sdpo.training.guards import LOSS, GuardOptions
+from pimono_sdpo.training.rewards import Mode
 
 
 @dataclass
@@ -128,7 +130,7 @@ class SDPOArguments(CommonArguments):
         default=None,
         metadata={"help": "Traces to filter when there is no --dataset: a path or a Hub id."},
     )
-    unit: Literal["session", "episode"] = field(
+    unit: Unit = field(
         default="session", metadata={"help": "What a row is made from (with --source)."}
     )
     min_score: float = field(
@@ -153,15 +155,18 @@ class SDPOArguments(CommonArguments):
         default_factory=list,
         metadata={"help": "Verifiers that count, with weights such as syntax=0.5."},
     )
-    tools: Literal["pi", "repo_agent"] | None = field(
+    tools: str | None = field(
         default=None,
-        metadata={"help": "Tools that the chat template declares to the model; none by default."},
+        metadata={
+            "help": "Tools that the chat template declares to the model, such as pi or repo_agent; "
+            "none by default."
+        },
     )
     generations: int | None = field(
         default=None,
         metadata={"help": "Train for this many completions, rounded up to whole steps."},
     )
-    feedback: Literal["rollout", "trace", "both", "none"] | None = field(
+    feedback: Mode | None = field(
         default=None,
         metadata={
             "help": "What the teacher of a failed completion reads: what the verifiers say about "
@@ -291,7 +296,7 @@ def parse_job(
     for given in (job, args, model_args):
         check_numbers(vars(given))
     check_length(args.max_steps, args.num_train_epochs)
-    job.license = known_licence(job.license)
+    job.license = check_licence(job.license)
     args.run_name = args.run_name or recipe.stem
     check_run_name(args.run_name)
     if args.output_dir == "trainer_output":
@@ -348,14 +353,3 @@ def check_run_name(name: str) -> None:
             f"The run name `{name}` is not the name of one folder; leave out slashes and `..`, or "
             "give the place as --output_dir."
         )
-
-
-def known_licence(licence: str | None) -> str | None:
-    """Return the licence as the Hub spells it; raises TrainingInputError for an unknown one."""
-    lower = licence.lower() if licence else None
-    if lower is not None and lower not in LICENCES:
-        raise TrainingInputError(
-            f"`{licence}` is not a licence of the Hub; give an id such as mit or apache-2.0, or "
-            "leave --license out."
-        )
-    return lower

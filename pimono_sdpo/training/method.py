@@ -102,6 +102,12 @@ class Method(ABC):
             args.run_name = f"{args.run_name}-smoke"
             args.hub_model_id = None
 
+    def find_rows(self) -> str:
+        """Return the rows to train on, a folder or a Hub dataset id; raises TrainingInputError."""
+        if self.job.dataset is None:
+            raise TrainingInputError("There is nothing to train on; give --dataset (rows).")
+        return str(self.job.dataset)
+
     def load_rows(self, dataset: str) -> tuple[Dataset, Dataset | None]:
         """Return the rows to train on and those of --eval_split, None without one."""
         config = self.job.dataset_config

@@ -212,7 +212,8 @@ def open_adapter(name: str, model_args: ModelConfig) -> Adapter:
             f"The adapter `{name}` has the type {config.get('peft_type')}; give a LoRA adapter."
         )
     base, given = str(config.get("base_model_name_or_path")), str(model_args.model_name_or_path)
-    if _last(base) != _last(given):
+    # As save_adapter writes it down.
+    if dataset_name(base) != dataset_name(given):
         raise TrainingInputError(
             f"The adapter `{name}` is for the base model `{published_base(base)}`, and not for "
             f"`{published_base(given)}`; give that as --model_name_or_path."
@@ -243,8 +244,3 @@ def _folder(name: str) -> Path:
             f"The adapter `{name}` could not be fetched from the Hub ({type(error).__name__}); "
             "check the name and the network."
         ) from error
-
-
-def _last(name: str) -> str:
-    """Return a Hub id, or the name of a folder, as save_adapter writes it down."""
-    return Path(name).resolve().name if is_local(name) else name

@@ -1,4 +1,4 @@
-"""The output folder of a run: what it holds, and replacing only what an earlier run left there.
+"""The output folder of a run: its files, and replacing only what an earlier run left there.
 
 OUTPUT/run-local.json  what the training was started with; marks OUTPUT as ours, never published
 OUTPUT/checkpoint-N    TRL's own, until the run is finished and after
@@ -9,7 +9,6 @@ OUTPUT/adapter         the adapter with its card; run.json beside it says that t
 OUTPUT/.train.lock     held by the run that is at work here, gone with it
 """
 
-import fcntl
 import json
 import os
 import re
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from pimono_sdpo.errors import OutputError, PimonoError
-from pimono_sdpo.training.run_schema import REPORT, misfit, run_misfit
+from pimono_sdpo.runs.folders import lock, read_json, remove
 
 RUN_FILE = "run.json"
 REPORT_FILE = "report.json"
@@ -45,17 +44,155 @@ CHECKPOINT = re.compile(r"checkpoint-\d+")
 # Transformers writes it last, so a checkpoint without it is incomplete.
 LAST_OF_CHECKPOINT = "trainer_state.json"
 Json = dict[str, Any]
+# What a run log and a filter report must hold for a card to be made from them.
+NUMBER = (int, float)
+NUMBER_OR_NONE = (int, float, type(None))
+TEXT_OR_NONE = (str, type(None))
+
+REPORT: dict[str, Any] = {
+    "sessions": int,
+    "kept": int,
+    "rejected": int,
+    "drop_reasons": dict,
+    "input": {"source": str, "kind": str, "revision": TEXT_OR_NONE},
+    "options": {"unit": str, "min_score": NUMBER, "max_samples": (int, type(None))},
+    "score": {
+        **dict.fromkeys(("min", "max", "mean", "cut"), NUMBER_OR_NONE),
+        "histogram": [{"from": NUMBER, "to": NUMBER, "rows": int, "rejected": int}],
+    },
+    "stages": [{"stage": str, "rows_in": int, "rows_out": int}],
+    "category_counts": dict,
+    "first_sample": {
+        "prompt": [{"content": str}],
+        "privileged_context": str,
+        "reward_terms": [str],
+        "score": NUMBER_OR_NONE,
+        "score_terms": object,
+    },
+}
+FILTER_OPTIONS: dict[str, Any] = {
+    "options": {
+        "unit": str,
+        "min_score": NUMBER,
+        "max_samples": (int, type(None)),
+        "test_fraction": NUMBER,
+        "seed": int,
+    }
+}
+RUN: dict[str, Any] = {
+    "pimono_sdpo": str,
+    "method": str,
+    "run_name": str,
+    "mode": str,
+    "recipe": str,
+    "command": [str],
+    "licence": TEXT_OR_NONE,
+    "base_model": str,
+    "base_model_revision": TEXT_OR_NONE,
+    "base_model_class": str,
+    "dataset": {
+        "id": str,
+        "rows": int,
+        "rows_used": int,
+        "special_tokens_neutralised": int,
+    },
+    "teaching": dict,
+    "evaluation": (dict, type(None)),
+    "hub_model_id": TEXT_OR_NONE,
+    "trackio": {"project": str, "space_id": TEXT_OR_NONE, "url": TEXT_OR_NONE},
+    "arguments": {
+        "max_steps": int,
+        "per_device_train_batch_size": int,
+        "gradient_accumulation_steps": int,
+        "dtype": TEXT_OR_NONE,
+        "load_in_4bit": bool,
+        "load_in_8bit": bool,
+        "bnb_4bit_quant_type": str,
+        "use_bnb_nested_quant": bool,
+        **dict.fromkeys("learning_rate seed lora_r lora_alpha lora_dropout".split(), object),
+    },
+    "hardware": {"device": str, "name": str, "count": int},
+    "versions": {"trl": str},
+    "started_at": str,
+    "resumed_at": [int],
+    "finished_at": str,
+    "metrics": {"train_runtime": object, "train_samples_per_second": object},
+    "log_history": [{"step": int}],
+    "guards": {
+        "alerts": [{"step": int, "guard": str}],
+        "stopped_by": TEXT_OR_NONE,
+        "went_back_to": (int, type(None)),
+    },
+    "adapter": {"trainable_parameters": int},
+}
+
+# What a run has beside, by its method.
+OF_METHOD: dict[str, dict[str, Any]] = {
+    "sdpo": {
+        "dataset": {"prompts_shortened": int, "contexts_shortened": int, "without_reward": int},
+        "teaching": {"reward": str, "gate": [str], "grade": [str], "feedback": str},
+        "arguments": {
+            "success_reward_threshold": NUMBER,
+            **dict.fromkeys(
+                "num_generations max_prompt_length max_completion_length temperature "
+                "distillation_mode teacher_model_kind teacher_update_rate "
+                "include_environment_feedback".split(),
+                object,
+            ),
+        },
+    },
+    "sft": {
+        "dataset": {"left_out": dict},
+        "arguments": {"max_length": (int, type(None)), "loss_type": str, "packing": bool},
+    },
+    "dpo": {
+        "dataset": {"left_out": dict},
+        "teaching": {"adapter": TEXT_OR_NONE},
+        "arguments": {
+            "max_length": (int, type(None)),
+            "loss_type": [str],
+            "loss_weights": (list, type(None)),
+            "beta": NUMBER,
+        },
+    },
+}
+
+
+def run_misfit(run: object) -> str | None:
+    """Name the first part of a run log that its card would miss; None when all are there."""
+    problem = misfit(run, RUN)
+    if problem is not None or not isinstance(run, dict):
+        return problem
+    shape = OF_METHOD.get(run["method"])
+    return "method" if shape is None else misfit(run, shape)
+
+
+def misfit(content: object, shape: Any, name: str = "it") -> str | None:
+    """Name the first part that is missing or of another kind; None when all are there.
+
+    >>> misfit({"a": {"b": 1}}, {"a": {"b": str}})
+    'a.b'
+    """
+    if isinstance(shape, dict):
+        if not isinstance(content, dict):
+            return name
+        before = "" if name == "it" else f"{name}."
+        parts = [(f"{before}{key}", content.get(key), part) for key, part in shape.items()]
+        absent = [f"{before}{key}" for key in shape if key not in content]
+        if absent:
+            return absent[0]
+    elif isinstance(shape, list):
+        if not isinstance(content, list):
+            return name
+        parts = [(f"{name}[{number}]", item, shape[0]) for number, item in enumerate(content)]
+    else:
+        return None if isinstance(content, shape) else name
+    return next(filter(None, (misfit(item, part, where) for where, item, part in parts)), None)
 
 
 def read_object(path: Path) -> Json | None:
-    """Return the JSON object of a file, None without one."""
-    if not path.is_file():
-        return None
-    try:
-        content = json.loads(path.read_bytes())
-    except ValueError:
-        # Incomplete, or not ours.
-        return None
+    """Return the JSON object of a file; None for none, an incomplete one or one not ours."""
+    content = read_json(path) if path.is_file() else None
     return content if isinstance(content, dict) else None
 
 
@@ -84,14 +221,6 @@ def was_cut_short(folder: Path) -> bool:
     """Tell whether the time limit ended the run in a folder before its last step."""
     guards = (read_object(folder / RUN_FILE) or {}).get("guards")
     return isinstance(guards, dict) and guards.get("stopped_by") == CUT_SHORT
-
-
-def reopen(folder: Path) -> None:
-    """Resume a run that was cut short: the adapter goes first, or `finalize` would restore it."""
-    if was_cut_short(folder):
-        if (folder / ADAPTER).is_dir():
-            _remove(folder / ADAPTER, RUN_FILE)
-        (folder / RUN_FILE).unlink()
 
 
 def _check_place(folder: Path) -> None:
@@ -130,43 +259,13 @@ def check_data(folder: Path) -> None:
 
 @contextmanager
 def only_run(folder: Path) -> Iterator[None]:
-    """Hold the output folder for this run alone; raises OutputError when another one is at work.
-
-    The lock is released with the process, however it ends.
-    """
+    """Hold the output folder for this run alone; raises OutputError when another one is at work."""
     _check_place(folder)
-    path = folder / LOCK
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = path.open("a")
-    except OSError as error:
-        raise OutputError(
-            f"`{folder}` cannot be written ({error.strerror}); give another --output_dir."
-        ) from error
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise _busy(folder) from error
-        except OSError as error:
-            raise OutputError(
-                f"The disk of `{folder}` cannot lock files ({error.strerror}); give another "
-                "--output_dir."
-            ) from error
-        # The run before may have removed the file after it was opened here.
-        if not path.exists() or not os.path.samestat(path.stat(), os.fstat(lock.fileno())):
-            raise _busy(folder)
+    with lock(folder / LOCK, folder):
         try:
             yield
         finally:
-            path.unlink(missing_ok=True)
-
-
-def _busy(folder: Path) -> OutputError:
-    return OutputError(
-        f"Another run is at work in `{folder}`; wait for it, or give another --run-name or "
-        "--output_dir."
-    )
+            (folder / LOCK).unlink(missing_ok=True)
 
 
 @contextmanager
@@ -209,9 +308,9 @@ def clear_output(folder: Path, keep_data: bool) -> None:
         ours = [folder / name for name in (STAGING, BEST, BEST_PARTIAL)]
         for path in [*ours, *folder.glob("checkpoint-*"), folder / ADAPTER]:
             if path.is_dir() and not _is_foreign(path):
-                _remove(path, RUN_FILE)
+                remove(path, RUN_FILE)
         if not keep_data and is_ours(folder / DATA / REPORT_FILE):
-            _remove(folder / DATA, REPORT_FILE)
+            remove(folder / DATA, REPORT_FILE)
         if is_ours(folder / NEXT_DATA / REPORT_FILE):
             (folder / NEXT_DATA).replace(folder / DATA)
         for path in [folder / name for name in FILES]:
@@ -222,18 +321,6 @@ def clear_output(folder: Path, keep_data: bool) -> None:
             f"What `{folder}` holds cannot be replaced ({error.strerror}); give another "
             "--output_dir."
         ) from error
-
-
-def _remove(folder: Path, mark: str) -> None:
-    """Remove a folder, its mark last, so that after a kill it is still known as ours."""
-    for path in folder.iterdir():
-        if path.name == mark:
-            continue
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
-    shutil.rmtree(folder)
 
 
 def write_json(content: Json, path: Path) -> None:
@@ -248,9 +335,13 @@ def _write(text: str, path: Path) -> None:
 
 
 def begin(folder: Path, local: Json) -> None:
-    """Write down what the training starts with; from here on OUTPUT is ours."""
+    """Write down what the training starts or resumes with; from here on OUTPUT is ours."""
     folder.mkdir(parents=True, exist_ok=True)
-    reopen(folder)
+    if was_cut_short(folder):
+        # The adapter goes first, or `finalize` would restore the run log.
+        if (folder / ADAPTER).is_dir():
+            remove(folder / ADAPTER, RUN_FILE)
+        (folder / RUN_FILE).unlink()
     write_json(local, folder / LOCAL_FILE)
 
 
@@ -281,7 +372,7 @@ def finalize(folder: Path) -> None:
                 "move `adapter` away and start again with the same arguments."
             )
         if adapter.exists():
-            _remove(adapter, RUN_FILE)
+            remove(adapter, RUN_FILE)
         staging.replace(adapter)
     if is_ours(adapter / RUN_FILE) and not (folder / RUN_FILE).exists():
         # run.json last, since it marks the run as finished.

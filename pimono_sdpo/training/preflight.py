@@ -10,19 +10,36 @@ same as without a preflight.
 | lengths | tokens of each row, beside the budgets | |
 | memory | the peak by tensor shapes, and measured where there is a GPU | it does not fit |
 
-SDPO also samples from the model, see rollouts.py.
+SDPO also samples a few completions from the model.
+
+| part | what it shows | stops a training when |
+|---|---|---|
+| rollouts | the reward of a few real completions | nothing would be reprompted |
+| teacher gap | how much feedback adds to the reward of fresh completions | its interval ends at 0 |
+| time | seconds of a step, from the rollouts; the cost on a flavor | |
+
+The first teacher is the student itself. If feedback does not help it, there is nothing to distil
+(the gap at the start predicts the gain: arXiv:2605.30070).
 """
 
+import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from statistics import fmean
+from time import monotonic
 from typing import Any
 
 import numpy as np
 import torch
+from trl.experimental.sdpo import SDPOConfig, SDPOTrainer
 
 from pimono_sdpo.errors import TrainingInputError
+from pimono_sdpo.stats import cluster_interval
+from pimono_sdpo.training import say
+from pimono_sdpo.training.held_out import sample_rewards, untouched
 from pimono_sdpo.training.memory import GIB, Estimate, Hardware
 from pimono_sdpo.training.method import Fitted, Lines, Method, Prepared
-from pimono_sdpo.training.processes import say
 
 Json = dict[str, Any]
 # What CUDA and the allocator's gaps leave of a card's memory.
@@ -126,3 +143,228 @@ def _describe_memory(memory: Json) -> Lines:
     there = f" of {memory['available_gib']}" if memory["available_gib"] is not None else ""
     needed = f"{memory['total_gib']} GiB{measured}{there} on {memory['of']} ({parts})"
     return [("memory", needed), ("", f"lowered by {memory['lowered_by']}")]
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What a few real completions showed.
+
+    rewards             of the student, one list per group of completions of one prompt
+    student, teacher    rewards of fresh completions without and with the feedback on a failed
+                        completion of the first list; one pair of lists per row
+    generation_seconds  of one generation batch
+    update_seconds      of loss and gradient on one micro-batch of it
+    peak_bytes          of the GPU's memory meanwhile; None on a CPU
+    """
+
+    rewards: list[list[float]]
+    student: list[list[float]]
+    teacher: list[list[float]]
+    generation_seconds: float
+    update_seconds: float
+    peak_bytes: int | None
+
+
+def probe(trainer: SDPOTrainer, rows: int) -> Probe:
+    """Sample completions of the first rows, as a step would, and of their teachers' prompts.
+
+    The teacher gets feedback on other completions than those it is compared with: a failure picked
+    for its feedback would make the student look worse than it is.
+    """
+    dataset, group = trainer.train_dataset, trainer.num_generations
+    chosen = [dict(dataset[index]) for index in range(min(rows, len(dataset)))]
+    # No more at once than a step samples, or the memory would not be that of the run.
+    at_once = trainer.args.per_device_train_batch_size * trainer.args.steps_per_generation
+    size = max(1, at_once // group)
+    found: list[Probe] = []
+    with untouched(trainer):
+        if torch.cuda.is_available():
+            torch.cuda.reset_peak_memory_stats()
+        for start in range(0, len(chosen), size):
+            found.append(_try(trainer, chosen[start : start + size]))
+        peak = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None
+    return Probe(
+        [group for one in found for group in one.rewards],
+        [row for one in found for row in one.student],
+        [row for one in found for row in one.teacher],
+        max(one.generation_seconds for one in found),
+        max(one.update_seconds for one in found),
+        peak,
+    )
+
+
+def _try(trainer: SDPOTrainer, chosen: list[dict[str, Any]]) -> Probe:
+    group = trainer.num_generations
+    inputs = [row for row in chosen for _ in range(group)]
+    began = monotonic()
+    batch = trainer._prepare_training_batch(inputs)
+    generation_seconds = monotonic() - began
+    rewards = batch["rewards"].view(-1, group).tolist()
+    update_seconds = _update(trainer, batch)
+    masked = batch["self_distillation_mask"].bool().tolist()
+    width = batch["completion_ids"].size(1)
+    prompts = [
+        ids[:-width][mask[:-width].bool()].tolist()
+        for ids, mask in zip(
+            batch["teacher_input_ids"], batch["teacher_attention_mask"], strict=True
+        )
+    ]
+    reprompted = [index for index, is_masked in enumerate(masked) if is_masked]
+    by_student: list[float] = []
+    by_teacher: list[float] = []
+    if reprompted:
+        again = [inputs[index] for index in reprompted]
+        plain = trainer._tokenize_prompts([row["prompt"] for row in again])
+        by_student = sample_rewards(trainer, again, plain)
+        by_teacher = sample_rewards(trainer, again, [prompts[index] for index in reprompted])
+    return Probe(
+        rewards,
+        _by_row(by_student, reprompted, group),
+        _by_row(by_teacher, reprompted, group),
+        generation_seconds,
+        update_seconds,
+        None,
+    )
+
+
+def _update(trainer: SDPOTrainer, batch: dict[str, Any]) -> float:
+    """Return the seconds of loss and gradient on one micro-batch; the gradient is thrown away."""
+    size = trainer.args.per_device_train_batch_size
+    part = {
+        name: value[:size] if isinstance(value, torch.Tensor) else value
+        for name, value in batch.items()
+    }
+    trainer.current_gradient_accumulation_steps = trainer.args.gradient_accumulation_steps
+    began = monotonic()
+    loss = trainer.compute_loss(trainer.model, part)
+    loss.backward()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    trainer.model.zero_grad()
+    return monotonic() - began
+
+
+def _by_row(values: Sequence[float], indices: Sequence[int], group: int) -> list[list[float]]:
+    rows: dict[int, list[float]] = {}
+    for index, value in zip(indices, values, strict=True):
+        rows.setdefault(index // group, []).append(value)
+    return list(rows.values())
+
+
+def summarise(probe: Probe, args: SDPOConfig, rows: int, hardware: Hardware) -> Json:
+    """Return what a probe showed, as JSON."""
+    return {
+        "rollouts": _rollouts(probe, args.success_reward_threshold),
+        "teacher_gap": teacher_gap(probe),
+        "time": step_time(probe, args, rows, hardware),
+    }
+
+
+def _rollouts(probe: Probe, threshold: float) -> Json:
+    rewards = np.array(probe.rewards)
+    flat = np.ptp(rewards, axis=1) == 0
+    return {
+        "rows": len(rewards),
+        "completions": rewards.size,
+        "reward_mean": float(rewards.mean()),
+        "reward_min": float(rewards.min()),
+        "reward_max": float(rewards.max()),
+        "success_share": float((rewards >= threshold).mean()),
+        "flat_group_share": float(flat.mean()),
+    }
+
+
+def teacher_gap(probe: Probe) -> Json | None:
+    """Return the gap with its interval at 90 %; None when nothing was reprompted."""
+    if not probe.teacher:
+        return None
+    pairs = zip(probe.teacher, probe.student, strict=True)
+    differences = [
+        [one - other for one, other in zip(with_it, without, strict=True)]
+        for with_it, without in pairs
+    ]
+    interval = cluster_interval(differences, level=0.9)
+    bounds = [None if math.isnan(bound) else bound for bound in (interval.low, interval.high)]
+    return {
+        "rows": len(probe.teacher),
+        "student": fmean(chain(*probe.student)),
+        "teacher": fmean(chain(*probe.teacher)),
+        "gap": interval.mean,
+        "interval_90": bounds,
+    }
+
+
+def step_time(probe: Probe, args: SDPOConfig, rows: int, hardware: Hardware) -> Json:
+    """Return the seconds of a step, and the hours and dollars of the whole training."""
+    micro = args.gradient_accumulation_steps
+    rounds = max(1, micro // args.steps_per_generation)
+    step = rounds * probe.generation_seconds + micro * probe.update_seconds
+    per_step = args.per_device_train_batch_size * micro * args.world_size
+    epoch = math.ceil(rows * args.num_generations / per_step)
+    steps = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * epoch)
+    hours = steps * step / 3600
+    price = hardware.dollars_per_hour
+    return {
+        "generation_seconds": round(probe.generation_seconds, 3),
+        "update_seconds": round(probe.update_seconds, 3),
+        "step_seconds": round(step, 3),
+        "steps": steps,
+        "hours": round(hours, 3),
+        "dollars": None if price is None else round(hours * price, 2),
+    }
+
+
+def stops_of(found: Json) -> list[str]:
+    """Return the reasons not to train."""
+    gap = found["teacher_gap"]
+    if gap is None and found["rollouts"]["success_share"] == 0:
+        return [
+            "No completion succeeded and none was given feedback, so nothing would be learned; "
+            "give rows with a privileged_context, or another --feedback."
+        ]
+    if gap is not None and is_useless(gap):
+        return [
+            f"The model does no better with the feedback (mean reward {gap['teacher']:.3f} with, "
+            f"{gap['student']:.3f} without), so there is nothing to distil; give other rows, "
+            "another reward or a more capable model."
+        ]
+    return []
+
+
+def is_useless(gap: Json) -> bool:
+    """Tell whether feedback does not help; noise around a real gap must not stop a training."""
+    high = gap["interval_90"][1]
+    return bool((gap["gap"] if high is None else high) <= 0)
+
+
+def describe_rollouts(found: Json) -> list[tuple[str, str]]:
+    """Return lines of a name and what is known about it."""
+    if "rollouts" not in found:
+        return [("rollouts", "none were made: rewards, teacher gap and time are unknown")]
+    rollouts, gap, time = found["rollouts"], found["teacher_gap"], found["time"]
+    low, high = gap["interval_90"] if gap else (None, None)
+    between = "" if low is None else f" (90 % interval {low:.3f} to {high:.3f})"
+    unsure = low is None or high is None or low <= 0 < high
+    hint = "; uncertain, give more --preflight_rows" if gap and unsure else ""
+    cost = "" if time["dollars"] is None else f", {time['dollars']:.2f} dollars"
+    return [
+        (
+            "rollouts",
+            f"{rollouts['completions']} of {rollouts['rows']} rows: reward "
+            f"{rollouts['reward_min']:.2f} to {rollouts['reward_max']:.2f}, mean "
+            f"{rollouts['reward_mean']:.2f}; {rollouts['success_share']:.0%} successes, "
+            f"{rollouts['flat_group_share']:.0%} flat groups",
+        ),
+        (
+            "teacher gap",
+            "no completion was given feedback"
+            if gap is None
+            else f"{gap['gap']:+.3f}{between}: mean reward {gap['teacher']:.3f} with feedback, "
+            f"{gap['student']:.3f} without, {gap['rows']} rows{hint}",
+        ),
+        (
+            "time",
+            f"{time['step_seconds']:.1f} s a step ({time['generation_seconds']:.1f} sampling), "
+            f"{time['steps']} steps: {time['hours']:.2f} h{cost}, at this machine's speed",
+        ),
+    ]

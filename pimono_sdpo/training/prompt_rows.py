@@ -18,13 +18,14 @@ from jinja2 import TemplateError
 from pimono_sdpo.errors import TrainingInputError
 from pimono_sdpo.schema import Message
 from pimono_sdpo.text import TRIMMED
-from pimono_sdpo.training.feedback import SEAM_TOKENS, Feedback
+from pimono_sdpo.training.rewards import SEAM_TOKENS, Feedback
 from pimono_sdpo.training.token_budget import (
-    count_tokens,
     neutralise,
+    quote_names,
     shorten_blocks,
     shorten_to_budget,
     special_tokens,
+    templated_ids,
 )
 
 Row = dict[str, Any]
@@ -101,8 +102,8 @@ def fit_rows(
     missing = [name for name in COLUMNS if name not in dataset.column_names]
     if missing:
         raise TrainingInputError(
-            f"The dataset lacks the column(s) {_names(missing)} and has "
-            f"{_names(dataset.column_names)}; give rows written by `pimono-sdpo filter`."
+            f"The dataset lacks the column(s) {quote_names(missing)} and has "
+            f"{quote_names(dataset.column_names)}; give rows written by `pimono-sdpo filter`."
         )
     reprompt.check()
     special = special_tokens(tokenizer)
@@ -149,7 +150,7 @@ def _fit(
 
     def count(user_text: str) -> int:
         turn = Message(role="user", content=user_text)
-        return count_tokens(tokenizer, [*before, turn], reprompt.chat_template_kwargs)
+        return len(templated_ids(tokenizer, [*before, turn], reprompt.chat_template_kwargs))
 
     task = neutral[-1][0]
     long_prompt = count(task)
@@ -224,16 +225,14 @@ def _check_columns(row: Row, number: int) -> None:
         )
 
 
-def _names(names: list[str]) -> str:
-    return ", ".join(f"`{name}`" for name in names)
-
-
 def check_template(rows: Dataset, tokenizer: Any, template: Mapping[str, Any]) -> int:
     """Return how many prompts passed through the chat template whole; raises TrainingInputError."""
     special = special_tokens(tokenizer)
     for number, prompt in enumerate(rows["prompt"], 1):
         bare = [{**turn, "content": "x"} for turn in prompt]
-        text, frame = (_templated(turns, tokenizer, template) for turns in (prompt, bare))
+        text, frame = (
+            tokenizer.decode(templated_ids(tokenizer, turns, template)) for turns in (prompt, bare)
+        )
         # Compare decoded text, since some tokenizers normalise it.
         contents = [_decoded(turn["content"], tokenizer).strip() for turn in prompt]
         if any(content not in text for content in contents):
@@ -252,11 +251,3 @@ def check_template(rows: Dataset, tokenizer: Any, template: Mapping[str, Any]) -
 def _decoded(text: str, tokenizer: Any) -> str:
     decoded: str = tokenizer.decode(tokenizer(text, add_special_tokens=False)["input_ids"])
     return decoded
-
-
-def _templated(turns: list[Any], tokenizer: Any, template: Mapping[str, Any]) -> str:
-    encoded = tokenizer.apply_chat_template(
-        turns, add_generation_prompt=True, tokenize=True, return_dict=True, **template
-    )
-    text: str = tokenizer.decode(encoded["input_ids"])
-    return text

@@ -16,6 +16,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from time import sleep
 from typing import Any
@@ -36,8 +37,8 @@ from pimono_sdpo import __version__
 from pimono_sdpo.errors import OutputError, TrainingInputError
 from pimono_sdpo.traces.hub import explain_error, explain_refusal, is_transient
 from pimono_sdpo.traces.sources import HUB_ID
+from pimono_sdpo.training import is_main_process, say
 from pimono_sdpo.training.output import BEST, DATA, LOCAL_FILE, last_checkpoint, read_object
-from pimono_sdpo.training.processes import is_main_process, say
 from processors.secrets import find_secret_kinds
 
 logger = logging.getLogger(__name__)
@@ -104,11 +105,14 @@ class HubCheckpoints(TrainerCallback):  # type: ignore[misc] # transformers is u
             staging = self.output / FETCHED
             shutil.rmtree(staging, ignore_errors=True)
             staging.mkdir(parents=True)
-            self._download([(self._remote(LATEST), staging / LATEST)])
+            fetch = partial(
+                self.api.download_bucket_files, self.bucket, raise_on_missing_files=True
+            )
+            fetch([(self._remote(LATEST), staging / LATEST)])
             latest = read_object(staging / LATEST) or {"step": 0, "files": {LATEST: {}}}
             files: dict[str, Json] = latest["files"]
             wanted = {name: one for name, one in files.items() if one.get("in_bucket") in self.kept}
-            self._download([(one["in_bucket"], staging / name) for name, one in wanted.items()])
+            fetch([(one["in_bucket"], staging / name) for name, one in wanted.items()])
         damaged = [
             name
             for name, one in files.items()
@@ -203,9 +207,6 @@ class HubCheckpoints(TrainerCallback):  # type: ignore[misc] # transformers is u
 
     def _remote(self, name: str) -> str:
         return f"{self.top}/{name}"
-
-    def _download(self, files: list[tuple[str, Path]]) -> None:
-        self.api.download_bucket_files(self.bucket, [*files], raise_on_missing_files=True)
 
     @contextmanager
     def _translate_errors(self, what: str) -> Iterator[None]:
@@ -324,7 +325,15 @@ def publish_adapter(folder: Path, hub_model_id: str, private: bool) -> str:
     for wait in WAITS:
         sleep(wait)
         try:
-            return _upload(folder, hub_model_id, private)
+            api = HfApi()
+            url = api.create_repo(hub_model_id, private=private, exist_ok=True)
+            api.upload_folder(
+                repo_id=url.repo_id,
+                folder_path=folder,
+                allow_patterns=list(PUBLISHED),
+                commit_message="Add the adapter",
+            )
+            return str(url)
         except (HTTPError, OSError, RuntimeError, ValueError) as error:
             # The network, the token or the Hub; the client hides a file or card that was refused
             # behind errors of its own. Nothing is lost, so say how to continue.
@@ -339,15 +348,3 @@ def publish_adapter(folder: Path, hub_model_id: str, private: bool) -> str:
         f"The adapter is in `{folder}` but could not be published ({reason}); push it with "
         f"`hf upload {hub_model_id} {folder}`."
     ) from trouble
-
-
-def _upload(folder: Path, hub_model_id: str, private: bool) -> str:
-    api = HfApi()
-    url = api.create_repo(hub_model_id, private=private, exist_ok=True)
-    api.upload_folder(
-        repo_id=url.repo_id,
-        folder_path=folder,
-        allow_patterns=list(PUBLISHED),
-        commit_message="Add the adapter",
-    )
-    return str(url)

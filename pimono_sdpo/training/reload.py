@@ -18,11 +18,18 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import ModelConfig
 
 from pimono_sdpo.errors import PimonoError, TrainingInputError
+from pimono_sdpo.training import quiet_libraries
 from pimono_sdpo.training.models import keep_layout, model_init_kwargs, translate_errors
-from pimono_sdpo.training.output import ADAPTER, LOCAL_FILE, PROBE_FILE, RUN_FILE, read_object
-from pimono_sdpo.training.processes import quiet_libraries
+from pimono_sdpo.training.output import (
+    ADAPTER,
+    LOCAL_FILE,
+    PROBE_FILE,
+    RUN_FILE,
+    misfit,
+    read_object,
+    run_misfit,
+)
 from pimono_sdpo.training.rows import is_local
-from pimono_sdpo.training.run_schema import misfit, run_misfit
 
 PROBE = "The test run ends in `ENOENT`: which file is missing, and what do you do next?"
 SETTINGS = ("dtype", "load_in_4bit", "load_in_8bit", "bnb_4bit_quant_type", "use_bnb_nested_quant")

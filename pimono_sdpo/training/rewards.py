@@ -1,19 +1,176 @@
-"""The reward of a training by name, and the trial it must pass before anything is trained."""
+"""The reward of a training by name, its trial before the first step, and feedback for the teacher.
+
+TRL has one text per row, `privileged_context`, and gives it to the teacher of every completion as
+"feedback from your unsuccessful earlier attempt", even for completions that succeeded, and although
+here it is about another agent's attempt. In the paper, feedback belongs to the completion that was
+just made and is empty when it succeeded (Reinforcement Learning via Self-Distillation,
+arXiv:2601.20802). `FeedbackBuilder` does that, with different words for each kind of text.
+"""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
+import torch
+from accelerate.utils import gather_object
 from datasets import Dataset
+from trl.experimental.sdpo.sdpo_trainer import SuccessfulRolloutTeacherContextBuilder
 
 from pimono_sdpo.errors import TrainingInputError
-from pimono_sdpo.training.feedback import RewardFeedback
+from pimono_sdpo.training.token_budget import neutralise, shorten_to_budget, special_tokens
+from pimono_sdpo.training.tracking import log_rollouts
 from rewards.rescore import rubric_of
 from rewards.trace_grounding import trace_grounding_reward
 from rewards.verifiers.reward import VerifierReward, self_test, table
 from rewards.verifiers.rubric import MAX_PARTIAL
 
+Mode = Literal["rollout", "trace", "both", "none"]
 Reward = Callable[..., list[float | None]]
+# What a reward says about each completion of its last call; None or "" for nothing.
+RewardFeedback = Callable[[], Sequence[str | None]]
+
+TRACE_TEMPLATE = (
+    "\nAnother agent has worked on this before. What its tools reported and its user corrected:"
+    "\n\n{feedback_raw}\n\n"
+)
+# TRL would put its own words around the feedback; the builder's text goes through unchanged.
+PASS_THROUGH = "{feedback_raw}"
+# Two texts side by side can need a token or two more than each alone.
+SEAM_TOKENS = 8
+TRIED_ROWS = 8
+
+
+@dataclass(frozen=True)
+class Feedback:
+    """What the teacher of a failed completion reads, and in which words.
+
+    mode     rollout: what the reward says about this completion; trace: the row's context;
+             both: the first and below it the second, or the second alone where the reward says
+             nothing; none
+    tokens   of the model's own tokenizer, for the reward's text; longer ones lose their middle
+    """
+
+    rollout_template: str
+    mode: Mode = "trace"
+    trace_template: str = TRACE_TEMPLATE
+    tokens: int = 256
+
+    @property
+    def asks_reward(self) -> bool:
+        """Whether the reward's text is used."""
+        return self.mode in ("rollout", "both")
+
+    @property
+    def asks_trace(self) -> bool:
+        """Whether the row's context is used."""
+        return self.mode in ("trace", "both")
+
+    def worded(self, rollout: str | None, trace: str | None) -> str:
+        """Return the text for a failed completion, "" when there is nothing to say."""
+        own = rollout if self.asks_reward and _says(rollout) else None
+        recorded = trace if self.asks_trace and _says(trace) else None
+        return "".join(
+            template.format(feedback_raw=text)
+            for template, text in ((self.rollout_template, own), (self.trace_template, recorded))
+            if text is not None
+        )
+
+
+class FeedbackBuilder(SuccessfulRolloutTeacherContextBuilder):  # type: ignore[misc] # untyped
+    """TRL's builder with the feedback of the current attempt; made for one trainer.
+
+    Every process words the texts of its own completions, which TRL then gathers.
+    """
+
+    def __init__(
+        self,
+        trainer: Any,
+        feedback: Feedback,
+        reward_feedback: RewardFeedback | None = None,
+    ) -> None:
+        super().__init__(trainer)
+        self.feedback = feedback
+        self.reward_feedback = reward_feedback
+        tokenizer = trainer.processing_class
+        self.special = special_tokens(tokenizer)
+        self.count: Callable[[str], int] = lambda text: len(
+            tokenizer(text, add_special_tokens=False)["input_ids"]
+        )
+
+    def build(
+        self,
+        output: dict[str, Any],
+        prompts: list[Any],
+        rewards: torch.Tensor,
+        feedbacks: list[Any] | None = None,
+    ) -> dict[str, torch.Tensor]:
+        """Return teacher_input_ids, teacher_attention_mask (completions x tokens) and
+        self_distillation_mask (completions).
+
+        A completion that reaches the threshold gets no feedback, but may still be shown a success
+        of its group. Raises RuntimeError when the reward's texts are for other completions.
+        """
+        own: Sequence[str | None] = [None] * len(prompts)
+        if self.feedback.asks_reward and self.reward_feedback is not None:
+            own = [self._fitted(text) for text in self.reward_feedback()]
+        if len(own) != len(prompts):
+            raise RuntimeError(f"{len(own)} texts of the reward for {len(prompts)} completions")
+        succeeded = (rewards >= self.trainer.args.success_reward_threshold).tolist()
+        traces = feedbacks if feedbacks is not None else [None] * len(prompts)
+        worded = [
+            None if success else self.feedback.worded(text, trace)
+            for success, text, trace in zip(succeeded, own, traces, strict=True)
+        ]
+        if "trackio" in self.trainer.args.report_to and self.trainer.accelerator.is_main_process:
+            ids = output["completion_ids"]
+            texts = self.trainer.processing_class.batch_decode(ids, skip_special_tokens=True)
+            step = self.trainer.state.global_step + 1
+            log_rollouts(step, prompts, texts, rewards.tolist(), worded)
+        context: dict[str, torch.Tensor] = super().build(output, prompts, rewards, worded)
+        spoken = gather_object(
+            [_says(text) and not success for success, text in zip(succeeded, own, strict=True)]
+        )
+        self.last_metrics["self_distillation/rollout_feedback_fraction"] = sum(spoken) / len(spoken)
+        return context
+
+    def _build_reprompt_text(self, prompt_text: str, solution_text: str, feedback_text: str) -> str:
+        # A completion can spell a control token in ordinary ones, which would read back as it.
+        demonstration, _ = neutralise(solution_text, self.special)
+        text: str = super()._build_reprompt_text(prompt_text, demonstration, feedback_text)
+        return text
+
+    def _fitted(self, text: str | None) -> str | None:
+        if not _says(text):
+            return None
+        neutral, _ = neutralise(str(text), self.special)
+        return shorten_to_budget(neutral, self.feedback.tokens, self.count)
+
+
+def check_feedback(feedback: Feedback, reward_feedback: RewardFeedback | None) -> None:
+    """Raise TrainingInputError for feedback that cannot be given."""
+    if feedback.asks_reward and reward_feedback is None:
+        raise TrainingInputError(
+            f"--feedback {feedback.mode} needs a reward that says what is wrong with a completion; "
+            "give --reward verifiers, or --feedback trace."
+        )
+    for name, template in (
+        ("feedback_template", feedback.rollout_template),
+        ("trace_template", feedback.trace_template),
+    ):
+        try:
+            says = "probe" in template.format(feedback_raw="probe")
+        except (LookupError, ValueError, AttributeError) as error:
+            # What str.format raises for fields it is not given and for stray braces.
+            raise TrainingInputError(
+                f"{name} cannot be filled ({type(error).__name__}: {error}); use only "
+                "{feedback_raw} in it."
+            ) from error
+        if not says:
+            raise TrainingInputError(f"{name} leaves the feedback out; put {{feedback_raw}} in it.")
+
+
+def _says(text: str | None) -> bool:
+    return isinstance(text, str) and text.strip() != ""
 
 
 @dataclass(frozen=True)
@@ -64,9 +221,6 @@ class Scoring:
                 f"The rows have no column `{self.column}`, which this reward needs; filter the "
                 "traces again, or give --reward trace_grounding."
             )
-
-
-TRIED_ROWS = 8
 
 
 def scoring_of(

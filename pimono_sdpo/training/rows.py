@@ -16,12 +16,22 @@ from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
 from pimono_sdpo.errors import OutputError, TrainingInputError
+from pimono_sdpo.filtering import FilterOptions, run_filter
 from pimono_sdpo.suites.split import check_leakage
 from pimono_sdpo.suites.suite import load_suite
 from pimono_sdpo.traces.sources import HUB_ID, open_source
+from pimono_sdpo.training import is_main_process, say
 from pimono_sdpo.training.arguments import SDPOArguments
-from pimono_sdpo.training.output import REPORT_FILE, read_object
-from pimono_sdpo.training.run_schema import FILTER_OPTIONS, REPORT, misfit
+from pimono_sdpo.training.output import (
+    DATA,
+    FILTER_OPTIONS,
+    NEXT_DATA,
+    REPORT,
+    REPORT_FILE,
+    check_data,
+    misfit,
+    read_object,
+)
 from processors.redact import redact_text
 
 logger = logging.getLogger(__name__)
@@ -177,15 +187,32 @@ def refuse_leaks(rows: Dataset, suite: Path) -> int:
     return len(tested.tasks)
 
 
-def filter_options(job: SDPOArguments, seed: int) -> Json:
-    """Return the options of the filter for --source."""
-    return {
+def filter_source(job: SDPOArguments, output: Path, seed: int) -> str:
+    """Return the folder of the rows of --source, which are filtered now or were before."""
+    options: Json = {
         "unit": job.unit,
         "min_score": job.min_score,
         "max_samples": job.max_samples,
         "test_fraction": job.test_fraction,
         "seed": seed,
     }
+    folder = output / DATA
+    if job.mode != "prepare" and job.overwrite:
+        # Until nothing can stop the new run, the rows of the old one stay.
+        folder = output / NEXT_DATA
+        if not is_main_process():
+            return str(folder)
+        check_data(output)
+    elif job.mode != "prepare" and (folder / REPORT_FILE).exists():
+        check_prepared(folder, options, job.source)
+        return str(folder)
+    if job.source is None:
+        raise TrainingInputError(
+            "There is nothing to train on; give --dataset (rows) or --source (traces)."
+        )
+    report = run_filter(job.source, folder, FilterOptions(**options))
+    say(f"{report['kept']} of {report['sessions']} sessions are rows in {output / DATA}")
+    return str(folder)
 
 
 def check_prepared(data: Path, options: Json, source: str | None) -> None:

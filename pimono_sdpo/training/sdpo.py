@@ -4,29 +4,32 @@ The arguments are TRL's own SDPOConfig and ModelConfig; what this project decide
 """
 
 import math
+from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
 from trl.experimental.sdpo import SDPOTrainer
 
 from pimono_sdpo.errors import TrainingInputError
-from pimono_sdpo.training import models, rollouts, rows
+from pimono_sdpo.training import main_process_first, models, preflight, rows
 from pimono_sdpo.training.arguments import GuardedSDPOConfig, SDPOArguments
 from pimono_sdpo.training.callbacks import make_resumable
-from pimono_sdpo.training.feedback import (
+from pimono_sdpo.training.held_out import Scores, score_rewards, score_rollouts
+from pimono_sdpo.training.memory import Estimate, Hardware, estimate_sdpo, read_config
+from pimono_sdpo.training.method import Fitted, Lines, Method, Prepared
+from pimono_sdpo.training.prompt_rows import COLUMNS, SPEC, Reprompt, check_template, fit_rows
+from pimono_sdpo.training.rewards import (
     PASS_THROUGH,
     TRACE_TEMPLATE,
     Feedback,
     FeedbackBuilder,
     Mode,
+    Scoring,
     check_feedback,
+    refuse_unsound,
+    scoring_of,
 )
-from pimono_sdpo.training.held_out import Scores, score_rewards, score_rollouts
-from pimono_sdpo.training.memory import Estimate, Hardware, estimate_sdpo, read_config
-from pimono_sdpo.training.method import Fitted, Lines, Method, Prepared
-from pimono_sdpo.training.prompt_rows import COLUMNS, SPEC, Reprompt, check_template, fit_rows
-from pimono_sdpo.training.rewards import Scoring, refuse_unsound, scoring_of
-from rewards.verifiers.tool_schemas import definitions
+from rewards.verifiers.tool_schemas import DECLARED, definitions
 
 Json = dict[str, Any]
 
@@ -53,7 +56,18 @@ class SDPO(Method):
         super().finalize_arguments()
         args.chat_template_kwargs = {"enable_thinking": False, **(args.chat_template_kwargs or {})}
         if job.tools is not None:
+            if job.tools not in DECLARED:
+                raise TrainingInputError(
+                    f"--tools is {job.tools}, and not one of {', '.join(DECLARED)}."
+                )
             args.chat_template_kwargs["tools"] = definitions(job.tools)
+
+    def find_rows(self) -> str:
+        """Return --dataset, or the folder of the rows that --source gives."""
+        if self.job.dataset is not None and self.job.mode != "prepare":
+            return str(self.job.dataset)
+        with main_process_first():
+            return rows.filter_source(self.job, Path(self.args.output_dir), self.args.seed)
 
     def load_report(self, dataset: str) -> Json | None:
         """Return the report of the filter that made the rows, None without one."""
@@ -168,10 +182,10 @@ class SDPO(Method):
     def try_rollouts(
         self, prepared: Prepared, hardware: Hardware
     ) -> tuple[Json, list[str], int | None]:
-        """Sample from the model, see rollouts.py."""
-        probe = rollouts.probe(prepared.trainer, self.job.preflight_rows)
-        found = rollouts.summarise(probe, self.args, len(prepared.fitted.rows), hardware)
-        return found, rollouts.stops_of(found), probe.peak_bytes
+        """Sample from the model, see preflight.py."""
+        probe = preflight.probe(prepared.trainer, self.job.preflight_rows)
+        found = preflight.summarise(probe, self.args, len(prepared.fitted.rows), hardware)
+        return found, preflight.stops_of(found), probe.peak_bytes
 
     def describe(self, found: Json) -> tuple[Lines, Lines]:
         """Describe rows, reward and template; then the rollouts."""
@@ -181,7 +195,7 @@ class SDPO(Method):
             ("reward", f"not won by its trials on {found['reward_tried_on_rows']} rows"),
             ("chat template", f"keeps {found['templates_checked']} prompts whole"),
         ]
-        return lines, rollouts.describe(found)
+        return lines, preflight.describe_rollouts(found)
 
     def score(self, trainer: Any, held_out: Dataset) -> Scores:
         """Return rewards and pass rates of sampled completions, by session."""

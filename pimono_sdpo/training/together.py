@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pimono_sdpo.errors import SourceError, TrainingInputError
+from processors.rollouts.together import check_dpo, check_sft
+from processors.secrets import find_secret_kinds
 
 Json = dict[str, Any]
 ENDED = frozenset({"completed", "error", "cancelled", "user_error"})
@@ -61,9 +63,6 @@ def check_file(path: Path, method: str) -> Json:
 
     Lines that hold what looks like a secret are refused as well: the file leaves this machine.
     """
-    from processors.rollouts.together import check_dpo, check_sft
-    from processors.secrets import find_secret_kinds
-
     check = {"sft": check_sft, "dpo": check_dpo}[method]
     digest, number, size, wrong = hashlib.sha256(), 0, 0, []
     try:
@@ -71,7 +70,7 @@ def check_file(path: Path, method: str) -> Json:
             for number, line in enumerate(lines, 1):
                 digest.update(line)
                 size += len(line)
-                problem = _problem(line, check, find_secret_kinds)
+                problem = _problem(line, check)
                 if problem is not None:
                     wrong.append((number, problem))
     except OSError as error:
@@ -90,15 +89,13 @@ def check_file(path: Path, method: str) -> Json:
     return {"lines": number, "bytes": size, "sha256": digest.hexdigest()}
 
 
-def _problem(
-    line: bytes, check: Callable[[Any], str | None], secrets: Callable[[str], Any]
-) -> str | None:
+def _problem(line: bytes, check: Callable[[Any], str | None]) -> str | None:
     try:
         content = json.loads(line)
     except (ValueError, RecursionError):
         return "no_json"
     found = check(content)
-    if found is None and secrets(json.dumps(content, ensure_ascii=False)):
+    if found is None and find_secret_kinds(json.dumps(content, ensure_ascii=False)):
         return "secret"
     return found
 
@@ -114,7 +111,7 @@ def dry_run(job: Job) -> Json:
     }
 
 
-def start(job: Job, max_cost: float | None, say: Callable[[str], None]) -> tuple[Any, str]:
+def start(job: Job, max_cost: float | None) -> tuple[Any, str]:
     """Check and upload the file, request the price, start the job; return client and job id.
 
     Raises TrainingInputError if `max_cost` is given and the price is higher or unknown.
@@ -138,7 +135,7 @@ def start(job: Job, max_cost: float | None, say: Callable[[str], None]) -> tuple
     return client, str(started.id)
 
 
-def watch(client: Any, job_id: str, say: Callable[[str], None], seconds: float = 30.0) -> str:
+def watch(client: Any, job_id: str, seconds: float = 30.0) -> str:
     """Report each change of a job's status until it has ended; return the last status."""
     status = ""
     while True:

@@ -5,10 +5,9 @@ A privileged context consists of blocks, the most informative first, as the filt
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from pimono_sdpo.schema import Message
 from pimono_sdpo.text import TRIMMED, cut_middle
 
 ZERO_WIDTH_SPACE = "\u200b"
@@ -67,12 +66,19 @@ def shorten_to_budget(text: str, budget: int, count: Callable[[str], int]) -> st
     return cut_middle(text, fits)
 
 
-def count_tokens(tokenizer: Any, messages: list[Message], template: Mapping[str, Any]) -> int:
-    """Count the ids of a templated conversation with its generation prompt."""
+def quote_names(names: Sequence[str]) -> str:
+    """Return the names of columns for a message."""
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def templated_ids(
+    tokenizer: Any, messages: Sequence[Any], template: Mapping[str, Any]
+) -> list[int]:
+    """Return the ids of a templated conversation with its generation prompt."""
     encoded = tokenizer.apply_chat_template(
         messages, add_generation_prompt=True, tokenize=True, return_dict=True, **template
     )
-    return len(encoded["input_ids"])
+    return list(encoded["input_ids"])
 
 
 def control_tokens(tokenizer: Any) -> tuple[str, ...]:

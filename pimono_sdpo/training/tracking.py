@@ -22,6 +22,8 @@ from transformers.integrations import TrackioCallback
 from transformers.integrations.integration_utils import rewrite_logs
 from trl.experimental.sdpo import SDPOConfig
 
+from pimono_sdpo.traces.hub import explain_error
+
 logger = logging.getLogger(__name__)
 
 PROJECT = "pimono-sdpo"
@@ -51,13 +53,14 @@ def set_up_trackio(args: SDPOConfig, smoke: bool) -> None:
         args.project = PROJECT
     space = args.trackio_space_id or os.environ.get(SPACE_VARIABLE)
     if space and not smoke:
-        problem = hub_problem()
-        if problem:
+        try:
+            HfApi().whoami()
+        except (HTTPError, OSError) as error:
             logger.warning(
                 "Trackio logs to this machine only, since the Space `%s` cannot be used (%s); "
                 "later: %s",
                 space,
-                problem,
+                explain_error(error),
                 sync_command(args.project, space),
             )
             space = None
@@ -84,26 +87,9 @@ def free_run_name(args: SDPOConfig) -> str:
     return next(one for one in itertools.chain([name], numbered) if one not in taken)
 
 
-def hub_problem() -> str | None:
-    """Say in a few words why nothing can be written to the Hub; None when it can be."""
-    try:
-        HfApi().whoami()
-    except HTTPError as error:
-        return f"the Hub answers {type(error).__name__}; check HF_TOKEN and the network"
-    except OSError as error:
-        # No token at all, or HF_HUB_OFFLINE.
-        return f"{type(error).__name__}; set HF_TOKEN and unset HF_HUB_OFFLINE"
-    return None
-
-
 def sync_command(project: str, space: str) -> str:
     """Return the command line that uploads what was logged here to a Space."""
     return shlex.join(["trackio", "sync", "--project", project, "--space-id", space, "--private"])
-
-
-def space_url(space: str | None) -> str | None:
-    """Return the address of a Space."""
-    return f"https://huggingface.co/spaces/{space}" if space else None
 
 
 # Of each step: enough to see what is rewarded, few enough for any number of steps.

@@ -103,19 +103,6 @@ def readable() -> tuple[str, ...]:
     return tuple(sorted(path for path in {*paths, *SYSTEM} if Path(path).exists()))
 
 
-def environment(work: str, more: Mapping[str, str]) -> dict[str, str]:
-    """A fresh environment: nothing of the caller's but what is given."""
-    return {
-        "PATH": f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin",
-        "HOME": work,
-        "TMPDIR": str(Path(work).parent / "tmp"),
-        "LANG": "C.UTF-8",
-        "OMP_NUM_THREADS": "1",
-        "OPENBLAS_NUM_THREADS": "1",
-        **more,
-    }
-
-
 def needs_search(paths: Iterable[str]) -> bool:
     """Whether a stranger's uid can reach some of these paths only with CAP_DAC_READ_SEARCH."""
     on_the_way = {parent for path in paths for parent in _on_the_way(path)}
@@ -197,11 +184,6 @@ CLEAN = {"LANG": "C.UTF-8", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 Exchange = Callable[[dict[str, Any], bytes], dict[str, Any]]
 
 
-def boot(module: str) -> str:
-    """Python code that runs `main` of a module of this package, and imports little else."""
-    return BOOT.format(str(HERE.parent), str(HERE), module)
-
-
 def run_spec(
     command: Sequence[str],
     files: Mapping[str, bytes | str],
@@ -221,14 +203,24 @@ def run_spec(
         spec = {
             "command": list(command),
             "limits": dataclasses.asdict(limits),
-            "env": environment(work, env),
+            # Nothing of the caller's environment but what is given.
+            "env": {
+                "PATH": f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin",
+                "HOME": work,
+                "TMPDIR": f"{base}/tmp",
+                **CLEAN,
+                **env,
+            },
             "folder": base,
             "cwd": work,
             "read": paths,
             "uid": uid,
             "search": bool(uid) and needs_search((*paths, base)),
             "filter": seccomp.program(inert_modes=not uid),
-            "tasks": _most_tasks(uid, limits),
+            # RLIMIT_NPROC counts every task of the uid. Without a uid of its own a run shares it
+            # with what its user starts meanwhile, other runs included: it may then be refused a
+            # process that it should have had, never get more.
+            "tasks": limits.processes + (0 if uid else tree.tasks_of(os.getuid())),
         }
         report = exchange(spec, stdin)
         if "refused" in report:
@@ -246,15 +238,6 @@ def run_spec(
         stopped=report["stopped"],
         files={name: content for name, content in found.items() if content is not None},
     )
-
-
-def _most_tasks(uid: int, limits: Limits) -> int:
-    """RLIMIT_NPROC, which counts every task of the uid.
-
-    Without a uid of its own a run shares it with what its user starts meanwhile, other runs
-    included: it may then be refused a process that it should have had, never get more.
-    """
-    return limits.processes + (0 if uid else tree.tasks_of(os.getuid()))
 
 
 def _marked(kept: bytes, seen: int) -> bytes:
@@ -300,12 +283,13 @@ def _bubblewrap(spec: dict[str, Any]) -> list[str]:
 @contextmanager
 def started(prefix: list[str], module: str, flags: str) -> Iterator[socket.socket]:
     """Start `main` of a module of this package in a clean interpreter; the socket to it."""
+    code = BOOT.format(str(HERE.parent), str(HERE), module)
     ours, theirs = socket.socketpair()
     with ours:
         # Its own session: Ctrl-C must not end it before it has killed the tree.
         with theirs:
             process = subprocess.Popen(
-                [*prefix, sys.executable, flags, "-c", boot(module)],
+                [*prefix, sys.executable, flags, "-c", code],
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 env=CLEAN,

@@ -154,7 +154,7 @@ class _Run:
         while not stopped:
             for descriptor, _ in poll.poll(TICK_MS):
                 if descriptor == end:
-                    return "", _code(os.waitpid(self.pid, 0)[1])
+                    return "", os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
                 if descriptor == self.connection:
                     raise Abandoned
                 if not self._read(descriptor):
@@ -164,7 +164,7 @@ class _Run:
                 last_look, looks = time.monotonic(), looks + 1
                 stopped = self._exceeded(looks)
         os.kill(self.pid, 9)
-        return stopped, _code(os.waitpid(self.pid, 0)[1])
+        return stopped, os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
     def _exceeded(self, looks: int) -> str:
         limits = self.limits
@@ -209,11 +209,6 @@ class _Run:
         room = self.limits["output"] - len(self.kept[which])
         self.kept[which] += chunk[: max(0, room)]
         return bool(chunk)
-
-
-def _code(status: int) -> int:
-    """Exit code, or minus the signal."""
-    return os.waitstatus_to_exitcode(status)
 
 
 def _child(

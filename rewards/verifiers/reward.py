@@ -29,7 +29,7 @@ from typing import Any
 from pimono_sdpo.errors import TrainingInputError
 from rewards.answers import Conversation, text_of
 from rewards.verifiers.call_formats import decode, format_of
-from rewards.verifiers.rubric import MAX_FEEDBACK, MAX_PARTIAL, BadSpec, Rubric, RubricResult, error
+from rewards.verifiers.rubric import MAX_PARTIAL, BadSpec, Rubric, RubricResult, error
 from rewards.verifiers.tool_schemas import DEFAULT_FORMATS
 
 NEUTRAL = 0.5
@@ -55,14 +55,12 @@ class VerifierReward:
         tokenizer: Any = None,
         end_ids: Collection[int] = (),
         workers: int = 4,
-        max_feedback: int = MAX_FEEDBACK,
     ) -> None:
         self.__name__ = "verifier_reward"
         self.rubric = rubric
         self.tokenizer = tokenizer
         self.end_ids = frozenset(end_ids)
         self.workers = workers
-        self.max_feedback = max_feedback
         self.results: list[RubricResult] = []
         self._cache: dict[str, RubricResult] = {}
 
@@ -71,7 +69,7 @@ class VerifierReward:
 
     def feedback(self) -> list[str | None]:
         """Return the teacher's text on each completion of the last call, None without any."""
-        return [result.feedback(self.max_feedback) or None for result in self.results]
+        return [result.feedback() or None for result in self.results]
 
     def __call__(
         self,
@@ -134,7 +132,11 @@ class VerifierReward:
             return RubricResult(None, (error("spec", str(bad)),))
 
     def _verify_all(self, prepared: Sequence[tuple[str, str] | None]) -> list[RubricResult]:
-        keys = [_key(*pair) if pair else None for pair in prepared]
+        # A hash, since a cache of the texts would fill the memory.
+        keys = [
+            hashlib.sha256(json.dumps(pair).encode()).hexdigest() if pair else None
+            for pair in prepared
+        ]
         new = {
             key: pair
             for key, pair in zip(keys, prepared, strict=True)
@@ -175,10 +177,6 @@ def _end_of(text: str, tokenizer: Any) -> str:
     """Return the special token that a text ends with, the longest of them."""
     ends = [token for token in tokenizer.get_added_vocab() if token and text.endswith(token)]
     return max(ends, key=len, default="")
-
-
-def _key(text: str, spec: str) -> str:
-    return hashlib.sha256(json.dumps([text, spec]).encode()).hexdigest()
 
 
 def _decoded(spec: str) -> dict[str, Any]:

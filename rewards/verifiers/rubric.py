@@ -179,7 +179,9 @@ def _run(verifier: Verifier, completion: str, spec: dict[str, Any]) -> VerifierR
     except Exception as fault:
         # A verifier of the user's own may fail after hours: that must neither count against the
         # model nor end the training. Refusals that say why, and bugs of ours, are raised.
-        if isinstance(fault, BadSpec | PimonoError) or _is_ours(verifier):
+        function = verifier.func if isinstance(verifier, partial) else verifier
+        package = str(getattr(function, "__module__", "")).partition(".")[0]
+        if isinstance(fault, BadSpec | PimonoError) or package == "rewards":
             raise
         _warn_once(name, fault)
         return error(name, f"{type(fault).__name__}: {fault}")
@@ -188,11 +190,6 @@ def _run(verifier: Verifier, completion: str, spec: dict[str, Any]) -> VerifierR
             f"`{name}` is not a verifier: it returns {type(result).__name__}, not VerifierResult."
         )
     return result
-
-
-def _is_ours(verifier: Verifier) -> bool:
-    function = verifier.func if isinstance(verifier, partial) else verifier
-    return str(getattr(function, "__module__", "")).partition(".")[0] == "rewards"
 
 
 def _warn_once(name: str, fault: Exception) -> None:

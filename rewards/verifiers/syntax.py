@@ -179,11 +179,8 @@ def _tree_sitter(module: str, name: str) -> Any:
 
 def _tree_problems(language: Any, text: str) -> list[Problem]:
     # A parser of its own: verifiers run in threads.
-    tree = (
-        importlib.import_module("tree_sitter")
-        .Parser(language)
-        .parse(text.encode("utf-8", errors="replace"))
-    )
+    parser = importlib.import_module("tree_sitter").Parser(language)
+    tree = parser.parse(text.encode("utf-8", errors="replace"))
     found: list[Problem] = []
     waiting = [tree.root_node] if tree.root_node.has_error else []
     while waiting:

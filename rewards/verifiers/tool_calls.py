@@ -49,15 +49,12 @@ MAX_SHOWN = 3  # failed calls
 
 def verify(completion: str, spec: dict[str, Any]) -> VerifierResult:
     """Verify the calls of a completion, decoded with its special tokens (`call_formats.decode`)."""
-    named = spec.get("tools")
-    if not named:
+    if not spec.get("tools"):
         return skipped(NAME, "The row names no tools.")
     try:
-        tools = tools_of(named, spec.get("harness", "pi"))
-        formats = _formats(spec.get("format"), named)
+        tools, formats, reading = _read(completion, spec)
     except BadTools as found:
         return error(NAME, f"The row's spec cannot be used: {found}.")
-    reading = read_calls(completion, formats, [tool.typed() for tool in tools.values()])
     if reading.problem or not reading.calls or spec.get("truncated"):
         return _without_calls(reading, completion, formats, tools, spec)
     try:
@@ -68,16 +65,19 @@ def verify(completion: str, spec: dict[str, Any]) -> VerifierResult:
 
 def calls_of(completion: str, spec: dict[str, Any]) -> tuple[Call, ...]:
     """Return the calls of a completion for other verifiers; none when they cannot be read."""
-    named = spec.get("tools")
-    if not named:
-        return ()
     try:
-        tools = tools_of(named, spec.get("harness", "pi"))
-        formats = _formats(spec.get("format"), named)
+        return _read(completion, spec)[2].calls if spec.get("tools") else ()
     except BadTools:
         # `verify` says so; another verdict on it would only repeat it.
         return ()
-    return read_calls(completion, formats, [tool.typed() for tool in tools.values()]).calls
+
+
+def _read(completion: str, spec: dict[str, Any]) -> tuple[dict[str, Tool], list[str], Reading]:
+    """Return the tools of a spec, the formats of their calls, and the calls."""
+    tools = tools_of(spec["tools"], spec.get("harness", "pi"))
+    formats = _formats(spec.get("format"), spec["tools"])
+    reading = read_calls(completion, formats, [tool.typed() for tool in tools.values()])
+    return tools, formats, reading
 
 
 def _formats(given: Any, named: Any) -> list[str]:

@@ -28,6 +28,8 @@ AGENT_TOOLS: dict[str, dict[str, Any]] = json.loads(
 )
 DEFAULT_FORMATS = {"repo_agent": ["json"], "bash_block": ["bash_block"]}
 HARNESS_TOOLS = {harness.name: harness.tools for harness in HARNESSES if harness.tools}
+# The sets of tools that `definitions` can describe.
+DECLARED = ("repo_agent", *HARNESS_TOOLS)
 COERCING = frozenset(harness.name for harness in HARNESSES if harness.coerces)
 _BASH_BLOCK = describe_object("command", closed=True, command={"type": "string", "minLength": 1})
 # The schemas of each known set of tools, by the names of the tools.

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer, TrainerCallback
 
-from pimono_sdpo.training.feedback import Mode
+from pimono_sdpo.training.rewards import Mode
 from tests.benchmarks.learning_model import knowledge, pack, passes, write_base
 from tests.benchmarks.learning_table import write_results
 from tests.benchmarks.learning_task import MEDIUM, NEVER, RARE, World, requests, rows, scoring

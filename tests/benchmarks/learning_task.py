@@ -16,8 +16,7 @@ from typing import Any
 from datasets import Dataset
 from trl.experimental.sdpo import SDPOConfig
 
-from pimono_sdpo.training.feedback import TRACE_TEMPLATE, Feedback, Mode
-from pimono_sdpo.training.rewards import Scoring
+from pimono_sdpo.training.rewards import TRACE_TEMPLATE, Feedback, Mode, Scoring
 from rewards.verifiers import tool_calls
 from rewards.verifiers.reward import VerifierReward
 from rewards.verifiers.rubric import Rubric, VerifierResult, failed, passed, skipped

@@ -16,9 +16,8 @@ from transformers import (
 from trl import ModelConfig
 
 from pimono_sdpo.training.arguments import GuardedSDPOConfig, SDPOArguments, parse_job
-from pimono_sdpo.training.feedback import Mode
 from pimono_sdpo.training.method import Prepared
-from pimono_sdpo.training.rewards import Scoring
+from pimono_sdpo.training.rewards import Mode, Scoring
 from pimono_sdpo.training.sdpo import SDPO
 
 REPO = Path(__file__).parent.parent.parent

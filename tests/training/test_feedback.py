@@ -3,15 +3,14 @@
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from datasets import Dataset
 from transformers import AutoTokenizer
 
 from pimono_sdpo.errors import TrainingInputError
-from pimono_sdpo.training.feedback import MODES, Feedback, Mode, check_feedback
-from pimono_sdpo.training.rewards import Scoring
+from pimono_sdpo.training.rewards import Feedback, Mode, Scoring, check_feedback
 from rewards.verifiers.reward import VerifierReward
 from rewards.verifiers.rubric import Rubric, VerifierResult, failed, passed
 from tests.training.setup import SeenPrompts, arguments, prepare
@@ -86,7 +85,7 @@ class Completions(SeenPrompts):
         self.completions += seen["completion_ids"].tolist()
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", get_args(Mode))
 def test_the_teacher_of_each_completion_reads_its_own_feedback(
     tmp_path: Path, tiny: Path, mode: Mode
 ) -> None:

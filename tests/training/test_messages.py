@@ -44,7 +44,7 @@ def refused(
         (("--max_steps", "-1", "--num_train_epochs", "0"), "--num_train_epochs is 0"),
         (("--seed", "4294967296"), "--seed is 4294967296; give a number from 0 to 4294967295"),
         (("--seed", "-1"), "--seed is -1; give a number from 0"),
-        (("--license", "my-own"), "`my-own` is not a licence"),
+        (("--license", "my-own"), "does not know the licence `my-own`"),
         (("--run_name", "../../esc"), "The run name `../../esc`"),
         (("--run_name", "a/b"), "The run name `a/b`"),
         (("--run_name", ".."), "The run name `..`"),

@@ -137,7 +137,7 @@ def test_a_folder_is_one_runs_and_keeps_no_trace_of_the_lock(tmp_path: Path) -> 
     for _resumed in range(2):
         with output.only_run(out):
             with (
-                pytest.raises(OutputError, match=r"Another run is at work in `.*new`; wait"),
+                pytest.raises(OutputError, match=r"Another run is writing `.*new`; wait"),
                 output.only_run(out),
             ):
                 pass
@@ -167,7 +167,7 @@ def test_the_second_of_two_jobs_is_refused(
         for argv in (rows, [*rows, "--overwrite"], ["--mode", "prepare", "--source", "x"]):
             assert job([*base, *argv]) == 2
             told = capsys.readouterr().err.strip().splitlines()[-1]
-            assert told.startswith(f"train_sdpo: Another run is at work in `{out}`")
+            assert told.startswith(f"train_sdpo: Another run is writing `{out}`")
             assert tree(tmp_path) == before
     assert job([*base, *rows]) == 0
     assert not (out / output.LOCK).exists()

@@ -14,10 +14,18 @@ from pimono_sdpo.errors import TrainingInputError
 from pimono_sdpo.training import rows
 from pimono_sdpo.training.memory import Hardware, hardware_of
 from pimono_sdpo.training.method import Prepared, train
-from pimono_sdpo.training.preflight import as_text, preflight, refuse
+from pimono_sdpo.training.preflight import (
+    Probe,
+    as_text,
+    is_useless,
+    preflight,
+    probe,
+    refuse,
+    step_time,
+    teacher_gap,
+)
 from pimono_sdpo.training.prompt_rows import check_template
 from pimono_sdpo.training.rewards import Scoring
-from pimono_sdpo.training.rollouts import Probe, is_useless, probe, step_time, teacher_gap
 from tests.training.setup import (
     SeenPrompts,
     adapter_state,

@@ -17,7 +17,7 @@ from transformers import (
 from trl import ModelConfig
 
 from pimono_sdpo.errors import TrainingInputError
-from pimono_sdpo.training import models, output, publish, rows, run_log
+from pimono_sdpo.training import models, output, publish, rows, run
 from pimono_sdpo.training.callbacks import Clock
 from pimono_sdpo.training.method import Prepared, train
 from pimono_sdpo.training.tiny_model import write_tiny_model
@@ -156,7 +156,7 @@ def test_the_saved_adapter_is_clean_and_loads(
         after = PeftModel.from_pretrained(base, folder)(ids).logits
     assert not torch.equal(before, after)
 
-    log = run_log.build_run_log(
+    log = run.build_run_log(
         prepared,
         command=["--mode", "train", "--dataset", "/home/ann/rows", "--output_dir=/home/ann/o"],
         licence="mit",

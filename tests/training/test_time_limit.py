@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pimono_sdpo.errors import TrainingInputError
-from pimono_sdpo.training.time_limit import TimeLimit, seconds_of, time_limit_of
+from pimono_sdpo.training.callbacks import TimeLimit, seconds_of, time_limit_of
 from tests.loopback_hub import LoopbackHub, run_client
 from tests.loopback_hub.executor import Job
 from tests.training.setup import digest, script
@@ -78,10 +78,10 @@ def test_a_training_cut_short_goes_on_to_the_same_adapter(
 
 LEFT = """
 import json, os
-from pimono_sdpo.training import time_limit
+from pimono_sdpo.training import callbacks
 left = []
 for os.environ["JOB_ID"] in {jobs}:
-    left.append(time_limit.time_limit_of("3h").ends - time_limit.IMPORTED)
+    left.append(callbacks.time_limit_of("3h").ends - callbacks.IMPORTED)
 print(json.dumps(left))
 """
 
