@@ -1,1 +1,1 @@
-"""Stages over rollouts and recorded sessions: training steps, preference pairs, comparisons."""
+"""Stages over rollouts and recorded sessions: training steps and preference pairs."""
