@@ -1,15 +1,15 @@
 """SIGKILL at any rename of any command that writes rows: the same command then gives the same bytes.
 
-A fork of this process runs the command and kills itself just before its n-th rename or link: of a
-part's files, of its record, of what is put together, or of the folder. So no import is repeated,
-and every moment in which a half-finished state is on disk is tried.
+A fork runs the command and kills itself just before its n-th rename or link: of a part's files, of
+its record, of what is assembled, or of the folder. So no import is repeated, and every moment in
+which a half-finished state is on disk is tried.
 """
 
 import json
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -25,6 +25,7 @@ from tests.agent.suite_of_three import knows_some, write_suite
 from tests.chat_server import ChatServer
 from tests.duel.players import Json, is_judge, play
 from tests.duel.trajectories import write_pull_requests, write_trajectories
+from tests.loopback_hub.forked import Forked
 from tests.rollout_data import FIXED, OTHER, final, read, rollout, write, write_folder
 
 ROOT = Path(__file__).parents[1]
@@ -91,33 +92,44 @@ def policy(body: Json) -> str | Json:
     return knows_some(body)
 
 
-def run_in_fork(arguments: Arguments, count: Path, kill_at: int = 0) -> int:
-    """Run a command; return its exit code, or -9. `count` gets the number of its renames.
+RUN = "import sys; from tests.test_kills import run_command; run_command(*sys.argv[1:])"
 
-    The command ends with its output; only what is renamed beside that is counted, no caches.
+
+class Runner:
+    """Runs commands, each in a fork of a process that has imported everything and has no threads.
+
+    A fork of the test's own process could wait forever for a thread that it does not have.
     """
-    beside = str(Path(str(arguments[-1])).parent)
-    process = os.fork()
-    if process:
-        return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
-    seen = 0
+
+    def __init__(self) -> None:
+        self.forked = Forked(("tests.test_kills",), dict(os.environ))
+
+    def run(self, arguments: Arguments, count: Path, kill_at: int = 0) -> int:
+        """Run a command; return its exit code, or -9. `count` gets the number of its renames.
+
+        The command ends with its output; only what is renamed beside that is counted, no caches.
+        """
+        named = [str(one) for one in (count, kill_at, *arguments)]
+        return self.forked.run(["-c", RUN, *named], Path.cwd(), dict(os.environ)).returncode
+
+
+def run_command(count: str, kill_at: str, *arguments: str) -> None:
+    """Run a command with parts of few rows; kill this process just before a rename of its output."""
+    rescore.SLICE, rollouts.SHARD_ROWS, turns.SHARD_ROWS = 1, 2, 5
+    beside, seen = str(Path(arguments[-1]).parent), 0
 
     def watch(event: str, paths: tuple[object, ...]) -> None:
         nonlocal seen
         if event in {"os.rename", "os.link"} and str(paths[1]).startswith(beside):
             seen += 1
-            if seen == kill_at:
+            if seen == int(kill_at):
                 os.kill(os.getpid(), signal.SIGKILL)
 
-    code = 1
-    try:
-        sys.addaudithook(watch)
-        done = CliRunner().invoke(app, [str(one) for one in arguments], catch_exceptions=False)
-        count.write_text(str(seen))
-        count.with_suffix(".output").write_text(done.output)
-        code = done.exit_code
-    finally:
-        os._exit(code)
+    sys.addaudithook(watch)
+    done = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
+    Path(count).write_text(str(seen))
+    Path(count).with_suffix(".output").write_text(done.output)
+    sys.exit(done.exit_code)
 
 
 def outputs(out: Path) -> dict[str, bytes]:
@@ -129,11 +141,13 @@ def outputs(out: Path) -> dict[str, bytes]:
     }
 
 
-def check_kills(name: str, folder: Path, chat_server: ChatServer, at_all: bool) -> None:
+def check_kills(
+    name: str, folder: Path, chat_server: ChatServer, runner: Runner, at_all: bool
+) -> None:
     chat_server.policy = policy
     command = COMMANDS[name](folder, chat_server.url)
     count = folder / "count"
-    assert run_in_fork([*command, "--out", folder / "whole" / "out"], count) == 0
+    assert runner.run([*command, "--out", folder / "whole" / "out"], count) == 0
     whole, renames = outputs(folder / "whole" / "out"), int(count.read_text())
     assert renames > 5, "too few parts to be killed between them"
     assert any(path.endswith(".parquet") for path in whole)
@@ -141,47 +155,53 @@ def check_kills(name: str, folder: Path, chat_server: ChatServer, at_all: bool) 
     few = [renames // 3, renames]
     for kill_at in range(1, renames + 1) if at_all else few:
         out = folder / f"killed-{kill_at}" / "out"
-        assert run_in_fork([*command, "--out", out], count, kill_at) == -signal.SIGKILL
-        assert run_in_fork([*command, "--out", out], count) == 0
+        assert runner.run([*command, "--out", out], count, kill_at) == -signal.SIGKILL
+        assert runner.run([*command, "--out", out], count) == 0
         assert outputs(out) == whole, f"killed at rename {kill_at} of {renames}"
         assert not out.with_name(".out.partial").exists()
 
 
+@pytest.fixture(scope="module")
+def runner() -> Iterator[Runner]:
+    made = Runner()
+    yield made
+    made.forked.close()
+
+
 @pytest.fixture(autouse=True)
-def small_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several parts of few rows, and no settings or keys of whoever runs the tests."""
+def no_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No settings or keys of whoever runs the tests."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("LLM_API_KEY", raising=False)
     monkeypatch.setenv("CHAIN_ROLLOUT__WAIT_INITIAL", "0.01")
-    monkeypatch.setattr(rescore, "SLICE", 1)
-    monkeypatch.setattr(rollouts, "SHARD_ROWS", 2)
-    monkeypatch.setattr(turns, "SHARD_ROWS", 5)
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_killed_command_is_resumed_to_the_same_bytes(
-    name: str, tmp_path: Path, chat_server: ChatServer
+    name: str, tmp_path: Path, chat_server: ChatServer, runner: Runner
 ) -> None:
-    check_kills(name, tmp_path, chat_server, at_all=False)
+    check_kills(name, tmp_path, chat_server, runner, at_all=False)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
 def test_killed_at_any_rename_a_command_is_resumed_to_the_same_bytes(
-    name: str, tmp_path: Path, chat_server: ChatServer
+    name: str, tmp_path: Path, chat_server: ChatServer, runner: Runner
 ) -> None:
-    check_kills(name, tmp_path, chat_server, at_all=True)
+    check_kills(name, tmp_path, chat_server, runner, at_all=True)
 
 
-def test_finished_parts_of_other_code_are_made_again_and_it_is_said(tmp_path: Path) -> None:
+def test_finished_parts_of_other_code_are_made_again_and_it_is_said(
+    tmp_path: Path, runner: Runner
+) -> None:
     command = [*filter_command(tmp_path, ""), "--out", tmp_path / "out"]
-    assert run_in_fork(command, tmp_path / "count", kill_at=8) == -signal.SIGKILL
+    assert runner.run(command, tmp_path / "count", kill_at=8) == -signal.SIGKILL
     for done in (tmp_path / ".out.partial" / "done").iterdir():
         record = json.loads(done.read_text())
         record["made_from"]["stages"][0][1] = "the hash of an earlier version"
         done.write_text(json.dumps(record))
-    assert run_in_fork(command, tmp_path / "count") == 0
+    assert runner.run(command, tmp_path / "count") == 0
     said = (tmp_path / "count.output").read_text()
     assert "The code has changed: 1 finished parts are made again.\n" in said
-    assert run_in_fork([*command[:-1], tmp_path / "whole"], tmp_path / "count") == 0
+    assert runner.run([*command[:-1], tmp_path / "whole"], tmp_path / "count") == 0
     assert outputs(tmp_path / "out") == outputs(tmp_path / "whole")
