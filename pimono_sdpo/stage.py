@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
 from importlib.util import find_spec
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,6 +28,7 @@ AnyDataset = TypeVar("AnyDataset", Dataset, IterableDataset)
 OURS = ("pimono_sdpo", "processors", "rewards")
 KEPT, STAGE, REASON = "kept", "stage", "drop_reason"
 BATCH_ROWS = 64
+TOGETHER = 16
 SLICE_CHARS = 4_000_000
 
 
@@ -148,9 +150,10 @@ def features_after(given: Features, stages: Iterable[Stage]) -> Features:
 class Fused:
     """Stages as one function from an Arrow table to an Arrow table, for one batched `map`.
 
-    Rows go through the stages one by one, so that of what lies between two stages no more than one
-    row's share is in memory. Without `rejects`, only kept rows come out. With it, every row does:
-    a rejected one has the columns of `rejects` as they were when it was dropped, and
+    A few rows at a time go through the stages: stage by stage is faster than row by row, and little
+    of what lies between two stages is in memory. Without `rejects`, only kept rows come out. With
+    it, every row does: a rejected one has the columns of `rejects` as they were when it was
+    dropped, and
 
         kept         whether the row stays
         stage        which stage dropped it, null for a kept row
@@ -192,38 +195,65 @@ class Fused:
 
     def __call__(self, table: pa.Table) -> pa.Table:
         """Run all rows of a table through all stages."""
-        rows = (new for row in iterate_rows(table, self.given) for new in self._run(row))
-        return table_of_rows(rows, self.features)
+        few = (table.slice(start, TOGETHER) for start in range(0, table.num_rows, TOGETHER))
+        return table_of_rows((row for part in few for row in self._run(part)), self.features)
 
-    def _run(self, row: Row) -> list[Row]:
-        """Return the kept rows that become of one row, then the rejects in the order of stages."""
-        rows: list[Row] = [row]
-        rejected: list[Row] = []
+    def map(self, dataset: AnyDataset, batch_size: int | None, **options: Any) -> AnyDataset:
+        """Run all stages over a dataset with the format "arrow"; `options` go to `Dataset.map`."""
+        if isinstance(dataset, Dataset) and dataset.num_rows == 0:
+            # `Dataset.map` leaves the columns of an empty dataset as they are.
+            return Dataset.from_dict({name: [] for name in self.features}, features=self.features)
+        return dataset.map(
+            self,
+            batched=True,
+            batch_size=batch_size,
+            features=self.features,
+            # A table that is returned replaces all columns; a stream would take these out of it.
+            remove_columns=list(self.given) if isinstance(dataset, Dataset) else None,
+            **options,
+        )
+
+    def _run(self, table: pa.Table) -> list[Row]:
+        """Return what becomes of a few rows: of each its kept rows, then its rejects by stage."""
+        rows: Iterable[tuple[int, Row]] = enumerate(iterate_rows(table, self.given))
+        rejected: list[tuple[int, Row]] = []
         for number, stage in enumerate(self.stages):
             if isinstance(stage, Filter):
-                kept: list[Row] = []
-                for each in rows:
-                    reason = stage.fn(each)
-                    if reason is None:
-                        kept.append(each)
-                    elif self.rejects is not None:
-                        carried = {n: each[n] for n in self._carried[number] if n in each}
-                        tallied = {n: v for n, v in each.items() if n.startswith("tally_")}
-                        outcome = {KEPT: False, STAGE: name_of(stage), REASON: reason}
-                        rejected.append({**carried, **tallied, **outcome})
-                rows = kept
-                continue
-            if isinstance(stage, FlatMap):
-                rows = [new for each in rows for new in stage.fn(each)]
+                rows = list(self._filter(rows, number, stage, rejected))
             else:
-                dropped = stage.drops
-                rows = [
-                    {n: v for n, v in each.items() if n not in dropped} | stage.fn(each)
-                    for each in rows
-                ]
+                rows = list(_transform(rows, stage))
+        done = [*((origin, {**row, KEPT: True}) for origin, row in rows), *rejected]
+        return [row for _, row in sorted(done, key=itemgetter(0))]
+
+    def _filter(
+        self,
+        rows: Iterable[tuple[int, Row]],
+        number: int,
+        stage: Filter,
+        rejected: list[tuple[int, Row]],
+    ) -> Iterator[tuple[int, Row]]:
+        for origin, row in rows:
+            reason = stage.fn(row)
+            if reason is None:
+                yield origin, row
+            elif self.rejects is not None:
+                carried = {n: row[n] for n in self._carried[number] if n in row}
+                tallied = {n: v for n, v in row.items() if n.startswith("tally_")}
+                outcome = {KEPT: False, STAGE: name_of(stage), REASON: reason}
+                rejected.append((origin, {**carried, **tallied, **outcome}))
+
+
+def _transform(rows: Iterable[tuple[int, Row]], stage: Map | FlatMap) -> Iterator[tuple[int, Row]]:
+    for origin, row in rows:
+        if isinstance(stage, FlatMap):
+            after = stage.fn(row)
+        else:
+            after = [{n: v for n, v in row.items() if n not in stage.drops} | stage.fn(row)]
+        for new in after:
             if stage.tallies:
-                rows = [{**r, **{f"tally_{n}": r[n] for n in stage.tallies}} for r in rows]
-        return [*({**each, KEPT: True} for each in rows), *rejected]
+                yield origin, {**new, **{f"tally_{name}": new[name] for name in stage.tallies}}
+            else:
+                yield origin, new
 
 
 def run_stages(
@@ -239,21 +269,8 @@ def run_stages(
     With `rejects`, dropped rows stay, as `Fused` says. `options` go to `Dataset.map`.
     Raises ValueError for a stream that does not know its columns.
     """
-    given = _features_of(dataset)
-    fused = Fused(tuple(stages), given, rejects)
-    if isinstance(dataset, Dataset) and dataset.num_rows == 0:
-        # `Dataset.map` leaves the columns of an empty dataset as they are.
-        return Dataset.from_dict({name: [] for name in fused.features}, features=fused.features)
-    done = dataset.with_format("arrow").map(
-        fused,
-        batched=True,
-        batch_size=batch_size,
-        features=fused.features,
-        # A table that is returned replaces all columns; a stream would take these out of it.
-        remove_columns=list(given) if isinstance(dataset, Dataset) else None,
-        **options,
-    )
-    return done.with_format(None)
+    fused = Fused(tuple(stages), _features_of(dataset), rejects)
+    return fused.map(dataset.with_format("arrow"), batch_size, **options).with_format(None)
 
 
 def _features_of(dataset: Dataset | IterableDataset) -> Features:
@@ -265,29 +282,34 @@ def _features_of(dataset: Dataset | IterableDataset) -> Features:
 def iterate_rows(table: pa.Table, features: Features) -> Iterator[dict[str, Any]]:
     """Yield the decoded rows of a table, each made when it is its turn: a trace is large."""
     decode = _has_json(features)
+    names = table.column_names
     for values in zip(*table.columns, strict=True):
-        row = {n: v.as_py() for n, v in zip(table.column_names, values, strict=True)}
-        yield features.decode_example(row) if decode else row
+        # Without a name for the row: its memory serves the next one.
+        if decode:
+            yield features.decode_example(
+                {n: v.as_py() for n, v in zip(names, values, strict=True)}
+            )
+        else:
+            yield {n: v.as_py() for n, v in zip(names, values, strict=True)}
 
 
 def table_of_rows(rows: Iterable[Row], features: Features) -> pa.Table:
     """Return rows as a table of just these columns; what a row lacks is null."""
-    tables = list(_tables_of(rows, features))
-    return pa.concat_tables(tables) if tables else next(_tables_of([{}], features)).slice(0, 0)
-
-
-def _tables_of(rows: Iterable[Row], features: Features) -> Iterator[pa.Table]:
-    """Yield tables of so many rows as can be encoded in little memory."""
-    schema, in_python = features.arrow_schema, _has_json(features)
-    for few in _slices(rows):
-        if in_python:
-            named = [{name: row.get(name) for name in features} for row in few]
-            yield Dataset.from_list(named, features=features).data.table.cast(schema)
-        else:
-            yield pa.Table.from_pylist(few, schema)
+    schema = features.arrow_schema
+    if not _has_json(features):
+        return pa.Table.from_pylist(list(rows), schema)
+    tables = [
+        Dataset.from_list(
+            [{name: row.get(name) for name in features} for row in few], features=features
+        ).data.table.cast(schema)
+        for few in _slices(rows)
+    ]
+    # Arrow makes no empty table of JSON columns.
+    return pa.concat_tables(tables) if tables else table_of_rows([{}], features).slice(0, 0)
 
 
 def _slices(rows: Iterable[Row]) -> Iterator[list[Row]]:
+    """Yield so many rows at a time as `datasets` encodes in little memory."""
     few: list[Row] = []
     chars = 0
     for row in rows:

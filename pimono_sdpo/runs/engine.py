@@ -183,12 +183,12 @@ def run_parts(
             else:
                 records[outcome.job.part.number] = outcome.record
                 bar.part()
-    rmtree(folder / ATTEMPTS, ignore_errors=True)
     if failed:
         raise ShardError(
             f"{len(failed)} of {len(parts)} shards failed ({failed[min(failed)]}); finished ones "
             f"are kept in `{folder.name}`, and the same command repeats only what failed."
         )
+    rmtree(folder / ATTEMPTS, ignore_errors=True)
     return Finished(dict(sorted(records.items())), frozenset(todo), peak)
 
 

@@ -13,8 +13,8 @@ from datasets import Dataset, Features
 from datasets.table import InMemoryTable
 
 from pimono_sdpo.runs.engine import Output, Part, Piece, code_of
-from pimono_sdpo.schema import PRINT, REJECT, SDPO_ROW
-from pimono_sdpo.stage import KEPT, REASON, STAGE, Filter, FlatMap, Stage, name_of, run_stages
+from pimono_sdpo.schema import PRINT, REJECT, SDPO_ROW, SESSION
+from pimono_sdpo.stage import KEPT, REASON, STAGE, Filter, FlatMap, Fused, Stage, name_of
 from pimono_sdpo.traces.sources import Shard, read_sessions
 
 ROWS, PRINTS, REJECTS = "rows", "prints", "rejects"
@@ -99,8 +99,9 @@ def filter_shard(shard: Shard, stages: Sequence[Stage]) -> Iterator[Piece]:
     `prints` holds the PRINT columns of `rows`, in the same order.
     """
     order = {name_of(stage): number for number, stage in enumerate(stages)}
+    fused = Fused(tuple(stages), SESSION, REJECTED)
     for table in read_sessions(shard):
-        done = run_on_table(table, stages, REJECTED)
+        done = run_on_table(table, fused)
         kept, rejected = done.filter(done[KEPT]), done.filter(pc.invert(done[KEPT]))
         position = [order[name] for name in rejected[STAGE].to_pylist()]
         by_stage = sorted(range(len(position)), key=position.__getitem__)
@@ -139,22 +140,22 @@ def rows_and_rejects(
     table: pa.Table, stages: Sequence[Stage], rows: Features, rejects: Features, noun: str
 ) -> Piece:
     """Run stages over a table; `counts` are its rows as `noun`, and the reasons of its rejects."""
-    done = run_on_table(table, stages, rejects)
+    given = Features.from_arrow_schema(table.schema)
+    done = run_on_table(table, Fused(tuple(stages), given, rejects))
     rejected = done.filter(pc.invert(done[KEPT])).select(list(rejects))
     reasons = {one["values"]: one["counts"] for one in rejected[REASON].value_counts().to_pylist()}
     tables = {ROWS: done.filter(done[KEPT]).select(list(rows)), REJECTS: rejected}
     return Piece(tables, table.num_rows, {noun: table.num_rows, "dropped": reasons})
 
 
-def run_on_table(table: pa.Table, stages: Sequence[Stage], rejects: Features) -> pa.Table:
+def run_on_table(table: pa.Table, fused: Fused) -> pa.Table:
     """Run stages over a table in memory: one `Dataset.map`, with the columns of `Fused`."""
     # A fingerprint that is given spares `datasets` from hashing every trace.
     dataset = Dataset(InMemoryTable(table), fingerprint="0" * 16)
-    done = run_stages(
+    dataset.set_format("arrow")
+    done = fused.map(
         dataset,
-        stages,
-        rejects=rejects,
-        batch_size=None,
+        None,
         keep_in_memory=True,
         load_from_cache_file=False,
         new_fingerprint="1" * 16,
