@@ -273,6 +273,8 @@ def test_reload_says_what_it_lacks(
     if text is not None:
         (tmp_path / "run.json").write_text(text)
     monkeypatch.setattr("sys.argv", ["reload", str(tmp_path)])
+    # The base model of the last one is on the Hub, which no test asks.
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     assert reload.main() == 2
     told = capsys.readouterr().err
     assert told.strip().splitlines()[-1].startswith("reload: ")
