@@ -24,7 +24,7 @@ from importlib.util import find_spec
 from multiprocessing import connection, get_context, parent_process, resource_tracker
 from pathlib import Path
 from shutil import rmtree
-from threading import Thread
+from threading import RLock, Thread, current_thread, main_thread
 from typing import Any, Literal
 from uuid import uuid4
 
@@ -353,15 +353,26 @@ def _delay_interrupts() -> Iterator[None]:
     # Its own start would let signals through again.
     resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    # Another thread of this process may still receive the signal; Python then handles it in this
+    # one, where it would break off what a starting worker reads.
+    interrupts: list[int] = []
+    is_main = current_thread() is main_thread()
+    handler = signal.signal(signal.SIGINT, lambda *_: interrupts.append(1)) if is_main else None
     try:
         yield
     finally:
+        if is_main:
+            signal.signal(signal.SIGINT, handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if interrupts:
+            signal.raise_signal(signal.SIGINT)
 
 
 def _prepare_worker() -> None:
     """Make this worker end at Ctrl-C, and when its run is gone."""
     disable_progress_bars()
+    # A lock among processes is a semaphore, which a worker that is killed would leave behind.
+    tqdm.set_lock(RLock())
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     parent = parent_process()

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,9 +33,17 @@ Json = dict[str, Any]
 def filter_parts(shards: Mapping[int, Shard], stages: Sequence[Stage], options: Json) -> list[Part]:
     """Return a part for each shard; `shards` are known by their number in the source."""
     return [
-        session_part(number, shard, stages, options, partial(filter_shard, shard, tuple(stages)))
+        session_part(
+            number, shard, stages, options, partial(filter_shard, _absolute(shard), tuple(stages))
+        )
         for number, shard in shards.items()
     ]
+
+
+def _absolute(shard: Shard) -> Shard:
+    """Name files from the root: a node of a cluster works in another folder than this process."""
+    files = tuple(file.absolute() for file in shard.files)
+    return replace(shard, files=files, root=shard.root.absolute())
 
 
 def step_parts(
