@@ -6,6 +6,7 @@ import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from email.utils import formatdate
 from pathlib import Path
 from threading import Thread
 from urllib.parse import unquote
@@ -160,6 +161,7 @@ class LoopbackHub:
             self.problems.append(problem)
             raise
         seen.status = response.status_code
+        response.headers["date"] = formatdate(usegmt=True)
         return response if fault.cut_after is None else cut(response, fault.cut_after)
 
     def answer(self, request: Request, seen: Seen) -> Response:
@@ -186,6 +188,8 @@ def loopback(listening: socket.socket | None = None) -> Iterator[LoopbackHub]:
     config = uvicorn.Config(
         app, lifespan="off", loop="asyncio", http="h11", ws="none", log_level="critical"
     )
+    # Uvicorn refreshes its Date once a second; `hf jobs logs` drops lines newer than that header.
+    config.date_header = False
     config.timeout_graceful_shutdown = 1
     server = uvicorn.Server(config)
     thread = Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
