@@ -101,7 +101,7 @@ def render_view(folder: Path, name: str, traces: str | None, limit: int) -> str:
     folder and in the current one. At most `limit` rows and as many rejects are listed. Raises
     SourceError.
     """
-    from cards.view import render_page, run_view
+    from cards.view.page import render_page, run_view
 
     if (folder / RUN).is_file():
         return render_page(run_view(_read(folder / RUN, "a training", output.run_misfit)))
@@ -115,7 +115,7 @@ def render_view(folder: Path, name: str, traces: str | None, limit: int) -> str:
 
 
 def _rows_page(folder: Path, report: Json, traces: str | None, limit: int) -> Json:
-    from cards.view import rows_view
+    from cards.view.rows import rows_view
     from cards.view.rows import choose_rows, key_of
 
     chosen = choose_rows(folder, limit)
