@@ -43,7 +43,7 @@ from pimono_sdpo.runs.folders import (
 from pimono_sdpo.runs.merge import gather, numbers_of, says, write_part
 from pimono_sdpo.runs.progress import Usage
 from pimono_sdpo.runs.sessions import OUTPUTS, describe, filter_parts, made_by
-from pimono_sdpo.schema import Unit
+from pimono_sdpo.schema import SplitBy, Unit
 from pimono_sdpo.stage import Stage
 from pimono_sdpo.traces.sources import Source, open_source
 from processors import pipeline
@@ -65,6 +65,12 @@ class FilterOptions:
     min_score: float = option("Drop rows with a lower score.", default=0.0, decides="row")
     test_fraction: float = option(
         "Share of repositories whose rows go to the test split.", default=0.0, decides="row"
+    )
+    split_by: SplitBy = option(
+        "What stays on one side of the split: a `repository`, or a `session` for traces of one "
+        "repository.",
+        default="repository",
+        decides="row",
     )
     history_chars: int = option(
         "Characters of earlier turns to put in front of each request.",
@@ -103,7 +109,9 @@ class FilterOptions:
 
     def stages(self) -> tuple[Stage, ...]:
         """Return the stages that make the rows."""
-        return pipeline(self.unit, self.min_score, self.test_fraction, self.history_chars)
+        return pipeline(
+            self.unit, self.min_score, self.test_fraction, self.history_chars, self.split_by
+        )
 
 
 def run_filter(

@@ -1,1 +1,1 @@
-"""The HTML page of `view`: one self-contained file for a filter run or a training run."""
+"""The HTML page of `view`: one self-contained file for rows, their review, or a training run."""
