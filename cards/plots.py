@@ -72,7 +72,8 @@ class Panel:
         pixels = " ".join("{:.1f},{:.1f}".format(*self.place(x, y)) for x, y in points)
         dashes = ' stroke-dasharray="5 4"' if dashed else ""
         self.drawn.append(
-            f'<polyline points="{pixels}" fill="none" stroke="{colour}" stroke-width="1.5"{dashes}/>'
+            f'<polyline points="{pixels}" fill="none" stroke="{colour}" '
+            f'stroke-width="1.5"{dashes}/>'
         )
 
     def draw_dot(self, x: float, y: float) -> None:
@@ -261,7 +262,7 @@ def write_comparison_plot(report: Json, path: Path) -> None:
 
 
 def _draw_intervals(panel: Panel, values: Json, from_zero_to_one: bool) -> None:
-    """Draw the `mean` of each label, and a line from its `low` to its `high` where they are known."""
+    """Draw the `mean` of each label, with a line from `low` to `high` where they are known."""
     known = [
         value[end] for value in values.values() for end in ("mean", "low", "high")
         if value[end] is not None

@@ -138,7 +138,8 @@ def _add_up(records: list[Json], column: str) -> Counter[str]:
 
 def _describe_rows(folder: Path, name: str, min_score: float) -> Json:
     """Count and describe the rows of a folder without loading them."""
-    files = [file for split in ("train", "test") for file in sorted((folder / "data").glob(f"{split}-*"))]
+    data = folder / "data"
+    files = [*sorted(data.glob("train-*")), *sorted(data.glob("test-*"))]
     scores: list[float] = []
     bins: Counter[int] = Counter()
     splits, categories, sources = Counter[str](), Counter[str](), Counter[str]()
