@@ -9,6 +9,9 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from cards.lint import check_licence
+from cards.plots import write_report_plots
+from cards.render import render_dataset_card
 from pimono_sdpo import __version__
 from pimono_sdpo.errors import EmptySelection, OutputError, SourceError
 from pimono_sdpo.options import (
@@ -97,8 +100,6 @@ class FilterOptions:
 
     def __post_init__(self) -> None:
         """Check the values; raises OutputError."""
-        from cards.lint import check_licence
-
         if not math.isfinite(self.min_score):
             raise OutputError(f"--min-score {self.min_score} keeps or drops all; use a number.")
         check_test_fraction(self.test_fraction)
@@ -233,8 +234,6 @@ def _publish(
     options: Json,
 ) -> Json:
     """Choose among the rows of all shards, write the output and give the folder its name."""
-    from cards import render_dataset_card, write_report_plots
-
     comparing = options["max_samples"], options["seed"], options["dedupe"]
     with closing(choose_rows(files, work / "candidates.sqlite", *comparing)) as database:
         finished, dropped = write_chosen(files, work, database)
