@@ -208,8 +208,14 @@ class Method(ABC):
         """Return each measure of the held-out rows, by session or task."""
 
     def notes(self, fitted: Fitted) -> list[str]:
-        """Return sentences for the end of the run."""
-        return []
+        """Return sentences for the end of the run: the first row that was left out, if any."""
+        if not fitted.left_out:
+            return []
+        first = fitted.left_out[0]
+        return [
+            f"{len(fitted.left_out)} of {fitted.given} rows were left out, see left-out.json; the "
+            f"first, row {first['row']}: {first['reason']} ({first['detail']})"
+        ]
 
 
 def train(prepared: Prepared) -> dict[str, float]:

@@ -211,7 +211,8 @@ def write_card(report: Json | None, log: Json, folder: Path) -> None:
 
 SECTIONS_OF_METHOD = {
     "sdpo": (
-        "num_generations max_completion_length max_reprompt_len temperature top_p top_k beta "
+        "method num_iterations num_generations max_completion_length max_reprompt_len "
+        "temperature top_p top_k beta "
         "loss_type success_reward_threshold use_successful_as_teacher "
         "include_environment_feedback environment_feedback_only_without_solution "
         "distillation_weight distillation_mode distillation_alpha distillation_topk "

@@ -80,6 +80,7 @@ def test_training_moves_the_adapter_and_nothing_is_cut(
         "contexts_shortened": 1,
         "special_tokens_neutralised": 1,
         "without_reward": 0,
+        "left_out": {},
     }
     steps = [entry for entry in trainer.state.log_history if "loss" in entry]
     assert [entry["step"] for entry in steps] == [1, 2, 3, 4, 5, 6]
