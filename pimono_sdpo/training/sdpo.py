@@ -192,7 +192,9 @@ class SDPO(Method):
         self, prepared: Prepared, hardware: Hardware
     ) -> tuple[Json, list[str], int | None]:
         """Sample from the model, see preflight.py."""
-        probe = preflight.probe(prepared.trainer, self.job.preflight_rows)
+        lengths = prepared.fitted.lengths["teacher_prompt"]
+        longest = lengths.index(max(lengths))
+        probe = preflight.probe(prepared.trainer, self.job.preflight_rows, longest)
         found = preflight.summarise(probe, self.args, len(prepared.fitted.rows), hardware)
         return found, preflight.stops_of(found), probe.peak_bytes
 
