@@ -8,11 +8,11 @@ from typing import Any
 
 from pimono_sdpo.schema import Unit
 from pimono_sdpo.stage import Row
-from pimono_sdpo.text import shorten
+from pimono_sdpo.text import shorten, shorten_at_paragraphs
 from pimono_sdpo.traces.events import Event
 from pimono_sdpo.traces.parse import match_results, read_trace
 from processors import grade, names, redact
-from processors.context import select_corrections, select_diagnostics, write_context
+from processors.context import select_corrections, select_failures, write_context
 from processors.evidence import gather_evidence
 from processors.redact import redact_text
 from processors.rows import PROMPT_CHARS
@@ -25,7 +25,9 @@ SHOWN = frozenset(
 )
 
 
-def show_event_windows(session: Row, unit: Unit, history_chars: int) -> list[Json]:
+def show_event_windows(
+    session: Row, unit: Unit, history_chars: int, reference_terms: bool
+) -> list[Json]:
     """Read a session (SESSION columns) again; return one record per row that the filter made.
 
     source, session_id, episode   identify the row
@@ -37,17 +39,17 @@ def show_event_windows(session: Row, unit: Unit, history_chars: int) -> list[Jso
     found: list[Row] = list(gather_evidence(session, unit, history_chars))
     events = read_trace(session["trace"] or b"").events
     calls = {result: call for call, result in match_results(events).items()}
-    for stage in (names.STAGE, redact.STAGE, grade.STAGE):
+    for stage in (names.STAGE, redact.STAGE, grade.stage(reference_terms)):
         found = [{**row, **stage(row)} for row in found]
     return [
         {
             "source": row["source"],
             "session_id": row["session_id"],
             "episode": row["episode"],
-            "prompt": shorten(row["prompt"], PROMPT_CHARS),
+            "prompt": shorten_at_paragraphs(row["prompt"], PROMPT_CHARS),
             "context": write_context(row)["privileged_context"],
             "words": row["reward_terms"],
-            "spans": [item["span"] for item in row["corrections"]],
+            "spans": [item["span"] for item in row["findings"] if item["span"]],
             "score_terms": row["score_terms"],
             "categories": row["categories"],
             "places": _list_places(row, events, calls),
@@ -59,8 +61,8 @@ def show_event_windows(session: Row, unit: Unit, history_chars: int) -> list[Jso
 def _list_places(row: Row, events: Sequence[Event], calls: dict[int, int]) -> list[Json]:
     """Return the pieces of evidence under the titles that the context gives them."""
     named = (
-        ("Tool/environment diagnostic", select_diagnostics(row["diagnostics"])),
-        ("Later user correction", select_corrections(row["corrections"])),
+        ("Tool/environment diagnostic", select_failures(row)),
+        ("Later user correction", select_corrections(row)),
     )
     return [
         {

@@ -165,7 +165,8 @@ def _find_around(source: Source, wanted: set[Key], options: Mapping[str, Any]) -
                 name = redact_text(_file(row["source"]), "")[0][:MAX_CHARS]
                 if name not in files and row["session_id"] not in sessions:
                     continue
-                for record in show_event_windows(row, options["unit"], options["history_chars"]):
+                how = options["unit"], options["history_chars"], options["reference_terms"]
+                for record in show_event_windows(row, *how):
                     # A dataset's commit may have moved on; its files keep their names.
                     recorded = files.get(_file(record["source"]), record["source"])
                     key = recorded, record["session_id"], record["episode"]
