@@ -90,8 +90,9 @@ SAYS_PASSED = re.compile(
 )
 PENDING = re.compile(r"\b(?:pending|queued|in[_ ]progress|waiting|running)\b", re.IGNORECASE)
 SOUNDS_BAD = re.compile(
-    r"error|fail|fatal|exception|denied|not found|cannot|can't|missing|unknown|invalid|unable"
-    r"|accepts at most|refused|usage:|conflict|killed|timed out|no such|not set|threshold",
+    r"error|fail|fatal|exception|denied|not found|cannot|can't|could not|couldn't|missing|unknown"
+    r"|invalid|unable|accepts at most|refused|usage:|conflict|killed|timed out|no such|not set"
+    r"|threshold",
     re.IGNORECASE,
 )
 # A test that passed may be named after the very failure it provokes; a frame quotes source.

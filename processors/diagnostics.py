@@ -41,7 +41,7 @@ MAX_COMMAND = 2000
 _TRAILER = re.compile(
     r"(?<!\n)\n*\[(?:Showing (?:lines|last|first)|(?:Output|Result) truncated|Truncated"
     r"|(?:Full|Raw) output)[^\]\n]{0,400}\]\s*|^Wall time: [\d.]+ seconds\s*",
-    re.IGNORECASE,
+    re.IGNORECASE | re.MULTILINE,
 )
 _LEADER = re.compile(r"Total output lines: \d{1,9}\n\s*")
 _MAY_TRAIL = re.compile(r"\[(?:Showing|Output|Result|Truncated|Full|Raw)|Wall time", re.IGNORECASE)
@@ -318,9 +318,15 @@ IS_CHECK = re.compile(r"test|spec|check|lint|build|compile|tsc|verify", re.IGNOR
 _CHECKED = frozenset({"test_or_assertion", "build_lint_compile"})
 SIGNATURE = _CHECKED | {"runtime_exception", "command_error"}
 _COMPLAINED = frozenset({"missing_file_or_command", "permission_auth"})
-_SUSPICIOUS = SIGNATURE | _COMPLAINED
-_CHANGERS = frozenset("cp mv rm mkdir chmod chown ln touch".split())
-_SHELLS = frozenset({"bash", "sh", "zsh", "dash", "-bash"})
+# Who complains, and about what.
+_COMPLAINT = re.compile(
+    r"^(\(eval\)|[\w./+-]{1,120})(?::\d{1,6}|: line \d{1,6})?: "
+    rf"([^\n]{{0,400}}?(?:{SOUNDS_BAD.pattern})[^\n]{{0,400}})",
+    re.MULTILINE | re.IGNORECASE,
+)
+_LEAD_LINE = re.compile(r"\s{0,20}(?:ERROR|Error|FATAL|([Ff]ailed in))(?: \w+){0,3}: ")
+_WALKS = frozenset("find grep rg du ls tar fd".split())
+_SHELLS = frozenset({"bash", "sh", "zsh", "dash", "-bash", "(eval)"})
 _IN_SCRIPT = re.compile(r" (?:line )?\d{1,6}: ")
 NOT_OF_A_COMMAND = frozenset({"policy_block", "tool_schema_validation"})
 
@@ -330,46 +336,42 @@ def may_mask_failure(command: str, text: str) -> bool:
 
     `command` may also be the JSON that contains it.
     """
-    if "$?" in command or "PIPESTATUS" in command:
+    if "$?" in command or "PIPESTATUS" in command or _LEAD_LINE.match(text):
         return True
     tail = "\n".join(text[-TAIL_CHARS:].rsplit("\n", 2 * TAIL_LINES)[-2 * TAIL_LINES :])
-    return "timed out" in tail or "not found" in tail or may_fail(tail, _SUSPICIOUS)
+    return bool(_COMPLAINT.search(tail)) or may_fail(tail, SIGNATURE)
 
 
 def find_masked_failures(command: str, text: str) -> set[str]:
     """Return the categories of a failure of a command whose exit status reports success."""
     # A line of the command itself was echoed.
     lines = [line for line in _take_last_lines(text) if line.strip() not in command]
-    shows_code = "$?" in command or "PIPESTATUS" in command
-    categories = classify("\n".join(lines))
-    if not lines or not (shows_code or _is_suspicious(lines, categories)):
+    if not lines:
         return set()
     pipelines = parse_command(command)
     stages = [stage for pipeline in pipelines for stage in pipeline.stages]
     if _TIMED_OUT.match(text) or (_TIMED_OUT.match(lines[-1]) and find_last_role(stages) == "runs"):
         return {"command_error"}
-    if any("not found" in line and _is_missing(line, stages) for line in lines):
-        return {"missing_file_or_command"}
+    found = _find_complaints(lines, pipelines)
+    speaks = next((stage for stage in stages if stage.role != "quiet"), None)
+    lead = _LEAD_LINE.match(text)
+    if lead and (lead[1] or (speaks and speaks.role == "runs")):
+        found |= {"command_error"} | (set(classify(text[:HEAD_CHARS])) & _COMPLAINED)
     at = _find_last_speaker(pipelines)
     if at is None or not loses_status(pipelines, *at):
-        return _classify_complaints(lines[-3:], pipelines)
+        return found
     stage = pipelines[at[0]].stages[at[1]]
-    by_code = (
-        {"command_error"} if shows_code and any(map(_CODE_LINE.fullmatch, lines[-3:])) else set()
-    )
+    shows_code = "$?" in command or "PIPESTATUS" in command
+    if shows_code and any(map(_CODE_LINE.fullmatch, lines[-3:])):
+        found |= {"command_error"}
     signature = SIGNATURE
     prints_text = _SCRIPTED.fullmatch(stage.program) or _PRINTS_TEXT.search(stage.program)
     if prints_text and not IS_CHECK.search(" ".join(stage.arguments)[:200]):
         # Its output may be any text; only the end of it may be its own error.
         lines, signature = lines[-SCRIPT_TAIL_LINES:], frozenset({"runtime_exception"})
-        categories = classify("\n".join(lines))
-    found = set(categories) - NOT_OF_A_COMMAND
-    if not found & signature:
-        return by_code
-    is_provoked = not found & (_CHECKED | {"command_error"}) and SAYS_PASSED.search(
-        "\n".join(lines)
-    )
-    return by_code if is_provoked else found | by_code
+    shown = set(classify("\n".join(lines))) - NOT_OF_A_COMMAND
+    provoked = not shown & (_CHECKED | {"command_error"}) and SAYS_PASSED.search("\n".join(lines))
+    return found if provoked or not shown & signature else found | shown
 
 
 def _take_last_lines(text: str) -> list[str]:
@@ -380,34 +382,38 @@ def _take_last_lines(text: str) -> list[str]:
     return filled[-TAIL_LINES:]
 
 
-def _is_suspicious(lines: list[str], categories: list[str]) -> bool:
-    """Return, without parsing the command, whether the last lines may show a failure."""
-    if any("timed out" in line or "not found" in line for line in lines):
-        return True
-    return not _SUSPICIOUS.isdisjoint(categories)
-
-
-def _is_missing(line: str, stages: list[Stage]) -> bool:
-    """Check for a complaint of the shell about a program of this command, or in its script."""
-    speaker, _, rest = line.partition(":")
-    words = set(re.split(r"[:\s]+", rest))
-    if speaker.rsplit("/", 1)[-1] in _SHELLS:
-        return any(stage.program in words for stage in stages)
-    script = speaker.removeprefix("./")
-    ran = {word.removeprefix("./") for s in stages for word in (s.program, *s.arguments)}
-    return script in ran and bool(_IN_SCRIPT.match(rest))
-
-
-def _classify_complaints(lines: list[str], pipelines: list[Pipeline]) -> set[str]:
-    """Classify the complaints of programs that are silent on success, unlike those that print."""
+def _find_complaints(lines: list[str], pipelines: list[Pipeline]) -> set[str]:
+    """Classify the lines in which a program of this command, its script or the shell complains."""
     found: set[str] = set()
-    for at, pipeline in enumerate(pipelines):
-        for number, stage in enumerate(pipeline.stages):
-            if stage.program not in _CHANGERS or not loses_status(pipelines, at, number):
-                continue
-            own = (line for line in lines if line.startswith(f"{stage.program}: "))
-            found.update(name for line in own for name in classify(line))
-    return found & _COMPLAINED
+    losing = {
+        stage.program
+        for at, pipeline in enumerate(pipelines)
+        for number, stage in enumerate(pipeline.stages)
+        if loses_status(pipelines, at, number)
+    }
+    stages = [stage for pipeline in pipelines for stage in pipeline.stages]
+    has_fallback = any(pipeline.then == "||" for pipeline in pipelines)
+    for line in lines:
+        match = _COMPLAINT.match(line)
+        if match and _is_own(match[1], match[2], line, stages, losing):
+            found |= (set(classify(line)) - NOT_OF_A_COMMAND) or {"command_error"}
+    # A look for a file that provides for its absence.
+    looked = has_fallback and all(stage.role != "runs" for stage in stages)
+    return set() if looked and found == {"missing_file_or_command"} else found
+
+
+def _is_own(speaker: str, words: str, line: str, stages: list[Stage], losing: set[str]) -> bool:
+    name = speaker.rsplit("/", 1)[-1]
+    if name in _SHELLS:
+        about = set(re.split(r"[:\s]+", words))
+        return "syntax error" in words or any(stage.program in about for stage in stages)
+    if name in {"fatal", "error"}:
+        return "git" in losing
+    if name in losing:
+        # What may not be read is passed over by these.
+        return name not in _WALKS or "ermission denied" not in words
+    ran = {word.removeprefix("./") for s in stages for word in (s.program, *s.arguments)}
+    return speaker.removeprefix("./") in ran and bool(_IN_SCRIPT.match(line[len(speaker) + 1 :]))
 
 
 def _find_last_speaker(pipelines: list[Pipeline]) -> tuple[int, int] | None:

@@ -6,6 +6,7 @@ in fields of JSON or in leading words such as `Error:` and `ENOENT`.
 """
 
 import re
+from collections.abc import Iterator
 from functools import cache
 from typing import Any, Literal, NamedTuple
 
@@ -27,22 +28,32 @@ _LEAD = re.compile(
     r"\W{0,12}(?:(?:[Tt]ool |[A-Z]\w{0,40} )?(?:[Ee]rror|ERROR)\b(?: \w{1,40}){0,4}\W{0,3}[:\]>(]"
     r"|(?:Failed|failed|Unable|unable) to \w|E[A-Z]{3,14}\b[:,]|ERR_[A-Z]|MCP error\b"
     r"|Traceback \(most|[A-Za-z_.]{0,60}(?:Error|Exception): |panic: |fatal: "
-    r"|Unknown (?:tool|command|action|option|agent)\b|Validation (?:failed|error)\b"
+    r"|(?:Unknown|No such|No active) (?:tool|command|action|option|agent|session|process)\b"
+    r"|Validation (?:failed|error)\b"
     r"|Invalid (?:argument|param|input|request)|Permission denied|Access denied|No such file"
-    rf"|(?:Command|Process|Tool|Execution|Request|Operation|Script)\b[^\n]{{0,80}}?"
+    rf"|(?:Command|Process|Tool|Execution|Evaluation|Request|Operation|Script)\b[^\n]{{0,80}}?"
     rf"\b(?:{_ERROR_WORDS}|not found|exited with (?:code|status) [1-9]))"
 )
-# A line that reports an exit code and little else.
 _CODE = re.compile(
-    r"^(?:\W{0,8}[\w.-]{1,40}){0,4}?\W{0,8}\b(?:exit(?:ed)?|rc|return(?:ed)?|returncode)"
-    r"(?:[ _-]?(?:with|code|status)){0,3}\W{1,4}(-?\d{1,9})\b[^\n]{0,40}$",
-    re.IGNORECASE | re.MULTILINE,
+    r"\b(?:exit(?:ed)?|rc|return(?:ed)?|returncode)(?:[ _-]?(?:with|code|status)){0,3}\W{1,4}"
+    r"(-?\d{1,9})\b",
+    re.IGNORECASE,
 )
+# A line that reports an exit code has little else before and behind it.
+_BEFORE, _WORDS_BEFORE, _BEHIND = 60, 4, 40
 _STATE = re.compile(
-    rf"^\W{{0,8}}(?:exit |job |process )?(?:status|state|outcome)\W{{1,6}}(?:{_ERROR_WORDS})\b",
+    rf"^\W{{0,8}}(?:exit |job |process )?(?:status|state|outcome|result)\W{{1,6}}"
+    rf"(?:{_ERROR_WORDS})\b",
     re.IGNORECASE | re.MULTILINE,
 )
-_MAY_STATE = re.compile(r"exit|stat|outcome|return|rc\b", re.IGNORECASE)
+_MAY_STATE = re.compile(r"exit|stat|outcome|return|result|rc\b", re.IGNORECASE)
+# What a harness adds behind the confirmation of an edit.
+_COMPLAINT = re.compile(
+    r"^(?![ \t]*\d{1,6}[\t\u2192| ])[^\n]{0,80}?\b(?:[1-9]\d{0,4} (?:lint )?(?:issue|error|problem)"
+    r"(?:s\b|\(s\)|\b)[^\n]{0,40}(?:fix|found|detected|:)|errors? detected in )",
+    re.IGNORECASE | re.MULTILINE,
+)
+_CHANGES = frozenset({"edit", "write"})
 _CODE_KEYS = ("exit_code", "exitCode", "returncode", "return_code")
 _INNER_KEYS = ("metadata", "result", "details", "data")
 _STATES = frozenset("crashed failed failure error errored timeout timed_out fatal".split())
@@ -82,13 +93,25 @@ def decode_status(tool: str, text: str) -> Status:
     if isinstance(fields, dict):
         # A file may hold anything; the harness's own error has the name of the tool.
         return _decode_fields(fields) if family != "shows" or "tool" in fields else Status(False)
-    if family == "runs" and _MAY_STATE.search(text[:MAX_CHARS]):
-        codes = [int(code) for code in _CODE.findall(text[:MAX_CHARS])]
-        code = next((code for code in codes if code), None)
+    if tool in _CHANGES and _COMPLAINT.search(text[:MAX_CHARS]):
+        return Status(True)
+    if family != "shows" and _MAY_STATE.search(text[:MAX_CHARS]):
+        code = next(filter(None, _list_codes(text[:MAX_CHARS])), None) if family == "runs" else None
         if code is not None or _STATE.search(text[:MAX_CHARS]):
             return Status(True, code)
     is_short = family != "shows" or len(text) < _SHORT
     return Status(is_short and bool(_LEAD.match(text[:_HEAD])))
+
+
+def _list_codes(text: str) -> Iterator[int]:
+    """Yield the exit codes of the lines that report one and little else."""
+    for match in _CODE.finditer(text):
+        begin = text.rfind("\n", 0, match.start()) + 1
+        end = text.find("\n", match.end())
+        before = text[begin : match.start()]
+        behind = (end if end >= 0 else len(text)) - match.end()
+        if len(before) <= _BEFORE and len(before.split()) <= _WORDS_BEFORE and behind <= _BEHIND:
+            yield int(match[1])
 
 
 def _decode_fields(fields: dict[str, Any]) -> Status:
