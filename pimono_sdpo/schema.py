@@ -13,6 +13,7 @@ from typing import Any, Literal, NotRequired, TypedDict
 from datasets import Features, Json, List, Value
 
 Unit = Literal["session", "episode"]
+SplitBy = Literal["repository", "session"]
 
 SESSION = Features(
     {

@@ -69,7 +69,7 @@ def shorten_line(text: str, limit: int) -> str:
     """Return a text on one line, cut after `limit` characters.
 
     >>> shorten_line("npm test\\nnpm run build", 14)
-    'npm test npm …'
+    'npm test npm…'
     """
     line = " ".join(text[: 4 * limit].split())
     return line if len(line) <= limit else line[: limit - 1].rstrip() + "…"

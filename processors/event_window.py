@@ -4,6 +4,7 @@ Not a stage: `view` uses it for rows that were chosen or rejected earlier.
 """
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 from pimono_sdpo.schema import Unit
@@ -20,27 +21,32 @@ from processors.rows import PROMPT_CHARS
 Json = dict[str, Any]
 NEIGHBOURS = 2
 EVENT_CHARS = 700
+# Of a whole request, the first and the last events.
+MOST_EVENTS = 300
 SHOWN = frozenset(
     "user assistant tool_call tool_result bash custom_message compaction branch_summary".split()
 )
 
 
 def show_event_windows(
-    session: Row, unit: Unit, history_chars: int, reference_terms: bool
+    session: Row, unit: Unit, history_chars: int, whole: bool = False
 ) -> list[Json]:
     """Read a session (SESSION columns) again; return one record per row that the filter made.
 
     source, session_id, episode   identify the row
     prompt, context, words, spans, score_terms, categories   as the filter makes them
     places   for each block of the context its title and events ({who, text, here})
+    events   with `whole`, what happened from the request to the next one
 
     Texts are redacted like the rows, and shortened.
     """
     found: list[Row] = list(gather_evidence(session, unit, history_chars))
     events = read_trace(session["trace"] or b"").events
     calls = {result: call for call, result in match_results(events).items()}
-    for stage in (names.STAGE, redact.STAGE, grade.stage(reference_terms)):
+    for stage in (names.STAGE, redact.STAGE, grade.stage(reference_terms=False)):
         found = [{**row, **stage(row)} for row in found]
+    # The rows of a session divide its events among them.
+    stops = list(accumulate(row["counts"]["events"] for row in found))
     return [
         {
             "source": row["source"],
@@ -53,8 +59,19 @@ def show_event_windows(
             "score_terms": row["score_terms"],
             "categories": row["categories"],
             "places": _list_places(row, events, calls),
+            "events": _list_span(events[start:stop], row["cwd"]) if whole else [],
         }
-        for row in found
+        for row, start, stop in zip(found, [0, *stops], stops, strict=False)
+    ]
+
+
+def _list_span(events: Sequence[Event], cwd: str) -> list[Json]:
+    shown = [e for e in events if e.kind in SHOWN and (e.text or e.arguments)]
+    if len(shown) > MOST_EVENTS:
+        shown = [*shown[: MOST_EVENTS // 2], *shown[-MOST_EVENTS // 2 :]]
+    return [
+        {"who": redact_text(_describe(e), cwd)[0], "text": _show_text(e, cwd), "here": False}
+        for e in shown
     ]
 
 

@@ -27,14 +27,17 @@ def grade(row: Row, reference_terms: bool = False) -> dict[str, Any]:
     """Add up the weights of the categories seen, each once, and of work continued after them.
 
     `reference_terms` puts the categories among the terms and reads the texts of the whole row, as
-    the reference run did; otherwise the terms are concrete tokens of the request's own evidence.
+    the reference run did; otherwise the terms are concrete tokens of the request's own evidence,
+    as far as it can teach.
     """
-    telling = [item for item in row["findings"] if not item["excuse"]]
-    seen = {category for item in telling for category in item["categories"]}
+    seen = {category for item in row["findings"] for category in item["categories"]}
     earned = seen | ({"continued"} if seen and row["continued"] else set())
     terms = [{"term": name, "value": WEIGHTS[name]} for name in WEIGHTS if name in earned]
-    own = [item for item in telling if reference_terms or item["request"] == row["request"]]
-    tokens = find_salient_tokens(item["text"] for item in own)
+    tokens = find_salient_tokens(
+        item["text"]
+        for item in row["findings"]
+        if reference_terms or (item["request"] == row["request"] and not item["excuse"])
+    )
     return {
         "categories": sorted(seen),
         "score": sum(WEIGHTS[name] for name in earned),

@@ -11,6 +11,7 @@ expected        a test that was written to fail and failed before the code was c
 
 import re
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
@@ -80,20 +81,23 @@ def describe_outcomes(
     failed = {item["event_index"] for item in findings if item["kind"] == "failure"}
     steps = list_steps(events, matched, failed, max(findings[0]["request"], 0), stop)
     starts = [step.begins for step in steps]
-    alike: dict[tuple[str, str], int] = {}
-    for item in findings:
-        key = (item["tool"], _find_file(item["target"]))
-        alike[key] = alike.get(key, 0) + (item["kind"] == "failure")
+    alike = Counter(_find_place(item) for item in findings if item["kind"] == "failure")
     done = []
     for item in findings:
         after = steps[bisect_right(starts, item["event_index"]) :]
         following: Finding = {**item, "next": _describe_next(item, events, after, stop)}
         if item["kind"] == "failure":
             following["resolved_at"], following["resolved_by"] = _find_resolution(item, after)
-            repeats = alike[item["tool"], _find_file(item["target"])]
+            repeats = alike[_find_place(item)]
             following["excuse"] = _find_excuse(following, events, steps, after, repeats)
         done.append(following)
     return done
+
+
+def _find_place(item: Finding) -> str:
+    """Return what failures have in common that keep happening at the same place."""
+    is_file = item["tool"] in _CHANGES | _FILE_TOOLS
+    return _find_file(item["target"]) if is_file else f"{item['tool']} {item['target']}"
 
 
 def _describe(step: Step) -> str:

@@ -15,7 +15,7 @@ from trl.experimental.sdpo import SDPOConfig
 
 from cards.lint import check_licence
 from pimono_sdpo.errors import TrainingInputError
-from pimono_sdpo.schema import Unit
+from pimono_sdpo.schema import SplitBy, Unit
 from pimono_sdpo.training.guards import LOSS, GuardOptions
 from pimono_sdpo.training.rewards import Mode
 
@@ -139,6 +139,10 @@ class SDPOArguments(CommonArguments):
     test_fraction: float = field(
         default=0.0,
         metadata={"help": "Chance of a repository to be held out as split test (with --source)."},
+    )
+    split_by: SplitBy = field(
+        default="repository",
+        metadata={"help": "Hold out whole repositories, or sessions of one (with --source)."},
     )
     max_samples: int | None = field(
         default=None, metadata={"help": "Keep the best N rows (with --source)."}

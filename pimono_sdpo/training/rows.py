@@ -123,8 +123,9 @@ def _local_rows(folder: Path, split: str) -> Dataset:
         files = sorted((folder / "data").glob("train*.parquet")) or sorted(folder.glob("*.parquet"))
     if not files and split != "train":
         raise TrainingInputError(
-            f"`{folder}` holds no data/{split}-*.parquet to evaluate on; filter again with "
-            "--test-fraction, or leave --eval_split out."
+            f"`{folder}` holds no data/{split}-*.parquet to evaluate on; filter again with a "
+            "larger --test-fraction, with --split-by session where the traces are of one "
+            "repository, or leave --eval_split out."
         )
     if not files and list((folder / "data").glob("test*.parquet")):
         raise TrainingInputError(
@@ -194,6 +195,7 @@ def filter_source(job: SDPOArguments, output: Path, seed: int) -> str:
         "min_score": job.min_score,
         "max_samples": job.max_samples,
         "test_fraction": job.test_fraction,
+        "split_by": job.split_by,
         "seed": seed,
     }
     folder = output / DATA
