@@ -77,7 +77,7 @@ def open_rollouts(source: str | Path) -> Rollouts | None:
 
 def read_rows_at(places: Sequence[tuple[Path, int]]) -> list[Json]:
     """Return the rows at these places; the last shards read stay in memory."""
-    rows = []
+    rows: list[Json] = []
     for file, number in places:
         rows += _decode(_read_shard(file).slice(number, 1))
     return rows
