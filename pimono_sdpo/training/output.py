@@ -76,7 +76,6 @@ FILTER_OPTIONS: dict[str, Any] = {
         "min_score": NUMBER,
         "max_samples": (int, type(None)),
         "test_fraction": NUMBER,
-        "split_by": str,
         "seed": int,
     }
 }
