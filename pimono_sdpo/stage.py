@@ -16,12 +16,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from importlib.util import find_spec
+from itertools import islice
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pyarrow as pa
-from datasets import Dataset, Features, IterableDataset, Value
+from datasets import Dataset, Features, IterableDataset, Json, List, Value
 
 Row = Mapping[str, Any]
 AnyDataset = TypeVar("AnyDataset", Dataset, IterableDataset)
@@ -34,7 +35,7 @@ _IMPORT = re.compile(
 KEPT, STAGE, REASON = "kept", "stage", "drop_reason"
 BATCH_ROWS = 64
 TOGETHER = 16
-SLICE_CHARS = 4_000_000
+ENCODED_ROWS = 64
 
 
 class _Hashed:
@@ -305,38 +306,36 @@ def table_of_rows(rows: Iterable[Row], features: Features) -> pa.Table:
     schema = features.arrow_schema
     if not _has_json(features):
         return pa.Table.from_pylist(list(rows), schema)
-    tables = [
-        Dataset.from_list(
-            [{name: row.get(name) for name in features} for row in few], features=features
-        ).data.table.cast(schema)
-        for few in _slices(rows)
-    ]
-    # Arrow makes no empty table of JSON columns.
-    return pa.concat_tables(tables) if tables else table_of_rows([{}], features).slice(0, 0)
+    # Arrow makes JSON of text, but not of dicts.
+    written = pa.schema([(column.name, _text_for_json(column.type)) for column in schema])
+    encoded = (_write_json(features, row) for row in rows)
+    batches = []
+    while few := list(islice(encoded, ENCODED_ROWS)):
+        batches.append(pa.RecordBatch.from_pylist(few, written))
+    return pa.Table.from_batches(batches, written).cast(schema)
 
 
-def _slices(rows: Iterable[Row]) -> Iterator[list[Row]]:
-    """Yield so many rows at a time as `datasets` encodes in little memory."""
-    few: list[Row] = []
-    chars = 0
-    for row in rows:
-        few.append(row)
-        chars += _chars(row)
-        if chars > SLICE_CHARS:
-            yield few
-            few, chars = [], 0
-    if few:
-        yield few
+def _write_json(kind: Any, value: Any) -> Any:
+    """Return a value with its JSON as text; `Features.encode_example` decides by a list's first."""
+    if value is None:
+        return None
+    if isinstance(kind, Json):
+        return kind.encode_example(value)
+    if isinstance(kind, List):
+        return [_write_json(kind.feature, one) for one in value]
+    if isinstance(kind, Mapping):
+        return {name: _write_json(inner, value.get(name)) for name, inner in kind.items()}
+    return value
 
 
-def _chars(value: Any) -> int:
-    if isinstance(value, str):
-        return len(value)
-    if isinstance(value, Mapping):
-        return sum(_chars(one) for one in value.values())
-    if isinstance(value, list):
-        return sum(map(_chars, value))
-    return 8
+def _text_for_json(kind: pa.DataType) -> pa.DataType:
+    if isinstance(kind, pa.JsonType):
+        return kind.storage_type
+    if pa.types.is_list(kind):
+        return pa.list_(_text_for_json(kind.value_type))
+    if pa.types.is_struct(kind):
+        return pa.struct([(field.name, _text_for_json(field.type)) for field in kind])
+    return kind
 
 
 def _has_json(features: Features) -> bool:
