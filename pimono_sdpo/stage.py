@@ -104,7 +104,12 @@ Stage = Map | FlatMap | Filter
 
 def name_of(stage: Stage) -> str:
     """Name a stage by the module that holds its function."""
-    return _function(stage.fn).__module__.rpartition(".")[2]
+    return module_of(stage.fn).rpartition(".")[2]
+
+
+def module_of(fn: Callable[..., Any]) -> str:
+    """Return the name of the module that holds a function."""
+    return _function(fn).__module__
 
 
 def apply(dataset: AnyDataset, stage: Stage, **options: Any) -> AnyDataset:
@@ -367,7 +372,7 @@ def code_hash(fn: Callable[..., Any]) -> str:
     if getattr(sys.modules[function.__module__], "__file__", None) is None:
         # Written in a notebook.
         return hashlib.sha256(marshal.dumps(function.__code__)).hexdigest()
-    return _module_hash(function.__module__)
+    return _module_hash(module_of(fn))
 
 
 def _function(fn: Callable[..., Any]) -> Callable[..., Any]:
