@@ -58,8 +58,9 @@ class FilterOptions:
     """The options that decide which rows a source gives."""
 
     unit: Unit = option(
-        "One row per `session`, or per `episode` (one request and the work on it).",
-        default="session",
+        "One row per `episode` (one request and the work on it), or per `session`, with its "
+        "request of the strongest evidence, as in the reference run.",
+        default="episode",
         decides="row",
     )
     min_score: float = option("Drop rows with a lower score.", default=0.0, decides="row")
@@ -76,6 +77,11 @@ class FilterOptions:
         "Characters of earlier turns to put in front of each request.",
         default=0,
         minimum=0,
+        decides="row",
+    )
+    reference_terms: bool = option(
+        "Put the categories among the `reward_terms`, as the reference run did.",
+        default=False,
         decides="row",
     )
     max_samples: int | None = option(
@@ -110,7 +116,12 @@ class FilterOptions:
     def stages(self) -> tuple[Stage, ...]:
         """Return the stages that make the rows."""
         return pipeline(
-            self.unit, self.min_score, self.test_fraction, self.history_chars, self.split_by
+            self.unit,
+            self.min_score,
+            self.test_fraction,
+            self.history_chars,
+            self.split_by,
+            self.reference_terms,
         )
 
 
