@@ -161,9 +161,10 @@ def _unsteady(files: Mapping[str, str], made: dict[str, Any], python: Python) ->
 
 
 def _finish(calls: list[list[Any]]) -> None:
-    """Note in each call whether an object may come back."""
+    """Note in each call whether an object may come back; leave out lines of the reference."""
     wanted = _labels_with(calls, OBJECTS)
-    for message, _ in calls:
+    for message, reply in calls:
+        reply.pop("where", None)
         if message["name"] not in wanted:
             message["plain"] = True
 
