@@ -1,7 +1,7 @@
 """Score a duel's judgments into a dataset repository, and its turns into rows to train on.
 
 reads   DIR/answers/*.parquet, DIR/judgments/*.parquet, and DIR/aa-judgments/*.parquet if there
-writes  DIR/result: data/{final,refined,defeat}-*.parquet, report.md, report.json, report.png and
+writes  DIR/result: data/{final,refined,defeat}-*.parquet, report.md, report.json, report.svg and
         README.md; an earlier result is replaced
 
 No model is asked: stored judgments can be scored again by other rules. Rows for SFT, DPO or SDPO
@@ -110,7 +110,7 @@ def score_duel(
         (finished / "report.md").write_text(render_duel_report(report, reported))
         (finished / REPORT).write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n")
         (finished / "README.md").write_text(render_duel_card(report))
-        write_duel_plot(report, finished / "report.png")
+        write_duel_plot(report, finished / "report.svg")
         publish_folder(finished, out)
     return report
 
