@@ -334,7 +334,9 @@ IS_CHECK = re.compile(r"test|spec|check|lint|build|compile|tsc|verify", re.IGNOR
 _CHECKED = frozenset({"test_or_assertion", "build_lint_compile"})
 SIGNATURE = _CHECKED | {"runtime_exception", "command_error"}
 _COMPLAINED = frozenset({"missing_file_or_command", "permission_auth"})
-_SPEAKER = re.compile(r"(\(eval\)|[\w./+-]{1,120})(?::\d{1,6}|: line \d{1,6})?: ([^\n]{1,800})")
+_SPEAKER = re.compile(
+    r"(\(eval\)|[\w./+-]{1,120})(?: [\w.-]{1,30}){0,2}(?::\d{1,6}|: line \d{1,6})?: ([^\n]{1,800})"
+)
 _LEAD_LINE = re.compile(r"\s{0,20}(?:ERROR|Error|FATAL|([Ff]ailed in))(?: \w+){0,3}: ")
 _WALKS = frozenset("find grep rg du ls tar fd".split())
 _SHELLS = frozenset({"bash", "sh", "zsh", "dash", "-bash", "(eval)"})
