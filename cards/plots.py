@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from pimono_sdpo.report import MEASURES
-from pimono_sdpo.schema import DUEL_METRICS, FINAL_SCORE, REFINED_SCORE
+from pimono_sdpo.schema import FINAL_SCORE, PARITY, REFINED_SCORE
 
 Json = dict[str, Any]
 COLOUR, PALE, CUT = "#4a6fa5", "#ccd3df", "#b06a00"
@@ -157,41 +157,42 @@ def write_comparison_plot(report: Json, path: Path) -> None:
 
 
 def write_duel_plot(summary: Json, path: Path) -> None:
-    """Draw the histogram of scores with the buckets, and the scores per metric and judge."""
-    figure = Figure(figsize=(12, 3.6), layout="constrained")
-    left, middle, right = figure.subplots(1, 3)
-    bins = summary["histogram"]
-    left.bar(
-        [bin_["from"] for bin_ in bins],
-        [bin_["turns"] for bin_ in bins],
-        width=[bin_["to"] - bin_["from"] for bin_ in bins],
-        align="edge",
-        color=COLOUR,
-        edgecolor="white",
-    )
-    left.margins(y=0.12)
-    for limit, name in ((REFINED_SCORE, "refined"), (FINAL_SCORE, "final")):
-        left.axvline(limit, color="grey", linestyle="--", linewidth=1)
-        left.annotate(
-            name, (limit + 1, 0.98), xycoords=("data", "axes fraction"), color="grey", fontsize=8,
-            va="top",
-        )  # fmt: skip
-    left.set_title("turns per score")
-    left.yaxis.get_major_locator().set_params(integer=True)
-    values = [summary["metrics"][name] or 0.0 for name in DUEL_METRICS]
-    bars = middle.barh(DUEL_METRICS, values, color=COLOUR)
-    middle.bar_label(bars, fmt="%.0f", padding=2)
-    middle.set_title("score per metric")
-    names = [judge["name"].rpartition("/")[2] for judge in summary["judges"]]
-    scores = [judge["score"] or 0.0 for judge in summary["judges"]]
-    bars = right.barh(names, scores, color=COLOUR)
-    right.bar_label(bars, fmt="%.0f", padding=2)
-    right.set_title("score per judge")
-    for axes in (middle, right):
-        axes.axvline(50, color="grey", linestyle="--", linewidth=1)
-        axes.set_xlim(0, 108)
-        axes.invert_yaxis()
-    for axes in (left, middle, right):
+    """Draw the score with its interval beside those of the judges, and the scores per turn.
+
+    With a duel of the king against itself, its turns are drawn over those of the duel.
+    """
+    figure = Figure(figsize=(11, 3.4), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    verdict = summary["verdict"]
+    judges = [(judge["name"].rpartition("/")[2], judge["score"]) for judge in verdict["judges"]]
+    rows = [("score", verdict["score"]), *judges]
+    left.set_yticks(range(len(rows)), [name for name, _ in rows])
+    for place, (_, value) in enumerate(rows):
+        if value is None:
+            left.text(PARITY + 1, place, "missing", va="center", color="grey")
+            continue
+        if place == 0 and verdict["low"] is not None and verdict["high"] is not None:
+            left.plot([verdict["low"], verdict["high"]], [0, 0], color=COLOUR, linewidth=3)
+        left.plot(value, place, "o", color=COLOUR if place == 0 else "grey")
+        left.text(value, place - 0.15, f"{value:.1f}", ha="center", va="bottom", fontsize=8)
+    left.axvline(PARITY, color="grey", linestyle="--", linewidth=1)
+    left.set(xlim=(0, 100), ylim=(len(rows) - 0.5, -0.7))
+    left.set_title(f"{verdict['conclusion']}; parity at {PARITY:g}")
+    shown = summary["panel"] or summary
+    edges = range(0, 101, 10)
+    total = max(sum(shown["histogram"]), 1)
+    shares = [count / total for count in shown["histogram"]]
+    what = "whole panel" if summary["panel"] else "single judges"
+    right.stairs(shares, edges, fill=True, color=COLOUR, alpha=0.5, label=what)
+    if summary["aa_test"]:
+        equal = summary["aa_test"]["histogram"]
+        shares = [count / max(sum(equal), 1) for count in equal]
+        right.stairs(shares, edges, color="black", label="king against itself")
+    for limit in (REFINED_SCORE, FINAL_SCORE) if summary["panel"] else ():
+        right.axvline(limit, color="grey", linestyle="--", linewidth=1)
+    right.set_title("share of turns by score")
+    right.legend(frameon=False, fontsize=8, loc="upper left")
+    for axes in (left, right):
         hide_frame(axes)
     save_figure(figure, path)
 
