@@ -23,7 +23,7 @@ from cards.plots import (
     write_report_plots,
     write_run_plot,
 )
-from cards.view import render_page, run_view
+from cards.view.page import render_page, run_view
 from pimono_sdpo.report import MEASURES
 from pimono_sdpo.schema import DUEL, DUEL_METRICS, FINAL_SCORE, REFINED_SCORE, SDPO_ROW
 from pimono_sdpo.text import shorten
@@ -345,8 +345,8 @@ def _hash_files(of_files: list[str]) -> str:
     return hashlib.sha256(" ".join(of_files).encode()).hexdigest()
 
 
-PLOT, PAGE = "training.png", "training.html"
-EVALUATION_PLOT = "evaluation.png"
+PLOT, PAGE = "training.svg", "training.html"
+EVALUATION_PLOT = "evaluation.svg"
 
 
 def write_model_card(report: Json | None, run: Json, folder: Path) -> list[str]:
@@ -363,8 +363,8 @@ def write_model_card(report: Json | None, run: Json, folder: Path) -> list[str]:
 
 
 def write_comparison(report: Json, folder: Path, name: str = "report") -> None:
-    """Write `NAME.md` and `NAME.png` of an evaluation: how two models compare on a suite."""
-    write_comparison_plot(report, folder / f"{name}.png")
+    """Write `NAME.md` and `NAME.svg` of an evaluation: how two models compare on a suite."""
+    write_comparison_plot(report, folder / f"{name}.svg")
     (folder / f"{name}.md").write_text(_render_comparison(report, name))
 
 
@@ -386,7 +386,7 @@ def _render_comparison(report: Json, picture: str) -> str:
     paired = "; the difference is the mean over tasks of tuned minus baseline"
     note = "Means with 95 % bootstrap intervals, resampled by task"
     lines += ["", f"{note}{paired if len(labels) > 1 else ''}."]
-    return "\n".join([*lines, "", f"![Evaluation]({picture}.png)", ""])
+    return "\n".join([*lines, "", f"![Evaluation]({picture}.svg)", ""])
 
 
 def _format_interval(value: Json) -> str:

@@ -85,12 +85,14 @@ EVICTED = re.compile(
 SAYS_PASSED = re.compile(
     r"\b[1-9]\d{0,5} (?:tests? )?pass(?:ed|ing)?\b|[#\u2139] fail 0|test result: ok|^(?:OK|PASS)\b"
     r"|^ok\s|\b0 (?:errors|failed|failures)\b|\bpass [1-9]|BUILD SUCCESS|[Bb]uild succeeded"
-    r"|[Aa]ll (?:tests|checks) pass|\b[1-9]\d{0,5} match(?:es)?\b|No issues found",
+    r"|[Aa]ll (?:tests|checks) pass|^\W*[1-9]\d{0,5} match(?:es)? in \d|No issues found",
     re.MULTILINE,
 )
+PENDING = re.compile(r"\b(?:pending|queued|in[_ ]progress|waiting|running)\b", re.IGNORECASE)
 SOUNDS_BAD = re.compile(
-    r"error|fail|fatal|exception|denied|not found|cannot|can't|missing|unknown|invalid|unable"
-    r"|refused|usage:|conflict|killed|timed out|no such|not set|threshold",
+    r"error|fail|fatal|exception|denied|not found|cannot|can't|could not|couldn't|missing|unknown"
+    r"|invalid|unable|accepts at most|refused|usage:|conflict|killed|timed out|no such|not set"
+    r"|threshold",
     re.IGNORECASE,
 )
 # A test that passed may be named after the very failure it provokes; a frame quotes source.

@@ -1,7 +1,8 @@
-"""Confidence intervals of a mean over clustered values, such as completions of one session."""
+"""Confidence intervals of a share, and of a mean over clusters such as completions of a session."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import sqrt
 
 import numpy as np
 from scipy import stats
@@ -9,7 +10,7 @@ from scipy import stats
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean and the bounds of its confidence interval, nan for fewer than two clusters."""
+    """A mean and the bounds of its confidence interval, nan where the data are too few for one."""
 
     mean: float
     low: float
@@ -53,3 +54,21 @@ def cluster_interval(
         batch=max(1, 2_000_000 // len(filled)),
     ).confidence_interval
     return Interval(mean, float(found.low), float(found.high))
+
+
+def wilson_interval(successes: int, trials: int) -> Interval:
+    """Return the share of successes and its score interval at 95 %.
+
+    Source: Wilson, Probable Inference, the Law of Succession, and Statistical Inference, 1927.
+
+    >>> found = wilson_interval(18, 40)
+    >>> found.mean, round(found.low, 3), round(found.high, 3)
+    (0.45, 0.307, 0.602)
+    """
+    if not trials:
+        return Interval(float("nan"), float("nan"), float("nan"))
+    z, share = 1.959964, successes / trials
+    centre = share + z * z / (2 * trials)
+    spread = z * sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials))
+    scale = 1 + z * z / trials
+    return Interval(share, max((centre - spread) / scale, 0.0), min((centre + spread) / scale, 1.0))

@@ -4,15 +4,16 @@ Not a stage: `view` uses it for rows that were chosen or rejected earlier.
 """
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 from pimono_sdpo.schema import Unit
 from pimono_sdpo.stage import Row
-from pimono_sdpo.text import shorten
+from pimono_sdpo.text import shorten, shorten_at_paragraphs
 from pimono_sdpo.traces.events import Event
 from pimono_sdpo.traces.parse import match_results, read_trace
 from processors import grade, names, redact
-from processors.context import select_corrections, select_diagnostics, write_context
+from processors.context import select_corrections, select_failures, write_context
 from processors.evidence import gather_evidence
 from processors.redact import redact_text
 from processors.rows import PROMPT_CHARS
@@ -20,47 +21,65 @@ from processors.rows import PROMPT_CHARS
 Json = dict[str, Any]
 NEIGHBOURS = 2
 EVENT_CHARS = 700
+# Of a whole request, the first and the last events.
+MOST_EVENTS = 300
 SHOWN = frozenset(
     "user assistant tool_call tool_result bash custom_message compaction branch_summary".split()
 )
 
 
-def show_event_windows(session: Row, unit: Unit, history_chars: int) -> list[Json]:
+def show_event_windows(
+    session: Row, unit: Unit, history_chars: int, whole: bool = False
+) -> list[Json]:
     """Read a session (SESSION columns) again; return one record per row that the filter made.
 
     source, session_id, episode   identify the row
     prompt, context, words, spans, score_terms, categories   as the filter makes them
     places   for each block of the context its title and events ({who, text, here})
+    events   with `whole`, what happened from the request to the next one
 
     Texts are redacted like the rows, and shortened.
     """
     found: list[Row] = list(gather_evidence(session, unit, history_chars))
     events = read_trace(session["trace"] or b"").events
     calls = {result: call for call, result in match_results(events).items()}
-    for stage in (names.STAGE, redact.STAGE, grade.STAGE):
+    for stage in (names.STAGE, redact.STAGE, grade.stage(reference_terms=False)):
         found = [{**row, **stage(row)} for row in found]
+    # The rows of a session divide its events among them.
+    stops = list(accumulate(row["counts"]["events"] for row in found))
     return [
         {
             "source": row["source"],
             "session_id": row["session_id"],
             "episode": row["episode"],
-            "prompt": shorten(row["prompt"], PROMPT_CHARS),
+            "prompt": shorten_at_paragraphs(row["prompt"], PROMPT_CHARS),
             "context": write_context(row)["privileged_context"],
             "words": row["reward_terms"],
-            "spans": [item["span"] for item in row["corrections"]],
+            "spans": [item["span"] for item in row["findings"] if item["span"]],
             "score_terms": row["score_terms"],
             "categories": row["categories"],
             "places": _list_places(row, events, calls),
+            "events": _list_span(events[start:stop], row["cwd"]) if whole else [],
         }
-        for row in found
+        for row, start, stop in zip(found, [0, *stops], stops, strict=False)
+    ]
+
+
+def _list_span(events: Sequence[Event], cwd: str) -> list[Json]:
+    shown = [e for e in events if e.kind in SHOWN and (e.text or e.arguments)]
+    if len(shown) > MOST_EVENTS:
+        shown = [*shown[: MOST_EVENTS // 2], *shown[-MOST_EVENTS // 2 :]]
+    return [
+        {"who": redact_text(_describe(e), cwd)[0], "text": _show_text(e, cwd), "here": False}
+        for e in shown
     ]
 
 
 def _list_places(row: Row, events: Sequence[Event], calls: dict[int, int]) -> list[Json]:
     """Return the pieces of evidence under the titles that the context gives them."""
     named = (
-        ("Tool/environment diagnostic", select_diagnostics(row["diagnostics"])),
-        ("Later user correction", select_corrections(row["corrections"])),
+        ("Tool/environment diagnostic", select_failures(row)),
+        ("Later user correction", select_corrections(row)),
     )
     return [
         {

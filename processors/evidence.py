@@ -1,21 +1,21 @@
-"""Read a trace and gather its evidence: the request, the failures, the corrections.
+"""Read a trace and gather its evidence: each request, and the failures and corrections after it.
 
 reads   session_id, source, trace, bytes_not_utf8
-writes  one row per session, or one per episode (a request and what followed it)
+writes  one row per episode (a request and what followed it), or one per session
 """
 
 import re
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from itertools import islice, pairwise
-from operator import attrgetter, itemgetter
-from typing import Any, TypeVar
+from itertools import pairwise
+from typing import Any
 
 import xxhash
 
+from pimono_sdpo.failures import CATEGORIES
 from pimono_sdpo.replay.initial_state import MOST_BEFORE, Beginnings
-from pimono_sdpo.schema import EVIDENCE, Correction, Diagnostic, Message, Unit
+from pimono_sdpo.schema import EVIDENCE, Correction, Finding, Message, Unit
 from pimono_sdpo.stage import FlatMap, Row
 from pimono_sdpo.traces.events import Event
 from pimono_sdpo.traces.harness import find_harness
@@ -23,37 +23,46 @@ from pimono_sdpo.traces.harness.base import Harness
 from pimono_sdpo.traces.lines import Lines
 from pimono_sdpo.traces.parse import Branch, find_branches, match_results, read_trace
 from processors.corrections import find_corrections
-from processors.diagnostics import find_diagnostics
+from processors.diagnostics import NOTHING_KNOWN, find_failures
+from processors.outcome import describe_outcomes
 
-Item = TypeVar("Item", Diagnostic, Correction)
+# Characters of the turns before a request that means nothing alone; about 1,000 tokens.
+LEAD_IN_CHARS = 4000
 
 
 def gather_evidence(row: Row, unit: Unit, history_chars: int) -> list[dict[str, Any]]:
     """Return the evidence rows of a session, at least one, so that every session is counted."""
     trace = read_trace(row["trace"] or b"")
-    branches = find_branches(trace.events)
-    diagnostics = find_diagnostics(trace.events)
-    corrections = add_branch_corrections(find_corrections(trace.events), trace.events, branches)
+    events = trace.events
+    branches = find_branches(events)
+    matched = match_results(events)
+    corrections = add_branch_corrections(find_corrections(events), events, branches)
+    requests = list(_find_requests(events, {item["event_index"] for item in corrections}))
+    findings = _bind(find_failures(events), corrections, requests)
     forks = sorted(max(branch.fork, 0) for branch in branches)
-    matched = match_results(trace.events)
     unread = row["bytes_not_utf8"] or 0
-    corrected_at = {item["event_index"] for item in corrections}
-    found = _find_requests(trace.events, corrected_at)
-    requests = list(found if unit == "episode" else islice(found, 1))
     # No event is followed before the first request of a session.
-    most_before = MOST_BEFORE if unit == "episode" else 0
+    most_before = MOST_BEFORE if len(requests) > 1 else 0
     harness = find_harness(trace.harness)
-    files = Beginnings(trace.events, matched, trace.cwd, harness.files, most_before)
+    files = Beginnings(events, matched, trace.cwd, harness.files, most_before)
+    tools = sorted({event.tool_name for event in events if event.kind == "tool_call"})
     rows = []
-    for episode, (start, stop) in enumerate(_split_spans(requests, len(trace.events), unit)):
-        at = bisect_left(requests, start, key=attrgetter("index"))
-        request = requests[at] if at < len(requests) and requests[at].index < stop else None
-        span = trace.events[start:stop]
-        # What went wrong before the request is not feedback on its answer.
-        begin = request.index if request else stop
-        failed = _select_between(diagnostics, begin, stop)
-        corrected = _select_between(corrections, begin, stop)
-        wrong = [item["event_index"] for item in (*failed, *corrected)]
+    for episode, (start, stop) in enumerate(_split_spans(requests, len(events), unit)):
+        here: list[Event | None] = [one for one in requests if start <= one.index < stop]
+        here = here or [None]
+        described = [
+            item
+            for one, end in zip(here, [*(r.index for r in here[1:] if r), stop], strict=True)
+            for item in describe_outcomes(
+                [item for item in findings if one and item["request"] == one.index],
+                events,
+                matched,
+                end,
+            )
+        ]
+        request = _choose_request(here, described)
+        span = events[start:stop]
+        wrong = [item["event_index"] for item in described]
         last = max(wrong, default=stop)
         rows.append(
             {
@@ -63,13 +72,11 @@ def gather_evidence(row: Row, unit: Unit, history_chars: int) -> list[dict[str, 
                 "episode": episode,
                 "cwd": trace.cwd,
                 "prompt": request.text.strip() if request else "",
-                "history": gather_history(trace.events, request.index, history_chars)
-                if request
-                else [],
-                "diagnostics": failed,
-                "corrections": corrected,
-                "continued": any(map(_is_work, trace.events[last + 1 : stop])),
-                "tools": sorted({e.tool_name for e in trace.events if e.kind == "tool_call"}),
+                "history": _gather_lead_in(events, request, history_chars),
+                "request": request.index if request else -1,
+                "findings": described,
+                "continued": any(map(_is_work, events[last + 1 : stop])),
+                "tools": tools,
                 "workspace": _find_files(files, harness, request, wrong),
                 "problem": trace.problem,
                 # A row without evidence is dropped before rows are compared.
@@ -85,6 +92,50 @@ def gather_evidence(row: Row, unit: Unit, history_chars: int) -> list[dict[str, 
     return rows
 
 
+def _bind(
+    failures: Sequence[Finding], corrections: Sequence[Correction], requests: Sequence[Event]
+) -> list[Finding]:
+    """Return all evidence in order, each piece with the request it belongs to.
+
+    What went wrong before the first request is not feedback on any answer.
+    """
+    corrected: list[Finding] = [
+        {**NOTHING_KNOWN, **item, "kind": "correction", "status": "user",
+         "categories": ["user_feedback"]}
+        for item in corrections
+    ]  # fmt: skip
+    found = sorted((*failures, *corrected), key=lambda item: item["event_index"])
+    starts = [request.index for request in requests]
+    for item in found:
+        at = bisect_left(starts, item["event_index"])
+        item["request"] = starts[at - 1] if at else -1
+    return found
+
+
+def _choose_request(here: Sequence[Event | None], findings: Sequence[Finding]) -> Event | None:
+    """Return the request with the strongest evidence, the first of equal ones."""
+    strength: dict[int, set[str]] = {}
+    for item in findings:
+        seen = strength.setdefault(item["request"], set())
+        seen.update(item["categories"] if not item["excuse"] else ())
+    return max(
+        here,
+        key=lambda one: (
+            sum(CATEGORIES[name].weight for name in strength.get(one.index, ())) if one else 0.0
+        ),
+    )
+
+
+def _gather_lead_in(
+    events: Sequence[Event], request: Event | None, history_chars: int
+) -> list[Message]:
+    """Return the turns before a request: as many as wanted, or as it needs to be understood."""
+    if request is None:
+        return []
+    needed = 0 if stands_alone(request.text) else LEAD_IN_CHARS
+    return gather_history(events, request.index, max(history_chars, needed))
+
+
 def _find_files(
     files: Beginnings,
     harness: Harness,
@@ -92,15 +143,10 @@ def _find_files(
     wrong: Sequence[int],
 ) -> list[dict[str, Any]]:
     """Return the files at the request, those nearest to the first failure, for rows that stay."""
-    if request is None or not wrong or not harness.tools:
+    after = [index for index in wrong if request and index > request.index]
+    if request is None or not after or not harness.tools:
         return []
-    return [known._asdict() for known in files.known_at(request.index, min(wrong))]
-
-
-def _select_between(items: list[Item], begin: int, stop: int) -> list[Item]:
-    """Return the items after event `begin` and before event `stop` of an ordered list."""
-    first = bisect_right(items, begin, key=itemgetter("event_index"))
-    return items[first : bisect_left(items, stop, key=itemgetter("event_index"))]
+    return [known._asdict() for known in files.known_at(request.index, min(after))]
 
 
 def _find_requests(events: Sequence[Event], corrected_at: set[int]) -> Iterator[Event]:
@@ -258,6 +304,18 @@ def is_substantive(text: str) -> bool:
     has_words = len(own) >= MIN_CHARS and len(_WORD.findall(own[:2000])) >= MIN_WORDS
     # Eight characters of Chinese, Japanese or Korean already make a request.
     return has_words or len(_CJK.findall(own[:2000])) >= 8
+
+
+_ALONE_WORDS = 30
+
+
+def stands_alone(text: str) -> bool:
+    """Return whether a request is long enough to be understood without the turns before it.
+
+    >>> stands_alone("implement specs/x.md")
+    False
+    """
+    return len(_WORD.findall(_cut_own_words(text.strip())[:2000])) >= _ALONE_WORDS
 
 
 def _cut_own_words(body: str) -> str:

@@ -1,6 +1,6 @@
 """Take out secrets and the recorder's paths before anything else sees the text.
 
-reads   cwd, history, prompt, diagnostics, corrections, workspace
+reads   cwd, history, prompt, findings, workspace
 writes  the same, redactions (a kind per secret)
 """
 
@@ -138,8 +138,9 @@ def redact(row: Row) -> dict[str, Any]:
     return {
         "history": _redact_each(row["history"], clean, "content"),
         "prompt": clean(row["prompt"]),
-        "diagnostics": _redact_each(row["diagnostics"], clean, "text", "command"),
-        "corrections": _redact_each(row["corrections"], clean, "text", "span"),
+        "findings": _redact_each(
+            row["findings"], clean, "text", "target", "next", "resolved_by", "span"
+        ),
         "cwd": clean(row["cwd"]),
         "workspace": _redact_files(row["workspace"], clean),
         "redactions": found,
@@ -164,7 +165,7 @@ def _redact_each(
     return [{**item, **{name: clean(item[name]) for name in texts}} for item in items]
 
 
-_TEXTS = ("history", "prompt", "diagnostics", "corrections", "workspace", "cwd")
+_TEXTS = ("history", "prompt", "findings", "workspace", "cwd")
 STAGE = Map(
     redact,
     reads=_TEXTS,

@@ -1,6 +1,8 @@
 """Assign each row to the training or the test split, all rows of a repository to the same.
 
-reads   cwd, source
+Traces of one repository are split by session instead: they would all go to one side.
+
+reads   cwd, source; split by session, session_id, source
 writes  split (train or test)
 """
 
@@ -11,6 +13,7 @@ from typing import Any
 
 from datasets import Features, Value
 
+from pimono_sdpo.schema import SplitBy
 from pimono_sdpo.stage import Map, Row
 
 _CONTAINERS = frozenset(
@@ -20,9 +23,10 @@ _CONTAINERS = frozenset(
 )
 
 
-def split(row: Row, test_fraction: float) -> dict[str, Any]:
+def split(row: Row, test_fraction: float, by: SplitBy = "repository") -> dict[str, Any]:
     """Choose the split by a hash of the repository, so that adding sessions moves no others."""
-    place = int.from_bytes(hashlib.sha256(name_repository(row).encode()).digest()[:8]) / 2**64
+    name = name_repository(row) if by == "repository" else str(row["session_id"] or row["source"])
+    place = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8]) / 2**64
     return {"split": "test" if place < test_fraction else "train"}
 
 
@@ -48,10 +52,10 @@ def name_repository(row: Row) -> str:
     return name or str(row["source"]).rpartition("/")[0] or str(row["source"])
 
 
-def stage(test_fraction: float) -> Map:
-    """Build the stage for one share of test repositories."""
+def stage(test_fraction: float, by: SplitBy = "repository") -> Map:
+    """Build the stage for one share of test repositories, or of test sessions."""
     return Map(
-        partial(split, test_fraction=test_fraction),
-        reads=("cwd", "source"),
+        partial(split, test_fraction=test_fraction, by=by),
+        reads=("cwd", "source") if by == "repository" else ("session_id", "source"),
         writes=Features({"split": Value("string")}),
     )

@@ -44,7 +44,7 @@ def test_the_demo_goes_from_traces_to_an_adapter_that_loads(tmp_path: Path) -> N
         "adapter_model.safetensors",
         "report.json",
         "run.json",
-        *("training.html", "training.png", "funnel.png", "scores.png", "categories.png"),
+        *("training.html", "training.svg", "funnel.svg", "scores.svg", "categories.svg"),
     }
     for card in (adapter / "README.md", tmp_path / "demo" / "rows" / "README.md"):
         assert lint_file(card) == []

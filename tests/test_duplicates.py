@@ -127,6 +127,15 @@ def test_clones_folders_and_worktrees_are_one_repository(cwd: str, name: str) ->
     assert name_repository({"cwd": cwd, "source": "x/y.jsonl"}) == name
 
 
+def test_sessions_of_one_repository_can_be_split_by_session() -> None:
+    sessions = [{"cwd": "/home/ann/app", "source": "x", "session_id": f"s{n}"} for n in range(40)]
+    assert len({split(row, 0.5)["split"] for row in sessions}) == 1
+    sides = [split(row, 0.5, "session")["split"] for row in sessions]
+    assert 10 < sides.count("test") < 30
+    again = [split({**row, "cwd": "/srv/other"}, 0.5, "session")["split"] for row in sessions]
+    assert again == sides
+
+
 @given(st.text(max_size=30), st.floats(0, 1), st.floats(0, 1))
 def test_a_larger_test_share_only_adds(cwd: str, one: float, other: float) -> None:
     small, large = sorted((one, other))

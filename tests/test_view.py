@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from cards.view import render_page
+from cards.view.page import render_page
+from cards.view.review import COLUMNS, describe_labels, read_labels
 from cards.view.rows import mark_text, split_blocks
-from pimono_sdpo.cli.view import find_folder, render_view
+from pimono_sdpo.cli.view import find_folder, render_review, render_view
 from pimono_sdpo.errors import SourceError
 from pimono_sdpo.filtering import FilterOptions, run_filter
 from pimono_sdpo.samples import SAMPLE_SESSIONS
@@ -166,6 +167,72 @@ def test_a_folder_of_another_kind_costs_one_sentence(
         render_view(tmp_path, "folder", None, 10)
 
 
+def test_a_review_is_a_seeded_sample_that_does_not_show_what_was_kept(tmp_path: Path) -> None:
+    run_filter(str(SAMPLE_SESSIONS), tmp_path / "rows", FilterOptions(min_score=5.0))
+    traces = str(SAMPLE_SESSIONS)
+    pages = [render_review(tmp_path / "rows", "rows", traces, 3, seed) for seed in (1, 1, 2)]
+    assert pages[0] == pages[1]
+    views = [view_of(page) for page in pages]
+    keys = [[row["key"] for row in view["rows"]] for view in views]
+    assert sorted(keys[0]) != sorted(keys[2])
+    for view in views:
+        assert [row["kept"] for row in view["rows"]].count(True) == 3
+        assert len(view["rows"]) == 6
+        # What the filter saw no evidence in can be judged, too.
+        talked = [row for row in view["rows"] if row["outcome"] not in {"no_prompt", "no_messages"}]
+        assert all(row["prompt"] and len(row["events"]) > 1 for row in talked)
+        assert {name for row in view["rows"] for name, _ in row["facts"]} <= {
+            *("file", "session", "user messages", "tool calls")
+        }
+        assert not any(row["terms"] for row in view["rows"])
+    shown = [[row["kept"] for row in view["rows"]] for view in views]
+    assert any(sorted(kept, reverse=True) != kept for kept in shown)
+
+
+def test_a_review_without_traces_holds_only_what_was_kept(
+    rows: Path, traces: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    traces.rename(traces.with_name("elsewhere"))
+    view = view_of(render_review(rows, "rows", None, 10, 0))
+    assert [row["kept"] for row in view["rows"]] == [True]
+    assert "rejected rows are left out" in capsys.readouterr().err
+
+
+def test_labels_are_counted_with_intervals(tmp_path: Path) -> None:
+    answers = [*("y" * 18), *("n" * 22), ""]
+    lines = [f'a.jsonl,"s, {i}",0,yes,selected,{a},' for i, a in enumerate(answers)]
+    lines += ["b,s,0,no,no_evidence,n,", "b,s,1,no,no_evidence,Y,real", "b,s,2,no,short,n,"]
+    path = tmp_path / "rows-labels.csv"
+    path.write_text("\r\n".join([",".join(COLUMNS), *lines, ""]))
+    assert list(describe_labels(read_labels(path))) == [
+        "selected rows: 18 of 40 worth training on, 45.0% (95 % interval 30.7% to 60.2%)",
+        "rejected rows: 1 of 3 worth training on, 33.3% (95 % interval 6.1% to 79.2%)",
+        "  no_evidence: 1 of 2 worth training on, 50.0% (95 % interval 9.5% to 90.5%)",
+        "  short: 0 of 1 worth training on, 0.0% (95 % interval 0.0% to 79.3%)",
+        "not answered: 1 of 44",
+    ]
+    assert next(iter(describe_labels([]))) == "selected rows: none answered"
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (None, "Cannot read"),
+        ("", "has no column `source`"),
+        ("source,session_id\n", "has no column `episode`"),
+        (",".join(COLUMNS) + "\na,b,0,yes,selected,maybe,\n", "Row 1 of .* answer `maybe`"),
+        (",".join(COLUMNS) + "\na,b\n", "Row 1 of"),
+        ("\udcff", "Cannot read"),
+    ],
+)
+def test_labels_of_another_form_are_refused(tmp_path: Path, content: str | None, told: str) -> None:
+    path = tmp_path / "labels.csv"
+    if content is not None:
+        path.write_bytes(content.encode(errors="surrogateescape"))
+    with pytest.raises(SourceError, match=told):
+        read_labels(path)
+
+
 def test_a_training_shows_its_curves(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text(json.dumps(run()))
     view = view_of(render_view(tmp_path, "out", None, 10))
@@ -197,6 +264,19 @@ def test_the_command_writes_a_file_or_refuses_in_one_sentence(rows: Path, tmp_pa
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "rows.html").read_text() == render_view(rows, "rows", None, 500)
     refused = cli("view", "rows", "--no-open", "--out", "no/such/folder.html", folder=tmp_path)
+    assert refused.returncode == 2
+    assert refused.stderr.count("\n") == 1
+
+
+def test_the_command_writes_a_review_and_counts_labels(rows: Path, tmp_path: Path) -> None:
+    done = cli("view", "rows", "--review", "--seed", "3", "--no-open", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    page = (tmp_path / "rows-review.html").read_text()
+    assert page == render_review(rows, "rows", None, 50, 3)
+    (tmp_path / "l.csv").write_text(",".join(COLUMNS) + "\na,b,0,yes,selected,y,\n")
+    counted = cli("view", "--labels", "l.csv", folder=tmp_path)
+    assert "selected rows: 1 of 1 worth training on" in counted.stdout
+    refused = cli("view", folder=tmp_path)
     assert refused.returncode == 2
     assert refused.stderr.count("\n") == 1
 

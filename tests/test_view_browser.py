@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from pimono_sdpo.cli.view import render_view
+from cards.view.review import read_labels
+from pimono_sdpo.cli.view import render_review, render_view
 from pimono_sdpo.filtering import FilterOptions, run_filter
 from pimono_sdpo.samples import SAMPLE_SESSIONS
 from tests.browser import Opened, open_file
@@ -132,6 +133,72 @@ def test_text_stands_out_in_light_and_dark(browser: Any, page_file: Path, scheme
                 ),
             ]
             assert page.evaluate(LUMINANCE, colours) >= 4.5, (selector, colours)
+
+
+def test_rows_are_judged_from_the_keyboard_and_saved(
+    browser: Any, page_file: Path, tmp_path: Path
+) -> None:
+    folder = page_file.parent
+    review = tmp_path / "review.html"
+    review.write_text(render_review(folder / "rows", "rows", str(folder / "traces"), 500, 0))
+    with open_file(browser, review) as opened:
+        page = opened.page
+        state, progress = page.locator("#state"), page.locator("#progress")
+        total = int(progress.inner_text().split()[3].rstrip(","))
+        assert "The filter said" not in state.inner_text()
+        page.keyboard.press("y")
+        assert progress.inner_text() == f"Row 2 of {total}, 1 answered"
+        page.keyboard.press("n")
+        page.keyboard.type('trivial, "yes"; =1')
+        assert "The filter said" in state.inner_text()
+        page.keyboard.press("Enter")
+        page.keyboard.press("w")
+        page.keyboard.type("no idea yes")
+        page.keyboard.press("Escape")
+        page.keyboard.press("ArrowLeft")
+        page.keyboard.press("ArrowRight")
+        page.keyboard.press("y")
+        page.keyboard.press("ArrowLeft")
+        page.keyboard.press("u")
+        assert progress.inner_text() == f"Row 3 of {total}, 2 answered"
+        page.reload()
+        page.wait_for_selector("body[data-ready]")
+        # The first row without an answer is shown again.
+        assert progress.inner_text() == f"Row 3 of {total}, 2 answered"
+        assert page.locator("#why").input_value() == "no idea yes"
+        with page.expect_download() as download:
+            page.keyboard.press("s")
+        download.value.save_as(tmp_path / download.value.suggested_filename)
+        assert opened.problems == []
+    labels = read_labels(tmp_path / "rows-labels.csv")
+    assert [(one["answer"], one["why"]) for one in labels[:4]] == [
+        ("y", ""),
+        ("n", 'trivial, "yes"; =1'),
+        ("", "no idea yes"),
+        ("", ""),
+    ]
+    assert len(labels) == total
+    assert {one["kept"] for one in labels} == {"yes", "no"}
+    assert all((one["outcome"] == "selected") == (one["kept"] == "yes") for one in labels)
+
+
+def test_a_hostile_row_under_review_stays_text(
+    browser: Any, page_file: Path, tmp_path: Path
+) -> None:
+    folder = page_file.parent
+    review = tmp_path / "review.html"
+    review.write_text(render_review(folder / "rows", "rows", str(folder / "traces"), 500, 0))
+    with open_file(browser, review) as opened:
+        page = opened.page
+        total = int(page.locator("#progress").inner_text().split()[3].rstrip(","))
+        shown = ""
+        for _ in range(total):
+            shown += page.locator("#row").inner_text()
+            page.keyboard.press("ArrowRight")
+        assert "</script><script>window.owned = 1</script>" in shown
+        assert page.evaluate("window.owned === undefined")
+        assert page.locator("img").count() == 0
+        assert opened.problems == []
 
 
 @pytest.fixture

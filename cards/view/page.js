@@ -27,13 +27,15 @@ function block(part, hues) {
   const node = el("div", { class: "block" },
     el("header", {}, part.title, el("span", { class: "chips" }, ...part.categories.map((c) => chip(c, hues)))),
     part.parts.length ? marked(part.parts, hues) : null);
-  if (part.events?.length) {
-    node.append(el("details", {}, el("summary", {}, "In the session"),
-      ...part.events.map((event) => el("div", { class: event.here ? "event here" : "event" },
-        el("div", { class: "who" }, event.who, event.here ? " · this" : ""),
-        event.text ? marked([[event.text, null]], hues) : null))));
-  }
+  if (part.events?.length) node.append(happened("In the session", part.events, hues));
   return node;
+}
+
+function happened(title, events, hues) {
+  return el("details", {}, el("summary", {}, title),
+    ...events.map((event) => el("div", { class: event.here ? "event here" : "event" },
+      el("div", { class: "who" }, event.who, event.here ? " · this" : ""),
+      event.text ? marked([[event.text, null]], hues) : null)));
 }
 
 /** Everything known of one row, built when it is opened. */
@@ -192,11 +194,18 @@ class List {
 
 function draw(view) {
   const hues = new Map(view.categories.map((name, i) => [name, Math.round((i * 360) / view.categories.length + 12) % 360]));
-  const list = view.rows.length ? new List(view, hues) : null;
-  const pick = (key, value) => list?.pick(key, value);
   document.getElementById("subtitle").textContent = view.subtitle;
   const page = document.getElementById("page");
   page.replaceChildren();
+  if (view.review) {
+    const review = new Review(view, hues);
+    page.append(review.node);
+    review.draw();
+    document.body.dataset.ready = "yes";
+    return;
+  }
+  const list = view.rows.length ? new List(view, hues) : null;
+  const pick = (key, value) => list?.pick(key, value);
   for (const group of view.groups) {
     const cards = group.map((chart) => card(chart.title, chart.note ? el("p", { class: "quiet" }, chart.note) : null, DRAW[chart.kind](chart, pick)));
     if (cards.length === 1) page.append(...cards);

@@ -22,8 +22,12 @@ Json = dict[str, Any]
 
 
 def render_page(view: Json) -> str:
-    """Return the page of a view made by `rows_view` or `run_view`; same view, same bytes."""
-    style, script = _read_asset("page.css"), _read_asset("charts.js") + _read_asset("page.js")
+    """Return the page of a view made by `rows_view`, `review_view` or `run_view`.
+
+    The same view gives the same bytes.
+    """
+    style = _read_asset("page.css")
+    script = "".join(map(_read_asset, ("charts.js", "review.js", "page.js")))
     environment = Environment(
         loader=PackageLoader("cards", "view"), undefined=StrictUndefined, autoescape=True
     )

@@ -3,8 +3,9 @@
 reads   report.json, data/*.parquet and rejects/*.parquet of a filter run
 """
 
+import random
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,22 @@ class Chosen:
 
 def choose_rows(folder: Path, limit: int) -> Chosen:
     """Return the best `limit` rows and as many rejects; ties go to the earlier row."""
+    return _choose(folder, lambda scores: _sort_rows(scores).head(limit)["row"])
+
+
+def sample_rows(folder: Path, count: int, seed: int) -> Chosen:
+    """Return a random sample of `count` rows and as many rejects; same seed, same rows."""
+    chooser = random.Random(seed)
+
+    def draw(scores: pl.DataFrame) -> pl.Series:
+        drawn = chooser.sample(range(scores.height), min(count, scores.height))
+        return scores["row"].gather(sorted(drawn))
+
+    return _choose(folder, draw)
+
+
+def _choose(folder: Path, pick: Callable[[pl.DataFrame], pl.Series]) -> Chosen:
+    """Read the rows and the rejects whose numbers `pick` returns, given `row` and `score`."""
     data = folder / "data"
     kept = _scan_files(
         [*sorted(data.glob("train-*.parquet")), *sorted(data.glob("test-*.parquet"))]
@@ -37,8 +54,8 @@ def choose_rows(folder: Path, limit: int) -> Chosen:
     if rejects is not None:
         score = pl.col("detail").str.extract(SCORE_IN_DETAIL).cast(pl.Float64, strict=False)
         rejects = rejects.with_columns(score.alias("score"))
-    listed, rows = _take_best(kept, limit)
-    not_kept, others = _take_best(rejects, limit)
+    listed, rows = _take(kept, pick)
+    not_kept, others = _take(rejects, pick)
     return Chosen(listed, not_kept, rows, others)
 
 
@@ -46,12 +63,14 @@ def _scan_files(files: list[Path]) -> pl.LazyFrame | None:
     return pl.scan_parquet(files, row_index_name="row") if files else None
 
 
-def _take_best(rows: pl.LazyFrame | None, limit: int) -> tuple[list[Json], int]:
+def _take(
+    rows: pl.LazyFrame | None, pick: Callable[[pl.DataFrame], pl.Series]
+) -> tuple[list[Json], int]:
     if rows is None:
         return [], 0
     scores = rows.select("row", "score").collect()
-    best = _sort_rows(scores).head(limit)["row"]
-    listed = rows.filter(pl.col("row").is_in(best.implode())).collect(engine="streaming")
+    wanted = pick(scores)
+    listed = rows.filter(pl.col("row").is_in(wanted.implode())).collect(engine="streaming")
     return _sort_rows(listed).drop("row").to_dicts(), scores.height
 
 
@@ -144,8 +163,6 @@ def rows_view(report: Json, chosen: Chosen, around: Mapping[Key, Json], note: st
     `around` maps `key_of` a row to what `processors.event_window` found in its trace; `note` says
     where the traces were found.
     """
-    rows = [_build_kept(row, around.get(key_of(row))) for row in chosen.kept]
-    rows += [_build_rejected(row, around.get(key_of(row))) for row in chosen.rejected]
     return {
         "title": f"Rows from {report['input']['source']}",
         "subtitle": _write_subtitle(report),
@@ -159,8 +176,14 @@ def rows_view(report: Json, chosen: Chosen, around: Mapping[Key, Json], note: st
             "shown": f"{_count_listed(chosen)} {note}",
             "columns": {},
         },
-        "rows": rows,
+        "rows": build_rows(chosen, around),
     }
+
+
+def build_rows(chosen: Chosen, around: Mapping[Key, Json]) -> list[Json]:
+    """Lay out the chosen rows, the kept ones first; `around` as in `rows_view`."""
+    rows = [_build_kept(row, around.get(key_of(row))) for row in chosen.kept]
+    return rows + [_build_rejected(row, around.get(key_of(row))) for row in chosen.rejected]
 
 
 def _write_subtitle(report: Json) -> str:
@@ -262,6 +285,7 @@ def _build_row(row: Json, found: Json | None, outcome: str, facts: list[tuple[st
         "terms": [[item["term"], item["value"]] for item in row.get("score_terms", [])],
         "categories": row.get("categories", []),
         "where": f"{source or session}{request}",
+        "key": key_of(row),
         "facts": facts,
     }
 

@@ -3,6 +3,12 @@
 pimono-sdpo view rows/
 pimono-sdpo view ns/name --out page.html --no-open
 
+With --review, the page shows a random sample of rows, kept and rejected, to judge one by one from
+the keyboard; it saves the answers as CSV, and --labels prints the shares worth training on.
+
+pimono-sdpo view rows/ --review --seed 1
+pimono-sdpo view --labels rows-labels.csv
+
 With --card, the card of a folder is checked instead, without the Hub and by its rules.
 
 pimono-sdpo view adapter/ --card
@@ -13,7 +19,7 @@ import sys
 import webbrowser
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -27,6 +33,9 @@ from pimono_sdpo.traces.sources import HUB_ID, Source, open_source, read_session
 from pimono_sdpo.training import output
 from processors.names import MAX_CHARS
 from processors.redact import redact_text
+
+if TYPE_CHECKING:
+    from cards.view.rows import Chosen
 
 Json = dict[str, Any]
 Key = tuple[str, str, int]
@@ -45,7 +54,9 @@ class Options:
 
     source: str = argument(
         "Folder that `filter` or a training wrote, or ns/name on the Hub; with --card, any folder "
-        "with a card, or the card."
+        "with a card, or the card.",
+        default="",
+        shown="none, only with --labels",
     )
     out: Path | None = option(
         "HTML file to write.", default=None, shown="NAME.html in the current folder"
@@ -53,7 +64,17 @@ class Options:
     traces: str | None = option(
         "The traces that were filtered, if they have moved.", default=None, flag="--source"
     )
-    rows: int = option("List the best N rows and as many rejects.", default=500, minimum=1)
+    rows: int | None = option(
+        "List the best N rows and as many rejects; with --review, sample as many of each.",
+        default=None,
+        minimum=1,
+        shown="500; 50 with --review",
+    )
+    review: bool = option("Write a page to judge a random sample of rows on.", default=False)
+    seed: int = option("Seed of the sample.", default=0)
+    labels: Path | None = option(
+        "Print the shares of a CSV that the page of --review saved, and stop.", default=None
+    )
     open: bool | None = option("Show the page in a browser.", default=None, shown="on a terminal")
     card: bool = option("Check the card by the rules of the Hub, and stop.", default=False)
     write_card: bool = option(
@@ -62,7 +83,12 @@ class Options:
 
 
 def run(options: Options) -> None:
-    """Write the page, or check a card."""
+    """Write the page, check a card, or count labels."""
+    if options.labels is not None:
+        _print_labels(options.labels)
+        return
+    if not options.source:
+        raise SourceError("`view` needs a folder, ns/name on the Hub, or --labels.")
     if options.card or options.write_card:
         path = Path(options.source)
         card = write_card(path) if options.write_card else find_card(path)
@@ -70,8 +96,13 @@ def run(options: Options) -> None:
         typer.echo(f"{card}: nothing that the Hub would refuse")
         return
     folder, name = find_folder(options.source)
-    page = render_view(folder, name, options.traces, options.rows)
-    out = options.out or Path(f"{name.rpartition('/')[2]}.html")
+    kind = ""
+    if options.review:
+        page = render_review(folder, name, options.traces, options.rows or 50, options.seed)
+        kind = "-review"
+    else:
+        page = render_view(folder, name, options.traces, options.rows or 500)
+    out = options.out or Path(f"{name.rpartition('/')[2]}{kind}.html")
     try:
         write_atomically(out, page.encode())
     except OSError as error:
@@ -79,6 +110,13 @@ def run(options: Options) -> None:
     typer.echo(f"the page is {out} ({len(page) / 2**20:.1f} MB)")
     if options.open if options.open is not None else sys.stdout.isatty():
         webbrowser.open(out.resolve().as_uri())
+
+
+def _print_labels(path: Path) -> None:
+    from cards.view.review import describe_labels, read_labels
+
+    for line in describe_labels(read_labels(path)):
+        typer.echo(line)
 
 
 def find_folder(source: str) -> tuple[Path, str]:
@@ -101,33 +139,58 @@ def render_view(folder: Path, name: str, traces: str | None, limit: int) -> str:
     folder and in the current one. At most `limit` rows and as many rejects are listed. Raises
     SourceError.
     """
-    from cards.view import render_page, run_view
+    from cards.view.page import render_page, run_view
 
     if (folder / RUN).is_file():
         return render_page(run_view(_read(folder / RUN, "a training", output.run_misfit)))
+    report = _read_report(folder, name)
+    return render_page(_rows_page(folder, report, traces, limit))
+
+
+def render_review(folder: Path, name: str, traces: str | None, count: int, seed: int) -> str:
+    """Return the page to judge a random sample of `count` rows and as many rejects on.
+
+    `traces` is as in `render_view`. Raises SourceError.
+    """
+    from cards.view.page import render_page
+    from cards.view.review import review_view
+    from cards.view.rows import sample_rows
+
+    report = _read_report(folder, name)
+    chosen = sample_rows(folder, count, seed)
+    source = _open_traces(traces, report, folder)
+    if source is None and chosen.rejected:
+        typer.echo(
+            "The traces were not found, so rejected rows are left out; use --source with the "
+            "traces that were filtered.",
+            err=True,
+        )
+    view = review_view(name, chosen, _find_around(source, chosen, report["options"], True), seed)
+    if not view["rows"]:
+        raise SourceError(f"`{name}` holds no rows that can be judged without their traces.")
+    return render_page(view)
+
+
+def _read_report(folder: Path, name: str) -> Json:
     if not (folder / REPORT).is_file() or not (folder / "data").is_dir():
         raise SourceError(
             f"`{name}` holds neither what `filter` writes ({REPORT} and data/) nor a training's "
             f"{RUN}; use such a folder, or the name of a dataset that was pushed."
         )
-    report = _read(folder / REPORT, "`filter`", _report_misfit)
-    return render_page(_rows_page(folder, report, traces, limit))
+    return _read(folder / REPORT, "`filter`", _report_misfit)
 
 
 def _rows_page(folder: Path, report: Json, traces: str | None, limit: int) -> Json:
-    from cards.view import rows_view
-    from cards.view.rows import choose_rows, key_of
+    from cards.view.rows import choose_rows, rows_view
 
     chosen = choose_rows(folder, limit)
     source = _open_traces(traces, report, folder)
-    windows: dict[Key, Json] = {}
+    windows = _find_around(source, chosen, report["options"])
     note = (
         "The traces were not found: use --source with the traces that were filtered to show what "
         "surrounds the evidence and what rejected rows hold."
     )
     if source is not None:
-        wanted = {key_of(row) for row in (*chosen.kept, *chosen.rejected)}
-        windows = _find_around(source, wanted, report["options"])
         note = f"The traces of {len(windows):,} of them were found and read again."
     return rows_view(report, chosen, windows, note)
 
@@ -152,10 +215,19 @@ def _open_traces(traces: str | None, report: Json, folder: Path) -> Source | Non
     return None
 
 
-def _find_around(source: Source, wanted: set[Key], options: Mapping[str, Any]) -> dict[Key, Json]:
-    """Read the traces of the wanted rows again, one session in memory at a time."""
+def _find_around(
+    source: Source | None, chosen: "Chosen", options: Mapping[str, Any], whole: bool = False
+) -> dict[Key, Json]:
+    """Read the traces of the chosen rows again, one session in memory at a time.
+
+    With `whole`, all that happened in a request is listed.
+    """
+    from cards.view.rows import key_of
     from processors.event_window import show_event_windows
 
+    if source is None:
+        return {}
+    wanted = {key_of(row) for row in (*chosen.kept, *chosen.rejected)}
     files = {_file(key[0]): key[0] for key in wanted}
     sessions = {key[1] for key in wanted}
     found: dict[Key, Json] = {}
@@ -165,7 +237,9 @@ def _find_around(source: Source, wanted: set[Key], options: Mapping[str, Any]) -
                 name = redact_text(_file(row["source"]), "")[0][:MAX_CHARS]
                 if name not in files and row["session_id"] not in sessions:
                     continue
-                for record in show_event_windows(row, options["unit"], options["history_chars"]):
+                for record in show_event_windows(
+                    row, options["unit"], options["history_chars"], whole
+                ):
                     # A dataset's commit may have moved on; its files keep their names.
                     recorded = files.get(_file(record["source"]), record["source"])
                     key = recorded, record["session_id"], record["episode"]

@@ -1,7 +1,7 @@
 """Score a duel's judgments into a dataset repository, and its turns into rows to train on.
 
 reads   DIR/rules.json, answers, gate, and where they are there judgments and aa-judgments
-writes  DIR/result: report.md, report.json, report.png and README.md, and of turns that the whole
+writes  DIR/result: report.md, report.json, report.svg and README.md, and of turns that the whole
         panel read data/{final,refined,defeat}-*.parquet; an earlier result is replaced
 
 No model is asked: stored judgments can be scored again by other rules. Rows for SFT, DPO or SDPO
@@ -156,7 +156,7 @@ def score_duel(
         (finished / "report.md").write_text(render_duel_report(report, reported, singles))
         (finished / REPORT).write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n")
         (finished / "README.md").write_text(render_duel_card(report))
-        write_duel_plot(report, finished / "report.png")
+        write_duel_plot(report, finished / "report.svg")
         publish_folder(finished, out)
     return report
 

@@ -18,7 +18,7 @@ def is_main_process() -> bool:
 def say(text: str) -> None:
     """Print a line of a job, once however many processes there are."""
     if is_main_process():
-        print(text)  # noqa: T201
+        print(text, flush=True)  # noqa: T201
 
 
 @contextmanager

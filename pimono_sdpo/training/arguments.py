@@ -15,18 +15,25 @@ from trl.experimental.sdpo import SDPOConfig
 
 from cards.lint import check_licence
 from pimono_sdpo.errors import TrainingInputError
-from pimono_sdpo.schema import Unit
+from pimono_sdpo.schema import SplitBy, Unit
 from pimono_sdpo.training.guards import LOSS, GuardOptions
 from pimono_sdpo.training.rewards import Mode
 
 
 @dataclass
 class GuardedSDPOConfig(GuardOptions, SDPOConfig):  # type: ignore[misc] # TRL ships no types
-    """SDPOConfig with guards and the start of the EMA teacher (see callbacks.py)."""
+    """SDPOConfig with guards, the EMA teacher's start (callbacks.py) and rivals (trainer.py)."""
 
     METHOD = "sdpo"
     WATCHED_LOSS = LOSS
 
+    method: Literal["sdpo", "rft", "grpo"] = field(
+        default="sdpo",
+        metadata={
+            "help": "What is learned from the rollouts: the teacher's distribution (sdpo), the "
+            "successful ones themselves (rft), or the reward beside its group's mean (grpo)."
+        },
+    )
     teacher_start: Literal["student", "zero"] = field(
         default="student",
         metadata={"help": "What the EMA of the LoRA factors starts from; TRL starts from zero."},
@@ -139,6 +146,10 @@ class SDPOArguments(CommonArguments):
     test_fraction: float = field(
         default=0.0,
         metadata={"help": "Chance of a repository to be held out as split test (with --source)."},
+    )
+    split_by: SplitBy = field(
+        default="repository",
+        metadata={"help": "Hold out whole repositories, or sessions of one (with --source)."},
     )
     max_samples: int | None = field(
         default=None, metadata={"help": "Keep the best N rows (with --source)."}

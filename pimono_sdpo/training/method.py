@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from datasets import Dataset
+from transformers import PrinterCallback, ProgressCallback
 from transformers.integrations import TrackioCallback
 from trl import ModelConfig
 
 from pimono_sdpo.errors import TrainingInputError
 from pimono_sdpo.training import models, rows
 from pimono_sdpo.training.arguments import CommonArguments
-from pimono_sdpo.training.callbacks import Clock, NoStepTooMany, TokenCount
+from pimono_sdpo.training.callbacks import Clock, NoStepTooMany, StepLine, TokenCount
 from pimono_sdpo.training.guards import GuardOptions, Guards
 from pimono_sdpo.training.held_out import Scores
 from pimono_sdpo.training.memory import Estimate, Hardware
@@ -163,6 +164,10 @@ class Method(ABC):
         models.keep_layout(trainer.model)
         if trainer.pop_callback(TrackioCallback) is not None:
             trainer.add_callback(SafeTrackio(config_of(trainer.args, self.model_args)))
+        # These print all metrics of a step.
+        trainer.pop_callback(PrinterCallback)
+        trainer.pop_callback(ProgressCallback)
+        trainer.add_callback(StepLine())
         trainer.add_callback(NoStepTooMany())
         if hasattr(trainer, TokenCount.COUNT):
             trainer.add_callback(TokenCount(trainer))

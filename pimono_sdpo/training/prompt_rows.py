@@ -18,7 +18,7 @@ from jinja2 import TemplateError
 from pimono_sdpo.errors import TrainingInputError
 from pimono_sdpo.schema import Message
 from pimono_sdpo.text import TRIMMED
-from pimono_sdpo.training.rewards import SEAM_TOKENS, Feedback
+from pimono_sdpo.training.rewards import SEAM_TOKENS, TOKENS_READ_BACK, Feedback
 from pimono_sdpo.training.token_budget import (
     neutralise,
     quote_names,
@@ -31,8 +31,6 @@ from pimono_sdpo.training.token_budget import (
 Row = dict[str, Any]
 COLUMNS = ("prompt", "privileged_context", "reward_terms")
 SPEC = "verifier_spec"
-# A sampled token that is half a character decodes to U+FFFD, which reads back as three bytes.
-TOKENS_READ_BACK = 3
 # Tokens of a row before anything is cut; the teacher's without demonstration and reward's text.
 LENGTHS = {"prompt": "_prompt_tokens", "teacher_prompt": "_teacher_tokens"}
 FLAGS = {

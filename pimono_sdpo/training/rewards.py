@@ -7,6 +7,7 @@ just made and is empty when it succeeded (Reinforcement Learning via Self-Distil
 arXiv:2601.20802). `FeedbackBuilder` does that, with different words for each kind of text.
 """
 
+import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -38,6 +39,10 @@ PASS_THROUGH = "{feedback_raw}"
 # Two texts side by side can need a token or two more than each alone.
 SEAM_TOKENS = 8
 TRIED_ROWS = 8
+# A sampled token that is half a character decodes to U+FFFD, which reads back as three bytes.
+TOKENS_READ_BACK = 3
+THINK = re.compile(r"<think>.*?</think>", re.DOTALL)
+THOUGHTS = re.compile(r"<think>.*?</think>|<\|channel>.*?<channel\|>", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -93,6 +98,10 @@ class FeedbackBuilder(SuccessfulRolloutTeacherContextBuilder):  # type: ignore[m
         self.reward_feedback = reward_feedback
         tokenizer = trainer.processing_class
         self.special = special_tokens(tokenizer)
+        self.ends = {tokenizer.pad_token, *tokenizer.convert_ids_to_tokens(trainer.eos_token_ids)}
+        # TRL leaves the special tokens out of a demonstration, which are the syntax of tool calls:
+        # for each of this batch as TRL words it, what the teacher reads instead.
+        self.demonstrations: dict[str, str] = {}
         self.count: Callable[[str], int] = lambda text: len(
             tokenizer(text, add_special_tokens=False)["input_ids"]
         )
@@ -121,9 +130,20 @@ class FeedbackBuilder(SuccessfulRolloutTeacherContextBuilder):  # type: ignore[m
             None if success else self.feedback.worded(text, trace)
             for success, text, trace in zip(succeeded, own, traces, strict=True)
         ]
+        ids, tokenizer = output["completion_ids"], self.trainer.processing_class
+        texts = tokenizer.batch_decode(ids, skip_special_tokens=True)
+        self.demonstrations = dict(
+            gather_object(
+                [
+                    (
+                        self._demonstration(text, syntax=False),
+                        self._demonstration(whole, syntax=True),
+                    )
+                    for text, whole in zip(texts, tokenizer.batch_decode(ids), strict=True)
+                ]
+            )
+        )
         if "trackio" in self.trainer.args.report_to and self.trainer.accelerator.is_main_process:
-            ids = output["completion_ids"]
-            texts = self.trainer.processing_class.batch_decode(ids, skip_special_tokens=True)
             step = self.trainer.state.global_step + 1
             log_rollouts(step, prompts, texts, rewards.tolist(), worded)
         context: dict[str, torch.Tensor] = super().build(output, prompts, rewards, worded)
@@ -131,13 +151,29 @@ class FeedbackBuilder(SuccessfulRolloutTeacherContextBuilder):  # type: ignore[m
             [_says(text) and not success for success, text in zip(succeeded, own, strict=True)]
         )
         self.last_metrics["self_distillation/rollout_feedback_fraction"] = sum(spoken) / len(spoken)
+        every = gather_object(succeeded)
+        self.last_metrics["self_distillation/success_rate"] = sum(every) / len(every)
         return context
 
     def _build_reprompt_text(self, prompt_text: str, solution_text: str, feedback_text: str) -> str:
-        # A completion can spell a control token in ordinary ones, which would read back as it.
-        demonstration, _ = neutralise(solution_text, self.special)
+        demonstration = self.demonstrations.get(solution_text, solution_text)
         text: str = super()._build_reprompt_text(prompt_text, demonstration, feedback_text)
         return text
+
+    def _demonstration(self, text: str, *, syntax: bool) -> str:
+        """Word a completion as TRL does, or with its special tokens in ordinary ones."""
+        if syntax:
+            for end in self.ends:
+                text = text.replace(end, "")
+        if self.trainer.args.remove_thinking_from_demonstration:
+            text = (THOUGHTS if syntax else THINK).sub("", text).strip()
+        if syntax:
+            # Completions can also spell a control token in ordinary ones.
+            neutral, _ = neutralise(text, self.special)
+            budget = TOKENS_READ_BACK * self.trainer.max_completion_length
+            text = shorten_to_budget(neutral, budget, self.count) or ""
+        worded: str = self.trainer.args.solution_template.format(successful_previous_attempt=text)
+        return worded
 
     def _fitted(self, text: str | None) -> str | None:
         if not _says(text):

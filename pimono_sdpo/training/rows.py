@@ -123,8 +123,9 @@ def _local_rows(folder: Path, split: str) -> Dataset:
         files = sorted((folder / "data").glob("train*.parquet")) or sorted(folder.glob("*.parquet"))
     if not files and split != "train":
         raise TrainingInputError(
-            f"`{folder}` holds no data/{split}-*.parquet to evaluate on; filter again with "
-            "--test-fraction, or leave --eval_split out."
+            f"`{folder}` holds no data/{split}-*.parquet to evaluate on; filter again with a "
+            "larger --test-fraction, with --split-by session where the traces are of one "
+            "repository, or leave --eval_split out."
         )
     if not files and list((folder / "data").glob("test*.parquet")):
         raise TrainingInputError(
@@ -194,6 +195,7 @@ def filter_source(job: SDPOArguments, output: Path, seed: int) -> str:
         "min_score": job.min_score,
         "max_samples": job.max_samples,
         "test_fraction": job.test_fraction,
+        "split_by": job.split_by,
         "seed": seed,
     }
     folder = output / DATA
@@ -223,7 +225,8 @@ def check_prepared(data: Path, options: Json, source: str | None) -> None:
             f"The {REPORT_FILE} in `{data}` is not the filter's; run --mode prepare with another "
             "--run-name."
         )
-    found = report["options"]
+    # Rows of earlier versions were always split by repository.
+    found = {"split_by": "repository"} | report["options"]
     other = [f"{name} {found[name]}" for name, value in options.items() if found[name] != value]
     if source is not None and isinstance(report.get("input"), dict):
         other += _other_source(report["input"], source)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
-from trl.experimental.sdpo import SDPOTrainer
 
 from pimono_sdpo.errors import TrainingInputError
 from pimono_sdpo.training import main_process_first, models, preflight, rows
@@ -29,6 +28,7 @@ from pimono_sdpo.training.rewards import (
     refuse_unsound,
     scoring_of,
 )
+from pimono_sdpo.training.trainer import DistillationTrainer
 from rewards.verifiers.tool_schemas import DECLARED, definitions
 
 Json = dict[str, Any]
@@ -52,8 +52,16 @@ class SDPO(Method):
         args, job = self.args, self.job
         if job.generations is not None:
             batch = args.per_device_train_batch_size * args.gradient_accumulation_steps
-            args.max_steps = math.ceil(job.generations / (batch * args.world_size))
+            rounds = math.ceil(job.generations / (batch * args.world_size))
+            args.max_steps = rounds * args.num_iterations
         super().finalize_arguments()
+        if args.method != "sdpo":
+            # Neither needs a teacher; without an EMA none is kept or averaged.
+            args.teacher_model_kind = "base"
+            args.distillation_weight = 0.0
+            job.feedback = job.feedback or "none"
+        # The guards say it once, and can end the training.
+        args.diagnostics_warning_interval = 0
         args.chat_template_kwargs = {"enable_thinking": False, **(args.chat_template_kwargs or {})}
         if job.tools is not None:
             if job.tools not in DECLARED:
@@ -133,9 +141,9 @@ class SDPO(Method):
         args.feedback_template = PASS_THROUGH
         return Fitted(fitted, held_out, len(dataset), prompt_budget, counts, lengths)
 
-    def make_trainer(self, fitted: Fitted) -> SDPOTrainer:
+    def make_trainer(self, fitted: Fitted) -> DistillationTrainer:
         """Load the model and return the trainer."""
-        return SDPOTrainer(
+        return DistillationTrainer(
             model=self.model_args.model_name_or_path,
             reward_funcs=[self.scoring.reward],
             args=self.args,

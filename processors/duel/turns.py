@@ -239,7 +239,7 @@ def draw_from_session(session: Mapping[str, Any], seed: int, most: int) -> list[
     found = gather_evidence(session, "session", 0)[0]
     if found["problem"]:
         return [Drawn(None, None, found["problem"])]
-    problems = [item["event_index"] for item in (*found["diagnostics"], *found["corrections"])]
+    problems = [item["event_index"] for item in found["findings"]]
     if not found["prompt"] or not problems:
         return [Drawn(None, None, "nothing_hidden" if found["prompt"] else "no_request")]
     trace = read_trace(session["trace"] or b"")
