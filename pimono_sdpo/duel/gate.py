@@ -161,7 +161,7 @@ def find_boundaries(shares: tuple[float, ...], alpha: float) -> list[float]:
     >>> [round(z, 2) for z in find_boundaries((1.0,), 0.05)]
     [1.64]
     """
-    grid = np.linspace(-8, 8, 801)
+    grid = np.linspace(-8, 8, 1601)
     step = grid[1] - grid[0]
     found: list[float] = []
     density: Array | None = None
@@ -174,7 +174,7 @@ def find_boundaries(shares: tuple[float, ...], alpha: float) -> list[float]:
         else:
             steps = stats.norm.pdf((grid[:, None] - grid) / spread) / spread
             moved = steps @ density * step
-        tail = np.cumsum(moved[::-1])[::-1] * step
+        tail = (np.cumsum(moved[::-1])[::-1] - moved / 2) * step
         bound = float(np.interp(-spent, -tail, grid))
         found.append(bound / np.sqrt(share))
         density = np.where(grid < bound, moved, 0.0)

@@ -85,8 +85,8 @@ class Runs:
             with files.open(index) as parquet:
                 _check_columns(parquet, name)
                 ids = pl.Series("id", parquet.read([KEY])[KEY].combine_chunks(), pl.String)
-            rows = pl.DataFrame({"id": ids, "file": [index]}).with_row_index("row")
-            found.append(rows)
+            rows = pl.DataFrame({"id": ids}).with_columns(file=pl.lit(index, pl.UInt32))
+            found.append(rows.with_row_index("row"))
         runs = pl.concat(found)
         wanted = pl.col("id").is_in(pl.Series(sorted(known), dtype=pl.String).implode())
         left_out = pl.col("id").is_in(pl.Series(sorted(excluded), dtype=pl.String).implode())
@@ -99,9 +99,12 @@ class Runs:
             dropped = runs.select(condition.fill_null(True).sum()).item()
             drops.update({reason: dropped} if dropped else {})
             runs = runs.filter(~condition.fill_null(True))
-        shuffled = runs[np.random.default_rng(seed).permutation(len(runs))]
+        rng = np.random.default_rng(seed)
+        tasks = runs.select(pl.col("id").unique().sort())
+        tasks = tasks.with_columns(place_of_task=pl.Series(rng.permutation(len(tasks))))
+        shuffled = runs[rng.permutation(len(runs))].join(tasks, on="id", maintain_order="left")
         rank = pl.int_range(pl.len()).over("id")
-        self._order = shuffled.with_columns(rank.alias("rank")).sort("rank", maintain_order=True)
+        self._order = shuffled.with_columns(rank=rank).sort("rank", "place_of_task")
 
     def draw(self, start: int, count: int) -> list[Draw]:
         """Return the draws number `start` and following, at most `count`; empty after the last."""
