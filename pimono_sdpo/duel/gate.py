@@ -305,7 +305,8 @@ def _find_reasons(
     if not scored:
         return ["no turn has a readable judgment"]
     reasons = []
-    lead = 2 * (found.mean - PARITY)
+    # Without the sign of a lead that is 0 but for rounding.
+    lead = round(2 * (found.mean - PARITY), 6) + 0.0
     if not lead >= rules.win_margin:
         reasons.append(
             f"the challenger leads by {lead:.1f} points, fewer than {rules.win_margin:g}"

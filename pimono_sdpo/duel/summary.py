@@ -39,19 +39,18 @@ def describe_verdict(verdict: Json) -> str:
     interval = "" if low is None or high is None else f" ({low:.1f} to {high:.1f})"
     found = "no score" if score is None else f"score {score:.1f}{interval}"
     rests = f"{found} from {verdict['scored']} turns, {verdict['calls']} judgments"
-    if verdict["conclusion"] == "no verdict":
-        missing = verdict["missing_clusters"]
-        why = (
-            f"{missing} more {unit} are needed ({verdict['clusters']:.0f} by weight)"
-            if missing
-            else "one judge alone does not decide"
-        )
-        return f"no verdict: {why}; {rests}"
     at = f"look {verdict['look']} of {verdict['looks']}"
     if verdict["conclusion"] == "accepted":
         return f"accepted at {at}: {rests}, {verdict['clusters']:.0f} {unit} by weight"
-    words = "undecided after" if verdict["conclusion"] == "open" else "not accepted at"
-    return f"{words} {at}: {'; '.join(verdict['reasons'])}; {rests}"
+    reasons = list(verdict["reasons"])
+    if verdict["missing_clusters"]:
+        there = f"{verdict['clusters']:.0f} by weight"
+        reasons.insert(0, f"{verdict['missing_clusters']} more {unit} are needed ({there})")
+    elif verdict["conclusion"] == "no verdict":
+        reasons.insert(0, "one judge alone does not decide")
+    words = {"no verdict": "no verdict", "open": f"undecided after {at}"}
+    conclusion = words.get(verdict["conclusion"], f"not accepted at {at}")
+    return f"{conclusion}: {'; '.join([*reasons, rests])}"
 
 
 def summarize_panel(votes: Votes) -> Json:
