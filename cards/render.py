@@ -132,8 +132,10 @@ def render_model_card(report: Json | None, run: Json) -> str:
             report=report,
             run=run,
             arguments=run["arguments"],
+            how=run["arguments"].get("method", "sdpo"),
+            found=run.get("preflight") or {},
             steps=steps,
-            completions=steps * batch,
+            completions=steps * batch // run["arguments"].get("num_iterations", 1),
             # One line, so that nothing in it can end the code block.
             command=" ".join(shlex.join(run["command"]).split("\n")),
             metrics=_summarize_metrics(logged),

@@ -16,13 +16,13 @@ from transformers.integrations import TrackioCallback
 from trl import ModelConfig
 
 from pimono_sdpo.errors import TrainingInputError
-from pimono_sdpo.training import models, rows
+from pimono_sdpo.training import models, rows, say
 from pimono_sdpo.training.arguments import CommonArguments
 from pimono_sdpo.training.callbacks import Clock, NoStepTooMany, StepLine, TokenCount
 from pimono_sdpo.training.guards import GuardOptions, Guards
 from pimono_sdpo.training.held_out import Scores
 from pimono_sdpo.training.memory import Estimate, Hardware
-from pimono_sdpo.training.output import last_checkpoint
+from pimono_sdpo.training.output import damaged_checkpoints, last_checkpoint
 from pimono_sdpo.training.tracking import SafeTrackio, config_of
 
 SMOKE_STEPS = 2
@@ -208,8 +208,14 @@ class Method(ABC):
         """Return each measure of the held-out rows, by session or task."""
 
     def notes(self, fitted: Fitted) -> list[str]:
-        """Return sentences for the end of the run."""
-        return []
+        """Return sentences for the end of the run: the first row that was left out, if any."""
+        if not fitted.left_out:
+            return []
+        first = fitted.left_out[0]
+        return [
+            f"{len(fitted.left_out)} of {fitted.given} rows were left out, see left-out.json; the "
+            f"first, row {first['row']}: {first['reason']} ({first['detail']})"
+        ]
 
 
 def train(prepared: Prepared) -> dict[str, float]:
@@ -218,7 +224,11 @@ def train(prepared: Prepared) -> dict[str, float]:
     Returns the metrics of the whole run, including the part before a resume.
     """
     trainer = prepared.trainer
-    checkpoint = last_checkpoint(Path(trainer.args.output_dir))
+    output = Path(trainer.args.output_dir)
+    checkpoint = last_checkpoint(output)
+    for name, file in damaged_checkpoints(output).items():
+        going = "starts over" if checkpoint is None else f"resumes from {checkpoint.name}"
+        say(f"`{file}` of {name} is damaged, so the training {going}")
     result = trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     state, batch = trainer.state, trainer.get_total_train_batch_size(trainer.args)
     return prepared.clock.whole_run(result.metrics, state.log_history, state.global_step, batch)
