@@ -104,7 +104,12 @@ Stage = Map | FlatMap | Filter
 
 def name_of(stage: Stage) -> str:
     """Name a stage by the module that holds its function."""
-    return _function(stage.fn).__module__.rpartition(".")[2]
+    return module_of(stage.fn).rpartition(".")[2]
+
+
+def module_of(fn: Callable[..., Any]) -> str:
+    """Return the name of the module that holds a function."""
+    return _function(fn).__module__
 
 
 def apply(dataset: AnyDataset, stage: Stage, **options: Any) -> AnyDataset:
@@ -192,6 +197,10 @@ class Fused:
         return Features({**rows, **self.rejects, **outcome, **tallies})
 
     @cached_property
+    def _schema(self) -> pa.Schema:
+        return self.features.arrow_schema
+
+    @cached_property
     def _carried(self) -> list[tuple[str, ...]]:
         """For each stage the columns that a row it drops hands to `rejects`."""
         wanted = self.rejects or {}
@@ -204,7 +213,8 @@ class Fused:
     def __call__(self, table: pa.Table) -> pa.Table:
         """Run all rows of a table through all stages."""
         few = (table.slice(start, TOGETHER) for start in range(0, table.num_rows, TOGETHER))
-        return table_of_rows((row for part in few for row in self._run(part)), self.features)
+        rows = (row for part in few for row in self._run(part))
+        return table_of_rows(rows, self.features, self._schema)
 
     def map(self, dataset: AnyDataset, batch_size: int | None, **options: Any) -> AnyDataset:
         """Run all stages over a dataset with the format "arrow"; `options` go to `Dataset.map`."""
@@ -301,9 +311,14 @@ def iterate_rows(table: pa.Table, features: Features) -> Iterator[dict[str, Any]
             yield {n: v.as_py() for n, v in zip(names, values, strict=True)}
 
 
-def table_of_rows(rows: Iterable[Row], features: Features) -> pa.Table:
-    """Return rows as a table of just these columns; what a row lacks is null."""
-    schema = features.arrow_schema
+def table_of_rows(
+    rows: Iterable[Row], features: Features, schema: pa.Schema | None = None
+) -> pa.Table:
+    """Return rows as a table of just these columns; what a row lacks is null.
+
+    `schema` is that of the columns, for who has it already: making it takes milliseconds.
+    """
+    schema = schema or features.arrow_schema
     if not _has_json(features):
         return pa.Table.from_pylist(list(rows), schema)
     # Arrow makes JSON of text, but not of dicts.
@@ -338,9 +353,11 @@ def _text_for_json(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
-def _has_json(features: Features) -> bool:
+def _has_json(kind: Any) -> bool:
     """Whether some column is JSON, which only `datasets` encodes and decodes."""
-    return "arrow.json" in str(features.arrow_schema)
+    if isinstance(kind, Mapping):
+        return any(map(_has_json, kind.values()))
+    return isinstance(kind, Json) or (isinstance(kind, List) and _has_json(kind.feature))
 
 
 def source_hash(fn: Callable[..., Any]) -> str:
@@ -355,7 +372,7 @@ def code_hash(fn: Callable[..., Any]) -> str:
     if getattr(sys.modules[function.__module__], "__file__", None) is None:
         # Written in a notebook.
         return hashlib.sha256(marshal.dumps(function.__code__)).hexdigest()
-    return _module_hash(function.__module__)
+    return _module_hash(module_of(fn))
 
 
 def _function(fn: Callable[..., Any]) -> Callable[..., Any]:

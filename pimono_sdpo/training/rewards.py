@@ -7,6 +7,7 @@ just made and is empty when it succeeded (Reinforcement Learning via Self-Distil
 arXiv:2601.20802). `FeedbackBuilder` does that, with different words for each kind of text.
 """
 
+import json
 import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,8 @@ from pimono_sdpo.training.token_budget import neutralise, shorten_to_budget, spe
 from pimono_sdpo.training.tracking import log_rollouts
 from rewards.rescore import rubric_of
 from rewards.trace_grounding import trace_grounding_reward
-from rewards.verifiers.reward import VerifierReward, self_test, table
+from rewards.verifiers.call_formats import FAMILIES, format_of
+from rewards.verifiers.reward import VerifierReward, needs_format, self_test, table
 from rewards.verifiers.rubric import MAX_PARTIAL
 
 Mode = Literal["rollout", "trace", "both", "none"]
@@ -278,6 +280,22 @@ def scoring_of(
             "--gate and --grade name verifiers; give --reward verifiers, or leave them out."
         )
     return Scoring(trace_grounding_reward)
+
+
+def check_call_format(name: str, tokenizer: Any, rows: Dataset) -> None:
+    """Raise TrainingInputError when no call of the model could be read, whatever it writes."""
+    known = format_of(tokenizer.chat_template or "") or getattr(
+        tokenizer, "response_template", None
+    )
+    if name != "verifiers" or known:
+        return
+    specs = (json.loads(text) for text in rows["verifier_spec"] if text)
+    if any(isinstance(spec, dict) and needs_format(spec) for spec in specs):
+        raise TrainingInputError(
+            "The format in which this model calls tools is unknown, so that every call would score "
+            f"0; use a model of {', '.join(FAMILIES)}, or one whose tokenizer has a "
+            "`response_template`."
+        )
 
 
 def refuse_unsound(scoring: Scoring, rows: Dataset, threshold: float) -> int:

@@ -25,6 +25,7 @@ from pimono_sdpo.training.rewards import (
     FeedbackBuilder,
     Mode,
     Scoring,
+    check_call_format,
     check_feedback,
     refuse_unsound,
     scoring_of,
@@ -117,6 +118,7 @@ class SDPO(Method):
         args, scoring, feedback = self.args, self.scoring, self.feedback
         check_feedback(feedback, scoring.feedback)
         scoring.check(args.success_reward_threshold, args.reward_weights, dataset.column_names)
+        check_call_format(self.job.reward, self.tokenizer, dataset)
         prompt_budget = args.max_prompt_length
         budgets = (prompt_budget or args.max_reprompt_len, args.max_reprompt_len)
         reprompt = Reprompt(
