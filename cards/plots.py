@@ -1,22 +1,21 @@
-"""Draw the pictures of cards and reports as small PNGs; the same numbers give the same bytes.
+"""Draw the pictures of cards and reports as small SVGs; the same numbers give the same bytes.
 
 reads   report.json, run.json
 """
 
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from html import escape
 from pathlib import Path
 from typing import Any
 
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
-
 from pimono_sdpo.report import MEASURES
-from pimono_sdpo.schema import DUEL_METRICS, FINAL_SCORE, REFINED_SCORE
+from pimono_sdpo.schema import FINAL_SCORE, PARITY, REFINED_SCORE
 
 Json = dict[str, Any]
-COLOUR, PALE, CUT = "#4a6fa5", "#ccd3df", "#b06a00"
-FUNNEL, SCORES, CATEGORIES = "funnel.png", "scores.png", "categories.png"
-BESIDE: Json = {"textcoords": "offset points", "va": "center", "fontsize": 9}
+COLOUR, PALE, CUT, GREY = "#4a6fa5", "#ccd3df", "#b06a00", "#808080"
+FUNNEL, SCORES, CATEGORIES = "funnel.svg", "scores.svg", "categories.svg"
 # Measures that are not shares between 0 and 1.
 UNBOUNDED = frozenset({"loss", "log_ratio"})
 CURVES = {
@@ -36,172 +35,290 @@ CURVES = {
         ("rewards/accuracies", "pairs with the higher reward for the chosen answer"),
     ),
 }
+ROW_HEIGHT, CHAR_WIDTH, HEAD = 24, 7, 34
+
+
+@dataclass
+class Panel:
+    """One chart: a rectangle in pixels, with the values at its edges."""
+
+    left: float
+    top: float
+    width: float
+    height: float
+    title: str
+    x: tuple[float, float] = (0, 1)
+    y: tuple[float, float] = (0, 1)
+    drawn: list[str] = field(default_factory=list)
+
+    def place(self, x: float, y: float) -> tuple[float, float]:
+        """Return the pixels of a pair of values."""
+        across = (x - self.x[0]) / (self.x[1] - self.x[0])
+        up = (y - self.y[0]) / (self.y[1] - self.y[0])
+        return self.left + across * self.width, self.top + (1 - up) * self.height
+
+    def draw_bar(self, x: tuple[float, float], y: tuple[float, float], colour: str) -> None:
+        """Fill the rectangle between two pairs of values."""
+        (left, bottom), (right, top) = self.place(x[0], y[0]), self.place(x[1], y[1])
+        self.drawn.append(
+            f'<rect x="{left:.1f}" y="{top:.1f}" width="{right - left:.1f}" '
+            f'height="{bottom - top:.1f}" fill="{colour}" stroke="white"/>'
+        )
+
+    def draw_line(
+        self, points: Iterable[tuple[float, float]], colour: str, dashed: bool = False
+    ) -> None:
+        """Connect points."""
+        pixels = " ".join("{:.1f},{:.1f}".format(*self.place(x, y)) for x, y in points)
+        dashes = ' stroke-dasharray="5 4"' if dashed else ""
+        self.drawn.append(
+            f'<polyline points="{pixels}" fill="none" stroke="{colour}" '
+            f'stroke-width="1.5"{dashes}/>'
+        )
+
+    def draw_dot(self, x: float, y: float) -> None:
+        """Mark a point."""
+        across, down = self.place(x, y)
+        self.drawn.append(f'<circle cx="{across:.1f}" cy="{down:.1f}" r="4" fill="{COLOUR}"/>')
+
+    def write(
+        self,
+        text: str,
+        at: tuple[float, float],
+        shift: tuple[float, float] = (0, 0),
+        anchor: str = "middle",
+        colour: str = "#222222",
+        size: int = 12,
+    ) -> None:
+        """Write a text beside a pair of values, shifted by pixels."""
+        across, down = self.place(*at)
+        self.drawn.append(
+            f'<text x="{across + shift[0]:.1f}" y="{down + shift[1]:.1f}" font-size="{size}" '
+            f'text-anchor="{anchor}" fill="{colour}">{escape(text)}</text>'
+        )
+
+    def draw_axes(self, x_ticks: Iterable[tuple[float, str]], y_ticks: Iterable[float]) -> None:
+        """Draw the left and the lower edge with their labels, and the title."""
+        (left, right), (low, high) = self.x, self.y
+        self.draw_line([(left, high), (left, low), (right, low)], "#222222")
+        for value, label in x_ticks:
+            self.write(label, (value, low), (0, 16), size=11)
+        for value in y_ticks:
+            self.write(f"{value:g}", (left, value), (-6, 4), "end", size=11)
+        self.write_title()
+
+    def write_title(self) -> None:
+        """Write the title above the chart."""
+        self.write(self.title, ((self.x[0] + self.x[1]) / 2, self.y[1]), (0, -10), size=14)
+
+
+def choose_ticks(low: float, high: float, whole: bool = False) -> list[float]:
+    """Return about five round numbers from `low` to `high`.
+
+    >>> choose_ticks(0, 0.93), choose_ticks(1, 3, whole=True)
+    ([0.0, 0.2, 0.4, 0.6, 0.8], [1.0, 2.0, 3.0])
+    """
+    rough = (high - low) / 5
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(power * n for n in (1, 2, 5, 10) if power * n >= rough * 0.99)
+    if whole:
+        step = max(1.0, step)
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [round(number * step, 10) for number in range(first, last + 1)]
+
+
+def save_picture(path: Path, width: float, height: float, panels: Iterable[Panel]) -> None:
+    """Write panels to an SVG."""
+    size = f'viewBox="0 0 {width:g} {height:g}" width="{width:g}" height="{height:g}"'
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif">',
+        f'<rect width="{width:g}" height="{height:g}" fill="white"/>',
+        *(line for panel in panels for line in panel.drawn),
+        "</svg>\n",
+    ]
+    path.write_text("\n".join(lines), encoding="utf-8")
 
 
 def write_report_plots(report: Json, folder: Path) -> None:
     """Draw the funnel from sessions to rows, the histogram of scores and the categories."""
-    figure = Figure(figsize=(8, 3), layout="constrained")
-    _draw_funnel(figure.subplots(), report)
-    save_figure(figure, folder / FUNNEL)
-    figure = Figure(figsize=(8, 3), layout="constrained")
-    _draw_scores(figure.subplots(), report["score"])
-    save_figure(figure, folder / SCORES)
-    figure = Figure(figsize=(8, 3.4), layout="constrained")
-    _draw_categories(figure.subplots(), report["category_counts"])
-    save_figure(figure, folder / CATEGORIES)
-
-
-def _draw_funnel(axes: Axes, report: Json) -> None:
-    """Draw a bar per stage that dropped rows: rows out, and behind it rows dropped."""
+    # A bar per stage that dropped rows: rows out, and behind it rows dropped.
     bars = [("sessions", report["sessions"], 0)]
     for stage in report["stages"]:
         before, after = stage["rows_in"], stage["rows_out"]
         if before != after:
             bars.append((stage["stage"], after, max(before - after, 0)))
-    names, kept, lost = zip(*reversed(bars), strict=True)
-    axes.barh(names, kept, color=COLOUR)
-    axes.barh(names, lost, left=kept, color=PALE)
-    for place, (count, behind) in enumerate(zip(kept, lost, strict=True)):
-        axes.annotate(f"{count:,}", (count + behind, place), xytext=(4, 0), **BESIDE)
-    axes.set_title("from sessions to rows")
-    axes.xaxis.set_visible(False)
-    axes.spines["bottom"].set_visible(False)
-    hide_frame(axes)
+    _save_bars("from sessions to rows", bars, folder / FUNNEL)
+    _draw_scores(report["score"], folder / SCORES)
+    ranked = sorted(report["category_counts"].items(), key=lambda item: (-item[1], item[0]))
+    counted = [(name, count, 0) for name, count in ranked]
+    _save_bars("selected rows by category", counted, folder / CATEGORIES)
 
 
-def _draw_scores(axes: Axes, score: Json) -> None:
-    bins = score["histogram"]
-    starts, widths = [b["from"] for b in bins], [b["to"] - b["from"] for b in bins]
-    kept, rejected = [b["rows"] for b in bins], [b["rejected"] for b in bins]
-    style: Json = {"width": widths, "align": "edge", "edgecolor": "white"}
-    axes.bar(starts, kept, color=COLOUR, label="selected", **style)
-    if any(rejected):
-        axes.bar(starts, rejected, bottom=kept, color=PALE, label="rejected", **style)
+def _save_bars(title: str, bars: Sequence[tuple[str, int, int]], path: Path) -> None:
+    height = ROW_HEIGHT * len(bars)
+    left = 20 + CHAR_WIDTH * max((len(name) for name, *_ in bars), default=0)
+    panel = Panel(left, HEAD, 800 - left - 70, height, title)
+    _draw_bars(panel, bars, max((count + behind for _, count, behind in bars), default=1))
+    save_picture(path, 800, height + HEAD + 10, [panel])
+
+
+def _draw_bars(panel: Panel, bars: Sequence[tuple[str, float, float]], most: float) -> None:
+    """Draw a bar for each name from the top down: its number, and a pale one behind it."""
+    panel.x, panel.y = (0, most or 1), (0, len(bars) or 1)
+    for place, (name, count, behind) in enumerate(bars):
+        low, high = len(bars) - place - 0.9, len(bars) - place - 0.1
+        panel.draw_bar((0, count), (low, high), COLOUR)
+        if behind:
+            panel.draw_bar((count, count + behind), (low, high), PALE)
+        middle = (low + high) / 2
+        panel.write(name, (0, middle), (-6, 4), "end")
+        panel.write(f"{count:,.0f}", (count + behind, middle), (5, 4), "start")
+    panel.write_title()
+
+
+def _draw_histogram(panel: Panel, bins: Sequence[Json], kinds: Sequence[tuple[str, str]]) -> None:
+    """Draw stacked bars of the kinds of rows, each with its colour, between `from` and `to`."""
+    panel.x = bins[0]["from"], bins[-1]["to"]
+    panel.y = 0, 1.12 * max(sum(one[kind] for kind, _ in kinds) for one in bins) or 1
+    for one in bins:
+        bottom = 0.0
+        for kind, colour in kinds:
+            if one[kind]:
+                panel.draw_bar((one["from"], one["to"]), (bottom, bottom + one[kind]), colour)
+                bottom += one[kind]
+    ticks = [(value, f"{value:g}") for value in choose_ticks(*panel.x)]
+    panel.draw_axes(ticks, choose_ticks(*panel.y, whole=True))
+
+
+def _draw_scores(score: Json, path: Path) -> None:
+    panel = Panel(60, HEAD, 720, 220, "rows by score")
+    kinds = [("rows", COLOUR), ("rejected", PALE)]
+    _draw_histogram(panel, score["histogram"], kinds)
+    legend = []
+    if any(one["rejected"] for one in score["histogram"]):
+        legend += [("selected", COLOUR), ("rejected", GREY)]
     if score["cut"] is not None:
-        axes.axvline(score["cut"], color=CUT, linestyle="--", label=f"cut {score['cut']:g}")
-    if any(rejected) or score["cut"] is not None:
-        axes.legend(frameon=False)
-    axes.set_title("rows by score")
-    axes.set_xlabel("score")
-    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
-    hide_frame(axes)
-
-
-def _draw_categories(axes: Axes, counts: dict[str, int]) -> None:
-    ranked = sorted(counts.items(), key=lambda item: (item[1], item[0]))
-    bars = axes.barh([name for name, _ in ranked], [n for _, n in ranked], color=COLOUR)
-    axes.bar_label(bars, padding=4)
-    axes.set_title("selected rows by category")
-    axes.xaxis.set_visible(False)
-    axes.spines["bottom"].set_visible(False)
-    hide_frame(axes)
+        low, high = panel.x
+        # What a row had to reach may lie outside of what any row reached.
+        cut = min(max(score["cut"], low), high)
+        panel.draw_line([(cut, 0), (cut, panel.y[1])], CUT, dashed=True)
+        legend.append((f"cut {score['cut']:g}", CUT))
+    for line, (name, colour) in enumerate(legend):
+        panel.write(name, (panel.x[1], panel.y[1]), (0, 14 + 16 * line), "end", colour)
+    save_picture(path, 800, 290, [panel])
 
 
 def write_run_plot(run: Json, path: Path) -> None:
     """Draw the curves of the method per optimizer step."""
     curves = CURVES[run["method"]]
     steps = [entry for entry in run["log_history"] if "loss" in entry]
-    figure = Figure(figsize=(12, 3.4), layout="constrained")
-    for axes, (name, title) in zip(figure.subplots(1, len(curves)), curves, strict=True):
+    panels = []
+    for number, (name, title) in enumerate(curves):
+        panel = Panel(60 + 390 * number, HEAD, 320, 230, title)
         points = [(entry["step"], entry[name]) for entry in steps if entry.get(name) is not None]
-        axes.plot([x for x, _ in points], [y for _, y in points], marker="o", color=COLOUR)
-        axes.set_title(title)
-        axes.set_xlabel("step")
-        axes.xaxis.get_major_locator().set_params(integer=True)
-        hide_frame(axes)
-        if name == CURVES["sdpo"][0][0]:
-            threshold = run["arguments"]["success_reward_threshold"]
-            axes.axhline(threshold, color="grey", linestyle="--", linewidth=1)
-            axes.annotate("success", (1, threshold), color="grey", fontsize=8, va="bottom")
-    save_figure(figure, path)
+        is_reward = name == CURVES["sdpo"][0][0]
+        threshold = run["arguments"]["success_reward_threshold"] if is_reward else None
+        values = [y for _, y in points] + [threshold] * is_reward
+        panel.x = _widen([x for x, _ in points])
+        panel.y = _widen(values)
+        if threshold is not None:
+            panel.draw_line([(panel.x[0], threshold), (panel.x[1], threshold)], GREY, dashed=True)
+            panel.write("success", (panel.x[0], threshold), (4, -4), "start", GREY, 11)
+        panel.draw_line(points, COLOUR)
+        for x, y in points:
+            panel.draw_dot(x, y)
+        ticks = [(value, f"{value:g}") for value in choose_ticks(*panel.x, whole=True)]
+        panel.draw_axes(ticks, choose_ticks(*panel.y))
+        panels.append(panel)
+    save_picture(path, 1200, 300, panels)
+
+
+def _widen(values: Sequence[float]) -> tuple[float, float]:
+    """Return a range that shows all values, with some room around them."""
+    low, high = min(values, default=0.0), max(values, default=1.0)
+    room = 0.06 * (high - low) or 0.5
+    return low - room, high + room
 
 
 def write_evaluation_plot(run: Json, path: Path) -> None:
     """Draw each measure of held-out rows before and after, with its interval."""
-    evaluation, method = run["evaluation"], run["method"]
-    figure = Figure(figsize=(6, 3.4), layout="constrained")
-    names = MEASURES[method].items()
-    for axes, (name, title) in zip(figure.subplots(1, 2), names, strict=True):
-        for place, when in enumerate(("before", "after")):
-            found = evaluation[name][when]
-            axes.plot([place], [found["mean"]], marker="o", color=COLOUR)
-            if found["low"] is not None:
-                axes.vlines(place, found["low"], found["high"], color=COLOUR)
-        axes.set_xticks([0, 1], ["before", "after"])
-        axes.set_xlim(-0.5, 1.5)
-        if name not in UNBOUNDED:
-            axes.set_ylim(0, max(1.0, axes.get_ylim()[1]))
-        axes.set_title(title)
-        hide_frame(axes)
-    save_figure(figure, path)
+    panels = []
+    for number, (name, title) in enumerate(MEASURES[run["method"]].items()):
+        panel = Panel(60 + 300 * number, HEAD, 220, 230, title)
+        _draw_intervals(panel, run["evaluation"][name], name not in UNBOUNDED)
+        panels.append(panel)
+    save_picture(path, 620, 300, panels)
 
 
 def write_comparison_plot(report: Json, path: Path) -> None:
     """Draw each metric of an evaluation per model, with its interval."""
-    figure = Figure(figsize=(12, 6), layout="constrained")
-    labels = list(report["runs"])
-    subplots = figure.subplots(2, 3).flatten()
-    for axes, (metric, values) in zip(subplots, report["metrics"].items(), strict=True):
-        for place, label in enumerate(labels):
-            value = values[label]
-            if value["mean"] is None:
-                continue
-            axes.plot([place], [value["mean"]], marker="o", color=COLOUR)
-            if value["low"] is not None:
-                axes.vlines(place, value["low"], value["high"], color=COLOUR)
-        axes.set_xticks(range(len(labels)), labels)
-        axes.set_xlim(-0.5, len(labels) - 0.5)
-        axes.set_title(metric)
-        hide_frame(axes)
-    save_figure(figure, path)
+    panels = []
+    for number, (metric, values) in enumerate(report["metrics"].items()):
+        row, column = divmod(number, 3)
+        panel = Panel(60 + 390 * column, HEAD + 270 * row, 320, 190, metric)
+        _draw_intervals(panel, {label: values[label] for label in report["runs"]}, False)
+        panels.append(panel)
+    save_picture(path, 1200, 20 + 270 * math.ceil(len(panels) / 3), panels)
+
+
+def _draw_intervals(panel: Panel, values: Json, from_zero_to_one: bool) -> None:
+    """Draw the `mean` of each label, with a line from `low` to `high` where they are known."""
+    known = [
+        value[end] for value in values.values() for end in ("mean", "low", "high")
+        if value[end] is not None
+    ]  # fmt: skip
+    panel.x = -0.5, len(values) - 0.5
+    panel.y = _widen(known)
+    if from_zero_to_one:
+        panel.y = 0, max(1.0, panel.y[1])
+    for place, value in enumerate(values.values()):
+        if value["mean"] is not None:
+            panel.draw_dot(place, value["mean"])
+        if value["mean"] is not None and value["low"] is not None:
+            panel.draw_line([(place, value["low"]), (place, value["high"])], COLOUR)
+    panel.draw_axes(enumerate(values), choose_ticks(*panel.y))
 
 
 def write_duel_plot(summary: Json, path: Path) -> None:
-    """Draw the histogram of scores with the buckets, and the scores per metric and judge."""
-    figure = Figure(figsize=(12, 3.6), layout="constrained")
-    left, middle, right = figure.subplots(1, 3)
-    bins = summary["histogram"]
-    left.bar(
-        [bin_["from"] for bin_ in bins],
-        [bin_["turns"] for bin_ in bins],
-        width=[bin_["to"] - bin_["from"] for bin_ in bins],
-        align="edge",
-        color=COLOUR,
-        edgecolor="white",
-    )
-    left.margins(y=0.12)
-    for limit, name in ((REFINED_SCORE, "refined"), (FINAL_SCORE, "final")):
-        left.axvline(limit, color="grey", linestyle="--", linewidth=1)
-        left.annotate(
-            name, (limit + 1, 0.98), xycoords=("data", "axes fraction"), color="grey", fontsize=8,
-            va="top",
-        )  # fmt: skip
-    left.set_title("turns per score")
-    left.yaxis.get_major_locator().set_params(integer=True)
-    values = [summary["metrics"][name] or 0.0 for name in DUEL_METRICS]
-    bars = middle.barh(DUEL_METRICS, values, color=COLOUR)
-    middle.bar_label(bars, fmt="%.0f", padding=2)
-    middle.set_title("score per metric")
-    names = [judge["name"].rpartition("/")[2] for judge in summary["judges"]]
-    scores = [judge["score"] or 0.0 for judge in summary["judges"]]
-    bars = right.barh(names, scores, color=COLOUR)
-    right.bar_label(bars, fmt="%.0f", padding=2)
-    right.set_title("score per judge")
-    for axes in (middle, right):
-        axes.axvline(50, color="grey", linestyle="--", linewidth=1)
-        axes.set_xlim(0, 108)
-        axes.invert_yaxis()
-    for axes in (left, middle, right):
-        hide_frame(axes)
-    save_figure(figure, path)
+    """Draw the score with its interval above those of the judges, and the scores per turn.
 
-
-def hide_frame(axes: Axes) -> None:
-    """Hide the upper and right-hand frame lines."""
-    axes.spines[["top", "right"]].set_visible(False)
-
-
-def save_figure(figure: Figure, path: Path) -> None:
-    """Write a figure so that the same figure gives the same bytes."""
-    # Matplotlib would write its version into the file.
-    figure.savefig(path, format="png", dpi=110, metadata={"Software": None})
+    With a duel of the king against itself, its turns are drawn over those of the duel.
+    """
+    verdict = summary["verdict"]
+    judges = [(judge["name"].rpartition("/")[2], judge["score"]) for judge in verdict["judges"]]
+    rows = [("score", verdict["score"]), *judges]
+    left = 20.0 + CHAR_WIDTH * max(len(name) for name, _ in rows)
+    scores = Panel(left, HEAD, 340, ROW_HEIGHT * 1.4 * len(rows), verdict["conclusion"])
+    scores.x, scores.y = (0, 100), (0, len(rows))
+    scores.draw_line([(PARITY, 0), (PARITY, len(rows))], GREY, dashed=True)
+    for place, (name, value) in enumerate(rows):
+        middle = len(rows) - place - 0.5
+        scores.write(name, (0, middle), (-6, 4), "end")
+        if value is None:
+            scores.write("missing", (0, middle), (6, 4), "start", GREY)
+            continue
+        if place == 0 and verdict["low"] is not None and verdict["high"] is not None:
+            ends = max(verdict["low"], 0), min(verdict["high"], 100)
+            scores.draw_line([(end, middle) for end in ends], COLOUR)
+        scores.draw_dot(value, middle)
+        scores.write(f"{value:.1f}", (value, middle), (0, -8), size=11)
+    scores.draw_axes([(0, "0"), (PARITY, "parity"), (100, "100")], [])
+    shown = summary["panel"] or summary
+    kinds = [(shown["histogram"], "whole panel" if summary["panel"] else "single judges", COLOUR)]
+    if summary["aa_test"]:
+        kinds.append((summary["aa_test"]["histogram"], "king against itself", CUT))
+    shares = [[count / max(sum(counts), 1) for count in counts] for counts, *_ in kinds]
+    turns = Panel(left + 420, HEAD, 340, 200, "share of turns by score")
+    turns.x, turns.y = (0, 100), (0, 1.12 * max(map(max, shares)) or 1)
+    width = 100 / len(shares[0])
+    for place, share in enumerate(shares[0]):
+        turns.draw_bar((place * width, (place + 1) * width), (0, share), PALE)
+    for number, ((_, name, colour), counts) in enumerate(zip(kinds, shares, strict=True)):
+        edges = [((place + side) * width, y) for place, y in enumerate(counts) for side in (0, 1)]
+        turns.draw_line(edges, colour)
+        turns.write(name, (0, turns.y[1]), (6, 12 + 15 * number), "start", colour, 11)
+    for limit in (REFINED_SCORE, FINAL_SCORE) if summary["panel"] else ():
+        turns.draw_line([(limit, 0), (limit, turns.y[1])], GREY, dashed=True)
+    ticks = [(value, f"{value:g}") for value in choose_ticks(*turns.x)]
+    turns.draw_axes(ticks, choose_ticks(*turns.y))
+    save_picture(path, left + 790, HEAD + max(scores.height, turns.height) + 30, [scores, turns])

@@ -6,7 +6,7 @@ The same report and run give the same bytes; a missing value is an error.
 import hashlib
 import re
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from cards.plots import (
     write_report_plots,
     write_run_plot,
 )
-from cards.view import render_page, run_view
+from cards.view.page import render_page, run_view
 from pimono_sdpo.report import MEASURES
 from pimono_sdpo.schema import DUEL, DUEL_METRICS, FINAL_SCORE, REFINED_SCORE, SDPO_ROW
 from pimono_sdpo.text import shorten
@@ -132,8 +132,10 @@ def render_model_card(report: Json | None, run: Json) -> str:
             report=report,
             run=run,
             arguments=run["arguments"],
+            how=run["arguments"].get("method", "sdpo"),
+            found=run.get("preflight") or {},
             steps=steps,
-            completions=steps * batch,
+            completions=steps * batch // run["arguments"].get("num_iterations", 1),
             # One line, so that nothing in it can end the code block.
             command=" ".join(shlex.join(run["command"]).split("\n")),
             metrics=_summarize_metrics(logged),
@@ -345,8 +347,8 @@ def _hash_files(of_files: list[str]) -> str:
     return hashlib.sha256(" ".join(of_files).encode()).hexdigest()
 
 
-PLOT, PAGE = "training.png", "training.html"
-EVALUATION_PLOT = "evaluation.png"
+PLOT, PAGE = "training.svg", "training.html"
+EVALUATION_PLOT = "evaluation.svg"
 
 
 def write_model_card(report: Json | None, run: Json, folder: Path) -> list[str]:
@@ -363,8 +365,8 @@ def write_model_card(report: Json | None, run: Json, folder: Path) -> list[str]:
 
 
 def write_comparison(report: Json, folder: Path, name: str = "report") -> None:
-    """Write `NAME.md` and `NAME.png` of an evaluation: how two models compare on a suite."""
-    write_comparison_plot(report, folder / f"{name}.png")
+    """Write `NAME.md` and `NAME.svg` of an evaluation: how two models compare on a suite."""
+    write_comparison_plot(report, folder / f"{name}.svg")
     (folder / f"{name}.md").write_text(_render_comparison(report, name))
 
 
@@ -386,7 +388,7 @@ def _render_comparison(report: Json, picture: str) -> str:
     paired = "; the difference is the mean over tasks of tuned minus baseline"
     note = "Means with 95 % bootstrap intervals, resampled by task"
     lines += ["", f"{note}{paired if len(labels) > 1 else ''}."]
-    return "\n".join([*lines, "", f"![Evaluation]({picture}.png)", ""])
+    return "\n".join([*lines, "", f"![Evaluation]({picture}.svg)", ""])
 
 
 def _format_interval(value: Json) -> str:
@@ -425,8 +427,10 @@ DUEL_COLUMNS = {
 }
 
 
-def render_duel_report(summary: Json, rows: Iterable[Mapping[str, Any]]) -> str:
-    """Return report.md of a duel; `rows` are DUEL rows, read once."""
+def render_duel_report(
+    summary: Json, rows: Iterable[Mapping[str, Any]], singles: Sequence[Mapping[str, Any]]
+) -> str:
+    """Return report.md of a duel; `rows` are DUEL rows, `singles` the turns of the gate."""
     templates = make_environment()
     templates.filters |= {
         "points": partial(format_figure, form=".1f"),
@@ -434,7 +438,7 @@ def render_duel_report(summary: Json, rows: Iterable[Mapping[str, Any]]) -> str:
         "percent": format_percent,
         "share": partial(format_figure, form=".2f"),
     }
-    values = {**summary, "turns": summary["verdict"]["turns"], "metrics": DUEL_METRICS}
+    values = {**summary, "metrics": DUEL_METRICS, "singles": singles}
     return templates.get_template("duel_report.md.j2").render(values, ranges=RANGES, rows=rows)
 
 

@@ -9,6 +9,9 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from cards.lint import check_licence
+from cards.plots import write_report_plots
+from cards.render import render_dataset_card
 from pimono_sdpo import __version__
 from pimono_sdpo.errors import EmptySelection, OutputError, SourceError
 from pimono_sdpo.options import (
@@ -55,8 +58,9 @@ class FilterOptions:
     """The options that decide which rows a source gives."""
 
     unit: Unit = option(
-        "One row per `session`, or per `episode` (one request and the work on it).",
-        default="session",
+        "One row per `episode` (one request and the work on it), or per `session`, with its "
+        "request of the strongest evidence, as in the reference run.",
+        default="episode",
         decides="row",
     )
     min_score: float = option("Drop rows with a lower score.", default=0.0, decides="row")
@@ -73,6 +77,11 @@ class FilterOptions:
         "Characters of earlier turns to put in front of each request.",
         default=0,
         minimum=0,
+        decides="row",
+    )
+    reference_terms: bool = option(
+        "Put the categories among the `reward_terms`, as the reference run did.",
+        default=False,
         decides="row",
     )
     max_samples: int | None = option(
@@ -97,8 +106,6 @@ class FilterOptions:
 
     def __post_init__(self) -> None:
         """Check the values; raises OutputError."""
-        from cards.lint import check_licence
-
         if not math.isfinite(self.min_score):
             raise OutputError(f"--min-score {self.min_score} keeps or drops all; use a number.")
         check_test_fraction(self.test_fraction)
@@ -109,7 +116,12 @@ class FilterOptions:
     def stages(self) -> tuple[Stage, ...]:
         """Return the stages that make the rows."""
         return pipeline(
-            self.unit, self.min_score, self.test_fraction, self.history_chars, self.split_by
+            self.unit,
+            self.min_score,
+            self.test_fraction,
+            self.history_chars,
+            self.split_by,
+            self.reference_terms,
         )
 
 
@@ -233,8 +245,6 @@ def _publish(
     options: Json,
 ) -> Json:
     """Choose among the rows of all shards, write the output and give the folder its name."""
-    from cards import render_dataset_card, write_report_plots
-
     comparing = options["max_samples"], options["seed"], options["dedupe"]
     with closing(choose_rows(files, work / "candidates.sqlite", *comparing)) as database:
         finished, dropped = write_chosen(files, work, database)

@@ -44,6 +44,7 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
+from cards.lint import lint_file
 from pimono_sdpo.errors import OutputError
 from pimono_sdpo.options import option, options
 from pimono_sdpo.runs.folders import PICTURES, REPORT, mark_of, read_json
@@ -174,9 +175,6 @@ def check_files(folder: Path) -> dict[str, Path]:
     Raises OutputError if the folder is not of a finished run, a shard is damaged, the Hub would
     refuse the card, or a text holds what looks like a secret.
     """
-    # It imports matplotlib.
-    from cards.lint import lint_file
-
     if mark_of(folder) != REPORT:
         raise OutputError(
             f"`{folder}` was not written by a finished `filter`, `steps` or `pairs`; push such a "

@@ -4,11 +4,14 @@ It holds no times and no machine paths: the same input gives the same bytes.
 """
 
 import hashlib
+import math
+import re
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import polars as pl
+import pyarrow.parquet as pq
 
 from pimono_sdpo import __version__
 
@@ -18,6 +21,7 @@ BY_SCORE = ("below_min_score", OVER_MAX_SAMPLES)
 # The detail of a reject names its harness, then its score.
 SCORE_IN_DETAIL = r"(?:^|, )score (-?[0-9][0-9.e+-]*)"
 MAX_BROKEN = 100
+READ_ROWS = 1024
 Json = dict[str, Any]
 
 
@@ -78,35 +82,28 @@ def build_report(
 
 def _list_broken_sessions(folder: Path) -> list[Json]:
     """Return the sessions with invalid JSON or invalid UTF-8, those that lost most first."""
-    columns = ["session_id", "source"]
-    counts = [
-        "lines_repaired",
-        "lines_skipped",
-        "bytes_repaired",
-        "bytes_skipped",
-        "bytes_not_utf8",
-    ]
-    frames = [
-        pl.scan_parquet(file).select(
-            *columns, *(pl.col("counts").struct.field(name) for name in counts)
-        )
-        for name in ("data", "rejects")
-        for file in sorted((folder / name).glob("*.parquet"))
-    ]
-    if not frames:
-        return []
-    return (
-        pl.concat(frames)
-        .filter(pl.sum_horizontal(counts) > 0)
-        .sort(
-            *("bytes_skipped", "bytes_repaired", "source", "session_id"),
-            descending=[True, True, False, False],
-            maintain_order=True,
-        )
-        .head(MAX_BROKEN)
-        .collect()
-        .to_dicts()
-    )
+    counted = ("lines_repaired", "lines_skipped", "bytes_repaired", "bytes_skipped")
+    files = sorted((folder / "data").glob("*.parquet"))
+    files += sorted((folder / "rejects").glob("*.parquet"))
+    broken = []
+    for row in _read_rows(files, ("session_id", "source", "counts")):
+        counts = {name: row["counts"][name] for name in (*counted, "bytes_not_utf8")}
+        if any(counts.values()):
+            broken.append({"session_id": row["session_id"], "source": row["source"], **counts})
+    return sorted(
+        broken,
+        key=lambda one: (
+            *(-one["bytes_skipped"], -one["bytes_repaired"]),
+            *(one["source"], one["session_id"]),
+        ),
+    )[:MAX_BROKEN]
+
+
+def _read_rows(files: Sequence[Path], columns: Sequence[str]) -> Iterator[Json]:
+    for file in files:
+        with pq.ParquetFile(file) as parquet:
+            for batch in parquet.iter_batches(READ_ROWS, columns=list(columns)):
+                yield from batch.to_pylist()
 
 
 def _hash_files(folder: Path) -> str:
@@ -142,63 +139,53 @@ def _add_up(records: list[Json], column: str) -> Counter[str]:
 def _describe_rows(folder: Path, name: str, min_score: float) -> Json:
     """Count and describe the rows of a folder without loading them."""
     data = folder / "data"
-    rows = pl.scan_parquet([*sorted(data.glob("train-*")), *sorted(data.glob("test-*"))])
-    score = pl.col("score")
-    low, high, mean = (
-        rows.select(score.min().alias("min"), score.max().alias("max"), score.mean())
-        .collect()
-        .row(0)
-    )
-    bins = _count_values(rows.select((score // BIN_WIDTH).cast(pl.Int64)))
+    files = [*sorted(data.glob("train-*")), *sorted(data.glob("test-*"))]
+    scores: list[float] = []
+    bins: Counter[int] = Counter()
+    splits, categories, sources = Counter[str](), Counter[str](), Counter[str]()
+    without_terms = 0
+    for row in _read_rows(files, ("score", "split", "categories", "reward_terms", "source")):
+        scores.append(row["score"])
+        bins[int(row["score"] // BIN_WIDTH)] += 1
+        splits[row["split"]] += 1
+        categories.update(row["categories"])
+        without_terms += set(row["reward_terms"]) <= set(row["categories"])
+        sources[row["source"].rpartition("/")[0] if "/" in row["source"] else name] += 1
     reasons, others = _count_rejects_by_score(sorted((folder / "rejects").glob("*.parquet")))
-    folder_of_source = (
-        pl.when(pl.col("source").str.contains("/"))
-        .then(pl.col("source").str.replace(r"/[^/]*$", ""))
-        .otherwise(pl.lit(name))
-    )
     return {
         "score": {
-            "min": low,
-            "max": high,
-            "mean": round(mean, 6),
+            "min": min(scores),
+            "max": max(scores),
+            "mean": round(math.fsum(scores) / len(scores), 6),
             "histogram": [
                 {
                     "from": i * BIN_WIDTH,
                     "to": (i + 1) * BIN_WIDTH,
-                    "rows": bins.get(i, 0),
-                    "rejected": others.get(i, 0),
+                    "rows": bins[i],
+                    "rejected": others[i],
                 }
                 for i in range(min([*bins, *others]), max([*bins, *others]) + 1)
             ],
-            "cut": low if OVER_MAX_SAMPLES in reasons else min_score if reasons else None,
+            "cut": min(scores) if OVER_MAX_SAMPLES in reasons else min_score if reasons else None,
         },
-        "splits": _count_values(rows.select("split")),
-        "without_terms": int(
-            rows.select(
-                (pl.col("reward_terms").list.set_difference("categories").list.len() == 0).sum()
-            )
-            .collect()
-            .item()
-        ),
-        "category_counts": _count_values(rows.select(pl.col("categories").explode())),
-        "sources": _count_values(rows.select(folder_of_source)),
-        "first_sample": rows.head(1).collect().to_dicts()[0],
+        "splits": dict(sorted(splits.items())),
+        "without_terms": without_terms,
+        "category_counts": dict(sorted(categories.items())),
+        "sources": dict(sorted(sources.items())),
+        "first_sample": next(pq.ParquetFile(files[0]).iter_batches(1)).to_pylist()[0],
     }
 
 
-def _count_rejects_by_score(files: list[Path]) -> tuple[set[str], dict[int, int]]:
+def _count_rejects_by_score(files: list[Path]) -> tuple[set[str], Counter[int]]:
     """Return why rows were dropped for their score alone, and how many there are per bin."""
-    if not files:
-        return set(), {}
-    rejects = pl.scan_parquet(files).filter(pl.col("drop_reason").is_in(BY_SCORE))
-    score = pl.col("detail").str.extract(SCORE_IN_DETAIL).cast(pl.Float64, strict=False)
-    reasons = set(_count_values(rejects.select("drop_reason")))
-    return reasons, _count_values(rejects.select((score // BIN_WIDTH).cast(pl.Int64)).drop_nulls())
-
-
-def _count_values(column: pl.LazyFrame) -> dict[Any, int]:
-    (name,) = column.collect_schema().names()
-    return dict(column.group_by(name).len().sort(name).collect().rows())
+    reasons: set[str] = set()
+    bins: Counter[int] = Counter()
+    for row in _read_rows(files, ("drop_reason", "detail")):
+        if row["drop_reason"] in BY_SCORE:
+            reasons.add(row["drop_reason"])
+            if score := re.search(SCORE_IN_DETAIL, row["detail"]):
+                bins[int(float(score[1]) // BIN_WIDTH)] += 1
+    return reasons, bins
 
 
 MEASURES = {

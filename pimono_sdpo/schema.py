@@ -26,20 +26,25 @@ SESSION = Features(
 )
 
 MESSAGE = {"role": Value("string"), "content": Value("string")}
-DIAGNOSTIC = {
+# A failure that the environment reported, or a later message of the user that corrects the agent.
+FINDING = {
+    "kind": Value("string"),
+    "event_index": Value("int32"),
+    "request": Value("int32"),
+    "tool": Value("string"),
+    "target": Value("string"),
+    "status": Value("string"),
+    "text": Value("string"),
     "categories": List(Value("string")),
-    "text": Value("string"),
-    "tool_name": Value("string"),
-    "command": Value("string"),
-    "event_index": Value("int32"),
-}
-CORRECTION = {
-    "text": Value("string"),
-    "event_index": Value("int32"),
+    "next": Value("string"),
+    "resolved_at": Value("int32"),
+    "resolved_by": Value("string"),
+    "excuse": Value("string"),
     "rule": Value("string"),
     "probability": Value("float64"),
     "span": Value("string"),
 }
+CORRECTION = {name: FINDING[name] for name in ("event_index", "rule", "probability", "span")}
 KNOWN_FILE = {
     "path": Value("string"),
     "whole": Value("bool"),
@@ -71,8 +76,8 @@ EVIDENCE = Features(
         "cwd": Value("string"),
         "history": List(MESSAGE),
         "prompt": Value("string"),
-        "diagnostics": List(DIAGNOSTIC),
-        "corrections": List(CORRECTION),
+        "request": Value("int32"),
+        "findings": List(FINDING),
         "continued": Value("bool"),
         "tools": List(Value("string")),
         "workspace": List(KNOWN_FILE),
@@ -101,7 +106,7 @@ SDPO_ROW = Features(
         "score": Value("float64"),
         "score_terms": List({"term": Value("string"), "value": Value("float64")}),
         "categories": List(Value("string")),
-        "corrections": List({k: v for k, v in CORRECTION.items() if k != "text"}),
+        "corrections": List(CORRECTION),
         "session_id": Value("string"),
         "source": Value("string"),
         "harness": Value("string"),
@@ -128,14 +133,39 @@ REJECT = Features(
 )
 
 
-class Diagnostic(TypedDict):
-    """A failure that the environment reported; `command` is the command line, or empty."""
+class Finding(TypedDict):
+    """One piece of evidence.
 
-    categories: list[str]
-    text: str
-    tool_name: str
-    command: str
+    kind         `failure` or `correction`
+    event_index  the event that reports it
+    request      the event of the request it belongs to, -1 before the first one
+    tool         the tool that failed
+    target       its command line, path or other main argument
+    status       what says so: `flag`, `exit_code`, `text`, `harness` or `user`
+    text         the message, cleaned
+    categories   what went wrong
+    next         what the agent did next
+    resolved_at  the event that shows it resolved, None if nothing does
+    resolved_by  what the agent did in between
+    excuse       why it teaches nothing (`processors.relevance`), empty if it does
+    rule, probability, span   what decided a correction, and the words that show it
+    """
+
+    kind: Literal["failure", "correction"]
     event_index: int
+    request: int
+    tool: str
+    target: str
+    status: str
+    text: str
+    categories: list[str]
+    next: str
+    resolved_at: int | None
+    resolved_by: str
+    excuse: str
+    rule: str
+    probability: float
+    span: str
 
 
 class Correction(TypedDict):
@@ -289,7 +319,7 @@ class Turn(TypedDict):
 Opponent = Literal["king", "reference"]
 DUEL_METRICS = ("correctness", "grounding", "progress", "protocol", "efficiency")
 # The lowest score of a turn in the buckets `final` and `refined`; below is `defeat`.
-FINAL_SCORE, REFINED_SCORE = 80.0, 66.0
+PARITY, REFINED_SCORE, FINAL_SCORE = 50.0, 66.0, 80.0
 SCORES = {name: Value("float64") for name in DUEL_METRICS}
 USAGE = {
     "prompt_tokens": Value("int64"),

@@ -8,32 +8,52 @@ shard. It carries a hash of its source, because `datasets` 5.2 fingerprints an i
 its name only: without the hash, an edited rule would silently reuse yesterday's cache.
 """
 
-import ast
 import hashlib
-import inspect
+import marshal
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from importlib.util import find_spec
+from itertools import islice
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pyarrow as pa
-from datasets import Dataset, Features, IterableDataset, Value
+from datasets import Dataset, Features, IterableDataset, Json, List, Value
 
 Row = Mapping[str, Any]
 AnyDataset = TypeVar("AnyDataset", Dataset, IterableDataset)
 OURS = ("pimono_sdpo", "processors", "rewards")
+# At any depth; a sentence that begins like one only adds a module.
+_IMPORT = re.compile(
+    rf"^[ ]*(?:from|import) ((?:{'|'.join(OURS)})\b[\w.]*)(?: import (\([^)]*\)|[^\n]*))?",
+    re.MULTILINE,
+)
 KEPT, STAGE, REASON = "kept", "stage", "drop_reason"
 BATCH_ROWS = 64
 TOGETHER = 16
-SLICE_CHARS = 4_000_000
+ENCODED_ROWS = 64
+
+
+class _Hashed:
+    """A stage whose pickle, by which `datasets` knows it, holds the hash of its code."""
+
+    fn: Callable[[Row], Any]
+
+    @property
+    def code(self) -> str:
+        """The hash of the source and the options of the function."""
+        return source_hash(self.fn)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "code_hash": self.code}
 
 
 @dataclass(frozen=True)
-class Map:
+class Map(_Hashed):
     """Add or replace columns: `fn(row) -> {column: value}`.
 
     `tallies` names columns the report counts: lists of strings or structs of integers.
@@ -44,10 +64,6 @@ class Map:
     writes: Features
     drops: tuple[str, ...] = ()
     tallies: tuple[str, ...] = ()
-    code: str = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "code", source_hash(self.fn))
 
     def __call__(self, row: Row) -> dict[str, Any]:
         """Return the new columns of one row."""
@@ -55,17 +71,13 @@ class Map:
 
 
 @dataclass(frozen=True)
-class FlatMap:
+class FlatMap(_Hashed):
     """Replace a row by the rows `fn(row)` returns; all columns become those of `writes`."""
 
     fn: Callable[[Row], list[dict[str, Any]]]
     reads: tuple[str, ...]
     writes: Features
     tallies: tuple[str, ...] = ()
-    code: str = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "code", source_hash(self.fn))
 
     def __call__(self, batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
         """Return the rows of a batch, column by column."""
@@ -76,15 +88,11 @@ class FlatMap:
 
 
 @dataclass(frozen=True)
-class Filter:
+class Filter(_Hashed):
     """Keep a row when `fn(row)` is None; otherwise the string says why it was dropped."""
 
     fn: Callable[[Row], str | None]
     reads: tuple[str, ...]
-    code: str = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "code", source_hash(self.fn))
 
     def __call__(self, row: Row) -> bool:
         """Return whether the row stays."""
@@ -96,7 +104,12 @@ Stage = Map | FlatMap | Filter
 
 def name_of(stage: Stage) -> str:
     """Name a stage by the module that holds its function."""
-    return _function(stage.fn).__module__.rpartition(".")[2]
+    return module_of(stage.fn).rpartition(".")[2]
+
+
+def module_of(fn: Callable[..., Any]) -> str:
+    """Return the name of the module that holds a function."""
+    return _function(fn).__module__
 
 
 def apply(dataset: AnyDataset, stage: Stage, **options: Any) -> AnyDataset:
@@ -184,6 +197,10 @@ class Fused:
         return Features({**rows, **self.rejects, **outcome, **tallies})
 
     @cached_property
+    def _schema(self) -> pa.Schema:
+        return self.features.arrow_schema
+
+    @cached_property
     def _carried(self) -> list[tuple[str, ...]]:
         """For each stage the columns that a row it drops hands to `rejects`."""
         wanted = self.rejects or {}
@@ -196,7 +213,8 @@ class Fused:
     def __call__(self, table: pa.Table) -> pa.Table:
         """Run all rows of a table through all stages."""
         few = (table.slice(start, TOGETHER) for start in range(0, table.num_rows, TOGETHER))
-        return table_of_rows((row for part in few for row in self._run(part)), self.features)
+        rows = (row for part in few for row in self._run(part))
+        return table_of_rows(rows, self.features, self._schema)
 
     def map(self, dataset: AnyDataset, batch_size: int | None, **options: Any) -> AnyDataset:
         """Run all stages over a dataset with the format "arrow"; `options` go to `Dataset.map`."""
@@ -293,48 +311,53 @@ def iterate_rows(table: pa.Table, features: Features) -> Iterator[dict[str, Any]
             yield {n: v.as_py() for n, v in zip(names, values, strict=True)}
 
 
-def table_of_rows(rows: Iterable[Row], features: Features) -> pa.Table:
-    """Return rows as a table of just these columns; what a row lacks is null."""
-    schema = features.arrow_schema
+def table_of_rows(
+    rows: Iterable[Row], features: Features, schema: pa.Schema | None = None
+) -> pa.Table:
+    """Return rows as a table of just these columns; what a row lacks is null.
+
+    `schema` is that of the columns, for who has it already: making it takes milliseconds.
+    """
+    schema = schema or features.arrow_schema
     if not _has_json(features):
         return pa.Table.from_pylist(list(rows), schema)
-    tables = [
-        Dataset.from_list(
-            [{name: row.get(name) for name in features} for row in few], features=features
-        ).data.table.cast(schema)
-        for few in _slices(rows)
-    ]
-    # Arrow makes no empty table of JSON columns.
-    return pa.concat_tables(tables) if tables else table_of_rows([{}], features).slice(0, 0)
+    # Arrow makes JSON of text, but not of dicts.
+    written = pa.schema([(column.name, _text_for_json(column.type)) for column in schema])
+    encoded = (_write_json(features, row) for row in rows)
+    batches = []
+    while few := list(islice(encoded, ENCODED_ROWS)):
+        batches.append(pa.RecordBatch.from_pylist(few, written))
+    return pa.Table.from_batches(batches, written).cast(schema)
 
 
-def _slices(rows: Iterable[Row]) -> Iterator[list[Row]]:
-    """Yield so many rows at a time as `datasets` encodes in little memory."""
-    few: list[Row] = []
-    chars = 0
-    for row in rows:
-        few.append(row)
-        chars += _chars(row)
-        if chars > SLICE_CHARS:
-            yield few
-            few, chars = [], 0
-    if few:
-        yield few
+def _write_json(kind: Any, value: Any) -> Any:
+    """Return a value with its JSON as text; `Features.encode_example` decides by a list's first."""
+    if value is None:
+        return None
+    if isinstance(kind, Json):
+        return kind.encode_example(value)
+    if isinstance(kind, List):
+        return [_write_json(kind.feature, one) for one in value]
+    if isinstance(kind, Mapping):
+        return {name: _write_json(inner, value.get(name)) for name, inner in kind.items()}
+    return value
 
 
-def _chars(value: Any) -> int:
-    if isinstance(value, str):
-        return len(value)
-    if isinstance(value, Mapping):
-        return sum(_chars(one) for one in value.values())
-    if isinstance(value, list):
-        return sum(map(_chars, value))
-    return 8
+def _text_for_json(kind: pa.DataType) -> pa.DataType:
+    if isinstance(kind, pa.JsonType):
+        return kind.storage_type
+    if pa.types.is_list(kind):
+        return pa.list_(_text_for_json(kind.value_type))
+    if pa.types.is_struct(kind):
+        return pa.struct([(field.name, _text_for_json(field.type)) for field in kind])
+    return kind
 
 
-def _has_json(features: Features) -> bool:
+def _has_json(kind: Any) -> bool:
     """Whether some column is JSON, which only `datasets` encodes and decodes."""
-    return "arrow.json" in str(features.arrow_schema)
+    if isinstance(kind, Mapping):
+        return any(map(_has_json, kind.values()))
+    return isinstance(kind, Json) or (isinstance(kind, List) and _has_json(kind.feature))
 
 
 def source_hash(fn: Callable[..., Any]) -> str:
@@ -345,7 +368,11 @@ def source_hash(fn: Callable[..., Any]) -> str:
 
 def code_hash(fn: Callable[..., Any]) -> str:
     """Hash the module of a function and what that imports from this project."""
-    return _module_hash(_function(fn).__module__)
+    function = _function(fn)
+    if getattr(sys.modules[function.__module__], "__file__", None) is None:
+        # Written in a notebook.
+        return hashlib.sha256(marshal.dumps(function.__code__)).hexdigest()
+    return _module_hash(module_of(fn))
 
 
 def _function(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -359,35 +386,38 @@ def _module_hash(module_name: str) -> str:
     pending = [module_name]
     while pending:
         name = pending.pop()
-        path = _source_file(name)
-        if name in digests or path is None:
-            continue
-        source = path.read_bytes()
-        digests[name] = hashlib.sha256(source).hexdigest()
-        for data in (*path.parent.glob("*.json"), *path.parent.glob("*.toml")):
-            digests[data.name] = hashlib.sha256(data.read_bytes()).hexdigest()
-        pending.extend(_project_imports(source))
+        if name not in digests and (path := _source_file(name)) is not None:
+            digests[name], imports = _read_module(path)
+            digests |= _hash_data(path.parent)
+            pending.extend(imports)
     joined = "".join(f"{name}:{digest};" for name, digest in sorted(digests.items()))
     return hashlib.sha256(joined.encode()).hexdigest()
 
 
+@cache
 def _source_file(name: str) -> Path | None:
-    """Return the file of a module, imported or not; None when the name is no module."""
-    if name in sys.modules:
-        return Path(inspect.getfile(sys.modules[name]))
-    try:
-        found = find_spec(name)
-    except ModuleNotFoundError:
-        return None
-    return Path(found.origin) if found is not None and found.origin is not None else None
+    """Return the file of a module, without importing it; None when the name is not a module."""
+    package, _, rest = name.partition(".")
+    if package not in OURS:
+        return Path(str(sys.modules[name].__file__))
+    found = find_spec(package)
+    assert found is not None
+    assert found.origin is not None
+    path = Path(found.origin).parent.joinpath(*rest.split(".")) if rest else Path(found.origin)
+    return next(filter(Path.is_file, (path, path.with_suffix(".py"), path / "__init__.py")), None)
 
 
-def _project_imports(source: bytes) -> list[str]:
-    """Return what may be modules of this project among the imports of a source, at any depth."""
+@cache
+def _read_module(path: Path) -> tuple[str, tuple[str, ...]]:
+    """Return the hash of a source, and what may be modules of this project among its imports."""
+    source = path.read_bytes()
     names: list[str] = []
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.ImportFrom) and node.module:
-            names += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-        elif isinstance(node, ast.Import):
-            names += [alias.name for alias in node.names]
-    return [name for name in names if name.partition(".")[0] in OURS]
+    for module, imported in _IMPORT.findall(source.decode()):
+        names += [module, *(f"{module}.{name}" for name in re.findall(r"\w+", imported))]
+    return hashlib.sha256(source).hexdigest(), tuple(names)
+
+
+@cache
+def _hash_data(folder: Path) -> dict[str, str]:
+    data = (*folder.glob("*.json"), *folder.glob("*.toml"))
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in data}

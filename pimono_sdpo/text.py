@@ -63,3 +63,30 @@ def split_shingles(text: str, words: int = 3) -> list[str]:
     if len(found) <= words:
         return [" ".join(found)]
     return [" ".join(found[i : i + words]) for i in range(len(found) - words + 1)]
+
+
+def shorten_line(text: str, limit: int) -> str:
+    """Return a text on one line, cut after `limit` characters.
+
+    >>> shorten_line("npm test\\nnpm run build", 14)
+    'npm test npm…'
+    """
+    line = " ".join(text[: 4 * limit].split())
+    return line if len(line) <= limit else line[: limit - 1].rstrip() + "…"
+
+
+def shorten_at_paragraphs(text: str, limit: int) -> str:
+    """Shorten a text like `shorten`, but cut it between paragraphs, lines or at least words.
+
+    >>> shorten_at_paragraphs("one two\\n\\n" + "b " * 40 + "\\n\\nlast words", 60)
+    'one two\\n\\n[... trimmed ...]\\n\\nlast words'
+    """
+    if len(text) <= limit:
+        return text
+    half = max(limit - len(TRIMMED), 0) // 2
+    head, tail = text[:half], text[len(text) - half :]
+    ends = ("\n\n", "\n", " ")
+    # A cut gives up at most two thirds of what would fit.
+    stops = (at for end in ends if (at := head.rfind(end)) > half // 3)
+    starts = (at for end in ends if 0 <= (at := tail.find(end)) < half - half // 3)
+    return head[: next(stops, half)].rstrip() + TRIMMED + tail[next(starts, 0) :].lstrip()

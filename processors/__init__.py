@@ -12,20 +12,21 @@ from processors import context, evidence, grade, keep, names, redact, rows, spli
 
 
 def pipeline(
-    unit: Unit = "session",
+    unit: Unit = "episode",
     min_score: float = 0.0,
     test_fraction: float = 0.0,
     history_chars: int = 0,
     split_by: SplitBy = "repository",
+    reference_terms: bool = False,
 ) -> tuple[Stage, ...]:
-    """Return the stages for one unit of training, minimum score, test split and history."""
+    """Return the stages for the options of `filter` that decide each row."""
     return (
         evidence.stage(unit, history_chars),
         split.stage(test_fraction, split_by),
         names.STAGE,
         keep.STAGE,
         redact.STAGE,
-        grade.STAGE,
+        grade.stage(reference_terms),
         threshold.stage(min_score),
         context.STAGE,
         rows.STAGE,

@@ -1,6 +1,6 @@
-"""Write the teacher's context: the weightiest diagnostics first, then the corrections.
+"""Write the teacher's context: the weightiest failures first, then the corrections.
 
-reads   diagnostics, corrections
+reads   request, findings
 writes  privileged_context
 """
 
@@ -11,15 +11,17 @@ from typing import Any
 from datasets import Features, Value
 
 from pimono_sdpo.failures import Rule, find_rules
-from pimono_sdpo.schema import Correction, Diagnostic
+from pimono_sdpo.schema import Finding
 from pimono_sdpo.stage import Map, Row
-from pimono_sdpo.text import shorten, shorten_around
+from pimono_sdpo.text import shorten, shorten_around, shorten_line
 from processors.grade import WEIGHTS
+from processors.outcome import is_command
 
 MAX_DIAGNOSTICS = 6
 MAX_CORRECTIONS = 4
 DIAGNOSTIC_CHARS = 1600
 CORRECTION_CHARS = 800
+TARGET_CHARS = 300
 LINE_CHARS = 150
 # A longer line is minified code, which nobody reads.
 LONG_LINE = 400
@@ -27,17 +29,30 @@ _VARIES = re.compile(r"0x[0-9a-fA-F]+|\d+(?:\.\d+)?(?:ms|s)?")
 
 
 def write_context(row: Row) -> dict[str, Any]:
-    """Render the weightiest diagnostics and the first corrections as numbered blocks."""
+    """Render the weightiest failures and the first corrections of the request, numbered."""
     blocks = [
         f"Tool/environment diagnostic {number} ({', '.join(_rank(item['categories']))}):\n"
-        + _shorten_diagnostic(item["text"])
-        for number, item in enumerate(select_diagnostics(row["diagnostics"]), start=1)
+        + _render_failure(item)
+        for number, item in enumerate(select_failures(row), start=1)
     ]
     blocks += [
         f"Later user correction {number}:\n" + shorten(item["text"], CORRECTION_CHARS)
-        for number, item in enumerate(select_corrections(row["corrections"]), start=1)
+        for number, item in enumerate(select_corrections(row), start=1)
     ]
     return {"privileged_context": "\n\n".join(blocks)}
+
+
+def _render_failure(item: Finding) -> str:
+    """Return what was called, what it said, and what resolved it."""
+    target = shorten_line(item["target"], TARGET_CHARS)
+    is_shell = is_command(item["tool"], item["target"])
+    call = f"$ {target}" if is_shell else f"{item['tool']} {target}".strip()
+    if item["resolved_at"] is None:
+        end = f"Next: {item['next']}\n" if item["next"] else ""
+        end += "Nothing after it resolved this."
+    else:
+        end = f"Resolved by: {item['resolved_by']}"
+    return "\n".join(filter(None, (call, _shorten_diagnostic(item["text"]), end)))
 
 
 def _shorten_diagnostic(text: str) -> str:
@@ -67,23 +82,35 @@ def _sort_key(rule: Rule) -> float:
     return -WEIGHTS[rule.category]
 
 
-def _mask_variable_parts(item: Diagnostic) -> str:
+def _mask_variable_parts(item: Finding) -> str:
     """Return a text without times, counts and addresses, to compare runs of one command."""
     return _VARIES.sub("0", item["text"])
 
 
-def select_diagnostics(items: list[Diagnostic]) -> list[Diagnostic]:
-    """Return the distinct diagnostics of most weight, the earliest of equal ones."""
+def select_failures(row: Row) -> list[Finding]:
+    """Return the distinct failures of most weight, the earliest of equal ones."""
+    items = _select_own(row, "failure")
     if len(items) == 1:
         return items
-    distinct = list({_mask_variable_parts(item): item for item in reversed(items)}.values())[::-1]
+    # Of repeats the last says how it ended.
+    distinct = list({_mask_variable_parts(item): item for item in items}.values())
     ranked = sorted(distinct, key=lambda item: -sum(WEIGHTS[name] for name in item["categories"]))
     return ranked[:MAX_DIAGNOSTICS]
 
 
-def select_corrections(items: list[Correction]) -> list[Correction]:
+def select_corrections(row: Row) -> list[Finding]:
     """Return the first distinct corrections."""
-    return list({item["text"]: item for item in reversed(items)}.values())[::-1][:MAX_CORRECTIONS]
+    items = reversed(_select_own(row, "correction"))
+    return list({item["text"]: item for item in items}.values())[::-1][:MAX_CORRECTIONS]
+
+
+def _select_own(row: Row, kind: str) -> list[Finding]:
+    """Return the telling evidence of a kind that belongs to the row's request."""
+    return [
+        item
+        for item in row["findings"]
+        if item["kind"] == kind and item["request"] == row["request"] and not item["excuse"]
+    ]
 
 
 def _rank(categories: list[str]) -> list[str]:
@@ -92,6 +119,6 @@ def _rank(categories: list[str]) -> list[str]:
 
 STAGE = Map(
     write_context,
-    reads=("diagnostics", "corrections"),
+    reads=("request", "findings"),
     writes=Features({"privileged_context": Value("string")}),
 )

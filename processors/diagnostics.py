@@ -11,16 +11,18 @@ from collections.abc import Sequence
 from pimono_sdpo.failures import (
     EVICTED,
     INTERRUPT,
+    PENDING,
     PROVIDER_ERROR,
     SAYS_PASSED,
     SOUNDS_BAD,
     VETO_PROSE,
     classify,
-    may_fail,
+    may_complain,
 )
-from pimono_sdpo.schema import Diagnostic
+from pimono_sdpo.schema import Finding
 from pimono_sdpo.shell import Pipeline, Stage, loses_status, parse_command
 from pimono_sdpo.traces.events import Event, decode_json
+from processors.status import SHORT, decode_status, find_family
 
 MIXED_TAIL_LINES = 25
 HEAD_LINES = 8
@@ -28,23 +30,31 @@ HEAD_CHARS, TAIL_CHARS = 20_000, 40_000
 _END_CHARS = 2_000
 _BROKEN_OFF = 130
 _TIMED_OUT_CODE = 124
-# Interrupted by the user; ended by `head`.
-_NO_VERDICT = frozenset({_BROKEN_OFF, 141})
+# Interrupted by the user; ended by `head`; killed by a command that kills.
+_KILLED = frozenset({137, 143, 144})
+_STOPPED = frozenset({_BROKEN_OFF, 141}) | _KILLED
+_STOPS = re.compile(r"\b(?:p?kill|killall|timeout)\b")
+# `gh pr checks` ends with 8 while checks are running.
+_PENDING_CODE = 8
+MAX_COMMAND = 2000
 
 _TRAILER = re.compile(
     r"(?<!\n)\n*\[(?:Showing (?:lines|last|first)|(?:Output|Result) truncated|Truncated"
-    r"|(?:Full|Raw) output)[^\]\n]{0,400}\]\s*",
-    re.IGNORECASE,
+    r"|(?:Full|Raw) output)[^\]\n]{0,400}\]\s*|^Wall time: [\d.]+ seconds\s*",
+    re.IGNORECASE | re.MULTILINE,
 )
 _LEADER = re.compile(r"Total output lines: \d{1,9}\n\s*")
-_MAY_TRAIL = re.compile(r"\[(?:Showing|Output|Result|Truncated|Full|Raw)", re.IGNORECASE)
+_MAY_TRAIL = re.compile(r"\[(?:Showing|Output|Result|Truncated|Full|Raw)|Wall time", re.IGNORECASE)
 _EXIT_HEAD = re.compile(
     r"(?:Error: )?(?:Exit code:? -?\d{1,9}\b|Command failed \(exit code: -?\d{1,9}\))"
 )
 _EXIT_TAIL = re.compile(
-    r"(?:\(no output\)\s{1,4})?(?:\[Process|Command) exited with code -?\d{1,9}\]?\s*\Z"
+    r"(?:\(no output\)\s{1,4})?[\[(]?(?:Process|Command) (?:exited with code -?\d{1,9}|not found)"
+    r"[\])]?\s*\Z"
 )
 _EXIT_CHARS = 100
+# What a harness wraps a result in; commands print other JSON.
+_WRAPPED = re.compile(r'\{\s{0,8}"(?:status|tool|exit_?[cC]ode)"')
 # After these a tool quotes its arguments.
 _QUOTED = re.compile(r"\n(?:String: |Received arguments:|Current content|Input: |```|<<<<<<<)")
 _PATCH_QUOTED = re.compile(r"(?:expected lines|context)[^\n]{0,400}:\n")
@@ -55,53 +65,143 @@ _OWN_TO_CALLS = frozenset(
     "tool_schema_validation missing_file_or_command permission_auth command_error"
     " build_lint_compile".split()
 )
-# Their output may be anything, but their complaints fit into a few lines.
-_TALKERS = frozenset(
-    "gh glab psql mysql sqlite3 redis-cli docker podman kubectl npm pnpm yarn pip pip3 brew aws"
-    " systemctl tmux adb unzip tar".split()
-)
+# They print what they found although they exit with 1.
+_PRINTS = frozenset("diff cmp colordiff comm git which type whereis command".split())
+# They print nothing when they succeed.
+_PREPARE = frozenset("cd pushd export set source . true : sleep mkdir touch".split())
 
 
-def find_diagnostics(events: Sequence[Event]) -> list[Diagnostic]:
-    """Return the diagnostics of a session in order; `text` is cleaned, not shortened."""
-    calls: dict[str, str] = {}
-    found: list[Diagnostic] = []
+_TELLING = frozenset({"tool_result", "bash", "assistant"})
+
+
+def find_failures(events: Sequence[Event]) -> list[Finding]:
+    """Return the failures of a session in order; `text` is cleaned, not shortened."""
+    calls: dict[str, Event] = {}
+    found: list[Finding] = []
     for event in events:
-        if event.kind == "tool_call" and event.tool_name == "bash":
-            calls[event.call_id] = event.arguments
-        called = event.arguments if event.kind == "bash" else calls.get(event.call_id, "")
-        if not _may_tell(event, called):
-            continue
-        text = _strip_notices(event.text)
-        command = called if event.kind == "bash" else _read_command(called)
-        if event.kind == "assistant":
-            categories = _classify_turn(text)
-        else:
-            categories = _classify_event(event, command, text)
-        if categories:
-            found.append(
-                {
-                    "categories": sorted(categories),
-                    "text": text,
-                    "tool_name": event.tool_name,
-                    "command": command,
-                    "event_index": event.index,
-                }
-            )
+        if event.kind == "tool_call":
+            calls[event.call_id] = event
+        elif event.kind in _TELLING and event.on_active_branch:
+            if not (event.is_error or event.exit_code) and _says_nothing(event):
+                continue
+            call = event if event.kind == "bash" else calls.get(event.call_id)
+            if failure := _judge(event, call):
+                found.append(failure)
     return found
 
 
-def _may_tell(event: Event, called: str) -> bool:
-    """Rule out most of the events that cannot be failures."""
-    if not event.on_active_branch:
-        return False
+def _says_nothing(event: Event) -> bool:
+    """Rule out most of the results that cannot be failures: long texts of files."""
     if event.kind == "assistant":
-        return event.stop_reason == "error"
-    if event.kind not in {"tool_result", "bash"}:
-        return False
-    if event.is_error or event.exit_code:
-        return True
-    return event.tool_name == "bash" and may_mask_failure(called, event.text)
+        return event.stop_reason != "error"
+    return (
+        len(event.text) >= SHORT
+        and event.text[:1] != "{"
+        and event.kind == "tool_result"
+        and find_family(event.tool_name) == "shows"
+    )
+
+
+def _judge(event: Event, call: Event | None) -> Finding | None:
+    """Return the failure that an event reports, None without one."""
+    if event.kind == "assistant":
+        text = _strip_notices(event.text)
+        return _build(event, "", "harness", text, _classify_turn(text))
+    arguments = call.arguments if call else ""
+    code = event.exit_code
+    is_shell = event.tool_name == "bash" or _runs_command(event, arguments)
+    if event.is_error or (code and event.kind == "tool_result" and (is_shell or _runs(event))):
+        source, message = ("flag" if code is None else "exit_code"), ""
+    elif is_shell and (code is not None or not _WRAPPED.match(event.text)):
+        if not may_mask_failure(arguments, event.text):
+            return None
+        source, message = "", ""
+    else:
+        status = decode_status(event.tool_name, event.text)
+        if not status.failed or code == 0:
+            return None
+        source, code, message = "text", status.exit_code, status.message
+    text = _strip_notices(message or event.text)
+    target = arguments if event.kind == "bash" else find_target(arguments)
+    if not source:
+        return _build(event, target, "text", text, find_masked_failures(target, text))
+    if EVICTED.fullmatch(text[:500]) or _is_interrupt_or_outage(event, text):
+        return None
+    output = _cut_to_ends(text)
+    if code is not None and (is_shell or _runs(event)):
+        categories = _classify_command(code, parse_command(target), target, output)
+    else:
+        categories = _classify_call(event.tool_name, output) if output.strip() else set()
+    return _build(event, target, source, text, categories)
+
+
+def _runs(event: Event) -> bool:
+    return find_family(event.tool_name) == "runs"
+
+
+def _runs_command(event: Event, arguments: str) -> bool:
+    """Check for a shell by another name: a runner that was given a command line."""
+    return ('"command":' in arguments or '"cmd":' in arguments) and _runs(event)
+
+
+def _build(
+    event: Event, target: str, source: str, text: str, categories: set[str]
+) -> Finding | None:
+    if not categories:
+        return None
+    return {
+        **NOTHING_KNOWN,
+        "kind": "failure",
+        "event_index": event.index,
+        "tool": event.tool_name,
+        "target": target,
+        "status": source,
+        "text": text,
+        "categories": sorted(categories),
+    }
+
+
+NOTHING_KNOWN: Finding = {
+    "kind": "failure",
+    "event_index": -1,
+    "request": -1,
+    "tool": "",
+    "target": "",
+    "status": "",
+    "text": "",
+    "categories": [],
+    "next": "",
+    "resolved_at": None,
+    "resolved_by": "",
+    "excuse": "",
+    "rule": "",
+    "probability": 1.0,
+    "span": "",
+}
+
+# The arguments that say all that a call is about, the most telling first.
+_TARGETS = (
+    *("command", "cmd", "script", "code", "path", "file_path", "filePath", "notebook_path", "file"),
+    *("url", "query", "pattern"),
+)
+MAX_TARGET = 2000
+_INNER_COMMAND = re.compile(r"""\bcmd["']?\s{0,4}:\s{0,4}("(?:[^"\\]|\\.)*"|'[^']*'|`[^`]*`)""")
+
+
+def find_target(arguments: str) -> str:
+    """Return the command line, the path or the address of a call, else its arguments as they are.
+
+    >>> find_target('{"limit": 3, "path": "a.ts"}'), find_target('{"action": "list"}')
+    ('a.ts', '{"action": "list"}')
+    """
+    value = decode_json(arguments)
+    if not isinstance(value, dict):
+        return value if isinstance(value, str) else ""
+    texts = [value[key] for key in _TARGETS if isinstance(value.get(key), str)]
+    text = next(filter(None, texts), arguments[:MAX_TARGET] if value else "")
+    # A script of a harness that runs commands from JavaScript.
+    inner = _INNER_COMMAND.search(text) if "cmd" in text else None
+    return inner.group(1)[1:-1] if inner else text
 
 
 def _strip_notices(text: str) -> str:
@@ -119,19 +219,6 @@ def _classify_turn(text: str) -> set[str]:
     """Classify a turn that ended in an error: the provider's fault, or that of invalid calls."""
     is_own = len(text) < 600 and not PROVIDER_ERROR.search(text)
     return set(classify(text)) & {"tool_schema_validation"} if is_own else set()
-
-
-def _classify_event(event: Event, command: str, text: str) -> set[str]:
-    is_bash = event.tool_name == "bash"
-    failed = event.is_error or (event.kind == "tool_result" and is_bash and bool(event.exit_code))
-    if not failed:
-        return find_masked_failures(command, text) if is_bash else set()
-    if EVICTED.fullmatch(text[:500]) or _is_interrupt_or_outage(event, text):
-        return set()
-    output = _cut_to_ends(text)
-    if is_bash and event.exit_code is not None:
-        return _classify_command(event.exit_code, parse_command(command), command, output)
-    return _classify_call(event.tool_name, output) if output.strip() else set()
 
 
 def _is_interrupt_or_outage(event: Event, text: str) -> bool:
@@ -168,25 +255,37 @@ def _classify_call(tool_name: str, output: str) -> set[str]:
 def _classify_command(
     exit_code: int, pipelines: list[Pipeline], command: str, output: str
 ) -> set[str]:
+    """Classify a command that ended with an exit code; nothing if that is no failure."""
     stages = [stage for pipeline in pipelines for stage in pipeline.stages]
-    if stages and all(stage.role != "runs" for stage in stages):
+    only_reads = bool(stages) and all(stage.role != "runs" for stage in stages)
+    if only_reads:
         own = _find_own_words(stages, output)
-        silenced = "2>/dev/null" in command or "&>/dev/null" in command
-        if not own and (exit_code == 1 or (silenced and exit_code == 2)):
-            return set()
-        return {"command_error"} | (set(classify(own)) - NOT_OF_A_COMMAND - SIGNATURE)
-    if any(pipeline.stages[0].role in {"reads", "searches"} for pipeline in pipelines):
-        output = "\n".join(output.rstrip().split("\n")[-MIXED_TAIL_LINES:])
-    found = set(classify(output)) - NOT_OF_A_COMMAND
+        found = set(classify(own)) - NOT_OF_A_COMMAND - SIGNATURE
+    else:
+        own = ""
+        if any(pipeline.stages[0].role in {"reads", "searches"} for pipeline in pipelines):
+            output = "\n".join(output.rstrip().split("\n")[-MIXED_TAIL_LINES:])
+        found = set(classify(output)) - NOT_OF_A_COMMAND
     found |= {"missing_file_or_command"} if exit_code == 127 else set()
-    if not found and exit_code == 1 and find_last_role(stages) == "searches":
-        return set()
-    if not found and (exit_code in _NO_VERDICT or _says_it_passed(output)):
-        return set()
-    if not found and exit_code == _TIMED_OUT_CODE and not IS_CHECK.search(command[:2000]):
-        # A server or a watcher that was meant to be stopped.
+    if not found and not own and _is_no_failure(exit_code, stages, only_reads, command, output):
         return set()
     return {"command_error"} | found
+
+
+def _is_no_failure(
+    exit_code: int, stages: list[Stage], only_reads: bool, command: str, output: str
+) -> bool:
+    """Check the reasons for which a command ends with an exit code without having failed."""
+    silenced = "2>/dev/null" in command or "&>/dev/null" in command
+    found_nothing = exit_code == 1 and find_last_role(stages) == "searches"
+    probed = only_reads and silenced and exit_code in {1, 2}
+    stopped = exit_code in _STOPPED and (
+        exit_code not in _KILLED or bool(_STOPS.search(command[:MAX_COMMAND]))
+    )
+    # A server or a watcher that was meant to be stopped.
+    timed_out = exit_code == _TIMED_OUT_CODE and not IS_CHECK.search(command[:MAX_COMMAND])
+    pending = (only_reads or exit_code == _PENDING_CODE) and bool(PENDING.search(output))
+    return found_nothing or probed or stopped or timed_out or pending or _says_it_passed(output)
 
 
 def _says_it_passed(output: str) -> bool:
@@ -199,22 +298,23 @@ def _find_own_words(stages: list[Stage], output: str) -> str:
     programs = {stage.program for stage in stages}
     names = "|".join(re.escape(program[:40]) for program in sorted(programs))
     own = re.compile(
-        rf"^(?:(?:\S{{0,80}}/)?(?:{names}|bash|zsh|sh|dash|fatal|[Ee]rror|ERROR|usage)(?: error)?:"
+        rf"^(?:(?:\S{{0,80}}/)?(?:{names}|bash|zsh|sh|dash|\(eval\)|fatal|[Ee]rror|ERROR|usage)"
+        r"(?::\d{1,6}|: line \d{1,6}| error)?:"
         r"|(?:regex parse error|rg|ssh|scp|[\w.@-]{1,80}: Permission denied|Connection \w{1,20})\b"
         r"|HTTP [45]\d\d|Command timed out)[^\n]*",
         re.MULTILINE,
     )
     lines = [match.group(0) for match in own.finditer(output)]
-    if not lines and programs & _TALKERS and output.strip().count("\n") < 4:
-        lines = [output] if SOUNDS_BAD.search(output) else []
-    return "\n".join(lines)
-
-
-def _read_command(arguments: str) -> str:
-    """Return the command line of a bash call, "" if its arguments are broken."""
-    value = decode_json(arguments)
-    command = value.get("command") if isinstance(value, dict) else None
-    return command if isinstance(command, str) else ""
+    if lines:
+        return "\n".join(lines)
+    said = output.strip().removeprefix("(no output)")
+    # A search without a match prints nothing; then what it was prepared by complained.
+    searched = [stage.program for stage in stages if stage.role == "searches"]
+    others = programs - set(searched)
+    if said and others <= _PREPARE and len(searched) == 1 and searched[0] not in _PRINTS:
+        return said
+    is_short = find_last_role(stages) != "searches" and said.count("\n") < 4
+    return said if is_short and SOUNDS_BAD.search(said) else ""
 
 
 TAIL_LINES = 15
@@ -234,9 +334,12 @@ IS_CHECK = re.compile(r"test|spec|check|lint|build|compile|tsc|verify", re.IGNOR
 _CHECKED = frozenset({"test_or_assertion", "build_lint_compile"})
 SIGNATURE = _CHECKED | {"runtime_exception", "command_error"}
 _COMPLAINED = frozenset({"missing_file_or_command", "permission_auth"})
-_SUSPICIOUS = SIGNATURE | _COMPLAINED
-_CHANGERS = frozenset("cp mv rm mkdir chmod chown ln touch".split())
-_SHELLS = frozenset({"bash", "sh", "zsh", "dash", "-bash"})
+_SPEAKER = re.compile(
+    r"(\(eval\)|[\w./+-]{1,120})(?: [\w.-]{1,30}){0,2}(?::\d{1,6}|: line \d{1,6})?: ([^\n]{1,800})"
+)
+_LEAD_LINE = re.compile(r"\s{0,20}(?:ERROR|Error|FATAL|([Ff]ailed in))(?: \w+){0,3}: ")
+_WALKS = frozenset("find grep rg du ls tar fd".split())
+_SHELLS = frozenset({"bash", "sh", "zsh", "dash", "-bash", "(eval)"})
 _IN_SCRIPT = re.compile(r" (?:line )?\d{1,6}: ")
 NOT_OF_A_COMMAND = frozenset({"policy_block", "tool_schema_validation"})
 
@@ -246,46 +349,42 @@ def may_mask_failure(command: str, text: str) -> bool:
 
     `command` may also be the JSON that contains it.
     """
-    if "$?" in command or "PIPESTATUS" in command:
+    if "$?" in command or "PIPESTATUS" in command or _LEAD_LINE.match(text):
         return True
     tail = "\n".join(text[-TAIL_CHARS:].rsplit("\n", 2 * TAIL_LINES)[-2 * TAIL_LINES :])
-    return "timed out" in tail or "not found" in tail or may_fail(tail, _SUSPICIOUS)
+    return may_complain(tail, SIGNATURE)
 
 
 def find_masked_failures(command: str, text: str) -> set[str]:
     """Return the categories of a failure of a command whose exit status reports success."""
     # A line of the command itself was echoed.
     lines = [line for line in _take_last_lines(text) if line.strip() not in command]
-    shows_code = "$?" in command or "PIPESTATUS" in command
-    categories = classify("\n".join(lines))
-    if not lines or not (shows_code or _is_suspicious(lines, categories)):
+    if not lines:
         return set()
     pipelines = parse_command(command)
     stages = [stage for pipeline in pipelines for stage in pipeline.stages]
     if _TIMED_OUT.match(text) or (_TIMED_OUT.match(lines[-1]) and find_last_role(stages) == "runs"):
         return {"command_error"}
-    if any("not found" in line and _is_missing(line, stages) for line in lines):
-        return {"missing_file_or_command"}
+    found = _find_complaints(lines, pipelines)
+    speaks = next((stage for stage in stages if stage.role != "quiet"), None)
+    lead = _LEAD_LINE.match(text)
+    if lead and (lead[1] or (speaks and speaks.role == "runs")):
+        found |= {"command_error"} | (set(classify(text[:HEAD_CHARS])) & _COMPLAINED)
     at = _find_last_speaker(pipelines)
     if at is None or not loses_status(pipelines, *at):
-        return _classify_complaints(lines[-3:], pipelines)
+        return found
     stage = pipelines[at[0]].stages[at[1]]
-    by_code = (
-        {"command_error"} if shows_code and any(map(_CODE_LINE.fullmatch, lines[-3:])) else set()
-    )
+    shows_code = "$?" in command or "PIPESTATUS" in command
+    if shows_code and any(map(_CODE_LINE.fullmatch, lines[-3:])):
+        found |= {"command_error"}
     signature = SIGNATURE
     prints_text = _SCRIPTED.fullmatch(stage.program) or _PRINTS_TEXT.search(stage.program)
     if prints_text and not IS_CHECK.search(" ".join(stage.arguments)[:200]):
         # Its output may be any text; only the end of it may be its own error.
         lines, signature = lines[-SCRIPT_TAIL_LINES:], frozenset({"runtime_exception"})
-        categories = classify("\n".join(lines))
-    found = set(categories) - NOT_OF_A_COMMAND
-    if not found & signature:
-        return by_code
-    is_provoked = not found & (_CHECKED | {"command_error"}) and SAYS_PASSED.search(
-        "\n".join(lines)
-    )
-    return by_code if is_provoked else found | by_code
+    shown = set(classify("\n".join(lines))) - NOT_OF_A_COMMAND
+    provoked = not shown & (_CHECKED | {"command_error"}) and SAYS_PASSED.search("\n".join(lines))
+    return found if provoked or not shown & signature else found | shown
 
 
 def _take_last_lines(text: str) -> list[str]:
@@ -296,34 +395,42 @@ def _take_last_lines(text: str) -> list[str]:
     return filled[-TAIL_LINES:]
 
 
-def _is_suspicious(lines: list[str], categories: list[str]) -> bool:
-    """Return, without parsing the command, whether the last lines may show a failure."""
-    if any("timed out" in line or "not found" in line for line in lines):
-        return True
-    return not _SUSPICIOUS.isdisjoint(categories)
-
-
-def _is_missing(line: str, stages: list[Stage]) -> bool:
-    """Check for a complaint of the shell about a program of this command, or in its script."""
-    speaker, _, rest = line.partition(":")
-    words = set(re.split(r"[:\s]+", rest))
-    if speaker.rsplit("/", 1)[-1] in _SHELLS:
-        return any(stage.program in words for stage in stages)
-    script = speaker.removeprefix("./")
-    ran = {word.removeprefix("./") for s in stages for word in (s.program, *s.arguments)}
-    return script in ran and bool(_IN_SCRIPT.match(rest))
-
-
-def _classify_complaints(lines: list[str], pipelines: list[Pipeline]) -> set[str]:
-    """Classify the complaints of programs that are silent on success, unlike those that print."""
+def _find_complaints(lines: list[str], pipelines: list[Pipeline]) -> set[str]:
+    """Classify the lines in which a program of this command, its script or the shell complains."""
     found: set[str] = set()
-    for at, pipeline in enumerate(pipelines):
-        for number, stage in enumerate(pipeline.stages):
-            if stage.program not in _CHANGERS or not loses_status(pipelines, at, number):
-                continue
-            own = (line for line in lines if line.startswith(f"{stage.program}: "))
-            found.update(name for line in own for name in classify(line))
-    return found & _COMPLAINED
+    losing = {
+        stage.program
+        for at, pipeline in enumerate(pipelines)
+        for number, stage in enumerate(pipeline.stages)
+        if loses_status(pipelines, at, number)
+    }
+    stages = [stage for pipeline in pipelines for stage in pipeline.stages]
+    has_fallback = any(pipeline.then == "||" for pipeline in pipelines)
+    looks = has_fallback and all(stage.role != "runs" for stage in stages)
+    for line in lines:
+        match = _SPEAKER.match(line)
+        if not match or not SOUNDS_BAD.search(match[2]):
+            continue
+        # A look for something may provide for its absence.
+        if looks and "o such" in match[2]:
+            continue
+        if _is_own(match[1], match[2], line, stages, losing):
+            found |= (set(classify(line)) - NOT_OF_A_COMMAND) or {"command_error"}
+    return found
+
+
+def _is_own(speaker: str, words: str, line: str, stages: list[Stage], losing: set[str]) -> bool:
+    name = speaker.rsplit("/", 1)[-1]
+    if name in _SHELLS:
+        about = set(re.split(r"[:\s]+", words))
+        return "syntax error" in words or any(stage.program in about for stage in stages)
+    if name in {"fatal", "error"}:
+        return "git" in losing
+    if name in losing:
+        # What may not be read is passed over by these.
+        return name not in _WALKS or "ermission denied" not in words
+    ran = {word.removeprefix("./") for s in stages for word in (s.program, *s.arguments)}
+    return speaker.removeprefix("./") in ran and bool(_IN_SCRIPT.match(line[len(speaker) + 1 :]))
 
 
 def _find_last_speaker(pipelines: list[Pipeline]) -> tuple[int, int] | None:

@@ -9,11 +9,11 @@ from typing import Any
 
 from pimono_sdpo.schema import Unit
 from pimono_sdpo.stage import Row
-from pimono_sdpo.text import shorten
+from pimono_sdpo.text import shorten, shorten_at_paragraphs
 from pimono_sdpo.traces.events import Event
 from pimono_sdpo.traces.parse import match_results, read_trace
 from processors import grade, names, redact
-from processors.context import select_corrections, select_diagnostics, write_context
+from processors.context import select_corrections, select_failures, write_context
 from processors.evidence import gather_evidence
 from processors.redact import redact_text
 from processors.rows import PROMPT_CHARS
@@ -43,7 +43,7 @@ def show_event_windows(
     found: list[Row] = list(gather_evidence(session, unit, history_chars))
     events = read_trace(session["trace"] or b"").events
     calls = {result: call for call, result in match_results(events).items()}
-    for stage in (names.STAGE, redact.STAGE, grade.STAGE):
+    for stage in (names.STAGE, redact.STAGE, grade.stage(reference_terms=False)):
         found = [{**row, **stage(row)} for row in found]
     # The rows of a session divide its events among them.
     stops = list(accumulate(row["counts"]["events"] for row in found))
@@ -52,10 +52,10 @@ def show_event_windows(
             "source": row["source"],
             "session_id": row["session_id"],
             "episode": row["episode"],
-            "prompt": shorten(row["prompt"], PROMPT_CHARS),
+            "prompt": shorten_at_paragraphs(row["prompt"], PROMPT_CHARS),
             "context": write_context(row)["privileged_context"],
             "words": row["reward_terms"],
-            "spans": [item["span"] for item in row["corrections"]],
+            "spans": [item["span"] for item in row["findings"] if item["span"]],
             "score_terms": row["score_terms"],
             "categories": row["categories"],
             "places": _list_places(row, events, calls),
@@ -78,8 +78,8 @@ def _list_span(events: Sequence[Event], cwd: str) -> list[Json]:
 def _list_places(row: Row, events: Sequence[Event], calls: dict[int, int]) -> list[Json]:
     """Return the pieces of evidence under the titles that the context gives them."""
     named = (
-        ("Tool/environment diagnostic", select_diagnostics(row["diagnostics"])),
-        ("Later user correction", select_corrections(row["corrections"])),
+        ("Tool/environment diagnostic", select_failures(row)),
+        ("Later user correction", select_corrections(row)),
     )
     return [
         {

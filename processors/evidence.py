@@ -1,21 +1,22 @@
-"""Read a trace and gather its evidence: the request, the failures, the corrections.
+"""Read a trace and gather its evidence: each request, and the failures and corrections after it.
 
 reads   session_id, source, trace, bytes_not_utf8
-writes  one row per session, or one per episode (a request and what followed it)
+writes  one row per episode (a request and what followed it), or one per session
 """
 
 import re
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import islice, pairwise
-from operator import attrgetter, itemgetter
-from typing import Any, TypeVar
+from itertools import pairwise
+from operator import itemgetter
+from typing import Any
 
 import xxhash
 
+from pimono_sdpo.failures import CATEGORIES
 from pimono_sdpo.replay.initial_state import MOST_BEFORE, Beginnings
-from pimono_sdpo.schema import EVIDENCE, Correction, Diagnostic, Message, Unit
+from pimono_sdpo.schema import EVIDENCE, Correction, Finding, Message, Unit
 from pimono_sdpo.stage import FlatMap, Row
 from pimono_sdpo.traces.events import Event
 from pimono_sdpo.traces.harness import find_harness
@@ -23,37 +24,46 @@ from pimono_sdpo.traces.harness.base import Harness
 from pimono_sdpo.traces.lines import Lines
 from pimono_sdpo.traces.parse import Branch, find_branches, match_results, read_trace
 from processors.corrections import find_corrections
-from processors.diagnostics import find_diagnostics
+from processors.diagnostics import NOTHING_KNOWN, find_failures
+from processors.outcome import describe_outcomes
 
-Item = TypeVar("Item", Diagnostic, Correction)
+# Characters of the turns before a request that means nothing alone; about 1,000 tokens.
+LEAD_IN_CHARS = 4000
+TURN_CHARS = 1200
 
 
 def gather_evidence(row: Row, unit: Unit, history_chars: int) -> list[dict[str, Any]]:
     """Return the evidence rows of a session, at least one, so that every session is counted."""
     trace = read_trace(row["trace"] or b"")
-    branches = find_branches(trace.events)
-    diagnostics = find_diagnostics(trace.events)
-    corrections = add_branch_corrections(find_corrections(trace.events), trace.events, branches)
+    events = trace.events
+    branches = find_branches(events)
+    matched = match_results(events)
+    corrections = add_branch_corrections(find_corrections(events), events, branches)
+    requests = list(_find_requests(events, {item["event_index"] for item in corrections}))
+    findings = _bind(find_failures(events), corrections, requests)
     forks = sorted(max(branch.fork, 0) for branch in branches)
-    matched = match_results(trace.events)
     unread = row["bytes_not_utf8"] or 0
-    corrected_at = {item["event_index"] for item in corrections}
-    found = _find_requests(trace.events, corrected_at)
-    requests = list(found if unit == "episode" else islice(found, 1))
+    ends = [*(request.index for request in requests[1:]), len(events)]
+    described = {
+        request.index: describe_outcomes(findings[request.index], events, matched, end)
+        for request, end in zip(requests, ends, strict=False)
+        if request.index in findings
+    }
+    chosen: list[Event | None] = [*requests] or [None]
+    if unit == "session" and requests:
+        chosen = [_choose_request(requests, described)]
     # No event is followed before the first request of a session.
-    most_before = MOST_BEFORE if unit == "episode" else 0
+    most_before = MOST_BEFORE if chosen[-1] not in (None, *requests[:1]) else 0
     harness = find_harness(trace.harness)
-    files = Beginnings(trace.events, matched, trace.cwd, harness.files, most_before)
+    files = Beginnings(events, matched, trace.cwd, harness.files, most_before)
+    tools = sorted({event.tool_name for event in events if event.kind == "tool_call"})
     rows = []
-    for episode, (start, stop) in enumerate(_split_spans(requests, len(trace.events), unit)):
-        at = bisect_left(requests, start, key=attrgetter("index"))
-        request = requests[at] if at < len(requests) and requests[at].index < stop else None
-        span = trace.events[start:stop]
-        # What went wrong before the request is not feedback on its answer.
-        begin = request.index if request else stop
-        failed = _select_between(diagnostics, begin, stop)
-        corrected = _select_between(corrections, begin, stop)
-        wrong = [item["event_index"] for item in (*failed, *corrected)]
+    for episode, (start, stop) in enumerate(_split_spans(requests, len(events), unit)):
+        request = chosen[episode]
+        own = [request.index] if request and unit == "episode" else [*described]
+        here = [item for index in own for item in described.get(index, ())]
+        span = events[start:stop]
+        wrong = [item["event_index"] for item in here]
         last = max(wrong, default=stop)
         rows.append(
             {
@@ -63,13 +73,11 @@ def gather_evidence(row: Row, unit: Unit, history_chars: int) -> list[dict[str, 
                 "episode": episode,
                 "cwd": trace.cwd,
                 "prompt": request.text.strip() if request else "",
-                "history": gather_history(trace.events, request.index, history_chars)
-                if request
-                else [],
-                "diagnostics": failed,
-                "corrections": corrected,
-                "continued": any(map(_is_work, trace.events[last + 1 : stop])),
-                "tools": sorted({e.tool_name for e in trace.events if e.kind == "tool_call"}),
+                "history": _gather_lead_in(events, request if here else None, history_chars),
+                "request": request.index if request else -1,
+                "findings": here,
+                "continued": any(map(_is_work, events[last + 1 : stop])),
+                "tools": tools,
                 "workspace": _find_files(files, harness, request, wrong),
                 "problem": trace.problem,
                 # A row without evidence is dropped before rows are compared.
@@ -85,6 +93,49 @@ def gather_evidence(row: Row, unit: Unit, history_chars: int) -> list[dict[str, 
     return rows
 
 
+def _bind(
+    failures: Sequence[Finding], corrections: Sequence[Correction], requests: Sequence[Event]
+) -> dict[int, list[Finding]]:
+    """Return the evidence of each request in order, by the index of the request.
+
+    What went wrong before the first request is not feedback on any answer.
+    """
+    corrected: list[Finding] = [
+        {**NOTHING_KNOWN, **item, "kind": "correction", "status": "user",
+         "categories": ["user_feedback"]}
+        for item in corrections
+        if not _AUTOMATED.search(item["text"])
+    ]  # fmt: skip
+    starts = [request.index for request in requests]
+    bound: dict[int, list[Finding]] = {}
+    for item in sorted((*failures, *corrected), key=itemgetter("event_index")):
+        at = bisect_left(starts, item["event_index"])
+        if at:
+            bound.setdefault(starts[at - 1], []).append({**item, "request": starts[at - 1]})
+    return bound
+
+
+def _choose_request(requests: Sequence[Event], found: Mapping[int, Sequence[Finding]]) -> Event:
+    """Return the request with the strongest evidence, the first of equal ones."""
+
+    def weigh(request: Event) -> float:
+        telling = (item for item in found.get(request.index, ()) if not item["excuse"])
+        seen = {name for item in telling for name in item["categories"]}
+        return sum(CATEGORIES[name].weight for name in seen)
+
+    return max(requests, key=weigh)
+
+
+def _gather_lead_in(
+    events: Sequence[Event], request: Event | None, history_chars: int
+) -> list[Message]:
+    """Return the turns before a request: as many as wanted, or as it needs to be understood."""
+    if request is None:
+        return []
+    needed = 0 if stands_alone(request.text) else LEAD_IN_CHARS
+    return gather_history(events, request.index, max(history_chars, needed))
+
+
 def _find_files(
     files: Beginnings,
     harness: Harness,
@@ -92,15 +143,10 @@ def _find_files(
     wrong: Sequence[int],
 ) -> list[dict[str, Any]]:
     """Return the files at the request, those nearest to the first failure, for rows that stay."""
-    if request is None or not wrong or not harness.tools:
+    after = [index for index in wrong if request and index > request.index]
+    if request is None or not after or not harness.tools:
         return []
-    return [known._asdict() for known in files.known_at(request.index, min(wrong))]
-
-
-def _select_between(items: list[Item], begin: int, stop: int) -> list[Item]:
-    """Return the items after event `begin` and before event `stop` of an ordered list."""
-    first = bisect_right(items, begin, key=itemgetter("event_index"))
-    return items[first : bisect_left(items, stop, key=itemgetter("event_index"))]
+    return [known._asdict() for known in files.known_at(request.index, min(after))]
 
 
 def _find_requests(events: Sequence[Event], corrected_at: set[int]) -> Iterator[Event]:
@@ -210,10 +256,12 @@ def stage(unit: Unit, history_chars: int) -> FlatMap:
 
 MIN_WORDS = 4
 MIN_CHARS = 16
+_TIME = r"(?:\[\w{3} \d{4}-\d\d-\d\d[^\]\n]{0,40}\]\s{0,4})?"
 _AUTOMATED = re.compile(
-    r"^(?:/[\w:-]{1,80}(?:\s{1,8}\S{0,200})?$|Tool budget|<command-"
+    rf"^{_TIME}(?:System: |\[(?:System Message|Subagent Context)\])"
+    r"|^(?:/[\w:-]{1,80}(?:\s{1,8}\S{0,200})?$|Tool budget|<command-"
     r"|\[(?:system|tool_result|Request interrupted)|# AGENTS\.md instructions"
-    r"|Contents of \S{1,300}\.md\b|Caveat: )"
+    r"|Contents of \S{1,300}\.md\b|Caveat: |Read the output file to retrieve)"
 )
 _SMALL_TALK = re.compile(
     r"^\W*(?:(?:hi|hello|hey|yo|test(?:ing)?|continue|proceed|go on|go ahead|ok(?:ay)?|yes|thanks?"
@@ -226,6 +274,8 @@ _BLOCK = re.compile(
     r"\b[^>]{0,300}>.*?(?:</\1>|\Z)",
     re.DOTALL,
 )
+# What a channel says of the sender, before the words.
+_METADATA = re.compile(r"^\w[\w ]{0,40} \(untrusted[^\n]{0,80}:\s{0,4}```json.*?```", re.S | re.M)
 _IMAGE = r"\.(?:png|jpe?g|gif|webp|heic)"
 _ROOT = r"(?:~|/|\.{1,2}/|[A-Za-z]:\\)"
 _PICTURE = re.compile(
@@ -260,17 +310,33 @@ def is_substantive(text: str) -> bool:
     return has_words or len(_CJK.findall(own[:2000])) >= 8
 
 
+_ALONE_WORDS = 80
+_CODE_SIGN = re.compile(r"[{}();=<>|]")
+
+
+def stands_alone(text: str) -> bool:
+    """Return whether a request has enough words to be understood without the turns before it.
+
+    >>> stands_alone("implement specs/x.md")
+    False
+    """
+    lines = _cut_own_words(text.strip())[:6000].split("\n")
+    prose = " ".join(line for line in lines if not _CODE_SIGN.search(line))
+    return len(_WORD.findall(prose)) >= _ALONE_WORDS
+
+
 def _cut_own_words(body: str) -> str:
     """What a person typed around pictures and context files.
 
     >>> _cut_own_words("'/tmp/Screenshot 1.png' why is it blue?")
     'why is it blue?'
     """
-    return _PICTURE.sub(" ", _BLOCK.sub(" ", body[:20_000])).strip()
+    body = _METADATA.sub(" ", body[:20_000]) if "(untrusted" in body else body[:20_000]
+    return _PICTURE.sub(" ", _BLOCK.sub(" ", body)).strip()
 
 
 def gather_history(events: Sequence[Event], stop: int, limit: int) -> list[Message]:
-    """Return the last turns before event `stop` within `limit` characters, whole.
+    """Return the last turns before event `stop` within `limit` characters, TURN_CHARS of each.
 
     Roles alternate, from a user's turn to an assistant's. Tool calls and results are left out: the
     assistant's text says what matters of them. Turns are shortened later, after redaction, which
@@ -291,7 +357,7 @@ def gather_history(events: Sequence[Event], stop: int, limit: int) -> list[Messa
         elif turns or event.kind == "assistant":
             # A user's turn right before the request was never answered.
             turns.append((event.kind, [text]))
-        size += len(text) if turns else 0
+        size += min(len(text), TURN_CHARS) if turns else 0
     while turns and (turns[-1][0] == "assistant" or _count_chars(turns) > limit):
         turns.pop()
     for role, texts in turns:
@@ -308,7 +374,7 @@ def _is_message(event: Event) -> bool:
 
 
 def _count_chars(turns: list[tuple[str, list[str]]]) -> int:
-    return sum(len(text) for _, texts in turns for text in texts)
+    return sum(min(sum(map(len, texts)), TURN_CHARS) for _, texts in turns)
 
 
 HASHED_CHARS = {"user": 16, "assistant": 40, "tool_call": 80}

@@ -1,9 +1,10 @@
 """Score a row by how concrete and how varied its failure evidence is.
 
-reads   diagnostics, corrections, continued
+reads   request, findings, continued
 writes  categories, score (sum of the weights of `score_terms`), score_terms, reward_terms
 """
 
+from functools import partial
 from typing import Any
 
 from pimono_sdpo.failures import CATEGORIES
@@ -22,20 +23,33 @@ WEIGHTS: dict[str, float] = dict(
 )
 
 
-def grade(row: Row) -> dict[str, Any]:
-    """Add up the weights of the categories seen, each once, and of work continued after them."""
-    seen = {category for item in row["diagnostics"] for category in item["categories"]}
-    if row["corrections"]:
-        seen.add("user_feedback")
+def grade(row: Row, reference_terms: bool = False) -> dict[str, Any]:
+    """Add up the weights of the categories seen, each once, and of work continued after them.
+
+    `reference_terms` puts the categories among the terms and reads the texts of the whole row, as
+    the reference run did; otherwise the terms are concrete tokens of the request's own evidence,
+    as far as it can teach.
+    """
+    seen = {category for item in row["findings"] for category in item["categories"]}
     earned = seen | ({"continued"} if seen and row["continued"] else set())
     terms = [{"term": name, "value": WEIGHTS[name]} for name in WEIGHTS if name in earned]
-    texts = [item["text"] for item in (*row["diagnostics"], *row["corrections"])]
+    tokens = find_salient_tokens(
+        item["text"]
+        for item in row["findings"]
+        if reference_terms or (item["request"] == row["request"] and not item["excuse"])
+    )
     return {
         "categories": sorted(seen),
         "score": sum(WEIGHTS[name] for name in earned),
         "score_terms": terms,
-        "reward_terms": [*sorted(seen), *find_salient_tokens(texts)],
+        "reward_terms": [*sorted(seen), *tokens] if reference_terms else tokens,
     }
 
 
-STAGE = Map(grade, reads=("diagnostics", "corrections", "continued"), writes=GRADE)
+def stage(reference_terms: bool) -> Map:
+    """Build the stage with or without the reference run's terms."""
+    return Map(
+        partial(grade, reference_terms=reference_terms),
+        reads=("request", "findings", "continued"),
+        writes=GRADE,
+    )

@@ -1,10 +1,18 @@
-"""Drop rows without a substantive prompt or without evidence.
+"""Drop rows without a substantive prompt, without evidence, or whose evidence teaches nothing.
 
-reads   problem, prompt, diagnostics, corrections
-drops   no_messages, unknown_harness, no_prompt, no_evidence
+reads   problem, prompt, findings
+drops   no_messages, unknown_harness, no_prompt, no_evidence; expected_failure, no_information,
+        only_a_slip or service_outage when none of the evidence teaches anything
 """
 
 from pimono_sdpo.stage import Filter, Row
+
+_REASONS = {
+    "expected": "expected_failure",
+    "no_information": "no_information",
+    "slip": "only_a_slip",
+    "outside": "service_outage",
+}
 
 
 def keep(row: Row) -> str | None:
@@ -13,7 +21,10 @@ def keep(row: Row) -> str | None:
         return str(row["problem"])
     if not row["prompt"]:
         return "no_prompt"
-    return None if len(row["diagnostics"]) + len(row["corrections"]) else "no_evidence"
+    excuses = {item["excuse"] for item in row["findings"]}
+    if not excuses or "" in excuses:
+        return None if excuses else "no_evidence"
+    return next(reason for excuse, reason in _REASONS.items() if excuse in excuses)
 
 
-STAGE = Filter(keep, reads=("problem", "prompt", "diagnostics", "corrections"))
+STAGE = Filter(keep, reads=("problem", "prompt", "findings"))

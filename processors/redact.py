@@ -1,6 +1,6 @@
 """Take out secrets and the recorder's paths before anything else sees the text.
 
-reads   cwd, history, prompt, diagnostics, corrections, workspace, tools
+reads   cwd, history, prompt, findings, tools, workspace
 writes  the same, redactions (a kind per secret)
 """
 
@@ -167,13 +167,13 @@ def _redact_files(files: list[dict[str, Any]], clean: Callable[[str], str]) -> l
 def _redact_all(value: Any, clean: Callable[[str], str]) -> Any:
     """Redact every text in a value, at any depth."""
     if isinstance(value, str):
-        return clean(value)
+        return clean(value) if value else value
     if isinstance(value, dict):
         return {name: _redact_all(below, clean) for name, below in value.items()}
     return [_redact_all(below, clean) for below in value] if isinstance(value, list) else value
 
 
-_TEXTS = ("history", "prompt", "diagnostics", "corrections", "cwd", "tools", "workspace")
+_TEXTS = ("history", "prompt", "findings", "cwd", "tools", "workspace")
 STAGE = Map(
     redact,
     reads=_TEXTS,

@@ -1,6 +1,6 @@
 """Write the training row that TRL's SDPO trainer reads, and drop all other columns.
 
-reads   the columns of the row, history, diagnostics, tools, cwd, workspace, fingerprints
+reads   the columns of the row, history, findings, tools, cwd, workspace, fingerprints
 writes  the SDPO row: `prompt` as a conversation ending in a user turn
 """
 
@@ -13,10 +13,11 @@ from datasets import Features
 from pimono_sdpo.schema import EVIDENCE, PRINT, SDPO_ROW
 from pimono_sdpo.stage import Map, Row
 from pimono_sdpo.text import shorten
+from pimono_sdpo.text import shorten_at_paragraphs as cut
 from pimono_sdpo.traces.harness import find_harness, pi
+from processors.evidence import TURN_CHARS
 
 PROMPT_CHARS = 6000
-TURN_CHARS = 1200
 SPAN_CHARS = 120
 MADE_HERE = frozenset({"prompt", "corrections", "verifier_spec"})
 
@@ -25,11 +26,11 @@ def write_row(row: Row) -> dict[str, Any]:
     """Return the columns of a training row."""
     return {
         "prompt": [
-            *({**turn, "content": shorten(turn["content"], TURN_CHARS)} for turn in row["history"]),
-            {"role": "user", "content": shorten(row["prompt"], PROMPT_CHARS)},
+            *({**turn, "content": cut(turn["content"], TURN_CHARS)} for turn in row["history"]),
+            {"role": "user", "content": cut(row["prompt"], PROMPT_CHARS)},
         ],
         "verifier_spec": write_verifier_spec(row),
-        "evidence": len(row["diagnostics"]) + len(row["corrections"]),
+        "evidence": len(row["findings"]),
         "fingerprints": row["fingerprints"],
         "corrections": [
             {
@@ -38,7 +39,8 @@ def write_row(row: Row) -> dict[str, Any]:
                 "probability": item["probability"],
                 "span": shorten(item["span"], SPAN_CHARS),
             }
-            for item in row["corrections"]
+            for item in row["findings"]
+            if item["kind"] == "correction"
         ],
         **{name: row[name] for name in SDPO_ROW if name in row and name not in MADE_HERE},
     }
@@ -52,7 +54,7 @@ def write_verifier_spec(row: Row) -> str | None:
 
     tools        the harness's own tools, and others that the session has called
     harness      whose tools they are; Pi's without it
-    failed_call  `tool` and `command` of the first call that failed
+    failed_call  `tool` and `command` (or path) of the first call that failed and can teach
     workspace    `cwd` and `files` at the request, redacted; left out when none are known
 
     The completion answers the request, so the files are those at that time: the ones seen in
@@ -64,14 +66,18 @@ def write_verifier_spec(row: Row) -> str | None:
     spec: dict[str, object] = {"tools": sorted({*harness.tools, *row["tools"]} - {""})}
     if harness.tools is not pi.TOOLS:
         spec["harness"] = harness.name
-    failed = next(iter(row["diagnostics"]), None)
+    failed = next((item for item in row["findings"] if _is_failed_call(item)), None)
     if failed:
-        call = {"tool": failed["tool_name"], "command": shorten(failed["command"], COMMAND_CHARS)}
+        call = {"tool": failed["tool"], "command": shorten(failed["target"], COMMAND_CHARS)}
         spec["failed_call"] = call
     workspace = {"cwd": row["cwd"], "files": _list_files(row["workspace"])}
     if workspace["files"]:
         spec["workspace"] = workspace
     return json.dumps(spec, ensure_ascii=False, sort_keys=True)
+
+
+def _is_failed_call(item: dict[str, Any]) -> bool:
+    return bool(item["kind"] == "failure" and item["tool"] and not item["excuse"])
 
 
 def _list_files(known: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -91,8 +97,8 @@ def _list_files(known: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 STAGE = Map(
     write_row,
     reads=(
-        *(name for name in SDPO_ROW if name != "verifier_spec"),
-        *("history", "diagnostics", "fingerprints", "tools", "cwd", "workspace"),
+        *(name for name in SDPO_ROW if name not in {"verifier_spec", "corrections"}),
+        *("history", "findings", "fingerprints", "tools", "cwd", "workspace"),
     ),
     writes=Features({**SDPO_ROW, **PRINT}),
     drops=(*(name for name in EVIDENCE if name not in {*SDPO_ROW, *PRINT}), "redactions"),

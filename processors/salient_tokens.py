@@ -57,6 +57,12 @@ KINDS = (
         r"[`'\"][A-Za-z_@][\w@/.-]{2,40}[`'\"]",
     ),
 )
+_WINDOWS_PATH = re.compile(r"(?<![A-Za-z])[A-Za-z]:(?:\\{1,4}[\w.@-]{1,64}){1,20}")
+# A line about the inside of an interpreter, which is the same for every failure.
+_INTERNAL = re.compile(
+    r"\bnode:[\w/]{1,80}:\d|/lib/python3\.\d|/(?:site|dist)-packages/|<frozen |/rustc/"
+    r"|/go/src/runtime/"
+)
 _WORD_END = re.compile(r"[ \n]")
 _REDACTED = re.compile(r"\[REDACTED:\w{1,40}\]")
 _PLACE = re.compile(r"^.*\$(?:workspace|home)/")
@@ -71,11 +77,11 @@ _GENERIC = frozenset(
 def find_salient_tokens(texts: Iterable[str], limit: int = MAX_TERMS) -> list[str]:
     """Return lower-cased distinct tokens, the most concrete kind first, in order of appearance.
 
-    >>> find_salient_tokens(["node:internal/process/promises:332\\n triggerUncaughtException(err)"])
-    ['promises:332', 'triggeruncaughtexception']
+    >>> find_salient_tokens(["at node:internal/promises:332\\n readConfig(src/a.ts:3)"])
+    ['src/a.ts:3', 'src/a.ts', 'readconfig']
     """
     # One scan for all texts: no token contains the separator or depends on it.
-    read = "\0\n".join(_drop_long_lines(text[:_SCAN_CHARS]) for text in texts)
+    read = "\0\n".join(_drop_noise(text[:_SCAN_CHARS]) for text in texts)
     terms: dict[str, None] = {}
     for kind in KINDS:
         spelled = map(_normalise, _drop_repeats(find_tokens(kind, read)))
@@ -84,11 +90,18 @@ def find_salient_tokens(texts: Iterable[str], limit: int = MAX_TERMS) -> list[st
     return list(terms)[:limit]
 
 
-def _drop_long_lines(text: str) -> str:
+def _drop_noise(text: str) -> str:
     # A longer line is minified code, whose names say nothing about the failure.
+    text = _WINDOWS_PATH.sub(_spell_with_slashes, text)
     lines = text.replace("\\n", "\n").split("\n")
     text = "\n".join(line for line in lines if len(line) < MAX_LINE)
+    if _INTERNAL.search(text):
+        text = "\n".join(line for line in text.split("\n") if not _INTERNAL.search(line))
     return _REDACTED.sub("", text) if "[REDACTED" in text else text
+
+
+def _spell_with_slashes(path: re.Match[str]) -> str:
+    return re.sub(r"\\+", "/", path[0][2:]).lstrip("/")
 
 
 def find_tokens(kind: Kind, text: str) -> Iterator[str]:
@@ -121,5 +134,5 @@ def _is_telling(term: str) -> bool:
         and term not in _GENERIC
         and "redacted" not in term
         # A frame inside a dependency is the same for every failure that passes through it.
-        and "node_modules/" not in term
+        and "node_modules" not in term
     )

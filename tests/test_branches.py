@@ -42,7 +42,7 @@ def test_going_back_corrects_what_was_abandoned() -> None:
     session = trace(HEADER, *WENT_BACK)
     row = {"harness": "", "session_id": "", "source": "", "trace": session, "bytes_not_utf8": 0}
     (found,) = gather_evidence(row, unit="session", history_chars=0)
-    (correction,) = found["corrections"]
+    (correction,) = found["findings"]
     assert correction["text"] == "keep the lexer, only change src/parser.ts"
     assert correction["rule"] == "abandoned_branch"
     assert found["counts"]["abandoned_branches"] == 1
@@ -80,7 +80,7 @@ def test_going_back_alone_corrects_nothing(entries: list[Entry]) -> None:
     session = trace(HEADER, *entries)
     row = {"harness": "", "session_id": "", "source": "", "trace": session, "bytes_not_utf8": 0}
     assert len(find_branches(read_trace(session).events)) == 1
-    assert gather_evidence(row, unit="session", history_chars=0)[0]["corrections"] == []
+    assert gather_evidence(row, unit="session", history_chars=0)[0]["findings"] == []
 
 
 def test_a_summary_before_the_new_words_changes_nothing() -> None:
@@ -90,7 +90,7 @@ def test_a_summary_before_the_new_words_changes_nothing() -> None:
     entries.append({**WENT_BACK[4], "parentId": "m"})
     row = {"session_id": "", "source": "", "trace": trace(HEADER, *entries), "bytes_not_utf8": 0}
     (found,) = gather_evidence(row, unit="session", history_chars=0)
-    assert [item["rule"] for item in found["corrections"]] == ["abandoned_branch"]
+    assert [item["rule"] for item in found["findings"]] == ["abandoned_branch"]
 
 
 def test_a_branch_whose_beginning_is_lost_is_none() -> None:

@@ -183,3 +183,37 @@ def test_held_out_scores_are_in_the_card_and_its_model_index() -> None:
     assert [metric["value"] for metric in result["metrics"]] == [0.375, 0.375]
     assert lint_card(card) == []
     assert "model-index" not in front_matter(render_model_card(report(), run()))
+
+
+GAP = {"teacher": 0.4, "student": 0.3, "gap": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("gap", "method", "said"),
+    [
+        (GAP, "sdpo", "comes from feedback alone"),
+        ({**GAP, "gap": 0.0}, "sdpo", "nothing shows that anything was learned"),
+        (None, "sdpo", "nothing shows that anything was learned"),
+        (GAP, "rft", "so nothing can have been learned"),
+    ],
+)
+def test_the_card_says_what_the_preflight_found_and_what_force_overrode(
+    gap: dict[str, float] | None, method: str, said: str
+) -> None:
+    log = run()
+    log["arguments"] |= {"method": method, "num_iterations": 1}
+    log["log_history"] = [
+        {**entry, "self_distillation/success_group_fraction": 0.0} for entry in log["log_history"]
+    ]
+    log["preflight"] = {
+        "rollouts": {"completions": 8, "success_share": 0.25},
+        "teacher_gap": gap,
+        "memory": {"total_gib": 12.5, "available_gib": 24.0},
+        "stops": ["There is nothing to distil."],
+    }
+    card = render_model_card(report(), log)
+    assert "| preflight | 25.0 % of 8 completions were a success" in card
+    assert "12.5 GiB of 24.0 estimated; advised against this training, overridden" in card
+    assert "and `--force` overrode it: There is nothing to distil." in card
+    assert said in card
+    assert ("the model learned from feedback alone" in card) is False

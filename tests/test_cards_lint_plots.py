@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
@@ -124,7 +125,7 @@ def test_plots_are_the_same_bytes_in_every_process(tmp_path: Path) -> None:
     script = (
         "import json, sys; from pathlib import Path; from cards import *\n"
         "report, run = json.loads(Path('in.json').read_text())\n"
-        "write_report_plots(report, Path('again')); write_run_plot(run, Path('again/run.png'))"
+        "write_report_plots(report, Path('again')); write_run_plot(run, Path('again/run.svg'))"
     )
     subprocess.run(
         [sys.executable, "-c", script],
@@ -133,19 +134,19 @@ def test_plots_are_the_same_bytes_in_every_process(tmp_path: Path) -> None:
         env={"PYTHONPATH": str(Path(__file__).parent.parent)},
     )
     write_report_plots(report(), tmp_path)
-    write_run_plot(run(), tmp_path / "run.png")
+    write_run_plot(run(), tmp_path / "run.svg")
     for name in ("funnel", "scores", "categories", "run"):
-        drawn = (tmp_path / f"{name}.png").read_bytes()
-        assert drawn.startswith(b"\x89PNG")
+        drawn = (tmp_path / f"{name}.svg").read_bytes()
+        assert ElementTree.fromstring(drawn).tag == "{http://www.w3.org/2000/svg}svg"
         assert len(drawn) < 60_000
-        assert drawn == (tmp_path / "again" / f"{name}.png").read_bytes()
+        assert drawn == (tmp_path / "again" / f"{name}.svg").read_bytes()
 
 
 def test_the_cut_and_what_was_rejected_are_in_the_picture(tmp_path: Path) -> None:
     drawn = []
     for change in ({}, {"cut": None}, {"cut": 15.0}):
         write_report_plots(report(score={**report()["score"], **change}), tmp_path)
-        drawn.append((tmp_path / "scores.png").read_bytes())
+        drawn.append((tmp_path / "scores.svg").read_bytes())
     assert len(set(drawn)) == 3
 
 
@@ -185,12 +186,12 @@ def test_a_model_index_needs_its_keys(old: str, new: str, problem: str | None) -
 
 def test_pictures_must_lie_beside_the_card(tmp_path: Path) -> None:
     card = tmp_path / "README.md"
-    shown = "![a](here.png) ![b](https://x.org/b.png)\n```\n![c](in-code.png)\n```\n"
+    shown = "![a](here.svg) ![b](https://x.org/b.svg)\n```\n![c](in-code.svg)\n```\n"
     card.write_text(f"---\nlicense: mit\n---\n# T\n{shown}")
-    (tmp_path / "here.png").write_bytes(b"")
+    (tmp_path / "here.svg").write_bytes(b"")
     assert lint_file(card) == []
-    (tmp_path / "here.png").unlink()
-    assert lint_file(card) == ["The card shows `here.png`, but that file does not exist."]
+    (tmp_path / "here.svg").unlink()
+    assert lint_file(card) == ["The card shows `here.svg`, but that file does not exist."]
     card.write_bytes(b"---\n\xff")
     assert lint_file(card) == ["The card is not valid UTF-8."]
 
@@ -207,9 +208,9 @@ def test_the_command_checks_and_writes_cards(
     card("--write-card", str(tmp_path))
     assert "nothing that the Hub would refuse" in capsys.readouterr().out
     written = (tmp_path / "README.md").read_bytes()
-    assert {path.name for path in tmp_path.glob("*.png")} == {"training.png"}
-    (tmp_path / "training.png").unlink()
-    with pytest.raises(OutputError, match=r"shows `training\.png`"):
+    assert {path.name for path in tmp_path.glob("*.svg")} == {"training.svg"}
+    (tmp_path / "training.svg").unlink()
+    with pytest.raises(OutputError, match=r"shows `training\.svg`"):
         card("--card", str(tmp_path / "README.md"))
     card("--write-card", str(tmp_path))
     assert (tmp_path / "README.md").read_bytes() == written

@@ -4,7 +4,7 @@ from pimono_sdpo.failures import CATEGORIES, RULES, Rule, classify
 from pimono_sdpo.shell import parse_command
 from pimono_sdpo.traces.events import Event
 from pimono_sdpo.traces.parse import read_trace
-from processors.diagnostics import find_diagnostics
+from processors.diagnostics import find_failures
 from tests.traces import Entry, assistant, bash, call, result, trace, user
 
 TRACEBACK = "Traceback (most recent call last):\n  File 'a.py', line 3\nKeyError: 'a'"
@@ -14,7 +14,7 @@ FAILED = "ok 1\nTests  3 failed | 2 passed"
 
 def categories(*entries: Entry) -> list[list[str]]:
     read = read_trace(trace(user("go"), *entries))
-    return [item["categories"] for item in find_diagnostics(read.events)]
+    return [item["categories"] for item in find_failures(read.events)]
 
 
 def exited(output: str, code: int = 1) -> str:
@@ -229,10 +229,10 @@ def test_a_turn_that_broke_off_is_the_providers_unless_the_harness_gave_up() -> 
 def test_trailers_and_colours_are_cut_and_positions_kept(trailer: str) -> None:
     output = f"Total output lines: 900\n\n\x1b[31mTests  1 failed\x1b[0m\n\n{trailer}"
     read = read_trace(trace(user("go"), *bash("npm test", exited(output), error=True)))
-    (item,) = find_diagnostics(read.events)
+    (item,) = find_failures(read.events)
     assert item["text"] == "Tests  1 failed\nCommand exited with code 1"
     assert read.events[item["event_index"]].kind == "tool_result"
-    assert item["tool_name"] == "bash"
+    assert item["tool"] == "bash"
 
 
 @pytest.mark.parametrize(
@@ -265,4 +265,4 @@ def test_huge_texts_and_commands_are_read(bit: str) -> None:
     ]
     assert len(categories(*entries)) <= 3
     event = Event(0, "tool_result", huge, tool_name="bash", arguments="[" * 9, is_error=True)
-    assert len(find_diagnostics([event])) <= 1
+    assert len(find_failures([event])) <= 1

@@ -18,7 +18,7 @@ from pimono_sdpo.runs.folders import only_run
 from pimono_sdpo.samples import SAMPLE_SESSIONS, is_intact, write_export, write_samples
 from pimono_sdpo.schema import SDPO_ROW
 from tests.shards import all_bytes, cli, command, killed
-from tests.traces import HEADER, bash, call, trace, user
+from tests.traces import HEADER, assistant, bash, call, trace, user
 
 EXPECTED = json.loads((SAMPLE_SESSIONS.parent / "expected.json").read_text())
 SESSIONS = sorted(Path(str(SAMPLE_SESSIONS)).glob("*.jsonl"))
@@ -178,17 +178,25 @@ def test_an_episode_is_a_request_and_what_followed(tmp_path: Path) -> None:
             *bash("npm test", failing, error=True),
             user("no, that is the wrong file, look at src/lexer.ts"),
             call("read", path="src/lexer.ts"),
+            assistant("The lexer drops it; I changed src/lexer.ts."),
             user("Now add a command that prints the syntax tree"),
             *bash("npx tsc", "a.ts(1,2): error TS2322: no\n\nCommand exited with code 2", True),
         )
     )
-    one = run_filter(str(tmp_path / "a.jsonl"), tmp_path / "session")
-    run_filter(str(tmp_path / "a.jsonl"), tmp_path / "episode", FilterOptions(unit="episode"))
+    whole = FilterOptions(unit="session", reference_terms=True)
+    one = run_filter(str(tmp_path / "a.jsonl"), tmp_path / "session", whole)
+    run_filter(str(tmp_path / "a.jsonl"), tmp_path / "episode")
+    (both,) = table(tmp_path / "session").to_pylist()
+    assert both["prompt"][-1]["content"].startswith("Fix the parser")
+    assert set(both["categories"]) < set(both["reward_terms"])
+    assert "TS2322" not in both["privileged_context"]
     first, second = table(tmp_path / "episode").to_pylist()
     assert one["kept"] == 1
     assert first["prompt"][0]["content"].startswith("Fix the parser")
     assert first["categories"] == ["command_error", "test_or_assertion", "user_feedback"]
-    assert second["prompt"][0]["content"].startswith("Now add a command")
+    assert second["prompt"][-1]["content"].startswith("Now add a command")
+    # A short request comes with the turns before it.
+    assert [turn["role"] for turn in second["prompt"]] == ["user", "assistant", "user"]
     assert second["categories"] == ["build_lint_compile", "command_error"]
     assert (first["episode"], second["episode"]) == (0, 1)
 

@@ -1,12 +1,14 @@
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pimono_sdpo.replay.workspace import load_workspace
-from pimono_sdpo.text import TRIMMED, shorten
+from pimono_sdpo.text import TRIMMED, shorten, shorten_at_paragraphs
 from processors.context import write_context
+from processors.diagnostics import NOTHING_KNOWN
 from processors.evidence import is_substantive
 from processors.grade import WEIGHTS, grade
 from processors.keep import keep
@@ -23,13 +25,21 @@ SIX = [
 ]
 
 
-def diagnostic(categories: list[str], text: str, index: int = 1) -> dict[str, object]:
-    return {"categories": categories, "text": text, "tool_name": "bash", "event_index": index}
+def failure(categories: list[str], text: str, index: int = 1, **more: Any) -> dict[str, Any]:
+    known = {"event_index": index, "request": 0, "tool": "bash", "target": "npm test"}
+    return {**NOTHING_KNOWN, **known, "categories": categories, "text": text, **more}
+
+
+def correction(text: str, index: int) -> dict[str, Any]:
+    return failure(["user_feedback"], text, index, kind="correction", tool="", target="")
+
+
+def row_of(*findings: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"request": 0, "findings": list(findings), "continued": True, **more}
 
 
 def test_the_scale_is_the_reference_cards() -> None:
-    correction = {"text": "no, not that", "event_index": 9, "rule": "negation"}
-    row = {"diagnostics": [diagnostic(SIX, "x")], "corrections": [correction], "continued": True}
+    row = row_of(failure(SIX, "x"), correction("no, not that", 9))
     graded = grade(row)
     assert graded["score"] == 19.5
     assert graded["categories"] == sorted([*SIX, "user_feedback"])
@@ -38,26 +48,26 @@ def test_the_scale_is_the_reference_cards() -> None:
 
 @given(st.lists(st.sampled_from(sorted(set(WEIGHTS) - {"continued", "user_feedback"}))))
 def test_the_terms_of_a_score_add_up(names: list[str]) -> None:
-    items = [diagnostic([name], "x") for name in names]
-    graded = grade({"diagnostics": items, "corrections": [], "continued": True})
+    graded = grade(row_of(*(failure([name], "x") for name in names)))
     assert graded["score"] == pytest.approx(sum(t["value"] for t in graded["score_terms"]))
     assert graded["categories"] == sorted(set(names))
     assert ("continued" in {t["term"] for t in graded["score_terms"]}) == bool(names)
 
 
-def test_reward_terms_hold_categories_and_concrete_tokens() -> None:
-    text = "node:internal/process/promises:332\n  triggerUncaughtException(err);\nsrc/cli.ts(3,1): error TS2304"
-    graded = grade(
-        {
-            "diagnostics": [diagnostic(["runtime_exception"], text)],
-            "corrections": [],
-            "continued": 0,
-        }
+def test_reward_terms_are_concrete_tokens_of_the_requests_own_evidence() -> None:
+    text = (
+        "node:internal/process/promises:332\n  triggerUncaughtException(err);\n"
+        "src/cli.ts(3,1): error TS2304\nC:\\npm\\node_modules\\x.js"
     )
-    assert graded["reward_terms"][0] == "runtime_exception"
-    assert {"promises:332", "triggeruncaughtexception", "src/cli.ts", "ts2304"} <= set(
-        graded["reward_terms"]
+    row = row_of(
+        failure(["runtime_exception"], text),
+        failure(["runtime_exception"], "at src/slip.ts:3", excuse="slip"),
+        failure(["runtime_exception"], "at src/other.ts:3", request=7),
     )
+    assert grade(row)["reward_terms"] == ["ts2304", "triggeruncaughtexception", "src/cli.ts"]
+    reference = grade(row, reference_terms=True)["reward_terms"]
+    assert reference[0] == "runtime_exception"
+    assert {"src/slip.ts:3", "src/other.ts:3"} < set(reference)
 
 
 @given(st.text(max_size=400))
@@ -82,13 +92,19 @@ def test_words_without_the_needle_hold_no_token(kind: Kind) -> None:
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
+        ({"problem": "no_messages", "prompt": "", "findings": []}, "no_messages"),
+        ({"problem": None, "prompt": "", "findings": [{"excuse": ""}]}, "no_prompt"),
+        ({"problem": None, "prompt": "p", "findings": []}, "no_evidence"),
+        ({"problem": None, "prompt": "p", "findings": [{"excuse": "slip"}]}, "only_a_slip"),
         (
-            {"problem": "no_messages", "prompt": "", "diagnostics": [], "corrections": []},
-            "no_messages",
+            {
+                "problem": None,
+                "prompt": "p",
+                "findings": [{"excuse": "slip"}, {"excuse": "expected"}],
+            },
+            "expected_failure",
         ),
-        ({"problem": None, "prompt": "", "diagnostics": ["x"], "corrections": []}, "no_prompt"),
-        ({"problem": None, "prompt": "p", "diagnostics": [], "corrections": []}, "no_evidence"),
-        ({"problem": None, "prompt": "p", "diagnostics": [], "corrections": ["x"]}, None),
+        ({"problem": None, "prompt": "p", "findings": [{"excuse": "slip"}, {"excuse": ""}]}, None),
     ],
 )
 def test_keep_says_why(row: dict[str, object], reason: str | None) -> None:
@@ -96,16 +112,17 @@ def test_keep_says_why(row: dict[str, object], reason: str | None) -> None:
 
 
 def test_the_spec_names_the_tools_and_the_call_that_failed() -> None:
-    failed = {"tool_name": "bash", "command": "npm test", "text": "1 failed"}
+    slip = failure(["missing_file_or_command"], "ENOENT", tool="read", excuse="slip")
     row = {
-        **{"harness": "pi", "tools": ["bash", "web"], "diagnostics": [failed, {}]},
+        **{"harness": "pi", "tools": ["bash", "web"]},
+        **{"findings": [slip, failure(["test_or_assertion"], "1 failed")]},
         **{"cwd": "$WORKSPACE", "workspace": []},
     }
     spec = json.loads(write_verifier_spec(row) or "")
     assert spec["failed_call"] == {"tool": "bash", "command": "npm test"}
     assert {"read", "edit", "web"} < set(spec["tools"])
     assert write_verifier_spec({**row, "harness": "codex"}) is None
-    assert "failed_call" not in json.loads(write_verifier_spec({**row, "diagnostics": []}) or "")
+    assert "failed_call" not in json.loads(write_verifier_spec({**row, "findings": []}) or "")
     assert "workspace" not in spec
 
 
@@ -117,7 +134,7 @@ def test_the_spec_holds_the_files_that_replay_reads() -> None:
         {"path": "$HOME/c.ts", "whole": True, "texts": ["let d = 1"]},
         {"path": "$HOME/c.ts", "whole": True, "texts": ["let e = 1"]},
     ]
-    row = {"harness": "pi", "tools": [], "diagnostics": [], "cwd": "$WORKSPACE", "workspace": files}
+    row = {"harness": "pi", "tools": [], "findings": [], "cwd": "$WORKSPACE", "workspace": files}
     workspace = load_workspace(json.loads(write_verifier_spec(row) or "")["workspace"])
     assert set(workspace.files) == {"$WORKSPACE/a.ts", "$WORKSPACE/b.ts"}
     assert workspace.file("a.ts").whole == "let a = 1\n"
@@ -152,16 +169,20 @@ def test_shorten_keeps_both_ends(text: str, limit: int) -> None:
     assert short == text or (TRIMMED in short and text.startswith(short.partition(TRIMMED)[0]))
 
 
-def test_the_context_reads_as_the_reference_card() -> None:
-    row = {
-        "diagnostics": [
-            diagnostic(["command_error", "test_or_assertion"], "2 failed", 3),
-            diagnostic(["command_error", "test_or_assertion"], "2 failed", 5),
-        ],
-        "corrections": [{"text": "not the api test", "event_index": 7, "rule": "negation"}],
-    }
+def test_the_context_says_what_was_called_what_failed_and_what_resolved_it() -> None:
+    row = row_of(
+        failure(["command_error", "test_or_assertion"], "2 failed", 3, next="read a.ts"),
+        failure(
+            ["missing_file_or_command"], "File not found", 4,
+            tool="read", target="b.ts", resolved_at=9, resolved_by="read src/b.ts",
+        ),
+        correction("not the api test", 7),
+    )  # fmt: skip
     assert write_context(row)["privileged_context"] == (
-        "Tool/environment diagnostic 1 (test_or_assertion, command_error):\n2 failed\n\n"
+        "Tool/environment diagnostic 1 (test_or_assertion, command_error):\n"
+        "$ npm test\n2 failed\nNext: read a.ts\nNothing after it resolved this.\n\n"
+        "Tool/environment diagnostic 2 (missing_file_or_command):\n"
+        "read b.ts\nFile not found\nResolved by: read src/b.ts\n\n"
         "Later user correction 1:\nnot the api test"
     )
 
@@ -172,15 +193,31 @@ def test_what_says_what_failed_is_never_trimmed_away() -> None:
         f"$ npm start\n{noise}\n" + "log line\n" * 300 + "Error: Cannot find module './keys.js'\n"
     )
     text += "    at run (node:internal/main:1:2)\n" * 40 + noise
-    row = {"diagnostics": [diagnostic(["missing_file_or_command"], text)], "corrections": []}
+    row = row_of(failure(["missing_file_or_command"], text))
     written = write_context(row)["privileged_context"]
     assert "Error: Cannot find module './keys.js'" in written
     assert "$ npm start" in written
-    assert len(written) < 1800
+    assert len(written) < 1900
     assert written.count("function") < 30
 
 
-def test_the_same_failure_again_is_told_once() -> None:
-    items = [diagnostic(["test_or_assertion"], f"1 failed in {n}.2s at 0x7f{n}", n) for n in (1, 2)]
-    row = {"diagnostics": items, "corrections": []}
-    assert write_context(row)["privileged_context"].count("diagnostic") == 1
+def test_the_same_failure_again_is_told_once_as_it_ended() -> None:
+    texts = ("1 failed in 1.2s at 0x7f1", "1 failed in 2.2s at 0x7f2")
+    first, last = (failure(["test_or_assertion"], text) for text in texts)
+    last |= {"resolved_at": 9, "resolved_by": "edit a.ts"}
+    written = write_context(row_of(first, last))["privileged_context"]
+    assert written.count("diagnostic") == 1
+    assert "Resolved by: edit a.ts" in written
+
+
+@given(st.text("ab \n", max_size=400), st.integers(min_value=60, max_value=200))
+def test_long_prompts_are_cut_between_words(text: str, limit: int) -> None:
+    short = shorten_at_paragraphs(text, limit)
+    assert len(short) <= limit
+    if short != text:
+        head, tail = short.split(TRIMMED)
+        assert text.startswith(head)
+        assert text.endswith(tail)
+        words = text.split()
+        if max(map(len, words), default=0) < 20:
+            assert set(head.split()) | set(tail.split()) <= set(words)

@@ -64,11 +64,16 @@ def test_paths_of_the_recorder_become_placeholders() -> None:
         "prompt": "see /Users/ann/code/app/src/a.ts and /Users/ann/.npmrc",
         "harness": "pi",
         "session_id": "2026_/home/ann/x",
-        "diagnostics": [
-            {"text": "at C:\\Users\\ann\\x.js and /home/bob/y", "command": "cat /home/bob/y"}
+        "findings": [
+            {
+                "text": "at C:\\Users\\ann\\x.js and /home/bob/y",
+                "target": "cat /home/bob/y",
+                "next": "read /home/bob/y",
+                "resolved_by": "write /home/bob/y",
+                "span": "",
+            }
         ],
         "history": [{"role": "user", "content": "mail ann.lee@corp.dev"}],
-        "corrections": [{"text": "no, /home/bob/z", "span": "no, /home/bob/z"}],
         "tools": ["bash", "hf_" + "a" * 34],
         "workspace": [
             {"path": "/Users/ann/code/app/a.ts", "whole": True, "texts": ["let a = 1"]},
@@ -80,9 +85,15 @@ def test_paths_of_the_recorder_become_placeholders() -> None:
     assert out["source"] == "-HOME-code/a.jsonl"
     assert out["prompt"] == "see $WORKSPACE/src/a.ts and $HOME/.npmrc"
     assert out["history"][0]["content"] == "mail [REDACTED:email]"
-    assert out["corrections"][0] == {"text": "no, $HOME/z", "span": "no, $HOME/z"}
-    assert out["diagnostics"][0]["text"] == "at $HOME\\x.js and $HOME/y"
-    assert out["diagnostics"][0]["command"] == "cat $HOME/y"
+    assert out["findings"] == [
+        {
+            "text": "at $HOME\\x.js and $HOME/y",
+            "target": "cat $HOME/y",
+            "next": "read $HOME/y",
+            "resolved_by": "write $HOME/y",
+            "span": "",
+        }
+    ]
     assert out["cwd"] == "$WORKSPACE"
     assert out["tools"] == ["bash", "[REDACTED:huggingface_token]"]
     assert out["workspace"] == [

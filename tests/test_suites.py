@@ -3,12 +3,19 @@
 import functools
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from pimono_sdpo.errors import PimonoError
-from pimono_sdpo.suites.build import Task, make_task, read_functions, read_quixbugs
+from pimono_sdpo.suites.build import (
+    Task,
+    make_task,
+    read_functions,
+    read_quixbugs,
+    record_spec,
+)
 from rewards.sandbox import Server
 from rewards.verifiers import tests
 from tests.benchmarks.suites import FORMS, Judge, block
@@ -92,7 +99,13 @@ ROWS = [
 def all_tasks(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Task]:
     path = tmp_path_factory.mktemp("rows") / "rows.jsonl"
     path.write_text("\n".join(map(json.dumps, ROWS)) + "\n")
-    return [*read_quixbugs(checkout, seconds=2), *read_functions(path, seconds=2)]
+    tasks = [*read_quixbugs(checkout, seconds=2), *read_functions(path, seconds=2)]
+    with Server(imports=tests.IMPORTS) as server:
+        python = tests.in_server(server)
+        return [
+            replace(task, spec=record_spec(task.spec, {task.path: task.solution}, python))
+            for task in tasks
+        ]
 
 
 @pytest.fixture(scope="module")

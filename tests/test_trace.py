@@ -1,7 +1,7 @@
 import pytest
 
 from pimono_sdpo.traces.parse import read_trace
-from processors.diagnostics import find_diagnostics
+from processors.diagnostics import find_failures
 from tests.traces import HEADER, Entry, assistant, bash, result, trace, user
 
 
@@ -119,5 +119,5 @@ def test_deep_nesting_costs_at_most_its_line(depth: int) -> None:
     deep += '"name":"bash","arguments":' + "[" * depth + "]" * depth + "}]}}"
     read = read_trace(trace(user("Fix the parser")) + "\n" + deep)
     assert read.events[0].text == "Fix the parser"
-    assert find_diagnostics(read.events) == []
+    assert find_failures(read.events) == []
     assert read.lines.parsed + read.lines.repaired + read.lines.skipped == 2

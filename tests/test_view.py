@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cards.view import render_page
+from cards.view.page import render_page
 from cards.view.review import COLUMNS, describe_labels, read_labels
 from cards.view.rows import mark_text, split_blocks
 from pimono_sdpo.cli.view import find_folder, render_review, render_view

@@ -135,7 +135,7 @@ COMPARED_OPTIONS = {
 def compare_rollouts(suite: Path, baseline: Path, tuned: Path | None, out: Path) -> Json:
     """Compare two folders of rollouts of the suite under `out` and return the report.
 
-    `out` gets `report.json`, `report.md` and `report.png`. Raises SourceError, OutputError or
+    `out` gets `report.json`, `report.md` and `report.svg`. Raises SourceError, OutputError or
     EmptySelection; then `out` is as it was.
     """
     out = out.resolve()
@@ -200,7 +200,7 @@ def evaluate_to_file(
 ) -> Json:
     """Run rollouts, or take those in `made` when no model is named, and write a report file.
 
-    Writes `file`, NAME.json, and beside it NAME.md and NAME.png. Raises like `evaluate_models`.
+    Writes `file`, NAME.json, and beside it NAME.md and NAME.svg. Raises like `evaluate_models`.
     """
     tasks = _load_held_out(options.suite)
     if file.suffix != ".json" or file.is_dir():
@@ -208,7 +208,7 @@ def evaluate_to_file(
     report = read_json(file) if file.is_file() else {"stage": STAGE}
     if not isinstance(report, dict) or report.get("stage") != STAGE:
         raise OutputError(f"`{file}` exists and is not the report of an evaluation; give another.")
-    for ending in () if file.is_file() else (".md", ".png"):
+    for ending in () if file.is_file() else (".md", ".svg"):
         if file.with_suffix(ending).exists():
             raise OutputError(f"`{file.with_suffix(ending)}` exists; give another name.")
     if baseline is not None:
@@ -223,7 +223,7 @@ def evaluate_to_file(
         with TemporaryDirectory(prefix=".evaluation-", dir=file.parent) as name:
             _write(report, Path(name), file.stem)
             # The report comes first: it marks the others as ours.
-            for ending in (".json", ".md", ".png"):
+            for ending in (".json", ".md", ".svg"):
                 (Path(name) / f"{file.stem}{ending}").replace(file.with_suffix(ending))
     except OSError as error:
         raise OutputError(

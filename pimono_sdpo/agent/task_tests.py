@@ -39,7 +39,7 @@ from rewards.sandbox import Limits, SandboxError, Server
 from rewards.sandbox.local import MEBI
 from rewards.verifiers import candidate, outcomes, tests
 from rewards.verifiers.candidate import check_tests
-from rewards.verifiers.outcomes import Python, UnsupportedTests, cold, describe_ending
+from rewards.verifiers.outcomes import Python, cold, describe_ending
 from rewards.verifiers.patches import apply_patch
 from rewards.verifiers.rubric import BadSpec
 
@@ -90,7 +90,7 @@ def run_tests(task: Mapping[str, Any], folder: Path, python: Python = cold) -> T
             return _test_by_spec(task, folder, python)
         if task["test_cmd"]:
             return _test_by_command(task, folder)
-    except (SandboxError, SourceError, UnsupportedTests, BadSpec) as trouble:
+    except (SandboxError, SourceError, BadSpec) as trouble:
         return TaskResult(None, "", str(trouble))
     return TaskResult(None, "", "the task has no tests")
 

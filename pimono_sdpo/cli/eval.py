@@ -23,7 +23,7 @@ class Options:
 
     suite: Path = option("JSON file of the held-out suite.")
     report: Path = option(
-        "NAME.json to write; NAME.md and NAME.png are written beside it.",
+        "NAME.json to write; NAME.md and NAME.svg are written beside it.",
         default=Path("report.json"),
     )
     trace_dir: Path | None = option("Folder for the rollouts.", default=None, shown="NAME_rollouts")

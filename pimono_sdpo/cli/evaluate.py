@@ -53,7 +53,7 @@ def run(options: Options) -> None:
             "There is nothing to evaluate; give --model, or --baseline with a folder of rollouts."
         )
     print_table(out / "report.md")
-    typer.echo(f"\nreport.json, report.md and report.png are in {out}")
+    typer.echo(f"\nreport.json, report.md and report.svg are in {out}")
 
 
 def print_table(report: Path) -> None:

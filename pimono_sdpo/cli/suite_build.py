@@ -27,6 +27,8 @@ class Options:
 
 
 def run(options: Options) -> None:
-    """Build the suite and print its size."""
-    rows = build_suite(options.source, options.out, options.hide_tests)
-    typer.echo(f"{describe_size(rows)} are in {options.out / 'suite.json'}")
+    """Build the suite and print its size, and what was left out."""
+    built = build_suite(options.source, options.out, options.hide_tests)
+    typer.echo(f"{describe_size(built.rows)} are in {options.out / 'suite.json'}")
+    for name, reason in built.left_out.items():
+        typer.echo(f"left out: {name}, because {reason}")

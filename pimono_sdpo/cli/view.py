@@ -139,7 +139,7 @@ def render_view(folder: Path, name: str, traces: str | None, limit: int) -> str:
     folder and in the current one. At most `limit` rows and as many rejects are listed. Raises
     SourceError.
     """
-    from cards.view import render_page, run_view
+    from cards.view.page import render_page, run_view
 
     if (folder / RUN).is_file():
         return render_page(run_view(_read(folder / RUN, "a training", output.run_misfit)))
@@ -152,7 +152,8 @@ def render_review(folder: Path, name: str, traces: str | None, count: int, seed:
 
     `traces` is as in `render_view`. Raises SourceError.
     """
-    from cards.view import render_page, review_view
+    from cards.view.page import render_page
+    from cards.view.review import review_view
     from cards.view.rows import sample_rows
 
     report = _read_report(folder, name)
@@ -180,8 +181,7 @@ def _read_report(folder: Path, name: str) -> Json:
 
 
 def _rows_page(folder: Path, report: Json, traces: str | None, limit: int) -> Json:
-    from cards.view import rows_view
-    from cards.view.rows import choose_rows
+    from cards.view.rows import choose_rows, rows_view
 
     chosen = choose_rows(folder, limit)
     source = _open_traces(traces, report, folder)

@@ -36,7 +36,7 @@ from tqdm.auto import tqdm
 from pimono_sdpo.errors import EngineError, OutputError, ShardError, SourceError
 from pimono_sdpo.runs.folders import disk_trouble
 from pimono_sdpo.runs.progress import Progress, hide_bars, peak_memory
-from pimono_sdpo.stage import Stage, code_hash, name_of, source_hash
+from pimono_sdpo.stage import Stage, code_hash, module_of, name_of, source_hash
 
 DONE, ATTEMPTS = "done", "attempts"
 EngineName = Literal["local", "ray"]
@@ -325,9 +325,12 @@ def run_in_processes(
     if min(workers, len(jobs)) < 2:
         yield from run_here(jobs, progress)
         return
-    # Fork would copy the threads of Arrow in whatever state they are.
+    # Fork would copy the threads of Arrow in whatever state they are; the server of forks has
+    # imported what the parts need, and nothing has run in it.
+    context = get_context("forkserver")
+    context.set_forkserver_preload(_modules_of(jobs))
     pool = ProcessPoolExecutor(
-        min(workers, len(jobs)), mp_context=get_context("spawn"), initializer=_prepare_worker
+        min(workers, len(jobs)), mp_context=context, initializer=_prepare_worker
     )
     try:
         with _delay_interrupts():
@@ -345,6 +348,12 @@ def run_in_processes(
     finally:
         # After a bug or Ctrl-C nothing new begins.
         pool.shutdown(cancel_futures=True)
+
+
+def _modules_of(jobs: list[Job]) -> list[str]:
+    """Return the modules that workers would import for their jobs."""
+    functions = [jobs[0].part.run, *(stage.fn for stage in jobs[0].part.stages)]
+    return [__name__, *{module_of(function) for function in functions}]
 
 
 @contextmanager

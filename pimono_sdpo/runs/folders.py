@@ -22,12 +22,14 @@ LOCK = "lock"
 REPORT = "report.json"
 PART = "part.json"
 SUITE = "suite.json"
-PICTURES = ("funnel.png", "scores.png", "categories.png", "report.png")
+PICTURES = ("funnel.svg", "scores.svg", "categories.svg", "report.svg")
+# What earlier versions drew.
+EARLIER = ("funnel.png", "scores.png", "categories.png", "report.png")
 # The file that tells a folder is ours, and all else that may be in such a folder.
 PUBLISHED = {
     REPORT: frozenset(
         {
-            *(REPORT, "README.md", "report.md", "suite.json", *PICTURES),
+            *(REPORT, "README.md", "report.md", "suite.json", *PICTURES, *EARLIER),
             *("data", "rejects", "traces", "together"),
         }
     ),

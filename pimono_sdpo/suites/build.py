@@ -9,7 +9,8 @@ A checkout in the layout of QuixBugs:
     conftest.py                      options of the tests
 
 Every program with tests is a task. Where the test only compares each case with its expected value,
-the values are compared directly; otherwise pytest runs the test as it is.
+the values are compared directly; otherwise the tests run once with the fixed program and their
+calls are recorded (`rewards.verifiers.recorded_tests`).
 
 JSON lines in the layout of HumanEvalFix:
 
@@ -28,6 +29,9 @@ A program of the project is a TOML file, named like its task:
     [tests]      text of its pytest tests by path; without them
     [judged]     the `tests` of a spec, of kind `value` or `output`: tests that nobody sees
     [[fix]]      file, before, after: the fix, which agents never see
+
+A task is left out, with the reason, when its fixed program fails the tests, when none of them can
+be recorded, or when the program with the bug passes those that can.
 
 The output:
 
@@ -49,6 +53,11 @@ from pimono_sdpo.errors import PimonoError, SourceError
 from pimono_sdpo.runs.folders import LOCK, SUITE, only_run, publish_folder, remove, require_disjoint
 from pimono_sdpo.suites import split, suite
 from pimono_sdpo.suites.suite import TaskRow
+from rewards.sandbox import Server
+from rewards.verifiers import tests as verifier
+from rewards.verifiers.candidate import Candidate, changed_files
+from rewards.verifiers.outcomes import Python
+from rewards.verifiers.recorded_tests import NotRecordable, record
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,6 +335,44 @@ def load_programs() -> Iterator[Program]:
         )
 
 
+class Refused(Exception):
+    """A task that tells right answers from wrong ones in no way; the message says why."""
+
+
+def record_spec(spec: dict[str, Any], fixed: dict[str, str], python: Python) -> dict[str, Any]:
+    """Return a spec whose tests for pytest are recorded calls of the fixed files.
+
+    Raises Refused when they cannot be, or when they do not see the bug.
+    """
+    if spec["tests"]["kind"] != "pytest":
+        return spec
+    text = json.dumps([spec["files"], fixed, spec["tests"]])
+    if text not in _RECORDED:
+        _RECORDED[text] = json.dumps(_recorded(spec, fixed, python))
+    made: dict[str, Any] = json.loads(_RECORDED[text])
+    if "refused" in made:
+        raise Refused(made["refused"])
+    return {**spec, "tests": made}
+
+
+# By what was recorded: a suite that is built again in this process does not run anything again.
+_RECORDED: dict[str, str] = {}
+
+
+def _recorded(spec: dict[str, Any], fixed: dict[str, str], python: Python) -> dict[str, Any]:
+    try:
+        made = record({**spec["files"], **fixed}, spec["tests"], python)
+    except NotRecordable as reason:
+        return {"refused": str(reason)}
+    # A comment changes the files and leaves the bug.
+    touched = {path: f"# \n{text}" for path, text in spec["files"].items() if path.endswith(".py")}
+    buggy = changed_files(spec["files"], {**spec["files"], **touched})
+    assert isinstance(buggy, Candidate)
+    if verifier.verify_candidate(buggy, {**spec, "tests": made}, python).status == "passed":
+        return {"refused": "the program with the bug passes every test that can be recorded"}
+    return made
+
+
 OWN = "samples"
 PYTEST = "python -m pytest -q"
 Kind = Literal["quixbugs", "functions", "samples"]
@@ -358,8 +405,16 @@ def detect_kind(source: str) -> tuple[Kind, Path]:
     return "functions", lines[0]
 
 
-def build_suite(source: str, out: Path, hide_tests: bool) -> list[TaskRow]:
-    """Build the suite of a source under `out`, replacing an earlier one; return its tasks.
+@dataclass(frozen=True, slots=True)
+class Built:
+    """The tasks of a suite, and those that were left out, with the reason."""
+
+    rows: list[TaskRow]
+    left_out: dict[str, str]
+
+
+def build_suite(source: str, out: Path, hide_tests: bool) -> Built:
+    """Build the suite of a source under `out`, replacing an earlier one.
 
     Raises SourceError or OutputError.
     """
@@ -372,31 +427,34 @@ def build_suite(source: str, out: Path, hide_tests: bool) -> list[TaskRow]:
             shutil.rmtree(finished)
         finished.mkdir()
         try:
-            rows = build(source, finished, out, hide_tests)
+            built = build(source, finished, out, hide_tests)
             publish_folder(finished, out)
         finally:
             remove(work, LOCK)
-    return rows
+    return built
 
 
-def build(source: str, work: Path, out: Path, hide_tests: bool = False) -> list[TaskRow]:
-    """Write the suite of a source into `work`, which will be renamed `out`; return its tasks.
+def build(source: str, work: Path, out: Path, hide_tests: bool = False) -> Built:
+    """Write the suite of a source into `work`, which will be renamed `out`.
 
     The same source gives the same bytes. Raises PimonoError for a source that cannot be read.
     """
     kind, path = detect_kind(source)
     try:
-        rows, about = _rows(kind, path, work, hide_tests)
+        with Server(imports=verifier.IMPORTS) as server:
+            built, about = _rows(kind, path, work, hide_tests, verifier.in_server(server))
     except (UnicodeDecodeError, SyntaxError) as error:
         raise SourceError(f"`{source}` has a file that is not valid Python ({error}).") from error
+    rows = built.rows
     names = [row["task_id"] for row in rows]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise SourceError(f"`{source}` has the task `{twice[0]}` twice; task ids must be unique.")
     if not rows:
-        raise SourceError(f"`{source}` has no tasks.")
+        why = "; ".join(f"{name}: {reason}" for name, reason in built.left_out.items())
+        raise SourceError(f"`{source}` has no tasks{f' that can be used ({why})' if why else ''}.")
     # The paths of a checkout are relative to `out`, not to `work`.
     suite.write_suite(work / suite.NAME, rows[0]["suite"], rows, about, seen_from=out)
-    return rows
+    return built
 
 
 def _read_object(path: Path) -> dict[str, Any]:
@@ -407,21 +465,34 @@ def _read_object(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _rows(kind: Kind, path: Path, work: Path, hide_tests: bool) -> tuple[list[TaskRow], str]:
+def _rows(
+    kind: Kind, path: Path, work: Path, hide_tests: bool, python: Python
+) -> tuple[Built, str]:
+    rows: list[TaskRow] = []
+    left_out: dict[str, str] = {}
+    if kind == "samples":
+        for program in load_programs():
+            spec = record_spec(program.spec, program.fixed, python)
+            rows.append(_program_row(replace(program, spec=spec), work, hide_tests))
+        return Built(rows, {}), "Small programs with a bug each, written for this project."
+    tasks = list(read_quixbugs(path) if kind == "quixbugs" else read_functions(path))
+    groups = split.group_near_programs({task.name: task.solution for task in tasks})
+    for task in tasks:
+        try:
+            spec = record_spec(task.spec, {task.path: task.solution}, python)
+        except Refused as reason:
+            left_out[task.name] = str(reason)
+            continue
+        recorded = replace(task, spec=spec)
+        if kind == "quixbugs":
+            rows.append(_quixbugs_row(recorded, path, hide_tests))
+        else:
+            rows.append(_function_row(recorded, work, groups, hide_tests))
     if kind == "quixbugs":
-        tasks = list(read_quixbugs(path))
-        return [_quixbugs_row(task, path, hide_tests) for task in tasks], (
-            "One bug in each program; the tests judge where the program does not run."
-        )
-    if kind == "functions":
-        tasks = list(read_functions(path))
-        groups = split.group_near_programs({task.name: task.solution for task in tasks})
-        return [_function_row(task, work, groups, hide_tests) for task in tasks], (
-            "One function with a bug each."
-        )
-    return [_program_row(program, work, hide_tests) for program in load_programs()], (
-        "Small programs with a bug each, written for this project."
-    )
+        about = "One bug in each program; the tests judge where the program does not run."
+    else:
+        about = "One function with a bug each."
+    return Built(rows, left_out), about
 
 
 def _quixbugs_row(task: Task, root: Path, hide_tests: bool) -> TaskRow:

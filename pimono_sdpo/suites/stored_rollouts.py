@@ -14,10 +14,11 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from datasets import Dataset
+from datasets import Features
 
 from pimono_sdpo.errors import SourceError
 from pimono_sdpo.runs import parquet
+from pimono_sdpo.stage import iterate_rows
 from pimono_sdpo.suites.suite import NAME, TaskRow, load_suite
 
 NEEDED = ("run_id", "task_id", "messages", "steps", "protocol", "tests_ok")
@@ -76,9 +77,9 @@ def open_rollouts(source: str | Path) -> Rollouts | None:
 
 def read_rows_at(places: Sequence[tuple[Path, int]]) -> list[Json]:
     """Return the rows at these places; the last shards read stay in memory."""
-    rows = []
+    rows: list[Json] = []
     for file, number in places:
-        rows += list(Dataset(_read_shard(file).slice(number, 1)))
+        rows += _decode(_read_shard(file).slice(number, 1))
     return rows
 
 
@@ -91,7 +92,11 @@ def _read_shard(file: Path) -> pa.Table:
 def read_rows(file: Path, columns: list[str] | None = None) -> Iterator[Json]:
     """Yield the rows of a shard, with few in memory at a time; raises SourceError."""
     for table in read_tables(file, columns):
-        yield from Dataset(table)
+        yield from _decode(table)
+
+
+def _decode(table: pa.Table) -> Iterator[Json]:
+    return iterate_rows(table, Features.from_arrow_schema(table.schema))
 
 
 def read_tables(file: Path, columns: list[str] | None = None) -> Iterator[pa.Table]:

@@ -22,11 +22,18 @@ from pimono_sdpo.training.rewards import Mode
 
 @dataclass
 class GuardedSDPOConfig(GuardOptions, SDPOConfig):  # type: ignore[misc] # TRL ships no types
-    """SDPOConfig with guards and the start of the EMA teacher (see callbacks.py)."""
+    """SDPOConfig with guards, the EMA teacher's start (callbacks.py) and rivals (trainer.py)."""
 
     METHOD = "sdpo"
     WATCHED_LOSS = LOSS
 
+    method: Literal["sdpo", "rft", "grpo"] = field(
+        default="sdpo",
+        metadata={
+            "help": "What is learned from the rollouts: the teacher's distribution (sdpo), the "
+            "successful ones themselves (rft), or the reward beside its group's mean (grpo)."
+        },
+    )
     teacher_start: Literal["student", "zero"] = field(
         default="student",
         metadata={"help": "What the EMA of the LoRA factors starts from; TRL starts from zero."},

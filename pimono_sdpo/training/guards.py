@@ -1,7 +1,8 @@
 """Watch a training: alert when it stops learning, keep its best adapter, end it on request.
 
 reads self_distillation/{reward_mean, reprompt_sample_fraction, flat_group_fraction,
-distillation_loss}, completions/clipped_ratio and grad_norm, as TRL 1.16 logs them
+distillation_loss}, completions/clipped_ratio and grad_norm, as TRL 1.16 logs them, and
+self_distillation/{entropy, kl, teacher_gap} of trainer.py
 writes alerts to Trackio and stderr, OUTPUT/best, and its state into the Trainer's, which every
 checkpoint keeps
 """
@@ -24,13 +25,24 @@ from pimono_sdpo import __version__
 from pimono_sdpo.training.output import BEST, BEST_PARTIAL, read_object, write_json
 from pimono_sdpo.training.publish import WEIGHTS
 
-GUARDS = ("reward_collapse", "dead_reprompts", "flat_groups", "loss_spike", "clipped")
+GUARDS = (
+    *("reward_collapse", "divergence", "dead_reprompts", "flat_groups", "loss_spike", "clipped"),
+)
+# After these the adapter is worse than it was, and the best one is gone back to.
+COLLAPSES = ("reward_collapse", "divergence")
 REWARD = "self_distillation/reward_mean"
 REPROMPTED = "self_distillation/reprompt_sample_fraction"
 FLAT = "self_distillation/flat_group_fraction"
 LOSS = "self_distillation/distillation_loss"
 CLIPPED = "completions/clipped_ratio"
 GRADIENT = "grad_norm"
+ENTROPY = "self_distillation/entropy"
+KL = "self_distillation/kl"
+GAP = "self_distillation/teacher_gap"
+# Values of these that are averaged, at the start and now.
+DRIFT_OF = 3
+# Below this share of its best the reward does not excuse a drift.
+GOOD = 0.9
 # Of a mean over the window, by the noise from step to step: with 5, a reward that never changes
 # raised an alert in at most 2 of 100 simulated runs of 1000 steps (with 3, in up to 100).
 STANDARD_ERRORS = 5
@@ -72,6 +84,14 @@ class GuardOptions:
         default=10.0,
         metadata={"help": "Alert when the loss is so many times its running median; 0: off."},
     )
+    guard_drift: float = field(
+        default=4.0,
+        metadata={
+            "help": "Alert when entropy, divergence from the teacher or the teacher's gap is so "
+            "many times what it was at first (entropy: or that small a share) while the reward is "
+            "below its best; 0: off."
+        },
+    )
     guard_clipped_steps: int = field(
         default=10,
         metadata={"help": "Alert when all completions ran into their limit so often; 0: off."},
@@ -97,7 +117,8 @@ class GuardOptions:
                 f"--guard_collapse is {self.guard_collapse}; give a share below 1, or 0 to turn it "
                 "off."
             )
-        for name in ("guard_dead_steps", "guard_flat_steps", "guard_clipped_steps", "guard_spike"):
+        steps = ("guard_dead_steps", "guard_flat_steps", "guard_clipped_steps")
+        for name in (*steps, "guard_spike", "guard_drift"):
             if vars(self)[name] < 0:
                 raise ValueError(f"--{name} is {vars(self)[name]}; give a number from 0.")
 
@@ -141,6 +162,11 @@ class Rewards:
     def mean(self) -> float | None:
         """Return the mean over the window; None until it is full."""
         return fmean(self.recent) if len(self.recent) == self.window else None
+
+    def is_good(self) -> bool:
+        """Tell whether the mean is close to its best, which is more than nothing."""
+        mean = self.mean()
+        return mean is not None and bool(self.best) and mean >= GOOD * (self.best or 0.0)
 
     def _is_fallen(self, mean: float, best: float) -> bool:
         variance = self.squares / 2 / max(self.count, 1)
@@ -191,6 +217,39 @@ class Spikes:
 
 
 @dataclass
+class Drift:
+    """Entropy, divergence and gap beside their means over the first DRIFT_OF values.
+
+    A training that learns changes them, too; one that collapses does so while its reward falls.
+    """
+
+    factor: float
+    first: dict[str, float] = field(default_factory=dict)
+    recent: dict[str, list[float]] = field(default_factory=dict)
+    out: bool = False
+
+    def add(self, logs: Mapping[str, float | None], good: bool) -> str | None:
+        """Add what was logged; return what has drifted, unless that was known or `good`."""
+        drifted = None
+        for name in (ENTROPY, KL, GAP):
+            value = logs.get(name)
+            if value is None or not math.isfinite(value):
+                continue
+            self.recent[name] = [*self.recent.get(name, []), abs(value)][-DRIFT_OF:]
+            if len(self.recent[name]) < DRIFT_OF:
+                continue
+            now = fmean(self.recent[name])
+            first = self.first.setdefault(name, now)
+            low = first / self.factor if self.factor and name == ENTROPY else 0.0
+            if self.factor and not low <= now <= self.factor * first:
+                drifted = drifted or f"`{name}` has gone from {first:.3g} to {now:.3g}"
+        if not any(name in logs for name in (ENTROPY, KL, GAP)):
+            return None
+        before, self.out = self.out, drifted is not None and not good
+        return drifted if self.out and not before else None
+
+
+@dataclass
 class Monitors:
     """All monitors with their state; `add` turns one log entry into alerts."""
 
@@ -199,6 +258,7 @@ class Monitors:
     flat: Streak
     clipped: Streak
     spikes: Spikes
+    drift: Drift
     loss: str = LOSS
 
     def add(self, step: int, logs: Mapping[str, float | None]) -> dict[str, str]:
@@ -211,6 +271,12 @@ class Monitors:
                 f"after {self.rewards.best:.3g} at step {self.rewards.best_step}; best/ "
                 "has the adapter of the best checkpoint, if one was written; lower learning_rate "
                 "or teacher_update_rate."
+            )
+        drifted = self.drift.add(logs, self.rewards.is_good())
+        if drifted is not None:
+            found["divergence"] = (
+                f"{drifted} while the reward is below its best; lower learning_rate or "
+                "teacher_update_rate, or use topk_logits with distillation_alpha 0.5."
             )
         if REPROMPTED in logs and self.dead.add(logs[REPROMPTED] == 0):
             found["dead_reprompts"] = (
@@ -300,9 +366,11 @@ class Guards(TrainerCallback):  # type: ignore[misc] # transformers is untyped h
             _keep(Path(args.output_dir), state.global_step, mean)
 
     def on_train_end(self, args: Any, state: Any, control: Any, model: Any, **_: Any) -> None:
-        """Load the best adapter into the model when a guard has ended the training."""
-        best = _kept_best(args) if self.stopped_by is not None else None
-        if best is not None:
+        """Load the best adapter into the model when a guard ended the training, or it collapsed."""
+        best, mean = _kept_best(args), self.monitors.rewards.mean()
+        collapsed = any(alert["guard"] in COLLAPSES for alert in self.alerts)
+        worse = best is not None and (mean is None or mean < best["reward_mean"])
+        if best is not None and (self.stopped_by is not None or (collapsed and worse)):
             weights = load_file(Path(args.output_dir) / BEST / WEIGHTS[0])
             set_peft_model_state_dict(model, weights)
             self.went_back_to = best["step"]
@@ -319,7 +387,8 @@ class Guards(TrainerCallback):  # type: ignore[misc] # transformers is untyped h
 
 def _monitors(config: GuardOptions, kept: Json | None = None) -> Monitors:
     """Create the monitors, or restore them from a checkpoint, with the configured limits."""
-    state = kept or {"rewards": {}, "dead": {}, "flat": {}, "clipped": {}, "spikes": {}}
+    names = ("rewards", "dead", "flat", "clipped", "spikes", "drift")
+    state = kept or {name: {} for name in names}
     rewards = {"window": config.guard_window, "share": config.guard_collapse}
     return Monitors(
         rewards=Rewards(**(state["rewards"] | rewards)),
@@ -327,6 +396,7 @@ def _monitors(config: GuardOptions, kept: Json | None = None) -> Monitors:
         flat=Streak(**(state["flat"] | {"limit": config.guard_flat_steps})),
         clipped=Streak(**(state["clipped"] | {"limit": config.guard_clipped_steps})),
         spikes=Spikes(**(state["spikes"] | {"factor": config.guard_spike})),
+        drift=Drift(**(state["drift"] | {"factor": config.guard_drift})),
         loss=config.WATCHED_LOSS,
     )
 

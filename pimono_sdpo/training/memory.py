@@ -19,7 +19,9 @@ from trl.experimental.sdpo import SDPOConfig
 
 from pimono_sdpo.errors import TrainingInputError
 from pimono_sdpo.training.models import TEXT_LINEARS, translate_errors
+from pimono_sdpo.training.trainer import CHUNK_ELEMENTS
 
+WITHOUT_BFLOAT16 = ("T4", "V100", "P100")
 PER_HOUR = {"minute": 60, "hour": 1, "second": 3600}
 
 
@@ -30,6 +32,7 @@ class Hardware:
     name: str
     gib: float | None
     dollars_per_hour: float | None
+    bfloat16: bool = True
 
 
 def hardware_of(flavor: str | None) -> Hardware:
@@ -56,14 +59,16 @@ def hardware_of(flavor: str | None) -> Hardware:
     # What the Hub lists is the memory of all GPUs of the flavor.
     total = float(size[1]) / int(item.accelerator.quantity) if size else None
     # Cards are sold in GB of 2**30 bytes, whatever the letters say.
-    return Hardware(flavor, total, dollars)
+    return Hardware(flavor, total, dollars, item.accelerator.model.upper() not in WITHOUT_BFLOAT16)
 
 
 def _here() -> Hardware:
     if not torch.cuda.is_available():
         return Hardware("this machine without a GPU", None, None)
     properties = torch.cuda.get_device_properties(0)
-    return Hardware(properties.name, round(properties.total_memory / GIB, 1), None)
+    # Before Ampere, PyTorch computes bfloat16 by way of float32, many times slower.
+    gib = round(properties.total_memory / GIB, 1)
+    return Hardware(properties.name, gib, None, properties.major >= 8)
 
 
 GIB = 2**30
@@ -72,9 +77,11 @@ CONTEXT = int(0.6 * GIB)
 # NF4: 64 weights share one absmax, which nested quantisation stores in 8 bits (256 share a float).
 NF4 = 0.5 + 4 / 64
 NESTED = 0.5 + 1 / 64 + 4 / (64 * 256)
-# Copies of completion x vocabulary, in the dtype of the logits: those of student and teacher, their
-# log-softmax, and the gradient.
-LOGIT_COPIES = {"sampled_token": 6, "topk_logits": 8, "full_logits": 9}
+# Copies of completion x vocabulary in the dtype of the logits: student, teacher, and the gradient,
+# which is put together from its chunks; and of a chunk in float32 (trainer.py).
+LOGIT_COPIES, CHUNK_COPIES = 4, 6
+# The policy's loss takes them all at once in float32, with log-softmax and gradient.
+POLICY_COPIES = 3
 # TRL computes the log-probabilities of SFT and DPO in tiles, with their log-softmax and gradient.
 TILE_TOKENS, TILE_COPIES = 256, 4
 # Of one token in one layer, in elements per hidden and per MLP width.
@@ -87,8 +94,8 @@ class Estimate:
     """Bytes at the peak of a step, by what they are for."""
 
     parts: dict[str, int]
-    # The flag that lowers a part; "" where none does any more.
-    flags: dict[str, str]
+    # What lowers a part, none of it given already.
+    flags: dict[str, list[str]]
 
     @property
     def total(self) -> int:
@@ -96,9 +103,9 @@ class Estimate:
         return sum(self.parts.values())
 
     def advice(self) -> str:
-        """Return the flag that lowers the largest part that can be lowered."""
-        known = {name: flag for name, flag in self.flags.items() if flag}
-        return known[max(known, key=lambda name: self.parts.get(name, 0))]
+        """Return what lowers the largest part that can be lowered."""
+        known = {name: flags for name, flags in self.flags.items() if flags}
+        return ", or ".join(known[max(known, key=lambda name: self.parts.get(name, 0))])
 
 
 def read_config(model_args: ModelConfig, revision: str | None, trust_remote_code: bool) -> Any:
@@ -165,7 +172,8 @@ def estimate_sdpo(
     batch, completion = args.per_device_train_batch_size, args.max_completion_length
     student = batch * (prompt_tokens + completion)
     teacher = batch * (args.max_reprompt_len + completion)
-    copies = LOGIT_COPIES[args.distillation_mode]
+    logits = batch * completion * shapes.vocabulary
+    policy = POLICY_COPIES * 4 * logits if args.distillation_weight < 1 else 0
     sampled = batch * args.steps_per_generation
     cached = sum(kept * min(prompt_tokens + completion, most) for kept, most in shapes.cache)
     parts = {
@@ -175,19 +183,20 @@ def estimate_sdpo(
         ),
         "student": int(student * shapes.kept * shapes.width),
         "teacher": int(teacher * shapes.forward * shapes.width),
-        "logits": copies * batch * completion * shapes.vocabulary * shapes.width,
+        "logits": LOGIT_COPIES * logits * shapes.width
+        + CHUNK_COPIES * 4 * min(logits, CHUNK_ELEMENTS)
+        + policy,
         "generation cache": sampled * cached * shapes.width,
         "CUDA context": CONTEXT,
     }
+    smaller = _smaller_batch(args)
+    at_once = ["a smaller --steps_per_generation"] if args.steps_per_generation > 1 else []
     flags = {
         "base weights": _quantise(model_args),
-        "logits": "a smaller --max_completion_length or --per_device_train_batch_size, or "
-        "--distillation_mode sampled_token",
-        "student": "--gradient_checkpointing true, a smaller --per_device_train_batch_size "
-        "with more --gradient_accumulation_steps, or a smaller --max_prompt_length",
-        "teacher": "a smaller --max_reprompt_len",
-        "generation cache": "a smaller --steps_per_generation, the number of micro-batches that "
-        "are sampled at once",
+        "logits": ["a smaller --max_completion_length", *smaller],
+        "student": [*_checkpoint(args), *smaller, "a smaller --max_prompt_length"],
+        "teacher": ["a smaller --max_reprompt_len", *smaller],
+        "generation cache": [*at_once, *smaller],
     }
     return Estimate(parts, flags)
 
@@ -210,19 +219,29 @@ def estimate_supervised(
         "logits": TILE_COPIES * TILE_TOKENS * shapes.vocabulary * 4,
         "CUDA context": CONTEXT,
     }
+    known = bool(getattr(args, "precompute_ref_log_probs", False))
     flags = {
         "base weights": _quantise(model_args),
-        "sequences": "--gradient_checkpointing true, a smaller --per_device_train_batch_size with "
-        "more --gradient_accumulation_steps, or a smaller --max_length",
-        "reference": "--precompute_ref_log_probs true",
+        "sequences": [*_checkpoint(args), *_smaller_batch(args), "a smaller --max_length"],
+        "reference": [] if known else ["--precompute_ref_log_probs true"],
     }
     return Estimate(parts, flags)
 
 
-def _quantise(model_args: ModelConfig) -> str:
+def _quantise(model_args: ModelConfig) -> list[str]:
     if model_args.load_in_4bit:
-        return ""
-    return "--load_in_4bit true (NF4), with --use_bnb_nested_quant true"
+        return [] if model_args.use_bnb_nested_quant else ["--use_bnb_nested_quant true"]
+    return ["--load_in_4bit true (NF4), with --use_bnb_nested_quant true"]
+
+
+def _checkpoint(args: Any) -> list[str]:
+    return [] if args.gradient_checkpointing else ["--gradient_checkpointing true"]
+
+
+def _smaller_batch(args: Any) -> list[str]:
+    if args.per_device_train_batch_size == 1:
+        return []
+    return ["a smaller --per_device_train_batch_size with more --gradient_accumulation_steps"]
 
 
 def weights(config: Any, model_args: ModelConfig) -> tuple[int, int, list[tuple[int, int]]]:

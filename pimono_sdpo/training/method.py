@@ -6,22 +6,24 @@ is particular to theirs.
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 from datasets import Dataset
+from transformers import PrinterCallback, ProgressCallback
 from transformers.integrations import TrackioCallback
 from trl import ModelConfig
 
 from pimono_sdpo.errors import TrainingInputError
-from pimono_sdpo.training import models, rows
+from pimono_sdpo.training import models, rows, say
 from pimono_sdpo.training.arguments import CommonArguments
-from pimono_sdpo.training.callbacks import Clock, NoStepTooMany, TokenCount
+from pimono_sdpo.training.callbacks import Clock, NoStepTooMany, StepLine, TokenCount
 from pimono_sdpo.training.guards import GuardOptions, Guards
 from pimono_sdpo.training.held_out import Scores
 from pimono_sdpo.training.memory import Estimate, Hardware
-from pimono_sdpo.training.output import last_checkpoint
+from pimono_sdpo.training.output import damaged_checkpoints, last_checkpoint
 from pimono_sdpo.training.tracking import SafeTrackio, config_of
 
 SMOKE_STEPS = 2
@@ -149,20 +151,30 @@ class Method(ABC):
     def make_trainer(self, fitted: Fitted) -> Any:
         """Load the model and return TRL's trainer."""
 
+    def translate_errors(self) -> AbstractContextManager[None]:
+        """Turn what libraries raise about the model and its arguments into one sentence."""
+        return models.translate_errors(
+            f"The model `{self.model_args.model_name_or_path}` cannot be trained with these "
+            "arguments",
+            "check its files, --lora_target_modules and the other arguments",
+        )
+
     def build(self, fitted: Fitted) -> Prepared:
         """Build the trainer with its callbacks; raises TrainingInputError when that fails."""
-        args, name = self.args, self.model_args.model_name_or_path
+        args = self.args
         clock, guards = Clock(), Guards(args)
         loading = models.model_init_kwargs(self.model_args, self.revision)
         args.model_init_kwargs = {**loading, **args.model_init_kwargs}
-        with models.translate_errors(
-            f"The model `{name}` cannot be trained with these arguments",
-            "check its files, --lora_target_modules and the other arguments",
-        ):
+        with self.translate_errors():
             trainer = self.make_trainer(fitted)
         models.keep_layout(trainer.model)
+        models.limit_threads(trainer.model)
         if trainer.pop_callback(TrackioCallback) is not None:
             trainer.add_callback(SafeTrackio(config_of(trainer.args, self.model_args)))
+        # These print all metrics of a step.
+        trainer.pop_callback(PrinterCallback)
+        trainer.pop_callback(ProgressCallback)
+        trainer.add_callback(StepLine())
         trainer.add_callback(NoStepTooMany())
         if hasattr(trainer, TokenCount.COUNT):
             trainer.add_callback(TokenCount(trainer))
@@ -203,8 +215,14 @@ class Method(ABC):
         """Return each measure of the held-out rows, by session or task."""
 
     def notes(self, fitted: Fitted) -> list[str]:
-        """Return sentences for the end of the run."""
-        return []
+        """Return sentences for the end of the run: the first row that was left out, if any."""
+        if not fitted.left_out:
+            return []
+        first = fitted.left_out[0]
+        return [
+            f"{len(fitted.left_out)} of {fitted.given} rows were left out, see left-out.json; the "
+            f"first, row {first['row']}: {first['reason']} ({first['detail']})"
+        ]
 
 
 def train(prepared: Prepared) -> dict[str, float]:
@@ -213,7 +231,11 @@ def train(prepared: Prepared) -> dict[str, float]:
     Returns the metrics of the whole run, including the part before a resume.
     """
     trainer = prepared.trainer
-    checkpoint = last_checkpoint(Path(trainer.args.output_dir))
+    output = Path(trainer.args.output_dir)
+    checkpoint = last_checkpoint(output)
+    for name, file in damaged_checkpoints(output).items():
+        going = "starts over" if checkpoint is None else f"resumes from {checkpoint.name}"
+        say(f"`{file}` of {name} is damaged, so the training {going}")
     result = trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     state, batch = trainer.state, trainer.get_total_train_batch_size(trainer.args)
     return prepared.clock.whole_run(result.metrics, state.log_history, state.global_step, batch)

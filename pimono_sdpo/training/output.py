@@ -13,6 +13,7 @@ import json
 import os
 import re
 import shutil
+import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -76,7 +77,6 @@ FILTER_OPTIONS: dict[str, Any] = {
         "min_score": NUMBER,
         "max_samples": (int, type(None)),
         "test_fraction": NUMBER,
-        "split_by": str,
         "seed": int,
     }
 }
@@ -291,13 +291,44 @@ def drop_next_data(folder: Path) -> None:
 
 
 def last_checkpoint(folder: Path) -> Path | None:
-    """Return the newest complete checkpoint of a run."""
-    whole = [
+    """Return the newest checkpoint of a run that is complete and whose files can be read."""
+    return next((path for path in _complete(folder) if damaged_file(path) is None), None)
+
+
+def damaged_checkpoints(folder: Path) -> dict[str, str]:
+    """Return the checkpoints that are newer than the last whole one, with a file that is cut."""
+    last, damaged = last_checkpoint(folder), {}
+    for path in _complete(folder):
+        if path == last:
+            break
+        damaged[path.name] = str(damaged_file(path))
+    return damaged
+
+
+def damaged_file(checkpoint: Path) -> str | None:
+    """Return the first file of weights or optimizer state that cannot be read; None for none."""
+    from safetensors import SafetensorError, safe_open
+
+    for path in sorted(checkpoint.rglob("*")):
+        try:
+            if path.suffix == ".safetensors":
+                # It compares the sizes that the header states with that of the file.
+                with safe_open(path, "pt"):
+                    continue
+            if path.suffix in (".pt", ".pth") and zipfile.ZipFile(path).testzip() is not None:
+                return path.relative_to(checkpoint).as_posix()
+        except (OSError, SafetensorError, zipfile.BadZipFile):
+            return path.relative_to(checkpoint).as_posix()
+    return None
+
+
+def _complete(folder: Path) -> list[Path]:
+    found = [
         path
         for path in folder.glob("checkpoint-*")
         if CHECKPOINT.fullmatch(path.name) and read_object(path / LAST_OF_CHECKPOINT)
     ]
-    return max(whole, key=lambda path: int(path.name.rsplit("-", 1)[1]), default=None)
+    return sorted(found, key=lambda path: int(path.name.rsplit("-", 1)[1]), reverse=True)
 
 
 def clear_output(folder: Path, keep_data: bool) -> None:

@@ -53,7 +53,10 @@ def preflight(
 
     `stops` are the reasons not to train. Without a prepared trainer nothing is sampled.
     """
-    peak, budgets = method.estimate(fitted), method.budgets(fitted)
+    with method.translate_errors():
+        peak = method.estimate(fitted)
+    budgets = method.budgets(fitted)
+    memory = memory_of(peak, hardware)
     found: Json = {
         "rows": {"given": fitted.given, "used": len(fitted.rows), **fitted.counts},
         **method.try_rewards(fitted),
@@ -61,20 +64,36 @@ def preflight(
         "lengths": {
             name: lengths_of(lengths, budgets[name]) for name, lengths in fitted.lengths.items()
         },
-        "memory": memory_of(peak, hardware),
+        "memory": memory,
+        "stops": [*too_little_memory(memory), *no_bfloat16(method.model_args.dtype, hardware)],
     }
-    stops: list[str] = []
-    if prepared is not None:
-        try:
-            sampled, stops, peak_bytes = method.try_rollouts(prepared, hardware)
-        except torch.OutOfMemoryError as error:
-            raise TrainingInputError(
-                f"The GPU has not enough memory for a step; give {peak.advice()}."
-            ) from error
-        found |= sampled
-        if peak_bytes is not None:
-            found["memory"]["measured_gib"] = round(peak_bytes / GIB, 2)
-    return {**found, "stops": [*too_little_memory(found["memory"]), *stops]}
+    return found if prepared is None else add_rollouts(found, prepared, hardware)
+
+
+def add_rollouts(found: Json, prepared: Prepared, hardware: Hardware) -> Json:
+    """Return what was found without weights together with what a few rollouts show."""
+    memory = dict(found["memory"])
+    try:
+        sampled, stops, peak_bytes = prepared.method.try_rollouts(prepared, hardware)
+    except torch.OutOfMemoryError as error:
+        raise TrainingInputError(
+            f"The GPU has not enough memory for a step; give {memory['lowered_by']}."
+        ) from error
+    if peak_bytes is not None:
+        memory["measured_gib"] = round(peak_bytes / GIB, 2)
+    others = [stop for stop in found["stops"] if stop not in too_little_memory(found["memory"])]
+    stops = [*too_little_memory(memory), *others, *stops]
+    return {**found, **sampled, "memory": memory, "stops": stops}
+
+
+def no_bfloat16(dtype: str | None, hardware: Hardware) -> list[str]:
+    """Return the reason not to train in bfloat16 on a GPU that cannot compute in it."""
+    if dtype != "bfloat16" or hardware.bfloat16:
+        return []
+    return [
+        f"{hardware.name} cannot compute in bfloat16; give --dtype float16, or a newer GPU such as "
+        "an A10G."
+    ]
 
 
 def refuse(found: Json, forced: bool) -> None:
@@ -165,14 +184,15 @@ class Probe:
     peak_bytes: int | None
 
 
-def probe(trainer: SDPOTrainer, rows: int) -> Probe:
-    """Sample completions of the first rows, as a step would, and of their teachers' prompts.
+def probe(trainer: SDPOTrainer, rows: int, longest: int = 0) -> Probe:
+    """Sample completions of the longest row and the first ones, and of their teachers' prompts.
 
     The teacher gets feedback on other completions than those it is compared with: a failure picked
     for its feedback would make the student look worse than it is.
     """
     dataset, group = trainer.train_dataset, trainer.num_generations
-    chosen = [dict(dataset[index]) for index in range(min(rows, len(dataset)))]
+    indices = [longest, *(index for index in range(len(dataset)) if index != longest)]
+    chosen = [dict(dataset[index]) for index in indices[:rows]]
     # No more at once than a step samples, or the memory would not be that of the run.
     at_once = trainer.args.per_device_train_batch_size * trainer.args.steps_per_generation
     size = max(1, at_once // group)
@@ -182,7 +202,11 @@ def probe(trainer: SDPOTrainer, rows: int) -> Probe:
             torch.cuda.reset_peak_memory_stats()
         for start in range(0, len(chosen), size):
             found.append(_try(trainer, chosen[start : start + size]))
-        peak = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None
+        peak = None
+        if torch.cuda.is_available():
+            # Adam keeps two float32 numbers of each weight that is trained.
+            trained = (one.numel() for one in trainer.model.parameters() if one.requires_grad)
+            peak = torch.cuda.max_memory_allocated() + 8 * sum(trained)
     return Probe(
         [group for one in found for group in one.rewards],
         [row for one in found for row in one.student],
@@ -200,7 +224,10 @@ def _try(trainer: SDPOTrainer, chosen: list[dict[str, Any]]) -> Probe:
     batch = trainer._prepare_training_batch(inputs)
     generation_seconds = monotonic() - began
     rewards = batch["rewards"].view(-1, group).tolist()
-    update_seconds = _update(trainer, batch)
+    size = trainer.args.per_device_train_batch_size
+    update_seconds = _update(trainer, {name: value[:size] for name, value in batch.items()})
+    if torch.cuda.is_available():
+        _update(trainer, at_full_length(batch, size, trainer.max_completion_length))
     masked = batch["self_distillation_mask"].bool().tolist()
     width = batch["completion_ids"].size(1)
     prompts = [
@@ -227,13 +254,23 @@ def _try(trainer: SDPOTrainer, chosen: list[dict[str, Any]]) -> Probe:
     )
 
 
-def _update(trainer: SDPOTrainer, batch: dict[str, Any]) -> float:
+def at_full_length(batch: dict[str, Any], size: int, length: int) -> dict[str, Any]:
+    """Return the `size` rows with the longest teacher's prompts, and completions of full length."""
+    width = batch["completion_ids"].size(1)
+    order = batch["teacher_attention_mask"].sum(1).argsort(descending=True)[:size]
+    part = {name: value[order] for name, value in batch.items()}
+    for name in ("completion_ids", "teacher_input_ids", "old_per_token_logps"):
+        if name in part:
+            part[name] = torch.nn.functional.pad(part[name], (0, length - width))
+    part["completion_mask"] = torch.ones_like(part["completion_ids"])
+    prompts = part["teacher_attention_mask"][:, :-width]
+    part["teacher_attention_mask"] = torch.cat([prompts, part["completion_mask"]], dim=1)
+    part["self_distillation_mask"] = torch.ones_like(part["self_distillation_mask"])
+    return part
+
+
+def _update(trainer: SDPOTrainer, part: dict[str, Any]) -> float:
     """Return the seconds of loss and gradient on one micro-batch; the gradient is thrown away."""
-    size = trainer.args.per_device_train_batch_size
-    part = {
-        name: value[:size] if isinstance(value, torch.Tensor) else value
-        for name, value in batch.items()
-    }
     trainer.current_gradient_accumulation_steps = trainer.args.gradient_accumulation_steps
     began = monotonic()
     loss = trainer.compute_loss(trainer.model, part)

@@ -18,7 +18,8 @@ from jinja2 import TemplateError
 from pimono_sdpo.errors import TrainingInputError
 from pimono_sdpo.schema import Message
 from pimono_sdpo.text import TRIMMED
-from pimono_sdpo.training.rewards import SEAM_TOKENS, Feedback
+from pimono_sdpo.training.method import Fitted
+from pimono_sdpo.training.rewards import SEAM_TOKENS, TOKENS_READ_BACK, Feedback
 from pimono_sdpo.training.token_budget import (
     neutralise,
     quote_names,
@@ -31,10 +32,10 @@ from pimono_sdpo.training.token_budget import (
 Row = dict[str, Any]
 COLUMNS = ("prompt", "privileged_context", "reward_terms")
 SPEC = "verifier_spec"
-# A sampled token that is half a character decodes to U+FFFD, which reads back as three bytes.
-TOKENS_READ_BACK = 3
 # Tokens of a row before anything is cut; the teacher's without demonstration and reward's text.
 LENGTHS = {"prompt": "_prompt_tokens", "teacher_prompt": "_teacher_tokens"}
+# Why a row cannot be cut to its budgets, empty for one that fits.
+DETAIL = "_left_out"
 FLAGS = {
     "prompts_shortened": "_prompt_shortened",
     "contexts_shortened": "_context_shortened",
@@ -90,14 +91,15 @@ def fit_rows(
     prompt_tokens: int,
     reprompt_tokens: int,
     reprompt: Reprompt,
-) -> tuple[Dataset, dict[str, int], dict[str, list[int]]]:
-    """Return the rows within both budgets, how many each measure touched, and their lengths.
+) -> Fitted:
+    """Return the rows within both budgets, without those that cannot be cut to them.
 
-    Counts: prompts_shortened, contexts_shortened (rows) and special_tokens_neutralised (tokens).
+    Counts: prompts_shortened, contexts_shortened, left_out by reason (rows) and
+    special_tokens_neutralised (tokens).
     Lengths: tokens of each row's `prompt` and `teacher_prompt` before anything was cut, the second
     with what is reserved for a demonstration and the reward's feedback.
-    Raises TrainingInputError for missing columns, a prompt that does not end in a user turn, or a
-    budget that even the shortest text overruns.
+    Raises TrainingInputError for missing columns, a prompt that does not end in a user turn, and
+    when no row is left.
     """
     missing = [name for name in COLUMNS if name not in dataset.column_names]
     if missing:
@@ -125,9 +127,22 @@ def fit_rows(
             f"The chat template refuses a prompt ({' '.join(str(error).split())}); give rows with "
             "turns that it takes, or another model."
         ) from error
-    counts = {name: sum(fitted[column]) for name, column in FLAGS.items()}
+    left_out = [
+        {"row": number, "reason": "too_long", "detail": detail}
+        for number, detail in enumerate(fitted[DETAIL], 1)
+        if detail
+    ]
+    if len(left_out) == len(fitted):
+        raise TrainingInputError(
+            f"None of the {len(fitted)} rows fits; the first needs {left_out[0]['detail']}."
+        )
+    given, unfit = len(fitted), {row["row"] - 1 for row in left_out}
+    fitted = fitted.select([index for index in range(given) if index not in unfit])
+    counts: dict[str, Any] = {name: sum(fitted[column]) for name, column in FLAGS.items()}
+    counts["left_out"] = {"too_long": len(left_out)} if left_out else {}
     lengths = {name: list(fitted[column]) for name, column in LENGTHS.items()}
-    return fitted.remove_columns([*FLAGS.values(), *LENGTHS.values()]), counts, lengths
+    bare = fitted.remove_columns([*FLAGS.values(), *LENGTHS.values(), DETAIL])
+    return Fitted(bare, None, given, None, counts, lengths, left_out)
 
 
 def _fit(
@@ -159,11 +174,19 @@ def _fit(
         # The request matters more than earlier turns; the oldest exchange goes first.
         before = before[2:] if before[0]["role"] == "user" else before[1:]
     short_task = shorten_to_budget(task, prompt_tokens, count)
+    fitted = {
+        "prompt": row["prompt"],
+        "privileged_context": context,
+        **dict.fromkeys(FLAGS.values(), 0),
+        LENGTHS["prompt"]: long_prompt,
+        LENGTHS["teacher_prompt"]: long_reprompt,
+        DETAIL: "",
+    }
     if short_task is None:
-        raise TrainingInputError(
-            f"Row {number} needs {count(TRIMMED)} tokens without its last user text, over the "
-            f"{prompt_tokens} of max_prompt_length; raise max_prompt_length or shorten the row."
-        )
+        return fitted | {
+            DETAIL: f"{count(TRIMMED)} tokens without its last user text, over the "
+            f"{prompt_tokens} of max_prompt_length; raise max_prompt_length or shorten the row"
+        }
     reserved = reprompt.reserved_tokens()
 
     def count_reprompt(feedback: str) -> int:
@@ -175,17 +198,15 @@ def _fit(
             context, lambda text: count_reprompt(text) <= reprompt_tokens
         ) or shorten_to_budget(context, reprompt_tokens, count_reprompt)
     if short_context is None:
-        raise TrainingInputError(
-            f"Row {number} needs {count_reprompt(TRIMMED)} tokens for the teacher's prompt without "
-            f"any feedback, over the {reprompt_tokens} of max_reprompt_len; raise max_reprompt_len."
-        )
-    return {
+        return fitted | {
+            DETAIL: f"{count_reprompt(TRIMMED)} tokens for the teacher's prompt without any "
+            f"feedback, over the {reprompt_tokens} of max_reprompt_len; raise max_reprompt_len"
+        }
+    return fitted | {
         "prompt": [*before, Message(role=last["role"], content=short_task)],
         "privileged_context": short_context,
         FLAGS["prompts_shortened"]: int(short_task != task or len(before) + 1 < len(messages)),
         FLAGS["contexts_shortened"]: int(short_context != context),
-        LENGTHS["prompt"]: long_prompt,
-        LENGTHS["teacher_prompt"]: long_reprompt,
         FLAGS["special_tokens_neutralised"]: in_context + sum(found for _, found in neutral),
     }
 
@@ -240,7 +261,7 @@ def check_template(rows: Dataset, tokenizer: Any, template: Mapping[str, Any]) -
                 f"The chat template changes the prompt of row {number}; give a model whose "
                 "template keeps the text of its turns."
             )
-        if any(text.count(token) != frame.count(token) for token in special):
+        if any(text.count(token) > frame.count(token) for token in special):
             raise TrainingInputError(
                 f"Text of row {number} becomes control tokens in the chat template; give a "
                 "tokenizer that declares its special tokens."

@@ -252,7 +252,7 @@ STUDENT = "default"
 # Seconds before each attempt to publish; a job's disk is lost with it.
 WAITS = (0.0, 1.0, 4.0, 15.0)
 WEIGHTS = ("adapter_model.safetensors", "adapter_config.json")
-PUBLISHED = (*WEIGHTS, "README.md", "run.json", "report.json", "*.png", "training.html")
+PUBLISHED = (*WEIGHTS, "README.md", "run.json", "report.json", "*.svg", "training.html")
 
 
 def save_adapter(model: Any, folder: Path, base_model: str, revision: str | None) -> dict[str, int]:

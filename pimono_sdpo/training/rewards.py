@@ -7,6 +7,8 @@ just made and is empty when it succeeded (Reinforcement Learning via Self-Distil
 arXiv:2601.20802). `FeedbackBuilder` does that, with different words for each kind of text.
 """
 
+import json
+import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -21,7 +23,8 @@ from pimono_sdpo.training.token_budget import neutralise, shorten_to_budget, spe
 from pimono_sdpo.training.tracking import log_rollouts
 from rewards.rescore import rubric_of
 from rewards.trace_grounding import trace_grounding_reward
-from rewards.verifiers.reward import VerifierReward, self_test, table
+from rewards.verifiers.call_formats import FAMILIES, format_of
+from rewards.verifiers.reward import VerifierReward, needs_format, self_test, table
 from rewards.verifiers.rubric import MAX_PARTIAL
 
 Mode = Literal["rollout", "trace", "both", "none"]
@@ -38,6 +41,10 @@ PASS_THROUGH = "{feedback_raw}"
 # Two texts side by side can need a token or two more than each alone.
 SEAM_TOKENS = 8
 TRIED_ROWS = 8
+# A sampled token that is half a character decodes to U+FFFD, which reads back as three bytes.
+TOKENS_READ_BACK = 3
+THINK = re.compile(r"<think>.*?</think>", re.DOTALL)
+THOUGHTS = re.compile(r"<think>.*?</think>|<\|channel>.*?<channel\|>", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -93,6 +100,10 @@ class FeedbackBuilder(SuccessfulRolloutTeacherContextBuilder):  # type: ignore[m
         self.reward_feedback = reward_feedback
         tokenizer = trainer.processing_class
         self.special = special_tokens(tokenizer)
+        self.ends = {tokenizer.pad_token, *tokenizer.convert_ids_to_tokens(trainer.eos_token_ids)}
+        # TRL leaves the special tokens out of a demonstration, which are the syntax of tool calls:
+        # for each of this batch as TRL words it, what the teacher reads instead.
+        self.demonstrations: dict[str, str] = {}
         self.count: Callable[[str], int] = lambda text: len(
             tokenizer(text, add_special_tokens=False)["input_ids"]
         )
@@ -121,9 +132,20 @@ class FeedbackBuilder(SuccessfulRolloutTeacherContextBuilder):  # type: ignore[m
             None if success else self.feedback.worded(text, trace)
             for success, text, trace in zip(succeeded, own, traces, strict=True)
         ]
+        ids, tokenizer = output["completion_ids"], self.trainer.processing_class
+        texts = tokenizer.batch_decode(ids, skip_special_tokens=True)
+        self.demonstrations = dict(
+            gather_object(
+                [
+                    (
+                        self._demonstration(text, syntax=False),
+                        self._demonstration(whole, syntax=True),
+                    )
+                    for text, whole in zip(texts, tokenizer.batch_decode(ids), strict=True)
+                ]
+            )
+        )
         if "trackio" in self.trainer.args.report_to and self.trainer.accelerator.is_main_process:
-            ids = output["completion_ids"]
-            texts = self.trainer.processing_class.batch_decode(ids, skip_special_tokens=True)
             step = self.trainer.state.global_step + 1
             log_rollouts(step, prompts, texts, rewards.tolist(), worded)
         context: dict[str, torch.Tensor] = super().build(output, prompts, rewards, worded)
@@ -131,13 +153,29 @@ class FeedbackBuilder(SuccessfulRolloutTeacherContextBuilder):  # type: ignore[m
             [_says(text) and not success for success, text in zip(succeeded, own, strict=True)]
         )
         self.last_metrics["self_distillation/rollout_feedback_fraction"] = sum(spoken) / len(spoken)
+        every = gather_object(succeeded)
+        self.last_metrics["self_distillation/success_rate"] = sum(every) / len(every)
         return context
 
     def _build_reprompt_text(self, prompt_text: str, solution_text: str, feedback_text: str) -> str:
-        # A completion can spell a control token in ordinary ones, which would read back as it.
-        demonstration, _ = neutralise(solution_text, self.special)
+        demonstration = self.demonstrations.get(solution_text, solution_text)
         text: str = super()._build_reprompt_text(prompt_text, demonstration, feedback_text)
         return text
+
+    def _demonstration(self, text: str, *, syntax: bool) -> str:
+        """Word a completion as TRL does, or with its special tokens in ordinary ones."""
+        if syntax:
+            for end in self.ends:
+                text = text.replace(end, "")
+        if self.trainer.args.remove_thinking_from_demonstration:
+            text = (THOUGHTS if syntax else THINK).sub("", text).strip()
+        if syntax:
+            # Completions can also spell a control token in ordinary ones.
+            neutral, _ = neutralise(text, self.special)
+            budget = TOKENS_READ_BACK * self.trainer.max_completion_length
+            text = shorten_to_budget(neutral, budget, self.count) or ""
+        worded: str = self.trainer.args.solution_template.format(successful_previous_attempt=text)
+        return worded
 
     def _fitted(self, text: str | None) -> str | None:
         if not _says(text):
@@ -242,6 +280,22 @@ def scoring_of(
             "--gate and --grade name verifiers; give --reward verifiers, or leave them out."
         )
     return Scoring(trace_grounding_reward)
+
+
+def check_call_format(name: str, tokenizer: Any, rows: Dataset) -> None:
+    """Raise TrainingInputError when no call of the model could be read, whatever it writes."""
+    known = format_of(tokenizer.chat_template or "") or getattr(
+        tokenizer, "response_template", None
+    )
+    if name != "verifiers" or known:
+        return
+    specs = (json.loads(text) for text in rows["verifier_spec"] if text)
+    if any(isinstance(spec, dict) and needs_format(spec) for spec in specs):
+        raise TrainingInputError(
+            "The format in which this model calls tools is unknown, so that every call would score "
+            f"0; use a model of {', '.join(FAMILIES)}, or one whose tokenizer has a "
+            "`response_template`."
+        )
 
 
 def refuse_unsound(scoring: Scoring, rows: Dataset, threshold: float) -> int:

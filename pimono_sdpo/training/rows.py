@@ -225,7 +225,8 @@ def check_prepared(data: Path, options: Json, source: str | None) -> None:
             f"The {REPORT_FILE} in `{data}` is not the filter's; run --mode prepare with another "
             "--run-name."
         )
-    found = report["options"]
+    # Rows of earlier versions were always split by repository.
+    found = {"split_by": "repository"} | report["options"]
     other = [f"{name} {found[name]}" for name, value in options.items() if found[name] != value]
     if source is not None and isinstance(report.get("input"), dict):
         other += _other_source(report["input"], source)

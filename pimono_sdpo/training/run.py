@@ -20,7 +20,7 @@ from pimono_sdpo.training.arguments import parse_job
 from pimono_sdpo.training.callbacks import TimeLimit, now, stopped_at, time_limit_of
 from pimono_sdpo.training.memory import hardware_of
 from pimono_sdpo.training.method import Fitted, Method, Prepared, train
-from pimono_sdpo.training.preflight import as_text, preflight, refuse
+from pimono_sdpo.training.preflight import add_rollouts, as_text, preflight, refuse
 from pimono_sdpo.training.publish import (
     HubCheckpoints,
     check_destination,
@@ -164,12 +164,17 @@ class Run:
         """
         method, job = self.method, self.job
         only_look = job.mode == "preflight"
-        prepared = method.build(fitted) if method.tries_rollouts else None
-        if only_look or not resumes:
-            found = preflight(method, fitted, hardware_of(job.flavor), prepared)
-            say(as_text(method, found))
-            refuse(found, job.force)
-            before["preflight"] = found
+        if resumes and not only_look:
+            return method.build(fitted)
+        hardware, prepared = hardware_of(job.flavor), None
+        found = preflight(method, fitted, hardware)
+        if method.tries_rollouts and (job.force or not found["stops"]):
+            # The weights are loaded only when nothing speaks against it.
+            prepared = method.build(fitted)
+            found = add_rollouts(found, prepared, hardware)
+        say(as_text(method, found))
+        refuse(found, job.force)
+        before["preflight"] = found
         return None if only_look else prepared or method.build(fitted)
 
     def _begin(self, record: Json, fitted: Fitted) -> None:
@@ -211,7 +216,8 @@ def write_card(report: Json | None, log: Json, folder: Path) -> None:
 
 SECTIONS_OF_METHOD = {
     "sdpo": (
-        "num_generations max_completion_length max_reprompt_len temperature top_p top_k beta "
+        "method num_iterations num_generations max_completion_length max_reprompt_len "
+        "temperature top_p top_k beta "
         "loss_type success_reward_threshold use_successful_as_teacher "
         "include_environment_feedback environment_feedback_only_without_solution "
         "distillation_weight distillation_mode distillation_alpha distillation_topk "

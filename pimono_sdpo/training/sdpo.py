@@ -4,11 +4,11 @@ The arguments are TRL's own SDPOConfig and ModelConfig; what this project decide
 """
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
-from trl.experimental.sdpo import SDPOTrainer
 
 from pimono_sdpo.errors import TrainingInputError
 from pimono_sdpo.training import main_process_first, models, preflight, rows
@@ -25,10 +25,12 @@ from pimono_sdpo.training.rewards import (
     FeedbackBuilder,
     Mode,
     Scoring,
+    check_call_format,
     check_feedback,
     refuse_unsound,
     scoring_of,
 )
+from pimono_sdpo.training.trainer import DistillationTrainer
 from rewards.verifiers.tool_schemas import DECLARED, definitions
 
 Json = dict[str, Any]
@@ -52,8 +54,16 @@ class SDPO(Method):
         args, job = self.args, self.job
         if job.generations is not None:
             batch = args.per_device_train_batch_size * args.gradient_accumulation_steps
-            args.max_steps = math.ceil(job.generations / (batch * args.world_size))
+            rounds = math.ceil(job.generations / (batch * args.world_size))
+            args.max_steps = rounds * args.num_iterations
         super().finalize_arguments()
+        if args.method != "sdpo":
+            # Neither needs a teacher; without an EMA none is kept or averaged.
+            args.teacher_model_kind = "base"
+            args.distillation_weight = 0.0
+            job.feedback = job.feedback or "none"
+        # The guards say it once, and can end the training.
+        args.diagnostics_warning_interval = 0
         args.chat_template_kwargs = {"enable_thinking": False, **(args.chat_template_kwargs or {})}
         if job.tools is not None:
             if job.tools not in DECLARED:
@@ -108,12 +118,7 @@ class SDPO(Method):
         args, scoring, feedback = self.args, self.scoring, self.feedback
         check_feedback(feedback, scoring.feedback)
         scoring.check(args.success_reward_threshold, args.reward_weights, dataset.column_names)
-        per_step = args.generation_batch_size // args.num_generations
-        if len(dataset) < per_step:
-            raise TrainingInputError(
-                f"There are {len(dataset)} rows and each step takes {per_step} prompts; give more "
-                "rows, a smaller batch or more num_generations."
-            )
+        check_call_format(self.job.reward, self.tokenizer, dataset)
         prompt_budget = args.max_prompt_length
         budgets = (prompt_budget or args.max_reprompt_len, args.max_reprompt_len)
         reprompt = Reprompt(
@@ -123,19 +128,25 @@ class SDPO(Method):
             args.max_completion_length,
             args.chat_template_kwargs,
         )
-        fitted, counts, lengths = fit_rows(dataset, self.tokenizer, *budgets, reprompt)
+        fitted = fit_rows(dataset, self.tokenizer, *budgets, reprompt)
+        per_step = args.generation_batch_size // args.num_generations
+        if len(fitted.rows) < per_step:
+            raise TrainingInputError(
+                f"There are {len(fitted.rows)} rows and each step takes {per_step} prompts; give "
+                "more rows, a smaller batch or more num_generations."
+            )
         if held_out is not None:
-            held_out, _, _ = fit_rows(held_out, self.tokenizer, *budgets, reprompt)
-        counts["without_reward"] = scoring.count_unscored(fitted)
+            held_out = fit_rows(held_out, self.tokenizer, *budgets, reprompt).rows
+        counts = {**fitted.counts, "without_reward": scoring.count_unscored(fitted.rows)}
         # The rows fit already; left to itself TRL would cut off <bos> and the head of the task.
         args.max_prompt_length = None
         args.include_environment_feedback = feedback.mode != "none"
         args.feedback_template = PASS_THROUGH
-        return Fitted(fitted, held_out, len(dataset), prompt_budget, counts, lengths)
+        return replace(fitted, held_out=held_out, prompt_budget=prompt_budget, counts=counts)
 
-    def make_trainer(self, fitted: Fitted) -> SDPOTrainer:
+    def make_trainer(self, fitted: Fitted) -> DistillationTrainer:
         """Load the model and return the trainer."""
-        return SDPOTrainer(
+        return DistillationTrainer(
             model=self.model_args.model_name_or_path,
             reward_funcs=[self.scoring.reward],
             args=self.args,
@@ -183,7 +194,9 @@ class SDPO(Method):
         self, prepared: Prepared, hardware: Hardware
     ) -> tuple[Json, list[str], int | None]:
         """Sample from the model, see preflight.py."""
-        probe = preflight.probe(prepared.trainer, self.job.preflight_rows)
+        lengths = prepared.fitted.lengths["teacher_prompt"]
+        longest = lengths.index(max(lengths))
+        probe = preflight.probe(prepared.trainer, self.job.preflight_rows, longest)
         found = preflight.summarise(probe, self.args, len(prepared.fitted.rows), hardware)
         return found, preflight.stops_of(found), probe.peak_bytes
 
@@ -191,7 +204,11 @@ class SDPO(Method):
         """Describe rows, reward and template; then the rollouts."""
         counts = found["rows"]
         lines = [
-            ("rows", f"{counts['used']} used, {counts['without_reward']} without a reward"),
+            (
+                "rows",
+                f"{counts['used']} of {counts['given']} used, {counts['without_reward']} without "
+                "a reward",
+            ),
             ("reward", f"not won by its trials on {found['reward_tried_on_rows']} rows"),
             ("chat template", f"keeps {found['templates_checked']} prompts whole"),
         ]
@@ -203,10 +220,10 @@ class SDPO(Method):
         return score_rewards(rewards, self.args.success_reward_threshold)
 
     def notes(self, fitted: Fitted) -> list[str]:
-        """Say for how many rows there was no reward, if any."""
+        """Say also for how many rows there was no reward, if any."""
         unscored, used = fitted.counts["without_reward"], len(fitted.rows)
-        if unscored and self.job.reward == "verifiers":
-            return [f"{unscored} of {used} rows have no verifier_spec, so nothing scores them"]
-        if unscored:
-            return [f"{unscored} of {used} rows name no concrete term, so their reward counts as 0"]
-        return []
+        why = "name no concrete term, so their reward counts as 0"
+        if self.job.reward == "verifiers":
+            why = "have no verifier_spec, so nothing scores them"
+        without = [f"{unscored} of {used} rows {why}"] if unscored else []
+        return super().notes(fitted) + without

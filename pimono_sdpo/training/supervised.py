@@ -174,16 +174,6 @@ class Supervised(Method):
         Of each answer: log-probability, tokens that are the likeliest ones, and tokens.
         """
 
-    def notes(self, fitted: Fitted) -> list[str]:
-        """Name the first row that was left out, if any."""
-        if not fitted.left_out:
-            return []
-        first = fitted.left_out[0]
-        return [
-            f"{len(fitted.left_out)} of {fitted.given} rows were left out, see left-out.json; the "
-            f"first, row {first['row']}: {first['reason']} ({first['detail']})"
-        ]
-
 
 class SFT(Supervised):
     """Supervised fine-tuning on completions."""

@@ -1,11 +1,10 @@
 """Read the tool calls out of the text of a completion, in the formats of each model family.
 
 The formats are those that the families' chat templates render and their tokenizers decode with the
-special tokens kept. Reasoning and the end of the turn are cut off before a template is used.
-
-The formats are the families of `response_templates.py`, read by the response parser of
-transformers; `json`, whose whole message is one object {"type": "tool_call", "name", "args"}; and
-`bash_block`, a THOUGHT followed by one ```bash block.
+special tokens kept, read by the response parser of transformers. Reasoning and the end of the turn
+are cut off first. For a model of none of these families, the response template of its tokenizer is
+used, where it has one. There are also `json`, whose whole message is one object
+{"type": "tool_call", "name", "args"}, and `bash_block`, a THOUGHT followed by one ```bash block.
 """
 
 import json
@@ -23,6 +22,7 @@ class Family:
 
     `marker` and `closes` frame a call, `begins` tells families with the same marker apart, `ends`
     are the tokens that end the turn, `thought` frames reasoning. `to_end`: a call is all there is.
+    `texts` are a call's texts, in which a closing tag is text; without it the call is JSON.
     """
 
     marker: str
@@ -33,6 +33,7 @@ class Family:
     example: str
     template: dict[str, Any]
     to_end: bool = False
+    texts: str = ""
 
 
 NAMED = {"function": {"name": "{name}", "arguments": "{content}"}}
@@ -63,6 +64,7 @@ FAMILIES = {
         ends=("<turn|>", "<|tool_response>", "<eos>"),
         thought=("<|channel>", "<channel|>"),
         example='<|tool_call>call:NAME{KEY:<|"|>TEXT<|"|>}<tool_call|>',
+        texts=r'<\|"\|>.*?<\|"\|>',
         template=_template(
             "<|turn>model\n",
             open_pattern=r"<\|tool_call>call:(?P<name>[^\s{<]+)\s*(?=\{)",
@@ -95,6 +97,7 @@ FAMILIES = {
         thought=("<think>", "</think>"),
         example="<tool_call>\n<function=NAME>\n<parameter=KEY>\nVALUE\n</parameter>\n</function>\n"
         "</tool_call>",
+        texts=r"<parameter=[^>\n]{1,200}>.*?</parameter>",
         template=_template(
             "<|im_start|>assistant\n",
             open_pattern=r"<tool_call>\s*<function=(?P<name>[^\n>]+)>",
@@ -112,6 +115,7 @@ FAMILIES = {
         thought=("<think>", "</think>"),
         example="<tool_call>NAME\n<arg_key>KEY</arg_key>\n<arg_value>VALUE</arg_value>\n"
         "</tool_call>",
+        texts=r"<arg_value>.*?</arg_value>",
         template=_template(
             "<|assistant|>",
             open_pattern=r"<tool_call>\s*(?P<name>[^\s<{]+)",
@@ -283,6 +287,7 @@ def _read_family(text: str, name: str, tools: list[dict[str, Any]]) -> Reading:
     family = FAMILIES[name]
     if text.count(family.marker) > MAX_CALLS and not family.to_end:
         return Reading(problem=f"the message makes more than {MAX_CALLS} calls")
+    text = _shielded(text, family)
     body, ended, rest = _turn(text, family)
     for end in family.ends:
         rest = rest.replace(end, "")
@@ -308,7 +313,65 @@ def _read_family(text: str, name: str, tools: list[dict[str, Any]]) -> Reading:
     if begun and not family.to_end:
         cut = not ended and len(name_only.split()) <= 1
         return Reading(problem=f"{family.marker} does not begin a call that can be read", cut=cut)
-    return _calls([item["function"] for item in message.get("tool_calls", [])])
+    items = [item["function"] for item in message.get("tool_calls", [])]
+    return _calls(_restored(items, family.closes))
+
+
+# Stands for a closing tag in a text of a call; of the private use area, which no text needs.
+_SHIELD = "\ue0c1"
+
+
+def _shielded(text: str, family: Family) -> str:
+    """Return a message whose closing tags all end calls, not those within texts of a call."""
+    first = text.find(family.marker)
+    if first < 0 or family.to_end or text.count(family.closes, first) < 2:
+        return text
+    if family.texts:
+        return text[:first] + re.sub(
+            family.texts,
+            lambda match: match.group().replace(family.closes, _SHIELD),
+            text[first:],
+            flags=re.DOTALL,
+        )
+    decoder, parts, done = json.JSONDecoder(), [], 0
+    for match in re.finditer(re.escape(family.marker) + r"[^{]{0,200}", text):
+        if match.start() < done:
+            continue
+        try:
+            end = decoder.raw_decode(text, match.end())[1]
+        except (ValueError, RecursionError):
+            continue
+        parts += [text[done : match.end()], text[match.end() : end].replace(family.closes, _SHIELD)]
+        done = end
+    return "".join([*parts, text[done:]])
+
+
+def _restored(value: Any, closes: str) -> Any:
+    if isinstance(value, str):
+        return value.replace(_SHIELD, closes)
+    if isinstance(value, dict):
+        return {_restored(key, closes): _restored(item, closes) for key, item in value.items()}
+    return [_restored(item, closes) for item in value] if isinstance(value, list) else value
+
+
+def read_own(text: str, template: dict[str, Any], tools: list[dict[str, Any]]) -> Reading:
+    """Read the calls of a message by the response template of the model's own tokenizer."""
+    from transformers.utils.chat_parsing import ResponseParser
+    from transformers.utils.chat_parsing.response_templates import load_response_template
+
+    if len(text) > MAX_CHARS:
+        return Reading(problem=f"the message is longer than {MAX_CHARS} characters")
+    try:
+        parser = ResponseParser(load_response_template(template), prefix="", tools=tools)
+        parser.feed(text + "\n")  # at the very end the parser would wait for more
+        message, late = parser.finalize()
+    except (ValueError, RecursionError) as found:
+        return Reading(problem=_why(found), cut=_stops(found))
+    if "tool_calls" in [event["field"] for event in late if event["type"] == "region_close"]:
+        return Reading(problem="the call is not closed", cut=True)
+    reading = _calls([item.get("function", item) for item in message.get("tool_calls") or []])
+    unsound = next(filter(None, (_unsound(call.arguments) for call in reading.calls)), "")
+    return Reading(problem=unsound) if unsound else reading
 
 
 def _calls(items: list[Any]) -> Reading:
@@ -320,8 +383,19 @@ def _calls(items: list[Any]) -> Reading:
         key = next((key for key in ("arguments", "parameters") if key in item), None)
         if key is None:
             return Reading(problem=f"the call of {name[:80]} has no arguments")
-        calls.append(Call(name.strip(), item[key]))
+        calls.append(Call(name.strip(), _opened(item[key])))
     return Reading(tuple(calls))
+
+
+def _opened(arguments: Any) -> Any:
+    """Return the object that arguments are, also when they come as its JSON text."""
+    if isinstance(arguments, str):
+        try:
+            found = json.loads(arguments)
+        except (ValueError, RecursionError):
+            return arguments
+        return found if isinstance(found, dict) else arguments
+    return arguments
 
 
 def _read_json(text: str) -> Reading:

@@ -134,8 +134,10 @@ def check_tests(spec: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(tests, Mapping):
         raise BadSpec(f"`tests` of the spec is {_show(tests)}; write an object with `kind`.")
     kind = tests.get("kind")
-    if kind not in ("value", "output", "pytest"):
-        raise BadSpec(f"`kind` of the tests is {kind!r}; write 'value', 'output' or 'pytest'.")
+    if kind not in ("value", "output", "recorded", "pytest"):
+        raise BadSpec(
+            f"`kind` of the tests is {kind!r}; write 'value', 'output', 'recorded' or 'pytest'."
+        )
     seconds = tests.get("seconds", 1)
     if type(seconds) not in (int, float) or not 0 < seconds < math.inf:
         raise BadSpec(f"`seconds` of the tests is {_show(seconds)}; write a number above 0.")
@@ -143,7 +145,7 @@ def check_tests(spec: Mapping[str, Any]) -> Mapping[str, Any]:
         listed = tests.get(name, [])
         if not isinstance(listed, list | tuple) or not all(isinstance(one, str) for one in listed):
             raise BadSpec(f"`{name}` of the tests is {_show(listed)}; write a list of texts.")
-    if kind == "pytest":
+    if kind in ("recorded", "pytest"):
         files = tests.get("files")
         if not isinstance(files, Mapping) or not all(isinstance(t, str) for t in files.values()):
             raise BadSpec(f"`files` of the tests is {_show(files)}; give texts by their paths.")

@@ -22,10 +22,6 @@ ENVIRONMENT = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 MAX_VALUE = 300
 
 
-class UnsupportedTests(Exception):
-    """The tests need the answer in their own process."""
-
-
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """The outcome of one test; `unknown` if it was not reached."""

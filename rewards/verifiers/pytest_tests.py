@@ -1,23 +1,16 @@
-"""Run pytest on the answer, with the tests in a process of their own or together with it.
+"""Run pytest together with the answer: for tests that cannot be recorded, and only on request.
 
 tests  kind: "pytest"; files: path to text of the tests and what they need; passes: the node ids
-       that must pass, or how many (default: all that are collected and do not skip themselves);
-       seconds: CPU seconds of the whole run (default SECONDS); plugins: names for pytest's `-p`;
-       shared: paths of `files` whose classes both sides need, to hand their objects over; roots:
-       folders from which the answer's modules are imported (default: the root, and `src`);
-       `needs` as in `rewards.verifiers.tests`: leave out of it what holds the answer
-       together: whether the answer runs in pytest's own process (default false); then keep: paths
-       of `files` that are read while tests run, allow: names that the tamper check lets pass
+       that pass with the reference, all of which must pass; seconds: CPU seconds of the whole run
+       (default SECONDS); plugins: names for pytest's `-p`; keep: paths of `files` that are read
+       while tests run; allow: names that the tamper check lets pass; `needs` as in
+       `rewards.verifiers.tests`: leave out of it what holds the answer
 
-By default (see `rewards.verifiers.isolated`) the answer sees arguments and returns values. It can
-read neither tests nor results, and none of its objects is asked whether it equals an expected
-value. `rewards.verifiers.isolated` lists what tests cannot do there. Tests that are skipped or
-expected to fail do not count.
-
-`together` is for tests that reach into the answer, such as those that hand mocks to it or inspect
-its source. Known ways of cheating are refused by comparing the syntax before and after, so that
-what was there already is allowed, and reports carry a nonce. Python can spell any name in a way
-that no such check foresees: a determined program can still win.
+The answer runs in the process of the tests, as for tests that hand mocks to it or inspect its
+source. Known ways of cheating are refused by comparing the syntax before and after, so that what
+was there already is allowed, and reports carry a nonce. Python can spell any name in a way that no
+such check foresees: a determined program can still win. Tests that can be recorded are safe from
+this, see `rewards.verifiers.recorded_tests`.
 """
 
 import ast
@@ -29,13 +22,11 @@ import sys
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal
+from typing import Any
 
 from rewards.sandbox import Limits, Ran, SandboxError
 from rewards.verifiers.candidate import Candidate
-from rewards.verifiers.isolated import host
-from rewards.verifiers.isolated.host import Events
-from rewards.verifiers.outcomes import Outcome, Python, UnsupportedTests, describe_ending
+from rewards.verifiers.outcomes import Outcome, Python, describe_ending
 from rewards.verifiers.rubric import BadSpec
 
 MODULES = frozenset(
@@ -167,14 +158,14 @@ def _marks(source: str, tests: Collection[str]) -> Iterator[str]:
 
 
 SECONDS = 30.0
+OUTPUT = 8 << 20
+Events = list[dict[str, Any]]
 WORKER = Path(__file__).with_name("pytest_worker.py").read_text()
 STAGES = [("setup", "passed"), ("call", "passed"), ("teardown", "passed")]
 
 
 def refusal(candidate: Candidate, tests: Mapping[str, Any]) -> str | None:
     """Say what in the change may deceive the tests, None if nothing does."""
-    if not tests.get("together"):
-        return None
     theirs = tests["files"]
     for path in candidate.changed:
         if why := refused_file(path, theirs, candidate.before):
@@ -188,55 +179,49 @@ def refusal(candidate: Candidate, tests: Mapping[str, Any]) -> str | None:
 
 
 def verify_pytest(
-    files: Mapping[str, str], before: Mapping[str, str], tests: Mapping[str, Any], python: Python
+    files: Mapping[str, str], tests: Mapping[str, Any], python: Python
 ) -> list[Outcome]:
     """Run the tests on the files; one outcome for each that must pass, and one for what else fails.
 
-    Raises SandboxError when nothing could be run, UnsupportedTests when the tests cannot be run in
-    another process than the answer.
+    Raises SandboxError when nothing could be run.
     """
     passes = tests.get("passes")
-    modules = [path for path in tests["files"] if _is_test(path)]
-    if not modules:
-        raise BadSpec("Tests by pytest need `files`, one of them named test_*.py or *_test.py.")
-    if passes is None and tests.get("together"):
-        raise BadSpec("Tests together with the answer need `passes`: the node ids or a number.")
-    if importlib.util.find_spec("pytest") is None:
-        raise SandboxError("pytest is not installed beside this package; install it")
-    seconds = float(tests.get("seconds", SECONDS))
-    arguments = [part for name in tests.get("plugins", ()) for part in ("-p", name)] + modules
-    run = _together if tests.get("together") else host.run
-    ran, events = run(files, before, tests, arguments, seconds, python)
-    for event in events:
-        if "refused" in event:
-            raise SandboxError(event["refused"])
-        if "unjudged" in event:
-            raise UnsupportedTests(f"{event['unjudged']}, or set `together` for these tests")
+    if not isinstance(passes, list) or not passes:
+        raise BadSpec(
+            "Tests by pytest need `passes`: the node ids that pass with the reference, one or more."
+        )
+    ran, events = run_together(files, tests, python)
     outcomes = _outcomes(events, passes)
     broken = [event for event in events if "broken" in event]
     ended = [event["end"] for event in events if "end" in event]
     if broken:
-        befell: Literal["timeout", "error"] = "timeout" if broken[0].get("hung") else "error"
-        _put(outcomes, Outcome(befell, f"{broken[0]['broken']}: {broken[0]['text']}"))
+        _put(outcomes, Outcome("error", f"{broken[0]['broken']}: {broken[0]['text']}"))
     elif not ended:
-        running = [event["start"] for event in events if "start" in event] or [
-            "importing the tests"
-        ]
-        _put(outcomes, describe_ending(ran, running[-1]))
+        running = [event["start"] for event in events if "start" in event]
+        _put(outcomes, describe_ending(ran, (running or ["importing the tests"])[-1]))
     elif ended != [0] and all(outcome.kind == "passed" for outcome in outcomes):
         outcomes.append(Outcome("error", f"pytest ended with exit code {ended[0]}"))
     return outcomes
 
 
-def _together(
-    files: Mapping[str, str], _: Mapping[str, str], tests: Mapping[str, Any], arguments: list[str],
-    seconds: float, python: Python,
-) -> tuple[Ran, Events]:  # fmt: skip
-    """Run tests and answer in one process."""
+def run_together(
+    files: Mapping[str, str], tests: Mapping[str, Any], python: Python
+) -> tuple[Ran, Events]:
+    """Run tests and answer in one process; return what became of it, and what pytest reported.
+
+    Raises BadSpec without a file of tests, SandboxError when nothing could be run.
+    """
+    modules = [path for path in tests["files"] if is_test(path)]
+    if not modules:
+        raise BadSpec("Tests by pytest need `files`, one of them named test_*.py or *_test.py.")
+    if importlib.util.find_spec("pytest") is None:
+        raise SandboxError("pytest is not installed beside this package; install it")
+    seconds = float(tests.get("seconds", SECONDS))
+    arguments = [part for name in tests.get("plugins", ()) for part in ("-p", name)] + modules
     nonce = secrets.token_hex(16)
     remove = [path for path in tests["files"] if path not in tests.get("keep", ())]
     job = {"nonce": nonce, "arguments": arguments, "remove": remove}
-    limits = Limits(cpu_seconds=seconds, wall_seconds=max(30, 5 * seconds), output=host.OUTPUT)
+    limits = Limits(cpu_seconds=seconds, wall_seconds=max(30, 5 * seconds), output=OUTPUT)
     ran = python(["-c", WORKER], {**files, **tests["files"]}, json.dumps(job).encode(), limits)
     return ran, _events(ran.stdout, nonce)
 
@@ -248,20 +233,13 @@ def _put(outcomes: list[Outcome], befell: Outcome) -> None:
         outcomes[at : at + 1] = [befell]
 
 
-def _outcomes(events: Events, passes: list[str] | int | None) -> list[Outcome]:
-    """Return what came of every test that must pass."""
+def _outcomes(events: Events, passes: list[str]) -> list[Outcome]:
+    """Return what came of every test that must pass, and whether others were collected."""
+    outcomes = [_outcome(name, [e for e in events if e.get("id") == name]) for name in passes]
     collected = [name for event in events for name in event.get("collected", ())]
-    if passes is None:
-        skipped = {event["id"] for event in events if event.get("outcome") in ("skipped", "xfail")}
-        passes = [name for name in collected if name not in skipped] or max(len(collected), 1)
-        collected = []
-    wanted = collected if isinstance(passes, int) else passes
-    outcomes = [_outcome(name, [e for e in events if e.get("id") == name]) for name in wanted]
-    number = passes if isinstance(passes, int) else len(passes)
-    if collected and (len(collected) != number or {*collected} != {*wanted}):
-        message = f"{len(collected)} tests were collected, of {number}"
-        outcomes.append(Outcome("error", message))
-    return outcomes + [Outcome("unknown")] * (number - len(outcomes))
+    if collected and (missing := [name for name in passes if name not in collected]):
+        outcomes.append(Outcome("error", f"{missing[0]} is no longer collected"))
+    return outcomes
 
 
 def _outcome(name: str, reports: Events) -> Outcome:
@@ -271,8 +249,6 @@ def _outcome(name: str, reports: Events) -> Outcome:
     if not bad:
         return Outcome("unknown")
     message = f"{name}: {bad[0]['text'] or bad[0]['outcome']}"
-    if bad[0].get("hung"):
-        return Outcome("timeout", message)
     asserted = bad[0]["text"].startswith(("assert ", "AssertionError", "Failed: DID NOT"))
     return Outcome("wrong" if asserted or bad[0]["outcome"] != "failed" else "error", message)
 
@@ -287,6 +263,7 @@ def _events(stdout: bytes, nonce: str) -> Events:
     ]
 
 
-def _is_test(path: str) -> bool:
+def is_test(path: str) -> bool:
+    """Whether pytest takes a file for one of tests, by its name."""
     name = PurePosixPath(path).name
     return name.endswith("_test.py") or (name.startswith("test_") and name.endswith(".py"))

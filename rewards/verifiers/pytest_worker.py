@@ -62,6 +62,8 @@ def _reporter(channel: int, nonce: str, remove: list[str]) -> Any:
                 path = crash.path.removeprefix(f"{root}/")
                 where = f"\n  {path}:{crash.lineno}"
             text = (crash.message if crash is not None else report.longreprtext)[:MAX_TEXT] + where
+            if hasattr(report, "context") and report.outcome != "failed":
+                return  # a part of a test, whose own report follows
             outcome = "xfail" if hasattr(report, "wasxfail") else report.outcome
             say(id=report.nodeid, when=report.when, outcome=outcome, text=text)
 

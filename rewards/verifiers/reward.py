@@ -118,11 +118,12 @@ class VerifierReward:
 
     def _with_format(self, spec: dict[str, Any]) -> dict[str, Any]:
         """Hold a model to the format that its own chat template writes, unless the row has one."""
-        tools = spec.get("tools")
-        own = format_of(self.tokenizer.chat_template or "")
-        if own is None or (isinstance(tools, str) and tools in DEFAULT_FORMATS):
+        if not needs_format(spec):
             return spec
-        return {"format": own, **spec}
+        if own := format_of(self.tokenizer.chat_template or ""):
+            return {"format": own, **spec}
+        template = getattr(self.tokenizer, "response_template", None)
+        return {"response_template": template, **spec} if template else spec
 
     def _verify(self, text: str, spec: str) -> RubricResult:
         decoded = _decoded(spec)
@@ -177,6 +178,13 @@ def _end_of(text: str, tokenizer: Any) -> str:
     """Return the special token that a text ends with, the longest of them."""
     ends = [token for token in tokenizer.get_added_vocab() if token and text.endswith(token)]
     return max(ends, key=len, default="")
+
+
+def needs_format(spec: Mapping[str, Any]) -> bool:
+    """Whether a spec leaves it to the model how calls are written."""
+    tools = spec.get("tools")
+    named = isinstance(tools, str) and tools in DEFAULT_FORMATS
+    return bool(tools) and "format" not in spec and not named
 
 
 def _decoded(spec: str) -> dict[str, Any]:

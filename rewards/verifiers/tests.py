@@ -20,14 +20,15 @@ tests  kind: "output"; module: path of the program; cases: [{"stdin": text, "arg
        "expected": text}]; seconds: CPU seconds per case (default SECONDS); tolerance: how far a
        printed number may be from an expected one (default: printed alike)
 
+tests  kind: "recorded", as in `rewards.verifiers.recorded_tests`
+
 tests  kind: "pytest", as in `rewards.verifiers.pytest_tests`
 
 The answer sees inputs only. Values and output are compared outside the sandbox, by exact JSON type:
 `true` is not 1, 2.0 is 2, NaN equals nothing. No object of the answer exists there, so none of its
 `__eq__` is ever called. White space at the ends of printed lines and blank lines at the end do not
-count; a program that exits with another code than 0 fails, whatever it printed. Pytest runs in
-another process than the answer unless the tests say `together`; then a determined program can
-deceive them.
+count; a program that exits with another code than 0 fails, whatever it printed. Only with the kind
+"pytest" the tests run beside the answer; then a determined program can deceive them.
 """
 
 import json
@@ -40,7 +41,7 @@ from typing import Any
 
 from pimono_sdpo.text import shorten
 from rewards.sandbox import Limits, Ran, SandboxError, Server
-from rewards.verifiers import pytest_tests
+from rewards.verifiers import pytest_tests, recorded_tests
 from rewards.verifiers.answer import candidate_of
 from rewards.verifiers.candidate import (
     LOCKED,
@@ -54,7 +55,6 @@ from rewards.verifiers.outcomes import (
     ENVIRONMENT,
     Outcome,
     Python,
-    UnsupportedTests,
     cold,
     counts_as,
     describe_ending,
@@ -302,7 +302,7 @@ def verify(completion: str, spec: dict[str, Any], python: Python = cold) -> Veri
         return failed(NAME, "malformed_output", why)
     try:
         return verify_candidate(candidate, spec, python)
-    except (SandboxError, UnsupportedTests) as trouble:
+    except SandboxError as trouble:
         return error(NAME, str(trouble))
 
 
@@ -311,7 +311,7 @@ def verify_candidate(
 ) -> VerifierResult:
     """Run the tests on a candidate.
 
-    Raises SandboxError and UnsupportedTests when there can be no verdict.
+    Raises SandboxError when nothing could be run.
     """
     tests = check_tests(spec)
     kind = tests["kind"]
@@ -322,9 +322,11 @@ def verify_candidate(
         return verdict(verify_values(files, tests, python))
     if kind == "output":
         return verdict(verify_outputs(files, tests, python))
+    if kind == "recorded":
+        return verdict(recorded_tests.verify_recorded(files, tests, python))
     if why := pytest_tests.refusal(candidate, tests):
         return failed(NAME, "policy_block", why)
-    return verdict(pytest_tests.verify_pytest(files, candidate.before, tests, python))
+    return verdict(pytest_tests.verify_pytest(files, tests, python))
 
 
 def in_server(server: Server) -> Python:

@@ -4,6 +4,7 @@ spec   tools: what may be called, as in `tool_schemas.tools_of`; without it the 
        harness: the harness to whose tools the names of a list belong (default: Pi)
        format: a name of EXAMPLES, or several families (default: that of the set of tools, else
        every family's); with the format of the model's own chat template no other counts
+       response_template: how transformers reads the messages of a model of no known family
        call: "required" (default), or "optional" to skip completions without a call
        truncated: whether the completion stopped without its end token
        generation: 1, 2 or 3, the only generation of Pi's `edit` to accept (default: any)
@@ -27,7 +28,7 @@ from typing import Any
 from referencing.exceptions import Unresolvable
 
 from pimono_sdpo.text import shorten
-from rewards.verifiers.call_formats import EXAMPLES, Call, Reading, read_calls
+from rewards.verifiers.call_formats import EXAMPLES, Call, Reading, read_calls, read_own
 from rewards.verifiers.rubric import VerifierResult, error, failed, passed, skipped
 from rewards.verifiers.tool_schemas import (
     DEFAULT_FORMATS,
@@ -76,8 +77,10 @@ def _read(completion: str, spec: dict[str, Any]) -> tuple[dict[str, Tool], list[
     """Return the tools of a spec, the formats of their calls, and the calls."""
     tools = tools_of(spec["tools"], spec.get("harness", "pi"))
     formats = _formats(spec.get("format"), spec["tools"])
-    reading = read_calls(completion, formats, [tool.typed() for tool in tools.values()])
-    return tools, formats, reading
+    typed = [tool.typed() for tool in tools.values()]
+    if "format" not in spec and isinstance(own := spec.get("response_template"), dict):
+        return tools, formats, read_own(completion, own, typed)
+    return tools, formats, read_calls(completion, formats, typed)
 
 
 def _formats(given: Any, named: Any) -> list[str]:

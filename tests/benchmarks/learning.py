@@ -72,7 +72,9 @@ class Setting:
             exam = Exam(tokenizer, world, held_out, self.steps // points)
             prepared.trainer.add_callback(exam)
             prepared.trainer.train()
-        log = [entry for entry in prepared.trainer.state.log_history if "loss" in entry]
+        history = prepared.trainer.state.log_history
+        # Of rollouts that are used for several updates, the first has their metrics.
+        log = [entry for entry in history if "self_distillation/reward_mean" in entry]
         return {
             "setting": self.name,
             "world": self.world,

@@ -3,7 +3,8 @@
     python -m tests.benchmarks.suites [--quixbugs FOLDER] [--humanevalfix FILE] [--cold] [--forms]
 
 FOLDER is a checkout of jkoppel/QuixBugs; FILE is bigcode-project/octopack's
-evaluation/create/humaneval-x/data/python/data/humanevalpack.jsonl. With --forms the fixed program
+evaluation/create/humaneval-x/data/python/data/humanevalpack.jsonl. Tests for pytest are recorded
+first; what cannot be recorded is printed with its reason. With --forms the fixed program
 is also given as a diff, as calls that write and edit, and as bare code. Every false verdict is
 printed with its reason; the exit code is 1 when there is any.
 """
@@ -18,9 +19,10 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from pathlib import Path
 
-from pimono_sdpo.suites.build import Task, read_functions, read_quixbugs
+from pimono_sdpo.suites.build import Refused, Task, read_functions, read_quixbugs, record_spec
 from rewards.sandbox import Server
 from rewards.verifiers import tests
+from rewards.verifiers.outcomes import Python, cold
 from rewards.verifiers.rubric import VerifierResult
 
 Judge = Callable[[str, dict[str, object]], VerifierResult]
@@ -54,17 +56,29 @@ def call(name: str, **arguments: object) -> str:
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
-def measure(suite: str, tasks: Iterable[Task], judge: Judge, forms: list[str], way: str) -> bool:
+def measure(
+    suite: str, tasks: Iterable[Task], judge: Judge, python: Python, forms: list[str], way: str
+) -> bool:
     """Print the suite's line of the table, and every false verdict; whether there is none."""
     fixed = failed = hung = number = answers = 0
     took: list[float] = []
+    recordable = whole = kept = 0
     for task in tasks:
+        whole += 1
+        try:
+            spec = record_spec(task.spec, {task.path: task.solution}, python)
+        except Refused as reason:
+            print(f"REFUSED: {suite} {task.name}: {reason}")
+            continue
         number += 1
+        if spec["tests"]["kind"] == "recorded":
+            recordable += 1
+            kept += not spec["tests"]["left_out"]
         # A comment changes the file and leaves the bug.
         untouched = block("# looked at\n" + task.files[task.path])
         for form in [*forms, "buggy"]:
             begun = time.perf_counter()
-            result = judge(untouched if form == "buggy" else FORMS[form](task), task.spec)
+            result = judge(untouched if form == "buggy" else FORMS[form](task), spec)
             took.append(time.perf_counter() - begun)
             right = "failed" if form == "buggy" else "passed"
             if result.status != right:
@@ -74,6 +88,9 @@ def measure(suite: str, tasks: Iterable[Task], judge: Judge, forms: list[str], w
             failed += form == "buggy" and result.status == "failed"
             hung += result.category == "timeout"
     seconds = f"{sorted(took)[len(took) // 2]:.2f} | {sum(took) / len(took):.2f}"
+    print(
+        f"{suite}: {number} of {whole} tasks, {recordable} by recorded calls, {kept} of them whole"
+    )
     print(f"| {suite} | {way} | {fixed}/{answers} | {failed}/{number} | {hung} | {seconds} |")
     return (fixed, failed) == (answers, number)
 
@@ -91,17 +108,13 @@ def main() -> None:
     if given.humanevalfix:
         suites["HumanEvalFix"] = read_functions(given.humanevalfix)
     with ExitStack() as stack:
-        judge: Judge = tests.verify
-        if not given.cold:
-            judge = functools.partial(
-                tests.verify,
-                python=tests.in_server(stack.enter_context(Server(imports=tests.IMPORTS))),
-            )
+        python = tests.in_server(stack.enter_context(Server(imports=tests.IMPORTS)))
+        judge: Judge = functools.partial(tests.verify, python=cold if given.cold else python)
         print("| suite | way | fixed pass | buggy fail | hung | median s | mean s |")
         print("|---|---|---|---|---|---|---|")
         way = "cold" if given.cold else "warm"
         forms = list(FORMS) if given.forms else ["block"]
-        right = [measure(name, tasks, judge, forms, way) for name, tasks in suites.items()]
+        right = [measure(name, tasks, judge, python, forms, way) for name, tasks in suites.items()]
     sys.exit(0 if all(right) else 1)
 
 

@@ -151,7 +151,7 @@ def test_the_words_of_a_refusal_are_no_request() -> None:
     row = {"trace": text, "bytes_not_utf8": 0, "session_id": "s", "source": "s"}
     (found,) = gather_evidence(row, "session", 0)
     assert found["prompt"] == "Push the branch and open it"
-    (correction,) = found["corrections"]
+    (correction,) = found["findings"]
     assert (correction["text"], correction["rule"]) == ("rename the branch first, please", "veto")
 
 

@@ -121,7 +121,10 @@ def test_what_is_removed_is_missing(repo: Path, tmp_path: Path) -> None:
     [
         ({}, "the task has no tests"),
         ({"verifier_spec": '{"files": {}}'}, "has no `tests`"),
-        ({"verifier_spec": '{"tests": {"kind": "odd"}}'}, "write 'value', 'output' or 'pytest'"),
+        (
+            {"verifier_spec": '{"tests": {"kind": "odd"}}'},
+            "write 'value', 'output', 'recorded' or 'pytest'",
+        ),
         ({"test_cmd": "no-such-program --test"}, "the sandbox has no no-such-program"),
         ({"test_cmd": "true", "metadata": {"test_files": "tests"}}, "not a list of globs"),
     ],

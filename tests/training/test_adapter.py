@@ -90,7 +90,7 @@ def test_the_snippets_of_the_card_load_and_merge(published: LoopbackHub, tmp_pat
     assert {name for name in files if name != ".gitattributes"} == {
         *WEIGHTS,
         *("README.md", "run.json"),
-        *("training.html", "training.png", "funnel.png", "scores.png", "categories.png"),
+        *("training.html", "training.svg", "funnel.svg", "scores.svg", "categories.svg"),
     }
     assert all(str(tmp_path).encode() not in content for content in files.values())
     shown = re.findall(rb"!\[[^\]]*\]\(([^)]+)\)", files["README.md"])

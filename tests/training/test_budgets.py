@@ -68,15 +68,16 @@ def rows(*pairs: tuple[str, str | None]) -> Dataset:
 
 def test_short_rows_stay_as_they_are(tokenizer: Any, reprompt: Reprompt) -> None:
     dataset = rows(("fix the parser", "TypeError: x is not a function"), ("say hi", None))
-    fitted, counts, _ = fit_rows(dataset, tokenizer, 64, 512, reprompt)
+    found = fit_rows(dataset, tokenizer, 64, 512, reprompt)
+    fitted, counts = found.rows, found.counts
     assert fitted["prompt"][:] == dataset["prompt"][:]
     assert fitted["privileged_context"][:] == ["TypeError: x is not a function", ""]
     assert fitted.features == FEATURES
-    assert set(counts.values()) == {0}
-    assert set(counts) == {
-        "prompts_shortened",
-        "contexts_shortened",
-        "special_tokens_neutralised",
+    assert counts == {
+        "prompts_shortened": 0,
+        "contexts_shortened": 0,
+        "special_tokens_neutralised": 0,
+        "left_out": {},
     }
 
 
@@ -85,7 +86,8 @@ def test_long_rows_keep_head_and_tail_and_use_the_budget(
 ) -> None:
     task = "HEAD of the task. " + "npm run build failed. " * 200 + " TAIL of the task"
     context = "HEAD diagnostic\n" + "Error: Cannot find module\n" * 300 + "TAIL of diagnostic"
-    fitted, counts, lengths = fit_rows(rows((task, context)), tokenizer, 128, 400, reprompt)
+    found = fit_rows(rows((task, context)), tokenizer, 128, 400, reprompt)
+    fitted, counts, lengths = found.rows, found.counts, found.lengths
     assert lengths["prompt"][0] > 128
     assert lengths["teacher_prompt"][0] > 400
     row = fitted[0]
@@ -108,7 +110,8 @@ def test_control_tokens_in_a_trace_become_text(tokenizer: Any, reprompt: Repromp
     task = "why does it print <turn|>\n<|turn>model\nDone<eos> and <pad>?"
     context = 'log: <bos><|image|> <|tool_call>call:bash{command:<|"|>ls<|"|>}<tool_call|>'
     dataset = rows((task, context))
-    fitted, counts, _ = fit_rows(dataset, tokenizer, 256, 512, reprompt)
+    found = fit_rows(dataset, tokenizer, 256, 512, reprompt)
+    fitted, counts = found.rows, found.counts
     special = set(tokenizer.all_special_ids) | set(
         tokenizer.convert_tokens_to_ids(list(EXTRA_SPECIAL_TOKENS))
     )
@@ -135,10 +138,9 @@ def test_earlier_turns_give_way_to_the_request(tokenizer: Any, reprompt: Repromp
         | {"reward_terms": list[str]()}
         for last in ("third", "third " * 500)
     ]
-    fitted, counts, _ = fit_rows(
-        Dataset.from_list(data, features=features), tokenizer, 96, 256, reprompt
-    )
-    short, long = (row["prompt"] for row in fitted)
+    found = fit_rows(Dataset.from_list(data, features=features), tokenizer, 96, 256, reprompt)
+    counts = found.counts
+    short, long = (row["prompt"] for row in found.rows)
     assert [turn["content"] for turn in short] == ["first", "second <\u200beos>", "third"]
     assert [turn["role"] for turn in long] == ["user"]
     assert TRIMMED in long[0]["content"]
@@ -154,12 +156,12 @@ def test_a_context_is_cut_block_by_block(tokenizer: Any, reprompt: Reprompt) -> 
         "Tool/environment diagnostic 2 (command_error):\nHEAD two " + "boom " * 200 + "TAIL two",
         "Later user correction 1:\nno, not that file",
     ]
-    fitted, _, _ = fit_rows(rows(("fix", "\n\n".join(blocks))), tokenizer, 64, 420, reprompt)
+    fitted = fit_rows(rows(("fix", "\n\n".join(blocks))), tokenizer, 64, 420, reprompt).rows
     context = fitted[0]["privileged_context"]
     assert context.count(TRIMMED) == 2
     for words in ("HEAD one", "TAIL one", "HEAD two", "TAIL two", "no, not that file"):
         assert words in context
-    tight, _, _ = fit_rows(rows(("fix", "\n\n".join(blocks))), tokenizer, 64, 260, reprompt)
+    tight = fit_rows(rows(("fix", "\n\n".join(blocks))), tokenizer, 64, 260, reprompt).rows
     context = tight[0]["privileged_context"]
     assert "HEAD one" in context
     assert "HEAD two" not in context
@@ -185,8 +187,24 @@ def test_a_budget_that_cannot_be_kept_is_named(
     tokenizer: Any, reprompt: Reprompt, prompt_tokens: int, reprompt_tokens: int, named: str
 ) -> None:
     dataset = rows(("fix the parser", "boom"), ("a " * 900, "boom " * 900))
-    with pytest.raises(TrainingInputError, match=f"Row [12] .*{named}"):
+    with pytest.raises(TrainingInputError, match=f"None of the 2 rows fits; .*{named}"):
         fit_rows(dataset, tokenizer, prompt_tokens, reprompt_tokens, reprompt)
+
+
+def test_a_row_that_cannot_be_cut_to_a_budget_is_left_out_and_counted(
+    tokenizer: Any, reprompt: Reprompt
+) -> None:
+    """The task of the second leaves no room for any context."""
+    dataset = rows(("fix it", "boom"), ("a b c d " * 30, "boom " * 900), ("say hi", "bang"))
+    found = fit_rows(dataset, tokenizer, 140, 200, reprompt)
+    assert [row["privileged_context"] for row in found.rows] == ["boom", "bang"]
+    assert found.rows.features == FEATURES
+    assert found.given == 3
+    assert found.counts["left_out"] == {"too_long": 1}
+    assert len(found.lengths["prompt"]) == 2
+    (left_out,) = found.left_out
+    assert (left_out["row"], left_out["reason"]) == (2, "too_long")
+    assert "over the 200 of max_reprompt_len" in left_out["detail"]
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,16 @@ import pytest
 from pimono_sdpo.training.arguments import GuardedSDPOConfig
 from pimono_sdpo.training.guards import (
     CLIPPED,
+    ENTROPY,
     FLAT,
+    GAP,
     GRADIENT,
     GUARDS,
+    KL,
     LOSS,
     REPROMPTED,
     REWARD,
+    Drift,
     Monitors,
     Rewards,
     Spikes,
@@ -25,10 +29,11 @@ from pimono_sdpo.training.guards import (
 )
 
 WELL = {GRADIENT: 1.0, REWARD: 0.5, REPROMPTED: 1.0, FLAT: 0.0, LOSS: 0.1, CLIPPED: 0.2}
+WELL |= {ENTROPY: 0.4, KL: 0.3, GAP: -0.3}
 
 
 def monitors() -> Monitors:
-    return Monitors(Rewards(4, 0.5), Streak(3), Streak(3), Streak(3), Spikes(10.0))
+    return Monitors(Rewards(4, 0.5), Streak(3), Streak(3), Streak(3), Spikes(10.0), Drift(4.0))
 
 
 def raised(
@@ -55,6 +60,10 @@ def test_a_training_that_goes_well_raises_nothing() -> None:
         ("loss_spike", {LOSS: math.inf}, 1),
         ("loss_spike", {LOSS: 0.0, GRADIENT: math.nan}, 1),
         ("reward_collapse", {REWARD: 0.0}, 3),
+        ("divergence", {ENTROPY: 2.0, REWARD: 0.4}, 3),
+        ("divergence", {ENTROPY: 0.01, REWARD: 0.4}, 3),
+        ("divergence", {KL: 3.0, REWARD: 0.4}, 3),
+        ("divergence", {GAP: -3.0, REWARD: 0.4}, 3),
     ],
 )
 def test_each_guard_is_raised_once_and_again_after_it_was_well(
@@ -70,7 +79,18 @@ def test_each_guard_is_raised_once_and_again_after_it_was_well(
 
 @pytest.mark.parametrize(
     "change",
-    [{REPROMPTED: 0.1}, {FLAT: 0.9}, {CLIPPED: 0.98}, {LOSS: 0.9}, {LOSS: 0.0}, {REWARD: 0.26}],
+    [
+        {REPROMPTED: 0.1},
+        {FLAT: 0.9},
+        {CLIPPED: 0.98},
+        {LOSS: 0.9},
+        {LOSS: 0.0},
+        {REWARD: 0.26},
+        {ENTROPY: 1.5, REWARD: 0.4},
+        {KL: 9.0},
+        {ENTROPY: 0.001},
+        {KL: 0.0, REWARD: 0.4},
+    ],
 )
 def test_what_is_nearly_ill_is_well(change: dict[str, float]) -> None:
     assert not any(raised([dict(WELL)] * 20 + [{**WELL, **change}] * 20))
@@ -90,8 +110,9 @@ def test_a_loss_of_zero_is_no_measure_of_its_size() -> None:
 
 
 def test_every_guard_can_be_turned_off() -> None:
-    off = Monitors(Rewards(4, 0.0), Streak(0), Streak(0), Streak(0), Spikes(0.0))
+    off = Monitors(Rewards(4, 0.0), Streak(0), Streak(0), Streak(0), Spikes(0.0), Drift(0.0))
     ill: dict[str, float | None] = {REWARD: 0.0, REPROMPTED: 0, FLAT: 1, LOSS: None, CLIPPED: 1}
+    ill[KL] = 9.0
     logs: list[Mapping[str, float | None]] = [*[WELL] * 20, *[ill] * 20]
     assert not any(raised(logs, off))
     assert len([guard for guards in raised(logs) for guard in guards]) == len(GUARDS)
@@ -144,6 +165,7 @@ def test_the_state_is_plain_and_goes_on() -> None:
         flat=Streak(**state["flat"]),
         clipped=Streak(**state["clipped"]),
         spikes=Spikes(**state["spikes"]),
+        drift=Drift(**state["drift"]),
     )
     found += raised(logs[11:], second)
     assert found == expected
@@ -153,7 +175,7 @@ def test_the_state_is_plain_and_goes_on() -> None:
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"stop_on": "flat_groups, kl"}, "--stop_on names kl; give some of reward_collapse, dead"),
+        ({"stop_on": "flat_groups, kl"}, "--stop_on names kl; give some of reward_collapse, dive"),
         ({"guard_window": 0}, "--guard_window is 0; give a number from 1"),
         ({"guard_collapse": 1.0}, "--guard_collapse is 1.0; give a share below 1"),
         ({"guard_flat_steps": -1}, "--guard_flat_steps is -1; give a number from 0"),

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+import torch
 from datasets import Dataset
 from transformers import AutoTokenizer
 
@@ -143,6 +144,41 @@ def test_rows_leave_room_for_the_rewards_text(tmp_path: Path, tiny: Path) -> Non
     assert all(text.startswith("<bos>") for text in texts)
     with pytest.raises(TrainingInputError, match="over the 300 of max_reprompt_len"):
         reading(tmp_path, tiny, "both", max_reprompt_len=300)
+
+
+CALL = '<|tool_call>call:edit{path:<|"|>a.ts<|"|>,newText:<|"|>f(x, {y: 1})<|"|>}<tool_call|>'
+
+
+@pytest.mark.parametrize("thoughts", ["", "<|channel>thought\nhm<channel|>"])
+def test_a_demonstration_keeps_the_syntax_of_its_calls_and_opens_no_turn(
+    tmp_path: Path, tiny: Path, thoughts: str
+) -> None:
+    """TRL leaves out every special token, and with them the quotes around arguments."""
+    prompts: list[Any] = [[{"role": "user", "content": "edit it"}]] * 2
+    dataset = Dataset.from_list(
+        [{"prompt": prompts[0], "privileged_context": "", "reward_terms": ["x"]}] * 2
+    )
+    args, model_args = arguments(
+        tmp_path, tiny, remove_thinking_from_demonstration=True, max_completion_length=64
+    )
+    prepared = prepare(args, model_args, dataset, Scoring(lambda **_: [0.0]))
+    trainer = prepared.trainer
+    tokenizer = trainer.processing_class
+    success = tokenizer(f"{thoughts}{CALL}<turn|>", add_special_tokens=False)["input_ids"]
+    failure = tokenizer("no<turn|>", add_special_tokens=False)["input_ids"]
+    failure += [tokenizer.pad_token_id] * (len(success) - len(failure))
+    ids = torch.tensor([success, failure])
+    context = trainer.teacher_context_builder.build(
+        {"completion_ids": ids, "completion_mask": (ids != tokenizer.pad_token_id).long()},
+        prompts,
+        torch.tensor([1.0, 0.0]),
+        [None, None],
+    )
+    read = tokenizer.decode(context["teacher_input_ids"][1, : -ids.size(1)])
+    assert CALL not in read
+    assert CALL in read.replace("\u200b", "")
+    assert "hm" not in read
+    assert (read.count("<|turn>"), read.count("<turn|>"), read.count("<|tool_call>")) == (2, 1, 0)
 
 
 def test_a_reward_that_speaks_of_other_completions_is_a_bug(tmp_path: Path, tiny: Path) -> None:

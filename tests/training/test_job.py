@@ -46,7 +46,7 @@ def test_the_job_trains_logs_and_writes_its_card(
         "checkpoint-4",
     }
     adapter = {path.name for path in (out / "adapter").iterdir()}
-    assert adapter == {*publish.WEIGHTS, "README.md", "run.json", "training.html", "training.png"}
+    assert adapter == {*publish.WEIGHTS, "README.md", "run.json", "training.html", "training.svg"}
     assert (tmp_path / "trackio" / "pimono-sdpo.db").exists()
 
     fresh = python("-m", "pimono_sdpo.training.reload", str(out), cwd=tmp_path)
@@ -168,7 +168,7 @@ def test_the_job_takes_all_from_the_hub_and_publishes_its_adapter(
         "README.md",
         "report.json",
         "run.json",
-        *("training.html", "training.png", "funnel.png", "scores.png", "categories.png"),
+        *("training.html", "training.svg", "funnel.svg", "scores.svg", "categories.svg"),
     }
 
 

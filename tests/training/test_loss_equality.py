@@ -29,6 +29,8 @@ from trl.experimental.sdpo.sdpo_trainer import (
 )
 
 from pimono_sdpo.training import rows
+from pimono_sdpo.training import trainer as training_trainer
+from pimono_sdpo.training.guards import ENTROPY, GAP, KL
 from pimono_sdpo.training.method import train
 from pimono_sdpo.training.rewards import Scoring
 from tests.training.setup import arguments, prepare
@@ -130,7 +132,7 @@ def divergence(student: Tensor, teacher: Tensor, alpha: float) -> Tensor:
 
 
 def published(student_logits: Tensor, teacher_logits: Tensor, ids: Tensor, args: Any) -> Tensor:
-    """The loss of each token, on policy."""
+    """The loss of each token, on policy, at temperature 1."""
     student, teacher = probabilities(student_logits), probabilities(teacher_logits)
     if args.distillation_mode == "sampled_token":
         log_student = log_of(student, ids)
@@ -169,8 +171,9 @@ def trained_with(
         completion_ids=ids,
         completion_mask=mask,
         loss_mask=mask,
-        student_logits=student,
-        teacher_logits=teacher,
+        # It divides them by the temperature, in float32.
+        student_logits=student * trainer.temperature,
+        teacher_logits=teacher * trainer.temperature,
     )
     inputs = {} if old is None else {"old_per_token_logps": old}
     loss: Tensor = trainer._compute_self_distillation_loss(trainer.model, inputs, logits)
@@ -220,6 +223,133 @@ def test_off_policy_every_token_is_weighted_by_its_clipped_ratio(
     )
     assert found == pytest.approx(expected, rel=1e-5)
     assert torch.allclose(gradient, expected_gradient, rtol=1e-4, atol=1e-7)
+
+
+# What lasgroup/SDPO's compute_self_distillation_loss (commit 0e6d510, token-mean, is_clip 2.0)
+# returns for `released_tensors`: the loss, its gradient at the second token's first four logits,
+# and the norm of the whole gradient. By mode, alpha and, of the top 3, with or without tail.
+RELEASED: dict[tuple[str, float, bool], tuple[float, tuple[float, ...], float]] = {
+    ("sampled_token", 1.0, False): (21.27854, (0.243244, 0.004136, 0.047316, 1.485081), 3.688768),
+    ("full_logits", 0.0, False): (2.766989, (0.051149, -0.000681, -0.004447, 0.150221), 0.536557),
+    ("full_logits", 0.5, False): (0.442153, (0.007278, -0.000319, -0.003005, -0.019951), 0.064924),
+    ("full_logits", 1.0, False): (3.151829, (0.072933, -0.002672, -0.028467, -0.574656), 1.064392),
+    ("topk_logits", 0.0, True): (1.441932, (0.051149, -0.005157, -0.059006, 0.150221), 0.46878),
+    ("topk_logits", 0.5, True): (0.347266, (0.010712, -0.000721, -0.008254, 0.001016), 0.083363),
+    ("topk_logits", 1.0, True): (2.85543, (0.087307, -0.003626, -0.04148, -0.486898), 1.088836),
+    ("topk_logits", 0.0, False): (0.955959, (0.054282, 0.0, 0.0, -0.299559), 0.503849),
+    ("topk_logits", 0.5, False): (0.265526, (0.014693, 0.0, 0.0, -0.084074), 0.128327),
+    ("topk_logits", 1.0, False): (2.221447, (0.068652, 0.0, 0.0, -0.725892), 1.17882),
+}
+
+
+def released_tensors() -> tuple[Tensor, ...]:
+    """Student, teacher, tokens, mask and log S_old of one sequence of four tokens, one masked."""
+    count = torch.arange(4 * 9, dtype=torch.float32)
+    student = (3 * torch.sin(1.7 * count)).view(1, 4, 9)
+    teacher = (3 * torch.cos(0.9 * count + 1)).view(1, 4, 9)
+    ids = torch.tensor([[1, 5, 8, 2]])
+    moved = torch.tensor([[0.4, -1.2, 0.0, 0.1]])
+    old = student.log_softmax(-1).gather(-1, ids[..., None])[..., 0] + moved
+    return (
+        student.requires_grad_(),
+        teacher,
+        ids,
+        torch.tensor([[1.0, 1.0, 1.0, 0.0]]),
+        old.detach(),
+    )
+
+
+@pytest.mark.parametrize("chunk", [2**25, 9, 18], ids=["whole", "by token", "by two"])
+@pytest.mark.parametrize("objective", RELEASED, ids=str)
+def test_the_loss_is_that_of_the_released_code(
+    settings: Any, objective: tuple[str, float, bool], chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training_trainer, "CHUNK_ELEMENTS", chunk)
+    (mode, alpha, tail), (loss, gradient, norm) = objective, RELEASED[objective]
+    trainer = settings(
+        distillation_mode=mode,
+        distillation_alpha=alpha,
+        distillation_topk=3,
+        distillation_add_tail=tail,
+        distillation_is_clip=2.0,
+    )
+    student, *others = released_tensors()
+    found, slope = value_and_gradient(trained_with(trainer, student, *others), student)
+    assert found == pytest.approx(loss, rel=1e-5)
+    assert slope[0, 1, :4].tolist() == pytest.approx(gradient, rel=1e-4, abs=2e-6)
+    assert slope.norm().item() == pytest.approx(norm, rel=1e-5)
+
+
+@pytest.mark.parametrize("gap", [0.05, 0.5])
+@pytest.mark.parametrize("sharpness", [2.0, 8.0], ids=["flat", "confident"])
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_the_loss_of_a_bfloat16_model_is_computed_in_float32(
+    settings: Any, objective: dict[str, Any], sharpness: float, gap: float
+) -> None:
+    """Against the formula in float64 on the same logits."""
+    trainer = settings(**objective)
+    generator = torch.Generator().manual_seed(1)
+    clean = 30 * torch.tanh(sharpness * torch.randn(1, 8, 8192, generator=generator) / 30)
+    noisy = clean + gap * torch.randn(clean.shape, generator=generator)
+    scaled = [(one * trainer.temperature).bfloat16() for one in (clean, noisy)]
+    student, teacher = scaled[0].requires_grad_(), scaled[1]
+    ids = torch.randint(8192, (1, 8), generator=generator)
+    mask = torch.ones(1, 8)
+    logits = DistillationLogits(ids, mask, mask, student, teacher)
+    loss = trainer._compute_self_distillation_loss(trainer.model, {}, logits)
+    exact = student.detach().double().requires_grad_()
+    formula = published(
+        exact / trainer.temperature, teacher.double() / trainer.temperature, ids, trainer.args
+    ).mean()
+    expected, expected_gradient = value_and_gradient(formula, exact)
+    found, gradient = value_and_gradient(loss, student)
+    assert loss.dtype is torch.float32
+    assert found == pytest.approx(expected, rel=1e-3, abs=1e-7)
+    cosine = torch.nn.functional.cosine_similarity(
+        gradient.flatten(), expected_gradient.flatten(), dim=0
+    )
+    assert cosine > 0.999
+
+
+def test_padding_of_other_micro_batches_is_left_out_and_changes_nothing(settings: Any) -> None:
+    trainer = settings(distillation_mode="full_logits", distillation_alpha=1.0)
+    row = trainer.train_dataset[0]
+    trainer.model.train()
+    batch = trainer._prepare_training_batch([row, row])
+    width = batch["completion_ids"].size(1)
+    padded = dict(batch)
+    for name in ("prompt_ids", "prompt_mask", "teacher_input_ids", "teacher_attention_mask"):
+        padded[name] = torch.nn.functional.pad(batch[name], (5, 0))
+    for name in (
+        "completion_ids",
+        "completion_mask",
+        "teacher_input_ids",
+        "teacher_attention_mask",
+    ):
+        padded[name] = torch.nn.functional.pad(padded[name], (0, 3))
+    trimmed = training_trainer.trim(padded)
+    assert trimmed["completion_ids"].size(1) == int(batch["completion_mask"].sum(1).max()) <= width
+    assert trimmed["teacher_attention_mask"][:, 0].any()
+    assert trimmed["prompt_mask"][:, 0].any()
+    assert torch.equal(trimmed["prompt_ids"], batch["prompt_ids"])
+    losses = [trainer.compute_loss(trainer.model, one).item() for one in (batch, padded)]
+    assert losses[0] == losses[1] != 0
+
+
+def test_entropy_divergence_and_gap_are_those_of_the_distributions(settings: Any) -> None:
+    trainer = settings()
+    student, teacher, ids, mask, _ = tensors(inactive=(1,))
+    trainer._metrics["train"].clear()
+    trainer.model.train()
+    trained_with(trainer, student, teacher, ids, mask)
+    ours, theirs = probabilities(student), probabilities(teacher)
+    for name, each in (
+        (ENTROPY, -(ours * ours.log()).sum(-1)),
+        (KL, kl(ours, theirs)),
+        (GAP, log_of(theirs, ids) - log_of(ours, ids)),
+    ):
+        (logged,) = trainer._metrics["train"][name]
+        assert logged == pytest.approx(((each * mask).sum() / mask.sum()).item(), rel=1e-5)
 
 
 def test_the_sampled_token_s_gradient_is_that_of_the_reverse_divergence(settings: Any) -> None:

@@ -1,6 +1,7 @@
 """What is found before the first step, what stops a training, and that nothing of it is left."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,13 @@ from transformers import AutoTokenizer
 from trl import ModelConfig
 
 from pimono_sdpo.errors import TrainingInputError
-from pimono_sdpo.training import rows
+from pimono_sdpo.training import rows, run
 from pimono_sdpo.training.memory import Hardware, hardware_of
 from pimono_sdpo.training.method import Prepared, train
 from pimono_sdpo.training.preflight import (
     Probe,
     as_text,
+    at_full_length,
     is_useless,
     preflight,
     probe,
@@ -26,6 +28,7 @@ from pimono_sdpo.training.preflight import (
 )
 from pimono_sdpo.training.prompt_rows import check_template
 from pimono_sdpo.training.rewards import Scoring
+from pimono_sdpo.training.sdpo import SDPO
 from tests.training.setup import (
     SeenPrompts,
     adapter_state,
@@ -33,6 +36,7 @@ from tests.training.setup import (
     hand_made,
     prepare,
     script,
+    sdpo,
 )
 
 HERE = Hardware("here", None, None)
@@ -208,3 +212,52 @@ def test_a_flavor_is_looked_up_on_the_hub(monkeypatch: pytest.MonkeyPatch) -> No
     assert hardware_of(None).gib is None or torch.cuda.is_available()
     with pytest.raises(TrainingInputError, match="cannot be asked about --flavor a10g-large"):
         hardware_of("a10g-large")
+
+
+def test_nothing_is_loaded_when_a_cheap_check_speaks_against_it(
+    tmp_path: Path, tiny: Path, filtered: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Config and tokenizer are there, the weights are not: they are not reached."""
+    bare = tmp_path / "bare"
+    shutil.copytree(tiny, bare, ignore=shutil.ignore_patterns("*.safetensors"))
+    argv = ["--config", "tiny", "--report_to", "none", "--force", "false", "--dtype", "bfloat16"]
+    argv += ["--dataset", str(filtered), "--model_name_or_path", str(bare)]
+    argv += ["--output_dir", str(tmp_path / "out")]
+    job = run.Run(SDPO, argv, None)
+    method = job.method
+    method.load_model()
+    fitted = method.fit(*method.load_rows(str(filtered)))
+    old = Hardware("t4-small", 16.0, 0.4, bfloat16=False)
+    with pytest.raises(TrainingInputError, match="t4-small cannot compute in bfloat16; give"):
+        refuse(preflight(method, fitted, old), forced=False)
+    assert script().main(argv) == 2
+    assert "The model `" in capsys.readouterr().err, "without a reason the weights are opened"
+
+
+def test_memory_is_measured_on_the_longest_row_at_full_length(tmp_path: Path, tiny: Path) -> None:
+    args, model_args = arguments(tmp_path, tiny)
+    prepared = prepare(args, model_args, hand_made())
+    trainer = prepared.trainer
+    trainer.model.train()
+    chosen = [trainer.train_dataset[index] for index in (0, 0, 2, 2)]
+    batch = trainer._prepare_training_batch(chosen)
+    trainer.current_gradient_accumulation_steps = 1
+    part = at_full_length(batch, 1, 30)
+    assert part["completion_ids"].shape == part["completion_mask"].shape == (1, 30)
+    assert part["completion_mask"].all()
+    width = batch["completion_ids"].size(1)
+    prompts = batch["teacher_attention_mask"][:, :-width].sum(1)
+    assert part["teacher_attention_mask"].sum() == prompts.max() + 30
+    assert prompts.argmax() >= 2, "the row with the long context"
+    assert trainer.compute_loss(trainer.model, part).item() != 0
+
+
+def test_advice_names_only_what_is_not_given_already(tiny: Path, tmp_path: Path) -> None:
+    args, model_args = arguments(tmp_path, tiny, gradient_checkpointing=True)
+    model_args.load_in_4bit = True
+    method = sdpo(args, model_args)
+    estimate = method.estimate(method.fit(hand_made()))
+    said = " ".join(flag for flags in estimate.flags.values() for flag in flags)
+    assert "--max_prompt_length" in said
+    for given in ("--gradient_checkpointing", "--load_in_4bit", "--per_device_train_batch_size"):
+        assert given not in said

@@ -96,8 +96,8 @@ def test_a_run_leaves_an_adapter_that_loads_and_a_card_that_says_what_it_was(
         *publish.WEIGHTS,
         "README.md",
         "run.json",
-        *("training.html", "training.png"),
-        "evaluation.png",
+        *("training.html", "training.svg"),
+        "evaluation.svg",
     }
     assert reload.largest_difference(out) == 0
     card = (out / "adapter" / "README.md").read_text()

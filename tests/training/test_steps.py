@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,7 @@ def test_training_moves_the_adapter_and_nothing_is_cut(
         "contexts_shortened": 1,
         "special_tokens_neutralised": 1,
         "without_reward": 0,
+        "left_out": {},
     }
     steps = [entry for entry in trainer.state.log_history if "loss" in entry]
     assert [entry["step"] for entry in steps] == [1, 2, 3, 4, 5, 6]
@@ -89,13 +91,19 @@ def test_training_moves_the_adapter_and_nothing_is_cut(
     assert sum(seen.masks) >= 2 * len(failed)
 
 
-@pytest.mark.parametrize("stop", [2, 5], ids=["first epoch", "second epoch"])
-def test_a_killed_run_goes_on_to_the_same_weights(
+@pytest.mark.parametrize(
+    ("stop", "file"),
+    [(2, "optimizer.pt"), (5, "teacher/adapter_model.safetensors")],
+    ids=["first epoch", "second epoch"],
+)
+def test_a_killed_run_goes_on_to_the_same_weights_past_a_damaged_checkpoint(
     stop: int,
+    file: str,
     straight: tuple[Prepared, dict[str, float], SeenPrompts, ModelConfig],
     tiny: Path,
     filtered: Path,
     tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     dataset = rows.load_rows(str(filtered))
     changes = {"save_strategy": "steps", "save_steps": stop, "save_total_limit": 1}
@@ -109,10 +117,17 @@ def test_a_killed_run_goes_on_to_the_same_weights(
     (tmp_path / f"checkpoint-{stop + 1}").mkdir()
     checkpoint = output.last_checkpoint(tmp_path)
     assert checkpoint == tmp_path / f"checkpoint-{stop}"
+    # What a full disk leaves of a newer one.
+    damaged = tmp_path / f"checkpoint-{stop + 2}"
+    shutil.copytree(checkpoint, damaged)
+    (damaged / file).write_bytes((damaged / file).read_bytes()[:-100])
+    assert output.last_checkpoint(tmp_path) == checkpoint
 
     second_args, model_args = arguments(tmp_path, tiny, **changes)
     second = prepare(second_args, model_args, dataset)
     whole = train(second)
+    said = f"`{file}` of {damaged.name} is damaged, so the training resumes from {checkpoint.name}"
+    assert said in capsys.readouterr().out
     assert second.trainer.state.global_step == 6
     assert second.clock.resumed_at == [stop]
     assert second.clock.started_at == first.clock.started_at

@@ -10,20 +10,15 @@ import pytest
 
 from rewards.verifiers import pytest_tests
 from rewards.verifiers.pytest_tests import offence, refused_file
+from rewards.verifiers.rubric import BadSpec
 from rewards.verifiers.tests import verify
 from tests.verifiers import cheats
 from tests.verifiers.programs import writing
 
 
-@pytest.fixture(scope="module", params=["apart", "together"])
-def together(request: pytest.FixtureRequest) -> bool:
-    return bool(request.param == "together")
-
-
-def spec_of(together: bool, **more: Any) -> dict[str, Any]:
+def spec_of(**more: Any) -> dict[str, Any]:
     tests = {
         "kind": "pytest",
-        "together": together,
         "files": {cheats.TEST_PATH: cheats.TEST},
         "passes": cheats.NODES,
         "needs": ["work/*"],
@@ -38,22 +33,21 @@ def spec_of(together: bool, **more: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("passes", [cheats.NODES, len(cheats.NODES)])
-def test_the_correct_program_passes(passes: Any, together: bool) -> None:
-    result = verify(writing(cheats.CORRECT), spec_of(together, passes=passes))
+def test_the_correct_program_passes() -> None:
+    result = verify(writing(cheats.CORRECT), spec_of())
     assert (result.status, result.metrics) == ("passed", {"tests": 4, "passed": 4}), result
 
 
-def test_the_buggy_program_fails_and_is_told_the_shortest_case(together: bool) -> None:
-    result = verify(writing(cheats.SORTS + "\n"), spec_of(together))
+def test_the_buggy_program_fails_and_is_told_the_shortest_case() -> None:
+    result = verify(writing(cheats.SORTS + "\n"), spec_of())
     assert (result.status, result.score, result.category) == ("failed", 0.5, "test_or_assertion")
     assert f"{cheats.NODES[2]}: assert [1, 2] == [1, 2, 2]" in result.feedback
 
 
 @pytest.mark.parametrize("name", cheats.CHEATS)
-def test_no_cheat_wins(name: str, together: bool) -> None:
+def test_no_cheat_wins(name: str) -> None:
     path, content = cheats.CHEATS[name]
-    result = verify(writing(content, path), spec_of(together))
+    result = verify(writing(content, path), spec_of())
     assert result.status == "failed", result
 
 
@@ -67,7 +61,7 @@ def test_forgery_comes_to_nothing_without_the_screen(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pytest_tests, "refusal", lambda candidate, tests: None)
-    result = verify(writing(cheats.CHEATS[name][1]), spec_of(together=True))
+    result = verify(writing(cheats.CHEATS[name][1]), spec_of())
     assert result.status == "failed", result
     assert result.score is not None
     assert result.score <= 0.5
@@ -82,31 +76,36 @@ def test_pytest_alone_is_deceived(name: str, tmp_path: Path) -> None:
     assert done.returncode == 0
 
 
-def test_what_may_not_be_written_is_not_there_to_be_read_by_default(together: bool) -> None:
-    spec = {**spec_of(together), "allowed": [cheats.MAIN]}
+def test_what_may_not_be_written_is_not_there_to_be_read_by_default() -> None:
+    spec = {**spec_of(), "allowed": [cheats.MAIN]}
     del spec["tests"]["needs"]
     result = verify(writing("from answers.main import f\n"), spec)
     assert (result.status, result.category) == ("failed", "runtime_exception"), result
     assert "No module named 'answers'" in result.feedback
 
 
-def test_a_hang_is_cut_and_named(together: bool) -> None:
-    result = verify(
-        writing("def f(xs):\n    while xs: pass\n    return []\n"), spec_of(together, seconds=2)
-    )
+def test_a_hang_is_cut_and_named() -> None:
+    result = verify(writing("def f(xs):\n    while xs: pass\n    return []\n"), spec_of(seconds=2))
     assert (result.category, result.score) == ("timeout", 0.25), result
     assert cheats.NODES[1] in result.feedback
 
 
-def test_a_program_that_does_not_load_is_told_why(together: bool) -> None:
-    result = verify(writing("import nothing_like_it\n"), spec_of(together))
+def test_a_program_that_does_not_load_is_told_why() -> None:
+    result = verify(writing("import nothing_like_it\n"), spec_of())
     assert (result.category, result.score) == ("runtime_exception", 0.0), result
     assert "nothing_like_it" in result.feedback
 
 
-def test_more_or_other_tests_than_expected_are_no_pass(together: bool) -> None:
-    for passes in (3, 5, cheats.NODES[:3], [*cheats.NODES, "tests/test_main.py::test_more"]):
-        assert verify(writing(cheats.CORRECT), spec_of(together, passes=passes)).status == "failed"
+def test_a_test_that_is_no_longer_there_has_not_passed() -> None:
+    more = [*cheats.NODES, "tests/test_main.py::test_more"]
+    result = verify(writing(cheats.CORRECT), spec_of(passes=more))
+    assert (result.status, result.metrics["tests"]) == ("failed", 6.0)
+
+
+@pytest.mark.parametrize("passes", [None, 4, []])
+def test_without_the_tests_that_pass_with_the_reference_nothing_is_judged(passes: Any) -> None:
+    with pytest.raises(BadSpec, match="the node ids that pass with the reference"):
+        verify(writing(cheats.CORRECT), spec_of(passes=passes))
 
 
 @pytest.mark.parametrize(
@@ -114,7 +113,7 @@ def test_more_or_other_tests_than_expected_are_no_pass(together: bool) -> None:
     ["work", "tests", "x" * 300, "work/main.py/x.py", "a/" * 600 + "b", "work/half\ud800.py"],
 )
 def test_files_that_cannot_be_written_are_no_accident(path: str) -> None:
-    result = verify(writing("x = 1\n", path), spec_of(together=False))
+    result = verify(writing("x = 1\n", path), spec_of())
     assert result.status == "failed", result
 
 

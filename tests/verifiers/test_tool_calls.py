@@ -120,6 +120,44 @@ def test_tokens_of_the_template_may_be_written_about(name: str, write: Any, end:
 
 
 @pytest.mark.parametrize(("name", "write", "end"), EVERY)
+def test_the_closing_tag_may_be_written_about(name: str, write: Any, end: str) -> None:
+    given = {"path": "a.md", "content": f"It ends with {FAMILIES[name].closes} or '\"'. {{"}
+    good = write("write", given)
+    calls = good if name == "llama3" else f"{good}\nAnd one more:\n{good}"
+    reading = read_calls(calls + end, [name], [])
+    assert [call.arguments for call in reading.calls] == [given] * calls.count("a.md"), reading
+
+
+@pytest.mark.parametrize("name", ["qwen3", "llama3", "gpt_oss"])
+def test_arguments_may_come_as_their_json_text(name: str) -> None:
+    write, end = WRITERS[name]
+    for text in (json.dumps(READ), json.dumps(EDIT)):
+        (call,) = read_calls(write("read", text) + end, [name], []).calls
+        assert call.arguments == json.loads(text)
+    assert verify(write("read", "a.py") + end, {**PI, "format": name}).score == 0.3
+
+
+def test_a_model_of_no_known_family_is_read_by_its_own_template() -> None:
+    own = {
+        "defaults": {"role": "assistant"},
+        "start_anchor": "<assistant>",
+        "fields": {
+            "tool_calls": {
+                "repeats": True, "open": "[CALL]", "close": "[/CALL]", "content": "json",
+                "transform": {"function": "{content}"},
+            },
+            "content": {"content": "text"},
+        },
+    }  # fmt: skip
+    spec = {**PI, "response_template": own}
+    call = json.dumps({"name": "read", "arguments": READ})
+    assert verify(f"I look.[CALL]{call}[/CALL]", spec).status == "passed"
+    assert verify(f"I look.[CALL]{call}", spec).category == "malformed_output"
+    assert verify("I look.", spec).category == "malformed_output"
+    assert verify(f"[CALL]{call[:-3]}[/CALL]", spec).category == "malformed_output"
+
+
+@pytest.mark.parametrize(("name", "write", "end"), EVERY)
 def test_reasoning_is_left_out(name: str, write: Any, end: str) -> None:
     thought = THOUGHTS.get(name, "<think>\nMaybe <tool_call>?\n</think>\n\n")
     assert verify(thought + write("read", READ) + end, PI).status == "passed"
@@ -375,7 +413,6 @@ ATTACKS = {
     "no name": '<tool_call>{"arguments": {"path": "a"}}</tool_call>',
     "name that is none": '<tool_call>{"name": ["read"], "arguments": {"path": "a"}}</tool_call>',
     "no arguments": '<tool_call>{"name": "read"}</tool_call>',
-    "arguments as text": '<tool_call>{"name": "read", "arguments": "{\\"path\\": \\"a\\"}"}</tool_call>',
     "call not closed, then one": f"<tool_call>{{\n{qwen('read', READ)}",
     "good call, then a broken one": qwen("read", READ) + '<tool_call>{"name"</tool_call>',
     "good call, then half a one": gemma("read", READ) + "<|tool_call>read",

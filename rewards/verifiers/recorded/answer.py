@@ -1,0 +1,215 @@
+"""The answer's process: imports its modules, calls them, gives values. Sees arguments only.
+
+A request has `op`, the operation; `refs` and `table`, its arguments; `part`, the test that it
+belongs to; `files`, what the test wrote; `plain`, that no object is wanted. A reply has `refs` and
+`table`, the result and the arguments, or `raised`; `printed` and `files`. Objects of the answer
+stay here: the other side knows them by a key. Runs in the sandbox.
+"""
+
+import builtins
+import functools
+import importlib
+import inspect
+import io
+import operator
+import os
+import sys
+import traceback
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rewards.verifiers.recorded.values import (
+    MUTABLE,
+    Decoder,
+    Encoded,
+    Folder,
+    Row,
+    Run,
+    load_shared,
+    receive,
+    send,
+    state_of,
+)
+
+MAX_TEXT = 2000
+PRINTED = 1 << 20
+FUNCTIONS = (
+    types.FunctionType, types.BuiltinFunctionType, types.MethodType, functools.partial,
+    types.MethodWrapperType, types.WrapperDescriptorType, types.MethodDescriptorType,
+    functools._lru_cache_wrapper,
+)  # fmt: skip
+ATOMS = (bool, int, float, str, type(None))
+
+
+class Answer:
+    """The objects that were given out, by their keys."""
+
+    def __init__(self, shared: dict[str, type]) -> None:
+        self.shared, self.folder = shared, Folder()
+        self.objects: dict[str, Any] = {}
+        self.keys: dict[int, str] = {}
+        self.counts: dict[tuple[int, str], int] = {}
+        self.results: dict[str, Any] = {}
+        self.done: dict[int, int] = {}
+        self.part = 0
+
+    def export(self, value: Any) -> Row | None:
+        """Keep an object here and give its key."""
+        if isinstance(value, type):
+            return self._class(value)
+        if isinstance(value, types.ModuleType):
+            return ["module", self._key(value, "module"), value.__name__]
+        if isinstance(value, FUNCTIONS):
+            name = str(getattr(value, "__name__", ""))
+            return ["function", self._key(value, "function"), name]
+        return ["instance", self._key(value, "instance"), self._class(type(value))]
+
+    def _class(self, kind: type) -> Row:
+        """Return the row of a class, of an exception with its bases down to a built-in one."""
+        mro = type.__dict__["__mro__"].__get__(kind)
+        name = type.__dict__["__name__"].__get__(kind)
+        if is_standard(kind) and getattr(sys.modules.get(kind.__module__), name, None) is kind:
+            return ["library", kind.__module__, name]
+        bases: list[Row] = []
+        if BaseException in mro:
+            for base in mro[1:]:
+                bases.append(self._class(base))
+                if is_standard(base):
+                    break
+        return ["class", self._key(kind, "class"), name, bases]
+
+    def _key(self, value: Any, sort: str) -> str:
+        if id(value) not in self.keys:
+            counted = (self.part, sort)
+            number = self.counts[counted] = self.counts.get(counted, 0) + 1
+            self.keys[id(value)] = f"{self.part}.{sort}.{number}"
+            self.objects[self.keys[id(value)]] = value
+        return self.keys[id(value)]
+
+    def load(self, row: Row, value: Callable[[Any], Any]) -> Any:
+        """Return the object of a key, a library function, or an exception of the tests."""
+        kind, *rest = row
+        if kind == "library":
+            return getattr(importlib.import_module(rest[0]), rest[1])
+        if kind == "result":
+            return self.results[rest[0]]
+        if kind == "exception":
+            return value(rest[0])(*map(value, rest[1]))
+        return self.objects[rest[0]]
+
+    def handle(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Do one operation; return the reply."""
+        self.part = message["part"]
+        number = self.done[self.part] = self.done.get(self.part, -1) + 1
+        self.folder.apply(message.get("files", {}))
+        printed = sys.stdout = io.StringIO()
+        try:
+            reply = self._done(message, f"{self.part}.{number}")
+        except BaseException as failure:  # SystemExit too: the answer may raise anything
+            reply = self._raised(failure)
+        if text := printed.getvalue():
+            reply["printed"] = text[:PRINTED]
+        if files := self.folder.changes():
+            reply["files"] = files
+        return reply
+
+    def _done(self, message: dict[str, Any], name: str) -> dict[str, Any]:
+        decoder = Decoder(message["table"], self.load, self.shared)
+        arguments = decoder.values(message["refs"])
+        kept = [
+            made
+            for made in decoder.made.values()
+            if type(made) in MUTABLE.values() or isinstance(made, tuple(self.shared.values()))
+        ]
+        origins = {id(made): index for index, made in decoder.made.items()}
+        before = self._table(kept)
+        result = OPERATIONS[message["op"]](*arguments)
+        awaited = inspect.iscoroutine(result)
+        if awaited:
+            import asyncio
+
+            result = asyncio.run(result)
+        self.results[name] = result
+        changed = before != self._table(kept)
+        encoded = Encoded(
+            self.export, self.shared, {id(made): origins[id(made)] for made in kept}, changed,
+            flat=message.get("plain", False),
+        )  # fmt: skip
+        refs = encoded.refs([result, *(kept if changed else ())])
+        reply: dict[str, Any] = {"refs": refs, "table": encoded.table}
+        return reply | ({"awaited": True} if awaited else {})
+
+    def _table(self, kept: list[Any]) -> list[Row]:
+        encoded = Encoded(self.export, self.shared)
+        encoded.refs(kept)
+        return encoded.table
+
+    def _raised(self, failure: BaseException) -> dict[str, Any]:
+        where, root = "", f"{Path.cwd()}/"
+        for frame in traceback.extract_tb(failure.__traceback__):
+            if frame.filename.startswith(root):
+                where = f"{frame.filename.removeprefix(root)}:{frame.lineno}: {frame.line}"
+        try:
+            text = str(failure)
+            encoded = Encoded(self.export, self.shared)
+            refs = encoded.refs([type(failure), failure.args, {**failure.__dict__}])
+        except Exception:  # the answer's own exception may fail to be shown
+            text, encoded = "", Encoded(self.export, self.shared)
+            refs = encoded.refs([type(failure), (), {}])
+        return {"raised": text[:MAX_TEXT], "where": where, "refs": refs, "table": encoded.table}
+
+
+def is_standard(kind: type) -> bool:
+    """Whether a class is of the standard library."""
+    return str(kind.__module__).partition(".")[0] in sys.stdlib_module_names
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    """Return the public attributes of an object that are numbers or texts."""
+    return {
+        name: item
+        for name, item in state_of(value).items()
+        if not name.startswith("_") and type(item) in ATOMS
+    }
+
+
+def _equal(one: Any, other: Any) -> list[Any]:
+    """Say whether two are equal, whether one is equal to anything, and what they hold."""
+    held = [_attributes(one), _attributes(other)]
+    equal = bool(one == other)
+    try:
+        always = equal and bool(one == object())
+    except Exception:  # a class that only looks at its own kind
+        always = False
+    return [equal, always, *held]
+
+
+BUILT_IN = """divmod abs round int float complex len bool str repr iter next reversed format
+    getattr setattr delattr isinstance issubclass""".split()  # fmt: skip
+OPERATORS = """add sub mul truediv floordiv mod pow matmul and_ or_ xor lshift rshift lt le gt ge ne
+    iadd isub imul itruediv ifloordiv imod ipow iand ior ixor getitem setitem delitem contains
+    neg pos invert index""".split()  # fmt: skip
+OPERATIONS: dict[str, Callable[..., Any]] = {
+    **{name: getattr(operator, name) for name in OPERATORS},
+    **{name: getattr(builtins, name) for name in BUILT_IN},
+    "import": importlib.import_module,
+    "call": lambda function, args, kwargs: function(*args, **kwargs),
+    "enter": lambda one: type(one).__enter__(one),
+    "exit": lambda one, *how: type(one).__exit__(one, *how),
+    "equal": _equal,
+    "fspath": os.fspath,
+}
+
+
+def serve(reader: int, writer: int) -> None:
+    """Answer requests until there are no more; the first says where modules lie."""
+    job = receive(reader)
+    root = Path.cwd()
+    Run.folder = str(root)
+    sys.dont_write_bytecode = True
+    sys.path[:] = [*(str(root / one) for one in job["roots"]), *(p for p in sys.path if p)]
+    answer = Answer(load_shared(job["shared"]))
+    while True:
+        send(writer, answer.handle(receive(reader)))

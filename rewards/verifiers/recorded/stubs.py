@@ -1,0 +1,518 @@
+"""The tests' process: the answer's modules as the tests see them, and pytest on top of them.
+
+Whatever the tests do with the answer is a request, and what comes back is a value, or a stub that
+stands for an object of the answer. In `record`, requests go to the process of the reference and are
+written down with their replies. In `check`, replies are those that a candidate gave to the recorded
+requests: the tests judge them, and nothing of the candidate is in this process. A request that was
+not recorded ends the test and is reported. Runs in the sandbox.
+"""
+
+import importlib.machinery
+import json
+import os
+import sys
+import types
+from collections.abc import Callable, Iterator, Mapping
+from importlib.abc import Loader, MetaPathFinder
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rewards.verifiers.recorded.values import (
+    Decoder,
+    Encoded,
+    Folder,
+    Row,
+    Run,
+    TooLarge,
+    load_shared,
+    receive,
+    send,
+)
+
+MAX_TEXT = 2000
+MAX_CALLS = 3000
+FIXED = (str, bytes, int, float, complex, tuple, frozenset)
+
+
+class Aborted(BaseException):
+    """The test cannot go on; no test catches this."""
+
+
+class Session:
+    """Requests and replies of the whole run."""
+
+    def __init__(self, shared: Mapping[str, type]) -> None:
+        self.shared = shared
+        self.part = 0
+        self.stubs: dict[str, Any] = {}
+        self.calls: list[list[Any]] = []
+        self.why: dict[int, str] = {}
+        self.counts: dict[int, int] = {}
+        # Results that cannot change, by id, and what keeps these ids theirs.
+        self.results: dict[int, Row] = {}
+        self._kept: list[Any] = []
+        self.folder = Folder()
+
+    def exchange(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Return the reply to a request."""
+        raise NotImplementedError
+
+    def aborted(self, why: str) -> "Aborted":
+        """Return what ends this test, to be raised."""
+        self.why.setdefault(self.part, why)
+        return Aborted(why)
+
+    def ask(self, op: str, *arguments: Any, label: str = "") -> Any:
+        """Have an operation done; raise what it raised."""
+        if self.part in self.why:
+            raise Aborted(self.why[self.part])
+        self.encoded = Encoded(self._export, self.shared, results=self.results)
+        number = self.counts[self.part] = self.counts.get(self.part, -1) + 1
+        try:
+            refs = self.encoded.refs(arguments)
+            message: dict[str, Any] = {"op": op, "name": f"{op} {label}".strip(), "refs": refs}
+            message |= {"table": self.encoded.table, "part": self.part}
+            if files := self.folder.changes():
+                message["files"] = files
+        except TooLarge as error:
+            raise self.aborted(str(error)) from None
+        sent = self.encoded.objects
+        reply = self.exchange(message)
+        if "crash" in reply:
+            raise self.aborted(reply["crash"])
+        sys.stdout.write(str(reply.get("printed", "")))
+        try:
+            self.folder.apply(reply.get("files", {}))
+            mutate = not reply.get("fixed")
+            decoder = Decoder(reply["table"], self._load, self.shared, sent, mutate)
+            values = decoder.values(reply["refs"])
+        except Exception as error:  # of a reply that the answer forged
+            why = f"the answer gives what cannot be read ({type(error).__name__})"
+            raise self.aborted(why) from None
+        if "raised" in reply:
+            raise _exception(values[0], values[1], values[2], reply["raised"])
+        self._remember(values[0], number)
+        return _awaitable(values[0]) if reply.get("awaited") else values[0]
+
+    def _remember(self, value: Any, number: int) -> None:
+        """Let a result go back as what it is, so that no call has the reference's in it."""
+        # Python has only one object for each of these.
+        single = (type(value) is int and -6 < value < 257) or (
+            type(value) in (str, bytes, tuple, frozenset) and len(value) < 2
+        )
+        if type(value) in FIXED and not single:
+            self.results[id(value)] = ["result", f"{self.part}.{number}"]
+            self._kept.append(value)
+
+    def _export(self, value: Any) -> Row:
+        if isinstance(value, Class | Function | Module) or isinstance(type(value), Class):
+            if key := vars(value).get("_key"):
+                return ["known", key]
+        elif _is_of_library(value):
+            return ["library", value.__module__, value.__name__]
+        if isinstance(value, BaseException):
+            kind = self.encoded.ref(type(value))
+            return ["exception", kind, [self.encoded.ref(one) for one in value.args]]
+        kind = "function" if callable(value) else type(value).__name__
+        raise self.aborted(f"the tests hand a {kind} of their own to the code under test")
+
+    def _load(self, row: Row, _: object = None) -> Any:
+        kind, key, *rest = row
+        if kind == "opaque":
+            return Opaque()
+        if kind == "library":
+            found = getattr(sys.modules.get(key), rest[0], None)
+            return found if isinstance(found, type) else Opaque()
+        if key not in self.stubs:
+            self.stubs[key] = self._stub(kind, key, rest)
+        return self.stubs[key]
+
+    def _stub(self, kind: str, key: str, rest: list[Any]) -> Any:
+        own: dict[str, Any] = {"_key": key, "_session": self, "_label": rest[0]}
+        if kind == "class":
+            name, bases = rest
+            above = Stub
+            for row in reversed(bases):
+                above = self._load(row)
+            if bases:
+                own |= {"__getattr__": Stub.__getattr__, "__str__": _text}
+            return Class.made(name, (above,), own)
+        if kind == "instance":
+            of = self._load(rest[0])
+            if not isinstance(of, Class):
+                of = Class.made(of.__name__, (Stub,), {**own, "_key": None})
+            made, own["_label"] = Class.plain(of), of.__name__
+        else:
+            made = Module(str(rest[0])) if kind == "module" else Function()
+        vars(made).update(own)
+        return made
+
+
+def _is_of_library(value: Any) -> bool:
+    module, name = getattr(value, "__module__", None), getattr(value, "__name__", None)
+    if not isinstance(module, str) or not isinstance(name, str):
+        return False
+    if module.partition(".")[0] not in sys.stdlib_module_names:
+        return False
+    return getattr(sys.modules.get(module), name, None) is value
+
+
+def _text(self: BaseException) -> str:
+    return str(vars(self).get("_text", ", ".join(map(str, self.args))))
+
+
+def _exception(
+    kind: type[BaseException], args: Any, state: dict[str, Any], text: str
+) -> BaseException:
+    made: BaseException
+    if isinstance(kind, Class):
+        made = Class.plain(kind)
+        vars(made).update(state, _text=text)
+    else:
+        try:
+            made = kind(*args)
+        except Exception:
+            made = kind.__new__(kind)
+    made.args = tuple(args)
+    return made
+
+
+def _awaitable(value: Any) -> Any:
+    async def finished() -> Any:
+        return value
+
+    return finished()
+
+
+class Class(type):
+    """A class of the answer."""
+
+    _session: Any
+    _label: str
+
+    @staticmethod
+    def made(name: str, bases: tuple[type, ...], own: dict[str, Any]) -> "Class":
+        """Return the stub of a class."""
+        return type.__new__(Class, name, bases, own)
+
+    @staticmethod
+    def plain(kind: type) -> Any:
+        """Return an instance without a call of the answer."""
+        return (
+            BaseException.__new__(kind) if issubclass(kind, BaseException) else object.__new__(kind)
+        )
+
+    def __new__(cls, name: str, bases: tuple[Any, ...], _: dict[str, Any]) -> "Class":
+        """Refuse to derive a class from one of the answer."""
+        raise bases[0]._session.aborted(
+            f"the tests derive {name} from a class of the code under test"
+        )
+
+    def __init__(self, *_: Any) -> None:
+        pass
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Make an object over there."""
+        return self._session.ask("call", self, args, kwargs, label=self._label)
+
+    def __getattr__(self, name: str) -> Any:
+        return _attribute(self, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self._session.ask("setattr", self, name, value, label=name)
+
+    def __delattr__(self, name: str) -> None:
+        self._session.ask("delattr", self, name, label=name)
+
+    def __instancecheck__(self, value: Any) -> bool:
+        if BaseException in type.mro(self) or not isinstance(type(value), Class):
+            return type.__instancecheck__(self, value)
+        return bool(self._session.ask("isinstance", value, self))
+
+    def __subclasscheck__(self, kind: type) -> bool:
+        if not isinstance(kind, Class) or BaseException in type.mro(self):
+            return type.__subclasscheck__(self, kind)
+        session: Session = kind.__dict__["_session"]
+        return bool(session.ask("issubclass", kind, self))
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._session.ask("iter", self))
+
+    def __len__(self) -> int:
+        return int(self._session.ask("len", self))
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._session.ask("getitem", self, key)
+
+
+def _attribute(one: Any, name: str) -> Any:
+    """Ask for an attribute; what only pytest and the like look for is not there."""
+    if name.startswith(("__", "_pytest", "pytest")) or name == "_session":
+        raise AttributeError(name)
+    found = one._session.ask("getattr", one, name, label=name)
+    if isinstance(found, Class):
+        type.__setattr__(found, "_label", name)
+    elif isinstance(found, Function):
+        vars(found)["_label"] = name
+    return found
+
+
+class Function:
+    """A function or a method of the answer."""
+
+    _session: Any
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call it over there."""
+        return self._session.ask("call", self, args, kwargs, label=vars(self)["_label"])
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "__name__":
+            return vars(self)["_label"]
+        return _attribute(self, name)
+
+
+class Opaque:
+    """An object of the answer where the reference gives a value: it is nothing that is wanted."""
+
+    def __eq__(self, other: object) -> bool:
+        return False
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return "(an object of its own class)"
+
+
+class Stub:
+    """An object of the answer."""
+
+    _session: Any
+
+    def __getattr__(self, name: str) -> Any:
+        return _attribute(self, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self._session.ask("setattr", self, name, value, label=name)
+
+    def __delattr__(self, name: str) -> None:
+        self._session.ask("delattr", self, name, label=name)
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        answer = self._session.ask("equal", self, other)
+        # While recording, all that was found out about the two comes back.
+        return bool(answer[0] and not answer[1] if isinstance(answer, list) else answer)
+
+    def __hash__(self) -> int:
+        return 0  # equality decides
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call it over there."""
+        return self._session.ask("call", self, args, kwargs, label="an object")
+
+    def __repr__(self) -> str:
+        return str(self._session.ask("repr", self))
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> Any:
+        if error is not None and not isinstance(error, Exception):
+            return False
+        if isinstance(error, AssertionError):
+            return False  # what a test found out is none of the answer's business
+        return self._session.ask("exit", self, kind, error, None)
+
+    def __reduce_ex__(self, _: Any) -> Any:
+        raise self._session.aborted("the tests copy or pickle an object of the code under test")
+
+
+def _forwarded(op: str, turned: bool = False) -> Any:
+    def special(self: Any, *arguments: Any) -> Any:
+        if turned:
+            return self._session.ask(op, arguments[0], self)
+        found = self._session.ask(op, self, *arguments)
+        return iter(found) if op == "iter" and isinstance(found, list) else found
+
+    return special
+
+
+BINARY = "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift divmod".split()
+PLACED = "iadd isub imul itruediv ifloordiv imod ipow iand ior ixor".split()
+OTHERS = """neg pos invert index lt le gt ge ne getitem setitem delitem contains abs round int float
+    complex len bool str iter next reversed format enter fspath""".split()  # fmt: skip
+for _name in (*BINARY, *PLACED, *OTHERS):
+    _op = f"{_name}_" if _name in ("and", "or") else _name
+    setattr(Stub, f"__{_name}__", _forwarded(_op))
+    if _name in BINARY:
+        setattr(Stub, f"__r{_name}__", _forwarded(_op, turned=True))
+
+
+class Module(types.ModuleType):
+    """A module of the answer."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "__all__":
+            names = self._session.ask("call", self._session.ask("getattr", self, "__dir__"), (), {})
+            return [public for public in names if not public.startswith("_")]
+        return _attribute(self, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith("__") or isinstance(value, types.ModuleType):
+            vars(self)[name] = value
+        else:
+            self._session.ask("setattr", self, name, value, label=name)
+
+    def __delattr__(self, name: str) -> None:
+        self._session.ask("delattr", self, name, label=name)
+
+
+class Finder(MetaPathFinder, Loader):
+    """Finds the answer's modules before others; `modules` says which are packages."""
+
+    def __init__(self, session: Session, modules: Mapping[str, bool], roots: list[str]) -> None:
+        self.session, self.modules, self.roots = session, modules, roots
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """Return the spec of a module of the answer."""
+        if name not in self.modules:
+            return None
+        spec = importlib.machinery.ModuleSpec(name, self, is_package=self.modules[name])
+        if spec.submodule_search_locations is not None:
+            below = name.replace(".", "/")
+            spec.submodule_search_locations += [f"{root}/{below}" for root in self.roots]
+        return spec
+
+    def create_module(self, spec: Any) -> Module:
+        """Import it over there."""
+        found: Module = self.session.ask("import", spec.name, label=spec.name)
+        return found
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        """Nothing is left to do."""
+
+
+class Live(Session):
+    """Requests go to the process of the reference."""
+
+    def __init__(self, shared: Mapping[str, type], reader: int, writer: int) -> None:
+        super().__init__(shared)
+        self.reader, self.writer = reader, writer
+
+    def exchange(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Send it, and write the reply down."""
+        if len(self.calls) >= MAX_CALLS:
+            raise self.aborted(f"the tests make more than {MAX_CALLS} calls")
+        try:
+            send(self.writer, message)
+            reply = receive(self.reader)
+        except (OSError, EOFError, ValueError):
+            raise self.aborted("the code under test ended its process") from None
+        if reply.get("raised") and self._too_large(reply):
+            raise self.aborted(
+                f"the code under test gives what cannot be recorded: {reply['raised']}"
+            )
+        self.calls.append([message, reply])
+        return reply
+
+    def _too_large(self, reply: dict[str, Any]) -> bool:
+        return bool(
+            reply["table"]
+            and reply["table"][0][0] == "class"
+            and reply["table"][0][2] == "TooLarge"
+        )
+
+
+class Replayed(Session):
+    """Replies are those of a candidate, by part and in order."""
+
+    def __init__(self, shared: Mapping[str, type], calls: list[list[Any]]) -> None:
+        super().__init__(shared)
+        self.given: dict[int, list[list[Any]]] = {}
+        for message, reply in calls:
+            self.given.setdefault(message["part"], []).append([message, reply])
+        self.at: dict[int, int] = {}
+        self.wanted: dict[int, list[Any]] = {}
+
+    def exchange(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Return what the candidate replied."""
+        at = self.at.get(self.part, 0)
+        given = self.given.get(self.part, [])
+        if at >= len(given) or not _same(given[at][0], message):
+            if message["op"] == "repr":
+                return {"refs": ["(an object)"], "table": []}
+            self.wanted[self.part] = [at, message]
+            raise self.aborted("the tests make another call than with the reference")
+        self.at[self.part] = at + 1
+        reply: dict[str, Any] | None = given[at][1]
+        if reply is None:
+            raise self.aborted("the answer did not come so far")
+        return reply
+
+
+def _same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    return all(one.get(key) == other.get(key) for key in ("op", "refs", "table", "files"))
+
+
+class Report:
+    """What pytest says, as lines of JSON."""
+
+    def __init__(self, channel: int, known: list[str], session: Session) -> None:
+        self.channel, self.known, self.session = channel, list(known), session
+
+    def say(self, **event: Any) -> None:
+        """Write one line."""
+        left = memoryview(json.dumps(event).encode() + b"\n")
+        while left:
+            left = left[os.write(self.channel, left) :]
+
+    def pytest_collectreport(self, report: Any) -> None:
+        """Report a file of tests that cannot be imported."""
+        if report.outcome != "passed":
+            self.say(broken=report.nodeid, text=report.longreprtext[-MAX_TEXT:])
+
+    def pytest_collection_modifyitems(self, items: list[Any]) -> None:
+        """Keep the tests that are known."""
+        if self.known:
+            items[:] = [item for item in items if item.nodeid in self.known]
+
+    def pytest_collection_finish(self, session: Any) -> None:
+        """Report the tests."""
+        self.say(collected=[item.nodeid for item in session.items])
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        """Begin the part of a test."""
+        if nodeid not in self.known:
+            self.known.append(nodeid)
+        self.session.part = self.known.index(nodeid) + 1
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        """Report a stage of a test."""
+        crash = getattr(report.longrepr, "reprcrash", None)
+        text = crash.message if crash is not None else report.longreprtext
+        outcome = "xfail" if hasattr(report, "wasxfail") else report.outcome
+        if hasattr(report, "context") and outcome != "failed":
+            return  # a part of a test, whose own report follows
+        self.say(id=report.nodeid, when=report.when, outcome=outcome, text=text[:MAX_TEXT])
+
+
+def run(job: dict[str, Any], channel: int, make: Callable[[dict[str, type]], Session]) -> None:
+    """Run pytest in a folder of its own and report."""
+    root = Path(os.environ["TMPDIR"]).resolve() / "tests"
+    for path, text in job["files"].items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(text)
+    os.chdir(root)
+    Run.folder = str(root)
+    sys.dont_write_bytecode = True
+    sys.path[:] = [*(str(root / one) for one in job["roots"]), *(p for p in sys.path if p)]
+    session = make(load_shared(job["shared"]))
+    report = Report(channel, job["ids"], session)
+    finder = Finder(session, job["modules"], [str(root / one) for one in job["roots"]])
+    sys.meta_path.insert(0, finder)
+    options = ["-p", "no:cacheprovider", "-c", os.devnull, f"--rootdir={root}", "-q", "--tb=short"]
+    options += [f"--confcutdir={root}", f"--basetemp={root}/tmp", *job["arguments"]]
+    code = int(pytest.main(options, plugins=[report]))
+    report.say(end=code, why=session.why, calls=session.calls if isinstance(session, Live) else [],
+               wanted=session.wanted if isinstance(session, Replayed) else {})  # fmt: skip

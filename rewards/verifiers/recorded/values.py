@@ -1,0 +1,440 @@
+"""Values as a flat table that JSON can hold, and back; nothing but values ever comes out of it.
+
+A reference is an atom (None, bool, str, float, short int) or `[index]` into the table; a row of the
+table is `[kind, ...]`. Aliases and cycles are kept. `export` and `load` deal with what is not a
+value. Runs inside the sandbox, and outside of it to show values.
+"""
+
+import builtins
+import collections
+import datetime
+import decimal
+import fractions
+import itertools
+import json
+import os
+import pathlib
+import sys
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+SHORT = 1 << 60
+MAX_ITEMS = 20_000
+MAX_VALUES = 50_000
+MUTABLE: dict[str, type] = {
+    "list": list, "dict": dict, "set": set, "bytearray": bytearray, "deque": collections.deque,
+    "Counter": collections.Counter, "OrderedDict": collections.OrderedDict,
+}  # fmt: skip
+SINGLETONS = {"NotImplemented": NotImplemented, "Ellipsis": Ellipsis}
+TYPES = {
+    name: kind
+    for name, kind in vars(builtins).items()
+    if isinstance(kind, type) and kind.__name__ == name
+} | {"NoneType": type(None)}
+LISTED: tuple[tuple[type, Any], ...] = (
+    (list, list.__iter__), (collections.deque, collections.deque.__iter__),
+    (set, set.__iter__), (frozenset, frozenset.__iter__),
+)  # fmt: skip
+# A datetime is a date as well, so it comes first.
+BY_TEXT: dict[str, Any] = {
+    "datetime": (datetime.datetime, datetime.datetime.isoformat, datetime.datetime.fromisoformat),
+    "date": (datetime.date, datetime.date.isoformat, datetime.date.fromisoformat),
+    "time": (datetime.time, datetime.time.isoformat, datetime.time.fromisoformat),
+    "Decimal": (decimal.Decimal, decimal.Decimal.__str__, decimal.Decimal),
+    "Fraction": (fractions.Fraction, fractions.Fraction.__str__, fractions.Fraction),
+    "Path": (pathlib.PurePath, pathlib.PurePath.__str__, pathlib.Path),
+}
+BY_NUMBERS = {"complex": complex, "range": range, "timedelta": datetime.timedelta}
+# Stands for the folder of the run in texts, which is another one each time.
+HERE = "\x00here\x00"
+Row = list[Any]
+
+
+class Run:
+    """The folder of this run."""
+
+    folder = HERE
+
+
+def _without_folder(text: str) -> str:
+    return text.replace(Run.folder, HERE)
+
+
+def _with_folder(text: str) -> str:
+    return text.replace(HERE, Run.folder)
+
+
+class TooLarge(Exception):
+    """An iterator that does not end, or more values than anybody compares."""
+
+
+class Encoded:
+    """A table, and the objects that its rows were made from.
+
+    `origins` are objects of the other side, by id: their rows say which, and are left empty unless
+    `changed`. `flat` says that what is derived from a list, say, is no more than a list. `results`
+    are rows of what came from the other side, by id: it goes back by that name.
+    """
+
+    def __init__(
+        self,
+        export: Callable[[Any], Row | None],
+        shared: Mapping[str, type],
+        origins: Mapping[int, int] | None = None,
+        changed: bool = True,
+        flat: bool = True,
+        results: Mapping[int, Row] | None = None,
+    ) -> None:
+        self.export, self.shared, self.origins = export, shared, origins or {}
+        self.results = results or {}
+        self.changed, self.flat = changed, flat
+        self.table: list[Row] = []
+        self.objects: list[Any] = []
+        self._seen: dict[int, int] = {}
+
+    def refs(self, values: Iterable[Any]) -> list[Any]:
+        """Return references to the values; the table has all that they hold."""
+        done = len(self.table)
+        found = [self.ref(value) for value in values]
+        while done < len(self.table):
+            value = self.objects[done]
+            origin = self.origins.get(id(value))
+            if origin is None:
+                self.table[done] = self._row(value)
+            else:
+                self.table[done] = ["origin", origin, self._row(value) if self.changed else None]
+            done += 1
+            if done > MAX_VALUES:
+                raise TooLarge("it holds too many values")
+        return found
+
+    def ref(self, value: Any) -> Any:
+        """Return the reference to one value; its row is made later."""
+        kind = type(value)
+        if id(value) not in self.results:
+            if value is None or kind in (bool, float) or (kind is int and -SHORT < value < SHORT):
+                return value
+            if kind is str:
+                return _without_folder(value)
+        if id(value) not in self._seen:
+            self._seen[id(value)] = len(self.table)
+            self.table.append([])
+            self.objects.append(value)
+        return [self._seen[id(value)]]
+
+    def _row(self, value: Any) -> Row:
+        """Return the row of one value; methods of its own class are not called."""
+        kind = type(value)
+        if id(value) in self.results:
+            return self.results[id(value)]
+        for name, single in SINGLETONS.items():
+            if value is single:
+                return ["singleton", name]
+        if isinstance(value, type) and TYPES.get(value.__name__) is value:
+            return ["type", value.__name__]
+        if not (self.flat or kind.__module__ in sys.stdlib_module_names) and (
+            row := self._own(value)
+        ):
+            return row
+        if isinstance(value, str):
+            return ["str", _without_folder(str.__str__(value))]
+        if isinstance(value, int):
+            return ["int", hex(int.__index__(value))]
+        if isinstance(value, float):
+            return ["float", float.__add__(value, 0.0)]
+        if isinstance(value, complex):
+            plain = complex.__add__(value, 0)
+            return ["complex", plain.real, plain.imag]
+        if isinstance(value, bytes | bytearray):
+            name = "bytes" if isinstance(value, bytes) else "bytearray"
+            return [name, bytes(memoryview(value)).decode("latin-1")]
+        if isinstance(value, range):
+            return ["range", value.start, value.stop, value.step]
+        if isinstance(value, slice):
+            return ["slice", *map(self.ref, (value.start, value.stop, value.step))]
+        for base, items in LISTED:
+            if isinstance(value, base):
+                return [base.__name__, self._items(items(value), base in (set, frozenset))]
+        if isinstance(value, tuple):
+            row = ["tuple", [self.ref(item) for item in tuple.__iter__(value)]]
+            fields = kind.__dict__.get("_fields")
+            return ["named", kind.__name__, list(fields), row[1]] if fields else row
+        if isinstance(value, dict):
+            name = kind.__name__ if MUTABLE.get(kind.__name__) is kind else "dict"
+            return [name, [[self.ref(key), self.ref(item)] for key, item in dict.items(value)]]
+        for name, (base, text, _) in BY_TEXT.items():
+            if isinstance(value, base):
+                return [name, _without_folder(text(value))]
+        if isinstance(value, datetime.timedelta):
+            return ["timedelta", value.days, value.seconds, value.microseconds]
+        return self._other(value)
+
+    def _other(self, value: Any) -> Row:
+        kind = type(value)
+        if kind.__module__ in ("builtins", "itertools") and isinstance(value, Iterator):
+            items = list(itertools.islice(value, MAX_ITEMS + 1))
+            if len(items) > MAX_ITEMS:
+                raise TooLarge("an iterator without an end")
+            return ["iterator", self._items(items, False)]
+        for name, shared in self.shared.items():
+            if isinstance(value, shared):
+                return ["object", name, [[k, self.ref(v)] for k, v in state_of(value).items()]]
+        if kind.__module__ == "numpy" and "numpy" in sys.modules:
+            numpy = sys.modules["numpy"]
+            if isinstance(value, numpy.generic):
+                return self._row(value.item())
+            if isinstance(value, numpy.ndarray):
+                return ["ndarray", str(value.dtype), self.ref(value.tolist())]
+        return self.export(value) or ["opaque", kind.__name__]
+
+    def _own(self, value: Any) -> Row | None:
+        """Return the row of what an own class derived from a list and the like."""
+        kind = type(value)
+        plain = kind in MUTABLE.values() or hasattr(kind, "_fields") or kind in TYPES.values()
+        return (
+            None if plain or isinstance(value, tuple(self.shared.values())) else self.export(value)
+        )
+
+    def _items(self, items: Iterable[Any], unordered: bool) -> list[Any]:
+        listed = list(items)
+        if len(listed) > MAX_ITEMS:
+            raise TooLarge(f"more than {MAX_ITEMS} items")
+        if unordered and all(type(item) in (str, int, float, bool, tuple) for item in listed):
+            listed.sort(key=lambda item: (type(item).__name__, repr(item)))
+        return [self.ref(item) for item in listed]
+
+
+class Decoder:
+    """The values of a table; `sent` are the objects that rows marked as `origin` stand for.
+
+    They are changed in place where `mutate`; otherwise what changed is a copy.
+    """
+
+    def __init__(
+        self,
+        table: list[Row],
+        load: Callable[[Row, Callable[[Any], Any]], Any],
+        shared: Mapping[str, type],
+        sent: Sequence[Any] = (),
+        mutate: bool = True,
+    ) -> None:
+        self.table, self.load, self.shared, self.sent = table, load, shared, sent
+        self.mutate = mutate
+        self.made: dict[int, Any] = {}
+        self._todo: list[tuple[Any, list[Any]]] = []
+
+    def values(self, refs: Iterable[Any]) -> list[Any]:
+        """Return the values; ValueError and the like when the table holds none."""
+        found = [self.value(ref) for ref in refs]
+        while self._todo:
+            made, rest = self._todo.pop()
+            _fill(made, rest, self.value)
+        return found
+
+    def value(self, ref: Any) -> Any:
+        """Return one value; what it holds is filled in later."""
+        if type(ref) is str:
+            return _with_folder(ref)
+        if type(ref) is not list:
+            return ref
+        (index,) = ref
+        if index not in self.made:
+            self.made[index] = self._made(index)
+        return self.made[index]
+
+    def _made(self, index: int) -> Any:
+        kind, *rest = self.table[index]
+        if kind != "origin":
+            return self._shell(kind, rest, None)
+        original = self.sent[rest[0]]
+        if rest[1] is None:
+            return original
+        kind, *rest = rest[1]
+        if kind in MUTABLE or kind == "object":
+            return self._shell(kind, rest, original if self.mutate else None)
+        return original
+
+    def _shell(self, kind: str, rest: list[Any], original: Any) -> Any:
+        if kind in MUTABLE:
+            made = original if isinstance(original, MUTABLE[kind]) else MUTABLE[kind]()
+        elif kind == "object":
+            shared = self.shared[rest[0]]
+            made = original if isinstance(original, shared) else object.__new__(shared)
+        else:
+            return self._fixed(kind, rest)
+        self._todo.append((made, rest))
+        return made
+
+    def _fixed(self, kind: str, rest: list[Any]) -> Any:
+        match kind:
+            case "tuple":
+                return tuple(map(self.value, rest[0]))
+            case "frozenset":
+                return frozenset(map(self.value, rest[0]))
+            case "slice":
+                return slice(*map(self.value, rest))
+            case "iterator":
+                return (item for item in [self.value(one) for one in rest[0]])
+            case "named":
+                made = collections.namedtuple(rest[0], rest[1])  # type: ignore[misc]
+                return made(*map(self.value, rest[2]))
+            case "str":
+                return _with_folder(rest[0])
+            case "float":
+                return rest[0]
+            case "int":
+                return int(rest[0], 16)
+            case "bytes":
+                return rest[0].encode("latin-1")
+            case "complex" | "range" | "timedelta":
+                return BY_NUMBERS[kind](*rest)
+            case "singleton":
+                return SINGLETONS[rest[0]]
+            case "type":
+                return TYPES[rest[0]]
+            case "ndarray":
+                import numpy
+
+                return numpy.array(self.values([rest[1]])[0], dtype=rest[0])
+        if kind in BY_TEXT:
+            return BY_TEXT[kind][2](_with_folder(rest[0]))
+        return self.load([kind, *rest], self.value)
+
+
+def _fill(made: Any, rest: list[Any], value: Any) -> None:
+    """Give an empty or an old object what the row says."""
+    items = rest[-1]
+    if isinstance(made, bytearray):
+        made[:] = items.encode("latin-1")
+    elif isinstance(made, list):
+        made[:] = map(value, items)
+    elif isinstance(made, dict):
+        pairs = [(value(key), value(item)) for key, item in items]
+        dict.clear(made)
+        dict.update(made, pairs)
+    elif isinstance(made, set | collections.deque):
+        new = list(map(value, items))
+        made.clear()
+        made.update(new) if isinstance(made, set) else made.extend(new)
+    else:
+        state = {key: value(item) for key, item in items}
+        for key in state_of(made).keys() - state.keys():
+            object.__delattr__(made, key)
+        for key, item in state.items():
+            object.__setattr__(made, key, item)
+
+
+def state_of(value: Any) -> dict[str, Any]:
+    """Return the attributes that an instance has itself, slots included."""
+    slots = [
+        name
+        for base in type(value).__mro__
+        for name in base.__dict__.get("__slots__", ())
+        if name not in ("__dict__", "__weakref__")
+    ]
+    there = {name: getattr(value, name) for name in slots if hasattr(value, name)}
+    return there | dict(getattr(value, "__dict__", {}))
+
+
+def load_shared(sources: Mapping[str, str]) -> dict[str, type]:
+    """Import modules that both sides have; return their classes by name."""
+    found = {}
+    for name, source in sources.items():
+        module = types.ModuleType(name)
+        sys.modules[name] = module
+        exec(compile(source, f"{name}.py", "exec"), module.__dict__)
+        for value in module.__dict__.values():
+            if isinstance(value, type) and value.__module__ == name:
+                found[f"{name}:{value.__qualname__}"] = value
+    return found
+
+
+class Folder:
+    """The files below the working folder, and how they changed; links are not followed."""
+
+    MAX_BYTES = 1 << 20
+
+    def __init__(self) -> None:
+        self.root = pathlib.Path.cwd()
+        self.known: dict[str, tuple[int, int, int]] = {}
+        self.changes()
+
+    def changes(self) -> dict[str, str | None]:
+        """Return what was written since the last time by path, None for what is gone."""
+        now: dict[str, tuple[int, int, int]] = {}
+        self._scan(str(self.root), now)
+        changed: dict[str, str | None] = {}
+        for path in sorted(now):
+            if self.known.get(path) != now[path]:
+                changed[path] = "" if path.endswith("/") else self._read(path)
+        changed |= {path: None for path in sorted(self.known, reverse=True) if path not in now}
+        self.known = now
+        return changed
+
+    def apply(self, changes: Mapping[str, str | None]) -> None:
+        """Write what changed on the other side."""
+        for path, text in changes.items():
+            target = self.root / path
+            if ".." in target.parts or not target.parent.resolve().is_relative_to(self.root):
+                continue
+            if text is None:
+                target.rmdir() if target.is_dir() else target.unlink(missing_ok=True)
+            elif path.endswith("/"):
+                target.mkdir(parents=True, exist_ok=True)
+            else:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(text.encode("latin-1"))
+        self.known = {}
+        self._scan(str(self.root), self.known)
+
+    def _scan(self, folder: str, found: dict[str, tuple[int, int, int]]) -> None:
+        for entry in os.scandir(folder):
+            if entry.is_symlink() or entry.name == "__pycache__":
+                continue
+            path = os.path.relpath(entry.path, self.root)
+            state = entry.stat(follow_symlinks=False)
+            if entry.is_dir(follow_symlinks=False):
+                found[f"{path}/"] = (0, 0, 0)
+                self._scan(entry.path, found)
+            elif entry.is_file(follow_symlinks=False):
+                found[path] = (state.st_mtime_ns, state.st_size, state.st_ino)
+
+    def _read(self, path: str) -> str:
+        content = (self.root / path).read_bytes()
+        if len(content) > self.MAX_BYTES:
+            raise TooLarge(f"the file {path} has {len(content)} bytes")
+        return content.decode("latin-1")
+
+
+LARGEST = 64 << 20
+
+
+def send(descriptor: int, message: Mapping[str, Any]) -> None:
+    """Write one message, whole: eight bytes of length, then JSON."""
+    body = json.dumps(message).encode()
+    left = memoryview(len(body).to_bytes(8, "little") + body)
+    while left:
+        left = left[os.write(descriptor, left) :]
+
+
+def receive(descriptor: int) -> dict[str, Any]:
+    """Read one message; EOFError when there is none, ValueError when it cannot be read."""
+    size = int.from_bytes(_exactly(descriptor, 8), "little")
+    if size > LARGEST:
+        raise ValueError(f"a message of {size} bytes")
+    message = json.loads(_exactly(descriptor, size))
+    if type(message) is not dict:
+        raise ValueError("a message that is not an object")
+    return message
+
+
+def _exactly(descriptor: int, size: int) -> bytes:
+    parts = []
+    while size:
+        part = os.read(descriptor, min(size, 1 << 20))
+        if not part:
+            raise EOFError
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)
