@@ -25,8 +25,8 @@ _RUNS = frozenset(
 _SHOWS = frozenset("read reader grep find ls list glob view cat open".split())
 _ERROR_WORDS = r"crashed|failed|failure|error(?:ed)?|timed?[ _-]?out|fatal"
 _LEAD = re.compile(
-    r"[^\w#]{0,12}(?:#{1,4} Error\n|(?:[Tt]ool |[A-Z]\w{0,40} )?(?:[Ee]rror|ERROR)\b(?: [a-z]\w{0,40}){0,4}"
-    r"\W{0,3}[:\]>(]"
+    r"[^\w#]{0,12}(?:#{1,4} Error\n|(?:[Tt]ool |[A-Z]\w{0,40} )?(?:[Ee]rror|ERROR)\b"
+    r"(?: [a-z]\w{0,40}){0,4}\W{0,3}[:\]>(]"
     r"|(?:Failed|failed|Unable|unable) to \w|E[A-Z]{3,14}\b[:,]|ERR_[A-Z]|MCP error\b"
     r"|Traceback \(most|[A-Za-z_.]{0,60}(?:Error|Exception): |panic: |fatal: "
     r"|(?:Unknown|No such|No active) (?:tool|command|action|option|agent|session|process)\b"
