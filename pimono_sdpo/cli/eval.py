@@ -48,9 +48,7 @@ class Options:
 def run(options: Options) -> None:
     """Evaluate, and print the table."""
     report = options.report
-    made = rollouts_folder(
-        options.trace_dir or report.with_name(f"{report.stem}_rollouts"), report
-    )
+    made = rollouts_folder(options.trace_dir or report.with_name(f"{report.stem}_rollouts"), report)
     rollout = RolloutOptions(
         suite=options.suite,
         model=options.model,
