@@ -4,7 +4,9 @@ VENV ?= .venv
 OUT ?= build/demo
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-PYTEST := $(BIN)/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+# One more than there are CPUs: many tests wait for a process or a limit of the sandbox.
+PROCESSES ?= $(shell $(PYTHON) -c "import os; print(1 + (os.cpu_count() or 1))")
+PYTEST := $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 export HF_HUB_DISABLE_TELEMETRY := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1

@@ -1,6 +1,9 @@
-"""The main job end to end on a CPU: sample traces, rows, a trained adapter, cards.
+"""The main job end to end on a CPU: rows from sample traces, and two models trained with SDPO.
 
 python jobs/demo.py [--out build/demo]
+
+The first is a small model that learns, with three of its answers before and after. The second is a
+tiny random one of the class of Gemma 4 12B, which proves that NF4, LoRA and reload fit together.
 """
 
 import argparse
@@ -13,11 +16,15 @@ import time
 from pathlib import Path
 
 from pimono_sdpo.errors import OutputError, PimonoError
+from pimono_sdpo.training import quiet_libraries
 
 HERE = Path(__file__).parent
+ROOT = HERE.parent
+# Requests of a split, and those that are shown.
+ROWS, SHOWN = 240, 3
 # Says that a folder was filled by an earlier demo and may be emptied by the next.
 MARK = ".pimono-sdpo-demo"
-PARTS = ("traces", "rows", "tiny-gemma4", "run", "trackio")
+PARTS = ("traces", "rows", "learner", "task", "learned", "tiny-gemma4", "run", "trackio")
 
 
 def empty_folder(out: Path) -> None:
@@ -55,6 +62,9 @@ def step(title: str, *command: str) -> None:
         **os.environ,
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
+        "TQDM_DISABLE": "1",
+        # The task and the weights of the small model lie beside the tests.
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
     }
     environment.pop("HUB_MODEL_ID", None)
@@ -65,7 +75,7 @@ def step(title: str, *command: str) -> None:
 
 
 def main() -> None:
-    """Run the five steps and say what is where."""
+    """Run the steps and say what is where."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--out", type=Path, default=Path("build/demo"), help="folder to write to")
     out = parser.parse_args().out
@@ -80,10 +90,27 @@ def main() -> None:
 
     step("sample sessions", "pimono-sdpo", "demo", "sessions", "--out", str(traces))
     step("filter", "pimono-sdpo", "filter", str(traces), "--out", str(rows))
-    step("a tiny random model", "pimono-sdpo", "demo", "model", "--out", str(model))
+    script = str(HERE / "train_sdpo.py")
+    print("\n== a small model and its task", flush=True)
+    write_task(out / "learner", out / "task")
     step(
-        "SDPO with NF4 QLoRA",
-        *(sys.executable, str(HERE / "train_sdpo.py"), "--config", "tiny", "--mode", "train"),
+        "SDPO with feedback, until it learns",
+        *(sys.executable, script, "--config", "demo", "--run-name", "learned"),
+        *("--dataset", str(out / "task"), "--model_name_or_path", str(out / "learner")),
+        *("--output_dir", str(out / "learned")),
+    )
+    print(before_and_after(out / "learned"), flush=True)
+    step(
+        "a tiny random model of the class of Gemma 4 12B",
+        "pimono-sdpo",
+        "demo",
+        "model",
+        "--out",
+        str(model),
+    )
+    step(
+        "SDPO with NF4 QLoRA: do the pieces fit?",
+        *(sys.executable, script, "--config", "tiny", "--mode", "train"),
         *("--run-name", "demo", "--dataset", str(rows), "--model_name_or_path", str(model)),
         *("--output_dir", str(run)),
     )
@@ -92,6 +119,42 @@ def main() -> None:
         *(sys.executable, "-m", "pimono_sdpo.training.reload", str(run)),
     )
     print(summary(rows, run, out, time.monotonic() - started))
+
+
+def write_task(model: Path, rows: Path) -> None:
+    """Write the small model, and requests to train on and held out."""
+    sys.path.insert(0, str(ROOT))
+    os.environ["TQDM_DISABLE"] = "1"
+    quiet_libraries()
+    from tests.benchmarks import learning_task
+    from tests.benchmarks.learning_model import unpack
+
+    unpack(ROOT / "tests" / "training" / "learned_base.safetensors", model)
+    for split, asked in zip(("train", "test"), learning_task.requests(), strict=True):
+        part = learning_task.rows(learning_task.RARE, asked[:ROWS])
+        part.to_parquet(rows / "data" / f"{split}-00000-of-00001.parquet")
+
+
+def before_and_after(run: Path) -> str:
+    """Return held-out pass rates, and answers to three held-out requests without and with LoRA."""
+    from pimono_sdpo.training.reload import load_adapter
+    from tests.benchmarks.learning_model import sample
+    from tests.benchmarks.learning_task import requests
+
+    rate = json.loads((run / "run.json").read_text())["evaluation"]["pass_rate"]
+    model, tokenizer = load_adapter(run)
+    model.train()
+    texts = [request.words for request in requests()[1][:SHOWN]]
+    with model.disable_adapter():
+        before = sample(model, tokenizer, texts)
+    after = sample(model, tokenizer, texts)
+    lines = [
+        f"held-out requests answered by the right call: {rate['before']['mean']:.0%} before, "
+        f"{rate['after']['mean']:.0%} after"
+    ]
+    for text, old, new in zip(texts, before, after, strict=True):
+        lines += [f"  {text}", f"    before  {old}", f"    after   {new}"]
+    return "\n".join(lines)
 
 
 def summary(rows: Path, run: Path, out: Path, seconds: float) -> str:
@@ -104,6 +167,7 @@ def summary(rows: Path, run: Path, out: Path, seconds: float) -> str:
 == done in {seconds:.0f} s
 {report["sessions"]} sessions -> {report["kept"]} rows, score {report["score"]["min"]:g} to \
 {report["score"]["max"]:g}; {last["step"]} SDPO steps on {log["base_model_class"]} in NF4
+what was learned        {out / "learned" / "adapter" / "training.html"} (curve: training.svg)
 rows and dataset card   {rows / "README.md"}
 adapter and model card  {run / "adapter" / "README.md"}
 report, run log         {rows / "report.json"}, {run / "run.json"}

@@ -74,8 +74,8 @@ PROVIDER_ERROR = re.compile(
 )
 INTERRUPT = re.compile(
     r"^\W{0,8}(?:(?:Command|Operation|Request|Tool call|Tool execution|Execution)(?: was)?"
-    r" (?:aborted|cancell?ed|interrupted)|Skipped due to queued user message|Aborted"
-    r"|Interrupted by user|Cancelled by user)\b",
+    r" (?:aborted|cancell?ed|interrupted)|Tool permission (?:request|stream)"
+    r"|Skipped due to queued user message|Aborted|Interrupted by user|Cancelled by user)\b",
     re.IGNORECASE,
 )
 EVICTED = re.compile(
@@ -103,17 +103,23 @@ _BESIDE_THE_POINT = re.compile(
 )
 
 
-_PREFILTER = Prefilter([rule.pattern for rule in RULES])
+# A line in which a program says who complains, and about what.
+_COMPLAINT = re.compile(
+    rf"^[\w./+()-]{{1,120}}[: ][^\n]{{0,400}}?(?:{SOUNDS_BAD.pattern})",
+    re.MULTILINE | re.IGNORECASE,
+)
+_PREFILTER = Prefilter([*(rule.pattern for rule in RULES), _COMPLAINT])
 
 
 def find_rules(text: str) -> list[Rule]:
     """Return the rules that may match a text; what cannot is ruled out in one pass."""
-    return [RULES[number] for number in _PREFILTER.candidates(text)]
+    return [RULES[number] for number in _PREFILTER.candidates(text) if number < len(RULES)]
 
 
-def may_fail(text: str, categories: frozenset[str]) -> bool:
-    """Check in one pass whether rules of some categories may match."""
-    return any(rule.category in categories for rule in find_rules(text))
+def may_complain(text: str, categories: frozenset[str]) -> bool:
+    """Check in one pass whether rules of some categories may match, or a complaint."""
+    numbers = _PREFILTER.candidates(text)
+    return any(n == len(RULES) or RULES[n].category in categories for n in numbers)
 
 
 def classify(text: str) -> list[str]:

@@ -15,6 +15,7 @@ from pimono_sdpo.schema import Finding
 from pimono_sdpo.stage import Map, Row
 from pimono_sdpo.text import shorten, shorten_around, shorten_line
 from processors.grade import WEIGHTS
+from processors.outcome import is_command
 
 MAX_DIAGNOSTICS = 6
 MAX_CORRECTIONS = 4
@@ -44,7 +45,8 @@ def write_context(row: Row) -> dict[str, Any]:
 def _render_failure(item: Finding) -> str:
     """Return what was called, what it said, and what resolved it."""
     target = shorten_line(item["target"], TARGET_CHARS)
-    call = f"$ {target}" if item["tool"] == "bash" else f"{item['tool']} {target}".strip()
+    is_shell = is_command(item["tool"], item["target"])
+    call = f"$ {target}" if is_shell else f"{item['tool']} {target}".strip()
     if item["resolved_at"] is None:
         end = f"Next: {item['next']}\n" if item["next"] else ""
         end += "Nothing after it resolved this."

@@ -17,12 +17,12 @@ from pimono_sdpo.failures import (
     SOUNDS_BAD,
     VETO_PROSE,
     classify,
-    may_fail,
+    may_complain,
 )
 from pimono_sdpo.schema import Finding
 from pimono_sdpo.shell import Pipeline, Stage, loses_status, parse_command
 from pimono_sdpo.traces.events import Event, decode_json
-from processors.status import decode_status, find_family
+from processors.status import SHORT, decode_status, find_family
 
 MIXED_TAIL_LINES = 25
 HEAD_LINES = 8
@@ -71,6 +71,9 @@ _PRINTS = frozenset("diff cmp colordiff comm git which type whereis command".spl
 _PREPARE = frozenset("cd pushd export set source . true : sleep mkdir touch".split())
 
 
+_TELLING = frozenset({"tool_result", "bash", "assistant"})
+
+
 def find_failures(events: Sequence[Event]) -> list[Finding]:
     """Return the failures of a session in order; `text` is cleaned, not shortened."""
     calls: dict[str, Event] = {}
@@ -78,18 +81,30 @@ def find_failures(events: Sequence[Event]) -> list[Finding]:
     for event in events:
         if event.kind == "tool_call":
             calls[event.call_id] = event
-        elif event.kind in {"tool_result", "bash", "assistant"} and event.on_active_branch:
+        elif event.kind in _TELLING and event.on_active_branch:
+            if not (event.is_error or event.exit_code) and _says_nothing(event):
+                continue
             call = event if event.kind == "bash" else calls.get(event.call_id)
             if failure := _judge(event, call):
                 found.append(failure)
     return found
 
 
+def _says_nothing(event: Event) -> bool:
+    """Rule out most of the results that cannot be failures: long texts of files."""
+    if event.kind == "assistant":
+        return event.stop_reason != "error"
+    return (
+        len(event.text) >= SHORT
+        and event.text[:1] != "{"
+        and event.kind == "tool_result"
+        and find_family(event.tool_name) == "shows"
+    )
+
+
 def _judge(event: Event, call: Event | None) -> Finding | None:
     """Return the failure that an event reports, None without one."""
     if event.kind == "assistant":
-        if event.stop_reason != "error":
-            return None
         text = _strip_notices(event.text)
         return _build(event, "", "harness", text, _classify_turn(text))
     arguments = call.arguments if call else ""
@@ -164,25 +179,26 @@ NOTHING_KNOWN: Finding = {
     "span": "",
 }
 
-# The arguments that say what a call is about, the most telling first.
+# The arguments that say all that a call is about, the most telling first.
 _TARGETS = (
     *("command", "cmd", "script", "code", "path", "file_path", "filePath", "notebook_path", "file"),
-    *("url", "query", "pattern", "description", "prompt", "action", "name", "id", "input"),
+    *("url", "query", "pattern"),
 )
+MAX_TARGET = 2000
 _INNER_COMMAND = re.compile(r"""\bcmd["']?\s{0,4}:\s{0,4}("(?:[^"\\]|\\.)*"|'[^']*'|`[^`]*`)""")
 
 
 def find_target(arguments: str) -> str:
-    """Return the command line, the path or the most telling argument of a call, "" without one.
+    """Return the command line, the path or the address of a call, else its arguments as they are.
 
-    >>> find_target('{"limit": 3, "path": "a.ts"}')
-    'a.ts'
+    >>> find_target('{"limit": 3, "path": "a.ts"}'), find_target('{"action": "list"}')
+    ('a.ts', '{"action": "list"}')
     """
     value = decode_json(arguments)
     if not isinstance(value, dict):
         return value if isinstance(value, str) else ""
     texts = [value[key] for key in _TARGETS if isinstance(value.get(key), str)]
-    text = next(filter(None, texts), "")
+    text = next(filter(None, texts), arguments[:MAX_TARGET] if value else "")
     # A script of a harness that runs commands from JavaScript.
     inner = _INNER_COMMAND.search(text) if "cmd" in text else None
     return inner.group(1)[1:-1] if inner else text
@@ -318,11 +334,8 @@ IS_CHECK = re.compile(r"test|spec|check|lint|build|compile|tsc|verify", re.IGNOR
 _CHECKED = frozenset({"test_or_assertion", "build_lint_compile"})
 SIGNATURE = _CHECKED | {"runtime_exception", "command_error"}
 _COMPLAINED = frozenset({"missing_file_or_command", "permission_auth"})
-# Who complains, and about what.
-_COMPLAINT = re.compile(
-    r"^(\(eval\)|[\w./+-]{1,120})(?::\d{1,6}|: line \d{1,6})?: "
-    rf"([^\n]{{0,400}}?(?:{SOUNDS_BAD.pattern})[^\n]{{0,400}})",
-    re.MULTILINE | re.IGNORECASE,
+_SPEAKER = re.compile(
+    r"(\(eval\)|[\w./+-]{1,120})(?: [\w.-]{1,30}){0,2}(?::\d{1,6}|: line \d{1,6})?: ([^\n]{1,800})"
 )
 _LEAD_LINE = re.compile(r"\s{0,20}(?:ERROR|Error|FATAL|([Ff]ailed in))(?: \w+){0,3}: ")
 _WALKS = frozenset("find grep rg du ls tar fd".split())
@@ -339,7 +352,7 @@ def may_mask_failure(command: str, text: str) -> bool:
     if "$?" in command or "PIPESTATUS" in command or _LEAD_LINE.match(text):
         return True
     tail = "\n".join(text[-TAIL_CHARS:].rsplit("\n", 2 * TAIL_LINES)[-2 * TAIL_LINES :])
-    return bool(_COMPLAINT.search(tail)) or may_fail(tail, SIGNATURE)
+    return may_complain(tail, SIGNATURE)
 
 
 def find_masked_failures(command: str, text: str) -> set[str]:
@@ -393,13 +406,17 @@ def _find_complaints(lines: list[str], pipelines: list[Pipeline]) -> set[str]:
     }
     stages = [stage for pipeline in pipelines for stage in pipeline.stages]
     has_fallback = any(pipeline.then == "||" for pipeline in pipelines)
+    looks = has_fallback and all(stage.role != "runs" for stage in stages)
     for line in lines:
-        match = _COMPLAINT.match(line)
-        if match and _is_own(match[1], match[2], line, stages, losing):
+        match = _SPEAKER.match(line)
+        if not match or not SOUNDS_BAD.search(match[2]):
+            continue
+        # A look for something may provide for its absence.
+        if looks and "o such" in match[2]:
+            continue
+        if _is_own(match[1], match[2], line, stages, losing):
             found |= (set(classify(line)) - NOT_OF_A_COMMAND) or {"command_error"}
-    # A look for a file that provides for its absence.
-    looked = has_fallback and all(stage.role != "runs" for stage in stages)
-    return set() if looked and found == {"missing_file_or_command"} else found
+    return found
 
 
 def _is_own(speaker: str, words: str, line: str, stages: list[Stage], losing: set[str]) -> bool:

@@ -6,9 +6,10 @@ writes  one row per episode (a request and what followed it), or one per session
 
 import re
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
+from operator import itemgetter
 from typing import Any
 
 import xxhash
@@ -28,6 +29,7 @@ from processors.outcome import describe_outcomes
 
 # Characters of the turns before a request that means nothing alone; about 1,000 tokens.
 LEAD_IN_CHARS = 4000
+TURN_CHARS = 1200
 
 
 def gather_evidence(row: Row, unit: Unit, history_chars: int) -> list[dict[str, Any]]:
@@ -41,28 +43,27 @@ def gather_evidence(row: Row, unit: Unit, history_chars: int) -> list[dict[str, 
     findings = _bind(find_failures(events), corrections, requests)
     forks = sorted(max(branch.fork, 0) for branch in branches)
     unread = row["bytes_not_utf8"] or 0
+    ends = [*(request.index for request in requests[1:]), len(events)]
+    described = {
+        request.index: describe_outcomes(findings[request.index], events, matched, end)
+        for request, end in zip(requests, ends, strict=False)
+        if request.index in findings
+    }
+    chosen: list[Event | None] = [*requests] or [None]
+    if unit == "session" and requests:
+        chosen = [_choose_request(requests, described)]
     # No event is followed before the first request of a session.
-    most_before = MOST_BEFORE if len(requests) > 1 else 0
+    most_before = MOST_BEFORE if chosen[-1] not in (None, *requests[:1]) else 0
     harness = find_harness(trace.harness)
     files = Beginnings(events, matched, trace.cwd, harness.files, most_before)
     tools = sorted({event.tool_name for event in events if event.kind == "tool_call"})
     rows = []
     for episode, (start, stop) in enumerate(_split_spans(requests, len(events), unit)):
-        here: list[Event | None] = [one for one in requests if start <= one.index < stop]
-        here = here or [None]
-        described = [
-            item
-            for one, end in zip(here, [*(r.index for r in here[1:] if r), stop], strict=True)
-            for item in describe_outcomes(
-                [item for item in findings if one and item["request"] == one.index],
-                events,
-                matched,
-                end,
-            )
-        ]
-        request = _choose_request(here, described)
+        request = chosen[episode]
+        own = [request.index] if request and unit == "episode" else [*described]
+        here = [item for index in own for item in described.get(index, ())]
         span = events[start:stop]
-        wrong = [item["event_index"] for item in described]
+        wrong = [item["event_index"] for item in here]
         last = max(wrong, default=stop)
         rows.append(
             {
@@ -72,9 +73,9 @@ def gather_evidence(row: Row, unit: Unit, history_chars: int) -> list[dict[str, 
                 "episode": episode,
                 "cwd": trace.cwd,
                 "prompt": request.text.strip() if request else "",
-                "history": _gather_lead_in(events, request, history_chars),
+                "history": _gather_lead_in(events, request if here else None, history_chars),
                 "request": request.index if request else -1,
-                "findings": described,
+                "findings": here,
                 "continued": any(map(_is_work, events[last + 1 : stop])),
                 "tools": tools,
                 "workspace": _find_files(files, harness, request, wrong),
@@ -94,8 +95,8 @@ def gather_evidence(row: Row, unit: Unit, history_chars: int) -> list[dict[str, 
 
 def _bind(
     failures: Sequence[Finding], corrections: Sequence[Correction], requests: Sequence[Event]
-) -> list[Finding]:
-    """Return all evidence in order, each piece with the request it belongs to.
+) -> dict[int, list[Finding]]:
+    """Return the evidence of each request in order, by the index of the request.
 
     What went wrong before the first request is not feedback on any answer.
     """
@@ -103,27 +104,26 @@ def _bind(
         {**NOTHING_KNOWN, **item, "kind": "correction", "status": "user",
          "categories": ["user_feedback"]}
         for item in corrections
+        if not _AUTOMATED.search(item["text"])
     ]  # fmt: skip
-    found = sorted((*failures, *corrected), key=lambda item: item["event_index"])
     starts = [request.index for request in requests]
-    for item in found:
+    bound: dict[int, list[Finding]] = {}
+    for item in sorted((*failures, *corrected), key=itemgetter("event_index")):
         at = bisect_left(starts, item["event_index"])
-        item["request"] = starts[at - 1] if at else -1
-    return found
+        if at:
+            bound.setdefault(starts[at - 1], []).append({**item, "request": starts[at - 1]})
+    return bound
 
 
-def _choose_request(here: Sequence[Event | None], findings: Sequence[Finding]) -> Event | None:
+def _choose_request(requests: Sequence[Event], found: Mapping[int, Sequence[Finding]]) -> Event:
     """Return the request with the strongest evidence, the first of equal ones."""
-    strength: dict[int, set[str]] = {}
-    for item in findings:
-        seen = strength.setdefault(item["request"], set())
-        seen.update(item["categories"] if not item["excuse"] else ())
-    return max(
-        here,
-        key=lambda one: (
-            sum(CATEGORIES[name].weight for name in strength.get(one.index, ())) if one else 0.0
-        ),
-    )
+
+    def weigh(request: Event) -> float:
+        telling = (item for item in found.get(request.index, ()) if not item["excuse"])
+        seen = {name for item in telling for name in item["categories"]}
+        return sum(CATEGORIES[name].weight for name in seen)
+
+    return max(requests, key=weigh)
 
 
 def _gather_lead_in(
@@ -256,10 +256,12 @@ def stage(unit: Unit, history_chars: int) -> FlatMap:
 
 MIN_WORDS = 4
 MIN_CHARS = 16
+_TIME = r"(?:\[\w{3} \d{4}-\d\d-\d\d[^\]\n]{0,40}\]\s{0,4})?"
 _AUTOMATED = re.compile(
-    r"^(?:/[\w:-]{1,80}(?:\s{1,8}\S{0,200})?$|Tool budget|<command-"
+    rf"^{_TIME}(?:System: |\[(?:System Message|Subagent Context)\])"
+    r"|^(?:/[\w:-]{1,80}(?:\s{1,8}\S{0,200})?$|Tool budget|<command-"
     r"|\[(?:system|tool_result|Request interrupted)|# AGENTS\.md instructions"
-    r"|Contents of \S{1,300}\.md\b|Caveat: )"
+    r"|Contents of \S{1,300}\.md\b|Caveat: |Read the output file to retrieve)"
 )
 _SMALL_TALK = re.compile(
     r"^\W*(?:(?:hi|hello|hey|yo|test(?:ing)?|continue|proceed|go on|go ahead|ok(?:ay)?|yes|thanks?"
@@ -272,6 +274,8 @@ _BLOCK = re.compile(
     r"\b[^>]{0,300}>.*?(?:</\1>|\Z)",
     re.DOTALL,
 )
+# What a channel says of the sender, before the words.
+_METADATA = re.compile(r"^\w[\w ]{0,40} \(untrusted[^\n]{0,80}:\s{0,4}```json.*?```", re.S | re.M)
 _IMAGE = r"\.(?:png|jpe?g|gif|webp|heic)"
 _ROOT = r"(?:~|/|\.{1,2}/|[A-Za-z]:\\)"
 _PICTURE = re.compile(
@@ -306,16 +310,19 @@ def is_substantive(text: str) -> bool:
     return has_words or len(_CJK.findall(own[:2000])) >= 8
 
 
-_ALONE_WORDS = 30
+_ALONE_WORDS = 80
+_CODE_SIGN = re.compile(r"[{}();=<>|]")
 
 
 def stands_alone(text: str) -> bool:
-    """Return whether a request is long enough to be understood without the turns before it.
+    """Return whether a request has enough words to be understood without the turns before it.
 
     >>> stands_alone("implement specs/x.md")
     False
     """
-    return len(_WORD.findall(_cut_own_words(text.strip())[:2000])) >= _ALONE_WORDS
+    lines = _cut_own_words(text.strip())[:6000].split("\n")
+    prose = " ".join(line for line in lines if not _CODE_SIGN.search(line))
+    return len(_WORD.findall(prose)) >= _ALONE_WORDS
 
 
 def _cut_own_words(body: str) -> str:
@@ -324,11 +331,12 @@ def _cut_own_words(body: str) -> str:
     >>> _cut_own_words("'/tmp/Screenshot 1.png' why is it blue?")
     'why is it blue?'
     """
-    return _PICTURE.sub(" ", _BLOCK.sub(" ", body[:20_000])).strip()
+    body = _METADATA.sub(" ", body[:20_000]) if "(untrusted" in body else body[:20_000]
+    return _PICTURE.sub(" ", _BLOCK.sub(" ", body)).strip()
 
 
 def gather_history(events: Sequence[Event], stop: int, limit: int) -> list[Message]:
-    """Return the last turns before event `stop` within `limit` characters, whole.
+    """Return the last turns before event `stop` within `limit` characters, TURN_CHARS of each.
 
     Roles alternate, from a user's turn to an assistant's. Tool calls and results are left out: the
     assistant's text says what matters of them. Turns are shortened later, after redaction, which
@@ -349,7 +357,7 @@ def gather_history(events: Sequence[Event], stop: int, limit: int) -> list[Messa
         elif turns or event.kind == "assistant":
             # A user's turn right before the request was never answered.
             turns.append((event.kind, [text]))
-        size += len(text) if turns else 0
+        size += min(len(text), TURN_CHARS) if turns else 0
     while turns and (turns[-1][0] == "assistant" or _count_chars(turns) > limit):
         turns.pop()
     for role, texts in turns:
@@ -366,7 +374,7 @@ def _is_message(event: Event) -> bool:
 
 
 def _count_chars(turns: list[tuple[str, list[str]]]) -> int:
-    return sum(len(text) for _, texts in turns for text in texts)
+    return sum(min(sum(map(len, texts)), TURN_CHARS) for _, texts in turns)
 
 
 HASHED_CHARS = {"user": 16, "assistant": 40, "tool_call": 80}

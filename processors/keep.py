@@ -1,8 +1,8 @@
 """Drop rows without a substantive prompt, without evidence, or whose evidence teaches nothing.
 
 reads   problem, prompt, findings
-drops   no_messages, unknown_harness, no_prompt, no_evidence; expected_failure, no_information or
-        only_a_slip when that is why none of the evidence teaches anything
+drops   no_messages, unknown_harness, no_prompt, no_evidence; expected_failure, no_information,
+        only_a_slip or service_outage when none of the evidence teaches anything
 """
 
 from pimono_sdpo.stage import Filter, Row
@@ -11,6 +11,7 @@ _REASONS = {
     "expected": "expected_failure",
     "no_information": "no_information",
     "slip": "only_a_slip",
+    "outside": "service_outage",
 }
 
 

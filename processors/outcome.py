@@ -3,10 +3,11 @@
 A failure is resolved by the first later call of its request that does the same and succeeds: the
 same program and subcommand, the same file, or the same other tool. It teaches nothing if it is
 
-slip            a call that named a missing path or misquoted a file once, and was put right or
-                dropped at once
+slip            a call that named a missing path, misquoted a file or was refused, and was put right
+                or dropped at once; several in one request are no slips
 no_information  a message without words that say what went wrong
 expected        a test that was written to fail and failed before the code was changed
+outside         a service that did not answer, which the agent cannot help
 """
 
 import re
@@ -21,13 +22,21 @@ from pimono_sdpo.shell import parse_command
 from pimono_sdpo.text import shorten_line
 from pimono_sdpo.traces.events import Event
 from processors.diagnostics import find_target
+from processors.status import find_family
 
 STEP_CHARS = 200
+_MESSAGE_CHARS = 400
 _CHANGES = frozenset({"edit", "write"})
 _FILE_TOOLS = frozenset({"read", "ls", "grep", "find", "glob"})
+_REFUSALS = frozenset({"policy_block", "permission_auth"})
+_UNKNOWN = frozenset({"other_marked_error"})
 _SLIPS = frozenset({"missing_file_or_command", "tool_schema_validation", "command_error"})
-# Failures that look alike within one request are no slips from here on.
-_REPEATED = 2
+# From so many on, failures of one kind at one place are no slips any more.
+_MANY, _MANY_REFUSALS = 3, 2
+_OUTSIDE = re.compile(
+    r"\b(?:40[1-9]|429|5\d\d)\b|quota|rate.?limit|[Uu]navailable|[Nn]ot reachable|[Cc]an't reach"
+    r"|[Cc]ould not resolve host|ENOTFOUND|ETIMEDOUT|[Tt]imed out|[Ff]etch failed|[Nn]ot configured"
+)
 _WORD = re.compile(r"[^\W\d_]{3,}")
 _EXIT_LINE = re.compile(
     r"(?:\(no output\)|(?:(?:Error: )?(?:Command|Process)[^\n]{0,40}|Exit) (?:code )?-?\d{1,9}\W*"
@@ -36,7 +45,8 @@ _EXIT_LINE = re.compile(
 _MIN_WORDS = 2
 _TEST_PATH = re.compile(r"(?:^|[/_.-])(?:tests?|specs?|__tests__)(?:[/_.-]|$)", re.IGNORECASE)
 _RED = re.compile(
-    r"\bRED\b|\bTDD\b|failing test|test(?:s|ing)? (?:first|should fail|must fail)"
+    r"\bRED\b|\bTDD\b|\btests?(?:\(\w+\))?: red\b|failing test"
+    r"|test(?:s|ing)? (?:first|should fail|must fail)"
     r"|(?:watch|see|confirm|verify|check|ensure)\w* (?:that )?(?:it|they|the tests?|this|these) "
     r"(?:\w+ )?fails?|fails? (?:first|as expected|for the right reason)",
     re.IGNORECASE,
@@ -49,8 +59,16 @@ class Step(NamedTuple):
     begins: int
     ends: int
     tool: str
-    target: str
+    arguments: str
     failed: bool
+
+    @property
+    def target(self) -> str:
+        """What the call is about."""
+        return _find_target(self.arguments)
+
+
+_find_target = lru_cache(maxsize=256)(find_target)
 
 
 def list_steps(
@@ -62,7 +80,7 @@ def list_steps(
             index,
             matched[index],
             event.tool_name,
-            find_target(event.arguments),
+            event.arguments,
             matched[index] in failed,
         )
         for index in range(begin, stop)
@@ -91,13 +109,33 @@ def describe_outcomes(
             repeats = alike[_find_place(item)]
             following["excuse"] = _find_excuse(following, events, steps, after, repeats)
         done.append(following)
+    slips = [item for item in done if item["excuse"] == "slip"]
+    for item in slips if len(slips) >= _MANY else ():
+        item["excuse"] = ""
     return done
 
 
 def _find_place(item: Finding) -> str:
-    """Return what failures have in common that keep happening at the same place."""
-    is_file = item["tool"] in _CHANGES | _FILE_TOOLS
-    return _find_file(item["target"]) if is_file else f"{item['tool']} {item['target']}"
+    """Return what failures have in common that keep happening."""
+    if _REFUSALS & set(item["categories"]):
+        return "refused"
+    if item["tool"] in _CHANGES | _FILE_TOOLS:
+        return _find_file(item["target"])
+    if not is_command(item["tool"], item["target"]):
+        return item["tool"]
+    return "looks" if only_reads(item["target"]) else item["target"]
+
+
+@lru_cache(maxsize=512)
+def only_reads(command: str) -> bool:
+    """Check for a command line that only looks at things."""
+    stages = [stage for pipeline in parse_command(command) for stage in pipeline.stages]
+    return bool(stages) and all(stage.role != "runs" for stage in stages)
+
+
+def is_command(tool: str, target: str) -> bool:
+    """Check that the target of a call is the command line of a shell."""
+    return tool == "bash" or (find_family(tool) == "runs" and target[:1] not in {"", "{"})
 
 
 def _describe(step: Step) -> str:
@@ -118,25 +156,30 @@ def _describe_next(item: Finding, events: Sequence[Event], after: Sequence[Step]
 
 def _find_resolution(item: Finding, after: Sequence[Step]) -> tuple[int | None, str]:
     """Return the event that shows a failure resolved, and what changed before it."""
+    is_shell = is_command(item["tool"], item["target"])
     wanted = _identify(item["tool"], item["target"])
+    named = wanted[0] if is_shell else wanted[-1]
     for number, step in enumerate(after):
-        if step.failed or step.tool != item["tool"] or wanted[-1] not in (step.tool + step.target):
+        if step.failed or step.tool != item["tool"] or named not in step.tool + step.arguments:
             continue
         if _identify(step.tool, step.target) != wanted:
             continue
-        changes = [one for one in after[:number] if one.tool in _CHANGES and not one.failed]
-        changes = changes or [one for one in after[:number] if not one.failed][-1:]
-        same = step.target == item["target"]
-        by = changes[-1:] if same and changes else [step]
-        return step.ends, _describe(by[0])
+        done = [one for one in after[:number] if not one.failed]
+        by = [one for one in done if one.tool in _CHANGES] or done
+        if not is_shell:
+            by = [one for one in done if _find_file(one.target) == _find_file(step.target)]
+        same = step.target == item["target"] or not is_shell
+        return step.ends, _describe(by[-1] if same and by else step)
     return None, ""
 
 
 @lru_cache(maxsize=512)
 def _identify(tool: str, target: str) -> tuple[str, ...]:
     """Return what two calls that try the same thing have in common."""
-    if tool != "bash":
-        return (tool, _find_file(target)) if tool in _CHANGES | _FILE_TOOLS else (tool,)
+    if tool in _CHANGES | _FILE_TOOLS:
+        return (tool, _find_file(target))
+    if not is_command(tool, target):
+        return (tool, target) if find_family(tool) == "runs" else (tool,)
     stages = [stage for pipeline in parse_command(target) for stage in pipeline.stages]
     runs = [stage for stage in stages if stage.role == "runs"]
     main = runs[-1] if runs else stages[-1] if stages else None
@@ -160,13 +203,17 @@ def _find_excuse(
 ) -> str:
     """Return why a failure teaches nothing, "" if it does."""
     categories = set(item["categories"])
-    if categories <= {"command_error", "other_marked_error"} and not _says_something(item["text"]):
+    if categories <= _UNKNOWN | {"command_error"} and not _says_something(item["text"]):
         return "no_information"
     if "test_or_assertion" in categories and _is_expected(item, events, steps):
         return "expected"
-    if categories <= _SLIPS and repeats < _REPEATED and _is_slip(item, after):
-        return "slip"
-    return ""
+    is_shell = is_command(item["tool"], item["target"])
+    may_be_outside = categories <= _UNKNOWN | _REFUSALS and not is_shell and repeats < _MANY
+    if may_be_outside and _OUTSIDE.search(item["text"][:_MESSAGE_CHARS]):
+        return "outside"
+    most = _MANY_REFUSALS if categories & _REFUSALS else _MANY
+    is_small = categories <= (_SLIPS | _REFUSALS if is_shell else _SLIPS | _REFUSALS | _UNKNOWN)
+    return "slip" if is_small and repeats < most and _is_slip(item, after, is_shell) else ""
 
 
 def _says_something(text: str) -> bool:
@@ -174,19 +221,16 @@ def _says_something(text: str) -> bool:
     return len(_WORD.findall("\n".join(lines)[:2000])) >= _MIN_WORDS
 
 
-def _is_slip(item: Finding, after: Sequence[Step]) -> bool:
-    """Check for a call that was wrong in its own arguments and was dropped or put right at once."""
+def _is_slip(item: Finding, after: Sequence[Step], is_shell: bool) -> bool:
+    """Check for a call that was refused, or wrong in itself and dropped or put right at once."""
     categories = set(item["categories"])
-    if item["tool"] == "bash":
-        stages = [s for pipeline in parse_command(item["target"]) for s in pipeline.stages]
-        return (
-            "missing_file_or_command" in categories
-            and bool(stages)
-            and all(stage.role != "runs" for stage in stages)
-        )
-    tries = [step for step in after[:3] if step.tool == item["tool"]]
+    if categories & _REFUSALS:
+        return item["resolved_at"] is not None or "policy_block" in categories or not is_shell
+    if is_shell:
+        return only_reads(item["target"])
+    tries = [step for step in after if step.tool == item["tool"]][:2]
     is_dropped = item["tool"] in _FILE_TOOLS and item["resolved_at"] is None
-    return is_dropped or any(step.ends == item["resolved_at"] for step in tries)
+    return is_dropped or any(not step.failed for step in tries)
 
 
 def _is_expected(item: Finding, events: Sequence[Event], steps: Sequence[Step]) -> bool:
@@ -201,6 +245,7 @@ def _is_expected(item: Finding, events: Sequence[Event], steps: Sequence[Step]) 
 def _list_remarks(events: Sequence[Event], begin: int, item: Finding) -> Iterator[str]:
     """Yield what the user asked for and what the agent said since it wrote the test."""
     yield events[item["request"]].text[:6000] if item["request"] >= 0 else ""
+    yield item["next"]
     for event in events[max(begin - 2, 0) : item["event_index"]]:
         if event.kind == "assistant":
             yield event.text

@@ -162,7 +162,7 @@ def _redact_files(files: list[dict[str, Any]], clean: Callable[[str], str]) -> l
 def _redact_each(
     items: list[dict[str, Any]], clean: Callable[[str], str], *texts: str
 ) -> list[dict[str, Any]]:
-    return [{**item, **{name: clean(item[name]) for name in texts}} for item in items]
+    return [{**item, **{name: clean(item[name]) for name in texts if item[name]}} for item in items]
 
 
 _TEXTS = ("history", "prompt", "findings", "workspace", "cwd")

@@ -15,9 +15,9 @@ from pimono_sdpo.stage import Map, Row
 from pimono_sdpo.text import shorten
 from pimono_sdpo.text import shorten_at_paragraphs as cut
 from pimono_sdpo.traces.harness import find_harness, pi
+from processors.evidence import TURN_CHARS
 
 PROMPT_CHARS = 6000
-TURN_CHARS = 1200
 SPAN_CHARS = 120
 MADE_HERE = frozenset({"prompt", "corrections", "verifier_spec"})
 

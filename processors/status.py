@@ -15,7 +15,7 @@ from pimono_sdpo.traces.events import decode_json
 Family = Literal["runs", "shows", "acts"]
 
 MAX_CHARS = 20_000
-_HEAD, _SHORT = 400, 1000
+_HEAD, SHORT = 400, 1000
 _NAME_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+")
 _RUNS = frozenset(
     """bash shell sh exec execute run runner process terminal command commands cmd stdin wait job
@@ -25,13 +25,15 @@ _RUNS = frozenset(
 _SHOWS = frozenset("read reader grep find ls list glob view cat open".split())
 _ERROR_WORDS = r"crashed|failed|failure|error(?:ed)?|timed?[ _-]?out|fatal"
 _LEAD = re.compile(
-    r"\W{0,12}(?:(?:[Tt]ool |[A-Z]\w{0,40} )?(?:[Ee]rror|ERROR)\b(?: \w{1,40}){0,4}\W{0,3}[:\]>(]"
+    r"[^\w#]{0,12}(?:(?:[Tt]ool |[A-Z]\w{0,40} )?(?:[Ee]rror|ERROR)\b(?: [a-z]\w{0,40}){0,4}"
+    r"\W{0,3}[:\]>(]"
     r"|(?:Failed|failed|Unable|unable) to \w|E[A-Z]{3,14}\b[:,]|ERR_[A-Z]|MCP error\b"
     r"|Traceback \(most|[A-Za-z_.]{0,60}(?:Error|Exception): |panic: |fatal: "
     r"|(?:Unknown|No such|No active) (?:tool|command|action|option|agent|session|process)\b"
     r"|Validation (?:failed|error)\b"
+    r"|[A-Z]\w{1,20}(?: \w{1,20}){0,3} failed(?: \(\w{1,20}\))?: "
     r"|Invalid (?:argument|param|input|request)|Permission denied|Access denied|No such file"
-    rf"|(?:Command|Process|Tool|Execution|Evaluation|Request|Operation|Script)\b[^\n]{{0,80}}?"
+    rf"|(?:Command|Process|Tool|Execution|Request|Operation|Script)\b[^\n]{{0,80}}?"
     rf"\b(?:{_ERROR_WORDS}|not found|exited with (?:code|status) [1-9]))"
 )
 _CODE = re.compile(
@@ -46,11 +48,12 @@ _STATE = re.compile(
     rf"(?:{_ERROR_WORDS})\b",
     re.IGNORECASE | re.MULTILINE,
 )
-_MAY_STATE = re.compile(r"exit|stat|outcome|return|result|rc\b", re.IGNORECASE)
+_MAY_STATE = re.compile(r"(?i:exit|stat|outcome|return|result|\brc\b)")
 # What a harness adds behind the confirmation of an edit.
 _COMPLAINT = re.compile(
-    r"^(?![ \t]*\d{1,6}[\t\u2192| ])[^\n]{0,80}?\b(?:[1-9]\d{0,4} (?:lint )?(?:issue|error|problem)"
-    r"(?:s\b|\(s\)|\b)[^\n]{0,40}(?:fix|found|detected|:)|errors? detected in )",
+    r"^(?![ \t]*\d{1,6}[\t\u2192| ]|[^\n]{0,80}ixed \d)[^\n]{0,80}?\b"
+    r"(?:[1-9]\d{0,4} (?:lint )?(?:issue|error|problem)(?:s\b|\(s\)|\b)"
+    r"[^\n]{0,40}(?:fix|found|detected|:)|errors? detected in )",
     re.IGNORECASE | re.MULTILINE,
 )
 _CHANGES = frozenset({"edit", "write"})
@@ -67,6 +70,9 @@ class Status(NamedTuple):
     failed: bool
     exit_code: int | None = None
     message: str = ""
+
+
+PASSED, FAILED = Status(False), Status(True)
 
 
 @cache
@@ -89,18 +95,20 @@ def decode_status(tool: str, text: str) -> Status:
     Status(failed=True, exit_code=2, message='')
     """
     family = find_family(tool)
+    if family == "shows" and text[:1] != "{":
+        return FAILED if len(text) < SHORT and _LEAD.match(text) else PASSED
     fields = decode_json(text) if text[:1] == "{" and len(text) < MAX_CHARS else None
     if isinstance(fields, dict):
         # A file may hold anything; the harness's own error has the name of the tool.
-        return _decode_fields(fields) if family != "shows" or "tool" in fields else Status(False)
-    if tool in _CHANGES and _COMPLAINT.search(text[:MAX_CHARS]):
-        return Status(True)
-    if family != "shows" and _MAY_STATE.search(text[:MAX_CHARS]):
+        return _decode_fields(fields) if family != "shows" or "tool" in fields else PASSED
+    if tool in _CHANGES:
+        complains = "\n" in text and _COMPLAINT.search(text[:MAX_CHARS])
+        return FAILED if complains or _LEAD.match(text[:_HEAD]) else PASSED
+    if _MAY_STATE.search(text[:MAX_CHARS]):
         code = next(filter(None, _list_codes(text[:MAX_CHARS])), None) if family == "runs" else None
         if code is not None or _STATE.search(text[:MAX_CHARS]):
             return Status(True, code)
-    is_short = family != "shows" or len(text) < _SHORT
-    return Status(is_short and bool(_LEAD.match(text[:_HEAD])))
+    return FAILED if _LEAD.match(text[:_HEAD]) else PASSED
 
 
 def _list_codes(text: str) -> Iterator[int]:
@@ -128,4 +136,4 @@ def _decode_fields(fields: dict[str, Any]) -> Status:
         in_error = state in _STATES and ("tool" in inner or bool(error))
         if code or refused or marked or in_error or (error and isinstance(error, str | dict)):
             return Status(True, code, message)
-    return Status(False)
+    return PASSED

@@ -1,6 +1,7 @@
 import logging
 import os
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 pytest_plugins = ["tests.loopback_hub.fixture", "tests.chat_server.fixture", "tests.browser"]
@@ -12,3 +13,31 @@ settings.load_profile("no time")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # On import it warns that `kernels`, with a faster kernel for some CPUs, is not installed.
 logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
+
+# Those that take longest come first, so that no process is left with one of them at the end.
+LONGEST = (
+    "tests/training/test_recorded.py",
+    "tests/test_kills.py",
+    "tests/verifiers/test_pytest_tests.py",
+    "tests/verifiers/test_tests.py",
+    "tests/sandbox/test_warm.py",
+    "tests/sandbox/test_attacks.py",
+    "tests/test_push.py",
+    "tests/training/test_publish.py",
+    "tests/training",
+    "tests/test_runner.py",
+    "tests/agent",
+    "tests/test_docs.py",
+    "tests/duel",
+)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Order the files; the tests of a file keep their order."""
+
+    def place(item: pytest.Item) -> int:
+        path = item.path.relative_to(config.rootpath)
+        above = {str(path), *map(str, path.parents)}
+        return next((n for n, name in enumerate(LONGEST) if name in above), len(LONGEST))
+
+    items.sort(key=place)

@@ -2,8 +2,7 @@
 
 import os
 import shutil
-import subprocess
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,6 +11,7 @@ import pytest
 
 from pimono_sdpo.samples import write_samples
 from pimono_sdpo.traces.sources import open_source, read_sessions
+from tests.loopback_hub.forked import Forked
 
 # Prints the stages that were computed, one a line; what is reused adds no file to the cache.
 SCRIPT = """
@@ -45,15 +45,19 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def computed(project: Path) -> list[str]:
-    environment = {"PYTHONPATH": str(project), "HF_DATASETS_CACHE": str(project / "cache")}
-    run = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(project / "sessions.parquet")],
-        env=os.environ | environment,
-        cwd=project,
-        capture_output=True,
-        text=True,
-        check=False,
+@pytest.fixture
+def forked(tmp_path: Path) -> Iterator[Forked]:
+    """A process that has imported `datasets`, and nothing of this project."""
+    started = Forked(("datasets",), {**os.environ, "HF_DATASETS_CACHE": str(tmp_path / "cache")})
+    yield started
+    started.close()
+
+
+def computed(project: Path, forked: Forked) -> list[str]:
+    script = f"import sys; sys.path.insert(0, {str(project)!r})\n{SCRIPT}"
+    arguments = ["-c", script, str(project / "sessions.parquet")]
+    run = forked.run(
+        arguments, project, {**os.environ, "HF_DATASETS_CACHE": str(project / "cache")}
     )
     assert run.returncode == 0, run.stderr
     return run.stdout.split()
@@ -66,20 +70,22 @@ def edit(project: Path, name: str, old: str, new: str) -> None:
     path.write_text(text.replace(old, new, 1))
 
 
-def test_an_edit_invalidates_what_depends_on_it(project: Path) -> None:
+def test_an_edit_invalidates_what_depends_on_it(project: Path, forked: Forked) -> None:
     every = "evidence split names keep redact grade threshold context rows".split()
-    assert computed(project) == every
-    assert computed(project) == []
+    assert computed(project, forked) == every
+    assert computed(project, forked) == []
     edit(project, "processors/grade.py", "CONTINUED = 1.5", "CONTINUED = 2.5")
-    assert computed(project) == every[every.index("grade") :]
+    assert computed(project, forked) == every[every.index("grade") :]
     # A module that no stage imports, and one that the first of them does.
     edit(project, "pimono_sdpo/traces/hub.py", '"""', '"""So: ')
-    assert computed(project) == []
+    assert computed(project, forked) == []
     edit(project, "pimono_sdpo/traces/harness/pi.py", "def read(", "def read (")
-    assert computed(project) == every
+    assert computed(project, forked) == every
     edit(project, "pimono_sdpo/traces/harness/pi.py", "def read (", "def read(")
     edit(project, "processors/grade.py", "CONTINUED = 2.5", "CONTINUED = 1.5")
-    assert computed(project) == []
-    # The table of categories and weights, which the first of them reads.
+    assert computed(project, forked) == []
+    # Tables of weights, which the first of them reads.
+    edit(project, "processors/corrections/weights.json", "{", "{ ")
+    assert computed(project, forked) == every
     edit(project, "pimono_sdpo/failures.toml", "weight = 0.5", "weight = 0.75")
-    assert computed(project) == every
+    assert computed(project, forked) == every

@@ -13,25 +13,11 @@ from pimono_sdpo.errors import SourceError
 from pimono_sdpo.traces.events import Event
 from pimono_sdpo.traces.parse import read_trace
 from processors.corrections import features
-from processors.corrections.decide import (
-    SPAN_CHARS,
-    decide,
-    find_corrections,
-    is_ruled_out,
-    read_model,
-)
+from processors.corrections.decide import SPAN_CHARS, decide, find_corrections, read_model
 from processors.corrections.features import FAR, FAR_LETTER, Turn, read_cues, read_later_turns
-from tests.benchmarks import corrections
-from tests.benchmarks.corrections import (
-    WEIGHTS,
-    evaluate_corrections,
-    fit,
-    main,
-    measure,
-    read_examples,
-    render,
-    weights_json,
-)
+from tests.benchmarks import fit_corrections
+from tests.benchmarks.corrections import evaluate_corrections, main, measure, read_examples, render
+from tests.benchmarks.fit_corrections import fit, weights_json
 from tests.linear import is_linear
 from tests.traces import HEADER, assistant, bash, call, result, trace, user
 
@@ -132,7 +118,7 @@ def test_an_abort_at_work_makes_a_correction_of_a_plain_remark() -> None:
         ("Well, NO, not there", "no", "Well, NO"),
         ("I said the other folder", "i_said", "I said"),
         ("the page shows the same error", "still_broken", "same error"),
-        ("you\u2019ve got it, but this is not what I meant", "wrong", "this is not"),
+        ("you\u2019ve got it, but this is not it", "wrong", "this is not"),
         ("plase don't rewrite the changelog", "forbid", "plase don't rewrite"),
         ("keep it, don't modify the theme", "forbid", "don't modify"),
         ("and please don't re-use sk-a+b/c.", "forbid", "please don't re-use"),
@@ -158,11 +144,17 @@ def test_a_lone_weak_word_is_quoted_with_its_sentence(text: str, rule: str, span
     assert (decision.rule, decision.span) == (rule, span)
 
 
-def test_a_veto_is_a_correction_whatever_its_words() -> None:
-    veto = Event(3, "user", "can we rename it first?", is_veto=True)
+def test_a_veto_is_judged_like_any_message_and_speaks_for_a_correction() -> None:
+    words = "use the other folder, as I said"
+    plain, veto = (decide(Turn(3, words, is_veto=veto)) for veto in (False, True))
+    assert plain.probability < veto.probability < 1.0
+    assert not decide(Turn(3, "great, add these as well", is_veto=True)).is_correction
+
+
+def test_a_veto_counts_before_the_first_request() -> None:
+    veto = Event(3, "user", "no, don't rename it", is_veto=True)
     (found,) = find_corrections([veto])
-    assert (found["rule"], found["probability"]) == ("veto", 1.0)
-    assert found["span"] == found["text"] == "can we rename it first?"
+    assert found["text"] == "no, don't rename it"
     later = [veto, Event(4, "user", "no, that's wrong"), Event(5, "user", "no, wrong")]
     # The message after it may still be the first request.
     assert [item["event_index"] for item in find_corrections(later)] == [3, 5]
@@ -245,7 +237,7 @@ def test_a_found_correction_says_where_why_and_how_sure() -> None:
 
 
 def test_every_cue_has_a_weight_of_the_sign_of_its_prior() -> None:
-    weights = read_model().weights
+    weights = read_model().cues
     assert set(weights) == {cue.name for cue in read_cues()}
     assert all(weights[cue.name] * cue.prior > 0 for cue in read_cues())
 
@@ -274,19 +266,48 @@ SAID = [
 
 def test_labels_find_their_messages_and_authors(tmp_path: Path) -> None:
     examples = read_examples(*labelled(tmp_path, SAID))
-    assert [(e.turn.text, e.label) for e in examples] == SAID
+    assert [(e.turn and e.turn.text, e.label) for e in examples] == SAID
     assert [e.positive for e in examples] == [True, False, True, False]
-    assert {e.author for e in examples} == {"ann"}
+    assert {e.person for e in examples} == {"ann"}
+    assert {e.harness for e in examples} == {"pi"}
     assert weights_json(fit(examples)) == weights_json(fit(examples))
     score = measure("x", examples, [True, True, False, False])
     assert (score.precision, score.recall, score.f1) == (0.5, 0.5, 0.5)
 
 
-def test_a_label_without_its_message_is_an_error(tmp_path: Path) -> None:
+def test_a_label_without_its_message_counts_as_answered_with_no(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     labels, folder = labelled(tmp_path, SAID)
-    labels.write_text(labels.read_text().replace("go on", "go away"))
-    with pytest.raises(SourceError, match="go away"):
-        read_examples(labels, folder)
+    labels.write_text(labels.read_text().replace("no not there", "said on another branch"))
+    examples = read_examples(labels, folder)
+    assert [example.turn is None for example in examples] == [True, False, False, False]
+    assert main([str(labels), str(folder)]) == 0
+    shown = capsys.readouterr().out
+    assert "1 label has no message on the path that the user kept" in shown
+    assert evaluate_corrections(examples).groups["weights as shipped"][0].positives == 2
+
+
+def test_labels_may_go_without_their_text_and_name_people(tmp_path: Path) -> None:
+    labels, folder = labelled(tmp_path, SAID)
+    rows = [line.split(",") for line in labels.read_text().splitlines()[1:]]
+    lines = [
+        "file,user_ordinal,label,person,harness",
+        *(",".join([*r[:3], "bo", "own"]) for r in rows),
+    ]
+    labels.write_text("\n".join(lines) + "\n")
+    examples = read_examples(labels, folder)
+    assert [e.turn and e.turn.text for e in examples] == [text for text, _ in SAID]
+    assert {(e.person, e.harness) for e in examples} == {("bo", "own")}
+
+
+def test_sessions_that_the_weights_were_fitted_to_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    examples = read_examples(*labelled(tmp_path, SAID))
+    assert evaluate_corrections(examples).known == 0
+    monkeypatch.setattr("tests.benchmarks.corrections.read_model", lambda: fit(examples))
+    assert evaluate_corrections(examples).known == len(SAID)
 
 
 HEAD = b"file,user_ordinal,label,text\n"
@@ -298,7 +319,9 @@ HEAD = b"file,user_ordinal,label,text\n"
         (HEAD, "holds no labels"),
         (b"", "holds no labels"),
         (b"some notes\nof mine\n", "has no `file`"),
-        (HEAD.replace(b",text", b"") + b"s.jsonl,1,other\n", "has no `text`"),
+        (HEAD.replace(b",label", b"") + b"s.jsonl,1,other\n", "has no `label`"),
+        (HEAD + b"s.jsonl,1,wrong,hi\n", "is 'wrong'; use one of bug_report, correction"),
+        (HEAD + b"s.jsonl,9,other,hi\n", "No label of `labels.csv` has its message"),
         (HEAD + b"s.jsonl,1\n", "Label 1 of `labels.csv` has no `label`"),
         (HEAD + b"s.jsonl,abc,other,hi\n", "is 'abc'; give the number"),
         (HEAD + b"gone.jsonl,1,other,hi\n", "`traces/gone.jsonl` cannot be read"),
@@ -342,55 +365,33 @@ def test_a_spreadsheets_mark_is_no_part_of_the_labels(tmp_path: Path) -> None:
 
 
 def test_the_command_prints_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(path) for path in labelled(tmp_path, SAID)]) == 0
+    given = [str(path) for path in labelled(tmp_path, SAID)]
+    assert main(given) == 0
     shown = capsys.readouterr().out
-    assert "leave one author out" in shown
+    assert "weights as shipped" in shown
     assert "bag of negation words" in shown
+    assert main([*given, *given, "--refit"]) == 0
+    assert "fitted without each person" in capsys.readouterr().out
 
 
 def test_the_weights_are_written_where_they_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(corrections, "WEIGHTS", tmp_path / "weights.json")
+    monkeypatch.setattr(fit_corrections, "WEIGHTS", tmp_path / "weights.json")
     labels, folder = labelled(tmp_path, SAID)
-    assert main([str(labels), str(folder), "--write"]) == 0
+    assert fit_corrections.main([str(labels), str(folder)]) == 0
     written = (tmp_path / "weights.json").read_text()
     assert written == weights_json(fit(read_examples(labels, folder)))
 
 
 @needs_traces
-def test_authors_left_out_are_judged_well_enough() -> None:
-    report = evaluate_corrections(TRACES / "labels_user_messages.csv", TRACES)
-    assert (report.left_out.messages, report.left_out.positives) == (391, 91)
-    assert report.left_out.precision >= 0.75
-    assert report.left_out.recall >= 0.65
-    assert report.left_out_threshold.f1 >= 0.70
-    assert report.session_left_out.f1 >= 0.70
-    assert all(report.left_out.f1 > baseline.f1 + 0.15 for baseline in report.baselines)
-    assert "P" in render(report)
-
-
-@needs_traces
-def test_the_shipped_weights_are_what_the_labels_give() -> None:
+def test_the_shipped_weights_beat_the_baselines_on_the_shared_labels() -> None:
     examples = read_examples(TRACES / "labels_user_messages.csv", TRACES)
-    assert WEIGHTS.read_text() == weights_json(fit(examples))
-
-
-@given(
-    st.lists(st.sampled_from([*CORRECTIONS, *OTHERS, "```\nTypeError: x\n```"]), max_size=3),
-    st.tuples(*[st.booleans()] * 4),
-    st.integers(0, 2),
-)
-def test_what_is_ruled_out_is_no_correction(
-    said: list[str], situation: tuple[bool, bool, bool, bool], calls: int
-) -> None:
-    aborted, failed, edited, asked = situation
-    turn = Turn(3, "\n\n".join(said), aborted, failed, calls, calls, edited, asked)
-    assert not (is_ruled_out(turn) and decide(turn).is_correction)
-
-
-def test_most_that_is_no_correction_is_ruled_out() -> None:
-    assert sum(is_ruled_out(Turn(3, text)) for text in OTHERS) > len(OTHERS) / 2
+    report = evaluate_corrections(examples)
+    (whole,) = report.groups["weights as shipped"]
+    assert (whole.messages, whole.positives) == (391, 91)
+    assert all(whole.f1 > baseline.f1 + 0.15 for baseline in report.groups["baselines"])
+    assert "precision" in render(report)
 
 
 def test_the_words_of_far_languages_hold_far_letters() -> None:
@@ -428,4 +429,4 @@ def _is_far(name: str, value: Any) -> bool:
     ],
 )
 def test_words_are_found_in_any_script(text: str, rule: str) -> None:
-    assert rule in features.find_cues(Turn(5, text))
+    assert rule in features.describe(Turn(5, text)).cues

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -35,6 +36,13 @@ def test_the_demo_goes_from_traces_to_an_adapter_that_loads(tmp_path: Path) -> N
     sessions = len(list(SAMPLE_SESSIONS.glob("*.jsonl")))
     assert f"{sessions} sessions -> {report['kept']} rows" in done.stdout
     assert [entry["step"] for entry in run["log_history"]] == [1, 2, 3, 4]
+    learned = json.loads((tmp_path / "demo" / "learned" / "run.json").read_text())
+    rate = learned["evaluation"]["pass_rate"]
+    assert rate["before"]["mean"] < 0.1 < 0.9 < rate["after"]["mean"]
+    answers = re.findall(r"    (before|after)  +<\|tool_call>call:(\w+)", done.stdout)
+    assert [when for when, _ in answers] == ["before", "after"] * 3
+    steps = re.findall(r"^step \d+/30  reward .*  success .*  [\d.]+ s$", done.stdout, re.M)
+    assert len(steps) == 30
     assert run["arguments"]["load_in_4bit"] is True
     assert (run["hub_model_id"], run["trackio"]["space_id"]) == (None, None)
     adapter = tmp_path / "demo" / "run" / "adapter"

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 from pimono_sdpo.agent import rollout as rollouts
 from pimono_sdpo.cli import app
+from pimono_sdpo.filtering import run_part
 from processors.duel import turns
 from rewards import rescore
 from tests import shards
@@ -34,6 +35,17 @@ Arguments = list[object]
 
 def filter_command(folder: Path, url: str) -> Arguments:
     return ["filter", shards.write_shards(folder / "traces", 3)]
+
+
+def part_command(folder: Path, url: str) -> Arguments:
+    return [*filter_command(folder, url), "--shard", "1/2"]
+
+
+def merge_command(folder: Path, url: str) -> Arguments:
+    traces = shards.write_shards(folder / "traces", 3)
+    for number in (1, 2):
+        run_part(str(traces), folder / f"part-{number}", (number, 2))
+    return ["filter", "--merge", folder / "part-1", folder / "part-2"]
 
 
 def rollouts_of_two(folder: Path) -> Path:
@@ -78,6 +90,8 @@ def duel_command(folder: Path, url: str) -> Arguments:
 
 COMMANDS: dict[str, Callable[[Path, str], Arguments]] = {
     "filter": filter_command,
+    "filter of a part": part_command,
+    "filter of merged parts": merge_command,
     "steps": steps_command,
     "pairs": pairs_command,
     "rollout": rollout_command,
@@ -102,7 +116,9 @@ class Runner:
     """
 
     def __init__(self) -> None:
-        self.forked = Forked(("tests.test_kills",), dict(os.environ))
+        commands = {name.split()[0] for name in COMMANDS}
+        modules = ("tests.test_kills", *(f"pimono_sdpo.cli.{name}" for name in commands))
+        self.forked = Forked(modules, dict(os.environ))
 
     def run(self, arguments: Arguments, count: Path, kill_at: int = 0) -> int:
         """Run a command; return its exit code, or -9. `count` gets the number of its renames.

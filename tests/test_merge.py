@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from pimono_sdpo.cli import app
 from pimono_sdpo.errors import EmptySelection, OutputError, SourceError
 from pimono_sdpo.filtering import FilterOptions, merge_parts, run_filter, run_part
 from tests import shards
-from tests.shards import all_bytes, cli, command, made
+from tests.shards import all_bytes, cli
 
 SHARDS = 5
 CHOSEN = FilterOptions(max_samples=9, seed=3, licence="mit")
@@ -234,32 +233,6 @@ def test_no_folder_is_taken_for_another(
     assert all_bytes(tmp_path) == before
     run_part(str(source), part, (1, 3))
     assert all_bytes(part) == all_bytes(three[0])
-
-
-@pytest.mark.slow
-def test_a_killed_part_resumes_and_a_killed_merge_runs_again(tmp_path: Path) -> None:
-    traces = shards.write_busy_shards(tmp_path / "traces", 6, 30)
-    run_filter(str(traces), tmp_path / "rows")
-    run_part(str(traces), tmp_path / "p2", (2, 2))
-    arguments = ("filter", traces, "--out", tmp_path / "p1", "--shard", "1/2")
-    work = tmp_path / ".p1.partial"
-    process = subprocess.Popen(command(*arguments), stderr=subprocess.DEVNULL)
-    with shards.killed(process, lambda: made(work)):
-        before = made(work)
-    assert not (tmp_path / "p1").exists()
-    assert set(before) < {"00000.json", "00002.json", "00004.json"}
-    again = subprocess.Popen(command(*arguments), stderr=subprocess.DEVNULL)
-    with shards.killed(again, lambda: len(made(work)) > len(before)):
-        after = made(work)
-    assert {name: after[name] for name in before} == before
-    assert cli(*arguments).returncode == 0
-    merge = ("filter", "--merge", tmp_path / "p1", tmp_path / "p2", "--out", tmp_path / "merged")
-    process = subprocess.Popen(command(*merge), stderr=subprocess.DEVNULL)
-    with shards.killed(process, lambda: (tmp_path / ".merged.partial" / "chosen").exists()):
-        pass
-    assert not (tmp_path / "merged").exists()
-    assert cli(*merge).returncode == 0
-    assert all_bytes(tmp_path / "merged") == all_bytes(tmp_path / "rows")
 
 
 def test_names_of_a_part_hold_no_secrets(tmp_path: Path) -> None:

@@ -221,6 +221,7 @@ def verify(completion, spec):
 """
 
 
+@pytest.mark.slow
 def test_a_run_killed_outright_goes_on(tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text(SLOW)
     names = [f"answer {number}" for number in range(2 * rescore.SLICE + 9)]

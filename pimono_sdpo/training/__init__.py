@@ -37,5 +37,7 @@ def quiet_libraries() -> None:
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     # Transformers has renamed an argument that TRL sets by itself.
     warnings.filterwarnings("ignore", ".*gradient_checkpointing.* is deprecated", FutureWarning)
+    # PEFT asks Transformers by the old name of an attribute.
+    warnings.filterwarnings("ignore", ".*is_gradient_checkpointing. is deprecated", FutureWarning)
     # Without the optional `kernels` package bitsandbytes computes NF4 by its own CPU code.
     logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)

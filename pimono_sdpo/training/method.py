@@ -6,6 +6,7 @@ is particular to theirs.
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -150,18 +151,24 @@ class Method(ABC):
     def make_trainer(self, fitted: Fitted) -> Any:
         """Load the model and return TRL's trainer."""
 
+    def translate_errors(self) -> AbstractContextManager[None]:
+        """Turn what libraries raise about the model and its arguments into one sentence."""
+        return models.translate_errors(
+            f"The model `{self.model_args.model_name_or_path}` cannot be trained with these "
+            "arguments",
+            "check its files, --lora_target_modules and the other arguments",
+        )
+
     def build(self, fitted: Fitted) -> Prepared:
         """Build the trainer with its callbacks; raises TrainingInputError when that fails."""
-        args, name = self.args, self.model_args.model_name_or_path
+        args = self.args
         clock, guards = Clock(), Guards(args)
         loading = models.model_init_kwargs(self.model_args, self.revision)
         args.model_init_kwargs = {**loading, **args.model_init_kwargs}
-        with models.translate_errors(
-            f"The model `{name}` cannot be trained with these arguments",
-            "check its files, --lora_target_modules and the other arguments",
-        ):
+        with self.translate_errors():
             trainer = self.make_trainer(fitted)
         models.keep_layout(trainer.model)
+        models.limit_threads(trainer.model)
         if trainer.pop_callback(TrackioCallback) is not None:
             trainer.add_callback(SafeTrackio(config_of(trainer.args, self.model_args)))
         # These print all metrics of a step.

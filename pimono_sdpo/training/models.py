@@ -1,6 +1,7 @@
 """Check and load the base model, tokenizer, quantisation, LoRA layers and adapter of a run."""
 
 import hashlib
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from huggingface_hub import ModelCard, hf_hub_download, snapshot_download
 from huggingface_hub.errors import (
     EntryNotFoundError,
@@ -31,6 +33,10 @@ from pimono_sdpo.training.rows import dataset_name, is_local
 TEXT_LINEARS = (
     r"(?!.*(?:vision|audio)).*\.(q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj)"
 )
+
+
+# Parameters, below which one thread is faster than two.
+SMALL = 5_000_000
 
 
 @contextmanager
@@ -165,6 +171,16 @@ def keep_layout(model: Any) -> None:
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False
+
+
+def limit_threads(model: Any) -> None:
+    """Compute a small model on a CPU in one thread: several mostly wait for each other.
+
+    On a busy machine their steps took up to 60 times as long. OMP_NUM_THREADS decides if it is set.
+    """
+    size = sum(parameter.numel() for parameter in model.parameters())
+    if model.device.type == "cpu" and size < SMALL and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)
 
 
 def lora_config(model_args: ModelConfig) -> LoraConfig:

@@ -53,7 +53,9 @@ def preflight(
 
     `stops` are the reasons not to train. Without a prepared trainer nothing is sampled.
     """
-    peak, budgets = method.estimate(fitted), method.budgets(fitted)
+    with method.translate_errors():
+        peak = method.estimate(fitted)
+    budgets = method.budgets(fitted)
     memory = memory_of(peak, hardware)
     found: Json = {
         "rows": {"given": fitted.given, "used": len(fitted.rows), **fitted.counts},

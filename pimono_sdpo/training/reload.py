@@ -19,7 +19,12 @@ from trl import ModelConfig
 
 from pimono_sdpo.errors import PimonoError, TrainingInputError
 from pimono_sdpo.training import quiet_libraries
-from pimono_sdpo.training.models import keep_layout, model_init_kwargs, translate_errors
+from pimono_sdpo.training.models import (
+    keep_layout,
+    limit_threads,
+    model_init_kwargs,
+    translate_errors,
+)
 from pimono_sdpo.training.output import (
     ADAPTER,
     LOCAL_FILE,
@@ -40,6 +45,7 @@ def probe_logits(model: Any, tokenizer: Any) -> torch.Tensor:
     was_training = model.training
     # With another layout the logits of a CPU would be those of other sums.
     keep_layout(model)
+    limit_threads(model)
     model.eval()
     inputs = tokenizer(PROBE, return_tensors="pt").to(model.device)
     with torch.no_grad():

@@ -1,14 +1,14 @@
 """Find later user messages that correct the agent or report a bug in what it did.
 
-No fixed wording marks a correction. Each message is described by cues, words of many languages and
-the situation; a linear model adds their weights to a probability. The weights in weights.json were
-fitted to labelled messages by tests/benchmarks/corrections.py.
+No fixed wording marks a correction. Each message is described by cues and words of many languages
+and by the situation; a linear model adds their weights to a probability. The weights in
+weights.json were fitted to labelled messages by tests/benchmarks/fit_corrections.py.
 """
 
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
@@ -17,9 +17,9 @@ from pimono_sdpo.schema import Correction
 from pimono_sdpo.traces.events import Event
 from processors.corrections.features import (
     READ_CHARS,
+    Description,
     Turn,
-    find_cues,
-    find_possible_cues,
+    describe,
     is_automated,
     read_later_turns,
 )
@@ -35,20 +35,24 @@ _SENTENCE_END = re.compile(r"[.!?\u2026](?=\s|\Z)|[\u3002\uff01\uff1f\n]")
 
 @dataclass(frozen=True)
 class Model:
-    """The fitted model: a weight per cue, and the least probability of a correction."""
+    """The fitted model: the weights of cues and of words, and the least probability.
+
+    `fitted_to` names the sessions it was fitted to.
+    """
 
     threshold: float
     intercept: float
-    weights: Mapping[str, float]
+    cues: Mapping[str, float]
+    words: Mapping[str, float]
+    fitted_to: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
     """Whether one message is a correction, and why.
 
-    `rule` is the cue that speaks most for a correction, `model` when none does, `veto` when the
-    user refused a call; `span` is the words that show it, the message's first words when the
-    situation does.
+    `rule` is the cue that speaks most for a correction, `model` when none does; `span` is the words
+    that show it, the message's first words when the situation does.
     """
 
     is_correction: bool
@@ -61,8 +65,6 @@ def find_corrections(events: Sequence[Event]) -> list[Correction]:
     """Return the user messages after the first one that correct the agent, each with its reason."""
     found: list[Correction] = []
     for turn in read_later_turns(events):
-        if is_ruled_out(turn):
-            continue
         decision = decide(turn)
         if decision.is_correction:
             found.append(
@@ -77,16 +79,6 @@ def find_corrections(events: Sequence[Event]) -> list[Correction]:
     return found
 
 
-def is_ruled_out(turn: Turn) -> bool:
-    """Return whether even all the cues a message may show would not make it a correction."""
-    if turn.is_veto or not turn.text or is_automated(turn.text):
-        return False
-    model = read_model()
-    worded, situation = find_possible_cues(turn)
-    speaking = {name for name in worded if model.weights.get(name, 0.0) > 0.0}
-    return round(compute_probability(model, speaking | situation), 4) < model.threshold
-
-
 def decide(turn: Turn) -> Decision:
     """Decide whether a message is a correction.
 
@@ -95,14 +87,13 @@ def decide(turn: Turn) -> Decision:
     >>> decide(Turn(7, "ok, commit and push", aborted=True)).is_correction
     False
     """
-    if turn.is_veto and turn.text:
-        return Decision(True, 1.0, "veto", _cut_to_words(turn.text))
-    if not turn.text or is_automated(turn.text):
+    if is_automated(turn.text):
         return Decision(False, 0.0, "automated", "")
     model = read_model()
-    shown = find_cues(turn)
+    described = describe(turn)
+    probability = round(compute_probability(model, described), 4)
+    shown = {**described.cues, **dict.fromkeys(described.situation, "")}
     rule = _choose_rule(model, shown)
-    probability = round(compute_probability(model, shown), 4)
     return Decision(
         is_correction=probability >= model.threshold,
         probability=probability,
@@ -112,7 +103,7 @@ def decide(turn: Turn) -> Decision:
 
 
 def _choose_rule(model: Model, shown: Mapping[str, str]) -> str:
-    weights = {name: model.weights.get(name, 0.0) for name in shown}
+    weights = {name: model.cues.get(name, 0.0) for name in shown}
     speaking = [name for name, weight in weights.items() if weight > 0.0]
     rule = max(speaking, key=weights.__getitem__, default="model")
     if rule not in _POINTING:
@@ -123,7 +114,7 @@ def _choose_rule(model: Model, shown: Mapping[str, str]) -> str:
 
 def _choose_span(model: Model, rule: str, shown: Mapping[str, str], text: str) -> str:
     words = shown.get(rule, "")
-    if len(words.split()) == 1 and model.weights[rule] < TELLING_WEIGHT:
+    if len(words.split()) == 1 and model.cues[rule] < TELLING_WEIGHT:
         return _find_sentence(words, text[:READ_CHARS])
     return words or text
 
@@ -143,10 +134,12 @@ def _find_sentence(words: str, text: str) -> str:
     return text[start : stop.end() if stop else len(text)].strip()
 
 
-def compute_probability(model: Model, shown: Iterable[str]) -> float:
-    """Return the probability of a correction for the cues of a message."""
-    total = model.intercept + sum(model.weights.get(name, 0.0) for name in shown)
-    return 1.0 / (1.0 + math.exp(-total))
+def compute_probability(model: Model, described: Description) -> float:
+    """Return the probability of a correction for a described message."""
+    said = sum(model.cues.get(name, 0.0) for name in described.cues)
+    said += sum(model.words.get(gram, 0.0) for gram in sorted(described.grams))
+    around = sum(model.cues.get(name, 0.0) for name in sorted(described.situation))
+    return 1.0 / (1.0 + math.exp(-(model.intercept + described.scale * said + around)))
 
 
 def _cut_to_words(text: str) -> str:
@@ -163,4 +156,7 @@ def _cut_to_words(text: str) -> str:
 def read_model() -> Model:
     """Read the weights that come with the package."""
     values = json.loads((files("processors.corrections") / "weights.json").read_text("utf-8"))
-    return Model(values["threshold"], values["intercept"], values["weights"])
+    sessions = frozenset(values["fitted_to"])
+    return Model(
+        values["threshold"], values["intercept"], values["cues"], values["words"], sessions
+    )

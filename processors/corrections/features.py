@@ -1,21 +1,27 @@
-"""Describe each later user message by cues: words in many languages, and the situation.
+"""Describe each later user message: cues in many languages, its words, and the situation.
 
-The cues and their prior weights are data: cues.toml.
+The situation is what the agent did and said since the user's message before, compared with the
+user's words. The cues and their prior weights are data: cues.toml.
 """
 
 import re
 import tomllib
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Collection, Iterator, Sequence, Set
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
-from typing import Any, NamedTuple
+from itertools import pairwise
+from typing import Any
 
 from pimono_sdpo.prefilter import Prefilter
 from pimono_sdpo.traces.events import Event
 
 READ_CHARS = 1000
 LONG_WORDS = 60
+# Longer messages show more cues by chance, so each of theirs counts less.
+PLAIN_WORDS = 30
+ASKED_CHARS = 200
+AWAITED_CHARS = 400
 _UNSPACED = frozenset({"zh", "ja", "ko", "signs"})
 FAR = frozenset({"ru", "zh", "ja", "ko"})
 # Every cue in those languages contains at least one of their letters.
@@ -28,9 +34,24 @@ _STARTS = {
     r"|jesus|but|uh|um|oh|ah|please|pls|plz|hey|ok(?:ay)?|yeah|bitte|aber|por favor|pero|mais|mas"
     r"|но|但是?|あの|でも|아|그런데)[\s,.!\u2026\u3001\uff0c\u3002]{1,4}){0,4}",
 }
+# What a chat gateway puts before the user's own words.
+_WRAPPER = re.compile(
+    r"(?:\s{0,4}(?:(?:Conversation info|Sender|Replied message|Chat history)[^\n]{0,40}untrusted"
+    r"[^\n]{0,40}:?\n{1,3}```(?:json)?\n(?:[^`]|`(?!``)){0,4000}```"
+    r"|\[Queued messages while agent was busy\]|---\n|Queued #\d{1,4}[^\n]{0,40}\n"
+    r"|\[(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) \d{4}-\d\d-\d\d[^\]\n]{0,40}\]"
+    r"|\[Image[^\]\n]{0,300}\])){1,9}\s{0,4}"
+)
+_UNTRUSTED = "(untrusted metadata)"
 _AUTOMATED = re.compile(
-    r"^(?:/[\w:-]{0,60}(?:[ \t]|$)|Task:|Tool budget|\[(?:system|tool_result|Request interrupted)"
-    r"|<[a-z_-]{1,60}>)"
+    r"^(?:\Z|/[\w:-]{0,60}(?:[ \t]|$)|Task:|Tool budget|Full transcript available at: "
+    r"|\[(?:system|System Message\]|tool_result|Request interrupted|cron:|OpenClaw heartbeat"
+    r"|Queued announce)|<[a-z_-]{1,60}(?:>| name=)|System: \[|Read HEARTBEAT\.md|An async command"
+    r"|A (?:subagent task|cron job|scheduled reminder)|Base directory for this skill"
+    r"|Pre-compaction memory flush|OpenClaw runtime context|Stop hook|Caveat: "
+    r"|Read the output file to retrieve|The user wants to clarify|Continue from where you left off"
+    r"|PLEASE IMPLEMENT THIS PLAN|Implement the following plan:|## User Input\s{1,4}```"
+    r"|This session is being continued)"
 )
 PASTED = re.compile(
     r"```(?:[^`]|`(?!``)){0,1000}(?:```|\Z)"
@@ -41,21 +62,66 @@ PASTED = re.compile(
 )
 _MAY_BE_PASTED = Prefilter([PASTED])
 _ERROR_OUTPUT = "error_output"
+_FAILURE = re.compile(
+    r"error|exception|traceback|failed|failure|\b[45]\d\d\b|not found|denied|cannot|could not"
+    r"|undefined|err!|unexpected|invalid|uncaught|fatal|warn(?:ing)?:|refused|timed? ?out"
+    r"|exit(?:ed)? (?:with )?(?:code|status) [1-9]|no such|エラー|失敗|错误|报错|오류|fehler|ошибка"
+)
 _ASIAN_SIGNS = r"\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
 _ASIAN = re.compile(f"[{_ASIAN_SIGNS}]")
 _INSIDE_WORD = re.compile(rf"(?<=[^\W{_ASIAN_SIGNS}])[^\W{_ASIAN_SIGNS}]")
 # Up to the next space: half a secret would not be recognised as one.
 _REST_OF_WORD = re.compile(rf"[^\s{_ASIAN_SIGNS}]*[^\W{_ASIAN_SIGNS}]")
 _PUNCTUATION = re.compile(r"\A\W+")
+_WORD = re.compile(rf"[{_ASIAN_SIGNS}]+|[^\W\d_{_ASIAN_SIGNS}]+(?:'[a-z]+)?|[?!]")
+_LISTED = re.compile(r"^[ \t]{0,8}(?:#{1,6} |[-*\u2022] |\d{1,2}[.)] |\*\*)", re.MULTILINE)
 _OBJECTIONS = frozenset(
     {"no", "stop", "forbid", "wrong", "rebuke", "still_broken", "broken", "undo", "you_failed"}
 )
+_BAD = frozenset(
+    {"no", "stop", "forbid", "wrong", "still_broken", "broken", "you_failed"}
+    | {"negation", "complaint", "same_again", "too_much"}
+)
 _EDITS = frozenset({"edit", "write", "multiedit", "apply_patch", "notebookedit", "create"})
+_WORK = frozenset({"assistant", "tool_call"})
+# The agent asks, offers or wants to hear something.
+_QUESTION = re.compile(
+    r"[?\uff1f]|\b(?:let me know|tell me|please (?:confirm|provide|choose)|which option)\b", re.I
+)
+_CLAIM = re.compile(
+    r"\b(?:done|fixed|completed?|implemented|updated|added|works|working|passe[sd]|passing|ready"
+    r"|success\w*|resolved|changed|removed|created|now|fertig|erledigt|listo|hecho|termin\w+"
+    r"|pronto|conclu\w+|fatto|gotowe|tamam\w*|готово|исправ\w+)\b"
+    r"|[\u2705\u2713\u2714]|完成|修复|已经|成功|修正しました|完了|しました|완료|했습니다|수정",
+    re.I,
+)
+# The user is to try what the agent did, ...
+_AWAITED = re.compile(
+    r"\b(?:try (?:it|again|now|the|that)|re-?(?:load|start|run|build|fresh|try)|let me know"
+    r"|if (?:it|this|the|you|that|any)|please (?:test|check|verify|confirm|run|try)"
+    r"|you can (?:now )?(?:test|run|try|open|see|check)|should (?:now|work|be|see|fix)|starte"
+    r"|prueba|recarga|teste|recharge|essaie|попробуй|перезапусти)\b"
+    r"|再読み込み|再起動|お試し|確認して|してください|刷新|重启|试试|请.{0,8}测试"
+    r"|새로고침|다시 실행|확인해",
+    re.I,
+)
+# ... or to do something that the agent does not do.
+_DEFERRED = re.compile(
+    r"\b(?:i (?:can'?t|cannot|can not|don'?t have|am unable|was unable|couldn'?t|did not|didn'?t"
+    r"|won'?t)|(?:can'?t|cannot) (?:access|open|run|see|verify|be)"
+    r"|you(?:'ll| will)? (?:need|have) to|not (?:run|tested|verified|possible)"
+    r"|if you (?:want|prefer|confirm)|once you|kannst du|no puedo|je ne peux pas|não posso)\b"
+    r"|できません|未実|ください|不能|无法|할 수 없|제한",
+    re.I,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A later user message, and what the agent did since the user's message before it."""
+    """A later user message, and what the agent did since the user's message before it.
+
+    `said` is the end of what it last said, `before` the beginning of the user's message before.
+    """
 
     event_index: int
     text: str
@@ -66,6 +132,8 @@ class Turn:
     edited: bool = False
     asked: bool = False
     is_veto: bool = False
+    said: str = ""
+    before: str = ""
 
 
 @dataclass(frozen=True)
@@ -81,10 +149,25 @@ class Cue:
     patterns: tuple[re.Pattern[str], re.Pattern[str]] | None
 
 
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What a message shows.
+
+    `cues` are the cues found with the words that show them, `situation` the other cues, `grams` its
+    words and pairs of words; `scale` is what a cue or a gram counts in a message of its length.
+    """
+
+    cues: dict[str, str]
+    situation: frozenset[str]
+    grams: frozenset[str]
+    scale: float
+
+
 def read_later_turns(events: Sequence[Event]) -> list[Turn]:
     """Return the user messages after the first request, and every veto, each with its situation."""
     turns: list[Turn] = []
     since: list[Event] | None = None
+    before = ""
     for event in events:
         if not event.on_active_branch:
             continue
@@ -93,26 +176,31 @@ def read_later_turns(events: Sequence[Event]) -> list[Turn]:
                 since.append(event)
             continue
         if since is not None or event.is_veto:
-            turns.append(_read_turn(event, since or []))
-        since = since if since is None and event.is_veto else []
+            turns.append(_read_turn(event, since or [], before))
+        before = event.text
+        # Of messages in a row, each is about the work before the first of them.
+        if not (event.is_veto if since is None else not any(e.kind in _WORK for e in since)):
+            since = []
     return turns
 
 
-def _read_turn(event: Event, since: Sequence[Event]) -> Turn:
+def _read_turn(event: Event, since: Sequence[Event], before: str) -> Turn:
     replies = [e for e in since if e.kind == "assistant"]
-    calls = [e.tool_name.lower() for e in since if e.kind == "tool_call"]
+    calls = [e for e in since if e.kind == "tool_call"]
     said = next((e.text.rstrip() for e in reversed(replies) if e.text), "")
     stop = replies[-1].stop_reason if replies else ""
     return Turn(
         event_index=event.index,
-        text=event.text.strip(),
+        text=strip_wrapper(event.text),
         aborted=stop == "aborted",
         provider_error=stop == "error",
         tool_errors=sum(e.is_error for e in since),
         tool_calls=len(calls),
-        edited=any(name in _EDITS for name in calls),
-        asked=said.endswith(("?", "\uff1f")),
+        edited=any(e.tool_name.lower() in _EDITS for e in calls),
+        asked=bool(_QUESTION.search(said[-ASKED_CHARS:])),
         is_veto=event.is_veto,
+        said=said[-READ_CHARS:],
+        before=before[:READ_CHARS],
     )
 
 
@@ -125,24 +213,25 @@ def is_automated(text: str) -> bool:
     return _AUTOMATED.search(text) is not None
 
 
-class Wording(NamedTuple):
-    """The text of a message in which cues are looked for.
+def strip_wrapper(text: str) -> str:
+    """Return a message without what a gateway puts before it.
 
-    `own` is the text without pasted parts, `skip` characters into `whole`, both lower case; `cues`
-    are those that may be found, each with its pattern.
+    >>> strip_wrapper("[Fri 2026-04-10 09:29 GMT+2] wrong file")
+    'wrong file'
     """
-
-    source: str
-    whole: str
-    own: str
-    skip: int
-    cues: list[tuple[Cue, re.Pattern[str]]]
+    if text.startswith("System: [") and (at := text.find(_UNTRUSTED)) >= 0:
+        text = text[text.rfind("\n", 0, at) + 1 :]
+    found = _WRAPPER.match(text)
+    return text[found.end() :].strip() if found else text.strip()
 
 
-# Called twice in a row: for the possible cues and for the found ones.
-@lru_cache(maxsize=1)
-def _prepare_wording(text: str) -> Wording:
-    text = text[:READ_CHARS]
+def describe(turn: Turn) -> Description:
+    """Describe a message and its situation.
+
+    >>> describe(Turn(5, "No, that's wrong.", aborted=True)).cues["wrong"]
+    'wrong'
+    """
+    text = turn.text[:READ_CHARS]
     lowered = text.lower().replace("\u2019", "'")
     source = text if len(text) == len(lowered) else lowered
     blanked = lowered
@@ -150,38 +239,61 @@ def _prepare_wording(text: str) -> Wording:
         blanked = PASTED.sub(lambda match: " " * len(match.group()), lowered)
     own = blanked.strip()
     skip = len(blanked) - len(blanked.lstrip())
-    return Wording(source, lowered, own, skip, _find_candidates(own, lowered))
-
-
-def find_cues(turn: Turn) -> dict[str, str]:
-    """Return the cues a message shows, each with the words that show it ("" for the situation).
-
-    >>> find_cues(Turn(5, "No, that's wrong.", aborted=True))["wrong"]
-    'wrong'
-    """
-    wording = _prepare_wording(turn.text)
     found: dict[str, str] = {}
-    for cue, pattern in wording.cues:
+    for cue, pattern in _find_candidates(own, lowered):
         is_whole = cue.name == _ERROR_OUTPUT
-        if match := pattern.search(wording.whole if is_whole else wording.own):
-            shift = 0 if is_whole else wording.skip
-            start, end = match.start() + shift, match.end() + shift
-            found[cue.name] = _extend_to_words(wording.source, start, end)
-    return found | dict.fromkeys(_find_situation(turn, wording, found.keys()), "")
+        if match := pattern.search(lowered if is_whole else own):
+            shift = 0 if is_whole else skip
+            found[cue.name] = _extend_to_words(source, match.start() + shift, match.end() + shift)
+    words = read_words(own)
+    situation = frozenset(
+        {
+            *_find_situation(turn, own, own != lowered.strip(), found.keys()),
+            *_compare(turn, words, found.keys()),
+        }
+    )
+    scale = (max(PLAIN_WORDS, len(words)) / PLAIN_WORDS) ** -0.5
+    return Description(found, situation, read_grams(words), scale)
 
 
-def find_possible_cues(turn: Turn) -> tuple[set[str], set[str]]:
-    """Return the cues whose words a message may contain, and those that its situation shows.
+def _find_candidates(own: str, whole: str) -> list[tuple[Cue, re.Pattern[str]]]:
+    """Return the cues that may be found; the one for pasted output is found in the whole text."""
+    is_far = not whole.isascii() and bool(FAR_LETTER.search(whole))
+    worded, prefilter = _build_prefilter(is_far)
+    numbers: Collection[int] = prefilter.candidates(own)
+    if own != whole:
+        pasted = next(i for i, (cue, _) in enumerate(worded) if cue.name == _ERROR_OUTPUT)
+        numbers = sorted({*numbers, pasted})
+    return [worded[number] for number in numbers]
 
-    This is much faster than finding the words.
+
+def read_words(text: str) -> list[str]:
+    """Return the words of a text in lower case; pairs of signs in scripts without spaces.
+
+    >>> read_words("don't 改回去!")
+    ["don't", '改回', '回去', '!']
     """
-    wording = _prepare_wording(turn.text)
-    worded = {cue.name for cue, _ in wording.cues}
-    return worded, set(_find_situation(turn, wording, worded))
+    found: list[str] = _WORD.findall(text)
+    if text.isascii():
+        return found
+    words: list[str] = []
+    for word in found:
+        if _ASIAN.match(word):
+            words += [word[at : at + 2] for at in range(max(1, len(word) - 1))]
+        else:
+            words.append(word)
+    return words
 
 
-def _find_situation(turn: Turn, wording: Wording, found: Set[str]) -> Iterator[str]:
-    own = wording.own
+def read_grams(words: Sequence[str]) -> frozenset[str]:
+    """Return the words, the pairs of neighbours, and the first (`^`) and last (`$`) ones."""
+    if not words:
+        return frozenset()
+    pairs = (f"{first} {second}" for first, second in pairwise(words))
+    return frozenset({*words, *pairs, f"^{words[0]}", "^" + " ".join(words[:2]), f"{words[-1]}$"})
+
+
+def _find_situation(turn: Turn, own: str, is_pasted: bool, found: Set[str]) -> Iterator[str]:
     words = len(own.split()) + len(_ASIAN.findall(own)) // 2
     situation = {
         "after_abort": turn.aborted,
@@ -193,20 +305,41 @@ def _find_situation(turn: Turn, wording: Wording, found: Set[str]) -> Iterator[s
         "asked": turn.asked,
         "tiny": words <= 2 and not _OBJECTIONS & found,
         "long": words > LONG_WORDS,
-        "pasted": own != wording.whole.strip(),
+        "pasted": is_pasted,
+        "veto": turn.is_veto,
+        "answers": turn.asked and words <= 6,
+        "listed": len(_LISTED.findall(turn.text[: 3 * READ_CHARS])) >= 4,
     }
     return (name for name, holds in situation.items() if holds)
 
 
-def _find_candidates(own: str, whole: str) -> list[tuple[Cue, re.Pattern[str]]]:
-    """Return the cues that may be found; the one for pasted output is found in the whole text."""
-    is_far = not whole.isascii() and bool(FAR_LETTER.search(whole))
-    worded, prefilter = _build_prefilter(is_far)
-    numbers = prefilter.candidates(own)
-    if own != whole:
-        pasted = next(i for i, (cue, _) in enumerate(worded) if cue.name == _ERROR_OUTPUT)
-        numbers = sorted({*numbers, pasted})
-    return [worded[number] for number in numbers]
+def _compare(turn: Turn, words: Sequence[str], found: Set[str]) -> Iterator[str]:
+    """Compare the message with what the agent did and said last, and the user said before."""
+    is_bad = bool(_BAD & found)
+    failures = len(_FAILURE.findall(turn.text[: 3 * READ_CHARS].lower()))
+    is_claimed = (is_bad or failures > 0) and bool(_CLAIM.search(turn.said))
+    is_awaited = (is_bad or failures > 0) and bool(_AWAITED.search(turn.said[-AWAITED_CHARS:]))
+    before = turn.before.lower()
+    said, said_before = set(words), set(read_words(before))
+    likeness = len(said & said_before) / max(1, len(said | said_before)) if len(said) > 3 else 0.0
+    was_answered = bool(turn.said) and not (turn.aborted or turn.provider_error)
+    was_bad = sum(cue.name in _BAD for cue, _ in _find_candidates(before, before))
+    situation = {
+        "defers": bool(_DEFERRED.search(turn.said[-AWAITED_CHARS:])),
+        "failure": failures >= 1,
+        "failures": failures >= 3,
+        "failure_after_claim": failures >= 1 and is_claimed,
+        "failure_after_trial": failures >= 1 and is_awaited,
+        "rephrased": likeness >= 0.2 and was_answered,
+        "repeated": likeness >= 0.45 and not was_answered,
+        "bad_before": was_bad >= 3,
+        "bad": is_bad,
+        "bad_answer": is_bad and turn.asked,
+        "bad_after_trial": is_bad and is_awaited,
+        "bad_after_claim": is_bad and is_claimed,
+        "bad_after_edit": is_bad and turn.edited,
+    }
+    return (name for name, holds in situation.items() if holds)
 
 
 @lru_cache(maxsize=2)

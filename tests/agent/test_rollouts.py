@@ -235,6 +235,7 @@ def test_a_refused_key_is_one_sentence_and_loses_nothing(
     assert len(chat_server.hits) == asked + 3
 
 
+@pytest.mark.slow
 def test_killed_anywhere_a_run_goes_on_without_a_repeated_call(
     tmp_path: Path, chat_server: ChatServer
 ) -> None:

@@ -1,56 +1,66 @@
-"""Precision and recall of the correction model on hand-made labels, each author left out in turn.
+"""Precision and recall of the correction model on hand-made labels.
 
-    python -m tests.benchmarks.corrections LABELS TRACES [--write]
+    python -m tests.benchmarks.corrections LABELS TRACES           # the weights as shipped
+    python -m tests.benchmarks.corrections LABELS TRACES --refit   # fitted without each person
 
-LABELS is a CSV with the columns file, user_ordinal (0 is the first user message), label and text
-(which may be cut short); TRACES is the folder that `file` is relative to. `correction` and
-`bug_report` count as corrections. `--write` fits weights.json to all labels instead.
+LABELS is a CSV with the columns file, user_ordinal (0 is the first user message) and label; TRACES
+is the folder that `file` is relative to. More pairs of both may follow. `text`, which may be cut
+short, finds a message whose ordinal was counted differently; `person` and `harness` group the
+figures, otherwise the user name in the session's folder and the session's format do. `correction`
+and `bug_report` count as corrections.
 
-The fit is a logistic regression pulled towards the cues' prior weights: a few hundred labels by few
-authors may move a weight, not make it. The same input gives the same bytes.
+A label whose message is not on the path that the user kept counts as answered with no, because the
+filter does not read it. Intervals are Wilson's at 95 %.
 """
 
 import argparse
 import csv
-import json
+import hashlib
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
+from math import sqrt
 from pathlib import Path
 from time import perf_counter
 
-import numpy as np
-import numpy.typing as npt
-
 from pimono_sdpo.errors import PimonoError, SourceError
 from pimono_sdpo.traces.parse import read_trace
-from processors.corrections.decide import Model, compute_probability, decide, read_model
+from processors.corrections.decide import decide, read_model
 from processors.corrections.features import (
+    Description,
     Turn,
-    find_cues,
+    describe,
     is_automated,
-    read_cues,
     read_later_turns,
+    strip_wrapper,
 )
 
-COLUMNS = ("file", "user_ordinal", "label", "text")
+COLUMNS = ("file", "user_ordinal", "label")
 POSITIVE = frozenset({"correction", "bug_report"})
+LABELS = (*sorted(POSITIVE), "steer", "other")
 MATCH_CHARS = 60
+# A text cut shorter than this may be the beginning of several messages.
+CUT_CHARS = 20
 _ADVICE = f"give a CSV with the columns {', '.join(COLUMNS)}"
+THRESHOLDS = (0.2, 0.3, 0.35, 0.4, 0.45, 0.5, 0.6, 0.7)
 _HOME = re.compile(r"^(?:/Users|/home|[A-Za-z]:\\Users)[/\\]([^/\\]+)")
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One labelled message; `shown` is its cues, None when a harness wrote it."""
+    """One labelled message.
+
+    `turn` is None where the path that the user kept has no such message; `described` is None, too,
+    when a harness wrote it.
+    """
 
     file: str
-    author: str
+    person: str
+    harness: str
     label: str
-    turn: Turn
-    shown: Mapping[str, str] | None
+    turn: Turn | None
+    described: Description | None
 
     @property
     def positive(self) -> bool:
@@ -58,21 +68,34 @@ class Example:
         return self.label in POSITIVE
 
 
+@dataclass(frozen=True)
+class _Session:
+    person: str
+    harness: str
+    turns: dict[int, Turn]
+
+
 def read_examples(labels_csv: Path, traces: Path) -> list[Example]:
     """Return the labelled messages in the order of the file.
 
-    Raises SourceError for labels that cannot be read and for a label without its message.
+    Raises SourceError for labels or sessions that cannot be read, and when no label has a message.
     """
-    rows = _rows(labels_csv)
+    rows = _read_rows(labels_csv)
     if not traces.is_dir():
         raise SourceError(
             f"`{traces}` is not a folder; give the one that the labels' files are relative to."
         )
-    sessions = {name: _session(traces / name) for name in sorted({row["file"] for row in rows})}
-    return [_example(row, *sessions[row["file"]]) for row in rows]
+    sessions = {name: _read_session(traces / name) for name in sorted({r["file"] for r in rows})}
+    examples = [_read_example(row, sessions[row["file"]]) for row in rows]
+    if all(example.turn is None for example in examples):
+        raise SourceError(
+            f"No label of `{labels_csv}` has its message in `{traces}`; give the traces that the "
+            "labels were made from."
+        )
+    return examples
 
 
-def _rows(labels_csv: Path) -> list[dict[str, str]]:
+def _read_rows(labels_csv: Path) -> list[dict[str, str]]:
     """Read the labels; a byte order mark, as spreadsheets write it, is ignored."""
     try:
         with labels_csv.open(encoding="utf-8-sig", newline="") as lines:
@@ -93,10 +116,15 @@ def _rows(labels_csv: Path) -> list[dict[str, str]]:
                 f"The `user_ordinal` of label {number} of `{labels_csv}` is "
                 f"{row['user_ordinal'][:40]!r}; give the number of the message, from 0."
             )
+        if row["label"] not in LABELS:
+            raise SourceError(
+                f"The `label` of label {number} of `{labels_csv}` is {row['label'][:40]!r}; "
+                f"use one of {', '.join(LABELS)}."
+            )
     return rows
 
 
-def _session(path: Path) -> tuple[str, list[Turn]]:
+def _read_session(path: Path) -> _Session:
     try:
         trace = read_trace(path.read_bytes())
     except OSError as error:
@@ -106,51 +134,47 @@ def _session(path: Path) -> tuple[str, list[Turn]]:
         ) from error
     home = _HOME.search(trace.cwd)
     # One person records in many repositories; a repository's owner may not be the recorder.
-    author = home.group(1) if home else path.name.partition("__")[0]
-    return author.lower(), read_later_turns(trace.events)
+    person = home.group(1) if home else path.name.partition("__")[0]
+    said = [e.index for e in trace.events if e.kind == "user" and e.on_active_branch]
+    later = {turn.event_index: turn for turn in read_later_turns(trace.events)}
+    turns = {number: later[index] for number, index in enumerate(said) if index in later}
+    return _Session(person.lower(), trace.harness, turns)
 
 
-def _example(row: Mapping[str, str], author: str, turns: list[Turn]) -> Example:
-    near = sorted(
-        enumerate(turns, start=1), key=lambda item: abs(item[0] - int(row["user_ordinal"]))
+def _read_example(row: Mapping[str, str], session: _Session) -> Example:
+    ordinal = int(row["user_ordinal"])
+    turn = session.turns.get(ordinal)
+    if text := _shorten(strip_wrapper(row.get("text") or "")):
+        near = sorted(session.turns.items(), key=lambda item: abs(item[0] - ordinal))
+        turn = next((turn for _, turn in near if _begins_with(turn.text, text)), None)
+    return Example(
+        file=row["file"],
+        person=row.get("person") or session.person,
+        harness=row.get("harness") or session.harness,
+        label=row["label"],
+        turn=turn,
+        described=None if turn is None or is_automated(turn.text) else describe(turn),
     )
-    turn = next((turn for _, turn in near if _key(turn.text) == _key(row["text"])), None)
-    if turn is None:
-        raise SourceError(
-            f"`{row['file']}` has no later user message that begins with {row['text'][:40]!r}; "
-            "correct the label, or give the traces it was made from."
-        )
-    shown = None if is_automated(turn.text) else find_cues(turn)
-    return Example(row["file"], author, row["label"], turn, shown)
 
 
-def _key(text: str) -> str:
+def _shorten(text: str) -> str:
     return " ".join(text.split())[:MATCH_CHARS]
 
 
-THRESHOLDS = tuple(step / 100 for step in range(20, 81))
+def _begins_with(message: str, text: str) -> bool:
+    cut = text.rstrip(".\u2026")
+    return _shorten(message) == text or (len(cut) > CUT_CHARS and _shorten(message).startswith(cut))
+
+
 _NEGATION = re.compile(
     r"\b(?:no|not|never|don'?t|doesn'?t|didn'?t|isn'?t|wrong|stop|but|why|instead|actually|wait"
     r"|undo|revert|still|again|should|wtf|fuck\w*)\b|不|没|違|ない|아니",
     re.IGNORECASE,
 )
-_TIGHT = re.compile(
-    r"^\W*(?:no|nope|nah|wrong|stop|undo|revert|wait|don'?t)\b|\bthat'?s (?:not|wrong)"
-    r"|\bthis is (?:not|wrong)|\bnot (?:what|how|right|correct)|\bi (?:said|told|asked|meant)"
-    r"|\bstill (?:not|fails?|broken)|\b(?:doesn'?t|does not) work|\byou (?:forgot|broke|missed)"
-    r"|\bwtf\b|\binstead\b|不是|不对|違う|아니",
-    re.IGNORECASE,
-)
-_FOLLOW_UP = re.compile(r"^\W*(?:ok|okay|yes|yeah|continue|commit|proceed|go|thanks)\b", re.I)
 # As the notes on the traces describe them.
 BASELINES: dict[str, Callable[[Turn], bool]] = {
     "after a tool error or an abort": lambda turn: turn.aborted or turn.tool_errors > 0,
     "bag of negation words": lambda turn: bool(_NEGATION.search(turn.text)),
-    "tight phrases or aborted, no follow-up": lambda turn: (
-        (turn.aborted or bool(_TIGHT.search(turn.text)))
-        and not _FOLLOW_UP.search(turn.text)
-        and not is_automated(turn.text)
-    ),
 }
 
 
@@ -180,77 +204,85 @@ class Score:
         return 2 * self.hits / max(1, self.answers + self.positives)
 
 
+def compute_interval(hits: int, of: int) -> tuple[float, float]:
+    """Return Wilson's 95 % interval of a share.
+
+    >>> compute_interval(8, 10)
+    (0.49, 0.943)
+    """
+    if not of:
+        return 0.0, 1.0
+    z = 1.959964
+    middle = (hits + z * z / 2) / (of + z * z)
+    half = z * sqrt(hits * (of - hits) / of + z * z / 4) / (of + z * z)
+    return round(middle - half, 3), round(middle + half, 3)
+
+
 @dataclass(frozen=True)
 class Report:
-    """Everything the command prints; `authors` and `left_out` never saw the judged author."""
+    """Everything the command prints; `rules` is one score for each rule that decided."""
 
-    authors: list[Score]
-    left_out: Score
-    left_out_threshold: Score
-    session_left_out: Score
-    in_sample: Score
-    curve: list[Score]
-    baselines: list[Score]
+    groups: dict[str, list[Score]]
+    unread: int
+    known: int
     microseconds: float
 
 
-def evaluate_corrections(labels_csv: Path, traces_dir: Path) -> Report:
-    """Fit without each author in turn and judge that author's messages."""
-    examples = read_examples(labels_csv, traces_dir)
-    authors = [example.author for example in examples]
-    by_author = without_each(examples, authors)
-    by_session = without_each(examples, [example.file for example in examples])
-    shipped = read_model()
-    said = [p >= THRESHOLD for p in by_author]
+def evaluate_corrections(examples: Sequence[Example], refit: bool = False) -> Report:
+    """Judge labelled messages with the shipped weights, or with weights fitted without a person."""
+    model = read_model()
+    people = [example.person for example in examples]
+    if refit:
+        from tests.benchmarks.fit_corrections import without_each
+
+        chances = without_each(examples, people)
+    else:
+        chances = [0.0 if e.turn is None else decide(e.turn).probability for e in examples]
+    said = [chance >= model.threshold for chance in chances]
     return Report(
-        authors=[
-            measure(name, examples, said, [author == name for author in authors])
-            for name in sorted(set(authors))
-        ],
-        left_out=measure("leave one author out", examples, said),
-        left_out_threshold=measure(
-            "... and its threshold too", examples, nested(examples, authors, by_author)
-        ),
-        session_left_out=measure(
-            "leave one session out", examples, [p >= THRESHOLD for p in by_session]
-        ),
-        in_sample=measure(
-            "in sample (weights as shipped)",
-            examples,
-            [probability(shipped, example) >= shipped.threshold for example in examples],
-        ),
-        curve=[
-            measure(f"threshold {limit:.2f}", examples, [p >= limit for p in by_author])
-            for limit in (0.3, 0.35, 0.4, 0.45, 0.5, 0.55, 0.6)
-        ],
-        baselines=[
-            measure(name, examples, [baseline(example.turn) for example in examples])
-            for name, baseline in BASELINES.items()
-        ],
-        microseconds=time_per_message([example.turn for example in examples]),
+        groups={
+            "fitted without each person" if refit else "weights as shipped": [
+                measure("all", examples, said)
+            ],
+            "harness": _split(examples, said, [example.harness for example in examples]),
+            "person": _split(examples, said, people),
+            "label": _split(examples, said, [example.label for example in examples]),
+            "rule": _split(examples, said, [_name_rule(example) for example in examples]),
+            "other thresholds": [
+                measure(f"{limit:.2f}", examples, [chance >= limit for chance in chances])
+                for limit in THRESHOLDS
+            ],
+            "baselines": [
+                measure(
+                    name,
+                    examples,
+                    [example.turn is not None and rule(example.turn) for example in examples],
+                )
+                for name, rule in BASELINES.items()
+            ],
+        },
+        unread=sum(example.turn is None for example in examples),
+        known=sum(hash_session(example.file) in model.fitted_to for example in examples)
+        if not refit
+        else 0,
+        microseconds=time_per_message([e.turn for e in examples if e.turn is not None]),
     )
 
 
-def without_each(examples: Sequence[Example], groups: Sequence[str]) -> list[float]:
-    """Predict every example with a model that saw nothing of its group."""
-    models: dict[str, Model] = {
-        left_out: fit([e for e, g in zip(examples, groups, strict=True) if g != left_out])
-        for left_out in sorted(set(groups))
-    }
-    return [probability(models[g], e) for e, g in zip(examples, groups, strict=True)]
+def _split(examples: Sequence[Example], said: Sequence[bool], names: Sequence[str]) -> list[Score]:
+    return [
+        measure(name, examples, said, [each == name for each in names])
+        for name in sorted(set(names))
+    ]
 
 
-def nested(
-    examples: Sequence[Example], authors: Sequence[str], left_out: Sequence[float]
-) -> list[bool]:
-    """Decide with the threshold that gives the other authors' sessions, left out, the best F1."""
-    limits = {}
-    for name in sorted(set(authors)):
-        others = [e for e, author in zip(examples, authors, strict=True) if author != name]
-        inner = without_each(others, [e.file for e in others])
-        scores = [measure("", others, [p >= limit for p in inner]).f1 for limit in THRESHOLDS]
-        limits[name] = THRESHOLDS[scores.index(max(scores))]
-    return [p >= limits[author] for p, author in zip(left_out, authors, strict=True)]
+def _name_rule(example: Example) -> str:
+    return "unread" if example.turn is None else decide(example.turn).rule
+
+
+def hash_session(file: str) -> str:
+    """Name a session that the weights were fitted to, without saying where it came from."""
+    return hashlib.sha256(Path(file).name.encode()).hexdigest()[:8]
 
 
 def measure(
@@ -283,91 +315,47 @@ def time_per_message(turns: Sequence[Turn]) -> float:
 
 def render(report: Report) -> str:
     """Lay the report out as a table."""
-    groups = (
-        ("authors, each left out", report.authors),
-        (
-            f"all messages (threshold {THRESHOLD})",
-            [
-                report.left_out,
-                report.left_out_threshold,
-                report.session_left_out,
-                report.in_sample,
-            ],
-        ),
-        ("leave one author out", report.curve),
-        ("baselines", report.baselines),
-    )
     lines = []
-    for title, scores in groups:
-        lines.append(f"{title:<40} {'n':>5} {'pos':>5} {'said':>5} {'P':>6} {'R':>6} {'F1':>6}")
+    for title, scores in report.groups.items():
+        lines.append(f"{title:<32} {'n':>5} {'pos':>4} {'said':>4}  precision          recall")
         lines += [
-            f"  {s.name:<38} {s.messages:>5} {s.positives:>5} {s.answers:>5}"
-            f" {s.precision:>6.3f} {s.recall:>6.3f} {s.f1:>6.3f}"
+            f"  {s.name:<30} {s.messages:>5} {s.positives:>4} {s.answers:>4}"
+            f"  {_show_share(s.hits, s.answers)}  {_show_share(s.hits, s.positives)}"
             for s in scores
         ]
         lines.append("")
+    if report.known:
+        lines.append(
+            f"{report.known} of the labels are of sessions that the shipped weights were fitted to."
+        )
+    if report.unread:
+        has, counts = ("has", "counts") if report.unread == 1 else ("have", "count")
+        lines.append(
+            f"{report.unread} label{'' if report.unread == 1 else 's'} {has} no message on the path "
+            f"that the user kept and {counts} as answered with no."
+        )
     return "\n".join([*lines, f"{report.microseconds:.0f} microseconds per message", ""])
 
 
-PULL = 16.0
-INTERCEPT, INTERCEPT_PULL = -2.0, 0.05
-STEPS, TOLERANCE = 50, 1e-9
-# One for all, never fitted: a missed correction costs a little more than a false one.
-THRESHOLD = 0.4
-WEIGHTS = Path(str(files("processors.corrections") / "weights.json"))
-
-Array = npt.NDArray[np.float64]
-
-
-def fit(examples: Sequence[Example]) -> Model:
-    """Newton's method on the penalised log-likelihood; messages of a harness do not count."""
-    names = [cue.name for cue in read_cues()]
-    used = [example for example in examples if example.shown is not None]
-    rows = [[float(name in (e.shown or {})) for name in names] + [1.0] for e in used]
-    x: Array = np.array(rows, dtype=np.float64).reshape(len(used), len(names) + 1)
-    y: Array = np.array([float(example.positive) for example in used], dtype=np.float64)
-    prior: Array = np.array([cue.prior for cue in read_cues()] + [INTERCEPT], dtype=np.float64)
-    pull: Array = np.array([PULL] * len(names) + [INTERCEPT_PULL], dtype=np.float64)
-    weights = prior.copy()
-    for _ in range(STEPS):
-        p = 1.0 / (1.0 + np.exp(-(x @ weights)))
-        gradient = x.T @ (p - y) + pull * (weights - prior)
-        hessian = (x.T * (p * (1.0 - p))) @ x + np.diag(pull)
-        step = np.linalg.solve(hessian, gradient)
-        weights = weights - step
-        if float(np.abs(step).max()) < TOLERANCE:
-            break
-    rounded = [round(float(weight), 3) for weight in weights]
-    return Model(THRESHOLD, rounded[-1], dict(zip(names, rounded[:-1], strict=True)))
-
-
-def probability(model: Model, example: Example) -> float:
-    """The model's probability; 0 for what a harness wrote."""
-    return 0.0 if example.shown is None else round(compute_probability(model, example.shown), 4)
-
-
-def weights_json(model: Model) -> str:
-    """The data file, as text."""
-    values = {
-        "intercept": model.intercept,
-        "threshold": model.threshold,
-        "weights": dict(sorted(model.weights.items())),
-    }
-    return json.dumps(values, indent=2) + "\n"
+def _show_share(hits: int, of: int) -> str:
+    if not of:
+        return f"{'-':<17}"
+    low, high = compute_interval(hits, of)
+    return f"{hits / of:.2f} [{low:.2f}, {high:.2f}]"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the table for labels and traces, or write the weights fitted to them."""
+    """Print the table for pairs of labels and traces."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("labels", type=Path)
-    parser.add_argument("traces", type=Path)
-    parser.add_argument("--write", action="store_true", help="fit and write weights.json")
+    parser.add_argument("pairs", type=Path, nargs="+", metavar="LABELS TRACES")
+    parser.add_argument("--refit", action="store_true", help="fit without each person in turn")
     options = parser.parse_args(arguments)
+    if len(options.pairs) % 2:
+        parser.error("give pairs of labels and the folder of their traces")
     try:
-        if options.write:
-            WEIGHTS.write_text(weights_json(fit(read_examples(options.labels, options.traces))))
-        else:
-            sys.stdout.write(render(evaluate_corrections(options.labels, options.traces)))
+        pairs = zip(options.pairs[::2], options.pairs[1::2], strict=True)
+        examples = [one for labels, traces in pairs for one in read_examples(labels, traces)]
+        sys.stdout.write(render(evaluate_corrections(examples, options.refit)))
     except PimonoError as problem:
         sys.stderr.write(f"{problem}\n")
         return 2
