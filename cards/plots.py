@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pimono_sdpo.report import MEASURES
-from pimono_sdpo.schema import DUEL_METRICS, FINAL_SCORE, REFINED_SCORE
+from pimono_sdpo.schema import FINAL_SCORE, PARITY, REFINED_SCORE
 
 Json = dict[str, Any]
 COLOUR, PALE, CUT, GREY = "#4a6fa5", "#ccd3df", "#b06a00", "#808080"
@@ -280,24 +280,45 @@ def _draw_intervals(panel: Panel, values: Json, from_zero_to_one: bool) -> None:
 
 
 def write_duel_plot(summary: Json, path: Path) -> None:
-    """Draw the histogram of scores with the buckets, and the scores per metric and judge."""
-    turns = Panel(60, HEAD, 320, 250, "turns per score")
-    _draw_histogram(turns, summary["histogram"], [("turns", COLOUR)])
-    for limit, name in ((REFINED_SCORE, "refined"), (FINAL_SCORE, "final")):
+    """Draw the score with its interval above those of the judges, and the scores per turn.
+
+    With a duel of the king against itself, its turns are drawn over those of the duel.
+    """
+    verdict = summary["verdict"]
+    judges = [(judge["name"].rpartition("/")[2], judge["score"]) for judge in verdict["judges"]]
+    rows = [("score", verdict["score"]), *judges]
+    left = 20.0 + CHAR_WIDTH * max(len(name) for name, _ in rows)
+    scores = Panel(left, HEAD, 340, ROW_HEIGHT * 1.4 * len(rows), verdict["conclusion"])
+    scores.x, scores.y = (0, 100), (0, len(rows))
+    scores.draw_line([(PARITY, 0), (PARITY, len(rows))], GREY, dashed=True)
+    for place, (name, value) in enumerate(rows):
+        middle = len(rows) - place - 0.5
+        scores.write(name, (0, middle), (-6, 4), "end")
+        if value is None:
+            scores.write("missing", (0, middle), (6, 4), "start", GREY)
+            continue
+        if place == 0 and verdict["low"] is not None and verdict["high"] is not None:
+            ends = max(verdict["low"], 0), min(verdict["high"], 100)
+            scores.draw_line([(end, middle) for end in ends], COLOUR)
+        scores.draw_dot(value, middle)
+        scores.write(f"{value:.1f}", (value, middle), (0, -8), size=11)
+    scores.draw_axes([(0, "0"), (PARITY, "parity"), (100, "100")], [])
+    shown = summary["panel"] or summary
+    kinds = [(shown["histogram"], "whole panel" if summary["panel"] else "single judges", COLOUR)]
+    if summary["aa_test"]:
+        kinds.append((summary["aa_test"]["histogram"], "king against itself", CUT))
+    shares = [[count / max(sum(counts), 1) for count in counts] for counts, *_ in kinds]
+    turns = Panel(left + 420, HEAD, 340, 200, "share of turns by score")
+    turns.x, turns.y = (0, 100), (0, 1.12 * max(map(max, shares)) or 1)
+    width = 100 / len(shares[0])
+    for place, share in enumerate(shares[0]):
+        turns.draw_bar((place * width, (place + 1) * width), (0, share), PALE)
+    for number, ((_, name, colour), counts) in enumerate(zip(kinds, shares, strict=True)):
+        edges = [((place + side) * width, y) for place, y in enumerate(counts) for side in (0, 1)]
+        turns.draw_line(edges, colour)
+        turns.write(name, (0, turns.y[1]), (6, 12 + 15 * number), "start", colour, 11)
+    for limit in (REFINED_SCORE, FINAL_SCORE) if summary["panel"] else ():
         turns.draw_line([(limit, 0), (limit, turns.y[1])], GREY, dashed=True)
-        turns.write(name, (limit, turns.y[1]), (3, 10), "start", GREY, 11)
-    metrics = [(name, summary["metrics"][name] or 0.0, 0.0) for name in DUEL_METRICS]
-    judges = [
-        (judge["name"].rpartition("/")[2], judge["score"] or 0.0, 0.0)
-        for judge in summary["judges"]
-    ]
-    panels = [turns]
-    right = 400.0
-    for title, bars in (("score per metric", metrics), ("score per judge", judges)):
-        left = right + 10 + CHAR_WIDTH * max((len(name) for name, *_ in bars), default=0)
-        panel = Panel(left, HEAD, 220, max(ROW_HEIGHT * len(bars), ROW_HEIGHT), title)
-        _draw_bars(panel, bars, 100)
-        panel.draw_line([(50, 0), (50, panel.y[1])], GREY, dashed=True)
-        panels.append(panel)
-        right = left + 220 + 50
-    save_picture(path, right, 320, panels)
+    ticks = [(value, f"{value:g}") for value in choose_ticks(*turns.x)]
+    turns.draw_axes(ticks, choose_ticks(*turns.y))
+    save_picture(path, left + 790, HEAD + max(scores.height, turns.height) + 30, [scores, turns])

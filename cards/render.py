@@ -6,7 +6,7 @@ The same report and run give the same bytes; a missing value is an error.
 import hashlib
 import re
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -427,8 +427,10 @@ DUEL_COLUMNS = {
 }
 
 
-def render_duel_report(summary: Json, rows: Iterable[Mapping[str, Any]]) -> str:
-    """Return report.md of a duel; `rows` are DUEL rows, read once."""
+def render_duel_report(
+    summary: Json, rows: Iterable[Mapping[str, Any]], singles: Sequence[Mapping[str, Any]]
+) -> str:
+    """Return report.md of a duel; `rows` are DUEL rows, `singles` the turns of the gate."""
     templates = make_environment()
     templates.filters |= {
         "points": partial(format_figure, form=".1f"),
@@ -436,7 +438,7 @@ def render_duel_report(summary: Json, rows: Iterable[Mapping[str, Any]]) -> str:
         "percent": format_percent,
         "share": partial(format_figure, form=".2f"),
     }
-    values = {**summary, "turns": summary["verdict"]["turns"], "metrics": DUEL_METRICS}
+    values = {**summary, "metrics": DUEL_METRICS, "singles": singles}
     return templates.get_template("duel_report.md.j2").render(values, ranges=RANGES, rows=rows)
 
 

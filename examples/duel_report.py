@@ -16,11 +16,9 @@ def main(folder: str) -> None:
     """Read the report and the judged turns of a duel."""
     result = Path(folder) / "result"
     report = json.loads((result / "report.json").read_text())
-    verdict = report["verdict"]
-    print("accepted" if verdict["accepted"] else f"not accepted: {'; '.join(verdict['refusals'])}")
-    print(f"score {verdict['score']:.1f}, lower bound {verdict['bound']:.1f}, 50 is parity")
-    for judge in report["judges"]:
-        print(f"{judge['name']}: score {judge['score']:.1f}, consistent {judge['consistent']:.0%}")
+    print(report["verdict"]["sentence"])
+    for judge in report["verdict"]["judges"]:
+        print(f"{judge['name']}: score {judge['score']:.1f}, without it {judge['without']:.1f}")
     turns = []
     for bucket in report["configs"]:
         turns += list(load_dataset(str(result), bucket, split="train"))

@@ -319,7 +319,7 @@ class Turn(TypedDict):
 Opponent = Literal["king", "reference"]
 DUEL_METRICS = ("correctness", "grounding", "progress", "protocol", "efficiency")
 # The lowest score of a turn in the buckets `final` and `refined`; below is `defeat`.
-FINAL_SCORE, REFINED_SCORE = 80.0, 66.0
+PARITY, REFINED_SCORE, FINAL_SCORE = 50.0, 66.0, 80.0
 SCORES = {name: Value("float64") for name in DUEL_METRICS}
 USAGE = {
     "prompt_tokens": Value("int64"),

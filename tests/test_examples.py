@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from pimono_sdpo.duel.gate import Rules
 from pimono_sdpo.duel.result import score_duel
 from pimono_sdpo.samples import write_samples
 from tests.duel.made import write_duel
@@ -52,11 +51,11 @@ def test_own_reward(tmp_path: Path) -> None:
 
 
 def test_duel_report(tmp_path: Path) -> None:
-    write_duel(tmp_path / "duel", 60, 40, lambda turn, judge, order: (8, 3))
-    score_duel(tmp_path / "duel", Rules(draws=199))
+    given = write_duel(tmp_path / "duel", 60, 40, lambda turn, judge, order: (8, 3))
+    score_duel(tmp_path / "duel", given)
     printed = run_example("duel_report.py", "duel", cwd=tmp_path)
-    assert printed.startswith("accepted\nscore 100.0")
-    assert len(printed.splitlines()) == 2 + 3 + 5
+    assert printed.startswith("accepted at look ")
+    assert len(printed.splitlines()) == 1 + 3 + 5
 
 
 @pytest.mark.slow

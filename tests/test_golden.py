@@ -149,7 +149,7 @@ def of_models(work: Path) -> Golden:
         for kind in ("sft", "dpo", "sdpo"):
             run("duel", "--out", work / "duel", "--to", kind, "--rows", work / kind)
             golden[f"duel-{kind}"] = hashes(work / kind)
-    for stage in ("answers", "judgments"):
+    for stage in ("answers", "gate", "judgments"):
         # The metadata of these says what they were made by.
         found = {"rows": _hash_of_rows(sorted((work / "duel" / stage).glob("*.parquet")))}
         golden[f"duel-{stage}"] = {"data": found}

@@ -81,11 +81,12 @@ def duel_command(folder: Path, url: str) -> Arguments:
     config = folder / "chain.toml"
     config.write_text(
         f'[duel]\n{asking}model = "k"\nturns = 12\nseed = 1\n'
-        f'[judge]\n{asking}models = ["judge-1"]\n[gate]\nmin_clusters = 3\n'
+        f'[judge]\n{asking}models = ["judge-1", "judge-2"]\n[gate]\nmin_clusters = 3\n'
     )
     write_trajectories(folder / "trajectories")
     records = write_pull_requests(folder / "prs.parquet")
-    return ["duel", folder / "trajectories", "--records", records, "--config", config]
+    given = ["--records", records, "--config", config, "--export"]
+    return ["duel", folder / "trajectories", *given]
 
 
 COMMANDS: dict[str, Callable[[Path, str], Arguments]] = {

@@ -1,7 +1,9 @@
 """Let a panel of models judge whether a challenger beats the king on turns of recorded sessions.
 
-The king answers blind, the challenger sees the pull request that solved the task. A run that was
-stopped resumes with the same command; no finished call is repeated. Settings are in chain.toml.
+The king answers blind, the challenger sees the pull request that solved the task. First the gate:
+single judges read one turn per task, up to five looks decide whether the challenger is better. If
+it is, or with --export, the whole panel reads every turn. A run that was stopped resumes with the
+same command; no finished call is repeated. Settings are in chain.toml.
 
     pimono-sdpo duel AlienKevin/SWE-ZERO-12M-trajectories --records nebius/SWE-rebench-V2-PRs \\
         --estimate
@@ -20,18 +22,20 @@ from typing import Any, Literal
 import typer
 
 from pimono_sdpo.dataset_writer import WriterOptions, summarize
-from pimono_sdpo.duel.gate import AlbedoRules, Rules
+from pimono_sdpo.duel.gate import Verdict
 from pimono_sdpo.duel.result import RESULT, score_duel, write_training_rows
 from pimono_sdpo.duel.stages import (
     Outcome,
-    Spending,
+    estimate_duel,
+    register_rules,
     run_answers,
-    run_judge,
+    run_gate,
+    run_panel,
     run_turns_by_settings,
 )
 from pimono_sdpo.errors import InferenceError, OutputError, SourceError
 from pimono_sdpo.llm.money import need_prices
-from pimono_sdpo.llm.settings import Settings, load_settings
+from pimono_sdpo.llm.settings import Settings, load_settings, read_environment
 from pimono_sdpo.options import argument, option, options
 from pimono_sdpo.push import PushResult, push_folder
 from pimono_sdpo.schema import Opponent
@@ -77,19 +81,30 @@ class Options(PushResult, WriterOptions):
     opponent: Opponent | None = option(
         "Judge against the king, or against the recorded agent.", default=None, shown="king"
     )
+    cluster: Literal["auto", "repo", "task"] | None = option(
+        "Unit of independence: repositories, or tasks where there is one repository.",
+        default=None,
+        shown="auto",
+    )
+    export: bool = option(
+        "Ask the whole panel about every turn even if the challenger is not accepted.",
+        default=False,
+    )
     rules: Literal["default", "original"] = option(
-        "Report the verdict by the original rules, too.", default="default"
+        "Ask the whole panel about every turn and report the verdict by the original rules, too.",
+        default="default",
     )
     aa_test: int | None = option(
-        "Also duel the king with itself on N turns, which shows how many `final` are chance.",
+        "Also duel the king with itself on N turns, which shows how many `final` are chance; "
+        "implies --export.",
         default=None,
         minimum=1,
     )
     limit: int | None = option(
-        "Ask about the first N turns only.", default=None, minimum=1, shown="all"
+        "Ask the whole panel about the first N turns only.", default=None, minimum=1, shown="all"
     )
     estimate: bool = option(
-        "Ask about 8 turns, estimate the cost of the next stage, and stop.", default=False
+        "Ask about 8 turns, estimate the cost of all stages, and stop.", default=False
     )
     max_cost: float | None = option(
         "Stop before spending more than this many USD.", default=None, minimum=0
@@ -122,8 +137,6 @@ def _run_stages(options: Options) -> bool:
     out = options.out
     settings = _load_settings(options)
     wanted = STAGES if options.stage == "all" else (options.stage,)
-    estimate = ESTIMATED if options.estimate else None
-    spending = Spending(options.max_cost, options.limit, estimate)
     if options.max_cost is not None and "judge" in wanted:
         # Before anything is spent on the answers.
         need_prices(settings.judge.models, settings.price_list())
@@ -136,70 +149,90 @@ def _run_stages(options: Options) -> bool:
             options.source, options.records, options.exclude, settings, out
         )
         typer.echo(f"{report['turns']} turns of {report['instances']} tasks are in {out / 'turns'}")
-    for name, run_stage in (("answers", run_answers), ("judge", run_judge)):
-        if name not in wanted:
-            continue
-        if _print_outcome(run_stage(out, settings, spending), name):
-            return False
-        if options.aa_test is not None:
-            equal = Spending(options.max_cost, options.aa_test, estimate)
-            outcome = run_stage(out, settings, equal, equals=True)
-            _print_outcome(outcome, f"{name} of the king against itself")
+    if options.estimate:
+        estimate, problem = estimate_duel(out, settings, ESTIMATED)
+        if problem is not None:
+            raise InferenceError(f"{problem.rstrip('.')}; nothing can be estimated.")
+        typer.echo(estimate)
+        return False
+    panel = options.export or options.rules == "original" or options.aa_test is not None
+    if "judge" in wanted:
+        for name, done in run_gate(out, settings, options.max_cost):
+            _print_progress(name, done)
+            panel = panel or (isinstance(done, Verdict) and done.conclusion == "accepted")
+        if panel:
+            _run_panel(options, settings)
+    elif "answers" in wanted:
+        limit = options.limit if panel else register_rules(out, settings).looks[-1]
+        _print_progress("answers", run_answers(out, settings, options.max_cost, limit))
     if "score" in wanted:
         _score(options, settings)
     return "score" in wanted
 
 
+def _run_panel(options: Options, settings: Settings) -> None:
+    """Ask players and the whole panel about all turns, and about the king against itself."""
+    for equals, limit in ((False, options.limit), (True, options.aa_test)):
+        if equals and limit is None:
+            continue
+        of = " of the king against itself" if equals else ""
+        for name, run_stage in (("answers", run_answers), ("panel", run_panel)):
+            outcome = run_stage(options.out, settings, options.max_cost, limit, equals)
+            _print_progress(name + of, outcome)
+
+
 def _load_settings(options: Options) -> Settings:
+    modes: dict[str, Opponent] = {"1": "reference", "2": "king"}
+    mode = read_environment().get("DUEL_MODE")
+    if mode is not None and mode not in modes:
+        raise InferenceError(
+            f"DUEL_MODE is `{mode}`; use 1 (against the recorded agent) or 2 (against the king)."
+        )
     duel = {
         "provider": options.provider,
         "model": options.model,
         "challenger": options.challenger,
         "turns": options.turns,
         "seed": options.seed,
-        "opponent": options.opponent,
+        "opponent": options.opponent or modes.get(mode or ""),
     }
     panel = {"provider": options.provider, "models": tuple(options.judge) or None}
-    return load_settings(options.config, duel=duel, judge=panel)
+    gate = {"cluster": options.cluster}
+    return load_settings(options.config, duel=duel, judge=panel, gate=gate)
 
 
-def _print_outcome(outcome: Outcome, name: str) -> bool:
-    """Print what a stage did; return whether that was an estimate.
-
-    Raises InferenceError when the stage was stopped.
-    """
-    if outcome.estimate is not None:
-        typer.echo(outcome.estimate)
-    if outcome.asked is not None:
-        asked = outcome.asked
-        failed = f", {asked.errors} failed: {asked.error}" if asked.errors else ""
-        typer.echo(f"{name}: {asked.rows} rows{failed}")
-    if outcome.used and outcome.estimate is None:
-        typer.echo(outcome.used)
-    if outcome.stopped is not None:
-        raise InferenceError(
-            f"{outcome.stopped.rstrip('.')}; finished calls are kept, run the same command again."
+def _print_progress(name: str, done: Outcome | Verdict) -> None:
+    """Print what a stage or a look gave; raises InferenceError when the stage was stopped."""
+    if isinstance(done, Verdict):
+        after = "" if done.conclusion == "open" else f": {done.conclusion}"
+        typer.echo(
+            f"{name} of {done.looks}: {done.scored} turns, score {done.score:.1f} "
+            f"({done.low:.1f} to {done.high:.1f}){after}"
         )
-    return outcome.estimate is not None
+        return
+    failed = f", {done.asked.errors} failed: {done.asked.error}" if done.asked.errors else ""
+    typer.echo(f"{name}: {done.asked.rows} rows{failed}")
+    if done.used:
+        typer.echo(done.used)
+    if done.stopped is not None:
+        raise InferenceError(
+            f"{done.stopped.rstrip('.')}; finished calls are kept, run the same command again."
+        )
 
 
 def _score(options: Options, settings: Settings) -> None:
-    gate = Rules(**settings.gate.model_dump(), seed=settings.duel.seed)
-    original = AlbedoRules() if options.rules == "original" else None
-    report = score_duel(options.out, gate, original, settings.duel.opponent, options.licence)
-    verdict = report["verdict"]
-    score, bound = (
-        "none" if verdict[name] is None else f"{verdict[name]:.1f}" for name in ("score", "bound")
-    )
-    typer.echo(f"score {score}, lower bound {bound}")
-    typer.echo("buckets: " + ", ".join(f"{name} {n}" for name, n in report["buckets"].items()))
+    report = score_duel(options.out, settings, options.rules == "original", options.licence)
+    typer.echo(report["verdict"]["sentence"])
+    if report["exploratory"]:
+        typer.echo(f"by other rules, exploratory: {report['exploratory']['sentence']}")
+    if report["panel"]:
+        buckets = report["panel"]["buckets"]
+        typer.echo("buckets: " + ", ".join(f"{name} {n}" for name, n in buckets.items()))
     if report["aa_test"]:
         typer.echo(f"final between equals: {report['aa_test']['buckets']['final']}")
-    if original is not None:
+    if report["original"]:
         accepted = report["original"]["accepted"]
         typer.echo("by the original rules: " + ("accepted" if accepted else "not accepted"))
-    refused = "not accepted: " + "; ".join(verdict["refusals"])
-    typer.echo("accepted" if verdict["accepted"] else refused)
     typer.echo(f"report.md and the buckets are in {options.out / RESULT}")
 
 

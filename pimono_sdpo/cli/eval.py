@@ -11,9 +11,9 @@ from pathlib import Path
 
 from pimono_sdpo.agent.evaluation import evaluate_to_file
 from pimono_sdpo.agent.rollout import RolloutOptions
-from pimono_sdpo.cli.evaluate import print_table
+from pimono_sdpo.cli import evaluate
 from pimono_sdpo.cli.rollout import print_as, print_rollout
-from pimono_sdpo.options import option, options
+from pimono_sdpo.options import option, options, same_option
 from pimono_sdpo.schema import Protocol
 
 
@@ -21,21 +21,17 @@ from pimono_sdpo.schema import Protocol
 class Options:
     """Options of `eval`."""
 
-    suite: Path = option("JSON file of the held-out suite.")
+    suite: Path = same_option(RolloutOptions, "suite")
     report: Path = option(
         "NAME.json to write; NAME.md and NAME.svg are written beside it.",
         default=Path("report.json"),
     )
     trace_dir: Path | None = option("Folder for the rollouts.", default=None, shown="NAME_rollouts")
-    llm_provider: str | None = option(
-        "As --provider of `rollout`.", default=None, shown="chain.toml's, else hf"
-    )
-    model: str | None = option("Model that acts.", default=None, shown="chain.toml's")
-    tool_protocol: Protocol = option(
-        "Calls as one `json` object, or the API's `native` ones.", default="json"
-    )
-    num_workers: int = option("Rollouts at a time.", default=4, minimum=1)
-    baseline: Path | None = option("Folder of the baseline's rollouts.", default=None)
+    llm_provider: str | None = same_option(RolloutOptions, "provider")
+    model: str | None = same_option(RolloutOptions, "model")
+    tool_protocol: Protocol = same_option(RolloutOptions, "protocol")
+    num_workers: int = same_option(RolloutOptions, "max_workers")
+    baseline: Path | None = same_option(evaluate.Options, "baseline")
 
 
 def run(options: Options) -> None:
@@ -51,6 +47,6 @@ def run(options: Options) -> None:
     )
     tell = print_as("eval")
     evaluate_to_file(rollout, made, report, tell, print_rollout(tell), options.baseline)
-    print_table(report.with_suffix(".md"))
+    evaluate.print_table(report.with_suffix(".md"))
     tell(f"Wrote the report to: {report}")
     tell(f"Wrote rollouts to: {made}")

@@ -1,105 +1,382 @@
 """Decide whether the challenger is better: by our rules, and by those duels are modelled on.
 
+Our rules are sequential. Each turn, one per task, is read by one judge in one order; after each of
+up to five planned looks the duel is accepted, given up, or continued. What the position of an
+answer and the severity of a judge add is estimated from the same calls and subtracted. Turns of one
+repository are alike, so repositories are the independent units.
+
+Sources: Lan and DeMets, Discrete sequential boundaries for clinical trials, 1983; Kim and DeMets,
+Design and analysis of group sequential tests based on the type I error spending rate function,
+1987; Jennison and Turnbull, Group Sequential Methods, 1999, chapters 7 and 19.
+
 The original rules take one order (the king first); averages over turns, then metrics, then judges;
 a bootstrap over single turns. Two defects are part of the rules: turns of one task count as
 independent, and a turn without a readable judgment is left out of the score but counts as lost in
 the bound.
 """
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
 
-from pimono_sdpo.stats import cluster_interval
+from pimono_sdpo.schema import PARITY
 from processors.duel.scores import Array, Votes, nan_mean
 
-PARITY = 50.0
+# Shares of the planned turns after which the calls are looked at.
+LOOKS = (1 / 6, 0.3, 0.47, 0.7, 1.0)
+# Below this t-value, the duel is given up at a look. It may be continued all the same: the chance
+# of a false acceptance does not count on stopping.
+FUTILITY = (-0.5, 0.0, 0.4, 0.8)
+# Exponent of the spending function alpha * t ** SPENDING.
+SPENDING = 1.5
+# A repository of n tasks weighs n / (1 + SIMILARITY * (n - 1)), so at most as much as five tasks.
+SIMILARITY = 0.2
+# Standard errors between a judge and the others from which the verdict must hold without it.
+OUTLYING = 3.0
+
+Cluster = Literal["auto", "repo", "task"]
+Conclusion = Literal["accepted", "not accepted", "no verdict", "open"]
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """The conditions for accepting a challenger.
+    """The conditions for accepting a challenger; registered before the first judge is called.
 
-    `win_margin` is in points above parity, `alpha` is the chance of accepting an equal challenger,
-    `min_parsed` the smallest share of turns with a score, `min_clusters` the smallest number of
-    tasks, `draws` the number of bootstrap resamples.
+    `win_margin` is challenger minus king in points of 0 to 100, `alpha` the chance of accepting an
+    equal challenger over all looks, `min_parsed` the smallest share of turns with a readable
+    judgment, `min_clusters` the smallest effective number of independent units, `max_turns` the
+    turns of the last look. `cluster` names the units: `auto` takes repositories, or tasks where all
+    turns come from one repository.
     """
 
-    win_margin: float = 5.0
+    win_margin: float = 2.0
     alpha: float = 0.05
     min_parsed: float = 0.9
     min_clusters: int = 30
-    both_orders: bool = True
-    min_judges: int = 2
-    draws: int = 9999
-    seed: int = 42
+    max_turns: int = 360
+    cluster: Cluster = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """Single judgments, arrays of one length: index of the turn, index of the judge, order (0 shows
+    the opponent first), and the score of 0 to 100 in favour of the challenger.
+    """
+
+    turn: NDArray[np.int64]
+    judge: NDArray[np.int64]
+    order: NDArray[np.int64]
+    score: Array
+
+    def select(self, kept: NDArray[np.bool_]) -> "Calls":
+        """Return some of the calls."""
+        return Calls(self.turn[kept], self.judge[kept], self.order[kept], self.score[kept])
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A mean score, its standard error, and the effective number of clusters; nan without any."""
+
+    mean: float
+    error: float
+    clusters: float
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeScore:
+    """A judge's calls in the gate: their number, its own score, the mean advantage in points of the
+    answer shown first, the score by the other judges' calls, and whether it differs from theirs by
+    more than `OUTLYING` standard errors.
+    """
+
+    name: str
+    calls: int
+    score: float
+    first_bias: float
+    without: float
+    outlying: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`score` and `bound` are points; `bound` is the lower bound of the mean score.
-
-    `refusals` lists the conditions that failed, empty when accepted. `if_lost` is the score if the
-    challenger had lost every turn without a score.
+    """What one look says. `low` and `high` bound the mean score at the chance of error that the
+    look may spend, `clusters` is the effective number of `unit`, `reasons` what speaks against
+    acceptance, `if_lost` the score if every turn without a readable judgment had been lost.
     """
 
+    conclusion: Conclusion
+    look: int
+    looks: int
     score: float
-    bound: float
+    low: float
+    high: float
     turns: int
     scored: int
-    clusters: int
+    calls: int
+    unit: Cluster
+    clusters: float
+    missing_clusters: int
     if_lost: float
-    refusals: tuple[str, ...]
-
-    @property
-    def accepted(self) -> bool:
-        """Whether every condition holds."""
-        return not self.refusals
+    agreement: float
+    agreement_turns: int
+    judges: tuple[JudgeScore, ...]
+    reasons: tuple[str, ...]
 
 
-def decide_duel(
-    turn_scores: Array, instances: tuple[str, ...], rules: Rules, unanswered: int = 0
-) -> Verdict:
-    """Return the verdict on scores (turns,) of 0 to 100; nan is a turn without a score.
+def choose_unit(repos: Sequence[str], cluster: Cluster) -> Cluster:
+    """Return `repo` or `task`, whichever is the unit of independence of these turns."""
+    if cluster != "auto":
+        return cluster
+    return "repo" if len(set(repos)) > 1 else "task"
 
-    `unanswered` is the number of further turns without a score, on which a player gave nothing to
-    judge: a player that fails often must not be judged by the other turns alone.
 
-    Turns of one instance are alike, so the bound resamples instances (BCa, one-sided). Resampling
-    single turns accepts equal players about twice as often as it should.
+def weigh_clusters(sizes: Sequence[int] | NDArray[np.int64]) -> Array:
+    """Return weights of clusters of so many turns that sum to 1; no large one dominates."""
+    counts = np.asarray(sizes, float)
+    weights = counts / (1 + SIMILARITY * (counts - 1))
+    shares: Array = weights / weights.sum()
+    return shares
+
+
+def count_effective(clusters: Sequence[str]) -> float:
+    """Return how many clusters of equal weight would tell as much as those of these turns."""
+    if not clusters:
+        return 0.0
+    return float(1 / (weigh_clusters(list(Counter(clusters).values())) ** 2).sum())
+
+
+@cache
+def find_boundaries(shares: tuple[float, ...], alpha: float) -> list[float]:
+    """Return the z-value to exceed at each look, taken after these shares of the information.
+
+    Crossing any of them has the chance `alpha` under no effect. Computed by integrating the density
+    of the paths that have not crossed yet (Armitage, McPherson and Rowe 1969).
+
+    >>> [round(z, 2) for z in find_boundaries((1.0,), 0.05)]
+    [1.64]
     """
-    there = ~np.isnan(turn_scores)
-    clusters: dict[str, list[float]] = {}
-    for instance, score in zip(instances, turn_scores, strict=True):
-        if not np.isnan(score):
-            clusters.setdefault(instance, []).append(float(score))
-    level = 1 - 2 * rules.alpha
-    found = cluster_interval(list(clusters.values()), level, rules.draws, rules.seed)
-    scored = int(there.sum())
-    turns = len(turn_scores) + unanswered
-    parsed = scored / turns if turns else 0.0
-    refusals = []
-    if not scored:
-        refusals.append("no turn has a score")
-    elif not found.mean - PARITY >= rules.win_margin:
-        refusals.append(
-            f"the score {found.mean:.1f} is not {rules.win_margin:g} points above {PARITY:g}"
-        )
-    if scored and not found.low > PARITY:
-        refusals.append(f"the lower bound {found.low:.1f} is not above {PARITY:g}")
-    if not parsed >= rules.min_parsed:
-        refusals.append(f"{parsed:.0%} of the turns have a score, not {rules.min_parsed:.0%}")
-    if len(clusters) < rules.min_clusters:
-        refusals.append(f"{len(clusters)} tasks are fewer than {rules.min_clusters}")
+    grid = np.linspace(-8, 8, 1601)
+    step = grid[1] - grid[0]
+    found: list[float] = []
+    density: Array | None = None
+    before = 0.0
+    for share in shares:
+        spread = np.sqrt(share - before)
+        spent = alpha * (share**SPENDING - before**SPENDING)
+        if density is None:
+            moved = stats.norm.pdf(grid / spread) / spread
+        else:
+            steps = stats.norm.pdf((grid[:, None] - grid) / spread) / spread
+            moved = steps @ density * step
+        tail = (np.cumsum(moved[::-1])[::-1] - moved / 2) * step
+        bound = float(np.interp(-spent, -tail, grid))
+        found.append(bound / np.sqrt(share))
+        density = np.where(grid < bound, moved, 0.0)
+        before = share
+    return found
+
+
+def adjust_scores(calls: Calls) -> Array:
+    """Return the scores without what judge and position add: each judge and order has one mean."""
+    seat = calls.judge * 2 + calls.order
+    sums, counts = np.bincount(seat, calls.score), np.bincount(seat)
+    used = counts > 0
+    means = np.divide(sums, counts, out=np.zeros_like(sums), where=used)
+    adjusted: Array = calls.score - means[seat] + means[used].mean()
+    return adjusted
+
+
+def estimate_score(calls: Calls, clusters: Sequence[str]) -> Estimate:
+    """Return the weighted mean over clusters; `clusters` is by turn."""
+    if not len(calls.score):
+        return Estimate(np.nan, np.nan, 0.0)
+    turns, place = np.unique(calls.turn, return_inverse=True)
+    by_turn = np.bincount(place, adjust_scores(calls)) / np.bincount(place)
+    names, inside = np.unique([clusters[turn] for turn in turns], return_inverse=True)
+    sizes = np.bincount(inside)
+    means = np.bincount(inside, by_turn) / sizes
+    weights = weigh_clusters(sizes)
+    mean, squares = float(weights @ means), float((weights**2).sum())
+    if len(names) < 2:
+        return Estimate(mean, np.nan, 1.0)
+    variance = float((weights**2 * (means - mean) ** 2).sum()) / (1 - squares)
+    # The means of judges and orders were estimated from the same calls.
+    seats = len(np.unique(calls.judge * 2 + calls.order))
+    free = len(by_turn) / max(len(by_turn) - seats + 1, 1)
+    return Estimate(mean, float(np.sqrt(variance * free)), 1 / squares)
+
+
+def describe_judges(calls: Calls, names: Sequence[str]) -> tuple[JudgeScore, ...]:
+    """Return what each judge's calls say, in the panel's order."""
+    spread = float(calls.score.std(ddof=1)) if len(calls.score) > 1 else np.nan
+    found = []
+    for index, name in enumerate(names):
+        own = calls.judge == index
+        ours, others = calls.select(own), calls.select(~own)
+        orders = [_mean(ours.score[ours.order == order]) for order in (0, 1)]
+        score, without = _mean_of_seats(ours), _mean_of_seats(others)
+        counts = len(ours.score), len(others.score)
+        error = spread * np.sqrt(1 / counts[0] + 1 / counts[1]) if all(counts) else np.nan
+        outlying = bool(abs(score - without) > OUTLYING * error)
+        bias = (orders[1] - orders[0]) / 2
+        found.append(JudgeScore(name, counts[0], score, bias, without, outlying))
+    return tuple(found)
+
+
+def decide(
+    calls: Calls,
+    names: Sequence[str],
+    clusters: Sequence[str],
+    unit: Cluster,
+    looks: Sequence[int],
+    look: int,
+    rules: Rules,
+    unanswered: int = 0,
+) -> Verdict:
+    """Return the verdict after look number `look`, from 0, of looks after so many turns.
+
+    `clusters` is by turn of those answered so far; `unanswered` counts turns on which a player gave
+    nothing to judge: one that fails often must not be judged by the other turns alone.
+    """
+    shares = tuple(turns / looks[-1] for turns in looks)
+    found = estimate_score(calls, clusters)
+    z = find_boundaries(shares, rules.alpha)[look]
+    needed = float(stats.t.isf(stats.norm.sf(z), max(found.clusters - 1, 1)))
+    low, high = found.mean - needed * found.error, found.mean + needed * found.error
+    scored = len(np.unique(calls.turn))
+    turns = len(clusters) + unanswered
+    judges = describe_judges(calls, names)
+    agreement, pairs = measure_agreement(calls)
+    reasons = _find_reasons(found, needed, scored, turns, judges, calls, clusters, rules)
+    # With fewer pairs nothing can be said about the judges' agreement.
+    if pairs > 3 and np.tanh(np.arctanh(min(agreement, 0.999)) + 1.645 / np.sqrt(pairs - 3)) < 0:
+        reasons.append(f"the judges agree less than by chance (alpha {agreement:.2f})")
+    effective = count_effective(clusters)
+    missing = max(0, int(np.ceil(rules.min_clusters - effective - 1e-9)))
+    last = look == len(looks) - 1
+    conclusion: Conclusion
+    if missing or len(names) < 2:
+        conclusion = "no verdict" if last else "open"
+    elif not reasons:
+        conclusion = "accepted"
+    elif last or found.mean - PARITY < FUTILITY[look] * found.error:
+        conclusion = "not accepted"
+    else:
+        conclusion = "open"
+    by_turn = np.bincount(calls.turn, calls.score) / np.maximum(np.bincount(calls.turn), 1)
     return Verdict(
+        conclusion=conclusion,
+        look=look + 1,
+        looks=len(looks),
         score=found.mean,
-        bound=found.low,
+        low=low,
+        high=high,
         turns=turns,
         scored=scored,
-        clusters=len(clusters),
-        if_lost=float(np.nansum(turn_scores) / turns) if turns else np.nan,
-        refusals=tuple(refusals),
+        calls=len(calls.score),
+        unit=unit,
+        clusters=effective,
+        missing_clusters=missing,
+        if_lost=float(by_turn.sum() / turns) if turns else np.nan,
+        agreement=agreement,
+        agreement_turns=pairs,
+        judges=judges,
+        reasons=tuple(reasons),
     )
+
+
+def _find_reasons(
+    found: Estimate,
+    needed: float,
+    scored: int,
+    turns: int,
+    judges: Sequence[JudgeScore],
+    calls: Calls,
+    clusters: Sequence[str],
+    rules: Rules,
+) -> list[str]:
+    """Return what speaks against acceptance, empty for nothing."""
+    if not scored:
+        return ["no turn has a readable judgment"]
+    reasons = []
+    # Without the sign of a lead that is 0 but for rounding.
+    lead = round(2 * (found.mean - PARITY), 6) + 0.0
+    if not lead >= rules.win_margin:
+        reasons.append(
+            f"the challenger leads by {lead:.1f} points, fewer than {rules.win_margin:g}"
+        )
+    low = found.mean - needed * found.error
+    if not low > PARITY:
+        reasons.append(f"the lower bound {low:.1f} is not above {PARITY:g}")
+    if scored < rules.min_parsed * turns:
+        share = scored / turns
+        reasons.append(
+            f"{share:.0%} of the turns have a readable judgment, fewer than {rules.min_parsed:.0%}"
+        )
+    for index, judge in enumerate(judges):
+        if len(judges) > 1 and not judge.without > PARITY:
+            reasons.append(f"without {judge.name} the score is {judge.without:.1f}")
+        elif judge.outlying:
+            rest = estimate_score(calls.select(calls.judge != index), clusters)
+            bound = rest.mean - needed * rest.error
+            if not bound > PARITY:
+                reasons.append(
+                    f"{judge.name} scores {judge.score:.1f}, far from the other judges, and "
+                    f"without it the lower bound is {bound:.1f}"
+                )
+    return reasons
+
+
+def _mean_of_seats(calls: Calls) -> float:
+    """Return the mean over judges and orders of their mean scores."""
+    seat = calls.judge * 2 + calls.order
+    return _mean(np.array([calls.score[seat == one].mean() for one in np.unique(seat)]))
+
+
+def _mean(values: Array) -> float:
+    return float(values.mean()) if len(values) else np.nan
+
+
+def measure_agreement(calls: Calls) -> tuple[float, int]:
+    """Return Krippendorff's alpha over the turns that two judges read, and their number."""
+    scores = adjust_scores(calls) if len(calls.score) else calls.score
+    by_turn: dict[int, list[float]] = {}
+    for turn, score in zip(calls.turn.tolist(), scores.tolist(), strict=True):
+        by_turn.setdefault(turn, []).append(score)
+    pairs = [values for values in by_turn.values() if len(values) == 2]
+    return krippendorff_alpha(np.array(pairs).reshape(-1, 2).T), len(pairs)
+
+
+def krippendorff_alpha(ratings: Array) -> float:
+    """Return Krippendorff's alpha for interval data, ratings (raters, units), nan where missing.
+
+    1 is perfect agreement, 0 agreement by chance. Units with fewer than two ratings are left out.
+    nan when nothing can be compared, 1 when all ratings are equal. Source: Krippendorff, Content
+    Analysis, 4th ed. 2019, chapter 12.
+
+    >>> krippendorff_alpha(np.array([[1.0, 2, 3, 4], [1, 2, 3, 4]]))
+    1.0
+    """
+    there = ~np.isnan(ratings)
+    units = there.sum(axis=0) >= 2
+    if not units.any():
+        return float("nan")
+    values, there = np.where(there, ratings, 0.0)[:, units], there[:, units]
+    count = there.sum(axis=0)
+    total, squares = values.sum(axis=0), (values**2).sum(axis=0)
+    # The sum of squared differences of all pairs of n values is 2 (n sum(x^2) - sum(x)^2).
+    observed = float((2 * (count * squares - total**2) / (count - 1)).sum())
+    n, t, s = int(count.sum()), float(total.sum()), float(squares.sum())
+    expected = 2 * (n * s - t**2) / (n - 1)
+    if expected <= 0:
+        return 1.0
+    return 1 - observed / expected
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """Score a duel's judgments into a dataset repository, and its turns into rows to train on.
 
-reads   DIR/answers/*.parquet, DIR/judgments/*.parquet, and DIR/aa-judgments/*.parquet if there
-writes  DIR/result: data/{final,refined,defeat}-*.parquet, report.md, report.json, report.svg and
-        README.md; an earlier result is replaced
+reads   DIR/rules.json, answers, gate, and where they are there judgments and aa-judgments
+writes  DIR/result: report.md, report.json, report.svg and README.md, and of turns that the whole
+        panel read data/{final,refined,defeat}-*.parquet; an earlier result is replaced
 
 No model is asked: stored judgments can be scored again by other rules. Rows for SFT, DPO or SDPO
 are made of the turns that the challenger won:
@@ -12,102 +12,145 @@ writes  OUT/data/train-*.parquet, OUT/rejects, report.json, README.md
 """
 
 import json
+import math
 import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
+import numpy as np
 
 from cards.plots import write_duel_plot
 from cards.render import render_duel_card, render_duel_report
 from pimono_sdpo import __version__
 from pimono_sdpo.dataset_writer import DatasetSpec, Format, explain_empty, write_dataset
 from pimono_sdpo.duel.gate import AlbedoRules, Rules
-from pimono_sdpo.duel.stages import ANSWERS, EQUAL_ANSWERS, EQUAL_JUDGMENTS, JUDGMENTS
-from pimono_sdpo.duel.summary import count_false_finals, summarize_albedo, summarize_duel
+from pimono_sdpo.duel.stages import (
+    ANSWERS,
+    EQUAL_ANSWERS,
+    EQUAL_JUDGMENTS,
+    GATE,
+    JOURNAL,
+    JUDGMENTS,
+    Plan,
+    decide_by_stored,
+    decide_look,
+    name_of,
+    read_rows,
+    register_rules,
+)
+from pimono_sdpo.duel.summary import (
+    count_scores,
+    explain_finals,
+    summarize_albedo,
+    summarize_lengths,
+    summarize_panel,
+    summarize_verdict,
+    to_json,
+)
 from pimono_sdpo.errors import EmptySelection, SourceError
+from pimono_sdpo.llm.calls import Journal
+from pimono_sdpo.llm.money import cost
 from pimono_sdpo.llm.rows import is_of
+from pimono_sdpo.llm.settings import Settings
 from pimono_sdpo.runs.engine import Part, Piece, sha256
 from pimono_sdpo.runs.folders import REPORT, only_run, publish_folder, require_disjoint
-from pimono_sdpo.runs.parquet import read_tables
+from pimono_sdpo.runs.parquet import read_tables, write_to_files
 from pimono_sdpo.runs.sessions import rows_and_rejects
 from pimono_sdpo.schema import DUEL, Opponent
 from pimono_sdpo.stage import Stage
+from processors.duel.answers import classify_action
 from processors.duel.export import TABLES, Kind, build_stages
+from processors.duel.judge import score_judgment
 from processors.duel.scores import collect_reasons, collect_votes, make_duels, score_turns
 
 Json = dict[str, Any]
 RESULT = "result"
 BATCH = 256
-ANSWER_COLUMNS = (
-    "turn_id", "instance_id", "drop_reason", "king", "challenger", "assistant", "leaked_terms",
-)  # fmt: skip
-# Nobody was asked about a turn without a known pull request.
-UNKNOWN = "no_pull_request"
 REPORTED = ("turn_id", "instance_id", "action_style", "score", "metrics", "bucket")
 
 
 def score_duel(
-    folder: Path,
-    rules: Rules,
-    original: AlbedoRules | None = None,
-    opponent: Opponent = "king",
-    licence: str | None = None,
+    folder: Path, settings: Settings, original: bool = False, licence: str | None = None
 ) -> Json:
     """Score the judgments in `folder` and return the report.
 
-    Raises SourceError when there is nothing to score, OutputError when it cannot be written.
+    The verdict is by the registered rules. Where the settings have others, what they would say
+    stands beside it as exploratory. With `original`, the original rules are applied to the whole
+    panel's judgments. Raises SourceError when there is nothing to score, OutputError when it cannot
+    be written.
     """
-    theirs = "king" if opponent == "king" else "assistant"
-    answered = [_drop_texts(row, theirs) for row in _read_rows(folder, ANSWERS, ANSWER_COLUMNS)]
-    kept = [row for row in answered if row["drop_reason"] is None]
-    judges = _read_panel(folder, JUDGMENTS, opponent)
-    if not _is_current(folder, JUDGMENTS, ANSWERS):
+    opponent = settings.duel.opponent
+    panel_of = name_of(JUDGMENTS, opponent)
+    if not any((folder / name_of(GATE, opponent)).glob("*.parquet")):
+        raise SourceError(
+            f"`{folder}` has no judgments against the {opponent}; run the stages before `score`."
+        )
+    if not _is_current(folder, panel_of, ANSWERS):
         raise SourceError(
             f"`{folder}` has judgments of answers that have since been replaced; run the stage "
             "`judge`."
         )
-    if not kept or not judges:
-        what = f"judgments against the {opponent}" if kept else "turns that both players answered"
-        raise SourceError(f"`{folder}` has no {what}; run the stages before `score`.")
-    turns = [(row["turn_id"], row["instance_id"]) for row in kept]
-    votes = collect_votes(turns, judges, _read_judgments(folder, JUDGMENTS, opponent))
-    scores = score_turns(votes, rules.both_orders, rules.min_judges)
-    lengths = [row["lengths"] for row in kept]
-    leaked = [row["leaked"] for row in kept]
-    dropped = Counter(row["drop_reason"] for row in answered if row["drop_reason"] is not None)
-    unanswered = dropped.total() - dropped[UNKNOWN]
+    plan = register_rules(folder, settings)
+    verdict = decide_by_stored(folder, plan, plan.rules, opponent)
+    if verdict is None:
+        raise SourceError(
+            f"`{folder}` has too few judgments for the first look; run the stage `judge`."
+        )
+    given = Rules(**settings.gate.model_dump())
+    other = None if given == plan.rules else decide_by_stored(folder, plan, given, opponent)
+    clean = decide_look(folder, plan, plan.rules, verdict.look - 1, opponent, clean=True)
+    panel = _read_panel(folder, panel_of)
+    votes = collect_votes(panel, plan.judges, read_rows(folder, panel_of))
+    theirs = "king" if opponent == "king" else "assistant"
+    singles = _read_singles(folder, plan, opponent, theirs)
+    dropped = Counter(row["drop_reason"] for row in read_rows(folder, ANSWERS, ("drop_reason",)))
+    dropped.pop(None, None)
+    lengths = [[row["lengths"][side] for row in singles] for side in (0, 1)]
+    summary = summarize_panel(votes) if panel else None
     report: Json = {
         "pimono_sdpo": __version__,
         "source": folder.resolve().name,
         "licence": licence,
         "opponent": opponent,
+        "registered": plan.sha256,
+        "rules": asdict(plan.rules),
+        "looks": list(plan.looks),
+        "verdict": summarize_verdict(verdict),
+        "exploratory": other and {"rules": asdict(given), **(summarize_verdict(other) or {})},
         "dropped": dict(sorted(dropped.items())),
-        "cost": _sum_cost(folder),
-        "aa_test": _score_equals(folder, rules, judges),
-        "original": summarize_albedo(votes, original) if original else None,
-        **summarize_duel(votes, scores, rules, lengths, leaked, unanswered),
+        "cost": _sum_cost(folder, settings),
+        "length": summarize_lengths(np.array([row["score"] for row in singles]), *lengths),
+        "leaks": {
+            "share": sum(row["leaked"] for row in singles) / max(len(singles), 1),
+            "score_without": to_json(asdict(clean))["score"],
+        },
+        "histogram": count_scores(np.array([row["score"] for row in singles])),
+        "panel": summary,
+        "aa_test": _score_equals(folder, plan, summary) if summary else None,
+        "original": None,
     }
-    reasons = collect_reasons(_read_judgments(folder, JUDGMENTS, opponent), judges)
-    answers = (row for row in _read_rows(folder, ANSWERS) if row["drop_reason"] is None)
+    if original and panel:
+        report["original"] = summarize_albedo(votes, _original_rules(settings))
+    reasons = collect_reasons(read_rows(folder, panel_of), plan.judges)
+    asked = {turn for turn, _ in panel}
+    answers = (row for row in read_rows(folder, ANSWERS) if row["turn_id"] in asked)
     out = (folder / RESULT).resolve()
     with only_run(out) as work:
         finished = work / "out"
         shutil.rmtree(finished, ignore_errors=True)
         (finished / "data").mkdir(parents=True)
-        duels = make_duels(answers, votes, scores, reasons, opponent)
+        duels = make_duels(answers, votes, score_turns(votes), reasons, opponent)
         reported, report["configs"] = _write_buckets(duels, finished / "data")
         report["sha256"] = {
             name: sha256(path)
             for name in report["configs"]
             for path in (finished / "data").glob(f"{name}-*.parquet")
         }
-        (finished / "report.md").write_text(render_duel_report(report, reported))
+        (finished / "report.md").write_text(render_duel_report(report, reported, singles))
         (finished / REPORT).write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n")
         (finished / "README.md").write_text(render_duel_card(report))
         write_duel_plot(report, finished / "report.svg")
@@ -115,13 +158,49 @@ def score_duel(
     return report
 
 
-def _drop_texts(answer: Json, theirs: str) -> Json:
-    """Return what scoring needs of an answer, without its texts."""
-    return {
-        **{name: answer[name] for name in ("turn_id", "instance_id", "drop_reason")},
-        "lengths": (len(answer["challenger"] or ""), len(answer[theirs] or "")),
-        "leaked": bool(answer["leaked_terms"]),
-    }
+def _original_rules(settings: Settings) -> AlbedoRules:
+    duel = settings.duel
+    return AlbedoRules(
+        win_margin=duel.win_margin,
+        gate_alpha=duel.gate_alpha,
+        min_valid_turn_frac=duel.min_valid_turn_frac,
+        bootstrap_resamples=duel.bootstrap_resamples,
+    )
+
+
+def _read_panel(folder: Path, name: str) -> list[tuple[str, str]]:
+    """Return turn and task of the turns that a panel was asked about, in their order."""
+    columns = ("turn_id", "instance_id")
+    return list(
+        dict.fromkeys(
+            (row[columns[0]], row[columns[1]]) for row in read_rows(folder, name, columns)
+        )
+    )
+
+
+def _read_singles(folder: Path, plan: Plan, opponent: Opponent, theirs: str) -> list[Json]:
+    """Return the gate's turns: score (the mean of the calls), judges, lengths, leaks, action."""
+    by_turn: dict[str, list[Json]] = {}
+    for row in read_rows(folder, name_of(GATE, opponent)):
+        if row["parsed"]:
+            by_turn.setdefault(row["turn_id"], []).append(row)
+    columns = ("turn_id", "instance_id", "leaked_terms", "challenger", theirs)
+    found = []
+    for answer in read_rows(folder, ANSWERS, columns):
+        calls = by_turn.get(answer["turn_id"])
+        if calls:
+            found.append(
+                {
+                    "turn_id": answer["turn_id"],
+                    "instance_id": answer["instance_id"],
+                    "action_style": classify_action(answer["challenger"]),
+                    "judges": [row["judge"] for row in calls],
+                    "score": sum(map(score_judgment, calls)) / len(calls),
+                    "lengths": (len(answer["challenger"]), len(answer[theirs])),
+                    "leaked": bool(answer["leaked_terms"]),
+                }
+            )
+    return found
 
 
 def _write_buckets(duels: Iterable[Json], data: Path) -> tuple[list[Json], dict[str, int]]:
@@ -129,58 +208,38 @@ def _write_buckets(duels: Iterable[Json], data: Path) -> tuple[list[Json], dict[
 
     Returns the reported columns of all duels, and the number of rows of each bucket with any.
     """
-    schema = DUEL.arrow_schema
     reported: list[Json] = []
-    batches: dict[str, list[Json]] = {}
-    counts: Counter[str] = Counter()
-    with ExitStack() as stack:
-        writers: dict[str, pq.ParquetWriter] = {}
+
+    def place() -> Iterator[tuple[Path, Json]]:
         for duel in duels:
             reported.append({name: duel[name] for name in REPORTED})
-            name = duel["bucket"]
-            if name == "parse_fail":
-                continue
-            counts[name] += 1
-            if name not in writers:
-                path = data / f"{name}-00000-of-00001.parquet"
-                writers[name] = stack.enter_context(pq.ParquetWriter(path, schema))
-            batches.setdefault(name, []).append(duel)
-            if len(batches[name]) == BATCH:
-                writers[name].write_table(pa.Table.from_pylist(batches.pop(name), schema))
-        for name, rows in batches.items():
-            writers[name].write_table(pa.Table.from_pylist(rows, schema))
-    return reported, {name: counts[name] for name in ("final", "refined", "defeat") if counts[name]}
+            if duel["bucket"] != "parse_fail":
+                yield data / f"{duel['bucket']}-00000-of-00001.parquet", duel
+
+    counts = write_to_files(place(), DUEL.arrow_schema)
+    buckets = {path.name.partition("-")[0]: count for path, count in counts.items()}
+    return reported, {
+        name: buckets[name] for name in ("final", "refined", "defeat") if name in buckets
+    }
 
 
-def _score_equals(folder: Path, rules: Rules, panel: Sequence[str]) -> Json | None:
+def _score_equals(folder: Path, plan: Plan, panel: Json) -> Json | None:
     """Score this king against another sample of itself, if this panel judged that."""
-    judges = _read_panel(folder, EQUAL_JUDGMENTS, "king")
+    judges = {row["judge"] for row in read_rows(folder, EQUAL_JUDGMENTS, ("judge",))}
     kings = [
-        {row["king_model"] for row in _read_rows(folder, name, ("king_model",))}
+        {row["king_model"] for row in read_rows(folder, name, ("king_model",))}
         for name in (EQUAL_ANSWERS, ANSWERS)
     ]
     is_same = kings[0] <= kings[1] and _is_current(folder, EQUAL_JUDGMENTS, EQUAL_ANSWERS)
-    if not judges or judges != panel or not is_same:
+    if not judges or not judges <= set(plan.judges) or not is_same:
         return None
-    judged = _read_judgments(folder, EQUAL_JUDGMENTS, "king")
-    turns = sorted({(row["turn_id"], row["instance_id"]) for row in judged})
-    votes = collect_votes(turns, judges, _read_judgments(folder, EQUAL_JUDGMENTS, "king"))
-    return count_false_finals(score_turns(votes, rules.both_orders, rules.min_judges).turn.tolist())
-
-
-def _read_panel(folder: Path, name: str, opponent: Opponent) -> list[str]:
-    """Return the sorted names of the judges; raises SourceError when shards differ in them."""
-    panels: set[frozenset[str]] = set()
-    for path in sorted((folder / name).glob("*.parquet")):
-        rows = pq.read_table(path, columns=["judge", "opponent"]).to_pylist()
-        panels.add(frozenset(row["judge"] for row in rows if row["opponent"] == opponent))
-    panels -= {frozenset()}
-    if len(panels) > 1:
-        raise SourceError(
-            f"`{folder / name}` has judgments of several panels, because the stage was stopped "
-            "before it replaced all of them; run the stage `judge` until it is finished."
-        )
-    return sorted(*panels) if panels else []
+    turns = _read_panel(folder, EQUAL_JUDGMENTS)
+    votes = collect_votes(turns, plan.judges, read_rows(folder, EQUAL_JUDGMENTS))
+    scores = score_turns(votes).turn
+    return {
+        **explain_finals(scores.tolist(), panel["buckets"]),
+        "histogram": summarize_panel(votes)["histogram"],
+    }
 
 
 def _is_current(folder: Path, name: str, given: str) -> bool:
@@ -189,28 +248,15 @@ def _is_current(folder: Path, name: str, given: str) -> bool:
     return all(is_of(path, folder / given / path.name.replace(name, given)) for path in shards)
 
 
-def _read_judgments(folder: Path, name: str, opponent: Opponent) -> Iterator[Json]:
-    return (row for row in _read_rows(folder, name) if row["opponent"] == opponent)
-
-
-def _sum_cost(folder: Path) -> float | None:
-    """Return the USD of all calls, None where a price is unknown."""
-    used = [
-        row["usage"]
-        for name in (ANSWERS, JUDGMENTS, EQUAL_ANSWERS, EQUAL_JUDGMENTS)
-        for row in _read_rows(folder, name, ("usage",))
-        if row["usage"] is not None
-    ]
-    # Rows without a call cost nothing, whatever the prices.
-    costs = [usage["cost"] for usage in used if usage["prompt_tokens"]]
-    return sum(costs) if costs and None not in costs else None
-
-
-def _read_rows(folder: Path, name: str, columns: Sequence[str] | None = None) -> Iterator[Json]:
-    """Yield the rows of a stage in the order of its shards; none when it has not run."""
-    for path in sorted((folder / name).glob("*.parquet")):
-        for table in read_tables(path, BATCH, columns):
-            yield from table.to_pylist()
+def _sum_cost(folder: Path, settings: Settings) -> float | None:
+    """Return the USD of all calls in the journal, None where a price is unknown."""
+    prices = settings.price_list()
+    costs = [cost(prices, model, used) for model, used in Journal(folder / JOURNAL).usage().items()]
+    return (
+        math.fsum(known)
+        if (known := [one for one in costs if one is not None]) and len(known) == len(costs)
+        else None
+    )
 
 
 # The stage whose columns the rows have, by kind.

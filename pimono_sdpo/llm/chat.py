@@ -1,16 +1,11 @@
 """Ask models at one endpoint: bounded, retried, journaled; failures are replies.
 
-    chat = Chat(find_endpoint("hf", os.environ), Journal(out / "calls.sqlite"))
-    reply = await chat.ask(Request(model="openai/gpt-oss-20b", messages=[...], seed=42))
-    if reply.error is None: ...
-
-`Decisions` asks for probabilities of options instead of text. `transformers serve` answers them at
-`/v1/systemone` with one forward pass per question. Nothing is generated, so nothing can fail to
-parse, and equal questions get equal answers.
+chat = Chat(find_endpoint("hf", os.environ), Journal(out / "calls.sqlite"))
+reply = await chat.ask(Request(model="openai/gpt-oss-20b", messages=[...], seed=42))
+if reply.error is None: ...
 """
 
 import asyncio
-import json
 import logging
 import math
 import time
@@ -28,8 +23,6 @@ from httpx2 import HTTPError, InvalidURL, TransportError
 from huggingface_hub import (
     AsyncInferenceClient,
     ChatCompletionOutput,
-    get_async_session,
-    hf_raise_for_status,
 )
 from huggingface_hub.errors import HfHubHTTPError, InferenceTimeoutError
 
@@ -298,15 +291,13 @@ def open_chat(
     journal: Path,
     models: Sequence[str],
     max_cost: float | None = None,
-    kind: type[Chat] = Chat,
     *,
     concurrency: int | None = None,
     replay: bool = False,
 ) -> Chat:
     """Open the endpoint of a section for these models; raises InferenceError.
 
-    `max_cost` is in USD, for all calls of the journal; `kind` is Chat or Decisions. With `replay`,
-    all answers come from the journal.
+    `max_cost` is in USD, for all calls of the journal. With `replay`, all answers come from it.
     """
     if replay:
         where = Endpoint("journal", None, NO_KEY)
@@ -317,55 +308,6 @@ def open_chat(
     budget = None if max_cost is None else Budget(max_cost, models, prices, book)
     limits = section.limits()
     limits = replace(limits, concurrency=concurrency or limits.concurrency)
-    chat = kind(where, book, prices=prices, limits=limits, budget=budget)
+    chat = Chat(where, book, prices=prices, limits=limits, budget=budget)
     chat.stopped = MISSING_ANSWER if replay else None
     return chat
-
-
-PATH = "/systemone"
-
-
-def make_question(model: str, state: str, questions: Mapping[str, Json]) -> Request:
-    """Return a request for `Decisions`; a question has `type`, `instructions` and `criteria`."""
-    return Request(model, [{"role": "user", "content": state}], extra={"questions": questions})
-
-
-class Decisions(Chat):
-    """A chat whose replies are JSON: probabilities of the options, by question."""
-
-    async def _attempt(self, request: Request, client: AsyncInferenceClient) -> Reply:
-        body = {
-            "model": request.model,
-            "state": request.messages[0]["content"],
-            "questions": request.extra["questions"],
-        }
-        key = self.endpoint.key
-        headers = {} if key == NO_KEY else {"Authorization": f"Bearer {key}"}
-        # The inference client has no such task; this is the HTTP client that it uses itself.
-        async with get_async_session() as session:
-            response = await session.post(
-                f"{self.endpoint.base_url}".rstrip("/") + PATH,
-                json=body,
-                headers=headers,
-                timeout=self.limits.timeout,
-            )
-            hf_raise_for_status(response)
-            return _read_answers(response.json(), request.extra["questions"])
-
-
-def _read_answers(answer: object, questions: Mapping[str, Json]) -> Reply:
-    answers = answer.get("answers") if isinstance(answer, dict) else None
-    if not isinstance(answer, dict) or not isinstance(answers, dict):
-        raise UnreadableReply("no answers")
-    found = {}
-    for name, asked in questions.items():
-        given = answers.get(name)
-        chances = given.get("probabilities") if isinstance(given, dict) else None
-        if not isinstance(chances, dict) or set(chances) != set(asked["criteria"]):
-            raise UnreadableReply(f"no probabilities for `{name}`")
-        if not all(isinstance(chance, float | int) for chance in chances.values()):
-            raise UnreadableReply(f"probabilities of `{name}` that are no numbers")
-        found[name] = chances
-    usage = answer.get("usage")
-    tokens = read_count(usage.get("input_tokens")) if isinstance(usage, dict) else 0
-    return Reply(text=json.dumps(found), finish_reason="stop", prompt_tokens=tokens)

@@ -160,7 +160,7 @@ def ask_shards(
 
     `one` returns rows of `features`, which have a column `error`. `made_by` names code, prompts and
     options: a shard made otherwise, or of other input, is made again. With `limit`, only the first
-    rows of all are asked about.
+    rows of all are asked about; a finished shard with more rows stays as it is.
     """
     parts = []
     left = limit
@@ -168,11 +168,12 @@ def ask_shards(
         rows = pq.read_metadata(path).num_rows
         rows = rows if left is None else min(rows, left)
         left = None if left is None else left - rows
+        number = int(path.stem.rpartition("-")[2])
+        given, options = {"sha256": sha256(path)}, {"made_by": made_by}
+        rows = max(rows, _count_finished(out / DONE / f"{number:05}.json", given, options))
         if rows:
-            number = int(path.stem.rpartition("-")[2])
-            given = {"sha256": sha256(path), "rows": rows}
             run = partial(_ask, path, rows, one, features, in_flight, out.name)
-            parts.append(Part(number, path.name, rows, given, {"made_by": made_by}, run))
+            parts.append(Part(number, path.name, rows, {**given, "rows": rows}, options, run))
     out.mkdir(parents=True, exist_ok=True)
     outputs = {"rows": Output(f"{out.name}-{{:05}}.parquet", features.arrow_schema)}
     records = run_parts(parts, out, outputs, is_stopped=is_stopped).records.values()
@@ -183,6 +184,15 @@ def ask_shards(
         errors=sum(record["counts"]["errors"] for record in records),
         error=next((record["error"] for record in records if record["error"]), None),
     )
+
+
+def _count_finished(record: Path, given: Json, options: Json) -> int:
+    """Return of how many rows of this input a shard was made with these options."""
+    if not record.is_file():
+        return 0
+    made = json.loads(record.read_text())["made_from"]
+    same = made["input"]["sha256"] == given["sha256"] and made["options"] == options
+    return int(made["input"]["rows"]) if same else 0
 
 
 def _ask(

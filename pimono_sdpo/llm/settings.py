@@ -86,6 +86,11 @@ class Duel(CallSection):
     turns: Count = 2000
     seed: int = 42
     opponent: Literal["king", "reference"] = "king"
+    # Thresholds of `--rules original`; see `pimono_sdpo.duel.gate.AlbedoRules`.
+    win_margin: Annotated[float, Field(ge=0, le=100)] = 2.0
+    gate_alpha: Annotated[float, Field(gt=0, lt=0.5)] = 0.05
+    min_valid_turn_frac: Annotated[float, Field(ge=0, le=1)] = 0.5
+    bootstrap_resamples: Count = 10_000
 
 
 class Judge(CallSection):
@@ -100,19 +105,17 @@ class Judge(CallSection):
     timeout: Positive = 300.0
     max_tokens: Count = 4096
     context: Literal["none", "reference", "pr"] = "pr"
-    # `logprobs`: probabilities instead of text, from `transformers serve` at the provider's URL.
-    backend: Literal["chat", "logprobs"] = "chat"
 
 
 class Gate(Section):
     """The conditions for accepting a challenger; see `pimono_sdpo.duel.gate.Rules`."""
 
-    win_margin: Annotated[float, Field(ge=0, le=50)] = 5.0
+    win_margin: Annotated[float, Field(ge=0, le=100)] = 2.0
     alpha: Annotated[float, Field(gt=0, lt=0.5)] = 0.05
     min_parsed: Annotated[float, Field(ge=0, le=1)] = 0.9
     min_clusters: Count = 30
-    min_judges: Count = 2
-    both_orders: bool = True
+    max_turns: Count = 360
+    cluster: Literal["auto", "repo", "task"] = "auto"
 
 
 class ModelPrice(Section):

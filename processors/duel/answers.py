@@ -159,13 +159,15 @@ Row = Mapping[str, Any]
 # Characters of the hidden text: a third for the problem, the rest for the change.
 HIDDEN_CHARS = 5_000
 FILES_SHOWN = 40
+# After so many malformed answers a player is not asked again.
+MOST_DRAWS = 20
 # Offset of the seeds of a second king, for the duel of the king against itself.
 OTHER_KING = 1_000
 
 
 @dataclass(frozen=True)
 class Players:
-    """Who answers and how; an answer of bad form is sampled again, up to `draws` times."""
+    """Who answers and how; an answer of bad form is sampled again, up to `draws` times a run."""
 
     king: str
     challenger: str
@@ -224,13 +226,14 @@ class AnswerStage:
                 challenger_model=other,
                 usage=sum_usage((*king.replies, *challenger.replies)),
                 drop_reason=_find_drop_reason(king, challenger),
-                error=king.error or challenger.error,
+                # A row with an error is asked again by the next run.
+                error=king.error or challenger.error or _describe_fault(king, challenger),
             )
         ]
 
     async def _ask(self, model: str, messages: Sequence[Json], sample: int) -> Answer:
         replies: list[Reply] = []
-        for draw in range(self.players.draws):
+        for draw in range(MOST_DRAWS):
             reply = await self.chat.ask(
                 Request(
                     model=model,
@@ -244,7 +247,9 @@ class AnswerStage:
             replies.append(reply)
             text = strip_reasoning(reply.text)
             fault = "tool_call" if reply.tool_calls else check_format(text)
-            if reply.error or fault is None:
+            # Malformed answers of earlier runs are in the journal; this run draws further ones.
+            new = sum(not known.from_journal for known in replies)
+            if reply.error or fault is None or new == self.players.draws:
                 break
         return Answer(text, fault, reply.error, tuple(replies))
 
@@ -293,6 +298,14 @@ def _find_drop_reason(king: Answer, challenger: Answer) -> str | None:
     if king.fault:
         return f"king_{king.fault}"
     return f"challenger_{challenger.fault}" if challenger.fault else None
+
+
+def _describe_fault(king: Answer, challenger: Answer) -> str | None:
+    """Say which player gave no answer of the required form, while it may be asked again."""
+    for name, answer in (("king", king), ("challenger", challenger)):
+        if answer.fault is not None and len(answer.replies) < MOST_DRAWS:
+            return f"the {name}'s answer does not have the required form ({answer.fault})"
+    return None
 
 
 def _make_row(turn: Row, players: Players, **found: Any) -> Json:

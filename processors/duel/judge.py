@@ -1,39 +1,40 @@
-"""Ask the panel which of two answers is better, and read its verdicts.
+"""Let judges compare two answers, and read their verdicts.
 
 reads   ANSWER without `drop_reason`
-writes  JUDGMENT: one row per judge and order
+writes  JUDGMENT: one row per call
+
+The gate asks one judge about each turn, and a second one about one turn in twelve; the panel asks
+every judge in both orders, and stops when no further vote can change the bucket of the turn.
 
 Clear cases are decided without a judge: two equal answers are a tie, and an answer that repeats
 itself over and over loses. A judge whose reply cannot be read is asked once more; after that the
-judgment counts as not parsed, and its text is kept. Reading takes
-time linear in the reply.
+judgment counts as not parsed, and its text is kept. Reading takes time linear in the reply.
 """
 
 import asyncio
 import hashlib
 import json
+import random
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from pimono_sdpo.llm.calls import Json, Reply, Request
-from pimono_sdpo.llm.chat import Chat, Decisions, make_question
+from pimono_sdpo.llm.chat import Chat
 from pimono_sdpo.schema import DUEL_METRICS, Opponent
 from pimono_sdpo.text import replace_surrogates, shorten
-from processors.duel.answers import is_looping, sum_usage
+from processors.duel.answers import is_looping, strip_reasoning, sum_usage
 from processors.duel.prompts import prompt
 from processors.duel.sanitize import sanitize
+from processors.duel.scores import MIN_JUDGES, choose_bucket
+from processors.duel.turns import SHARD_ROWS
 
 Side = Literal["A", "B", "tie"]
-# The last braces are enough for an object with two objects inside; trying all of them would take
-# quadratic time on a hostile reply.
-BRACES = 24
+# Trying more starts of objects would take quadratic time on a hostile reply.
+BRACES = 64
 HIGHEST = 10
 REASON_CHARS = 2_000
-# Not strict: judges write line breaks into their reasons.
-_DECODER = json.JSONDecoder(strict=False)
-_OPENS = re.compile(r"\{")
 
 
 @dataclass(frozen=True)
@@ -46,28 +47,51 @@ class Verdict:
     reason: str
 
 
+class _Repeated(ValueError):
+    """An object that has a key twice."""
+
+
+def _build_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    built = dict(pairs)
+    if len(built) < len(pairs):
+        raise _Repeated
+    return built
+
+
+# Not strict: judges write line breaks into their reasons.
+_DECODER = json.JSONDecoder(strict=False, object_pairs_hook=_build_object)
+_OPENS = re.compile(r"\{")
+
+
 def read_verdict(text: str) -> Verdict | str:
-    """Return the last object with `A` and `B` in a reply, or in a few words what is wrong with it.
+    """Return the only object with `A` and `B` in a reply, or in a few words what is wrong with it.
+
+    A reply with several such objects is not read: one of them may be quoted from an answer.
 
     >>> read_verdict("I prefer A.")
     'no JSON object with "A" and "B"'
     """
-    starts = [match.start() for match in _OPENS.finditer(text)]
-    fault, last = 'no JSON object with "A" and "B"', 0
-    for start in reversed(starts[-BRACES:]):
+    text = strip_reasoning(text)
+    found: list[dict[str, Any]] = []
+    end = 0
+    for number, brace in enumerate(_OPENS.finditer(text)):
+        if number == BRACES:
+            return "more braces than one JSON object has"
+        if brace.start() < end:
+            continue
         try:
-            found, end = _DECODER.raw_decode(text, start)
+            read, end = _DECODER.raw_decode(text, brace.start())
+        except _Repeated:
+            return "an object that has a key twice"
         except (ValueError, RecursionError):
             continue
-        if not isinstance(found, dict) or "A" not in found or "B" not in found:
-            continue
-        if end < last:
-            break  # before the last object, not around it
-        read = _check_object(found)
-        if isinstance(read, Verdict):
-            return read
-        fault, last = read, end
-    return fault
+        if "A" in read or "B" in read:
+            found.append(read)
+    if len(found) > 1:
+        return "more than one JSON object"
+    if not found or not {"A", "B"} <= set(found[0]):
+        return 'no JSON object with "A" and "B"'
+    return _check_object(found[0])
 
 
 def _check_object(found: dict[str, Any]) -> Verdict | str:
@@ -84,13 +108,16 @@ def _check_object(found: dict[str, Any]) -> Verdict | str:
     reason = found.get("reason")
     if not isinstance(reason, str) or not reason.strip():
         return 'no "reason"'
+    gap = sum(sides[0].values()) - sum(sides[1].values())
+    if gap * {"a": 1, "b": -1, "tie": 0}[verdict] < 0:
+        return f'a "verdict" of {verdicts[verdict]}, which has the lower scores'
     reason = replace_surrogates(reason).strip()[:REASON_CHARS]
     return Verdict(sides[0], sides[1], verdicts[verdict], reason)
 
 
 def _read_scores(given: object) -> dict[str, float] | str:
     if not isinstance(given, dict):
-        return "is no object of metrics"
+        return "is not an object of metrics"
     scores = {}
     for name in DUEL_METRICS:
         value = given.get(name)
@@ -108,16 +135,9 @@ MESSAGE_CHARS = 6_000
 HISTORY_CHARS = 60_000
 ANSWER_CHARS = 12_000
 RAW_CHARS = 8_000
-NO_JUDGE_ASKED = "nobody was asked"
-QUESTIONS = {
-    "correctness": "Which response leads to the right solution, with a command that works?",
-    "grounding": "Which response rests on what the conversation shows, and invents nothing?",
-    "progress": "Which response brings the agent nearer to the solution?",
-    "protocol": "Which response keeps to the form: a thought and exactly one runnable command?",
-    "efficiency": "Which response wastes less work?",
-    "verdict": "Which response is the better next step?",
-}
-OPTIONS = {"A": "Response A", "B": "Response B", "tie": "Neither is better"}
+NO_JUDGE_ASKED = "no judge was needed"
+# One turn in so many is read by a second judge.
+SECOND_EVERY = 12
 
 
 @dataclass(frozen=True)
@@ -129,6 +149,8 @@ class Panel:
     context: Context = "pr"
     max_tokens: int = 4096
     seed: int = 42
+    single: bool = False
+    """Whether to ask the seats of the gate, not the whole panel."""
 
 
 @dataclass(frozen=True)
@@ -141,36 +163,64 @@ class Shortcut:
     reason: str
 
 
+Seat = tuple[str, int]
+
+
+def choose_seats(turn_id: str, judges: Sequence[str], seed: int) -> list[Seat]:
+    """Return who reads a turn for the gate, and in which order; now and then a second judge, too.
+
+    Every block of as many turns as there are judges and orders has each of these pairs once, in an
+    order that the seed decides.
+    """
+    file, _, order = turn_id.rpartition("_")
+    number = int(file.rpartition("-")[2]) * SHARD_ROWS + int(order) - 1
+    seats = [(judge, order) for judge in judges for order in ORDERS]
+    block, place = divmod(number, len(seats))
+    random.Random(f"{seed}:seats:{block}").shuffle(seats)
+    judge, order_shown = seats[place]
+    group, at = divmod(number, SECOND_EVERY)
+    rng = random.Random(f"{seed}:second:{group}")
+    others = [name for name in judges if name != judge]
+    if not others or rng.randrange(SECOND_EVERY) != at:
+        return [(judge, order_shown)]
+    return [(judge, order_shown), (rng.choice(others), 1 - order_shown)]
+
+
 class JudgeStage:
-    """The row function of the stage; with `Decisions` as the chat, judges give probabilities."""
+    """The row function of the stage."""
 
     def __init__(self, chat: Chat, panel: Panel) -> None:
         self.chat = chat
         self.panel = panel
 
     async def run(self, answer: Row) -> list[Json]:
-        """Return all judgments of a turn; never raises on what it holds."""
+        """Return the judgments of a turn; never raises on what it holds."""
         if answer["drop_reason"] is not None:
             return []
+        panel = self.panel
         ours = answer["challenger"]
-        theirs = answer["king"] if self.panel.opponent == "king" else answer["assistant"]
+        theirs = answer["king"] if panel.opponent == "king" else answer["assistant"]
+        seats = [(judge, order) for judge in panel.judges for order in ORDERS]
+        if panel.single:
+            seats = choose_seats(answer["turn_id"], panel.judges, panel.seed)
         known = decide_without_judge(ours, theirs)
-        seats = [(judge, order) for judge in self.panel.judges for order in ORDERS]
         if known is not None:
             return [self._row(answer, *seat, known, (), known.reason) for seat in seats]
-        judging = [self._judge(answer, judge, order, ours, theirs) for judge, order in seats]
-        return list(await asyncio.gather(*judging))
+        if panel.single:
+            judging = [self._judge(answer, *seat, ours, theirs) for seat in seats]
+            return list(await asyncio.gather(*judging))
+        rows: list[Json] = []
+        for seat in seats:
+            rows.append(await self._judge(answer, *seat, ours, theirs))
+            if is_bucket_decided(rows, len(panel.judges)):
+                break
+        return rows
 
     async def _judge(self, answer: Row, judge: str, order: int, ours: str, theirs: str) -> Json:
         first, second = (theirs, ours) if order == 0 else (ours, theirs)
-        compared = self.render_comparison(answer, first, second)
-        if isinstance(self.chat, Decisions):
-            reply = await self.chat.ask(make_question(judge, compared, build_questions()))
-            chances = reply.error or read_probabilities(json.loads(reply.text))
-            return self._row(answer, judge, order, chances, (reply,), reply.text)
         messages = [
             {"role": "system", "content": prompt("judge.md")},
-            {"role": "user", "content": compared},
+            {"role": "user", "content": self.render_comparison(answer, first, second)},
         ]
         reply = await self._ask(judge, messages)
         replies = [reply]
@@ -211,13 +261,15 @@ class JudgeStage:
             for message in answer["messages"]
         )
         parts = {
-            "conversation": sanitize(shorten(conversation, HISTORY_CHARS)),
+            "conversation": shorten(sanitize(conversation), HISTORY_CHARS),
             "known": sanitize(answer[column]) if column else "",
-            "first": sanitize(shorten(first, ANSWER_CHARS)),
-            "second": sanitize(shorten(second, ANSWER_CHARS)),
+            "first": shorten(sanitize(first), ANSWER_CHARS),
+            "second": shorten(sanitize(second), ANSWER_CHARS),
         }
-        # A hash of what both orders share, for the provider's prompt cache.
-        mark = hashlib.sha256((parts["conversation"] + parts["known"]).encode()).hexdigest()[:8]
+        # No answer can name its own hash, so none can close its frame. Both orders share the mark,
+        # for the provider's prompt cache.
+        shared = [self.panel.seed, answer["turn_id"], parts["known"], *sorted([first, second])]
+        mark = hashlib.sha256(json.dumps(shared).encode()).hexdigest()[:16]
         name = "reference" if column == "assistant" else "solution"
         return prompt("compared.md.j2", mark=mark, known_name=name, **parts)
 
@@ -280,27 +332,40 @@ def _shortcut(ours: int, theirs: int, verdict: str, reason: str) -> Shortcut:
     return Shortcut(scores[0], scores[1], verdict, f"{reason}; {NO_JUDGE_ASKED}")
 
 
-def build_questions() -> dict[str, Json]:
-    """Return one choice between A, B and a tie for each metric, and one for the whole."""
-    return {
-        name: {"type": "choice", "instructions": words, "criteria": OPTIONS}
-        for name, words in QUESTIONS.items()
-    }
+def is_bucket_decided(judgments: Sequence[Row], judges: int) -> bool:
+    """Whether no further judgment of a panel of so many judges can change the bucket of a turn.
+
+    A judge votes when both orders can be read, with the mean of both; the score is the mean of the
+    votes. Judges that have not been asked in both orders may still vote anything or not at all.
+    """
+    by_judge: dict[str, list[float | None]] = {}
+    for row in judgments:
+        vote = score_judgment(row) if row["parsed"] else None
+        by_judge.setdefault(row["judge"], []).append(vote)
+    votes, open_votes = [], [(0.0, 100.0)] * (judges - len(by_judge))
+    for given in by_judge.values():
+        read = [vote for vote in given if vote is not None]
+        if len(read) < len(given):
+            continue
+        if len(read) == len(ORDERS):
+            votes.append(sum(read) / 2)
+        else:
+            open_votes.append((read[0] / 2, read[0] / 2 + 50))
+    if len(votes) < min(MIN_JUDGES, judges):
+        return False
+    lowest, highest = list(votes), list(votes)
+    for low in sorted(low for low, _ in open_votes):
+        if low < sum(lowest) / len(lowest):
+            lowest.append(low)
+    for high in sorted((high for _, high in open_votes), reverse=True):
+        if high > sum(highest) / len(highest):
+            highest.append(high)
+    ends = (sum(lowest) / len(lowest), sum(highest) / len(highest))
+    return choose_bucket(ends[0]) == choose_bucket(ends[1])
 
 
-def read_probabilities(chances: Mapping[str, Mapping[str, float]]) -> Verdict:
-    """Turn probabilities into scores in their ratio, equal ones where a tie is most likely."""
-    first, second = {}, {}
-    for name in DUEL_METRICS:
-        side = _most_likely(chances[name])
-        both = chances[name]["A"] + chances[name]["B"]
-        share = 0.5 if side == "tie" or not both else chances[name]["A"] / both
-        first[name], second[name] = HIGHEST * share, HIGHEST * (1 - share)
-    whole = chances["verdict"]
-    listed = ", ".join(f"{option} {whole[option]:.2f}" for option in OPTIONS)
-    return Verdict(first, second, _most_likely(whole), f"probabilities: {listed}")
-
-
-def _most_likely(chances: Mapping[str, float]) -> Side:
-    sides: tuple[Side, ...] = ("tie", "A", "B")
-    return max(sides, key=lambda side: chances[side])
+def score_judgment(row: Row) -> float:
+    """Return the score of one readable judgment, 0 to 100: the metrics the challenger won."""
+    ours, theirs = row["scores_challenger"], row["scores_opponent"]
+    won = [(ours[name] > theirs[name]) + (ours[name] >= theirs[name]) for name in DUEL_METRICS]
+    return float(50 * sum(won) / len(won))

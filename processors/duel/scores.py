@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pimono_sdpo.schema import DUEL, DUEL_METRICS, DUEL_TURN, FINAL_SCORE, REFINED_SCORE, Opponent
+from processors.duel.answers import classify_action
 
 Array = NDArray[np.float64]
 
@@ -103,20 +104,23 @@ class Scores:
     consistent: NDArray[np.bool_]
 
 
-def score_turns(votes: Votes, both_orders: bool = True, min_judges: int = 2) -> Scores:
+# A turn needs the votes of so many judges, or of all where there are fewer.
+MIN_JUDGES = 2
+
+
+def score_turns(votes: Votes) -> Scores:
     """Return the mean over judges of the mean over orders and metrics.
 
-    With `both_orders`, a judge must be readable in both orders of a turn to vote on it, so that a
-    preference for the first answer cancels out. A turn needs `min_judges` judges, or all of them
-    where there are fewer.
+    A judge must be readable in both orders of a turn to vote on it, so that a preference for the
+    first answer cancels out.
     """
     by_order = nan_mean(votes.values, axis=3)
     missing = np.isnan(by_order)
-    left_out = np.any(missing, axis=2) if both_orders else np.all(missing, axis=2)
+    left_out = np.any(missing, axis=2)
     values = np.where(left_out[:, :, None, None], np.nan, votes.values)
     judge = nan_mean(values, axis=(2, 3))
     count = (~left_out).sum(axis=1)
-    enough = count >= min(min_judges, len(votes.judges))
+    enough = count >= min(MIN_JUDGES, len(votes.judges))
     winner = np.sign(by_order - 0.5)
     flipped = (winner[:, :, 0] != winner[:, :, 1]) & ~np.any(missing, axis=2)
     return Scores(
@@ -158,6 +162,7 @@ def make_duels(
         metrics = dict(zip(DUEL_METRICS, scores.metric[index].tolist(), strict=True))
         row = {
             **{name: answer[name] for name in COPIED},
+            "action_style": classify_action(answer["challenger"]),
             "opponent": opponent,
             "score": score if judged else None,
             "metrics": metrics if judged else dict.fromkeys(DUEL_METRICS),

@@ -7,9 +7,9 @@ writes  DIR/turns/turns-NNNNN.parquet (TURN, at most 200 rows each), DIR/prs/prs
 
 The same source, seed and options give the same bytes.
 
-Files of trajectories are visited in a random order weighted by their bytes, row groups of a file in
-one weighted by their rows; each visit takes a random window of the row group's rows. So only a few
-row groups are read of a dataset of any size, in batches, and only the columns needed.
+Tasks of trajectories are drawn uniformly: a turn of one run of every task, in random order, then of
+another run of each. The column of ids is read whole; of the rest, only the row groups with a drawn
+run, in batches, and only the columns needed.
 
 A session gives turns, and a record in the columns of a pull request. One without a failure or a
 correction has nothing to hide. Secrets and machine paths are redacted before any model is asked.
@@ -27,17 +27,17 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import accumulate, count
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
-from datasets import Features
 
 from pimono_sdpo.errors import EmptySelection, SourceError
-from pimono_sdpo.runs.parquet import write_atomically
+from pimono_sdpo.runs.parquet import write_atomically, write_rows
 from pimono_sdpo.schema import DUEL_TURN, PULL_REQUEST
 from pimono_sdpo.text import replace_surrogates, shorten
 from pimono_sdpo.traces.events import Event, decode_json
@@ -63,53 +63,60 @@ class Draw(NamedTuple):
     drop_reason: str | None
 
 
-def draw_from_trajectories(files: ParquetFiles, seed: int, window: int) -> Iterator[Draw]:
-    """Yield one draw per row of the windows, in an order that the seed decides, to the last row."""
-    for index, group, rows in _plan_windows(files, seed, window):
-        with files.open(index) as parquet:
-            for row, at in _read_rows(parquet, group, rows):
-                place = f"{seed}:{files.names[index]}:{group}:{at}"
-                yield _draw_turn(row, random.Random(place))
+class Runs:
+    """The runs of known tasks in a dataset of trajectories, in the order in which they are drawn.
 
+    `excluded` tasks and those that are not `known` are left out and counted in `drops`.
+    """
 
-def _plan_windows(
-    files: ParquetFiles, seed: int, window: int
-) -> Iterator[tuple[int, int, list[int]]]:
-    """Yield the next window of each file in turn: file, row group, rows in the order drawn."""
-    order = _weighted_order(files.sizes, random.Random(f"{seed}:files"))
-    plans: dict[int, Iterator[tuple[int, list[int]]]] = {}
-    while order:
-        for index in list(order):
-            if index not in plans:
-                with files.open(index) as parquet:
-                    _check_columns(parquet, files.names[index])
-                    groups = parquet.metadata.num_row_groups
-                    sizes = [parquet.metadata.row_group(g).num_rows for g in range(groups)]
-                plans[index] = _plan_file(sizes, f"{seed}:{files.names[index]}", window)
-            found = next(plans[index], None)
-            if found is None:
-                order.remove(index)
-            else:
-                yield (index, *found)
+    def __init__(
+        self,
+        files: ParquetFiles,
+        known: Collection[str],
+        excluded: Collection[str],
+        drops: Counter[str],
+        seed: int,
+    ) -> None:
+        self.files = files
+        self.seed = seed
+        found = []
+        for index, name in enumerate(files.names):
+            with files.open(index) as parquet:
+                _check_columns(parquet, name)
+                ids = pl.Series("id", parquet.read([KEY])[KEY].combine_chunks(), pl.String)
+            rows = pl.DataFrame({"id": ids}).with_columns(file=pl.lit(index, pl.UInt32))
+            found.append(rows.with_row_index("row"))
+        runs = pl.concat(found)
+        wanted = pl.col("id").is_in(pl.Series(sorted(known), dtype=pl.String).implode())
+        left_out = pl.col("id").is_in(pl.Series(sorted(excluded), dtype=pl.String).implode())
+        reasons = {
+            "excluded": left_out,
+            "no_instance_id": pl.col("id").is_null() | (pl.col("id") == ""),
+            "no_pull_request": ~wanted,
+        }
+        for reason, condition in reasons.items():
+            dropped = runs.select(condition.fill_null(True).sum()).item()
+            drops.update({reason: dropped} if dropped else {})
+            runs = runs.filter(~condition.fill_null(True))
+        rng = np.random.default_rng(seed)
+        tasks = runs.select(pl.col("id").unique().sort())
+        tasks = tasks.with_columns(place_of_task=pl.Series(rng.permutation(len(tasks))))
+        shuffled = runs[rng.permutation(len(runs))].join(tasks, on="id", maintain_order="left")
+        rank = pl.int_range(pl.len()).over("id")
+        self._order = shuffled.with_columns(rank=rank).sort("rank", "place_of_task")
 
-
-def _plan_file(sizes: Sequence[int], seed: str, window: int) -> Iterator[tuple[int, list[int]]]:
-    """Yield the first window of each row group, then the second of each, until all are drawn."""
-    groups = _weighted_order(sizes, random.Random(seed))
-    for start in count(0, window):
-        groups = [group for group in groups if start < sizes[group]]
-        if not groups:
-            return
-        for group in groups:
-            rows = list(range(sizes[group]))
-            random.Random(f"{seed}:{group}").shuffle(rows)
-            yield group, rows[start : start + window]
-
-
-def _weighted_order(weights: Sequence[int], rng: random.Random) -> list[int]:
-    """Shuffle indexes by weight (Efraimidis and Spirakis); those of weight 0 come last."""
-    keys = [rng.random() ** (1 / weight) if weight else -1.0 for weight in weights]
-    return sorted(range(len(weights)), key=lambda index: (-keys[index], index))
+    def draw(self, start: int, count: int) -> list[Draw]:
+        """Return the draws number `start` and following, at most `count`; empty after the last."""
+        chosen = self._order.slice(start, count).with_row_index("place")
+        drawn: dict[int, Draw] = {}
+        for (index,), runs in chosen.group_by("file", maintain_order=True):
+            name = self.files.names[int(index)]
+            places = dict(zip(runs["row"].to_list(), runs["place"].to_list(), strict=True))
+            with self.files.open(int(index)) as parquet:
+                for at, row in _read_rows(parquet, places):
+                    rng = random.Random(f"{self.seed}:{name}:{at}")
+                    drawn[places[at]] = _draw_turn(row, rng)
+        return [drawn[place] for place in sorted(drawn)]
 
 
 def _check_columns(parquet: pq.ParquetFile, name: str) -> None:
@@ -123,28 +130,29 @@ def _check_columns(parquet: pq.ParquetFile, name: str) -> None:
 
 
 def _read_rows(
-    parquet: pq.ParquetFile, group: int, wanted: Sequence[int]
-) -> Iterator[tuple[Mapping[str, Any], int]]:
-    """Return the wanted rows of a row group, as drawn; the group is decoded in batches."""
+    parquet: pq.ParquetFile, wanted: Collection[int]
+) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """Yield the wanted rows of a file with their numbers; row groups are decoded in batches."""
     columns = [name for name in (*NEEDED, "repo") if name in parquet.schema_arrow.names]
-    found: dict[int, Json] = {}
-    start, last = 0, max(wanted)
-    for batch in parquet.iter_batches(BATCH_ROWS, row_groups=[group], columns=columns):
-        stop = start + batch.num_rows
-        here = [row for row in wanted if start <= row < stop]
-        taken = batch.take(pa.array([row - start for row in here], pa.int64())).to_pylist()
-        found |= dict(zip(here, taken, strict=True))
+    left = sorted(wanted)
+    start = 0
+    for group in range(parquet.metadata.num_row_groups):
+        stop = start + parquet.metadata.row_group(group).num_rows
+        inside = [row for row in left if start <= row < stop]
+        at = start
+        batches = parquet.iter_batches(BATCH_ROWS, row_groups=[group], columns=columns)
+        while inside and at <= inside[-1]:
+            batch = next(batches)
+            here = [row for row in inside if at <= row < at + batch.num_rows]
+            taken = batch.take(pa.array([row - at for row in here], pa.int64())).to_pylist()
+            yield from zip(here, taken, strict=True)
+            at += batch.num_rows
         start = stop
-        if start > last:
-            break
-    return ((found[row], row) for row in wanted)
 
 
 def _draw_turn(row: Mapping[str, Any], rng: random.Random) -> Draw:
     """Choose one of the agent's turns: the messages before it are given, it is the reference."""
     instance = row["instance_id"]
-    if not isinstance(instance, str) or not instance:
-        return Draw(None, "no_instance_id")
     messages = read_messages(row["messages"])
     places = find_turns(messages)
     if not places:
@@ -415,11 +423,10 @@ TURNS, RECORDS, REPORT = "turns", "prs", "turns.json"
 
 @dataclass(frozen=True)
 class Options:
-    """How many turns to draw, the seed, rows per window, and instance ids to leave out."""
+    """How many turns to draw, the seed, and instance ids to leave out."""
 
     turns: int = 2000
     seed: int = 42
-    window: int = 20
     exclude: frozenset[str] = frozenset()
 
 
@@ -492,27 +499,23 @@ def is_trajectories(source: str) -> bool:
 def _select_from_trajectories(
     files: ParquetFiles, known: Collection[str], options: Options, drops: Counter[str]
 ) -> Iterator[Json]:
+    runs = Runs(files, known, options.exclude, drops, options.seed)
     seen: set[bytes] = set()
-    kept = 0
-    for drawn in draw_from_trajectories(files, options.seed, options.window):
-        reason = drawn.drop_reason
-        if drawn.turn is not None:
+    kept = start = 0
+    while kept < options.turns and (draws := runs.draw(start, options.turns - kept)):
+        start += len(draws)
+        for drawn in draws:
+            if drawn.turn is None:
+                drops[drawn.drop_reason or ""] += 1
+                continue
             # Many runs of one task begin alike: ask the same question once.
             question = hashlib.sha256(json.dumps(drawn.turn["messages"]).encode()).digest()
-            if drawn.turn["instance_id"] in options.exclude:
-                reason = "excluded"
-            elif drawn.turn["instance_id"] not in known:
-                reason = "no_pull_request"
-            elif question in seen:
-                reason = "duplicate"
+            if question in seen:
+                drops["duplicate"] += 1
+                continue
             seen.add(question)
-        if reason is not None or drawn.turn is None:
-            drops[reason or ""] += 1
-            continue
-        yield drawn.turn
-        kept += 1
-        if kept == options.turns:
-            return
+            yield drawn.turn
+            kept += 1
 
 
 def _select_from_sessions(
@@ -566,11 +569,7 @@ def _write_turns(turns: Sequence[Json], records: list[Json], report: Json, out: 
             {"turn_id": f"{stem}_{order}", **turn}
             for order, turn in enumerate(turns[start : start + SHARD_ROWS], start=1)
         ]
-        _write_parquet(rows, DUEL_TURN, out / TURNS / f"{stem}.parquet")
-    _write_parquet(records, PULL_REQUEST, out / RECORDS / f"{RECORDS}-00000.parquet")
+        write_rows(out / TURNS / f"{stem}.parquet", rows, DUEL_TURN.arrow_schema)
+    write_rows(out / RECORDS / f"{RECORDS}-00000.parquet", records, PULL_REQUEST.arrow_schema)
     # Written last: it marks the folder as complete.
     write_atomically(out / REPORT, (json.dumps(report, indent=2) + "\n").encode())
-
-
-def _write_parquet(rows: list[Json], features: Features, path: Path) -> None:
-    pq.write_table(pa.Table.from_pylist(rows, schema=features.arrow_schema), path)

@@ -8,7 +8,7 @@ from pimono_sdpo.schema import DUEL_METRICS
 from tests.duel.trajectories import step
 
 Json = dict[str, Any]
-RESPONSE = re.compile(r"<response ([AB]) (\w{8})>\n(.*?)\n</response \1 \2>", re.DOTALL)
+RESPONSE = re.compile(r"<response ([AB]) (\w{16})>\n(.*?)\n</response \1 \2>", re.DOTALL)
 
 
 def is_judge(body: Json) -> bool:

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from pimono_sdpo.cli import app
 from pimono_sdpo.duel.result import write_training_rows
-from pimono_sdpo.errors import EmptySelection, InferenceError, SourceError
+from pimono_sdpo.errors import EmptySelection, InferenceError, OutputError, SourceError
 from pimono_sdpo.schema import PAIR, STEP
 from tests.chat_server import ChatServer, busy
 from tests.duel.players import Json, is_judge, play, shown, verdict
@@ -45,13 +45,13 @@ def said(*arguments: str) -> str:
 def test_from_trajectories_to_rows(folder: Path, chat_server: ChatServer) -> None:
     told = said("duel", "data", "--records", "prs.parquet", "--aa-test", "4", "--rules", "original")
     assert "12 turns of " in told
+    assert "look 1 of 5: 2 turns, score 100.0" in told
     assert "answers: 12 rows" in told
-    assert "judge: 48 rows" in told
-    assert "score 100.0, lower bound 100.0" in told
+    assert "panel: 48 rows" in told
     assert "buckets: final 12, refined 0, defeat 0, parse_fail 0" in told
     assert "final between equals: 0" in told
     assert "by the original rules: accepted" in told
-    assert "\naccepted\n" in told
+    assert "\naccepted at look " in told
     report = json.loads((folder / "duel/result/report.json").read_text())
     assert report["aa_test"]["buckets"] == {"final": 0, "refined": 0, "defeat": 4, "parse_fail": 0}
 
@@ -59,8 +59,9 @@ def test_from_trajectories_to_rows(folder: Path, chat_server: ChatServer) -> Non
     hits = len(chat_server.hits)
     Path("chain.toml").write_text(Path("chain.toml").read_text().replace("= 3\n", "= 300\n"))
     told = said("duel", "--stage", "score")
-    assert "not accepted: " in told
-    assert "tasks are fewer than 300" in told
+    assert told.startswith("accepted at look ")
+    assert "by other rules, exploratory: " in told
+    assert "more repositories are needed" in told
     assert len(chat_server.hits) == hits
 
     for kind in ("sft", "dpo", "sdpo"):
@@ -92,16 +93,17 @@ def test_the_same_command_again_asks_nothing_and_changes_nothing(
     assert {path: path.read_bytes() for path in Path("one/result").rglob("*.*")} == before
 
 
-def test_an_estimate_stops_before_the_next_stage(folder: Path, chat_server: ChatServer) -> None:
+def test_an_estimate_asks_a_few_and_stops(folder: Path, chat_server: ChatServer) -> None:
     told = said("duel", "data", "--records", "prs.parquet", "--estimate")
+    assert "answers for the gate, at most 10 turns" in told
     assert "estimate for 12 rows, from 8 that were run" in told
     assert not (folder / "duel/answers").exists()
     # What the estimate asked is in the journal and not asked again.
     asked = len(chat_server.hits)
-    said("duel", "--stage", "answers")
-    assert len(chat_server.hits) == 24
-    assert asked == 16
-    assert "estimate" in said("duel", "--estimate")
+    said("duel", "--stage", "answers", "--export")
+    assert asked == 16 + 8 * 4
+    assert len(chat_server.hits) == asked + 2 * 4
+    assert "all stages" in said("duel", "--estimate")
 
 
 def test_an_estimate_of_which_no_call_was_answered_says_why(
@@ -124,13 +126,54 @@ def test_a_missing_price_of_a_judge_is_said_before_the_answers_are_paid_for(
 
 def test_judgments_of_other_answers_are_not_scored(folder: Path, chat_server: ChatServer) -> None:
     said("duel", "data", "--records", "prs.parquet", "--aa-test", "4")
-    said("duel", "--stage", "answers", "--model", "k2")
-    with pytest.raises(SourceError, match="run the stage `judge`"):
+    for other in (("--model", "k2"), ("--judge", "judge-1"), ("--seed", "2")):
+        with pytest.raises(OutputError, match="before the first judge was called"):
+            said("duel", *other)
+    assert "final between equals" in said("duel", "--export")
+
+
+def test_the_recorded_agent_is_another_opponent_with_judgments_of_its_own(
+    folder: Path, chat_server: ChatServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said("duel", "data", "--records", "prs.parquet", "--export")
+    kept = {path: path.read_bytes() for path in Path("duel/judgments").glob("*.parquet")}
+    monkeypatch.setenv("DUEL_MODE", "1")
+    said("duel", "--export")
+    report = json.loads(Path("duel/result/report.json").read_text())
+    assert report["opponent"] == "reference"
+    monkeypatch.setenv("DUEL_MODE", "2")
+    hits = len(chat_server.hits)
+    said("duel", "--stage", "score")
+    report = json.loads(Path("duel/result/report.json").read_text())
+    assert report["opponent"] == "king"
+    assert {path: path.read_bytes() for path in kept} == kept
+    assert len(chat_server.hits) == hits
+    monkeypatch.setenv("DUEL_MODE", "3")
+    with pytest.raises(InferenceError, match="DUEL_MODE is `3`; use 1"):
         said("duel", "--stage", "score")
-    # Equals of another king tell nothing of this one.
-    assert "final between equals" not in said("duel", "--model", "k2")
-    assert "final between equals" in said("duel", "--model", "k2", "--aa-test", "4")
-    assert "final between equals" not in said("duel", "--model", "k2", "--judge", "judge-1")
+
+
+def test_thresholds_of_the_original_are_read_from_its_section(
+    folder: Path, chat_server: ChatServer
+) -> None:
+    config = Path("chain.toml")
+    config.write_text(config.read_text().replace("turns = 12", "turns = 12\nwin_margin = 100.0"))
+    said("duel", "data", "--records", "prs.parquet", "--rules", "original")
+    report = json.loads(Path("duel/result/report.json").read_text())
+    assert report["original"]["rules"]["win_margin"] == 100
+    assert report["original"]["challenger_score"] - report["original"]["king_score"] == 100
+    assert report["rules"]["win_margin"] == 2
+
+
+def test_a_challenger_that_is_not_accepted_costs_no_panel(
+    folder: Path, chat_server: ChatServer
+) -> None:
+    chat_server.policy = lambda body: verdict(5, 5) if is_judge(body) else play(body)
+    told = said("duel", "data", "--records", "prs.parquet")
+    assert "not accepted at look" in told
+    assert "panel" not in told
+    assert not Path("duel/judgments").exists()
+    assert "buckets: final 0, refined 0, defeat 12, parse_fail 0" in said("duel", "--export")
 
 
 def test_a_pair_never_prefers_an_answer_that_lost(folder: Path, chat_server: ChatServer) -> None:
@@ -141,7 +184,7 @@ def test_a_pair_never_prefers_an_answer_that_lost(folder: Path, chat_server: Cha
         return verdict(good["A"], good["B"])
 
     chat_server.policy = lost
-    said("duel", "data", "--records", "prs.parquet")
+    said("duel", "data", "--records", "prs.parquet", "--export")
     with pytest.raises(EmptySelection, match="12 not_better"):
         write_training_rows(folder / "duel", "dpo", folder / "rows", ("defeat",))
 
@@ -149,7 +192,7 @@ def test_a_pair_never_prefers_an_answer_that_lost(folder: Path, chat_server: Cha
 def test_rows_that_were_written_again_are_loaded_again(
     folder: Path, chat_server: ChatServer
 ) -> None:
-    for limit in ("12", "6"):
+    for limit in ("6", "12"):
         said("duel", "data", "--records", "prs.parquet", "--limit", limit)
         said("duel", "--to", "sdpo", "--rows", "rows")
         assert len(load_dataset("rows", "sdpo", split="train")) == int(limit)
@@ -175,8 +218,8 @@ def test_what_leaks_is_not_imitated_but_taught_with_its_context(
 
 def test_no_winner_is_one_sentence(folder: Path, chat_server: ChatServer) -> None:
     chat_server.policy = lambda body: verdict(5, 5) if is_judge(body) else play(body)
-    told = said("duel", "data", "--records", "prs.parquet")
-    assert "not accepted: the score 50.0 is not 5 points above 50" in told
+    told = said("duel", "data", "--records", "prs.parquet", "--export")
+    assert "the challenger leads by 0.0 points, fewer than 2" in told
     with pytest.raises(EmptySelection, match="take another bucket"):
         write_training_rows(folder / "duel", "sft", folder / "rows")
     assert write_training_rows(folder / "duel", "sft", folder / "rows", ("defeat",))["rows"] == 12
@@ -187,9 +230,10 @@ def test_a_judge_that_likes_the_first_answer_decides_nothing(
 ) -> None:
     chat_server.policy = lambda body: verdict(9, 1) if is_judge(body) else play(body)
     told = said("duel", "data", "--records", "prs.parquet", "--rules", "original")
-    assert "score 50.0" in told
+    assert "\naccepted" not in told
     report = json.loads((folder / "duel/result/report.json").read_text())
-    assert [judge["first_bias"] for judge in report["judges"]] == [50, 50]
+    assert [judge["first_bias"] for judge in report["panel"]["judges"]] == [50, 50]
+    assert report["panel"]["buckets"]["defeat"] == 12
     assert report["original"]["challenger_score"] == 0
 
 

@@ -3,17 +3,11 @@
 import numpy as np
 import pytest
 
-from pimono_sdpo.duel.gate import Rules
-from pimono_sdpo.duel.summary import (
-    diagnose_judges,
-    diagnose_lengths,
-    krippendorff_alpha,
-    measure_agreement,
-)
+from pimono_sdpo.duel.gate import krippendorff_alpha
+from pimono_sdpo.duel.summary import summarize_lengths, summarize_panel
 from tests.duel.votes import votes
 
 NAN = float("nan")
-RULES = Rules(draws=199)
 # The four observers of Krippendorff's "Computing Krippendorff's Alpha-Reliability" (2011), part C
 # to E: 12 units, values 1 to 5.
 OBSERVERS = [
@@ -37,45 +31,31 @@ def test_alpha_at_its_ends() -> None:
 
 def test_a_judge_that_likes_what_comes_first() -> None:
     biased, fair = [0, 1], [1, 1]
-    found = diagnose_judges(votes([[biased, fair]] * 40), RULES)
-    assert found[0].first_bias == 50
-    assert found[0].consistent == 0
-    assert found[0].score == 50
-    assert found[1].first_bias == 0
-    assert found[1].consistent == 1
-    assert found[1].score == 100
-
-
-def test_a_verdict_that_hangs_on_one_judge_is_told() -> None:
-    found = diagnose_judges(votes([[[1, 1], [0.5, 0.5], [0.5, 0.5]]] * 40), RULES)
-    without = [judge.without.accepted for judge in found if judge.without]
-    assert without == [False, True, True]
+    found = summarize_panel(votes([[biased, fair]] * 40))["judges"]
+    assert (found[0]["first_bias"], found[0]["consistent"], found[0]["score"]) == (50, 0, 50)
+    assert (found[1]["first_bias"], found[1]["consistent"], found[1]["score"]) == (0, 1, 100)
 
 
 def test_what_could_be_read_is_counted_per_judge() -> None:
-    found = diagnose_judges(votes([[[1, NAN], [1, 1]], [[NAN, NAN], [0, 0]]]), RULES)
-    assert [judge.parsed for judge in found] == [0.25, 1]
-    assert np.isnan(found[0].consistent)
-
-
-def test_one_judge_has_nobody_to_leave_out() -> None:
-    assert diagnose_judges(votes([[[1, 1]]] * 3), RULES)[0].without is None
+    found = summarize_panel(votes([[[1, NAN], [1, 1]], [[NAN, NAN], [0, 0]]]))["judges"]
+    assert [judge["parsed"] for judge in found] == [0.25, 1]
+    assert found[0]["consistent"] is None
 
 
 def test_judges_that_say_opposite_things_agree_less_than_by_chance() -> None:
-    assert measure_agreement(votes([[[1, 1], [0, 0]], [[0, 0], [1, 1]]])) < 0
-    assert measure_agreement(votes([[[1, 1], [1, 1]], [[0, 0], [0, 0]]])) == 1
+    assert summarize_panel(votes([[[1, 1], [0, 0]], [[0, 0], [1, 1]]]))["agreement"] < 0
+    assert summarize_panel(votes([[[1, 1], [1, 1]], [[0, 0], [0, 0]]]))["agreement"] == 1
 
 
 def test_longer_answers_that_win() -> None:
     scores = np.array([100.0, 80, 50, 20, NAN])
-    found = diagnose_lengths(scores, [400, 300, 200, 100, 999], [200, 200, 200, 200, 1])
-    assert found.gap == pytest.approx(50)
-    assert found.correlation == pytest.approx(np.corrcoef([200, 100, 0, -100], scores[:4])[0, 1])
-    assert (found.score_same, found.turns_same) == (50, 1)
+    found = summarize_lengths(scores, [400, 300, 200, 100, 999], [200, 200, 200, 200, 1])
+    assert found["gap"] == pytest.approx(50)
+    assert found["correlation"] == pytest.approx(np.corrcoef([200, 100, 0, -100], scores[:4])[0, 1])
+    assert (found["score_same"], found["turns_same"]) == (50, 1)
 
 
 def test_lengths_that_do_not_vary_explain_nothing() -> None:
-    found = diagnose_lengths(np.array([100.0, 0]), [10, 10], [10, 10])
-    assert np.isnan(found.correlation)
-    assert found.score_same == 50
+    found = summarize_lengths(np.array([100.0, 0]), [10, 10], [10, 10])
+    assert found["correlation"] is None
+    assert found["score_same"] == 50

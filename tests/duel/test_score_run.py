@@ -1,6 +1,7 @@
-"""From stored judgments to buckets, report and card."""
+"""From stored judgments to a verdict, buckets, report and card."""
 
 import json
+import random
 from pathlib import Path
 
 import pyarrow as pa
@@ -9,13 +10,13 @@ import pytest
 from datasets import load_dataset
 
 from cards.lint import lint_card
-from pimono_sdpo.duel.gate import AlbedoRules, Rules
 from pimono_sdpo.duel.result import score_duel
-from pimono_sdpo.errors import SourceError
-from pimono_sdpo.schema import ANSWER, JUDGMENT
-from tests.duel.made import JUDGES, answer, write_duel
-
-RULES = Rules(draws=199)
+from pimono_sdpo.duel.stages import JOURNAL
+from pimono_sdpo.errors import OutputError, SourceError
+from pimono_sdpo.llm.calls import Journal, Reply, Request
+from pimono_sdpo.llm.settings import load_settings
+from pimono_sdpo.schema import ANSWER
+from tests.duel.made import JUDGES, answer, settings, write_duel, write_panel
 
 
 def panel(turn: int, judge: str, order: int) -> tuple[int, int] | None:
@@ -27,6 +28,11 @@ def panel(turn: int, judge: str, order: int) -> tuple[int, int] | None:
     return (2, 7) if turn % 10 == 9 else (8, 3)
 
 
+def sure(turn: int, judge: str, order: int) -> tuple[int, int]:
+    """The challenger wins nine turns of ten."""
+    return (2, 7) if turn % 10 == 9 else (8, 3)
+
+
 @pytest.fixture
 def judged(tmp_path: Path) -> Path:
     write_duel(tmp_path / "duel", 60, 40, panel)
@@ -34,31 +40,36 @@ def judged(tmp_path: Path) -> Path:
 
 
 def test_turns_go_to_buckets_with_score_metrics_and_reasons(judged: Path) -> None:
-    report = score_duel(judged, RULES)
-    assert report["buckets"] == {"final": 41, "refined": 12, "defeat": 6, "parse_fail": 1}
+    report = score_duel(judged, settings())
+    assert report["panel"]["buckets"] == {"final": 41, "refined": 12, "defeat": 6, "parse_fail": 1}
     rows = load_dataset(str(judged / "result"), "refined", split="train")
     assert rows["score"][:] == pytest.approx([200 / 3] * 12)
     assert rows[0]["metrics"]["grounding"] == pytest.approx(200 / 3)
     assert {entry["judge"]: entry["score"] for entry in rows[0]["per_judge"]}[JUDGES[2]] == 0
     assert "lab/odd (order 1): 2 to 5" in rows[0]["reason"]
+    # The action of the answer that was judged, not of the recorded agent.
+    assert set(rows["action_style"]) == {"edit"}
     names = {"final", "refined", "defeat"}
     kept = [load_dataset(str(judged / "result"), name, split="train") for name in names]
     assert sum(map(len, kept)) == 59
-    assert "run_4" not in {turn for rows in kept for turn in rows["turn_id"]}
+    assert "turns-00000_4" not in {turn for rows in kept for turn in rows["turn_id"]}
 
 
 def test_the_report_says_what_there_is(judged: Path) -> None:
-    report = score_duel(judged, RULES, AlbedoRules(bootstrap_resamples=100))
-    assert report["verdict"]["accepted"]
+    report = score_duel(judged, settings(), original=True)
+    verdict = report["verdict"]
+    assert verdict["conclusion"] == "accepted"
+    assert (verdict["unit"], verdict["looks"]) == ("task", 5)
     assert report["dropped"] == {"king_format": 1}
-    assert report["cost"] == pytest.approx((61 + 360) * 0.001)
-    assert report["leaks"]["share"] == pytest.approx(12 / 60)
+    assert report["leaks"]["share"] == pytest.approx(12 / 59)
     assert report["original"]["accepted"]
     text = (judged / "result" / "report.md").read_text()
-    lines = [line for line in text.splitlines() if line.startswith("| run_")]
-    assert len(lines) == 60
-    assert lines[3].startswith("| run_4 | - | task-3 | inspect | - |")
-    assert "**Accepted**" in text
+    lines = [line for line in text.splitlines() if line.startswith("| turns-")]
+    # Every turn of the panel, and those of the gate that could be read.
+    assert len(lines) == 60 + 59
+    assert lines[3].startswith("| turns-00000_4 | - | task-3 | edit | - |")
+    assert f"**accepted at look {verdict['look']} of 5: score" in text
+    assert report["registered"][:16] in text
     assert "By the original rules" in text
     assert "| lab/odd |" in text
     assert json.loads((judged / "result" / "report.json").read_text()) == report
@@ -67,84 +78,124 @@ def test_the_report_says_what_there_is(judged: Path) -> None:
 
 
 def test_the_same_judgments_give_the_same_bytes(judged: Path) -> None:
-    score_duel(judged, RULES)
+    score_duel(judged, settings())
     first = {path.name: path.read_bytes() for path in (judged / "result").rglob("*.*")}
-    score_duel(judged, RULES)
+    score_duel(judged, settings())
     assert {path.name: path.read_bytes() for path in (judged / "result").rglob("*.*")} == first
 
 
-def test_other_rules_judge_the_same_votes_again(judged: Path) -> None:
-    accepted = score_duel(judged, RULES)
-    strict = score_duel(judged, Rules(draws=199, win_margin=45))
-    assert accepted["verdict"]["accepted"]
-    assert not strict["verdict"]["accepted"]
-    assert strict["verdict"]["score"] == accepted["verdict"]["score"]
+def test_rules_that_were_not_registered_are_exploratory(judged: Path) -> None:
+    report = score_duel(judged, settings(win_margin=99))
+    assert report["verdict"]["conclusion"] == "accepted"
+    assert report["exploratory"]["conclusion"] == "not accepted"
+    assert report["exploratory"]["rules"]["win_margin"] == 99
+    text = (judged / "result" / "report.md").read_text()
+    assert "**accepted" in text
+    assert "(win_margin 99.0): not accepted" in text
+    assert score_duel(judged, settings())["exploratory"] is None
 
 
-def test_equals_tell_how_much_of_the_best_bucket_is_chance(judged: Path) -> None:
+def test_other_judges_than_the_registered_are_refused(judged: Path) -> None:
+    others = load_settings(duel={"model": "lab/gen"}, judge={"models": ["lab/new"]})
+    with pytest.raises(OutputError, match="registered another `judges`"):
+        score_duel(judged, others)
+
+
+def test_a_judge_that_obeys_the_answer_does_not_decide(tmp_path: Path) -> None:
+    rng = random.Random(0)
+    noise = {turn: rng.choice([(8, 3), (3, 8)]) for turn in range(300)}
+
+    def obeying(turn: int, judge: str, order: int) -> tuple[int, int]:
+        return (10, 1) if judge == JUDGES[0] else noise[turn]
+
+    report = score_duel(tmp_path, write_duel(tmp_path, 300, 300, obeying))
+    verdict = report["verdict"]
+    assert verdict["score"] > 60
+    assert verdict["conclusion"] == "not accepted"
+    assert verdict["judges"][0]["outlying"]
+    assert any("lab/strict" in reason for reason in verdict["reasons"])
+
+
+def test_leaked_answers_never_count_as_wins(tmp_path: Path) -> None:
+    given = write_duel(tmp_path, 60, 60, sure)
+    rows = pq.read_table(tmp_path / "answers" / "answers-00000.parquet").to_pylist()
+    rows = [row | {"leaked_terms": ["hidden_name"]} for row in rows]
+    table = pa.Table.from_pylist(rows, ANSWER.arrow_schema)
+    pq.write_table(table, tmp_path / "answers" / "answers-00000.parquet")
+    report = score_duel(tmp_path, given)
+    assert report["verdict"]["conclusion"] == "not accepted"
+    assert report["verdict"]["score"] <= 50
+    assert report["leaks"] == {"share": 1.0, "score_without": None}
+
+
+def test_few_repositories_give_scores_without_a_verdict(tmp_path: Path) -> None:
+    report = score_duel(tmp_path / "a", write_duel(tmp_path / "a", 60, 60, sure, repos=4))
+    verdict = report["verdict"]
+    assert (verdict["conclusion"], verdict["missing_clusters"]) == ("no verdict", 26)
+    assert "26 more repositories are needed (4 by weight)" in verdict["sentence"]
+    assert verdict["score"] > 80
+    given = write_duel(tmp_path / "b", 60, 60, sure, repos=4, cluster="task")
+    assert score_duel(tmp_path / "b", given)["verdict"]["conclusion"] == "accepted"
+    assert "tasks" in (tmp_path / "b" / "result" / "report.md").read_text()
+
+
+def test_equals_tell_how_much_of_the_best_bucket_chance_may_explain(judged: Path) -> None:
     def alike(turn: int, judge: str, order: int) -> tuple[int, int]:
         return (6, 4) if turn % 4 == 0 else (4, 6)
 
-    assert score_duel(judged, RULES)["aa_test"] is None
-    write_duel(judged, 60, 40, alike, "aa-judgments")
-    report = score_duel(judged, RULES)
+    assert score_duel(judged, settings())["aa_test"] is None
+    write_panel(judged, "aa-judgments", 60, 40, alike)
+    aa_answers = judged / "aa-answers" / "aa-answers-00000.parquet"
+    aa_answers.parent.mkdir()
+    aa_answers.write_bytes((judged / "answers" / "answers-00000.parquet").read_bytes())
+    report = score_duel(judged, settings())
     assert report["aa_test"]["false_final"] == 0.25
-    assert "25 % of their turns" in (judged / "result" / "report.md").read_text()
+    assert report["aa_test"]["by_chance"] == pytest.approx(0.25 / (41 / 59))
+    text = (judged / "result" / "report.md").read_text()
+    assert "25 % of the turns land in `final`" in text
+    assert "up to 36 % of the real `final`" in text
 
 
 def test_nothing_to_score_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match="no turns that both players answered"):
-        score_duel(tmp_path, RULES)
+    with pytest.raises(SourceError, match="no judgments against the king"):
+        score_duel(tmp_path, settings())
     write_duel(tmp_path, 3, 3, panel)
+    other = load_settings(duel={"model": "lab/gen", "opponent": "reference"})
     with pytest.raises(SourceError, match="no judgments against the reference"):
-        score_duel(tmp_path, RULES, opponent="reference")
+        score_duel(tmp_path, other)
 
 
-def test_a_panel_that_could_never_be_read_is_told(tmp_path: Path) -> None:
-    write_duel(tmp_path, 3, 3, lambda turn, judge, order: None)
-    report = score_duel(tmp_path, RULES)
-    assert report["buckets"] == {"final": 0, "refined": 0, "defeat": 0, "parse_fail": 3}
+def test_judges_that_could_never_be_read_are_reported(tmp_path: Path) -> None:
+    report = score_duel(tmp_path, write_duel(tmp_path, 30, 30, lambda turn, judge, order: None))
+    assert report["panel"]["buckets"] == {"final": 0, "refined": 0, "defeat": 0, "parse_fail": 30}
     assert report["verdict"]["score"] is None
-    assert not report["verdict"]["accepted"]
+    assert report["verdict"]["conclusion"] == "not accepted"
     card = (tmp_path / "result" / "README.md").read_text()
-    assert "No turn could be judged" in card
+    assert "nothing to load" in card
     assert not lint_card(card)
-    assert "0 of 4" in (tmp_path / "result" / "report.md").read_text()
+    assert "| 0 of 31 |" in (tmp_path / "result" / "report.md").read_text()
 
 
-def test_a_cost_that_is_not_known_is_not_told(judged: Path) -> None:
-    path = judged / "judgments" / "judgments-00000.parquet"
-    rows = pq.read_table(path).to_pylist()
-    rows[0]["usage"]["cost"] = None
-    pq.write_table(pa.Table.from_pylist(rows, JUDGMENT.arrow_schema), path)
-    assert score_duel(judged, RULES)["cost"] is None
+def test_the_cost_is_that_of_the_journal(judged: Path) -> None:
+    assert score_duel(judged, settings())["cost"] is None
+    journal = Journal(judged / JOURNAL)
+    for number in range(3):
+        request = Request("lab/gen", [{"role": "user", "content": str(number)}])
+        journal.put(request, Reply("x", prompt_tokens=1000, completion_tokens=500), "here")
+    assert score_duel(judged, settings())["cost"] == pytest.approx(3 * 0.002)
+    assert "| 0.01 USD |" in (judged / "result" / "report.md").read_text()
+    unpriced = Request("lab/other", [{"role": "user", "content": "?"}])
+    journal.put(unpriced, Reply("x", prompt_tokens=1), "here")
+    assert score_duel(judged, settings())["cost"] is None
     assert "USD" not in (judged / "result" / "report.md").read_text()
 
 
 def test_texts_of_models_cannot_break_the_report(tmp_path: Path) -> None:
-    write_duel(tmp_path, 2, 2, panel)
-    rows = [answer(0, 2, action_style="a|b\n# c", instance_id="`x`|y"), answer(1, 2)]
+    given = write_duel(tmp_path, 2, 2, panel)
+    rows = [answer(0, 2, instance_id="`x`|y\n# c"), answer(1, 2), answer(2, 3, drop_reason="e")]
     table = pa.Table.from_pylist(rows, ANSWER.arrow_schema)
     pq.write_table(table, tmp_path / "answers" / "answers-00000.parquet")
-    score_duel(tmp_path, RULES)
-    (line,) = [
-        line
-        for line in (tmp_path / "result" / "report.md").read_text().splitlines()
-        if line.startswith("| run_1 ")
-    ]
-    assert r"a\|b # c" in line
-    assert r"'x'\|y" in line
-
-
-def test_judgments_of_two_panels_are_not_mixed(judged: Path) -> None:
-    first = judged / "judgments" / "judgments-00000.parquet"
-    rows = pq.read_table(first).to_pylist()
-    others = [row | {"judge": "lab/new"} for row in rows if row["judge"] == JUDGES[0]]
-    second = pa.Table.from_pylist(others, JUDGMENT.arrow_schema)
-    answers = judged / "answers"
-    (answers / "answers-00001.parquet").write_bytes(
-        (answers / "answers-00000.parquet").read_bytes()
-    )
-    pq.write_table(second, first.with_name("judgments-00001.parquet"))
-    with pytest.raises(SourceError, match="judgments of several panels"):
-        score_duel(judged, RULES)
+    score_duel(tmp_path, given)
+    lines = (tmp_path / "result" / "report.md").read_text().splitlines()
+    for line in (line for line in lines if line.startswith("| turns-00000_1 ")):
+        assert r"'x'\|y # c" in line

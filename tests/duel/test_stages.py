@@ -11,7 +11,16 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from pimono_sdpo.duel.stages import Spending, run_answers, run_judge, run_turns
+from pimono_sdpo.duel.gate import Verdict
+from pimono_sdpo.duel.stages import (
+    Outcome,
+    estimate_duel,
+    register_rules,
+    run_answers,
+    run_gate,
+    run_panel,
+    run_turns,
+)
 from pimono_sdpo.errors import InferenceError, OutputError, SourceError
 from pimono_sdpo.llm.settings import Settings, load_settings
 from pimono_sdpo.schema import ANSWER, JUDGMENT
@@ -26,8 +35,8 @@ PRICES = "[prices.k]\ninput = 1\noutput = 2\n"
 
 
 def both_stages(duel: Path) -> None:
-    run_answers(duel, settings(), Spending())
-    run_judge(duel, settings(), Spending())
+    run_answers(duel, settings())
+    run_panel(duel, settings())
 
 
 @pytest.fixture(autouse=True)
@@ -85,8 +94,7 @@ def body(asked: Json) -> str:
 
 def test_all_stages(folder: Path, chat_server: ChatServer) -> None:
     duel = folder / "duel"
-    told = run_answers(duel, settings(), Spending())
-    assert told.asked is not None
+    told = run_answers(duel, settings())
     assert (told.asked.rows, told.asked.errors, told.asked.finished) == (TURNS, 0, 2)
     assert "k: 60 calls (0 from the journal, 0 failed)" in told.used
     assert "$" in told.used
@@ -94,22 +102,21 @@ def test_all_stages(folder: Path, chat_server: ChatServer) -> None:
     assert [row["turn_id"] for row in answers] == [f"turns-00000_{n}" for n in range(1, TURNS + 1)]
     assert all(row["drop_reason"] is None and row["usage"]["cost"] > 0 for row in answers)
     assert pq.read_schema(duel / "answers/answers-00001.parquet").equals(ANSWER.arrow_schema)
-    told = run_judge(duel, settings(), Spending())
+    told = run_panel(duel, settings())
     judgments = rows(duel / "judgments")
-    assert told.asked is not None
     assert told.asked.rows == len(judgments) == TURNS * 4
     assert all(row["parsed"] and row["verdict"] == "challenger" for row in judgments)
     assert pq.read_schema(duel / "judgments/judgments-00000.parquet").equals(JUDGMENT.arrow_schema)
     # A second run asks nothing and changes nothing.
     before, hits = outputs(duel), len(chat_server.hits)
-    assert run_answers(duel, settings(), Spending()).used == ""
-    run_judge(duel, settings(), Spending())
+    assert run_answers(duel, settings()).used == ""
+    run_panel(duel, settings())
     assert (outputs(duel), len(chat_server.hits)) == (before, hits)
     # Lost outputs come back from the journal, to the byte.
     for path in [*(duel / "answers").glob("*.parquet"), *(duel / "judgments").glob("*.parquet")]:
         path.unlink()
-    run_answers(duel, settings(), Spending())
-    run_judge(duel, settings(), Spending())
+    run_answers(duel, settings())
+    run_panel(duel, settings())
     assert (outputs(duel), len(chat_server.hits)) == (before, hits)
 
 
@@ -155,8 +162,7 @@ def test_a_busy_and_broken_server_costs_no_answer(folder: Path, chat_server: Cha
     faults = [busy(429, retry_after=0.01), busy(503), drop()]
     rng = random.Random(3)
     chat_server.trouble = lambda asked, before: rng.choice(faults) if before == 0 else None
-    told = run_answers(folder / "duel", settings(), Spending())
-    assert told.asked is not None
+    told = run_answers(folder / "duel", settings())
     assert told.asked.errors == 0
     assert set(chat_server.answered().values()) == {1}
 
@@ -165,8 +171,7 @@ def test_what_failed_is_told_and_asked_again_alone(folder: Path, chat_server: Ch
     duel = folder / "duel"
     third = iter(range(10_000))
     chat_server.trouble = lambda asked, before: garbage() if next(third) % 3 == 0 else None
-    told = run_answers(duel, settings(), Spending())
-    assert told.asked is not None
+    told = run_answers(duel, settings())
     assert 0 < told.asked.errors < TURNS
     assert told.asked.finished == 0
     assert "`127.0.0.1`" in (told.asked.error or "")
@@ -174,15 +179,14 @@ def test_what_failed_is_told_and_asked_again_alone(folder: Path, chat_server: Ch
     assert len(failed) == told.asked.errors
     assert all(row["drop_reason"] == "error" for row in failed)
     chat_server.trouble = lambda asked, before: None
-    again = run_answers(duel, settings(), Spending())
-    assert again.asked is not None
+    again = run_answers(duel, settings())
     assert (again.asked.errors, again.asked.finished) == (0, 2)
     assert set(chat_server.answered().values()) == {1}
 
 
 def test_an_endpoint_that_refuses_stops_the_stage(folder: Path, chat_server: ChatServer) -> None:
     chat_server.trouble = lambda asked, before: busy(401)
-    told = run_answers(folder / "duel", settings(), Spending())
+    told = run_answers(folder / "duel", settings())
     assert "answered 401" in (told.stopped or "")
     assert len(chat_server.hits) <= 4
 
@@ -194,37 +198,125 @@ def test_money_stops_cleanly_and_more_goes_on(folder: Path, chat_server: ChatSer
         "usage": {"prompt_tokens": 1000, "completion_tokens": 500},
     }
     # 0.002 USD a call; what may come is set aside: 4096 tokens out, 0.0082, for each under way.
-    told = run_answers(duel, settings(), Spending(max_cost=0.05))
+    told = run_answers(duel, settings(), 0.05)
     assert "The limit of $0.05" in (told.stopped or "")
     made = len(chat_server.hits)
     assert 15 <= made <= 25
-    told = run_answers(duel, settings(), Spending(max_cost=5.0))
-    assert (told.stopped, told.asked and told.asked.errors) == (None, 0)
+    told = run_answers(duel, settings(), 5.0)
+    assert (told.stopped, told.asked.errors) == (None, 0)
     assert set(chat_server.answered().values()) == {1}
     with pytest.raises(InferenceError, match=r'\[prices\."judge-1"\]'):
-        run_judge(duel, settings(), Spending(max_cost=5.0))
+        run_panel(duel, settings(), 5.0)
 
 
-def test_an_estimate_asks_about_a_few_and_writes_nothing(
+def test_an_estimate_prices_all_stages_and_writes_nothing(
     folder: Path, chat_server: ChatServer
 ) -> None:
-    told = run_answers(folder / "duel", settings(), Spending(estimate=5))
-    assert told.asked is None
-    assert "estimate for 30 rows, from 5 that were run:\n  k: 60 calls" in (told.estimate or "")
-    assert len(chat_server.hits) == 10
+    config = Path("chain.toml")
+    prices = "".join(f"[prices.judge-{n}]\ninput = 1\noutput = 2\n" for n in (1, 2))
+    config.write_text(config.read_text() + prices)
+    text, problem = estimate_duel(folder / "duel", settings(), 5)
+    assert problem is None
+    assert "answers for the gate, at most 10 turns:\nestimate for 10 rows, from 5" in text
+    assert "k: 20 calls" in text
+    assert "with --export or on acceptance, answers to all 30 turns:\nestimate for 20 rows" in text
+    assert text.splitlines()[-1].startswith("all stages: $")
     assert not (folder / "duel/answers").exists()
-    run_answers(folder / "duel", settings(), Spending())
+    asked = len(chat_server.hits)
+    assert asked == 10 + 5 * 4
+    both_stages(folder / "duel")
     assert set(chat_server.answered().values()) == {1}
+
+
+def progress(duel: Path, given: Settings) -> list[tuple[str, Outcome | Verdict]]:
+    return list(run_gate(duel, given, None))
+
+
+def test_the_gate_asks_look_by_look_and_stops(folder: Path, chat_server: ChatServer) -> None:
+    duel = folder / "duel"
+    given = load_settings(gate={"min_clusters": 3})
+    done = progress(duel, given)
+    # Ten tasks, so looks after 2, 3, 5, 7 and 10 turns.
+    assert register_rules(duel, given).looks == (2, 3, 5, 7, 10)
+    assert " ".join(name for name, _ in done[:6]) == "answers gate look 1 answers gate look 2"
+    verdict = done[-1][1]
+    assert isinstance(verdict, Verdict)
+    assert verdict.conclusion == "accepted"
+    assert verdict.looks == 5
+    assert verdict.turns < 10
+    answered = rows(duel / "answers")
+    assert len(answered) == verdict.turns
+    assert len(rows(duel / "gate")) == verdict.calls
+    assert len(chat_server.hits) == 2 * verdict.turns + verdict.calls
+    # Again: nobody is asked, and nothing changes.
+    before, hits = outputs(duel), len(chat_server.hits)
+    assert str(progress(duel, given)[-1][1]) == str(verdict)
+    assert (outputs(duel), len(chat_server.hits)) == (before, hits)
+    # The panel's calls include those of the gate.
+    both_stages(duel)
+    assert str(progress(duel, given)[-1][1]) == str(verdict)
+    assert set(chat_server.answered().values()) == {1}
+
+
+def test_rules_are_registered_before_the_first_judge_is_called(
+    folder: Path, chat_server: ChatServer
+) -> None:
+    duel = folder / "duel"
+    given = load_settings(gate={"min_clusters": 3})
+    plan = register_rules(duel, given)
+    stored = json.loads((duel / "rules.json").read_text())
+    assert stored["rules"]["min_clusters"] == 3
+    assert (stored["judges"], stored["seed"]) == (["judge-1", "judge-2"], 42)
+    assert not chat_server.hits
+    # Other rules do not change what was registered.
+    assert register_rules(duel, load_settings(gate={"alpha": 0.4})) == plan
+    for other in (
+        {"judge": {"models": ["judge-1", "judge-3"]}},
+        {"duel": {"model": "k2"}},
+        {"duel": {"seed": 43}},
+        {"judge": {"context": "none"}},
+    ):
+        with pytest.raises(OutputError, match="before the first judge was called"):
+            register_rules(duel, load_settings(**other))
+    # Against the recorded agent, there are rules and judgments of their own.
+    progress(duel, load_settings(gate={"min_clusters": 3}, duel={"opponent": "reference"}))
+    assert (duel / "rules-reference.json").is_file()
+    assert rows(duel / "gate-reference")
+    assert not (duel / "gate").exists()
+
+
+def test_one_judge_or_few_tasks_are_judged_in_one_look(folder: Path) -> None:
+    few = progress(folder / "duel", settings())[-1][1]
+    assert isinstance(few, Verdict)
+    assert (few.conclusion, few.looks, few.missing_clusters) == ("no verdict", 1, 20)
+    assert few.score == 100
+
+
+def test_a_malformed_answer_is_asked_again_by_the_next_run(
+    folder: Path, chat_server: ChatServer
+) -> None:
+    duel = folder / "duel"
+    chat_server.policy = lambda asked: "no action" if "quickly" in str(play(asked)) else play(asked)
+    first = run_answers(duel, settings())
+    assert first.asked.errors == TURNS
+    assert "the king's answer does not have the required form (no_action)" in str(first.asked.error)
+    # Two draws of each king; no malformed answer is kept as one.
+    assert len(chat_server.hits) == TURNS * 3
+    assert {row["drop_reason"] for row in rows(duel / "answers")} == {"king_no_action"}
+    chat_server.policy = play
+    again = run_answers(duel, settings())
+    assert (again.asked.errors, len(chat_server.hits)) == (0, TURNS * 4)
+    assert {row["drop_reason"] for row in rows(duel / "answers")} == {None}
 
 
 def test_the_king_against_itself(folder: Path, chat_server: ChatServer) -> None:
     duel = folder / "duel"
-    run_answers(duel, settings(), Spending())
+    run_answers(duel, settings())
     hits = len(chat_server.hits)
-    run_answers(duel, settings(), Spending(limit=25), equals=True)
+    run_answers(duel, settings(), limit=25, equals=True)
     # The king's own answers are known; the other king is new.
     assert len(chat_server.hits) == hits + 25
-    run_judge(duel, settings(), Spending(), equals=True)
+    run_panel(duel, settings(), equals=True)
     judgments = rows(duel / "aa-judgments")
     assert len(judgments) == 25 * 4
     assert {row["verdict"] for row in judgments} == {"tie"}
@@ -232,11 +324,11 @@ def test_the_king_against_itself(folder: Path, chat_server: ChatServer) -> None:
 
 def test_other_options_make_the_shards_again(folder: Path, chat_server: ChatServer) -> None:
     duel = folder / "duel"
-    run_answers(duel, settings(), Spending())
-    run_judge(duel, load_settings(judge={"models": ["judge-1"]}), Spending())
+    run_answers(duel, settings())
+    run_panel(duel, load_settings(judge={"models": ["judge-1"]}))
     assert len(rows(duel / "judgments")) == TURNS * 2
     hits = len(chat_server.hits)
-    run_judge(duel, load_settings(judge={"models": ["judge-1", "judge-3"]}), Spending())
+    run_panel(duel, load_settings(judge={"models": ["judge-1", "judge-3"]}))
     assert len(rows(duel / "judgments")) == TURNS * 4
     assert len(chat_server.hits) == hits + TURNS * 2
 
@@ -244,11 +336,11 @@ def test_other_options_make_the_shards_again(folder: Path, chat_server: ChatServ
 def test_bad_order_and_other_turns_are_one_sentence(folder: Path) -> None:
     duel = folder / "duel"
     with pytest.raises(SourceError, match="run the stage `answers` first"):
-        run_judge(duel, settings(), Spending())
+        run_panel(duel, settings())
     with pytest.raises(SourceError, match="run the stage `turns` first"):
-        run_answers(folder / "none", settings(), Spending())
+        run_answers(folder / "none", settings())
     assert not (folder / "none").exists()
-    run_answers(duel, settings(), Spending())
+    run_answers(duel, settings())
     source, records = str(folder / "data"), str(folder / "prs.parquet")
     with pytest.raises(OutputError, match="drawn with other options"):
         run_turns(source, records, Options(turns=TURNS, seed=2), duel)
@@ -271,13 +363,11 @@ def test_all_hostile_players_leave_a_run_whole(folder: Path, chat_server: ChatSe
     ]
     chat_server.policy = lambda asked: answers[next(said) % len(answers)]
     duel = folder / "duel"
-    told = run_answers(duel, settings(), Spending())
-    assert told.asked is not None
-    assert (told.asked.rows, told.asked.errors) == (TURNS, 0)
+    told = run_answers(duel, settings())
+    assert told.asked.rows == TURNS
     assert any(row["drop_reason"] for row in rows(duel / "answers"))
-    told = run_judge(duel, settings(), Spending())
-    assert told.asked is not None
+    told = run_panel(duel, settings())
     assert told.asked.errors == 0
     assert not any(
-        row["parsed"] for row in rows(duel / "judgments") if "nobody" not in (row["reason"] or "")
+        row["parsed"] for row in rows(duel / "judgments") if "no judge" not in (row["reason"] or "")
     )

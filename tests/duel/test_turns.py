@@ -18,7 +18,7 @@ from processors.duel.answers import check_format, classify_action, is_looping
 from processors.duel.turns import (
     Options,
     PullRequests,
-    draw_from_trajectories,
+    Runs,
     draw_turns,
     read_excluded_ids,
     read_messages,
@@ -32,7 +32,7 @@ from tests.duel.trajectories import (
 )
 from tests.loopback_hub import LoopbackHub, run_client
 
-FEW = Options(turns=25, seed=1, window=3)
+FEW = Options(turns=25, seed=1)
 
 
 def rows_of(folder: Path) -> list[dict[str, Any]]:
@@ -83,36 +83,43 @@ def test_the_same_seed_gives_the_same_bytes_and_another_other_turns(tmp_path: Pa
     assert rows_of(tmp_path / "a" / "turns") != rows_of(tmp_path / "c" / "turns")
 
 
-def test_few_row_groups_are_read_and_all_rows_when_needed(tmp_path: Path) -> None:
-    files = find_parquet_files(str(write_trajectories(tmp_path / "data")))
-    drawn = draw_from_trajectories(files, seed=5, window=4)
-    first = [next(drawn) for _ in range(12)]
-    # Three windows of four: one row group of each file.
-    said = [d.turn["messages"][3]["content"] for d in first if d.turn and d.turn["turn"] > 1]
-    groups = {int(text.rpartition("row")[2]) // 10 for text in said}
-    assert len(groups) <= 3
-    assert len(first) + sum(1 for _ in drawn) == 120
+def runs_of(source: Path, seed: int = 5) -> Runs:
+    files = find_parquet_files(str(source))
+    known = {f"proj{number}-{number}" for number in range(10)}
+    return Runs(files, known, frozenset(), Counter(), seed)
 
 
-def test_each_row_can_be_drawn_and_none_is_favoured(tmp_path: Path) -> None:
-    files = find_parquet_files(
-        str(write_trajectories(tmp_path / "data", files=4, groups=2, rows=5))
-    )
+def test_one_turn_of_every_task_comes_first_and_in_the_end_every_row(tmp_path: Path) -> None:
+    runs = runs_of(write_trajectories(tmp_path / "data"))
+    drawn = [draw.turn["instance_id"] for draw in runs.draw(0, 500) if draw.turn]
+    assert len(drawn) == 120
+    for start in range(0, 120, 10):
+        assert len(set(drawn[start : start + 10])) == 10
+    assert runs.draw(0, 7) + runs.draw(7, 500) == runs.draw(0, 500)
+    assert runs.draw(120, 5) == []
+
+
+def test_tasks_are_drawn_uniformly_whatever_their_runs_and_their_place(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    # One task has 41 of 50 runs, and the runs of a task lie together.
+    names = ["proj0-0"] * 41 + [f"proj{number}-{number}" for number in range(1, 10)]
+    rows = [trajectory(name, 2, sample) for sample, name in enumerate(names)]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "data" / "t.parquet", row_group_size=10)
     drawn: Counter[str] = Counter()
     for seed in range(400):
-        draws = draw_from_trajectories(files, seed, window=1)
-        drawn[(next(draws).turn or {})["instance_id"]] += 1
-    # Ten instances with equal chances: 40 expected, six standard deviations are 36.
+        (first,) = runs_of(tmp_path / "data", seed).draw(0, 1)
+        drawn[(first.turn or {})["instance_id"]] += 1
+    # 40 of each are expected if tasks are equal; six standard deviations are 36.
     assert len(drawn) == 10
-    assert all(4 < count < 76 for count in drawn.values())
+    assert all(4 < count < 76 for count in drawn.values()), drawn
 
 
 def test_shards_hold_at_most_200_turns(tmp_path: Path) -> None:
     source = write_trajectories(tmp_path / "data", files=2, groups=2, rows=110)
     records = write_pull_requests(tmp_path / "prs.parquet")
-    draw_turns(str(source), str(records), Options(turns=301), tmp_path / "out")
+    draw_turns(str(source), str(records), Options(turns=250), tmp_path / "out")
     counts = [len(read(path)) for path in sorted((tmp_path / "out" / "turns").glob("*"))]
-    assert counts == [200, 101]
+    assert counts == [200, 50]
 
 
 def test_what_is_left_out_is_counted(tmp_path: Path) -> None:
@@ -122,8 +129,8 @@ def test_what_is_left_out_is_counted(tmp_path: Path) -> None:
         trajectory("proj3-3"),
         trajectory("proj1-1", 1),
         trajectory("proj1-1", 1),
-        {**trajectory("proj4-4"), "messages": []},
-        {**trajectory("proj4-4"), "messages": [{"role": "user", "content": "x" * 130_000}] * 2},
+        {**trajectory("proj0-0"), "messages": []},
+        {**trajectory("proj0-0"), "messages": [{"role": "user", "content": "x" * 130_000}] * 2},
         {**trajectory(""), "repo": None},
     ]
     rows[6]["messages"].append({"role": "assistant", "content": "late"})
@@ -151,7 +158,7 @@ def test_what_is_left_out_is_counted(tmp_path: Path) -> None:
 HUB = """
 import json, pathlib
 from processors.duel.turns import Options, draw_turns
-report = draw_turns("lab/swe", "lab/prs", Options(turns=25, seed=1, window=3), pathlib.Path("out"))
+report = draw_turns("lab/swe", "lab/prs", Options(turns=25, seed=1), pathlib.Path("out"))
 print(json.dumps(report))
 """
 

@@ -1,20 +1,30 @@
 """The memory estimate against real NF4 weights and against peaks measured on the 12B's shapes."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, Qwen3Config
 from transformers.models.gemma4_unified import configuration_gemma4_unified as gemma
 from trl import ModelConfig, get_peft_config, get_quantization_config
 from trl.experimental.sdpo import SDPOConfig
 
 from pimono_sdpo.errors import TrainingInputError
 from pimono_sdpo.training import models
-from pimono_sdpo.training.memory import GIB, estimate_sdpo, read_config, weights
+from pimono_sdpo.training.arguments import describe_recipes, parse_job
+from pimono_sdpo.training.memory import (
+    GIB,
+    estimate_sdpo,
+    estimate_supervised,
+    read_config,
+    weights,
+)
 from pimono_sdpo.training.preflight import USABLE
-from tests.training.setup import arguments, parse
+from pimono_sdpo.training.sdpo import SDPO
+from pimono_sdpo.training.supervised import DPO, SFT
+from tests.training.setup import arguments
 
 
 def config_12b() -> Any:
@@ -138,11 +148,45 @@ def test_only_a_window_of_sliding_layers_is_kept_for_generation() -> None:
     assert parts[0] == 2 * 1024 * 2 * (40 * 2 * 8 * 256 + 8 * 2 * 512)
 
 
-@pytest.mark.parametrize("recipe", ["gemma4_12b", "gemma4_12b_full"])
-def test_the_recipes_for_24_gb_fit(recipe: str) -> None:
-    _, args, model_args, _ = parse(["--config", recipe, "--use_cpu", "true", "--bf16", "false"])
-    needed = estimate_sdpo(args, model_args, config_12b(), args.max_prompt_length).total / GIB
-    assert needed < USABLE * 22.5
+def config_qwen(hidden: int, mlp: int, layers: int, heads: int) -> Any:
+    return Qwen3Config(
+        vocab_size=151936,
+        hidden_size=hidden,
+        intermediate_size=mlp,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=8,
+        head_dim=128,
+        tie_word_embeddings=True,
+    )
+
+
+CONFIGS: dict[str, Callable[[], Any]] = {
+    "google/gemma-4-12B-it": config_12b,
+    "Qwen/Qwen3-4B-Instruct-2507": lambda: config_qwen(2560, 9728, 36, 32),
+    "Qwen/Qwen3-1.7B": lambda: config_qwen(2048, 6144, 28, 16),
+}
+ON_A_GPU = [name for name in describe_recipes() if not name.startswith(("tiny", "demo"))]
+
+
+@pytest.mark.parametrize("recipe", ON_A_GPU)
+def test_the_recipes_for_24_gb_fit_by_the_shapes_of_their_models(recipe: str) -> None:
+    """Every argument is one that TRL's classes take; the weights stay on the meta device."""
+    argv = ["--config", recipe, "--use_cpu", "true"]
+    methods = {"sft": SFT, "dpo": DPO}
+    method: Any = methods.get(recipe.rpartition("_")[2], SDPO)
+    _, args, model_args, _ = parse_job(argv, method.OPTIONS, method.CONFIG, None, recipe)
+    config = CONFIGS[model_args.model_name_or_path]()
+    if method is SDPO:
+        needed = estimate_sdpo(args, model_args, config, args.max_prompt_length)
+    else:
+        pairs = method is DPO
+        needed = estimate_supervised(
+            args, model_args, config, args.max_length, pairs=pairs, adapter=pairs
+        )
+    assert model_args.dtype == "bfloat16"
+    assert args.bf16 is False
+    assert needed.total / GIB < USABLE * 22.5
 
 
 def test_a_folder_without_a_model_is_one_sentence(tmp_path: Path) -> None:

@@ -1,0 +1,177 @@
+"""The gate: boundaries, estimates, and what speaks against acceptance."""
+
+import numpy as np
+import pytest
+
+from pimono_sdpo.duel.gate import (
+    LOOKS,
+    Calls,
+    Rules,
+    Verdict,
+    adjust_scores,
+    choose_unit,
+    count_effective,
+    decide,
+    estimate_score,
+    find_boundaries,
+    weigh_clusters,
+)
+
+JUDGES = ("a", "b", "c")
+RULES = Rules()
+
+
+def calls_of(scores: np.ndarray) -> Calls:
+    """One call a turn, judges and orders in turn."""
+    turns = np.arange(len(scores))
+    return Calls(turns, turns % 3, turns // 3 % 2, np.asarray(scores, float))
+
+
+def look(
+    scores: np.ndarray, rules: Rules = RULES, repos: int | None = None, unanswered: int = 0
+) -> Verdict:
+    """The verdict of the only look."""
+    count = len(scores)
+    clusters = [str(turn % repos if repos else turn) for turn in range(count)]
+    return decide(calls_of(scores), JUDGES, clusters, "task", (count,), 0, rules, unanswered)
+
+
+def test_one_look_has_the_usual_boundary() -> None:
+    assert find_boundaries((1.0,), 0.05) == pytest.approx([1.645], abs=0.002)
+    assert find_boundaries((1.0,), 0.01) == pytest.approx([2.326], abs=0.002)
+
+
+def test_paths_without_an_effect_cross_as_seldom_as_promised() -> None:
+    bounds = np.array(find_boundaries(LOOKS, 0.05))
+    assert (np.diff(bounds) < 0).all()
+    rng = np.random.default_rng(0)
+    steps = np.sqrt(np.diff([0.0, *LOOKS]))
+    paths = (rng.normal(size=(200_000, len(LOOKS))) * steps).cumsum(axis=1) / np.sqrt(LOOKS)
+    assert (paths > bounds).any(axis=1).mean() == pytest.approx(0.05, abs=0.002)
+
+
+def test_position_and_severity_are_subtracted() -> None:
+    rng = np.random.default_rng(1)
+    plain = calls_of(rng.normal(60, 10, 360))
+    bias = 30 * (plain.order - 0.5) + 20 * (plain.judge - 1)
+    biased = Calls(plain.turn, plain.judge, plain.order, plain.score + bias)
+    assert adjust_scores(biased) == pytest.approx(adjust_scores(plain))
+    clusters = [str(turn) for turn in range(360)]
+    ours, theirs = estimate_score(biased, clusters), estimate_score(plain, clusters)
+    assert (ours.mean, ours.error) == pytest.approx((theirs.mean, theirs.error))
+
+
+def test_a_large_repository_weighs_at_most_as_much_as_five_tasks() -> None:
+    weights = weigh_clusters([1000, 1, 1])
+    assert weights[0] / weights[1] < 5
+    assert count_effective([str(turn) for turn in range(40)]) == pytest.approx(40)
+    assert count_effective(["one"] * 40) == 1
+    assert 5 < count_effective(["one"] * 100 + [str(turn) for turn in range(20)]) < 21
+
+
+def test_repositories_are_the_units_where_there_are_several() -> None:
+    assert choose_unit(["a", "b"], "auto") == "repo"
+    assert choose_unit(["a", "a"], "auto") == "task"
+    assert choose_unit(["a", "b"], "task") == "task"
+
+
+def test_alike_turns_of_one_unit_add_no_certainty() -> None:
+    rng = np.random.default_rng(0)
+    repos = rng.normal(57, 20, 30)
+    once = estimate_score(calls_of(repos), [str(number) for number in range(30)])
+    calls = Calls(np.arange(300), np.zeros(300, int), np.zeros(300, int), np.tile(repos, 10))
+    often = estimate_score(calls, [str(number % 30) for number in range(300)])
+    assert (often.clusters, once.clusters) == pytest.approx((30, 30))
+    assert often.error > 0.85 * once.error
+
+
+def test_a_clear_winner_is_accepted() -> None:
+    found = look(np.tile([100.0, 100, 60, 60], 15))
+    assert (found.conclusion, found.reasons) == ("accepted", ())
+    assert found.score == pytest.approx(80)
+    assert 70 < found.low < 80 < found.high < 90
+    assert (found.scored, found.calls, found.clusters) == pytest.approx((60, 60, 60))
+
+
+NOISE = np.random.default_rng(3).normal(0, 30, 60)
+
+
+@pytest.mark.parametrize(
+    ("scores", "rules", "why"),
+    [
+        (np.full(60, 50.9), Rules(), "the challenger leads by 1.8 points, fewer than 2"),
+        (52 + NOISE, Rules(), "the lower bound"),
+        (np.tile([100.0, 45, 45], 20), Rules(), "without a the score is 45.0"),
+    ],
+)
+def test_what_does_not_hold_is_said(scores: np.ndarray, rules: Rules, why: str) -> None:
+    found = look(scores, rules)
+    assert found.conclusion == "not accepted"
+    assert any(reason.startswith(why) for reason in found.reasons), found.reasons
+
+
+def test_a_judge_far_from_the_others_needs_the_bound_without_it() -> None:
+    scores = np.where(np.arange(60) % 3 == 0, 100.0, 52 + NOISE)
+    found = look(scores)
+    assert found.judges[0].outlying
+    assert all(judge.without > 50 for judge in found.judges)
+    assert found.low > 50
+    (reason,) = found.reasons
+    assert reason.startswith("a scores 100.0, far from the other judges")
+
+
+def test_turns_that_a_player_failed_count_as_turns() -> None:
+    scores = np.tile([100.0, 60], 30)
+    assert look(scores, unanswered=6).conclusion == "accepted"
+    found = look(scores, unanswered=9)
+    assert found.reasons == ("87% of the turns have a readable judgment, fewer than 90%",)
+    assert (found.scored, found.turns) == (60, 69)
+
+
+def test_few_units_give_no_verdict() -> None:
+    found = look(np.tile([100.0, 60], 30), repos=12)
+    assert (found.conclusion, found.missing_clusters) == ("no verdict", 18)
+    assert found.score == pytest.approx(80)
+
+
+def test_one_judge_gives_no_verdict() -> None:
+    turns = np.arange(60)
+    calls = Calls(turns, np.zeros(60, int), turns % 2, np.tile([100.0, 60], 30))
+    clusters = [str(turn) for turn in turns]
+    assert decide(calls, ("a",), clusters, "task", (60,), 0, Rules()).conclusion == "no verdict"
+
+
+def test_looks_are_open_until_something_is_sure() -> None:
+    looks = (60, 120)
+    clusters = [str(turn) for turn in range(60)]
+
+    def first(scores: np.ndarray) -> str:
+        return decide(calls_of(scores), JUDGES, clusters, "task", looks, 0, Rules()).conclusion
+
+    assert first(53 + NOISE) == "open"
+    assert first(75 + NOISE) == "accepted"
+    # Given up early: even the trend is against the challenger.
+    assert first(40 + NOISE) == "not accepted"
+
+
+def test_judges_that_contradict_each_other_are_refused() -> None:
+    rng = np.random.default_rng(0)
+    score = rng.choice([100.0, 40.0], 60)
+    turns = np.arange(60)
+    calls = Calls(
+        np.r_[turns, turns],
+        np.r_[turns % 3, (turns + 1) % 3],
+        np.r_[turns % 2, 1 - turns % 2],
+        np.r_[score, 140 - score],
+    )
+    clusters = [str(turn) for turn in turns]
+    found = decide(calls, JUDGES, clusters, "task", (60,), 0, Rules())
+    assert found.agreement < -0.5
+    assert any("agree less than by chance" in reason for reason in found.reasons)
+
+
+def test_nothing_to_read_is_a_refusal() -> None:
+    empty = calls_of(np.array([]))
+    found = decide(empty, JUDGES, ["x"] * 3, "task", (3,), 0, Rules(min_clusters=1))
+    assert found.conclusion == "not accepted"
+    assert found.reasons == ("no turn has a readable judgment",)
