@@ -42,7 +42,14 @@ def argument(help: str, *, default: Any = MISSING, shown: str | None = None) -> 
     return field(default=default, metadata={"help": help, "argument": True, "shown": shown})
 
 
-@dataclass_transform(kw_only_default=True, field_specifiers=(option, argument))
+def same_option(of: type, name: str, *, default: Any = MISSING) -> Any:
+    """Declare an option as another class does, under the name of the field it is given to."""
+    other = next(one for one in fields(of) if one.name == name)
+    about = {"flag": None, "minimum": None, **other.metadata, "argument": False}
+    return field(default=other.default if default is MISSING else default, metadata=about)
+
+
+@dataclass_transform(kw_only_default=True, field_specifiers=(option, argument, same_option))
 def options(cls: type[T]) -> type[T]:
     """Make a class a dataclass of options."""
     return dataclass(kw_only=True)(cls)

@@ -49,7 +49,7 @@ _EXIT_HEAD = re.compile(
     r"(?:Error: )?(?:Exit code:? -?\d{1,9}\b|Command failed \(exit code: -?\d{1,9}\))"
 )
 _EXIT_TAIL = re.compile(
-    r"(?:\(no output\)\s{1,4})?[\[(]?(?:Process|Command) (?:exited with code -?\d{1,9}|not found)"
+    r"(?:\(no output\)\s{1,4})?[\[(]?(?:Process|Command) (?:exited with code (-?\d{1,9})|not found)"
     r"[\])]?\s*\Z"
 )
 _EXIT_CHARS = 100
@@ -65,8 +65,7 @@ _OWN_TO_CALLS = frozenset(
     "tool_schema_validation missing_file_or_command permission_auth command_error"
     " build_lint_compile".split()
 )
-# They print what they found although they exit with 1.
-_PRINTS = frozenset("diff cmp colordiff comm git which type whereis command".split())
+_PRINTS = frozenset("diff cmp colordiff comm which type whereis command".split())
 # They print nothing when they succeed.
 _PREPARE = frozenset("cd pushd export set source . true : sleep mkdir touch".split())
 
@@ -127,6 +126,9 @@ def _judge(event: Event, call: Event | None) -> Finding | None:
         return _build(event, target, "text", text, find_masked_failures(target, text))
     if EVICTED.fullmatch(text[:500]) or _is_interrupt_or_outage(event, text):
         return None
+    ended = _EXIT_TAIL.search(text[-_EXIT_CHARS:])
+    if code is None and is_shell and ended and ended[1]:
+        code = int(ended[1])
     output = _cut_to_ends(text)
     if code is not None and (is_shell or _runs(event)):
         categories = _classify_command(code, parse_command(target), target, output)
@@ -283,7 +285,11 @@ def _is_no_failure(
         exit_code not in _KILLED or bool(_STOPS.search(command[:MAX_COMMAND]))
     )
     # A server or a watcher that was meant to be stopped.
-    timed_out = exit_code == _TIMED_OUT_CODE and not IS_CHECK.search(command[:MAX_COMMAND])
+    timed_out = (
+        exit_code == _TIMED_OUT_CODE
+        and "timeout" in command
+        and not IS_CHECK.search(command[:MAX_COMMAND])
+    )
     pending = (only_reads or exit_code == _PENDING_CODE) and bool(PENDING.search(output))
     return found_nothing or probed or stopped or timed_out or pending or _says_it_passed(output)
 
@@ -291,6 +297,11 @@ def _is_no_failure(
 def _says_it_passed(output: str) -> bool:
     """Check for output of an extension that contradicts the mark as an error."""
     return bool(SAYS_PASSED.search(output)) and not SOUNDS_BAD.search(output)
+
+
+def _prints(search: Stage) -> bool:
+    """Check for a search that prints what it found although it exits with 1."""
+    return search.program in _PRINTS or bool({"diff", "grep"} & {*search.arguments[:3]})
 
 
 def _find_own_words(stages: list[Stage], output: str) -> str:
@@ -301,7 +312,8 @@ def _find_own_words(stages: list[Stage], output: str) -> str:
         rf"^(?:(?:\S{{0,80}}/)?(?:{names}|bash|zsh|sh|dash|\(eval\)|fatal|[Ee]rror|ERROR|usage)"
         r"(?::\d{1,6}|: line \d{1,6}| error)?:"
         r"|(?:regex parse error|rg|ssh|scp|[\w.@-]{1,80}: Permission denied|Connection \w{1,20})\b"
-        r"|HTTP [45]\d\d|Command timed out)[^\n]*",
+        r"|HTTP [45]\d\d|Command timed out|[ \t]*\+ (?:CategoryInfo|FullyQualifiedErrorId)\b)"
+        r"[^\n]*",
         re.MULTILINE,
     )
     lines = [match.group(0) for match in own.finditer(output)]
@@ -309,9 +321,9 @@ def _find_own_words(stages: list[Stage], output: str) -> str:
         return "\n".join(lines)
     said = output.strip().removeprefix("(no output)")
     # A search without a match prints nothing; then what it was prepared by complained.
-    searched = [stage.program for stage in stages if stage.role == "searches"]
-    others = programs - set(searched)
-    if said and others <= _PREPARE and len(searched) == 1 and searched[0] not in _PRINTS:
+    searched = [stage for stage in stages if stage.role == "searches"]
+    others = programs - {stage.program for stage in searched}
+    if said and others <= _PREPARE and len(searched) == 1 and not _prints(searched[0]):
         return said
     is_short = find_last_role(stages) != "searches" and said.count("\n") < 4
     return said if is_short and SOUNDS_BAD.search(said) else ""
@@ -337,7 +349,7 @@ _COMPLAINED = frozenset({"missing_file_or_command", "permission_auth"})
 _SPEAKER = re.compile(
     r"(\(eval\)|[\w./+-]{1,120})(?: [\w.-]{1,30}){0,2}(?::\d{1,6}|: line \d{1,6})?: ([^\n]{1,800})"
 )
-_LEAD_LINE = re.compile(r"\s{0,20}(?:ERROR|Error|FATAL|([Ff]ailed in))(?: \w+){0,3}: ")
+_LEAD_LINE = re.compile(r"\s{0,20}(?:ERROR|[Ee]rror|FATAL|([Ff]ailed in))(?: \w+){0,3}: ")
 _WALKS = frozenset("find grep rg du ls tar fd".split())
 _SHELLS = frozenset({"bash", "sh", "zsh", "dash", "-bash", "(eval)"})
 _IN_SCRIPT = re.compile(r" (?:line )?\d{1,6}: ")

@@ -157,6 +157,7 @@ def _find_requests(events: Sequence[Event], corrected_at: set[int]) -> Iterator[
         if event.kind == "user"
         and event.on_active_branch
         and event.index not in corrected_at
+        and not event.is_nudge
         and is_substantive(event.text)
     )
 
@@ -275,7 +276,11 @@ _BLOCK = re.compile(
     re.DOTALL,
 )
 # What a channel says of the sender, before the words.
-_METADATA = re.compile(r"^\w[\w ]{0,40} \(untrusted[^\n]{0,80}:\s{0,4}```json.*?```", re.S | re.M)
+_METADATA = re.compile(
+    r"^\w[\w ]{0,40} \(untrusted[^\n]{0,80}:\s{0,4}```json.*?```"
+    r"|^\[\w{3} \d{4}-\d\d-\d\d[^\]\n]{0,40}\]",
+    re.DOTALL | re.MULTILINE,
+)
 _IMAGE = r"\.(?:png|jpe?g|gif|webp|heic)"
 _ROOT = r"(?:~|/|\.{1,2}/|[A-Za-z]:\\)"
 _PICTURE = re.compile(
@@ -331,8 +336,7 @@ def _cut_own_words(body: str) -> str:
     >>> _cut_own_words("'/tmp/Screenshot 1.png' why is it blue?")
     'why is it blue?'
     """
-    body = _METADATA.sub(" ", body[:20_000]) if "(untrusted" in body else body[:20_000]
-    return _PICTURE.sub(" ", _BLOCK.sub(" ", body)).strip()
+    return _PICTURE.sub(" ", _BLOCK.sub(" ", _METADATA.sub(" ", body[:20_000]))).strip()
 
 
 def gather_history(events: Sequence[Event], stop: int, limit: int) -> list[Message]:

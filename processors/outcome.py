@@ -13,7 +13,7 @@ outside         a service that did not answer, which the agent cannot help
 import re
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -26,6 +26,7 @@ from processors.status import find_family
 
 STEP_CHARS = 200
 _MESSAGE_CHARS = 400
+_NEAR = 3
 _CHANGES = frozenset({"edit", "write"})
 _FILE_TOOLS = frozenset({"read", "ls", "grep", "find", "glob"})
 _REFUSALS = frozenset({"policy_block", "permission_auth"})
@@ -36,7 +37,9 @@ _MANY, _MANY_REFUSALS = 3, 2
 _OUTSIDE = re.compile(
     r"\b(?:40[1-9]|429|5\d\d)\b|quota|rate.?limit|[Uu]navailable|[Nn]ot reachable|[Cc]an't reach"
     r"|[Cc]ould not resolve host|ENOTFOUND|ETIMEDOUT|[Tt]imed out|[Ff]etch failed|[Nn]ot configured"
+    r"|[Uu]nauthorized|[Ii]nvalid API key|API key not valid"
 )
+_NO_PROGRAM = re.compile(r"command not found|CommandNotFound|not recognized|with code 127\b")
 _WORD = re.compile(r"[^\W\d_]{3,}")
 _EXIT_LINE = re.compile(
     r"(?:\(no output\)|(?:(?:Error: )?(?:Command|Process)[^\n]{0,40}|Exit) (?:code )?-?\d{1,9}\W*"
@@ -99,7 +102,7 @@ def describe_outcomes(
     failed = {item["event_index"] for item in findings if item["kind"] == "failure"}
     steps = list_steps(events, matched, failed, max(findings[0]["request"], 0), stop)
     starts = [step.begins for step in steps]
-    alike = Counter(_find_place(item) for item in findings if item["kind"] == "failure")
+    alike = _count_alike(findings, steps)
     done = []
     for item in findings:
         after = steps[bisect_right(starts, item["event_index"]) :]
@@ -113,6 +116,19 @@ def describe_outcomes(
     for item in slips if len(slips) >= _MANY else ():
         item["excuse"] = ""
     return done
+
+
+def _count_alike(findings: Sequence[Finding], steps: Sequence[Step]) -> Counter[str]:
+    """Count the failures at each place; calls made before the first one was known count as one."""
+    begun = {step.ends: step.begins for step in steps}
+    alike: Counter[str] = Counter()
+    known: dict[str, int] = {}
+    for item in findings:
+        place, at = _find_place(item), item["event_index"]
+        if item["kind"] == "failure" and begun.get(at, at) > known.get(place, -1):
+            alike[place] += 1
+            known[place] = at
+    return alike
 
 
 def _find_place(item: Finding) -> str:
@@ -227,9 +243,9 @@ def _is_slip(item: Finding, after: Sequence[Step], is_shell: bool) -> bool:
     if categories & _REFUSALS:
         return item["resolved_at"] is not None or "policy_block" in categories or not is_shell
     if is_shell:
-        return only_reads(item["target"])
+        return only_reads(item["target"]) and not _NO_PROGRAM.search(item["text"])
     tries = [step for step in after if step.tool == item["tool"]][:2]
-    is_dropped = item["tool"] in _FILE_TOOLS and item["resolved_at"] is None
+    is_dropped = item["tool"] in _FILE_TOOLS | _CHANGES and item["resolved_at"] is None
     return is_dropped or any(not step.failed for step in tries)
 
 
@@ -237,15 +253,11 @@ def _is_expected(item: Finding, events: Sequence[Event], steps: Sequence[Step]) 
     """Check for a test that fails because the agent has just written it, and said so."""
     before = [step for step in steps if step.ends < item["event_index"] and not step.failed]
     changes = [step for step in before if step.tool in _CHANGES]
-    if not changes or not _TEST_PATH.search(changes[-1].target):
+    if changes and not _TEST_PATH.search(changes[-1].target):
         return False
-    return any(_RED.search(text) for text in _list_remarks(events, changes[-1].begins, item))
-
-
-def _list_remarks(events: Sequence[Event], begin: int, item: Finding) -> Iterator[str]:
-    """Yield what the user asked for and what the agent said since it wrote the test."""
-    yield events[item["request"]].text[:6000] if item["request"] >= 0 else ""
-    yield item["next"]
-    for event in events[max(begin - 2, 0) : item["event_index"]]:
-        if event.kind == "assistant":
-            yield event.text
+    # The agent's words since it wrote the test; how it wrote it without a tool is not known.
+    since = changes[-1].begins if changes else item["event_index"]
+    remarks = [item["next"], events[item["request"]].text[:_MESSAGE_CHARS] if changes else ""]
+    said = events[max(since - _NEAR, 0) : item["event_index"]]
+    remarks += [event.text for event in said if event.kind == "assistant"]
+    return any(_RED.search(text) for text in remarks)

@@ -13,7 +13,7 @@ import typer
 from pimono_sdpo.cli import steps
 from pimono_sdpo.dataset_writer import explain_empty
 from pimono_sdpo.errors import EmptySelection, OutputError
-from pimono_sdpo.options import option, options
+from pimono_sdpo.options import option, options, same_option
 from pimono_sdpo.suites.stored_rollouts import read_rows
 from processors.rollouts.together import make_sft_line, write_lines
 
@@ -24,10 +24,8 @@ class Options:
 
     trace_dir: str = option("Folder of rollouts, or its folder `traces`.")
     output: Path = option("JSON lines to write; NAME_meta.jsonl is written beside them.")
-    require_success: bool = option("Keep only rollouts whose tests pass.", default=True)
-    require_valid_tool_ok: bool = option(
-        "Keep only calls that fit their tool and worked.", default=True
-    )
+    require_success: bool = same_option(steps.Options, "require_success", default=True)
+    require_valid_tool_ok: bool = same_option(steps.Options, "require_valid_tool_ok", default=True)
     format: Literal["json"] = option("Protocol of the calls.", default="json")
 
 

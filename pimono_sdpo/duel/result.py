@@ -16,15 +16,12 @@ import math
 import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from cards.plots import write_duel_plot
 from cards.render import render_duel_card, render_duel_report
@@ -61,7 +58,7 @@ from pimono_sdpo.llm.rows import is_of
 from pimono_sdpo.llm.settings import Settings
 from pimono_sdpo.runs.engine import Part, Piece, sha256
 from pimono_sdpo.runs.folders import REPORT, only_run, publish_folder, require_disjoint
-from pimono_sdpo.runs.parquet import read_tables
+from pimono_sdpo.runs.parquet import read_tables, write_to_files
 from pimono_sdpo.runs.sessions import rows_and_rejects
 from pimono_sdpo.schema import DUEL, Opponent
 from pimono_sdpo.stage import Stage
@@ -211,27 +208,19 @@ def _write_buckets(duels: Iterable[Json], data: Path) -> tuple[list[Json], dict[
 
     Returns the reported columns of all duels, and the number of rows of each bucket with any.
     """
-    schema = DUEL.arrow_schema
     reported: list[Json] = []
-    batches: dict[str, list[Json]] = {}
-    counts: Counter[str] = Counter()
-    with ExitStack() as stack:
-        writers: dict[str, pq.ParquetWriter] = {}
+
+    def place() -> Iterator[tuple[Path, Json]]:
         for duel in duels:
             reported.append({name: duel[name] for name in REPORTED})
-            name = duel["bucket"]
-            if name == "parse_fail":
-                continue
-            counts[name] += 1
-            if name not in writers:
-                path = data / f"{name}-00000-of-00001.parquet"
-                writers[name] = stack.enter_context(pq.ParquetWriter(path, schema))
-            batches.setdefault(name, []).append(duel)
-            if len(batches[name]) == BATCH:
-                writers[name].write_table(pa.Table.from_pylist(batches.pop(name), schema))
-        for name, rows in batches.items():
-            writers[name].write_table(pa.Table.from_pylist(rows, schema))
-    return reported, {name: counts[name] for name in ("final", "refined", "defeat") if counts[name]}
+            if duel["bucket"] != "parse_fail":
+                yield data / f"{duel['bucket']}-00000-of-00001.parquet", duel
+
+    counts = write_to_files(place(), DUEL.arrow_schema)
+    buckets = {path.name.partition("-")[0]: count for path, count in counts.items()}
+    return reported, {
+        name: buckets[name] for name in ("final", "refined", "defeat") if name in buckets
+    }
 
 
 def _score_equals(folder: Path, plan: Plan, panel: Json) -> Json | None:

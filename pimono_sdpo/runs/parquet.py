@@ -2,7 +2,9 @@
 
 import os
 import shutil
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from pimono_sdpo.runs.engine import Output, sha256
 SPLITS = ("train", "test")
 SHARD_BYTES = 256_000_000
 READ_ROWS = 64
+GROUP_ROWS = 256
 Json = dict[str, Any]
 
 
@@ -33,6 +36,29 @@ def write_tables(path: Path, tables: Iterable[pa.Table], schema: pa.Schema) -> N
     with pq.ParquetWriter(path, schema) as writer:
         for table in tables:
             writer.write_table(table)
+
+
+def write_rows(path: Path, rows: list[Json], schema: pa.Schema) -> None:
+    """Write rows to a file."""
+    write_tables(path, [pa.Table.from_pylist(rows, schema)], schema)
+
+
+def write_to_files(rows: Iterable[tuple[Path, Json]], schema: pa.Schema) -> Counter[Path]:
+    """Write each row to the file it comes with, a few at a time; return the rows of each file."""
+    counts: Counter[Path] = Counter()
+    waiting: dict[Path, list[Json]] = {}
+    with ExitStack() as stack:
+        writers: dict[Path, pq.ParquetWriter] = {}
+        for path, row in rows:
+            if path not in writers:
+                writers[path] = stack.enter_context(pq.ParquetWriter(path, schema))
+            counts[path] += 1
+            waiting.setdefault(path, []).append(row)
+            if len(waiting[path]) == GROUP_ROWS:
+                writers[path].write_table(pa.Table.from_pylist(waiting.pop(path), schema))
+        for path, few in waiting.items():
+            writers[path].write_table(pa.Table.from_pylist(few, schema))
+    return counts
 
 
 def number_files(files: Iterable[Path], folder: Path, name: str) -> list[Path]:

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pyarrow as pa
-import pyarrow.parquet as pq
+
+from pimono_sdpo.runs.parquet import write_tables
 
 ExportLayout = Literal["traces_list", "trace_list", "trace_text"]
 SAMPLE_SESSIONS = Path(__file__).parent / "sessions"
@@ -68,7 +69,8 @@ def write_export(
         columns["num_user_messages"] = pa.array([row["users"] for row in rows], pa.int64())
     path = folder / "default" / "train" / "0000.parquet"
     path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(pa.table(columns), path)
+    table = pa.table(columns)
+    write_tables(path, [table], table.schema)
     return path
 
 

@@ -35,10 +35,9 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
-from datasets import Features
 
 from pimono_sdpo.errors import EmptySelection, SourceError
-from pimono_sdpo.runs.parquet import write_atomically
+from pimono_sdpo.runs.parquet import write_atomically, write_rows
 from pimono_sdpo.schema import DUEL_TURN, PULL_REQUEST
 from pimono_sdpo.text import replace_surrogates, shorten
 from pimono_sdpo.traces.events import Event, decode_json
@@ -570,11 +569,7 @@ def _write_turns(turns: Sequence[Json], records: list[Json], report: Json, out: 
             {"turn_id": f"{stem}_{order}", **turn}
             for order, turn in enumerate(turns[start : start + SHARD_ROWS], start=1)
         ]
-        _write_parquet(rows, DUEL_TURN, out / TURNS / f"{stem}.parquet")
-    _write_parquet(records, PULL_REQUEST, out / RECORDS / f"{RECORDS}-00000.parquet")
+        write_rows(out / TURNS / f"{stem}.parquet", rows, DUEL_TURN.arrow_schema)
+    write_rows(out / RECORDS / f"{RECORDS}-00000.parquet", records, PULL_REQUEST.arrow_schema)
     # Written last: it marks the folder as complete.
     write_atomically(out / REPORT, (json.dumps(report, indent=2) + "\n").encode())
-
-
-def _write_parquet(rows: list[Json], features: Features, path: Path) -> None:
-    pq.write_table(pa.Table.from_pylist(rows, schema=features.arrow_schema), path)
