@@ -32,7 +32,7 @@ from processors.duel.scores import Array, Votes, nan_mean
 LOOKS = (1 / 6, 0.3, 0.47, 0.7, 1.0)
 # Below this t-value, the duel is given up at a look. It may be continued all the same: the chance
 # of a false acceptance does not count on stopping.
-FUTILITY = (-0.5, 0.0, 0.4, 0.8)
+FUTILITY = (-1.2, -0.6, -0.2, 0.2)
 # Exponent of the spending function alpha * t ** SPENDING.
 SPENDING = 1.5
 # A repository of n tasks weighs n / (1 + SIMILARITY * (n - 1)), so at most as much as five tasks.
