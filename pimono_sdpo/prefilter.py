@@ -14,13 +14,14 @@ import re2
 MAX_MEMORY = 64 * 2**20
 _MANY = 4
 _LEAST = 24
+_LEAST_OPEN = 6
 _TOKEN = re.compile(
     r"(?P<look>\(\?<?[=!])"
     r"|(?P<bound>\\[bB])"
     r"|(?P<end>\\Z)"
     r"|(?P<code>\\u[0-9a-fA-F]{4})"
     r"|\[\^?\]?(?:\\.|[^\]\\])*\]"
-    r"|(?P<repeat>\{(?P<least>\d*),(?P<most>\d*)\})"
+    r"|(?P<repeat>\{(?P<least>\d*)(?:,(?P<most>\d*))?\})"
     r"|\\.|.",
     re.DOTALL,
 )
@@ -91,9 +92,10 @@ def _widen_tokens(source: str) -> Iterator[str]:
             text = r"\z"
         elif token["code"]:
             text = rf"\x{{{text[2:]}}}"
-        elif token["repeat"] and int(token["most"] or 0) > _MANY:
+        elif token["repeat"] and max(int(token["least"] or 0), int(token["most"] or 0)) > _MANY:
             # Every count needs a state of its own.
-            text = f"{{{min(int(token['least'] or 0), _LEAST)},}}"
+            most = _LEAST if token["most"] else _LEAST_OPEN
+            text = f"{{{min(int(token['least'] or 0), most)},}}"
         elif text in _CLASSES:
             text = f"[{_CLASSES[text]}]"
         elif text.startswith("[") and len(text) > 1:

@@ -49,7 +49,7 @@ _EXIT_HEAD = re.compile(
     r"(?:Error: )?(?:Exit code:? -?\d{1,9}\b|Command failed \(exit code: -?\d{1,9}\))"
 )
 _EXIT_TAIL = re.compile(
-    r"(?:\(no output\)\s{1,4})?[\[(]?(?:Process|Command) (?:exited with code -?\d{1,9}|not found)"
+    r"(?:\(no output\)\s{1,4})?[\[(]?(?:Process|Command) (?:exited with code (-?\d{1,9})|not found)"
     r"[\])]?\s*\Z"
 )
 _EXIT_CHARS = 100
@@ -126,6 +126,9 @@ def _judge(event: Event, call: Event | None) -> Finding | None:
         return _build(event, target, "text", text, find_masked_failures(target, text))
     if EVICTED.fullmatch(text[:500]) or _is_interrupt_or_outage(event, text):
         return None
+    ended = _EXIT_TAIL.search(text[-_EXIT_CHARS:])
+    if code is None and is_shell and ended and ended[1]:
+        code = int(ended[1])
     output = _cut_to_ends(text)
     if code is not None and (is_shell or _runs(event)):
         categories = _classify_command(code, parse_command(target), target, output)

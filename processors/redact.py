@@ -1,11 +1,12 @@
 """Take out secrets and the recorder's paths before anything else sees the text.
 
-reads   cwd, history, prompt, findings, workspace
+reads   cwd, history, prompt, findings, tools, workspace
 writes  the same, redactions (a kind per secret)
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from heapq import merge
 from typing import Any
 
 from datasets import Features, List, Value
@@ -38,11 +39,12 @@ DASHED_HOME = re.compile(
 _IN_DASHED_HOMES = ("-Users-", "-home-")
 # In every home but the dashed ones.
 _NEAR_HOME = re.compile(r"[/\\Ff](?:[Uu]sers|home)|/root")
-_IN_HOMES = ("sers", "home", "/root")
+# A word of a home folder, and where the folder begins before it.
+_IN_HOMES = (("sers", -2), ("home", -1), ("/root", 0))
 _USER = re.compile(r"(?:/(?:Users|home)/|[A-Za-z]:[\\/]+Users[\\/]+)([\w.-]{3,64})")
 _TEMPORARY = re.compile(r"(?:/private)?/var/folders/\w{2}/\w{8,64}(?:/[TC])?(?![\w-])")
 _MODE = r"^[-dlbcps][-rwxsStT]{9}[@+.]?\s{1,8}\d{1,6}\s{1,8}"
-_LISTED = re.compile(_MODE, re.MULTILINE)
+_MODES = ("-rw", "drw", "lrw", "-r-", "srw", "prw", "brw", "crw")
 _PATH_STARTS = re.compile(r"(?<![A-Za-z0-9.$-])")
 _PATH_ENDS = re.compile(r"(?![\w-]|\.\w)")
 _NO_WORKSPACE = frozenset({"", "/", "/home", "/Users", "/tmp", "/mnt"})
@@ -88,7 +90,7 @@ def _redact_user(text: str, user: str) -> str:
         text = re.sub(home, "$HOME", text)
     if f"{user}@" in text:
         text = re.sub(rf"{name}@[\w.-]{{1,80}}", "$USER@$HOST", text)
-    if _LISTED.search(text):
+    if any(mode in text for mode in _MODES):
         for owner in (_MODE, rf"{_MODE}\$USER\s{{1,8}}"):
             text = re.sub(rf"(?m)({owner}){name}(?=\s)", r"\1$USER", text)
     return text
@@ -96,14 +98,15 @@ def _redact_user(text: str, user: str) -> str:
 
 def redact_homes(text: str) -> str:
     """Replace home folders by $HOME, searching only near words that may belong to one."""
-    if not any(name in text for name in _IN_HOMES):
+    if not any(word in text for word, _ in _IN_HOMES):
         return text
     # A pattern may need the end of the line before.
     text = f"\n{text}"
     kept: list[str] = []
     done = at = 0
-    while near := _NEAR_HOME.search(text, at):
-        place = near.start()
+    for place in merge(*(_find_each(text, word, before) for word, before in _IN_HOMES)):
+        if place < at or not _NEAR_HOME.match(text, place):
+            continue
         # A path has no space before its home folder, and no line end.
         start = max(text.rfind(" ", at, place), text.rfind("\n", at, place), at - 1) + 1
         stop = text.find("\n", place) + 1 or len(text)
@@ -116,6 +119,13 @@ def redact_homes(text: str) -> str:
     if any(name in text for name in _IN_DASHED_HOMES):
         text = DASHED_HOME.sub("-HOME", text)
     return text[1:]
+
+
+def _find_each(text: str, word: str, before: int) -> Iterator[int]:
+    at = text.find(word)
+    while at >= 0:
+        yield max(at + before, 0)
+        at = text.find(word, at + 1)
 
 
 def _list_spellings(cwd: str) -> list[str]:
@@ -136,12 +146,7 @@ def redact(row: Row) -> dict[str, Any]:
         return cleaned
 
     return {
-        "history": _redact_each(row["history"], clean, "content"),
-        "prompt": clean(row["prompt"]),
-        "findings": _redact_each(
-            row["findings"], clean, "text", "target", "next", "resolved_by", "span"
-        ),
-        "cwd": clean(row["cwd"]),
+        **{name: _redact_all(row[name], clean) for name in _TEXTS if name != "workspace"},
         "workspace": _redact_files(row["workspace"], clean),
         "redactions": found,
     }
@@ -159,13 +164,16 @@ def _redact_files(files: list[dict[str, Any]], clean: Callable[[str], str]) -> l
     return cleaned
 
 
-def _redact_each(
-    items: list[dict[str, Any]], clean: Callable[[str], str], *texts: str
-) -> list[dict[str, Any]]:
-    return [{**item, **{name: clean(item[name]) for name in texts if item[name]}} for item in items]
+def _redact_all(value: Any, clean: Callable[[str], str]) -> Any:
+    """Redact every text in a value, at any depth."""
+    if isinstance(value, str):
+        return clean(value) if value else value
+    if isinstance(value, dict):
+        return {name: _redact_all(below, clean) for name, below in value.items()}
+    return [_redact_all(below, clean) for below in value] if isinstance(value, list) else value
 
 
-_TEXTS = ("history", "prompt", "findings", "workspace", "cwd")
+_TEXTS = ("history", "prompt", "findings", "cwd", "tools", "workspace")
 STAGE = Map(
     redact,
     reads=_TEXTS,

@@ -19,14 +19,14 @@ _HEAD, SHORT = 400, 1000
 _NAME_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+")
 _RUNS = frozenset(
     """bash shell sh exec execute run runner process terminal command commands cmd stdin wait job
-    jobs batch parallel background bg test tests build script eval python node code poll output
+    jobs batch parallel background bg test tests build script eval python node poll output
     """.split()
 )
 _SHOWS = frozenset("read reader grep find ls list glob view cat open".split())
 _ERROR_WORDS = r"crashed|failed|failure|error(?:ed)?|timed?[ _-]?out|fatal"
 _LEAD = re.compile(
-    r"[^\w#]{0,12}(?:(?:[Tt]ool |[A-Z]\w{0,40} )?(?:[Ee]rror|ERROR)\b(?: [a-z]\w{0,40}){0,4}"
-    r"\W{0,3}[:\]>(]"
+    r"[^\w#]{0,12}(?:#{1,4} Error\n|(?:[Tt]ool |[A-Z]\w{0,40} )?(?:[Ee]rror|ERROR)\b"
+    r"(?: [a-z]\w{0,40}){0,4}\W{0,3}[:\]>(]"
     r"|(?:Failed|failed|Unable|unable) to \w|E[A-Z]{3,14}\b[:,]|ERR_[A-Z]|MCP error\b"
     r"|Traceback \(most|[A-Za-z_.]{0,60}(?:Error|Exception): |panic: |fatal: "
     r"|(?:Unknown|No such|No active) (?:tool|command|action|option|agent|session|process)\b"
@@ -104,9 +104,11 @@ def decode_status(tool: str, text: str) -> Status:
     if tool in _CHANGES:
         complains = "\n" in text and _COMPLAINT.search(text[:MAX_CHARS])
         return FAILED if complains or _LEAD.match(text[:_HEAD]) else PASSED
-    if _MAY_STATE.search(text[:MAX_CHARS]):
-        code = next(filter(None, _list_codes(text[:MAX_CHARS])), None) if family == "runs" else None
-        if code is not None or _STATE.search(text[:MAX_CHARS]):
+    # Beyond its head, what is no runner shows texts of others.
+    shown = text[: MAX_CHARS if family == "runs" else _HEAD]
+    if _MAY_STATE.search(shown):
+        code = next(filter(None, _list_codes(shown)), None) if family == "runs" else None
+        if code is not None or _STATE.search(shown):
             return Status(True, code)
     return FAILED if _LEAD.match(text[:_HEAD]) else PASSED
 

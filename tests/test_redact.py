@@ -74,6 +74,7 @@ def test_paths_of_the_recorder_become_placeholders() -> None:
             }
         ],
         "history": [{"role": "user", "content": "mail ann.lee@corp.dev"}],
+        "tools": ["bash", "hf_" + "a" * 34],
         "workspace": [
             {"path": "/Users/ann/code/app/a.ts", "whole": True, "texts": ["let a = 1"]},
             {"path": "/home/bob/b.ts", "whole": True, "texts": ["read('/Users/ann/code/app/c')"]},
@@ -94,6 +95,7 @@ def test_paths_of_the_recorder_become_placeholders() -> None:
         }
     ]
     assert out["cwd"] == "$WORKSPACE"
+    assert out["tools"] == ["bash", "[REDACTED:huggingface_token]"]
     assert out["workspace"] == [
         {"path": "$WORKSPACE/a.ts", "whole": True, "texts": ["let a = 1"]},
         # What was taken out stood there otherwise: not all is known of it.

@@ -261,7 +261,11 @@ class Tester:
         key = result_key(task, space.changed())
         if self.store is not None and (known := self.store.get(key)) is not None:
             return known
-        result = await asyncio.to_thread(run_tests, task, space.root, self.python)
+        try:
+            result = await asyncio.to_thread(run_tests, task, space.root, self.python)
+        except Exception as trouble:
+            # One run must not end all others; its row names the trouble and is run again.
+            result = TaskResult(None, "", f"{type(trouble).__name__}: {trouble}")
         if self.store is None or result.ok is None:
             return result
         return self.store.put(key, result.ok, result.output)

@@ -108,7 +108,7 @@ def _choose_rule(model: Model, shown: Mapping[str, str]) -> str:
     rule = max(speaking, key=weights.__getitem__, default="model")
     if rule not in _POINTING:
         return rule
-    others = [name for name in speaking if shown[name] and name not in _POINTING]
+    others = [name for name in speaking if name not in _POINTING]
     return max(others, key=weights.__getitem__, default=rule)
 
 

@@ -21,6 +21,7 @@ LONG_WORDS = 60
 # Longer messages show more cues by chance, so each of theirs counts less.
 PLAIN_WORDS = 30
 ASKED_CHARS = 200
+SAME_CHARS = 16
 AWAITED_CHARS = 400
 _UNSPACED = frozenset({"zh", "ja", "ko", "signs"})
 FAR = frozenset({"ru", "zh", "ja", "ko"})
@@ -177,7 +178,7 @@ def read_later_turns(events: Sequence[Event]) -> list[Turn]:
             continue
         if since is not None or event.is_veto:
             turns.append(_read_turn(event, since or [], before))
-        before = event.text
+        before = strip_wrapper(event.text)
         # Of messages in a row, each is about the work before the first of them.
         if not (event.is_veto if since is None else not any(e.kind in _WORK for e in since)):
             since = []
@@ -298,7 +299,6 @@ def _find_situation(turn: Turn, own: str, is_pasted: bool, found: Set[str]) -> I
     situation = {
         "after_abort": turn.aborted,
         "aborted_at_work": turn.aborted and turn.tool_calls >= 2,
-        "tool_error": turn.tool_errors > 0,
         "provider_error": turn.provider_error,
         "no_work": turn.tool_calls == 0,
         "edited": turn.edited,
@@ -332,6 +332,8 @@ def _compare(turn: Turn, words: Sequence[str], found: Set[str]) -> Iterator[str]
         "failure_after_trial": failures >= 1 and is_awaited,
         "rephrased": likeness >= 0.2 and was_answered,
         "repeated": likeness >= 0.45 and not was_answered,
+        "same_opening": len(turn.text) > SAME_CHARS < len(before)
+        and turn.text[:SAME_CHARS] == turn.before[:SAME_CHARS],
         "bad_before": was_bad >= 3,
         "bad": is_bad,
         "bad_answer": is_bad and turn.asked,
