@@ -61,7 +61,7 @@ def read_reply(answer: object) -> Reply:
         raise UnreadableReply("no message")
     content = message.get("content")
     if content is not None and not isinstance(content, str):
-        raise UnreadableReply("content that is no text")
+        raise UnreadableReply("content that is not text")
     finish, usage = choice.get("finish_reason"), answer.get("usage")
     usage = usage if isinstance(usage, dict) else {}
     prompt = read_count(usage.get("prompt_tokens"))
@@ -134,9 +134,9 @@ def describe_error(error: Exception, endpoint: Endpoint) -> str:
     elif isinstance(error, TimeoutError | TimeoutException):
         text = f"`{endpoint.name}` did not answer in time"
     elif isinstance(error, UnreadableReply):
-        text = f"`{endpoint.name}` sent what is no answer: {error}"
+        text = f"`{endpoint.name}` sent an invalid answer: {error}"
     else:
-        text = f"`{endpoint.name}` could not be asked ({type(error).__name__}: {error})"
+        text = f"`{endpoint.name}` gave no usable answer ({type(error).__name__}: {error})"
     text = " ".join(text.split())
     if endpoint.key and endpoint.key != NO_KEY:
         text = text.replace(endpoint.key, "[key]")

@@ -198,7 +198,7 @@ class SDPO(Method):
         longest = lengths.index(max(lengths))
         probe = preflight.probe(prepared.trainer, self.job.preflight_rows, longest)
         found = preflight.summarise(probe, self.args, len(prepared.fitted.rows), hardware)
-        return found, preflight.stops_of(found), probe.peak_bytes
+        return found, preflight.stops_of(found, self.args.method), probe.peak_bytes
 
     def describe(self, found: Json) -> tuple[Lines, Lines]:
         """Describe rows, reward and template; then the rollouts."""

@@ -104,18 +104,18 @@ def test_what_passes_is_tried_again(chat_server: ChatServer, fault: Any) -> None
         (busy(400, body={"detail": {"message": "bad"}}), "`test` answered 400: bad", 1),
         (busy(404, body=[1]), "`test` answered 404: [1]", 1),
         (busy(401, body={"error": f"wrong key {KEY}"}), "`test` answered 401: wrong key [key]", 1),
-        (garbage(), "could not be asked", 1),
-        (garbage(b""), "could not be asked", 1),
-        (garbage(b"\xff\xfe"), "could not be asked", 1),
+        (garbage(), "gave no usable answer", 1),
+        (garbage(b""), "gave no usable answer", 1),
+        (garbage(b"\xff\xfe"), "gave no usable answer", 1),
         (garbage(b"[]"), "no choices", 1),
-        (garbage(b"[" * 200_000), "no answer", 1),
+        (garbage(b"[" * 200_000), "invalid answer", 1),
         (garbage(b"{}"), "no choices", 1),
         (garbage(b'{"choices": [{"message": "hi"}]}'), "no message", 1),
         (garbage(b'{"choices": [7]}'), "no message", 1),
-        (garbage(b'{"choices": [{"message": {"content": [1]}}]}'), "no answer", 1),
-        (garbage(b'{"choices": [{"message": {"tool_calls": [{"id": 1}]}}]}'), "no answer", 1),
-        (truncated(), "could not be asked", 1),
-        (drop(), "could not be asked", 3),
+        (garbage(b'{"choices": [{"message": {"content": [1]}}]}'), "invalid answer", 1),
+        (garbage(b'{"choices": [{"message": {"tool_calls": [{"id": 1}]}}]}'), "invalid answer", 1),
+        (truncated(), "gave no usable answer", 1),
+        (drop(), "gave no usable answer", 3),
         (hang(1.5), "`test` did not answer in time", 3),
         (trickle(1.5), "`test` did not answer in time", 3),
     ],
@@ -223,5 +223,5 @@ def test_a_server_that_is_down_ends_all_calls_long_before_their_last_attempt(
     limits = Limits(concurrency=2, attempts=10_000, wait_initial=0.01, wait_max=0.01)
     chat = Chat(Endpoint("test", url, KEY), limits=limits)
     replies = asked(chat, *[question(seed=seed) for seed in range(6)])
-    assert all("could not be asked (ConnectError" in (reply.error or "") for reply in replies)
+    assert all("gave no usable answer (ConnectError" in (reply.error or "") for reply in replies)
     assert chat.stopped
