@@ -384,3 +384,29 @@ def test_an_empty_line_beside_the_fix_is_no_churn() -> None:
     fix = "--- a/x.py\n+++ b/x.py\n@@ -1,2 +1,3 @@\n+\n a\n b\n@@ -9 +10 @@\n-n ^= 1\n+n &= 1\n"
     assert measure_patch(fix) == Size(lines=3, hunks=2, blank_hunks=0)
     assert measure_patch(fix.replace("+\n", "-a\n+  a\n", 1)).blank_hunks == 1
+
+
+def test_an_action_whose_own_tests_failed_is_never_chosen() -> None:
+    spoiled = write(OTHER, False)
+    better = [read(), spoiled, write(FIXED, True), final()]
+    worse = [read(), prose(), final()]
+    case = Case("fix_add", [rollout(actions=better), rollout(seed=43, actions=worse)], "train")
+    made = pair_steps(case, Rules(flaky_reruns=0))
+    assert made.rows == []
+    assert [row["drop_reason"] for row in made.rejects] == ["ineligible"]
+
+
+@pytest.mark.parametrize(
+    ("path", "reason"), [("tests/test_add.py", "overwrites_tests"), ("", "no_change")]
+)
+def test_efficiency_prefers_no_run_that_shirks(path: str, reason: str) -> None:
+    touched = [path] if path else []
+    shirks = rollout(actions=[final()], tests_ok=None, files_touched=touched)
+    actions = [read(), write(FIXED, True), final("the sign was wrong")]
+    works = rollout(seed=43, actions=actions, tests_ok=None)
+    rules = Rules(allow_efficiency_pairs=True, flaky_reruns=0, target="summary")
+    made = pair_runs(Case("fix_add", [shirks, works], "train"), rules)
+    assert made.rejects[0]["drop_reason"] == reason
+    assert all(row["run_chosen"] == works["run_id"] for row in made.rows)
+    made = pair_steps(Case("fix_add", [shirks, works], "train"), rules)
+    assert all(row["run_chosen"] == works["run_id"] for row in made.rows)

@@ -27,7 +27,7 @@ from pimono_sdpo.runs.engine import Part, Piece
 from pimono_sdpo.runs.folders import require_disjoint
 from pimono_sdpo.runs.sessions import rows_and_rejects, slice_table
 from pimono_sdpo.schema import DROPPED_STEP, STEP
-from pimono_sdpo.stage import Stage
+from pimono_sdpo.stage import Filter, Stage
 from pimono_sdpo.suites.stored_rollouts import Rollouts, describe_file, open_rollouts, read_tables
 from processors.rollouts import sessions, steps
 from processors.rollouts.conversation import As
@@ -143,6 +143,7 @@ def _rollout_parts(rollouts: Rollouts, stages: list[Stage], made_by: Json) -> li
 
 
 def _cut_rollouts(rollouts: Rollouts, file: Path, stages: list[Stage]) -> Iterator[Piece]:
+    stages = [*stages, Filter(steps.Repeats(), reads=("prompt", "completion"))]
     for table in read_tables(file):
         splits = [rollouts.split_of(task_id) for task_id in table["task_id"].to_pylist()]
         for few in slice_table(table.append_column("split", pa.array(splits, pa.string()))):

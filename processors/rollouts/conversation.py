@@ -10,6 +10,7 @@ action has exactly one call.
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -206,6 +207,28 @@ def find_problem(step: Mapping[str, Any], tools: Sequence[Json]) -> tuple[str, s
             return "blank_argument", name
     wrong = next(iter(_validator(dump_json(schema)).iter_errors(step["args"])), None)
     return ("invalid_arguments", wrong.message[:200]) if wrong else None
+
+
+# Names of tests and their settings, as globs for each part of a path.
+TEST_NAMES = ("test", "tests", "test_*", "*_test.*", "*.test.*", "conftest.py", "pytest.ini")
+
+
+def is_test(path: str) -> bool:
+    """Tell tests and their settings by their names.
+
+    >>> is_test("src/tests/data.json"), is_test("test_add.py"), is_test("src/contest.py")
+    (True, True, False)
+    """
+    return any(fnmatchcase(part, glob) for part in path.split("/") for glob in TEST_NAMES)
+
+
+def find_overwritten_test(step: Mapping[str, Any]) -> str:
+    """Return the path of the test that a step of the own agent wrote, "" if it wrote none."""
+    args = step["args"]
+    if step["name"] != "write_file" or not isinstance(args, dict):
+        return ""
+    path = args.get("rel_path")
+    return path if isinstance(path, str) and is_test(path) else ""
 
 
 @lru_cache(maxsize=256)

@@ -20,8 +20,11 @@ tested again several times; where patches are the sides of the pair, so is the l
 
 Of `step`, each side is one turn after the same context. The value of an action is the share of
 passing runs among those that took it. Two actions make a pair when their values differ by
-`min_gap`, or when the worse one could not be read, did not work or was a loop. Some run that took
-the better one must pass.
+`min_gap`, or when the worse one could not be read, did not work, failed the tests or was a loop.
+Some run that took the better one must pass.
+
+Of no target, a run is chosen that changed nothing, wrote tests or files that the task does not
+need, or changed far more lines than the smallest patch that passes.
 """
 
 import re
@@ -41,6 +44,7 @@ from processors.rollouts.conversation import (
     action_key,
     dump_json,
     find_problem,
+    is_test,
     make_turn,
     read_run,
     render_target,
@@ -293,10 +297,10 @@ def pair_runs(case: Case, rules: Rules) -> Made:
         return made
     ranked = sorted(able, key=lambda row: (score_run(row), -row["seed"]), reverse=True)
     passing = [row for row in ranked if row["tests_ok"]] or ranked
-    while passing:
-        best = passing.pop(0)
-        rest = [row for row in ranked if row is not best]
-        worst = rest[-1]
+    worst = ranked[-1]
+    for best in passing:
+        if best is worst:
+            break
         why = _no_contrast(best, worst, rules) or _find_fault(case, best, worst, rules, able, made)
         pair = None if why and why[0] == "no_contrast" else _make_pair(case, best, worst, rules)
         if isinstance(pair, tuple):
@@ -457,6 +461,7 @@ def pair_steps(case: Case, rules: Rules) -> Made:
         made.rejects.append(make_reject(case, "step", reason, detail))
         return made
     runs = [(row, read_run(row)) for row in judged]
+    passing = [row for row in judged if row["tests_ok"]]
     places = 0
     pending = _same(runs, 0)
     while pending:
@@ -464,7 +469,7 @@ def pair_steps(case: Case, rules: Rules) -> Made:
         taken = _taken(group, depth)
         if len(taken) > 1:
             places += 1
-            _pair(case, rules, taken, group[0][1], made)
+            _pair(case, rules, taken, group[0][1], passing, made)
         for one in taken:
             ids = {row["run_id"] for row in one.rows}
             pending += _same([pair for pair in group if pair[0]["run_id"] in ids], depth + 1)
@@ -495,15 +500,26 @@ def _taken(group: Sequence[tuple[Json, Run]], depth: int) -> list[Taken]:
         row, action = took[0]
         step = action.step
         works = step["kind"] in {"tool_call", "final"} and step["ok"] is not False
+        works = works and step["tests_ok"] is not False
         works = works and find_problem(step, row["tools"]) is None
         found.append(Taken(action, [one for one, _ in took], works))
     return sorted(found, key=lambda one: (one.works, one.score), reverse=True)
 
 
-def _pair(case: Case, rules: Rules, taken: Sequence[Taken], run: Run, made: Made) -> None:
-    best = max((one for one in taken if one.works), key=lambda one: one.score, default=None)
-    if best is None:
-        made.rejects.append(make_reject(case, "step", "ineligible", "no action here worked"))
+def _pair(
+    case: Case,
+    rules: Rules,
+    taken: Sequence[Taken],
+    run: Run,
+    passing: Sequence[Json],
+    made: Made,
+) -> None:
+    noise = [(one, _find_step_noise(one, passing, case.task)) for one in taken if one.works]
+    best = max((one for one, why in noise if not why), key=lambda one: one.score, default=None)
+    barred = [(one, why) for one, why in noise if why]
+    if best is None or (best.value == 0 and any(one.value for one, _ in barred)):
+        reason = barred[0][1] if barred else ("ineligible", "no action here worked")
+        made.rejects.append(make_reject(case, "step", *reason))
         return
     others = [one for one in taken if one is not best]
     worst = min(others, key=lambda one: (one.works, one.score))
@@ -528,6 +544,18 @@ def _pair(case: Case, rules: Rules, taken: Sequence[Taken], run: Run, made: Made
             "score_rejected": worst.score,
         }
     )
+
+
+def _find_step_noise(
+    taken: Taken, passing: Sequence[Json], task: Mapping[str, Any] | None
+) -> tuple[str, str] | None:
+    """Return why none of the best runs that took an action may be chosen, None if one may."""
+    equal = [row for row in taken.rows if row["tests_ok"] == taken.rows[0]["tests_ok"]]
+    if not equal[0]["tests_ok"] and passing:
+        # They cannot be chosen for their own sake; contrast decides.
+        return None
+    found = [find_noise(row, passing, task) for row in equal]
+    return None if None in found else found[0]
 
 
 def _no_step_contrast(best: Taken, worst: Taken, rules: Rules) -> tuple[str, str] | None:
@@ -596,6 +624,8 @@ def find_noise(
     row: Mapping[str, Any], passing: Sequence[Mapping[str, Any]], task: Mapping[str, Any] | None
 ) -> tuple[str, str] | None:
     """Return reason and detail why a run must not be chosen, None if it may."""
+    if not row["files_touched"]:
+        return "no_change", "it changed no file"
     return (
         find_leak(row, task)
         or _wrong_file(row, passing, task)
@@ -633,6 +663,8 @@ def _wrong_file(
     if isinstance(expected, list) and expected:
         stray = [path for path in row["files_touched"] if path not in expected]
         return ("wrong_file", f"`{stray[0]}` does not belong to the task") if stray else None
+    if tests := [path for path in row["files_touched"] if is_test(path)]:
+        return "overwrites_tests", f"`{tests[0]}`"
     others = [set(one["files_touched"]) for one in passing if one["run_id"] != row["run_id"]]
     if not others:
         return None

@@ -7,12 +7,16 @@ writes  STEP, with `problem` and `detail` where the row should not be learned
 |---|---|
 | `infra_error`, `not_tested`, `tests_failed` | whole runs |
 | `malformed_call` | calls that cannot be read |
-| `unknown_tool`, `invalid_arguments`, `blank_argument`, `tool_failed` | calls that did not work |
+| `blank_argument`, `write_failed_tests`, `overwrites_tests` | never to be learned, too |
+| `unknown_tool`, `invalid_arguments`, `tool_failed` | calls that did not work |
 | `loop`, `after_loop` | a repeated call, and everything after it |
 | `no_recovery` | with `good_recovery`: actions that do not follow a failed one, or fail |
 | `redacted` | targets with a placeholder for a secret |
+| `repeat` | rows that repeat another of the same shard of rollouts |
 """
 
+import hashlib
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, get_args
 
@@ -26,6 +30,7 @@ from processors.rollouts.conversation import (
     Run,
     convert_to_json,
     dump_json,
+    find_overwritten_test,
     find_problem,
     read_run,
     render_target,
@@ -139,8 +144,12 @@ def _check(
         return ("loop" if at == loop else "after_loop"), ""
     step = actions[at].step
     wrong = find_problem(step, tools)
-    if wrong and (valid or wrong[0] == "malformed_call"):
+    if wrong and (valid or wrong[0] in {"malformed_call", "blank_argument"}):
         return wrong
+    if step["tests_ok"] is False:
+        return "write_failed_tests", ""
+    if path := find_overwritten_test(step):
+        return "overwrites_tests", path
     if valid and step["kind"] == "tool_call" and step["ok"] is False:
         return "tool_failed", step["error"] or ""
     if recovery and (at == 0 or _has_worked(actions[at - 1].step) or not _has_worked(step)):
@@ -150,6 +159,22 @@ def _check(
 
 def _has_worked(step: Json) -> bool:
     return step["kind"] in {"tool_call", "final"} and step["ok"] is not False
+
+
+@dataclass
+class Repeats:
+    """Drop rows whose prompt and completion were there before; one digest of each is kept."""
+
+    seen: set[bytes] = field(default_factory=set)
+
+    def __call__(self, row: Row) -> str | None:
+        """Return why a row is dropped, None for the first of its kind."""
+        text = dump_json([row["prompt"], row["completion"]])
+        digest = hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=16).digest()
+        if digest in self.seen:
+            return "repeat"
+        self.seen.add(digest)
+        return None
 
 
 def drop_problems(row: Row) -> str | None:
