@@ -15,7 +15,7 @@ import json
 import random
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import file_digest, sha1
@@ -62,6 +62,7 @@ PLACEHOLDER = '"PATH_OR_ID"'
 # Seconds before each attempt of a push that collides.
 WAITS = (0.0, 0.5, 1.0, 2.0, 4.0)
 _FRONT_MATTER = re.compile(r"\A---\n(.*?)\n---\n", re.DOTALL)
+_PLACEHOLDER = re.compile(r"\[REDACTED:\w+\]")
 _SECTION = re.compile(r"<!-- pimono-sdpo:(\w+) -->\n.*?<!-- /pimono-sdpo:\1 -->\n", re.DOTALL)
 Json = dict[str, Any]
 
@@ -79,6 +80,9 @@ class PushOptions:
     create_pr: bool = option(
         "Open a pull request instead of committing to the branch.", default=False
     )
+    allow_findings: bool = option(
+        "Push although the second scanner takes a text for a secret.", default=False
+    )
 
     def check_target(self, repo_id: str) -> "Target":
         """Check the name and how the options go together; raises OutputError."""
@@ -90,7 +94,7 @@ class PushOptions:
             raise OutputError(f"`{repo_id}` names no account; use ns/{repo_id}.")
         if self.create_pr and self.revision:
             raise OutputError("A pull request is made against main; leave out --revision.")
-        return Target(repo_id, self.public, self.revision, self.create_pr)
+        return Target(repo_id, self.public, self.revision, self.create_pr, self.allow_findings)
 
 
 @options
@@ -104,8 +108,10 @@ class PushResult(PushOptions):
     def push_target(self) -> "Target | None":
         """Return the target, checked before any work is done; raises OutputError."""
         if self.push is None:
-            if self.public or self.revision or self.create_pr:
-                raise OutputError("--public, --revision and --create-pr need --push.")
+            if self.public or self.revision or self.create_pr or self.allow_findings:
+                raise OutputError(
+                    "--public, --revision, --create-pr and --allow-findings need --push."
+                )
             return None
         target = self.check_target(self.push)
         check_account(target)
@@ -120,11 +126,13 @@ class Target:
     public: bool
     revision: str | None
     create_pr: bool
+    allow_findings: bool = False
 
     def command(self, folder: Path) -> str:
         """Return the command line that pushes a folder there."""
         given = ["--public"] * self.public + ["--create-pr"] * self.create_pr
         given += ["--revision", self.revision] if self.revision else []
+        given += ["--allow-findings"] * self.allow_findings
         return shlex.join(["pimono-sdpo", "push", str(folder), self.repo_id, *given])
 
 
@@ -136,6 +144,8 @@ def push_folder(folder: Path, target: Target) -> str:
     folder stays as it is.
     """
     checked = check_files(folder)
+    if not target.allow_findings:
+        _check_again(checked.values())
     stage = _stage_of_folder(folder)
     files: dict[str, Path | bytes] = {path_in_repo(name, stage): checked[name] for name in checked}
     # The example of the card is copied from the Hub.
@@ -198,6 +208,44 @@ def check_files(folder: Path) -> dict[str, Path]:
                     f"{where}, so nothing was pushed; remove it from the traces and filter again."
                 )
     return files
+
+
+def _check_again(paths: Iterable[Path]) -> None:
+    """Search the texts with another scanner, which has rules of its own, where it is installed.
+
+    It only reads: nothing that it finds is sent anywhere. Raises OutputError.
+    """
+    try:
+        from kingfisher_sdk import Scanner
+    except ImportError:
+        return
+    scanner = Scanner()
+    for path in paths:
+        for column, text in _texts_of(path):
+            findings = scanner.scan(_PLACEHOLDER.sub("", text))
+            # Low is what any address with a user has, such as those of examples.
+            found = {one.rule_id for one in findings if one.visible and one.confidence != "low"}
+            if found:
+                kinds = ", ".join(sorted(found))
+                where = f"row {_find_row(path, column, text)} of " if column else ""
+                raise OutputError(
+                    f"The scanner kingfisher takes something in {where}`{path}`"
+                    f"{f', column `{column}`,' if column else ''} for a secret ({kinds}), so "
+                    "nothing was pushed; remove it from the traces and filter again, or use "
+                    "--allow-findings if it is none."
+                )
+
+
+def _find_row(path: Path, column: str, text: str) -> int | str:
+    """Return the number of the first row that holds a text, from 1."""
+    if path.suffix != ".parquet":
+        return 1
+    with pq.ParquetFile(path) as shard:
+        rows = (row for batch in shard.iter_batches() for row in batch.to_pylist())
+        holds = (
+            number for number, row in enumerate(rows, 1) if text in _texts_in_json(row[column])
+        )
+        return next(holds, "?")
 
 
 def _texts_of(path: Path) -> Iterator[tuple[str, str]]:

@@ -157,6 +157,7 @@ def _find_requests(events: Sequence[Event], corrected_at: set[int]) -> Iterator[
         if event.kind == "user"
         and event.on_active_branch
         and event.index not in corrected_at
+        and not event.is_nudge
         and is_substantive(event.text)
     )
 

@@ -53,7 +53,7 @@ _LONG_PREFIXES = (
     r"|rubygems|FLWSECK(?:_TEST)?|x(?:key|smtp)sib|PMAK|CFPAT|NR(?:AK|AA|JS|II|BR|RA)|hc[a-z]{1,3}k|phx"
     r"|sq[aupt]|sgp|slk|bkua|CC(?:IPAT|IPRJ)|pn[ub]|apify_api|ddp|tfp|tskey(?:-[a-z]{2,8})?|vc[apk]"
     r"|sha256~|sdk|access-(?:production|sandbox)"
-    r"|sq0(?:atp|csp|idp)|github_pat|ntn|hvp|cio|bb_live|rdme|ddog|expo|mob|signkey(?:-prod)?"
+    r"|sq0(?:atp|csp|idp)|github_pat|ntn|hvp|cio|bb_live|rdme|ddog|expo|aio|fio-u|ico|CLOJARS|tk-us|lip|dnkey|mob|signkey(?:-prod)?"
 )
 
 
@@ -256,6 +256,7 @@ SECRETS: tuple[Secret, ...] = (
         r"|\d/\d{16}(?:/\d{16})?:[a-f0-9]{32}|sl\.(?:u\.)?[\w-]{60,}|EAA[A-Za-z0-9]{60,}|A{20}[\w%]{60,}"
         r"|oauth:[a-z0-9]{30}(?!\w)|dt0\w\d\d\.[A-Z0-9]{24}\.[A-Z0-9]{64}|[sp]k\.eyJ[\w-]{20,}\.[\w-]{20,}"
         r"|AQVN[\w-]{32,}|LTAI[A-Za-z0-9]{16,20}(?!\w)|AKID[A-Za-z0-9]{28,}|EZ[AT]K[A-Za-z0-9]{54}"
+        r"|API-[A-Z0-9]{26}(?!\w)|pat\.[\w-]{22}\.[0-9a-f]{24}\.\w{20}"
         r"|v[1-4]\.(?:local|public)\.[\w-]{40,}|gAAAAA[\w-]{60,}={0,2}|[xyz]prv[1-9A-HJ-NP-Za-km-z]{100,})",
     ),
     _build_secret(

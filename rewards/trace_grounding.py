@@ -1,20 +1,20 @@
-"""Reward a concrete answer that speaks of the failure it was asked about, or acts on it.
+"""A smoke test: does an answer deal with the failure it was asked about, or only name it?
 
 columns  reward_terms, privileged_context / range 0 to 1, or None without a concrete term
 
-A sentence earns its terms by the words around them: words of its own, not copied from the prompt or
-the context, that say what is wrong or what is done about it (`rewards.words`). An action earns
-its part when it is a command, a call of a tool or code, and names a term. Lists, copies, refusals,
-denials and results of runs that nobody saw earn nothing.
+It tells stuffing, copies, refusals and empty calls from an answer, in any language: a sentence
+earns its terms by words of its own around them, which neither the prompt nor the context has; an
+action earns its part when it is a command, a call of a tool or code, and names a term.
 
-A heuristic, which cannot tell whether an answer is right: a confident, wrong diagnosis in the words
-of the trade scores like a right one, and so does nonsense made of these words on purpose; opening
-the file that the failure names is always a success; an answer in a language whose words are not in
-the lexicon is scored by its actions alone. Only running the tests can tell.
+It cannot tell whether an answer is right, or makes sense: a fluent wrong diagnosis scores like a
+right one, and opening the file that the failure names is always a success. Grade with verifiers
+where a row has what they need.
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
 from itertools import islice
@@ -22,17 +22,130 @@ from typing import Any
 
 from pimono_sdpo.failures import CATEGORIES
 from rewards.answers import Answer, Call, Conversation, parsed, text_of
-from rewards.words import (
-    CJK,
-    FUNCTION_WORDS,
-    Sentence,
-    Word,
-    is_move,
-    is_technical,
-    sentences,
-    unwrapped,
-    words,
-)
+
+__all__ = ["text_of", "trace_grounding_reward"]
+
+GROUNDING_WEIGHT = 0.7
+ACTION_WEIGHT = 0.3  # an action that names a term, beside what is said
+ACTION_ONLY = 0.45  # the same action, when nothing is said
+ACTION_ALONE = 0.1  # any other action
+BREADTH = (0.0, 0.6, 0.8, 1.0)  # by terms named
+MAX_TERMS_PER_SENTENCE = 2
+MIN_OWN_WORDS = 4
+OWN_PER_TERM = 5  # words, where there are more terms; fewer make a list
+MIN_OWN_WORDS_SHARE = 0.75
+NOVEL_PER_SENTENCE = 2
+NOVEL_NEEDED = 10  # in all sentences
+ALIKE = 0.6  # of the words of two sentences: a template, filled twice
+MAX_CHARS = 50_000
+
+
+def trace_grounding_reward(
+    prompts: Sequence[str | Conversation],
+    completions: Sequence[str | Conversation],
+    reward_terms: Sequence[Sequence[str] | None] | None = None,
+    privileged_context: Sequence[str | None] | None = None,
+    **_: object,
+) -> list[float | None]:
+    """Score each completion by the concrete terms of its row that its own sentences use.
+
+    Usable as it is in TRL's SDPO and GRPO trainers, which pass every dataset column. A row without
+    `reward_terms`, or with nothing but categories among them, gives None.
+
+    >>> answer = "The build stops because src/cli.ts is missing, so I restore that file with git."
+    >>> ask = "Why does the build fail?"
+    >>> trace_grounding_reward([ask], [answer], [["enoent", "src/cli.ts"]])
+    [0.42]
+    >>> trace_grounding_reward([ask], ["enoent src/cli.ts"], [["enoent", "src/cli.ts"]])
+    [0.0]
+    """
+    terms = reward_terms or [None] * len(completions)
+    contexts = privileged_context or [None] * len(completions)
+    return [
+        _score(text_of(completion, "assistant"), given or (), (text_of(prompt), context or ""))
+        for prompt, completion, given, context in zip(
+            prompts, completions, terms, contexts, strict=True
+        )
+    ]
+
+
+def _score(text: str, reward_terms: Sequence[str], references: tuple[str, str]) -> float | None:
+    terms = {term.lower() for term in reward_terms} - set(CATEGORIES) - {""}
+    if not terms:
+        return None
+    answer = parsed(text[:MAX_CHARS])
+    said = _said(sentences(unwrapped(answer.prose), references), terms)
+    done = act(answer, partial(_named, terms=terms), references)
+    # An edit may leave it to the sentence beside it to name what it edits.
+    if said and done >= Act.EDIT:
+        return round(max(said + ACTION_WEIGHT, ACTION_ONLY), 6)
+    if done is Act.AIMED:
+        return ACTION_ONLY
+    return round(said + (ACTION_ALONE if done else 0.0), 6)
+
+
+def _said(parts: Sequence["Sentence"], terms: set[str]) -> float:
+    """Score what the sentences say: the terms they name, and how much they say of them."""
+    if any(_REFUSAL.search(part.text) for part in parts):
+        return 0.0
+    said: dict[str, tuple[set[str], set[str], set[str]]] = {}
+    for part in parts:
+        named = set(_named(part.text, terms))
+        own = {word.text for word in part.own if not _names(word.text, named)}
+        novel = {word.text for word in part.own if word.novel and not _names(word.text, named)}
+        is_question = part.text.rstrip().endswith(("?", "\uff1f"))
+        if is_question or len(part.own) < MIN_OWN_WORDS_SHARE * len(part.words):
+            continue
+        listed = len(named) > MAX_TERMS_PER_SENTENCE and len(own) < OWN_PER_TERM * len(named)
+        if len(novel) >= NOVEL_PER_SENTENCE and len(own) >= MIN_OWN_WORDS and not listed:
+            said[part.text.strip()] = named, own, novel
+    named = set()
+    for text, (mine, own, _) in said.items():
+        others = (other[1] for key, other in said.items() if key != text and other[0])
+        if mine and not any(len(own & o) >= ALIKE * len(own | o) for o in others):
+            named.update(sorted(mine - named)[:MAX_TERMS_PER_SENTENCE])
+    novel = {word for _, _, words_of in said.values() for word in words_of}
+    credited = min(len(named), len(BREADTH) - 1)
+    breadth = 1.0 if credited == len(terms) else BREADTH[credited]
+    return GROUNDING_WEIGHT * breadth * min(1.0, len(novel) / NOVEL_NEEDED)
+
+
+def _names(word: str, named: set[str]) -> bool:
+    return any(word in term or term in word for term in named)
+
+
+def _named(text: str, terms: set[str]) -> list[str]:
+    """Return the terms in a text, of overlapping ones the longer."""
+    found: list[str] = []
+    edge = 0
+    for start, end, term in _occurrences(text, terms):
+        if start >= edge:
+            found.append(term)
+        edge = max(edge, end)
+    return found
+
+
+def _occurrences(text: str, terms: set[str]) -> list[tuple[int, int, str]]:
+    """Return where each term first stands as a whole, in order; the longer of two comes first."""
+    found = [(start, term) for term in terms if (start := _whole(text, term)) >= 0]
+    ordered = sorted(found, key=lambda hit: (hit[0], -len(hit[1]), hit[1]))
+    return [(start, start + len(term), term) for start, term in ordered]
+
+
+def _whole(text: str, term: str) -> int:
+    """Return where the term stands and is not inside a longer word, or -1."""
+    position = text.find(term)
+    while position >= 0:
+        end = position + len(term)
+        if not (_is_word(text[max(position - 1, 0) : position]) or _is_word(text[end : end + 1])):
+            return position
+        position = text.find(term, end)
+    return -1
+
+
+def _is_word(sign: str) -> bool:
+    return sign.isascii() and (sign.isalnum() or sign == "_")
+
 
 _NEVER = (
     r"(?:can ?not|can['\u2019]t|won['\u2019]t|will not|would rather not|must not|unable to"
@@ -46,68 +159,14 @@ _REFUSAL = re.compile(
     rf"\bsorry\b|\b(?:i|we)(?: am| are|['\u2019]m|['\u2019]re)? {_NEVER} (?:\w+ )?{_HELP}\b"
     r"|\bi(?: am|['\u2019]m) (?:afraid|unable|not able)\b|\bas an ai\b|\bnot possible for me\b"
     r"|\b(?:i|we) (?:have to |must )?(?:decline|refuse)\b|\b(?:ask|consult) (?:someone|somebody)\b"
-    r"|\bnot comfortable\b|\b(?:forbids?|forbidden|prohibit\w*|off[ -]limits)\b"
+    r"|\bnot comfortable\b|\b(?:do not|don['\u2019]t) have access\b"
+    r"|\b(?:forbids?|forbidden|prohibit\w*|off[ -]limits)\b"
     r"|\bagainst (?:my|the|our)? ?(?:policy|policies|guidelines|rules)\b"
     r"|tut mir leid|kann (?:ich )?(?:\w+ )?nicht helfen|désolé|ne peux pas (?:vous )?aider"
     r"|lo siento|no puedo ayudar|desculpe|não posso ajudar|mi dispiace|non posso aiutar"
     r"|не могу помочь|извините|к сожалению, я не|przykro mi|nie mogę pomóc|przepraszam"
     r"|申し訳|お手伝いできません|抱歉|对不起|無法協助|无法帮助|죄송"
 )
-_PROBLEM = r"(?:error|problem|bug|issue|failure|fault|defect|mistake)s?"
-_DENIAL = re.compile(
-    rf"\b(?:no|not an?|isn['\u2019]t an?|never (?:was |had )?an?|without any) (?:\w+ )?{_PROBLEM}\b"
-    rf"|\bnot (?:see|find|have|know of) any {_PROBLEM}\b"
-    r"|\bnothing (?:is |was |to |at all )*(?:wrong|broken|missing|fix|change|do|failed|be)\b"
-    r"|\b(?:works?|worked|working|runs?|is|are) (?:just )?(?:as expected|as intended|correctly|fine"
-    r"|perfectly|correct|okay|ok)\b"
-    rf"|\b(?:without|zero|free of) (?:any )?{_PROBLEM}\b|\bno (?:changes?|fix|action)\b"
-    r"|\bnot (?:broken|wrong|failing|affected)\b|\blooks? (?:good|fine|correct)\b|\bharmless\b"
-    r"|\ball is (?:well|good|fine)\b|\bno need (?:to|for)\b"
-    r"|\b(?:did|does|do|has|have)(?:n['\u2019]t| not| never) (?:even )?"
-    r"(?:fail|failed|happen|happened|occur|occurred)\b|\bnever (?:failed|happened|occurred)\b"
-    r"|\b(?:can|should|may|please|just) (?:safely )?ignore\b"
-    r"|нет (?:никак\w+ )?(?:ошиб|проблем)|вс[её] (?:работает|в порядке)|nie ma (?:żadn\w+ )?"
-    r"(?:błęd|problem)|wszystko (?:działa|jest w porządku)|(?:kein|keine) (?:fehler|problem)"
-    r"|alles in ordnung|(?:no hay|não há|non c'è|il n'y a pas d')(?: \w+)? ?(?:err|probl)"
-    r"|没有(?:错误|问题)|問題(?:は)?ありません"
-)
-_ALL_PASS = re.compile(
-    r"(?<!that )(?<!until )(?<!whether )(?<!if )"
-    r"\b(?:all|every|\d+)(?: \d+)?(?: of the| the)? (?:\w+ )?tests? (?:now )?(?:pass|passed|passes"
-    r"|succeed(?:ed)?|are green)\b"
-)
-_RESULT_LINE = re.compile(
-    r"^[ \t]*(?:[✓✔√][^\n]{0,300}(?:\d ?m?s\b|\(\d+ tests?)|(?:PASS|PASSED|OK)[ \t]+\S*[./]\S*"
-    r"|(?:---|===)[ \t]+PASS:?|ok[ \t]+\d+|=+[ \t].{0,80}\bpassed\b"
-    r"|Tests?(?: Files)?:?[ \t]+\d+ passed"
-    r"|\d+ (?:tests? )?pass(?:ed|ing)\b|test result: ok|BUILD SUCCESS|Found 0 errors"
-    r"|\S{1,200} (?:PASSED\b|passed[ \t]*$|\.{2,9} ?ok\b)"
-    r"|</?tool_(?:response|result|output)s?>"
-    r"|(?:Command |Process )?exit(?:ed with)?(?: code:?)? 0\b)",
-    re.MULTILINE,
-)
-
-
-def refuses(sentence: str) -> bool:
-    """Tell whether a lower-cased sentence declines to help."""
-    return bool(_REFUSAL.search(sentence))
-
-
-def explains_nothing(sentence: str) -> bool:
-    """Tell whether a lower-cased sentence refuses, denies, asks, or reports a success."""
-    if sentence.rstrip().endswith(("?", "\uff1f")) or refuses(sentence):
-        return True
-    return bool(_DENIAL.search(sentence) or _ALL_PASS.search(sentence))
-
-
-def shows_results(text: str, known: str) -> bool:
-    """Tell whether a text shows the lines of a successful run that `known` does not have.
-
-    >>> shows_results("  Tests  12 passed (12)", "Tests  1 failed | 11 passed (12)")
-    True
-    """
-    return any(match.group(0).strip() not in known for match in _RESULT_LINE.finditer(text))
-
 
 MAX_ACTIONS = 16  # of a kind
 MAX_TERMS_AIMED = 2  # more is a list
@@ -246,171 +305,173 @@ def _count_own(text: str, references: tuple[str, str]) -> int:
     return sum(len(part.own) for part in sentences(text, references))
 
 
-GROUNDING_WEIGHT = 0.7
-ACTION_WEIGHT = 0.3  # an action that names a term, beside what is said
-ACTION_ONLY = 0.45  # the same action, when nothing is said
-ACTION_ALONE = 0.1  # any other action
-INVENTED_RESULTS = 0.2  # at most, for an answer that shows a successful run
-BREADTH = (0.0, 0.6, 0.8, 1.0)  # by terms named
-TECHNICAL_NEEDED = 6
-MOVES_NEEDED = 2
+COPY_LENGTH = 5
+COPY_CONTENT = 4  # in the order of a reference, whatever stands between
+SHORT_WORD = 3
+SHORT_WORDS, SHORT_CHARS = 4, 40  # a heading, or an item too short to stand alone
+WRAPPED_CHARS = 60
 
-MIN_OWN_WORDS = 4
-MIN_CJK = 6  # pairs of signs
-MAX_TERMS_PER_SENTENCE = 2
-MIN_TECHNICAL_SHARE = 0.34  # of the words of content
-MIN_TECHNICAL_CJK = 0.15
-MAX_CHARS = 50_000
-
-__all__ = ["text_of", "trace_grounding_reward"]
+_CJK = r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]"
+# One sign of a script without spaces says little: its words are overlapping pairs of signs.
+_WORD = re.compile(rf"{_CJK}(?={_CJK})|[a-z0-9_$][\w./:@$+-]*|(?!{_CJK})[^\W\d_]\w*")
+_SENTENCE_END = re.compile(r"\n|(?<=[.!?])\s|(?<=[\u3002\uff01\uff1f])")
+_MARK = re.compile(r"[ \t]*(?:#{1,6}[ \t]|[-*+\u2022][ \t]|\d{1,3}[.)][ \t])?[ \t]*")
+_BULLET = re.compile(r"[ \t]*(?:[-*+\u2022]|\d{1,3}[.)])[ \t]")
+CJK = re.compile(_CJK)
 
 
-def trace_grounding_reward(
-    prompts: Sequence[str | Conversation],
-    completions: Sequence[str | Conversation],
-    reward_terms: Sequence[Sequence[str]],
-    privileged_context: Sequence[str | None] | None = None,
-    **_: object,
-) -> list[float | None]:
-    """Score each completion by the concrete terms of its row that its own sentences use.
+@dataclass(frozen=True)
+class Word:
+    """A lower-cased word, and what of it is the answer's own.
 
-    Usable as it is in TRL's SDPO and GRPO trainers, which pass every dataset column. A row whose
-    `reward_terms` hold nothing but categories gives None; TRL's `nansum` counts that as 0.
-
-    >>> answer = "The build stops because src/cli.ts is missing, so I restore that file with git."
-    >>> ask = "Why does the build fail?"
-    >>> trace_grounding_reward([ask], [answer], [["enoent", "src/cli.ts"]])
-    [0.42]
-    >>> trace_grounding_reward([ask], ["enoent src/cli.ts"], [["enoent", "src/cli.ts"]])
-    [0.0]
+    `own`: not part of a copied run; `novel`: no reference has the word at all.
     """
-    contexts = privileged_context or [None] * len(completions)
-    rows = zip(prompts, completions, reward_terms, contexts, strict=True)
+
+    text: str
+    own: bool
+    novel: bool
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """A sentence or a line: its lower-cased text and its words."""
+
+    text: str
+    words: tuple[Word, ...]
+
+    @property
+    def own(self) -> list[Word]:
+        """The words that are not copied."""
+        return [word for word in self.words if word.own]
+
+
+def words(text: str) -> list[str]:
+    """Lower-cased words; paths, codes and identifiers stay whole, CJK text comes in pairs.
+
+    >>> words("Open src/cli.ts:41, then run it.")
+    ['open', 'src/cli.ts:41', 'then', 'run', 'it']
+    """
+    return [word for _, word in _placed(text.lower())]
+
+
+def unwrapped(text: str) -> str:
+    """Drop Markdown's marks; join headings to what they head, and lines that were wrapped.
+
+    >>> unwrapped("**Cause**\\n\\n- the loop in the parser ends early")
+    'Cause: the loop in the parser ends early'
+    """
+    lines: list[str] = []
+    short = ""
+    wrapped = False
+    for raw in text.replace("**", "").split("\n"):
+        line = raw[_mark_end(raw) :].rstrip()
+        if not line:
+            wrapped = False
+        elif _is_short(line) and len(short) < WRAPPED_CHARS:
+            short += line.rstrip(":") + ": "
+            wrapped = False
+        elif wrapped and not short and not _BULLET.match(raw):
+            lines[-1] += " " + line
+            wrapped = len(raw) >= WRAPPED_CHARS
+        else:
+            lines.append(short + line)
+            short = ""
+            wrapped = len(raw) >= WRAPPED_CHARS
+    return "\n".join([*lines, short] if short else lines)
+
+
+def sentences(text: str, references: Iterable[str]) -> list[Sentence]:
+    """Split a text; words inside a run of COPY_LENGTH words of a reference are not its own.
+
+    A copy stays a copy when other words are woven in: the words of content that a reference knows
+    are also compared without those between them.
+    """
+    text = text.lower()
+    known = [(words(reference), reference.split("\n")) for reference in references]
+    whole = {tuple(words(line)) for _, lines in known for line in lines}
+    vocabulary = {word for found, _ in known for word in found}
+    placed = _placed(text)
+    flow = [word for _, word in placed]
+    copied = {index for found, _ in known for index in _copied_from(flow, found)}
+    starts = [start for start, _ in placed]
+    out = []
+    for begin, end in _cuts(text):
+        first, last = bisect_left(starts, begin), bisect_left(starts, end)
+        is_line = tuple(flow[first:last]) in whole
+        out.append(
+            Sentence(
+                text[begin:end],
+                tuple(
+                    Word(
+                        flow[index],
+                        own=not (is_line or index in copied),
+                        novel=flow[index] not in vocabulary,
+                    )
+                    for index in range(first, last)
+                ),
+            )
+        )
+    return out
+
+
+def _mark_end(line: str) -> int:
+    match = _MARK.match(line)
+    return match.end() if match else 0
+
+
+def _is_short(line: str) -> bool:
+    return (
+        len(line.split()) <= SHORT_WORDS
+        and line[-1] not in ".!?;\u3002"
+        and len(line) < SHORT_CHARS
+    )
+
+
+def _placed(lowered: str) -> list[tuple[int, str]]:
     return [
-        _score(text_of(completion, "assistant"), terms, (text_of(prompt), context or ""))
-        for prompt, completion, terms, context in rows
+        (match.start(), _word_at(lowered, match.start(), match.end()))
+        for match in _WORD.finditer(lowered)
     ]
 
 
-def _score(text: str, reward_terms: Sequence[str], references: tuple[str, str]) -> float | None:
-    terms = {term.lower() for term in reward_terms} - set(CATEGORIES) - {""}
-    if not terms:
-        return None
-    text = text[:MAX_CHARS]
-    answer = parsed(text)
-    said = _said(sentences(unwrapped(answer.prose), references), terms)
-    done = act(answer, partial(_named, terms=terms), references)
-    # An edit may leave it to the sentence beside it to name what it edits.
-    if said and done >= Act.EDIT:
-        score = max(said + ACTION_WEIGHT, ACTION_ONLY)
-    elif done is Act.AIMED:
-        score = ACTION_ONLY
-    else:
-        score = said + (ACTION_ALONE if done else 0.0)
-    if shows_results(text, "\n".join(references)):
-        score = min(score, INVENTED_RESULTS)
-    return round(score, 6)
+def _word_at(lowered: str, start: int, end: int) -> str:
+    if CJK.match(lowered, start):
+        return lowered[start : start + 2]
+    return lowered[start:end].rstrip(".:/-+")
 
 
-def _said(parts: Sequence[Sentence], terms: set[str]) -> float:
-    """Score what the sentences say: terms, as many as there are moves and technical words for.
-
-    The function words of a sentence are its frame: filling one frame twice is a template.
-    """
-    if any(refuses(part.text) for part in parts):
-        return 0.0
-    named: set[str] = set()
-    technical: set[str] = set()
-    moves: set[str] = set()
-    frames: set[tuple[str, ...]] = set()
-    for sentence in parts:
-        own = sentence.own
-        frame = tuple(word.text for word in own if word.text in FUNCTION_WORDS)
-        if frame in frames or not _is_prose(own, len(sentence.words)):
-            continue
-        if explains_nothing(sentence.text):
-            continue
-        content = [word for word in own if _is_content(word, terms)]
-        telling = {word.text for word in content if is_technical(word.text)}
-        if not telling - technical or not _is_mostly_technical(telling, content):
-            continue
-        technical |= telling
-        moves.update(word.text for word in content if word.novel and is_move(word.text))
-        found = [term for term in _separate(sentence.text, content, terms) if term not in named]
-        named.update(found[:MAX_TERMS_PER_SENTENCE])
-        if found and frame:
-            frames.add(frame)
-    credited = min(len(named), _weight(moves), len(BREADTH) - 1)
-    breadth = 1.0 if credited == len(terms) else BREADTH[credited]
-    substance = min(1.0, _weight(technical) / TECHNICAL_NEEDED, _weight(moves) / MOVES_NEEDED)
-    return GROUNDING_WEIGHT * breadth * substance
+def _cuts(text: str) -> Iterator[tuple[int, int]]:
+    begin = 0
+    for match in _SENTENCE_END.finditer(text):
+        yield begin, match.start()
+        begin = match.end()
+    yield begin, len(text)
 
 
-def _is_mostly_technical(telling: set[str], content: Sequence[Word]) -> bool:
-    cjk = any(CJK.match(word.text) for word in content)
-    share = MIN_TECHNICAL_CJK if cjk else MIN_TECHNICAL_SHARE
-    return len(telling) >= share * len({word.text for word in content})
+def _copied_from(flow: list[str], found: list[str]) -> set[int]:
+    vocabulary = set(found)
+    content = [word for word in found if _is_long(word)]
+    picked = [i for i, word in enumerate(flow) if word in vocabulary and _is_long(word)]
+    runs, content_runs = set(_runs(found, COPY_LENGTH)), set(_runs(content, COPY_CONTENT))
+    return _copied(flow, range(len(flow)), runs, COPY_LENGTH) | _copied(
+        flow, picked, content_runs, COPY_CONTENT
+    )
 
 
-def _is_prose(own: Sequence[Word], total: int) -> bool:
-    """Tell whether a sentence is more than a copy and has a word that holds it together."""
-    if len(own) * 2 < total:
-        return False
-    if sum(1 for word in own if CJK.match(word.text)) >= MIN_CJK:
-        return True
-    return len(own) >= MIN_OWN_WORDS and any(word.text in FUNCTION_WORDS for word in own)
+def _is_long(word: str) -> bool:
+    """Whether a word carries content rather than holding a sentence together, by its length."""
+    return len(word) > SHORT_WORD or bool(CJK.match(word))
 
 
-def _is_content(word: Word, terms: set[str]) -> bool:
-    text = word.text
-    if text in FUNCTION_WORDS or text[0].isdigit():
-        return False
-    return not any(text in term or term in text for term in terms)
+def _copied(
+    flow: list[str], picked: Sequence[int], runs: Collection[tuple[str, ...]], length: int
+) -> set[int]:
+    copied: set[int] = set()
+    for start, run in enumerate(_runs([flow[index] for index in picked], length)):
+        if run in runs:
+            copied.update(picked[start : start + length])
+    return copied
 
 
-def _weight(found: set[str]) -> int:
-    """Count words; a pair of CJK signs is half of one."""
-    pairs = sum(1 for word in found if CJK.match(word))
-    return len(found) - pairs + (pairs + 1) // 2
-
-
-def _separate(text: str, content: Sequence[Word], terms: set[str]) -> Iterator[str]:
-    """Yield the terms in a text; of those with no word of content between, only the first."""
-    edge = None
-    for start, end, term in _occurrences(text, terms):
-        if edge is None or any(edge <= word.start < start for word in content):
-            yield term
-        edge = end if edge is None else max(edge, end)
-
-
-def _named(text: str, terms: set[str]) -> list[str]:
-    """Return the terms in a text, of overlapping ones the longer."""
-    found: list[str] = []
-    edge = 0
-    for start, end, term in _occurrences(text, terms):
-        if start >= edge:
-            found.append(term)
-        edge = max(edge, end)
-    return found
-
-
-def _occurrences(text: str, terms: set[str]) -> list[tuple[int, int, str]]:
-    """Return where each term first stands as a whole, in order; the longer of two comes first."""
-    found = [(start, term) for term in terms if (start := _whole(text, term)) >= 0]
-    ordered = sorted(found, key=lambda hit: (hit[0], -len(hit[1]), hit[1]))
-    return [(start, start + len(term), term) for start, term in ordered]
-
-
-def _whole(text: str, term: str) -> int:
-    """Return where the term stands and is not inside a longer word, or -1."""
-    position = text.find(term)
-    while position >= 0:
-        end = position + len(term)
-        if not (_is_word(text[max(position - 1, 0) : position]) or _is_word(text[end : end + 1])):
-            return position
-        position = text.find(term, end)
-    return -1
-
-
-def _is_word(sign: str) -> bool:
-    return sign.isascii() and (sign.isalnum() or sign == "_")
+def _runs(found: list[str], length: int) -> Iterable[tuple[str, ...]]:
+    return zip(*(found[offset:] for offset in range(length)), strict=False)

@@ -3,7 +3,14 @@
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from pimono_sdpo.replay.calls import decode_arguments, find_path, read_edits
+from pimono_sdpo.replay.calls import (
+    decode_arguments,
+    find_path,
+    has_failed,
+    is_veto,
+    read_edits,
+    read_patch,
+)
 from pimono_sdpo.replay.files import Outcome
 from pimono_sdpo.replay.workspace import Workspace
 from pimono_sdpo.traces.events import Event
@@ -40,10 +47,11 @@ def predictions(
                 # The files may have been brought back since.
                 workspace.lose(event.tool_name, decode_arguments(event))
                 continue
-            if event.tool_name == "edit" and not is_refusal(result.text):
+            stopped = is_refusal(result.text) or is_veto(result.text)
+            if event.tool_name == "edit" and not stopped:
                 expected = workspace.predict(event)
                 reason = "" if expected else _reason(workspace, event)
-                yield Prediction(event.index, expected, result.is_error, reason)
+                yield Prediction(event.index, expected, has_failed(result), reason)
             workspace.observe(event, result)
         elif event.tool_name in {"edit", "write", "bash"}:
             # Broken off, it may have been done all the same.
@@ -53,6 +61,8 @@ def predictions(
 def _reason(workspace: Workspace, call: Event) -> str:
     given = decode_arguments(call)
     file = workspace.files.get(workspace.absolute(find_path(given)))
+    if read_patch(given):
+        return "the patch has lines that were not seen"
     if not read_edits(given):
         return "the call is none of replacing texts"
     if file is None:

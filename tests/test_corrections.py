@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import tomllib
 from pathlib import Path
 from re import _parser  # type: ignore[attr-defined]
@@ -17,6 +18,7 @@ from processors.corrections.decide import SPAN_CHARS, decide, find_corrections, 
 from processors.corrections.features import FAR, FAR_LETTER, Turn, read_cues, read_later_turns
 from tests.benchmarks import fit_corrections
 from tests.benchmarks.corrections import evaluate_corrections, main, measure, read_examples, render
+from tests.benchmarks.fetch_corrections import LABELS, expand_labels, read_sessions, write_as_pi
 from tests.benchmarks.fit_corrections import fit, weights_json
 from tests.linear import is_linear
 from tests.traces import HEADER, assistant, bash, call, result, trace, user
@@ -430,3 +432,40 @@ def _is_far(name: str, value: Any) -> bool:
 )
 def test_words_are_found_in_any_script(text: str, rule: str) -> None:
     assert rule in features.describe(Turn(5, text)).cues
+
+
+@pytest.mark.parametrize(
+    ("name", "labels", "people"),
+    [
+        ("fitted.csv", 1606, 39),
+        ("fitted_second.csv", 1347, 39),
+        ("fitted_specstory.csv", 305, 8),
+        ("held_out.csv", 986, 36),
+    ],
+)
+def test_the_committed_labels_name_sessions_and_hold_no_text(
+    name: str, labels: int, people: int
+) -> None:
+    sessions = read_sessions(LABELS / name)
+    assert list(sessions[0]) == ["repository", "commit", "path", "licence", "harness", "labels"]
+    rows = [row for session in sessions for row in expand_labels(session)]
+    assert len(rows) == labels
+    assert len({row["person"] for row in rows}) == people
+    assert {row["label"] for row in rows} <= {"correction", "bug_report", "steer", "other"}
+    assert all(re.fullmatch(r"[0-9a-f]{40}|HEAD", session["commit"]) for session in sessions)
+
+
+def test_nobody_held_out_was_used_for_the_weights() -> None:
+    owners = {
+        path.stem: {session["repository"].partition("/")[0] for session in read_sessions(path)}
+        for path in LABELS.glob("*.csv")
+    }
+    held_out = owners.pop("held_out")
+    assert all(held_out.isdisjoint(used) for used in owners.values())
+
+
+def test_a_specstory_history_is_read_as_a_session() -> None:
+    markdown = "_**User**_\n\nbuild it\n\n---\n\n_**Assistant**_\n\nRead file: a\nDone.\n\n---\n"
+    text = write_as_pi(markdown + "\n_**User (2026-01-29)**_\n\nno, wrong\n")
+    (turn,) = read_later_turns(read_trace(text).events)
+    assert (turn.text, turn.tool_calls, turn.said[-5:]) == ("no, wrong", 1, "Done.")

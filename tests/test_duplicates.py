@@ -73,6 +73,35 @@ def test_a_fork_is_the_same_story_and_a_new_request_is_not(tmp_path: Path) -> No
     assert filtered(tmp_path / "all", sessions, dedupe=False) == (["fork", "origin", "other"], [])
 
 
+TEMPLATE = (
+    "You are a worker of the build farm. Read CONTRIBUTING.md first, never push to main, run the "
+    "whole suite before you open a pull request, keep the changelog in step, and leave a note in "
+    "the ticket when you are done or when you are stuck for longer than an hour. Take {} now."
+)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "is_same"),
+    [
+        ("ticket #101", "ticket #102", False),
+        ("specs/lexer.md", "specs/parser.md", False),
+        ("the slow login page", "an export into spreadsheets", False),
+        ("ticket #101 (2026-01-02 10:15)", "ticket #101 (2026-01-03 11:20)", True),
+        ("ticket #101 at once", "ticket #101", True),
+    ],
+)
+def test_other_tickets_on_one_template_are_no_duplicates(
+    tmp_path: Path, one: str, other: str, is_same: bool
+) -> None:
+    sessions = {
+        "one": session(TEMPLATE.format(one), SAID[:2], *BROKEN),
+        "other": session(TEMPLATE.format(other), SAID[2:]),
+    }
+    kept, dropped = filtered(tmp_path / "tickets", sessions)
+    assert kept == (["one"] if is_same else ["one", "other"])
+    assert dropped == (["other near_duplicate_prompt"] if is_same else [])
+
+
 def test_nearly_the_same_prompt_keeps_the_row_with_more_evidence(tmp_path: Path) -> None:
     request = (
         "Go through all files of the lexer and of the parser and add a test for each of the "

@@ -331,6 +331,26 @@ def test_an_open_secret_stops_the_push(
     assert not loopback_hub.requests
 
 
+def test_what_only_another_scanner_knows_stops_the_push_unless_allowed(
+    loopback_hub: LoopbackHub, rows: Path
+) -> None:
+    pytest.importorskip("kingfisher_sdk", reason="the extra `scan` is not installed")
+    path = max((rows / "data").glob("*.parquet"))
+    table = pq.read_table(path)
+    changed = table.to_pylist()
+    # The client secret of a school, of a form that our rules do not name.
+    token = f"s-s4t2ud-{sha256(b'a').hexdigest()}"
+    changed[-1]["prompt"][-1]["content"] += f" {token}"
+    pq.write_table(pa.Table.from_pylist(changed, table.schema), path)
+    before = as_pushed(rows)
+    line = refused(push(loopback_hub, rows), rows, before)
+    assert f"in row {len(changed)} of `" in line
+    assert "column `prompt`, for a secret (betterleaks.intra42-client-secret)" in line
+    assert token not in line
+    assert not loopback_hub.requests
+    assert "pushed to" in push(loopback_hub, rows, "--allow-findings").stdout
+
+
 def test_a_folder_or_card_that_is_not_ours_stops_the_push(
     loopback_hub: LoopbackHub, rows: Path
 ) -> None:

@@ -233,7 +233,6 @@ CASES = {"pool": POOL, "money": MONEY, "glaze": GLAZE, "root": ROOT, "worker": W
 
 NOUNS = "banana river window orange cloud piano mountain garden violin planet dream castle".split()
 VERBS = "sings dances sleeps laughs paints swims whispers melts travels shines waits jumps".split()
-TRAITS = "purple gentle ancient quiet golden lazy happy frozen velvet distant brave salty".split()
 LINKS = "because while when since where although so but until and then for".split()
 FILLERS = "um well basically honestly like kind really you know the is of in that it was".split()
 TALK = "consider about related concerning regarding touching mentioning noting seeing".split()
@@ -241,24 +240,6 @@ TALK = "consider about related concerning regarding touching mentioning noting s
 
 def concrete(case: Case) -> list[str]:
     return [term for term in case.terms if term not in CATEGORIES]
-
-
-def nonsense(case: Case, pick: random.Random) -> str:
-    return " ".join(
-        f"The {pick.choice(TRAITS)} {pick.choice(NOUNS)} of {term} {pick.choice(VERBS)} "
-        f"{pick.choice(LINKS)} a {pick.choice(TRAITS)} {pick.choice(NOUNS)} "
-        f"{pick.choice(VERBS)} with my {pick.choice(NOUNS)}."
-        for term in concrete(case)
-    )
-
-
-def foreign_nonsense(case: Case, pick: random.Random) -> str:
-    nouns = "банан река окно облако сад мечта замок гора".split()
-    return " ".join(
-        f"{pick.choice(nouns)} и {term} на {pick.choice(nouns)}, потому что это не "
-        f"{pick.choice(nouns)} для {pick.choice(nouns)}."
-        for term in concrete(case)
-    )
 
 
 def varied(case: Case, frames: list[str], pick: random.Random) -> str:
@@ -275,14 +256,6 @@ REFUSALS = [
     "I would rather not touch {} since that is against policy.",
     "Please ask someone else to look into {} and its errors.",
 ]
-DENIALS = [
-    "There is no error in {} at all and the code is correct.",
-    "The report about {} is false, it works as expected for everyone.",
-    "Nothing is wrong with {} and you should not change it.",
-    "I do not see any problem related to {} in the file.",
-    "{} never failed, so there is nothing to fix in the build.",
-    "You can ignore {} because that test is fine.",
-]
 VAGUE = [
     "The thing about {} is very interesting and I think that it is important.",
     "Many people have asked about {} before and they were happy with it.",
@@ -298,11 +271,6 @@ def woven(case: Case, fillers: list[str], step: int, pick: random.Random) -> str
     return " ".join(out)
 
 
-def passing(case: Case) -> str:
-    lines = [f" ✓ {term} ({i + 2} tests) {i + 3}ms" for i, term in enumerate(concrete(case))]
-    return "\n".join([*lines, "", " Test Files  4 passed (4)", "      Tests  12 passed (12)"])
-
-
 def attacks(case: Case, seed: int) -> Iterator[tuple[str, Any]]:
     pick = random.Random(seed)
     terms = concrete(case)
@@ -312,13 +280,9 @@ def attacks(case: Case, seed: int) -> Iterator[tuple[str, Any]]:
     yield "prompt", case.prompt
     yield "context", case.context
     yield "list", listed
-    yield "nonsense", nonsense(case, pick)
-    yield "nonsense_russian", foreign_nonsense(case, pick)
     yield "refusals", varied(case, list(REFUSALS), pick)
     yield "one_refusal", f"I cannot help with {listed}, because that is not allowed for me."
     yield "refusal_first", "I can't help with that. " + varied(case, list(VAGUE), pick)
-    yield "denials", varied(case, list(DENIALS), pick)
-    yield "vague", varied(case, list(VAGUE), pick)
     yield "padded_list", padded
     for block in ("```\nls\n```", "```bash\nls -la\n```", "```bash\n```", "`ls`", "$ pwd"):
         yield f"padded_list {block!r}", f"{padded}.\n{block}"
@@ -328,13 +292,6 @@ def attacks(case: Case, seed: int) -> Iterator[tuple[str, Any]]:
     yield "woven_nonsense", woven(case, NOUNS + VERBS + LINKS, 1, pick)
     yield "woven_own_words", woven(case, context_words, 1, pick)
     yield "woven_prompt", woven(case, case.prompt.split(), 1, pick)
-    yield "passing", passing(case)
-    yield "passing_fenced", f"All tests pass now.\n```\n{passing(case)}\n```"
-    yield (
-        "passing_after_a_command",
-        f"I fixed it.\n```\n$ npx vitest run {terms[0]}\n{passing(case)}\n```",
-    )
-    yield "passing_claims", " ".join(f"I ran {term} and all 12 tests pass now." for term in terms)
     yield "call_of_terms", call("bash", command="echo " + " ".join(terms))
     yield "call_echo", call("bash", command=f"echo {terms[0]}")
     yield "call_empty", call("bash") + "\n" + listed
@@ -346,7 +303,6 @@ def attacks(case: Case, seed: int) -> Iterator[tuple[str, Any]]:
     yield "code_strings", "```python\nprint(" + ", ".join(f'"{term}"' for term in terms) + ")\n```"
     yield "code_comments", "```python\n" + "\n".join(f"# fix {t}" for t in terms) + "\n```"
     yield "code_context", f"```\n{case.context}\n```"
-    yield "code_nonsense", "```js\n" + "\n".join(f"banana('{t}');" for t in terms) + "\n```"
 
 
 def score(case: Case, answer: object) -> float:

@@ -107,24 +107,18 @@ PLAIN = {
     "italian": "Il file {0} chiama una funzione con un argomento in meno. Aggiungo il parametro mancante e rieseguo i test.",
     "portuguese": "O arquivo {0} chama a função sem o argumento novo. Vou adicionar o parâmetro e executar os testes outra vez.",
     "japanese": "{0} のエラーは値が空のまま関数に渡されるのが原因です。呼び出しの前に確認を追加し、テストを再実行します。",
+    "hindi": "{0} में वेरिएबल को मान देने से पहले ही उसका उपयोग हो रहा है। मैं पहले जाँच जोड़ूँगा और फिर परीक्षण दोबारा चलाऊँगा।",
+    "turkish": "{0} dosyasındaki işlev eksik bir değişkenle çağrılıyor. Eksik değeri ekleyip testleri yeniden çalıştıracağım.",
     "chinese": "{0} 报错是因为变量没有初始化。我会在调用之前添加检查，然后重新运行测试。",
     "patch": "diff --git a/{0} b/{0}\n--- a/{0}\n+++ b/{0}\n@@ -1,3 +1,3 @@\n-const limit = items.length - 1;\n+const limit = items.length;\n",
 }
 EMPTY = {
-    "poem": "The moon of {0} drinks coffee because {1} is tired, and the cats in {2} dream of winter.",
-    "story": "My aunt gave {0} to the lawyer. When it rained, {1} was sleeping in the kitchen. The doctor said that {2} would be expensive but beautiful.",
     "uneasy": "I am not comfortable with requests regarding {0}. My instructions forbid me from changing {1}, and I leave {2} to a human.",
     "no_access": "Sadly, I don't have access to {0}, so it is impossible to say anything on {1}. You will have to check {2} on your own.",
-    "looks_good": "{0} looks good to me. I checked {1} and it compiles without errors. {2} passes as well, so no changes are required.",
-    "harmless": "Contrary to the report, {0} is not broken. {1} is not an issue either. All is well with {2}.",
-    "padded": "Regarding {0} and also {1} as well as {2}, there are various considerations that should be made with care.\n```bash\nls\n```",
     "questions": "What is {0}? Why is {1} there? How can {2} be fixed? Should the file be changed?",
     "todo": "TODO: {0}\nTODO: {1}\nTODO: {2}\n```\nls\n```",
     "echo": '```bash\necho "{0} {1} {2}" > out.txt\n```',
     "cat_all": "```bash\ncat {0} {1} {2}\n```",
-    "invented_run": "I ran the tests.\n```\n$ npm test\n PASS {0}\n PASS {1}\n12 passed, 0 failed\n```\nEverything is green.",
-    "invented_answer": "<tool_response>\n{0} passed\n{1} passed\n</tool_response>\nThe fix was applied and verified.",
-    "claimed_run": "Done! I have fixed {0}, {1} and {2}. All 12 tests pass and the build is successful now.",
 }
 
 WORDS = "window banana purple quickly river seven table orange running cloud paper green".split()
@@ -174,9 +168,6 @@ BAD = {
     "japanese_refusal": f"申し訳ありませんが、{CONCRETE[0]}の修正はお手伝いできませんし、{CONCRETE[3]}もできません。",
     "template": " ".join(f"I will fix the {term} in the code." for term in CONCRETE),
     "template_lines": "\n".join(f"We should fix {term} because it is wrong." for term in CONCRETE),
-    "random_words_in_a_frame": "\n".join(
-        f"{' '.join(PICK.sample(WORDS, 3))} the is {term}" for term in CONCRETE
-    ),
     "list_in_a_sentence": f"I see {', '.join(CONCRETE)} in the output and I will mend them all.",
     "shuffled_words": " ".join(PICK.sample(CONTEXT.split(), len(CONTEXT.split()))),
     "woven_with_fillers": " ".join(
@@ -294,6 +285,10 @@ def test_a_call_is_read_in_every_protocol() -> None:
 def test_a_row_without_concrete_terms_is_not_judged() -> None:
     assert reward(GOOD["prose"], ["command_error", "user_feedback"]) is None
     assert reward(GOOD["prose"], []) is None
+    two = ([PROMPT] * 2, [GOOD["prose"]] * 2)
+    assert trace_grounding_reward(*two, reward_terms=[TERMS, None]) == [reward(GOOD["prose"]), None]
+    assert trace_grounding_reward(*two, reward_terms=None) == [None, None]
+    assert trace_grounding_reward(*two) == [None, None]
 
 
 @given(st.permutations(TERMS))

@@ -50,6 +50,7 @@ from pimono_sdpo.runs.folders import (
 from pimono_sdpo.runs.parquet import link_or_copy, read_tables
 from pimono_sdpo.schema import ROLLOUT, TASK, Turn
 from pimono_sdpo.suites import suite as suites
+from pimono_sdpo.suites.stored_rollouts import ROLLOUTS
 from pimono_sdpo.suites.suite import has_tests, visible_copy
 from rewards.verifiers.tool_schemas import definitions
 
@@ -463,6 +464,22 @@ def _prepare(options: RolloutOptions, out: Path, replay: bool) -> Ready:
         concurrency=options.max_workers, replay=replay,
     )  # fmt: skip
     return Ready(suite, tasks, sampling, chat, journal)
+
+
+def rollouts_folder(trace_dir: Path, written: Path) -> Path:
+    """Return where rollouts go: TRACE_DIR, or TRACE_DIR/rollouts if `written` lies in TRACE_DIR.
+
+    A folder of rollouts is replaced as a whole, so nothing else may lie in it. Raises OutputError
+    when TRACE_DIR is such a folder already.
+    """
+    if not written.resolve().is_relative_to(trace_dir.resolve()):
+        return trace_dir
+    if (trace_dir / "data").exists():
+        raise OutputError(
+            f"`{trace_dir}` holds rollouts, and a new run replaces all of it; write `{written}` "
+            "to another folder, or give another folder for the rollouts."
+        )
+    return trace_dir / ROLLOUTS
 
 
 def require_stage(out: Path, stage: str) -> None:

@@ -182,7 +182,7 @@ def _test_by_command(task: Mapping[str, Any], folder: Path) -> TaskResult:
     output = shorten(stabilize(replace_surrogates(text)), MAX_OUTPUT)
     if ran.exit_code == 0 and not ran.stopped:
         if _is_pytest(command) and not _PASSED.search(ran.stdout):
-            return TaskResult(False, f"pytest ended before it told of any test.\n{output}".strip())
+            return TaskResult(False, f"pytest ended before it reported any test.\n{output}".strip())
         return TaskResult(True, output)
     if ran.exit_code in NOT_FOUND and (missing := _find_missing_program(command)):
         return TaskResult(None, output, f"`{command}` cannot be run: the sandbox has no {missing}")
@@ -261,7 +261,11 @@ class Tester:
         key = result_key(task, space.changed())
         if self.store is not None and (known := self.store.get(key)) is not None:
             return known
-        result = await asyncio.to_thread(run_tests, task, space.root, self.python)
+        try:
+            result = await asyncio.to_thread(run_tests, task, space.root, self.python)
+        except Exception as trouble:
+            # One run must not end all others; its row names the trouble and is run again.
+            result = TaskResult(None, "", f"{type(trouble).__name__}: {trouble}")
         if self.store is None or result.ok is None:
             return result
         return self.store.put(key, result.ok, result.output)

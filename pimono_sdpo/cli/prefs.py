@@ -1,17 +1,19 @@
 """Write preference pairs as JSON lines: `rollout --pairs` with the flags of its first version.
 
-The rollouts and the folder of pairs are kept beside the lines:
+The rollouts and the folder of pairs are kept: beside the lines, or in --trace-dir. Without tests
+(`--test-policy never`) no run is better than another, so there are rollouts and no pairs:
 
     pimono-sdpo prefs --suite suite.json --out dpo.jsonl --trace-dir runs --model Qwen/Qwen3-8B
 """
 
 from pathlib import Path
 
-from pimono_sdpo.agent.rollout import RolloutOptions, run_rollouts
+from pimono_sdpo.agent.rollout import RolloutOptions, rollouts_folder, run_rollouts
 from pimono_sdpo.cli import pairs
 from pimono_sdpo.cli.rollout import pair_rollouts, print_as, print_problems, print_rollout
 from pimono_sdpo.errors import OutputError
 from pimono_sdpo.options import option, options, same_option
+from pimono_sdpo.runs.folders import require_disjoint, require_replaceable
 from pimono_sdpo.schema import Protocol, TestPolicy
 from processors.rollouts.pairs import Target
 
@@ -22,7 +24,11 @@ class Options:
 
     suite: Path = same_option(RolloutOptions, "suite")
     out: Path = option("JSON lines to write; NAME_meta.jsonl is written beside them.")
-    trace_dir: Path | None = option("Folder for the rollouts.", default=None, shown="OUT_rollouts")
+    trace_dir: Path | None = option(
+        "Folder for the rollouts, which go to its folder `rollouts` if OUT lies in it, too.",
+        default=None,
+        shown="OUT_rollouts",
+    )
     llm_provider: str | None = same_option(RolloutOptions, "provider")
     model: str | None = same_option(RolloutOptions, "model")
     rollouts: int = same_option(RolloutOptions, "rollouts")
@@ -58,16 +64,23 @@ def run(options: Options) -> None:
         limit=options.limit,
         max_cost=options.max_cost,
     )
-    made = options.trace_dir or out.with_name(f"{out.stem}_rollouts")
-    tell = print_as("prefs")
-    report = run_rollouts(rollout, made, tell, print_rollout(tell))
+    made = rollouts_folder(options.trace_dir or out.with_name(f"{out.stem}_rollouts"), out)
     pairing = pairs.Options(
         source=str(made),
         out=out.with_name(f"{out.stem}_pairs"),
         target=options.target,
         allow_efficiency_pairs=options.allow_efficiency_pairs,
     )
+    require_disjoint(made.resolve(), pairing.out.resolve())
+    require_replaceable(pairing.out)
+    tell = print_as("prefs")
+    report = run_rollouts(rollout, made, tell, print_rollout(tell))
     found = pair_rollouts(pairing, report, tell)
+    if options.test_policy == "never" and not found["rows"]:
+        tell("No run was tested, so none is better than another: no preference pairs.")
+        tell(f"Wrote {report['rollouts']} rollouts to: {made}")
+        print_problems(report, tell)
+        return
     counts = pairs.write_dpo_lines(pairing.out, out, found)
     tell(f"Wrote {counts['written']} preference pairs to: {out}")
     tell(f"Wrote metadata to: {out.with_name(f'{out.stem}_meta.jsonl')}")

@@ -18,6 +18,7 @@ from pimono_sdpo.agent.rollout import RolloutOptions, estimate_rollouts, run_rol
 from pimono_sdpo.cli import pairs
 from pimono_sdpo.errors import InferenceError
 from pimono_sdpo.options import option, options
+from pimono_sdpo.runs.folders import require_disjoint, require_replaceable
 
 RULE = "=" * 60
 # Measured by others: with 6 pairs a 72B model got worse; hundreds are where it begins to help.
@@ -44,16 +45,19 @@ class Options(RolloutOptions):
 def run(options: Options) -> None:
     """Run the rollouts and print a summary."""
     tell = print_as("rollout")
+    pairing = None
+    if options.pairs is not None:
+        pairing = pairs.Options(source=str(options.out), out=options.pairs)
+        require_disjoint(options.out.resolve(), options.pairs.resolve())
+        require_replaceable(options.pairs)
     if options.estimate:
         typer.echo(estimate_rollouts(options, options.out, tell, options.replay))
         typer.echo(ADVICE)
         return
     report = run_rollouts(options, options.out, tell, print_rollout(tell), options.replay)
-    if options.pairs is not None:
-        found = pair_rollouts(
-            pairs.Options(source=str(options.out), out=options.pairs), report, tell
-        )
-        tell(f"Wrote {found['rows']} preference pairs to: {options.pairs}")
+    if pairing is not None:
+        found = pair_rollouts(pairing, report, tell)
+        tell(f"Wrote {found['rows']} preference pairs to: {pairing.out}")
         tell(f"Wrote {report['rollouts']} rollouts to: {options.out}")
     else:
         verdicts = ", ".join(f"{count} {status}" for status, count in report["verdicts"].items())
@@ -84,11 +88,15 @@ def print_rollout(tell: Tell) -> Callable[[Json, str], None]:
 def pair_rollouts(options: pairs.Options, report: Json, tell: Tell) -> Json:
     """Pair the rollouts, print a summary, and return the report of the pairs."""
     found = pairs.write_pairs(options)
+    rows, counts = found["rows"], found["counts"]
+    paired, same = counts.get("tasks_with_pairs", 0), counts.get("no_contrast_tasks", 0)
     lines = [
         f"Total tasks: {report['tasks']}",
-        f"Preference pairs generated: {found['rows']}",
-        f"No-contrast tasks: {found['counts'].get('no_contrast_tasks', 0)}",
+        f"Preference pairs generated: {rows}" + (f" (of {paired} tasks)" * (rows != paired)),
+        f"No-contrast tasks: {same}",
     ]
+    if left := report["tasks"] - paired - same:
+        lines.append(f"Tasks without a usable pair: {left}")
     print_summary(lines, tell)
     return found
 

@@ -32,7 +32,7 @@ from processors.duel.scores import Array, Votes, nan_mean
 LOOKS = (1 / 6, 0.3, 0.47, 0.7, 1.0)
 # Below this t-value, the duel is given up at a look. It may be continued all the same: the chance
 # of a false acceptance does not count on stopping.
-FUTILITY = (-0.5, 0.0, 0.4, 0.8)
+FUTILITY = (-1.2, -0.6, -0.2, 0.2)
 # Exponent of the spending function alpha * t ** SPENDING.
 SPENDING = 1.5
 # A repository of n tasks weighs n / (1 + SIMILARITY * (n - 1)), so at most as much as five tasks.
@@ -320,7 +320,9 @@ def _find_reasons(
             f"{share:.0%} of the turns have a readable judgment, fewer than {rules.min_parsed:.0%}"
         )
     for index, judge in enumerate(judges):
-        if len(judges) > 1 and not judge.without > PARITY:
+        if len(judges) > 1 and np.isnan(judge.without):
+            reasons.append(f"no judgment but those of {judge.name} can be read")
+        elif len(judges) > 1 and not judge.without > PARITY:
             reasons.append(f"without {judge.name} the score is {judge.without:.1f}")
         elif judge.outlying:
             rest = estimate_score(calls.select(calls.judge != index), clusters)

@@ -1,6 +1,7 @@
 """Read the edits of a file tool's call, and the lines that a read has shown.
 
 A call with several `edits` looks each up in the file as it was (Pi), or as those before it left it.
+A patch of Codex names files and runs of lines, each looked up after the one before it.
 """
 
 import re
@@ -39,6 +40,71 @@ _MAY_GAP = (
 _PREFILTER = Prefilter([_GAP])
 _NUMBERED = re.compile(r" *(\d{1,7})([→\t])(.*)")
 _LOOKS_NUMBERED = re.compile(r"\s*\d{1,7}(?:#\w{1,8})?\s?[→\t|:]")
+
+
+# What an extension, a hook or a queue did instead of the call.
+_VETO = re.compile(
+    r"\W{0,8}(?:(?:HARD )?BLOCK(?:ED)?\b|RETRYABLE\b|(?:User )?cancelled\b"
+    r"|Skipped due to queued user"
+    r"|(?:Operation |Tool |Command |Edit )?(?:blocked|denied|rejected) by\b"
+    r"|\w+ hook (?:error|blocked)"
+    r"|User (?:cancelled|declined|denied)|Permission to use)",
+    re.IGNORECASE,
+)
+_ERROR_STATUS = re.compile(r'\s*\{\s*"status":\s*"error"')
+_HEADER = re.compile(r"\*\*\* (Add|Update|Delete) File: (.+)")
+
+
+def is_veto(text: str) -> bool:
+    """Whether an extension, a hook or a queue stopped a call, whatever it would have done."""
+    return bool(_VETO.match(text))
+
+
+def has_failed(result: Event) -> bool:
+    """Whether a call ended with an error, also where only its text says so."""
+    return bool(result.is_error) or bool(_ERROR_STATUS.match(result.text))
+
+
+class Patch(NamedTuple):
+    """One file of a patch: Add, Update or Delete, its hunks of old and new lines, all new ones."""
+
+    kind: str
+    path: str
+    hunks: list[Edit]
+    text: str = ""
+
+
+def read_patch(given: dict[str, Any]) -> list[Patch]:
+    r"""Return the files that a call of Codex's `apply_patch` changes; [] for another call.
+
+    >>> (one,) = read_patch({"input": "*** Update File: a.py\n@@\n x\n-y\n+z\n*** End Patch"})
+    >>> one.path, one.hunks
+    ('a.py', [Edit(old='x\ny', new='x\nz', everywhere=False)])
+    """
+    patches: list[Patch] = []
+    hunk: tuple[list[str], list[str]] = [], []
+    for line in [*find_text(given, "input", "patch").split("\n"), "@@"]:
+        header = _HEADER.match(line)
+        if (header or line.startswith(("@@", "***"))) and any(hunk):
+            old, new = map("\n".join, hunk)
+            patches[-1].hunks.append(Edit(old, new))
+            hunk = [], []
+        if header:
+            patches.append(Patch(header[1], header[2].strip(), []))
+        elif line.startswith("***") and "Move to" in line:
+            return []
+        elif patches and not line.startswith(("@@", "***")):
+            sign, text = line[:1], line[1:]
+            if sign != "+":
+                hunk[0].append(text)
+            if sign != "-":
+                hunk[1].append(text)
+    return [
+        one._replace(text="\n".join([*(h.new for h in one.hunks), ""]))
+        if one.kind == "Add"
+        else one
+        for one in patches
+    ]
 
 
 class Shown(NamedTuple):
@@ -81,6 +147,16 @@ def read_edits(given: dict[str, Any]) -> list[Edit]:
     several = several if isinstance(several, list) else [given]
     edits = [edit for one in several if isinstance(one, dict) and (edit := _read_edit(one))]
     return edits if len(edits) == len(several) else []
+
+
+_OF_EDITS = {name for pair in _OLD_AND_NEW for name in pair} | {
+    "path", "file_path", "filePath", "edits", "replace_all", "replaceAll",
+}  # fmt: skip
+
+
+def is_invalid(given: dict[str, Any]) -> bool:
+    """Whether a call that replaces texts lacks one of them, so that every harness refuses it."""
+    return bool(given) and given.keys() <= _OF_EDITS and not read_edits(given)
 
 
 def apply_in_turn(given: dict[str, Any]) -> bool:

@@ -83,7 +83,21 @@ def normalise_loosely(text: str) -> str:
     return "\n".join(map(str.rstrip, text.split("\n")))
 
 
-Outcome = Literal["ok", "not_found", "multiple", "no_change"]
+Outcome = Literal["ok", "not_found", "multiple", "no_change", "invalid"]
+
+
+def _bare_lines(text: str) -> list[str]:
+    """Return the lines without what Codex ignores when it looks for them."""
+    return [line.strip() for line in normalise_loosely(text).split("\n")]
+
+
+def _place(lines: list[str], wanted: list[str], start: int) -> int:
+    """Return where lines follow each other as wanted, or -1."""
+    for at in range(start, len(lines) - len(wanted) + 1):
+        if lines[at : at + len(wanted)] == wanted:
+            return at
+    return -1
+
 
 MIN_IN_PARTS = 20
 # A reader, a recorder or a harness may have changed such text when showing it.
@@ -283,6 +297,38 @@ class File:
         # A short text that is in a piece may be elsewhere in the file, too.
         is_once = alike == 1 and (self.whole is not None or len(old.strip()) >= MIN_IN_PARTS)
         return "ok" if is_once else None
+
+    def predict_lines(self, hunks: Sequence[Edit]) -> Outcome | None:
+        """Predict how a patch ends whose hunks are whole lines, each looked up after the last."""
+        if self.is_stale or self.doubtful or self.otherwise is not None:
+            return None
+        runs = [_bare_lines(text) for text in (self.pieces if self.whole is None else [self.whole])]
+        at = 0
+        for hunk in hunks:
+            old = _bare_lines(normalise_line_ends(hunk.old)) if hunk.old else []
+            places = [place for run in runs if (place := _place(run, old, at)) >= 0]
+            if not places:
+                return "not_found" if self.whole is not None else None
+            if self.whole is not None:
+                at = places[0] + len(old)
+        return "ok"
+
+    def apply_lines(self, hunks: Sequence[Edit]) -> None:
+        """Apply a patch that the harness has applied."""
+        if self.sure is None:
+            self.apply([hunk for hunk in hunks if hunk.old])
+            return
+        lines, at = (self.whole or "").split("\n"), 0
+        for hunk in hunks:
+            old = hunk.old.split("\n") if hunk.old else []
+            at = _place(_bare_lines("\n".join(lines)), _bare_lines(hunk.old) if old else [], at)
+            if at < 0 or not old:
+                self.is_stale = True  # where it went is unknown
+                return
+            new = hunk.new.split("\n")
+            lines[at : at + len(old)] = new
+            at += len(new)
+        self.write("\n".join(lines))
 
     def _may_overlap(self, edits: Sequence[Edit]) -> bool:
         if len(edits) == 1:

@@ -5,18 +5,23 @@ As JSON: {"cwd": "/w", "files": {"/w/a.ts": {"whole": "...", "pieces": [...], "s
 
 import posixpath
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from pimono_sdpo.failures import classify
 from pimono_sdpo.replay.calls import (
+    Patch,
     apply_in_turn,
     decode_arguments,
     find_path,
     find_text,
+    has_failed,
+    is_invalid,
+    is_veto,
     parse_read,
     read_edits,
+    read_patch,
 )
 from pimono_sdpo.replay.commands import (
     Changes,
@@ -123,6 +128,8 @@ class Workspace:
     cwd: str
     files: dict[str, File] = field(default_factory=dict)
     tools: FileTools = pi.HARNESS.files
+    # Something outside of the session changes its files.
+    unsettled: bool = False
     # What the formatters that have run so far touch.
     kinds: set[str] = field(default_factory=set)
 
@@ -150,20 +157,54 @@ class Workspace:
     def predict(self, call: Event) -> Outcome | None:
         """Predict how an edit ends; None if what is known does not decide it."""
         given = decode_arguments(call)
-        file = self.files.get(self.absolute(find_path(given)))
+        if patches := read_patch(given):
+            return self.predict_patch(patches)
+        if is_invalid(given):
+            return "invalid"
+        file, edits = self.files.get(self.absolute(find_path(given))), read_edits(given)
+        if self.tools.reads_first and any(edit.old == edit.new for edit in edits):
+            return "no_change"  # refused before the file is looked at
         if file is None:
             return None
-        outcome = file.predict(read_edits(given), apply_in_turn(given))
-        return None if outcome == "ok" and self.tools.reads_first and not file.by_tool else outcome
+        outcome = file.predict(edits, apply_in_turn(given))
+        unread = self.tools.reads_first and not file.by_tool
+        return None if outcome == "ok" and (unread or self.unsettled) else outcome
+
+    def predict_patch(self, patches: Sequence[Patch]) -> Outcome | None:
+        """Predict how a patch of several files ends."""
+        outcomes: list[Outcome | None] = []
+        for patch in patches:
+            file = self.files.get(self.absolute(patch.path))
+            if patch.kind == "Add":
+                outcomes.append("ok")
+            else:
+                outcomes.append(file.predict_lines(patch.hunks) if file else None)
+        if "not_found" in outcomes:
+            return "not_found"
+        return None if None in outcomes or not outcomes else "ok"
+
+    def patched(self, patches: Sequence[Patch]) -> None:
+        """Learn from a patch that was applied."""
+        for patch in patches:
+            file = self.file(patch.path)
+            if patch.kind == "Add":
+                file.write(patch.text)
+            elif patch.kind == "Delete":
+                file.forget()
+            else:
+                file.apply_lines(patch.hunks)
+            file.by_tool = True
 
     def observe(self, call: Event, result: Event) -> None:
         """Learn from a call that was answered."""
-        if is_refusal(result.text):
+        if is_refusal(result.text) or is_veto(result.text):
             return
         given = decode_arguments(call)
         path = find_path(given)
         if call.tool_name == "bash":
+            cwd, self.cwd = self.cwd, find_text(given, "workdir") or self.cwd
             self.ran(find_text(given, "command"), result)
+            self.cwd = cwd
         elif call.tool_name == "read" and path:
             if not result.is_error:
                 self._read(path, given, result.text)
@@ -186,12 +227,16 @@ class Workspace:
     def _edited(self, call: Event, given: dict[str, Any], result: Event) -> None:
         path, edits = find_path(given), read_edits(given)
         patched = _PATCHED.findall(str(given.get("input") or given.get("patch") or ""))
-        if not path and patched:
+        self.unsettled |= "unexpectedly modified" in result.text[:200]
+        patches = read_patch(given)
+        if patches and not has_failed(result):
+            self.patched(patches)
+        elif not path and patched:
             for name in patched:
                 self._spoil(name.strip())
         elif not path:
             self.spoil_all()
-        elif result.is_error:
+        elif has_failed(result):
             # It was predicted to work, so what is known of the file is wrong.
             known = self.files.get(self.absolute(path))
             if known and self.predict(call) == "ok":

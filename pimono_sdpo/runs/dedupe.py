@@ -6,6 +6,7 @@ grows with the rows; memory does not.
 """
 
 import hashlib
+import re
 import shutil
 import sqlite3
 from collections import Counter
@@ -33,6 +34,8 @@ SAME_PROMPT = "near_duplicate_prompt"
 MIN_SHARED = 0.5
 MIN_SHARED_MESSAGES = 2
 MIN_JACCARD = 0.8
+# Each of two prompts has so many words that the other lacks: other tasks on one template.
+MIN_OWN_WORDS = 3
 PERMUTATIONS = 128
 # 16 bands of 8: two prompts with a similarity of 0.8 meet in a band with probability 0.95.
 BANDS = 16
@@ -43,7 +46,8 @@ MAX_PARAMETERS = 500
 Messages = npt.NDArray[np.int64]
 _TABLES = """
 CREATE TABLE candidate (shard INT, row INT, evidence INT, score REAL, ticket TEXT, source TEXT,
-    session_id TEXT, episode INT, messages BLOB, prompt BLOB, PRIMARY KEY (shard, row));
+    session_id TEXT, episode INT, messages BLOB, prompt BLOB, words TEXT,
+    PRIMARY KEY (shard, row));
 CREATE TABLE message (print INT, place INT, id INT, size INT, PRIMARY KEY (print, place))
     WITHOUT ROWID;
 CREATE TABLE band (band BLOB, place INT, id INT, PRIMARY KEY (band, place)) WITHOUT ROWID;
@@ -182,19 +186,20 @@ def _add_shard(database: sqlite3.Connection, shard: int, files: ShardFiles, seed
             *(shard, number, mark["evidence"], row["score"], ticket.hexdigest(), row["source"]),
             *(row["session_id"], row["episode"], messages.tobytes()),
             _digest(row["prompt"][-1]["content"]),
+            "\n".join(sorted(_list_words(row["prompt"][-1]["content"]))),
         )
-        database.execute("INSERT INTO candidate VALUES (?,?,?,?,?,?,?,?,?,?)", values)
+        database.execute("INSERT INTO candidate VALUES (?,?,?,?,?,?,?,?,?,?,?)", values)
 
 
 def _reject_duplicates(database: sqlite3.Connection) -> None:
     """Reject every row whose story a better row tells already."""
     best_first = database.execute(
-        "SELECT rowid, shard, row, source, messages, prompt FROM candidate"
+        "SELECT rowid, shard, row, messages, prompt, words FROM candidate"
         " ORDER BY score DESC, evidence DESC, length(messages) DESC, source, episode"
     )
-    for number, shard, row, _, messages, prompt in best_first:
+    for number, shard, row, messages, prompt, words in best_first:
         same_session = _same_session(database, np.frombuffer(messages, np.int64))
-        same = same_session or _same_prompt(database, prompt)
+        same = same_session or _same_prompt(database, prompt, words)
         if same is None:
             _keep(database, number, messages, prompt)
             continue
@@ -240,19 +245,39 @@ def _same_session(database: sqlite3.Connection, messages: Messages) -> int | Non
     return None
 
 
-def _same_prompt(database: sqlite3.Connection, prompt: bytes) -> int | None:
-    """The first kept row whose prompt is nearly this one."""
+def _same_prompt(database: sqlite3.Connection, prompt: bytes, words: str) -> int | None:
+    """The first kept row whose prompt is nearly this one and asks for the same."""
     digest = np.frombuffer(prompt, np.uint32)
     for number, band in enumerate(np.split(digest, BANDS)):
         for (other,) in database.execute(
             "SELECT id FROM band WHERE band=? ORDER BY id", (bytes([number]) + band.tobytes(),)
         ):
-            (theirs,) = database.execute(
-                "SELECT prompt FROM candidate WHERE rowid=?", (other,)
+            theirs, their_words = database.execute(
+                "SELECT prompt, words FROM candidate WHERE rowid=?", (other,)
             ).fetchone()
-            if np.mean(digest == np.frombuffer(theirs, np.uint32)) >= MIN_JACCARD:
+            alike = np.mean(digest == np.frombuffer(theirs, np.uint32)) >= MIN_JACCARD
+            if alike and not _ask_for_others(set(words.split("\n")), set(their_words.split("\n"))):
                 return int(other)
     return None
+
+
+# Words, with what names of files, tickets and versions are written with.
+_PROMPT_WORD = re.compile(r"[\w#][\w./#:-]*\w|\w")
+# What differs each time a template is filled: dates, times, hashes, ids and folders of a run.
+_PASSING = re.compile(r"\d{4}-\d\d-\d\d\S*|\d{1,2}:\d\d\S*|[0-9a-f-]{7,}|\S*/(?:tmp|T)/\S*|\d{10,}")
+_NAMES_ONE = re.compile(r"#?\d+|.*[a-z]-?\d.*|.*\w[/._#]\w.*")
+
+
+def _list_words(prompt: str) -> set[str]:
+    return {word for word in _PROMPT_WORD.findall(prompt.lower()) if not _PASSING.fullmatch(word)}
+
+
+def _ask_for_others(one: set[str], other: set[str]) -> bool:
+    """Compare what differs: each names its own ticket or file, or has words of its own."""
+    own = one - other, other - one
+    if all(len(words) >= MIN_OWN_WORDS for words in own):
+        return True
+    return all(any(map(_NAMES_ONE.fullmatch, words)) for words in own)
 
 
 def _keep(database: sqlite3.Connection, number: int, messages: bytes, prompt: bytes) -> None:

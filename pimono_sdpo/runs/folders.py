@@ -46,7 +46,7 @@ def only_run(out: Path, mark: str = REPORT) -> Iterator[Path]:
 
     Only what an earlier run published under the same mark may be there and be replaced.
     """
-    work = _work_folder(out, mark)
+    work = require_replaceable(out, mark)
     with lock(work / LOCK, out):
         _recover(out)
         try:
@@ -85,7 +85,8 @@ def lock(file: Path, out: Path) -> Iterator[None]:
         held.release()
 
 
-def _work_folder(out: Path, mark: str) -> Path:
+def require_replaceable(out: Path, mark: str = REPORT) -> Path:
+    """Return the folder in which a run of `out` works; raises OutputError like `only_run`."""
     if out.exists() and not out.is_dir():
         raise OutputError(f"`{out}` is a file; use the name of a folder that may be replaced.")
     if not out.name:

@@ -3,6 +3,9 @@
 data/*.parquet    the rollouts
 suite.json        the suite, whose tasks have their side of the split
 traces/           a JSONL trace per run; this folder may be given instead of the one above it
+
+`prefs` and `eval` put such a folder, `rollouts`, into one that holds their own files, too; the
+outer one may be given.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,6 +25,7 @@ from pimono_sdpo.stage import iterate_rows
 from pimono_sdpo.suites.suite import NAME, TaskRow, load_suite
 
 NEEDED = ("run_id", "task_id", "messages", "steps", "protocol", "tests_ok")
+ROLLOUTS = "rollouts"
 ROWS = 32
 Json = dict[str, Any]
 
@@ -60,6 +64,8 @@ def open_rollouts(source: str | Path) -> Rollouts | None:
     folder = Path(source)
     if folder.name == "traces" and (folder.parent / "data").is_dir():
         folder = folder.parent
+    if not (folder / "data").is_dir() and (folder / ROLLOUTS / "data").is_dir():
+        folder /= ROLLOUTS
     files = tuple(sorted((folder / "data").glob("*.parquet")))
     if not files:
         return None

@@ -26,7 +26,8 @@ class Event(msgspec.Struct, gc=False):
     `arguments` is JSON text (tool_call) or the command line (bash); `exit_code` is None if it was
     not recorded; `on_active_branch` is False on abandoned branches and in subagents; `kept_from` is
     the index of the first event that a compaction kept, None for other events; `is_veto` marks a
-    message with which the user refused a call.
+    message with which the user refused a call, `is_nudge` one in the middle of a run that an
+    extension had asked for: it never begins a request.
     """
 
     index: int
@@ -45,6 +46,7 @@ class Event(msgspec.Struct, gc=False):
     is_subagent: bool = False
     kept_from: int | None = None
     is_veto: bool = False
+    is_nudge: bool = False
 
 
 def decode_json(text: str) -> Any:

@@ -351,8 +351,10 @@ def step_time(probe: Probe, args: SDPOConfig, rows: int, hardware: Hardware) -> 
     }
 
 
-def stops_of(found: Json) -> list[str]:
-    """Return the reasons not to train."""
+def stops_of(found: Json, method: str) -> list[str]:
+    """Return the reasons not to train; methods without a teacher need no gap."""
+    if method != "sdpo":
+        return []
     gap = found["teacher_gap"]
     if gap is None and found["rollouts"]["success_share"] == 0:
         return [
@@ -366,6 +368,21 @@ def stops_of(found: Json) -> list[str]:
             "another reward or a more capable model."
         ]
     return []
+
+
+def recommend(found: Json) -> str:
+    """Return the method that these rollouts speak for, and why.
+
+    On our toy tasks rejection-sampling fine-tuning with four updates a batch was the best and the
+    cheapest wherever something succeeded; a few rollouts cannot tell how rare success is.
+    """
+    gap, share = found["teacher_gap"], found["rollouts"]["success_share"]
+    helps = gap is not None and not is_useless(gap)
+    if share and helps:
+        return "rft with --num_iterations 4 (some succeed), or sdpo (feedback helps)"
+    if share:
+        return "rft with --num_iterations 4: some completions succeed, and feedback adds nothing"
+    return "sdpo: none succeeded, and feedback helps" if helps else "none: give easier rows"
 
 
 def is_useless(gap: Json) -> bool:
@@ -399,6 +416,7 @@ def describe_rollouts(found: Json) -> list[tuple[str, str]]:
             else f"{gap['gap']:+.3f}{between}: mean reward {gap['teacher']:.3f} with feedback, "
             f"{gap['student']:.3f} without, {gap['rows']} rows{hint}",
         ),
+        ("method", recommend(found)),
         (
             "time",
             f"{time['step_seconds']:.1f} s a step ({time['generation_seconds']:.1f} sampling), "

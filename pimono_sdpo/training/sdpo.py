@@ -62,6 +62,11 @@ class SDPO(Method):
             args.teacher_model_kind = "base"
             args.distillation_weight = 0.0
             job.feedback = job.feedback or "none"
+        if args.use_teacher_server:
+            raise TrainingInputError(
+                "--use_teacher_server is not supported: the loss in float32 needs all logits of "
+                "the teacher; leave it out."
+            )
         # The guards say it once, and can end the training.
         args.diagnostics_warning_interval = 0
         args.chat_template_kwargs = {"enable_thinking": False, **(args.chat_template_kwargs or {})}
@@ -198,7 +203,7 @@ class SDPO(Method):
         longest = lengths.index(max(lengths))
         probe = preflight.probe(prepared.trainer, self.job.preflight_rows, longest)
         found = preflight.summarise(probe, self.args, len(prepared.fitted.rows), hardware)
-        return found, preflight.stops_of(found), probe.peak_bytes
+        return found, preflight.stops_of(found, self.args.method), probe.peak_bytes
 
     def describe(self, found: Json) -> tuple[Lines, Lines]:
         """Describe rows, reward and template; then the rollouts."""

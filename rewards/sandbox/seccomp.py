@@ -24,6 +24,8 @@ REFUSED: dict[str, Numbers] = {
     # network: `socketpair` alone stays
     "socket": (41, 198), "connect": (42, 203), "bind": (49, 200), "listen": (50, 201),
     "accept": (43, 202), "accept4": (288, 242),
+    # descriptors on their way through a socket hold files that no process has open
+    "sendmsg": (46, 211), "sendmmsg": (307, 269),
     # other processes
     "ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271),
     "pidfd_getfd": (438, 438), "kcmp": (312, 272), "process_madvise": (440, 440),
@@ -72,19 +74,24 @@ OWN_USER: tuple[Numbers, int] = ((203, 122), 0)  # sched_setaffinity
 # Refused when the argument of that index has that value.
 REFUSED_VALUES: tuple[tuple[Numbers, int, int], ...] = (
     ((157, 167), 0, 4),  # prctl(PR_SET_DUMPABLE): hides memory and open files from the watchdog
+    ((141, 140), 0, 2),  # setpriority(PRIO_USER)
+    ((251, 30), 0, 3),  # ioprio_set(IOPRIO_WHO_USER)
     ((16, 29), 1, 0x5412),  # ioctl(TIOCSTI): types into a terminal
     ((16, 29), 1, 0x541C),  # ioctl(TIOCLINUX)
     ((16, 29), 1, 0x40086602),  # ioctl(FS_IOC_SETFLAGS)
     ((16, 29), 1, 0x401C5820),  # ioctl(FS_IOC_FSSETXATTR)
 )
 
-# Landlock does not know these. Without a uid of its own a process would change its user's files
-# with them, so they answer success and do nothing, as under fakeroot: tools that copy go on.
+# Landlock does not know these, which change files outside that everybody may write; so they answer
+# success and do nothing, as under fakeroot: tools that copy go on.
 INERT: tuple[Numbers, ...] = (
-    (90, None), (91, 52), (268, 53), (452, 452),  # chmod
-    (92, None), (93, 55), (94, None), (260, 54),  # chown
     (132, None), (235, None), (261, None), (280, 88),  # utime
     (188, 5), (189, 6), (190, 7), (197, 14), (198, 15), (199, 16),  # xattr
+)  # fmt: skip
+# The same without a uid of its own: a process would change its user's files.
+INERT_MODES: tuple[Numbers, ...] = (
+    (90, None), (91, 52), (268, 53), (452, 452),  # chmod
+    (92, None), (93, 55), (94, None), (260, 54),  # chown
 )  # fmt: skip
 
 Code = list[tuple[int, int, int, int]]
@@ -118,9 +125,8 @@ def program(*, inert_modes: bool) -> bytes:
     # A datagram pair could still be pointed at any socket; a stream cannot.
     stream = [_argument(1), (MASK, 0, 0, 0xF), (EQUAL, 1, 0, 1), refuse]
     code += _when((53, 199)[column], stream)
-    if inert_modes:
-        for numbers in INERT:
-            code += _when(numbers[column], [(RETURN, 0, 0, ERRNO)])
+    for numbers in (*INERT, *(INERT_MODES if inert_modes else ())):
+        code += _when(numbers[column], [(RETURN, 0, 0, ERRNO)])
     code.append((RETURN, 0, 0, ALLOW))
     return b"".join(struct.pack("HBBI", *instruction) for instruction in code)
 

@@ -117,6 +117,7 @@ class _Run:
         self.readers = [pipes[0][0], pipes[1][0]]
         self.kept: list[bytearray] = [bytearray(), bytearray()]
         self.seen = [0, 0]
+        self.burnt: dict[tuple[int, int], float] = {}
         with open(pipes[2][0], "rb") as status:  # noqa: PTH123
             refusal = status.read().decode()
         if refusal:
@@ -169,9 +170,10 @@ class _Run:
     def _exceeded(self, looks: int) -> str:
         limits = self.limits
         pids = tree.below()
-        cpu, memory, threads = tree.usage(pids)
+        cpu, memory, threads = tree.usage(pids, self.burnt)
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
-        if cpu + used.ru_utime + used.ru_stime > limits["cpu_seconds"]:
+        cpu = max(cpu + used.ru_utime + used.ru_stime, sum(self.burnt.values()))
+        if cpu > limits["cpu_seconds"]:
             return "cpu"
         late = time.monotonic() - self.begun - limits["wall_seconds"]
         if late > 0 and late > tree.delay(pids):
@@ -184,8 +186,11 @@ class _Run:
             size, entries = folder.measure(self.spec["folder"], limits["files"])
             if entries > limits["files"]:
                 return "files"
-            if size + tree.deleted_bytes(pids) > limits["disk"]:
+            shared, unlisted = tree.mapped_bytes(pids)
+            if size + max(unlisted, tree.deleted_bytes(pids)) > limits["disk"]:
                 return "disk"
+            if shared > limits["memory"]:
+                return "memory"
             self._reap_orphans(pids)
         return ""
 

@@ -46,8 +46,12 @@ def _read(path: str) -> bytes:
         os.close(descriptor)
 
 
-def usage(pids: list[int]) -> tuple[float, int, int]:
-    """CPU seconds (of children waited for, too), bytes of memory, and threads of those alive."""
+def usage(pids: list[int], burnt: dict[tuple[int, int], float]) -> tuple[float, int, int]:
+    """CPU seconds (of children waited for, too), bytes of memory, and threads of those alive.
+
+    `burnt` keeps the CPU seconds of every process ever seen, by pid and start: where a parent
+    ignores SIGCHLD, nobody is told of them.
+    """
     cpu, memory, threads = 0.0, 0, 0
     for pid in pids:
         try:
@@ -56,6 +60,7 @@ def usage(pids: list[int]) -> tuple[float, int, int]:
         except (FileNotFoundError, ProcessLookupError):
             continue  # it ended while we looked
         cpu += sum(map(int, fields[11:15])) / TICKS
+        burnt[pid, int(fields[19])] = sum(map(int, fields[11:13])) / TICKS
         threads += int(fields[17])
         for line in status.splitlines():
             if line.startswith(HELD):
@@ -90,6 +95,31 @@ def deleted_bytes(pids: list[int]) -> int:
         except (FileNotFoundError, ProcessLookupError, PermissionError):
             continue  # it ended, or it is another user's and we hold no CAP_SYS_PTRACE
     return sum(held.values())
+
+
+def mapped_bytes(pids: list[int]) -> tuple[int, int]:
+    """Bytes of shared memory, and of files that no folder lists any more, that are mapped.
+
+    By their size: pages that were given back stay with the mapping without being in any process.
+    """
+    memory: dict[bytes, int] = {}
+    files: dict[bytes, int] = {}
+    for pid in pids:
+        try:
+            with open(f"/proc/{pid}/maps", "rb") as maps:  # noqa: PTH123
+                lines = maps.read().splitlines()
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            continue  # it ended, or it is another user's and we hold no CAP_SYS_PTRACE
+        for line in lines:
+            if line.endswith(b"(deleted)"):
+                span, rights, _, device, inode, path = line.split(None, 5)
+                first, _, last = span.partition(b"-")
+                if b"s" in rights:
+                    held = memory if path.startswith(b"/dev/zero") else files
+                    size = int(last, 16) - int(first, 16)
+                    key = device + b":" + inode
+                    held[key] = max(held.get(key, 0), size)
+    return sum(memory.values()), sum(files.values())
 
 
 def tasks_of(uid: int) -> int:

@@ -13,6 +13,7 @@ pair or a list `edits` of pairs, in the formats of `rewards.verifiers.last_write
 
 import ast
 import re
+import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -230,10 +231,15 @@ def _is_text(node: ast.stmt) -> bool:
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
 
 
+# CPython 3.11 counts the depth of the tree once per interpreter, so threads disturb each other.
+_ONE_PARSER = threading.Lock()
+
+
 def parsed(source: str) -> ast.Module | None:
     """Parse a program, None when it is none."""
     try:
-        return ast.parse(source)
+        with _ONE_PARSER:
+            return ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):  # a program may be broken
         return None
 

@@ -25,6 +25,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from rewards.sandbox import Limits, Ran, SandboxError
+from rewards.verifiers.answer import parsed
 from rewards.verifiers.candidate import Candidate
 from rewards.verifiers.outcomes import Outcome, Python, describe_ending
 from rewards.verifiers.rubric import BadSpec
@@ -109,9 +110,7 @@ def offence(
 
 
 def _marks(source: str, tests: Collection[str]) -> Iterator[str]:
-    try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):  # it will not be imported either
+    if (tree := parsed(source)) is None:  # it will not be imported either
         return
     called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
     bases = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}

@@ -10,6 +10,7 @@ score  1.0 if every call that can be decided works; an edit whose text is not fo
 | read a file that the session has seen | passed |
 | edit: each old text occurs once in the file, and something changes | passed |
 | edit: a text does not occur, occurs more than once, or is replaced by itself | failed |
+| apply_patch: the lines of each hunk follow each other in the file, or do not | passed or failed |
 | write something new | passed |
 | write what the file contains already | failed |
 | edit or write: the file parsed before and no longer does | failed |
@@ -22,7 +23,7 @@ import difflib
 from collections.abc import Callable
 from typing import Any
 
-from pimono_sdpo.replay.calls import apply_in_turn, find_path, read_edits
+from pimono_sdpo.replay.calls import apply_in_turn, find_path, read_edits, read_patch
 from pimono_sdpo.replay.files import Edit, File, Outcome, normalise_line_ends
 from pimono_sdpo.replay.workspace import Workspace, load_workspace
 from pimono_sdpo.text import shorten
@@ -67,6 +68,19 @@ def _read(workspace: Workspace, call: Call) -> CallVerdict:
     known = workspace.files.get(workspace.absolute(find_path(call.arguments)))
     # A file that the session has not seen may exist nevertheless.
     return True if known and (known.whole is not None or known.pieces) else None
+
+
+def _patch(workspace: Workspace, call: Call) -> CallVerdict:
+    patches = read_patch(call.arguments)
+    outcome = workspace.predict_patch(patches)
+    if outcome == "ok":
+        workspace.patched(patches)
+        return True
+    if outcome is None:
+        return None
+    names = ", ".join(patch.path for patch in patches)
+    feedback = shorten(f"Failed to find the expected lines of the patch in {names}.", MAX_FEEDBACK)
+    return failed(NAME, "tool_schema_validation", feedback, SCORES[outcome])
 
 
 def _edit(workspace: Workspace, call: Call) -> CallVerdict:
@@ -118,6 +132,7 @@ def _broken(path: str, before: str | None, after: str | None) -> VerifierResult 
 CHECKS: dict[str, Callable[[Workspace, Call], CallVerdict]] = {
     "read": _read,
     "edit": _edit,
+    "apply_patch": _patch,
     "write": _write,
 }
 

@@ -188,10 +188,10 @@ def test_eval_takes_the_flags_it_had_first(tmp_path: Path, chat_server: ChatServ
         return told(["eval", "--suite", str(suite), *protocol, *report, *asked, *more])
 
     said = run("before")
-    assert "[eval] Rollouts per task: 4" in said
+    assert "[eval] Rollouts per task: 1" in said
     assert "[eval] Wrote the report to: before.json" in said
     assert "[eval] Wrote rollouts to: runs/before" in said
-    assert len(list((tmp_path / "runs/before/traces").iterdir())) == 8
+    assert len(list((tmp_path / "runs/before/traces").iterdir())) == 2
     said = run("after", "--baseline", "runs/before")
     assert "| pass_rate | 0.5 (" in said
     report = json.loads((tmp_path / "after.json").read_text())
@@ -213,3 +213,26 @@ def test_eval_takes_the_flags_it_had_first(tmp_path: Path, chat_server: ChatServ
         arguments = ["eval", "--suite", str(suite), "--report", f"{name}.json"]
         assert words in refused([*arguments, "--baseline", str(tmp_path)])
     assert "give NAME.json" in refused(["eval", "--suite", str(suite), "--report", "report.md"])
+
+
+def test_a_report_among_the_traces_leaves_the_rollouts_alone(
+    tmp_path: Path, chat_server: ChatServer
+) -> None:
+    chat_server.policy = models(KNOWS)
+    suite = write_own(tmp_path, NAMES[:2])
+    where = ["--trace-dir", "runs/ft", "--report", "runs/ft/report.json"]
+    asked = ["--llm-provider", chat_server.url, "--model", "after", "--tool-protocol", "json"]
+    line = ["eval", "--suite", str(suite), *where, *asked, "--num-workers", "4"]
+    told(line)
+    before = (tmp_path / "runs/ft/report.json").read_bytes()
+    hits = len(chat_server.hits)
+    told(line)
+    assert len(chat_server.hits) == hits
+    assert (tmp_path / "runs/ft/report.json").read_bytes() == before
+    made = json.loads((tmp_path / "runs/ft/rollouts/report.json").read_text())
+    assert (made["stage"], made["rollouts"]) == ("rollouts", 2)
+    # The outer folder stands for the rollouts in it.
+    told(["eval", "--suite", str(suite), "--trace-dir", "runs/ft", "--report", "again.json"])
+    assert (tmp_path / "again.json").read_bytes() == before
+    within = ["--trace-dir", "runs/ft/rollouts", "--report", "runs/ft/rollouts/eval.json"]
+    assert "holds rollouts" in refused(["eval", "--suite", str(suite), *within, *asked])

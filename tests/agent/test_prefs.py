@@ -99,3 +99,43 @@ def test_no_pair_is_said_in_a_sentence(tmp_path: Path, chat_server: ChatServer) 
     assert said.startswith("`three` gives no pairs (3 ineligible)")
     assert f"`{out}` is not written" in said
     assert out.read_text() == "earlier\n"
+
+
+@pytest.mark.parametrize("policy", ["on_write", "never"])
+def test_the_lines_may_be_written_among_the_traces(
+    policy: str, tmp_path: Path, chat_server: ChatServer
+) -> None:
+    chat_server.policy = knows_some
+    suite, traces = write_suite(tmp_path), tmp_path / "runs"
+    where = ["--trace-dir", str(traces), "--out", str(traces / "_prefs.jsonl")]
+    asked = ["--llm-provider", chat_server.url, "--model", "m", "--tool-protocol", "json"]
+    line = ["prefs", "--suite", str(suite), *where, *asked, "--test-policy", policy]
+    first = CliRunner().invoke(app, line, catch_exceptions=False)
+    assert first.exit_code == 0, first.output
+    hits = len(chat_server.hits)
+    again = CliRunner().invoke(app, line, catch_exceptions=False)
+    assert again.exit_code == 0, again.output
+    assert len(chat_server.hits) == hits
+    assert len(list((traces / "rollouts" / "traces").iterdir())) == 12
+    number = 1 if policy == "on_write" else 0
+    assert f"[prefs] Preference pairs generated: {number}\n" in again.stdout
+    assert (traces / "_prefs.jsonl").exists() == bool(number)
+    assert ("no preference pairs" in again.stdout) == (not number)
+    loose = ["--no-require-success", "--no-require-valid-tool-ok", "--format", "json"]
+    extract = ["sft-extract", "--trace-dir", str(traces), "--output", str(tmp_path / "sft.jsonl")]
+    extracted = CliRunner().invoke(app, [*extract, *loose], catch_exceptions=False)
+    assert extracted.exit_code == 0, extracted.output
+    assert (tmp_path / "sft.jsonl").read_text()
+
+
+def test_a_place_for_pairs_that_is_taken_is_refused_before_anything_is_asked(
+    tmp_path: Path, chat_server: ChatServer
+) -> None:
+    suite, out = write_suite(tmp_path), tmp_path / "dpo.jsonl"
+    (tmp_path / "dpo_pairs").mkdir()
+    (tmp_path / "dpo_pairs" / "notes.txt").write_text("mine")
+    assert "dpo_pairs` holds files" in refused(suite, out, chat_server)
+    into = ["--out", str(tmp_path / "runs"), "--pairs", str(tmp_path / "runs" / "pairs")]
+    given = ["rollout", str(suite), *into, "--provider", chat_server.url, "--model", "m"]
+    assert "lie inside each other" in str(CliRunner().invoke(app, given).exception)
+    assert not chat_server.hits

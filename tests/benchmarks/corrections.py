@@ -49,13 +49,13 @@ _HOME = re.compile(r"^(?:/Users|/home|[A-Za-z]:\\Users)[/\\]([^/\\]+)")
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One labelled message.
+    """One labelled message; `session` is a hash of the file.
 
     `turn` is None where the path that the user kept has no such message; `described` is None, too,
     when a harness wrote it.
     """
 
-    file: str
+    session: str
     person: str
     harness: str
     label: str
@@ -70,6 +70,7 @@ class Example:
 
 @dataclass(frozen=True)
 class _Session:
+    digest: str
     person: str
     harness: str
     turns: dict[int, Turn]
@@ -126,19 +127,21 @@ def _read_rows(labels_csv: Path) -> list[dict[str, str]]:
 
 def _read_session(path: Path) -> _Session:
     try:
-        trace = read_trace(path.read_bytes())
+        content = path.read_bytes()
     except OSError as error:
         raise SourceError(
             f"The labelled session `{path}` cannot be read ({error.strerror}); give the folder "
             "that the labels' files are relative to."
         ) from error
+    trace = read_trace(content)
     home = _HOME.search(trace.cwd)
     # One person records in many repositories; a repository's owner may not be the recorder.
     person = home.group(1) if home else path.name.partition("__")[0]
     said = [e.index for e in trace.events if e.kind == "user" and e.on_active_branch]
     later = {turn.event_index: turn for turn in read_later_turns(trace.events)}
     turns = {number: later[index] for number, index in enumerate(said) if index in later}
-    return _Session(person.lower(), trace.harness, turns)
+    digest = hashlib.sha256(content).hexdigest()[:8]
+    return _Session(digest, person.lower(), trace.harness, turns)
 
 
 def _read_example(row: Mapping[str, str], session: _Session) -> Example:
@@ -148,7 +151,7 @@ def _read_example(row: Mapping[str, str], session: _Session) -> Example:
         near = sorted(session.turns.items(), key=lambda item: abs(item[0] - ordinal))
         turn = next((turn for _, turn in near if _begins_with(turn.text, text)), None)
     return Example(
-        file=row["file"],
+        session=session.digest,
         person=row.get("person") or session.person,
         harness=row.get("harness") or session.harness,
         label=row["label"],
@@ -262,9 +265,7 @@ def evaluate_corrections(examples: Sequence[Example], refit: bool = False) -> Re
             ],
         },
         unread=sum(example.turn is None for example in examples),
-        known=sum(hash_session(example.file) in model.fitted_to for example in examples)
-        if not refit
-        else 0,
+        known=sum(example.session in model.fitted_to for example in examples) if not refit else 0,
         microseconds=time_per_message([e.turn for e in examples if e.turn is not None]),
     )
 
@@ -278,11 +279,6 @@ def _split(examples: Sequence[Example], said: Sequence[bool], names: Sequence[st
 
 def _name_rule(example: Example) -> str:
     return "unread" if example.turn is None else decide(example.turn).rule
-
-
-def hash_session(file: str) -> str:
-    """Name a session that the weights were fitted to, without saying where it came from."""
-    return hashlib.sha256(Path(file).name.encode()).hexdigest()[:8]
 
 
 def measure(

@@ -22,7 +22,7 @@ from scipy.optimize import minimize
 from pimono_sdpo.errors import PimonoError
 from processors.corrections.decide import Model, compute_probability
 from processors.corrections.features import Description, read_cues
-from tests.benchmarks.corrections import Example, hash_session, read_examples
+from tests.benchmarks.corrections import Example, read_examples
 
 CUE_PULL, SITUATION_PULL, WORD_PULL = 12.0, 6.0, 8.0
 INTERCEPT, INTERCEPT_PULL = -2.0, 0.05
@@ -78,7 +78,7 @@ def fit(examples: Sequence[Example]) -> Model:
             for word in words
             if abs(fitted["word", word]) >= LEAST_WEIGHT
         },
-        fitted_to=frozenset(hash_session(example.file) for example, _ in used),
+        fitted_to=frozenset(example.session for example, _ in used),
     )
 
 

@@ -241,6 +241,28 @@ def test_the_active_path() -> None:
     assert off == [("Went back from", False), ("Subagent's task", True)]
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "<bash-input>git status</bash-input>",
+        "<bash-stdout>clean</bash-stdout><bash-stderr></bash-stderr>",
+        "<user-memory-input>always use uv</user-memory-input>",
+        "# always use uv",
+    ],
+)
+def test_a_line_that_is_hung_on_an_early_parent_abandons_nothing(words: str) -> None:
+    read = claude_code.read(
+        [
+            user("Ask", uuid="a", parentUuid=None),
+            answer(text("Started"), uuid="b", parentUuid="a", name="m1"),
+            user("Go on with the tests", uuid="c", parentUuid="b"),
+            answer(text("Done"), uuid="d", parentUuid="c", name="m2"),
+            user(words, uuid="e", parentUuid="a"),
+        ]
+    )
+    assert all(event.on_active_branch for event in read)
+
+
 def test_a_compaction_and_a_lost_parent_do_not_hide_the_beginning() -> None:
     boundary = {"type": "system", "subtype": "compact_boundary", "uuid": "b", "parentUuid": None}
     read = claude_code.read(

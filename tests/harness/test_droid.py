@@ -145,10 +145,11 @@ def test_a_compaction_keeps_what_comes_after_its_anchor() -> None:
     assert droid.read([lines[0], {"type": "compaction_state"}])[1].kept_from == 1
 
 
-def test_a_session_that_another_one_started_has_no_user() -> None:
-    read = droid.read([{**START, "callingSessionId": "s-0"}, says("user", "Look around")])
-    assert [event.kind for event in read] == ["other", "custom_message"]
-    assert all(event.is_subagent and not event.on_active_branch for event in read)
+def test_of_a_session_that_another_one_started_the_task_is_the_request() -> None:
+    start = {**START, "callingSessionId": "s-0"}
+    read = droid.read([start, says("user", "Look around"), says("user", "Stop", id="b")])
+    assert [event.kind for event in read] == ["other", "user", "custom_message"]
+    assert read[1].on_active_branch
 
 
 def test_messages_without_an_envelope() -> None:

@@ -11,7 +11,7 @@ from pimono_sdpo.traces.harness import pi
 from pimono_sdpo.traces.lines import read_lines
 from pimono_sdpo.traces.parse import read_trace
 from tests.harness.odd_entries import ENTRIES
-from tests.traces import HEADER, Entry, assistant, call, result, trace, user
+from tests.traces import HEADER, Entry, assistant, bash, call, result, trace, user
 
 
 def events(*entries: Entry) -> tuple[Event, ...]:
@@ -53,6 +53,16 @@ def test_what_an_extension_wrote_is_the_request_when_nobody_spoke() -> None:
     assert [event.kind for event in found] == ["user", "assistant", "custom_message"]
     spoken = events(asked, user("No, fix the lexer"))
     assert [event.kind for event in spoken] == ["custom_message", "user"]
+
+
+def test_a_nudge_in_the_middle_of_an_extensions_run_begins_no_request() -> None:
+    asked = {"type": "custom_message", "customType": "gsd-auto", "content": "Build the parser"}
+    found = events(asked, *bash("make", "ok"), user("Use the other lexer"), assistant("so"))
+    nudge = next(event for event in found if event.text == "Use the other lexer")
+    assert found[0].kind == nudge.kind == "user"
+    assert nudge.is_nudge
+    after = events(asked, *bash("make", "ok"), assistant("done"), user("Now write the docs"))
+    assert [event.is_nudge for event in after if event.kind == "user"] == [False, False]
 
 
 def test_version_2_hooks_and_anthropic_blocks() -> None:

@@ -90,7 +90,57 @@ def test_several_edits_of_one_call_stand_or_fall_together() -> None:
         [call("edit", path="a.ts", edits=edits), result("edit", "no", error=True)]
         for edits in ([good, bad], json.dumps([good]), [], "no json")
     ]
-    assert expected(read("a.ts", TEXT), *calls) == ["not_found", "ok", None, None]
+    assert expected(read("a.ts", TEXT), *calls) == ["not_found", "ok", "invalid", "invalid"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "🔴 BLOCKED — Edit without read\n\nRead the file first.",
+        "HARD BLOCK: use the other tool",
+        "Skipped due to queued user message.",
+        "PreToolUse hook blocked this",
+        "User cancelled the edit",
+    ],
+)
+def test_what_an_extension_or_a_queue_stopped_is_no_prediction(text: str) -> None:
+    stopped = [
+        call("edit", path="a.ts", oldText="let y = x", newText="q"),
+        result("edit", text, error=True),
+    ]
+    again = edit("a.ts", "let y = x")
+    assert expected(read("a.ts", TEXT), stopped, again) == ["ok"]
+
+
+def test_a_call_without_what_it_needs_is_refused_before_the_file_is_read() -> None:
+    call_without = [call("edit", path="new.ts", oldText="x"), result("edit", "no", error=True)]
+    assert expected(call_without) == ["invalid"]
+    other = [call("edit", path="new.ts", hashes=["a"]), result("edit", "done")]
+    assert expected(other) == [None]
+
+
+def patch(text: str, failed: bool = False) -> list[Entry]:
+    told = "Failed to find expected lines" if failed else "Success. Updated the following files"
+    given = f"*** Begin Patch\n{text}\n*** End Patch"
+    return [call("edit", input=given), result("edit", told, error=failed)]
+
+
+@pytest.mark.parametrize(
+    ("steps", "last"),
+    [
+        ([patch("*** Update File: a.ts\n@@\n let x = 1\n-let y = x\n+let y = 2")], "ok"),
+        ([patch("*** Update File: a.ts\n@@\n-let z\n+let y")], "not_found"),
+        # Each hunk is looked up after the one before it.
+        ([patch("*** Update File: a.ts\n@@\n-let y = x\n@@\n-import a\n+q")], "not_found"),
+        ([patch("*** Update File: a.ts\n@@\n-let y = x\n+let q = x"), patch("*** Update File: a.ts\n@@\n-let y = x")], "not_found"),
+        ([patch("*** Update File: a.ts\n@@\n-let y = x\n+let q = x"), patch("*** Update File: a.ts\n@@\n-  let q = x  ")], "ok"),
+        ([patch("*** Add File: b.ts\n+one\n+two"), patch("*** Update File: b.ts\n@@\n one\n-three")], "not_found"),
+        ([patch("*** Update File: unseen.ts\n@@\n-let z\n+let y")], None),
+        ([patch("*** Update File: a.ts\n@@\n-let z\n+q\n*** Update File: unseen.ts\n@@\n-x", failed=True)], "not_found"),
+    ],
+)  # fmt: skip
+def test_patches_are_judged_by_their_lines(steps: list[list[Entry]], last: str | None) -> None:
+    assert expected(read("a.ts", TEXT), *steps)[-1] == last
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,36 @@ for number in range(1, 65):
     try: signal.signal(number, signal.SIG_IGN)
     except (OSError, ValueError): pass
 while True: pass"""),
+    "shared_memory_given_back": ({"memory"}, """
+import mmap
+kept = []
+for _ in range(21):
+    kept.append(mmap.mmap(-1, 64 << 20))
+    for at in range(0, 64 << 20, 4096): kept[-1][at] = 1
+    kept[-1].madvise(mmap.MADV_DONTNEED)
+    time.sleep(0.1)
+won()"""),
+    "mapped_file_that_is_gone": ({"disk", "memory"}, """
+import mmap
+kept = []
+for n in range(12):
+    with open("big", "w+b") as f:
+        f.truncate(60 << 20)
+        kept.append(mmap.mmap(f.fileno(), 60 << 20))
+    os.unlink("big")
+    for at in range(0, 60 << 20, 4096): kept[-1][at] = 1
+    time.sleep(0.1)
+won()"""),
+    "cpu_of_forgotten_children": ({"cpu"}, """
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+for _ in range(40):
+    if os.fork() == 0:
+        begun = time.process_time()
+        while time.process_time() - begun < 0.3: pass
+        os._exit(0)
+    try: os.wait()
+    except ChildProcessError: pass
+won()"""),
     "stop_self": ({"wall"}, "os.kill(os.getpid(), signal.SIGSTOP)"),
     "six_processes_of_350_mb": ({"memory", "cpu"}, """
 for _ in range(6):
@@ -220,6 +250,12 @@ a.sendto(b"x", world["folder"] + "/d")""",
 import resource
 resource.prlimit(world["victim"], resource.RLIMIT_NOFILE, (3, 3)); won()""",
     "priority_of_another": 'os.setpriority(os.PRIO_PROCESS, world["victim"], 19); won()',
+    "priority_of_the_user": 'os.setpriority(os.PRIO_USER, 0, 19); won()',
+    "io_priority_of_the_user": 'call(251, 30, 3, 0, 0x6007) == 0 and won()',
+    "descriptor_on_its_way": """
+import array
+a, b = socket.socketpair()
+a.sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0]))]); won()""",
     "system_v_memory": 'call(29, 194, 4711, 4096, 0o1666) >= 0 and won()',
     "memory_file": 'call(319, 279, b"x", 0) >= 0 and won()',
     "truncate_outside": 'os.truncate(world["folder"] + "/mine", 0)',

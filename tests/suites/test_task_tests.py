@@ -1,12 +1,14 @@
 """What judges an agent's files: the spec where there is one, else the command; pristine tests."""
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pimono_sdpo.agent.task_tests import check_task, run_tests, stabilize
+from pimono_sdpo.agent.task_tests import Tester, check_task, run_tests, stabilize
+from pimono_sdpo.agent.tools import Workspace
 from pimono_sdpo.errors import SourceError
 from pimono_sdpo.suites.suite import visible_copy
 
@@ -193,3 +195,14 @@ def test_a_module_that_the_repo_had_may_be_mended(repo: Path, tmp_path: Path) ->
     (repo / "types.py").write_text("x = 1\n")
     task = task_of(repo, test_cmd="python double.py")
     assert run_tests(task, left(task, tmp_path / "work", types_py="x = 2\n")).ok is not None
+
+
+def test_whatever_a_test_run_raises_is_the_error_of_one_rollout(repo: Path, tmp_path: Path) -> None:
+    def broken(*_: Any, **__: Any) -> Any:
+        raise SystemError("AST constructor recursion depth mismatch")
+
+    task = task_of(repo, verifier_spec=json.dumps(SPEC))
+    space = Workspace(left(task, tmp_path / "work", double_py=FIXED), 8000)
+    result = asyncio.run(Tester(broken, None).test(task, space))
+    assert result.ok is None
+    assert result.error == "SystemError: AST constructor recursion depth mismatch"

@@ -117,7 +117,8 @@ def test_a_recipe_is_found_by_path_then_by_name(tmp_path: Path) -> None:
     own.write_text("max_steps: 3\n")
     assert find_recipe(str(own)) == own
     with pytest.raises(
-        TrainingInputError, match="gemma4_12b, gemma4_12b_full, qwen3_4b_dpo, qwen3_4b_sft, small"
+        TrainingInputError,
+        match="gemma4_12b, gemma4_12b_full, qwen3_4b, qwen3_4b_dpo, qwen3_4b_sft, small",
     ):
         find_recipe("gemma5")
 

@@ -23,8 +23,10 @@ from pimono_sdpo.training.preflight import (
     is_useless,
     preflight,
     probe,
+    recommend,
     refuse,
     step_time,
+    stops_of,
     teacher_gap,
 )
 from pimono_sdpo.training.prompt_rows import check_template
@@ -281,3 +283,21 @@ def test_a_recipe_starts_on_the_traces_of_one_repository(
     argv += ["--gradient_accumulation_steps", "8", "--test_fraction", "0.4"]
     assert script().main(argv) == 0, capsys.readouterr().err
     assert "memory" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("share", "high", "said"),
+    [
+        (0.3, 0.4, "rft with --num_iterations 4 (some succeed), or sdpo"),
+        (0.3, -0.1, "feedback adds nothing"),
+        (0.0, 0.4, "sdpo: none succeeded"),
+        (0.0, -0.1, "none: give easier rows"),
+    ],
+)
+def test_a_method_is_recommended_from_the_rollouts(share: float, high: float, said: str) -> None:
+    gap = {"gap": high, "interval_90": [high - 0.1, high]}
+    assert said in recommend({"teacher_gap": gap, "rollouts": {"success_share": share}})
+    stops = stops_of(
+        {"teacher_gap": {**gap, "teacher": 0.0, "student": 0.0}, "rollouts": {}}, "grpo"
+    )
+    assert stops == []

@@ -29,6 +29,8 @@ _REMINDER, _REMINDER_END = "<system-reminder>", "</system-reminder>"
 # The harness cancels a call when another one made at the same time fails.
 _NOT_RUN = ("Sibling tool call errored", "Cancelled: parallel tool call")
 _MESSAGES = ("user", "assistant")
+# Lines between the messages, which may be hung anywhere: a shell's, a memory, a command's output.
+_ASIDE = re.compile(r"\s*(?:<(?:bash-\w+|user-memory-input|local-command-\w+)>|#[^\n]*\Z)")
 _OWN_TYPES = frozenset({"file-history-snapshot", "queue-operation", "last-prompt"})
 
 
@@ -97,11 +99,7 @@ def _find_active(objects: list[Entry]) -> set[int]:
     tree always count, and so do side branches without messages.
     """
     ids = ["" if _is_sidechain(entry) else to_text(entry.get("uuid")) for entry in objects]
-    messages = (
-        at
-        for at in range(len(objects) - 1, -1, -1)
-        if ids[at] and objects[at].get("type") in _MESSAGES
-    )
+    messages = (at for at in range(len(objects) - 1, -1, -1) if ids[at] and _is_spoken(objects[at]))
     last = next(messages, -1)
     if last < 0:
         return set(range(len(objects)))
@@ -121,8 +119,18 @@ def _find_silent_branches(objects: list[Entry], parents: list[int], path: set[in
     for at in range(len(objects)):
         if at not in path:
             start_of[at] = start_of.get(parents[at], at)
-    spoken = {start for at, start in start_of.items() if objects[at].get("type") in _MESSAGES}
+    spoken = {start for at, start in start_of.items() if _is_spoken(objects[at])}
     return {at for at, start in start_of.items() if start not in spoken}
+
+
+def _is_spoken(entry: Entry) -> bool:
+    """Check for a message of the conversation."""
+    if entry.get("type") != "user":
+        return entry.get("type") in _MESSAGES
+    content = to_object(entry.get("message")).get("content")
+    return not _ASIDE.match(blocks.join_text(content)) or bool(
+        _find_block_ids(entry, "tool_use_id")
+    )
 
 
 def _find_parent(entry: Entry) -> str | None:

@@ -90,11 +90,8 @@ def read(objects: list[Entry]) -> list[Event]:
         _read_entry(entry, state)
         for at in range(before, len(events)):
             events[at].timestamp = to_text(entry.get("timestamp"))
-            events[at].on_active_branch = not state.is_subagent
-            events[at].is_subagent = state.is_subagent
-            if not state.is_subagent:
-                state.active.append(at)
-                state.requests += [at] if events[at].kind == "user" else []
+            state.active.append(at)
+            state.requests += [at] if events[at].kind == "user" else []
     return blocks.finish_events(events)
 
 
@@ -197,7 +194,8 @@ def _read_message(payload: Entry, state: _State) -> None:
         return
     # If events hold what was typed, the harness wrote every other message of the user.
     known = not state.typed_texts or _strip_image_tags(text) in state.telling
-    typed = role == "user" and known and not state.is_subagent
+    # Of a subagent, only the task stands for what a person would ask.
+    typed = role == "user" and known and not (state.is_subagent and state.requests)
     texts = (
         _IMAGE_TAG.sub("", blocks.read_text_block(block)) for block in blocks.to_blocks(content)
     )

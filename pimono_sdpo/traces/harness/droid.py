@@ -60,17 +60,17 @@ def _find_header(objects: list[Entry]) -> Entry:
 
 
 def read(objects: list[Entry]) -> list[Event]:
-    """Return the events in file order; a session started by another one is a subagent's."""
+    """Return the events in file order; in a subagent's session only the task is typed."""
     active = _find_active(objects)
     is_subagent = isinstance(_find_header(objects).get("callingSessionId"), str)
     first_event: dict[str, int] = {}
     steps = blocks.Steps()
     for position, entry in enumerate(objects):
-        for event in _read_entry(entry, not is_subagent):
+        has_task = is_subagent and any(event.kind == "user" for event in steps.events)
+        for event in _read_entry(entry, not has_task):
             event.id, event.parent_id = to_text(entry.get("id")), to_text(entry.get("parentId"))
             event.timestamp = to_text(entry.get("timestamp"))
-            event.on_active_branch = position in active and not is_subagent
-            event.is_subagent = is_subagent
+            event.on_active_branch = position in active
             event.kept_from = _find_kept(entry, first_event)
             steps.follow(event)
         # What a compaction keeps begins after its anchor, at the next entry.

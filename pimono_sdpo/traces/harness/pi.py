@@ -241,13 +241,24 @@ def _find_kept(entry: Entry, entry_at: dict[str, int], first_event: list[int]) -
 
 
 def _ensure_request(events: list[Event]) -> list[Event]:
-    """Without a user message, take the first message of an extension as the request."""
-    if any(event.kind == "user" for event in events):
+    """Take the first message of an extension as the request if work began with it.
+
+    What a person says while that work goes on is a nudge.
+    """
+    active = [event for event in events if event.on_active_branch]
+    custom = (at for at, e in enumerate(active) if e.kind == "custom_message" and e.text)
+    begin = next(custom, len(active))
+    kinds = [event.kind for event in active]
+    asked = kinds.index("user") if "user" in kinds else len(kinds)
+    if begin >= asked or ("tool_call" not in kinds[begin:asked] and asked < len(kinds)):
         return events
-    custom = (e for e in events if e.kind == "custom_message" and e.on_active_branch and e.text)
-    request = next(custom, None)
-    if request:
-        request.kind = "user"
+    active[begin].kind = "user"
+    before = ""
+    for event in active[begin + 1 :]:
+        if event.kind == "user":
+            event.is_nudge = before in {"tool_call", "tool_result"}
+        elif event.kind not in {"other", "custom_message"}:
+            before = event.kind
     return events
 
 
