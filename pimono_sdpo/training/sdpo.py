@@ -62,6 +62,11 @@ class SDPO(Method):
             args.teacher_model_kind = "base"
             args.distillation_weight = 0.0
             job.feedback = job.feedback or "none"
+        if args.use_teacher_server:
+            raise TrainingInputError(
+                "--use_teacher_server is not supported: the loss in float32 needs all logits of "
+                "the teacher; leave it out."
+            )
         # The guards say it once, and can end the training.
         args.diagnostics_warning_interval = 0
         args.chat_template_kwargs = {"enable_thinking": False, **(args.chat_template_kwargs or {})}
