@@ -9,7 +9,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.resources import files
 
@@ -23,6 +23,7 @@ from processors.corrections.features import (
     is_automated,
     read_later_turns,
 )
+from processors.corrections.judge import Judge
 
 SPAN_CHARS = 80
 BEFORE_CHARS = 40
@@ -61,11 +62,21 @@ class Decision:
     span: str
 
 
-def find_corrections(events: Sequence[Event]) -> list[Correction]:
-    """Return the user messages after the first one that correct the agent, each with its reason."""
+def find_corrections(events: Sequence[Event], judge: Judge | None = None) -> list[Correction]:
+    """Return the user messages after the first one that correct the agent, each with its reason.
+
+    A judge decides instead of the model where it answers; then the rule is `judge`.
+    """
     found: list[Correction] = []
-    for turn in read_later_turns(events):
-        decision = decide(turn)
+    turns = read_later_turns(events)
+    decisions = [decide(turn) for turn in turns]
+    if judge:
+        asked = [number for number, d in enumerate(decisions) if d.rule != "automated"]
+        answers = judge.decide([turns[number] for number in asked])
+        for number, answer in zip(asked, answers, strict=True):
+            if answer is not None:
+                decisions[number] = replace(decisions[number], is_correction=answer, rule="judge")
+    for turn, decision in zip(turns, decisions, strict=True):
         if decision.is_correction:
             found.append(
                 {
