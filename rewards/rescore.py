@@ -76,7 +76,9 @@ def rubric_of(gates: Sequence[str], graded: Sequence[str]) -> Rubric:
         try:
             weighed.append((verifier_of(name), float(weight or 1.0)))
         except ValueError as error:
-            raise OutputError(f"The weight of `{given}` is no number; give such as 0.5.") from error
+            raise OutputError(
+                f"The weight of `{given}` is not a number; use one such as 0.5."
+            ) from error
     if any(not weight > 0 for _, weight in weighed):
         raise OutputError("A weight is not positive; leave that verifier out.")
     if any(math.isinf(weight) for _, weight in weighed):
@@ -96,14 +98,14 @@ def verifier_of(name: str) -> Verifier:
         found = None
     if not callable(found) or inspect.isbuiltin(found):
         raise OutputError(
-            f"There is no verifier `{name}`; give a module of rewards.verifiers, such as "
+            f"Unknown verifier `{name}`; give a module of rewards.verifiers, such as "
             "tool_calls, or package.module:function."
         )
     try:
         inspect.signature(found).bind("", {})
     except (TypeError, ValueError) as error:  # other arguments, or none that can be told
         raise OutputError(
-            f"`{name}` is no verifier; give a function of a completion and a spec, which returns "
+            f"`{name}` is not a verifier; give a function of a completion and a spec that returns "
             "a VerifierResult."
         ) from error
     verifier: Verifier = found
@@ -126,7 +128,7 @@ def rescore(row: Row, rubric: Rubric) -> Row:
     except (ValueError, RecursionError):
         spec = None
     if not isinstance(spec, dict):
-        return _rejected("`verifier_spec` is no JSON object")
+        return _rejected("`verifier_spec` is not a JSON object")
     try:
         result = rubric(text_of(completion, "assistant"), spec)
     except ValueError as refused:  # what verifiers say of a spec that they cannot judge by

@@ -139,7 +139,7 @@ def test_missing_double_and_foreign_parts_are_named(
     one, two, last = three
     refused([two], r"3 parts of `traces` 2 are missing; make .* --shard 1/3, --shard 3/3,")
     refused([one, two, last, two], r"Part 2 of 3 is there twice, in `.*p2` and in `.*p2`")
-    refused([one, tmp_path / "nothing"], r"nothing` is no part of a divided run; give")
+    refused([one, tmp_path / "nothing"], r"nothing` is not a part of a divided run; give")
     run_part(str(source), tmp_path / "half", (2, 2))
     refused([one, tmp_path / "half"], r"number of parts differs \(2, not 3\)")
     run_part(str(source), tmp_path / "scored", (2, 3), FilterOptions(min_score=2.0))

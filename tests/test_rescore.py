@@ -82,17 +82,17 @@ def test_a_run_goes_on_behind_its_last_slice(
     ("columns", "gates", "graded", "problem", "told"),
     [
         (ROWS, [], [], OutputError, "No verifier is named"),
-        (ROWS, ["gone"], [], OutputError, "no verifier `gone`"),
-        (ROWS, ["json:loads:x"], [], OutputError, "no verifier"),
-        (ROWS, [], ["syntax=much"], OutputError, "is no number"),
+        (ROWS, ["gone"], [], OutputError, "Unknown verifier `gone`"),
+        (ROWS, ["json:loads:x"], [], OutputError, "Unknown verifier"),
+        (ROWS, [], ["syntax=much"], OutputError, "is not a number"),
         (ROWS, [], ["syntax=0"], OutputError, "not positive"),
         (ROWS, [], ["syntax=inf"], OutputError, "is infinite"),
-        (ROWS, ["os:system"], [], OutputError, "no verifier `os:system`"),
-        (ROWS, ["json:dumps"], [], OutputError, "`json:dumps` is no verifier"),
-        (ROWS, ["operator:eq"], [], OutputError, "no verifier"),
+        (ROWS, ["os:system"], [], OutputError, "Unknown verifier `os:system`"),
+        (ROWS, ["json:dumps"], [], OutputError, "`json:dumps` is not a verifier"),
+        (ROWS, ["operator:eq"], [], OutputError, "Unknown verifier"),
         (ROWS, ["copy:deepcopy"], [], NotAVerifier, "returns str"),
         ({"prompt": ["a"]}, ["syntax"], [], SourceError, "but no `completion`"),
-        ({**ROWS, "verifier_spec": ["{"] * 4}, ["syntax"], [], SourceError, "no JSON object"),
+        ({**ROWS, "verifier_spec": ["{"] * 4}, ["syntax"], [], SourceError, "not a JSON object"),
         ({**ROWS, "verifier_spec": [None] * 4}, ["syntax"], [], SourceError, "no `verifier_spec`"),
         ({**ROWS, "verifier_spec": [{"a": 1}] * 4}, ["lint"], [], SourceError, "json.dumps"),
         ({**ROWS, "completions": [["a"]] * 4}, ["lint"], [], SourceError, "leave one of them out"),
@@ -273,7 +273,7 @@ def test_rows_that_cannot_be_judged_are_counted_and_do_not_stop_the_others(tmp_p
         Options(source=str(stored), out=tmp_path / "out", gate=["lint"], grade=["patches"])
     )
     assert (report["rows"], report["judged"], report["passed"]) == (9, 1, 1)
-    assert report["rejected"]["`verifier_spec` is no JSON object"] == 3
+    assert report["rejected"]["`verifier_spec` is not a JSON object"] == 3
     assert sum(report["rejected"].values()) == 8
     assert report["rejected"]["the row has no completion"] == 1
     assert any("`answer` of the spec is 'guess'" in reason for reason in report["rejected"])

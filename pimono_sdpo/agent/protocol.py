@@ -142,7 +142,7 @@ def _decode_whole(text: str) -> dict[str, Any]:
         raise _Unreadable("it is prose and not one JSON object")
     value = _loads(text)
     if not isinstance(value, dict):
-        raise _Unreadable("it is no JSON object")
+        raise _Unreadable("it is not a JSON object")
     return value
 
 
@@ -154,9 +154,9 @@ def _loads(text: str) -> Any:
     except json.JSONDecodeError as error:
         if error.msg == "Extra data":
             raise _Unreadable("there is text after the JSON object") from error
-        raise _Unreadable(f"it is no valid JSON: {error.msg} at character {error.pos}") from error
+        raise _Unreadable(f"it is not valid JSON: {error.msg} at character {error.pos}") from error
     except (ValueError, RecursionError) as error:
-        raise _Unreadable("it is no valid JSON: a number or the nesting is too large") from error
+        raise _Unreadable("it is not valid JSON: a number or the nesting is too large") from error
 
 
 def _to_action(value: dict[str, Any]) -> Action:
@@ -165,9 +165,9 @@ def _to_action(value: dict[str, Any]) -> Action:
     if kind == "final":
         report = _make_storable(value)
         if not isinstance(report.get("summary"), str):
-            raise _Unreadable("`final` has no `summary`, a text")
+            raise _Unreadable("`final` has no `summary` text")
         if not isinstance(report.get("changes", []), list):
-            raise _Unreadable("`changes` of `final` is no list")
+            raise _Unreadable("`changes` of `final` is not a list")
         return Action("final", report=report)
     if kind != "tool_call":
         raise _Unreadable("the object has no `type` that is `tool_call` or `final`")
@@ -177,7 +177,7 @@ def _to_action(value: dict[str, Any]) -> Action:
     if "args" not in value:
         raise _Unreadable("the tool call has no `args`")
     if not isinstance(args, dict):
-        raise _Unreadable("`args` of the tool call is no object")
+        raise _Unreadable("`args` of the tool call is not an object")
     if unknown := sorted(set(value) - {"type", "name", "args", "thought"}):
         raise _Unreadable(f"the tool call has the unknown key `{unknown[0][:80]}`")
     return Action("tool_call", replace_surrogates(name.strip()), _make_storable(args))
@@ -224,7 +224,7 @@ def _make_storable(value: Any, depth: int = 0) -> Any:
     if isinstance(value, str):
         return replace_surrogates(value)
     if isinstance(value, float) and not math.isfinite(value):
-        raise _Unreadable(f"{value} is no number of JSON")
+        raise _Unreadable(f"{value} is not a JSON number")
     if isinstance(value, int) and abs(value) > MOST_INTEGER:
         raise _Unreadable("a number is too large")
     if isinstance(value, dict):

@@ -182,7 +182,7 @@ def _test_by_command(task: Mapping[str, Any], folder: Path) -> TaskResult:
     output = shorten(stabilize(replace_surrogates(text)), MAX_OUTPUT)
     if ran.exit_code == 0 and not ran.stopped:
         if _is_pytest(command) and not _PASSED.search(ran.stdout):
-            return TaskResult(False, f"pytest ended before it told of any test.\n{output}".strip())
+            return TaskResult(False, f"pytest ended before it reported any test.\n{output}".strip())
         return TaskResult(True, output)
     if ran.exit_code in NOT_FOUND and (missing := _find_missing_program(command)):
         return TaskResult(None, output, f"`{command}` cannot be run: the sandbox has no {missing}")

@@ -56,7 +56,7 @@ class Workspace:
         """Do a call, or return why it failed; raises OSError when the disk fails."""
         tool = _TOOLS.get(name)
         if tool is None:
-            there = f"There is no tool `{replace_surrogates(name[:80])}`; the tools are {_NAMES}."
+            there = f"Unknown tool `{replace_surrogates(name[:80])}`; the tools are {_NAMES}."
             tests = " Tests are run for you." if "test" in name.lower() else ""
             return ToolResult(False, there + tests)
         if wrong := describe_problems(name, args):
@@ -157,7 +157,7 @@ def write_file(space: Workspace, rel_path: str, content: str) -> ToolResult:
     for parent in path.parents:
         if parent.exists() and not parent.is_dir():
             blocked = parent.relative_to(space.root).as_posix()
-            raise ToolError(f"`{blocked}` is a file, so nothing can lie below it.")
+            raise ToolError(f"`{blocked}` is a file, so it cannot contain other files.")
     old = _content(path, rel_path)
     data = replace_surrogates(content).encode()
     name = path.relative_to(space.root).as_posix()
@@ -186,12 +186,14 @@ def _content(path: Path, given: str) -> bytes | None:
     _regular(path, given)
     data = path.read_bytes()
     if _binary(data):
-        raise ToolError(f"`{given}` is a binary file, which no text could replace; leave it.")
+        raise ToolError(
+            f"`{given}` is a binary file and cannot be replaced by text; leave it alone."
+        )
     try:
         data.decode()
     except UnicodeDecodeError:
         raise ToolError(
-            f"`{given}` is no UTF-8 text, which a write would spoil; leave it."
+            f"`{given}` is not UTF-8 text, and writing it would corrupt it; leave it alone."
         ) from None
     return data
 
@@ -207,7 +209,7 @@ def _existing(root: Path, given: str, argument: str) -> Path:
 
 def _regular(path: Path, given: str) -> None:
     if not stat.S_ISREG(path.lstat().st_mode):
-        raise ToolError(f"`{given}` is no regular file; leave it alone.")
+        raise ToolError(f"`{given}` is not a regular file; leave it alone.")
 
 
 def _inside(root: Path, given: str, argument: str) -> Path:
@@ -217,7 +219,7 @@ def _inside(root: Path, given: str, argument: str) -> Path:
     if given.startswith(("/", "~", "\\")) or given[1:3] in (":\\", ":/"):
         raise ToolError(f"`{argument}` is the absolute path `{shown}`; {from_root}.")
     if any(ord(character) < 32 or "\ud800" <= character <= "\udfff" for character in given):
-        raise ToolError(f"`{argument}` has characters that no path has; {from_root}.")
+        raise ToolError(f"`{argument}` has characters that are not allowed in a path; {from_root}.")
     parts = [part for part in given.strip().split("/") if part not in ("", ".")]
     if ".." in parts:
         raise ToolError(f"`{shown}` leaves the repository with `..`; {from_root}.")
@@ -263,7 +265,7 @@ def _compiled(pattern: str) -> Any:
     except re2.error as error:
         why = error.args[0].decode() if isinstance(error.args[0], bytes) else str(error)
         raise ToolError(
-            f"`pattern` is no regular expression of RE2 ({why[:200]}); it has no lookaround and "
+            f"`pattern` is not a regular expression of RE2 ({why[:200]}); it has no lookaround and "
             "no backreference."
         ) from error
 

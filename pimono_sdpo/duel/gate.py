@@ -320,7 +320,9 @@ def _find_reasons(
             f"{share:.0%} of the turns have a readable judgment, fewer than {rules.min_parsed:.0%}"
         )
     for index, judge in enumerate(judges):
-        if len(judges) > 1 and not judge.without > PARITY:
+        if len(judges) > 1 and np.isnan(judge.without):
+            reasons.append(f"no judgment but those of {judge.name} can be read")
+        elif len(judges) > 1 and not judge.without > PARITY:
             reasons.append(f"without {judge.name} the score is {judge.without:.1f}")
         elif judge.outlying:
             rest = estimate_score(calls.select(calls.judge != index), clusters)

@@ -33,7 +33,7 @@ from pimono_sdpo.duel.gate import (
     count_effective,
     decide,
 )
-from pimono_sdpo.errors import OutputError, SourceError
+from pimono_sdpo.errors import InferenceError, OutputError, SourceError
 from pimono_sdpo.llm.chat import Chat, open_chat
 from pimono_sdpo.llm.money import cost
 from pimono_sdpo.llm.rows import Asked, answers_of, ask_shards
@@ -117,9 +117,13 @@ def register_rules(out: Path, settings: Settings) -> Plan:
     """Return the plan of the gate; the first call stores it.
 
     Later calls return the stored plan, whatever their rules: those are for exploring alone. Raises
-    OutputError when players, judges, seed, context or turns are not those that were registered.
+    OutputError when players, judges, seed, context or turns are not those that were registered, and
+    InferenceError when a judge is named twice.
     """
     duel, judge = settings.duel, settings.judge
+    repeated = [name for name in judge.models if judge.models.count(name) > 1]
+    if repeated:
+        raise InferenceError(f"`{repeated[0]}` is named twice as a judge; name each judge once.")
     shards = _find_shards(out / TURNS, "turns")
     ids, repos = _find_first_turns(shards)
     by: Json = {

@@ -16,15 +16,20 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
 import stamina
-from httpx2 import HTTPError, InvalidURL, TransportError
-from huggingface_hub import (
-    AsyncInferenceClient,
-    ChatCompletionOutput,
+from httpx2 import (
+    AsyncClient,
+    ConnectError,
+    ConnectTimeout,
+    HTTPError,
+    HTTPStatusError,
+    InvalidURL,
+    TimeoutException,
+    TransportError,
 )
-from huggingface_hub.errors import HfHubHTTPError, InferenceTimeoutError
 
 from pimono_sdpo.llm.calls import Journal, Json, Limits, Reply, Request
 from pimono_sdpo.llm.money import Budget, Price, Tally, cost
@@ -45,19 +50,20 @@ class UnreadableReply(Exception):
     """The endpoint answered 200 with something that cannot be read."""
 
 
-def read_reply(answer: ChatCompletionOutput) -> Reply:
-    """Read an answer as the client returns it; raises UnreadableReply."""
-    choices = answer.choices
-    if not isinstance(choices, list) or not choices:
+def read_reply(answer: object) -> Reply:
+    """Read the decoded body of an answer; raises UnreadableReply."""
+    choices = answer.get("choices") if isinstance(answer, dict) else None
+    if not isinstance(answer, dict) or not isinstance(choices, list) or not choices:
         raise UnreadableReply("no choices")
-    message = getattr(choices[0], "message", None)
+    choice = choices[0] if isinstance(choices[0], dict) else {}
+    message = choice.get("message")
     if not isinstance(message, dict):
         raise UnreadableReply("no message")
     content = message.get("content")
     if content is not None and not isinstance(content, str):
-        raise UnreadableReply("content that is no text")
-    finish = choices[0].get("finish_reason")
-    usage = answer.usage if isinstance(answer.usage, dict) else {}
+        raise UnreadableReply("content that is not text")
+    finish, usage = choice.get("finish_reason"), answer.get("usage")
+    usage = usage if isinstance(usage, dict) else {}
     prompt = read_count(usage.get("prompt_tokens"))
     details = usage.get("prompt_tokens_details")
     cached = read_count(details.get("cached_tokens")) if isinstance(details, dict) else 0
@@ -122,22 +128,22 @@ def read_retry_after(headers: Mapping[str, str]) -> float | None:
 
 def describe_error(error: Exception, endpoint: Endpoint) -> str:
     """Say why there is no answer; the key is removed even if the server repeats it."""
-    if isinstance(error, HfHubHTTPError):
+    if isinstance(error, HTTPStatusError):
         status = error.response.status_code
         text = f"`{endpoint.name}` answered {status}: {_read_server_message(error)}"
-    elif isinstance(error, TimeoutError):
+    elif isinstance(error, TimeoutError | TimeoutException):
         text = f"`{endpoint.name}` did not answer in time"
     elif isinstance(error, UnreadableReply):
-        text = f"`{endpoint.name}` sent what is no answer: {error}"
+        text = f"`{endpoint.name}` sent an invalid answer: {error}"
     else:
-        text = f"`{endpoint.name}` could not be asked ({type(error).__name__}: {error})"
+        text = f"`{endpoint.name}` gave no usable answer ({type(error).__name__}: {error})"
     text = " ".join(text.split())
     if endpoint.key and endpoint.key != NO_KEY:
         text = text.replace(endpoint.key, "[key]")
     return text[:MESSAGE_CHARS]
 
 
-def _read_server_message(error: HfHubHTTPError) -> str:
+def _read_server_message(error: HTTPStatusError) -> str:
     """Return the message in the usual shapes of an error body, otherwise its text."""
     try:
         body: Any = error.response.json()
@@ -153,19 +159,34 @@ logging.getLogger("stamina").setLevel(logging.ERROR)
 
 BUSY = (408, 409, 425, 429, 500, 502, 503, 504, 529)
 REFUSED = (401, 402, 403)
-# What the client raises when the endpoint is at fault; invalid JSON is a ValueError.
+# What is raised when the endpoint is at fault; invalid JSON is a ValueError.
 FAILURES = (HTTPError, InvalidURL, OSError, ValueError, UnreadableReply)
-# Parameters of `chat_completion`; all other fields go into `extra_body`.
-NAMED = ("model", "messages", "tools", "temperature", "seed", "max_tokens")
+# After so many seconds without a connection, no more attempts are made.
+DOWN_SECONDS = 8.0
+
+
+def find_address(endpoint: Endpoint) -> str:
+    """Return where chats are answered.
+
+    >>> find_address(Endpoint("mine", "http://localhost:8000", ""))
+    'http://localhost:8000/v1/chat/completions'
+    """
+    base = endpoint.base_url.rstrip("/")
+    path = urlsplit(base).path
+    if path.endswith("/v1"):
+        return f"{base}/chat/completions"
+    # Any other path is taken as the whole address.
+    return base if path else f"{base}/v1/chat/completions"
 
 
 class _Loop:
     """The state of one event loop: the client, the slots, the requests in flight."""
 
     def __init__(self, endpoint: Endpoint, limits: Limits) -> None:
-        # For `hf` the router chooses the provider; a URL needs none.
-        self.client = AsyncInferenceClient(
-            base_url=endpoint.base_url, api_key=endpoint.key, timeout=limits.timeout
+        self.client = AsyncClient(
+            headers={"Authorization": f"Bearer {endpoint.key}"},
+            timeout=limits.timeout,
+            follow_redirects=True,
         )
         self.slots = asyncio.Semaphore(limits.concurrency)
         self.in_flight: dict[str, asyncio.Lock] = {}
@@ -192,6 +213,8 @@ class Chat:
         # One sentence why no more calls are made, or None.
         self.stopped: str | None = None
         self._failures = 0
+        # When the first of the present attempts without a connection failed, or None.
+        self._down_since: float | None = None
         self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _Loop] = WeakKeyDictionary()
 
     async def ask(self, request: Request) -> Reply:
@@ -210,7 +233,7 @@ class Chat:
         """Close the connections of this event loop."""
         here = self._loops.pop(asyncio.get_running_loop(), None)
         if here is not None:
-            await here.client.close()  # type: ignore[no-untyped-call]
+            await here.client.aclose()
 
     def _loop(self) -> _Loop:
         running = asyncio.get_running_loop()
@@ -235,7 +258,7 @@ class Chat:
             self.journal.put(request, reply, self.endpoint.name)
         return reply
 
-    async def _retry(self, request: Request, client: AsyncInferenceClient) -> Reply:
+    async def _retry(self, request: Request, client: AsyncClient) -> Reply:
         limits = self.limits
         async for attempt in stamina.retry_context(
             on=self._should_retry,
@@ -253,31 +276,39 @@ class Chat:
                 return replace(reply, latency=time.monotonic() - started)
         raise AssertionError("the last attempt returns or raises")
 
-    async def _attempt(self, request: Request, client: AsyncInferenceClient) -> Reply:
+    async def _attempt(self, request: Request, client: AsyncClient) -> Reply:
         """Make one attempt; raises the exceptions in FAILURES."""
-        body = dict(request.body)
-        named: dict[str, Any] = {name: body.pop(name) for name in NAMED if name in body}
+        response = await client.post(find_address(self.endpoint), json=request.body)
+        self._down_since = None
+        response.raise_for_status()
         try:
-            answer = await client.chat_completion(**named, extra_body=body or None)
-        except (AttributeError, RecursionError) as error:
-            # The client fails on errors that are not objects, and on deeply nested JSON.
-            raise UnreadableReply("what the client cannot read") from error
-        return read_reply(answer)
+            return read_reply(response.json())
+        except RecursionError as error:
+            raise UnreadableReply("JSON that is nested too deeply") from error
 
     def _should_retry(self, error: Exception) -> bool | float:
         """Return whether to retry, or after how many seconds."""
-        if isinstance(error, InferenceTimeoutError | TransportError | TimeoutError):
+        if isinstance(error, ConnectError | ConnectTimeout):
+            return not self._is_down()
+        if isinstance(error, TransportError | TimeoutError):
             return True
-        if not isinstance(error, HfHubHTTPError) or error.response.status_code not in BUSY:
+        if not isinstance(error, HTTPStatusError) or error.response.status_code not in BUSY:
             return False
         seconds = read_retry_after(error.response.headers)
         return True if seconds is None else min(seconds, self.limits.wait_max)
 
+    def _is_down(self) -> bool:
+        """Whether there has been no connection for too long."""
+        now = time.monotonic()
+        self._down_since = now if self._down_since is None else self._down_since
+        return now - self._down_since >= DOWN_SECONDS
+
     def _count_failure(self, error: Exception) -> Reply:
         text = describe_error(error, self.endpoint)
         self._failures += 1
-        refused = isinstance(error, HfHubHTTPError) and error.response.status_code in REFUSED
-        if refused or self._failures >= self.limits.give_up:
+        refused = isinstance(error, HTTPStatusError) and error.response.status_code in REFUSED
+        down = isinstance(error, ConnectError | ConnectTimeout) and self._is_down()
+        if refused or down or self._failures >= self.limits.give_up:
             self.stopped = text
         return Reply(error=text)
 
@@ -300,7 +331,7 @@ def open_chat(
     `max_cost` is in USD, for all calls of the journal. With `replay`, all answers come from it.
     """
     if replay:
-        where = Endpoint("journal", None, NO_KEY)
+        where = Endpoint("journal", "", NO_KEY)
     else:
         where = find_endpoint(section.provider, read_environment())
     book = Journal(journal)

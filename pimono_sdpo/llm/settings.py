@@ -225,15 +225,15 @@ LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1", "0.0.0.0")
 
 @dataclass(frozen=True)
 class Preset:
-    """A provider: its address (None: the Hub's router chooses) and the variables with its key."""
+    """A provider: its address and the variables with its key."""
 
-    base_url: str | None
+    base_url: str
     key_variables: tuple[str, ...]
     url_variable: str | None = None
 
 
 PRESETS = {
-    "hf": Preset(None, ("HF_TOKEN", "HUGGINGFACE_API_KEY")),
+    "hf": Preset("https://router.huggingface.co/v1", ("HF_TOKEN", "HUGGINGFACE_API_KEY")),
     "together": Preset("https://api.together.xyz/v1", ("TOGETHER_API_KEY",)),
     "openai": Preset("https://api.openai.com/v1", ("OPENAI_API_KEY",), "OPENAI_BASE_URL"),
     "chutes": Preset("https://llm.chutes.ai/v1", ("CHUTES_API_KEY",), "CHUTES_BASE_URL"),
@@ -247,7 +247,7 @@ class Endpoint:
     """An address and a key, which is never shown."""
 
     name: str
-    base_url: str | None
+    base_url: str
     key: str = field(repr=False)
 
 

@@ -156,7 +156,7 @@ def gather(folders: Sequence[Path]) -> Whole:
 def _open(folder: Path) -> Part:
     if not folder.is_dir() or mark_of(folder) != PART:
         raise SourceError(
-            f"`{folder}` is no part of a divided run; give folders that `filter --shard` wrote."
+            f"`{folder}` is not a part of a divided run; give folders that `filter --shard` wrote."
         )
     content = read_json(folder / PART)
     told = content.pop("check", None) if isinstance(content, dict) else None
@@ -170,7 +170,7 @@ def _open(folder: Path) -> Part:
 
 def _fit(first: Part, other: Part) -> None:
     """Raise SourceError when two parts are not of one run."""
-    for name, told, advice in (
+    for name, label, advice in (
         ("pimono_sdpo", "version", "make all parts with the same version"),
         ("parts", "number of parts", "divide the source into the same number for all"),
         ("source", "source", "make all parts from the same files"),
@@ -183,8 +183,8 @@ def _fit(first: Part, other: Part) -> None:
         if ours != theirs:
             what = _difference(name, ours, theirs)
             raise SourceError(
-                f"{other.name} and {first.name} are not of one run: the {told} differs ({what}); "
-                f"{advice}."
+                f"{other.name} and {first.name} come from different runs: the {label} differs "
+                f"({what}); {advice}."
             )
 
 

@@ -346,7 +346,7 @@ def visible_files(task: Mapping[str, Any]) -> dict[str, str]:
 def walk_visible(repo: Path, hide: Sequence[str], links: bool = True) -> Iterator[tuple[str, Path]]:
     """Yield path and file of everything that is not hidden, in order of the paths."""
     if not repo.is_dir():
-        raise SourceError(f"There is no folder `{repo}`; correct `repo` of the suite.")
+        raise SourceError(f"The folder `{repo}` does not exist; correct `repo` in the suite.")
     files = size = 0
     for path, source in sorted(_walk(repo, "", hide)):
         real = _resolve_link(repo, source, hide) if source.is_symlink() and links else source

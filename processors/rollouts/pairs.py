@@ -632,7 +632,7 @@ def _wrong_file(
     expected = (task["metadata"] or {}).get("files") if task else None
     if isinstance(expected, list) and expected:
         stray = [path for path in row["files_touched"] if path not in expected]
-        return ("wrong_file", f"`{stray[0]}` is no file of the task") if stray else None
+        return ("wrong_file", f"`{stray[0]}` does not belong to the task") if stray else None
     others = [set(one["files_touched"]) for one in passing if one["run_id"] != row["run_id"]]
     if not others:
         return None

@@ -235,7 +235,7 @@ def test_errors_of_tools_are_told_to_the_model(tmp_path: Path) -> None:
     made = run(tmp_path, [escape, unknown, FINAL], Rules())
     assert [step["ok"] for step in made.steps] == [False, False, True]
     assert str(made.messages[3]["content"]).startswith("[tool_result]\n[tool_error] `../../etc")
-    assert "no tool `run_tests`" in made.steps[1]["error"]
+    assert "Unknown tool `run_tests`" in made.steps[1]["error"]
 
 
 def test_long_results_and_long_prose_are_cut(tmp_path: Path) -> None:

@@ -18,15 +18,15 @@ MALFORMED = [
     ("", "it is empty", False),
     ("   \n", "it is empty", False),
     ("I will look at the files first.", "it is prose", False),
-    (TEXT[:-20], "it is no valid JSON", False),
-    ('{"type": "tool_call", "name": "grep"', "it is no valid JSON", False),
+    (TEXT[:-20], "it is not valid JSON", False),
+    ('{"type": "tool_call", "name": "grep"', "it is not valid JSON", False),
     (f"```json\n{TEXT}\n```", "stands in a code fence", True),
     (f"Let me see:\n{TEXT}", "text before the JSON object", True),
     (f"{TEXT}\nNow I wait.", "text after the JSON object", True),
     (TEXT + TEXT, "text after the JSON object", True),
     (json.dumps([CALL]), "text before the JSON object", True),
     ('{"name": "grep", "arguments": {"pattern": "x", "rel_dir": "."}}', "no `type`", True),
-    ('{"type": "tool_call", "name": "grep", "args": "x"}', "is no object", False),
+    ('{"type": "tool_call", "name": "grep", "args": "x"}', "is not an object", False),
     ('{"type": "tool_call", "args": {}}', "has no `name`", False),
     ('{"type": "tool_call", "name": " ", "args": {}}', "has no `name`", False),
     ('{"type": "tool_call", "name": 7, "args": {}}', "has no `name`", False),
@@ -34,15 +34,15 @@ MALFORMED = [
     ('{"type": "tool_call", "name": "a", "args": {}, "id": 1}', "unknown key `id`", True),
     ('{"type": "final"}', "has no `summary`", False),
     ('{"type": "final", "summary": 3}', "has no `summary`", False),
-    ('{"type": "final", "summary": "s", "changes": {}}', "is no list", False),
-    ('{"type": "tool_call", "name": "a", "args": {"n": NaN}}', "no number of JSON", False),
-    ('{"type": "tool_call", "name": "a", "args": {"n": 1e999}}', "no number of JSON", False),
+    ('{"type": "final", "summary": "s", "changes": {}}', "is not a list", False),
+    ('{"type": "tool_call", "name": "a", "args": {"n": NaN}}', "not a JSON number", False),
+    ('{"type": "tool_call", "name": "a", "args": {"n": 1e999}}', "not a JSON number", False),
     ('{"type": "tool_call", "name": "a", "args": {"n": 9223372036854775808}}', "too large", False),
     ('{"type": "tool_call", "name": "a", "args": {"n": ' + "9" * 5000 + "}}", "too large", False),
     ('{"type": "tool_call", "name": "a", "args": {"n": ' + "[" * 80 + "]" * 80 + "}}", "deeper", False),
     ("[" * 100_000, "prose", False),
     ('{"a":' * 100_000, "nesting is too large", False),
-    ("{" * 100_000, "it is no valid JSON", False),
+    ("{" * 100_000, "it is not valid JSON", False),
 ]  # fmt: skip
 
 
@@ -68,7 +68,7 @@ def test_what_is_malformed_is_told(answer: str, why: str, mended: bool) -> None:
 
 def test_an_answer_that_was_cut_is_told_so() -> None:
     told = read_json(TEXT[:-1], cut=True).malformed
-    assert told.startswith("it was cut off at the maximum length: it is no valid JSON")
+    assert told.startswith("it was cut off at the maximum length: it is not valid JSON")
     assert read_native("All is", [], cut=True).kind == "parse_error"
 
 

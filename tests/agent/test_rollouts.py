@@ -172,7 +172,7 @@ def test_a_model_that_does_everything_wrong_breaks_nothing(
         assert (row["parse_errors"], row["loop_detections"]) == (3, 3)
         assert all(
             part in told
-            for part in ("absolute path", "leaves the repository", "no tool `run_tests`", "Write less",
+            for part in ("absolute path", "leaves the repository", "Unknown tool `run_tests`", "Write less",
                          "it is empty", "(no hits)", "no integer", "def gcd", "Loop detected")
         )  # fmt: skip
         roles = [message["role"] for message in row["messages"][1:]]

@@ -90,13 +90,13 @@ REFUSED = [
     ("list_files", {"rel_dir": "README"}, "read it with read_file"),
     ("read_file", {"rel_path": "logo.bin"}, "binary"),
     ("write_file", {"rel_path": "logo.bin", "content": "x"}, "binary"),
-    ("write_file", {"rel_path": "latin", "content": "x"}, "no UTF-8 text"),
+    ("write_file", {"rel_path": "latin", "content": "x"}, "not UTF-8 text"),
     ("write_file", {"rel_path": "src", "content": "x"}, "is a directory"),
     ("write_file", {"rel_path": ".", "content": "x"}, "is a directory"),
     ("write_file", {"rel_path": "README/x", "content": "x"}, "`README` is a file"),
     ("write_file", {"rel_path": "x" * 300, "content": "x"}, "too long"),
-    ("write_file", {"rel_path": "x\0y", "content": "x"}, "characters that no path has"),
-    ("write_file", {"rel_path": "\ud800", "content": "x"}, "characters that no path has"),
+    ("write_file", {"rel_path": "x\0y", "content": "x"}, "not allowed in a path"),
+    ("write_file", {"rel_path": "\ud800", "content": "x"}, "not allowed in a path"),
     ("write_file", {"rel_path": "big", "content": "x" * (MAX_WRITE + 1)}, "Write less"),
     ("list_files", {"rel_dir": ""}, "`rel_dir` is blank"),
     ("list_files", {"rel_dir": "  "}, "`rel_dir` is blank"),
@@ -106,11 +106,11 @@ REFUSED = [
     ("read_file", {"rel_path": "a", "max_chars": "9"}, "which is no integer"),
     ("read_file", {"path": "a"}, "`path` is not an argument of read_file"),
     ("grep", {"pattern": "(?=x)", "rel_dir": "."}, "no lookaround"),
-    ("grep", {"pattern": "(", "rel_dir": "."}, "no regular expression"),
-    ("grep", {"pattern": "x{1000}{1000}", "rel_dir": "."}, "no regular expression"),
+    ("grep", {"pattern": "(", "rel_dir": "."}, "not a regular expression"),
+    ("grep", {"pattern": "x{1000}{1000}", "rel_dir": "."}, "not a regular expression"),
     ("grep", {"pattern": "x" * 2000, "rel_dir": "."}, "longer"),
-    ("run_tests", {}, "There is no tool `run_tests`"),
-    ("", {}, "There is no tool"),
+    ("run_tests", {}, "Unknown tool `run_tests`"),
+    ("", {}, "Unknown tool"),
 ]
 
 
@@ -129,8 +129,10 @@ def test_pipes_and_huge_files_are_not_opened(space: Workspace) -> None:
     os.mkfifo(space.root / "pipe")
     with (space.root / "huge").open("wb") as file:
         file.truncate(10**10)
-    assert "no regular file" in space.call("read_file", {"rel_path": "pipe"}).text
-    assert "no regular file" in space.call("write_file", {"rel_path": "pipe", "content": ""}).text
+    assert "not a regular file" in space.call("read_file", {"rel_path": "pipe"}).text
+    assert (
+        "not a regular file" in space.call("write_file", {"rel_path": "pipe", "content": ""}).text
+    )
     assert "binary" in space.call("read_file", {"rel_path": "huge"}).text
     found = space.call("grep", {"pattern": "(x+x+)+y", "rel_dir": "."}).text
     assert "1 files above" in found

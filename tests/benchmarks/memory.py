@@ -8,8 +8,8 @@
 --growth  600, 6,000 and 60,000 sessions of about 10 kB, instead of both
 
 Each line is one `python -m pimono_sdpo filter` in a process of its own; peak memory is its
-`ru_maxrss` (that of its workers is not in it). CPU time is without that of a run over one small
-session, which is told beside it. Exports are written to a temporary folder and removed.
+`ru_maxrss` (that of its workers is not in it). CPU time is without that of a run over 20 small
+sessions, which is printed first. Exports are written to a temporary folder and removed.
 """
 
 import argparse
@@ -112,7 +112,7 @@ def main() -> None:
     free = shutil.disk_usage(given.where or tempfile.gettempdir()).free
     if free < needed + 2e9:
         sys.exit(f"{free / 1e9:.0f} GB are free, {needed / 1e9 + 2:.0f} GB may be needed")
-    start = measure("growth", 1, given)
+    start = measure("growth", 20, given)
     print(f"start and imports: {start.cpu:.2f} CPU s, {start.peak:.0f} MB")
     rows, first = [], 0.0
     for kind, name, size in runs:

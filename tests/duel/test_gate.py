@@ -141,6 +141,14 @@ def test_one_judge_gives_no_verdict() -> None:
     assert decide(calls, ("a",), clusters, "task", (60,), 0, Rules()).conclusion == "no verdict"
 
 
+def test_one_readable_judge_of_two_does_not_decide() -> None:
+    turns = np.arange(0, 60, 2)
+    calls = Calls(turns, np.zeros(30, int), turns // 2 % 2, np.tile([100.0, 60], 15))
+    clusters = [str(turn) for turn in range(60)]
+    found = decide(calls, ("a", "b"), clusters, "task", (60,), 0, Rules(min_parsed=0.5))
+    assert found.reasons == ("no judgment but those of a can be read",)
+
+
 def test_looks_are_open_until_something_is_sure() -> None:
     looks = (60, 120)
     clusters = [str(turn) for turn in range(60)]

@@ -278,6 +278,8 @@ def test_rules_are_registered_before_the_first_judge_is_called(
     ):
         with pytest.raises(OutputError, match="before the first judge was called"):
             register_rules(duel, load_settings(**other))
+    with pytest.raises(InferenceError, match="`judge-1` is named twice"):
+        register_rules(duel, load_settings(judge={"models": ["judge-1", "judge-1"]}))
     # Against the recorded agent, there are rules and judgments of their own.
     progress(duel, load_settings(gate={"min_clusters": 3}, duel={"opponent": "reference"}))
     assert (duel / "rules-reference.json").is_file()

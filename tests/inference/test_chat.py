@@ -1,6 +1,7 @@
 """Chat against a real server: answers, faults, limits, and what the journal replays."""
 
 import asyncio
+import socket
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
@@ -73,7 +74,6 @@ def test_an_answer_has_text_calls_tokens_and_cost(chat_server: ChatServer) -> No
         "temperature": 0.5,
         "max_tokens": 9,
         "top_k": 3,
-        "stream": False,
     }
 
 
@@ -102,20 +102,20 @@ def test_what_passes_is_tried_again(chat_server: ChatServer, fault: Any) -> None
         (busy(429), "`test` answered 429: Injected fault", 3),
         (busy(500, body={"message": "no"}), "`test` answered 500: no", 3),
         (busy(400, body={"detail": {"message": "bad"}}), "`test` answered 400: bad", 1),
-        (busy(404, body=[1]), "no answer", 1),
+        (busy(404, body=[1]), "`test` answered 404: [1]", 1),
         (busy(401, body={"error": f"wrong key {KEY}"}), "`test` answered 401: wrong key [key]", 1),
-        (garbage(), "could not be asked", 1),
-        (garbage(b""), "could not be asked", 1),
-        (garbage(b"\xff\xfe"), "could not be asked", 1),
-        (garbage(b"[]"), "could not be asked", 1),
-        (garbage(b"[" * 200_000), "no answer", 1),
+        (garbage(), "gave no usable answer", 1),
+        (garbage(b""), "gave no usable answer", 1),
+        (garbage(b"\xff\xfe"), "gave no usable answer", 1),
+        (garbage(b"[]"), "no choices", 1),
+        (garbage(b"[" * 200_000), "invalid answer", 1),
         (garbage(b"{}"), "no choices", 1),
         (garbage(b'{"choices": [{"message": "hi"}]}'), "no message", 1),
-        (garbage(b'{"choices": [7]}'), "could not be asked", 1),
-        (garbage(b'{"choices": [{"message": {"content": [1]}}]}'), "no answer", 1),
-        (garbage(b'{"choices": [{"message": {"tool_calls": [{"id": 1}]}}]}'), "no answer", 1),
-        (truncated(), "could not be asked", 1),
-        (drop(), "could not be asked", 3),
+        (garbage(b'{"choices": [7]}'), "no message", 1),
+        (garbage(b'{"choices": [{"message": {"content": [1]}}]}'), "invalid answer", 1),
+        (garbage(b'{"choices": [{"message": {"tool_calls": [{"id": 1}]}}]}'), "invalid answer", 1),
+        (truncated(), "gave no usable answer", 1),
+        (drop(), "gave no usable answer", 3),
         (hang(1.5), "`test` did not answer in time", 3),
         (trickle(1.5), "`test` did not answer in time", 3),
     ],
@@ -204,3 +204,24 @@ def test_one_chat_serves_several_event_loops(chat_server: ChatServer) -> None:
         return list(await several())
 
     assert all(reply.error is None for _ in range(3) for reply in asyncio.run(one()))
+
+
+def test_a_server_of_one_s_own_is_asked_in_offline_mode(
+    chat_server: ChatServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    (reply,) = asked(chat_of(chat_server), question())
+    assert (reply.text, reply.error) == ("ping", None)
+
+
+def test_a_server_that_is_down_ends_all_calls_long_before_their_last_attempt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("pimono_sdpo.llm.chat.DOWN_SECONDS", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        url = f"http://127.0.0.1:{closed.getsockname()[1]}/v1"
+    limits = Limits(concurrency=2, attempts=10_000, wait_initial=0.01, wait_max=0.01)
+    chat = Chat(Endpoint("test", url, KEY), limits=limits)
+    replies = asked(chat, *[question(seed=seed) for seed in range(6)])
+    assert all("gave no usable answer (ConnectError" in (reply.error or "") for reply in replies)
+    assert chat.stopped

@@ -74,7 +74,8 @@ def test_a_file_that_is_named_must_be_there() -> None:
 def test_the_hub_s_router_takes_the_token_of_the_login() -> None:
     with pytest.raises(InferenceError, match="HF_TOKEN or HUGGINGFACE_API_KEY"):
         find_endpoint("hf", {})
-    assert find_endpoint("hf", {"HUGGINGFACE_API_KEY": "hf_1"}).base_url is None
+    found = find_endpoint("hf", {"HUGGINGFACE_API_KEY": "hf_1"})
+    assert (found.key, found.base_url) == ("hf_1", "https://router.huggingface.co/v1")
 
 
 @pytest.mark.parametrize("provider", [name for name in PRESETS if name != "hf"])

@@ -78,7 +78,7 @@ def test_what_cannot_be_copied_is_said(tmp_path: Path, monkeypatch: pytest.Monke
         visible_copy(task_of(repo), repo / "copy")
     with pytest.raises(OutputError, match="is not empty"):
         visible_copy(task_of(repo), repo_with(tmp_path / "full", {"x": ""}))
-    with pytest.raises(SourceError, match="There is no folder"):
+    with pytest.raises(SourceError, match="does not exist"):
         visible_copy(task_of(tmp_path / "nothing"), tmp_path / "one")
     for limit in ("MAX_FILES", "MAX_BYTES"):
         with monkeypatch.context() as patch:

@@ -182,6 +182,14 @@ def test_the_job_takes_all_from_the_hub_and_publishes_its_adapter(
         (("--config=tiny",), "give --dataset (rows) or --source (traces)"),
         (("--config=tiny", "--dataset", "./gone"), "There is no folder `gone`"),
         (("--config=tiny", "--dataset", "./gone", "--hub_token", "hf_x"), "HF_TOKEN"),
+        (
+            ("--config=tiny", "--dataset", "./gone", "--use_teacher_server", "true"),
+            "--use_teacher_server is not supported",
+        ),
+        (
+            ("--config=tiny", "--dataset", "./gone", "--num_iterations", "4"),
+            "--save_steps 2 is in the middle of a batch of rollouts",
+        ),
         (("--config=tiny", "--mode", "card"), "holds no finished run"),
         (("--config=tiny", "--mode", "prepare"), "give --dataset (rows) or --source (traces)"),
     ],
@@ -329,7 +337,7 @@ def test_verifiers_train_and_tell_the_teacher(
     assert "gives up to 0.99 to completions that fail" in capsys.readouterr().err
     argv += ["--success_reward_threshold", "1.0"]
     assert script().main([*argv, "--grade", "nosuch"]) == 2
-    assert "There is no verifier `nosuch`" in capsys.readouterr().err
+    assert "Unknown verifier `nosuch`" in capsys.readouterr().err
     assert script().main(argv) == 0
     assert "1 of 4 rows have no verifier_spec" in capsys.readouterr().out
     run = json.loads((tmp_path / "out" / "run.json").read_text())
