@@ -147,9 +147,10 @@ def _find_sentence(words: str, text: str) -> str:
 
 def compute_probability(model: Model, described: Description) -> float:
     """Return the probability of a correction for a described message."""
-    said = sum(model.cues.get(name, 0.0) for name in described.cues)
-    said += sum(model.words.get(gram, 0.0) for gram in sorted(described.grams))
-    around = sum(model.cues.get(name, 0.0) for name in sorted(described.situation))
+    cues, words = model.cues, model.words
+    said = math.fsum(cues[name] for name in described.cues if name in cues)
+    said += math.fsum(words[gram] for gram in words.keys() & described.grams)
+    around = math.fsum(cues[name] for name in described.situation if name in cues)
     return 1.0 / (1.0 + math.exp(-(model.intercept + described.scale * said + around)))
 
 
