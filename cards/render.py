@@ -34,8 +34,8 @@ SIZES = ((1_000, "n<1K"), (10_000, "1K<n<10K"), (100_000, "10K<n<100K"), (1_000_
 
 COLUMNS = {
     "prompt": "the request, a conversation ending in a user turn",
-    "privileged_context": "diagnostics and later corrections, for the teacher only",
-    "reward_terms": "categories and concrete tokens of the failure",
+    "privileged_context": "failures, what resolved them, and corrections, for the teacher only",
+    "reward_terms": "concrete tokens of the failure",
     "score": "sum of `score_terms`",
     "score_terms": "how much each term added",
     "categories": "what went wrong",

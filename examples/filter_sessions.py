@@ -13,7 +13,7 @@ from pimono_sdpo import load_sessions, pipeline, run_pipeline
 def main(source: str) -> None:
     """Filter a folder of sessions and print what was found."""
     sessions = load_sessions(source)
-    rows = run_pipeline(sessions, pipeline(unit="episode", min_score=2.0))
+    rows = run_pipeline(sessions, pipeline(min_score=2.0))
     print(f"{len(sessions)} sessions, {len(rows)} rows")
     best = max(rows, key=lambda row: row["score"])
     print(f"score {best['score']:g}: {', '.join(best['categories'])}")

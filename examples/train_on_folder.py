@@ -17,7 +17,7 @@ def main(source: str, out: str, *options: str) -> None:
     """Run the two commands; both resume when the script is run again."""
     rows = Path(out) / "rows"
     if not rows.exists():
-        filtering = ["filter", source, "--out", str(rows), "--unit", "episode"]
+        filtering = ["filter", source, "--out", str(rows)]
         subprocess.run([sys.executable, "-m", "pimono_sdpo", *filtering], check=True)
     training = ["--dataset", str(rows), "--output_dir", str(Path(out) / "run"), *options]
     subprocess.run([sys.executable, str(JOB), "--mode", "train", *training], check=True)

@@ -47,6 +47,7 @@ from pimono_sdpo.schema import SplitBy, Unit
 from pimono_sdpo.stage import Stage
 from pimono_sdpo.traces.sources import Source, open_source
 from processors import pipeline
+from processors.corrections import Judge
 from processors.grade import WEIGHTS
 from processors.redact import redact_text
 
@@ -82,6 +83,18 @@ class FilterOptions:
     reference_terms: bool = option(
         "Put the categories among the `reward_terms`, as the reference run did.",
         default=False,
+        decides="row",
+    )
+    correction_judge: str | None = option(
+        "Chat model that is asked about each later message whether it corrects the agent; "
+        "the messages are sent to its provider.",
+        default=None,
+        shown="decided offline",
+        decides="row",
+    )
+    judge_provider: str = option(
+        "Provider of --correction-judge: hf, together, openai, chutes or the URL of a server.",
+        default="hf",
         decides="row",
     )
     max_samples: int | None = option(
@@ -122,6 +135,7 @@ class FilterOptions:
             self.history_chars,
             self.split_by,
             self.reference_terms,
+            Judge(self.correction_judge, self.judge_provider) if self.correction_judge else None,
         )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from pimono_sdpo.schema import REJECT, SplitBy, Unit
 from pimono_sdpo.stage import AnyDataset, Stage, apply_all, run_stages
 from processors import context, evidence, grade, keep, names, redact, rows, split, threshold
+from processors.corrections import Judge
 
 
 def pipeline(
@@ -18,10 +19,11 @@ def pipeline(
     history_chars: int = 0,
     split_by: SplitBy = "repository",
     reference_terms: bool = False,
+    correction_judge: Judge | None = None,
 ) -> tuple[Stage, ...]:
     """Return the stages for the options of `filter` that decide each row."""
     return (
-        evidence.stage(unit, history_chars),
+        evidence.stage(unit, history_chars, correction_judge),
         split.stage(test_fraction, split_by),
         names.STAGE,
         keep.STAGE,

@@ -23,7 +23,7 @@ from pimono_sdpo.traces.harness import find_harness
 from pimono_sdpo.traces.harness.base import Harness
 from pimono_sdpo.traces.lines import Lines
 from pimono_sdpo.traces.parse import Branch, find_branches, match_results, read_trace
-from processors.corrections import find_corrections
+from processors.corrections import Judge, find_corrections
 from processors.diagnostics import NOTHING_KNOWN, find_failures
 from processors.outcome import describe_outcomes
 
@@ -32,13 +32,15 @@ LEAD_IN_CHARS = 4000
 TURN_CHARS = 1200
 
 
-def gather_evidence(row: Row, unit: Unit, history_chars: int) -> list[dict[str, Any]]:
+def gather_evidence(
+    row: Row, unit: Unit, history_chars: int, judge: Judge | None = None
+) -> list[dict[str, Any]]:
     """Return the evidence rows of a session, at least one, so that every session is counted."""
     trace = read_trace(row["trace"] or b"")
     events = trace.events
     branches = find_branches(events)
     matched = match_results(events)
-    corrections = add_branch_corrections(find_corrections(events), events, branches)
+    corrections = add_branch_corrections(find_corrections(events, judge), events, branches)
     requests = list(_find_requests(events, {item["event_index"] for item in corrections}))
     findings = _bind(find_failures(events), corrections, requests)
     forks = sorted(max(branch.fork, 0) for branch in branches)
@@ -245,10 +247,10 @@ def _count_lines(lines: Lines[Any], bytes_not_utf8: int) -> dict[str, int]:
 NO_LINES = _count_lines(Lines(), 0)
 
 
-def stage(unit: Unit, history_chars: int) -> FlatMap:
+def stage(unit: Unit, history_chars: int, judge: Judge | None = None) -> FlatMap:
     """Build the stage for one unit of training and so many characters of earlier turns."""
     return FlatMap(
-        partial(gather_evidence, unit=unit, history_chars=history_chars),
+        partial(gather_evidence, unit=unit, history_chars=history_chars, judge=judge),
         reads=("session_id", "source", "trace", "bytes_not_utf8"),
         writes=EVIDENCE,
         tallies=("counts", "volume"),

@@ -44,7 +44,7 @@ _IN_HOMES = (("sers", -2), ("home", -1), ("/root", 0))
 _USER = re.compile(r"(?:/(?:Users|home)/|[A-Za-z]:[\\/]+Users[\\/]+)([\w.-]{3,64})")
 _TEMPORARY = re.compile(r"(?:/private)?/var/folders/\w{2}/\w{8,64}(?:/[TC])?(?![\w-])")
 _MODE = r"^[-dlbcps][-rwxsStT]{9}[@+.]?\s{1,8}\d{1,6}\s{1,8}"
-_MODES = ("-rw", "drw", "lrw", "-r-", "srw", "prw", "brw", "crw")
+_LISTED = re.compile(_MODE, re.MULTILINE)
 _PATH_STARTS = re.compile(r"(?<![A-Za-z0-9.$-])")
 _PATH_ENDS = re.compile(r"(?![\w-]|\.\w)")
 _NO_WORKSPACE = frozenset({"", "/", "/home", "/Users", "/tmp", "/mnt"})
@@ -90,7 +90,8 @@ def _redact_user(text: str, user: str) -> str:
         text = re.sub(home, "$HOME", text)
     if f"{user}@" in text:
         text = re.sub(rf"{name}@[\w.-]{{1,80}}", "$USER@$HOST", text)
-    if any(mode in text for mode in _MODES):
+    is_near = "rw" in text or "r-" in text
+    if is_near and _LISTED.search(text):
         for owner in (_MODE, rf"{_MODE}\$USER\s{{1,8}}"):
             text = re.sub(rf"(?m)({owner}){name}(?=\s)", r"\1$USER", text)
     return text

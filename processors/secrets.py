@@ -298,11 +298,13 @@ SECRETS: tuple[Secret, ...] = (
     _build_secret(
         "password_argument",
         rf"\bsshpass\s{{1,8}}-p[ ]?[\"']?(?P<value>{_NOT_YET}[^\s\"']{{3,}})"
-        rf"|\bmysql(?:dump|admin)?\b[^\n]{{0,200}}?\s-p(?P<value2>{_NOT_YET}[^\s\"'=-][^\s\"']{{2,}})"
+        r"|\bmysql(?:dump|admin)?[ ](?:[^\n]{0,200}?\s)?-p"
+        rf"(?P<value2>{_NOT_YET}[^\s\"'=-][^\s\"']{{2,}})"
         rf"|\blogin\s{{1,8}}\S{{1,80}}\s{{1,8}}password\s{{1,8}}(?P<value3>{_NOT_YET}[^\s)]{{3,}})(?!\S)"
-        r"|\b(?:docker|podman|az|oc|helm)\b[^\n|;&]{0,80}\blogin\b[^\n|;&]{0,200}?\s-p[ =]?[\"']?"
+        r"|\b(?:docker|podman|az|oc|registry)[ ]login[ ][^\n|;&]{0,200}?-p[ =]?[\"']?"
         rf"(?P<value4>{_NOT_YET}[^\s\"'-][^\s\"']{{3,}})"
-        r"|\b(?:redis-cli|ldap[a-z]{3,8}|sqlcmd|bcp|zip|unzip)\b[^\n|;]{0,200}?\s-[awP][ ]?[\"']?"
+        r"|\b(?:redis-cli|ldap[a-z]{3,8}|sqlcmd|bcp|zip|unzip)[ ]"
+        r"(?:[^\n|;]{0,200}?[ ])?-[awP][ ]?[\"']?"
         rf"(?P<value5>{_NOT_YET}[^\s\"'-][^\s\"']{{3,}})"
         rf"|\s-U[ ]?[\w.\\/-]{{1,60}}%(?P<value6>{_NOT_YET}[^\s\"']{{3,}})"
         rf"|\bpass(?:in|out)?[ ]pass:(?P<value7>{_NOT_YET}[^\s\"']{{3,}})"
@@ -310,7 +312,7 @@ SECRETS: tuple[Secret, ...] = (
         r"|\becho[ ](?:-n[ ])?[\"']?(?:[\w.-]{1,40}:)?"
         rf"(?P<value9>{_NOT_YET}[^\s\"'|]{{4,80}})[\"']?\s*\|\s*"
         r"(?=[^\n|]{0,80}(?:sudo[ ]-S|-stdin|chpasswd))"
-        r"|\b(?:gh|glab|doppler|vercel|flyctl|heroku)\b[^\n|;]{0,60}\b(?:secrets?|variable)[ ]set"
+        r"|\b(?:gh|glab|doppler|vercel|flyctl|heroku)[ ](?:secrets?|variable)[ ]set"
         r"[ ]\S+[ ]"
         rf"(?:--body|-b|--value)[ =][\"']?(?P<value10>{_NOT_YET}[^\s\"']{{4,}})"
         rf"|\bConvertTo-SecureString[ ](?:-String[ ])?[\"'](?P<value11>{_NOT_YET}[^\"'\n]{{4,}})"
@@ -349,7 +351,7 @@ SECRETS: tuple[Secret, ...] = (
     ),
     _build_secret(
         "user_argument",
-        r"\bcurl\b[^\n]{0,300}?\s(?:-u|--user)[ =]?[\"']?"
+        r"\bcurl[ ](?:[^\n]{0,300}?\s)?(?:-u|--user)[ =]?[\"']?"
         r"(?P<value>(?!\$|\[REDACTED)[^\s\"':]{1,64}:(?!\$)[^\s\"']+)",
         _is_login,
     ),
@@ -433,7 +435,9 @@ SECRETS: tuple[Secret, ...] = (
     ),
     _build_secret(
         "high_entropy",
-        r"[=:>][ \t]{0,4}[\"'\\]{0,3}(?<![A-Za-z0-9+/_.-])"
+        r"(?:[A-Z][A-Z0-9_]{2,40}|(?i:key|auth|cred|sign|salt|seed|pass|pw|secret|token|bearer|api"
+        r"|licen[cs]e|private|webhook|jwt|hmac|otp|cert)[\w.-]{0,16})[\"'\\\]]{0,3}[ \t]{0,4}"
+        r"(?::=|=>|[=:])[ \t]{0,4}[\"'\\]{0,3}"
         r"(?P<value>[A-Za-z0-9+/_-]{24,128}={0,2})(?![A-Za-z0-9+/_=.-])",
         _is_random_and_assigned,
     ),
@@ -451,8 +455,8 @@ _HEADING = re.compile(
     r"(?:$|[|,;\t]|[ ]{2})"
 )
 _PATTERNS = [*(secret.pattern for secret in SECRETS), _HEADING]
-# A few automata with few states each are faster than one with their product.
-_GROUPS = (0, 25, 39, len(_PATTERNS))
+# Two automata with few states each are faster than one with their product.
+_GROUPS = (0, 25, len(_PATTERNS))
 _PREFILTERS = [(a, Prefilter(_PATTERNS[a:b])) for a, b in pairwise(_GROUPS)]
 _FINDERS = [re2.compile(widen_pattern(pattern).encode()) for pattern in _PATTERNS]
 # How far a match may go on where RE2 has found the shortest.
@@ -549,7 +553,9 @@ def _replace(secret: Secret, kinds: list[str], match: re.Match[str]) -> str:
 
 def _redact_key_tails(text: str, kinds: list[str]) -> str:
     """Redact the end of a key whose beginning the harness has cut off."""
-    parts = _KEY_END.split(text) if "-----END" in text else [text]
+    if "-----END" not in text:
+        return text
+    parts = _KEY_END.split(text)
     kinds.extend(["private_key"] * (len(parts) - 1))
     cleaned = [_KEY_TAIL.sub("", part) + " [REDACTED:private_key]" for part in parts[:-1]]
     return "".join([*cleaned, parts[-1]])

@@ -1,7 +1,7 @@
 """Turn recorded sessions into SDPO rows, a report and a dataset card.
 
 pimono-sdpo filter traces/ --out rows --min-score 2
-pimono-sdpo filter ns/name --out rows --unit episode --test-fraction 0.1
+pimono-sdpo filter ns/name --out rows --test-fraction 0.1
 
 Several machines can each read a part of a source; --merge then gives the rows of a single run:
 

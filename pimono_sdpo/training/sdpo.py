@@ -62,6 +62,20 @@ class SDPO(Method):
             args.teacher_model_kind = "base"
             args.distillation_weight = 0.0
             job.feedback = job.feedback or "none"
+        every = args.steps_per_generation * args.num_iterations
+        aligned = (
+            args.save_steps < 1 or args.save_steps * args.gradient_accumulation_steps % every == 0
+        )
+        if args.num_iterations > 1 and args.save_strategy == "steps" and not aligned:
+            raise TrainingInputError(
+                f"--save_steps {args.save_steps:g} is in the middle of a batch of rollouts, which "
+                "no checkpoint keeps; give a multiple of --num_iterations."
+            )
+        if args.use_teacher_server:
+            raise TrainingInputError(
+                "--use_teacher_server is not supported: the loss in float32 needs all logits of "
+                "the teacher; leave it out."
+            )
         # The guards say it once, and can end the training.
         args.diagnostics_warning_interval = 0
         args.chat_template_kwargs = {"enable_thinking": False, **(args.chat_template_kwargs or {})}

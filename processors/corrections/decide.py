@@ -9,7 +9,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.resources import files
 
@@ -23,6 +23,7 @@ from processors.corrections.features import (
     is_automated,
     read_later_turns,
 )
+from processors.corrections.judge import Judge
 
 SPAN_CHARS = 80
 BEFORE_CHARS = 40
@@ -61,11 +62,21 @@ class Decision:
     span: str
 
 
-def find_corrections(events: Sequence[Event]) -> list[Correction]:
-    """Return the user messages after the first one that correct the agent, each with its reason."""
+def find_corrections(events: Sequence[Event], judge: Judge | None = None) -> list[Correction]:
+    """Return the user messages after the first one that correct the agent, each with its reason.
+
+    A judge decides instead of the model where it answers; then the rule is `judge`.
+    """
     found: list[Correction] = []
-    for turn in read_later_turns(events):
-        decision = decide(turn)
+    turns = read_later_turns(events)
+    decisions = [decide(turn) for turn in turns]
+    if judge:
+        asked = [number for number, d in enumerate(decisions) if d.rule != "automated"]
+        answers = judge.decide([turns[number] for number in asked])
+        for number, answer in zip(asked, answers, strict=True):
+            if answer is not None:
+                decisions[number] = replace(decisions[number], is_correction=answer, rule="judge")
+    for turn, decision in zip(turns, decisions, strict=True):
         if decision.is_correction:
             found.append(
                 {
@@ -136,9 +147,10 @@ def _find_sentence(words: str, text: str) -> str:
 
 def compute_probability(model: Model, described: Description) -> float:
     """Return the probability of a correction for a described message."""
-    said = sum(model.cues.get(name, 0.0) for name in described.cues)
-    said += sum(model.words.get(gram, 0.0) for gram in sorted(described.grams))
-    around = sum(model.cues.get(name, 0.0) for name in sorted(described.situation))
+    cues, words = model.cues, model.words
+    said = math.fsum(cues[name] for name in described.cues if name in cues)
+    said += math.fsum(words[gram] for gram in words.keys() & described.grams)
+    around = math.fsum(cues[name] for name in described.situation if name in cues)
     return 1.0 / (1.0 + math.exp(-(model.intercept + described.scale * said + around)))
 
 

@@ -94,7 +94,6 @@ _CLAIM = re.compile(
     r"|success\w*|resolved|changed|removed|created|now|fertig|erledigt|listo|hecho|termin\w+"
     r"|pronto|conclu\w+|fatto|gotowe|tamam\w*|готово|исправ\w+)\b"
     r"|[\u2705\u2713\u2714]|完成|修复|已经|成功|修正しました|完了|しました|완료|했습니다|수정",
-    re.I,
 )
 # The user is to try what the agent did, ...
 _AWAITED = re.compile(
@@ -104,7 +103,6 @@ _AWAITED = re.compile(
     r"|prueba|recarga|teste|recharge|essaie|попробуй|перезапусти)\b"
     r"|再読み込み|再起動|お試し|確認して|してください|刷新|重启|试试|请.{0,8}测试"
     r"|새로고침|다시 실행|확인해",
-    re.I,
 )
 # ... or to do something that the agent does not do.
 _DEFERRED = re.compile(
@@ -113,8 +111,10 @@ _DEFERRED = re.compile(
     r"|you(?:'ll| will)? (?:need|have) to|not (?:run|tested|verified|possible)"
     r"|if you (?:want|prefer|confirm)|once you|kannst du|no puedo|je ne peux pas|não posso)\b"
     r"|できません|未実|ください|不能|无法|할 수 없|제한",
-    re.I,
 )
+
+
+_MAY_BE_SAID = Prefilter([_CLAIM, _AWAITED, _DEFERRED])
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,15 +317,20 @@ def _compare(turn: Turn, words: Sequence[str], found: Set[str]) -> Iterator[str]
     """Compare the message with what the agent did and said last, and the user said before."""
     is_bad = bool(_BAD & found)
     failures = len(_FAILURE.findall(turn.text[: 3 * READ_CHARS].lower()))
-    is_claimed = (is_bad or failures > 0) and bool(_CLAIM.search(turn.said))
-    is_awaited = (is_bad or failures > 0) and bool(_AWAITED.search(turn.said[-AWAITED_CHARS:]))
+    agent = turn.said.lower()
+    possible = _MAY_BE_SAID.candidates(agent)
+    may_claim, may_await, may_defer = (number in possible for number in range(3))
+    counts = is_bad or failures > 0
+    is_claimed = may_claim and counts and bool(_CLAIM.search(agent))
+    is_awaited = may_await and counts and bool(_AWAITED.search(agent[-AWAITED_CHARS:]))
     before = turn.before.lower()
-    said, said_before = set(words), set(read_words(before))
-    likeness = len(said & said_before) / max(1, len(said | said_before)) if len(said) > 3 else 0.0
+    said = set(words)
+    said_before = set(read_words(before)) if len(said) > 3 else set()
+    likeness = len(said & said_before) / max(1, len(said | said_before))
     was_answered = bool(turn.said) and not (turn.aborted or turn.provider_error)
     was_bad = sum(cue.name in _BAD for cue, _ in _find_candidates(before, before))
     situation = {
-        "defers": bool(_DEFERRED.search(turn.said[-AWAITED_CHARS:])),
+        "defers": may_defer and bool(_DEFERRED.search(agent[-AWAITED_CHARS:])),
         "failure": failures >= 1,
         "failures": failures >= 3,
         "failure_after_claim": failures >= 1 and is_claimed,

@@ -149,14 +149,20 @@ def _recorded(
 
 
 def _unsteady(files: Mapping[str, str], made: dict[str, Any], python: Python) -> dict[str, str]:
-    """Run the reference against its own recording; return the tests that it fails."""
+    """Run the reference against its own recording; return the tests that it fails.
+
+    Tests are among them that ask for something else each time, such as a file with the time in it.
+    """
     calls = [[dict(message), reply] for message, reply in made["calls"]]
     _finish(calls)
     outcomes = verify_recorded(files, {**made, "calls": calls}, python)
+    more = {"ids": made["passes"], "calls": calls}
+    _, events = _run("check", {}, made, more, python)
+    wanted: dict[str, Any] = next((event["wanted"] for event in events if "end" in event), {})
     return {
         name: "gives other results each time"
-        for name, outcome in zip(made["passes"], outcomes, strict=True)
-        if outcome.kind != "passed"
+        for number, (name, outcome) in enumerate(zip(made["passes"], outcomes, strict=True), 1)
+        if outcome.kind != "passed" or str(number) in wanted or "0" in wanted
     }
 
 

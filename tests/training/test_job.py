@@ -182,6 +182,14 @@ def test_the_job_takes_all_from_the_hub_and_publishes_its_adapter(
         (("--config=tiny",), "give --dataset (rows) or --source (traces)"),
         (("--config=tiny", "--dataset", "./gone"), "There is no folder `gone`"),
         (("--config=tiny", "--dataset", "./gone", "--hub_token", "hf_x"), "HF_TOKEN"),
+        (
+            ("--config=tiny", "--dataset", "./gone", "--use_teacher_server", "true"),
+            "--use_teacher_server is not supported",
+        ),
+        (
+            ("--config=tiny", "--dataset", "./gone", "--num_iterations", "4"),
+            "--save_steps 2 is in the middle of a batch of rollouts",
+        ),
         (("--config=tiny", "--mode", "card"), "holds no finished run"),
         (("--config=tiny", "--mode", "prepare"), "give --dataset (rows) or --source (traces)"),
     ],

@@ -245,3 +245,30 @@ def test_a_run_killed_after_its_last_step_makes_no_more(
     assert all(torch.equal(value, expected[name]) for name, value in found.items())
     steps = [entry["step"] for entry in again.trainer.state.log_history if "loss" in entry]
     assert steps == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_killed_run_of_rft_with_two_updates_a_batch_goes_on_to_the_same_weights(
+    tiny: Path, filtered: Path, tmp_path: Path
+) -> None:
+    dataset = rows.load_rows(str(filtered))
+
+    def run_to(folder: Path, stop: int | None) -> Prepared:
+        args, model_args = arguments(
+            folder,
+            tiny,
+            **{"method": "rft", "num_iterations": 2, "success_reward_threshold": 0.01},
+            **{"save_strategy": "steps", "save_steps": 4},
+        )
+        prepared = prepare(args, model_args, dataset, mode="none")
+        if stop is not None:
+            prepared.trainer.add_callback(StopAfter(stop))
+        train(prepared)
+        return prepared
+
+    whole = adapter_state(run_to(tmp_path / "whole", None).trainer)
+    run_to(tmp_path / "killed", 4)
+    resumed = run_to(tmp_path / "killed", None)
+    assert resumed.clock.resumed_at == [4]
+    again = adapter_state(resumed.trainer)
+    assert any(value.abs().max() > 0 for name, value in whole.items() if "lora_B" in name)
+    assert all(torch.equal(whole[name], again[name]) for name in whole)

@@ -1,12 +1,15 @@
 """Completions are decoded with what marks their calls, and without their padding."""
 
 import pytest
+from datasets import Dataset
 from tokenizers import Tokenizer
 from tokenizers.decoders import Fuse
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import PreTrainedTokenizerFast
 
+from pimono_sdpo.errors import TrainingInputError
+from pimono_sdpo.training.rewards import check_call_format
 from rewards.verifiers.call_formats import decode
 from rewards.verifiers.tool_calls import verify
 
@@ -25,6 +28,20 @@ def tokenizer(request: pytest.FixtureRequest) -> PreTrainedTokenizerFast:
     )
     made.add_special_tokens({"additional_special_tokens": SPECIAL})
     return made
+
+
+def test_a_model_whose_calls_nothing_could_read_is_refused(
+    tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    rows = Dataset.from_dict({"verifier_spec": [None, '{"tools": "pi"}']})
+    tokenizer.chat_template = "{{ messages }}"
+    with pytest.raises(TrainingInputError, match="every call would score 0; use a model of gemma4"):
+        check_call_format("verifiers", tokenizer, rows)
+    check_call_format("trace_grounding", tokenizer, rows)
+    named = ['{"tools": "pi", "format": "qwen3"}', '{"tools": "bash_block"}', '{"files": {}}']
+    check_call_format("verifiers", tokenizer, Dataset.from_dict({"verifier_spec": named}))
+    tokenizer.chat_template = "<tool_call>"
+    check_call_format("verifiers", tokenizer, rows)
 
 
 CALL = ["<|tool_call>", "call:read{path:", '<|"|>', "a.ts", '<|"|>', "}", "<tool_call|>"]

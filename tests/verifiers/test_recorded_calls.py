@@ -165,6 +165,14 @@ def test_right_answers_need_not_be_like_the_reference(name: str) -> None:
     assert result.status == "passed", result.feedback
 
 
+def test_what_tests_put_into_containers_of_an_object_reaches_it() -> None:
+    program = "class Cart:\n    def __init__(self):\n        self.items, self.by = [], {}\n    def total(self):\n        return sum(self.items) + len(self.by)\n"
+    test = "from work.main import Cart\ndef test():\n    cart = Cart()\n    cart.items.append(3)\n    cart.by['a'] = [1]\n    assert cart.total() == 4\n    assert cart.items == [3]\n"
+    made = recorded(program, test)
+    assert judged(program, made).status == "passed"
+    assert judged(program.replace("sum", "len"), made).status == "failed"
+
+
 def test_objects_of_the_tests_need_a_class_that_both_sides_have() -> None:
     node = "class Node:\n    def __init__(self, value, after=None):\n        self.value = value\n        self.after = after\n"
     program = "def f(node):\n    back = None\n    while node:\n        node.after, back, node = back, node, node.after\n    return back\n"
@@ -185,6 +193,7 @@ BEYOND = {
     "class Sub(main.Cart): pass": "derive Sub from a class of the code under test",
     "import copy; copy.copy(main.Cart())": "copy or pickle an object",
     "import inspect; assert 'def f' in inspect.getsource(main.f)": "another process",
+    "import time, pathlib; pathlib.Path('t').write_text(str(time.time())); main.f(1)": "each time",
     "import os; os.environ['MODE'] = 'x'; assert main.mode() == 'x'": "another process",
 }
 PARTLY = "import os, random\ndef f(x):\n    return 1\ndef mode():\n    return os.environ.get('MODE')\nclass Cart: pass\ndef rand():\n    return random.random()\n"

@@ -7,6 +7,7 @@ requests: the tests judge them, and nothing of the candidate is in this process.
 not recorded ends the test and is reported. Runs in the sandbox.
 """
 
+import contextlib
 import importlib.machinery
 import json
 import os
@@ -20,6 +21,7 @@ from typing import Any
 import pytest
 
 from rewards.verifiers.recorded.values import (
+    MUTABLE,
     Decoder,
     Encoded,
     Folder,
@@ -53,6 +55,8 @@ class Session:
         # Results that cannot change, by id, and what keeps these ids theirs.
         self.results: dict[int, Row] = {}
         self._kept: list[Any] = []
+        # Containers that objects hold, as the tests have them: owner, attribute, value, content.
+        self.held: dict[tuple[str, str], list[Any]] = {}
         self.folder = Folder()
 
     def exchange(self, message: dict[str, Any]) -> dict[str, Any]:
@@ -68,6 +72,7 @@ class Session:
         """Have an operation done; raise what it raised."""
         if self.part in self.why:
             raise Aborted(self.why[self.part])
+        self._write_back()
         self.encoded = Encoded(self._export, self.shared, results=self.results)
         number = self.counts[self.part] = self.counts.get(self.part, -1) + 1
         try:
@@ -80,6 +85,8 @@ class Session:
             raise self.aborted(str(error)) from None
         sent = self.encoded.objects
         reply = self.exchange(message)
+        if op == "call":
+            self.held = {}  # it may have changed over there
         if "crash" in reply:
             raise self.aborted(reply["crash"])
         sys.stdout.write(str(reply.get("printed", "")))
@@ -95,6 +102,25 @@ class Session:
             raise _exception(values[0], values[1], values[2], reply["raised"])
         self._remember(values[0], number)
         return _awaitable(values[0]) if reply.get("awaited") else values[0]
+
+    def hold(self, owner: Any, name: str, value: Any) -> None:
+        """Note a container that came from an attribute, for what the tests do with it."""
+        if type(value) in MUTABLE.values():
+            self.held[vars(owner)["_key"], name] = [owner, name, value, self._content(value)]
+
+    def _write_back(self) -> None:
+        """Set attributes whose containers the tests have changed."""
+        for found in list(self.held.values()):
+            owner, name, value, before = found
+            if (now := self._content(value)) != before:
+                found[3] = now
+                with contextlib.suppress(AttributeError):  # of a property that gives copies
+                    self.ask("setattr", owner, name, value, label=name)
+
+    def _content(self, value: Any) -> list[Row]:
+        encoded = Encoded(lambda _: None, self.shared)
+        encoded.refs([value])
+        return encoded.table
 
     def _remember(self, value: Any, number: int) -> None:
         """Let a result go back as what it is, so that no call has the reference's in it."""
@@ -256,6 +282,8 @@ def _attribute(one: Any, name: str) -> Any:
         type.__setattr__(found, "_label", name)
     elif isinstance(found, Function):
         vars(found)["_label"] = name
+    else:
+        one._session.hold(one, name, found)
     return found
 
 

@@ -1,0 +1,65 @@
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pimono_sdpo.errors import InferenceError
+from pimono_sdpo.traces.parse import read_trace
+from processors.corrections import Judge, find_corrections
+from tests.chat_server import ChatServer, busy
+from tests.chat_server.server import Json
+from tests.traces import HEADER, assistant, trace, user
+
+SECRET = "hf_" + "abcdefghijklmnopqrstuvwx"
+EVENTS = read_trace(
+    trace(
+        HEADER,
+        user("build the page"),
+        assistant("Done, the page is blue."),
+        user(f"lovely weather {SECRET}"),
+        assistant("Yes."),
+        user("no, that's wrong"),
+        assistant("Oh."),
+        user("/model gpt-5"),
+    )
+).events
+
+
+@pytest.fixture(autouse=True)
+def _no_cache_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+def says(answer: Callable[[str], str]) -> Callable[[Json], str]:
+    return lambda body: answer(body["messages"][-1]["content"].rpartition("USER: ")[2])
+
+
+def test_a_judge_decides_and_is_asked_once(chat_server: ChatServer) -> None:
+    chat_server.policy = says(lambda message: "Yes." if "weather" in message else "no")
+    judge = Judge("tiny", chat_server.url)
+    for _ in range(2):
+        (found,) = find_corrections(EVENTS, judge)
+        assert found["rule"] == "judge"
+        assert found["text"].startswith("lovely weather")
+    assert len(chat_server.hits) == 2
+    sent = str([hit.body for hit in chat_server.hits])
+    assert "the page is blue" in sent
+    assert SECRET not in sent
+    assert "/model" not in sent
+
+
+def test_an_answer_that_is_neither_leaves_the_offline_decision(chat_server: ChatServer) -> None:
+    chat_server.policy = says(lambda message: "perhaps")
+    assert find_corrections(EVENTS, Judge("tiny", chat_server.url)) == find_corrections(EVENTS)
+
+
+def test_a_judge_that_cannot_be_asked_is_an_error_and_keeps_answers(
+    chat_server: ChatServer,
+) -> None:
+    chat_server.policy = says(lambda message: "yes")
+    chat_server.fail_next(busy(401), when=lambda body: "weather" in str(body))
+    judge = Judge("tiny", chat_server.url)
+    with pytest.raises(InferenceError, match="finished answers are kept"):
+        find_corrections(EVENTS, judge)
+    assert len(find_corrections(EVENTS, judge)) == 2
+    assert all(count == 1 for count in chat_server.answered().values())

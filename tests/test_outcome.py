@@ -1,0 +1,183 @@
+"""What tools report of their calls, and what became of a failure."""
+
+from typing import Any
+
+import pytest
+
+from pimono_sdpo.schema import Finding
+from pimono_sdpo.traces.parse import read_trace
+from processors.diagnostics import find_failures
+from processors.evidence import gather_evidence
+from processors.status import decode_status
+from tests.traces import HEADER, Entry, assistant, bash, call, result, trace, user
+
+ASKED = user("Fix the parser, it drops the last line of every file")
+
+
+def rows(*entries: Entry, unit: Any = "episode") -> list[dict[str, Any]]:
+    session = {"trace": trace(HEADER, *entries), "session_id": "", "source": ""}
+    return gather_evidence({**session, "bytes_not_utf8": 0}, unit, 0)
+
+
+def only(*entries: Entry) -> Finding:
+    ((finding,),) = ([*row["findings"]] for row in rows(ASKED, *entries))
+    found: Finding = finding
+    return found
+
+
+def exited(output: str, code: int = 1) -> str:
+    return f"{output}\n\nCommand exited with code {code}"
+
+
+@pytest.mark.parametrize(
+    ("tool", "text", "code"),
+    [
+        ("bg_output", "job 3: exit=1", 1),
+        ("process", "building\n\nProcess exited with code 2.", 2),
+        ("run_tests", '{"exit_code": 101, "stdout": ""}', 101),
+        ("run_tests", '{"output": "", "metadata": {"exit_code": 3}}', 3),
+        ("TaskOutput", "<status>failed</status>\n<exit_code>1</exit_code>", 1),
+        ("job_status", "job 3\nstatus: crashed", None),
+        ("mcp__db__query", "MCP error -32602: invalid", None),
+        ("mcp__db__query", '{"error": "relation missing", "rows": []}', None),
+        ("browser", '{"status": "error", "tool": "browser", "error": "tab not found"}', None),
+        ("deploy", '{"success": false}', None),
+        ("read", '{"status": "error", "tool": "read", "error": "ENOENT: gone"}', None),
+        ("edit", "EPERM: operation not permitted, open 'a.ts'", None),
+        ("browser_evaluate", "Evaluation failed: SecurityError", None),
+        ("process", "No active session found for keen-zephyr", None),
+        ("edit", "Replaced 1 block.\n\nSTOP - 3 issue(s) must be fixed:\n  L24: role", None),
+    ],
+)
+def test_unmarked_results_that_report_a_failure(tool: str, text: str, code: int | None) -> None:
+    status = decode_status(tool, text)
+    assert (status.failed, status.exit_code) == (True, code)
+
+
+@pytest.mark.parametrize(
+    ("tool", "text"),
+    [
+        ("bg_output", "job 3: exit=0"),
+        (
+            "process",
+            "the script has to exit with code 1 when nothing was found there, says the doc",
+        ),
+        ("get_docs", "### Error Handling: Catching exceptions"),
+        ("get_docs", "How to retry\n" + "words " * 100 + "\nstatus: failed"),
+        ("read", "Error: x\n" * 400),
+        ("read", '{"error": "a fixture", "status": "error"}'),
+        ("list_jobs", '{"jobs": [{"status": "failed"}], "error": null}'),
+        ("edit", "Replaced 1 block.\n\nAuto-fixed 1 issue(s) (biome:1)"),
+        ("edit", "Edited a.md:\n  12\t3 errors found:\n  13\tnone"),
+    ],
+)
+def test_unmarked_results_that_report_none(tool: str, text: str) -> None:
+    assert not decode_status(tool, text).failed
+
+
+def test_a_shell_by_another_name_is_a_shell() -> None:
+    found = [
+        *[call("exec", command="npm test | tail -2"), result("exec", "Tests  1 failed")],
+        *[call("exec", command="grep x a"), result("exec", "", details={"exitCode": 1})],
+        *[call("exec", command="make"), result("exec", "no rule", details={"exitCode": 2})],
+    ]
+    failures = find_failures(read_trace(trace(ASKED, *found)).events)
+    assert [(item["status"], item["target"]) for item in failures] == [
+        ("text", "npm test | tail -2"),
+        ("exit_code", "make"),
+    ]
+
+
+def test_a_failure_says_what_followed_and_what_resolved_it() -> None:
+    item = only(
+        *bash("npm test", exited("Tests  1 failed"), error=True),
+        *[call("read", path="src/a.ts"), result("read", "let a = 1")],
+        *[call("edit", path="src/a.ts"), result("edit", "done")],
+        *bash("npm test", "Tests  3 passed"),
+    )
+    assert (item["tool"], item["target"], item["status"]) == ("bash", "npm test", "exit_code")
+    assert item["next"] == "read src/a.ts"
+    assert item["resolved_by"] == "edit src/a.ts"
+    assert item["resolved_at"] is not None
+    assert item["excuse"] == ""
+
+
+def test_what_fails_again_or_is_dropped_is_not_resolved() -> None:
+    failing = bash("npm test", exited("Tests  1 failed"), error=True)
+    row = rows(ASKED, *failing, *failing, assistant("I leave it at that."))[0]
+    assert [item["resolved_at"] for item in row["findings"]] == [None, None]
+    assert row["findings"][-1]["next"] == "I leave it at that."
+
+
+MISSING = [call("read", path="a.md"), result("read", "ENOENT: no such file, 'a.md'", error=True)]
+READ = [call("read", path="docs/a.md"), result("read", "text")]
+OUTAGE = [call("fetch", url="u"), result("fetch", "Fetch failed (503)", error=True)]
+REFUSED = bash("cat .env", "Blocked: command references a protected file", error=True)
+RED = [
+    *[call("write", path="tests/test_a.py"), result("write", "done")],
+    assistant("Now I watch it fail:"),
+    *bash("pytest", exited("1 failed"), error=True),
+]
+
+
+@pytest.mark.parametrize(
+    ("entries", "excuse"),
+    [
+        ([*MISSING, *READ], "slip"),
+        (bash("cat a.md", exited("cat: a.md: No such file or directory"), error=True), "slip"),
+        (REFUSED, "slip"),
+        (OUTAGE, "outside"),
+        (bash("./deploy.sh", exited("", 2), error=True), "no_information"),
+        (bash("curl -f x", exited("HTTP 000", 22), error=True), "no_information"),
+        (RED, "expected"),
+        (bash("wc -l a", exited("wc: command not found", 127), error=True), ""),
+        (bash("pytest", exited("1 failed"), error=True), ""),
+    ],
+)
+def test_failures_that_teach_nothing(entries: list[Entry], excuse: str) -> None:
+    assert only(*entries)["excuse"] == excuse
+
+
+@pytest.mark.parametrize("entries", [[*REFUSED, *REFUSED], [*OUTAGE * 3], [*MISSING * 3]])
+def test_what_is_done_wrong_again_and_again_teaches(entries: list[Entry]) -> None:
+    (row,) = rows(ASKED, *entries)
+    assert {item["excuse"] for item in row["findings"]} == {""}
+
+
+def test_evidence_belongs_to_its_request() -> None:
+    entries = [
+        ASKED,
+        *bash("npm test", exited("Tests  1 failed"), error=True),
+        assistant("Fixed."),
+        user("What about src/b.ts?"),
+        *bash("npx tsc", exited("a.ts(1,2): error TS2322: no", 2), error=True),
+        *bash("npm test", exited("AssertionError\nTypeError: x is no function"), error=True),
+    ]
+    first, second = rows(*entries)
+    assert [item["categories"] for item in first["findings"]] == [
+        ["command_error", "test_or_assertion"]
+    ]
+    assert {item["request"] for item in second["findings"]} == {second["request"]}
+    assert first["history"] == []
+    assert [turn["content"] for turn in second["history"]] == [
+        "Fix the parser, it drops the last line of every file",
+        "Fixed.",
+    ]
+    (whole,) = rows(*entries, unit="session")
+    assert whole["prompt"] == "What about src/b.ts?"
+    assert len(whole["findings"]) == 3
+
+
+def test_what_a_channel_or_a_harness_adds_is_no_request() -> None:
+    sender = 'Sender (untrusted metadata):\n```json\n{"label": "tui"}\n```\n\n'
+    day = "[Fri 2026-04-10 10:08 GMT+2] "
+    found = rows(
+        ASKED,
+        user(f"{day}[System Message] A cron job has completed successfully."),
+        user(f"{sender}{day}ja"),
+        user(f"{sender}{day}Now write the changelog of this release"),
+    )
+    assert [row["prompt"][-20:] for row in found] == [
+        "e last line of every file"[-20:],
+        "changelog of this release"[-20:],
+    ]
