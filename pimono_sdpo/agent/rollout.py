@@ -15,6 +15,7 @@ A shard in which a run failed by a fault of ours counts as unfinished: run again
 answers what it knows, and only what failed is asked.
 """
 
+import asyncio
 import hashlib
 import json
 import re
@@ -112,7 +113,8 @@ class Roller:
 
         with tempfile.TemporaryDirectory(prefix="rollout-", dir=self.spaces) as folder:
             root = Path(folder)
-            visible_copy(task, root)
+            # A large repo takes seconds, in which the answers of other runs would wait.
+            await asyncio.to_thread(visible_copy, task, root)
             space = Workspace(root, self.rules.max_tool_chars)
             made = await drive(
                 run_id, task["goal"], space, ask, run_tests if has_tests(task) else None,
