@@ -160,6 +160,7 @@ def _find_requests(events: Sequence[Event], corrected_at: set[int]) -> Iterator[
         and event.on_active_branch
         and event.index not in corrected_at
         and not event.is_nudge
+        and not event.is_veto
         and is_substantive(event.text)
     )
 

@@ -1,4 +1,4 @@
-"""A smoke test: does an answer deal with the failure it was asked about, or only name it?
+"""Check whether an answer deals with the failure it was asked about: a smoke test, not a grade.
 
 columns  reward_terms, privileged_context / range 0 to 1, or None without a concrete term
 

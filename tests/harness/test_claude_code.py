@@ -133,7 +133,7 @@ def test_a_refusal_aborts_the_turn_and_its_words_are_the_users() -> None:
 
 
 def test_the_words_of_a_refusal_are_no_request() -> None:
-    said = f"{REFUSED} To tell you how to proceed, the user said:\nrename the branch first, please"
+    said = f"{REFUSED} To tell you how to proceed, the user said:\nno, rename the branch first"
     before = [user("yep"), answer(use("Edit")), user([result(said, True)])]
     # A bare name answers the agent's question.
     after = [
@@ -152,7 +152,7 @@ def test_the_words_of_a_refusal_are_no_request() -> None:
     (found,) = gather_evidence(row, "session", 0)
     assert found["prompt"] == "Push the branch and open it"
     (correction,) = found["findings"]
-    assert (correction["text"], correction["rule"]) == ("rename the branch first, please", "veto")
+    assert (correction["text"], correction["kind"]) == ("no, rename the branch first", "correction")
 
 
 def test_an_interruption_aborts_the_turn_it_breaks_off() -> None:
