@@ -1,5 +1,6 @@
 """Every script of examples/ does what it says, on the sample sessions."""
 
+import json
 import os
 import subprocess
 import sys
@@ -47,7 +48,8 @@ def test_own_reward(tmp_path: Path) -> None:
     filtering = [sys.executable, "-m", "pimono_sdpo", "filter", "traces", "--out", "rows"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     subprocess.run(filtering, cwd=tmp_path, check=True, capture_output=True, env=environment)
-    assert "17 rows, 0 attacks that win" in run_example("own_reward.py", "rows", cwd=tmp_path)
+    rows = json.loads((tmp_path / "rows" / "report.json").read_text())["rows"]
+    assert f"{rows} rows, 0 attacks that win" in run_example("own_reward.py", "rows", cwd=tmp_path)
 
 
 def test_duel_report(tmp_path: Path) -> None:
