@@ -1,12 +1,12 @@
 """Every script of examples/ does what it says, on the sample sessions."""
 
-import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from datasets import load_dataset
 
 from pimono_sdpo.duel.result import score_duel
 from pimono_sdpo.samples import write_samples
@@ -48,7 +48,7 @@ def test_own_reward(tmp_path: Path) -> None:
     filtering = [sys.executable, "-m", "pimono_sdpo", "filter", "traces", "--out", "rows"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     subprocess.run(filtering, cwd=tmp_path, check=True, capture_output=True, env=environment)
-    rows = json.loads((tmp_path / "rows" / "report.json").read_text())["rows"]
+    rows = len(load_dataset(str(tmp_path / "rows"), split="train"))
     assert f"{rows} rows, 0 attacks that win" in run_example("own_reward.py", "rows", cwd=tmp_path)
 
 
