@@ -37,8 +37,11 @@ _MANY, _MANY_REFUSALS = 3, 2
 _OUTSIDE = re.compile(
     r"\b(?:40[1-9]|429|5\d\d)\b|quota|rate.?limit|[Uu]navailable|[Nn]ot reachable|[Cc]an't reach"
     r"|[Cc]ould not resolve host|ENOTFOUND|ETIMEDOUT|[Tt]imed out|[Ff]etch failed|[Nn]ot configured"
-    r"|[Uu]nauthorized|[Ii]nvalid API key|API key not valid"
+    r"|[Uu]nauthorized|[Ii]nvalid API key|API key not valid|No API key|status code 30[1-9]"
+    r"|playwright install|\bis disabled\. Set\b"
 )
+# The shell took the backslashes out of a path of Windows.
+_EATEN = re.compile(r"\b[A-Z]:\w{3}")
 _NO_PROGRAM = re.compile(r"command not found|CommandNotFound|not recognized|with code 127\b")
 _WORD = re.compile(r"[^\W\d_]{3,}")
 _EXIT_LINE = re.compile(
@@ -242,6 +245,8 @@ def _is_slip(item: Finding, after: Sequence[Step], is_shell: bool) -> bool:
     categories = set(item["categories"])
     if categories & _REFUSALS:
         return item["resolved_at"] is not None or "policy_block" in categories or not is_shell
+    if is_shell and ":\\" in item["target"] and _EATEN.search(item["text"]):
+        return False
     if is_shell:
         return only_reads(item["target"]) and not _NO_PROGRAM.search(item["text"])
     tries = [step for step in after if step.tool == item["tool"]][:2]

@@ -46,6 +46,9 @@ def exited(output: str, code: int = 1) -> str:
         ("edit", "EPERM: operation not permitted, open 'a.ts'", None),
         ("browser_evaluate", "Evaluation failed: SecurityError", None),
         ("process", "No active session found for keen-zephyr", None),
+        ("browser_fill_form", "browser_fill_form failed: fields is not iterable", None),
+        ("validate_flow", '{"success": true, "data": {"valid": false, "errors": []}}', None),
+        ("call_hook", '{"success": true, "data": {"status": 404, "data": {}}}', None),
         ("edit", "Replaced 1 block.\n\nSTOP - 3 issue(s) must be fixed:\n  L24: role", None),
     ],
 )
@@ -62,6 +65,9 @@ def test_unmarked_results_that_report_a_failure(tool: str, text: str, code: int 
             "process",
             "the script has to exit with code 1 when nothing was found there, says the doc",
         ),
+        ("exec", "Compiling insta v0.11.0-rc.6"),
+        ("exec", "a.sh:9: test -f x || exit 1\n+  exit 1\nexit 1"),
+        ("call_hook", '{"success": true, "data": {"status": 200, "valid": true}}'),
         ("get_docs", "### Error Handling: Catching exceptions"),
         ("get_docs", "How to retry\n" + "words " * 100 + "\nstatus: failed"),
         ("read", "Error: x\n" * 400),
@@ -127,6 +133,12 @@ RED = [
         (bash("cat a.md", exited("cat: a.md: No such file or directory"), error=True), "slip"),
         (REFUSED, "slip"),
         (OUTAGE, "outside"),
+        (
+            bash(
+                r"ls C:\code\app", exited("ls: cannot access 'C:codeapp': No such file"), error=True
+            ),
+            "",
+        ),
         (bash("./deploy.sh", exited("", 2), error=True), "no_information"),
         (bash("curl -f x", exited("HTTP 000", 22), error=True), "no_information"),
         (RED, "expected"),
