@@ -304,8 +304,11 @@ def _is_no_failure(
         return False
     silenced = "2>/dev/null" in command or "&>/dev/null" in command
     found_nothing = exit_code == 1 and find_last_role(stages) == "searches"
-    looked = only_reads or bool(_ENDS_WITH_LOOK.search(command[:MAX_COMMAND]))
-    probed = looked and silenced and exit_code in {1, 2}
+    probed = (
+        silenced
+        and exit_code in {1, 2}
+        and (only_reads or bool(_ENDS_WITH_LOOK.search(command[:MAX_COMMAND])))
+    )
     stopped = exit_code in _STOPPED and (
         exit_code not in _KILLED or bool(_STOPS.search(command[:MAX_COMMAND]))
     )
@@ -417,7 +420,7 @@ def shows_http_error(command: str, text: str) -> bool:
     """
     if "curl" not in command:
         return False
-    for label in _HTTP_STATUS.findall(command):
+    for label in _HTTP_STATUS.findall(command) if "_code}" in command else ():
         label = label.rpartition("\\n")[2]
         before = re.escape(label) if label.strip() else r"(?m)^\s{0,8}"
         codes = re.findall(rf"{before}(\d{{3}})\b", text[-TAIL_CHARS:])

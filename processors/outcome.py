@@ -40,7 +40,6 @@ _OUTSIDE = re.compile(
     r"|[Uu]nauthorized|[Ii]nvalid API key|API key not valid|No API key|status code 30[1-9]"
     r"|playwright install|\bis disabled\. Set\b"
 )
-# The shell took the backslashes out of a path of Windows.
 _EATEN = re.compile(r"\b[A-Z]:\w{3}")
 _NO_PROGRAM = re.compile(r"command not found|CommandNotFound|not recognized|with code 127\b")
 _WORD = re.compile(r"[^\W\d_]{3,}")
@@ -138,11 +137,18 @@ def _find_place(item: Finding) -> str:
     """Return what failures have in common that keep happening."""
     if _REFUSALS & set(item["categories"]):
         return "refused"
+    if _lost_backslashes(item):
+        return "backslashes"
     if item["tool"] in _CHANGES | _FILE_TOOLS:
         return _find_file(item["target"])
     if not is_command(item["tool"], item["target"]):
         return item["tool"]
     return "looks" if only_reads(item["target"]) else item["target"]
+
+
+def _lost_backslashes(item: Finding) -> bool:
+    """Check for a path of Windows that a shell took the backslashes out of."""
+    return ":\\" in item["target"] and bool(_EATEN.search(item["text"][:_MESSAGE_CHARS]))
 
 
 @lru_cache(maxsize=512)
@@ -230,7 +236,7 @@ def _find_excuse(
     may_be_outside = categories <= _UNKNOWN | _REFUSALS and not is_shell and repeats < _MANY
     if may_be_outside and _OUTSIDE.search(item["text"][:_MESSAGE_CHARS]):
         return "outside"
-    most = _MANY_REFUSALS if categories & _REFUSALS else _MANY
+    most = _MANY_REFUSALS if categories & _REFUSALS or _lost_backslashes(item) else _MANY
     is_small = categories <= (_SLIPS | _REFUSALS if is_shell else _SLIPS | _REFUSALS | _UNKNOWN)
     return "slip" if is_small and repeats < most and _is_slip(item, after, is_shell) else ""
 
@@ -245,8 +251,6 @@ def _is_slip(item: Finding, after: Sequence[Step], is_shell: bool) -> bool:
     categories = set(item["categories"])
     if categories & _REFUSALS:
         return item["resolved_at"] is not None or "policy_block" in categories or not is_shell
-    if is_shell and ":\\" in item["target"] and _EATEN.search(item["text"]):
-        return False
     if is_shell:
         return only_reads(item["target"]) and not _NO_PROGRAM.search(item["text"])
     tries = [step for step in after if step.tool == item["tool"]][:2]

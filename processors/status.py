@@ -37,13 +37,13 @@ _LEAD = re.compile(
     rf"\b(?:{_ERROR_WORDS}|not found|exited with (?:code|status) [1-9]))"
 )
 _CODE = re.compile(
-    r"(?<![.-])\b(?:exit(?:ed)?|rc|return(?:ed)?|returncode)(?:[ _-]?(?:with|code|status)){0,3}"
+    r"\b(?:exit(?:ed)?|rc|return(?:ed)?|returncode)(?:[ _-]?(?:with|code|status)){0,3}"
     r"[^\w.]{1,4}(-?\d{1,9})\b(?!\.\d)",
     re.IGNORECASE,
 )
 # A script that is shown says `exit 1` itself.
 _STATEMENT = re.compile(r"exit (?=\d)")
-_BEFORE_STATEMENT = re.compile(r"(?:[|&;{:]|\b(?:then|else|do)|^[\s\d+-]*)\s*\Z")
+_BEFORE_STATEMENT = re.compile(r"(?:[|&;{:@]|\b(?:then|else|do)|^[\s\d+-]*)\s*\Z")
 # A line that reports an exit code has little else before and behind it.
 _BEFORE, _WORDS_BEFORE, _BEHIND = 60, 4, 40
 _STATE = re.compile(
@@ -124,7 +124,9 @@ def _list_codes(text: str) -> Iterator[int]:
         end = text.find("\n", match.end())
         before = text[begin : match.start()]
         behind = (end if end >= 0 else len(text)) - match.end()
-        if _STATEMENT.match(match[0]) and _BEFORE_STATEMENT.search(before):
+        if before[-1:] in {".", "-"} or (
+            _STATEMENT.match(match[0]) and _BEFORE_STATEMENT.search(before)
+        ):
             continue
         if len(before) <= _BEFORE and len(before.split()) <= _WORDS_BEFORE and behind <= _BEHIND:
             yield int(match[1])
