@@ -6,6 +6,7 @@ writes  the same, redactions (a kind per secret)
 
 import re
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from heapq import merge
 from typing import Any
 
@@ -57,11 +58,12 @@ def redact_text(text: str, cwd: str) -> tuple[str, list[str]]:
     ('token [REDACTED:huggingface_token] in $WORKSPACE/a.py', ['huggingface_token'])
     """
     text, kinds = redact_secrets(text)
-    for spelled in _list_spellings(cwd):
-        text = redact_workspace(text, spelled)
-    user = _USER.match(cwd)
-    if user and user[1] in text:
-        text = _redact_user(text, user[1])
+    spellings, user = _read_workspace(cwd)
+    for spelled in spellings:
+        if spelled in text:
+            text = redact_workspace(text, spelled)
+    if user and user in text:
+        text = _redact_user(text, user)
     if "/var/folders/" in text:
         text = _TEMPORARY.sub("$TMPDIR", text)
     return redact_homes(text), kinds
@@ -99,7 +101,7 @@ def _redact_user(text: str, user: str) -> str:
 
 def redact_homes(text: str) -> str:
     """Replace home folders by $HOME, searching only near words that may belong to one."""
-    if not any(word in text for word, _ in _IN_HOMES):
+    if "sers" not in text and "home" not in text and "/root" not in text:
         return text
     # A pattern may need the end of the line before.
     text = f"\n{text}"
@@ -129,20 +131,25 @@ def _find_each(text: str, word: str, before: int) -> Iterator[int]:
         at = text.find(word, at + 1)
 
 
-def _list_spellings(cwd: str) -> list[str]:
-    """Return the workspace as it is, and as it is escaped in JSON."""
+@lru_cache(maxsize=64)
+def _read_workspace(cwd: str) -> tuple[list[str], str]:
+    """Return the workspace as it is and as it is escaped in JSON, and the user it belongs to."""
+    user = _USER.match(cwd)
     cwd = cwd.rstrip("/\\")
-    if cwd in _NO_WORKSPACE:
-        return []
-    return list(dict.fromkeys([cwd, cwd.replace("/", "\\/"), cwd.replace("\\", "\\\\")]))
+    spellings = [cwd, cwd.replace("/", "\\/"), cwd.replace("\\", "\\\\")]
+    return [] if cwd in _NO_WORKSPACE else list(dict.fromkeys(spellings)), user[1] if user else ""
 
 
 def redact(row: Row) -> dict[str, Any]:
     """Redact every text that can reach a training row."""
     found: list[str] = []
+    # Names of tools, categories and commands come again and again.
+    done: dict[str, tuple[str, list[str]]] = {}
 
     def clean(text: str) -> str:
-        cleaned, kinds = redact_text(text, row["cwd"])
+        if text not in done:
+            done[text] = redact_text(text, row["cwd"])
+        cleaned, kinds = done[text]
         found.extend(kinds)
         return cleaned
 
@@ -170,10 +177,15 @@ def _redact_all(value: Any, clean: Callable[[str], str]) -> Any:
     if isinstance(value, str):
         return clean(value) if value else value
     if isinstance(value, dict):
-        return {name: _redact_all(below, clean) for name, below in value.items()}
+        return {
+            name: below if name in _OWN_WORDS else _redact_all(below, clean)
+            for name, below in value.items()
+        }
     return [_redact_all(below, clean) for below in value] if isinstance(value, list) else value
 
 
+# Fields that hold none but words of ours, such as the names of categories.
+_OWN_WORDS = frozenset({"kind", "status", "categories", "excuse", "rule", "role"})
 _TEXTS = ("history", "prompt", "findings", "cwd", "tools", "workspace")
 STAGE = Map(
     redact,

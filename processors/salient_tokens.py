@@ -63,6 +63,8 @@ _INTERNAL = re.compile(
     r"\bnode:[\w/]{1,80}:\d|/lib/python3\.\d|/(?:site|dist)-packages/|<frozen |/rustc/"
     r"|/go/src/runtime/"
 )
+# One of them is in every such line.
+_IN_INTERNAL = ("node:", "/lib/python3.", "-packages/", "<frozen ", "/rustc/", "/go/src/runtime/")
 _WORD_END = re.compile(r"[ \n]")
 _REDACTED = re.compile(r"\[REDACTED:\w{1,40}\]")
 _PLACE = re.compile(r"^.*\$(?:workspace|home)/")
@@ -92,10 +94,11 @@ def find_salient_tokens(texts: Iterable[str], limit: int = MAX_TERMS) -> list[st
 
 def _drop_noise(text: str) -> str:
     # A longer line is minified code, whose names say nothing about the failure.
-    text = _WINDOWS_PATH.sub(_spell_with_slashes, text)
+    if ":\\" in text:
+        text = _WINDOWS_PATH.sub(_spell_with_slashes, text)
     lines = text.replace("\\n", "\n").split("\n")
     text = "\n".join(line for line in lines if len(line) < MAX_LINE)
-    if _INTERNAL.search(text):
+    if any(sign in text for sign in _IN_INTERNAL):
         text = "\n".join(line for line in text.split("\n") if not _INTERNAL.search(line))
     return _REDACTED.sub("", text) if "[REDACTED" in text else text
 

@@ -149,7 +149,7 @@ def compute_probability(model: Model, described: Description) -> float:
     """Return the probability of a correction for a described message."""
     cues, words = model.cues, model.words
     said = math.fsum(cues[name] for name in described.cues if name in cues)
-    said += math.fsum(words[gram] for gram in words.keys() & described.grams)
+    said += math.fsum(filter(None, map(words.get, described.grams)))
     around = math.fsum(cues[name] for name in described.situation if name in cues)
     return 1.0 / (1.0 + math.exp(-(model.intercept + described.scale * said + around)))
 

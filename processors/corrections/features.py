@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Sequence, Set
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 from pimono_sdpo.prefilter import Prefilter
@@ -68,6 +68,7 @@ _FAILURE = re.compile(
     r"|undefined|err!|unexpected|invalid|uncaught|fatal|warn(?:ing)?:|refused|timed? ?out"
     r"|exit(?:ed)? (?:with )?(?:code|status) [1-9]|no such|エラー|失敗|错误|报错|오류|fehler|ошибка"
 )
+_MAY_HAVE_FAILED = Prefilter([_FAILURE])
 _ASIAN_SIGNS = r"\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
 _ASIAN = re.compile(f"[{_ASIAN_SIGNS}]")
 _INSIDE_WORD = re.compile(rf"(?<=[^\W{_ASIAN_SIGNS}])[^\W{_ASIAN_SIGNS}]")
@@ -75,6 +76,7 @@ _INSIDE_WORD = re.compile(rf"(?<=[^\W{_ASIAN_SIGNS}])[^\W{_ASIAN_SIGNS}]")
 _REST_OF_WORD = re.compile(rf"[^\s{_ASIAN_SIGNS}]*[^\W{_ASIAN_SIGNS}]")
 _PUNCTUATION = re.compile(r"\A\W+")
 _WORD = re.compile(rf"[{_ASIAN_SIGNS}]+|[^\W\d_{_ASIAN_SIGNS}]+(?:'[a-z]+)?|[?!]")
+_ASCII_WORD = re.compile(r"[A-Za-z]+(?:'[a-z]+)?|[?!]")
 _LISTED = re.compile(r"^[ \t]{0,8}(?:#{1,6} |[-*\u2022] |\d{1,2}[.)] |\*\*)", re.MULTILINE)
 _OBJECTIONS = frozenset(
     {"no", "stop", "forbid", "wrong", "rebuke", "still_broken", "broken", "undo", "you_failed"}
@@ -89,6 +91,7 @@ _WORK = frozenset({"assistant", "tool_call"})
 _QUESTION = re.compile(
     r"[?\uff1f]|\b(?:let me know|tell me|please (?:confirm|provide|choose)|which option)\b", re.I
 )
+_MAY_ASK = Prefilter([_QUESTION])
 _CLAIM = re.compile(
     r"\b(?:done|fixed|completed?|implemented|updated|added|works|working|passe[sd]|passing|ready"
     r"|success\w*|resolved|changed|removed|created|now|fertig|erledigt|listo|hecho|termin\w+"
@@ -198,11 +201,15 @@ def _read_turn(event: Event, since: Sequence[Event], before: str) -> Turn:
         tool_errors=sum(e.is_error for e in since),
         tool_calls=len(calls),
         edited=any(e.tool_name.lower() in _EDITS for e in calls),
-        asked=bool(_QUESTION.search(said[-ASKED_CHARS:])),
+        asked=_asks(said[-ASKED_CHARS:]),
         is_veto=event.is_veto,
         said=said[-READ_CHARS:],
         before=before[:READ_CHARS],
     )
+
+
+def _asks(said: str) -> bool:
+    return "?" in said or bool(_MAY_ASK.candidates(said) and _QUESTION.search(said))
 
 
 def is_automated(text: str) -> bool:
@@ -257,7 +264,9 @@ def describe(turn: Turn) -> Description:
     return Description(found, situation, read_grams(words), scale)
 
 
-def _find_candidates(own: str, whole: str) -> list[tuple[Cue, re.Pattern[str]]]:
+# Each message is read again when the next one is compared with it.
+@lru_cache(maxsize=8)
+def _find_candidates(own: str, whole: str) -> tuple[tuple[Cue, re.Pattern[str]], ...]:
     """Return the cues that may be found; the one for pasted output is found in the whole text."""
     is_far = not whole.isascii() and bool(FAR_LETTER.search(whole))
     worded, prefilter = _build_prefilter(is_far)
@@ -265,37 +274,37 @@ def _find_candidates(own: str, whole: str) -> list[tuple[Cue, re.Pattern[str]]]:
     if own != whole:
         pasted = next(i for i, (cue, _) in enumerate(worded) if cue.name == _ERROR_OUTPUT)
         numbers = sorted({*numbers, pasted})
-    return [worded[number] for number in numbers]
+    return tuple(worded[number] for number in numbers)
 
 
-def read_words(text: str) -> list[str]:
+@lru_cache(maxsize=8)
+def read_words(text: str) -> tuple[str, ...]:
     """Return the words of a text in lower case; pairs of signs in scripts without spaces.
 
     >>> read_words("don't 改回去!")
-    ["don't", '改回', '回去', '!']
+    ("don't", '改回', '回去', '!')
     """
-    found: list[str] = _WORD.findall(text)
     if text.isascii():
-        return found
+        return tuple(_ASCII_WORD.findall(text))
     words: list[str] = []
-    for word in found:
+    for word in _WORD.findall(text):
         if _ASIAN.match(word):
             words += [word[at : at + 2] for at in range(max(1, len(word) - 1))]
         else:
             words.append(word)
-    return words
+    return tuple(words)
 
 
 def read_grams(words: Sequence[str]) -> frozenset[str]:
     """Return the words, the pairs of neighbours, and the first (`^`) and last (`$`) ones."""
     if not words:
         return frozenset()
-    pairs = (f"{first} {second}" for first, second in pairwise(words))
-    return frozenset({*words, *pairs, f"^{words[0]}", "^" + " ".join(words[:2]), f"{words[-1]}$"})
+    ends = (f"^{words[0]}", "^" + " ".join(words[:2]), f"{words[-1]}$")
+    return frozenset(chain(words, map(" ".join, pairwise(words)), ends))
 
 
 def _find_situation(turn: Turn, own: str, is_pasted: bool, found: Set[str]) -> Iterator[str]:
-    words = len(own.split()) + len(_ASIAN.findall(own)) // 2
+    words = len(own.split()) + (0 if own.isascii() else len(_ASIAN.findall(own)) // 2)
     situation = {
         "after_abort": turn.aborted,
         "aborted_at_work": turn.aborted and turn.tool_calls >= 2,
@@ -316,21 +325,21 @@ def _find_situation(turn: Turn, own: str, is_pasted: bool, found: Set[str]) -> I
 def _compare(turn: Turn, words: Sequence[str], found: Set[str]) -> Iterator[str]:
     """Compare the message with what the agent did and said last, and the user said before."""
     is_bad = bool(_BAD & found)
-    failures = len(_FAILURE.findall(turn.text[: 3 * READ_CHARS].lower()))
+    text = turn.text[: 3 * READ_CHARS].lower()
+    failures = len(_FAILURE.findall(text)) if _MAY_HAVE_FAILED.candidates(text) else 0
     agent = turn.said.lower()
     possible = _MAY_BE_SAID.candidates(agent)
-    may_claim, may_await, may_defer = (number in possible for number in range(3))
     counts = is_bad or failures > 0
-    is_claimed = may_claim and counts and bool(_CLAIM.search(agent))
-    is_awaited = may_await and counts and bool(_AWAITED.search(agent[-AWAITED_CHARS:]))
+    is_claimed = counts and 0 in possible and bool(_CLAIM.search(agent))
+    is_awaited = counts and 1 in possible and bool(_AWAITED.search(agent[-AWAITED_CHARS:]))
     before = turn.before.lower()
     said = set(words)
     said_before = set(read_words(before)) if len(said) > 3 else set()
-    likeness = len(said & said_before) / max(1, len(said | said_before))
+    likeness = len(said & said_before) / max(1, len(said | said_before)) if said_before else 0.0
     was_answered = bool(turn.said) and not (turn.aborted or turn.provider_error)
     was_bad = sum(cue.name in _BAD for cue, _ in _find_candidates(before, before))
     situation = {
-        "defers": may_defer and bool(_DEFERRED.search(agent[-AWAITED_CHARS:])),
+        "defers": 2 in possible and bool(_DEFERRED.search(agent[-AWAITED_CHARS:])),
         "failure": failures >= 1,
         "failures": failures >= 3,
         "failure_after_claim": failures >= 1 and is_claimed,
