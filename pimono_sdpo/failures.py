@@ -92,7 +92,7 @@ PENDING = re.compile(r"\b(?:pending|queued|in[_ ]progress|waiting|running)\b", r
 SOUNDS_BAD = re.compile(
     r"error|fail|fatal|exception|denied|not found|cannot|can't|could not|couldn't|missing|unknown"
     r"|invalid|unable|accepts at most|refused|usage:|conflict|killed|timed out|no such|not set"
-    r"|threshold",
+    r"|threshold|blank argument|try '[\w ./-]{1,40} --help'",
     re.IGNORECASE,
 )
 # A test that passed may be named after the very failure it provokes; a frame quotes source.

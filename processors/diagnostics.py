@@ -34,6 +34,9 @@ _TIMED_OUT_CODE = 124
 _KILLED = frozenset({137, 143, 144})
 _STOPPED = frozenset({_BROKEN_OFF, 141}) | _KILLED
 _STOPS = re.compile(r"\b(?:p?kill|killall|timeout)\b")
+_ENDS_WITH_LOOK = re.compile(
+    r"(?:^|[;&|\n])\s*(?:ls|stat|find|cat|head|tail)\b[^;&|\n]{0,400} (?:2|&)>\s?/dev/null\s*\Z"
+)
 # `gh pr checks` ends with 8 while checks are running.
 _PENDING_CODE = 8
 MAX_COMMAND = 2000
@@ -53,6 +56,8 @@ _EXIT_TAIL = re.compile(
     r"[\])]?\s*\Z"
 )
 _EXIT_CHARS = 100
+# A script of a harness tells no exit codes of the commands it ran.
+_SCRIPT_ENDED = "Script completed\n"
 # What a harness wraps a result in; commands print other JSON.
 _WRAPPED = re.compile(r'\{\s{0,8}"(?:status|tool|exit_?[cC]ode)"')
 # After these a tool quotes its arguments.
@@ -117,11 +122,18 @@ def _judge(event: Event, call: Event | None) -> Finding | None:
         source, message = "", ""
     else:
         status = decode_status(event.tool_name, event.text)
-        if not status.failed or code == 0:
+        if status.failed and code != 0:
+            source, code, message = "text", status.exit_code, status.message
+        elif event.text.startswith(_SCRIPT_ENDED) and may_mask_failure("", event.text):
+            source, message = "script", ""
+        else:
             return None
-        source, code, message = "text", status.exit_code, status.message
     text = _strip_notices(message or event.text)
     target = arguments if event.kind == "bash" else find_target(arguments)
+    if source == "script":
+        ran = _list_commands(arguments)
+        found = find_masked_failures(ran, text, shows_status=False) if ran else set()
+        return _build(event, target, "text", text, found)
     if not source:
         return _build(event, target, "text", text, find_masked_failures(target, text))
     if EVICTED.fullmatch(text[:500]) or _is_interrupt_or_outage(event, text):
@@ -206,6 +218,16 @@ def find_target(arguments: str) -> str:
     return inner.group(1)[1:-1] if inner else text
 
 
+def _list_commands(arguments: str) -> str:
+    """Return the commands that a script of a harness runs, one below the other."""
+    value = decode_json(arguments)
+    script = value.get("input") if isinstance(value, dict) else None
+    found = _INNER_COMMAND.findall(script) if isinstance(script, str) else []
+    return "\n".join(
+        re.sub(r"\\([\"'`])", r"\1", text[1:-1].replace("\\n", "\n")) for text in found
+    )
+
+
 def _strip_notices(text: str) -> str:
     """Remove the notices of a harness about truncated text."""
     text = text.strip()
@@ -278,9 +300,15 @@ def _is_no_failure(
     exit_code: int, stages: list[Stage], only_reads: bool, command: str, output: str
 ) -> bool:
     """Check the reasons for which a command ends with an exit code without having failed."""
+    if shows_http_error(command, output):
+        return False
     silenced = "2>/dev/null" in command or "&>/dev/null" in command
     found_nothing = exit_code == 1 and find_last_role(stages) == "searches"
-    probed = only_reads and silenced and exit_code in {1, 2}
+    probed = (
+        silenced
+        and exit_code in {1, 2}
+        and (only_reads or bool(_ENDS_WITH_LOOK.search(command[:MAX_COMMAND])))
+    )
     stopped = exit_code in _STOPPED and (
         exit_code not in _KILLED or bool(_STOPS.search(command[:MAX_COMMAND]))
     )
@@ -339,19 +367,34 @@ _CODE_LINE = re.compile(
 )
 _SCRIPTED = re.compile(r"(?:python|node|ruby|perl|php|bun|deno|tsx|ts-node|osascript)[\d.]*")
 _PRINTS_TEXT = re.compile(
-    r"(?:\A|[-_.])(?:read|fetch|search|get|show|view|browse|scrape|query|list|print|dump|logs?"
+    r"(?:\A|(?<!\Aapt)[-_.])(?:read|fetch|search|get|show|view|browse|scrape|query|list|print|dump|logs?"
     r"|extract|content|crawl|find)(?:[-_.]|\Z)"
 )
 IS_CHECK = re.compile(r"test|spec|check|lint|build|compile|tsc|verify", re.IGNORECASE)
 _CHECKED = frozenset({"test_or_assertion", "build_lint_compile"})
 SIGNATURE = _CHECKED | {"runtime_exception", "command_error"}
 _COMPLAINED = frozenset({"missing_file_or_command", "permission_auth"})
+# Where a harness keeps what a command printed in the background.
+_TASK_OUTPUT = re.compile(r"/tasks/[\w-]{1,80}\.output\b")
 _SPEAKER = re.compile(
     r"(\(eval\)|[\w./+-]{1,120})(?: [\w.-]{1,30}){0,2}(?::\d{1,6}|: line \d{1,6})?: ([^\n]{1,800})"
 )
-_LEAD_LINE = re.compile(r"\s{0,20}(?:ERROR|[Ee]rror|FATAL|([Ff]ailed in))(?: \w+){0,3}: ")
+_LEAD_LINE = re.compile(
+    r"\s{0,20}(?:(?:ERROR|[Ee]rror|FATAL|([Ff]ailed in))(?: \w+){0,3}: |ERROR:[\w.]{1,80}:"
+    # An exception of Python; a line of JavaScript that does not parse.
+    r"|(Traceback \(most recent|[^\s:]{1,200}:\d{1,6}\n[^\n]{0,400}\n[ \t]{0,400}\^{1,200}\r?\n))"
+)
+# The status that `curl` writes out, behind its label, and an answer that says nothing else.
+_HTTP_STATUS = re.compile(r"([^\"'\n%]{0,40})%\{(?:http_code|response_code)\}")
+_HTTP_ERROR = re.compile(r"000|404|5\d\d")
+_WANTS_ERROR = re.compile(r"(?i)invalid|non-?exist|not-?found|missing|fake|bogus|unknown|404")
+_ERROR_BODY = re.compile(
+    r"""\s{0,8}\{\s{0,8}"(?:code|status|statusCode|message|error)"\s{0,4}:\s{0,4}"""
+    r"""(?:(?:404|5\d\d)\b|"[^"\n]{0,80}(?i:not found|not registered|rate limit exceeded"""
+    r"""|internal server error|unauthorized|bad credentials))"""
+)
 _WALKS = frozenset("find grep rg du ls tar fd".split())
-_SHELLS = frozenset({"bash", "sh", "zsh", "dash", "-bash", "(eval)"})
+_SHELLS = frozenset("bash sh zsh dash -bash (eval) nohup env timeout xargs sudo".split())
 _IN_SCRIPT = re.compile(r" (?:line )?\d{1,6}: ")
 NOT_OF_A_COMMAND = frozenset({"policy_block", "tool_schema_validation"})
 
@@ -363,12 +406,34 @@ def may_mask_failure(command: str, text: str) -> bool:
     """
     if "$?" in command or "PIPESTATUS" in command or _LEAD_LINE.match(text):
         return True
+    if "curl" in command and shows_http_error(command, text):
+        return True
     tail = "\n".join(text[-TAIL_CHARS:].rsplit("\n", 2 * TAIL_LINES)[-2 * TAIL_LINES :])
     return may_complain(tail, SIGNATURE)
 
 
-def find_masked_failures(command: str, text: str) -> set[str]:
-    """Return the categories of a failure of a command whose exit status reports success."""
+def shows_http_error(command: str, text: str) -> bool:
+    """Check whether `curl` says that what it asked for is missing, or the server failed.
+
+    >>> shows_http_error("curl -so x -w 'page: %{http_code}' localhost", "page: 502")
+    True
+    """
+    if "curl" not in command:
+        return False
+    for label in _HTTP_STATUS.findall(command) if "_code}" in command else ():
+        label = label.rpartition("\\n")[2]
+        before = re.escape(label) if label.strip() else r"(?m)^\s{0,8}"
+        codes = re.findall(rf"{before}(\d{{3}})\b", text[-TAIL_CHARS:])
+        if codes and all(map(_HTTP_ERROR.fullmatch, codes)):
+            return not _WANTS_ERROR.search(command)
+    return bool(_ERROR_BODY.match(text)) and not _WANTS_ERROR.search(command)
+
+
+def find_masked_failures(command: str, text: str, shows_status: bool = True) -> set[str]:
+    """Return the categories of a failure of a command whose exit status reports success.
+
+    Without `shows_status` the result says nothing of the status, so that all of it may be lost.
+    """
     # A line of the command itself was echoed.
     lines = [line for line in _take_last_lines(text) if line.strip() not in command]
     if not lines:
@@ -377,13 +442,22 @@ def find_masked_failures(command: str, text: str) -> set[str]:
     stages = [stage for pipeline in pipelines for stage in pipeline.stages]
     if _TIMED_OUT.match(text) or (_TIMED_OUT.match(lines[-1]) and find_last_role(stages) == "runs"):
         return {"command_error"}
-    found = _find_complaints(lines, pipelines)
-    speaks = next((stage for stage in stages if stage.role != "quiet"), None)
+    found = _find_complaints(lines, pipelines, shows_status)
     lead = _LEAD_LINE.match(text)
-    if lead and (lead[1] or (speaks and speaks.role == "runs")):
-        found |= {"command_error"} | (set(classify(text[:HEAD_CHARS])) & _COMPLAINED)
+    if lead and (lead[1] or _leads_by_running(pipelines)):
+        shown = set(classify(text[:HEAD_CHARS]))
+        if not lead[2]:
+            found |= {"command_error"} | (shown & _COMPLAINED)
+        # A program that catches an exception may show it, and a shell goes on after one.
+        elif "traceback" in command or not shows_status or _loses_first_status(pipelines):
+            found |= shown & (SIGNATURE | _COMPLAINED)
+    if shows_http_error(command, text):
+        found |= {"command_error"}
     at = _find_last_speaker(pipelines)
-    if at is None or not loses_status(pipelines, *at):
+    if at is None and _TASK_OUTPUT.search(command):
+        shown = set(classify("\n".join(lines[-SCRIPT_TAIL_LINES:]))) - NOT_OF_A_COMMAND
+        return found | (shown if shown & SIGNATURE else set())
+    if at is None or (shows_status and not loses_status(pipelines, *at)):
         return found
     stage = pipelines[at[0]].stages[at[1]]
     shows_code = "$?" in command or "PIPESTATUS" in command
@@ -399,6 +473,23 @@ def find_masked_failures(command: str, text: str) -> set[str]:
     return found if provoked or not shown & signature else found | shown
 
 
+def _leads_by_running(pipelines: list[Pipeline]) -> bool:
+    """Check that what speaks first prints its own text."""
+    stages = (stage for pipeline in pipelines for stage in pipeline.stages)
+    return next((stage.role for stage in stages if stage.role != "quiet"), "") == "runs"
+
+
+def _loses_first_status(pipelines: list[Pipeline]) -> bool:
+    """Check whether the first program that runs may fail while the whole line succeeds."""
+    ran = (
+        (at, number)
+        for at, pipeline in enumerate(pipelines)
+        for number, stage in enumerate(pipeline.stages)
+        if stage.role == "runs"
+    )
+    return loses_status(pipelines, *next(ran, (0, 0)))
+
+
 def _take_last_lines(text: str) -> list[str]:
     lines = text[-TAIL_CHARS:].rsplit("\n", 2 * TAIL_LINES)
     filled = [line for line in lines[1:] if line.strip()]
@@ -407,14 +498,14 @@ def _take_last_lines(text: str) -> list[str]:
     return filled[-TAIL_LINES:]
 
 
-def _find_complaints(lines: list[str], pipelines: list[Pipeline]) -> set[str]:
+def _find_complaints(lines: list[str], pipelines: list[Pipeline], shows_status: bool) -> set[str]:
     """Classify the lines in which a program of this command, its script or the shell complains."""
     found: set[str] = set()
     losing = {
         stage.program
         for at, pipeline in enumerate(pipelines)
         for number, stage in enumerate(pipeline.stages)
-        if loses_status(pipelines, at, number)
+        if not shows_status or loses_status(pipelines, at, number)
     }
     stages = [stage for pipeline in pipelines for stage in pipeline.stages]
     has_fallback = any(pipeline.then == "||" for pipeline in pipelines)
@@ -434,7 +525,7 @@ def _find_complaints(lines: list[str], pipelines: list[Pipeline]) -> set[str]:
 def _is_own(speaker: str, words: str, line: str, stages: list[Stage], losing: set[str]) -> bool:
     name = speaker.rsplit("/", 1)[-1]
     if name in _SHELLS:
-        about = set(re.split(r"[:\s]+", words))
+        about = set(re.split(r"[:\s'\"\u2018\u2019]+", words))
         return "syntax error" in words or any(stage.program in about for stage in stages)
     if name in {"fatal", "error"}:
         return "git" in losing

@@ -37,8 +37,10 @@ _MANY, _MANY_REFUSALS = 3, 2
 _OUTSIDE = re.compile(
     r"\b(?:40[1-9]|429|5\d\d)\b|quota|rate.?limit|[Uu]navailable|[Nn]ot reachable|[Cc]an't reach"
     r"|[Cc]ould not resolve host|ENOTFOUND|ETIMEDOUT|[Tt]imed out|[Ff]etch failed|[Nn]ot configured"
-    r"|[Uu]nauthorized|[Ii]nvalid API key|API key not valid"
+    r"|[Uu]nauthorized|[Ii]nvalid API key|API key not valid|No API key|status code 30[1-9]"
+    r"|playwright install|\bis disabled\. Set\b"
 )
+_EATEN = re.compile(r"\b[A-Z]:\w{3}")
 _NO_PROGRAM = re.compile(r"command not found|CommandNotFound|not recognized|with code 127\b")
 _WORD = re.compile(r"[^\W\d_]{3,}")
 _EXIT_LINE = re.compile(
@@ -135,11 +137,18 @@ def _find_place(item: Finding) -> str:
     """Return what failures have in common that keep happening."""
     if _REFUSALS & set(item["categories"]):
         return "refused"
+    if _lost_backslashes(item):
+        return "backslashes"
     if item["tool"] in _CHANGES | _FILE_TOOLS:
         return _find_file(item["target"])
     if not is_command(item["tool"], item["target"]):
         return item["tool"]
     return "looks" if only_reads(item["target"]) else item["target"]
+
+
+def _lost_backslashes(item: Finding) -> bool:
+    """Check for a path of Windows that a shell took the backslashes out of."""
+    return ":\\" in item["target"] and bool(_EATEN.search(item["text"][:_MESSAGE_CHARS]))
 
 
 @lru_cache(maxsize=512)
@@ -227,7 +236,7 @@ def _find_excuse(
     may_be_outside = categories <= _UNKNOWN | _REFUSALS and not is_shell and repeats < _MANY
     if may_be_outside and _OUTSIDE.search(item["text"][:_MESSAGE_CHARS]):
         return "outside"
-    most = _MANY_REFUSALS if categories & _REFUSALS else _MANY
+    most = _MANY_REFUSALS if categories & _REFUSALS or _lost_backslashes(item) else _MANY
     is_small = categories <= (_SLIPS | _REFUSALS if is_shell else _SLIPS | _REFUSALS | _UNKNOWN)
     return "slip" if is_small and repeats < most and _is_slip(item, after, is_shell) else ""
 

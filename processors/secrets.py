@@ -137,7 +137,9 @@ def _is_login(match: re.Match[str]) -> bool:
 def _is_random_token(match: re.Match[str]) -> bool:
     """Rule out names that begin like a token and go on in words."""
     words = re.compile(r"[A-Za-z]+(?:[-_./](?:[a-z]+|[A-Z][a-z]+|[A-Z]+)\d{0,3})+")
-    return words.fullmatch(match[1]) is None
+    # A session's id in a path is no secret, nor are the words around it.
+    value = re.sub(_UUID, "", match[1]).strip("_-/.") if "/" in match[1] else match[1]
+    return words.fullmatch(value) is None
 
 
 def _is_drawn_body(match: re.Match[str]) -> bool:

@@ -31,16 +31,19 @@ _LEAD = re.compile(
     r"|Traceback \(most|[A-Za-z_.]{0,60}(?:Error|Exception): |panic: |fatal: "
     r"|(?:Unknown|No such|No active) (?:tool|command|action|option|agent|session|process)\b"
     r"|Validation (?:failed|error)\b"
-    r"|[A-Z]\w{1,20}(?: \w{1,20}){0,3} failed(?: \(\w{1,20}\))?: "
+    r"|(?:[A-Z]\w{1,20}(?: \w{1,20}){0,3}|[a-z]{1,20}_\w{1,30}) failed(?: \(\w{1,20}\))?: "
     r"|Invalid (?:argument|param|input|request)|Permission denied|Access denied|No such file"
     rf"|(?:Command|Process|Tool|Execution|Request|Operation|Script)\b[^\n]{{0,80}}?"
     rf"\b(?:{_ERROR_WORDS}|not found|exited with (?:code|status) [1-9]))"
 )
 _CODE = re.compile(
-    r"\b(?:exit(?:ed)?|rc|return(?:ed)?|returncode)(?:[ _-]?(?:with|code|status)){0,3}\W{1,4}"
-    r"(-?\d{1,9})\b",
+    r"\b(?:exit(?:ed)?|rc|return(?:ed)?|returncode)(?:[ _-]?(?:with|code|status)){0,3}"
+    r"[^\w.]{1,4}(-?\d{1,9})\b(?!\.\d)",
     re.IGNORECASE,
 )
+# A script that is shown says `exit 1` itself.
+_STATEMENT = re.compile(r"exit (?=\d)")
+_BEFORE_STATEMENT = re.compile(r"(?:[|&;{:@]|\b(?:then|else|do)|^[\s\d+-]*)\s*\Z")
 # A line that reports an exit code has little else before and behind it.
 _BEFORE, _WORDS_BEFORE, _BEHIND = 60, 4, 40
 _STATE = re.compile(
@@ -60,6 +63,7 @@ _CHANGES = frozenset({"edit", "write"})
 _CODE_KEYS = ("exit_code", "exitCode", "returncode", "return_code")
 _INNER_KEYS = ("metadata", "result", "details", "data")
 _STATES = frozenset("crashed failed failure error errored timeout timed_out fatal".split())
+_HTTP_ERRORS = range(400, 600)
 # With more fields than that, the message alone would lose what happened.
 _FEW_FIELDS = 4
 
@@ -120,6 +124,10 @@ def _list_codes(text: str) -> Iterator[int]:
         end = text.find("\n", match.end())
         before = text[begin : match.start()]
         behind = (end if end >= 0 else len(text)) - match.end()
+        if before[-1:] in {".", "-"} or (
+            _STATEMENT.match(match[0]) and _BEFORE_STATEMENT.search(before)
+        ):
+            continue
         if len(before) <= _BEFORE and len(before.split()) <= _WORDS_BEFORE and behind <= _BEHIND:
             yield int(match[1])
 
@@ -132,7 +140,9 @@ def _decode_fields(fields: dict[str, Any]) -> Status:
         code = next((c for key in _CODE_KEYS if type(c := inner.get(key)) is int), None)
         error = inner.get("error")
         message = error if isinstance(error, str) and len(inner) <= _FEW_FIELDS else ""
-        refused = any(inner.get(key) is False for key in ("success", "ok", "successful"))
+        refused = any(inner.get(key) is False for key in ("success", "ok", "successful", "valid"))
+        status = inner.get("status")
+        refused = refused or (type(status) is int and status in _HTTP_ERRORS)
         marked = inner.get("isError") is True or inner.get("is_error") is True
         state = str(inner.get("status", "")).lower()
         in_error = state in _STATES and ("tool" in inner or bool(error))

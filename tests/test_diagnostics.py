@@ -79,6 +79,7 @@ def test_marked_errors(command: str, output: str, expected: list[str]) -> None:
         ("command -v rg", exited("")),
         ("which adb gradle", exited("/usr/bin/adb")),
         ("ls x 2>/dev/null", exited("", 2)),
+        ("npm run list && ls gone 2>/dev/null", exited("a b c", 2)),
         ("find . -name a | head; head -5 gone 2>/dev/null", exited("./a")),
         ("npm test | grep -i timeout", exited("")),
         ("for f in a b; do grep -l foo $f; done", exited("")),
@@ -151,6 +152,16 @@ def test_calls_that_failed(tool: str, text: str, expected: list[str] | None) -> 
         ("./run.sh; echo done", "./run.sh: line 3: foo: command not found\ndone", ["missing_file_or_command"]),
         ("docker build . 2>&1 | tail -3", "ERROR: failed to solve: process \"make\" did not complete", ["command_error"]),
         ("kubectl apply -f x 2>&1 | tail", 'error: unable to recognize "x": no matches', ["command_error"]),
+        ("node -c a.js 2>&1\nls -la", "/w/a.js:65\n  x = true or\n           ^^\n\nSyntaxError: Unexpected\n---\n" + "total 4\n" * 20, ["build_lint_compile"]),
+        ("python -c 'import traceback, a\ntry: a.b()\nexcept E: traceback.print_exc()'", TRACEBACK, ["runtime_exception"]),
+        ("python send.py", "ERROR:mail.send:Sending failed: no password\nFalse", ["command_error"]),
+        ("curl -s -X POST '' | head -c 500", "curl: option : blank argument where content is expected", ["command_error"]),
+        ("curl -s localhost:80/hook", '{"code":404,"message":"The webhook is not registered."}', ["command_error"]),
+        ("curl -so x -w 'page: %{http_code}\\n' localhost", "page: 502", ["command_error"]),
+        ("apt-get install -y npm 2>&1 | tail -2", "E: Unable to correct problems, you have held broken packages.", ["command_error"]),
+        ("hk test || true", "thread 'main' panicked\n" + "at x\n" * 20 + "note: run with `RUST_BACKTRACE=1` to display", ["runtime_exception"]),
+        ("nohup python3 -m a > a.log 2>&1 &\ncat a.log", "nohup: failed to run command 'python3': No such file or directory", ["missing_file_or_command"]),
+        ("tail -9 /tmp/claude-1/x/tasks/b1f.output", TRACEBACK, ["runtime_exception"]),
     ],
 )  # fmt: skip
 def test_hidden_failures(command: str, output: str, expected: list[str]) -> None:
@@ -186,10 +197,35 @@ def test_hidden_failures(command: str, output: str, expected: list[str]) -> None
         ("npm run build | tail -3", "built in 3s"),
         ("cat notes.md; ls", "cp: a: No such file or directory"),
         ("cp a b", "cp: a: No such file or directory"),
+        ("curl -s localhost/invalid-code", '{"error":"Not found"}'),
+        ("curl -so x -w 'page: %{http_code}\\n' localhost", "page: 200"),
+        ("for u in a b; do curl -so x -w '%{http_code}\\n' $u; done", "404\n200"),
     ],
 )  # fmt: skip
 def test_success_is_success(command: str, output: str) -> None:
     assert categories(*bash(command, output, error=False)) == []
+
+
+SCRIPT = "Script completed\nWall time 0.1 seconds\nOutput:\n\n"
+
+
+@pytest.mark.parametrize(
+    ("commands", "output", "expected"),
+    [
+        (["git status && hk install"], " M a.rs\nzsh:1: command not found: hk\n", "missing_file_or_command"),
+        (["gh pr view", "python \\\"a b\\\".py"], "---1---\n{}\n---2---\nzsh:1: command not found: python", "missing_file_or_command"),
+        (["sed -n 1,9p a.rs", "cargo test"], "use a;\nerror: could not compile `hk` (bin) due to 6 errors", "build_lint_compile"),
+        (["cat run.sh"], "#!/bin/sh\ntest -f a || exit 1\n\nexit 1\n", ""),
+        (["git diff"], "-TypeError: a\n+  TypeError: boom", ""),
+        (["cargo build"], "   Compiling insta v0.11.0-rc.6\n   Compiling sys-rc v1\n", ""),
+    ],
+)  # fmt: skip
+def test_scripts_that_run_commands_tell_no_codes(
+    commands: list[str], output: str, expected: str
+) -> None:
+    script = "; ".join(f'await tools.exec_command({{cmd:"{command}"}})' for command in commands)
+    found = categories(call("exec", input=script), result("exec", SCRIPT + output))
+    assert found == ([[expected]] if expected else [])
 
 
 def test_text_that_was_merely_read_is_no_failure() -> None:

@@ -46,6 +46,9 @@ def exited(output: str, code: int = 1) -> str:
         ("edit", "EPERM: operation not permitted, open 'a.ts'", None),
         ("browser_evaluate", "Evaluation failed: SecurityError", None),
         ("process", "No active session found for keen-zephyr", None),
+        ("browser_fill_form", "browser_fill_form failed: fields is not iterable", None),
+        ("validate_flow", '{"success": true, "data": {"valid": false, "errors": []}}', None),
+        ("call_hook", '{"success": true, "data": {"status": 404, "data": {}}}', None),
         ("edit", "Replaced 1 block.\n\nSTOP - 3 issue(s) must be fixed:\n  L24: role", None),
     ],
 )
@@ -62,6 +65,9 @@ def test_unmarked_results_that_report_a_failure(tool: str, text: str, code: int 
             "process",
             "the script has to exit with code 1 when nothing was found there, says the doc",
         ),
+        ("exec", "Compiling insta v0.11.0-rc.6"),
+        ("exec", "a.sh:9: test -f x || exit 1\n+  exit 1\nexit 1\n@@ -1 +1 @@ exit 1"),
+        ("call_hook", '{"success": true, "data": {"status": 200, "valid": true}}'),
         ("get_docs", "### Error Handling: Catching exceptions"),
         ("get_docs", "How to retry\n" + "words " * 100 + "\nstatus: failed"),
         ("read", "Error: x\n" * 400),
@@ -138,7 +144,10 @@ def test_failures_that_teach_nothing(entries: list[Entry], excuse: str) -> None:
     assert only(*entries)["excuse"] == excuse
 
 
-@pytest.mark.parametrize("entries", [[*REFUSED, *REFUSED], [*OUTAGE * 3], [*MISSING * 3]])
+EATEN = bash(r"ls C:\code\app", exited("ls: cannot access 'C:codeapp': No such file"), error=True)
+
+
+@pytest.mark.parametrize("entries", [[*REFUSED * 2], [*OUTAGE * 3], [*MISSING * 3], [*EATEN * 2]])
 def test_what_is_done_wrong_again_and_again_teaches(entries: list[Entry]) -> None:
     (row,) = rows(ASKED, *entries)
     assert {item["excuse"] for item in row["findings"]} == {""}

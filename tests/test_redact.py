@@ -153,6 +153,7 @@ def test_secrets_are_found_however_they_are_written(text: str, cleaned: str) -> 
         *("git@github.com:a/b", "icon@2x.png", "ann@example.com", "docker run -u 1000:1000"),
         *("integrity: sha512-aB3dE5fG7hJ9kL2mN4pQ6rS8tV0wX1yZ0123", "const id = " + "0a1b" * 10),
         *("http://localhost:3000/@fs/x", "--- PASS: TestFoo2", "https://x.com/home/settings"),
+        "me-ops__the-ai-harness/main_sessions_88616e07-f4e6-41ab-9157-bc7b373a246c.jsonl",
         *("postgres://$USER:$PASSWORD@host/db", "--home-dir x", "const token = await next1()"),
     ],
 )

@@ -277,3 +277,17 @@ def test_a_compaction_and_a_lost_parent_do_not_hide_the_beginning() -> None:
     assert kinds(read) == "user compaction assistant branch_summary".split()
     assert all(event.on_active_branch for event in read)
     assert read[2].kept_from == 2
+
+
+def test_the_first_versions_did_not_mark_a_compaction() -> None:
+    summary = (
+        "This session is being continued from a previous conversation that ran out of context."
+    )
+    read = claude_code.read(
+        [
+            user("Ask", uuid="a", parentUuid=None),
+            user(summary, uuid="b", parentUuid=None),
+            answer(text("Goes on"), uuid="c", parentUuid="b"),
+        ]
+    )
+    assert all(event.on_active_branch for event in read)

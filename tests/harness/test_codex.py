@@ -167,6 +167,12 @@ HEAD = "Chunk ID: ab12\nWall time: 0.1 seconds\n"
             True,
             2,
         ),
+        (
+            f'Command: /bin/zsh -lc "a\n\nb"\n{HEAD}Process exited with code 2\nOutput:\nbad\n',
+            "bad\n\nCommand exited with code 2",
+            True,
+            2,
+        ),
         ("Exit code: 1\nWall time: 1 seconds\nOutput:\n", "Command exited with code 1", True, 1),
         ('{"output": "x", "metadata": {"exit_code": 0}}', "x", False, 0),
         ({"content": "no", "success": False}, "no", True, None),

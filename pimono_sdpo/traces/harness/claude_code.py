@@ -31,6 +31,7 @@ _NOT_RUN = ("Sibling tool call errored", "Cancelled: parallel tool call")
 _MESSAGES = ("user", "assistant")
 # Lines between the messages, which may be hung anywhere: a shell's, a memory, a command's output.
 _ASIDE = re.compile(r"\s*(?:<(?:bash-\w+|user-memory-input|local-command-\w+)>|#[^\n]*\Z)")
+_CONTINUED = "This session is being continued from a previous conversation"
 _OWN_TYPES = frozenset({"file-history-snapshot", "queue-operation", "last-prompt"})
 
 
@@ -136,11 +137,19 @@ def _is_spoken(entry: Entry) -> bool:
 def _find_parent(entry: Entry) -> str | None:
     """Return the parent's id; after a compaction the tree continues elsewhere."""
     parent = entry.get("parentUuid", "")
-    if parent is None and entry.get("isCompactSummary") is True:
+    if parent is None and _is_summary(entry):
         return ""
     if parent is None and entry.get("subtype") == "compact_boundary":
         return to_text(entry.get("logicalParentUuid"))
     return None if parent is None else to_text(parent)
+
+
+def _is_summary(entry: Entry) -> bool:
+    """Check for the summary of a compaction; the first versions did not mark it."""
+    if entry.get("isCompactSummary") is True:
+        return True
+    said = blocks.join_text(to_object(entry.get("message")).get("content"))
+    return entry.get("type") == "user" and said.startswith(_CONTINUED)
 
 
 def _find_message_id(entry: Entry) -> str:

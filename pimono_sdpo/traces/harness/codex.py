@@ -23,6 +23,8 @@ _IDE_REQUEST = "## My request for Codex:"
 _CWD = re.compile(r"(?:<cwd>|Current working directory: )([^<\n]{1,400})")
 _IMAGE_TAG = re.compile(r"</?image\b[^<>\n]{0,400}>")
 _HEAD = re.compile(r"(?:Chunk ID|Exit code|Wall time|Process exited with code)\b")
+# Some versions repeat the command first.
+_COMMAND_FIRST = re.compile(r"Command: .{1,20000}?\n(?=(?:Chunk ID|Wall time): )", re.DOTALL)
 _EXIT = re.compile(r"^(?:Exit code:|Process exited with code) (-?\d{1,9})\s*$", re.MULTILINE)
 _RUNNING = re.compile(r"^Process running with session ID (\S{1,80})\s*$", re.MULTILINE)
 # Results without an exit code that say that the call itself failed.
@@ -238,6 +240,8 @@ def _read_call(payload: Entry, kind: str, state: _State) -> Event:
 def _read_result(payload: Entry, state: _State) -> Event:
     call_id = to_text(payload.get("call_id") or payload.get("id"))
     text, code, failed = _read_output(payload.get("output"))
+    repeated = _COMMAND_FIRST.match(text)
+    text = text[repeated.end() :] if repeated else text
     running = _RUNNING.search(text[:400]) if _HEAD.match(text) else None
     is_shell = call_id in state.commands
     if running and is_shell:
