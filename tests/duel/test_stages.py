@@ -133,11 +133,11 @@ def test_killed_at_random_points_no_call_that_was_finished_is_repeated(
     both_stages(whole)
     chat_server.hits.clear()
     chat_server.trouble = lambda asked, before: hang(0.02)
-    fork = multiprocessing.get_context("fork")
+    spawn = multiprocessing.get_context("spawn")
     rng = random.Random(7)
     for more in [rng.randint(5, 45) for _ in range(4)]:
         known, start = journaled(duel), len(chat_server.hits)
-        process = fork.Process(target=both_stages, args=(duel,))
+        process = spawn.Process(target=both_stages, args=(duel,))
         process.start()
         while process.is_alive() and len(chat_server.hits) < start + more:
             time.sleep(0.002)

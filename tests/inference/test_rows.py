@@ -83,9 +83,9 @@ def test_ctrl_c_ends_a_run_at_once_and_what_was_answered_is_kept(
 ) -> None:
     journal = tmp_path / "calls.sqlite"
     chat_server.trouble = lambda body, before: hang(0.1 if len(chat_server.hits) < 20 else 600)
-    fork = multiprocessing.get_context("fork")
-    heard, said = fork.Pipe()
-    worker = fork.Process(target=interrupted, args=(chat_server.url, journal, said))
+    spawn = multiprocessing.get_context("spawn")
+    heard, said = spawn.Pipe()
+    worker = spawn.Process(target=interrupted, args=(chat_server.url, journal, said))
     worker.start()
     while len(chat_server.hits) < 30:
         time.sleep(0.01)
@@ -117,7 +117,7 @@ def ask_some(url: str, journal: Path, numbers: range) -> None:
 
 def test_processes_share_a_journal(chat_server: ChatServer, tmp_path: Path) -> None:
     journal = tmp_path / "calls.sqlite"
-    spawn = multiprocessing.get_context("fork")
+    spawn = multiprocessing.get_context("spawn")
     spans = (range(0, 30), range(20, 50))
     workers = [spawn.Process(target=ask_some, args=(chat_server.url, journal, s)) for s in spans]
     for worker in workers:
