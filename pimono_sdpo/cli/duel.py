@@ -66,7 +66,9 @@ class Options(PushResult, WriterOptions):
         "Text file of instance ids to leave out, one per line.", default=None
     )
     turns: int | None = option("Turns to draw.", default=None, minimum=1, shown="2000")
-    seed: int | None = option("Seed of the draw and of the answers.", default=None, shown="42")
+    seed: int | None = option(
+        "Seed of the draw and of the answers.", default=None, minimum=0, shown="42"
+    )
     model: str | None = option("Model of the king.", default=None, shown="chain.toml's")
     challenger: str | None = option("Model of the challenger.", default=None, shown="the king's")
     provider: str | None = option(
@@ -150,7 +152,7 @@ def _run_stages(options: Options) -> bool:
         )
         typer.echo(f"{report['turns']} turns of {report['instances']} tasks are in {out / 'turns'}")
     if options.estimate:
-        estimate, problem = estimate_duel(out, settings, ESTIMATED)
+        estimate, problem = estimate_duel(out, settings, ESTIMATED, options.max_cost)
         if problem is not None:
             raise InferenceError(f"{problem.rstrip('.')}; nothing can be estimated.")
         typer.echo(estimate)
@@ -176,9 +178,11 @@ def _run_panel(options: Options, settings: Settings) -> None:
         if equals and limit is None:
             continue
         of = " of the king against itself" if equals else ""
-        for name, run_stage in (("answers", run_answers), ("panel", run_panel)):
-            outcome = run_stage(options.out, settings, options.max_cost, limit, equals)
-            _print_progress(name + of, outcome)
+        out, most = options.out, options.max_cost
+        _print_progress("answers" + of, run_answers(out, settings, most, limit, equals))
+        complete = options.rules == "original"
+        outcome = run_panel(out, settings, most, limit, equals, complete)
+        _print_progress("panel" + of, outcome)
 
 
 def _load_settings(options: Options) -> Settings:

@@ -15,11 +15,12 @@ independent, and a turn without a readable judgment is left out of the score but
 the bound.
 """
 
+import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -130,10 +131,13 @@ class Verdict:
 
 
 def choose_unit(repos: Sequence[str], cluster: Cluster) -> Cluster:
-    """Return `repo` or `task`, whichever is the unit of independence of these turns."""
+    """Return `repo` or `task`, whichever is the unit of independence of these turns.
+
+    A repository that is not known is empty; turns without one count as one repository together.
+    """
     if cluster != "auto":
         return cluster
-    return "repo" if len(set(repos)) > 1 else "task"
+    return "repo" if len({repo for repo in repos if repo}) > 1 else "task"
 
 
 def weigh_clusters(sizes: Sequence[int] | NDArray[np.int64]) -> Array:
@@ -453,3 +457,16 @@ def _lower_bound(deltas: Array, rules: AlbedoRules) -> float:
     sizes = [min(batch, rounds - start) for start in range(0, rounds, batch)]
     means = [deltas[rng.integers(0, turns, size=(size, turns))].mean(axis=1) for size in sizes]
     return float(np.quantile(np.concatenate(means), rules.gate_alpha))
+
+
+def to_json(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the same without nan and infinity, which JSON cannot hold: they become None."""
+    return {name: _replace_nan(value) for name, value in found.items()}
+
+
+def _replace_nan(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _replace_nan(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_replace_nan(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

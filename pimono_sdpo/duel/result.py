@@ -27,7 +27,7 @@ from cards.plots import write_duel_plot
 from cards.render import render_duel_card, render_duel_report
 from pimono_sdpo import __version__
 from pimono_sdpo.dataset_writer import DatasetSpec, Format, explain_empty, write_dataset
-from pimono_sdpo.duel.gate import AlbedoRules, Rules
+from pimono_sdpo.duel.gate import AlbedoRules, Rules, to_json
 from pimono_sdpo.duel.stages import (
     ANSWERS,
     EQUAL_ANSWERS,
@@ -36,10 +36,11 @@ from pimono_sdpo.duel.stages import (
     JOURNAL,
     JUDGMENTS,
     Plan,
-    decide_by_stored,
     decide_look,
+    explore_rules,
     name_of,
     read_rows,
+    read_verdict,
     register_rules,
 )
 from pimono_sdpo.duel.summary import (
@@ -49,7 +50,6 @@ from pimono_sdpo.duel.summary import (
     summarize_lengths,
     summarize_panel,
     summarize_verdict,
-    to_json,
 )
 from pimono_sdpo.errors import EmptySelection, SourceError
 from pimono_sdpo.llm.calls import Journal
@@ -65,12 +65,20 @@ from pimono_sdpo.stage import Stage
 from processors.duel.answers import classify_action
 from processors.duel.export import TABLES, Kind, build_stages
 from processors.duel.judge import score_judgment
-from processors.duel.scores import collect_reasons, collect_votes, make_duels, score_turns
+from processors.duel.scores import (
+    Votes,
+    collect_reasons,
+    collect_votes,
+    make_duels,
+    score_turns,
+)
 
 Json = dict[str, Any]
 RESULT = "result"
 BATCH = 256
-REPORTED = ("turn_id", "instance_id", "action_style", "score", "metrics", "bucket")
+REPORTED = (
+    "turn_id", "instance_id", "action_style", "score", "metrics", "bucket", "leaked_terms",
+)  # fmt: skip
 
 
 def score_duel(
@@ -95,13 +103,12 @@ def score_duel(
             "`judge`."
         )
     plan = register_rules(folder, settings)
-    verdict = decide_by_stored(folder, plan, plan.rules, opponent)
+    verdict = read_verdict(folder, opponent)
     if verdict is None:
-        raise SourceError(
-            f"`{folder}` has too few judgments for the first look; run the stage `judge`."
-        )
-    given = Rules(**settings.gate.model_dump())
-    other = None if given == plan.rules else decide_by_stored(folder, plan, given, opponent)
+        raise SourceError(f"`{folder}` has not been looked at yet; run the stage `judge`.")
+    given, other = Rules(**settings.gate.model_dump()), None
+    if given != plan.rules:
+        other = explore_rules(folder, plan, given, verdict.look, opponent)
     clean = decide_look(folder, plan, plan.rules, verdict.look - 1, opponent, clean=True)
     panel = _read_panel(folder, panel_of)
     votes = collect_votes(panel, plan.judges, read_rows(folder, panel_of))
@@ -110,7 +117,12 @@ def score_duel(
     dropped = Counter(row["drop_reason"] for row in read_rows(folder, ANSWERS, ("drop_reason",)))
     dropped.pop(None, None)
     lengths = [[row["lengths"][side] for row in singles] for side in (0, 1)]
-    summary = summarize_panel(votes) if panel else None
+    summary = _summarize(folder, panel_of, votes) if panel else None
+    if original and not (summary and summary["complete"]):
+        raise SourceError(
+            f"The original rules need every judgment of the panel, which `{folder}` does not have; "
+            "run all stages with --rules original."
+        )
     report: Json = {
         "pimono_sdpo": __version__,
         "source": folder.resolve().name,
@@ -119,6 +131,7 @@ def score_duel(
         "registered": plan.sha256,
         "rules": asdict(plan.rules),
         "looks": list(plan.looks),
+        "repositories": sorted(set(plan.repos))[:2],
         "verdict": summarize_verdict(verdict),
         "exploratory": other and {"rules": asdict(given), **(summarize_verdict(other) or {})},
         "dropped": dict(sorted(dropped.items())),
@@ -126,6 +139,7 @@ def score_duel(
         "length": summarize_lengths(np.array([row["score"] for row in singles]), *lengths),
         "leaks": {
             "share": sum(row["leaked"] for row in singles) / max(len(singles), 1),
+            "final": 0,
             "score_without": to_json(asdict(clean))["score"],
         },
         "histogram": count_scores(np.array([row["score"] for row in singles])),
@@ -133,7 +147,7 @@ def score_duel(
         "aa_test": _score_equals(folder, plan, summary) if summary else None,
         "original": None,
     }
-    if original and panel:
+    if original:
         report["original"] = summarize_albedo(votes, _original_rules(settings))
     reasons = collect_reasons(read_rows(folder, panel_of), plan.judges)
     asked = {turn for turn, _ in panel}
@@ -145,6 +159,9 @@ def score_duel(
         (finished / "data").mkdir(parents=True)
         duels = make_duels(answers, votes, score_turns(votes), reasons, opponent)
         reported, report["configs"] = _write_buckets(duels, finished / "data")
+        report["leaks"]["final"] = sum(
+            row["bucket"] == "final" and bool(row["leaked_terms"]) for row in reported
+        )
         report["sha256"] = {
             name: sha256(path)
             for name in report["configs"]
@@ -176,6 +193,12 @@ def _read_panel(folder: Path, name: str) -> list[tuple[str, str]]:
             (row[columns[0]], row[columns[1]]) for row in read_rows(folder, name, columns)
         )
     )
+
+
+def _summarize(folder: Path, name: str, votes: Votes) -> Json:
+    calls = Counter(row["judge"] for row in read_rows(folder, name, ("judge",)))
+    complete = calls.total() == len(votes.turns) * len(votes.judges) * 2
+    return summarize_panel(votes, calls, complete)
 
 
 def _read_singles(folder: Path, plan: Plan, opponent: Opponent, theirs: str) -> list[Json]:
@@ -238,7 +261,7 @@ def _score_equals(folder: Path, plan: Plan, panel: Json) -> Json | None:
     scores = score_turns(votes).turn
     return {
         **explain_finals(scores.tolist(), panel["buckets"]),
-        "histogram": summarize_panel(votes)["histogram"],
+        "histogram": count_scores(scores[~np.isnan(scores)]),
     }
 
 

@@ -3,7 +3,7 @@
 DIR/turns, prs, turns.json    what players are asked, and what is hidden from the king
 DIR/answers                   answers of king and challenger
 DIR/rules.json                rules, looks, players and judges, before the first judge is called
-DIR/gate                      single judgments, by which the challenger is accepted or not
+DIR/gate, looks.json          single judgments, and the verdict of each look
 DIR/judgments                 the whole panel's judgments, by which turns get their buckets
 DIR/aa-answers, aa-judgments  the same for the king against itself
 DIR/calls.sqlite              every finished call; no stage repeats one
@@ -14,7 +14,7 @@ Against the recorded agent, `rules`, `gate` and `judgments` end in `-reference`.
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +26,13 @@ from pimono_sdpo import __version__
 from pimono_sdpo.duel.gate import (
     LOOKS,
     Calls,
-    Cluster,
+    JudgeScore,
     Rules,
     Verdict,
     choose_unit,
     count_effective,
     decide,
+    to_json,
 )
 from pimono_sdpo.errors import InferenceError, OutputError, SourceError
 from pimono_sdpo.llm.chat import Chat, open_chat
@@ -49,7 +50,9 @@ from processors.duel.turns import RECORDS, REPORT, TURNS, Options, draw_turns, r
 
 Json = dict[str, Any]
 JOURNAL, LOCK = "calls.sqlite", ".lock"
-ANSWERS, GATE, JUDGMENTS, RULES = "answers", "gate", "judgments", "rules"
+ANSWERS, GATE, JUDGMENTS = "answers", "gate", "judgments"
+RULES, CONCLUSIONS = "rules", "looks"
+FAILURE_COLUMNS = {ANSWERS: ("error", "drop_reason"), GATE: ("error",)}
 # Folders of the duel of the king against itself.
 EQUAL_ANSWERS, EQUAL_JUDGMENTS = "aa-answers", "aa-judgments"
 BATCH = 256
@@ -68,15 +71,15 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Plan:
-    """What was registered before the first judge was called.
+    """What was registered before the first judge of the gate was called.
 
-    `looks` are numbers of turns; `clusters` the name of the unit of each planned turn.
+    `looks` are numbers of turns; `tasks` and `repos` are those of the planned turns.
     """
 
     rules: Rules
     looks: tuple[int, ...]
-    unit: Cluster
-    clusters: tuple[str, ...]
+    tasks: tuple[str, ...]
+    repos: tuple[str, ...]
     judges: tuple[str, ...]
     sha256: str
 
@@ -139,10 +142,11 @@ def register_rules(out: Path, settings: Settings) -> Plan:
     }
     path = out / f"{name_of(RULES, duel.opponent)}.json"
     if not path.is_file():
+        if any((out / name_of(GATE, duel.opponent)).glob("*.parquet")):
+            raise OutputError(f"`{path}` is gone, but there are judgments; restore it.")
         rules = Rules(**settings.gate.model_dump())
         ids, repos = ids[: rules.max_turns], repos[: rules.max_turns]
-        unit = choose_unit(repos, rules.cluster)
-        clusters = repos if unit == "repo" else ids
+        clusters = repos if choose_unit(repos, rules.cluster) == "repo" else ids
         looks = [round(share * len(ids)) for share in LOOKS]
         # Without a verdict there is nothing to stop early for.
         if len(judge.models) < 2 or count_effective(clusters) < rules.min_clusters:
@@ -151,29 +155,57 @@ def register_rules(out: Path, settings: Settings) -> Plan:
             "pimono_sdpo": __version__,
             "rules": asdict(rules),
             "looks": sorted({look for look in looks if look}),
-            "unit": unit,
             "second_judge": f"one turn in {SECOND_EVERY}",
             **by,
         }
         write_atomically(path, (json.dumps(found, indent=2) + "\n").encode())
-    stored = json.loads(path.read_text())
-    other = next((key for key, value in by.items() if stored[key] != value), None)
+    try:
+        stored = json.loads(path.read_text())
+        other = next((key for key, value in by.items() if stored[key] != value), None)
+        rules, looks = Rules(**stored["rules"]), [int(look) for look in stored["looks"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise SourceError(f"`{path}` cannot be read ({error!r}); restore it.") from error
     if other is not None:
         raise OutputError(
             f"`{path}` registered another `{other}` ({_shorten(stored[other])}, now "
             f"{_shorten(by[other])}) before the first judge was called; give another folder."
         )
-    most = stored["looks"][-1]
-    clusters = repos if stored["unit"] == "repo" else ids
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    before = _read_looks(out, duel.opponent)
+    if before is not None and before["registered"] != digest:
+        raise OutputError(f"`{path}` was changed after the first look; restore it.")
     return Plan(
-        Rules(**stored["rules"]),
-        tuple(stored["looks"]),
-        stored["unit"],
-        tuple(clusters[:most]),
+        rules,
+        tuple(looks),
+        tuple(ids[: looks[-1]]),
+        tuple(repos[: looks[-1]]),
         tuple(stored["judges"]),
         digest,
     )
+
+
+def _read_looks(out: Path, opponent: Opponent) -> Json | None:
+    path = out / f"{name_of(CONCLUSIONS, opponent)}.json"
+    try:
+        found: Json | None = json.loads(path.read_text()) if path.is_file() else None
+    except ValueError as error:
+        raise SourceError(f"`{path}` cannot be read ({error}); restore it.") from error
+    return found
+
+
+def read_verdict(out: Path, opponent: Opponent) -> Verdict | None:
+    """Return the verdict of the last look that was taken, None before the first."""
+    stored = _read_looks(out, opponent)
+    if stored is None or not stored["verdicts"]:
+        return None
+    last = stored["verdicts"][-1]
+    judges = tuple(JudgeScore(**_restore_nan(judge)) for judge in last["judges"])
+    reasons = tuple(last["reasons"])
+    return Verdict(**{**_restore_nan(last), "judges": judges, "reasons": reasons})
+
+
+def _restore_nan(stored: Json) -> Json:
+    return {name: np.nan if value is None else value for name, value in stored.items()}
 
 
 def _shorten(value: object) -> str:
@@ -187,7 +219,7 @@ def _find_first_turns(shards: Sequence[Path]) -> tuple[list[str], list[str]]:
         for row in pq.read_table(path, columns=["instance_id", "repo"]).to_pylist():
             if row["instance_id"] in ids:
                 return list(ids), list(ids.values())
-            ids[row["instance_id"]] = row["repo"] or row["instance_id"]
+            ids[row["instance_id"]] = row["repo"] or ""
     return list(ids), list(ids.values())
 
 
@@ -196,20 +228,46 @@ def run_gate(
 ) -> Iterator[tuple[str, Outcome | Verdict]]:
     """Ask players and judges look by look until there is a conclusion.
 
-    Yields what each stage did and the verdict of each look, with its name. A stage that stopped is
-    the last.
+    Yields what each stage did and the verdict of each look, with its name. A verdict is stored when
+    it is made and not made again. A stage that stopped is the last; so is one too many of whose
+    calls failed for a verdict.
     """
+    opponent = settings.duel.opponent
     plan = register_rules(out, settings)
-    for look, turns in enumerate(plan.looks):
+    verdict = read_verdict(out, opponent)
+    taken = verdict.look if verdict is not None else 0
+    if verdict is not None and verdict.conclusion != "open":
+        yield f"look {taken}", verdict
+        return
+    for look in range(taken, len(plan.looks)):
+        turns = plan.looks[look]
         for name, run_stage in (("answers", run_answers), (GATE, run_single_judges)):
             outcome = run_stage(out, settings, max_cost, turns)
+            folder = name if name == ANSWERS else name_of(GATE, opponent)
+            failed = sum(
+                row["error"] is not None and row.get("drop_reason", "error") == "error"
+                for row in read_rows(out, folder, FAILURE_COLUMNS[name])
+            )
+            if outcome.stopped is None and failed > (1 - plan.rules.min_parsed) * turns:
+                why = f"{failed} of the calls for look {look + 1} failed: {outcome.asked.error}"
+                outcome = replace(outcome, stopped=why)
             yield name, outcome
             if outcome.stopped is not None:
                 return
-        verdict = decide_look(out, plan, plan.rules, look, settings.duel.opponent)
+        verdict = take_look(out, plan, look, opponent)
         yield f"look {look + 1}", verdict
         if verdict.conclusion != "open":
             return
+
+
+def take_look(out: Path, plan: Plan, look: int, opponent: Opponent) -> Verdict:
+    """Decide by the registered rules, and store the verdict."""
+    verdict = decide_look(out, plan, plan.rules, look, opponent)
+    stored = _read_looks(out, opponent) or {"registered": plan.sha256, "verdicts": []}
+    stored["verdicts"].append(to_json(asdict(verdict)))
+    path = out / f"{name_of(CONCLUSIONS, opponent)}.json"
+    write_atomically(path, (json.dumps(stored, indent=2) + "\n").encode())
+    return verdict
 
 
 def decide_look(
@@ -220,11 +278,13 @@ def decide_look(
     Answers with terms that only the pull request has count as ties at best; with `clean`, they are
     left out.
     """
+    unit = choose_unit(plan.repos, rules.cluster)
+    planned = (plan.repos if unit == "repo" else plan.tasks)[: plan.looks[look]]
     turns: dict[str, int] = {}
     clusters, leaked, unanswered = [], [], 0
     columns = ("turn_id", "drop_reason", "leaked_terms")
     answers = read_rows(out, ANSWERS, columns)
-    for cluster, row in zip(plan.clusters[: plan.looks[look]], answers, strict=False):
+    for cluster, row in zip(planned, answers, strict=False):
         if clean and row["leaked_terms"]:
             continue
         if row["drop_reason"] is not None:
@@ -243,24 +303,12 @@ def decide_look(
     table = np.array(found, float).reshape(-1, 4)
     whole = table[:, :3].astype(int)
     calls = Calls(whole[:, 0], whole[:, 1], whole[:, 2], table[:, 3])
-    return decide(calls, plan.judges, clusters, plan.unit, plan.looks, look, rules, unanswered)
+    return decide(calls, plan.judges, clusters, unit, plan.looks, look, rules, unanswered)
 
 
-def decide_by_stored(out: Path, plan: Plan, rules: Rules, opponent: Opponent) -> Verdict | None:
-    """Return the verdict of the first look with a conclusion, or of the last that was judged.
-
-    None when not all turns of the first look have been judged.
-    """
-    judged = {row["turn_id"] for row in read_rows(out, name_of(GATE, opponent), ("turn_id",))}
-    done = 0
-    for row in read_rows(out, ANSWERS, ("turn_id", "drop_reason")):
-        if row["drop_reason"] is None and row["turn_id"] not in judged:
-            break
-        done += 1
-    verdict = None
-    for look, turns in enumerate(plan.looks):
-        if turns > done:
-            break
+def explore_rules(out: Path, plan: Plan, rules: Rules, last: int, opponent: Opponent) -> Verdict:
+    """Return the first conclusion by other rules on stored judgments, up to look number `last`."""
+    for look in range(last):
         verdict = decide_look(out, plan, rules, look, opponent)
         if verdict.conclusion != "open":
             break
@@ -302,9 +350,13 @@ def run_panel(
     max_cost: float | None = None,
     limit: int | None = None,
     equals: bool = False,
+    complete: bool = False,
 ) -> Outcome:
-    """Ask the whole panel about the answers; raises SourceError or InferenceError."""
-    return _judge(out, settings, max_cost, limit, JUDGMENTS, equals=equals)
+    """Ask the whole panel about the answers, with `complete` also when a bucket is decided.
+
+    Raises SourceError or InferenceError.
+    """
+    return _judge(out, settings, max_cost, limit, JUDGMENTS, equals=equals, complete=complete)
 
 
 def _judge(
@@ -316,12 +368,13 @@ def _judge(
     *,
     single: bool = False,
     equals: bool = False,
+    complete: bool = False,
 ) -> Outcome:
     if not out.is_dir():
         raise SourceError(f"`{out}` does not exist; run the stages `turns` and `answers` first.")
     with lock(out / LOCK, out):
         inputs = _find_shards(out / (EQUAL_ANSWERS if equals else ANSWERS), "answers")
-        stage = _open_judges(out, settings, max_cost, single, equals)
+        stage = _open_judges(out, settings, max_cost, single, equals, complete)
         made_by = _made_by(stage, asdict(stage.panel))
         folder = EQUAL_JUDGMENTS if equals else name_of(name, settings.duel.opponent)
         return _ask(inputs, out / folder, stage, JUDGMENT, made_by, limit)
@@ -346,7 +399,12 @@ def _open_players(
 
 
 def _open_judges(
-    out: Path, settings: Settings, max_cost: float | None, single: bool, equals: bool = False
+    out: Path,
+    settings: Settings,
+    max_cost: float | None,
+    single: bool,
+    equals: bool = False,
+    complete: bool = False,
 ) -> JudgeStage:
     judge = settings.judge
     panel = Panel(
@@ -356,12 +414,15 @@ def _open_judges(
         max_tokens=judge.max_tokens,
         seed=settings.duel.seed,
         single=single,
+        complete=complete,
     )
     chat = open_chat(judge, settings, out / JOURNAL, panel.judges, max_cost)
     return JudgeStage(chat, panel)
 
 
-def estimate_duel(out: Path, settings: Settings, turns: int) -> tuple[str, str | None]:
+def estimate_duel(
+    out: Path, settings: Settings, turns: int, max_cost: float | None = None
+) -> tuple[str, str | None]:
     """Ask players and panel about so many turns, and return what each stage will cost at most.
 
     Nothing but the journal is written. The second text says why there is no estimate.
@@ -370,36 +431,40 @@ def estimate_duel(out: Path, settings: Settings, turns: int) -> tuple[str, str |
     total = sum(pq.read_metadata(path).num_rows for path in inputs)
     gate = min(len(_find_first_turns(inputs)[0]), settings.gate.max_turns)
     first = Dataset(pq.read_table(inputs[0]).slice(0, turns))
-    players = _open_players(out, settings, None)
-    judges = [_open_judges(out, settings, None, single) for single in (True, False)]
-    stages: tuple[AnswerStage | JudgeStage, ...] = (players, *judges)
-    rows, schema = first, ANSWER
-    for stage in stages:
-        made = answers_of(rows, stage.run, schema, stage.chat.limits.concurrency, "estimate")
-        errors = [row["error"] for row in made if row["error"] is not None]
+    players = _open_players(out, settings, max_cost)
+    judges = _open_judges(out, settings, max_cost, single=False)
+    rows, made = first, 0
+    stages: tuple[tuple[AnswerStage | JudgeStage, Features], ...] = (
+        (players, ANSWER),
+        (judges, JUDGMENT),
+    )
+    for stage, schema in stages:
+        found = answers_of(rows, stage.run, schema, stage.chat.limits.concurrency, "estimate")
+        errors = [row["error"] for row in found if row["error"] is not None]
         # Nothing can be estimated when every call failed.
-        if stage.chat.stopped or (errors and len(errors) == len(made)):
+        if stage.chat.stopped or (errors and len(errors) == len(found)):
             return "", stage.chat.stopped or errors[0]
-        if stage is players:
-            rows, schema = Dataset.from_list(made, features=ANSWER), JUDGMENT
+        made = len(found)
+        rows = Dataset.from_list(found, features=schema)
     done = len(first)
-    lines, whole = [], 0.0
+    # As many turns of the panel as have the calls of the gate.
+    single = round(gate * (1 + 1 / SECOND_EVERY) * done / max(made, 1))
+    lines, costs = [], []
     planned: tuple[tuple[str, AnswerStage | JudgeStage, int], ...] = (
         (f"answers for the gate, at most {gate:,} turns", players, gate),
-        ("judges of the gate", judges[0], gate),
+        ("judges of the gate, counted as turns of the panel", judges, single),
         (f"with --export or on acceptance, answers to all {total:,} turns", players, total - gate),
-        ("and the whole panel", judges[1], total),
+        ("and the whole panel", judges, total),
     )
     for title, stage, count in planned:
         chat = stage.chat
         tally = chat.tally.estimate(chat.prices, done, count, chat.limits.concurrency)
         lines.append(f"{title}:\n{tally}")
-        for model, used in chat.tally.models.items():
-            whole += (cost(chat.prices, model, used) or np.nan) * count / done
-    lines.append(
-        "all stages: " + (f"${whole:,.2f}" if whole == whole else "not every price is set")
-    )
-    return "\n".join(lines), None
+        used = (cost(chat.prices, model, one) for model, one in chat.tally.models.items())
+        costs += [None if usd is None else usd * count / done for usd in used]
+    known = [usd for usd in costs if usd is not None]
+    whole = f"${sum(known):,.2f}" if len(known) == len(costs) else "not every price is set"
+    return "\n".join([*lines, f"all stages: {whole}"]), None
 
 
 def _ask(

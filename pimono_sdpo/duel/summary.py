@@ -1,6 +1,5 @@
 """Summarize a duel as JSON, with what else could explain its verdict."""
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -13,6 +12,7 @@ from pimono_sdpo.duel.gate import (
     Verdict,
     decide_by_albedo_rules,
     krippendorff_alpha,
+    to_json,
 )
 from pimono_sdpo.schema import DUEL_METRICS
 from processors.duel.scores import Array, Bucket, Votes, choose_bucket, nan_mean, score_turns
@@ -46,20 +46,23 @@ def describe_verdict(verdict: Json) -> str:
     if verdict["missing_clusters"]:
         there = f"{verdict['clusters']:.0f} by weight"
         reasons.insert(0, f"{verdict['missing_clusters']} more {unit} are needed ({there})")
-    elif verdict["conclusion"] == "no verdict":
+    if len(verdict["judges"]) < 2:
         reasons.insert(0, "one judge alone does not decide")
     words = {"no verdict": "no verdict", "open": f"undecided after {at}"}
     conclusion = words.get(verdict["conclusion"], f"not accepted at {at}")
     return f"{conclusion}: {'; '.join([*reasons, rests])}"
 
 
-def summarize_panel(votes: Votes) -> Json:
-    """Return the buckets of the turns that the whole panel read, and how its judges differ.
+def summarize_panel(votes: Votes, calls: Mapping[str, int], complete: bool) -> Json:
+    """Return the buckets of the turns that the panel read, and how its judges differ.
 
-    `turns` counts them by bucket, `histogram` by score in steps of 10; `agreement` is
-    Krippendorff's alpha of the judges' mean scores. Of each judge: `parsed` is the share of its
-    judgments that could be read, `consistent` the share of turns with the same winner in both
-    orders, `first_bias` the points beyond 50 for the answer shown first, `score` its own score.
+    `buckets` counts the turns, `histogram` by score in steps of 10. Of each judge: its number of
+    `calls`; `parsed` is the share of them that could be read, `consistent` the share of turns with
+    the same winner in both orders, `first_bias` the points beyond 50 for the answer shown first.
+
+    A panel that stops when a bucket is decided asks its last judges about close turns alone; so the
+    `score` of a judge, `metrics` and `agreement` (Krippendorff's alpha of the judges' mean scores)
+    are None unless the panel is `complete`.
     """
     scores = score_turns(votes)
     buckets = Counter(choose_bucket(score) for score in scores.turn)
@@ -67,22 +70,27 @@ def summarize_panel(votes: Votes) -> Json:
     by_order = nan_mean(votes.values, axis=3)
     judges = []
     for column, name in enumerate(votes.judges):
+        read = int((~np.isnan(by_order[:, column])).sum())
         both = by_order[:, column][~np.any(np.isnan(by_order[:, column]), axis=1)]
         winner = np.sign(both - 0.5)
         judges.append(
             {
                 "name": name,
-                "parsed": _mean(~np.isnan(by_order[:, column])),
+                "calls": calls.get(name, 0),
+                "parsed": read / max(calls.get(name, 0), 1),
                 "consistent": _mean(winner[:, 0] == winner[:, 1]),
                 "first_bias": 100 * (_mean((1 - both[:, 0] + both[:, 1]) / 2) - 0.5),
-                "score": 100 * _mean(both),
+                "score": 100 * _mean(both) if complete else None,
             }
         )
+    metrics = nan_mean(scores.metric, axis=0)
+    by_judge = nan_mean(votes.values, axis=(2, 3))
     found = {
         "buckets": {name: buckets[name] for name in BUCKETS},
         "histogram": count_scores(there),
-        "metrics": dict(zip(DUEL_METRICS, nan_mean(scores.metric, axis=0).tolist(), strict=True)),
-        "agreement": krippendorff_alpha(nan_mean(votes.values, axis=(2, 3)).T),
+        "complete": complete,
+        "metrics": dict(zip(DUEL_METRICS, metrics.tolist(), strict=True)) if complete else None,
+        "agreement": krippendorff_alpha(by_judge.T) if complete else None,
         "judges": judges,
     }
     return to_json(found)
@@ -145,16 +153,3 @@ def explain_finals(equals: Iterable[float], buckets: Mapping[str, int]) -> Json:
         "false_final": share,
         "by_chance": min(1.0, share / finals) if finals and share is not None else None,
     }
-
-
-def to_json(found: Mapping[str, Any]) -> Json:
-    """Return the same without nan and infinity, which JSON cannot hold: they become None."""
-    return {name: _replace_nan(value) for name, value in found.items()}
-
-
-def _replace_nan(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _replace_nan(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_replace_nan(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

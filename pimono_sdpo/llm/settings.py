@@ -84,7 +84,7 @@ class Duel(CallSection):
     temperature: Usd = 0.7
     max_tokens: Count = 4096
     turns: Count = 2000
-    seed: int = 42
+    seed: Annotated[int, Field(ge=0)] = 42
     opponent: Literal["king", "reference"] = "king"
     # Thresholds of `--rules original`; see `pimono_sdpo.duel.gate.AlbedoRules`.
     win_margin: Annotated[float, Field(ge=0, le=100)] = 2.0

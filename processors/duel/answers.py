@@ -21,6 +21,7 @@ from pimono_sdpo.llm.chat import Chat
 from pimono_sdpo.shell import parse_command
 from pimono_sdpo.text import shorten
 from processors.duel.prompts import prompt
+from processors.duel.sanitize import sanitize
 from processors.salient_tokens import KINDS, MAX_LENGTH, find_tokens
 
 Style = Literal["search", "read", "edit", "test", "run", "git", "submit", "other", "none"]
@@ -212,7 +213,8 @@ class AnswerStage:
             self._ask(other, informed, OTHER_KING if self.equals else 0),
         )
         visible = [message["content"] for message in turn["messages"]]
-        leaks = find_leaks(challenger.text, hidden, visible) if hidden else []
+        # As judges will read it: names in full-width letters are the same names.
+        leaks = find_leaks(sanitize(challenger.text), hidden, visible) if hidden else []
         return [
             _make_row(
                 turn,

@@ -149,8 +149,9 @@ class Panel:
     context: Context = "pr"
     max_tokens: int = 4096
     seed: int = 42
+    # The seats of the gate alone; and every seat, also when the bucket is decided.
     single: bool = False
-    """Whether to ask the seats of the gate, not the whole panel."""
+    complete: bool = False
 
 
 @dataclass(frozen=True)
@@ -212,7 +213,7 @@ class JudgeStage:
         rows: list[Json] = []
         for seat in seats:
             rows.append(await self._judge(answer, *seat, ours, theirs))
-            if is_bucket_decided(rows, len(panel.judges)):
+            if not panel.complete and is_bucket_decided(rows, len(panel.judges)):
                 break
         return rows
 

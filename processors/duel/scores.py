@@ -136,9 +136,11 @@ def choose_bucket(score: float) -> Bucket:
     """Name the bucket of a score: `final` from 80, `refined` from 66, else `defeat`."""
     if np.isnan(score):
         return "parse_fail"
-    if score >= FINAL_SCORE:
+    # A mean of five judges may miss a limit by rounding.
+    rounded = round(score, 9)
+    if rounded >= FINAL_SCORE:
         return "final"
-    return "refined" if score >= REFINED_SCORE else "defeat"
+    return "refined" if rounded >= REFINED_SCORE else "defeat"
 
 
 Row = Mapping[str, Any]

@@ -164,13 +164,20 @@ def _draw_turn(row: Mapping[str, Any], rng: random.Random) -> Draw:
     answer = messages[at]["content"]
     turn = {
         "instance_id": instance,
-        "repo": row.get("repo") or instance.rpartition("-")[0].replace("__", "/"),
+        "repo": _name_repo(row.get("repo"), instance),
         "messages": messages[:at],
         "assistant": answer,
         "turn": places.index(at) + 1,
         "action_style": classify_action(answer),
     }
     return Draw(turn, None)
+
+
+def _name_repo(given: object, instance: str) -> str:
+    """Return the repository as given, or that of an id such as `django__django-11099`, or ""."""
+    if given is not None and str(given).strip():
+        return str(given)
+    return instance.rpartition("-")[0].replace("__", "/") if "__" in instance else ""
 
 
 def find_turns(messages: Sequence[Json]) -> list[int]:
@@ -548,8 +555,15 @@ def _select_from_sessions(
                         heapq.heappushpop(best, entry)
                         drops["not_drawn"] += 1
     best.sort(key=lambda entry: entry[:3], reverse=True)
-    records = {record["instance_id"]: record for *_, record in best}
-    return [turn for *_, turn, _ in best], [records[key] for key in sorted(records)]
+    records: dict[str, Json] = {}
+    turns = []
+    for *_, turn, record in best:
+        # Of two sessions with one id, what is hidden of the first is not true of the second.
+        if records.setdefault(turn["instance_id"], record) == record:
+            turns.append(turn)
+        else:
+            drops["same_id_as_another_session"] += 1
+    return turns, [records[key] for key in sorted(records)]
 
 
 def _hash_turn(seed: int, turn: Json) -> int:

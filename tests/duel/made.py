@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from datasets import Features
 
-from pimono_sdpo.duel.stages import register_rules
+from pimono_sdpo.duel.stages import register_rules, take_look
 from pimono_sdpo.llm.settings import Settings, load_settings
 from pimono_sdpo.schema import ANSWER, DUEL_METRICS, DUEL_TURN, JUDGMENT
 from processors.duel.judge import choose_seats
@@ -97,7 +97,7 @@ def write_duel(
     (folder / "turns.json").write_text('{"request": "made"}\n')
     write_stage(folder, "answers", answers, ANSWER)
     given = settings(**gate)
-    seed = given.duel.seed
+    plan, seed = register_rules(folder, given), given.duel.seed
     single = [
         judgment(turn, tasks, judge, order, panel)
         for turn in range(turns)
@@ -105,7 +105,9 @@ def write_duel(
     ]
     write_stage(folder, "gate", single, JUDGMENT)
     write_panel(folder, "judgments", turns, tasks, panel)
-    register_rules(folder, given)
+    for look in range(len(plan.looks)):
+        if take_look(folder, plan, look, "king").conclusion != "open":
+            break
     return given
 
 

@@ -1,11 +1,13 @@
 """What else could explain a verdict."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from pimono_sdpo.duel.gate import krippendorff_alpha
 from pimono_sdpo.duel.summary import summarize_lengths, summarize_panel
-from tests.duel.votes import votes
+from tests.duel.votes import votes as votes_of
 
 NAN = float("nan")
 # The four observers of Krippendorff's "Computing Krippendorff's Alpha-Reliability" (2011), part C
@@ -29,22 +31,29 @@ def test_alpha_at_its_ends() -> None:
     assert np.isnan(krippendorff_alpha(np.array([[1.0, NAN], [NAN, 2]])))
 
 
+def summarize(values: object, complete: bool = True) -> dict[str, Any]:
+    """The summary of a panel that was asked about everything."""
+    votes = votes_of(values)
+    calls = dict.fromkeys(votes.judges, 2 * len(votes.turns))
+    return summarize_panel(votes, calls, complete)
+
+
 def test_a_judge_that_likes_what_comes_first() -> None:
     biased, fair = [0, 1], [1, 1]
-    found = summarize_panel(votes([[biased, fair]] * 40))["judges"]
+    found = summarize([[biased, fair]] * 40)["judges"]
     assert (found[0]["first_bias"], found[0]["consistent"], found[0]["score"]) == (50, 0, 50)
     assert (found[1]["first_bias"], found[1]["consistent"], found[1]["score"]) == (0, 1, 100)
 
 
 def test_what_could_be_read_is_counted_per_judge() -> None:
-    found = summarize_panel(votes([[[1, NAN], [1, 1]], [[NAN, NAN], [0, 0]]]))["judges"]
+    found = summarize([[[1, NAN], [1, 1]], [[NAN, NAN], [0, 0]]])["judges"]
     assert [judge["parsed"] for judge in found] == [0.25, 1]
     assert found[0]["consistent"] is None
 
 
 def test_judges_that_say_opposite_things_agree_less_than_by_chance() -> None:
-    assert summarize_panel(votes([[[1, 1], [0, 0]], [[0, 0], [1, 1]]]))["agreement"] < 0
-    assert summarize_panel(votes([[[1, 1], [1, 1]], [[0, 0], [0, 0]]]))["agreement"] == 1
+    assert summarize([[[1, 1], [0, 0]], [[0, 0], [1, 1]]])["agreement"] < 0
+    assert summarize([[[1, 1], [1, 1]], [[0, 0], [0, 0]]])["agreement"] == 1
 
 
 def test_longer_answers_that_win() -> None:

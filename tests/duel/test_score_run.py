@@ -11,7 +11,7 @@ from datasets import load_dataset
 
 from cards.lint import lint_card
 from pimono_sdpo.duel.result import score_duel
-from pimono_sdpo.duel.stages import JOURNAL
+from pimono_sdpo.duel.stages import JOURNAL, register_rules, take_look
 from pimono_sdpo.errors import OutputError, SourceError
 from pimono_sdpo.llm.calls import Journal, Reply, Request
 from pimono_sdpo.llm.settings import load_settings
@@ -95,6 +95,38 @@ def test_rules_that_were_not_registered_are_exploratory(judged: Path) -> None:
     assert score_duel(judged, settings())["exploratory"] is None
 
 
+def test_exploratory_rules_may_take_another_unit(tmp_path: Path) -> None:
+    write_duel(tmp_path, 60, 60, sure, repos=40)
+    report = score_duel(tmp_path, settings(cluster="task"))
+    assert (report["verdict"]["unit"], report["exploratory"]["unit"]) == ("repo", "task")
+    assert report["verdict"]["clusters"] < report["exploratory"]["clusters"]
+
+
+def test_what_was_registered_cannot_be_changed_afterwards(judged: Path) -> None:
+    rules = judged / "rules.json"
+    before = rules.read_text()
+    rules.write_text(before.replace('"min_clusters": 30', '"min_clusters": 3'))
+    with pytest.raises(OutputError, match="was changed after the first look"):
+        score_duel(judged, settings())
+    rules.write_text("{")
+    with pytest.raises(SourceError, match=r"rules.json` cannot be read"):
+        score_duel(judged, settings())
+    rules.unlink()
+    with pytest.raises(OutputError, match="is gone, but there are judgments"):
+        score_duel(judged, settings())
+
+
+def test_the_original_rules_need_every_judgment(judged: Path) -> None:
+    path = judged / "judgments" / "judgments-00000.parquet"
+    table = pq.read_table(path)
+    pq.write_table(table.slice(0, len(table) - 1), path)
+    with pytest.raises(SourceError, match="run all stages with --rules original"):
+        score_duel(judged, settings(), original=True)
+    judges = score_duel(judged, settings())["panel"]["judges"]
+    assert [judge["score"] for judge in judges] == [None] * 3
+    assert [judge["parsed"] for judge in judges] == [1.0, 118 / 120, 117 / 119]
+
+
 def test_other_judges_than_the_registered_are_refused(judged: Path) -> None:
     others = load_settings(duel={"model": "lab/gen"}, judge={"models": ["lab/new"]})
     with pytest.raises(OutputError, match="registered another `judges`"):
@@ -122,10 +154,15 @@ def test_leaked_answers_never_count_as_wins(tmp_path: Path) -> None:
     rows = [row | {"leaked_terms": ["hidden_name"]} for row in rows]
     table = pa.Table.from_pylist(rows, ANSWER.arrow_schema)
     pq.write_table(table, tmp_path / "answers" / "answers-00000.parquet")
+    (tmp_path / "looks.json").unlink()
+    plan = register_rules(tmp_path, given)
+    take_look(tmp_path, plan, len(plan.looks) - 1, "king")
     report = score_duel(tmp_path, given)
     assert report["verdict"]["conclusion"] == "not accepted"
     assert report["verdict"]["score"] <= 50
-    assert report["leaks"] == {"share": 1.0, "score_without": None}
+    assert report["leaks"] == {"share": 1.0, "score_without": None, "final": 54}
+    text = (tmp_path / "result" / "report.md").read_text()
+    assert "54 of the turns in\n`final` have terms of the hidden pull request" in text
 
 
 def test_few_repositories_give_scores_without_a_verdict(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def test_one_judge_is_a_panel() -> None:
     ("score", "name"),
     [
         (80, "final"), (79.99, "refined"), (66, "refined"), (65.99, "defeat"), (0, "defeat"),
-        (100, "final"), (NAN, "parse_fail"),
+        (100, "final"), (NAN, "parse_fail"), (66 - 2e-14, "refined"), (80 - 2e-14, "final"),
     ],
 )  # fmt: skip
 def test_buckets(score: float, name: str) -> None:

@@ -26,7 +26,7 @@ from pimono_sdpo.llm.settings import Settings, load_settings
 from pimono_sdpo.schema import ANSWER, JUDGMENT
 from processors.duel.turns import Options
 from tests.chat_server import ChatServer, busy, drop, garbage, hang
-from tests.duel.players import play
+from tests.duel.players import is_judge, play
 from tests.duel.trajectories import step, write_pull_requests, write_trajectories
 
 Json = dict[str, Any]
@@ -216,6 +216,7 @@ def test_an_estimate_prices_all_stages_and_writes_nothing(
     prices = "".join(f"[prices.judge-{n}]\ninput = 1\noutput = 2\n" for n in (1, 2))
     config.write_text(config.read_text() + prices)
     text, problem = estimate_duel(folder / "duel", settings(), 5)
+    assert "judges of the gate, counted as turns of the panel:\nestimate for " in text
     assert problem is None
     assert "answers for the gate, at most 10 turns:\nestimate for 10 rows, from 5" in text
     assert "k: 20 calls" in text
@@ -285,6 +286,34 @@ def test_rules_are_registered_before_the_first_judge_is_called(
     assert (duel / "rules-reference.json").is_file()
     assert rows(duel / "gate-reference")
     assert not (duel / "gate").exists()
+
+
+def test_a_conclusion_is_not_made_again(folder: Path, chat_server: ChatServer) -> None:
+    duel = folder / "duel"
+    given = load_settings(gate={"min_clusters": 3, "min_parsed": 0.5})
+    chat_server.policy = lambda asked: "none" if "carefully" in str(play(asked)) else play(asked)
+    with_faults = list(run_gate(duel, given, None))
+    first = with_faults[-1][1]
+    assert isinstance(first, Verdict)
+    assert first.conclusion == "no verdict"
+    # Answers that would be better now change nothing about a look that was taken.
+    chat_server.policy = play
+    assert [str(done) for _, done in progress(duel, given)] == [str(first)]
+
+
+def test_a_look_waits_for_calls_that_failed(folder: Path, chat_server: ChatServer) -> None:
+    duel = folder / "duel"
+    given = load_settings(gate={"min_clusters": 3})
+    chat_server.trouble = lambda asked, before: busy() if is_judge(asked) else None
+    (*_, (name, stopped)) = progress(duel, given)
+    assert isinstance(stopped, Outcome)
+    assert name == "gate"
+    assert "calls for look 1 failed" in (stopped.stopped or "")
+    assert not (duel / "looks.json").exists()
+    chat_server.trouble = lambda asked, before: None
+    last = progress(duel, given)[-1][1]
+    assert isinstance(last, Verdict)
+    assert last.conclusion == "accepted"
 
 
 def test_one_judge_or_few_tasks_are_judged_in_one_look(folder: Path) -> None:

@@ -114,6 +114,44 @@ def test_tasks_are_drawn_uniformly_whatever_their_runs_and_their_place(tmp_path:
     assert all(4 < count < 76 for count in drawn.values()), drawn
 
 
+@pytest.mark.parametrize(
+    ("repo", "instance", "name"),
+    [
+        ("acme/tool", "t1", "acme/tool"),
+        (7, "t1", "7"),
+        (None, "django__django-11099", "django/django"),
+        (None, "t1", ""),
+        ("", "4f1c-88", ""),
+    ],
+)
+def test_a_repository_is_named_or_unknown(
+    tmp_path: Path, repo: object, instance: str, name: str
+) -> None:
+    (tmp_path / "data").mkdir()
+    row = {**trajectory(instance), "repo": repo}
+    pq.write_table(pa.Table.from_pylist([row]), tmp_path / "data" / "t.parquet")
+    pq.write_table(pa.Table.from_pylist([pull_request(instance)]), tmp_path / "prs.parquet")
+    draw_turns(str(tmp_path / "data"), str(tmp_path / "prs.parquet"), FEW, tmp_path / "out")
+    assert {turn["repo"] for turn in rows_of(tmp_path / "out" / "turns")} == {name}
+
+
+def test_two_sessions_with_one_id_do_not_share_what_is_hidden(tmp_path: Path) -> None:
+    source = tmp_path / "sessions"
+    source.mkdir()
+    for path in SAMPLE_SESSIONS.rglob("*.jsonl"):
+        text = path.read_text()
+        (source / path.name).write_text(text)
+        (source / f"copy-{path.name}").write_text(text.replace(" the ", " that "))
+    report = draw_turns(str(source), None, Options(turns=200), tmp_path / "out")
+    assert report["dropped"]["same_id_as_another_session"] > 0
+    hidden = {row["instance_id"]: row for row in rows_of(tmp_path / "out" / "prs")}
+    turns = rows_of(tmp_path / "out" / "turns")
+    assert len(turns) > 5
+    for turn in turns:
+        request = hidden[turn["instance_id"]]["problem_statement"][:60]
+        assert request in "\n".join(message["content"] for message in turn["messages"])
+
+
 def test_shards_hold_at_most_200_turns(tmp_path: Path) -> None:
     source = write_trajectories(tmp_path / "data", files=2, groups=2, rows=110)
     records = write_pull_requests(tmp_path / "prs.parquet")
