@@ -391,7 +391,7 @@ _WANTS_ERROR = re.compile(r"(?i)invalid|non-?exist|not-?found|missing|fake|bogus
 _ERROR_BODY = re.compile(
     r"""\s{0,8}\{\s{0,8}"(?:code|status|statusCode|message|error)"\s{0,4}:\s{0,4}"""
     r"""(?:(?:404|5\d\d)\b|"[^"\n]{0,80}(?i:not found|not registered|rate limit exceeded"""
-    r"""|internal server error|unauthorized|bad credentials))"""
+    r"""|internal server error|bad credentials))"""
 )
 _WALKS = frozenset("find grep rg du ls tar fd".split())
 _SHELLS = frozenset("bash sh zsh dash -bash (eval) nohup env timeout xargs sudo".split())
