@@ -55,7 +55,7 @@ def test_every_stage_has_its_config(loopback_hub: LoopbackHub, made: Path) -> No
     for name in ("steps", "pairs", "rows"):
         done = push(loopback_hub, made / name)
         assert done.returncode == 0, done.stderr
-    counts = {"steps": 4, "steps_rejects": 1, "pairs": 1}
+    counts = {"steps": 3, "steps_rejects": 2, "pairs": 1}
     found = loaded(loopback_hub, made)
     assert counts.items() <= found["configs"].items()
     assert found["default"] == found["configs"]["default"]

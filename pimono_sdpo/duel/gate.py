@@ -180,7 +180,7 @@ def find_boundaries(shares: tuple[float, ...], alpha: float) -> list[float]:
             moved = steps @ density * step
         tail = (np.cumsum(moved[::-1])[::-1] - moved / 2) * step
         bound = float(np.interp(-spent, -tail, grid))
-        found.append(bound / np.sqrt(share))
+        found.append(float(bound / np.sqrt(share)))
         density = np.where(grid < bound, moved, 0.0)
         before = share
     return found

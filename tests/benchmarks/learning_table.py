@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.figure import Figure
 
 DRAWS = 4000
 TITLES = {
@@ -80,6 +79,9 @@ def _short(name: str) -> str:
 
 
 def _draw(parts: dict[str, dict[str, list[Json]]], path: Path) -> None:
+    # Of the dependency group `bench`.
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(12, 8), layout="constrained")
     grid = figure.subplots(2, 2, sharey=True).flat
     for axes, (part, settings) in zip(grid, parts.items(), strict=False):

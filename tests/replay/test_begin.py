@@ -26,6 +26,9 @@ def edit(path: str, old: str, new: str = "new", failed: bool = False) -> list[En
     return [call("edit", path=path, oldText=old, newText=new), result("edit", told, error=failed)]
 
 
+BROKEN = "a.ts(3,1): error TS2322: Type 'string' is not assignable.\n\nCommand exited with code 2"
+
+
 def session(*steps: list[Entry]) -> str:
     entries: list[Entry] = [HEADER, user("Fix the failing parser test")]
     for number, step in enumerate(steps):
@@ -81,8 +84,10 @@ def test_the_files_nearest_to_the_failure_come_first_and_only_so_many() -> None:
 
 def test_a_row_carries_the_redacted_files_that_replay_judges_by(tmp_path: Path) -> None:
     source = f"{TEXT}const home = '/home/ann/app/lib'\n"
+    # A text that was not found is a slip alone; that the build fails after it is evidence.
+    failed = [call("bash", command="npm run build"), result("bash", BROKEN, error=True)]
     content = session(
-        read("/home/ann/app/a.ts"), read("b.ts", source), edit("a.ts", "gone", failed=True)
+        read("/home/ann/app/a.ts"), read("b.ts", source), edit("a.ts", "gone", failed=True), failed
     )
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "s.jsonl").write_text(content)
