@@ -45,7 +45,9 @@ def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / "traces" / path.name).write_bytes(path.read_bytes())
     hostile = trace(HEADER, user(HOSTILE), *bash(HOSTILE, FAILURE, error=True), user(HOSTILE))
     (folder / "traces" / "<b>hostile&.jsonl").write_text(hostile)
-    run_filter(str(folder / "traces"), folder / "rows", FilterOptions(unit="session", min_score=3.0))
+    run_filter(
+        str(folder / "traces"), folder / "rows", FilterOptions(unit="session", min_score=3.0)
+    )
     (folder / "page.html").write_text(render_view(folder / "rows", "rows", None, 500))
     return folder / "page.html"
 
