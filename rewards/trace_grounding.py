@@ -311,6 +311,8 @@ SHORT_WORD = 3
 SHORT_WORDS, SHORT_CHARS = 4, 40  # a heading, or an item too short to stand alone
 WRAPPED_CHARS = 60
 
+# Before a command that a context shows.
+_SHOWN = re.compile(r"^[ \t]*(?:\$|(?:Next|Resolved by): [\w.-]+)[ \t]+")
 _CJK = r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]"
 # One sign of a script without spaces says little: its words are overlapping pairs of signs.
 _WORD = re.compile(rf"{_CJK}(?={_CJK})|[a-z0-9_$][\w./:@$+-]*|(?!{_CJK})[^\W\d_]\w*")
@@ -388,7 +390,10 @@ def sentences(text: str, references: Iterable[str]) -> list[Sentence]:
     """
     text = text.lower()
     known = [(words(reference), reference.split("\n")) for reference in references]
-    whole = {tuple(words(line)) for _, lines in known for line in lines}
+    shown = [_SHOWN.sub("", line) for _, lines in known for line in lines]
+    whole = {tuple(words(line)) for _, lines in known for line in lines} | {
+        tuple(words(line)) for line in shown
+    }
     vocabulary = {word for found, _ in known for word in found}
     placed = _placed(text)
     flow = [word for _, word in placed]
