@@ -225,6 +225,9 @@ def act(answer: Answer, named: Named, references: tuple[str, str]) -> Act:
 def _command(text: str, named: Named, references: tuple[str, str]) -> Act:
     """Judge a shell command; echoing terms or listing a folder is none."""
     text = text[: SHORT * 4]
+    # A command that a reference shows, be it the one that failed, is a copy however short it is.
+    if any(text.strip() in reference for reference in references):
+        return Act.NOTHING
     parts = [part.strip() for part in _SEGMENT.split(text)]
     working = [part for part in parts if _program(part) in _PROGRAMS]
     if not working or not _own(text, references):
@@ -311,8 +314,6 @@ SHORT_WORD = 3
 SHORT_WORDS, SHORT_CHARS = 4, 40  # a heading, or an item too short to stand alone
 WRAPPED_CHARS = 60
 
-# Before a command that a context shows.
-_SHOWN = re.compile(r"^[ \t]*(?:\$|(?:Next|Resolved by): [\w.-]+)[ \t]+")
 _CJK = r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]"
 # One sign of a script without spaces says little: its words are overlapping pairs of signs.
 _WORD = re.compile(rf"{_CJK}(?={_CJK})|[a-z0-9_$][\w./:@$+-]*|(?!{_CJK})[^\W\d_]\w*")
@@ -390,10 +391,7 @@ def sentences(text: str, references: Iterable[str]) -> list[Sentence]:
     """
     text = text.lower()
     known = [(words(reference), reference.split("\n")) for reference in references]
-    shown = [_SHOWN.sub("", line) for _, lines in known for line in lines]
-    whole = {tuple(words(line)) for _, lines in known for line in lines} | {
-        tuple(words(line)) for line in shown
-    }
+    whole = {tuple(words(line)) for _, lines in known for line in lines}
     vocabulary = {word for found, _ in known for word in found}
     placed = _placed(text)
     flow = [word for _, word in placed]
