@@ -279,7 +279,7 @@ def _classify_call(tool_name: str, output: str) -> set[str]:
 def _classify_command(
     exit_code: int, pipelines: list[Pipeline], command: str, output: str
 ) -> set[str]:
-    """Classify a command that ended with an exit code; nothing if that is no failure."""
+    """Classify a command that ended with an exit code; nothing if it is not a failure."""
     stages = [stage for pipeline in pipelines for stage in pipeline.stages]
     only_reads = bool(stages) and all(stage.role != "runs" for stage in stages)
     if only_reads:

@@ -4,7 +4,7 @@ A failure is resolved by the first later call of its request that does the same 
 same program and subcommand, the same file, or the same other tool. It teaches nothing if it is
 
 slip            a call that named a missing path, misquoted a file or was refused, and was put right
-                or dropped at once; several in one request are no slips
+                or dropped at once; several in one request are not slips
 no_information  a message without words that say what went wrong
 expected        a test that was written to fail and failed before the code was changed
 outside         a service that did not answer, which the agent cannot help
@@ -32,7 +32,7 @@ _FILE_TOOLS = frozenset({"read", "ls", "grep", "find", "glob"})
 _REFUSALS = frozenset({"policy_block", "permission_auth"})
 _UNKNOWN = frozenset({"other_marked_error"})
 _SLIPS = frozenset({"missing_file_or_command", "tool_schema_validation", "command_error"})
-# From so many on, failures of one kind at one place are no slips any more.
+# From so many on, failures of one kind at one place are not slips any more.
 _MANY, _MANY_REFUSALS = 3, 2
 _OUTSIDE = re.compile(
     r"\b(?:40[1-9]|429|5\d\d)\b|quota|rate.?limit|[Uu]navailable|[Nn]ot reachable|[Cc]an't reach"

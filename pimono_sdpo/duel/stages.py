@@ -425,7 +425,7 @@ def estimate_duel(
 ) -> tuple[str, str | None]:
     """Ask players and panel about so many turns, and return what each stage will cost at most.
 
-    Nothing but the journal is written. The second text says why there is no estimate.
+    Only the journal is written. The second text is the reason when there is no estimate.
     """
     inputs = _find_shards(out / TURNS, "turns")
     total = sum(pq.read_metadata(path).num_rows for path in inputs)

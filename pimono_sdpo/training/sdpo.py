@@ -234,7 +234,7 @@ class SDPO(Method):
         return score_rewards(rewards, self.args.success_reward_threshold)
 
     def notes(self, fitted: Fitted) -> list[str]:
-        """Say also for how many rows there was no reward, if any."""
+        """Add how many rows had no reward, if any."""
         unscored, used = fitted.counts["without_reward"], len(fitted.rows)
         why = "name no concrete term, so their reward counts as 0"
         if self.job.reward == "verifiers":

@@ -1,6 +1,6 @@
 """Make text that a model wrote safe to show to a judge; in time linear in the text.
 
-What a judge must not obey cannot be told from what it may read by its words. So no words are
+No list of words separates instructions to a judge from text it should read, so no words are
 removed: text is brought to its plain form, what nobody can see is removed, control tokens are
 broken, and the frame around an answer has a mark that no answer can know (`judge.py`).
 """

@@ -30,11 +30,6 @@ class Votes:
     judges: tuple[str, ...]
     values: Array
 
-    def of_judges(self, kept: Sequence[int]) -> "Votes":
-        """Return the votes of these judges alone."""
-        names = tuple(self.judges[index] for index in kept)
-        return Votes(self.turns, self.instances, names, self.values[:, list(kept)])
-
     def of_turns(self, kept: Sequence[int]) -> "Votes":
         """Return the votes on these turns alone."""
         return Votes(
