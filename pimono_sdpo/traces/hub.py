@@ -154,9 +154,9 @@ def find_export(repo_id: str) -> tuple[str, dict[str, int], Json | None]:
     """Return the commit of a dataset's export, the sizes of its parquet files by name, and its lag.
 
     The lag is `commit`, the newest one of the dataset, the `licence` on its card, and
-    `commits_behind` and `days_behind`, both None where the Hub lists no commits; it is None for a dataset without a main branch. The Hub
-    does not record which commit an export was made from, so times are compared: commits made during
-    the export count as exported. Raises SourceError.
+    `commits_behind` and `days_behind`, both None where the Hub lists no commits. It is None for a
+    dataset without a main branch. The Hub does not record which commit an export was made from, so
+    times are compared: commits made during the export count as exported. Raises SourceError.
     """
     api = HfApi()
     with translate_errors(repo_id):
