@@ -173,8 +173,8 @@ def find_export(repo_id: str) -> tuple[str, dict[str, int], Json | None]:
             api.list_repo_commits(repo_id, repo_type="dataset", revision=commit)
             for commit in (exports[0], heads[0])
         )
-        card = api.dataset_info(repo_id, revision=heads[0]).card_data or {}
-    lag: Json = {"commit": heads[0], "licence": card.get("license")}
+        card = api.dataset_info(repo_id, revision=heads[0]).card_data
+    lag: Json = {"commit": heads[0], "licence": card.get("license") if card else None}
     lag |= {"commits_behind": None, "days_behind": None}
     if made and since:
         # Both lists begin with the newest commit.
