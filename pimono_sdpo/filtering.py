@@ -98,6 +98,7 @@ class FilterOptions:
     licence: str | None = option(
         "SPDX id of the licence of the traces, for the card.",
         default=None,
+        shown="that of a dataset on the Hub",
         flag="--license",
         decides="output",
     )

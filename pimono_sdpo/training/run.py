@@ -134,6 +134,8 @@ class Run:
         model = trainer.accelerator.unwrap_model(trainer.model)
         base = models.public_name(str(self.model_args.model_name_or_path))
         files = publish.save_adapter(model, staging, base, method.revision)
+        # With the chat template, so that the adapter can be used without the base's repository.
+        method.tokenizer.save_pretrained(staging)
         write_probe(model, trainer.processing_class, folder)
         source = job.dataset or getattr(job, "source", None) or dataset
         log = describe_run(prepared) | {
@@ -246,6 +248,7 @@ def describe_run(prepared: Prepared) -> Json:
         "pimono_sdpo": __version__,
         "method": args.METHOD,
         "run_name": args.run_name,
+        "output_dir": _without_machine_path(str(args.output_dir)),
         "mode": method.job.mode,
         "base_model": models.public_name(str(model_args.model_name_or_path)),
         "base_model_revision": method.revision,
