@@ -36,8 +36,8 @@ _DRIVE = re.compile(r"\A[A-Za-z]:/+")
 # A line about the inside of an interpreter, which is the same for every failure.
 _INTERNAL = re.compile(
     r"\bnode:[\w/]{1,80}:\d|/lib/python3\.\d|/(?:site|dist)-packages/|<frozen |/rustc/"
-    r"|/go/src/runtime/|^\s*at [^\n]{0,200}node_modules[/\\]|\+ (?:CategoryInfo|FullyQualifiedErrorId)\b"
-    r"|^At line:\d"
+    r"|/go/src/runtime/|^\s*at [^\n]{0,200}node_modules[/\\]|^At line:\d"
+    r"|\+ (?:CategoryInfo|FullyQualifiedErrorId)\b"
 )
 # One of them is in every such line.
 _IN_INTERNAL = (
