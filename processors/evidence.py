@@ -44,7 +44,8 @@ def gather_evidence(
     matched = match_results(events)
     corrections = _add_branch_corrections(find_corrections(events, judge), events, branches)
     corrected = {item["event_index"] for item in corrections}
-    requests = [event for event in events if event.index not in corrected and _requests_work(event)]
+    users = [event for event in events if event.kind == "user" and event.index not in corrected]
+    requests = [event for event in users if _requests_work(event)]
     findings = _bind(find_failures(events), corrections, requests)
     ends = [*(request.index for request in requests[1:]), len(events)]
     described = {
