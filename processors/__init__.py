@@ -8,7 +8,18 @@ from typing import Any
 
 from pimono_sdpo.schema import REJECT, SplitBy, Unit
 from pimono_sdpo.stage import AnyDataset, Stage, apply_all, run_stages
-from processors import context, evidence, grade, keep, names, redact, rows, split, threshold
+from processors import (
+    context,
+    evidence,
+    exercises,
+    grade,
+    keep,
+    names,
+    redact,
+    rows,
+    split,
+    threshold,
+)
 from processors.corrections import Judge
 
 
@@ -20,10 +31,15 @@ def pipeline(
     split_by: SplitBy = "repository",
     reference_terms: bool = False,
     correction_judge: Judge | None = None,
+    prompt_tokens: int = 4000,
+    resolving_call: bool = False,
 ) -> tuple[Stage, ...]:
     """Return the stages for the options of `filter` that decide each row."""
+    is_step = unit == "step"
     return (
-        evidence.stage(unit, history_chars, correction_judge),
+        exercises.stage(prompt_tokens, correction_judge)
+        if is_step
+        else evidence.stage(unit, history_chars, correction_judge),
         split.stage(test_fraction, split_by),
         names.STAGE,
         keep.STAGE,
@@ -31,7 +47,7 @@ def pipeline(
         grade.stage(reference_terms),
         threshold.stage(min_score),
         context.STAGE,
-        rows.STAGE,
+        exercises.rows_stage(resolving_call) if is_step else rows.STAGE,
     )
 
 
