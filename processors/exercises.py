@@ -107,12 +107,15 @@ def gather_exercises(
             call = events[begin] if item["kind"] == "failure" else _find_last_change(events, item)
             prompt = request.text.strip()
             goal = _find_goal(item, call)
+            resolver = events[called[item["resolved_at"]]] if item["resolved_at"] else None
             if isinstance(goal, str):
                 problem = goal
+            elif call and resolver and resolver.arguments == call.arguments:
+                # The same call worked later: it was not what was wrong.
+                problem = "not_decidable"
             else:
                 path = str(goal.get("path", ""))
                 known = files.known_at(begin, item["event_index"], path, FILE_CHARS)
-                resolver = events[called[item["resolved_at"]]] if item["resolved_at"] else None
                 if goal["kind"] == "read":
                     resolver = _find_read(events, matched, item["event_index"], path)
                 exercise = {

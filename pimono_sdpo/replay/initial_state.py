@@ -182,7 +182,8 @@ def _learn(call: Event, given: dict[str, Any], text: str, tools: FileTools, file
         hunks = [hunk for patch in read_patch(given) for hunk in patch.hunks]
         for edit in hunks or read_edits(given):
             # The old text of an edit occurs once.
-            if len(edit.old.strip()) >= MIN_LINE and file.whole is None and not edit.everywhere:
+            is_new = file.whole is None or file.is_stale
+            if len(edit.old.strip()) >= MIN_LINE and is_new and not edit.everywhere:
                 file.see(edit.old, is_whole=False)
     elif call.tool_name == "read" or (not tools.trims_output and not TRUNCATED.search(text)):
         shown = parse_read(given, text, tools)

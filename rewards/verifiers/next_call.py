@@ -33,7 +33,8 @@ from rewards.verifiers.rubric import BadSpec, VerifierResult, failed, passed, sk
 
 NAME = "next_call"
 INVALID, UNRELATED, MISSING, BREAKS, OTHER, LOOKS = 0.1, 0.1, 0.1, 0.3, 0.4, 0.5
-ALIKE = 0.5
+# F1 of the words of two changes, and of two command lines, which are shorter.
+ALIKE, SAME_WORDS = 0.5, 0.7
 _NO_WORD = re.compile(r"['\"\\]|\d?&?>>?\s*(?:&\d|/dev/null)")
 _WORD = re.compile(r"\w+|[^\w\s]")
 _LOOKERS = frozenset(
@@ -79,7 +80,7 @@ class Step:
 
     def absolute(self, path: str) -> str:
         """Return a path as the files are known by it."""
-        return self.workspace.absolute(path.strip().replace("\\", "/").rstrip("/") or "/")
+        return self.workspace.absolute(path.strip() or "/")
 
     def exists(self, path: str) -> bool | None:
         """Whether a path exists, None if the session does not tell."""
@@ -156,12 +157,17 @@ def _path(call: Call, step: Step, completion: str) -> VerifierResult:
     if call.name in _CHANGES and not is_change:
         return _fail(f"{step.goal['path']} was to be looked at.", UNRELATED)
     name = _stem(step.path)
-    named = list(_paths(call))
+    named = list(_paths(call, step))
     if _searches(call, step, name):
         return _fail("Use what this finds.", LOOKS)
+    writes = {"cp", "mv", "tee", "touch"} & {stage.program for stage in _stages(step.failed)}
+    made = [w for stage in _stages(call) if stage.program == "mkdir" for w in stage.arguments]
+    if writes and {step.path, *_parents(step.path)} & set(map(step.absolute, made)):
+        is_all = _overlap(_rest(call, step), _rest(step.failed, step)) >= SAME_WORDS
+        return passed(NAME) if is_all else _fail("Now do the rest.", LOOKS)
     if any(step.exists(one) is False for one in named):
         return _fail(f"{step.goal['path']} does not exist.", MISSING)
-    resolved = [one for ref in step.references[1:] for one in _paths(ref)]
+    resolved = [one for ref in step.references[1:] for one in _paths(ref, step)]
     aims = [one for one in named if _stem(step.absolute(one)) == name]
     aims += [one for one in named if step.absolute(one) in map(step.absolute, resolved)]
     if is_change and aims:
@@ -171,7 +177,7 @@ def _path(call: Call, step: Step, completion: str) -> VerifierResult:
         if call.name not in _CHANGES or not _is_wanted(call, step):
             return _fail("Now make the change.", LOOKS if call.name == "read" else UNRELATED)
     rest = _rest(step.failed, step)
-    is_same = rest.total() >= 2 and _overlap(_rest(call, step), rest) >= ALIKE
+    is_same = rest.total() >= 2 and _overlap(_rest(call, step), rest) >= SAME_WORDS
     if aims or is_same:
         known = [step.exists(one) for one in (aims or named)]
         return passed(NAME) if all(known) else _unknown()
@@ -180,8 +186,10 @@ def _path(call: Call, step: Step, completion: str) -> VerifierResult:
 
 def _folder(call: Call, step: Step, completion: str) -> VerifierResult:
     """Judge what is done where a folder was taken for a file."""
-    below = [one for one in _paths(call) if step.absolute(one).startswith(f"{step.path}/")]
-    if call.name not in _CHANGES and any(step.absolute(one) == step.path for one in _paths(call)):
+    below = [one for one in _paths(call, step) if step.absolute(one).startswith(f"{step.path}/")]
+    if call.name not in _CHANGES and any(
+        step.absolute(one) == step.path for one in _paths(call, step)
+    ):
         return _fail("It is a folder.", MISSING) if call.name == "read" else passed(NAME)
     if below and call.name not in _CHANGES:
         return passed(NAME) if all(map(step.exists, below)) else _unknown()
@@ -196,10 +204,12 @@ def _program(call: Call, step: Step, completion: str) -> VerifierResult:
         return _fail(f"{missing}: command not found", MISSING)
     if programs & _LOOK_UP and missing in _words(str(call.arguments)):
         return _fail(f"Use what this says of {missing}.", LOOKS)
-    if max(_overlap(_rest(call, step), _rest(one, step)) for one in step.references) < ALIKE:
+    if max(_overlap(_rest(call, step), _rest(one, step)) for one in step.references) < SAME_WORDS:
         return _fail(f"This does not do what {missing} was to do.", UNRELATED)
     resolved = {stage.program for one in step.references[1:] for stage in _stages(one)}
     alike = resolved - _STANDARD | {name for name in programs if _is_like(name, missing)}
+    if not programs & alike and programs <= _STANDARD:
+        return _fail(f"This does not do what {missing} was to do.", UNRELATED)
     known = programs <= step.programs | resolved
     return passed(NAME) if programs & alike and known else _unknown()
 
@@ -213,9 +223,27 @@ def _is_like(program: str, missing: str) -> bool:
 
 def _call(call: Call, step: Step, completion: str) -> VerifierResult:
     """Judge what is done where the arguments of a call did not fit."""
-    if any(call.name == one.name for one in step.references) and _is_wanted(call, step):
-        return passed(NAME)
-    return _fail("Make the call that was refused, with arguments that fit.", UNRELATED)
+    if all(call.name != one.name for one in step.references) or not _is_wanted(call, step):
+        return _fail("Make the call that was refused, with arguments that fit.", UNRELATED)
+    failed, *resolved = (one.arguments for one in step.references)
+    if not resolved:
+        return _unknown()
+    put_right = [
+        key for key in {**failed, **resolved[0]} if failed.get(key) != resolved[0].get(key)
+    ]
+    is_right = any(
+        _overlap(
+            *(Counter(_WORD.findall(str(one.get(key)))) for one in (call.arguments, resolved[0]))
+        )
+        >= ALIKE
+        and call.arguments.get(key) != failed.get(key)
+        for key in put_right
+    )
+    return (
+        passed(NAME)
+        if is_right
+        else _fail("The arguments that did not fit are there still.", UNRELATED)
+    )
 
 
 JUDGES: dict[str, Callable[[Call, Step, str], VerifierResult]] = {
@@ -230,7 +258,12 @@ JUDGES: dict[str, Callable[[Call, Step, str], VerifierResult]] = {
 
 def _look(call: Call, step: Step) -> VerifierResult:
     """Judge a call that can at best look at the file of the goal."""
-    shows = [stage for stage in _stages(call) if stage.program in _LOOKERS - {"ls", "find", "git"}]
+    shows = [
+        stage
+        for stage in _stages(call)
+        if stage.program in _LOOKERS - {"ls", "find", "git"}
+        and not (stage.targets or any(word.startswith("-i") for word in stage.arguments[:1]))
+    ]
     named = [find_path(call.arguments)] if call.name in {"read", "grep"} else []
     named += [word for stage in shows for word in stage.arguments]
     if step.path and step.path in map(step.absolute, named):
@@ -291,6 +324,7 @@ def _repeats(call: Call, before: Call, step: Step) -> bool:
     )
     if same_path and step.kind in {"path", "folder"}:
         return True
+    kept = [one.arguments for one in (call, before)] if step.kind == "call" else kept
     return "".join(str(kept[0]).split()) == "".join(str(kept[1]).split())
 
 
@@ -312,14 +346,16 @@ def _stages(call: Call | None) -> list[Stage]:
     return [stage for pipeline in parse_command(command) for stage in pipeline.stages]
 
 
-def _paths(call: Call) -> Iterator[str]:
+def _paths(call: Call, step: Step) -> Iterator[str]:
     """Yield what a call names that may be a path."""
     if path := find_path(call.arguments):
         yield path
+    yield from (patch.path for patch in read_patch(call.arguments))
     folder = _find_folder(call)
     for stage in _stages(call):
         for word in stage.arguments:
-            if word.startswith("-") or " " in word or not re.search(r"[/\\]|\.\w", word):
+            is_path = re.search(r"[/\\]|\.\w", word) or _stem(word) == _stem(step.path)
+            if word.startswith("-") or " " in word or not is_path:
                 continue
             is_inside = folder and word != folder and not word.startswith(("/", "$", "~"))
             yield f"{folder}/{word}" if is_inside else word
