@@ -74,6 +74,12 @@ class FilterOptions:
     resolving_call: bool = option(
         "Show the teacher of a `step` the call that worked, too.", default=False, decides="row"
     )
+    stage: list[str] = option(
+        "Stage of your own, as module:name of a Map or a Filter in the current folder, run on each "
+        "scored row before --min-score; may be repeated.",
+        default_factory=list,
+        decides="row",
+    )
     correction_judge: str | None = option(
         "Chat model that is asked about each later message whether it corrects the agent; "
         "the messages are sent to its provider.",
@@ -102,6 +108,7 @@ class FilterOptions:
     licence: str | None = option(
         "SPDX id of the licence of the traces, for the card.",
         default=None,
+        shown="that of a dataset on the Hub",
         flag="--license",
         decides="output",
     )
@@ -125,6 +132,7 @@ class FilterOptions:
             self.split_by,
             self.reference_terms,
             Judge(self.correction_judge, self.judge_provider) if self.correction_judge else None,
+            self.stage,
             self.prompt_tokens,
             self.resolving_call,
         )

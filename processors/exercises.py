@@ -26,17 +26,15 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from datasets import Features, List, Value
+from datasets import Features, Value
 
 from pimono_sdpo.replay.calls import decode_arguments, find_path, find_text, read_edits, read_patch
 from pimono_sdpo.replay.commands import parse_once
 from pimono_sdpo.replay.initial_state import Beginnings
-from pimono_sdpo.schema import EVIDENCE, PRINT, SDPO_ROW, Finding
-from pimono_sdpo.stage import FlatMap, Map, Row
-from pimono_sdpo.text import shorten
-from pimono_sdpo.text import shorten_at_paragraphs as cut
+from pimono_sdpo.schema import EVIDENCE, Finding
+from pimono_sdpo.stage import FlatMap, Row
 from pimono_sdpo.traces.events import Event
-from pimono_sdpo.traces.harness import find_harness, pi
+from pimono_sdpo.traces.harness import find_harness
 from pimono_sdpo.traces.parse import read_trace
 from processors.corrections import Judge
 from processors.evidence import (
@@ -48,10 +46,9 @@ from processors.evidence import (
     stands_alone,
 )
 from processors.outcome import is_command
-from processors.redact import redact_text
-from processors.rollouts.conversation import PROMPTS, dump_json, find_problem
+from processors.rollouts.conversation import find_problem
 from processors.rollouts.sessions import infer_tools
-from processors.rows import PROMPT_CHARS, write_row, write_workspace
+from processors.rows import PROMPT_CHARS
 
 Json = dict[str, Any]
 TOKEN_CHARS = 4
@@ -336,92 +333,4 @@ def stage(prompt_tokens: int, judge: Judge | None = None) -> FlatMap:
         reads=("session_id", "source", "trace", "bytes_not_utf8"),
         writes=Features({**EVIDENCE, "exercise": Value("string")}),
         tallies=("counts", "volume"),
-    )
-
-
-def write_exercise(row: Row, resolving_call: bool) -> dict[str, Any]:
-    """Return the columns of a training row, after redaction."""
-    exercise, found = json.loads(row["exercise"]), list(row["redactions"])
-    exercise = _redact(exercise, exercise["cwd"], found)
-    functions = [tool["function"] for tool in exercise["tools"]]
-    known = [{"name": one["name"], "args": one["parameters"]} for one in functions]
-    system = PROMPTS["actions"].strip().format(tools="\n".join(map(dump_json, known)))
-    harness = find_harness(row["harness"])
-    failed = exercise["failed_call"]
-    spec = {
-        "format": "json",
-        # The schemas of a harness are the verifier's own: it knows all their generations.
-        "tools": [
-            one["name"] if one.pop("known", False) else {"type": "function", "function": one}
-            for one in functions
-        ],
-        "goal": exercise["goal"],
-        "failed_call": failed
-        and {"tool": failed["name"], "command": row["findings"][0]["target"], **failed},
-        "resolved_call": exercise["resolved_call"],
-        "paths": exercise["paths"],
-        "programs": exercise["programs"],
-        "workspace": write_workspace(row),
-    }
-    if harness.tools and harness.tools is not pi.TOOLS:
-        spec["harness"] = harness.name
-    context = row["privileged_context"]
-    if resolving_call and exercise["resolved_call"]:
-        context += f"\nThe call that worked:\n{dump_json(exercise['resolved_call'])}"
-    return {
-        **write_row(row),
-        "prompt": [{"role": "system", "content": system}, *_write_turns(exercise)],
-        "privileged_context": context,
-        "verifier_spec": json.dumps(spec, ensure_ascii=False, sort_keys=True),
-        "redactions": found,
-    }
-
-
-def _write_turns(exercise: Json) -> list[Json]:
-    """Return alternating turns: calls as JSON objects, results and words as the user's."""
-    first, *rest = exercise["turns"]
-    turns = [{"role": "user", "content": cut(first["text"], PROMPT_CHARS)}]
-    for turn in rest:
-        shown = turn.get("text", "")
-        if "call" in turn:
-            name, args = turn["call"]["name"], _shorten_texts(turn["call"]["args"])
-            called = dump_json({"type": "tool_call", "name": name, "args": args})
-            turns.append({"role": "assistant", "content": called})
-            shown = f"[tool_result]\n{turn['result']}"
-            turns.append({"role": "user", "content": shorten(shown, RESULT_CHARS)})
-        else:
-            turns[-1]["content"] += f"\n\n{shorten(shown, RESULT_CHARS)}"
-    if exercise["plan"]:
-        turns[-1]["content"] += f"\n\n[your plan]\n{shorten(exercise['plan'], PLAN_CHARS)}"
-    return turns
-
-
-def _shorten_texts(value: Any) -> Any:
-    if isinstance(value, str):
-        return shorten(value, ARGUMENT_CHARS)
-    if isinstance(value, list):
-        return [_shorten_texts(one) for one in value]
-    return {k: _shorten_texts(v) for k, v in value.items()} if isinstance(value, dict) else value
-
-
-def _redact(value: Any, cwd: str, found: list[str]) -> Any:
-    if isinstance(value, str):
-        text, kinds = redact_text(value, cwd) if value else ("", [])
-        found.extend(kinds)
-        return text
-    if isinstance(value, list):
-        return [_redact(one, cwd, found) for one in value]
-    if isinstance(value, dict):
-        return {redact_text(k, cwd)[0]: _redact(one, cwd, found) for k, one in value.items()}
-    return value
-
-
-def rows_stage(resolving_call: bool) -> Map:
-    """Build the stage that writes the rows; `resolving_call` shows the teacher the call itself."""
-    return Map(
-        partial(write_exercise, resolving_call=resolving_call),
-        reads=("exercise", "privileged_context", "findings", "workspace", "cwd", "harness"),
-        writes=Features({**SDPO_ROW, **PRINT, "redactions": List(Value("string"))}),
-        drops=(*(name for name in EVIDENCE if name not in {*SDPO_ROW, *PRINT}), "exercise"),
-        tallies=("redactions",),
     )
