@@ -64,6 +64,12 @@ class FilterOptions:
         default=False,
         decides="row",
     )
+    stage: list[str] = option(
+        "Stage of your own, as module:name of a Map or a Filter in the current folder, run on each "
+        "scored row before --min-score; may be repeated.",
+        default_factory=list,
+        decides="row",
+    )
     correction_judge: str | None = option(
         "Chat model that is asked about each later message whether it corrects the agent; "
         "the messages are sent to its provider.",
@@ -92,6 +98,7 @@ class FilterOptions:
     licence: str | None = option(
         "SPDX id of the licence of the traces, for the card.",
         default=None,
+        shown="that of a dataset on the Hub",
         flag="--license",
         decides="output",
     )
@@ -115,6 +122,7 @@ class FilterOptions:
             self.split_by,
             self.reference_terms,
             Judge(self.correction_judge, self.judge_provider) if self.correction_judge else None,
+            self.stage,
         )
 
 
