@@ -2,7 +2,7 @@
 
 from tests.traces import HEADER, assistant, bash, call, result, trace, user
 
-APP = '''\
+APP = """\
 import json
 
 
@@ -14,7 +14,7 @@ def load(path):
 def save(path, value):
     with open(path, "w") as file:
         json.dump(value, file)
-'''
+"""
 REQUEST = "Make load of src/app.py use UTF-8, then show how the tests read the settings."
 OLD, NEW = "    with open(path) as file:", '    with open(path, encoding="utf-8") as file:'
 SAVE = 'open(path, "w", encoding="utf-8")'
