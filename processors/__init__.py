@@ -23,13 +23,16 @@ def pipeline(
     reference_terms: bool = False,
     correction_judge: Judge | None = None,
     own: Sequence[str] = (),
+    recorder: Sequence[str] | None = (),
 ) -> tuple[Stage, ...]:
     """Return the stages for the options of `filter` that decide each row.
 
-    `own` names stages as `module:name`, which are run behind `grade`. Raises OwnCodeError.
+    `own` names stages as `module:name`, which are run behind `grade`; `recorder` are names of the
+    recorder as `processors.identity` finds them, beside those that a session shows, None to keep
+    all of them. Raises OwnCodeError.
     """
     before = (
-        evidence.stage(unit, history_chars, correction_judge),
+        evidence.stage(unit, history_chars, correction_judge, recorder),
         split.stage(test_fraction, split_by),
         names.STAGE,
         keep.STAGE,

@@ -26,7 +26,9 @@ from pimono_sdpo.traces.lines import Lines
 from pimono_sdpo.traces.parse import Branch, find_branches, match_results, read_trace
 from processors.corrections import Judge, find_corrections
 from processors.diagnostics import NOTHING_KNOWN, find_failures
+from processors.identity import find_identity
 from processors.outcome import describe_outcomes
+from processors.redact import read_workspace
 
 _SAYS = compile_patterns(Path(__file__).with_name("wording.toml"), "requests")
 # Characters of the turns before a request that means nothing alone; about 1,000 tokens.
@@ -35,9 +37,16 @@ TURN_CHARS = 1200
 
 
 def gather_evidence(
-    row: Row, unit: Unit, history_chars: int, judge: Judge | None = None
+    row: Row,
+    unit: Unit,
+    history_chars: int,
+    judge: Judge | None = None,
+    recorder: Sequence[str] | None = (),
 ) -> list[dict[str, Any]]:
-    """Return the evidence rows of a session, at least one, so that every session is counted."""
+    """Return the evidence rows of a session, at least one, so that every session is counted.
+
+    `recorder` are names of the recorder that are known, None to keep all that are found.
+    """
     trace = read_trace(row["trace"] or b"")
     events = trace.events
     branches = find_branches(events)
@@ -52,6 +61,10 @@ def gather_evidence(
         for request, end in zip(requests, ends, strict=False)
         if request.index in findings
     }
+    identity = recorder
+    # Without evidence, no text is kept.
+    if recorder is not None and any(described.values()):
+        identity = find_identity(row["trace"] or b"", read_workspace(trace.cwd)[1], recorder)
     # One span of events for each request; the first includes what precedes it.
     cuts = [0, *(ends if unit == "episode" else ends[-1:])]
     chosen: list[Event | None] = [*requests] or [None]
@@ -87,6 +100,7 @@ def gather_evidence(
                 "source": row["source"],
                 "episode": episode,
                 "cwd": trace.cwd,
+                "identity": identity,
                 "prompt": request.text.strip() if request else "",
                 "history": gather_history(events, stays.index, history) if stays else [],
                 "request": request.index if request else -1,
@@ -216,10 +230,21 @@ def _count_events(events: Sequence[Event], matched: dict[int, int]) -> dict[str,
     }
 
 
-def stage(unit: Unit, history_chars: int, judge: Judge | None = None) -> FlatMap:
+def stage(
+    unit: Unit,
+    history_chars: int,
+    judge: Judge | None = None,
+    recorder: Sequence[str] | None = (),
+) -> FlatMap:
     """Build the stage for one unit of training and so many characters of earlier turns."""
     return FlatMap(
-        partial(gather_evidence, unit=unit, history_chars=history_chars, judge=judge),
+        partial(
+            gather_evidence,
+            unit=unit,
+            history_chars=history_chars,
+            judge=judge,
+            recorder=recorder,
+        ),
         reads=("session_id", "source", "trace", "bytes_not_utf8"),
         writes=EVIDENCE,
         tallies=("counts", "volume"),
