@@ -131,6 +131,16 @@ def run(**changes: Any) -> dict[str, Any]:
             "train_loss": 0.5,
         },
         "log_history": [{"step": n, **step} for n in range(1, 25)],
+        "rollouts": [
+            {
+                "step": step,
+                "prompt": "Fix the parser",
+                "completion": "I read src/parser.ts first.",
+                "reward": reward,
+                "feedback": feedback,
+            }
+            for step, reward, feedback in ((1, 0.0, "error TS2322: no"), (24, 0.5, ""))
+        ],
         "guards": {"alerts": [], "best": None, "stopped_by": None, "went_back_to": None},
         "adapter": {"files": {"adapter_model.safetensors": 77}, "trainable_parameters": 32780},
         **changes,

@@ -22,7 +22,7 @@ from pimono_sdpo.errors import TrainingInputError
 from pimono_sdpo.own_code import OwnReward, import_own
 from pimono_sdpo.stage import source_hash
 from pimono_sdpo.training.token_budget import neutralise, shorten_to_budget, special_tokens
-from pimono_sdpo.training.tracking import log_rollouts
+from pimono_sdpo.training.tracking import keep_rollouts, log_rollouts
 from rewards.rescore import rubric_of
 from rewards.trace_grounding import trace_grounding_reward
 from rewards.verifiers.call_formats import FAMILIES, format_of
@@ -145,9 +145,11 @@ class FeedbackBuilder(SuccessfulRolloutTeacherContextBuilder):  # type: ignore[m
             for text, whole in zip(texts, tokenizer.batch_decode(ids), strict=True)
         ]
         self.demonstrations = dict(gather_object(demonstrations))
-        if "trackio" in self.trainer.args.report_to and self.trainer.accelerator.is_main_process:
-            step = self.trainer.state.global_step + 1
-            log_rollouts(step, prompts, texts, rewards.tolist(), worded)
+        if self.trainer.accelerator.is_main_process:
+            state, sampled = self.trainer.state, (prompts, texts, rewards.tolist(), worded)
+            keep_rollouts(state, *sampled)
+            if "trackio" in self.trainer.args.report_to:
+                log_rollouts(state.global_step + 1, *sampled)
         context: dict[str, torch.Tensor] = super().build(output, prompts, rewards, worded)
         spoken = [_says(text) and not success for success, text in zip(succeeded, own, strict=True)]
         for name, held in (("rollout_feedback_fraction", spoken), ("success_rate", succeeded)):

@@ -239,7 +239,7 @@ def describe_run(prepared: Prepared) -> Json:
     model = trainer.accelerator.unwrap_model(trainer.model)
     settings, space = args.to_dict(), args.trackio_space_id
     target = model.peft_config["default"].target_modules
-    guards = prepared.guards.record()
+    guards, history = prepared.guards.record(), trainer.state.log_history
     if stopped_at(trainer) is not None:
         guards["stopped_by"] = output.CUT_SHORT
     on_gpu = args.device.type == "cuda"
@@ -283,7 +283,12 @@ def describe_run(prepared: Prepared) -> Json:
         "guards": guards,
         # The summary of the whole run comes last in the history and is `metrics` already.
         "log_history": [
-            entry for entry in trainer.state.log_history if "train_runtime" not in entry
+            entry for entry in history if not {"train_runtime", "rollouts"} & entry.keys()
+        ],
+        "rollouts": [
+            {"step": entry["step"], **rollout}
+            for entry in history
+            for rollout in entry.get("rollouts", ())
         ],
         "adapter": {
             "trainable_parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
