@@ -4,6 +4,7 @@ It holds no times and no machine paths: the same input gives the same bytes.
 """
 
 import hashlib
+import json
 import math
 import re
 from collections import Counter
@@ -43,8 +44,8 @@ def build_report(
     every row and reject has its own `counts`), stages, sessions, kept, rejected, drop_reasons,
     score (min, max, mean, histogram: `rows` kept and `rejected` per bin; cut: what a row had to
     reach, None when no row was dropped for its score), source_sessions and source_files (of the
-    kept rows), splits, without_terms (rows whose
-    reward_terms are categories alone), category_counts, sources, weights, secrets_redacted,
+    kept rows), splits, without_terms (rows whose reward_terms are categories alone), exercises
+    (rows of --unit step by their goal), category_counts, sources, weights, secrets_redacted,
     licence, sha256 (of all files of a kind), first_sample. Without kept rows, what describes them
     is left out.
     """
@@ -78,7 +79,7 @@ def build_report(
         "secrets_redacted": dict(sorted(_add_up(records, "redactions").items())),
         "licence": options["licence"] or (described.get("upstream") or {}).get("licence"),
         "sha256": {name: _hash_files(_files(folder, name)) for name in ("data", "rejects")},
-        **(_describe_rows(folder, described["source"], options["min_score"]) if kept else {}),
+        **(_describe_rows(folder, described["source"], options) if kept else {}),
     }
 
 
@@ -136,16 +137,19 @@ def _add_up(records: list[Json], column: str) -> Counter[str]:
     return total
 
 
-def _describe_rows(folder: Path, name: str, min_score: float) -> Json:
+def _describe_rows(folder: Path, name: str, options: Json) -> Json:
     """Count and describe the rows of a folder without loading them."""
     files = [*_files(folder, "data", "train-"), *_files(folder, "data", "test-")]
     scores: list[float] = []
     bins, others = Counter[int](), Counter[int]()
     splits, categories, sources = Counter[str](), Counter[str](), Counter[str]()
-    without_terms = 0
+    min_score, unit = options["min_score"], options["unit"]
+    without_terms, exercises = 0, Counter[str]()
     columns = ("score", "split", "categories", "reward_terms", "source", "session_id")
     sessions, names = set[tuple[str, str]](), set[str]()
-    for row in _read_rows(files, columns):
+    for row in _read_rows(files, (*columns, "verifier_spec") if unit == "step" else columns):
+        if unit == "step":
+            exercises[json.loads(row["verifier_spec"])["goal"]["kind"]] += 1
         sessions.add((row["source"], row["session_id"]))
         names.add(row["source"])
         scores.append(row["score"])
@@ -178,6 +182,7 @@ def _describe_rows(folder: Path, name: str, min_score: float) -> Json:
         "source_files": len(names),
         "splits": dict(sorted(splits.items())),
         "without_terms": without_terms,
+        **({"exercises": dict(sorted(exercises.items()))} if unit == "step" else {}),
         "category_counts": dict(sorted(categories.items())),
         "sources": dict(sorted(sources.items())),
         "first_sample": next(pq.ParquetFile(files[0]).iter_batches(1)).to_pylist()[0],
