@@ -1,8 +1,8 @@
 """Write runs of other agents as rollouts, for `steps`, `pairs`, `evaluate`, `filter` and `view`.
 
 reads   files in a format of `pimono_sdpo.traces.trajectories`
-writes  ROLLOUT rows under data/, what cannot be read under rejects/, and a session per run under
-        traces/ in the Hub's Session Trace Simple Format
+writes  ROLLOUT rows under data/, what cannot be read under rejects/, and if asked to, a session per
+        run under sessions/ in the Hub's Session Trace Simple Format
 
 An answer with several calls becomes a turn for each, followed by its own result, as in rollouts of
 our own. Every message of the source is counted: as turns, or with the reason why it is none.
@@ -13,7 +13,7 @@ import json
 import re
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -32,6 +32,7 @@ from pimono_sdpo.runs.engine import Output, Part, Piece, add_counts, run_parts
 from pimono_sdpo.runs.folders import only_run, publish_folder, require_disjoint
 from pimono_sdpo.runs.parquet import link_or_copy
 from pimono_sdpo.schema import ROLLOUT, Turn
+from pimono_sdpo.traces.rollout_sessions import encode_session
 from pimono_sdpo.traces.sources import find_parquet_files
 from pimono_sdpo.traces.trajectories import FORMATS, find_runs, openai_messages
 from pimono_sdpo.traces.trajectories.base import Call, Message, Trajectory, pair_results
@@ -79,9 +80,9 @@ class ImportOptions:
         "trajectories`."
     )
     out: Path = option("Folder to write; an earlier output is replaced.")
-    traces: bool = option(
-        "Also write each run as a session, which `filter` and the Hub's trace viewer read.",
-        default=True,
+    sessions: bool = option(
+        "Also write each run to OUT/sessions, as the Hub's trace viewer shows it.",
+        default=False,
         decides="row",
     )
 
@@ -97,8 +98,8 @@ def import_runs(options: ImportOptions) -> Json:
     out = options.out.resolve()
     with only_run(out) as work:
         finished = work / "out"
-        traces = finished / "traces" if options.traces else None
-        parts = [_make_part(number, few, traces) for number, few in enumerate(_divide(files))]
+        sessions = finished / "sessions" if options.sessions else None
+        parts = [_make_part(number, few, sessions) for number, few in enumerate(_divide(files))]
         # Rows are trees, which need no search for cycles; it takes a fifth of the time.
         gc.disable()
         try:
@@ -117,9 +118,9 @@ def import_runs(options: ImportOptions) -> Json:
                 stem = f"train-{number:05}-of-{len(parts):05}.parquet"
                 made = work / OUTPUTS[kind].path.format(number)
                 link_or_copy(made, finished / folder / stem)
-        # An earlier run that was stopped may have had more parts, or traces.
-        for stale in (finished / "traces").glob("*"):
-            if traces is None or int(stale.name) not in records:
+        # An earlier run that was stopped may have had more parts, or sessions.
+        for stale in (finished / "sessions").glob("*"):
+            if sessions is None or int(stale.name) not in records:
                 shutil.rmtree(stale)
         report = {
             "pimono_sdpo": __version__,
@@ -177,24 +178,24 @@ def _divide(files: Sequence[Found]) -> Iterator[list[Found]]:
         yield few
 
 
-def _make_part(number: int, files: Sequence[Found], traces: Path | None) -> Part:
+def _make_part(number: int, files: Sequence[Found], sessions: Path | None) -> Part:
     stats = [(name, Path(path).stat()) for path, _, name in files]
     given = {"files": [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]}
     units = sum(form.count(Path(path)) for path, form, _ in files)
-    folder = None if traces is None else traces / f"{number:05}"
+    folder = None if sessions is None else sessions / f"{number:05}"
     run = partial(_import_files, files, folder)
-    return Part(number, files[0][2], units, given, {"traces": traces is not None}, run)
+    return Part(number, files[0][2], units, given, {"sessions": sessions is not None}, run)
 
 
-def _import_files(files: Sequence[Found], traces: Path | None) -> Iterator[Piece]:
+def _import_files(files: Sequence[Found], sessions: Path | None) -> Iterator[Piece]:
     rows: list[Json] = []
     rejects: list[Json] = []
     counts: Json = {}
     counted = 0
     taken: set[str] = set()
-    if traces is not None:
-        shutil.rmtree(traces, ignore_errors=True)
-        traces.mkdir(parents=True)
+    if sessions is not None:
+        shutil.rmtree(sessions, ignore_errors=True)
+        sessions.mkdir(parents=True)
     for path, form, name in files:
         is_single = form.count(Path(path)) == 1
         for number, run in enumerate(form.read(Path(path))):
@@ -207,8 +208,8 @@ def _import_files(files: Sequence[Found], traces: Path | None) -> Iterator[Piece
                 counted += 1
                 _encode_calls(row)
                 rows.append(row)
-                if traces is not None:
-                    write_session(row, form.NAME, traces / f"{run.run_id}.jsonl")
+                if sessions is not None:
+                    (sessions / f"{run.run_id}.jsonl").write_bytes(encode_session(row))
                 verdict = {True: "PASS", False: "FAIL", None: "not tested"}[run.passed]
                 lost = sum(
                     call.result is None and call.name not in ENDS
@@ -382,30 +383,3 @@ def _add_step(
             "malformed": None,
         }
     )
-
-
-def write_session(row: Mapping[str, Any], harness: str, path: Path) -> None:
-    """Write a rollout in the Hub's Session Trace Simple Format.
-
-    In the json protocol calls are read from the steps, and their results lose the heading.
-    """
-    steps = {step["n_context"]: step for step in row["steps"] if step["name"]}
-    header = {"type": "session", "harness": harness, "id": row["run_id"], "model": row["model"]}
-    lines: list[Json] = [header]
-    is_json, failed = row["protocol"] == "json", None
-    for at, turn in enumerate(row["messages"]):
-        said = {"role": turn["role"], "content": turn["content"] or ""}
-        if failed is not None:
-            said["role"], said["toolCallId"], said["isError"] = "tool", f"call_{at - 1}", failed
-            if is_json:
-                said["content"] = said["content"].removeprefix("[tool_result]\n")
-        failed = None
-        if step := steps.get(at):
-            failed = not step["ok"]
-            args = step["args"] if isinstance(step["args"], str) else _write_json(step["args"])
-            function = {"name": step["name"], "arguments": args}
-            said["toolCalls"] = [{"id": f"call_{at}", "function": function}]
-            if is_json:
-                said["content"] = ""
-        lines.append({"type": "message", "message": said})
-    path.write_bytes(_ENCODER.encode_lines(lines))
