@@ -33,7 +33,7 @@ def detect_layout(schema: pa.Schema, where: str) -> Layout:
                 f"`{where}` has {schema.names.count(name)} columns named `{name}`; leave one."
             )
     held = _trace_columns(schema)
-    if not held and ROLLOUT_COLUMNS <= set(schema.names):
+    if not held and set(schema.names) >= ROLLOUT_COLUMNS:
         return "rollouts"
     if not held:
         raise SourceError(

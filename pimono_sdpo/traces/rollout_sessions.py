@@ -34,7 +34,8 @@ def encode_session(row: Mapping[str, Any]) -> bytes:
                 said["content"] = said["content"].removeprefix("[tool_result]\n")
         failed = None
         if step := steps.get(at):
-            failed, args = not step["ok"], step["args"]
+            failed = not step["ok"] or step["tests_ok"] is False
+            args = step["args"]
             text = args if isinstance(args, str) else _ENCODER.encode(args).decode()
             function = {"name": step["name"], "arguments": text}
             said["toolCalls"] = [{"id": f"call_{at}", "function": function}]

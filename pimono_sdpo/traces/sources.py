@@ -175,7 +175,7 @@ def open_source(source: str) -> Source:
     if path.is_dir():
         # Without hidden files.
         files = [f for f in files if not any(p[0] == "." for p in f.relative_to(root).parts)]
-        if ROLLOUT_COLUMNS <= _list_columns(path / "data"):
+        if _list_columns(path / "data") >= ROLLOUT_COLUMNS:
             # Beside them lie their rejects and what else was written of the same runs.
             files = [file for file in files if file.parent == path / "data"]
     parquet = [file for file in files if file.suffix == ".parquet"]
