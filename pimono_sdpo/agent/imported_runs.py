@@ -351,6 +351,8 @@ def _add_calls(message: Message, turns: list[Turn], steps: list[Json]) -> None:
         kind = _find_kind(call, steps)
         _add_step(steps, kind, call.name, call.arguments, error, len(turns))
         turns.append(_make_turn("assistant", text))
+        function = {"name": call.name, "arguments": call.arguments}
+        turns[-1]["tool_calls"] = [{"id": call.id, "type": "function", "function": function}]
         turns.append(_make_turn("tool", result.text, call.id, call.name))
         text = ""
     if text.strip():
