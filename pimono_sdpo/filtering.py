@@ -38,8 +38,9 @@ class FilterOptions:
     """The options that decide which rows a source gives."""
 
     unit: Unit = option(
-        "One row per `episode` (one request and the work on it), or per `session`, with its "
-        "request of the strongest evidence, as in the reference run.",
+        "One row per `episode` (one request and the work on it), per `session`, with its request "
+        "of the strongest evidence, as in the reference run, or per `step`: an exercise for each "
+        "tool call that failed.",
         default="episode",
         decides="row",
     )
@@ -61,6 +62,27 @@ class FilterOptions:
     )
     reference_terms: bool = option(
         "Put the categories among the `reward_terms`, as the reference run did.",
+        default=False,
+        decides="row",
+    )
+    prompt_tokens: int = option(
+        "Most tokens of the conversation before a `step`, counted as 4 characters each.",
+        default=4000,
+        minimum=500,
+        decides="row",
+    )
+    resolving_call: bool = option(
+        "Show the teacher of a `step` the call that worked, too.", default=False, decides="row"
+    )
+    stage: list[str] = option(
+        "Stage of your own, as module:name of a Map or a Filter in the current folder, run on each "
+        "scored row before --min-score; may be repeated.",
+        default_factory=list,
+        decides="row",
+    )
+    keep_identity: bool = option(
+        "Keep the user and host names of whoever recorded a session; they are replaced otherwise. "
+        "Secrets, e-mail addresses and paths to home folders are always replaced.",
         default=False,
         decides="row",
     )
@@ -92,6 +114,7 @@ class FilterOptions:
     licence: str | None = option(
         "SPDX id of the licence of the traces, for the card.",
         default=None,
+        shown="that of a dataset on the Hub",
         flag="--license",
         decides="output",
     )
@@ -105,8 +128,8 @@ class FilterOptions:
             raise OutputError(f"--max-samples {self.max_samples} keeps no row; use at least 1.")
         self.licence = check_licence(self.licence)
 
-    def stages(self) -> tuple[Stage, ...]:
-        """Return the stages that make the rows."""
+    def stages(self, recorder: Sequence[str] = ()) -> tuple[Stage, ...]:
+        """Return the stages that make the rows of a source with names of its recorder."""
         return pipeline(
             self.unit,
             self.min_score,
@@ -115,6 +138,10 @@ class FilterOptions:
             self.split_by,
             self.reference_terms,
             Judge(self.correction_judge, self.judge_provider) if self.correction_judge else None,
+            self.stage,
+            self.prompt_tokens,
+            self.resolving_call,
+            None if self.keep_identity else recorder,
         )
 
 
@@ -165,7 +192,7 @@ def run_part(
     out = out.resolve()
     opened = _open(source, out)
     described = [describe(shard) for shard in opened.shards]
-    key = made_by(options.stages(), resume_key(options))
+    key = made_by(options.stages(opened.recorder), resume_key(options))
     content = says(part, _redact_names(opened), described, key)
     there = folders.read_json(out / folders.PART) if folders.mark_of(out) == folders.PART else None
     if isinstance(there, dict) and (there["part"], there["parts"]) != part:
@@ -227,7 +254,7 @@ def _finish(
 ) -> dict[int, Json]:
     """Run the shards of these numbers, with a progress bar, and return their records."""
     shards = {index: opened.shards[index] for index in numbers}
-    parts = filter_parts(shards, options.stages(), resume_key(options))
+    parts = filter_parts(shards, options.stages(opened.recorder), resume_key(options))
     started = perf_counter()
     finished = run_parts(parts, work, OUTPUTS, desc="filter", unit="session", engine=engine)
     if usage is not None:

@@ -11,7 +11,7 @@ from functools import partial
 from itertools import pairwise
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import xxhash
 
@@ -26,7 +26,9 @@ from pimono_sdpo.traces.lines import Lines
 from pimono_sdpo.traces.parse import Branch, find_branches, match_results, read_trace
 from processors.corrections import Judge, find_corrections
 from processors.diagnostics import NOTHING_KNOWN, find_failures
+from processors.identity import find_identity
 from processors.outcome import describe_outcomes
+from processors.redact import read_workspace
 
 _SAYS = compile_patterns(Path(__file__).with_name("wording.toml"), "requests")
 # Characters of the turns before a request that means nothing alone; about 1,000 tokens.
@@ -35,23 +37,22 @@ TURN_CHARS = 1200
 
 
 def gather_evidence(
-    row: Row, unit: Unit, history_chars: int, judge: Judge | None = None
+    row: Row,
+    unit: Unit,
+    history_chars: int,
+    judge: Judge | None = None,
+    recorder: Sequence[str] | None = (),
 ) -> list[dict[str, Any]]:
-    """Return the evidence rows of a session, at least one, so that every session is counted."""
+    """Return the evidence rows of a session, at least one, so that every session is counted.
+
+    `recorder` are names of the recorder that are known, None to keep all that are found.
+    """
     trace = read_trace(row["trace"] or b"")
     events = trace.events
-    branches = find_branches(events)
-    matched = match_results(events)
-    corrections = _add_branch_corrections(find_corrections(events, judge), events, branches)
-    corrected = {item["event_index"] for item in corrections}
-    requests = [event for event in events if event.index not in corrected and _requests_work(event)]
-    findings = _bind(find_failures(events), corrections, requests)
+    found = find_evidence(events, judge)
+    matched, requests, described = found.matched, found.requests, found.described
     ends = [*(request.index for request in requests[1:]), len(events)]
-    described = {
-        request.index: describe_outcomes(findings[request.index], events, matched, end)
-        for request, end in zip(requests, ends, strict=False)
-        if request.index in findings
-    }
+    identity = identify(row, trace.cwd, found, recorder)
     # One span of events for each request; the first includes what precedes it.
     cuts = [0, *(ends if unit == "episode" else ends[-1:])]
     chosen: list[Event | None] = [*requests] or [None]
@@ -62,7 +63,6 @@ def gather_evidence(
     harness = find_harness(trace.harness)
     files = Beginnings(events, matched, trace.cwd, harness.files, most_before)
     tools = sorted({event.tool_name for event in events if event.kind == "tool_call"})
-    forks = sorted(max(branch.fork, 0) for branch in branches)
     rows = []
     for episode, (request, (start, stop)) in enumerate(zip(chosen, pairwise(cuts), strict=True)):
         own = [request.index] if request and unit == "episode" else [*described]
@@ -76,10 +76,8 @@ def gather_evidence(
         # A row without evidence is dropped before it is read or compared.
         stays = request if wrong else None
         # As many turns as wanted, or as the request needs to be understood.
-        is_clear = stays is None or _stands_alone(stays.text)
+        is_clear = stays is None or stands_alone(stays.text)
         history = history_chars if is_clear else max(history_chars, LEAD_IN_CHARS)
-        # Those of a session are counted once.
-        lines = trace.lines if episode == 0 else Lines[Event]()
         rows.append(
             {
                 "harness": trace.harness,
@@ -87,6 +85,7 @@ def gather_evidence(
                 "source": row["source"],
                 "episode": episode,
                 "cwd": trace.cwd,
+                "identity": identity,
                 "prompt": request.text.strip() if request else "",
                 "history": gather_history(events, stays.index, history) if stays else [],
                 "request": request.index if request else -1,
@@ -95,21 +94,48 @@ def gather_evidence(
                 "tools": tools,
                 "workspace": [known._asdict() for known in known_files],
                 "problem": trace.problem,
-                "fingerprints": _hash_messages(span) if stays else [],
-                "counts": {
-                    **_count_events(span, matched),
-                    "abandoned_branches": bisect_left(forks, stop) - bisect_left(forks, start),
-                    "lines_parsed": lines.parsed,
-                    "lines_repaired": lines.repaired,
-                    "lines_skipped": lines.skipped,
-                    "bytes_repaired": lines.bytes_repaired,
-                    "bytes_skipped": lines.bytes_skipped,
-                    "bytes_not_utf8": (row["bytes_not_utf8"] or 0) * (episode == 0),
-                },
-                "volume": {"bytes_parsed": lines.bytes_parsed},
+                "fingerprints": hash_messages(span) if stays else [],
+                **count_row(span, found, row, trace.lines, episode == 0),
             }
         )
     return rows
+
+
+class Found(NamedTuple):
+    """The result of each call, the requests, by request what went wrong after it, and the forks."""
+
+    matched: dict[int, int]
+    requests: list[Event]
+    described: dict[int, list[Finding]]
+    forks: list[int]
+
+
+def find_evidence(events: tuple[Event, ...], judge: Judge | None) -> Found:
+    """Find the requests of a session and the evidence that belongs to each."""
+    branches = find_branches(events)
+    matched = match_results(events)
+    corrections = _add_branch_corrections(find_corrections(events, judge), events, branches)
+    corrected = {item["event_index"] for item in corrections}
+    requests = [event for event in events if event.index not in corrected and _requests_work(event)]
+    findings = _bind(find_failures(events), corrections, requests)
+    ends = [*(request.index for request in requests[1:]), len(events)]
+    described = {
+        request.index: describe_outcomes(findings[request.index], events, matched, end)
+        for request, end in zip(requests, ends, strict=False)
+        if request.index in findings
+    }
+    forks = sorted(max(branch.fork, 0) for branch in branches)
+    return Found(matched, requests, described, forks)
+
+
+def identify(
+    row: Row, cwd: str, found: Found, recorder: Sequence[str] | None
+) -> Sequence[str] | None:
+    """Return the names to redact, None to keep them."""
+    # Without evidence, no text is kept.
+    if recorder is None or not any(found.described.values()):
+        return recorder
+    return find_identity(row["trace"] or b"", read_workspace(cwd)[1], recorder)
 
 
 def _bind(
@@ -205,21 +231,48 @@ def _is_work(event: Event) -> bool:
     )
 
 
-def _count_events(events: Sequence[Event], matched: dict[int, int]) -> dict[str, int]:
+def count_row(
+    events: Sequence[Event], found: Found, row: Row, lines: Lines[Any], is_first: bool
+) -> dict[str, Any]:
+    """Return `counts` and `volume` of the events of a row; what a session has once, its first."""
+    matched, forks = found.matched, found.forks
     calls = [event.index for event in events if event.kind == "tool_call"]
+    start, stop = (events[0].index, events[-1].index + 1) if events else (0, 0)
+    lines = lines if is_first else Lines()
     return {
-        "events": len(events),
-        "user_messages": sum(event.kind == "user" for event in events),
-        "tool_calls": len(calls),
-        "tool_errors": sum(event.is_error for event in events),
-        "unanswered_calls": sum(index not in matched for index in calls),
+        "counts": {
+            "events": len(events),
+            "user_messages": sum(event.kind == "user" for event in events),
+            "tool_calls": len(calls),
+            "tool_errors": sum(event.is_error for event in events),
+            "unanswered_calls": sum(index not in matched for index in calls),
+            "abandoned_branches": bisect_left(forks, stop) - bisect_left(forks, start),
+            "lines_parsed": lines.parsed,
+            "lines_repaired": lines.repaired,
+            "lines_skipped": lines.skipped,
+            "bytes_repaired": lines.bytes_repaired,
+            "bytes_skipped": lines.bytes_skipped,
+            "bytes_not_utf8": (row["bytes_not_utf8"] or 0) * is_first,
+        },
+        "volume": {"bytes_parsed": lines.bytes_parsed},
     }
 
 
-def stage(unit: Unit, history_chars: int, judge: Judge | None = None) -> FlatMap:
+def stage(
+    unit: Unit,
+    history_chars: int,
+    judge: Judge | None = None,
+    recorder: Sequence[str] | None = (),
+) -> FlatMap:
     """Build the stage for one unit of training and so many characters of earlier turns."""
     return FlatMap(
-        partial(gather_evidence, unit=unit, history_chars=history_chars, judge=judge),
+        partial(
+            gather_evidence,
+            unit=unit,
+            history_chars=history_chars,
+            judge=judge,
+            recorder=recorder,
+        ),
         reads=("session_id", "source", "trace", "bytes_not_utf8"),
         writes=EVIDENCE,
         tallies=("counts", "volume"),
@@ -258,7 +311,7 @@ _PICTURE_ENDINGS = (".png", ".jp", ".gif", ".webp", ".heic")
 _CODE_SIGN = re.compile(r"[{}();=<>|]")
 
 
-def _stands_alone(text: str) -> bool:
+def stands_alone(text: str) -> bool:
     """Check that a request has enough words to be understood without the turns before it."""
     lines = _cut_own_words(text.strip())[:6000].split("\n")
     prose = " ".join(line for line in lines if not _CODE_SIGN.search(line))
@@ -321,7 +374,7 @@ def _is_message(event: Event) -> bool:
 HASHED_CHARS = {"user": 16, "assistant": 40, "tool_call": 80}
 
 
-def _hash_messages(events: Sequence[Event]) -> list[int]:
+def hash_messages(events: Sequence[Event]) -> list[int]:
     """Return a 64-bit hash for each message that is long enough, in order.
 
     Sessions that share messages are forks, snapshots or copies of each other. Equal short messages

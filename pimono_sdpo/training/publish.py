@@ -171,7 +171,8 @@ def open_checkpoints(
 
 STUDENT = "default"
 WEIGHTS = ("adapter_model.safetensors", "adapter_config.json")
-PUBLISHED = (*WEIGHTS, "README.md", "run.json", "report.json", "*.svg", "training.html")
+TEXTS = ("README.md", "run.json", "report.json")
+PUBLISHED = (*WEIGHTS, *TEXTS, "*.svg", "training.html", "tokenizer*", "*.jinja")
 # Made and deleted to find out whether the token may write.
 PROBE_BRANCH = "pimono-sdpo-write-check"
 
@@ -248,8 +249,7 @@ class AdapterUpload(Upload):
                 f"The Hub may refuse `{self.folder / 'README.md'}`: {problems[0]} Nothing was "
                 f"published; fix it and {push}."
             )
-        files = sorted(self.folder.iterdir())
-        for file in (path for path in files if path.suffix in {".md", ".json"}):
+        for file in filter(Path.is_file, map(self.folder.joinpath, TEXTS)):
             kinds = ", ".join(sorted(set(find_secret_kinds(file.read_text()))))
             if kinds:
                 raise OutputError(
