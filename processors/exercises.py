@@ -43,6 +43,7 @@ from processors.evidence import (
     find_evidence,
     gather_history,
     hash_messages,
+    identify,
     stands_alone,
 )
 from processors.outcome import is_command
@@ -79,13 +80,14 @@ _REFUSED = frozenset({"policy_block", "permission_auth"})
 
 
 def gather_exercises(
-    row: Row, prompt_chars: int, judge: Judge | None = None
+    row: Row, prompt_chars: int, judge: Judge | None = None, recorder: Sequence[str] | None = ()
 ) -> list[dict[str, Any]]:
     """Return a row for each failure and correction of a session, at least one."""
     trace = read_trace(row["trace"] or b"")
     events = trace.events
     evidence = find_evidence(events, judge)
     matched, requests, described = evidence.matched, evidence.requests, evidence.described
+    identity = identify(row, trace.cwd, evidence, recorder)
     called = {result: call for call, result in matched.items()}
     harness = find_harness(trace.harness)
     files = Beginnings(events, matched, trace.cwd, harness.files, len(events))
@@ -133,6 +135,7 @@ def gather_exercises(
                 "source": row["source"],
                 "episode": number,
                 "cwd": trace.cwd,
+                "identity": identity,
                 "prompt": prompt,
                 "history": [],
                 "request": begin,
@@ -326,10 +329,17 @@ def _list_turns(
     return [{"text": ask}, *reversed(turns)]
 
 
-def stage(prompt_tokens: int, judge: Judge | None = None) -> FlatMap:
+def stage(
+    prompt_tokens: int, judge: Judge | None = None, recorder: Sequence[str] | None = ()
+) -> FlatMap:
     """Build the stage for prompts of so many tokens, counted as TOKEN_CHARS characters each."""
     return FlatMap(
-        partial(gather_exercises, prompt_chars=prompt_tokens * TOKEN_CHARS, judge=judge),
+        partial(
+            gather_exercises,
+            prompt_chars=prompt_tokens * TOKEN_CHARS,
+            judge=judge,
+            recorder=recorder,
+        ),
         reads=("session_id", "source", "trace", "bytes_not_utf8"),
         writes=Features({**EVIDENCE, "exercise": Value("string")}),
         tallies=("counts", "volume"),
