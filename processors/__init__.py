@@ -37,6 +37,7 @@ def pipeline(
     own: Sequence[str] = (),
     prompt_tokens: int = 4000,
     resolving_call: bool = False,
+    corrections: bool = False,
 ) -> tuple[Stage, ...]:
     """Return the stages for the options of `filter` that decide each row.
 
@@ -44,7 +45,7 @@ def pipeline(
     """
     is_step = unit == "step"
     before = (
-        exercises.stage(prompt_tokens, correction_judge)
+        exercises.stage(prompt_tokens, corrections, correction_judge)
         if is_step
         else evidence.stage(unit, history_chars, correction_judge),
         split.stage(test_fraction, split_by),
