@@ -99,8 +99,9 @@ def _place(lines: list[str], wanted: list[str], start: int) -> int:
 
 
 MIN_IN_PARTS = 20
+MIN_GONE = 12
 # A reader, a recorder or a harness may have changed such text when showing it.
-_UNSURE = re.compile("[\x1b\ufeff\ufffd\ud800-\udfff]|\r(?!\n)|REDACTED")
+_UNSURE = re.compile("[\x1b\ufeff\ufffd\ud800-\udfff]|\r(?!\n)|REDACTED|=\\*{3}")
 _PATTERN = re.compile(r"\$[$&`']")
 
 
@@ -316,6 +317,14 @@ class File:
             self.doubtful.difference_update(*(find_distinctive_lines(edit.old) for edit in edits))
         for edit in edits:
             old, new = normalise_line_ends(edit.old), normalise_line_ends(edit.new)
+            # A piece with a line that is gone, but not as the edit saw it, was out of date.
+            gone = {line for line in old.split("\n") if len(line.strip()) >= MIN_GONE}
+            gone -= {*new.split("\n")}
+            self.pieces = [
+                piece
+                for piece in self.pieces
+                if old in piece or gone.isdisjoint(piece.split("\n") if gone else ())
+            ]
             if self.whole is not None:
                 self.whole = replace_text(self.whole, old, new, edit.everywhere)
             self.pieces = [

@@ -11,6 +11,7 @@ from typing import Any
 
 from pimono_sdpo.replay.calls import (
     Patch,
+    Shown,
     apply_in_turn,
     decode_arguments,
     find_path,
@@ -89,6 +90,15 @@ _PATCHED = re.compile(r"^\*\*\* (?:Add File|Update File|Delete File|Move to): (.
 _PROPOSED_OTHERWISE = re.compile(r"modified (?:your|the) proposed")
 
 
+def learn_shown(file: File, shown: Shown) -> None:
+    """Learn the lines that a read or a command has shown."""
+    if shown.first_line:
+        file.see_lines(shown.runs[0], shown.first_line, shown.is_end)
+    else:
+        for run in shown.runs:
+            file.see(run, is_whole=False)
+
+
 @dataclass
 class Workspace:
     """The files of a session by absolute path, as far as it has seen them.
@@ -142,6 +152,9 @@ class Workspace:
             return None
         outcome = file.predict(edits, apply_in_turn(given))
         unread = self.tools.reads_first and not file.by_tool
+        # OpenClaw, which writes Pi's format, refuses an empty text; Pi does not.
+        unread |= "edits" not in given and any(not edit.new for edit in edits)
+        unread |= bool(_OWN_SETTINGS.search(self.absolute(find_path(given))))
         return None if outcome == "ok" and (unread or self.unsettled) else outcome
 
     def predict_patch(self, patches: Sequence[Patch]) -> Outcome | None:
@@ -228,13 +241,8 @@ class Workspace:
         shown = parse_read(given, text, self.tools)
         if shown is None:
             return
-        file = self.file(path)
-        if shown.first_line:
-            file.see_lines(shown.runs[0], shown.first_line, shown.is_end)
-        else:
-            for run in shown.runs:
-                file.see(run, is_whole=False)
-        file.by_tool = True
+        learn_shown(self.file(path), shown)
+        self.file(path).by_tool = True
 
     def ran(self, command: str, result: Event) -> None:
         """Learn from a command that has run."""
@@ -259,9 +267,10 @@ class Workspace:
                 file.see(line, is_whole=False)
         shown = find_shown_file(command)
         if shown and not result.is_error and not TRUNCATED.search(result.text):
-            read = parse_read({}, result.text, self.tools)
-            for run in read.runs if read else ():
-                self.file(shown[0]).see(run, is_whole=shown[1] and bool(read and read.is_end))
+            count = shown.last and shown.last + 1 - shown.first
+            read = parse_read({"offset": shown.first, "limit": count}, result.text, self.tools)
+            if read:
+                learn_shown(self.file(shown.path), read)
 
     def _note(self, changes: Changes) -> None:
         if changes.anything or changes.formats:
@@ -329,6 +338,8 @@ class Workspace:
                 self._spoil(name)
 
 
+# The harness itself may write them.
+_OWN_SETTINGS = re.compile(r"/\.(?:pi|claude|codex|omp|openclaw)/(?!.*workspace/).*\.json$")
 _DRIVE = re.compile(r"[A-Za-z]:/")
 
 
