@@ -330,6 +330,8 @@ class Workspace:
         """Learn from an event that is neither a call nor its result."""
         if event.kind == "bash":
             self.ran(event.arguments, event)
+        elif event.kind == "user" and self.tools.edit is None:
+            self.spoil_all()
         elif event.kind == "compaction" and self.tools.reads_first:
             for file in self.files.values():
                 file.by_tool = False
