@@ -262,6 +262,8 @@ def _is_script(stage: Stage) -> bool:
     words = [word for word in stage.arguments if not word.startswith("-")]
     if stage.program in {"npm", "pnpm", "yarn"} and words[:1] in (["run"], ["run-script"]):
         words = words[1:]
+    if stage.program in {"npm", "pnpm", "yarn"} and words[:1] == ["exec"]:
+        return not set(words[1:2]) <= {*_WORDS["npx_leaves_sources"]}
     if stage.program == "docker":
         return bool({"run", "exec"} & set(words[:2]))
     return bool(words) and not _READING_TARGET.fullmatch(words[0]) and stage.program != "cargo"
