@@ -85,6 +85,12 @@ class FilterOptions:
         default_factory=list,
         decides="row",
     )
+    keep_identity: bool = option(
+        "Keep the user and host names of whoever recorded a session; they are replaced otherwise. "
+        "Secrets, e-mail addresses and paths to home folders are always replaced.",
+        default=False,
+        decides="row",
+    )
     correction_judge: str | None = option(
         "Chat model that is asked about each later message whether it corrects the agent; "
         "the messages are sent to its provider.",
@@ -127,8 +133,8 @@ class FilterOptions:
             raise OutputError(f"--max-samples {self.max_samples} keeps no row; use at least 1.")
         self.licence = check_licence(self.licence)
 
-    def stages(self) -> tuple[Stage, ...]:
-        """Return the stages that make the rows."""
+    def stages(self, recorder: Sequence[str] = ()) -> tuple[Stage, ...]:
+        """Return the stages that make the rows of a source with names of its recorder."""
         return pipeline(
             self.unit,
             self.min_score,
@@ -140,6 +146,7 @@ class FilterOptions:
             self.stage,
             self.prompt_tokens,
             self.resolving_call,
+            None if self.keep_identity else recorder,
             self.corrections,
         )
 
@@ -191,7 +198,7 @@ def run_part(
     out = out.resolve()
     opened = _open(source, out)
     described = [describe(shard) for shard in opened.shards]
-    key = made_by(options.stages(), resume_key(options))
+    key = made_by(options.stages(opened.recorder), resume_key(options))
     content = says(part, _redact_names(opened), described, key)
     there = folders.read_json(out / folders.PART) if folders.mark_of(out) == folders.PART else None
     if isinstance(there, dict) and (there["part"], there["parts"]) != part:
@@ -253,7 +260,7 @@ def _finish(
 ) -> dict[int, Json]:
     """Run the shards of these numbers, with a progress bar, and return their records."""
     shards = {index: opened.shards[index] for index in numbers}
-    parts = filter_parts(shards, options.stages(), resume_key(options))
+    parts = filter_parts(shards, options.stages(opened.recorder), resume_key(options))
     started = perf_counter()
     finished = run_parts(parts, work, OUTPUTS, desc="filter", unit="session", engine=engine)
     if usage is not None:

@@ -44,6 +44,7 @@ from processors.evidence import (
     find_evidence,
     gather_history,
     hash_messages,
+    identify,
     stands_alone,
 )
 from processors.outcome import is_command
@@ -85,13 +86,18 @@ _REFUSED = frozenset({"policy_block", "permission_auth"})
 
 
 def gather_exercises(
-    row: Row, prompt_chars: int, corrections: bool = False, judge: Judge | None = None
+    row: Row,
+    prompt_chars: int,
+    judge: Judge | None = None,
+    recorder: Sequence[str] | None = (),
+    corrections: bool = False,
 ) -> list[dict[str, Any]]:
     """Return a row for each failure, and correction if asked for, of a session; at least one."""
     trace = read_trace(row["trace"] or b"")
     events = trace.events
     evidence = find_evidence(events, judge)
     matched, requests, described = evidence.matched, evidence.requests, evidence.described
+    identity = identify(row, trace.cwd, evidence, recorder)
     called = {result: call for call, result in matched.items()}
     harness = find_harness(trace.harness)
     files = Beginnings(events, matched, trace.cwd, harness.files, len(events))
@@ -147,6 +153,7 @@ def gather_exercises(
                 "source": row["source"],
                 "episode": number,
                 "cwd": trace.cwd,
+                "identity": identity,
                 "prompt": prompt,
                 "history": [],
                 "request": begin,
@@ -394,14 +401,20 @@ def _list_turns(
     return [{"text": ask}, *reversed(turns)]
 
 
-def stage(prompt_tokens: int, corrections: bool, judge: Judge | None = None) -> FlatMap:
+def stage(
+    prompt_tokens: int,
+    judge: Judge | None = None,
+    recorder: Sequence[str] | None = (),
+    corrections: bool = False,
+) -> FlatMap:
     """Build the stage for prompts of so many tokens, counted as TOKEN_CHARS characters each."""
     return FlatMap(
         partial(
             gather_exercises,
             prompt_chars=prompt_tokens * TOKEN_CHARS,
-            corrections=corrections,
             judge=judge,
+            recorder=recorder,
+            corrections=corrections,
         ),
         reads=("session_id", "source", "trace", "bytes_not_utf8"),
         writes=Features({**EVIDENCE, "exercise": Value("string")}),

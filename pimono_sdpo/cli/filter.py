@@ -12,6 +12,7 @@ pimono-sdpo filter --merge part1 part2 --out rows
 """
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import typer
@@ -30,6 +31,7 @@ from pimono_sdpo.traces.own_sessions import (
     find_own_sessions,
 )
 from pimono_sdpo.traces.sources import Source, open_source
+from processors.identity import find_own_names
 
 
 @options
@@ -135,6 +137,7 @@ def _only_source(options: Options) -> str | Source:
             opened, found = find_own_sessions(source)
             for sentence in found:
                 typer.echo(sentence)
+            opened = replace(opened, recorder=tuple(find_own_names()))
             return choose_sessions(opened, *choices)
         typer.echo(f"`{source}` is read from the current directory; rename it to read your own.")
     if any(choices):

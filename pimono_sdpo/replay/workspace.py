@@ -7,6 +7,7 @@ import posixpath
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 from pimono_sdpo.replay.calls import (
@@ -80,6 +81,7 @@ def is_read_only(name: str) -> bool:
     return not _CHANGES.intersection(words) and not _LOOKS.isdisjoint(words)
 
 
+REST_MINUTES = 5
 # A shorter line may occur in many places of a file.
 MIN_LINE = 12
 TRUNCATED = re.compile(r"\[(?:Showing|Truncated|Full output|Output truncated)[^\]]{0,300}\]\s*\Z")
@@ -113,6 +115,7 @@ class Workspace:
     unsettled: bool = False
     # What the formatters that have run so far touch.
     kinds: set[str] = field(default_factory=set)
+    last_heard: str = ""
 
     def file(self, path: str) -> File:
         """Return what is known of a file; a relative path is resolved in the workspace."""
@@ -327,17 +330,28 @@ class Workspace:
             self.spoil_all()
 
     def hear(self, event: Event) -> None:
-        """Learn from an event that is neither a call nor its result."""
+        """Learn from an event that is not a call."""
         if event.kind == "bash":
             self.ran(event.arguments, event)
-        elif event.kind == "user" and self.tools.edit is None:
-            self.spoil_all()
+        elif event.kind == "user":
+            # Somebody else may have worked on the files while the session rested.
+            if _count_minutes(self.last_heard, event.timestamp) >= REST_MINUTES:
+                self.spoil_all()
         elif event.kind == "compaction" and self.tools.reads_first:
             for file in self.files.values():
                 file.by_tool = False
         elif event.kind == "custom_message":
             for name in _CHANGED_BEHIND.findall(event.text):
                 self._spoil(name)
+        self.last_heard = event.timestamp or self.last_heard
+
+
+def _count_minutes(start: str, stop: str) -> float:
+    """Return the time between two timestamps, 0 if one of them cannot be read."""
+    try:
+        return (datetime.fromisoformat(stop) - datetime.fromisoformat(start)).total_seconds() / 60
+    except (ValueError, TypeError):  # not recorded, or only one with a time zone
+        return 0.0
 
 
 # The harness itself may write them.

@@ -133,7 +133,8 @@ class Shard:
 class Source:
     """An opened input: its name without machine paths, its kind and its shards in order.
 
-    `upstream` says how far an export of the Hub is behind its dataset, see `hub.find_export`.
+    `upstream` says how far an export of the Hub is behind its dataset, see `hub.find_export`;
+    `recorder` are names to redact, see `processors.identity`.
     """
 
     name: str
@@ -141,6 +142,7 @@ class Source:
     revision: str | None
     shards: tuple[Shard, ...]
     upstream: dict[str, Any] | None = None
+    recorder: tuple[str, ...] = ()
 
     def describe(self) -> dict[str, Any]:
         """Return what a report says of the input."""
