@@ -334,6 +334,8 @@ class Workspace:
         if event.kind == "bash":
             self.ran(event.arguments, event)
         elif event.kind == "user":
+            for file in self.files.values() if self.tools.reads_first else ():
+                file.by_tool = False
             # Somebody else may have worked on the files while the session rested.
             if _count_minutes(self.last_heard, event.timestamp) >= REST_MINUTES:
                 self.spoil_all()
