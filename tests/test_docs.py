@@ -31,6 +31,10 @@ COMPILED = "<!-- compiled, not run -->"
 BLOCK = re.compile(rf"({COMPILED}\n)?^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
+# Each is one story: all its blocks are run in their order, in tests/test_guides.py.
+GUIDES = ("my-sessions", "one-gpu", "own-reward", "own-stage", "dataframes", "serve")
+
+
 def blocks(*languages: str) -> Iterator[tuple[str, str, bool]]:
     """Each block of code in a language: its page, its text, and whether it is to be run."""
     for page in PAGES:
@@ -63,7 +67,9 @@ def test_links_lead_somewhere(name: str) -> None:
             assert anchor in anchors_of(target), f"{name}: {link}"
 
 
-@pytest.mark.parametrize(("page", "text", "run"), list(blocks("python")))
+@pytest.mark.parametrize(
+    ("page", "text", "run"), [one for one in blocks("python") if Path(one[0]).stem not in GUIDES]
+)
 def test_python_blocks_run(
     page: str, text: str, run: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -92,6 +98,7 @@ def lines_of(text: str) -> Iterator[list[str]]:
 
 SHELL = [(page, words) for page, text, _ in blocks("bash", "sh") for words in lines_of(text)]
 KNOWN = {"pimono-sdpo", "make", "python", "hf", "pip", "uv", "accelerate", "pre-commit"}
+KNOWN |= {"vllm", "llama-quantize", "llama-server"}
 TARGETS = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
 

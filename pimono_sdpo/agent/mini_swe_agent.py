@@ -30,7 +30,7 @@ from minisweagent.models.utils.actions_toolcall import (
     parse_toolcall_actions,
 )
 
-from pimono_sdpo.agent.imported_runs import make_rollout, write_session
+from pimono_sdpo.agent.imported_runs import make_rollout
 from pimono_sdpo.agent.task_tests import TaskResult, Tester, hash_repo, list_repo, stabilize
 from pimono_sdpo.agent.tools import unified_diff
 from pimono_sdpo.errors import InferenceError
@@ -38,6 +38,7 @@ from pimono_sdpo.llm.calls import Reply, Request
 from pimono_sdpo.llm.chat import Chat
 from pimono_sdpo.suites.suite import decode_text, has_tests, is_hidden
 from pimono_sdpo.text import replace_surrogates
+from pimono_sdpo.traces.rollout_sessions import encode_session
 from pimono_sdpo.traces.trajectories.mini_swe_agent import read_trajectory
 from rewards import sandbox
 from rewards.sandbox import MEBI, Limits, SandboxError
@@ -239,9 +240,10 @@ async def run_task(
             error = f"tests could not be run: {result.error}"
     run = read_trajectory(agent.serialize(), task["task_id"])
     run.run_id, run.tools = run_id, [BASH_TOOL]
-    if trace is not None:
-        write_session(run, "mini-swe-agent", trace)
     row, _ = make_rollout(run, task["suite"], task["seed"])
+    if trace is not None:
+        trace.parent.mkdir(parents=True, exist_ok=True)
+        trace.write_bytes(encode_session({**row, "suite": "mini-swe-agent"}))
     costs = [reply.cost for reply in model.replies]
     texts = {
         path: content

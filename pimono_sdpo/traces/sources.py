@@ -27,6 +27,7 @@ from pimono_sdpo.stage import iterate_rows
 from pimono_sdpo.traces import hub
 from pimono_sdpo.traces.layouts import (
     READ_COLUMNS,
+    ROLLOUT_COLUMNS,
     Layout,
     convert_table,
     detect_layout,
@@ -176,6 +177,9 @@ def open_source(source: str) -> Source:
     if path.is_dir():
         # Without hidden files.
         files = [f for f in files if not any(p[0] == "." for p in f.relative_to(root).parts)]
+        if _list_columns(path / "data") >= ROLLOUT_COLUMNS:
+            # Beside them lie their rejects and what else was written of the same runs.
+            files = [file for file in files if file.parent == path / "data"]
     parquet = [file for file in files if file.suffix == ".parquet"]
     raw = [file for file in files if is_session(file)]
     if not parquet and not raw:
@@ -187,6 +191,14 @@ def open_source(source: str) -> Source:
     shards += shard_sessions(raw, root)
     kind: Kind = "viewer_export" if parquet else "jsonl"
     return Source(_make_readable(root.resolve().name), kind, None, tuple(shards))
+
+
+def _list_columns(folder: Path) -> set[str]:
+    """Return the columns of the first parquet file of a folder."""
+    for file in sorted(folder.glob("*.parquet"))[:1]:
+        with _open_parquet(file, file.name) as parquet:
+            return set(parquet.schema_arrow.names)
+    return set()
 
 
 def is_session(file: Path) -> bool:
@@ -258,7 +270,9 @@ def read_sessions(shard: Shard) -> Iterator[pa.Table]:
 
 def _read_parquet(file: Path | pa.NativeFile, name: str, origin: str = "") -> Iterator[pa.Table]:
     with _open_parquet(file, name) as parquet:
-        columns = [name for name in parquet.schema_arrow.names if name in READ_COLUMNS]
+        is_of_rollouts = detect_layout(parquet.schema_arrow, name) == "rollouts"
+        known = ROLLOUT_COLUMNS if is_of_rollouts else READ_COLUMNS
+        columns = [name for name in parquet.schema_arrow.names if name in known]
         groups = (parquet.metadata.row_group(i) for i in range(parquet.num_row_groups))
         size = sum(group.total_byte_size for group in groups)
         rows = _count_batch_rows(size, parquet.metadata.num_rows)
