@@ -29,10 +29,18 @@ from typing import Any
 
 from datasets import Features, Value
 
-from pimono_sdpo.replay.calls import decode_arguments, find_path, find_text, read_edits, read_patch
+from pimono_sdpo.replay.calls import (
+    decode_arguments,
+    find_path,
+    find_text,
+    is_veto,
+    read_edits,
+    read_patch,
+)
 from pimono_sdpo.replay.commands import parse_once
 from pimono_sdpo.replay.initial_state import Beginnings, Known
 from pimono_sdpo.schema import EVIDENCE, Finding
+from pimono_sdpo.shell import Stage
 from pimono_sdpo.stage import FlatMap, Row
 from pimono_sdpo.traces.events import Event
 from pimono_sdpo.traces.harness import find_harness
@@ -58,6 +66,8 @@ TOKEN_CHARS = 4
 RESULT_CHARS, ARGUMENT_CHARS, PLAN_CHARS = 3000, 600, 1200
 FILE_CHARS = 30_000
 MOST_PATHS, MOST_PROGRAMS, MOST_AFTER = 300, 60, 20
+# Words of a command that looks at one place: a pattern, and the place.
+MOST_WORDS = 2
 # Of the words of two commands that do the same.
 MIN_SHARED = 0.6
 # So many calls show which arguments a tool always needs.
@@ -102,17 +112,19 @@ def gather_exercises(
     harness = find_harness(trace.harness)
     files = Beginnings(events, matched, trace.cwd, harness.files, len(events))
     tools = _list_tools(events, matched, trace.harness)
-    found = [
-        (request, item)
-        for request in requests
-        for item in described.get(request.index, ())
-        if corrections or item["kind"] == "failure"
-    ]
+    found = [(request, item) for request in requests for item in described.get(request.index, ())]
     found.sort(key=lambda one: _find_begin(one[1], events, called))
-    made, before = [], 0
-    for number, (request, item) in enumerate(found or [(None, None)]):
+    # A row has the same number whether corrections are rows or not.
+    wanted: list[tuple[int, Event | None, Finding | None]] = [
+        (number, *one)
+        for number, one in enumerate(found)
+        if corrections or one[1]["kind"] == "failure"
+    ]
+    made: list[dict[str, Any]] = []
+    before = 0
+    for number, request, item in wanted or [(0, None, None)]:
         begin = _find_begin(item, events, called) if item else 0
-        stop = item["event_index"] + 1 if item and item is not found[-1][1] else len(events)
+        stop = item["event_index"] + 1 if item and item is not wanted[-1][2] else len(events)
         problem: str | None = trace.problem
         prompt, exercise, known = "", None, []
         if item is None or request is None:
@@ -168,7 +180,7 @@ def gather_exercises(
                 "workspace": [one._asdict() for one in known],
                 "problem": problem,
                 "fingerprints": hash_messages(events[begin : begin + 1]) if item else [],
-                **count_row(events[before:stop], evidence, row, trace.lines, number == 0),
+                **count_row(events[before:stop], evidence, row, trace.lines, not made),
                 "exercise": json.dumps(exercise),
             }
         )
@@ -201,6 +213,8 @@ def _find_goal(item: Finding, call: Event | None) -> Json | str:
         return "no_call"
     given, categories, text = decode_arguments(call), set(item["categories"]), item["text"]
     path = find_path(given)
+    if is_veto(text):
+        return "refused"
     if is_command(call.tool_name, item["target"]) or _find_command(call):
         return _find_command_goal(item)
     if _REFUSED & categories and not _IS_FOLDER.search(text):
@@ -252,10 +266,14 @@ def _can_be_won(
         uses = [stage for stage in stages if goal["path"] in stage.arguments]
         # Others look whether something is there, or look in several places.
         return not command or any(
-            stage.program in _USES and (resolver or sum("/" in w for w in stage.arguments) < 2)
+            stage.program in _USES and (resolver or len(_list_words(stage)) <= MOST_WORDS)
             for stage in uses
         )
     return resolver is not None
+
+
+def _list_words(stage: Stage) -> list[str]:
+    return [word for word in stage.arguments if not word.startswith("-")]
 
 
 def _find_command(call: Event) -> str:
@@ -396,7 +414,7 @@ def _list_turns(
             turns.append({"call": _describe_call(event), "result": result})
             left -= min(len(result), RESULT_CHARS) + min(len(event.arguments), ARGUMENT_CHARS)
         if left < 0:
-            turns.pop()
+            del turns[-1:]
             break
     return [{"text": ask}, *reversed(turns)]
 
