@@ -148,6 +148,7 @@ def test_lines_of_training_jobs_name_options_that_exist(page: str, words: list[s
     types = [ModelConfig, *(one for one in vars(arguments).values() if isinstance(one, type))]
     known = {f"__{name}" for one in types for name in getattr(one, "__dataclass_fields__", ())}
     given = {w.partition("=")[0].replace("-", "_") for w in words[at:] if w.startswith("--")}
+    known |= {option.replace("-", "_") for option in options_of("train")}
     assert given - {"__", "__config"} <= known, page
 
 

@@ -1,5 +1,6 @@
 """Every script of examples/ does what it says, on the sample sessions."""
 
+import json
 import os
 import subprocess
 import sys
@@ -61,13 +62,13 @@ def test_duel_report(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_train_on_folder_and_load_adapter(tmp_path: Path) -> None:
+def test_train_in_python_and_load_adapter(tmp_path: Path) -> None:
     from pimono_sdpo.training.tiny_model import write_tiny_model
 
     write_samples(tmp_path / "traces")
     write_tiny_model(tmp_path / "tiny", 0)
-    tiny = ("--config", "tiny", "--model_name_or_path", tmp_path / "tiny", "--max_steps", 2)
-    printed = run_example("train_on_folder.py", "traces", "out", *tiny, cwd=tmp_path)
-    assert "out/run/adapter" in printed
-    adapter = tmp_path / "out" / "run" / "adapter"
+    printed = run_example("train_in_python.py", "traces", "tiny", tmp_path / "tiny", cwd=tmp_path)
+    assert "outputs/example/adapter" in printed
+    adapter = tmp_path / "outputs" / "example" / "adapter"
+    assert json.loads((adapter / "run.json").read_text())["dataset"]["id"] == "rows"
     assert run_example("load_adapter.py", adapter, "What now?", tmp_path / "tiny", cwd=tmp_path)

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pimono_sdpo.filtering import FilterOptions, run_filter
-from pimono_sdpo.push import PushOptions, _Push
+from pimono_sdpo.push import PushOptions, _RowsUpload
 from pimono_sdpo.samples import write_samples
 from tests.loopback_hub import TOKEN, LoopbackHub, run_client, run_python
 from tests.loopback_hub.call import EXPIRED_TOKEN
@@ -199,7 +199,7 @@ def test_a_push_that_cannot_look_for_its_commit_does_not_say_that_nothing_was_pu
         done = push(loopback_hub, rows)
         waiting.result()
     line = refused(done, rows, before)
-    assert "The Hub did not confirm whether the rows are in `me/rows`: the Hub answers 503" in line
+    assert "The Hub did not confirm whether the files are in `me/rows`: the Hub answers 503" in line
     assert pushed(loopback_hub) == as_pushed(rows)
 
 
@@ -233,9 +233,9 @@ def test_a_card_on_the_hub_that_cannot_be_read_is_one_sentence(
 
 
 def test_a_bug_is_not_reported_as_a_refusal() -> None:
-    push = _Push("me/rows", PushOptions(), {}, "", None, "")
+    push = _RowsUpload(repo_id="me/rows", options=PushOptions(), own={}, card="", stage=None)
     for bug in (ValueError("a bug"), RuntimeError("a bug")):
-        with pytest.raises(type(bug), match="a bug"), push.errors(""):
+        with pytest.raises(type(bug), match="a bug"), push.errors():
             raise bug
 
 

@@ -1,4 +1,4 @@
-"""Turn recorded sessions into SDPO rows, a report and a dataset card.
+"""Turn recorded sessions into SDPO rows, a report and a card.
 
 pimono-sdpo filter claude --out rows --project shop --since 30d
 pimono-sdpo filter traces/ --out rows --min-score 2

@@ -1,4 +1,4 @@
-"""Pair better with worse runs of each task, or failed edits of sessions with what corrected them.
+"""Pair better with worse runs, or failed edits with their fix.
 
 pimono-sdpo pairs rollouts/ --out pairs
 pimono-sdpo pairs rollouts/ --out pairs --target patch --format together

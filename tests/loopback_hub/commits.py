@@ -10,6 +10,7 @@ from starlette.responses import JSONResponse, Response
 from tests.loopback_hub.call import REPO, REV, Call, Refusal, missing_entry, route
 from tests.loopback_hub.card import problems
 from tests.loopback_hub.storage import (
+    LFS_OVER_BYTES,
     Blob,
     Commit,
     Repo,
@@ -78,6 +79,8 @@ def commit(call: Call) -> Response:
     ref = full_ref(call.args["rev"])
     lines = [json.loads(line) for line in call.body.splitlines() if line.strip()]
     header = next(line["value"] for line in lines if line["key"] == "header")
+    if not header["summary"].strip():
+        raise Refusal(400, "A commit needs a summary")
     changes = read_changes(call, base, [line for line in lines if line["key"] != "header"])
     answer: dict[str, object] = {"success": True}
     as_pull_request = call.request.query_params.get("create_pr") == "1"
@@ -112,9 +115,14 @@ def read_changes(call: Call, base: Commit, lines: list[dict[str, Any]]) -> Chang
     for line in lines:
         value = line["value"]
         path = value["path"].strip("/")
+        if {".", "..", ".git", ""} & set(path.split("/")):
+            raise Refusal(400, f"Invalid path: {path}")
         match line["key"]:
             case "file":
-                changes[path] = blob(base64.b64decode(value["content"]), lfs=False)
+                content = base64.b64decode(value["content"])
+                if len(content) > LFS_OVER_BYTES or b"\0" in content:
+                    raise Refusal(400, f"{path} is binary or too large; upload it with LFS or Xet")
+                changes[path] = blob(content, lfs=False)
             case "lfsFile":
                 data = call.store.large(value["oid"])
                 if data is None:

@@ -203,11 +203,15 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Account:
-    """Who a token stands for, and its role: `read`, `write`, or `expired`."""
+    """Who a token stands for, and its role: `read`, `write`, `fineGrained`, or `expired`.
+
+    A fine-grained token has permissions on entities: namespaces, or single repositories.
+    """
 
     name: str
     role: str
     orgs: tuple[str, ...] = ()
+    scopes: tuple[tuple[str, str], ...] = ()
 
     @property
     def namespaces(self) -> tuple[str, ...]:
@@ -226,6 +230,8 @@ class Store:
     xet: Xet = field(default_factory=Xet)
     buckets: dict[str, Bucket] = field(default_factory=dict)
     jobs: dict[str, "Job"] = field(default_factory=dict)
+    credit: bool = True
+    """Whether the accounts can pay for jobs."""
     image: dict[str, str] = field(default_factory=dict)
     """The environment that the image of every job brings along."""
 
