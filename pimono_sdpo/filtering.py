@@ -134,7 +134,7 @@ class FilterOptions:
         self.licence = check_licence(self.licence)
 
     def stages(self, recorder: Sequence[str] = ()) -> tuple[Stage, ...]:
-        """Return the stages that make the rows of a source with names of its recorder."""
+        """Return the stages that make the rows."""
         return pipeline(
             self.unit,
             self.min_score,

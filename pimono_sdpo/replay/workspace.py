@@ -336,8 +336,10 @@ class Workspace:
         elif event.kind == "user":
             for file in self.files.values() if self.tools.reads_first else ():
                 file.by_tool = False
-            # Somebody else may have worked on the files while the session rested.
-            if _count_minutes(self.last_heard, event.timestamp) >= REST_MINUTES:
+            # Somebody else may have worked on the files while the session rested. In sessions of Pi
+            # that was never seen.
+            is_pi = self.tools is pi.HARNESS.files
+            if not is_pi and _count_minutes(self.last_heard, event.timestamp) >= REST_MINUTES:
                 self.spoil_all()
         elif event.kind == "compaction" and self.tools.reads_first:
             for file in self.files.values():
