@@ -121,6 +121,8 @@ def explain_error(error: Exception, revision: str = "main") -> str:
     match status:
         case 401:
             return "the Hub does not accept the token; create a new one and set HF_TOKEN"
+        case 403 if "storage limit" in message:
+            return f"{answer.rstrip('.')}; free some space there"
         case 403:
             return f"{answer}; set HF_TOKEN to a token with write access, or fix what it names"
         case 404 if isinstance(error, RepositoryNotFoundError):
