@@ -74,6 +74,11 @@ class FilterOptions:
     resolving_call: bool = option(
         "Show the teacher of a `step` the call that worked, too.", default=False, decides="row"
     )
+    corrections: bool = option(
+        "Make a `step` of each correction by the user, too, which no verifier can judge.",
+        default=False,
+        decides="row",
+    )
     stage: list[str] = option(
         "Stage of your own, as module:name of a Map or a Filter in the current folder, run on each "
         "scored row before --min-score; may be repeated.",
@@ -129,7 +134,7 @@ class FilterOptions:
         self.licence = check_licence(self.licence)
 
     def stages(self, recorder: Sequence[str] = ()) -> tuple[Stage, ...]:
-        """Return the stages that make the rows of a source with names of its recorder."""
+        """Return the stages that make the rows."""
         return pipeline(
             self.unit,
             self.min_score,
@@ -142,6 +147,7 @@ class FilterOptions:
             self.prompt_tokens,
             self.resolving_call,
             None if self.keep_identity else recorder,
+            self.corrections,
         )
 
 

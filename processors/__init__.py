@@ -38,6 +38,7 @@ def pipeline(
     prompt_tokens: int = 4000,
     resolving_call: bool = False,
     recorder: Sequence[str] | None = (),
+    corrections: bool = False,
 ) -> tuple[Stage, ...]:
     """Return the stages for the options of `filter` that decide each row.
 
@@ -47,7 +48,7 @@ def pipeline(
     """
     is_step = unit == "step"
     before = (
-        exercises.stage(prompt_tokens, correction_judge, recorder)
+        exercises.stage(prompt_tokens, correction_judge, recorder, corrections)
         if is_step
         else evidence.stage(unit, history_chars, correction_judge, recorder),
         split.stage(test_fraction, split_by),

@@ -67,6 +67,8 @@ _GENERIC = frozenset(
     linuxseccomp macosseatbelt utf-8 triggeruncaughtexception runtimeexception remoteexception
     nativecommanderror exit_status message_id is_error tool_use_id status_code dev/null content-type
     application/json appdata iphone ipad get add
+    todowrite activeform in_progress completed oldtext newtext old_string new_string assistant
+    object_hook object_pairs_hook parse_float parse_int parse_constant raw_decode load_entry_point
     """.split()
 )
 

@@ -1,4 +1,4 @@
-"""Compare two models on a held-out suite, with intervals by task: rollouts stored or new.
+"""Compare two models on a held-out suite, with intervals.
 
 The tuned model is --tuned or --model, the baseline --baseline or --baseline-model:
 

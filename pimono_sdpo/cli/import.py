@@ -1,4 +1,4 @@
-"""Import the runs of other agents as rollouts, so that `steps`, `pairs` and `filter` read them.
+"""Import runs of other agents, as rollouts.
 
 Parquet with OpenAI messages, ATIF, mini-swe-agent, SWE-agent and Inspect are read.
 

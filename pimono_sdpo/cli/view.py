@@ -1,4 +1,4 @@
-"""Write one HTML page that works offline: funnel, charts, and the rows with their traces.
+"""Write an HTML page that works offline: charts, rows, traces.
 
 pimono-sdpo view rows/
 pimono-sdpo view ns/name --out page.html --no-open
