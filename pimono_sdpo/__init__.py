@@ -12,6 +12,8 @@ user can fix are `PimonoError`.
 """
 
 from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -41,6 +43,21 @@ _MODULES = {
     "load_sessions": "pimono_sdpo.traces.sources",
     "train": "pimono_sdpo.training.run",
 }
+
+
+def _check_packages() -> None:
+    """Refuse packages of other projects in the place of ours; two would overwrite each other."""
+    for name in ("processors", "rewards", "cards"):
+        spec = find_spec(name)
+        if not (spec and spec.origin and "pimono_sdpo" in Path(spec.origin).read_text("utf-8")):
+            raise ImportError(
+                f"Another project has replaced or removed the package `{name}` of pimono-sdpo; "
+                "uninstall that one and install pimono-sdpo again, or give pimono-sdpo an "
+                "environment of its own, as `uv tool install` does."
+            )
+
+
+_check_packages()
 
 
 def __getattr__(name: str) -> Any:

@@ -33,6 +33,17 @@ def test_filter_sessions(tmp_path: Path) -> None:
     assert "Tool/environment diagnostic 1" in printed
 
 
+def test_the_notebook_runs_from_top_to_bottom(tmp_path: Path) -> None:
+    notebook = json.loads((ROOT / "examples" / "filter_sessions.ipynb").read_text())
+    cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert [cell["outputs"] for cell in cells] == [[]] * len(cells)
+    (tmp_path / "cells.py").write_text("\n".join("".join(cell["source"]) for cell in cells))
+    printed = run_example(str(tmp_path / "cells.py"), cwd=tmp_path)
+    assert "Tool/environment diagnostic 1" in printed
+    assert " rows with a correction by the user" in printed
+    assert not printed.startswith("0 rows")
+
+
 def test_own_reader(tmp_path: Path) -> None:
     log = (
         "user: Fix the failing test of the parser, please.\nagent: I run it.\n$ npm test\n"

@@ -332,6 +332,18 @@ def test_a_refusal_is_one_sentence(
     assert not loopback_hub.store.repos
 
 
+def test_a_full_account_is_one_sentence_and_a_public_push_still_goes_through(
+    loopback_hub: LoopbackHub, rows: Path
+) -> None:
+    loopback_hub.store.quota = 1000
+    line = refused(push(loopback_hub, rows), rows, as_pushed(rows))
+    assert "Private repository storage limit reached" in line
+    assert "free some space there" in line
+    assert not loopback_hub.store.repos
+    assert push(loopback_hub, rows, "--public").returncode == 0
+    assert pushed(loopback_hub) == as_pushed(rows)
+
+
 def test_no_token_is_found_out_before_the_work(
     loopback_hub: LoopbackHub, made: Path, rows: Path
 ) -> None:

@@ -41,7 +41,8 @@ class Options(PushResult, FilterOptions):
     source: list[str] = argument(
         "`claude`, `codex`, `pi` or `all` for the sessions of these agents on this machine; a "
         "folder, file or glob of viewer-export parquet or session JSONL (also .gz, .zst), a saved "
-        "dataset, or a Hub dataset id (ns/name, read at refs/convert/parquet); with --merge, the "
+        "dataset, a Hub dataset id (ns/name, read at refs/convert/parquet), or files on the Hub "
+        "(hf://datasets/ns/name[@rev]/path, hf://buckets/ns/name/path); with --merge, the "
         "parts."
     )
     out: Path = option("Folder to write; an earlier output is replaced.")

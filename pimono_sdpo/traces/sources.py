@@ -6,8 +6,11 @@ The kind of a source is detected by its files and their columns:
     jsonl           raw session files, one session each, also compressed (.gz, .zst)
     dataset         a folder written by `Dataset.save_to_disk`
     hub             `ns/name`, read at refs/convert/parquet and pinned to its commit
+
+Files of `hf://datasets/...` and `hf://buckets/...` are downloaded first.
 """
 
+import logging
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -33,6 +36,8 @@ from pimono_sdpo.traces.layouts import (
     detect_layout,
     ensure_utf8,
 )
+
+logger = logging.getLogger(__name__)
 
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 
@@ -110,6 +115,8 @@ JSONL_PER_SHARD = 64
 COMPRESSION = 10
 BATCH_BYTES = 8 * 2**20
 MAX_BATCH_ROWS = 512
+# Arrow reads a row group as a whole.
+GROUP_BYTES = 180_000_000
 
 
 @dataclass(frozen=True)
@@ -170,10 +177,16 @@ def open_source(source: str) -> Source:
     saved = [(path / f"{name}.json").exists() for name in ("dataset_dict", "state", "dataset_info")]
     if saved[0] or all(saved[1:]):
         return _open_saved(path)
-    found = _find_local(source)
-    if found is None:
-        return _open_hub(source)
-    root, files = found
+    if source.startswith("hf://"):
+        fetched = hub.fetch_files(source, (".parquet", *SESSION_FILES))
+        root, files = fetched.root, fetched.files
+        name, revision = fetched.name, fetched.revision
+    else:
+        found = _find_local(source)
+        if found is None:
+            return _open_hub(source)
+        root, files = found
+        name, revision = _make_readable(root.resolve().name), None
     if path.is_dir():
         # Without hidden files.
         files = [f for f in files if not any(p[0] == "." for p in f.relative_to(root).parts)]
@@ -190,7 +203,7 @@ def open_source(source: str) -> Source:
     shards = [_describe_parquet(file, _name_relative(file, root)) for file in parquet]
     shards += shard_sessions(raw, root)
     kind: Kind = "viewer_export" if parquet else "jsonl"
-    return Source(_make_readable(root.resolve().name), kind, None, tuple(shards))
+    return Source(name, kind, revision, tuple(shards))
 
 
 def _list_columns(folder: Path) -> set[str]:
@@ -290,6 +303,14 @@ def _count_batch_rows(size: int, rows: int) -> int:
 def _describe_parquet(file: Path, name: str) -> Shard:
     with _open_parquet(file, name) as parquet:
         layout, rows = detect_layout(parquet.schema_arrow, name), parquet.metadata.num_rows
+        groups = (parquet.metadata.row_group(i) for i in range(parquet.num_row_groups))
+        largest = max((group.total_byte_size for group in groups), default=0)
+        if largest > GROUP_BYTES:
+            logger.warning(
+                "`%s` has a row group of %d MB, and each worker may need three times that in "
+                "memory; write it with smaller row groups if that is too much.",
+                *(name, largest // 1_000_000),
+            )
         return Shard("viewer_export", name, layout, rows, file.stat().st_size, (file,))
 
 

@@ -1,12 +1,14 @@
 """Train on Hugging Face Jobs: ship rows and package, submit, follow the log.
 
-What leaves this machine: the rows with their report (a private dataset), the package as a wheel and
-the files named among the options (a private bucket), and the token (a secret of the job).
+What leaves this machine: the rows with their report (a private dataset), the package as a wheel,
+own rewards and the files named among the options (a private bucket), and the token (a secret of the
+job).
 
 reads requirements.txt, which pins every package of the job; `make lock` writes it
 """
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -27,11 +29,14 @@ from huggingface_hub import HfApi, JobInfo, JobStage, Volume, get_token
 
 from pimono_sdpo import __version__
 from pimono_sdpo.errors import OutputError, PimonoError, TrainingInputError
+from pimono_sdpo.own_code import list_own_files
 from pimono_sdpo.push import PushOptions, check_account, hub_errors, push_folder
 from pimono_sdpo.traces.hub import retry_hub
 from pimono_sdpo.training import say, seconds_of
 
-# Where the job finds the wheel.
+# A reward or a verifier of the user's own, with a weight or without.
+OWN_CODE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]")
+# Where the job finds the wheel and such code.
 MOUNT = "/pimono-sdpo"
 DEFAULT_LIMIT = "3h"
 # Options whose values may be folders here, which a job cannot see.
@@ -60,17 +65,21 @@ def launch(flavor: str, method: str, rows: str, words: list[str], wheel: Path | 
     run_name = given["run_name"] or adapter.rpartition("/")[2]
     with TemporaryDirectory() as place:
         requirement = find_package(wheel, Path(place))
-        shipped = next(Path(place).iterdir(), None)
+        for name, file in list_own_files(filter(OWN_CODE.match, rest)).items():
+            (Path(place) / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(file, Path(place) / name)
+        shipped = sorted(path for path in Path(place).rglob("*") if path.is_file())
         say("stays here: the sessions from which the rows were made")
         if folder is not None:
             say(f"leaves this machine: the rows in {folder}, to the private dataset {dataset}")
             say(push_folder(folder, dataset, PushOptions()))
         with hub_errors("The job could not be submitted"):
             volumes = []
-            if shipped is not None:
+            if shipped:
                 bucket = f"{account}/jobs-artifacts"
-                say(f"leaves this machine: {shipped.name}, to the private bucket {bucket}")
-                volumes.append(_upload(api, shipped, bucket))
+                names = ", ".join(path.name for path in shipped)
+                say(f"leaves this machine: {names}, to the private bucket {bucket}")
+                volumes.append(_upload(api, Path(place), shipped, bucket))
             named = "".join(f"{word}, " for word in rest if Path(word).is_file())
             say(f"leaves this machine: {named}the token, as a secret of the job")
             # Not tried again: an answer that was lost would make it two jobs.
@@ -81,7 +90,10 @@ def launch(flavor: str, method: str, rows: str, words: list[str], wheel: Path | 
                     *("--run_name", run_name, "--time_limit", limit, *rest),
                 ],
                 dependencies=[*read_lock(), requirement],
-                env={name: environ[name] for name in ("TRACKIO_SPACE_ID",) if name in environ},
+                env={
+                    "PYTHONPATH": MOUNT,
+                    **{name: environ[name] for name in ("TRACKIO_SPACE_ID",) if name in environ},
+                },
                 secrets={"HF_TOKEN": get_token()},
                 flavor=flavor,
                 timeout=limit,
@@ -193,15 +205,17 @@ def read_lock() -> list[str]:
     return [line for line in lock.read_text().splitlines() if line and line[0] != "#"]
 
 
-def _upload(api: HfApi, wheel: Path, bucket: str) -> Volume:
-    """Put the wheel into the private bucket of jobs; raises OutputError for a public one."""
-    folder = f"pimono-sdpo-{sha256(wheel.read_bytes()).hexdigest()[:12]}"
+def _upload(api: HfApi, place: Path, files: list[Path], bucket: str) -> Volume:
+    """Put files into the private bucket of jobs; raises OutputError for a public one."""
+    digest = sha256(b"".join(sha256(path.read_bytes()).digest() for path in files)).hexdigest()
+    folder = f"pimono-sdpo-{digest[:12]}"
     for attempt in retry_hub():
         with attempt:
             api.create_bucket(bucket, private=True, exist_ok=True)
             if not api.bucket_info(bucket).private:
                 raise OutputError(f"The bucket `{bucket}` is public; make it private.")
-            api.batch_bucket_files(bucket, add=[(wheel, f"{folder}/{wheel.name}")])
+            add = [(path, f"{folder}/{path.relative_to(place).as_posix()}") for path in files]
+            api.batch_bucket_files(bucket, add=list(add))
     return Volume(type="bucket", source=bucket, mount_path=MOUNT, path=folder, read_only=True)
 
 

@@ -47,6 +47,14 @@ def upload_mode(commit: Commit, file: dict[str, Any]) -> dict[str, object]:
 def lfs_batch(call: Call) -> Response:
     repo = call.repo(write=True)
     objects: list[dict[str, object]] = []
+    new = sum(int(one["size"]) for one in json.loads(call.body)["objects"])
+    quota = call.store.quota
+    if repo.private and quota is not None and call.store.private_bytes() + new > quota:
+        raise Refusal(
+            403,
+            "Private repository storage limit reached, please upgrade your plan to increase your "
+            "private storage limit.",
+        )
     for wanted in json.loads(call.body)["objects"]:
         answer = {"oid": wanted["oid"], "size": wanted["size"]}
         if wanted["oid"] not in call.store.lfs:

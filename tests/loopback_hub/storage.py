@@ -232,8 +232,21 @@ class Store:
     jobs: dict[str, "Job"] = field(default_factory=dict)
     credit: bool = True
     """Whether the accounts can pay for jobs."""
+    quota: int | None = None
+    """How many bytes of large files the private repositories may hold together."""
     image: dict[str, str] = field(default_factory=dict)
     """The environment that the image of every job brings along."""
+
+    def private_bytes(self) -> int:
+        """The bytes of large files in private repositories, each file counted once."""
+        kept = {
+            content.sha256: len(content.data)
+            for repo in self.repos.values()
+            if repo.private and (head := repo.resolve("main")) is not None
+            for content in head.tree.values()
+            if content.lfs
+        }
+        return sum(kept.values())
 
     def large(self, sha256: str) -> bytes | None:
         """An uploaded object, by whichever way it came; None when it never did."""

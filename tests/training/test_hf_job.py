@@ -59,10 +59,19 @@ def test_three_commands_from_the_wheel(loopback_hub: LoopbackHub, wheel: Path, h
         return done.stdout
 
     run("filter traces --out rows --license mit")
-    said = run(f"train rows --on hf:cpu-basic --time-limit 20m --max-steps 2 {TINY}")
+    (home / "mine.py").write_text(
+        "def long_reward(prompts, completions, **_):\n"
+        "    return [min(0.3, len(one[0]['content']) / 999) for one in completions]\n"
+    )
+    said = run(
+        f"train rows --on hf:cpu-basic --time-limit 20m --max-steps 2 --reward mine:long_reward {TINY}"
+    )
     first = said.index("leaves this machine: the rows in rows, to the private dataset me/rows")
     assert first < said.index("(private), 0 removed, in commit")
-    assert f"leaves this machine: {wheel.name}, to the private bucket me/jobs-artifacts" in said
+    assert (
+        f"leaves this machine: mine.py, {wheel.name}, to the private bucket me/jobs-artifacts"
+        in said
+    )
     (job,) = loopback_hub.store.jobs.values()
     assert (job.spec["timeoutSeconds"], job.stage) == (1200, "COMPLETED")
     assert "trl==1.16.0" in job.spec["command"]
