@@ -25,6 +25,7 @@ from pimono_sdpo.traces.harness import find_harness
 from pimono_sdpo.traces.lines import Lines
 from pimono_sdpo.traces.parse import Branch, find_branches, match_results, read_trace
 from processors.corrections import Judge, find_corrections
+from processors.corrections.features import ASKED_CHARS, read_cues
 from processors.diagnostics import NOTHING_KNOWN, find_failures
 from processors.outcome import describe_outcomes
 
@@ -43,8 +44,9 @@ def gather_evidence(
     branches = find_branches(events)
     matched = match_results(events)
     corrections = _add_branch_corrections(find_corrections(events, judge), events, branches)
-    corrected = {item["event_index"] for item in corrections}
-    requests = [event for event in events if event.index not in corrected and _requests_work(event)]
+    # Work on a correction is that on a request, but the reference run has one of each session.
+    corrected = {item["event_index"] for item in corrections} if unit == "session" else ()
+    requests = [event for event in _list_requests(events) if event.index not in corrected]
     findings = _bind(find_failures(events), corrections, requests)
     ends = [*(request.index for request in requests[1:]), len(events)]
     described = {
@@ -145,15 +147,22 @@ def _choose_request(requests: Sequence[Event], found: Mapping[int, Sequence[Find
     return max(requests, key=weigh)
 
 
-def _requests_work(event: Event) -> bool:
-    """Check for a user message that requests new work."""
-    return (
-        event.kind == "user"
-        and event.on_active_branch
-        and not event.is_nudge
-        and not event.is_veto
-        and is_substantive(event.text)
-    )
+def _list_requests(events: Sequence[Event]) -> list[Event]:
+    """Return the user messages that request work.
+
+    A few words do unless they approve of something or answer a question of the agent.
+    """
+    requests = []
+    said = ""
+    for event in events:
+        if event.kind == "assistant" and event.on_active_branch:
+            said = event.text or said
+        elif event.kind == "user" and event.on_active_branch:
+            least = MIN_WORDS if "?" in said[-ASKED_CHARS:] else TERSE_WORDS
+            if not (event.is_nudge or event.is_veto) and is_substantive(event.text, least):
+                requests.append(event)
+            said = ""
+    return requests
 
 
 def _add_branch_corrections(
@@ -226,36 +235,54 @@ def stage(unit: Unit, history_chars: int, judge: Judge | None = None) -> FlatMap
     )
 
 
-MIN_WORDS = 4
-MIN_CHARS = 16
+MIN_WORDS, TERSE_WORDS = 4, 2
 _BARE_NAME = re.compile(r"[\w.-]+", re.ASCII)
-_WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|\w+")
 _CJK = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]")
+# No number, which chooses an option.
+_WORD = re.compile(rf"{_CJK.pattern}|(?!\d+\b)\w+")
+_ANSWERS = tuple(
+    cue.pattern
+    for cue in read_cues()
+    if cue.name in {"approval", "go_on", "praise"} and cue.pattern
+)
 
 
-def is_substantive(text: str) -> bool:
+def is_substantive(text: str, least: int = MIN_WORDS) -> bool:
     """Return whether a user message asks for work on its own.
 
     A greeting does not, nor "continue", a slash command, a nudge of the harness, a screenshot's
-    path or a context file that came without words, or a bare name, which answers a question.
+    path or a context file that came without words, or a bare name, which answers a question. Fewer
+    than MIN_WORDS words do if there are `least` of them behind an approval.
 
     >>> is_substantive("continue"), is_substantive("Fix the failing parser test, please")
+    (False, True)
+    >>> is_substantive("ok, thank you", TERSE_WORDS), is_substantive("ok, fix tests", TERSE_WORDS)
     (False, True)
     """
     body = text.strip()
     if _SAYS["automated"].search(body):
         return False
-    own = _cut_own_words(body)
+    own = _cut_own_words(body)[:2000]
     if _SAYS["small_talk"].search(own[:200]) or _BARE_NAME.fullmatch(own):
         return False
-    has_words = len(own) >= MIN_CHARS and len(_WORD.findall(own[:2000])) >= MIN_WORDS
-    # Eight characters of Chinese, Japanese or Korean already make a request.
-    return has_words or len(_CJK.findall(own[:2000])) >= 8
+    if _has_words(own, MIN_WORDS):
+        return True
+    own = own.lower()
+    for answer in _ANSWERS:
+        own = answer.sub("", own, 1)
+    return _has_words(own.strip(), least)
+
+
+def _has_words(text: str, least: int) -> bool:
+    """Check for so many words; two signs of Chinese, Japanese or Korean say as much as one."""
+    is_long = len(text) >= 4 * least and len(_WORD.findall(text)) >= least
+    return is_long or len(_CJK.findall(text)) >= 2 * least
 
 
 _ALONE_WORDS = 80
 _PICTURE_ENDINGS = (".png", ".jp", ".gif", ".webp", ".heic")
-_CODE_SIGN = re.compile(r"[{}();=<>|]")
+# Of code, logs and what a terminal shows.
+_CODE_SIGN = re.compile(r"[{}();=<>|\[\]]|\d:\d|\w/\w+/|^\s*(?:[$%#>+-]|at |File )")
 
 
 def _stands_alone(text: str) -> bool:
