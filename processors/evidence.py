@@ -25,7 +25,7 @@ from pimono_sdpo.traces.harness import find_harness
 from pimono_sdpo.traces.lines import Lines
 from pimono_sdpo.traces.parse import Branch, find_branches, match_results, read_trace
 from processors.corrections import Judge, find_corrections
-from processors.corrections.features import ASKED_CHARS, read_cues
+from processors.corrections.features import ASKED_CHARS, is_automated, list_edited, read_cues
 from processors.diagnostics import NOTHING_KNOWN, find_failures
 from processors.outcome import describe_outcomes
 
@@ -33,6 +33,7 @@ _SAYS = compile_patterns(Path(__file__).with_name("wording.toml"), "requests")
 # Characters of the turns before a request that means nothing alone; about 1,000 tokens.
 LEAD_IN_CHARS = 4000
 TURN_CHARS = 1200
+CHORE_CHARS = 80
 
 
 def gather_evidence(
@@ -47,8 +48,13 @@ def gather_evidence(
     # Work on a correction is that on a request, but the reference run has one of each session.
     corrected = {item["event_index"] for item in corrections} if unit == "session" else ()
     requests = [event for event in _list_requests(events) if event.index not in corrected]
-    findings = _bind(find_failures(events), corrections, requests)
     ends = [*(request.index for request in requests[1:]), len(events)]
+    work = [
+        request.index
+        for request, end in zip(requests, ends, strict=False)
+        if not _keeps_house(request.text) or list_edited(events[request.index : end])
+    ]
+    findings = _bind(find_failures(events), corrections, requests, work)
     described = {
         request.index: describe_outcomes(findings[request.index], events, matched, end)
         for request, end in zip(requests, ends, strict=False)
@@ -114,12 +120,22 @@ def gather_evidence(
     return rows
 
 
+def _keeps_house(text: str) -> bool:
+    """Check for a request to commit, publish or look whether anything is to be done."""
+    is_short = len(text) <= CHORE_CHARS
+    return is_automated(text) or (is_short and _CUES["chores"].search(text.lower()) is not None)
+
+
 def _bind(
-    failures: Sequence[Finding], corrections: Sequence[Correction], requests: Sequence[Event]
+    failures: Sequence[Finding],
+    corrections: Sequence[Correction],
+    requests: Sequence[Event],
+    work: Sequence[int],
 ) -> dict[int, list[Finding]]:
     """Return the evidence of each request in order, by the index of the request.
 
-    What went wrong before the first request is not feedback on any answer.
+    What went wrong before the first request is not feedback on any answer. A correction is about
+    the last of the requests in `work` before it, if there is one.
     """
     corrected: list[Finding] = [
         {**NOTHING_KNOWN, **item, "kind": "correction", "status": "user",
@@ -130,9 +146,11 @@ def _bind(
     starts = [request.index for request in requests]
     bound: dict[int, list[Finding]] = {}
     for item in sorted((*failures, *corrected), key=itemgetter("event_index")):
-        at = bisect_left(starts, item["event_index"])
+        at = bisect_left(work, item["event_index"]) if item["kind"] == "correction" else 0
+        known = work if at else starts
+        at = at or bisect_left(starts, item["event_index"])
         if at:
-            bound.setdefault(starts[at - 1], []).append({**item, "request": starts[at - 1]})
+            bound.setdefault(known[at - 1], []).append({**item, "request": known[at - 1]})
     return bound
 
 
@@ -240,11 +258,7 @@ _BARE_NAME = re.compile(r"[\w.-]+", re.ASCII)
 _CJK = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]")
 # No number, which chooses an option.
 _WORD = re.compile(rf"{_CJK.pattern}|(?!\d+\b)\w+")
-_ANSWERS = tuple(
-    cue.pattern
-    for cue in read_cues()
-    if cue.name in {"approval", "go_on", "praise"} and cue.pattern
-)
+_CUES = {cue.name: cue.pattern for cue in read_cues() if cue.pattern}
 
 
 def is_substantive(text: str, least: int = MIN_WORDS) -> bool:
@@ -268,8 +282,8 @@ def is_substantive(text: str, least: int = MIN_WORDS) -> bool:
     if _has_words(own, MIN_WORDS):
         return True
     own = own.lower()
-    for answer in _ANSWERS:
-        own = answer.sub("", own, 1)
+    for answer in ("approval", "go_on", "praise"):
+        own = _CUES[answer].sub("", own, 1)
     return _has_words(own.strip(), least)
 
 

@@ -135,7 +135,7 @@ def _read_turn(event: Event, since: Sequence[Event], before: str, answer: Sequen
     said = next((e.text.rstrip() for e in reversed(replies) if e.text), "")
     stop = replies[-1].stop_reason if replies else ""
     end = said[-ASKED_CHARS:]
-    edited, edits = _list_edited(since), _list_edited(answer)
+    edited, edits = list_edited(since), list_edited(answer)
     first = next((e for e in answer if e.kind == "tool_call"), None)
     reply = next((e.text.lstrip() for e in answer if e.kind == "assistant" and e.text.strip()), "")
     return Turn(
@@ -151,13 +151,13 @@ def _read_turn(event: Event, since: Sequence[Event], before: str, answer: Sequen
         said=said[-READ_CHARS:],
         before=before[:READ_CHARS],
         reply=reply[:REPLY_CHARS],
-        edits_first=first is not None and bool(_list_edited([first])),
+        edits_first=first is not None and bool(list_edited([first])),
         edits_same=not edited.isdisjoint(edits),
         stops_editing=bool(edited) and not edits,
     )
 
 
-def _list_edited(events: Sequence[Event]) -> set[str]:
+def list_edited(events: Sequence[Event]) -> set[str]:
     """Return the names of the files that calls change."""
     found: set[str] = set()
     for event in events:
