@@ -40,6 +40,10 @@ SIZES = ((1_000, "n<1K"), (10_000, "1K<n<10K"), (100_000, "10K<n<100K"), (1_000_
 COLUMNS: dict[str, dict[str, str]] = tomllib.loads(
     files("cards").joinpath("columns.toml").read_text(encoding="utf-8")
 )
+# What the metrics of a training mean, those of the whole run and those of its steps by method.
+METRICS: dict[str, dict[str, str]] = tomllib.loads(
+    files("cards").joinpath("metrics.toml").read_text(encoding="utf-8")
+)
 
 
 def render_dataset_card(report: Json) -> str:
@@ -115,7 +119,7 @@ def render_model_card(report: Json | None, run: Json) -> str:
         * arguments["gradient_accumulation_steps"]
         * run["hardware"]["count"]
     )
-    metrics = _summarize_metrics(run["log_history"])
+    metrics = _summarize_metrics(run["log_history"], METRICS[run["method"]])
     means = {name: mean for name, _, _, mean in metrics}
     # A finished run may not have logged each of its steps.
     steps = max((entry["step"] for entry in run["log_history"]), default=0)
@@ -139,6 +143,7 @@ def render_model_card(report: Json | None, run: Json) -> str:
             # One line, so that nothing in it can end the code block.
             command=" ".join(shlex.join(run["command"]).split("\n")),
             metrics=metrics,
+            meanings=METRICS,
             mean_reward=means.get("self_distillation/reward_mean"),
             successes=means.get("self_distillation/success_group_fraction"),
             sample=_shorten_sample(report["first_sample"]) if report is not None else None,
@@ -166,11 +171,13 @@ def _build_model_index(name: str, run: Json) -> list[Json]:
     return eval_results_to_model_index(name, results)
 
 
-def _summarize_metrics(history: list[Json]) -> list[tuple[str, float, float, float]]:
-    """Return name, first, last and mean of each value that was logged with the loss."""
+def _summarize_metrics(
+    history: list[Json], names: Iterable[str]
+) -> list[tuple[str, float, float, float]]:
+    """Return name, first, last and mean of those values that were logged with the loss."""
     steps = [entry for entry in history if "loss" in entry]
     rows = []
-    for name in sorted({name for entry in steps for name in entry} - {"step", "epoch"}):
+    for name in names:
         values = [entry[name] for entry in steps if isinstance(entry.get(name), int | float)]
         if values:
             rows.append((name, values[0], values[-1], sum(values) / len(values)))
@@ -198,6 +205,7 @@ def _shorten_sample(row: Json) -> Json:
         "prompt": shorten(row["prompt"][-1]["content"], PREVIEW_CHARS),
         "context": shorten(row["privileged_context"], PREVIEW_CHARS),
         "terms": row["reward_terms"],
+        "categories": row["categories"],
         "score": row["score"],
         "score_terms": row["score_terms"],
     }

@@ -2,10 +2,11 @@
 
     python examples/own_reward.py rows
 
-In TRL it is used like any reward: `GRPOTrainer(reward_funcs=[checks_first_reward], ...)`. The same
-check as a verifier scores stored completions:
+In TRL it is used like any reward: `GRPOTrainer(reward_funcs=[checks_first_reward], ...)`. In the
+folder of this file, it trains here, and the same check as a verifier scores stored completions:
 
-    PYTHONPATH=examples pimono-sdpo rescore rollouts --out scored --gate own_reward:verify
+    pimono-sdpo train rows --reward own_reward:checks_first_reward
+    pimono-sdpo rescore rollouts --out scored --gate own_reward:verify
 """
 
 import re

@@ -33,5 +33,9 @@ class TrainingInputError(PimonoError):
     """The rows, the model or the recipe cannot be trained on."""
 
 
+class OwnCodeError(PimonoError):
+    """A stage, a reward or a verifier of the user's own is missing or does not work."""
+
+
 class InferenceError(PimonoError):
     """A model cannot be called: unknown provider, no key, no price, or no space for the journal."""

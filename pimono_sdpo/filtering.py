@@ -38,8 +38,9 @@ class FilterOptions:
     """The options that decide which rows a source gives."""
 
     unit: Unit = option(
-        "One row per `episode` (one request and the work on it), or per `session`, with its "
-        "request of the strongest evidence, as in the reference run.",
+        "One row per `episode` (one request and the work on it), per `session`, with its request "
+        "of the strongest evidence, as in the reference run, or per `step`: an exercise for each "
+        "tool call that failed.",
         default="episode",
         decides="row",
     )
@@ -62,6 +63,21 @@ class FilterOptions:
     reference_terms: bool = option(
         "Put the categories among the `reward_terms`, as the reference run did.",
         default=False,
+        decides="row",
+    )
+    prompt_tokens: int = option(
+        "Most tokens of the conversation before a `step`, counted as 4 characters each.",
+        default=4000,
+        minimum=500,
+        decides="row",
+    )
+    resolving_call: bool = option(
+        "Show the teacher of a `step` the call that worked, too.", default=False, decides="row"
+    )
+    stage: list[str] = option(
+        "Stage of your own, as module:name of a Map or a Filter in the current folder, run on each "
+        "scored row before --min-score; may be repeated.",
+        default_factory=list,
         decides="row",
     )
     correction_judge: str | None = option(
@@ -92,6 +108,7 @@ class FilterOptions:
     licence: str | None = option(
         "SPDX id of the licence of the traces, for the card.",
         default=None,
+        shown="that of a dataset on the Hub",
         flag="--license",
         decides="output",
     )
@@ -115,6 +132,9 @@ class FilterOptions:
             self.split_by,
             self.reference_terms,
             Judge(self.correction_judge, self.judge_provider) if self.correction_judge else None,
+            self.stage,
+            self.prompt_tokens,
+            self.resolving_call,
         )
 
 

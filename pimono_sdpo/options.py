@@ -69,7 +69,12 @@ def resume_key(given: Any) -> dict[str, Any]:
 def changed(given: Any, decides: Decides) -> list[str]:
     """Return the flags of the options of a kind that differ from their defaults."""
     deciding = _deciding(given, decides)
-    return [flag_of(one) for one in deciding if getattr(given, one.name) != one.default]
+    return [
+        flag_of(one)
+        for one in deciding
+        # A list has a factory; it is empty by default.
+        if getattr(given, one.name) != ([] if one.default is MISSING else one.default)
+    ]
 
 
 def flag_of(one: "Field[Any]") -> str:

@@ -4,6 +4,7 @@ It holds no times and no machine paths: the same input gives the same bytes.
 """
 
 import hashlib
+import json
 import math
 import re
 from collections import Counter
@@ -42,8 +43,9 @@ def build_report(
     Keys: pimono_sdpo, input, options, lines, bytes, broken_sessions (the MAX_BROKEN that lost most;
     every row and reject has its own `counts`), stages, sessions, kept, rejected, drop_reasons,
     score (min, max, mean, histogram: `rows` kept and `rejected` per bin; cut: what a row had to
-    reach, None when no row was dropped for its score), splits, without_terms (rows whose
-    reward_terms are categories alone), category_counts, sources, weights, secrets_redacted,
+    reach, None when no row was dropped for its score), source_sessions and source_files (of the
+    kept rows), splits, without_terms (rows whose reward_terms are categories alone), exercises
+    (rows of --unit step by their goal), category_counts, sources, weights, secrets_redacted,
     licence, sha256 (of all files of a kind), first_sample. Without kept rows, what describes them
     is left out.
     """
@@ -75,9 +77,9 @@ def build_report(
         "drop_reasons": dict(sorted(reasons.items())),
         "weights": weights,
         "secrets_redacted": dict(sorted(_add_up(records, "redactions").items())),
-        "licence": options["licence"],
+        "licence": options["licence"] or (described.get("upstream") or {}).get("licence"),
         "sha256": {name: _hash_files(_files(folder, name)) for name in ("data", "rejects")},
-        **(_describe_rows(folder, described["source"], options["min_score"]) if kept else {}),
+        **(_describe_rows(folder, described["source"], options) if kept else {}),
     }
 
 
@@ -135,14 +137,21 @@ def _add_up(records: list[Json], column: str) -> Counter[str]:
     return total
 
 
-def _describe_rows(folder: Path, name: str, min_score: float) -> Json:
+def _describe_rows(folder: Path, name: str, options: Json) -> Json:
     """Count and describe the rows of a folder without loading them."""
     files = [*_files(folder, "data", "train-"), *_files(folder, "data", "test-")]
     scores: list[float] = []
     bins, others = Counter[int](), Counter[int]()
     splits, categories, sources = Counter[str](), Counter[str](), Counter[str]()
-    without_terms = 0
-    for row in _read_rows(files, ("score", "split", "categories", "reward_terms", "source")):
+    min_score, unit = options["min_score"], options["unit"]
+    without_terms, exercises = 0, Counter[str]()
+    columns = ("score", "split", "categories", "reward_terms", "source", "session_id")
+    sessions, names = set[tuple[str, str]](), set[str]()
+    for row in _read_rows(files, (*columns, "verifier_spec") if unit == "step" else columns):
+        if unit == "step":
+            exercises[json.loads(row["verifier_spec"])["goal"]["kind"]] += 1
+        sessions.add((row["source"], row["session_id"]))
+        names.add(row["source"])
         scores.append(row["score"])
         bins[int(row["score"] // BIN_WIDTH)] += 1
         splits[row["split"]] += 1
@@ -169,8 +178,11 @@ def _describe_rows(folder: Path, name: str, min_score: float) -> Json:
             ],
             "cut": min(scores) if OVER_MAX_SAMPLES in reasons else min_score if reasons else None,
         },
+        "source_sessions": len(sessions),
+        "source_files": len(names),
         "splits": dict(sorted(splits.items())),
         "without_terms": without_terms,
+        **({"exercises": dict(sorted(exercises.items()))} if unit == "step" else {}),
         "category_counts": dict(sorted(categories.items())),
         "sources": dict(sorted(sources.items())),
         "first_sample": next(pq.ParquetFile(files[0]).iter_batches(1)).to_pylist()[0],

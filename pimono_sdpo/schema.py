@@ -12,7 +12,7 @@ from typing import Any, Literal, NotRequired, TypedDict
 
 from datasets import Features, Json, List, Value
 
-Unit = Literal["session", "episode"]
+Unit = Literal["session", "episode", "step"]
 SplitBy = Literal["repository", "session"]
 
 

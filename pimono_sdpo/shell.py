@@ -95,6 +95,7 @@ def loses_status(pipelines: list[Pipeline], at: int, stage: int) -> bool:
     options = [s.arguments for p in pipelines for s in p.stages if s.program == "set"]
     words = [word for arguments in options for word in arguments]
     piped = stage < len(pipelines[at].stages) - 1 and "pipefail" not in words
+    piped = piped or pipelines[at].then == "&"
     stops = any(re.fullmatch(r"-\w*e\w*", word) for word in words)
     harmless = {"&&", ";", "\n"} if stops else {"&&"}
     joints = [pipeline.then for pipeline in pipelines[at:-1]]
@@ -156,6 +157,9 @@ def _strip_wrappers(words: list[str]) -> list[str]:
         word = words[at].rsplit("/", 1)[-1]
         if looked_through == "command" and word in {"-v", "-V"}:
             return ["which", *words[at + 1 :]]
+        if looked_through == "rtk" and word in {"test", "err", "proxy"}:
+            at += 1
+            continue
         if word in _WRAPPERS or (word in _RUN_BY and words[at + 1 : at + 2] in (["run"], ["exec"])):
             at += word in _RUN_BY
             looked_through = word

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from importlib.util import find_spec
+from inspect import unwrap
 from itertools import islice
 from operator import itemgetter
 from pathlib import Path
@@ -312,6 +313,7 @@ def _text_for_json(kind: pa.DataType) -> pa.DataType:
 
 def source_hash(fn: Callable[..., Any]) -> str:
     """Hash the source a function depends on, and the bound arguments of a `functools.partial`."""
+    fn = unwrap(fn)
     bound = repr((fn.args, sorted(fn.keywords.items()))) if isinstance(fn, partial) else ""
     return hashlib.sha256((code_hash(fn) + bound).encode()).hexdigest()
 
@@ -326,6 +328,7 @@ def code_hash(fn: Callable[..., Any]) -> str:
 
 
 def _function(fn: Callable[..., Any]) -> Callable[..., Any]:
+    fn = unwrap(fn)
     return fn.func if isinstance(fn, partial) else fn
 
 

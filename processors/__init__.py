@@ -6,9 +6,23 @@ A new stage is one file with a STAGE, and one line here.
 from collections.abc import Sequence
 from typing import Any
 
-from pimono_sdpo.schema import REJECT, SplitBy, Unit
-from pimono_sdpo.stage import AnyDataset, Stage, apply_all, run_stages
-from processors import context, evidence, grade, keep, names, redact, rows, split, threshold
+from pimono_sdpo.errors import OwnCodeError
+from pimono_sdpo.own_code import import_stages
+from pimono_sdpo.schema import REJECT, SESSION, SplitBy, Unit
+from pimono_sdpo.stage import AnyDataset, Stage, apply_all, features_after, name_of, run_stages
+from processors import (
+    context,
+    evidence,
+    exercise_rows,
+    exercises,
+    grade,
+    keep,
+    names,
+    redact,
+    rows,
+    split,
+    threshold,
+)
 from processors.corrections import Judge
 
 
@@ -20,19 +34,34 @@ def pipeline(
     split_by: SplitBy = "repository",
     reference_terms: bool = False,
     correction_judge: Judge | None = None,
+    own: Sequence[str] = (),
+    prompt_tokens: int = 4000,
+    resolving_call: bool = False,
 ) -> tuple[Stage, ...]:
-    """Return the stages for the options of `filter` that decide each row."""
-    return (
-        evidence.stage(unit, history_chars, correction_judge),
+    """Return the stages for the options of `filter` that decide each row.
+
+    `own` names stages as `module:name`, which are run behind `grade`. Raises OwnCodeError.
+    """
+    is_step = unit == "step"
+    before = (
+        exercises.stage(prompt_tokens, correction_judge)
+        if is_step
+        else evidence.stage(unit, history_chars, correction_judge),
         split.stage(test_fraction, split_by),
         names.STAGE,
         keep.STAGE,
         redact.STAGE,
         grade.stage(reference_terms),
-        threshold.stage(min_score),
-        context.STAGE,
-        rows.STAGE,
     )
+    write = exercise_rows.stage(resolving_call) if is_step else rows.STAGE
+    after = (threshold.stage(min_score), context.STAGE, write)
+    mine: list[Stage] = []
+    if own:
+        mine = import_stages(own, features_after(SESSION, before))
+        ours = {name_of(stage) for stage in (*before, *after)}
+        if taken := ours & {name_of(stage) for stage in mine}:
+            raise OwnCodeError(f"`{min(taken)}` is a stage of `filter`; rename your module.")
+    return (*before, *mine, *after)
 
 
 PIPELINE = pipeline()

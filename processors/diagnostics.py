@@ -22,7 +22,7 @@ _SAYS = compile_patterns(Path(__file__).with_name("wording.toml"), "diagnostics"
 _PASSED, _SOUNDS_BAD = Guarded(_SAYS["passed"]), Guarded(_SAYS["sounds_bad"])
 MIXED_TAIL_LINES = 25
 HEAD_LINES = 8
-TAIL_LINES = 15
+TAIL_LINES = 20
 SCRIPT_TAIL_LINES = 6
 HEAD_CHARS, TAIL_CHARS = 20_000, 40_000
 _END_CHARS = 2_000
@@ -60,7 +60,11 @@ _TARGETS = (
     *("url", "query", "pattern"),
 )
 _MAY_COMPLAIN = Prefilter(
-    [*(rule.pattern for rule in RULES if rule.category in _SIGNATURE), _SAYS["complaint"]]
+    [
+        *(rule.pattern for rule in RULES if rule.category in _SIGNATURE),
+        _SAYS["complaint"],
+        _SAYS["logs_error"],
+    ]
 )
 NOTHING_KNOWN: Finding = {
     "kind": "failure",
@@ -121,7 +125,10 @@ def _judge(event: Event, call: Event | None) -> Finding | None:
     is_shell = event.tool_name == "bash" or (
         runs and ('"command":' in arguments or '"cmd":' in arguments)
     )
-    if event.is_error or (code and event.kind == "tool_result" and (is_shell or runs)):
+    stopped = _SAYS["sandboxed"].match(event.text) if is_shell and code is None else None
+    if stopped:
+        source, code = "text", int(stopped[1] or 1)
+    elif event.is_error or (code and event.kind == "tool_result" and (is_shell or runs)):
         source = "flag" if code is None else "exit_code"
     elif is_shell and (code is not None or not _SAYS["wrapped"].match(event.text)):
         if not _may_mask_failure(arguments, event.text):
@@ -135,6 +142,8 @@ def _judge(event: Event, call: Event | None) -> Finding | None:
         elif event.text.startswith(_SCRIPT_ENDED) and _may_mask_failure("", event.text):
             text, ran = _strip_notices(event.text), _list_commands(arguments)
             found = _find_masked_failures(ran, text, shows_status=False) if ran else set()
+            if "write_stdin" in arguments and "u0003" not in arguments:
+                found |= set(classify("\n".join(_take_last_lines(text)))) & _CHECKED
             return _build(event, find_target(arguments, event.kind), "text", text, found)
         else:
             return None
@@ -340,7 +349,8 @@ def _may_mask_failure(command: str, text: str) -> bool:
     if "curl" in command and _shows_http_error(command, text):
         return True
     tail = "\n".join(text[-TAIL_CHARS:].rsplit("\n", 2 * TAIL_LINES)[-2 * TAIL_LINES :])
-    return bool(_MAY_COMPLAIN.candidates(tail))
+    head = text[:_END_CHARS] + "\n" if "head" in command and len(tail) < len(text) else ""
+    return bool(_MAY_COMPLAIN.candidates(head + tail))
 
 
 def _shows_http_error(command: str, text: str) -> bool:
@@ -356,6 +366,10 @@ def _shows_http_error(command: str, text: str) -> bool:
     return bool(_SAYS["error_body"].match(text))
 
 
+_SAYS_MISSING = frozenset({"", "command", "not", "found"})
+_WORD_ENDS = re.compile(r"[:\s;|&()'\"\u2018\u2019]+")
+
+
 class _Part(NamedTuple):
     """A stage of a command line, the pipeline it is in, and whether its status gets lost."""
 
@@ -369,6 +383,7 @@ def _find_masked_failures(command: str, text: str, shows_status: bool = True) ->
 
     Without `shows_status` the result says nothing of the status, so that all of it may be lost.
     """
+    shows_status = shows_status and not _SAYS["swallows"].search(command)
     # A line of the command itself was echoed.
     lines = [line for line in _take_last_lines(text) if line.strip() not in command]
     if not lines:
@@ -384,7 +399,7 @@ def _find_masked_failures(command: str, text: str, shows_status: bool = True) ->
     if timed_out.match(text) or (timed_out.match(lines[-1]) and _find_last_role(stages) == "runs"):
         return {"command_error"}
     has_fallback = any(pipeline.then == "||" for pipeline in pipelines)
-    found = _find_complaints(lines, parts, has_fallback)
+    found = _find_complaints(lines, parts, command, has_fallback)
     # What speaks first prints its own text.
     leads = next((stage.role for stage in stages if stage.role != "quiet"), "") == "runs"
     if lead and (lead[1] or leads):
@@ -401,16 +416,23 @@ def _find_masked_failures(command: str, text: str, shows_status: bool = True) ->
     if speaker is None and _SAYS["task_output"].search(command):
         shown = set(classify("\n".join(lines[-SCRIPT_TAIL_LINES:]))) - _NOT_OF_A_COMMAND
         return found | (shown if shown & _SIGNATURE else set())
-    if speaker is None or not speaker.loses:
+    if speaker is None:
+        return found
+    program = speaker.stage.program
+    if _SAYS["logs_error"].match(lines[-1]) and not _SAYS["prints_text"].search(program):
+        found |= {"command_error"}
+    if not speaker.loses:
         return found
     shows_code = "$?" in command or "PIPESTATUS" in command
     if shows_code and any(map(_SAYS["code_line"].fullmatch, lines[-3:])):
         found |= {"command_error"}
-    signature, program = _SIGNATURE, speaker.stage.program
+    signature = _SIGNATURE
     prints = _SAYS["scripted"].fullmatch(program) or _SAYS["prints_text"].search(program)
     if prints and not _SAYS["is_check"].search(" ".join(speaker.stage.arguments)[:200]):
         # Its output may be any text; only the end of it may be its own error.
         lines, signature = lines[-SCRIPT_TAIL_LINES:], frozenset({"runtime_exception"})
+    elif any(part.stage.program == "head" for part in parts if part.pipeline == speaker.pipeline):
+        found |= set(classify(text[:_END_CHARS])) & _CHECKED
     end = "\n".join(lines)
     shown = set(classify(end)) - _NOT_OF_A_COMMAND
     provoked = not shown & (_CHECKED | {"command_error"}) and _PASSED.search(end)
@@ -425,7 +447,9 @@ def _take_last_lines(text: str) -> list[str]:
     return filled[-TAIL_LINES:]
 
 
-def _find_complaints(lines: list[str], parts: list[_Part], has_fallback: bool) -> set[str]:
+def _find_complaints(
+    lines: list[str], parts: list[_Part], command: str, has_fallback: bool
+) -> set[str]:
     """Classify the lines in which a program of this command, its script or the shell complains."""
     found: set[str] = set()
     stages = [part.stage for part in parts]
@@ -438,16 +462,20 @@ def _find_complaints(lines: list[str], parts: list[_Part], has_fallback: bool) -
         # A look for something may provide for its absence.
         if looks and "o such" in match[2]:
             continue
-        if _is_own(match[1], match[2], line, stages, losing):
+        if _is_own(match[1], match[2], line, stages, losing, command):
             found |= (set(classify(line)) - _NOT_OF_A_COMMAND) or {"command_error"}
     return found
 
 
-def _is_own(speaker: str, words: str, line: str, stages: list[Stage], losing: set[str]) -> bool:
+def _is_own(
+    speaker: str, words: str, line: str, stages: list[Stage], losing: set[str], command: str
+) -> bool:
     name = speaker.rsplit("/", 1)[-1]
     if name in _SHELLS:
-        about = set(re.split(r"[:\s'\"\u2018\u2019]+", words))
-        return "syntax error" in words or any(stage.program in about for stage in stages)
+        about = set(_WORD_ENDS.split(words))
+        called = _WORD_ENDS.split(command) if "not found" in words else ()
+        said = {*called, *(stage.program for stage in stages)} - _SAYS_MISSING
+        return "syntax error" in words or bool(about & said)
     if name in {"fatal", "error"}:
         return "git" in losing
     if name in losing:

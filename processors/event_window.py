@@ -15,6 +15,7 @@ from pimono_sdpo.traces.parse import match_results, read_trace
 from processors import grade, names, redact
 from processors.context import select_corrections, select_failures, write_context
 from processors.evidence import gather_evidence
+from processors.exercises import gather_exercises
 from processors.redact import redact_text
 from processors.rows import PROMPT_CHARS
 
@@ -40,7 +41,11 @@ def show_event_windows(
 
     Texts are redacted like the rows, and shortened.
     """
-    found: list[Row] = list(gather_evidence(session, unit, history_chars))
+    found: list[Row] = (
+        list(gather_exercises(session, 0))
+        if unit == "step"
+        else list(gather_evidence(session, unit, history_chars))
+    )
     events = read_trace(session["trace"] or b"").events
     calls = {result: call for call, result in match_results(events).items()}
     for stage in (names.STAGE, redact.STAGE, grade.stage(reference_terms=False)):

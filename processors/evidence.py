@@ -11,7 +11,7 @@ from functools import partial
 from itertools import pairwise
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import xxhash
 
@@ -42,6 +42,67 @@ def gather_evidence(
     """Return the evidence rows of a session, at least one, so that every session is counted."""
     trace = read_trace(row["trace"] or b"")
     events = trace.events
+    found = find_evidence(events, judge, unit)
+    matched, requests, described = found.matched, found.requests, found.described
+    ends = [*(request.index for request in requests[1:]), len(events)]
+    # One span of events for each request; the first includes what precedes it.
+    cuts = [0, *(ends if unit == "episode" else ends[-1:])]
+    chosen: list[Event | None] = [*requests] or [None]
+    if unit == "session" and requests:
+        chosen = [_choose_request(requests, described)]
+    # No event is followed before the first request of a session.
+    most_before = MOST_BEFORE if chosen[-1] not in (None, *requests[:1]) else 0
+    harness = find_harness(trace.harness)
+    files = Beginnings(events, matched, trace.cwd, harness.files, most_before)
+    tools = sorted({event.tool_name for event in events if event.kind == "tool_call"})
+    rows = []
+    for episode, (request, (start, stop)) in enumerate(zip(chosen, pairwise(cuts), strict=True)):
+        own = [request.index] if request and unit == "episode" else [*described]
+        here = [item for index in own for item in described.get(index, ())]
+        span = events[start:stop]
+        wrong = [item["event_index"] for item in here]
+        after = [index for index in wrong if request and index > request.index]
+        known_files = (
+            files.known_at(request.index, min(after)) if request and after and harness.tools else ()
+        )
+        # A row without evidence is dropped before it is read or compared.
+        stays = request if wrong else None
+        # As many turns as wanted, or as the request needs to be understood.
+        is_clear = stays is None or stands_alone(stays.text)
+        history = history_chars if is_clear else max(history_chars, LEAD_IN_CHARS)
+        rows.append(
+            {
+                "harness": trace.harness,
+                "session_id": row["session_id"] or trace.session_id,
+                "source": row["source"],
+                "episode": episode,
+                "cwd": trace.cwd,
+                "prompt": request.text.strip() if request else "",
+                "history": gather_history(events, stays.index, history) if stays else [],
+                "request": request.index if request else -1,
+                "findings": here,
+                "continued": any(map(_is_work, events[max(wrong, default=stop) + 1 : stop])),
+                "tools": tools,
+                "workspace": [known._asdict() for known in known_files],
+                "problem": trace.problem,
+                "fingerprints": hash_messages(span) if stays else [],
+                **count_row(span, found, row, trace.lines, episode == 0),
+            }
+        )
+    return rows
+
+
+class Found(NamedTuple):
+    """The result of each call, the requests, by request what went wrong after it, and the forks."""
+
+    matched: dict[int, int]
+    requests: list[Event]
+    described: dict[int, list[Finding]]
+    forks: list[int]
+
+
+def find_evidence(events: tuple[Event, ...], judge: Judge | None, unit: Unit = "episode") -> Found:
+    """Find the requests of a session and the evidence that belongs to each."""
     branches = find_branches(events)
     matched = match_results(events)
     corrections = _add_branch_corrections(find_corrections(events, judge), events, branches)
@@ -60,64 +121,8 @@ def gather_evidence(
         for request, end in zip(requests, ends, strict=False)
         if request.index in findings
     }
-    # One span of events for each request; the first includes what precedes it.
-    cuts = [0, *(ends if unit == "episode" else ends[-1:])]
-    chosen: list[Event | None] = [*requests] or [None]
-    if unit == "session" and requests:
-        chosen = [_choose_request(requests, described)]
-    # No event is followed before the first request of a session.
-    most_before = MOST_BEFORE if chosen[-1] not in (None, *requests[:1]) else 0
-    harness = find_harness(trace.harness)
-    files = Beginnings(events, matched, trace.cwd, harness.files, most_before)
-    tools = sorted({event.tool_name for event in events if event.kind == "tool_call"})
     forks = sorted(max(branch.fork, 0) for branch in branches)
-    rows = []
-    for episode, (request, (start, stop)) in enumerate(zip(chosen, pairwise(cuts), strict=True)):
-        own = [request.index] if request and unit == "episode" else [*described]
-        here = [item for index in own for item in described.get(index, ())]
-        span = events[start:stop]
-        wrong = [item["event_index"] for item in here]
-        after = [index for index in wrong if request and index > request.index]
-        known_files = (
-            files.known_at(request.index, min(after)) if request and after and harness.tools else ()
-        )
-        # A row without evidence is dropped before it is read or compared.
-        stays = request if wrong else None
-        # As many turns as wanted, or as the request needs to be understood.
-        is_clear = stays is None or _stands_alone(stays.text)
-        history = history_chars if is_clear else max(history_chars, LEAD_IN_CHARS)
-        # Those of a session are counted once.
-        lines = trace.lines if episode == 0 else Lines[Event]()
-        rows.append(
-            {
-                "harness": trace.harness,
-                "session_id": row["session_id"] or trace.session_id,
-                "source": row["source"],
-                "episode": episode,
-                "cwd": trace.cwd,
-                "prompt": request.text.strip() if request else "",
-                "history": gather_history(events, stays.index, history) if stays else [],
-                "request": request.index if request else -1,
-                "findings": here,
-                "continued": any(map(_is_work, events[max(wrong, default=stop) + 1 : stop])),
-                "tools": tools,
-                "workspace": [known._asdict() for known in known_files],
-                "problem": trace.problem,
-                "fingerprints": _hash_messages(span) if stays else [],
-                "counts": {
-                    **_count_events(span, matched),
-                    "abandoned_branches": bisect_left(forks, stop) - bisect_left(forks, start),
-                    "lines_parsed": lines.parsed,
-                    "lines_repaired": lines.repaired,
-                    "lines_skipped": lines.skipped,
-                    "bytes_repaired": lines.bytes_repaired,
-                    "bytes_skipped": lines.bytes_skipped,
-                    "bytes_not_utf8": (row["bytes_not_utf8"] or 0) * (episode == 0),
-                },
-                "volume": {"bytes_parsed": lines.bytes_parsed},
-            }
-        )
-    return rows
+    return Found(matched, requests, described, forks)
 
 
 def _keeps_house(text: str) -> bool:
@@ -232,14 +237,30 @@ def _is_work(event: Event) -> bool:
     )
 
 
-def _count_events(events: Sequence[Event], matched: dict[int, int]) -> dict[str, int]:
+def count_row(
+    events: Sequence[Event], found: Found, row: Row, lines: Lines[Any], is_first: bool
+) -> dict[str, Any]:
+    """Return `counts` and `volume` of the events of a row; what a session has once, its first."""
+    matched, forks = found.matched, found.forks
     calls = [event.index for event in events if event.kind == "tool_call"]
+    start, stop = (events[0].index, events[-1].index + 1) if events else (0, 0)
+    lines = lines if is_first else Lines()
     return {
-        "events": len(events),
-        "user_messages": sum(event.kind == "user" for event in events),
-        "tool_calls": len(calls),
-        "tool_errors": sum(event.is_error for event in events),
-        "unanswered_calls": sum(index not in matched for index in calls),
+        "counts": {
+            "events": len(events),
+            "user_messages": sum(event.kind == "user" for event in events),
+            "tool_calls": len(calls),
+            "tool_errors": sum(event.is_error for event in events),
+            "unanswered_calls": sum(index not in matched for index in calls),
+            "abandoned_branches": bisect_left(forks, stop) - bisect_left(forks, start),
+            "lines_parsed": lines.parsed,
+            "lines_repaired": lines.repaired,
+            "lines_skipped": lines.skipped,
+            "bytes_repaired": lines.bytes_repaired,
+            "bytes_skipped": lines.bytes_skipped,
+            "bytes_not_utf8": (row["bytes_not_utf8"] or 0) * is_first,
+        },
+        "volume": {"bytes_parsed": lines.bytes_parsed},
     }
 
 
@@ -299,7 +320,7 @@ _PICTURE_ENDINGS = (".png", ".jp", ".gif", ".webp", ".heic")
 _CODE_SIGN = re.compile(r"[{}();=<>|\[\]]|\d:\d|\w/\w+/|^\s*(?:[$%#>+-]|at |File )")
 
 
-def _stands_alone(text: str) -> bool:
+def stands_alone(text: str) -> bool:
     """Check that a request has enough words to be understood without the turns before it."""
     lines = _cut_own_words(text.strip())[:6000].split("\n")
     prose = " ".join(line for line in lines if not _CODE_SIGN.search(line))
@@ -362,7 +383,7 @@ def _is_message(event: Event) -> bool:
 HASHED_CHARS = {"user": 16, "assistant": 40, "tool_call": 80}
 
 
-def _hash_messages(events: Sequence[Event]) -> list[int]:
+def hash_messages(events: Sequence[Event]) -> list[int]:
     """Return a 64-bit hash for each message that is long enough, in order.
 
     Sessions that share messages are forks, snapshots or copies of each other. Equal short messages

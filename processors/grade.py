@@ -10,7 +10,7 @@ from typing import Any
 from pimono_sdpo.failures import CATEGORIES
 from pimono_sdpo.schema import GRADE
 from pimono_sdpo.stage import Map, Row
-from processors.salient_tokens import find_salient_tokens
+from processors.salient_tokens import find_names, find_salient_tokens
 
 CONTINUED = 1.5
 # The weightiest first, as a row lists them. The scale is the reference card's: the six categories
@@ -33,17 +33,25 @@ def grade(row: Row, reference_terms: bool = False) -> dict[str, Any]:
     seen = {category for item in row["findings"] for category in item["categories"]}
     earned = seen | ({"continued"} if seen and row["continued"] else set())
     terms = [{"term": name, "value": WEIGHTS[name]} for name in WEIGHTS if name in earned]
-    tokens = find_salient_tokens(
-        item["text"]
-        for item in row["findings"]
-        if reference_terms or (item["request"] == row["request"] and not item["excuse"])
-    )
+    if reference_terms:
+        tokens = find_salient_tokens(item["text"] for item in row["findings"])
+    else:
+        tokens = _find_terms(row)
     return {
         "categories": sorted(seen),
         "score": sum(WEIGHTS[name] for name in earned),
         "score_terms": terms,
         "reward_terms": [*sorted(seen), *tokens] if reference_terms else tokens,
     }
+
+
+def _find_terms(row: Row) -> list[str]:
+    """Return the tokens of the messages and of what resolved them, else names in the calls."""
+    own = [i for i in row["findings"] if i["request"] == row["request"] and not i["excuse"]]
+    # What the agent did next on a correction is what the correction was about.
+    after = [item["resolved_by"] or (item["next"] if item["rule"] else "") for item in own]
+    tokens = find_salient_tokens([*(item["text"] for item in own), *after])
+    return tokens or find_names([*(item["target"] for item in own), *after])
 
 
 def stage(reference_terms: bool) -> Map:

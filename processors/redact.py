@@ -105,7 +105,8 @@ def _read_workspace(cwd: str) -> tuple[list[str], str]:
     """Return the workspace as it is and as it is escaped in JSON, and the user it belongs to."""
     user = _SAYS["user"].match(cwd)
     cwd = cwd.rstrip("/\\")
-    spellings = [cwd, cwd.replace("/", "\\/"), cwd.replace("\\", "\\\\")]
+    spellings = [cwd, cwd.replace("/", "\\/"), cwd.replace("\\", "\\\\"), cwd.replace("\\", "/")]
+    spellings += [s[:1].lower() + s[1:] for s in spellings if s[1:2] == ":"]
     return [] if cwd in _NO_WORKSPACE else list(dict.fromkeys(spellings)), user[1] if user else ""
 
 

@@ -66,9 +66,17 @@ def write_verifier_spec(row: Row) -> str | None:
             command = shorten(item["target"], COMMAND_CHARS)
             spec["failed_call"] = {"tool": item["tool"], "command": command}
             break
-    # As `replay.workspace` loads them, without paths that redaction made equal.
+    workspace = write_workspace(row)
+    if workspace["files"]:
+        spec["workspace"] = workspace
+    return json.dumps(spec, ensure_ascii=False, sort_keys=True)
+
+
+def write_workspace(row: Row) -> dict[str, Any]:
+    """Return the known files as `replay.workspace` loads them."""
+    # Without paths that redaction made equal.
     paths = Counter(file["path"] for file in row["workspace"])
-    workspace = {
+    return {
         "cwd": row["cwd"],
         "files": {
             file["path"]: {
@@ -80,9 +88,6 @@ def write_verifier_spec(row: Row) -> str | None:
             if paths[file["path"]] == 1
         },
     }
-    if workspace["files"]:
-        spec["workspace"] = workspace
-    return json.dumps(spec, ensure_ascii=False, sort_keys=True)
 
 
 STAGE = Map(

@@ -22,29 +22,47 @@ class Kind(NamedTuple):
     needle: re.Pattern[str]
 
 
-def _read_kinds() -> tuple[Kind, ...]:
-    table = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-    shared = {"extension": table["extension"]}
-    found = (read_patterns({**shared, **kind}) for kind in table["kinds"])
-    return tuple(Kind(re.compile(one["pattern"]), re.compile(one["needle"])) for one in found)
-
-
-KINDS = _read_kinds()
-_WINDOWS_PATH = re.compile(r"(?<![A-Za-z])[A-Za-z]:(?:\\{1,4}[\w.@-]{1,64}){1,20}")
+_TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+_SHARED = {name: text for name, text in _TABLE.items() if isinstance(text, str)}
+_NAMED, _NAMES = (re.compile(read_patterns(_SHARED)[name]) for name in ("named", "names"))
+KINDS = tuple(
+    Kind(re.compile(one["pattern"]), re.compile(one["needle"]))
+    for one in (read_patterns({**_SHARED, **kind}) for kind in _TABLE["kinds"])
+)
+_WINDOWS_PATH = re.compile(
+    r"(?:(?<![A-Za-z])[A-Za-z]:|\$(?:HOME|WORKSPACE))(?:\\{1,4}[\w.@-]{1,64}){1,20}"
+)
+_DRIVE = re.compile(r"\A[A-Za-z]:/+")
 # A line about the inside of an interpreter, which is the same for every failure.
 _INTERNAL = re.compile(
     r"\bnode:[\w/]{1,80}:\d|/lib/python3\.\d|/(?:site|dist)-packages/|<frozen |/rustc/"
-    r"|/go/src/runtime/"
+    r"|/go/src/runtime/|^\s*at [^\n]{0,200}node_modules[/\\]|^At line:\d"
+    r"|\+ (?:CategoryInfo|FullyQualifiedErrorId)\b"
 )
 # One of them is in every such line.
-_IN_INTERNAL = ("node:", "/lib/python3.", "-packages/", "<frozen ", "/rustc/", "/go/src/runtime/")
+_IN_INTERNAL = (
+    *("node:", "/lib/python3.", "-packages/", "<frozen ", "/rustc/", "/go/src/runtime/"),
+    *("node_modules", "CategoryInfo", "FullyQualified", "At line:"),
+)
 _WORD_END = re.compile(r"[ \n]")
 _REDACTED = re.compile(r"\[REDACTED:\w{1,40}\]")
+# What a channel says of the sender of a message.
+_METADATA = re.compile(
+    r"(?ms)^\w[\w ]{0,40} \(untrusted[^\n]{0,80}:\s{0,4}```json.*?```|\[message_id: [\w-]{1,80}\]"
+)
 _PLACE = re.compile(r"^.*\$(?:workspace|home)/")
+# Hashes, ids and what redaction or a cut left of them.
+_RANDOM = re.compile(
+    r"(?:\A|[^a-z0-9])(?=[a-z]*\d)[0-9a-f]{6,64}(?![a-z0-9])|(?=[a-z]*\d[a-z]+\d)[a-z0-9]{16}"
+    r"|\A(?:line|char|block|col|column|zsh|bash|sh|eval|cd):\d|\Ato(?:be|equal|contain|have|match|throw)"
+)
 _GENERIC = frozenset(
     """
     error errors exception file files node_modules package.json package-lock.json index.ts index.js
     node.js undefined null true false string number object boolean command stdout stderr exit_code
+    linuxseccomp macosseatbelt utf-8 triggeruncaughtexception runtimeexception remoteexception
+    nativecommanderror exit_status message_id is_error tool_use_id status_code dev/null content-type
+    application/json appdata iphone ipad get add
     """.split()
 )
 
@@ -57,10 +75,11 @@ def find_salient_tokens(texts: Iterable[str], limit: int = MAX_TERMS) -> list[st
     """
     # One scan for all texts: no token contains the separator or depends on it.
     read = "\0\n".join(_drop_noise(text[:_SCAN_CHARS]) for text in texts)
+    named = (match[1] or match[2] for match in _NAMED.finditer(read))
     terms: dict[str, None] = {}
-    for kind in KINDS:
+    for tokens in (named, *(find_tokens(kind, read) for kind in KINDS)):
         new: dict[str, None] = {}
-        for token in find_tokens(kind, read):
+        for token in tokens:
             term = _PLACE.sub("", token.lower()).strip("./@-")
             if term not in terms and term not in new and _is_telling(term):
                 new[term] = None
@@ -70,14 +89,26 @@ def find_salient_tokens(texts: Iterable[str], limit: int = MAX_TERMS) -> list[st
     return list(terms)[:limit]
 
 
+def find_names(commands: Iterable[str], limit: int = MAX_PER_KIND) -> list[str]:
+    """Return the options, packages, paths and compound names of command lines, lower-cased.
+
+    >>> find_names(["npx -y @acme/cli@latest build --fast lib/a"])
+    ['@acme/cli', '--fast', 'lib/a']
+    """
+    found = (_NAMES.findall(_drop_noise(text)) for text in commands)
+    terms = (_PLACE.sub("", token.lower()).strip("./") for names in found for token in names)
+    return [*dict.fromkeys(filter(_is_telling, terms))][:limit]
+
+
 def _drop_noise(text: str) -> str:
     # A longer line is minified code, whose names say nothing about the failure.
-    if ":\\" in text:
-        text = _WINDOWS_PATH.sub(lambda m: re.sub(r"\\+", "/", m[0][2:]).lstrip("/"), text)
+    if ":\\" in text or "$HOME\\" in text or "$WORKSPACE\\" in text:
+        text = _WINDOWS_PATH.sub(lambda m: _DRIVE.sub("", re.sub(r"\\+", "/", m[0])), text)
     lines = text.replace("\\n", "\n").split("\n")
     text = "\n".join(line for line in lines if len(line) < MAX_LINE)
     if any(sign in text for sign in _IN_INTERNAL):
         text = "\n".join(line for line in text.split("\n") if not _INTERNAL.search(line))
+    text = _METADATA.sub("", text) if "[message_id:" in text or "(untrusted" in text else text
     return _REDACTED.sub("", text) if "[REDACTED" in text else text
 
 
@@ -95,9 +126,10 @@ def find_tokens(kind: Kind, text: str) -> Iterator[str]:
 
 def _is_telling(term: str) -> bool:
     return (
-        3 <= len(term) <= MAX_LENGTH
+        2 <= len(term) <= MAX_LENGTH
         and term not in _GENERIC
         and "redacted" not in term
         # A frame inside a dependency is the same for every failure that passes through it.
         and "node_modules" not in term
+        and not _RANDOM.search(term)
     )

@@ -20,8 +20,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from importlib import import_module
 from pathlib import Path
+from types import FunctionType
 from typing import Any, get_args
 
 import pyarrow as pa
@@ -39,7 +39,8 @@ from datasets import (
 from datasets.exceptions import DatasetsError
 
 from pimono_sdpo import __version__
-from pimono_sdpo.errors import EmptySelection, OutputError, SourceError
+from pimono_sdpo.errors import EmptySelection, OutputError, OwnCodeError, SourceError
+from pimono_sdpo.own_code import import_own
 from pimono_sdpo.runs.engine import Output, Part, Piece, run_parts
 from pimono_sdpo.runs.folders import LOCK, REPORT, only_run, publish_folder, remove
 from pimono_sdpo.runs.parquet import link_or_copy
@@ -48,6 +49,7 @@ from pimono_sdpo.stage import source_hash
 from rewards.answers import text_of
 from rewards.verifiers.rubric import Rubric, Status, Verifier
 
+VERIFIERS = Path(__file__).parent / "verifiers"
 SPEC, ONE, SEVERAL = "verifier_spec", "completion", "completions"
 SLICE = 256
 STATUSES: tuple[Status, ...] = get_args(Status)
@@ -71,7 +73,7 @@ Row = dict[str, Any]
 
 
 def rubric_of(gates: Sequence[str], graded: Sequence[str]) -> Rubric:
-    """Build a rubric from names: a module of `rewards.verifiers`, or `package.module:function`.
+    """Build a rubric from names: a module of `rewards.verifiers`, or `module:name` of your own.
 
     A graded one may carry its weight, `syntax=0.5`. Raises OutputError for anything else.
     """
@@ -95,24 +97,22 @@ def rubric_of(gates: Sequence[str], graded: Sequence[str]) -> Rubric:
 
 
 def verifier_of(name: str) -> Verifier:
-    """Import a verifier by its name; raises OutputError when there is none."""
-    module, _, function = name.partition(":")
-    where = module if function else f"rewards.verifiers.{module}"
-    found: Any = None
+    """Import a verifier by its name; raises OutputError or OwnCodeError when there is none."""
+    where = name if ":" in name else f"rewards.verifiers.{name}:verify"
     try:
-        found = getattr(import_module(where), function or "verify", None)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{where}.".startswith(f"{error.name}."):
-            raise
-    try:
+        found = import_own(where)
         inspect.signature(found).bind("", {})
-        is_verifier = not inspect.isbuiltin(found)
+        is_verifier = isinstance(found, FunctionType | partial)
+    except OwnCodeError:
+        if where is name or (VERIFIERS / f"{name}.py").is_file():
+            raise
+        is_verifier = False
     except (TypeError, ValueError):  # nothing to call, or with other arguments
         is_verifier = False
     if not is_verifier:
         raise OutputError(
             f"`{name}` is not a verifier; give a module of rewards.verifiers, such as tool_calls, "
-            "or package.module:function of a completion and a spec."
+            "or module:name of a function of a completion and a spec."
         )
     verifier: Verifier = found
     return verifier

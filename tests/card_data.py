@@ -6,6 +6,8 @@ import yaml
 
 from processors.grade import WEIGHTS
 
+# What is saved of the tokenizer beside an adapter.
+TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 HOSTILE = "a | b\n```\n---\n{{ 7 * 7 }} {% raw %}\n# no title\n`code`"
 
 
@@ -40,6 +42,8 @@ def report(**changes: Any) -> dict[str, Any]:
         },
         "category_counts": {"command_error": 3, "test_or_assertion": 2},
         "sources": {"lab/traces": 3},
+        "source_sessions": 3,
+        "source_files": 2,
         "splits": {"train": 3},
         "without_terms": 1,
         "weights": WEIGHTS,
@@ -50,6 +54,7 @@ def report(**changes: Any) -> dict[str, Any]:
             "prompt": [{"role": "user", "content": "Fix the parser"}],
             "privileged_context": "Tool/environment diagnostic 1 (command_error):\nboom",
             "reward_terms": ["command_error", "promises:332"],
+            "categories": ["command_error", "test_or_assertion"],
             "score": 19.5,
             "score_terms": [{"term": "command_error", "value": 2.0}],
         },
@@ -63,6 +68,7 @@ def run(**changes: Any) -> dict[str, Any]:
         "pimono_sdpo": "0.1.0",
         "method": "sdpo",
         "run_name": "pi-sdpo-1",
+        "output_dir": "outputs/pi-sdpo-1",
         "mode": "train",
         "recipe": "gemma4_12b.yaml",
         "command": ["--mode", "train", "--run-name", "pi-sdpo-1"],
@@ -117,12 +123,24 @@ def run(**changes: Any) -> dict[str, Any]:
         "resumed_at": [],
         "finished_at": "2026-01-02T03:20:05Z",
         "metrics": {
+            "epoch": 0.375,
+            "total_flos": 0.0,
             "train_runtime": 952.7,
             "train_samples_per_second": 0.05,
             "train_steps_per_second": 0.025,
             "train_loss": 0.5,
         },
         "log_history": [{"step": n, **step} for n in range(1, 25)],
+        "rollouts": [
+            {
+                "step": step,
+                "prompt": "Fix the parser",
+                "completion": "I read src/parser.ts first.",
+                "reward": reward,
+                "feedback": feedback,
+            }
+            for step, reward, feedback in ((1, 0.0, "error TS2322: no"), (24, 0.5, ""))
+        ],
         "guards": {"alerts": [], "best": None, "stopped_by": None, "went_back_to": None},
         "adapter": {"files": {"adapter_model.safetensors": 77}, "trainable_parameters": 32780},
         **changes,

@@ -13,6 +13,7 @@ from datasets import load_dataset
 
 from cards import lint_file
 from pimono_sdpo.samples import SAMPLE_SESSIONS
+from tests.card_data import TOKENIZER
 
 ROOT = Path(__file__).parent.parent
 
@@ -52,6 +53,7 @@ def test_the_demo_goes_from_traces_to_an_adapter_that_loads(tmp_path: Path) -> N
         "adapter_model.safetensors",
         "report.json",
         "run.json",
+        *TOKENIZER,
         *("training.html", "training.svg", "funnel.svg", "scores.svg", "categories.svg"),
     }
     for card in (adapter / "README.md", tmp_path / "demo" / "rows" / "README.md"):

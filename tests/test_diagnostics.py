@@ -162,6 +162,15 @@ def test_calls_that_failed(tool: str, text: str, expected: list[str] | None) -> 
         ("hk test || true", "thread 'main' panicked\n" + "at x\n" * 20 + "note: run with `RUST_BACKTRACE=1` to display", ["runtime_exception"]),
         ("nohup python3 -m a > a.log 2>&1 &\ncat a.log", "nohup: failed to run command 'python3': No such file or directory", ["missing_file_or_command"]),
         ("tail -9 /tmp/claude-1/x/tasks/b1f.output", TRACEBACK, ["runtime_exception"]),
+        ("timeout 9 node a.mjs 2>&1 | tail", "(eval):1: command not found: timeout", ["missing_file_or_command"]),
+        ("sed -n 1,5p a | cat -A | head", "cat: illegal option -- A\nusage: cat [-b]", ["command_error"]),
+        ("bd show | head", "Note: no repository\nError: no daemon is running", ["command_error"]),
+        ("rtk test bun test | tail && bun run lint | tail -3", 'x\n\nerror: script "lint" exited with code 1', ["command_error"]),
+        ("bun run lint | head -30", " a.tsx format\n  \u00d7 Formatter would have printed this:\n" + "  | a\n" * 50, ["build_lint_compile"]),
+        ("rtk git commit -m a", "ok\nFAILED: git commit\n 24 fail\nhusky - pre-commit script failed (code 1)", ["command_error", "test_or_assertion"]),
+        ("./server.sh &", "npm ERR! code EPERM", ["command_error", "permission_auth"]),
+        ("python mail.py", "2026-04-22 15:57:37,671 [INFO] mail: start\n2026-04-22 15:57:37,671 [ERROR] mail: no address", ["command_error"]),
+        ("pytest -q", "failed in sandbox LinuxSeccomp with execution error: sandbox denied exec error, exit code: 1, stdout: 5 failed", ["command_error", "test_or_assertion"]),
     ],
 )  # fmt: skip
 def test_hidden_failures(command: str, output: str, expected: list[str]) -> None:
@@ -200,6 +209,8 @@ def test_hidden_failures(command: str, output: str, expected: list[str]) -> None
         ("curl -s localhost/invalid-code", '{"error":"Not found"}'),
         ("curl -so x -w 'page: %{http_code}\\n' localhost", "page: 200"),
         ("for u in a b; do curl -so x -w '%{http_code}\\n' $u; done", "404\n200"),
+        ("docker logs app", "2026-04-22 15:57:37 ERROR app: no address"),
+        ("echo a | grep found", "(eval):1: command not found: timeout"),
     ],
 )  # fmt: skip
 def test_success_is_success(command: str, output: str) -> None:

@@ -297,6 +297,14 @@ def test_an_output_is_replaced_only_when_it_is_ours(traces: Path, tmp_path: Path
             run_filter(str(traces), out)
         assert all_bytes(mine) == {"report.json": b'{"title": "not of a filter run"}'}
         shutil.rmtree(mine)
+    run_filter(str(traces), out)
+    for name in ("data/mine.parquet", "rejects/notes.md", "mine.md"):
+        (out / name).write_text("mine")
+        before = all_bytes(tmp_path)
+        with pytest.raises(OutputError, match=f"such as `{name}`; move them, or use another"):
+            run_filter(str(traces), out)
+        assert all_bytes(tmp_path) == before
+        (out / name).unlink()
     for source, folder in ((out, out), (out / "data", out), (out, out / "data"), (out, tmp_path)):
         run_filter(str(traces), out)
         before = all_bytes(tmp_path)

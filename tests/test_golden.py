@@ -159,7 +159,7 @@ def of_models(work: Path) -> Golden:
 @contextmanager
 def _settings(server: ChatServer, work: Path) -> Iterator[None]:
     """Work where a chain.toml names the server, without a key of whoever runs this."""
-    asking = f'provider = "{server.url}"\nconcurrency = 4\nwait_initial = 0.01\n'
+    asking = f'provider = "{server.url}"\nconcurrency = 4\n'
     (work / "chain.toml").write_text(
         f'[duel]\n{asking}model = "k"\nturns = 12\nseed = 1\n'
         f'[judge]\n{asking}models = ["judge-1", "judge-2"]\n[gate]\nmin_clusters = 3\n'

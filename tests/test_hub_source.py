@@ -68,7 +68,9 @@ def downloads(hub: LoopbackHub) -> list[str]:
 def test_the_export_is_read_at_a_pinned_commit(
     loopback_hub: LoopbackHub, tmp_path: Path, shards: dict[str, bytes]
 ) -> None:
-    loopback_hub.seed("lab/traces", "dataset", {"README.md": b"# Traces\n"})
+    loopback_hub.seed(
+        "lab/traces", "dataset", {"README.md": b"---\nlicense: odbl\n---\n# Traces\n"}
+    )
     commit = loopback_hub.seed("lab/traces", "dataset", shards, revision=EXPORT)
     loopback_hub.repo("lab/traces", "dataset").days = 3
     loopback_hub.seed("lab/traces", "dataset", {"a.jsonl": b"{}"})
@@ -77,7 +79,10 @@ def test_the_export_is_read_at_a_pinned_commit(
     assert report["input"]["kind"] == "hub"
     assert report["input"]["source"] == "lab/traces"
     assert report["input"]["revision"] == commit
-    assert report["input"]["upstream"] == {"commit": head, "commits_behind": 2, "days_behind": 3}
+    behind = {"commits_behind": 2, "days_behind": 3}
+    assert report["input"]["upstream"] == {"commit": head, "licence": "odbl", **behind}
+    assert report["licence"] == "odbl"
+    assert "\nlicense: odbl\n" in card
     assert f"at `{head}`: 2 newer commits, up to 3 days later, are not in it." in card
     assert [shard["path"] for shard in report["input"]["shards"]] == [
         f"lab/traces/{name}" for name in shards

@@ -77,7 +77,7 @@ def rollout_command(folder: Path, url: str) -> Arguments:
 
 
 def duel_command(folder: Path, url: str) -> Arguments:
-    asking = f'provider = "{url}"\nconcurrency = 4\nwait_initial = 0.01\n'
+    asking = f'provider = "{url}"\nconcurrency = 4\n'
     config = folder / "chain.toml"
     config.write_text(
         f'[duel]\n{asking}model = "k"\nturns = 12\nseed = 1\n'
@@ -190,7 +190,6 @@ def no_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No settings or keys of whoever runs the tests."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("LLM_API_KEY", raising=False)
-    monkeypatch.setenv("CHAIN_ROLLOUT__WAIT_INITIAL", "0.01")
 
 
 @pytest.mark.parametrize("name", COMMANDS)

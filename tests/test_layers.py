@@ -14,6 +14,7 @@ STOREYS = (
     (
         "schema",
         "errors",
+        "own_code",
         "stage",
         "stats",
         "text",

@@ -64,7 +64,19 @@ def test_reward_terms_are_concrete_tokens_of_the_requests_own_evidence() -> None
         failure(["runtime_exception"], "at src/slip.ts:3", excuse="slip"),
         failure(["runtime_exception"], "at src/other.ts:3", request=7),
     )
-    assert grade(row)["reward_terms"] == ["ts2304", "triggeruncaughtexception", "src/cli.ts"]
+    assert grade(row)["reward_terms"] == ["ts2304", "src/cli.ts"]
+    found = failure(["command_error"], "zsh: command not found: rg") | {
+        "resolved_by": "bash x --all"
+    }
+    assert grade(row_of(found))["reward_terms"] == ["rg"]
+    stopped = failure(["command_error"], "Command timed out") | {"target": "npx @acme/cli --fast"}
+    assert grade(row_of(stopped))["reward_terms"] == ["@acme/cli", "--fast"]
+    assert (
+        grade(row_of(failure(["command_error"], "at 3f2a9c1d\n$HOME\\npm\\notes.txt")))[
+            "reward_terms"
+        ]
+        == []
+    )
     reference = grade(row, reference_terms=True)["reward_terms"]
     assert reference[0] == "runtime_exception"
     assert {"src/slip.ts:3", "src/other.ts:3"} < set(reference)

@@ -12,7 +12,7 @@ import pytest
 from datasets import Dataset, load_dataset
 
 from pimono_sdpo.cli.rescore import Options, score_completions
-from pimono_sdpo.errors import EmptySelection, OutputError, SourceError
+from pimono_sdpo.errors import EmptySelection, OutputError, OwnCodeError, SourceError
 from rewards import rescore
 from rewards.verifiers.rubric import NotAVerifier, Rubric
 from tests.shards import cli
@@ -83,7 +83,7 @@ def test_a_run_goes_on_behind_its_last_slice(
     [
         (ROWS, [], [], OutputError, "No verifier is named"),
         (ROWS, ["gone"], [], OutputError, "`gone` is not a verifier"),
-        (ROWS, ["json:loads:x"], [], OutputError, "is not a verifier"),
+        (ROWS, ["json:loads:x"], [], OwnCodeError, "`loads:x` is not in the module `json`"),
         (ROWS, [], ["syntax=much"], OutputError, "not a positive number"),
         (ROWS, [], ["syntax=0"], OutputError, "not a positive number"),
         (ROWS, [], ["syntax=inf"], OutputError, "not a positive number"),

@@ -235,13 +235,49 @@ def test_labels_of_another_form_are_refused(tmp_path: Path, content: str | None,
         read_labels(path)
 
 
-def test_a_training_shows_its_curves(tmp_path: Path) -> None:
-    (tmp_path / "run.json").write_text(json.dumps(run()))
+def test_a_training_shows_before_and_after_its_curves_and_what_it_sampled(tmp_path: Path) -> None:
+    log = run()
+    for entry in log["log_history"][-2:]:
+        entry["self_distillation/reward_mean"] = 0.8
+    (tmp_path / "run.json").write_text(json.dumps(log))
     view = view_of(render_view(tmp_path, "out", None, 10))
-    rewards, losses = view["groups"][0]
+    ((compared,), (rewards, losses), *_) = view["groups"]
+    assert compared["changes"][0] == {
+        "name": "Mean reward",
+        "before": {"mean": 0.2},
+        "after": {"mean": 0.8},
+    }
     assert rewards["points"][0] == [1, 0.2]
     assert rewards["threshold"] == 0.35
     assert losses["title"] == "Distillation loss"
+    failed, succeeded = view["rows"]
+    assert [block["title"] for block in failed["blocks"]] == ["Answer", "Feedback"]
+    assert (failed["where"], failed["kept"]) == (1, False)
+    assert (succeeded["where"], succeeded["kept"]) == (24, True)
+    score = {"mean": 0.25, "low": 0.125, "high": 0.5}
+    part = {"before": score, "after": score, "difference": score}
+    log["evaluation"] = {"completions": 12, "reward": part, "pass_rate": part}
+    (tmp_path / "run.json").write_text(json.dumps(log))
+    held_out = view_of(render_view(tmp_path, "out", None, 10))["groups"][0][0]["changes"]
+    assert [(one["name"], one["before"]) for one in held_out] == [
+        ("mean reward", score),
+        ("pass rate", score),
+    ]
+
+
+def test_sessions_have_short_names_that_differ_and_rows_an_address(
+    tmp_path: Path, traces: Path
+) -> None:
+    folder = traces / "-home-ann-shop"
+    folder.mkdir()
+    for path in traces.glob("*.jsonl"):
+        path.rename(folder / f"0190f3a2-7e1c-7000-8000-00000000000{path.name}")
+    run_filter(str(traces), tmp_path / "rows", FilterOptions(min_score=1.0))
+    listed = view_of(render_view(tmp_path / "rows", "rows", None, 10))["rows"]
+    assert [row["where"] for row in listed] == [f"0190f3a2…0000000{name}" for name in "abc"]
+    assert len({row["id"] for row in listed}) == 3
+    again = view_of(render_view(tmp_path / "rows", "rows", None, 1))["rows"]
+    assert again[0]["id"] == listed[0]["id"]
 
 
 def test_text_is_marked_where_the_rules_found_it() -> None:

@@ -106,11 +106,43 @@ def test_a_hostile_trace_stays_text(browser: Any, page_file: Path) -> None:
         shown = page.locator("body").inner_text()
         assert "</script><script>window.owned = 1</script>" in shown
         assert "{{ 7 * 7 }}" in shown
+        assert "⟨U+202E⟩ reversed" in shown
+        assert "\u202e" not in shown
         assert page.evaluate("window.owned === undefined")
         assert page.locator("script").count() == 2
         assert page.locator("img").count() == 0
         # One address: the file itself. No font, no picture, no icon from anywhere.
         assert set(opened.asked) == {page_file.resolve().as_uri()}
+        assert opened.problems == []
+
+
+def test_nothing_is_wider_than_a_phone(browser: Any, page_file: Path, tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text(json.dumps(run()))
+    (tmp_path / "run.html").write_text(render_view(tmp_path, "out", None, 10))
+    for file in (page_file, tmp_path / "run.html"):
+        with open_file(browser, file) as opened:
+            page = opened.page
+            page.set_viewport_size({"width": 390, "height": 800})
+            page.locator("button.ask").first.click()
+            for selector in ("html", ".scroll", ".card", ".detail"):
+                for part in page.locator(selector).all():
+                    assert part.evaluate("node => node.scrollWidth <= node.clientWidth"), selector
+
+
+def test_an_address_leads_to_its_row(browser: Any, page_file: Path) -> None:
+    with open_file(browser, page_file) as opened:
+        page = opened.page
+        page.get_by_role("button", name="Rejected", exact=True).click()
+        last = page.locator("tr.row").last
+        last.locator("button.ask").click()
+        address, name = page.evaluate("location.hash"), last.get_attribute("id")
+        assert address == f"#{name}"
+        page.goto(f"{page_file.resolve().as_uri()}{address}")
+        page.reload()
+        page.wait_for_selector("body[data-ready]")
+        assert page.locator("tr.row.open").get_attribute("id") == name
+        page.evaluate("location.hash = document.querySelector('tr.row').id")
+        page.wait_for_function("document.querySelector('tr.row').classList.contains('open')")
         assert opened.problems == []
 
 
@@ -238,6 +270,8 @@ def test_a_training_is_drawn_here_and_in_trackio(
     with open_file(browser, tmp_path / "run.html") as opened:
         assert opened.page.locator("svg[aria-label='Mean reward'] circle").count() == 24
         assert opened.page.locator("svg[aria-label='Distillation loss'] polyline").count() == 1
+        opened.page.locator("tr.row button.ask").first.click()
+        assert "error TS2322" in opened.page.locator("tr.detail").inner_text()
         assert opened.problems == []
     with Opened(browser, f"{dashboard}?project=pimono-sdpo") as opened:
         opened.page.locator("canvas.marks").nth(1).wait_for()

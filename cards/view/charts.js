@@ -87,7 +87,7 @@ function histogram(chart) {
 /** Bars with a name, the first part in colour and what was lost behind it; a name may be a filter. */
 function bars(chart, pick) {
   const most = Math.max(1, ...chart.bars.map((bar) => bar.value + (bar.lost || 0)));
-  const room = chart.bars.some((bar) => bar.lost !== undefined) ? 50 : 82;
+  const room = chart.bars.some((bar) => bar.lost !== undefined) ? 50 : 78;
   const grid = el("div", { class: "bars" });
   for (const bar of chart.bars) {
     const name = chart.filter
@@ -130,4 +130,23 @@ function curve(chart) {
   return root;
 }
 
-const DRAW = { histogram, bars, curve };
+/** Two values of each measure on one line, with their intervals where they are known. */
+function changes(chart) {
+  const grid = el("div", { class: "changes" });
+  for (const { name, before, after } of chart.changes) {
+    const ends = [before, after].flatMap((one) => [one.mean, one.low ?? one.mean, one.high ?? one.mean]);
+    const [low, high] = [Math.min(0, ...ends), Math.max(ends.every((v) => v >= 0 && v <= 1) ? 1 : 0, ...ends)];
+    const x = (v) => 8 + (184 * (v - low)) / (high - low || 1);
+    const root = svg("svg", { viewBox: "0 0 200 26", role: "img", "aria-label": `${name}: ${short(before.mean)} before, ${short(after.mean)} after` },
+      svg("line", { class: "grid", x1: 8, x2: 192, y1: 13, y2: 13 }));
+    for (const [kind, one, y] of [["before", before, 9], ["after", after, 17]]) {
+      if (one.low !== undefined && one.low !== null) root.append(svg("line", { class: `span ${kind}`, x1: x(one.low), x2: x(one.high), y1: y, y2: y }));
+      root.append(svg("circle", { class: `dot ${kind}`, cx: x(one.mean), cy: y, r: 3.5 }));
+    }
+    grid.append(el("span", { class: "name" }, name), root,
+      el("span", { class: "said" }, `${short(before.mean)} → `, el("b", {}, short(after.mean))));
+  }
+  return el("div", {}, grid, legend([["before", "before"], ["", "after"]]));
+}
+
+const DRAW = { histogram, bars, curve, changes };

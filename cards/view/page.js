@@ -39,7 +39,7 @@ function happened(title, events, hues) {
 }
 
 /** Everything known of one row, built when it is opened. */
-function detail(row, hues) {
+function detail(row, hues, title = "What the teacher may see") {
   const left = el("div", {});
   const right = el("div", {});
   if (row.history.length) {
@@ -57,7 +57,7 @@ function detail(row, hues) {
       el("div", { class: "chips" }, ...row.words.map((word) => el("span", { class: "chip plain" }, word))));
   }
   const node = el("div", {}, el("div", { class: "two" }, left, right));
-  if (row.blocks.length) node.append(el("h3", {}, "What the teacher may see"), ...row.blocks.map((b) => block(b, hues)));
+  if (row.blocks.length) node.append(el("h3", {}, title), ...row.blocks.map((b) => block(b, hues)));
   return node;
 }
 
@@ -79,7 +79,7 @@ const COLUMNS = [
 
 class List {
   constructor(view, hues) {
-    Object.assign(this, { rows: view.rows, words: view.list, hues, kept: "", category: "", outcome: "", sort: ["score", -1], limit: PAGE_ROWS });
+    Object.assign(this, { rows: view.rows, words: view.list, hues, kept: "", category: "", outcome: "", sort: view.list.sort || ["score", -1], limit: PAGE_ROWS });
     this.texts = new Map();
     this.search = el("input", { type: "search", id: "search", placeholder: "Search everything (press /)", "aria-label": "Search", oninput: () => this.restart() });
     this.switches = [["", "All"], ["yes", view.list.kept], ["no", view.list.dropped]].map(([value, name]) =>
@@ -97,7 +97,7 @@ class List {
     if (view.list.dropped) tools.push(el("div", { class: "switch", role: "group", "aria-label": "Rows to list" }, ...this.switches));
     tools.push(...Object.values(this.selects).filter((select) => select.options.length > 2), this.count);
     this.node = el("section", { class: "card", id: "rows" }, el("h2", {}, view.list.title), el("p", { class: "quiet" }, view.list.shown),
-      el("div", { class: "tools" }, ...tools), el("div", { class: "scroll" }, el("table", {}, el("thead", {}, this.head), this.body)), this.more);
+      el("div", { class: "tools" }, ...tools), el("div", { class: "scroll" }, el("table", { class: view.categories.length ? null : "unsorted" }, el("thead", {}, this.head), this.body)), this.more);
   }
 
   select(key, any, values) {
@@ -159,20 +159,35 @@ class List {
 
   line(row) {
     const ask = el("button", { type: "button", class: "ask", "aria-expanded": "false" }, row.prompt.slice(0, 300) || "(no request)");
-    const line = el("tr", { class: "row" },
+    const line = el("tr", { class: "row", id: `row-${row.id}` },
       el("td", { class: "number" }, short(row.score)),
       el("td", {}, el("span", { class: row.kept ? "outcome" : "outcome no" }, row.outcome)),
       el("td", { class: "of" }, el("div", { class: "chips" }, ...row.categories.map((c) => chip(c, this.hues)))),
       el("td", { class: "ask" }, ask),
-      el("td", { class: "where quiet", title: row.where }, row.where));
+      el("td", { class: "where quiet", title: row.facts[0][1] }, row.where));
     line.addEventListener("click", () => this.toggle(line, row));
     return line;
   }
 
+  /** Open the row that the address names, whatever is searched or filtered. */
+  follow() {
+    const row = this.rows.find(({ id }) => location.hash === `#row-${id}`);
+    if (!row) return;
+    Object.assign(this, { kept: "", category: "", outcome: "" });
+    this.search.value = "";
+    for (const select of Object.values(this.selects)) select.value = "";
+    this.limit = Math.max(PAGE_ROWS, this.matching().indexOf(row) + 1);
+    this.draw();
+    const line = document.getElementById(`row-${row.id}`);
+    this.toggle(line, row);
+    line.scrollIntoView();
+  }
+
   toggle(line, row) {
     const open = line.classList.toggle("open");
+    history.replaceState(null, "", open ? `#${line.id}` : location.pathname);
     line.querySelector("button.ask").setAttribute("aria-expanded", open);
-    if (open) line.after(el("tr", { class: "detail" }, el("td", { colspan: COLUMNS.length }, detail(row, this.hues))));
+    if (open) line.after(el("tr", { class: "detail" }, el("td", { colspan: COLUMNS.length }, detail(row, this.hues, this.words.blocks))));
     else line.nextElementSibling.remove();
   }
 
@@ -211,12 +226,14 @@ function draw(view) {
     if (cards.length === 1) page.append(...cards);
     else if (cards.length) page.append(el("div", { class: "charts" }, ...cards));
   }
-  for (const table of view.tables) {
-    page.append(card(table.title, el("dl", {}, ...table.rows.flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, String(value))]))));
-  }
   if (list) {
     page.append(list.node);
     list.draw();
+    list.follow();
+    addEventListener("hashchange", () => list.follow());
+  }
+  for (const table of view.tables) {
+    page.append(card(table.title, el("dl", {}, ...table.rows.flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, String(value))]))));
   }
   document.addEventListener("keydown", (event) => {
     const typing = ["INPUT", "SELECT", "TEXTAREA"].includes(event.target.tagName);

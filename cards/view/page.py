@@ -10,6 +10,7 @@ import base64
 import gzip
 import hashlib
 import json
+import re
 from importlib.resources import files
 from typing import Any
 
@@ -32,7 +33,7 @@ def render_page(view: Json) -> str:
         loader=PackageLoader("cards", "view"), undefined=StrictUndefined, autoescape=True
     )
     return environment.get_template("page.html.j2").render(
-        title=view["title"],
+        title=show_overrides(view["title"]),
         style=style,
         script=script,
         style_hash=_hash_source(style),
@@ -44,7 +45,17 @@ def render_page(view: Json) -> str:
 def _pack(view: Json) -> str:
     content = json.dumps(view, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     # gzip would store the time.
-    return base64.b64encode(gzip.compress(content.encode(), mtime=0)).decode()
+    packed = gzip.compress(show_overrides(content).encode(), mtime=0)
+    return base64.b64encode(packed).decode()
+
+
+def show_overrides(text: str) -> str:
+    """Show the characters that would change the direction of the text after them.
+
+    >>> show_overrides("a\u202eb")
+    'a⟨U+202E⟩b'
+    """
+    return re.sub("[\u202a-\u202e\u2066-\u2069]", lambda m: f"⟨U+{ord(m[0]):04X}⟩", text)
 
 
 def _read_asset(name: str) -> str:
@@ -57,10 +68,18 @@ def _hash_source(text: str) -> str:
 
 REWARD = "self_distillation/reward_mean"
 NO_CURVES = frozenset({"step", "epoch"})
+LIST = {
+    "title": "Sampled answers",
+    "kept": "Successes",
+    "dropped": "Below",
+    "columns": {"score": "Reward", "where": "Step"},
+    "blocks": "The answer, and what its teacher read",
+    "sort": ["where", 1],
+}
 
 
 def run_view(run: Json) -> Json:
-    """Lay out a training run: curves, alerts, held-out scores and arguments."""
+    """Lay out a training run: before and after, curves, sampled answers, alerts and arguments."""
     names = dict.fromkeys(key for entry in run["log_history"] for key in entry)
     known = dict(CURVES[run["method"]])
     others = sorted(key for key in names if key not in NO_CURVES and key not in known)
@@ -69,16 +88,71 @@ def run_view(run: Json) -> Json:
     ]
     more = [_build_curve(run, key, key) for key in others]
     drawn = [[chart for chart in group if chart["points"]] for group in (first, more)]
+    rows = _build_rollouts(run)
+    shown = (
+        f"{len(rows)} answers from steps across the training, with what the teacher of each read."
+    )
     return {
         "title": f"Training {run['run_name']}",
-        "subtitle": f"{run['mode']} of {run['base_model']} on {run['dataset']['rows_used']:,} rows "
-        f"of {run['dataset']['id']}, recipe {run['recipe']}.",
+        "subtitle": f"{run['base_model']} trained on {run['dataset']['rows_used']:,} rows of "
+        f"{run['dataset']['id']}; recipe {run['recipe']}, mode {run['mode']}.",
         "categories": [],
-        "groups": [group for group in drawn if group],
+        "groups": [group for group in ([_compare(run, drawn[0])], *drawn) if group],
         "tables": _build_tables(run),
-        "list": {},
-        "rows": [],
+        "list": LIST | {"shown": shown},
+        "rows": rows,
     }
+
+
+def _compare(run: Json, curves: list[Json]) -> Json:
+    """Lay out what the model did before and after: on held-out rows, else in its own steps."""
+    evaluation = run["evaluation"]
+    if evaluation:
+        note = f"{evaluation['completions']} held-out answers, with 95 % intervals."
+        changes = [
+            {"name": title, **{when: evaluation[key][when] for when in ("before", "after")}}
+            for key, title in MEASURES[run["method"]].items()
+        ]
+    else:
+        note = "No rows were held out: the mean of the first and of the last tenth of the steps."
+        changes = []
+        for chart in curves:
+            values = [value for _, value in chart["points"]]
+            part = max(1, len(values) // 10)
+            ends = {"before": values[:part], "after": values[-part:]}
+            means = {when: {"mean": sum(those) / part} for when, those in ends.items()}
+            changes.append({"name": chart["title"], **means})
+    return {"kind": "changes", "title": "Before and after", "note": note, "changes": changes}
+
+
+def _build_rollouts(run: Json) -> list[Json]:
+    """Lay out the sampled answers like rows of the filter."""
+    rows = []
+    for number, rollout in enumerate(run["rollouts"]):
+        reward = rollout["reward"]
+        success = reward is not None and reward >= run["arguments"]["success_reward_threshold"]
+        texts = {"Answer": rollout["completion"], "Feedback": rollout["feedback"]}
+        rows.append(
+            {
+                "id": str(number + 1),
+                "kept": success,
+                "outcome": "success" if success else "below the threshold",
+                "score": reward,
+                "terms": [],
+                "categories": [],
+                "prompt": rollout["prompt"],
+                "where": rollout["step"],
+                "facts": [("step", rollout["step"])],
+                "history": [],
+                "words": [],
+                "blocks": [
+                    {"title": title, "categories": [], "parts": [[text, None]]}
+                    for title, text in texts.items()
+                    if text
+                ],
+            }
+        )
+    return rows
 
 
 def _build_curve(run: Json, name: str, title: str) -> Json:
@@ -93,20 +167,8 @@ def _build_curve(run: Json, name: str, title: str) -> Json:
 
 def _build_tables(run: Json) -> list[Json]:
     alerts = [(f"step {item['step']}", item["guard"]) for item in run["guards"]["alerts"]]
-    tables = [{"title": "Alerts", "rows": alerts or [("none", "no guard raised one")]}]
-    if run["evaluation"]:
-        tables.append(
-            {"title": "Held-out rows", "rows": _build_evaluation(run["evaluation"], run["method"])}
-        )
     arguments = [(key, value) for key, value in run["arguments"].items() if value is not None]
-    return [*tables, {"title": "Arguments", "rows": arguments}]
-
-
-def _build_evaluation(evaluation: Json, method: str) -> list[tuple[str, str]]:
-    rows = []
-    for key, title in MEASURES[method].items():
-        for when in ("before", "after", "difference"):
-            found = evaluation[key][when]
-            sure = "" if found["low"] is None else f" ({found['low']:.4g} to {found['high']:.4g})"
-            rows.append((f"{title}, {when}", f"{found['mean']:.4g}{sure}"))
-    return rows
+    return [
+        {"title": "Alerts", "rows": alerts or [("none", "no guard raised one")]},
+        {"title": "Arguments", "rows": arguments},
+    ]

@@ -3,9 +3,12 @@
 reads   report.json, data/*.parquet and rejects/*.parquet of a filter run
 """
 
+import hashlib
+import json
+import os
 import random
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -188,6 +191,7 @@ def rows_view(report: Json, chosen: Chosen, around: Mapping[Key, Json], note: st
             "dropped": "Rejected",
             "shown": f"Listed: {' and '.join(listed)} rows. {note}",
             "columns": {},
+            "blocks": "What the teacher may see",
         },
         "rows": build_rows(chosen, around),
     }
@@ -196,7 +200,29 @@ def rows_view(report: Json, chosen: Chosen, around: Mapping[Key, Json], note: st
 def build_rows(chosen: Chosen, around: Mapping[Key, Json]) -> list[Json]:
     """Lay out the chosen rows, the kept ones first; `around` as in `rows_view`."""
     rows = [_build_kept(row, around.get(key_of(row))) for row in chosen.kept]
-    return rows + [_build_rejected(row, around.get(key_of(row))) for row in chosen.rejected]
+    rows += [_build_rejected(row, around.get(key_of(row))) for row in chosen.rejected]
+    names = name_sessions(row["key"][0] or row["key"][1] for row in rows)
+    for row in rows:
+        source, session, episode = row["key"]
+        request = f", request {episode + 1}" if episode else ""
+        row["where"] = f"{names[source or session]}{request}"
+    return rows
+
+
+def name_sessions(sources: Iterable[str]) -> dict[str, str]:
+    """Return a short name of each session: without the folders that all have in common, and with
+    its middle cut out, unless another one would then have the same name.
+
+    >>> name_sessions(["a/b/0190f3a2-7e1c-7000-8000-00000000c0de.jsonl", "a/b/x.jsonl"])
+    {'a/b/0190f3a2-7e1c-7000-8000-00000000c0de.jsonl': '0190f3a2…0000c0de', 'a/b/x.jsonl': 'x'}
+    """
+    whole = sorted(set(sources))
+    common = os.path.commonprefix(whole) if len(whole) > 1 else ""  # noqa: RUF071
+    plain = {one: one[common.rfind("/") + 1 :] for one in whole}
+    stems = {one: name.partition(".jsonl")[0] for one, name in plain.items()}
+    short = {one: f"{n[:8]}…{n[-8:]}" if len(n) > 24 else n for one, n in stems.items()}
+    known = list(short.values())
+    return {one: name if known.count(name) == 1 else plain[one] for one, name in short.items()}
 
 
 def _build_funnel(report: Json) -> Json:
@@ -253,15 +279,15 @@ def _build_rejected(row: Json, found: Json | None) -> Json:
 
 
 def _build_row(row: Json, found: Json | None, outcome: str, facts: list[tuple[str, Any]]) -> Json:
-    source, session, episode = key_of(row)
-    request = f", request {episode + 1}" if episode else ""
+    key = key_of(row)
     return {
+        # A row keeps its address when the page is made again.
+        "id": hashlib.sha256(json.dumps(key).encode()).hexdigest()[:10],
         "outcome": outcome,
         "score": row["score"],
         "terms": [[item["term"], item["value"]] for item in row.get("score_terms", [])],
         "categories": row.get("categories", []),
-        "where": f"{source or session}{request}",
-        "key": key_of(row),
+        "key": key,
         "facts": facts,
     }
 

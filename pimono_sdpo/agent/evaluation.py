@@ -58,7 +58,7 @@ COLUMNS = (
 STAGE = "evaluation"
 # Options that must be equal for two models to be compared.
 COMPARED = (
-    "temperature", "max_tokens", "protocol", "test_policy", "max_iters", "max_tool_chars",
+    "agent", "temperature", "max_tokens", "protocol", "test_policy", "max_iters", "max_tool_chars",
 )  # fmt: skip
 
 

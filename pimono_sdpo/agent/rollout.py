@@ -17,8 +17,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import partial
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from datasets import Dataset, Features, Value
 
@@ -35,7 +37,7 @@ from pimono_sdpo.options import argument, option, options
 from pimono_sdpo.runs.engine import Output, Part, Piece, run_parts
 from pimono_sdpo.runs.folders import REPORT, only_run, publish_folder, read_json, require_disjoint
 from pimono_sdpo.runs.parquet import link_or_copy, read_tables, write_atomically
-from pimono_sdpo.schema import ROLLOUT, TASK, TURN, Turn
+from pimono_sdpo.schema import ROLLOUT, TASK, TURN, TestPolicy, Turn
 from pimono_sdpo.suites.stored_rollouts import ROLLOUTS
 from pimono_sdpo.suites.suite import (
     NAME,
@@ -59,6 +61,7 @@ SUMMED = (
 )  # fmt: skip
 SAMPLING = ("model", "temperature", "seed", "rollouts")
 OUTPUTS = {"rows": Output("rows/{:05}.parquet", ROLLOUT.arrow_schema)}
+Agent = Literal["repo-agent", "mini-swe-agent"]
 Json = dict[str, Any]
 Tell = Callable[[str], None]
 Done = Callable[[Json, str], None]
@@ -74,6 +77,11 @@ class RolloutOptions(Rules):
         "Provider: hf, together, openai, chutes, or the URL of an OpenAI-compatible server.",
         default=None,
         shown="chain.toml's, else hf",
+    )
+    agent: Agent = option(
+        "Agent that acts: that of this package, or mini-swe-agent, which runs commands in the "
+        "sandbox and is not shown the task's tests.",
+        default="repo-agent",
     )
     rollouts: int = option("Rollouts of each task.", default=4, minimum=1)
     temperature: float | None = option("Sampling temperature.", default=None, shown="0.7")
@@ -133,7 +141,10 @@ class Roller:
     @property
     def rules(self) -> Json:
         """How every run is driven."""
-        return {one.name: getattr(self.options, one.name) for one in fields(Rules)}
+        rules = {one.name: getattr(self.options, one.name) for one in fields(Rules)}
+        if self.options.agent == "mini-swe-agent":
+            rules["agent"] = f"mini-swe-agent {version('mini-swe-agent')}"
+        return rules
 
     def describe(self, tell: Tell) -> None:
         """Print the lines before the first rollout."""
@@ -157,9 +168,30 @@ class Roller:
 
     async def run(self, task: Json) -> Json:
         """Return the ROLLOUT row of a task with a seed."""
+        run_id = self.make_run_id(task)
+        trace = self.traces and self.traces / f"{run_id}.jsonl"
+        if self.options.agent == "mini-swe-agent":
+            from pimono_sdpo.agent.mini_swe_agent import run_task
+
+            request, steps = self.make_request([], task["seed"]), self.options.max_iters
+            tested = self.options.test_policy != "never"
+            made = await run_task(
+                task, run_id, request, self.chat, steps, self.tester, tested, trace
+            )
+            row = {**made, **self.describe_run(task)}
+        else:
+            row = await self.run_own(task, run_id, trace)
+        self.finished += 1
+        self.failed += row["error"] is not None
+        if self.done and (row["error"] is None or not self.chat.stopped):
+            self.done(row, f"{self.finished}/{self.rows}")
+        return row
+
+    async def run_own(self, task: Json, run_id: str, trace: Path | None) -> Json:
+        """Return the row of a run of the agent of this package."""
         options = self.options
         run = Run(
-            self.make_run_id(task),
+            run_id,
             Workspace(list_repo(task["repo"], tuple(task["hide"])), options.max_tool_chars),
             lambda messages: self.chat.ask(self.make_request(messages, task["seed"])),
             partial(self.tester.test, task) if has_tests(task) else None,
@@ -170,16 +202,11 @@ class Roller:
         if task["task_id"] in self.goals:
             about["paraphrase"] = self.goals[task["task_id"]].index(task["goal"])
         await run.drive(task["goal"], about)
-        if self.traces is not None:
-            self.traces.mkdir(exist_ok=True)
+        if trace is not None:
+            trace.parent.mkdir(exist_ok=True)
             lines = "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in run.events)
-            write_atomically(self.traces / f"{run.run_id}.jsonl", lines.encode())
-        self.finished += 1
-        self.failed += run.error is not None
-        row = self.make_row(task, run)
-        if self.done and (run.error is None or not self.chat.stopped):
-            self.done(row, f"{self.finished}/{self.rows}")
-        return row
+            write_atomically(trace, lines.encode())
+        return self.make_row(task, run)
 
     def make_run_id(self, task: Mapping[str, Any]) -> str:
         """Name a run by task, seed, and a hash of all other parameters."""
@@ -213,13 +240,17 @@ class Roller:
             max_tokens=self.max_tokens,
         )
 
+    def describe_run(self, task: Mapping[str, Any]) -> Json:
+        """Return the columns of ROLLOUT that do not depend on how a run went."""
+        about = {**self.sampling, **self.rules, **task}
+        return {name: about[name] for name in ROLLOUT if name in about}
+
     def make_row(self, task: Mapping[str, Any], run: Run) -> Json:
         """Return the columns of ROLLOUT."""
         kinds = [step["kind"] for step in run.steps]
-        about = {**self.sampling, **self.rules, **task}
-        about |= {name: getattr(run, name) for name in ROLLOUT if name in Run.__slots__}
         return {
-            **{name: about[name] for name in ROLLOUT if name in about},
+            **self.describe_run(task),
+            **{name: getattr(run, name) for name in ROLLOUT if name in Run.__slots__},
             "messages": [{**dict.fromkeys(TURN), **message} for message in run.messages],
             "tools": definitions("repo_agent"),
             "files_touched": list(run.files_touched),
@@ -321,6 +352,13 @@ def _open_roller(options: RolloutOptions, out: Path, replay: bool) -> Iterator[R
     if replay and not journal.is_file():
         raise InferenceError(f"There is no journal `{journal}` to replay; run without --replay.")
     options = replace(options, model=section.model, temperature=section.temperature)
+    if options.agent == "mini-swe-agent":
+        if find_spec("minisweagent") is None:
+            raise InferenceError(
+                "--agent mini-swe-agent needs its package; run `pip install 'pimono-sdpo[agents]'`."
+            )
+        policy: TestPolicy = "never" if options.test_policy == "never" else "on_final"
+        options = replace(options, protocol="native", test_policy=policy)
     models, workers, limit = [section.model], options.max_workers, options.max_cost
     chat = open_chat(section, settings, journal, models, limit, concurrency=workers, replay=replay)
     with open_tester(tasks, journal) as tester:

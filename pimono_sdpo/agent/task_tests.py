@@ -249,11 +249,12 @@ def hash_repo(task: Mapping[str, Any]) -> str:
     return _hash_folder(task["repo"], tuple(task["hide"]) if task["verifier_spec"] else ())
 
 
-def result_key(task: Mapping[str, Any], changed: Mapping[str, bytes]) -> str:
+def result_key(task: Mapping[str, Any], changed: Written) -> str:
     """Identify a state of a task's files: what tests it, its repo, and what was changed there."""
     parts = [
         task["verifier_spec"], task["test_cmd"], task["hide"], task["metadata"],
-        hash_repo(task), {path: _sha256(content) for path, content in changed.items()},
+        hash_repo(task),
+        {path: None if new is None else _sha256(new) for path, new in changed.items()},
     ]  # fmt: skip
     return _sha256(json.dumps(parts, sort_keys=True).encode())
 
@@ -269,7 +270,7 @@ class Tester:
         self.python = python
         self.store = store
 
-    async def test(self, task: Mapping[str, Any], changed: Mapping[str, bytes]) -> TaskResult:
+    async def test(self, task: Mapping[str, Any], changed: Written) -> TaskResult:
         """Return the stored result of these changes, or test them."""
         key = result_key(task, changed)
         if self.store is not None and (known := self.store.get(key)) is not None:

@@ -221,8 +221,11 @@ def _compile(pattern: str) -> Any:
 _ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\t": "\\t", "\n": "\\n"})
 
 
-def unified_diff(before: Mapping[str, bytes | None], after: Mapping[str, bytes]) -> str:
-    r"""Return the diff of the files of `after`, in order of paths; None in `before` is a new file.
+Files = Mapping[str, bytes | None]
+
+
+def unified_diff(before: Files, after: Files) -> str:
+    r"""Return the diff of the files of `after`, in order of paths; None is no file.
 
     >>> print(unified_diff({"a.py": b"x = 1\n"}, {"a.py": b"x = 2\n"}), end="")
     diff --git a/a.py b/a.py
@@ -232,22 +235,25 @@ def unified_diff(before: Mapping[str, bytes | None], after: Mapping[str, bytes])
     -x = 1
     +x = 2
     """
-    return "".join(line for path in sorted(after) for line in _diff(path, before.get(path), after))
+    changes = ((path, before.get(path), after[path]) for path in sorted(after))
+    return "".join(line for change in changes for line in _diff(*change))
 
 
-def _diff(path: str, before: bytes | None, after: Mapping[str, bytes]) -> Iterator[str]:
+def _diff(path: str, before: bytes | None, after: bytes | None) -> Iterator[str]:
     old, new = _quote(f"a/{path}"), _quote(f"b/{path}")
     yield f"diff --git {old} {new}\n"
     if before is None:
         yield "new file mode 100644\n"
-    hunks = difflib.unified_diff(_split_lines(before or b""), _split_lines(after[path]))
+    if after is None:
+        yield "deleted file mode 100644\n"
+    hunks = difflib.unified_diff(_split_lines(before or b""), _split_lines(after or b""))
     # Names with spaces end in a tab, or `patch` would read only part of them.
     tab = "\t" if " " in path else ""
     for number, line in enumerate(hunks):
         if number == 0:
             yield "--- /dev/null\n" if before is None else f"--- {old}{tab}\n"
         elif number == 1:
-            yield f"+++ {new}{tab}\n"
+            yield "+++ /dev/null\n" if after is None else f"+++ {new}{tab}\n"
         else:
             yield line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
 

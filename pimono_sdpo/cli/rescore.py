@@ -26,7 +26,9 @@ class Options:
     )
     out: Path = option("Folder to write; an earlier output is replaced.")
     gate: list[str] = option(
-        "Verifier that must pass, such as `tool_calls`; may be repeated.", default_factory=list
+        "Verifier that must pass, such as `tool_calls`, or your own as module:name; may be "
+        "repeated.",
+        default_factory=list,
     )
     grade: list[str] = option(
         "Verifier that is graded, with its weight, such as `syntax=0.5`; may be repeated.",

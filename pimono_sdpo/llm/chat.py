@@ -6,30 +6,16 @@ if reply.error is None: ...
 """
 
 import asyncio
-import logging
-import math
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import KW_ONLY, dataclass, field, replace
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
-import stamina
-from httpx2 import (
-    AsyncClient,
-    ConnectError,
-    ConnectTimeout,
-    HTTPError,
-    HTTPStatusError,
-    InvalidURL,
-    TimeoutException,
-    TransportError,
-)
+import httpx2
 
 from pimono_sdpo.llm.calls import Journal, Reply, Request
 from pimono_sdpo.llm.money import Budget, Tally, cost
@@ -44,44 +30,53 @@ from pimono_sdpo.llm.settings import (
     read_environment,
 )
 
+# Importing `openai` takes half a second, so it is imported when the first call is made.
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
+    from openai.types.chat import ChatCompletion, ChatCompletionMessageFunctionToolCall
+
 MESSAGE_CHARS = 300
 MOST_TOKENS = 2**62
+REFUSED = (401, 402, 403)
+# Wait so many seconds when a server asks for more; the client would give up at two minutes.
+LONGEST_WAIT = 60.0
 
 
-def read_reply(answer: Any) -> Reply:
-    """Read the decoded body of an answer; raises ValueError."""
+def read_reply(answer: "ChatCompletion") -> Reply:
+    """Read an answer, whose parts may be missing or of other types; raises ValueError."""
     try:
-        choice = answer["choices"][0]
-        message = choice["message"]
-        text = _encodable(message.get("content") or "")
+        choice = answer.choices[0]
+        called = cast("list[ChatCompletionMessageFunctionToolCall]", choice.message.tool_calls)
+        text = _encodable(choice.message.content or "")
         calls = [
             {
-                "id": call["id"] if isinstance(call.get("id"), str) else f"call_{number}",
+                "id": call.id if isinstance(call.id, str) else f"call_{number}",
                 "type": "function",
                 "function": {
-                    name: _encodable(call["function"][name]) for name in ("name", "arguments")
+                    "name": _encodable(call.function.name),
+                    "arguments": _encodable(call.function.arguments),
                 },
             }
-            for number, call in enumerate(message.get("tool_calls") or [])
+            for number, call in enumerate(called or [])
         ]
-    except (KeyError, IndexError, TypeError, AttributeError) as error:
+    except (AttributeError, IndexError, TypeError) as error:
         raise ValueError(f"a part is missing or of another type, {error!r}") from error
-    finish, usage = choice.get("finish_reason"), answer.get("usage")
-    details = usage.get("prompt_tokens_details") if isinstance(usage, dict) else None
+    finish, usage = choice.finish_reason, answer.usage
     prompt = _read_count(usage, "prompt_tokens")
+    cached = _read_count(getattr(usage, "prompt_tokens_details", None), "cached_tokens")
     return Reply(
         text=text,
         tool_calls=calls,
         finish_reason=finish if isinstance(finish, str) else None,
         prompt_tokens=prompt,
         completion_tokens=_read_count(usage, "completion_tokens"),
-        cached_tokens=min(_read_count(details, "cached_tokens"), prompt),
+        cached_tokens=min(cached, prompt),
     )
 
 
 def _read_count(usage: object, name: str) -> int:
     """Return a server's number of tokens, 0 when it is not valid."""
-    value = usage.get(name) if isinstance(usage, dict) else None
+    value = getattr(usage, name, None)
     return value if isinstance(value, int) and 0 <= value < MOST_TOKENS else 0
 
 
@@ -90,73 +85,60 @@ def _encodable(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-def read_retry_after(headers: Mapping[str, str]) -> float | None:
-    """Return the seconds a server asks to wait, given as a number or a date, or None."""
-    given = headers.get("retry-after", "").strip()
-    try:
-        seconds = float(given)
-    except ValueError:
-        try:
-            until = parsedate_to_datetime(given)
-        except ValueError:
-            return None
-        until = until if until.tzinfo else until.replace(tzinfo=UTC)
-        seconds = (until - datetime.now(UTC)).total_seconds()
-    return max(seconds, 0.0) if math.isfinite(seconds) else None
-
-
 def describe_error(error: Exception, endpoint: Endpoint) -> str:
     """Say why there is no answer; the key is removed even if the server repeats it."""
-    if isinstance(error, HTTPStatusError):
-        said: Any = error.response.text
-        with suppress(ValueError, RecursionError):
-            said = error.response.json()
+    from openai import APIStatusError, APITimeoutError
+
+    if isinstance(error, APIStatusError):
+        said = error.body
         # The usual shapes of an error body.
         while isinstance(said, dict):
             said = next(
                 (said[name] for name in ("error", "message", "detail") if said.get(name)), ""
             )
-        text = f"`{endpoint.name}` answered {error.response.status_code}: {_encodable(str(said))}"
-    elif isinstance(error, TimeoutError | TimeoutException):
+        text = f"`{endpoint.name}` answered {error.status_code}: {_encodable(str(said))}"
+    elif isinstance(error, APITimeoutError):
         text = f"`{endpoint.name}` did not answer in time"
     else:
-        text = f"`{endpoint.name}` gave no usable answer ({type(error).__name__}: {error})"
+        cause = error.__cause__ or error
+        text = f"`{endpoint.name}` gave no usable answer ({type(cause).__name__}: {cause})"
     text = " ".join(text.split())
     if endpoint.key and endpoint.key != NO_KEY:
         text = text.replace(endpoint.key, "[key]")
     return text[:MESSAGE_CHARS]
 
 
-# Retries are not worth a log line; the reply says what failed in the end.
-logging.getLogger("stamina").setLevel(logging.ERROR)
+def find_base_url(endpoint: Endpoint) -> str:
+    """Return the base URL as the client takes it.
 
-BUSY = (408, 409, 425, 429, 500, 502, 503, 504, 529)
-REFUSED = (401, 402, 403)
-# What is raised when the endpoint is at fault; an invalid answer is a ValueError.
-FAILURES = (HTTPError, InvalidURL, OSError, ValueError)
-# After so many seconds without a connection, no more attempts are made.
-DOWN_SECONDS = 8.0
-
-
-def find_address(endpoint: Endpoint) -> str:
-    """Return where chats are answered.
-
-    >>> find_address(Endpoint("mine", "http://localhost:8000", ""))
-    'http://localhost:8000/v1/chat/completions'
+    >>> find_base_url(Endpoint("mine", "http://localhost:8000", ""))
+    'http://localhost:8000/v1'
     """
-    base = endpoint.base_url.rstrip("/")
-    path = urlsplit(base).path
-    if path.endswith("/v1"):
-        return f"{base}/chat/completions"
-    # Any other path is taken as the whole address.
-    return base if path else f"{base}/v1/chat/completions"
+    base = endpoint.base_url.rstrip("/").removesuffix("/chat/completions")
+    return base if urlsplit(base).path else f"{base}/v1"
+
+
+class _Http(httpx2.AsyncClient):
+    """Limit whole attempts, and how long a server may ask to wait."""
+
+    async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
+        try:
+            # The client's own timeout is per read, so a trickling answer would never time out.
+            async with asyncio.timeout(self.timeout.read):
+                response = await super().send(request, **options)
+        except TimeoutError as error:
+            raise httpx2.ReadTimeout("The whole answer took too long.", request=request) from error
+        wait = response.headers.get("retry-after", "0")
+        if not wait.replace(".", "", 1).isdecimal() or float(wait) > LONGEST_WAIT:
+            response.headers["retry-after"] = str(LONGEST_WAIT)
+        return response
 
 
 @dataclass(eq=False)
 class _Loop:
     """The state of one event loop: the client, the slots, the requests in flight."""
 
-    client: AsyncClient
+    client: "AsyncOpenAI"
     slots: asyncio.Semaphore
     in_flight: dict[str, asyncio.Lock] = field(default_factory=dict)
 
@@ -175,8 +157,6 @@ class Chat:
     # One sentence why no more calls are made, or None.
     stopped: str | None = None
     _failures: int = 0
-    # When the first of the present attempts without a connection failed, or None.
-    _down_since: float | None = None
     _loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _Loop] = field(
         default_factory=WeakKeyDictionary
     )
@@ -185,12 +165,8 @@ class Chat:
         """Answer from the journal or the endpoint; a failure is a reply with `error`."""
         running, key = asyncio.get_running_loop(), request.key
         if running not in self._loops:
-            client = AsyncClient(
-                headers={"Authorization": f"Bearer {self.endpoint.key}"},
-                timeout=self.limits.timeout,
-                follow_redirects=True,
-            )
-            self._loops[running] = _Loop(client, asyncio.Semaphore(self.limits.concurrency))
+            slots = asyncio.Semaphore(self.limits.concurrency)
+            self._loops[running] = _Loop(self._open_client(), slots)
         here = self._loops[running]
         # Two tasks with the same request pay once; the second finds the answer in the journal.
         async with here.in_flight.setdefault(key, asyncio.Lock()):
@@ -204,17 +180,37 @@ class Chat:
         """Close the connections of this event loop."""
         here = self._loops.pop(asyncio.get_running_loop(), None)
         if here is not None:
-            await here.client.aclose()
+            await here.client.close()
+
+    def _open_client(self) -> "AsyncOpenAI":
+        from openai import AsyncOpenAI
+
+        return AsyncOpenAI(
+            api_key=self.endpoint.key,
+            base_url=find_base_url(self.endpoint),
+            max_retries=self.limits.attempts - 1,
+            timeout=self.limits.timeout,
+            http_client=_Http(timeout=self.limits.timeout, follow_redirects=True),
+        )
 
     async def _call(self, request: Request, here: _Loop) -> Reply:
+        from openai import OpenAIError
+        from openai.types.chat import ChatCompletion
+
         held = self.budget.hold(request) if self.budget else nullcontext()
         async with here.slots, held as refusal:
             self.stopped = self.stopped or refusal
             if self.stopped:
                 return Reply(error=self.stopped)
+            started = time.monotonic()
             try:
-                reply = await self._retry(request, here.client)
-            except FAILURES as error:
+                # `chat.completions.create` first looks through all messages for keys to rename,
+                # which takes twice the time of the call itself.
+                answer = await here.client.post(
+                    "/chat/completions", cast_to=ChatCompletion, body=request.body
+                )
+                reply = replace(read_reply(answer), latency=time.monotonic() - started)
+            except (OpenAIError, OSError, RecursionError, ValueError) as error:
                 return self._count_failure(error)
             if self.budget:
                 self.budget.paid(request, reply)
@@ -223,53 +219,12 @@ class Chat:
             self.journal.put(request, reply, self.endpoint.name)
         return reply
 
-    async def _retry(self, request: Request, client: AsyncClient) -> Reply:
-        """Make attempts until one is answered; raises the exceptions in FAILURES."""
-        limits = self.limits
-        async for attempt in stamina.retry_context(
-            on=self._should_retry,
-            attempts=limits.attempts,
-            timeout=None,
-            wait_initial=limits.wait_initial,
-            wait_max=limits.wait_max,
-            wait_jitter=limits.wait_initial,
-        ):
-            with attempt:
-                started = time.monotonic()
-                # The client's own timeout is per read, so a trickling answer would never time out.
-                async with asyncio.timeout(limits.timeout):
-                    response = await client.post(find_address(self.endpoint), json=request.body)
-                self._down_since = None
-                response.raise_for_status()
-                try:
-                    reply = read_reply(response.json())
-                except RecursionError as error:
-                    raise ValueError("JSON that is nested too deeply") from error
-                return replace(reply, latency=time.monotonic() - started)
-        raise AssertionError("the last attempt returns or raises")
-
-    def _should_retry(self, error: Exception) -> bool | float:
-        """Return whether to retry, or after how many seconds."""
-        if isinstance(error, ConnectError | ConnectTimeout):
-            return not self._is_down()
-        if isinstance(error, TransportError | TimeoutError):
-            return True
-        if not isinstance(error, HTTPStatusError) or error.response.status_code not in BUSY:
-            return False
-        seconds = read_retry_after(error.response.headers)
-        return True if seconds is None else min(seconds, self.limits.wait_max)
-
-    def _is_down(self) -> bool:
-        """Whether there has been no connection for too long."""
-        now = time.monotonic()
-        self._down_since = now if self._down_since is None else self._down_since
-        return now - self._down_since >= DOWN_SECONDS
-
     def _count_failure(self, error: Exception) -> Reply:
         text = describe_error(error, self.endpoint)
         self._failures += 1
-        refused = isinstance(error, HTTPStatusError) and error.response.status_code in REFUSED
-        down = isinstance(error, ConnectError | ConnectTimeout) and self._is_down()
+        refused = getattr(error, "status_code", None) in REFUSED
+        # After all attempts there is still no connection.
+        down = isinstance(error.__cause__, httpx2.ConnectError | httpx2.ConnectTimeout)
         if refused or down or self._failures >= self.limits.give_up:
             self.stopped = text
         return Reply(error=text)

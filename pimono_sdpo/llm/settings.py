@@ -45,17 +45,15 @@ class Section(BaseModel):
 
 
 class Limits(Section):
-    """Limits and retries for an endpoint; times in seconds.
+    """Limits and retries for an endpoint.
 
-    `timeout` is for one whole attempt; a server's Retry-After is respected up to `wait_max`. After
-    `give_up` failed calls in a row no more calls are made.
+    `timeout` is for one whole attempt, in seconds. After `give_up` failed calls in a row no more
+    calls are made.
     """
 
     concurrency: Count = 16
     timeout: Positive = 180.0
     attempts: Count = 6
-    wait_initial: Positive = 1.0
-    wait_max: Positive = 60.0
     give_up: Count = 20
 
 

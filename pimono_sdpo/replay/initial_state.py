@@ -10,7 +10,14 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from pimono_sdpo.replay.calls import decode_arguments, find_path, find_text, parse_read, read_edits
+from pimono_sdpo.replay.calls import (
+    decode_arguments,
+    find_path,
+    find_text,
+    parse_read,
+    read_edits,
+    read_patch,
+)
 from pimono_sdpo.replay.commands import find_changes, find_shown_file
 from pimono_sdpo.replay.files import File
 from pimono_sdpo.replay.workspace import MIN_LINE, TRUNCATED, Workspace, is_read_only
@@ -62,9 +69,16 @@ class Beginnings:
         self._events, self._matched = events, matched
         self._before = Workspace(cwd, tools=tools)
         self._at = 0
+        # The paths of all files that were known to exist at the last request.
+        self.nearest: list[str] = []
 
-    def known_at(self, request: int, failure: int) -> list[Known]:
-        """Return the files at a request, by the indexes of the request and of what went wrong."""
+    def known_at(
+        self, request: int, failure: int, first: str = "", chars: int = MAX_CHARS
+    ) -> list[Known]:
+        """Return the files at a request, by the indexes of the request and of what went wrong.
+
+        They have at most so many `chars`; the file `first` comes before those that are nearer.
+        """
         begin = max(self._at, request - self._most_before)
         if begin > self._at:
             # The skipped events may have changed what was known.
@@ -84,13 +98,15 @@ class Beginnings:
         }
         seen |= self._look_ahead(request)
 
-        def distance(path: str) -> tuple[int, str]:
-            places = (abs(call.index - failure) for call, _, _ in seen[path])
-            return min(places, default=failure - request), path
+        wanted = self._before.absolute(first) if first else ""
 
-        nearest = sorted(seen, key=distance)
-        kept, chars = [], MAX_CHARS
-        for path in nearest:
+        def distance(path: str) -> tuple[bool, int, str]:
+            places = (abs(call.index - failure) for call, _, _ in seen[path])
+            return path != wanted, min(places, default=failure - request), path
+
+        self.nearest = sorted(seen, key=distance)
+        kept = []
+        for path in self.nearest:
             file = self._before.files.get(path, File()).copy()
             for call, given, result in seen[path]:
                 _learn(call, given, result.text, self._before.tools, file)
@@ -153,7 +169,8 @@ def _is_harmless(call: Event) -> bool:
 def _find_file(call: Event, given: dict[str, Any]) -> str:
     """Return the file that a call shows or changes, or ""."""
     if call.tool_name != "bash":
-        return find_path(given)
+        patches = read_patch(given)
+        return patches[0].path if len(patches) == 1 else find_path(given)
     command = find_text(given, "command")
     shown = find_shown_file(command) if _SHOWS.fullmatch(command) else None
     return shown[0] if shown else ""
@@ -162,9 +179,11 @@ def _find_file(call: Event, given: dict[str, Any]) -> str:
 def _learn(call: Event, given: dict[str, Any], text: str, tools: FileTools, file: File) -> None:
     """Learn what a call shows of a file that has not changed since the request."""
     if call.tool_name == "edit":
-        for edit in read_edits(given):
+        hunks = [hunk for patch in read_patch(given) for hunk in patch.hunks]
+        for edit in hunks or read_edits(given):
             # The old text of an edit occurs once.
-            if len(edit.old.strip()) >= MIN_LINE and file.whole is None and not edit.everywhere:
+            is_new = file.whole is None or file.is_stale
+            if len(edit.old.strip()) >= MIN_LINE and is_new and not edit.everywhere:
                 file.see(edit.old, is_whole=False)
     elif call.tool_name == "read" or (not tools.trims_output and not TRUNCATED.search(text)):
         shown = parse_read(given, text, tools)

@@ -115,15 +115,18 @@ class Workspace:
         '/home/ann/a.ts'
         >>> Workspace("$WORKSPACE").absolute("$WORKSPACE/src/../a.ts")
         '$WORKSPACE/a.ts'
+        >>> Workspace("C:\\\\app").absolute("src\\\\a.ts")
+        'c:/app/src/a.ts'
         """
-        path = path.removeprefix("@")
+        path = _use_slashes(path.removeprefix("@"))
         if path == "~" or path.startswith("~/"):
             path = _find_home(self.cwd) + path[1:]
         if path.startswith(("$WORKSPACE", "$HOME", "$TMPDIR")):
             return posixpath.normpath(path)
         if path.startswith(("/private/tmp/", "/private/var/")):
             path = path.removeprefix("/private")
-        return posixpath.normpath(posixpath.join(self.cwd, path))
+        base = "" if _DRIVE.match(path) else _use_slashes(self.cwd)
+        return posixpath.normpath(posixpath.join(base, path))
 
     def predict(self, call: Event) -> Outcome | None:
         """Predict how an edit ends; None if what is known does not decide it."""
@@ -324,6 +327,15 @@ class Workspace:
         elif event.kind == "custom_message":
             for name in _CHANGED_BEHIND.findall(event.text):
                 self._spoil(name)
+
+
+_DRIVE = re.compile(r"[A-Za-z]:/")
+
+
+def _use_slashes(path: str) -> str:
+    """Write a path of Windows in one way."""
+    path = path.replace("\\", "/")
+    return path[0].lower() + path[1:] if _DRIVE.match(path) else path
 
 
 def _find_home(cwd: str) -> str:

@@ -146,12 +146,15 @@ def _add_shard(database: sqlite3.Connection, shard: int, files: Files, seed: int
 
     `seed` decides among rows of equal score.
     """
-    columns = ["score", "source", "session_id", "episode", "prompt"]
+    columns = ["score", "source", "session_id", "episode", "prompt", "verifier_spec"]
     both = zip(_rows(files[ROWS], columns), _rows(files[PRINTS]), strict=True)
     for number, (row, mark) in enumerate(both):
         messages = np.unique(np.array(mark["fingerprints"], np.int64))
         ticket = hashlib.sha256(f"{seed}:{row['session_id']}:{row['episode']}".encode())
         prompt = row["prompt"][-1]["content"]
+        if row["prompt"][0]["role"] == "system":
+            # Steps of a session share their conversations: what differs is the call that failed.
+            prompt = json.dumps(json.loads(row["verifier_spec"])["failed_call"]) + prompt
         minhash = RMinHash(num_perm=PERMUTATIONS, seed=0)
         minhash.update(split_shingles(prompt))
         words = {w for w in _PROMPT_WORD.findall(prompt.lower()) if not _PASSING.fullmatch(w)}

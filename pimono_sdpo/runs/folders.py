@@ -8,6 +8,7 @@ NAME            what the last finished run published
 import errno
 import json
 import os
+import re
 import shutil
 import sqlite3
 from collections.abc import Iterator
@@ -23,11 +24,14 @@ REPORT = "report.json"
 PART = "part.json"
 SUITE = "suite.json"
 PICTURES = ("funnel.svg", "scores.svg", "categories.svg", "report.svg")
-# The file that tells a folder is ours, and all else that may be in such a folder.
+# The file that tells a folder is ours, and all other files that a run puts there.
 PUBLISHED = {
-    REPORT: {"README.md", "report.md", SUITE, *PICTURES, "data", "rejects", "traces", "together"},
-    PART: {"rows", "prints", "rejects", "done"},
-    SUITE: {"repos"},
+    REPORT: re.compile(
+        rf"(README|report)\.md|{SUITE}|{'|'.join(PICTURES)}|traces/[^/]+\.jsonl"
+        r"|(data|rejects)/[\w-]+-\d{5}(-of-\d{5})?\.parquet|together/[a-z]+(_meta)?\.jsonl"
+    ),
+    PART: re.compile(r"(rows|prints|rejects)/\d{5}\.parquet|done/\d{5}\.json"),
+    SUITE: re.compile(r"repos/.+"),
 }
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 BROKEN_DISK = (errno.EIO, errno.EROFS, errno.ESTALE)
@@ -92,12 +96,9 @@ def require_replaceable(out: Path, mark: str = REPORT) -> Path:
         raise OutputError(f"`{out}` cannot be replaced; use the name of a folder.")
     work = out.with_name(f".{out.name}.partial")
     for folder in (out, _old_folder(out), work):
-        is_ours = (work / LOCK).is_file() if folder == work else mark_of(folder) is not None
+        is_ours = folder == work and (work / LOCK).is_file()
         if folder.is_dir() and any(folder.iterdir()) and not is_ours:
-            raise OutputError(
-                f"`{folder}` holds files that no earlier run of this command wrote; use another "
-                "folder."
-            )
+            _refuse_foreign(folder)
     if out.exists() and mark_of(out) not in (None, mark):
         kinds = {PART: "a part of a divided run", SUITE: "a task suite"}
         kind = kinds.get(mark_of(out) or "", "the rows of a whole run")
@@ -107,12 +108,36 @@ def require_replaceable(out: Path, mark: str = REPORT) -> Path:
 
 def mark_of(folder: Path) -> str | None:
     """Return the file by which a published folder is known, None when it holds anything else."""
-    for mark, published in PUBLISHED.items():
-        if (folder / mark).is_file() and {p.name for p in folder.iterdir()} <= {mark, *published}:
+    mark = _read_mark(folder)
+    return mark if mark is not None and not _find_foreign(folder, mark) else None
+
+
+def _read_mark(folder: Path) -> str | None:
+    for mark in PUBLISHED:
+        if (folder / mark).is_file():
             content = read_json(folder / mark)
             ours = "tasks" if mark == SUITE else "pimono_sdpo"
             return mark if isinstance(content, dict) and ours in content else None
     return None
+
+
+def _find_foreign(folder: Path, mark: str) -> str:
+    """Return a file that no run puts into a folder with this mark, "" without any."""
+    paths = (path.relative_to(folder) for path in folder.rglob("*") if not path.is_dir())
+    names = (path.as_posix() for path in paths)
+    return next((n for n in names if n != mark and not PUBLISHED[mark].fullmatch(n)), "")
+
+
+def _refuse_foreign(folder: Path) -> None:
+    """Raise OutputError when a folder holds a file that no run has put there."""
+    mark = _read_mark(folder)
+    foreign = _find_foreign(folder, mark) if mark is not None else ""
+    if mark is None or foreign:
+        raise OutputError(
+            f"`{folder}` holds files that no earlier run of this command wrote"
+            + (f", such as `{foreign}`; move them, or" if foreign else ";")
+            + " use another folder."
+        )
 
 
 def read_json(path: Path) -> object:
@@ -174,6 +199,9 @@ def remove(folder: Path, mark: str) -> None:
 def publish_folder(finished: Path, out: Path) -> None:
     """Give WORK/out its name, in place of an earlier output, and remove WORK."""
     if out.exists():
+        if any(out.iterdir()):
+            # What came there during the run.
+            _refuse_foreign(out)
         out.replace(_old_folder(out))
     finished.replace(out)
     _recover(out)

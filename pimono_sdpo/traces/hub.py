@@ -153,10 +153,10 @@ EXPORT_REF = "refs/convert/parquet"
 def find_export(repo_id: str) -> tuple[str, dict[str, int], Json | None]:
     """Return the commit of a dataset's export, the sizes of its parquet files by name, and its lag.
 
-    The lag is `commit`, the newest one of the dataset, and `commits_behind` and `days_behind`, both
-    None where the Hub lists no commits; it is None for a dataset without a main branch. The Hub
-    does not record which commit an export was made from, so times are compared: commits made during
-    the export count as exported. Raises SourceError.
+    The lag is `commit`, the newest one of the dataset, the `licence` on its card, and
+    `commits_behind` and `days_behind`, both None where the Hub lists no commits. It is None for a
+    dataset without a main branch. The Hub does not record which commit an export was made from, so
+    times are compared: commits made during the export count as exported. Raises SourceError.
     """
     api = HfApi()
     with translate_errors(repo_id):
@@ -173,7 +173,9 @@ def find_export(repo_id: str) -> tuple[str, dict[str, int], Json | None]:
             api.list_repo_commits(repo_id, repo_type="dataset", revision=commit)
             for commit in (exports[0], heads[0])
         )
-    lag: Json = {"commit": heads[0], "commits_behind": None, "days_behind": None}
+        card = api.dataset_info(repo_id, revision=heads[0]).card_data
+    lag: Json = {"commit": heads[0], "licence": card.get("license") if card else None}
+    lag |= {"commits_behind": None, "days_behind": None}
     if made and since:
         # Both lists begin with the newest commit.
         exported = made[0].created_at

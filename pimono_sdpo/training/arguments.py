@@ -120,8 +120,9 @@ class SDPOArguments(CommonArguments):
         "Hold out whole repositories, or sessions of one (with --source).", default="repository"
     )
     max_samples: int | None = argument("Keep the best N rows (with --source).")
-    reward: Literal["trace_grounding", "verifiers"] = argument(
-        "What scores a completion; --gate and --grade name the verifiers.",
+    reward: str = argument(
+        "What scores a completion: trace_grounding, verifiers (named by --gate and --grade), or a "
+        "function of your own as module:name, in the current folder or installed.",
         default="trace_grounding",
     )
     gate: list[str] = argument(

@@ -174,9 +174,12 @@ def _fit(
         LENGTHS["teacher_prompt"]: count_reprompt(task, context),
         DETAIL: "",
     }
-    while before and count(task) > prompt_tokens:
+    # The tools of an exercise and its request stay; of other rows the request is the last turn.
+    stay = 2 if before and before[0]["role"] == "system" else 0
+    while len(before) > stay and count(task) > prompt_tokens:
         # The request matters more than earlier turns; the oldest exchange goes first.
-        before = before[2:] if before[0]["role"] == "user" else before[1:]
+        gone = 1 if before[stay]["role"] == "assistant" and not stay else 2
+        before = before[:stay] + before[stay + gone :]
     short_task = shorten_to_budget(task, prompt_tokens, count)
     if short_task is None:
         return fitted | {

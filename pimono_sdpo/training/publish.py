@@ -164,7 +164,8 @@ STUDENT = "default"
 # Seconds before each attempt to publish; a job's disk is lost with it.
 WAITS = (0.0, 1.0, 4.0, 15.0)
 WEIGHTS = ("adapter_model.safetensors", "adapter_config.json")
-PUBLISHED = (*WEIGHTS, "README.md", "run.json", "report.json", "*.svg", "training.html")
+TEXTS = ("README.md", "run.json", "report.json")
+PUBLISHED = (*WEIGHTS, *TEXTS, "*.svg", "training.html", "tokenizer*", "*.jinja")
 
 
 def save_adapter(model: Any, folder: Path, base_model: str, revision: str | None) -> dict[str, int]:
@@ -223,7 +224,7 @@ def publish_adapter(folder: Path, hub_model_id: str, private: bool) -> str:
             f"The Hub may refuse `{folder / 'README.md'}`: {problems[0]} Nothing was published; "
             f"fix it and {push}."
         )
-    for file in sorted(path for path in folder.iterdir() if path.suffix in {".md", ".json"}):
+    for file in filter(Path.is_file, map(folder.joinpath, TEXTS)):
         kinds = find_secret_kinds(file.read_text())
         if kinds:
             raise OutputError(

@@ -19,8 +19,10 @@ from datasets import Dataset
 from trl.experimental.sdpo.sdpo_trainer import SuccessfulRolloutTeacherContextBuilder
 
 from pimono_sdpo.errors import TrainingInputError
+from pimono_sdpo.own_code import OwnReward, import_own
+from pimono_sdpo.stage import source_hash
 from pimono_sdpo.training.token_budget import neutralise, shorten_to_budget, special_tokens
-from pimono_sdpo.training.tracking import log_rollouts
+from pimono_sdpo.training.tracking import keep_rollouts, log_rollouts
 from rewards.rescore import rubric_of
 from rewards.trace_grounding import trace_grounding_reward
 from rewards.verifiers.call_formats import FAMILIES, format_of
@@ -143,9 +145,11 @@ class FeedbackBuilder(SuccessfulRolloutTeacherContextBuilder):  # type: ignore[m
             for text, whole in zip(texts, tokenizer.batch_decode(ids), strict=True)
         ]
         self.demonstrations = dict(gather_object(demonstrations))
-        if "trackio" in self.trainer.args.report_to and self.trainer.accelerator.is_main_process:
-            step = self.trainer.state.global_step + 1
-            log_rollouts(step, prompts, texts, rewards.tolist(), worded)
+        if self.trainer.accelerator.is_main_process:
+            state, sampled = self.trainer.state, (prompts, texts, rewards.tolist(), worded)
+            keep_rollouts(state, *sampled)
+            if "trackio" in self.trainer.args.report_to:
+                log_rollouts(state.global_step + 1, *sampled)
         context: dict[str, torch.Tensor] = super().build(output, prompts, rewards, worded)
         spoken = [_says(text) and not success for success, text in zip(succeeded, own, strict=True)]
         for name, held in (("rollout_feedback_fraction", spoken), ("success_rate", succeeded)):
@@ -224,9 +228,10 @@ def scoring_of(
     tokenizer: Any,
     end_ids: Collection[int] = (),
 ) -> Scoring:
-    """Return `trace_grounding`, or `verifiers` as `rubric_of` takes them.
+    """Return `trace_grounding`, `verifiers` as `rubric_of` takes them, or `module:name`.
 
-    Raises TrainingInputError for names without --reward verifiers, OutputError for unknown ones.
+    Raises TrainingInputError for names without --reward verifiers, OutputError for unknown ones,
+    OwnCodeError for a function that cannot be imported.
     """
     if name == "verifiers":
         reward = VerifierReward(rubric_of(gates, graded), tokenizer, end_ids)
@@ -235,7 +240,20 @@ def scoring_of(
         raise TrainingInputError(
             "--gate and --grade name verifiers; give --reward verifiers, or leave them out."
         )
+    if ":" in name:
+        return Scoring(OwnReward(name))
+    if name != "trace_grounding":
+        raise TrainingInputError(
+            f"--reward {name} is neither trace_grounding nor verifiers; give your own as "
+            "module:name."
+        )
     return Scoring(trace_grounding_reward)
+
+
+def hash_own(names: Sequence[str]) -> dict[str, str]:
+    """Return the hashes of the code that is named as `module:name`, perhaps with a weight."""
+    own = [name.partition("=")[0] for name in names if ":" in name]
+    return {name: source_hash(import_own(name)) for name in own}
 
 
 def check_call_format(name: str, tokenizer: Any, rows: Dataset) -> None:

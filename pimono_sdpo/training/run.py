@@ -134,6 +134,8 @@ class Run:
         model = trainer.accelerator.unwrap_model(trainer.model)
         base = models.public_name(str(self.model_args.model_name_or_path))
         files = publish.save_adapter(model, staging, base, method.revision)
+        # With the chat template, so that the adapter can be used without the base's repository.
+        method.tokenizer.save_pretrained(staging)
         write_probe(model, trainer.processing_class, folder)
         source = job.dataset or getattr(job, "source", None) or dataset
         log = describe_run(prepared) | {
@@ -237,7 +239,7 @@ def describe_run(prepared: Prepared) -> Json:
     model = trainer.accelerator.unwrap_model(trainer.model)
     settings, space = args.to_dict(), args.trackio_space_id
     target = model.peft_config["default"].target_modules
-    guards = prepared.guards.record()
+    guards, history = prepared.guards.record(), trainer.state.log_history
     if stopped_at(trainer) is not None:
         guards["stopped_by"] = output.CUT_SHORT
     on_gpu = args.device.type == "cuda"
@@ -246,6 +248,7 @@ def describe_run(prepared: Prepared) -> Json:
         "pimono_sdpo": __version__,
         "method": args.METHOD,
         "run_name": args.run_name,
+        "output_dir": _without_machine_path(str(args.output_dir)),
         "mode": method.job.mode,
         "base_model": models.public_name(str(model_args.model_name_or_path)),
         "base_model_revision": method.revision,
@@ -280,7 +283,12 @@ def describe_run(prepared: Prepared) -> Json:
         "guards": guards,
         # The summary of the whole run comes last in the history and is `metrics` already.
         "log_history": [
-            entry for entry in trainer.state.log_history if "train_runtime" not in entry
+            entry for entry in history if not {"train_runtime", "rollouts"} & entry.keys()
+        ],
+        "rollouts": [
+            {"step": entry["step"], **rollout}
+            for entry in history
+            for rollout in entry.get("rollouts", ())
         ],
         "adapter": {
             "trainable_parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),

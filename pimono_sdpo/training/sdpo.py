@@ -26,6 +26,7 @@ from pimono_sdpo.training.rewards import (
     Mode,
     Scoring,
     check_call_format,
+    hash_own,
     refuse_unsound,
     scoring_of,
 )
@@ -51,6 +52,8 @@ class SDPO(Method):
     def finalize_arguments(self) -> None:
         """Set the length of the training and what the chat template gets, see Method."""
         args, job = self.args, self.job
+        # Before anything is downloaded.
+        hash_own([job.reward])
         if job.generations is not None:
             batch = args.per_device_train_batch_size * args.gradient_accumulation_steps
             rounds = math.ceil(job.generations / (batch * args.world_size))
@@ -110,8 +113,10 @@ class SDPO(Method):
     def teaching(self) -> Json:
         """Return what decides the result beside TRL's arguments."""
         names = ("reward", "gate", "grade", "tools", "eval_split", "eval_generations")
+        own = hash_own([self.job.reward, *self.job.gate, *self.job.grade])
         return {
             **{name: getattr(self.job, name) for name in names},
+            **({"own_code": own} if own else {}),
             "feedback": self.feedback.mode,
             "feedback_tokens": self.feedback.tokens,
             "trace_template": self.feedback.trace_template,

@@ -20,6 +20,7 @@ from trackio.sqlite_storage import SQLiteStorage
 from transformers.integrations import TrackioCallback
 from transformers.integrations.integration_utils import rewrite_logs
 
+from pimono_sdpo.text import shorten
 from pimono_sdpo.traces.hub import explain_error
 
 logger = logging.getLogger(__name__)
@@ -37,6 +38,8 @@ MODEL_ARGUMENTS = (
 ).split()
 # Of each step: enough to see what is rewarded, few enough for any number of steps.
 ROLLOUTS = 8
+# What the run log keeps of them: so many of about so many steps, with texts of so many characters.
+KEPT_ROLLOUTS, KEPT_STEPS, KEPT_CHARS = 2, 12, 1000
 # Of the whole training, logged once at its end: no curves.
 ONCE = frozenset(
     "train_runtime train_samples_per_second train_steps_per_second train_loss total_flos".split()
@@ -168,6 +171,33 @@ def log_rollouts(
         for number, (prompt, completion, reward, text) in enumerate(rows)
     }
     trackio.log(traces, step=step)
+
+
+def keep_rollouts(
+    state: Any,
+    prompts: Sequence[list[Json]],
+    completions: Sequence[str],
+    rewards: Sequence[float],
+    feedback: Sequence[str | None],
+) -> None:
+    """Keep the first completions of some steps in the history of a `TrainerState`.
+
+    Checkpoints keep it, so a resumed training goes on with it.
+    """
+    step = state.global_step + 1
+    if (step - 1) % max(1, state.max_steps // KEPT_STEPS) and step != state.max_steps:
+        return
+    rows = islice(zip(prompts, completions, rewards, feedback, strict=True), KEPT_ROLLOUTS)
+    kept = [
+        {
+            "prompt": shorten(str(prompt[-1]["content"]), KEPT_CHARS),
+            "completion": shorten(completion, KEPT_CHARS),
+            "reward": reward,
+            "feedback": shorten(text or "", KEPT_CHARS),
+        }
+        for prompt, completion, reward, text in rows
+    ]
+    state.log_history.append({"step": step, "rollouts": kept})
 
 
 def list_arguments(args: Any, model_args: Any) -> Json:

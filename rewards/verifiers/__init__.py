@@ -21,5 +21,5 @@ To add one, write a module here. Its name is that of `--gate NAME` and `--grade 
 
 The documentation of a verifier is the docstring of its module: a first line, then the paragraph
 `spec`, what it reads of the row's `verifier_spec`, and `score`, what it gives. A function of your
-own package is named `package.module:function` instead.
+own is named `module:name` instead, with its module in the current folder or installed.
 """

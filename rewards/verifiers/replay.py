@@ -84,6 +84,8 @@ def _patch(workspace: Workspace, call: Call) -> CallVerdict:
 
 
 def _edit(workspace: Workspace, call: Call) -> CallVerdict:
+    if read_patch(call.arguments):
+        return _patch(workspace, call)
     edits = read_edits(call.arguments)
     path = find_path(call.arguments)
     file = workspace.files.get(workspace.absolute(path))

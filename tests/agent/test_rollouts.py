@@ -36,12 +36,10 @@ RULE = "=" * 60
 
 @pytest.fixture(autouse=True)
 def _nothing_of_ours(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No settings or keys of whoever runs the tests; waits of the client are short."""
+    """No settings or keys of whoever runs the tests."""
     monkeypatch.chdir(tmp_path)
     for name in ("LLM_API_KEY", "HF_TOKEN"):
         monkeypatch.delenv(name, raising=False)
-    for name in ("WAIT_INITIAL", "WAIT_MAX"):
-        monkeypatch.setenv(f"CHAIN_ROLLOUT__{name}", "0.01")
 
 
 def arguments(suite: Path, out: Path, url: str, *more: str) -> list[str]:

@@ -31,7 +31,7 @@ def turn() -> Json:
 
 
 def answer(server: ChatServer, row: Json | None = None, **options: Any) -> Json:
-    limits = Limits(attempts=2, wait_initial=0.01)
+    limits = Limits(attempts=2)
     chat = Chat(Endpoint("test", server.url, "key"), limits=limits)
     record = {"instance_id": "proj1-1", **make_record(pull_request("proj1-1"))}
     answering = AnswerStage(chat, "k", "c", {"proj1-1": record}, **options)

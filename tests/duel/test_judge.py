@@ -45,7 +45,7 @@ def answer(king: str = KING, challenger: str = CHALLENGER, **other: Any) -> Json
 
 
 def judge(server: ChatServer, row: Json, **options: Any) -> list[Json]:
-    chat = Chat(Endpoint("test", server.url, "key"), limits=Limits(attempts=2, wait_initial=0.01))
+    chat = Chat(Endpoint("test", server.url, "key"), limits=Limits(attempts=2))
     stage = JudgeStage(chat, **{"judges": ("judge-1", "judge-2"), **options})
     rows = asyncio.run(stage.run(row))
     assert all(set(found) == set(JUDGMENT) for found in rows)

@@ -45,7 +45,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chat_server: ChatSer
     """A folder with turns in `duel`, and settings for the scripted server."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("LLM_API_KEY", raising=False)
-    asking = f'provider = "{chat_server.url}"\nconcurrency = 4\nwait_initial = 0.01\n'
+    asking = f'provider = "{chat_server.url}"\nconcurrency = 4\n'
     Path("chain.toml").write_text(
         f'[duel]\n{asking}model = "k"\nattempts = 2\n'
         f'[judge]\n{asking}models = ["judge-1", "judge-2"]\nattempts = 2\n{PRICES}'

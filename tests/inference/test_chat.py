@@ -26,7 +26,7 @@ from tests.chat_server import (
 from tests.chat_server.server import LATE
 
 KEY = "sk-secret-0123456789"
-FAST = Limits(concurrency=4, timeout=60, attempts=3, wait_initial=0.01, wait_max=0.05)
+FAST = Limits(concurrency=4, timeout=60, attempts=3)
 
 
 def question(text: str = "ping", **fields: Any) -> Request:
@@ -88,7 +88,10 @@ def test_an_answer_has_text_calls_tokens_and_cost(chat_server: ChatServer) -> No
     ],
     ids=["429", "429 for an hour", "429 until a date", "503 soon", "502", "drop"],
 )
-def test_what_passes_is_tried_again(chat_server: ChatServer, fault: Any) -> None:
+def test_what_passes_is_tried_again(
+    chat_server: ChatServer, fault: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pimono_sdpo.llm.chat.LONGEST_WAIT", 0.05)
     chat_server.fail_next(fault, times=2)
     (reply,) = asked(chat_of(chat_server), question())
     assert (reply.text, reply.error) == ("ping", None)
@@ -129,7 +132,7 @@ def test_what_stays_is_an_error_and_is_asked_again_by_the_next_run(
 ) -> None:
     # Only what never answers is waited for.
     timeout = 0.3 if fault.name in LATE else 60
-    limits = Limits(timeout=timeout, attempts=3, wait_initial=0.01, wait_max=0.05)
+    limits = Limits(timeout=timeout, attempts=3)
     chat_server.fail_next(fault, times=tries)
     (reply,) = asked(chat_of(chat_server, tmp_path / "calls.sqlite", limits), question())
     assert reply.error is not None
@@ -180,7 +183,7 @@ def test_an_endpoint_that_only_fails_is_left_alone(
     chat_server: ChatServer, status: int, most: int
 ) -> None:
     chat_server.trouble = lambda body, before: busy(status)
-    limits = Limits(concurrency=4, attempts=1, give_up=9, wait_initial=0.01)
+    limits = Limits(concurrency=4, attempts=1, give_up=9)
     chat = chat_of(chat_server, limits=limits)
     replies = asked(chat, *[question(seed=seed) for seed in range(50)])
     assert all(reply.error == f"`test` answered {status}: Injected fault" for reply in replies)
@@ -217,14 +220,10 @@ def test_a_server_of_one_s_own_is_asked_in_offline_mode(
     assert (reply.text, reply.error) == ("ping", None)
 
 
-def test_a_server_that_is_down_ends_all_calls_long_before_their_last_attempt(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("pimono_sdpo.llm.chat.DOWN_SECONDS", 0.05)
+def test_a_server_that_is_down_ends_all_calls() -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         url = f"http://127.0.0.1:{closed.getsockname()[1]}/v1"
-    limits = Limits(concurrency=2, attempts=10_000, wait_initial=0.01, wait_max=0.01)
-    chat = Chat(Endpoint("test", url, KEY), limits=limits)
+    chat = Chat(Endpoint("test", url, KEY), limits=Limits(concurrency=2, attempts=2))
     replies = asked(chat, *[question(seed=seed) for seed in range(6)])
     assert all("gave no usable answer (ConnectError" in (reply.error or "") for reply in replies)
     assert chat.stopped

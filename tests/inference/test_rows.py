@@ -33,7 +33,7 @@ class Asker:
 
 
 def chat_of(url: str, journal: Path) -> Chat:
-    limits = Limits(concurrency=32, attempts=2, wait_initial=0.01)
+    limits = Limits(concurrency=32, attempts=2)
     return Chat(Endpoint("test", url, "key"), Journal(journal), limits=limits)
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cards import lint_file, write_model_card
 from pimono_sdpo.training.publish import WEIGHTS, save_adapter
-from tests.card_data import report, run
+from tests.card_data import TOKENIZER, report, run
 from tests.loopback_hub.client import run_client
 from tests.loopback_hub.server import LoopbackHub
 
@@ -34,6 +34,7 @@ torch.set_num_threads(1)
 card = open(hf_hub_download("me/adapter", "README.md")).read()
 blocks = re.findall(r"^```python\\n(.*?)^```$", card, re.MULTILINE | re.DOTALL)
 names = {}
+blocks = [block.replace("max_new_tokens=160", "max_new_tokens=8") for block in blocks]
 for block in blocks:
     exec(block, names)
 
@@ -52,8 +53,10 @@ small = names["AutoPeftModelForCausalLM"].from_pretrained(
         load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype="bfloat16"))
 merged = AutoModelForCausalLM.from_pretrained("merged", dtype="bfloat16")
+print()
 print(json.dumps({
     "blocks": len(blocks),
+    "sampled": names["output"].shape[1] - names["inputs"]["input_ids"].shape[1],
     "four_bit": names["model"].get_base_model().is_loaded_in_4bit,
     "adapter": apart(auto, plain),
     "small": apart(small, names["model"]),
@@ -73,6 +76,7 @@ def published(loopback_hub: LoopbackHub, tiny: Path, tmp_path: Path) -> Loopback
     lora = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
     folder = tmp_path / "adapter"
     sizes = save_adapter(get_peft_model(base, lora), folder, "me/base", commit)
+    AutoTokenizer.from_pretrained(tiny).save_pretrained(folder)
     assert set(sizes) == set(WEIGHTS)
     log = run(base_model="me/base", base_model_revision=commit, hub_model_id="me/adapter")
     (folder / "run.json").write_text(json.dumps(log))
@@ -90,6 +94,7 @@ def test_the_snippets_of_the_card_load_and_merge(published: LoopbackHub, tmp_pat
     assert {name for name in files if name != ".gitattributes"} == {
         *WEIGHTS,
         *("README.md", "run.json"),
+        *TOKENIZER,
         *("training.html", "training.svg", "funnel.svg", "scores.svg", "categories.svg"),
     }
     assert all(str(tmp_path).encode() not in content for content in files.values())
@@ -97,6 +102,7 @@ def test_the_snippets_of_the_card_load_and_merge(published: LoopbackHub, tmp_pat
     assert {name.decode() for name in shown} <= set(files)
     found = run_client(published, tmp_path, USE)
     assert found["blocks"] == 2
+    assert 1 <= found["sampled"] <= 8
     assert found["four_bit"] is True
     assert found["adapter"] > 0.05, "the adapter changes the model"
     assert found["small"] == 0.0, "two ways to the same 4-bit model"

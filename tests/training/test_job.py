@@ -11,6 +11,7 @@ from datasets import Dataset
 from pimono_sdpo.errors import TrainingInputError
 from pimono_sdpo.training import output, publish
 from pimono_sdpo.training.sdpo import SDPO
+from tests.card_data import TOKENIZER
 from tests.loopback_hub import LoopbackHub
 from tests.traces import HEADER, bash, trace, user
 from tests.training.setup import JOBS, PYTHONPATH, hand_made, job, parse, python, script
@@ -46,7 +47,8 @@ def test_the_job_trains_logs_and_writes_its_card(
         "checkpoint-4",
     }
     adapter = {path.name for path in (out / "adapter").iterdir()}
-    assert adapter == {*publish.WEIGHTS, "README.md", "run.json", "training.html", "training.svg"}
+    page = {"README.md", "run.json", "training.html", "training.svg"}
+    assert adapter == {*publish.WEIGHTS, *TOKENIZER, *page}
     assert (tmp_path / "trackio" / "pimono-sdpo.db").exists()
 
     fresh = python("-m", "pimono_sdpo.training.reload", str(out), cwd=tmp_path)
@@ -168,6 +170,7 @@ def test_the_job_takes_all_from_the_hub_and_publishes_its_adapter(
         "README.md",
         "report.json",
         "run.json",
+        *TOKENIZER,
         *("training.html", "training.svg", "funnel.svg", "scores.svg", "categories.svg"),
     }
 

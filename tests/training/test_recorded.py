@@ -17,6 +17,7 @@ from cards.lint import lint_card
 from pimono_sdpo.training import publish, reload
 from pimono_sdpo.training.method import Prepared, train
 from pimono_sdpo.training.supervised import DPO, SFT
+from tests.card_data import TOKENIZER
 from tests.training.recorded import asked, pair, pairs, step, steps, turn, written
 from tests.training.setup import JOBS, arguments, python, script
 
@@ -97,6 +98,7 @@ def test_a_run_leaves_an_adapter_that_loads_and_a_card_that_says_what_it_was(
         *publish.WEIGHTS,
         "README.md",
         "run.json",
+        *TOKENIZER,
         *("training.html", "training.svg"),
         "evaluation.svg",
     }

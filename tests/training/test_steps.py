@@ -20,6 +20,7 @@ from pimono_sdpo.training import models, output, publish, rows, run
 from pimono_sdpo.training.method import Prepared, train
 from pimono_sdpo.training.tiny_model import write_tiny_model
 from tests.training.setup import (
+    TASKS,
     SeenPrompts,
     StopAfter,
     adapter_state,
@@ -177,6 +178,10 @@ def test_the_saved_adapter_is_clean_and_loads(
     assert log["arguments"]["bnb_4bit_quant_type"] == "nf4"
     assert log["arguments"]["include_environment_feedback"] is True
     assert [entry["step"] for entry in log["log_history"]] == [1, 2, 3, 4, 5, 6]
+    sampled = [(one["step"], one["prompt"]) for one in log["rollouts"]]
+    assert [step for step, _ in sampled] == [step for step in range(1, 7) for _ in range(2)]
+    assert {prompt[:12] for _, prompt in sampled} <= {task[:12] for task, *_ in TASKS}
+    assert any("TS2304" in one["feedback"] for one in log["rollouts"])
     assert log["resumed_at"] == []
     assert log["adapter"]["trainable_parameters"] == sum(v.numel() for v in trained.values())
 

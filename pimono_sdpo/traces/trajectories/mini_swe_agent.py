@@ -11,6 +11,7 @@ from pathlib import Path
 from pimono_sdpo.traces.trajectories.base import (
     BASH_TOOL,
     FormatError,
+    Json,
     Message,
     Trajectory,
     call_written,
@@ -44,6 +45,13 @@ def read(file: Path) -> Iterator[Trajectory | str]:
 def _read_run(file: Path) -> Trajectory:
     whole = read_json(file)
     whole = {"messages": whole} if isinstance(whole, list) else whole
+    run = read_trajectory(whole, file.name.removesuffix(".traj.json"))
+    run.passed = find_verdict(file, run.task_id)
+    return run
+
+
+def read_trajectory(whole: Json, name: str) -> Trajectory:
+    """Return the run of a trajectory, without a verdict; `name` is its task if it names none."""
     messages, info = whole.get("messages"), whole.get("info") or {}
     if not isinstance(messages, list):
         raise FormatError("it has no list of messages")
@@ -52,7 +60,8 @@ def _read_run(file: Path) -> Trajectory:
     for message in messages:
         if message.get("role") != "exit":
             said.append(read_message(message))
-            said[-1].failed = read_code(said[-1].text)
+            code = (message.get("extra") or {}).get("returncode")
+            said[-1].failed = read_code(said[-1].text) if code is None else code != 0
         elif said and said[-1].role == "assistant" and status == "Submitted":
             # The command that submits has its output in the role `exit`, which else only says how
             # the run ended.
@@ -63,14 +72,12 @@ def _read_run(file: Path) -> Trajectory:
         said = call_written(said)
     stats = info.get("model_stats") or {}
     config = info.get("config") or {}
-    task = str(whole.get("instance_id") or file.name.removesuffix(".traj.json"))
     return Trajectory(
-        task_id=task,
+        task_id=str(whole.get("instance_id") or name),
         run_id="",
         messages=said,
         tools=[BASH_TOOL],
         model=(config.get("model") or {}).get("model_name"),
-        passed=find_verdict(file, task),
         patch=info.get("submission") or None,
         ended="final" if status == "Submitted" else status,
         cost=stats.get("instance_cost"),

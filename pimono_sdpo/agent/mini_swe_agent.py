@@ -1,0 +1,264 @@
+"""Run mini-swe-agent, from its package, on a task; its commands run in the sandbox.
+
+Its prompts and limits of output are those of its `mini.yaml`. Every command gets the files that the
+one before left, without those that are hidden, and a line of the journal stores what it printed, so
+that a repeated run shows the model the same words.
+"""
+
+import asyncio
+import hashlib
+import io
+import json
+import os
+import tarfile
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+from types import SimpleNamespace
+from typing import Any
+
+import yaml
+
+# It prints a banner otherwise.
+os.environ.setdefault("MSWEA_SILENT_STARTUP", "1")
+from minisweagent.agents.default import DefaultAgent
+from minisweagent.config import builtin_config_dir
+from minisweagent.exceptions import FormatError, Submitted
+from minisweagent.models.utils.actions_toolcall import (
+    BASH_TOOL,
+    format_toolcall_observation_messages,
+    parse_toolcall_actions,
+)
+
+from pimono_sdpo.agent.imported_runs import make_rollout, write_session
+from pimono_sdpo.agent.task_tests import TaskResult, Tester, hash_repo, list_repo, stabilize
+from pimono_sdpo.agent.tools import unified_diff
+from pimono_sdpo.errors import InferenceError
+from pimono_sdpo.llm.calls import Reply, Request
+from pimono_sdpo.llm.chat import Chat
+from pimono_sdpo.suites.suite import decode_text, has_tests, is_hidden
+from pimono_sdpo.text import replace_surrogates
+from pimono_sdpo.traces.trajectories.mini_swe_agent import read_trajectory
+from rewards import sandbox
+from rewards.sandbox import MEBI, Limits, SandboxError
+
+SUBMIT = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
+STATE = ".state.tar"
+# The files are packed in the sandbox, where the command has run.
+SCRIPT = (
+    f'bash -c "$1" 2>&1; code=$?; tar --hard-dereference --exclude=./{STATE} -cf {STATE} . '
+    "2>/dev/null; exit $code"
+)
+SECONDS = 30
+ENDED = {"LimitsExceeded": "max_iters", "RepeatedFormatError": "parse_errors"}
+CONFIG = yaml.safe_load((builtin_config_dir / "mini.yaml").read_text(encoding="utf-8"))
+Json = dict[str, Any]
+Ask = Callable[[list[Json]], Reply]
+
+
+class Model:
+    """The interface of its models, over our chat client."""
+
+    def __init__(self, name: str, ask: Ask) -> None:
+        self.config = SimpleNamespace(model_name=name)
+        self.ask = ask
+        self.replies: list[Reply] = []
+        self.parse_errors = 0
+        self.is_cancelled = False
+
+    def query(self, messages: list[Json], **_: Any) -> Json:
+        """Return the model's next message with its commands; raises FormatError."""
+        sent = [{name: said[name] for name in said if name != "extra"} for said in messages]
+        reply = Reply(error="cancelled") if self.is_cancelled else self.ask(sent)
+        if reply.error is not None:
+            raise InferenceError(reply.error)
+        self.replies.append(reply)
+        calls = [
+            SimpleNamespace(id=call["id"], function=SimpleNamespace(**call["function"]))
+            for call in reply.tool_calls
+        ]
+        template = CONFIG["model"]["format_error_template"]
+        try:
+            actions = parse_toolcall_actions(
+                calls,
+                format_error_template=template,
+                template_kwargs={"finish_reason": reply.finish_reason},
+            )
+        except FormatError:
+            self.parse_errors += 1
+            raise
+        message = {"role": "assistant", "content": reply.text, "tool_calls": [*reply.tool_calls]}
+        return {**message, "extra": {"actions": actions}}
+
+    def format_message(self, **message: Any) -> Json:
+        """Return a message as it is."""
+        return message
+
+    def format_observation_messages(
+        self, message: Json, outputs: list[Json], template_vars: Json | None = None
+    ) -> list[Json]:
+        """Return what commands printed as messages."""
+        observed: list[Json] = format_toolcall_observation_messages(
+            actions=message["extra"]["actions"],
+            outputs=outputs,
+            observation_template=CONFIG["model"]["observation_template"],
+            template_vars=template_vars,
+        )
+        return observed
+
+    def get_template_vars(self, **_: Any) -> Json:
+        """Return what prompts may say about the model."""
+        return {"model_name": self.config.model_name}
+
+    def serialize(self) -> Json:
+        """Return the part of a trajectory that names the model."""
+        return {"info": {"config": {"model": self.get_template_vars()}}}
+
+
+class Environment:
+    """The interface of its environments: the files of a task, and commands in the sandbox."""
+
+    def __init__(self, task: Mapping[str, Any], run_id: str, tester: Tester) -> None:
+        self.config = SimpleNamespace(timeout=SECONDS)
+        self.task, self.tester = task, tester
+        repo = list_repo(task["repo"], tuple(task["hide"]))
+        self.before = {path: file.read_bytes() for path, file in repo.items()}
+        self.files = dict(self.before)
+        self.key = run_id + hash_repo(task)
+
+    def execute(self, action: Json, cwd: str = "") -> Json:
+        """Run a command; raises Submitted if it prints that the task is complete."""
+        limits = Limits(
+            cpu_seconds=SECONDS,
+            wall_seconds=5 * SECONDS,
+            memory=1024 * MEBI,
+            disk=256 * MEBI + 4 * sum(map(len, self.files.values())),
+            files=4_000 + 4 * len(self.files),
+            open_files=512,
+        )
+        command = replace_surrogates(str(action["command"]))
+        environment = {**CONFIG["environment"]["env"], "PYTHONDONTWRITEBYTECODE": "1"}
+        ran = sandbox.run(
+            ["bash", "-c", SCRIPT, "bash", command],
+            files=self.files, limits=limits, collect=[STATE], env=environment,
+        )  # fmt: skip
+        text = stabilize(replace_surrogates(ran.stdout.decode(errors="replace")))
+        stopped = f"The command was stopped at its limit of {ran.stopped}; its changes are lost."
+        made: Json = {
+            "output": text,
+            "returncode": -1 if ran.exit_code is None else ran.exit_code,
+            "exception_info": stopped if ran.stopped else "",
+        }
+        self.files = self._unpack(ran.files.get(STATE, b""))
+        # Of the same command after the same ones, the output that came first is shown.
+        self.key = hashlib.sha256(f"{self.key}\0{command}".encode()).hexdigest()
+        if self.tester.store is not None:
+            stored = TaskResult(True, json.dumps(made))
+            made = json.loads(self.tester.store.put(self.key, stored).output)
+        first, _, rest = made["output"].lstrip().partition("\n")
+        if first.strip() == SUBMIT and made["returncode"] == 0:
+            extra = {"exit_status": "Submitted", "submission": rest}
+            raise Submitted({"role": "exit", "content": rest, "extra": extra})
+        return made
+
+    def _unpack(self, packed: bytes) -> dict[str, bytes]:
+        """Return the packed files, or those of before if they cannot be read."""
+        found: dict[str, bytes] = {}
+        try:
+            with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
+                for member in tar:
+                    path = member.name.removeprefix("./")
+                    parts = PurePosixPath(path).parts
+                    if not member.isreg() or member.issparse() or {"..", "/"} & {*parts}:
+                        continue
+                    stored = tar.extractfile(member)
+                    # Names that are not UTF-8 have no place in a row.
+                    if stored and replace_surrogates(path) == path:
+                        found[path] = stored.read()
+        except tarfile.TarError:
+            return self.files
+        return {
+            path: content
+            for path, content in sorted(found.items())
+            if not is_hidden(path, self.task["hide"])
+        }
+
+    def changed(self) -> dict[str, bytes | None]:
+        """Return the changed files by path, None for one that was removed."""
+        return {
+            path: self.files.get(path)
+            for path in sorted({*self.before, *self.files})
+            if self.before.get(path) != self.files.get(path)
+        }
+
+    def get_template_vars(self, **_: Any) -> Json:
+        """Return what prompts may say about the system: the same words on every machine."""
+        return {"system": "Linux", "release": "", "version": "", "machine": ""}
+
+    def serialize(self) -> Json:
+        """Return nothing: a trajectory needs nothing of the environment."""
+        return {}
+
+
+async def run_task(
+    task: Mapping[str, Any],
+    run_id: str,
+    request: Request,
+    chat: Chat,
+    max_iters: int,
+    tester: Tester,
+    is_tested: bool,
+    trace: Path | None,
+) -> Json:
+    """Run the agent on a task and return what ROLLOUT has beside sampling and rules.
+
+    `request` has how the model is sampled; `is_tested` says whether the files that the agent left
+    are tested. The run is written to `trace` in the Hub's Session Trace Simple Format.
+    """
+    loop = asyncio.get_running_loop()
+
+    def ask(messages: list[Json]) -> Reply:
+        asked = chat.ask(replace(request, messages=messages, tools=[BASH_TOOL]))
+        return asyncio.run_coroutine_threadsafe(asked, loop).result()
+
+    model, space = Model(request.model, ask), Environment(task, run_id, tester)
+    limits = {"step_limit": max_iters, "cost_limit": 0}
+    agent = DefaultAgent(model, space, **{**CONFIG["agent"], **limits})
+    error, result = None, TaskResult(None, "")
+    try:
+        await asyncio.to_thread(agent.run, task["goal"])
+    except (InferenceError, SandboxError) as problem:
+        error = str(problem)
+    finally:
+        # A thread cannot be cancelled, but it ends at its next query.
+        model.is_cancelled = True
+    changed = space.changed()
+    if error is None and is_tested and has_tests(task):
+        result = await tester.test(task, changed)
+        if result.ok is None:
+            error = f"tests could not be run: {result.error}"
+    run = read_trajectory(agent.serialize(), task["task_id"])
+    run.run_id, run.tools = run_id, [BASH_TOOL]
+    if trace is not None:
+        write_session(run, "mini-swe-agent", trace)
+    row, _ = make_rollout(run, task["suite"], task["seed"])
+    costs = [reply.cost for reply in model.replies]
+    texts = {
+        path: content
+        for path, content in changed.items()
+        if not any(one and decode_text(one) is None for one in (content, space.before.get(path)))
+    }
+    return {
+        **row,
+        "tests_ok": result.ok,
+        "test_output": None if result.ok is None else result.output,
+        "n_test_runs": int(result.ok is not None),
+        "patch": unified_diff(space.before, texts),
+        "files_touched": [*changed],
+        "parse_errors": model.parse_errors,
+        "prompt_tokens": sum(reply.prompt_tokens for reply in model.replies),
+        "completion_tokens": sum(reply.completion_tokens for reply in model.replies),
+        "cost": None if None in costs else sum(filter(None, costs), 0.0),
+        "error": error,
+        "ended": "error" if error else ENDED.get(run.ended, run.ended),
+    }

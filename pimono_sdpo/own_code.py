@@ -1,0 +1,149 @@
+"""Import stages, rewards and verifiers of the user's own, named as `module:name`, and check them.
+
+A module is looked for in the current folder, too. What a stage or a reward raises or returns
+wrongly becomes an OwnCodeError, which names the line.
+"""
+
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import update_wrapper
+from importlib import import_module
+from math import isfinite
+from pathlib import Path
+from traceback import extract_tb
+from typing import Any
+
+from datasets import Features
+
+from pimono_sdpo.errors import OwnCodeError
+from pimono_sdpo.stage import Filter, Map, Stage, features_after, name_of, table_of_rows
+
+
+def import_own(name: str) -> Any:
+    """Import `module:name`; raises OwnCodeError when that is impossible."""
+    module, _, attribute = name.partition(":")
+    if str(Path.cwd()) not in sys.path:
+        # Last: a file here must not take the place of a library.
+        sys.path.append(str(Path.cwd()))
+    try:
+        found = import_module(module)
+    except Exception as error:
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing and f"{module}.".startswith(f"{missing}."):
+            raise OwnCodeError(
+                f"`{name}` names the module `{missing}`, which is neither in the current folder "
+                "nor installed; give module:name of a file here."
+            ) from error
+        raise OwnCodeError(f"`{module}` cannot be imported: {_explain(error)}.") from error
+    if not hasattr(found, attribute):
+        file = getattr(found, "__file__", "built in")
+        raise OwnCodeError(
+            f"`{attribute}` is not in the module `{module}` ({file}); give module:name."
+        )
+    return getattr(found, attribute)
+
+
+def list_own_files(names: Iterable[str]) -> dict[str, Path]:
+    """Return the files that `module:name` needs on another machine, by their path there.
+
+    These are the module, or all Python files of its package.
+    """
+    files: dict[str, Path] = {}
+    for module in {name.partition(":")[0] for name in names}:
+        import_own(f"{module}:__file__")
+        file = Path(str(sys.modules[module.partition(".")[0]].__file__)).resolve()
+        found = file.parent.rglob("*.py") if file.name == "__init__.py" else [file]
+        root = file.parent.parent if file.name == "__init__.py" else file.parent
+        files |= {path.relative_to(root).as_posix(): path for path in found}
+    return dict(sorted(files.items()))
+
+
+def import_stages(names: Sequence[str], given: Features) -> list[Stage]:
+    """Import stages that are run one after the other on rows with the columns `given`.
+
+    Raises OwnCodeError for what is not a Map or a Filter, for two stages of one module, for columns
+    that are missing, and for ones that would change their type.
+    """
+    stages: list[Stage] = []
+    for name in names:
+        stage = import_own(name)
+        columns = features_after(given, stages)
+        if not isinstance(stage, Map | Filter):
+            raise OwnCodeError(f"`{name}` is a {type(stage).__name__}; give a Map or a Filter.")
+        if missing := [column for column in stage.reads if column not in columns]:
+            raise OwnCodeError(
+                f"`{name}` reads {', '.join(missing)}; give columns among {', '.join(columns)}."
+            )
+        writes = Features(stage.writes if isinstance(stage, Map) else {})
+        if changed := [one for one in writes if columns.get(one, writes[one]) != writes[one]]:
+            raise OwnCodeError(
+                f"`{name}` writes {changed[0]} as {writes[changed[0]]}, but later stages read "
+                f"{columns[changed[0]]}; keep the type, or use another name."
+            )
+        if isinstance(stage, Map) and stage.drops:
+            raise OwnCodeError(f"`{name}` drops columns that later stages may read; leave it out.")
+        if getattr(stage.fn, "__name__", "") == "<lambda>":
+            raise OwnCodeError(f"`{name}` has a lambda, which workers cannot get; use a `def`.")
+        if any(name_of(other) == name_of(stage) for other in stages):
+            raise OwnCodeError(f"`{name}` is the second stage of its module; give one of each.")
+        fn: Any = OwnStage(name, stage.fn, writes)
+        stages.append(replace(stage, fn=fn))
+    return stages
+
+
+class OwnStage:
+    """The function of a stage; OwnCodeError says what it raises or returns wrongly.
+
+    Its code is that of the function, see `pimono_sdpo.stage.source_hash`.
+    """
+
+    def __init__(self, name: str, fn: Callable[..., Any], writes: Features) -> None:
+        self.name, self.writes, self.__wrapped__ = name, writes, fn
+
+    def __call__(self, row: Any) -> Any:
+        """Return the new columns of a row, or why it is dropped."""
+        try:
+            result = self.__wrapped__(row)
+            if self.writes:
+                if not isinstance(result, dict) or {*result} != {*self.writes}:
+                    raise TypeError(f"{result!r:.80} does not hold just {', '.join(self.writes)}")
+                table_of_rows([result], self.writes)
+            elif not (result is None or isinstance(result, str)):
+                raise TypeError(f"{result!r:.80} is neither None nor why the row is dropped")
+        except Exception as error:
+            raise OwnCodeError(f"The stage `{self.name}` failed: {_explain(error)}.") from error
+        return result
+
+
+class OwnReward:
+    """A reward function; OwnCodeError says what it raises or returns wrongly."""
+
+    def __init__(self, name: str) -> None:
+        function = import_own(name)
+        if not callable(function):
+            raise OwnCodeError(f"`{name}` is not a function; give one of prompts and completions.")
+        update_wrapper(self, function)
+        self.name, self.function = name, function
+        # By which TRL names its metrics.
+        self.__name__ = name.partition(":")[2]
+
+    def __call__(self, completions: Sequence[Any], **columns: Any) -> list[float | None]:
+        """Return a finite number or None for each completion."""
+        try:
+            result = self.function(completions=completions, **columns)
+            numbers = [None if one is None else float(one) for one in result]
+            if len(numbers) != len(completions):
+                raise ValueError(f"{len(numbers)} rewards for {len(completions)} completions")
+            if not all(one is None or isfinite(one) for one in numbers):
+                raise ValueError(f"{numbers} holds a reward that is not finite")
+        except Exception as error:
+            raise OwnCodeError(f"The reward `{self.name}` failed: {_explain(error)}.") from error
+        return numbers
+
+
+def _explain(error: Exception) -> str:
+    """Return an error in a clause, with the line of the user's code that raised it."""
+    frames = [frame for frame in extract_tb(error.__traceback__) if frame.filename != __file__]
+    where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300].rstrip(".") + where

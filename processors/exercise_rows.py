@@ -1,0 +1,113 @@
+"""Write the training row of an exercise: a conversation that ends where the model acts.
+
+reads   exercise, findings, workspace, cwd, harness, privileged_context and the row's own columns
+writes  the SDPO row: `prompt` with the tools in a system turn, calls as JSON objects, and a
+        `verifier_spec` for `rewards.verifiers.next_call`; redactions
+"""
+
+import json
+from functools import partial
+from typing import Any
+
+from datasets import Features, List, Value
+
+from pimono_sdpo.schema import EVIDENCE, PRINT, SDPO_ROW
+from pimono_sdpo.stage import Map, Row
+from pimono_sdpo.text import shorten
+from pimono_sdpo.text import shorten_at_paragraphs as cut
+from pimono_sdpo.traces.harness import find_harness, pi
+from processors.exercises import ARGUMENT_CHARS, RESULT_CHARS
+from processors.redact import redact_text
+from processors.rollouts.conversation import PROMPTS, dump_json
+from processors.rows import PROMPT_CHARS, write_row, write_workspace
+
+Json = dict[str, Any]
+PLAN_CHARS = 1200
+
+
+def write_exercise(row: Row, resolving_call: bool) -> dict[str, Any]:
+    """Return the columns of a training row, after redaction."""
+    exercise, found = json.loads(row["exercise"]), list(row["redactions"])
+    exercise = _redact(exercise, exercise["cwd"], found)
+    functions = [tool["function"] for tool in exercise["tools"]]
+    known = [{"name": one["name"], "args": one["parameters"]} for one in functions]
+    system = PROMPTS["actions"].strip().format(tools="\n".join(map(dump_json, known)))
+    harness = find_harness(row["harness"])
+    failed = exercise["failed_call"]
+    spec = {
+        "format": "json",
+        # The schemas of a harness are the verifier's own: it knows all their generations.
+        "tools": [
+            one["name"] if one.pop("known", False) else {"type": "function", "function": one}
+            for one in functions
+        ],
+        "goal": exercise["goal"],
+        "failed_call": failed
+        and {"tool": failed["name"], "command": row["findings"][0]["target"], **failed},
+        "resolved_call": exercise["resolved_call"],
+        "paths": exercise["paths"],
+        "programs": exercise["programs"],
+        "workspace": write_workspace(row),
+    }
+    if harness.tools and harness.tools is not pi.TOOLS:
+        spec["harness"] = harness.name
+    context = row["privileged_context"]
+    if resolving_call and exercise["resolved_call"]:
+        context += f"\nThe call that worked:\n{dump_json(exercise['resolved_call'])}"
+    return {
+        **write_row(row),
+        "prompt": [{"role": "system", "content": system}, *_write_turns(exercise)],
+        "privileged_context": context,
+        "verifier_spec": json.dumps(spec, ensure_ascii=False, sort_keys=True),
+        "redactions": found,
+    }
+
+
+def _write_turns(exercise: Json) -> list[Json]:
+    """Return alternating turns: calls as JSON objects, results and words as the user's."""
+    first, *rest = exercise["turns"]
+    turns = [{"role": "user", "content": cut(first["text"], PROMPT_CHARS)}]
+    for turn in rest:
+        shown = turn.get("text", "")
+        if "call" in turn:
+            name, args = turn["call"]["name"], _shorten_texts(turn["call"]["args"])
+            called = dump_json({"type": "tool_call", "name": name, "args": args})
+            turns.append({"role": "assistant", "content": called})
+            shown = f"[tool_result]\n{turn['result']}"
+            turns.append({"role": "user", "content": shorten(shown, RESULT_CHARS)})
+        else:
+            turns[-1]["content"] += f"\n\n{shorten(shown, RESULT_CHARS)}"
+    if exercise["plan"]:
+        turns[-1]["content"] += f"\n\n[your plan]\n{shorten(exercise['plan'], PLAN_CHARS)}"
+    return turns
+
+
+def _shorten_texts(value: Any) -> Any:
+    if isinstance(value, str):
+        return shorten(value, ARGUMENT_CHARS)
+    if isinstance(value, list):
+        return [_shorten_texts(one) for one in value]
+    return {k: _shorten_texts(v) for k, v in value.items()} if isinstance(value, dict) else value
+
+
+def _redact(value: Any, cwd: str, found: list[str]) -> Any:
+    if isinstance(value, str):
+        text, kinds = redact_text(value, cwd) if value else ("", [])
+        found.extend(kinds)
+        return text
+    if isinstance(value, list):
+        return [_redact(one, cwd, found) for one in value]
+    if isinstance(value, dict):
+        return {redact_text(k, cwd)[0]: _redact(one, cwd, found) for k, one in value.items()}
+    return value
+
+
+def stage(resolving_call: bool) -> Map:
+    """Build the stage that writes the rows; `resolving_call` shows the teacher the call itself."""
+    return Map(
+        partial(write_exercise, resolving_call=resolving_call),
+        reads=("exercise", "privileged_context", "findings", "workspace", "cwd", "harness"),
+        writes=Features({**SDPO_ROW, **PRINT, "redactions": List(Value("string"))}),
+        drops=(*(name for name in EVIDENCE if name not in {*SDPO_ROW, *PRINT}), "exercise"),
+        tallies=("redactions",),
+    )

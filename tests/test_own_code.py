@@ -1,0 +1,166 @@
+"""Stages, rewards and verifiers of the user's own, from a module in the current folder."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from pimono_sdpo.errors import OwnCodeError
+from pimono_sdpo.own_code import OwnReward, list_own_files
+from pimono_sdpo.samples import write_samples
+from processors import pipeline
+from tests.plug import ROOT
+
+MINE = """
+from datasets import Value
+from pimono_sdpo import Filter, FlatMap, Map
+from rewards.verifiers.rubric import failed, passed
+
+LAMBDA = Filter(lambda row: None, reads=("score",))
+
+
+def bonus(row):
+    return {"score": row["score"] + 100}
+
+
+def verify(completion, spec):
+    return passed("mine") if "right" in completion else failed("mine", "command_error", "wrong")
+
+
+def reward(prompts, completions, **columns):
+    return [1.0 if "right" in one[-1]["content"] else None for one in completions]
+
+
+def several(row):
+    return [row]
+
+
+def wrong(row):
+    return {"score": "high"}
+
+
+def untold(row):
+    return row["score"] > 2
+
+
+STAGE = Map(bonus, reads=("score",), writes={"score": Value("float64")})
+WRONG = Map(wrong, reads=("score",), writes={"score": Value("float64")})
+UNTOLD = Filter(untold, reads=("score",))
+SEVERAL = FlatMap(several, reads=("score",), writes={"score": Value("float64")})
+BLIND = Filter(untold, reads=("scores",))
+RETYPED = Map(wrong, reads=("score",), writes={"score": Value("string")})
+"""
+
+
+def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run a command as the console script does: the current folder is not importable by itself."""
+    program = (
+        f"import sys; sys.path.insert(0, {str(ROOT)!r}); from pimono_sdpo.cli import main; main()"
+    )
+    command = [sys.executable, "-P", "-c", program, *words]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+def scores(folder: Path) -> list[float]:
+    return sorted(pq.read_table(folder / "data", columns=["score"])["score"].to_pylist())
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with a module of one's own."""
+    (tmp_path / "mine.py").write_text(MINE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    return tmp_path
+
+
+def test_a_stage_of_ones_own_runs_before_the_threshold_and_again_when_it_changes(
+    folder: Path,
+) -> None:
+    write_samples(folder / "traces")
+    filtering = ("filter", "traces", "--out", "rows", "--min-score", "101", "--workers", "2")
+    done = run(folder, *filtering, "--stage", "mine:STAGE")
+    assert done.returncode == 0, done.stderr
+    rows = scores(folder / "rows")
+    assert rows
+    assert min(rows) > 100
+    report = json.loads((folder / "rows" / "report.json").read_text())
+    assert "mine" in [stage["stage"] for stage in report["stages"]]
+    (folder / "mine.py").write_text(MINE.replace("+ 100", "+ 200"))
+    assert run(folder, *filtering, "--stage", "mine:STAGE").returncode == 0
+    assert scores(folder / "rows") == [score + 100 for score in rows]
+    failed = run(folder, *filtering, "--stage", "mine:WRONG")
+    assert failed.returncode == 2
+    assert failed.stderr.count("\n") == 1, failed.stderr
+    assert "The stage `mine:WRONG` failed: ArrowInvalid" in failed.stderr
+    assert scores(folder / "rows") == [score + 100 for score in rows], "the rows are still there"
+
+
+@pytest.mark.parametrize(
+    ("names", "sentence"),
+    [
+        (["gone:STAGE"], "names the module `gone`, which is neither in the current folder nor"),
+        (["mine:GONE"], "`GONE` is not in the module `mine`"),
+        (["mine:SEVERAL"], "is a FlatMap; give a Map or a Filter"),
+        (["mine:LAMBDA"], "has a lambda"),
+        (["mine:BLIND"], "reads scores; give columns among"),
+        (["mine:RETYPED"], "but later stages read"),
+        (["mine:STAGE", "mine:UNTOLD"], "second stage of its module"),
+        (["grade:STAGE"], "`grade` is a stage of `filter`; rename your module"),
+        (["broken:STAGE"], r"`broken` cannot be imported: ZeroDivisionError: .*broken.py, line 2"),
+    ],
+)
+def test_a_stage_that_does_not_fit_is_refused(
+    folder: Path, names: list[str], sentence: str
+) -> None:
+    (folder / "grade.py").write_text(MINE)
+    (folder / "broken.py").write_text("\n1 / 0\n")
+    with pytest.raises(OwnCodeError, match=sentence):
+        pipeline(own=names)
+
+
+def test_a_filter_that_gives_no_reason_is_one_sentence(folder: Path) -> None:
+    stage = next(
+        one for one in pipeline(own=["mine:UNTOLD"]) if one.fn.__class__.__name__ == "OwnStage"
+    )
+    with pytest.raises(OwnCodeError, match="True is neither None nor why the row is dropped"):
+        stage.fn({"score": 3})
+
+
+@pytest.mark.parametrize(
+    ("body", "sentence"),
+    [
+        ("return [1.0]", "1 rewards for 2 completions"),
+        ("return ['good', 'bad']", "could not convert string to float"),
+        ("return [float('nan'), 0]", "not finite"),
+        ("return columns['gone']", r"KeyError: 'gone' \(rewarding.py, line 2\)"),
+    ],
+)
+def test_a_reward_of_ones_own_that_does_not_work_is_one_sentence(
+    folder: Path, body: str, sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "rewarding", raising=False)
+    (folder / "rewarding.py").write_text(f"def score(completions, **columns):\n    {body}\n")
+    with pytest.raises(OwnCodeError, match=sentence):
+        OwnReward("rewarding:score")(completions=["a", "b"], prompts=["", ""])
+
+
+def test_a_verifier_of_ones_own_scores_completions(folder: Path) -> None:
+    rows = [{"verifier_spec": "{}", "completion": text} for text in ("right", "bad")]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    done = run(folder, "rescore", "rows.jsonl", "--out", "scored", "--gate", "mine:verify")
+    assert done.returncode == 0, done.stderr
+    assert "2 rows, 2 judged, 1 passed" in done.stdout
+
+
+def test_the_files_to_ship_are_the_module_or_its_whole_package(folder: Path) -> None:
+    (folder / "pack").mkdir()
+    for name in ("__init__", "scores", "helper"):
+        (folder / "pack" / f"{name}.py").write_text("def score(): ...\n")
+    files = list_own_files(["mine:reward", "pack.scores:score"])
+    assert [*files] == ["mine.py", "pack/__init__.py", "pack/helper.py", "pack/scores.py"]
+    assert all(path.is_file() for path in files.values())

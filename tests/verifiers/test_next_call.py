@@ -1,0 +1,192 @@
+"""The next call at a failing step: what wins, what is worth something, and what must not win."""
+
+import json
+from functools import cache
+from typing import Any
+
+import pytest
+from datasets import Dataset
+
+from pimono_sdpo import run_pipeline
+from pimono_sdpo.schema import SESSION as COLUMNS
+from processors import pipeline
+from rewards.rescore import rescore, rubric_of
+from rewards.verifiers.next_call import verify
+from rewards.verifiers.rubric import VerifierResult
+from tests.failing_steps import APP, NEW, OLD, SAVE, SESSION
+
+Call = tuple[str, dict[str, Any]]
+
+
+@cache
+def specs() -> dict[str, dict[str, Any]]:
+    """Return the specs of the session's steps by kind; `schema` is the edit without its path."""
+    session = {
+        "harness": "", "session_id": "s", "source": "s.jsonl", "trace": SESSION.encode(),
+        "bytes_not_utf8": 0,
+    }  # fmt: skip
+    rows = run_pipeline(Dataset.from_list([session], features=COLUMNS), pipeline("step"))
+    found: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        spec = json.loads(row["verifier_spec"])
+        name = spec["goal"]["kind"]
+        found["schema" if name in found else name] = spec
+    return found
+
+
+def write(call: Call) -> str:
+    return json.dumps({"type": "tool_call", "name": call[0], "args": call[1]})
+
+
+def judge(kind: str, call: Call) -> VerifierResult:
+    return verify(write(call), specs()[kind])
+
+
+def edit(old: str, new: str, path: str = "src/app.py") -> Call:
+    return "edit", {"path": path, "edits": [{"oldText": old, "newText": new}]}
+
+
+def bash(command: str) -> Call:
+    return "bash", {"command": command}
+
+
+def read(path: str) -> Call:
+    return "read", {"path": path}
+
+
+WINS: list[tuple[str, Call]] = [
+    ("change", edit(OLD, NEW)),
+    ("change", edit("open(path) as", 'open(path, encoding="utf-8") as', "/home/ann/app/src/app.py")),
+    ("change", edit(OLD, NEW, "$WORKSPACE/src/app.py")),
+    ("schema", edit('open(path, "w")', SAVE)),
+    ("path", read("tests/unit/settings_test.py")),
+    ("path", bash("cat tests/unit/settings_test.py")),
+    ("program", bash("grep -rn settings_path src tests")),
+    ("program", bash("grep -n -r settings_path tests src | head -5")),
+    ("folder", bash("ls src")),
+    ("folder", read("src/app.py")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "call"), WINS)
+def test_doing_what_was_wanted_wins(kind: str, call: Call) -> None:
+    # The second path is that of the recorder, which no row shows.
+    call = (call[0], json.loads(json.dumps(call[1]).replace("/home/ann/app", "$WORKSPACE")))
+    result = judge(kind, call)
+    assert (result.status, result.score) == ("passed", 1.0), result.feedback
+
+
+HALF: list[tuple[str, Call]] = [
+    ("change", read("src/app.py")),
+    ("change", bash("sed -n '1,20p' src/app.py")),
+    ("path", bash("find . -name 'settings_test*'")),
+    ("path", bash("ls tests")),
+    ("program", bash("which rg")),
+]
+
+
+@pytest.mark.parametrize(("kind", "call"), HALF)
+def test_looking_at_what_it_is_about_is_worth_half(kind: str, call: Call) -> None:
+    assert judge(kind, call).score == 0.5
+
+
+KINDS = ["change", "schema", "path", "program", "folder"]
+EVERYWHERE: list[Call] = [
+    bash("ls"), bash("ls -la"), bash("ls ."), bash("pwd"), bash("true"), bash(":"), bash("echo ok"),
+    bash("git status"), bash("find ."), bash("cat"), bash("ls -R /"), bash("sleep 1"), bash(""),
+    read("README.md"), read(""), read("."), ("finish", {}), ("read", {}), ("edit", {}),
+    edit(OLD, OLD), edit("", ""), edit("import json", "import json  "),
+    ("write", {"path": "notes.md", "content": "ok"}),
+]  # fmt: skip
+CHEATS: list[tuple[str, Call]] = [
+    *((kind, call) for kind in KINDS for call in EVERYWHERE),
+    # The failed call, with other white space, words around it or a harmless addition.
+    ("change", edit(f"{OLD}  # text", NEW)),
+    ("change", edit(f"{OLD}   #  text ", NEW)),
+    ("change", edit(f"{OLD}  # text\n", f"{NEW}\n")),
+    ("schema", ("edit", {"edits": [{"oldText": 'open(path, "w")', "newText": SAVE}]})),
+    ("schema", ("edit", {"path": "src/app.py", "edits": [{"oldText": 'open(path, "w")'}]})),
+    ("path", read("tests/settings_test.py")),
+    ("path", read("./tests/settings_test.py")),
+    ("path", read("tests//settings_test.py ")),
+    ("path", ("read", {"path": "tests/settings_test.py", "limit": 5})),
+    ("path", bash("cat tests/settings_test.py")),
+    ("path", bash("cat tests/settings_test.py || true")),
+    ("path", bash("mkdir -p tests/settings_test.py; ls tests/settings_test.py")),
+    ("path", ("write", {"path": "tests/settings_test.py", "content": "x = 1"})),
+    ("path", read("tests/other_test.py")),
+    ("path", read("src/app.py")),
+    ("path", bash("echo tests/unit/settings_test.py")),
+    ("path", bash("true # tests/unit/settings_test.py")),
+    ("program", bash("rg -n  settings_path src tests")),
+    ("program", bash("rg -n settings_path src tests || true")),
+    ("program", bash("true; rg -n settings_path src tests 2>/dev/null")),
+    ("program", bash("echo settings_path src tests")),
+    ("program", bash("grep nothing src tests")),
+    ("program", bash("ls src tests")),
+    ("program", bash("touch settings_path src tests")),
+    ("folder", read("src")),
+    ("folder", read("src/")),
+    ("folder", bash("ls tests")),
+    ("folder", ("write", {"path": "src/app.py", "content": ""})),
+    # A change that applies, of something else.
+    ("change", edit("import json", "import json\nimport os")),
+    ("change", edit("import json", f"import json\n{NEW}")),
+    ("change", edit(OLD, f"{OLD}  ")),
+    ("change", edit(OLD, "")),
+    ("change", edit(OLD, "    with open(path, encoding='utf-8' as file:")),
+    ("change", edit(OLD, NEW, "src/other.py")),
+    ("change", edit(OLD, f"{NEW}\n" + "\n".join(f"    # {n} encoding utf 8" for n in range(40)))),
+    ("change", ("write", {"path": "src/app.py", "content": ""})),
+    ("change", ("write", {"path": "src/app.py", "content": NEW})),
+    ("change", ("write", {"path": "src/app.py", "content": APP})),
+    ("change", bash(f"echo '{NEW}'")),
+    ("change", bash("rm src/app.py")),
+    ("change", bash("sed -i 's/a/b/' src/app.py")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "call"), CHEATS)
+def test_cheap_calls_lose(kind: str, call: Call) -> None:
+    result = judge(kind, call)
+    assert result.status == "failed"
+    assert (result.score or 0.0) <= 0.4
+
+
+@pytest.mark.parametrize("text", ["", "I would read the file.", "{", '{"type": "final"}', "[]"])
+def test_a_message_without_a_call_gets_nothing(text: str) -> None:
+    assert all(verify(text, specs()[kind]).score == 0.0 for kind in KINDS)
+
+
+def test_the_recorded_calls_are_told_apart() -> None:
+    for kind, spec in specs().items():
+        failed = spec["failed_call"]
+        if failed:
+            result = judge(kind, (failed["name"], failed["args"]))
+            assert result.status == "failed"
+            assert (result.score or 0.0) < 0.1
+        worked = spec["resolved_call"]
+        if worked and kind != "correction":
+            assert judge(kind, (worked["name"], worked["args"])).status == "passed"
+
+
+def test_what_the_session_does_not_tell_is_not_decided() -> None:
+    rubric = rubric_of((), ("next_call",))
+    undecided = [
+        ("correction", edit(SAVE, 'open(path, "w")')),
+        ("path", read("lib/settings_test.py")),
+        ("program", bash("ag -rn settings_path src tests")),
+    ]
+    for kind, call in undecided:
+        row = {"completion": write(call), "verifier_spec": json.dumps(specs()[kind])}
+        scored = rescore(row, rubric)
+        assert (scored["reward"], scored["rejected"]) == (None, None)
+
+
+def test_a_spec_of_another_row_is_not_judged() -> None:
+    assert verify("x", {"tools": ["read"]}).status == "skipped"
+    scored = rescore(
+        {"completion": "x", "verifier_spec": '{"goal": {"kind": "path"}}'},
+        rubric_of((), ("next_call",)),
+    )
+    assert "filter --unit step" in scored["rejected"]
