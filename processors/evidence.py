@@ -62,6 +62,9 @@ def gather_evidence(
         span = events[start:stop]
         wrong = [item["event_index"] for item in here]
         after = [index for index in wrong if request and index > request.index]
+        # The work on a correction is that of the request which it opens.
+        last = max(wrong, default=stop)
+        until = next((end for end in ends if end > last), stop)
         known_files = (
             files.known_at(request.index, min(after)) if request and after and harness.tools else ()
         )
@@ -81,7 +84,7 @@ def gather_evidence(
                 "history": gather_history(events, stays.index, history) if stays else [],
                 "request": request.index if request else -1,
                 "findings": here,
-                "continued": any(map(_is_work, events[max(wrong, default=stop) + 1 : stop])),
+                "continued": any(map(_is_work, events[last + 1 : until])),
                 "tools": tools,
                 "workspace": [known._asdict() for known in known_files],
                 "problem": trace.problem,

@@ -274,8 +274,9 @@ def test_sessions_have_short_names_that_differ_and_rows_an_address(
         path.rename(folder / f"0190f3a2-7e1c-7000-8000-00000000000{path.name}")
     run_filter(str(traces), tmp_path / "rows", FilterOptions(min_score=1.0))
     listed = view_of(render_view(tmp_path / "rows", "rows", None, 10))["rows"]
-    assert [row["where"] for row in listed] == [f"0190f3a2…0000000{name}" for name in "abc"]
-    assert len({row["id"] for row in listed}) == 3
+    names = ("a", "a, request 2", "b", "c")
+    assert [row["where"] for row in listed] == [f"0190f3a2…0000000{name}" for name in names]
+    assert len({row["id"] for row in listed}) == 4
     again = view_of(render_view(tmp_path / "rows", "rows", None, 1))["rows"]
     assert again[0]["id"] == listed[0]["id"]
 
