@@ -11,7 +11,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile --
 export HF_HUB_DISABLE_TELEMETRY := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test test-slow test-all lint types check docs clean
+.PHONY: help demo test test-slow test-all lint types check docs lock clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -40,6 +40,11 @@ docs: $(READY) ## write the generated pages and build the site into build/site
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group docs
 	$(BIN)/python docs/generate.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+lock: $(READY) ## write jobs/requirements.txt: what a job installs, on Linux with CUDA
+	$(BIN)/uv pip compile pyproject.toml --extra train --extra verify --constraint constraints.txt \
+	    --python-platform x86_64-unknown-linux-gnu --python-version 3.11 --upgrade --quiet \
+	    --no-annotate --custom-compile-command "make lock" --output-file jobs/requirements.txt
 
 clean: ## remove what was built, keep the environment
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache

@@ -1,4 +1,4 @@
-"""Cards: dataset cards, model cards, reports and plots of what a run did."""
+"""Cards of `pimono_sdpo`: dataset cards, model cards, reports and plots of what a run did."""
 
 from cards.lint import lint_card, lint_file
 from cards.plots import write_report_plots, write_run_plot

@@ -1,7 +1,7 @@
 # /// script
 # requires-python = ">=3.11"
 # dependencies = [
-#     "pimono-sdpo[together] @ git+https://github.com/pimono-sdpo/pimono-sdpo@v0.1.0",
+#     "together>=3.1,<4",
 # ]
 # ///
 """Fine-tune on Together with a file of `pimono-sdpo steps` or `pairs` in its format.

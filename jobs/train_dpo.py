@@ -1,7 +1,10 @@
 # /// script
 # requires-python = ">=3.11"
 # dependencies = [
-#     "pimono-sdpo[train] @ git+https://github.com/pimono-sdpo/pimono-sdpo@v0.1.0",
+#     "bitsandbytes==0.50.2", "datasets==5.2.0", "filelock==4.2.11",
+#     "huggingface-hub==2.4.0", "peft==0.21.2", "polars==2.1.0", "pyarrow==26.0.1",
+#     "scipy==1.17.1", "torch==2.13.0", "trackio==0.43.0", "transformers==5.23.0",
+#     "trl==1.16.0",
 # ]
 #
 # [tool.hf-jobs]
@@ -22,16 +25,12 @@ for a CPU).
 
 import sys
 
-from pimono_sdpo.training import quiet_libraries
+from pimono_sdpo.training.run import run_script
 
 
 def main(argv: list[str]) -> int:
     """Run the job and return its exit code."""
-    quiet_libraries()
-    from pimono_sdpo.training.run import run_job
-    from pimono_sdpo.training.supervised import DPO
-
-    return run_job(DPO, argv, __doc__)
+    return run_script("dpo", argv, __doc__)
 
 
 if __name__ == "__main__":

@@ -1,21 +1,26 @@
 """Recorded coding-agent sessions in, SDPO training rows and adapters out.
 
-    from pimono_sdpo import load_sessions, run_pipeline
+    from pimono_sdpo import load_sessions, run_pipeline, train
 
     rows = run_pipeline(load_sessions("traces/"))
+    output = train(rows, config="tiny", model_name_or_path="build/tiny-gemma4")
 
 `load_sessions` opens whatever the command `filter` opens, as a `Dataset` or an `IterableDataset`;
 `run_pipeline` turns such a dataset into rows. `Map`, `Filter` and `FlatMap` are stages of your own,
-and `run_stages` runs any stages over any dataset. Errors that a user can fix are `PimonoError`.
+and `run_stages` runs any stages over any dataset. `train` needs the extra `train`. Errors that a
+user can fix are `PimonoError`.
 """
 
 from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pimono_sdpo.errors import PimonoError
     from pimono_sdpo.stage import Filter, FlatMap, Map, Stage, run_stages
     from pimono_sdpo.traces.sources import load_sessions
+    from pimono_sdpo.training.run import train
     from processors import pipeline, run_pipeline
 
 __version__ = "0.1.0"
@@ -29,13 +34,30 @@ __all__ = [
     "pipeline",
     "run_pipeline",
     "run_stages",
+    "train",
 ]
 _MODULES = {
     **dict.fromkeys(__all__, "pimono_sdpo.stage"),
     **dict.fromkeys(("pipeline", "run_pipeline"), "processors"),
     "PimonoError": "pimono_sdpo.errors",
     "load_sessions": "pimono_sdpo.traces.sources",
+    "train": "pimono_sdpo.training.run",
 }
+
+
+def _check_packages() -> None:
+    """Refuse packages of other projects in the place of ours; two would overwrite each other."""
+    for name in ("processors", "rewards", "cards"):
+        spec = find_spec(name)
+        if not (spec and spec.origin and "pimono_sdpo" in Path(spec.origin).read_text("utf-8")):
+            raise ImportError(
+                f"Another project has replaced or removed the package `{name}` of pimono-sdpo; "
+                "uninstall that one and install pimono-sdpo again, or give pimono-sdpo an "
+                "environment of its own, as `uv tool install` does."
+            )
+
+
+_check_packages()
 
 
 def __getattr__(name: str) -> Any:

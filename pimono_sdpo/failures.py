@@ -5,7 +5,7 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
-from pimono_sdpo.prefilter import Prefilter
+from pimono_sdpo.prefilter import Guarded, Prefilter
 
 
 @dataclass(frozen=True)
@@ -58,10 +58,12 @@ RULES = tuple(rule for category in CATEGORIES.values() for rule in category.rule
 _HIDDEN_BY_POLICY = frozenset({"other_marked_error", "permission_auth"})
 
 # A test that passed may be named after the very failure it provokes; a frame quotes source.
-_BESIDE_THE_POINT = re.compile(
-    r"^[ \t]{0,40}(?:(?:\S{1,20} )?[✓✔√] |ok \d{1,6} |--- PASS: |=== RUN |[>→]?[ \t]{0,8}\d{1,6}"
-    r" ?[|│]|[|│])[^\n]*",
-    re.MULTILINE,
+_BESIDE_THE_POINT = Guarded(
+    re.compile(
+        r"^[ \t]{0,40}(?:(?:\S{1,20} )?[✓✔√] |ok \d{1,6} |--- PASS: |=== RUN "
+        r"|[>→]?[ \t]{0,8}\d{1,6} ?[|│]|[|│])[^\n]*",
+        re.MULTILINE,
+    )
 )
 
 _PREFILTER = Prefilter([rule.pattern for rule in RULES])

@@ -74,10 +74,21 @@ class FilterOptions:
     resolving_call: bool = option(
         "Show the teacher of a `step` the call that worked, too.", default=False, decides="row"
     )
+    corrections: bool = option(
+        "Make a `step` of each correction by the user, too, which no verifier can judge.",
+        default=False,
+        decides="row",
+    )
     stage: list[str] = option(
         "Stage of your own, as module:name of a Map or a Filter in the current folder, run on each "
         "scored row before --min-score; may be repeated.",
         default_factory=list,
+        decides="row",
+    )
+    keep_identity: bool = option(
+        "Keep the user and host names of whoever recorded a session; they are replaced otherwise. "
+        "Secrets, e-mail addresses and paths to home folders are always replaced.",
+        default=False,
         decides="row",
     )
     correction_judge: str | None = option(
@@ -122,7 +133,7 @@ class FilterOptions:
             raise OutputError(f"--max-samples {self.max_samples} keeps no row; use at least 1.")
         self.licence = check_licence(self.licence)
 
-    def stages(self) -> tuple[Stage, ...]:
+    def stages(self, recorder: Sequence[str] = ()) -> tuple[Stage, ...]:
         """Return the stages that make the rows."""
         return pipeline(
             self.unit,
@@ -135,6 +146,8 @@ class FilterOptions:
             self.stage,
             self.prompt_tokens,
             self.resolving_call,
+            None if self.keep_identity else recorder,
+            self.corrections,
         )
 
 
@@ -185,7 +198,7 @@ def run_part(
     out = out.resolve()
     opened = _open(source, out)
     described = [describe(shard) for shard in opened.shards]
-    key = made_by(options.stages(), resume_key(options))
+    key = made_by(options.stages(opened.recorder), resume_key(options))
     content = says(part, _redact_names(opened), described, key)
     there = folders.read_json(out / folders.PART) if folders.mark_of(out) == folders.PART else None
     if isinstance(there, dict) and (there["part"], there["parts"]) != part:
@@ -247,7 +260,7 @@ def _finish(
 ) -> dict[int, Json]:
     """Run the shards of these numbers, with a progress bar, and return their records."""
     shards = {index: opened.shards[index] for index in numbers}
-    parts = filter_parts(shards, options.stages(), resume_key(options))
+    parts = filter_parts(shards, options.stages(opened.recorder), resume_key(options))
     started = perf_counter()
     finished = run_parts(parts, work, OUTPUTS, desc="filter", unit="session", engine=engine)
     if usage is not None:

@@ -106,6 +106,14 @@ class Guarded:
         """Return the first match, as `Pattern.search` does."""
         return self.pattern.search(text) if self._prefilter.candidates(text) else None
 
+    def finditer(self, text: str) -> Iterator[re.Match[str]]:
+        """Yield all matches, as `Pattern.finditer` does."""
+        return self.pattern.finditer(text) if self._prefilter.candidates(text) else iter(())
+
+    def sub(self, replacement: str, text: str) -> str:
+        """Replace all matches, as `Pattern.sub` does."""
+        return self.pattern.sub(replacement, text) if self._prefilter.candidates(text) else text
+
 
 def widen_pattern(pattern: re.Pattern[str]) -> str:
     r"""Rewrite a pattern for RE2 so that it matches wherever the pattern does, and maybe elsewhere.

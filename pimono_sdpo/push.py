@@ -14,12 +14,13 @@ earlier push's shards are one commit, made on the commit they were compared with
 import logging
 import re
 import shlex
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -52,11 +53,11 @@ SHARDS = ("data", "rejects")
 STAGES = ("steps", "pairs")
 DATASET = "dataset"
 PLACEHOLDER = '"PATH_OR_ID"'
-COMMIT_MESSAGE = "Push rows filtered by pimono-sdpo"
 _FRONT_MATTER = re.compile(r"\A---\n(.*?)\n---\n", re.DOTALL)
 _PLACEHOLDER = re.compile(r"\[REDACTED:\w+\]")
 _SECTION = re.compile(r"<!-- pimono-sdpo:(\w+) -->\n.*?<!-- /pimono-sdpo:\1 -->\n", re.DOTALL)
 Json = dict[str, Any]
+Operation = CommitOperationAdd | CommitOperationDelete
 
 # Retries have a line of their own.
 logger = logging.getLogger(__name__)
@@ -117,7 +118,7 @@ def check_account(repo_id: str, options: PushOptions) -> None:
         raise OutputError("A pull request is made against main; leave out --revision.")
     api = HfApi()
     problem = None
-    with _hub_errors(f"Nothing can be pushed to `{repo_id}`"):
+    with hub_errors(f"Nothing can be pushed to `{repo_id}`"):
         namespace = repo_id.split("/")[0]
         for attempt in retry_hub(connected=False):
             with attempt:
@@ -142,9 +143,16 @@ def push_folder(folder: Path, repo_id: str, options: PushOptions) -> str:
     card = (folder / CARD).read_text().replace(PLACEHOLDER, f'"{repo_id}"')
     check_account(repo_id, options)
     digest = sha256((folder / REPORT).read_bytes()).hexdigest()
-    push = _Push(repo_id, options, moved, card, stage, f"report.json has the sha256 {digest}.")
     again = shlex.join(["pimono-sdpo", "push", str(folder), repo_id, *options.given()])
-    return push.run(f"; then `{again}`")
+    return _RowsUpload(
+        repo_id=repo_id,
+        options=options,
+        own=moved,
+        card=card,
+        stage=stage,
+        description=f"report.json has the sha256 {digest}.",
+        again=f"; then `{again}`",
+    ).run()
 
 
 # What is published, and the check that it may be.
@@ -322,9 +330,9 @@ def _stage_of_config(config: Json) -> str | None:
 # The Hub.
 
 
-def _exists(api: HfApi, repo_id: str) -> bool:
+def _exists(api: HfApi, repo_id: str, kind: str = DATASET) -> bool:
     try:
-        api.repo_info(repo_id, repo_type=DATASET)
+        api.repo_info(repo_id, repo_type=kind)
     except RepositoryNotFoundError as error:
         # Also raised for a refused token.
         if error.response.status_code == 401:
@@ -333,28 +341,35 @@ def _exists(api: HfApi, repo_id: str) -> bool:
     return True
 
 
-@dataclass
-class _Push:
-    """A push to a dataset; its attempts and what they left on the Hub.
+@dataclass(kw_only=True)
+class Upload(ABC):
+    """One commit to a repository; its attempts and what they left on the Hub.
 
-    `description` is of the commit and the same only for the same rows. `created` is whether this
-    push made the dataset. `sent` holds the heads before a commit that may have been made.
+    `description` is of the commit and the same only for the same files; `again` ends the sentence
+    on a failure. `created` is whether this upload made the repository. `sent` holds the heads
+    before a commit that may have been made, of `files` files.
     """
+
+    KIND: ClassVar[str]
+    MESSAGE: ClassVar[str]
 
     repo_id: str
     options: PushOptions
-    own: dict[str, Path | bytes]
-    card: str
-    stage: str | None
-    description: str
+    description: str = ""
+    again: str = ""
     api: HfApi = field(default_factory=HfApi)
     created: bool = False
     sent: dict[str, str] | None = None
+    files: int = 0
 
-    def run(self, again: str) -> str:
-        """Push, and return a sentence on what was done."""
+    @abstractmethod
+    def operations(self, head: str) -> list[Operation]:
+        """Return what is to be added and deleted, compared with a commit of the repository."""
+
+    def run(self) -> str:
+        """Push, and return a sentence on what was done; raises OutputError."""
         try:
-            with self.errors(again):
+            with self.errors():
                 for attempt in retry_hub():
                     with attempt:
                         if made := self.find_sent():
@@ -367,56 +382,57 @@ class _Push:
         raise AssertionError("the last attempt returns or raises")
 
     @contextmanager
-    def errors(self, again: str) -> Iterator[None]:
+    def errors(self) -> Iterator[None]:
+        """Raise OutputError for what the Hub, the token or the network refuse."""
         try:
             yield
-        except HUB_ERRORS as error:
+        except (*HUB_ERRORS, _FileRefused) as error:
             what = f"Nothing was pushed to `{self.repo_id}`"
+            if isinstance(error, _FileRefused):
+                raise OutputError(f"{what}: {error}; fix this{self.again}.") from error
             if self.sent is not None:
-                what = f"The Hub did not confirm whether the rows are in `{self.repo_id}`"
+                what = f"The Hub did not confirm whether the files are in `{self.repo_id}`"
             reason = explain_error(error, self.options.revision or "main")
-            raise OutputError(f"{what}: {reason}{again}.") from error
-        except _FileRefused as error:
-            raise OutputError(
-                f"Nothing was pushed to `{self.repo_id}`: {error}; fix this{again}."
-            ) from error
+            raise OutputError(f"{what}: {reason}{self.again}.") from error
 
     def create(self) -> None:
-        """Create the dataset and the branch where they are missing."""
-        api, repo_id, revision = self.api, self.repo_id, self.options.revision
-        if not _exists(api, repo_id):
+        """Create the repository and the branch where they are missing."""
+        api, repo_id, kind, revision = self.api, self.repo_id, self.KIND, self.options.revision
+        if not _exists(api, repo_id, kind):
             try:
-                api.create_repo(repo_id, repo_type=DATASET, private=not self.options.public)
+                api.create_repo(repo_id, repo_type=kind, private=not self.options.public)
                 self.created = True
             except HfHubHTTPError as error:
                 if error.response.status_code != 409:
                     raise
-            if not _exists(api, repo_id):
+            if not _exists(api, repo_id, kind):
                 raise OutputError(
-                    f"The Hub says that `{repo_id}` is taken, but there is no dataset of that "
-                    "name: it has another type, or this account may not see it; use another name."
+                    f"The Hub says that `{repo_id}` is taken, but there is no {kind} of that "
+                    "name: it has another type, or this account may not see it; use another name"
+                    f"{self.again}."
                 )
         if revision and not revision.startswith("refs/"):
-            api.create_branch(repo_id, repo_type=DATASET, branch=revision, exist_ok=True)
+            api.create_branch(repo_id, repo_type=kind, branch=revision, exist_ok=True)
 
     def remove_empty(self) -> None:
-        """Delete the dataset if this push created it and nothing was committed to it."""
+        """Delete the repository if this upload created it and nothing was committed to it."""
         if not self.created or self.sent is not None:
             return
         try:
-            if len(self.api.list_repo_commits(self.repo_id, repo_type=DATASET)) == 1:
-                self.api.delete_repo(self.repo_id, repo_type=DATASET, missing_ok=True)
+            if len(self.api.list_repo_commits(self.repo_id, repo_type=self.KIND)) == 1:
+                self.api.delete_repo(self.repo_id, repo_type=self.KIND, missing_ok=True)
+                self.created = False
         except HTTPError:
-            logger.warning("The new dataset `%s` is empty; delete it or push again.", self.repo_id)
+            logger.warning("The new repository `%s` is empty; delete it or use it.", self.repo_id)
 
     def heads(self) -> dict[str, str]:
         """Return the commits that a push may have made: of the branch, or of each pull request."""
         if not self.options.create_pr:
             revision = self.options.revision or "main"
-            info = self.api.repo_info(self.repo_id, repo_type=DATASET, revision=revision)
+            info = self.api.repo_info(self.repo_id, repo_type=self.KIND, revision=revision)
             return {revision: str(info.sha)}
         refs = self.api.list_repo_refs(
-            self.repo_id, repo_type=DATASET, include_pull_requests=True
+            self.repo_id, repo_type=self.KIND, include_pull_requests=True
         ).pull_requests
         return {ref.ref: ref.target_commit for ref in refs or ()}
 
@@ -427,22 +443,76 @@ class _Push:
         for ref, sha in self.heads().items():
             if self.sent.get(ref) == sha:
                 continue
-            head = self.api.list_repo_commits(self.repo_id, repo_type=DATASET, revision=sha)[0]
+            head = self.api.list_repo_commits(self.repo_id, repo_type=self.KIND, revision=sha)[0]
             if self.description in head.message:
-                where = f"{self.api.endpoint}/datasets/{self.repo_id}"
                 made = f"the pull request {ref}, " if self.options.create_pr else ""
-                return f"pushed {len(self.own)} files to {where}, in {made}commit {sha}"
+                return f"pushed {self.files} files to {self.place()}, in {made}commit {sha}"
         self.sent = None
         return None
+
+    def place(self) -> str:
+        """Return the address of the repository."""
+        kind = "" if self.KIND == "model" else f"{self.KIND}s/"
+        return f"{self.api.endpoint}/{kind}{self.repo_id}"
 
     def commit(self) -> str:
         """Compare with the branch as it is now, and commit the difference onto that commit."""
         api, repo_id, options = self.api, self.repo_id, self.options
-        info = api.repo_info(repo_id, repo_type=DATASET, revision=options.revision or "main")
-        there = set(api.list_repo_files(repo_id, repo_type=DATASET, revision=info.sha))
+        info = api.repo_info(repo_id, repo_type=self.KIND, revision=options.revision or "main")
+        operations = self.operations(str(info.sha))
+        where = f"{self.place()} ({'private' if info.private else 'public'})"
+        if options.public and info.private:
+            where += ", which stays private until its settings are changed"
+        gone = sum(isinstance(one, CommitOperationDelete) for one in operations)
+        self.files = len(operations) - gone
+        self.sent = self.heads()
+        try:
+            # The client leaves out files that are there already, and makes no empty commit.
+            done = api.create_commit(
+                repo_id,
+                operations,
+                commit_message=self.MESSAGE,
+                commit_description=self.description,
+                repo_type=self.KIND,
+                revision=options.revision,
+                create_pr=options.create_pr,
+                parent_commit=info.sha,
+            )
+        except HTTPError as error:
+            # A commit may have been made although its answer was lost.
+            if is_transient(error) and (made := self.find_sent()):
+                return made
+            self.sent = None
+            raise
+        except (ValueError, RuntimeError) as error:
+            self.sent = None
+            # The client hides why a card or a file was refused behind errors of its own.
+            reason = " ".join(f"{error} {error.__cause__ or ''}".split())
+            raise _FileRefused(reason) from error
+        if done.oid == info.sha:
+            return f"{where} has these files already, in commit {info.sha}; nothing was uploaded"
+        made = f"pull request {done.pr_url}" if options.create_pr else f"commit {done.oid}"
+        return f"pushed {self.files} files to {where}, {gone} removed, in {made}"
+
+
+@dataclass(kw_only=True)
+class _RowsUpload(Upload):
+    """The upload of a folder of rows."""
+
+    KIND = DATASET
+    MESSAGE = "Push rows filtered by pimono-sdpo"
+
+    own: dict[str, Path | bytes]
+    card: str
+    stage: str | None
+
+    def operations(self, head: str) -> list[Operation]:
+        """Add our files, and delete the shards of an earlier push; raises OutputError."""
+        api, repo_id = self.api, self.repo_id
+        there = set(api.list_repo_files(repo_id, repo_type=DATASET, revision=head))
 
         def download(name: str) -> Path:
-            return Path(hf_hub_download(repo_id, name, repo_type=DATASET, revision=info.sha))
+            return Path(hf_hub_download(repo_id, name, repo_type=DATASET, revision=head))
 
         folders = SHARDS if self.stage is None else (self.stage, f"{self.stage}_rejects")
         starts = tuple(f"{folder}/" for folder in folders)
@@ -460,41 +530,13 @@ class _Push:
         before = download(CARD).read_bytes() if has_card else None
         card = merge_cards(self.card, before, self.stage, repo_id)
         files = {**self.own, CARD: card.encode()}
-        gone = sorted(shards - files.keys())
-        where = f"{api.endpoint}/datasets/{repo_id} ({'private' if info.private else 'public'})"
-        if options.public and info.private:
-            where += ", which stays private until its settings are changed"
-        self.sent = self.heads()
-        try:
-            # The client leaves out files that are there already, and makes no empty commit.
-            done = api.create_commit(
-                repo_id,
-                [
-                    *(CommitOperationAdd(name, files[name]) for name in files),
-                    *(CommitOperationDelete(name, is_folder=False) for name in gone),
-                ],
-                commit_message=COMMIT_MESSAGE,
-                commit_description=self.description,
-                repo_type=DATASET,
-                revision=options.revision,
-                create_pr=options.create_pr,
-                parent_commit=info.sha,
-            )
-        except HTTPError as error:
-            # A commit may have been made although its answer was lost.
-            if is_transient(error) and (made := self.find_sent()):
-                return made
-            self.sent = None
-            raise
-        except (ValueError, RuntimeError) as error:
-            self.sent = None
-            # The client hides why a card or a file was refused behind errors of its own.
-            reason = " ".join(f"{error} {error.__cause__ or ''}".split())
-            raise _FileRefused(reason) from error
-        if done.oid == info.sha:
-            return f"{where} has these rows already, in commit {info.sha}; nothing was uploaded"
-        made = f"pull request {done.pr_url}" if options.create_pr else f"commit {done.oid}"
-        return f"pushed {len(files)} files to {where}, {len(gone)} removed, in {made}"
+        return [
+            *(CommitOperationAdd(name, files[name]) for name in files),
+            *(
+                CommitOperationDelete(name, is_folder=False)
+                for name in sorted(shards - files.keys())
+            ),
+        ]
 
 
 class _FileRefused(RuntimeError):
@@ -506,7 +548,8 @@ HUB_ERRORS = (HTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled)
 
 
 @contextmanager
-def _hub_errors(what: str) -> Iterator[None]:
+def hub_errors(what: str) -> Iterator[None]:
+    """Raise OutputError with `what` and a reason for what the Hub or the network refuse."""
     try:
         yield
     except HUB_ERRORS as error:

@@ -45,6 +45,8 @@ EVIDENCE = Features(
     {
         **columns(string="harness session_id source", int32="episode"),
         "cwd": Value("string"),
+        # See processors.identity; null to keep them.
+        "identity": STRINGS,
         "history": List(MESSAGE),
         **columns(string="prompt", int32="request"),
         "findings": List(FINDING),

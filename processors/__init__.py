@@ -37,16 +37,20 @@ def pipeline(
     own: Sequence[str] = (),
     prompt_tokens: int = 4000,
     resolving_call: bool = False,
+    recorder: Sequence[str] | None = (),
+    corrections: bool = False,
 ) -> tuple[Stage, ...]:
     """Return the stages for the options of `filter` that decide each row.
 
-    `own` names stages as `module:name`, which are run behind `grade`. Raises OwnCodeError.
+    `own` names stages as `module:name`, which are run behind `grade`; `recorder` are names of the
+    recorder as `processors.identity` finds them, beside those that a session shows, None to keep
+    all of them. Raises OwnCodeError.
     """
     is_step = unit == "step"
     before = (
-        exercises.stage(prompt_tokens, correction_judge)
+        exercises.stage(prompt_tokens, correction_judge, recorder, corrections)
         if is_step
-        else evidence.stage(unit, history_chars, correction_judge),
+        else evidence.stage(unit, history_chars, correction_judge, recorder),
         split.stage(test_fraction, split_by),
         names.STAGE,
         keep.STAGE,

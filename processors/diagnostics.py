@@ -8,6 +8,7 @@ never counts, nor do provider outages, interrupts by the user and searches witho
 import re
 from collections.abc import Sequence
 from functools import lru_cache
+from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,7 +20,7 @@ from pimono_sdpo.traces.events import Event, decode_json
 from processors.status import SHORT, decode_status, find_family
 
 _SAYS = compile_patterns(Path(__file__).with_name("wording.toml"), "diagnostics")
-_PASSED, _SOUNDS_BAD = Guarded(_SAYS["passed"]), Guarded(_SAYS["sounds_bad"])
+_PASSED, _SOUNDS_BAD, _TRAILER = map(Guarded, itemgetter("passed", "sounds_bad", "trailer")(_SAYS))
 MIXED_TAIL_LINES = 25
 HEAD_LINES = 8
 TAIL_LINES = 20
@@ -150,9 +151,9 @@ def _judge(event: Event, call: Event | None) -> Finding | None:
     text, target = _strip_notices(message or event.text), find_target(arguments, event.kind)
     if _SAYS["evicted"].fullmatch(text[:500]) or _is_interrupt_or_outage(event, text):
         return None
-    ended = _SAYS["exit_tail"].search(text[-_EXIT_CHARS:])
-    if code is None and is_shell and ended and ended[1]:
-        code = int(ended[1])
+    if code is None and is_shell:
+        ended = _SAYS["exit_tail"].search(text[-_EXIT_CHARS:])
+        code = int(ended[1]) if ended and ended[1] else None
     output = _cut_to_ends(text)
     if code is not None and (is_shell or runs):
         categories = _classify_command(code, parse_command(target), target, output)
@@ -210,9 +211,8 @@ def _strip_notices(text: str) -> str:
     leader = _SAYS["leader"].match(text)
     text = text[leader.end() :] if leader else text
     end = text[-_END_CHARS:]
-    if not _SAYS["may_trail"].search(end):
-        return text
-    return (text[:-_END_CHARS] + _SAYS["trailer"].sub("\n", end)).strip()
+    kept = _TRAILER.sub("\n", end)
+    return text if kept == end else (text[:-_END_CHARS] + kept).strip()
 
 
 def _classify_turn(text: str) -> set[str]:
@@ -236,7 +236,10 @@ def _cut_to_ends(text: str) -> str:
         text = head + "\n" + text[-TAIL_CHARS:].partition("\n")[2]
     first = _SAYS["exit_head"].match(text)
     text = text[first.end() :] if first else text
-    return text[:-_EXIT_CHARS] + _SAYS["exit_tail"].sub("", text[-_EXIT_CHARS:])
+    end = text[-_EXIT_CHARS:]
+    return (
+        text[:-_EXIT_CHARS] + _SAYS["exit_tail"].sub("", end) if "P" in end or "C" in end else text
+    )
 
 
 def _classify_call(tool_name: str, output: str) -> set[str]:
@@ -339,6 +342,11 @@ def _find_own_words(stages: list[Stage], output: str) -> str:
     return said if is_short and _SOUNDS_BAD.search(said) else ""
 
 
+# Without one of them, or words of a shell in the output, the status of a command is its own.
+_JOINS = re.compile(r"[|;&>`]|\\n|\n|\$\(|-c |exec|ssh|rtk|/tasks/")
+_SHELL_SAYS = ("line ", "not found", "syntax error", "timed out", " ERROR", "[ERROR")
+
+
 def _may_mask_failure(command: str, text: str) -> bool:
     """Return, without parsing the command, whether it may mask a failure.
 
@@ -349,6 +357,8 @@ def _may_mask_failure(command: str, text: str) -> bool:
     if "curl" in command and _shows_http_error(command, text):
         return True
     tail = "\n".join(text[-TAIL_CHARS:].rsplit("\n", 2 * TAIL_LINES)[-2 * TAIL_LINES :])
+    if command and not _JOINS.search(command) and not any(sign in tail for sign in _SHELL_SAYS):
+        return False
     head = text[:_END_CHARS] + "\n" if "head" in command and len(tail) < len(text) else ""
     return bool(_MAY_COMPLAIN.candidates(head + tail))
 
@@ -383,7 +393,7 @@ def _find_masked_failures(command: str, text: str, shows_status: bool = True) ->
 
     Without `shows_status` the result says nothing of the status, so that all of it may be lost.
     """
-    shows_status = shows_status and not _SAYS["swallows"].search(command)
+    shows_status = shows_status and not ("rtk " in command and _SAYS["swallows"].search(command))
     # A line of the command itself was echoed.
     lines = [line for line in _take_last_lines(text) if line.strip() not in command]
     if not lines:
@@ -456,7 +466,7 @@ def _find_complaints(
     losing = {part.stage.program for part in parts if part.loses}
     looks = has_fallback and all(stage.role != "runs" for stage in stages)
     for line in lines:
-        match = _SAYS["speaker"].match(line)
+        match = _SAYS["speaker"].match(line) if ": " in line else None
         if not match or not _SOUNDS_BAD.search(match[2]):
             continue
         # A look for something may provide for its absence.

@@ -42,7 +42,7 @@ def show_event_windows(
     Texts are redacted like the rows, and shortened.
     """
     found: list[Row] = (
-        list(gather_exercises(session, 0))
+        list(gather_exercises(session, 0, corrections=True))
         if unit == "step"
         else list(gather_evidence(session, unit, history_chars))
     )

@@ -27,7 +27,9 @@ from pimono_sdpo.traces.parse import Branch, find_branches, match_results, read_
 from processors.corrections import Judge, find_corrections
 from processors.corrections.features import ASKED_CHARS, is_automated, list_edited, read_cues
 from processors.diagnostics import NOTHING_KNOWN, find_failures
+from processors.identity import find_identity
 from processors.outcome import describe_outcomes
+from processors.redact import read_workspace
 
 _SAYS = compile_patterns(Path(__file__).with_name("wording.toml"), "requests")
 # Characters of the turns before a request that means nothing alone; about 1,000 tokens.
@@ -37,14 +39,22 @@ CHORE_CHARS = 80
 
 
 def gather_evidence(
-    row: Row, unit: Unit, history_chars: int, judge: Judge | None = None
+    row: Row,
+    unit: Unit,
+    history_chars: int,
+    judge: Judge | None = None,
+    recorder: Sequence[str] | None = (),
 ) -> list[dict[str, Any]]:
-    """Return the evidence rows of a session, at least one, so that every session is counted."""
+    """Return the evidence rows of a session, at least one, so that every session is counted.
+
+    `recorder` are names of the recorder that are known, None to keep all that are found.
+    """
     trace = read_trace(row["trace"] or b"")
     events = trace.events
     found = find_evidence(events, judge, unit)
     matched, requests, described = found.matched, found.requests, found.described
     ends = [*(request.index for request in requests[1:]), len(events)]
+    identity = identify(row, trace.cwd, found, recorder)
     # One span of events for each request; the first includes what precedes it.
     cuts = [0, *(ends if unit == "episode" else ends[-1:])]
     chosen: list[Event | None] = [*requests] or [None]
@@ -80,6 +90,7 @@ def gather_evidence(
                 "source": row["source"],
                 "episode": episode,
                 "cwd": trace.cwd,
+                "identity": identity,
                 "prompt": request.text.strip() if request else "",
                 "history": gather_history(events, stays.index, history) if stays else [],
                 "request": request.index if request else -1,
@@ -132,6 +143,16 @@ def _keeps_house(text: str) -> bool:
     """Check for a request to commit, publish or look whether anything is to be done."""
     is_short = len(text) <= CHORE_CHARS
     return is_automated(text) or (is_short and _CUES["chores"].search(text.lower()) is not None)
+
+
+def identify(
+    row: Row, cwd: str, found: Found, recorder: Sequence[str] | None
+) -> Sequence[str] | None:
+    """Return the names to redact, None to keep them."""
+    # Without evidence, no text is kept.
+    if recorder is None or not any(found.described.values()):
+        return recorder
+    return find_identity(row["trace"] or b"", read_workspace(cwd)[1], recorder)
 
 
 def _bind(
@@ -267,10 +288,21 @@ def count_row(
     }
 
 
-def stage(unit: Unit, history_chars: int, judge: Judge | None = None) -> FlatMap:
+def stage(
+    unit: Unit,
+    history_chars: int,
+    judge: Judge | None = None,
+    recorder: Sequence[str] | None = (),
+) -> FlatMap:
     """Build the stage for one unit of training and so many characters of earlier turns."""
     return FlatMap(
-        partial(gather_evidence, unit=unit, history_chars=history_chars, judge=judge),
+        partial(
+            gather_evidence,
+            unit=unit,
+            history_chars=history_chars,
+            judge=judge,
+            recorder=recorder,
+        ),
         reads=("session_id", "source", "trace", "bytes_not_utf8"),
         writes=EVIDENCE,
         tallies=("counts", "volume"),

@@ -1,6 +1,6 @@
 """Write the training row of an exercise: a conversation that ends where the model acts.
 
-reads   exercise, findings, workspace, cwd, harness, privileged_context and the row's own columns
+reads   exercise, findings, workspace, cwd, identity, harness, privileged_context, the row's columns
 writes  the SDPO row: `prompt` with the tools in a system turn, calls as JSON objects, and a
         `verifier_spec` for `rewards.verifiers.next_call`; redactions
 """
@@ -28,7 +28,8 @@ PLAN_CHARS = 1200
 def write_exercise(row: Row, resolving_call: bool) -> dict[str, Any]:
     """Return the columns of a training row, after redaction."""
     exercise, found = json.loads(row["exercise"]), list(row["redactions"])
-    exercise = _redact(exercise, exercise["cwd"], found)
+    names = row["identity"] if row["identity"] is None else tuple(row["identity"])
+    exercise = _redact(exercise, exercise["cwd"], names, found)
     functions = [tool["function"] for tool in exercise["tools"]]
     known = [{"name": one["name"], "args": one["parameters"]} for one in functions]
     system = PROMPTS["actions"].strip().format(tools="\n".join(map(dump_json, known)))
@@ -90,15 +91,18 @@ def _shorten_texts(value: Any) -> Any:
     return {k: _shorten_texts(v) for k, v in value.items()} if isinstance(value, dict) else value
 
 
-def _redact(value: Any, cwd: str, found: list[str]) -> Any:
+def _redact(value: Any, cwd: str, names: tuple[str, ...] | None, found: list[str]) -> Any:
     if isinstance(value, str):
-        text, kinds = redact_text(value, cwd) if value else ("", [])
+        text, kinds = redact_text(value, cwd, names) if value else ("", [])
         found.extend(kinds)
         return text
     if isinstance(value, list):
-        return [_redact(one, cwd, found) for one in value]
+        return [_redact(one, cwd, names, found) for one in value]
     if isinstance(value, dict):
-        return {redact_text(k, cwd)[0]: _redact(one, cwd, found) for k, one in value.items()}
+        return {
+            redact_text(key, cwd, names)[0]: _redact(one, cwd, names, found)
+            for key, one in value.items()
+        }
     return value
 
 
@@ -106,7 +110,15 @@ def stage(resolving_call: bool) -> Map:
     """Build the stage that writes the rows; `resolving_call` shows the teacher the call itself."""
     return Map(
         partial(write_exercise, resolving_call=resolving_call),
-        reads=("exercise", "privileged_context", "findings", "workspace", "cwd", "harness"),
+        reads=(
+            "exercise",
+            "privileged_context",
+            "findings",
+            "workspace",
+            "cwd",
+            "identity",
+            "harness",
+        ),
         writes=Features({**SDPO_ROW, **PRINT, "redactions": List(Value("string"))}),
         drops=(*(name for name in EVIDENCE if name not in {*SDPO_ROW, *PRINT}), "exercise"),
         tallies=("redactions",),

@@ -1,4 +1,4 @@
-"""Make an exercise of each tool call that failed, and of each correction by the user.
+"""Make an exercise of each tool call that failed, and of corrections by the user if asked to.
 
 The prompt is the conversation up to the turn that failed; a verifier judges what the model does
 there (`rewards.verifiers.next_call`). What went wrong, and what resolved it, is for the teacher.
@@ -13,11 +13,12 @@ drops   no_call (no call of the agent failed), refused (the user, a hook or a sa
 
 change      make the change of the failed edit or write, on `path`
 read        read `path`, which the harness wants before it is changed
-path        find or use what was looked for under the missing `path`
+path        find or use what was looked for under the missing `path`; `shown` if its name was
+            in the conversation
 folder      look into the folder `path`, which was taken for a file
 program     do the same without the missing `program`
 call        make the same call with arguments that fit its schema
-correction  nothing that could be decided
+correction  nothing that could be decided (only with --corrections)
 """
 
 import json
@@ -28,10 +29,18 @@ from typing import Any
 
 from datasets import Features, Value
 
-from pimono_sdpo.replay.calls import decode_arguments, find_path, find_text, read_edits, read_patch
+from pimono_sdpo.replay.calls import (
+    decode_arguments,
+    find_path,
+    find_text,
+    is_veto,
+    read_edits,
+    read_patch,
+)
 from pimono_sdpo.replay.commands import parse_once
-from pimono_sdpo.replay.initial_state import Beginnings
+from pimono_sdpo.replay.initial_state import Beginnings, Known
 from pimono_sdpo.schema import EVIDENCE, Finding
+from pimono_sdpo.shell import Stage
 from pimono_sdpo.stage import FlatMap, Row
 from pimono_sdpo.traces.events import Event
 from pimono_sdpo.traces.harness import find_harness
@@ -43,6 +52,7 @@ from processors.evidence import (
     find_evidence,
     gather_history,
     hash_messages,
+    identify,
     stands_alone,
 )
 from processors.outcome import is_command
@@ -55,7 +65,11 @@ TOKEN_CHARS = 4
 # Of one result or one text among the arguments of an earlier call.
 RESULT_CHARS, ARGUMENT_CHARS, PLAN_CHARS = 3000, 600, 1200
 FILE_CHARS = 30_000
-MOST_PATHS, MOST_PROGRAMS = 300, 60
+MOST_PATHS, MOST_PROGRAMS, MOST_AFTER = 300, 60, 20
+# Words of a command that looks at one place: a pattern, and the place.
+MOST_WORDS = 2
+# Of the words of two commands that do the same.
+MIN_SHARED = 0.6
 # So many calls show which arguments a tool always needs.
 ENOUGH_CALLS = 5
 _CHANGES = frozenset({"edit", "write", "multi_edit"})
@@ -74,28 +88,43 @@ _NO_PATH = re.compile(
     r"|can't open file '([^'\n]{1,300})'",
     re.IGNORECASE,
 )
+# Programs that are given a file because it is thought to be there.
+_USES = frozenset("cat head tail sed cd source bash sh node python python3 cp mv rg grep".split())
+_PICTURE = re.compile(r"\.(?:png|jpe?g|gif|webp|pdf)$", re.IGNORECASE)
 _OUTCOMES = frozenset({"test_or_assertion", "build_lint_compile", "runtime_exception"})
 _REFUSED = frozenset({"policy_block", "permission_auth"})
 
 
 def gather_exercises(
-    row: Row, prompt_chars: int, judge: Judge | None = None
+    row: Row,
+    prompt_chars: int,
+    judge: Judge | None = None,
+    recorder: Sequence[str] | None = (),
+    corrections: bool = False,
 ) -> list[dict[str, Any]]:
-    """Return a row for each failure and correction of a session, at least one."""
+    """Return a row for each failure, and correction if asked for, of a session; at least one."""
     trace = read_trace(row["trace"] or b"")
     events = trace.events
     evidence = find_evidence(events, judge)
     matched, requests, described = evidence.matched, evidence.requests, evidence.described
+    identity = identify(row, trace.cwd, evidence, recorder)
     called = {result: call for call, result in matched.items()}
     harness = find_harness(trace.harness)
     files = Beginnings(events, matched, trace.cwd, harness.files, len(events))
     tools = _list_tools(events, matched, trace.harness)
     found = [(request, item) for request in requests for item in described.get(request.index, ())]
     found.sort(key=lambda one: _find_begin(one[1], events, called))
-    made, before = [], 0
-    for number, (request, item) in enumerate(found or [(None, None)]):
+    # A row has the same number whether corrections are rows or not.
+    wanted: list[tuple[int, Event | None, Finding | None]] = [
+        (number, *one)
+        for number, one in enumerate(found)
+        if corrections or one[1]["kind"] == "failure"
+    ]
+    made: list[dict[str, Any]] = []
+    before = 0
+    for number, request, item in wanted or [(0, None, None)]:
         begin = _find_begin(item, events, called) if item else 0
-        stop = item["event_index"] + 1 if item and item is not found[-1][1] else len(events)
+        stop = item["event_index"] + 1 if item and item is not wanted[-1][2] else len(events)
         problem: str | None = trace.problem
         prompt, exercise, known = "", None, []
         if item is None or request is None:
@@ -107,14 +136,17 @@ def gather_exercises(
             resolver = events[called[item["resolved_at"]]] if item["resolved_at"] else None
             if isinstance(goal, str):
                 problem = goal
-            elif call and resolver and resolver.arguments == call.arguments:
-                # The same call worked later: it was not what was wrong.
-                problem = "not_decidable"
             else:
                 path = str(goal.get("path", ""))
+                if call and (resolver is None or goal["kind"] == "read"):
+                    resolver = _find_resolver(events, matched, item, call, goal)
                 known = files.known_at(begin, item["event_index"], path, FILE_CHARS)
-                if goal["kind"] == "read":
-                    resolver = _find_read(events, matched, item["event_index"], path)
+                if not _can_be_won(goal, item, call, resolver, known):
+                    problem = "not_decidable"
+                if goal["kind"] == "path":
+                    name = _name(path)
+                    shown = (e.text for e in events[:begin] if e.kind in {"tool_result", "user"})
+                    goal["shown"] = any(name in text for text in shown)
                 exercise = {
                     "cwd": trace.cwd,
                     "tools": tools,
@@ -133,6 +165,7 @@ def gather_exercises(
                 "source": row["source"],
                 "episode": number,
                 "cwd": trace.cwd,
+                "identity": identity,
                 "prompt": prompt,
                 "history": [],
                 "request": begin,
@@ -147,7 +180,7 @@ def gather_exercises(
                 "workspace": [one._asdict() for one in known],
                 "problem": problem,
                 "fingerprints": hash_messages(events[begin : begin + 1]) if item else [],
-                **count_row(events[before:stop], evidence, row, trace.lines, number == 0),
+                **count_row(events[before:stop], evidence, row, trace.lines, not made),
                 "exercise": json.dumps(exercise),
             }
         )
@@ -180,7 +213,9 @@ def _find_goal(item: Finding, call: Event | None) -> Json | str:
         return "no_call"
     given, categories, text = decode_arguments(call), set(item["categories"]), item["text"]
     path = find_path(given)
-    if is_command(call.tool_name, item["target"]) or find_text(given, "command", "cmd"):
+    if is_veto(text):
+        return "refused"
+    if is_command(call.tool_name, item["target"]) or _find_command(call):
         return _find_command_goal(item)
     if _REFUSED & categories and not _IS_FOLDER.search(text):
         return "refused"
@@ -205,6 +240,46 @@ def _find_goal(item: Finding, call: Event | None) -> Json | str:
     return {"kind": "call"} if "tool_schema_validation" in categories else "not_decidable"
 
 
+def _can_be_won(
+    goal: Json,
+    item: Finding,
+    call: Event | None,
+    resolver: Event | None,
+    known: Sequence[Known],
+) -> bool:
+    """Whether the session tells of a call that does what the failed one was for."""
+    if goal["kind"] in {"correction", "read", "folder"}:
+        return True
+    if call and resolver and resolver.arguments == call.arguments:
+        # The same call worked later: it was not what was wrong.
+        return False
+    if goal["kind"] == "change":
+        return resolver is not None or bool(known)
+    if goal["kind"] == "program" and resolver:
+        stages = [stage for one in parse_once(_find_command(resolver)) for stage in one.stages]
+        return all(stage.program != goal["program"] for stage in stages)
+    if goal["kind"] == "path":
+        command = item["target"] if call and _find_command(call) else ""
+        if not re.search(r"[A-Za-z]", goal["path"]) or _PICTURE.search(goal["path"]):
+            return False
+        stages = [stage for one in parse_once(command) for stage in one.stages]
+        uses = [stage for stage in stages if goal["path"] in stage.arguments]
+        # Others look whether something is there, or look in several places.
+        return not command or any(
+            stage.program in _USES and (resolver or len(_list_words(stage)) <= MOST_WORDS)
+            for stage in uses
+        )
+    return resolver is not None
+
+
+def _list_words(stage: Stage) -> list[str]:
+    return [word for word in stage.arguments if not word.startswith("-")]
+
+
+def _find_command(call: Event) -> str:
+    return find_text(decode_arguments(call), "command", "cmd")
+
+
 def _find_command_goal(item: Finding) -> Json | str:
     """Return the goal after a command named a program or a path that is missing."""
     if "missing_file_or_command" not in item["categories"] or _OUTCOMES & {*item["categories"]}:
@@ -225,16 +300,35 @@ def _describe_call(call: Event | None) -> Json | None:
     return {"name": call.tool_name, "args": decode_arguments(call)} if call else None
 
 
-def _find_read(
-    events: Sequence[Event], matched: Mapping[int, int], at: int, path: str
+def _find_resolver(
+    events: Sequence[Event], matched: Mapping[int, int], item: Finding, call: Event, goal: Json
 ) -> Event | None:
-    """Return the next read of a file that worked."""
-    for event in events[at:]:
-        if event.tool_name == "read" and find_path(decode_arguments(event)) == path:
-            result = matched.get(event.index)
-            if event.kind == "tool_call" and result and not events[result].is_error:
+    """Return the first of the next calls that worked and does what the goal says."""
+    words = set(item["target"].split())
+    for event in events[item["event_index"] : item["event_index"] + MOST_AFTER]:
+        if event.kind == "user":
+            return None
+        result = matched.get(event.index)
+        if event.kind != "tool_call" or not result or events[result].is_error:
+            continue
+        path, command = find_path(decode_arguments(event)), _find_command(event)
+        if goal["kind"] == "read" and (event.tool_name, path) == ("read", goal["path"]):
+            return event
+        if goal["kind"] == "path":
+            named = [path, *command.split()]
+            if any(
+                _name(one) == _name(goal["path"]) != one for one in named if one != goal["path"]
+            ):
+                return event
+        if goal["kind"] == "program" and goal["program"] not in command.split():
+            shared = words & {*command.split()}
+            if 2 * len(shared) >= MIN_SHARED * (len(words) + len({*command.split()})):
                 return event
     return None
+
+
+def _name(path: str) -> str:
+    return re.split(r"[/\\]", path.rstrip("/\\").strip("'\""))[-1]
 
 
 def _list_programs(
@@ -243,10 +337,9 @@ def _list_programs(
     """Return the programs of the last commands that worked before a step."""
     found: dict[str, None] = {}
     for event in reversed(before):
-        command = find_text(decode_arguments(event), "command", "cmd") if event.tool_name else ""
         result = events[matched[event.index]] if event.index in matched else None
-        if event.kind == "tool_call" and command and result and not result.is_error:
-            for pipeline in parse_once(command):
+        if event.kind == "tool_call" and result and not result.is_error:
+            for pipeline in parse_once(_find_command(event)):
                 found |= dict.fromkeys(stage.program for stage in pipeline.stages)
         if len(found) >= MOST_PROGRAMS:
             break
@@ -321,15 +414,26 @@ def _list_turns(
             turns.append({"call": _describe_call(event), "result": result})
             left -= min(len(result), RESULT_CHARS) + min(len(event.arguments), ARGUMENT_CHARS)
         if left < 0:
-            turns.pop()
+            del turns[-1:]
             break
     return [{"text": ask}, *reversed(turns)]
 
 
-def stage(prompt_tokens: int, judge: Judge | None = None) -> FlatMap:
+def stage(
+    prompt_tokens: int,
+    judge: Judge | None = None,
+    recorder: Sequence[str] | None = (),
+    corrections: bool = False,
+) -> FlatMap:
     """Build the stage for prompts of so many tokens, counted as TOKEN_CHARS characters each."""
     return FlatMap(
-        partial(gather_exercises, prompt_chars=prompt_tokens * TOKEN_CHARS, judge=judge),
+        partial(
+            gather_exercises,
+            prompt_chars=prompt_tokens * TOKEN_CHARS,
+            judge=judge,
+            recorder=recorder,
+            corrections=corrections,
+        ),
         reads=("session_id", "source", "trace", "bytes_not_utf8"),
         writes=Features({**EVIDENCE, "exercise": Value("string")}),
         tallies=("counts", "volume"),

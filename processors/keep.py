@@ -2,7 +2,7 @@
 
 reads   problem, prompt, findings
 drops   no_messages, unknown_harness, no_prompt, no_evidence; expected_failure, no_information,
-        only_a_slip or service_outage when none of the evidence teaches anything
+        only_a_slip, service_outage or permission_not_granted when none of it teaches anything
 """
 
 from pimono_sdpo.stage import Filter, Row
@@ -12,6 +12,7 @@ _REASONS = {
     "no_information": "no_information",
     "slip": "only_a_slip",
     "outside": "service_outage",
+    "not_granted": "permission_not_granted",
 }
 
 

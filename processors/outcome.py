@@ -8,6 +8,7 @@ slip            a call that named a missing path, misquoted a file or was refuse
 no_information  a message without words that say what went wrong
 expected        a test that was written to fail and failed before the code was changed
 outside         a service that did not answer, which the agent cannot help
+not_granted     a call that waits for a permission of the user
 """
 
 import re
@@ -197,11 +198,17 @@ def _find_excuse(
         said = "\n".join(line for line in item["text"].split("\n") if not is_exit(line.strip()))
         if len(_WORD.findall(said[:2000])) < _MIN_WORDS:
             return "no_information"
+    said = item["text"][:_MESSAGE_CHARS]
+    if _SAYS["not_granted"].search(said):
+        return "not_granted"
+    # A tool or a skill that does not exist is put right by whatever works next.
+    if _SAYS["no_tool"].match(said) and repeats < _MANY and not all(s.failed for s in after[:2]):
+        return "slip"
     if "test_or_assertion" in categories and _is_expected(item, events, steps):
         return "expected"
     is_shell = is_command(item["tool"], item["target"])
     may_be_outside = categories <= _UNKNOWN | _REFUSALS and not is_shell and repeats < _MANY
-    if may_be_outside and _SAYS["outside"].search(item["text"][:_MESSAGE_CHARS]):
+    if may_be_outside and _SAYS["outside"].search(said):
         return "outside"
     most = _MANY_REFUSALS if categories & _REFUSALS or _lost_backslashes(item) else _MANY
     is_small = categories <= (_SLIPS | _REFUSALS if is_shell else _SLIPS | _REFUSALS | _UNKNOWN)

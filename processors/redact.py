@@ -1,10 +1,11 @@
-"""Take out secrets and the recorder's paths before anything else sees the text.
+"""Take out secrets, the recorder's paths and names before anything else sees the text.
 
-reads   cwd, history, prompt, findings, tools, workspace
+reads   cwd, identity, history, prompt, findings, tools, workspace
 writes  the same, redactions (a kind per secret)
 """
 
 import re
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from datasets import Features, List, Value
 from pimono_sdpo.prefilter import compile_patterns
 from pimono_sdpo.schema import EVIDENCE
 from pimono_sdpo.stage import Map, Row
+from processors.identity import redact_identity
 from processors.secrets import redact_secrets
 
 _SAYS = compile_patterns(Path(__file__).with_name("wording.toml"), "homes")
@@ -30,27 +32,34 @@ _NO_WORKSPACE = frozenset({"", "/", "/home", "/Users", "/tmp", "/mnt"})
 _SHORT = 200
 
 
-def redact_text(text: str, cwd: str) -> tuple[str, list[str]]:
-    """Return the text without secrets and machine paths, and the kinds of secrets found.
+def redact_text(text: str, cwd: str, identity: Sequence[str] | None = ()) -> tuple[str, list[str]]:
+    """Return the text without secrets, machine paths and names, and the kinds of what was found.
+
+    `identity` is what `find_identity` has found, or None to keep user and host.
 
     >>> redact_text("token hf_abcdefghijklmnopqrstuvwx in /home/ann/app/a.py", "/home/ann/app")
     ('token [REDACTED:huggingface_token] in $WORKSPACE/a.py', ['huggingface_token'])
     """
-    text, kinds = (_redact_short if len(text) <= _SHORT else _redact)(text, cwd)
+    names = None if identity is None else tuple(identity)
+    text, kinds = (_redact_short if len(text) <= _SHORT else _redact)(text, cwd, names)
     return text, [*kinds]
 
 
-def _redact(text: str, cwd: str) -> tuple[str, list[str]]:
+def _redact(text: str, cwd: str, names: tuple[str, ...] | None) -> tuple[str, list[str]]:
     text, kinds = redact_secrets(text)
-    spellings, user = _read_workspace(cwd)
+    spellings, user = read_workspace(cwd)
     for spelled in spellings:
         if spelled in text:
             text = redact_workspace(text, spelled)
     if user and user in text:
-        text = _redact_user(text, user)
+        text = _redact_user(text, user, keep=names is None)
     if "/var/folders/" in text:
         text = _SAYS["temporary"].sub("$TMPDIR", text)
-    return redact_homes(text), kinds
+    text = redact_homes(text)
+    if names:
+        text, found = redact_identity(text, names)
+        kinds = [*kinds, *found]
+    return text, kinds
 
 
 _redact_short = lru_cache(maxsize=4096)(_redact)
@@ -70,13 +79,15 @@ def redact_workspace(text: str, spelled: str) -> str:
     return "".join([*kept, text[done:]])
 
 
-def _redact_user(text: str, user: str) -> str:
+def _redact_user(text: str, user: str, keep: bool) -> str:
     """Redact the user's name where only the name shows it: glued to a word, at a prompt."""
     name = re.escape(user)
     if any(f"{sign}{user}" in text for sign in "/\\~"):
         drive = r"(?:(?<![A-Za-z])[A-Za-z]:)?"
         home = rf"(?:{drive}[\\/]{{1,4}}(?:Users|home)[\\/]{{1,4}}|(?<![\w~])~){name}(?![\w-])"
         text = re.sub(home, "$HOME", text)
+    if keep:
+        return text
     if f"{user}@" in text:
         text = re.sub(rf"{name}@[\w.-]{{1,80}}", "$USER@$HOST", text)
     if "rw" in text or "r-" in text:
@@ -101,7 +112,7 @@ def redact_homes(text: str) -> str:
 
 
 @lru_cache(maxsize=64)
-def _read_workspace(cwd: str) -> tuple[list[str], str]:
+def read_workspace(cwd: str) -> tuple[list[str], str]:
     """Return the workspace as it is and as it is escaped in JSON, and the user it belongs to."""
     user = _SAYS["user"].match(cwd)
     cwd = cwd.rstrip("/\\")
@@ -113,10 +124,11 @@ def _read_workspace(cwd: str) -> tuple[list[str], str]:
 def redact(row: Row) -> dict[str, Any]:
     """Redact every text that can reach a training row."""
     found: list[str] = []
+    names = row["identity"] if row["identity"] is None else tuple(row["identity"])
 
     def clean(value: Any) -> Any:
         if isinstance(value, str):
-            text, kinds = redact_text(value, row["cwd"]) if value else ("", ())
+            text, kinds = redact_text(value, row["cwd"], names) if value else ("", ())
             found.extend(kinds)
             return text
         if isinstance(value, dict):
@@ -135,7 +147,7 @@ _OWN_WORDS = frozenset({"kind", "status", "categories", "excuse", "rule", "role"
 _TEXTS = ("history", "prompt", "findings", "cwd", "tools", "workspace")
 STAGE = Map(
     redact,
-    reads=_TEXTS,
+    reads=("identity", *_TEXTS),
     writes=Features(
         {**{name: EVIDENCE[name] for name in _TEXTS}, "redactions": List(Value("string"))}
     ),

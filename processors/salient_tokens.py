@@ -25,6 +25,10 @@ class Kind(NamedTuple):
 _TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 _SHARED = {name: text for name, text in _TABLE.items() if isinstance(text, str)}
 _NAMED, _NAMES = (re.compile(read_patterns(_SHARED)[name]) for name in ("named", "names"))
+_IN_NAMED = (
+    *("not found", " module", " package", "nknown ", "recogni", "nexpected ", "nvalid ", "llegal "),
+    *("such ", "issing script"),
+)
 KINDS = tuple(
     Kind(re.compile(one["pattern"]), re.compile(one["needle"]))
     for one in (read_patterns({**_SHARED, **kind}) for kind in _TABLE["kinds"])
@@ -63,6 +67,8 @@ _GENERIC = frozenset(
     linuxseccomp macosseatbelt utf-8 triggeruncaughtexception runtimeexception remoteexception
     nativecommanderror exit_status message_id is_error tool_use_id status_code dev/null content-type
     application/json appdata iphone ipad get add
+    todowrite activeform in_progress completed oldtext newtext old_string new_string assistant
+    object_hook object_pairs_hook parse_float parse_int parse_constant raw_decode load_entry_point
     """.split()
 )
 
@@ -75,7 +81,8 @@ def find_salient_tokens(texts: Iterable[str], limit: int = MAX_TERMS) -> list[st
     """
     # One scan for all texts: no token contains the separator or depends on it.
     read = "\0\n".join(_drop_noise(text[:_SCAN_CHARS]) for text in texts)
-    named = (match[1] or match[2] for match in _NAMED.finditer(read))
+    telling = (line for line in read.split("\n") if any(sign in line for sign in _IN_NAMED))
+    named = (match[1] or match[2] for match in _NAMED.finditer("\n".join(telling)))
     terms: dict[str, None] = {}
     for tokens in (named, *(find_tokens(kind, read) for kind in KINDS)):
         new: dict[str, None] = {}

@@ -17,7 +17,8 @@ from pimono_sdpo.traces.events import decode_json
 Family = Literal["runs", "shows", "acts"]
 
 _SAYS = compile_patterns(Path(__file__).with_name("wording.toml"), "status")
-_MAY_STATE, _EDIT_COMPLAINT = Guarded(_SAYS["may_state"]), Guarded(_SAYS["edit_complaint"])
+_EDIT_COMPLAINT, _STATE = Guarded(_SAYS["edit_complaint"]), Guarded(_SAYS["state"])
+_CODE = Guarded(_SAYS["code"])
 MAX_CHARS = 20_000
 _HEAD, SHORT = 400, 1000
 _NAME_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+")
@@ -81,10 +82,9 @@ def decode_status(tool: str, text: str) -> Status:
         return FAILED if complains or _SAYS["lead"].match(text[:_HEAD]) else PASSED
     # Beyond its head, what is no runner shows texts of others.
     shown = text[: MAX_CHARS if family == "runs" else _HEAD]
-    if _MAY_STATE.search(shown):
-        code = next(filter(None, _list_codes(shown)), None) if family == "runs" else None
-        if code is not None or _SAYS["state"].search(shown):
-            return Status(True, code)
+    code = next(filter(None, _list_codes(shown)), None) if family == "runs" else None
+    if code is not None or _STATE.search(shown):
+        return Status(True, code)
     return FAILED if _SAYS["lead"].match(text[:_HEAD]) else PASSED
 
 
@@ -105,7 +105,7 @@ def _unwrap_parts(text: str) -> str:
 
 def _list_codes(text: str) -> Iterator[int]:
     """Yield the exit codes of the lines that report one and little else."""
-    for match in _SAYS["code"].finditer(text):
+    for match in _CODE.finditer(text):
         begin = text.rfind("\n", 0, match.start()) + 1
         end = text.find("\n", match.end())
         before = text[begin : match.start()]

@@ -1,4 +1,4 @@
-"""Score completions: reward functions for TRL, and verifiers that run in a sandbox.
+"""Score completions for `pimono_sdpo`: rewards for TRL, and verifiers that run in a sandbox.
 
 A reward is a plain function, as TRL calls it. To write your own, take the columns of the rows that
 you need as keyword arguments and return one number per completion:

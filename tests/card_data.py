@@ -20,7 +20,7 @@ def report(**changes: Any) -> dict[str, Any]:
             "revision": "a" * 40,
             "shards": [{"path": "d/t/0000.parquet", "layout": "trace_text", "sessions": 5, "bytes": 9}],
         },
-        "options": {"unit": "session", "min_score": 13.3, "max_samples": None, "seed": 42},
+        "options": {"unit": "session", "min_score": 13.3, "max_samples": None, "seed": 42, "keep_identity": False},
         "lines": {"parsed": 90, "repaired": 2, "skipped": 1},
         "bytes": {"parsed": 9000, "repaired": 200, "skipped": 10, "not_utf8": 0},
         "broken_sessions": [],

@@ -1,17 +1,20 @@
 """Predict how a session's edits end, each before its result is looked at."""
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from pimono_sdpo.replay.calls import (
     decode_arguments,
     find_path,
+    find_text,
     has_failed,
+    is_invalid,
     is_veto,
     read_edits,
     read_patch,
 )
-from pimono_sdpo.replay.files import Outcome
+from pimono_sdpo.replay.files import Edit, Outcome
 from pimono_sdpo.replay.workspace import Workspace
 from pimono_sdpo.traces.events import Event
 from pimono_sdpo.traces.harness import pi
@@ -23,13 +26,15 @@ from pimono_sdpo.traces.parse import match_results
 class Prediction(NamedTuple):
     """How an edit was expected to end, None where the session does not tell, and how it ended.
 
-    `reason` says why nothing was expected, "" where something was.
+    `reason` says why nothing was expected, "" where something was; `shown` whether the session had
+    shown every line that the edit replaces, or its schema alone decides.
     """
 
     event_index: int
     expected: Outcome | None
     failed: bool
     reason: str
+    shown: bool
 
 
 def predictions(
@@ -38,7 +43,10 @@ def predictions(
     """Predict every answered edit of a session before its result is looked at."""
     workspace = Workspace(cwd, tools=tools)
     matched = match_results(tuple(events))
+    seen: set[str] = set()
     for event in events:
+        if event.kind in {"tool_result", "bash"}:
+            seen.update(_read_lines(event.text))
         if event.kind != "tool_call":
             workspace.hear(event)
         elif event.index in matched:
@@ -51,11 +59,37 @@ def predictions(
             if event.tool_name == "edit" and not stopped:
                 expected = workspace.predict(event)
                 reason = "" if expected else _reason(workspace, event)
-                yield Prediction(event.index, expected, has_failed(result), reason)
+                yield Prediction(
+                    event.index, expected, has_failed(result), reason, _is_shown(event, seen)
+                )
+            for edit in _find_edits(event):
+                seen.update(_read_lines(edit.new))
+            seen.update(_read_lines(find_text(decode_arguments(event), "content")))
             workspace.observe(event, result)
         elif event.tool_name in {"edit", "write", "bash"}:
             # Broken off, it may have been done all the same.
             workspace.lose(event.tool_name, decode_arguments(event))
+
+
+def _find_edits(call: Event) -> list[Edit]:
+    given = decode_arguments(call)
+    return [hunk for patch in read_patch(given) for hunk in patch.hunks] or read_edits(given)
+
+
+def _read_lines(text: str) -> Iterator[str]:
+    """Yield the lines of a text without the numbers that a harness puts before them."""
+    for line in text.split("\n"):
+        yield re.sub(r"^\s*\d{1,7}[→\t:|]", "", line).strip()
+
+
+def _is_shown(call: Event, seen: set[str]) -> bool:
+    given = decode_arguments(call)
+    if is_invalid(given):
+        return True
+    edits = _find_edits(call)
+    return bool(edits) and all(
+        line in seen for edit in edits for line in map(str.strip, edit.old.split("\n")) if line
+    )
 
 
 def _reason(workspace: Workspace, call: Event) -> str:

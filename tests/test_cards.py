@@ -146,6 +146,15 @@ def test_the_card_holds_all_that_the_reference_card_says() -> None:
     assert [said for said in REFERENCE if said not in words] == []
 
 
+def test_a_reward_of_ones_own_is_named_and_not_described_as_ours() -> None:
+    log = run()
+    log["teaching"]["reward"] = "my_reward:tests_pass"
+    card = render_model_card(report(), log)
+    assert "`my_reward:tests_pass`, a function of whoever trained this" in card
+    assert "trace_grounding" not in card
+    assert "heuristic" not in card
+
+
 def test_each_of_at_most_ten_metrics_has_a_meaning() -> None:
     assert all(len(METRICS["run"] | METRICS[method]) <= 10 for method in ("sdpo", "sft", "dpo"))
     logged = {"step": 1, "loss": 1.0, "another": 2.0} | dict.fromkeys(METRICS["sdpo"], 0.5)

@@ -3,6 +3,7 @@
 import ast
 import inspect
 import json
+import os
 import subprocess
 import sys
 from dataclasses import fields
@@ -107,6 +108,8 @@ def test_examples_name_options_that_exist(command: str) -> None:
 def test_a_wrong_choice_a_missing_option_and_a_typing_error_are_told() -> None:
     for words, sentence in (
         ("filter x --out y --unit week", "'week' is not one of 'session', 'episode'"),
+        ("filter x --out y --unit episod", "'step'. Did you mean 'episode'?"),
+        ("filter x --out y --min-scor 2", "Possible options: --min-score"),
         ("filter x", "Missing option '--out'"),
         ("filter x --out y --history-chars -1", "Invalid value for '--history-chars'"),
         ("fliter x", "Did you mean 'filter'?"),
@@ -128,6 +131,33 @@ def test_the_list_of_commands_imports_nothing_heavy() -> None:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert all(command.split()[0] in done.stdout for command in COMMANDS)
+
+
+def test_the_list_of_commands_has_each_on_a_line_of_its_own() -> None:
+    shown = CliRunner().invoke(app, ["-h"], terminal_width=80).output.splitlines()
+    for command in COMMANDS:
+        assert any(
+            line.split() == [*command.split(), *summary_of(command).split()] for line in shown
+        ), command
+
+
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [("fi", ["filter"]), ("suite ", ["build", "split", "check"]), ("duel --see", ["--seed"])],
+)
+def test_the_shell_completes_commands_and_options(words: str, completed: list[str]) -> None:
+    program = "import sys; sys.argv = ['pimono-sdpo']; from pimono_sdpo.cli import main; main()"
+    typed = {"COMP_WORDS": f"pimono-sdpo {words}", "COMP_CWORD": str(len(words.split(" ")))}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, **typed, "_PIMONO_SDPO_COMPLETE": "complete_bash"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.split() == completed, done.stderr
+    script = CliRunner().invoke(app, ["--show-completion", "bash"])
+    assert script.exit_code == 0
+    assert "COMP_WORDS" in script.output
 
 
 def test_a_new_option_is_one_field(tmp_path: Path) -> None:

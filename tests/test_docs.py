@@ -31,6 +31,10 @@ COMPILED = "<!-- compiled, not run -->"
 BLOCK = re.compile(rf"({COMPILED}\n)?^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
+# Each is one story: all its blocks are run in their order, in tests/test_guides.py.
+GUIDES = ("my-sessions", "one-gpu", "own-reward", "own-stage", "dataframes", "serve")
+
+
 def blocks(*languages: str) -> Iterator[tuple[str, str, bool]]:
     """Each block of code in a language: its page, its text, and whether it is to be run."""
     for page in PAGES:
@@ -63,7 +67,9 @@ def test_links_lead_somewhere(name: str) -> None:
             assert anchor in anchors_of(target), f"{name}: {link}"
 
 
-@pytest.mark.parametrize(("page", "text", "run"), list(blocks("python")))
+@pytest.mark.parametrize(
+    ("page", "text", "run"), [one for one in blocks("python") if Path(one[0]).stem not in GUIDES]
+)
 def test_python_blocks_run(
     page: str, text: str, run: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -92,6 +98,7 @@ def lines_of(text: str) -> Iterator[list[str]]:
 
 SHELL = [(page, words) for page, text, _ in blocks("bash", "sh") for words in lines_of(text)]
 KNOWN = {"pimono-sdpo", "make", "python", "hf", "pip", "uv", "accelerate", "pre-commit"}
+KNOWN |= {"vllm", "llama-quantize", "llama-server"}
 TARGETS = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
 
@@ -141,6 +148,7 @@ def test_lines_of_training_jobs_name_options_that_exist(page: str, words: list[s
     types = [ModelConfig, *(one for one in vars(arguments).values() if isinstance(one, type))]
     known = {f"__{name}" for one in types for name in getattr(one, "__dataclass_fields__", ())}
     given = {w.partition("=")[0].replace("-", "_") for w in words[at:] if w.startswith("--")}
+    known |= {option.replace("-", "_") for option in options_of("train")}
     assert given - {"__", "__config"} <= known, page
 
 

@@ -3,19 +3,14 @@
 import re
 import shlex
 import subprocess
-from collections.abc import Iterator
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
 from pathlib import Path
-from threading import Thread
 
 import pytest
 
 from tests.loopback_hub.hf import HF
 
 ROOT = Path(__file__).parent.parent
-RAW = "https://raw.githubusercontent.com/pimono-sdpo/pimono-sdpo/v0.1.0"
 PAGES = (ROOT / "docs" / "tutorials" / "train.md", ROOT / "README.md")
 BLOCKS = [
     block
@@ -32,34 +27,9 @@ COMMANDS = list(
 )
 
 
-class Quiet(SimpleHTTPRequestHandler):
-    def log_message(self, format: str, *args: object) -> None:
-        """Say nothing."""
-
-
-@pytest.fixture
-def raw() -> Iterator[str]:
-    """The checkout as the web has the tagged one."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(ROOT)))
-    Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
-
-
-def test_the_tutorial_has_a_command_for_each_way() -> None:
-    assert [("https:" in c, "--with" in c) for c in COMMANDS if "train_sdpo" in c] == [
-        (False, False),
-        (True, False),
-        (False, True),
-    ]
-
-
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_of_the_documentation_would_be_launched(
-    command: str, raw: str, tmp_path: Path
-) -> None:
-    words = shlex.split(command.replace(RAW, raw))
+def test_a_command_of_the_documentation_would_be_launched(command: str, tmp_path: Path) -> None:
+    words = shlex.split(command)
     assert words[:4] == ["hf", "jobs", "uv", "run"]
     done = subprocess.run(
         [str(HF), *words[1:4], "--dry-run", *words[4:]],

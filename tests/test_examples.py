@@ -1,5 +1,6 @@
 """Every script of examples/ does what it says, on the sample sessions."""
 
+import json
 import os
 import subprocess
 import sys
@@ -32,6 +33,17 @@ def test_filter_sessions(tmp_path: Path) -> None:
     assert "Tool/environment diagnostic 1" in printed
 
 
+def test_the_notebook_runs_from_top_to_bottom(tmp_path: Path) -> None:
+    notebook = json.loads((ROOT / "examples" / "filter_sessions.ipynb").read_text())
+    cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert [cell["outputs"] for cell in cells] == [[]] * len(cells)
+    (tmp_path / "cells.py").write_text("\n".join("".join(cell["source"]) for cell in cells))
+    printed = run_example(str(tmp_path / "cells.py"), cwd=tmp_path)
+    assert "Tool/environment diagnostic 1" in printed
+    assert " rows with a correction by the user" in printed
+    assert not printed.startswith("0 rows")
+
+
 def test_own_reader(tmp_path: Path) -> None:
     log = (
         "user: Fix the failing test of the parser, please.\nagent: I run it.\n$ npm test\n"
@@ -61,13 +73,13 @@ def test_duel_report(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_train_on_folder_and_load_adapter(tmp_path: Path) -> None:
+def test_train_in_python_and_load_adapter(tmp_path: Path) -> None:
     from pimono_sdpo.training.tiny_model import write_tiny_model
 
     write_samples(tmp_path / "traces")
     write_tiny_model(tmp_path / "tiny", 0)
-    tiny = ("--config", "tiny", "--model_name_or_path", tmp_path / "tiny", "--max_steps", 2)
-    printed = run_example("train_on_folder.py", "traces", "out", *tiny, cwd=tmp_path)
-    assert "out/run/adapter" in printed
-    adapter = tmp_path / "out" / "run" / "adapter"
+    printed = run_example("train_in_python.py", "traces", "tiny", tmp_path / "tiny", cwd=tmp_path)
+    assert "outputs/example/adapter" in printed
+    adapter = tmp_path / "outputs" / "example" / "adapter"
+    assert json.loads((adapter / "run.json").read_text())["dataset"]["id"] == "rows"
     assert run_example("load_adapter.py", adapter, "What now?", tmp_path / "tiny", cwd=tmp_path)

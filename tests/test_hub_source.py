@@ -177,3 +177,46 @@ def test_a_hub_that_fails_is_no_traceback(loopback_hub: LoopbackHub, tmp_path: P
     loopback_hub.fail_next("lab/traces", 500, times=9)
     found = run_client(loopback_hub, tmp_path, REFUSED.format(name="lab/traces"))
     assert "the Hub could not be reached" in found
+
+
+ADDRESSES = """
+import json
+from pimono_sdpo.errors import SourceError
+from pimono_sdpo.traces.sources import open_source, read_sessions
+told = []
+for address in {addresses!r}:
+    try:
+        source = open_source(address)
+        rows = sum(table.num_rows for shard in source.shards for table in read_sessions(shard))
+        told.append([source.name, source.revision, rows, [one.path for one in source.shards]])
+    except SourceError as problem:
+        told.append(str(problem))
+print(json.dumps(told))
+"""
+
+
+def test_files_of_datasets_and_buckets_are_read_by_their_address(
+    loopback_hub: LoopbackHub, tmp_path: Path
+) -> None:
+    first, second, *_ = (path.read_bytes() for path in sessions())
+    files = {"a/one.jsonl": first, "a/two.jsonl": second, "b/three.jsonl": first, "b/x.txt": b"x"}
+    commit = loopback_hub.seed("lab/raw", "dataset", files)
+    loopback_hub.seed("lab/raw", "dataset", {"a/four.jsonl": second})
+    loopback_hub.add_bucket("lab/kept", {"a/one.jsonl": first, "b/two.jsonl": second})
+    place = f"hf://datasets/lab/raw@{commit}"
+    addresses = [
+        *(f"{place}/a", f"{place}/a/one.jsonl", f"{place}/*/t*.jsonl", "hf://datasets/lab/raw"),
+        *("hf://buckets/lab/kept", "hf://buckets/lab/kept/b"),
+        *(f"{place}/b/x.txt", f"{place}/gone", "hf://spaces/a/b", "hf://datasets/lab/gone/x"),
+    ]
+    told = run_client(loopback_hub, tmp_path, ADDRESSES.format(addresses=addresses))
+    assert told[0] == ["lab/raw", commit, 2, ["a/one.jsonl and 1 more"]]
+    assert told[1] == ["lab/raw", commit, 1, ["a/one.jsonl"]]
+    assert told[2][2:] == [2, ["a/two.jsonl and 1 more"]]
+    assert told[3][2] == 4
+    assert told[3][1] != commit
+    assert told[4][:3] == ["lab/kept", None, 2]
+    assert told[5][2:] == [1, ["b/two.jsonl"]]
+    assert all("holds no file with the ending" in sentence for sentence in told[6:8])
+    assert "is not a source; use hf://datasets/" in told[8]
+    assert "lab/gone" in told[9]

@@ -13,6 +13,9 @@ from pimono_sdpo.agent.imported_runs import ImportOptions, import_runs
 from pimono_sdpo.cli import app
 from pimono_sdpo.errors import EmptySelection, SourceError
 from pimono_sdpo.suites.stored_rollouts import open_rollouts, read_rows
+from pimono_sdpo.traces.rollout_sessions import encode_session
+from tests.rollout_data import FIXED, OTHER, final, rollout, write, write_folder
+from tests.rollout_data import read as read_file
 
 Json = dict[str, Any]
 TASK = "Fix the rounding of `total`."
@@ -149,7 +152,7 @@ def run_command(*arguments: str) -> str:
 
 
 def read(source: Path, out: Path) -> tuple[list[Json], Json]:
-    report = import_runs(ImportOptions(source=str(source), out=out))
+    report = import_runs(ImportOptions(source=str(source), out=out, sessions=True))
     rollouts = open_rollouts(out)
     assert rollouts is not None
     return [row for file in rollouts.files for row in read_rows(file)], report
@@ -256,10 +259,36 @@ def test_imported_rollouts_become_steps_pairs_and_rows(tmp_path: Path) -> None:
     run_command("pairs", str(out), "--target", "step", "--out", str(pairs))
     [pair] = pq.read_table(pairs / "data").to_pylist()
     assert (pair["run_chosen"], pair["run_rejected"]) == ("run-0", "run-1")
-    run_command("filter", str(out / "traces"), "--min-score", "0", "--out", str(rows))
+    run_command("filter", str(out), "--min-score", "0", "--out", str(rows))
     [row] = pq.read_table(rows / "data").to_pylist()
     assert row["harness"] == "openai-messages"
     assert "expected 3, got 4" in row["privileged_context"]
+    told = run_command("evaluate", str(out), "--baseline", str(out), "--out", str(tmp_path / "e"))
+    assert "| pass_rate | 0.5 |" in told
+    assert "2 runs of 1 tasks" in told
+    run_command("view", str(out), "--out", str(tmp_path / "runs.html"))
+    assert "Rollouts of out" in (tmp_path / "runs.html").read_text()
+
+
+@pytest.mark.parametrize("protocol", ["json", "native"])
+def test_own_rollouts_are_sessions_for_the_filter_and_the_hub(
+    tmp_path: Path, protocol: Any
+) -> None:
+    actions = [read_file(), write(OTHER, False), write(FIXED, True), final()]
+    row = rollout("fix_add", 1, actions, protocol=protocol)
+    lines = [json.loads(line) for line in encode_session(row).splitlines()]
+    assert lines[0] == {"type": "session", "harness": "repo_agent", "id": "fix_add-1", "model": "m"}
+    assert {line["type"] for line in lines[1:]} == {"message"}
+    said = [line["message"] for line in lines[1:]]
+    calls = [one["toolCalls"][0] for one in said if "toolCalls" in one]
+    results = [one for one in said if one["role"] == "tool"]
+    assert [one["toolCallId"] for one in results] == [call["id"] for call in calls]
+    assert json.loads(calls[1]["function"]["arguments"]) == {"rel_path": "add.py", "content": OTHER}
+    assert results[1]["content"].startswith("ok\n[TESTS FAIL]")
+    folder = write_folder(tmp_path / "own", [row])
+    run_command("filter", str(folder), "--min-score", "0", "--out", str(tmp_path / "rows"))
+    [kept] = pq.read_table(tmp_path / "rows" / "data").to_pylist()
+    assert (kept["harness"], kept["session_id"]) == ("repo_agent", "fix_add-1")
 
 
 def test_what_cannot_be_read_is_rejected_by_name(tmp_path: Path) -> None:
@@ -365,7 +394,7 @@ def test_equal_and_odd_ids_of_runs_keep_a_session_each(tmp_path: Path) -> None:
     source = write_nebius(tmp_path / "n", rows)
     pq.write_table(pa.Table.from_pylist(rows[:1]), source / "train-00001-of-00002.parquet")
     found, _ = read(source, tmp_path / "out")
-    sessions = list((tmp_path / "out" / "traces").glob("[!.]*.jsonl"))
+    sessions = list((tmp_path / "out" / "sessions").glob("*/[!.]*.jsonl"))
     assert len(sessions) == len(found) == 6
     assert [row["run_id"] for row in found[:3]] == ["a_b", "a_b-2", "run"]
 

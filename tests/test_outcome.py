@@ -15,7 +15,7 @@ ASKED = user("Fix the parser, it drops the last line of every file")
 
 
 def rows(*entries: Entry, unit: Any = "episode") -> list[dict[str, Any]]:
-    session = {"trace": trace(HEADER, *entries), "session_id": "", "source": ""}
+    session = {"trace": trace(HEADER, *entries).encode(), "session_id": "", "source": ""}
     return gather_evidence({**session, "bytes_not_utf8": 0}, unit, 0)
 
 
@@ -120,6 +120,8 @@ MISSING = [call("read", path="a.md"), result("read", "ENOENT: no such file, 'a.m
 READ = [call("read", path="docs/a.md"), result("read", "text")]
 OUTAGE = [call("fetch", url="u"), result("fetch", "Fetch failed (503)", error=True)]
 REFUSED = bash("cat .env", "Blocked: command references a protected file", error=True)
+NO_TOOL = "Error: No such tool available: WebGet"
+NOT_GRANTED = "Claude requested permissions to write to /a, but you haven't granted it yet."
 RED = [
     *[call("write", path="tests/test_a.py"), result("write", "done")],
     assistant("Now I watch it fail:"),
@@ -133,6 +135,8 @@ RED = [
         ([*MISSING, *READ], "slip"),
         (bash("cat a.md", exited("cat: a.md: No such file or directory"), error=True), "slip"),
         (REFUSED, "slip"),
+        ([call("WebGet"), result("WebGet", NO_TOOL, error=True), *bash("ls", "a")], "slip"),
+        ([call("write", path="a"), result("write", NOT_GRANTED, error=True)], "not_granted"),
         (OUTAGE, "outside"),
         (bash("./deploy.sh", exited("", 2), error=True), "no_information"),
         (bash("curl -f x", exited("HTTP 000", 22), error=True), "no_information"),

@@ -409,3 +409,21 @@ def test_efficiency_prefers_no_run_that_shirks(path: str, reason: str) -> None:
     assert all(row["run_chosen"] == works["run_id"] for row in made.rows)
     made = pair_steps(Case("fix_add", [shirks, works], "train"), rules)
     assert all(row["run_chosen"] == works["run_id"] for row in made.rows)
+
+
+def test_a_write_that_was_taken_back_later_is_never_chosen() -> None:
+    churn = FIXED + "".join(f"x{n} = {n}\n" for n in range(30))
+    tidied = [read(), write(churn, True), write(FIXED, True), final()]
+    clean = [read("other.py"), write(FIXED, True), final()]
+    failed = [read(), write(OTHER, False), final("done")]
+    made = pair_steps(case(tidied, clean, failed), Rules())
+    assert "non_minimal" in reasons(made)
+    assert not [row for row in made.rows if "x29" in row["chosen"][0]["content"]]
+
+
+def test_pairs_are_not_written_into_the_repo_of_a_task(tmp_path: Path) -> None:
+    source = write_folder(tmp_path / "rollouts", rows())
+    inside = tmp_path / "repo" / "pairs"
+    with pytest.raises(OutputError, match="lie inside each other"):
+        write_pairs(PairOptions(source=str(source), out=inside))
+    assert not inside.exists()

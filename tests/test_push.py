@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pimono_sdpo.filtering import FilterOptions, run_filter
-from pimono_sdpo.push import PushOptions, _Push
+from pimono_sdpo.push import PushOptions, _RowsUpload
 from pimono_sdpo.samples import write_samples
 from tests.loopback_hub import TOKEN, LoopbackHub, run_client, run_python
 from tests.loopback_hub.call import EXPIRED_TOKEN
@@ -199,7 +199,7 @@ def test_a_push_that_cannot_look_for_its_commit_does_not_say_that_nothing_was_pu
         done = push(loopback_hub, rows)
         waiting.result()
     line = refused(done, rows, before)
-    assert "The Hub did not confirm whether the rows are in `me/rows`: the Hub answers 503" in line
+    assert "The Hub did not confirm whether the files are in `me/rows`: the Hub answers 503" in line
     assert pushed(loopback_hub) == as_pushed(rows)
 
 
@@ -233,9 +233,9 @@ def test_a_card_on_the_hub_that_cannot_be_read_is_one_sentence(
 
 
 def test_a_bug_is_not_reported_as_a_refusal() -> None:
-    push = _Push("me/rows", PushOptions(), {}, "", None, "")
+    push = _RowsUpload(repo_id="me/rows", options=PushOptions(), own={}, card="", stage=None)
     for bug in (ValueError("a bug"), RuntimeError("a bug")):
-        with pytest.raises(type(bug), match="a bug"), push.errors(""):
+        with pytest.raises(type(bug), match="a bug"), push.errors():
             raise bug
 
 
@@ -330,6 +330,18 @@ def test_a_refusal_is_one_sentence(
     if path == COMMIT:
         assert f"then `pimono-sdpo push {rows} me/rows --public`" in line
     assert not loopback_hub.store.repos
+
+
+def test_a_full_account_is_one_sentence_and_a_public_push_still_goes_through(
+    loopback_hub: LoopbackHub, rows: Path
+) -> None:
+    loopback_hub.store.quota = 1000
+    line = refused(push(loopback_hub, rows), rows, as_pushed(rows))
+    assert "Private repository storage limit reached" in line
+    assert "free some space there" in line
+    assert not loopback_hub.store.repos
+    assert push(loopback_hub, rows, "--public").returncode == 0
+    assert pushed(loopback_hub) == as_pushed(rows)
 
 
 def test_no_token_is_found_out_before_the_work(

@@ -60,6 +60,7 @@ def test_secrets_are_taken_out(secret: str, kind: str) -> None:
 def test_paths_of_the_recorder_become_placeholders() -> None:
     row = {
         "cwd": "/Users/ann/code/app",
+        "identity": ["$USER=ann"],
         "source": "--Users-ann-code/a.jsonl",
         "prompt": "see /Users/ann/code/app/src/a.ts and /Users/ann/.npmrc",
         "harness": "pi",

@@ -241,7 +241,8 @@ def test_a_training_shows_before_and_after_its_curves_and_what_it_sampled(tmp_pa
         entry["self_distillation/reward_mean"] = 0.8
     (tmp_path / "run.json").write_text(json.dumps(log))
     view = view_of(render_view(tmp_path, "out", None, 10))
-    ((compared,), (rewards, losses), *_) = view["groups"]
+    (compared,), (rewards, losses) = view["groups"]
+    assert [chart["title"] for chart in view["folded"]] == ["loss"]
     assert compared["changes"][0] == {
         "name": "Mean reward",
         "before": {"mean": 0.2},

@@ -41,7 +41,7 @@ function legend(entries) {
 const FRAME = { width: 460, height: 220, left: 44, right: 12, top: 18, bottom: 26 };
 
 /** An empty plot with its scales and grid lines. */
-function frame(label, xs, ys, whole) {
+function frame(label, xs, ys, whole, steps) {
   const { width, height, left, right, top, bottom } = FRAME;
   const x = (v) => left + ((v - xs[0]) / (xs[1] - xs[0] || 1)) * (width - left - right);
   const y = (v) => height - bottom - ((v - ys[0]) / (ys[1] - ys[0] || 1)) * (height - top - bottom);
@@ -53,6 +53,7 @@ function frame(label, xs, ys, whole) {
       svg("text", { x: left - 6, y: y(value) + 4, "text-anchor": "end" }, short(value)));
   }
   for (const value of ticks(xs[0], xs[1], 7)) {
+    if (steps && !Number.isInteger(value)) continue;
     root.append(svg("text", { x: x(value), y: height - 8, "text-anchor": "middle" }, short(value)));
   }
   return { root, x, y };
@@ -114,7 +115,7 @@ function curve(chart) {
   let [low, high] = [Math.min(0, ...values), Math.max(...values)];
   if (low === high) high = low + 1;
   const steps = chart.points.map(([step]) => step);
-  const { root, x, y } = frame(chart.title, [Math.min(...steps), Math.max(...steps, Math.min(...steps) + 1)], [low, high]);
+  const { root, x, y } = frame(chart.title, [Math.min(...steps), Math.max(...steps, Math.min(...steps) + 1)], [low, high], false, true);
   if (chart.threshold !== null && chart.threshold !== undefined) {
     root.append(
       svg("line", { class: "cut", x1: FRAME.left, x2: FRAME.width - FRAME.right, y1: y(chart.threshold), y2: y(chart.threshold) }),

@@ -221,8 +221,9 @@ function draw(view) {
   }
   const list = view.rows.length ? new List(view, hues) : null;
   const pick = (key, value) => list?.pick(key, value);
+  const drawn = (group) => group.map((chart) => card(chart.title, chart.note ? el("p", { class: "quiet" }, chart.note) : null, DRAW[chart.kind](chart, pick)));
   for (const group of view.groups) {
-    const cards = group.map((chart) => card(chart.title, chart.note ? el("p", { class: "quiet" }, chart.note) : null, DRAW[chart.kind](chart, pick)));
+    const cards = drawn(group);
     if (cards.length === 1) page.append(...cards);
     else if (cards.length) page.append(el("div", { class: "charts" }, ...cards));
   }
@@ -231,6 +232,9 @@ function draw(view) {
     list.draw();
     list.follow();
     addEventListener("hashchange", () => list.follow());
+  }
+  if (view.folded?.length) {
+    page.append(el("details", {}, el("summary", {}, `${view.folded.length} more curves`), el("div", { class: "charts" }, ...drawn(view.folded))));
   }
   for (const table of view.tables) {
     page.append(card(table.title, el("dl", {}, ...table.rows.flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, String(value))]))));

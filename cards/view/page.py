@@ -97,7 +97,8 @@ def run_view(run: Json) -> Json:
         "subtitle": f"{run['base_model']} trained on {run['dataset']['rows_used']:,} rows of "
         f"{run['dataset']['id']}; recipe {run['recipe']}, mode {run['mode']}.",
         "categories": [],
-        "groups": [group for group in ([_compare(run, drawn[0])], *drawn) if group],
+        "groups": [group for group in ([_compare(run, drawn[0])], drawn[0]) if group],
+        "folded": drawn[1],
         "tables": _build_tables(run),
         "list": LIST | {"shown": shown},
         "rows": rows,
@@ -116,7 +117,7 @@ def _compare(run: Json, curves: list[Json]) -> Json:
     else:
         note = "No rows were held out: the mean of the first and of the last tenth of the steps."
         changes = []
-        for chart in curves:
+        for chart in curves[:1]:
             values = [value for _, value in chart["points"]]
             part = max(1, len(values) // 10)
             ends = {"before": values[:part], "after": values[-part:]}

@@ -1,6 +1,6 @@
-"""Lay out a filter run for the page: the funnel, charts, and the rows with their evidence marked.
+"""Lay out a filter run or rollouts for the page: charts, and rows with their evidence marked.
 
-reads   report.json, data/*.parquet and rejects/*.parquet of a filter run
+reads   report.json, data/*.parquet and rejects/*.parquet of a filter run; ROLLOUT rows
 """
 
 import hashlib
@@ -8,6 +8,7 @@ import json
 import os
 import random
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ import polars as pl
 
 from pimono_sdpo.failures import CATEGORIES, find_rules
 from pimono_sdpo.report import SCORE_IN_DETAIL
+from pimono_sdpo.text import shorten
 
 Json = dict[str, Any]
 
@@ -223,6 +225,67 @@ def name_sessions(sources: Iterable[str]) -> dict[str, str]:
     short = {one: f"{n[:8]}…{n[-8:]}" if len(n) > 24 else n for one, n in stems.items()}
     known = list(short.values())
     return {one: name if known.count(name) == 1 else plain[one] for one, name in short.items()}
+
+
+MAX_CHARS = 4000
+VERDICTS = {True: "pass", False: "fail", None: "not tested"}
+
+
+def rollouts_view(name: str, rows: Iterable[Json], total: int) -> Json:
+    """Lay out rollouts: the verdicts, and each run with its turns, cut to MAX_CHARS each.
+
+    `rows` are the first of `total` rows of ROLLOUT.
+    """
+    listed = [_build_rollout(row, number) for number, row in enumerate(rows)]
+    counts = Counter(row["outcome"] for row in listed)
+    return {
+        "title": f"Rollouts of {name}",
+        "subtitle": f"{len(listed):,} of {total:,} rollouts, of "
+        f"{len({row['where'] for row in listed}):,} tasks.",
+        "categories": [],
+        "groups": [[_build_bars("Rollouts by verdict", "outcome", counts)]],
+        "tables": [],
+        "list": {
+            "title": "Rollouts",
+            "kept": "Passed",
+            "dropped": "Others",
+            "shown": "The first rollouts in their order, each with all of its turns.",
+            "columns": {"score": "Steps", "outcome": "Verdict", "where": "Task"},
+            "blocks": "What happened",
+        },
+        "rows": listed,
+    }
+
+
+def _build_rollout(row: Json, number: int) -> Json:
+    turns = row["messages"]
+    first = next((at for at, turn in enumerate(turns) if turn["role"] == "user"), -1)
+    blocks = []
+    for turn in turns[first + 1 :]:
+        called = [call["function"] for call in turn["tool_calls"] or ()]
+        calls = [json.dumps(one, ensure_ascii=False) for one in called]
+        text = shorten("\n".join(filter(None, [turn["content"], *calls])), MAX_CHARS)
+        blocks.append({"title": turn["role"], "categories": [], "parts": [[text, None]]})
+    facts = [(name, row[name]) for name in ("run_id", "task_id", "suite", "seed", "model", "ended")]
+    facts += [
+        ("tokens", row["completion_tokens"]),
+        ("error", row["error"]),
+        ("patch", row["patch"]),
+    ]
+    return {
+        "id": str(number + 1),
+        "kept": bool(row["tests_ok"]),
+        "outcome": "error" if row["error"] else VERDICTS[row["tests_ok"]],
+        "score": row["n_steps"],
+        "terms": [],
+        "categories": [],
+        "where": row["task_id"],
+        "facts": [fact for fact in facts if fact[1] not in (None, "")],
+        "prompt": turns[first]["content"] if turns else "",
+        "history": turns[: max(first, 0)],
+        "words": [],
+        "blocks": blocks,
+    }
 
 
 def _build_funnel(report: Json) -> Json:

@@ -30,7 +30,7 @@ from pimono_sdpo.errors import EmptySelection, OutputError, SourceError
 from pimono_sdpo.runs.folders import REPORT, only_run, publish_folder, read_json, require_disjoint
 from pimono_sdpo.stats import cluster_interval
 from pimono_sdpo.suites.stored_rollouts import Rollouts, open_rollouts, read_rows
-from pimono_sdpo.suites.suite import load_suite
+from pimono_sdpo.suites.suite import NAME, load_suite
 
 Json = dict[str, Any]
 
@@ -46,14 +46,17 @@ METRICS: dict[str, Callable[[Mapping[str, Any]], float | None]] = {
     "pass_rate": lambda row: row["tests_ok"],
     "parse_errors": lambda row: row["parse_errors"],
     "tool_call_validity": _share_valid_calls,
-    "pct_runs_with_write_file": lambda row: any(
-        step["name"] == "write_file" and step["ok"] for step in row["steps"]
+    # Other agents write with other tools; the files that a run changed tell.
+    "pct_runs_with_write_file": lambda row: (
+        bool(row["files_touched"])
+        or any(step["name"] == "write_file" and step["ok"] for step in row["steps"])
     ),
     "loop_detections": lambda row: row["loop_detections"],
     "avg_steps": lambda row: row["n_steps"],
 }
 COLUMNS = (
     "task_id", "model", "tests_ok", "steps", "n_steps", "parse_errors", "loop_detections", "error",
+    "files_touched",
 )  # fmt: skip
 STAGE = "evaluation"
 # Options that must be equal for two models to be compared.
@@ -180,14 +183,9 @@ def _compare(
 
     Raises SourceError, EmptySelection, and OutputError for folders that contain one of `written`.
     """
-    tasks = load_suite(suite, repos=False)
-    if tasks.split == "train":
-        raise SourceError(
-            f"`{suite}` is the suite to train on; evaluate on the test suite of `suite split`."
-        )
-    wanted = {task["task_id"] for task in tasks.tasks[:limit]}
+    name, wanted = _find_tasks(suite, limit)
     report: Json = {
-        "pimono_sdpo": __version__, "stage": STAGE, "suite": tasks.name,
+        "pimono_sdpo": __version__, "stage": STAGE, "suite": name,
         "models": {}, "runs": {}, "tasks": {}, "left_out": {}, "metrics": {}, "warnings": [],
     }  # fmt: skip
     values: dict[str, dict[str, dict[str, list[float]]]] = {}
@@ -201,30 +199,43 @@ def _compare(
         values[label] = _measure(report, label, rollouts, wanted)
         if not report["runs"][label]:
             raise EmptySelection(
-                f"The rollouts of the {label} have no finished run of a task of `{tasks.name}`; "
+                f"The rollouts of the {label} have no finished run of a task of `{name}`; "
                 "give rollouts of this suite."
             )
         file = rollouts.folder / REPORT
         made = read_json(file) if file.is_file() else None
         made = made if isinstance(made, dict) else {}
         options.append({**made.get("sampling", {}), **made.get("rules", {})})
-    for name in METRICS:
-        by_task = {label: found[name] for label, found in values.items()}
+    for metric in METRICS:
+        by_task = {label: found[metric] for label, found in values.items()}
         described = {label: _describe(list(found.values())) for label, found in by_task.items()}
         if {"baseline", "tuned"} <= by_task.keys():
             old, new = by_task["baseline"], by_task["tuned"]
             both = sorted(old.keys() & new.keys())
             gaps = [[fmean(new[task]) - fmean(old[task])] for task in both]
             described["difference"] = {**_describe(gaps), "tasks": len(both)}
-        report["metrics"][name] = described
-    for name in COMPARED if len(options) == 2 else ():
-        before, after = (given.get(name) for given in options)
+        report["metrics"][metric] = described
+    for option in COMPARED if len(options) == 2 else ():
+        before, after = (given.get(option) for given in options)
         if all(options) and before != after:
             report["warnings"].append(
-                f"{name} is {before} for the baseline and {after} for the tuned model, so the "
+                f"{option} is {before} for the baseline and {after} for the tuned model, so the "
                 "models are not the only difference"
             )
     return report
+
+
+def _find_tasks(suite: Path, limit: int | None) -> tuple[str, set[str]]:
+    """Return the name and the tasks of a suite, or of imported rollouts, which have none."""
+    rollouts = open_rollouts(suite) if suite.is_dir() and not (suite / NAME).exists() else None
+    if rollouts is not None and not rollouts.tasks:
+        return rollouts.name, {*list(rollouts.by_task())[:limit]}
+    tasks = load_suite(suite, repos=False)
+    if tasks.split == "train":
+        raise SourceError(
+            f"`{suite}` is the suite to train on; evaluate on the test suite of `suite split`."
+        )
+    return tasks.name, {task["task_id"] for task in tasks.tasks[:limit]}
 
 
 def _measure(

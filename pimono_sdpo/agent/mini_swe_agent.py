@@ -30,7 +30,7 @@ from minisweagent.models.utils.actions_toolcall import (
     parse_toolcall_actions,
 )
 
-from pimono_sdpo.agent.imported_runs import make_rollout, write_session
+from pimono_sdpo.agent.imported_runs import make_rollout
 from pimono_sdpo.agent.task_tests import TaskResult, Tester, hash_repo, list_repo, stabilize
 from pimono_sdpo.agent.tools import unified_diff
 from pimono_sdpo.errors import InferenceError
@@ -38,6 +38,7 @@ from pimono_sdpo.llm.calls import Reply, Request
 from pimono_sdpo.llm.chat import Chat
 from pimono_sdpo.suites.suite import decode_text, has_tests, is_hidden
 from pimono_sdpo.text import replace_surrogates
+from pimono_sdpo.traces.rollout_sessions import encode_session
 from pimono_sdpo.traces.trajectories.mini_swe_agent import read_trajectory
 from rewards import sandbox
 from rewards.sandbox import MEBI, Limits, SandboxError
@@ -119,7 +120,6 @@ class Environment:
     """The interface of its environments: the files of a task, and commands in the sandbox."""
 
     def __init__(self, task: Mapping[str, Any], run_id: str, tester: Tester) -> None:
-        self.config = SimpleNamespace(timeout=SECONDS)
         self.task, self.tester = task, tester
         repo = list_repo(task["repo"], tuple(task["hide"]))
         self.before = {path: file.read_bytes() for path, file in repo.items()}
@@ -136,20 +136,22 @@ class Environment:
             files=4_000 + 4 * len(self.files),
             open_files=512,
         )
-        command = replace_surrogates(str(action["command"]))
+        command = replace_surrogates(str(action["command"])).replace("\0", "")
         environment = {**CONFIG["environment"]["env"], "PYTHONDONTWRITEBYTECODE": "1"}
         ran = sandbox.run(
             ["bash", "-c", SCRIPT, "bash", command],
             files=self.files, limits=limits, collect=[STATE], env=environment,
         )  # fmt: skip
         text = stabilize(replace_surrogates(ran.stdout.decode(errors="replace")))
-        stopped = f"The command was stopped at its limit of {ran.stopped}; its changes are lost."
+        packed = ran.files.get(STATE)
+        limit = ran.stopped or "size"
+        lost = f"The files that the command left are lost: it reached the limit of {limit}."
         made: Json = {
             "output": text,
             "returncode": -1 if ran.exit_code is None else ran.exit_code,
-            "exception_info": stopped if ran.stopped else "",
+            "exception_info": lost if packed is None else "",
         }
-        self.files = self._unpack(ran.files.get(STATE, b""))
+        self.files = self._unpack(packed or b"")
         # Of the same command after the same ones, the output that came first is shown.
         self.key = hashlib.sha256(f"{self.key}\0{command}".encode()).hexdigest()
         if self.tester.store is not None:
@@ -229,6 +231,9 @@ async def run_task(
         await asyncio.to_thread(agent.run, task["goal"])
     except (InferenceError, SandboxError) as problem:
         error = str(problem)
+    except Exception as problem:
+        # One run must not end all others; its row names the trouble and is run again.
+        error = f"{type(problem).__name__}: {problem}"
     finally:
         # A thread cannot be cancelled, but it ends at its next query.
         model.is_cancelled = True
@@ -239,9 +244,10 @@ async def run_task(
             error = f"tests could not be run: {result.error}"
     run = read_trajectory(agent.serialize(), task["task_id"])
     run.run_id, run.tools = run_id, [BASH_TOOL]
-    if trace is not None:
-        write_session(run, "mini-swe-agent", trace)
     row, _ = make_rollout(run, task["suite"], task["seed"])
+    if trace is not None:
+        trace.parent.mkdir(parents=True, exist_ok=True)
+        trace.write_bytes(encode_session({**row, "suite": "mini-swe-agent"}))
     costs = [reply.cost for reply in model.replies]
     texts = {
         path: content

@@ -26,6 +26,7 @@ from datasets import Dataset, Features, Value
 
 from pimono_sdpo import __version__
 from pimono_sdpo.agent.driver import Rules, Run, status_of
+from pimono_sdpo.agent.paraphrases import write_paraphrases
 from pimono_sdpo.agent.task_tests import Tester, hash_repo, list_repo, open_tester
 from pimono_sdpo.agent.tools import Workspace
 from pimono_sdpo.errors import InferenceError, OutputError
@@ -96,6 +97,12 @@ class RolloutOptions(Rules):
         "by the seed.",
         default=None,
     )
+    write_paraphrases: int = option(
+        "Have the model write so many other wordings of each goal; those that lose a path, name or "
+        "number of the goal are refused.",
+        default=0,
+        minimum=0,
+    )
     allow_outside_repo: bool = option(
         "Also run tasks whose `repo` is outside the folder of the suite's file.", default=False
     )
@@ -152,6 +159,21 @@ class Roller:
         tell(f"Rollouts per task: {self.options.rollouts}")
         tell(f"Temperature: {self.options.temperature}")
         tell(f"Base seed: {self.options.seed}")
+
+    def write_paraphrases(self, tell: Tell) -> None:
+        """Have the model write the wordings that are asked for, if any; raises InferenceError."""
+        number, workers = self.options.write_paraphrases, self.options.max_workers
+        if not number:
+            return
+        request = replace(self.make_request([], 0), tools=None)
+        written, refused = write_paraphrases(self.tasks, number, request, self.chat, workers)
+        for task_id, goals in written.items():
+            self.goals[task_id] = [*self.goals.get(task_id, goals[:1]), *goals[1:]]
+        self.goals = {task_id: goals for task_id, goals in self.goals.items() if len(goals) > 1}
+        added = sum(len(goals) - 1 for goals in written.values())
+        tell(f"Wrote {added} wordings, refused {len(refused)}")
+        for line in refused[:SHOWN_ERRORS]:
+            tell(f"Refused {line}")
 
     def roll_out(self, of: range) -> Dataset:
         """Run the numbered rollouts: tasks in order, each with all its seeds."""
@@ -286,6 +308,7 @@ def run_rollouts(
     """
     with _open_roller(options, out, replay) as roller, only_run(out.resolve()) as work:
         roller.describe(tell)
+        roller.write_paraphrases(tell)
         tell(
             f"Starting {roller.rows} rollouts ({len(roller.tasks)} tasks × {options.rollouts} "  # noqa: RUF001
             f"rollouts) with {options.max_workers} workers"
@@ -323,6 +346,9 @@ def estimate_rollouts(options: RolloutOptions, out: Path, tell: Tell, replay: bo
     """Run a few rollouts and estimate what all will use; their answers stay in the journal."""
     with _open_roller(options, out, replay) as roller:
         roller.describe(tell)
+        roller.write_paraphrases(tell)
+        # The wordings are paid for: what is estimated is the rollouts.
+        roller.chat.tally.models.clear()
         number, rows, chat = min(ESTIMATED, len(roller.tasks)), roller.rows, roller.chat
         roller.options = replace(roller.options, rollouts=1)
         roller.roll_out(range(number))

@@ -6,40 +6,30 @@ import re
 import sys
 from collections.abc import Callable
 from dataclasses import MISSING, Field, fields
+from difflib import get_close_matches
 from enum import StrEnum
 from importlib import import_module
+from itertools import chain
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
-from typer.core import TyperGroup
+from typer.core import CompletionItem, TyperGroup  # type: ignore[attr-defined]
 
 from pimono_sdpo import __version__
 from pimono_sdpo.errors import PimonoError
 from pimono_sdpo.options import flag_of
 
-COMMANDS = (
-    "filter",
-    "push",
-    "view",
-    "train",
-    "suite build",
-    "suite split",
-    "suite check",
-    "rollout",
-    "import",
-    "prefs",
-    "steps",
-    "sft-extract",
-    "pairs",
-    "evaluate",
-    "eval",
-    "duel",
-    "rescore",
-    "demo sessions",
-    "demo model",
-)
+# By the heading of the list of commands.
+GROUPS = {
+    "Rows and adapters": ("filter", "view", "push", "train"),
+    "Rollouts": ("rollout", "import", "steps", "pairs", "evaluate", "rescore"),
+    "Suites and duels": ("suite build", "suite split", "suite check", "duel"),
+    "Samples": ("demo sessions", "demo model"),
+    "Older names": ("prefs", "sft-extract", "eval"),
+}
+COMMANDS = tuple(chain.from_iterable(GROUPS.values()))
 # The exit code of a program that Ctrl-C has ended.
 INTERRUPTED = 130
 STYLE: dict[str, Any] = {
@@ -72,13 +62,33 @@ class CommandGroup(TyperGroup):
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """List every command with what it does."""
-        rows = [
-            (name[len(self.prefix) :], summary_of(name))
-            for name in COMMANDS
-            if name.startswith(self.prefix)
+        for heading, names in GROUPS.items():
+            found = [name for name in names if name.startswith(self.prefix)]
+            rows = [(name[len(self.prefix) :], summary_of(name)) for name in found]
+            if rows:
+                with formatter.section(heading):
+                    formatter.write_dl(rows)
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[CompletionItem]:
+        """Complete the names of commands, without importing them, and options."""
+        found = [
+            CompletionItem(name)
+            for name in self.commands
+            if name.startswith(incomplete) and not incomplete.startswith("-")
         ]
-        with formatter.section("Commands"):
-            formatter.write_dl(rows)
+        return found if found else super().shell_complete(ctx, incomplete)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command; a mistyped choice gets the one that is meant."""
+        try:
+            return super().invoke(ctx)
+        except typer.BadParameter as error:
+            error.message = error.message.removeprefix("Value error, ")
+            if wrong := re.match(r"'(.+?)' is not one of (.+)", error.message):
+                choices = re.findall(r"'(.+?)'", wrong[2])
+                if meant := get_close_matches(wrong[1], choices, 1):
+                    error.message += f" Did you mean '{meant[0]}'?"
+            raise
 
 
 def module_of(command: str) -> ModuleType:
@@ -151,7 +161,7 @@ def _parameter(field: "Field[Any]", type_: Any) -> inspect.Parameter:
     )
 
 
-app = typer.Typer(cls=CommandGroup, no_args_is_help=True, **STYLE)
+app = typer.Typer(cls=CommandGroup, no_args_is_help=True, **{**STYLE, "add_completion": True})
 
 
 @app.callback(invoke_without_command=True)

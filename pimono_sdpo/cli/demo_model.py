@@ -1,4 +1,4 @@
-"""Write a tiny random model of the class of google/gemma-4-12B-it, for trials on a CPU.
+"""Write a tiny random model of a Gemma 4's class, for trials.
 
 pimono-sdpo demo model --out tiny-gemma4
 """

@@ -1,4 +1,4 @@
-"""Write the sample sessions that come with the package, in every input layout.
+"""Write the sample sessions of the package in every layout.
 
 pimono-sdpo demo sessions --out traces
 """

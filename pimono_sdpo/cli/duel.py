@@ -1,4 +1,4 @@
-"""Let a panel of models judge whether a challenger beats the king on turns of recorded sessions.
+"""Let a panel of models judge whether a challenger wins.
 
 The king answers blind, the challenger sees the pull request that solved the task. First the gate:
 single judges read one turn per task, up to five looks decide whether the challenger is better. If

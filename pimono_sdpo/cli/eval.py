@@ -1,4 +1,4 @@
-"""Evaluate a model on a held-out suite: `evaluate` with the flags of its first version.
+"""Evaluate a model on a suite: `evaluate` with older options.
 
 Without --model, the rollouts in --trace-dir are evaluated:
 

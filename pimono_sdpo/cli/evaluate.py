@@ -1,4 +1,4 @@
-"""Compare two models on a held-out suite, with intervals by task: rollouts stored or new.
+"""Compare two models on a held-out suite, with intervals.
 
 The tuned model is --tuned or --model, the baseline --baseline or --baseline-model:
 
@@ -15,13 +15,17 @@ from pimono_sdpo.agent.evaluation import compare_rollouts, evaluate_models
 from pimono_sdpo.agent.rollout import RolloutOptions
 from pimono_sdpo.cli.rollout import print_as, print_rollout
 from pimono_sdpo.errors import SourceError
-from pimono_sdpo.options import option, options
+from pimono_sdpo.options import argument, option, options
 
 
 @options
 class Options(RolloutOptions):
     """Options of `evaluate`."""
 
+    suite: Path = argument(
+        "JSON file of a task suite, or its folder; or a folder of imported rollouts, whose tasks "
+        "are compared."
+    )
     out: Path = option("Folder to write; an earlier output is replaced.")
     baseline: Path | None = option("Folder of the baseline's rollouts.", default=None)
     tuned: Path | None = option("Folder of the tuned model's rollouts.", default=None)

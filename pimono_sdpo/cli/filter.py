@@ -1,4 +1,4 @@
-"""Turn recorded sessions into SDPO rows, a report and a dataset card.
+"""Turn recorded sessions into SDPO rows, a report and a card.
 
 pimono-sdpo filter claude --out rows --project shop --since 30d
 pimono-sdpo filter traces/ --out rows --min-score 2
@@ -12,6 +12,7 @@ pimono-sdpo filter --merge part1 part2 --out rows
 """
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import typer
@@ -30,6 +31,7 @@ from pimono_sdpo.traces.own_sessions import (
     find_own_sessions,
 )
 from pimono_sdpo.traces.sources import Source, open_source
+from processors.identity import find_own_names
 
 
 @options
@@ -39,7 +41,8 @@ class Options(PushResult, FilterOptions):
     source: list[str] = argument(
         "`claude`, `codex`, `pi` or `all` for the sessions of these agents on this machine; a "
         "folder, file or glob of viewer-export parquet or session JSONL (also .gz, .zst), a saved "
-        "dataset, or a Hub dataset id (ns/name, read at refs/convert/parquet); with --merge, the "
+        "dataset, a Hub dataset id (ns/name, read at refs/convert/parquet), or files on the Hub "
+        "(hf://datasets/ns/name[@rev]/path, hf://buckets/ns/name/path); with --merge, the "
         "parts."
     )
     out: Path = option("Folder to write; an earlier output is replaced.")
@@ -135,6 +138,7 @@ def _only_source(options: Options) -> str | Source:
             opened, found = find_own_sessions(source)
             for sentence in found:
                 typer.echo(sentence)
+            opened = replace(opened, recorder=tuple(find_own_names()))
             return choose_sessions(opened, *choices)
         typer.echo(f"`{source}` is read from the current directory; rename it to read your own.")
     if any(choices):

@@ -1,10 +1,9 @@
-"""Import the runs of other agents as rollouts, so that `steps`, `pairs` and `filter` read them.
+"""Import runs of other agents, as rollouts.
 
-Parquet with OpenAI messages, ATIF, mini-swe-agent, SWE-agent and Inspect are read. `filter` reads
-the sessions in the folder `traces`.
+Parquet with OpenAI messages, ATIF, mini-swe-agent, SWE-agent and Inspect are read.
 
     pimono-sdpo import trajectories/ --out rollouts
-    pimono-sdpo import nebius/SWE-rebench-openhands-trajectories --out rollouts --no-traces
+    pimono-sdpo import nebius/SWE-rebench-openhands-trajectories --out rollouts --sessions
 """
 
 import typer
@@ -27,4 +26,4 @@ def run(options: Options) -> None:
     typer.echo(f"messages: {messages}")
     if report["unreadable"]:
         typer.echo(f"{report['unreadable']} runs could not be read; see {options.out / 'rejects'}")
-    typer.echo(f"rollouts, traces and report.json are in {options.out}")
+    typer.echo(f"rollouts and report.json are in {options.out}")

@@ -1,4 +1,4 @@
-"""Pair better with worse runs of each task, or failed edits of sessions with what corrected them.
+"""Pair better with worse runs, or failed edits with their fix.
 
 pimono-sdpo pairs rollouts/ --out pairs
 pimono-sdpo pairs rollouts/ --out pairs --target patch --format together
@@ -93,7 +93,8 @@ def write_pairs(options: Options) -> Json:
         rules = {field.name for field in fields(Rules)}
         used = {name: value for name, value in used.items() if name not in rules}
         return write(parts, source=source, used=used)
-    require_disjoint(Path(options.source).resolve(), options.out.resolve())
+    for read in (Path(options.source), *(Path(task["repo"]) for task in rollouts.tasks.values())):
+        require_disjoint(read.resolve(), options.out.resolve())
     source = "rollouts", rollouts.name
     warnings = []
     if options.target in {"full", "truncated"}:

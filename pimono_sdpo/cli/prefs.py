@@ -1,4 +1,4 @@
-"""Write preference pairs as JSON lines: `rollout --pairs` with the flags of its first version.
+"""Write preference pairs: `rollout --pairs` with older options.
 
 The rollouts and the folder of pairs are kept: beside the lines, or in --trace-dir. Without tests
 (`--test-policy never`) no run is better than another, so there are rollouts and no pairs:

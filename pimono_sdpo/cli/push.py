@@ -1,4 +1,4 @@
-"""Push finished rows to the Hub as a dataset, private if new, in one commit.
+"""Push finished rows to the Hub, private if new, in one commit.
 
 pimono-sdpo push rows/ ns/name
 """

@@ -1,4 +1,4 @@
-"""Score stored completions with verifiers; the verdicts are columns beside the rows.
+"""Score stored completions with verifiers.
 
 pimono-sdpo rescore completions.jsonl --out scored --gate tool_calls --grade syntax=0.5
 """

@@ -1,4 +1,4 @@
-"""Run an agent on the tasks of a suite, and pair the rollouts if asked to.
+"""Run an agent on the tasks of a suite, and pair the rollouts.
 
 A run that was stopped resumes with the same command; no finished call is repeated:
 

@@ -1,4 +1,4 @@
-"""Write next-action rows as JSON lines: `steps` under the name and flags it had first.
+"""Write next-action rows: `steps` with older options.
 
 pimono-sdpo sft-extract --trace-dir rollouts/traces --output sft.jsonl
 """

@@ -1,4 +1,4 @@
-"""Cut rollouts or recorded sessions into next-action rows for supervised fine-tuning.
+"""Cut rollouts or sessions into next-action rows for SFT.
 
 pimono-sdpo steps rollouts/ --out steps
 pimono-sdpo steps traces/ --out steps --tool-protocol json --format together

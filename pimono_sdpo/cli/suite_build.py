@@ -1,4 +1,4 @@
-"""Build a suite of bug-fixing tasks, each with what tests an answer.
+"""Build a suite of bug-fixing tasks and what tests an answer.
 
 Sources are this project's own programs, a QuixBugs checkout, lines of HumanEvalFix, and tasks of
 Harbor whose tests run without a container image:

@@ -1,4 +1,4 @@
-"""Split a suite by task into one for training and one for testing.
+"""Split a suite by task into one for training, one for testing.
 
 A task without tests can only be trained on:
 

@@ -1,18 +1,23 @@
-"""Train a LoRA adapter on rows, on this machine.
+"""Train a LoRA adapter on rows, on this machine or on Hugging Face Jobs.
 
 pimono-sdpo train rows --config tiny --model-name-or-path build/demo/tiny-gemma4
 pimono-sdpo train rows --method sft --config qwen3_4b_sft --max-steps 20
+pimono-sdpo train rows --on hf:a10g-large --time-limit 3h
 
 Every option of the jobs is accepted after ROWS, with dashes or underscores; `pimono-sdpo train rows
 -- --help` lists them. Without --config, the reference recipe of the method is used; the first line
 says which one that is, and the model. Nothing leaves this machine unless a repository, a bucket or
 a Space is given, also by HUB_MODEL_ID or TRACKIO_SPACE_ID.
+
+With --on hf:FLAVOR, the rows are pushed to a private dataset, this package goes along as it is
+installed, and the adapter is pushed to a private repository. What leaves is printed first. The log
+is followed; the exit code is 0 if the job completed. --time-limit (3h by default) ends the job, and
+the training early enough to save the adapter.
 """
 
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Literal
-
-import typer
 
 from pimono_sdpo.errors import TrainingInputError
 from pimono_sdpo.options import argument, option, options
@@ -33,28 +38,38 @@ class Options:
         "them (dpo).",
         default="sdpo",
     )
+    on: str = option(
+        "Where to train: here, or hf:FLAVOR for a machine of Hugging Face Jobs, such as "
+        "hf:a10g-large.",
+        default="here",
+    )
+    wheel: Path | None = option(
+        "Wheel of this package for the job; by default the one that is installed.", default=None
+    )
 
 
 def run(options: Options) -> None:
-    """Run the job of the method."""
-    dataset, *rest = options.rows
-    if dataset.startswith("-"):
-        raise TrainingInputError(f"Give the rows before the options: `train ROWS {dataset} ...`.")
-    if find_spec("trl") is None:
-        raise TrainingInputError('Training needs `pip install "pimono-sdpo[train]"`.')
-    from pimono_sdpo.training import quiet_libraries
+    """Run the job of the method, here or elsewhere."""
+    rows, *words = options.rows
+    if rows.startswith("-"):
+        raise TrainingInputError(f"Give the rows before the options: `train ROWS {rows} ...`.")
+    where, _, flavor = options.on.partition(":")
+    installed = find_spec("trl") is not None
+    if where == "hf" and flavor:
+        if installed:
+            from pimono_sdpo.training.run import check_job
 
-    quiet_libraries()
+            check_job(options.method, rows, words)
+        from pimono_sdpo.training.launch import launch
+
+        launch(flavor, options.method, rows, words, options.wheel)
+        return
+    if options.on != "here":
+        raise TrainingInputError(f"--on is {options.on}; give here or hf:FLAVOR.")
+    if not installed:
+        raise TrainingInputError(
+            'Training here needs `pip install "pimono-sdpo[train]"`; or give --on hf:FLAVOR.'
+        )
     from pimono_sdpo.training.run import run_job
-    from pimono_sdpo.training.sdpo import SDPO
-    from pimono_sdpo.training.supervised import DPO, SFT
 
-    words = ["--dataset", dataset, *rest]
-    match options.method:
-        case "sft":
-            code = run_job(SFT, words, __doc__)
-        case "dpo":
-            code = run_job(DPO, words, __doc__)
-        case learned:
-            code = run_job(SDPO, [*words, "--method", learned], __doc__)
-    raise typer.Exit(code)
+    run_job(options.method, ["--dataset", rows, *words], __doc__)

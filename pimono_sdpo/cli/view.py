@@ -1,4 +1,4 @@
-"""Write one HTML page that works offline: funnel, charts, and the rows with their traces.
+"""Write an HTML page that works offline: charts, rows, traces.
 
 pimono-sdpo view rows/
 pimono-sdpo view ns/name --out page.html --no-open
@@ -16,9 +16,11 @@ pimono-sdpo view adapter/ --card
 
 import sys
 import webbrowser
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import typer
 
 from pimono_sdpo.errors import OutputError, SourceError
@@ -27,6 +29,7 @@ from pimono_sdpo.runs.folders import REPORT, read_json
 from pimono_sdpo.runs.parquet import write_atomically
 from pimono_sdpo.schema import SESSION
 from pimono_sdpo.stage import iterate_rows
+from pimono_sdpo.suites.stored_rollouts import open_rollouts, read_rows
 from pimono_sdpo.traces.hub import fetch_repository
 from pimono_sdpo.traces.sources import HUB_ID, Source, open_source, read_sessions
 from processors.names import MAX_CHARS
@@ -42,8 +45,8 @@ class Options:
     """Options of `view`."""
 
     source: str = argument(
-        "Folder that `filter` or a training wrote, or ns/name on the Hub; with --card, any folder "
-        "with a card, or the card.",
+        "Folder that `filter`, `rollout`, `import` or a training wrote, or ns/name on the Hub; "
+        "with --card, any folder with a card, or the card.",
         default="",
         shown="none, only with --labels",
     )
@@ -114,17 +117,21 @@ def find_folder(source: str) -> tuple[Path, str]:
 
 
 def render_view(folder: Path, name: str, traces: str | None, limit: int) -> str:
-    """Return the page of a folder that the filter or a training wrote.
+    """Return the page of a folder that the filter, a training or an agent wrote.
 
     `traces` is where the sessions are; None looks for them under the name they had, beside the
     folder and in the current one. At most `limit` rows and as many rejects are listed. Raises
     SourceError.
     """
     from cards.view.page import render_page, run_view
-    from cards.view.rows import choose_rows, rows_view
+    from cards.view.rows import choose_rows, rollouts_view, rows_view
 
     if (folder / RUN).is_file():
         return render_page(run_view(_read(folder / RUN, "a training")))
+    if rollouts := open_rollouts(folder):
+        rows = (row for file in rollouts.files for row in read_rows(file))
+        total = sum(pq.read_metadata(file).num_rows for file in rollouts.files)
+        return render_page(rollouts_view(rollouts.name, islice(rows, limit), total))
     report = _read_report(folder, name)
     chosen = choose_rows(folder, limit)
     source = _open_traces(traces, report, folder)

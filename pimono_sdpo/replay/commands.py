@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 from pimono_sdpo.shell import MAX_CHARS, Pipeline, Stage, parse_command
 
@@ -51,11 +52,19 @@ def find_matched_lines(command: str, output: str) -> list[tuple[str, str]]:
     return found
 
 
-def find_shown_file(command: str) -> tuple[str, bool] | None:
-    """Return the file that a command shows, and whether all of it; None if it shows none.
+class Shows(NamedTuple):
+    """A file that a command shows, from a line on, up to `last` or its end."""
+
+    path: str
+    first: int = 1
+    last: int | None = None
+
+
+def find_shown_file(command: str) -> Shows | None:
+    """Return the file that a command shows, and which lines of it; None if it shows none.
 
     >>> find_shown_file("cd /app && cat src/a.ts"), find_shown_file("sed -n '1,9p' a.ts")
-    (('/app/src/a.ts', True), ('a.ts', False))
+    (Shows(path='/app/src/a.ts', first=1, last=None), Shows(path='a.ts', first=1, last=9))
     """
     folder, pipelines = _split_folder(command)
     if len(pipelines) != 1 or len(pipelines[0].stages) != 1:
@@ -64,10 +73,11 @@ def find_shown_file(command: str) -> tuple[str, bool] | None:
     if stage.targets:
         return None
     if stage.program == "cat" and len(stage.arguments) == 1:
-        return _join_path(folder, stage.arguments[0]), True
+        return Shows(_join_path(folder, stage.arguments[0]))
     is_range = stage.program == "sed" and stage.arguments[:1] == ("-n",)
-    if is_range and len(stage.arguments) == 3 and re.fullmatch(r"\d+,\d+p", stage.arguments[1]):
-        return _join_path(folder, stage.arguments[2]), False
+    lines = re.fullmatch(r"(\d{1,7}),(\d{1,7})p", stage.arguments[1]) if is_range else None
+    if lines and len(stage.arguments) == 3 and int(lines[1]):
+        return Shows(_join_path(folder, stage.arguments[2]), int(lines[1]), int(lines[2]))
     return None
 
 
@@ -252,6 +262,8 @@ def _is_script(stage: Stage) -> bool:
     words = [word for word in stage.arguments if not word.startswith("-")]
     if stage.program in {"npm", "pnpm", "yarn"} and words[:1] in (["run"], ["run-script"]):
         words = words[1:]
+    if stage.program in {"npm", "pnpm", "yarn"} and words[:1] == ["exec"]:
+        return not set(words[1:2]) <= {*_WORDS["npx_leaves_sources"]}
     if stage.program == "docker":
         return bool({"run", "exec"} & set(words[:2]))
     return bool(words) and not _READING_TARGET.fullmatch(words[0]) and stage.program != "cargo"

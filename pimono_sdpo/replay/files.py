@@ -98,9 +98,23 @@ def _place(lines: list[str], wanted: list[str], start: int) -> int:
     return -1
 
 
+def _follow(lines: list[str], wanted: list[list[str]]) -> bool:
+    """Whether runs of lines follow each other."""
+    at = 0
+    for old in wanted:
+        # Codex looks again without an empty last line.
+        tries = [old, old[:-1]] if old and not old[-1] else [old]
+        found = [(place, one) for one in tries if (place := _place(lines, one, at)) >= 0]
+        if not found:
+            return False
+        at = found[0][0] + len(found[0][1])
+    return True
+
+
 MIN_IN_PARTS = 20
+MIN_GONE = 12
 # A reader, a recorder or a harness may have changed such text when showing it.
-_UNSURE = re.compile("[\x1b\ufeff\ufffd\ud800-\udfff]|\r(?!\n)|REDACTED")
+_UNSURE = re.compile("[\x1b\ufeff\ufffd\ud800-\udfff]|\r(?!\n)|REDACTED|=\\*{3}")
 _PATTERN = re.compile(r"\$[$&`']")
 
 
@@ -262,16 +276,11 @@ class File:
         """Predict how a patch ends whose hunks are whole lines, each looked up after the last."""
         if self.is_stale or self.doubtful:
             return None
-        runs = [_bare_lines(text) for text in (self.pieces if self.whole is None else [self.whole])]
-        at = 0
-        for hunk in hunks:
-            old = _bare_lines(normalise_line_ends(hunk.old)) if hunk.old else []
-            places = [place for run in runs if (place := _place(run, old, at)) >= 0]
-            if not places:
-                return "not_found" if self.whole is not None else None
-            if self.whole is not None:
-                at = places[0] + len(old)
-        return "ok"
+        wanted = [_bare_lines(normalise_line_ends(h.old)) if h.old else [] for h in hunks]
+        if self.whole is not None:
+            return "ok" if _follow(_bare_lines(self.whole), wanted) else "not_found"
+        # Where pieces stand to each other is not known.
+        return "ok" if any(_follow(_bare_lines(text), wanted) for text in self.pieces) else None
 
     def apply_lines(self, hunks: Sequence[Edit]) -> None:
         """Apply a patch that the harness has applied."""
@@ -316,6 +325,14 @@ class File:
             self.doubtful.difference_update(*(find_distinctive_lines(edit.old) for edit in edits))
         for edit in edits:
             old, new = normalise_line_ends(edit.old), normalise_line_ends(edit.new)
+            # A piece with a line that is gone, but not as the edit saw it, was out of date.
+            gone = {line for line in old.split("\n") if len(line.strip()) >= MIN_GONE}
+            gone -= {*new.split("\n")}
+            self.pieces = [
+                piece
+                for piece in self.pieces
+                if old in piece or gone.isdisjoint(piece.split("\n") if gone else ())
+            ]
             if self.whole is not None:
                 self.whole = replace_text(self.whole, old, new, edit.everywhere)
             self.pieces = [

@@ -20,7 +20,7 @@ from pimono_sdpo.replay.calls import (
 )
 from pimono_sdpo.replay.commands import find_changes, find_shown_file
 from pimono_sdpo.replay.files import File
-from pimono_sdpo.replay.workspace import MIN_LINE, TRUNCATED, Workspace, is_read_only
+from pimono_sdpo.replay.workspace import MIN_LINE, TRUNCATED, Workspace, is_read_only, learn_shown
 from pimono_sdpo.traces.events import Event
 from pimono_sdpo.traces.harness.base import FileTools
 from pimono_sdpo.traces.harness.blocks import is_refusal
@@ -173,7 +173,7 @@ def _find_file(call: Event, given: dict[str, Any]) -> str:
         return patches[0].path if len(patches) == 1 else find_path(given)
     command = find_text(given, "command")
     shown = find_shown_file(command) if _SHOWS.fullmatch(command) else None
-    return shown[0] if shown else ""
+    return shown.path if shown else ""
 
 
 def _learn(call: Event, given: dict[str, Any], text: str, tools: FileTools, file: File) -> None:
@@ -186,14 +186,12 @@ def _learn(call: Event, given: dict[str, Any], text: str, tools: FileTools, file
             if len(edit.old.strip()) >= MIN_LINE and is_new and not edit.everywhere:
                 file.see(edit.old, is_whole=False)
     elif call.tool_name == "read" or (not tools.trims_output and not TRUNCATED.search(text)):
+        by = find_shown_file(find_text(given, "command")) if call.tool_name == "bash" else None
+        if by:
+            given = {"offset": by.first, "limit": by.last and by.last + 1 - by.first}
         shown = parse_read(given, text, tools)
-        command = find_text(given, "command")
-        whole = find_shown_file(command) if command else ("", True)
-        if shown and shown.first_line and whole and whole[1]:
-            file.see_lines(shown.runs[0], shown.first_line, shown.is_end)
-        elif shown:
-            for run in shown.runs:
-                file.see(run, is_whole=False)
+        if shown:
+            learn_shown(file, shown)
 
 
 def _trim_to(chars: int, path: str, file: File) -> Known | None:

@@ -7,10 +7,12 @@ import posixpath
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 from pimono_sdpo.replay.calls import (
     Patch,
+    Shown,
     apply_in_turn,
     decode_arguments,
     find_path,
@@ -79,6 +81,7 @@ def is_read_only(name: str) -> bool:
     return not _CHANGES.intersection(words) and not _LOOKS.isdisjoint(words)
 
 
+REST_MINUTES = 5
 # A shorter line may occur in many places of a file.
 MIN_LINE = 12
 TRUNCATED = re.compile(r"\[(?:Showing|Truncated|Full output|Output truncated)[^\]]{0,300}\]\s*\Z")
@@ -87,6 +90,15 @@ _CHANGED_BEHIND = re.compile(
 )
 _PATCHED = re.compile(r"^\*\*\* (?:Add File|Update File|Delete File|Move to): (.+)$", re.MULTILINE)
 _PROPOSED_OTHERWISE = re.compile(r"modified (?:your|the) proposed")
+
+
+def learn_shown(file: File, shown: Shown) -> None:
+    """Learn the lines that a read or a command has shown."""
+    if shown.first_line:
+        file.see_lines(shown.runs[0], shown.first_line, shown.is_end)
+    else:
+        for run in shown.runs:
+            file.see(run, is_whole=False)
 
 
 @dataclass
@@ -103,6 +115,7 @@ class Workspace:
     unsettled: bool = False
     # What the formatters that have run so far touch.
     kinds: set[str] = field(default_factory=set)
+    last_heard: str = ""
 
     def file(self, path: str) -> File:
         """Return what is known of a file; a relative path is resolved in the workspace."""
@@ -142,6 +155,9 @@ class Workspace:
             return None
         outcome = file.predict(edits, apply_in_turn(given))
         unread = self.tools.reads_first and not file.by_tool
+        # OpenClaw, which writes Pi's format, refuses an empty text; Pi does not.
+        unread |= "edits" not in given and any(not edit.new for edit in edits)
+        unread |= bool(_OWN_SETTINGS.search(self.absolute(find_path(given))))
         return None if outcome == "ok" and (unread or self.unsettled) else outcome
 
     def predict_patch(self, patches: Sequence[Patch]) -> Outcome | None:
@@ -228,13 +244,8 @@ class Workspace:
         shown = parse_read(given, text, self.tools)
         if shown is None:
             return
-        file = self.file(path)
-        if shown.first_line:
-            file.see_lines(shown.runs[0], shown.first_line, shown.is_end)
-        else:
-            for run in shown.runs:
-                file.see(run, is_whole=False)
-        file.by_tool = True
+        learn_shown(self.file(path), shown)
+        self.file(path).by_tool = True
 
     def ran(self, command: str, result: Event) -> None:
         """Learn from a command that has run."""
@@ -259,9 +270,10 @@ class Workspace:
                 file.see(line, is_whole=False)
         shown = find_shown_file(command)
         if shown and not result.is_error and not TRUNCATED.search(result.text):
-            read = parse_read({}, result.text, self.tools)
-            for run in read.runs if read else ():
-                self.file(shown[0]).see(run, is_whole=shown[1] and bool(read and read.is_end))
+            count = shown.last and shown.last + 1 - shown.first
+            read = parse_read({"offset": shown.first, "limit": count}, result.text, self.tools)
+            if read:
+                learn_shown(self.file(shown.path), read)
 
     def _note(self, changes: Changes) -> None:
         if changes.anything or changes.formats:
@@ -318,17 +330,36 @@ class Workspace:
             self.spoil_all()
 
     def hear(self, event: Event) -> None:
-        """Learn from an event that is neither a call nor its result."""
+        """Learn from an event that is not a call."""
         if event.kind == "bash":
             self.ran(event.arguments, event)
+        elif event.kind == "user":
+            for file in self.files.values() if self.tools.reads_first else ():
+                file.by_tool = False
+            # Somebody else may have worked on the files while the session rested. In sessions of Pi
+            # that was never seen.
+            is_pi = self.tools is pi.HARNESS.files
+            if not is_pi and _count_minutes(self.last_heard, event.timestamp) >= REST_MINUTES:
+                self.spoil_all()
         elif event.kind == "compaction" and self.tools.reads_first:
             for file in self.files.values():
                 file.by_tool = False
         elif event.kind == "custom_message":
             for name in _CHANGED_BEHIND.findall(event.text):
                 self._spoil(name)
+        self.last_heard = event.timestamp or self.last_heard
 
 
+def _count_minutes(start: str, stop: str) -> float:
+    """Return the time between two timestamps, 0 if one of them cannot be read."""
+    try:
+        return (datetime.fromisoformat(stop) - datetime.fromisoformat(start)).total_seconds() / 60
+    except (ValueError, TypeError):  # not recorded, or only one with a time zone
+        return 0.0
+
+
+# The harness itself may write them.
+_OWN_SETTINGS = re.compile(r"/\.(?:pi|claude|codex|omp|openclaw)/(?!.*workspace/).*\.json$")
 _DRIVE = re.compile(r"[A-Za-z]:/")
 
 

@@ -28,7 +28,7 @@ from datasets import Dataset
 from pimono_sdpo.errors import OutputError, SourceError
 from pimono_sdpo.runs.folders import read_json
 from pimono_sdpo.runs.parquet import read_tables
-from pimono_sdpo.suites.suite import Suite, TaskRow, has_tests, load_suite, write_suite
+from pimono_sdpo.suites.suite import START_OF, Suite, TaskRow, has_tests, load_suite, write_suite
 
 WIDTH = 4
 # Share of common groups of WIDTH tokens from which two programs count as near duplicates.
@@ -129,10 +129,13 @@ def divide(
         raise SourceError(
             f"No task has `{group_by}` in its metadata; use another field, or `repo`."
         )
-    named = [
-        (task["task_id"] if group is None else str(group), task)
+    names = {
+        task["task_id"]: task["task_id"] if group is None else str(group)
         for group, task in zip(groups, tasks, strict=True)
-    ]
+    }
+    # A task from another start state goes where the task goes.
+    bases = [task["metadata"].get(START_OF, task["task_id"]) for task in tasks]
+    named = [(names.get(base, base), task) for base, task in zip(bases, tasks, strict=True)]
     tested = Counter(name for name, task in named if has_tests(task))
     if len(tested) < 2:
         raise OutputError(

@@ -8,6 +8,12 @@
 Tasks may override the `defaults`. `repo` is relative to the suite's file. A task is tested by its
 `verifier_spec`, else by its `test_cmd`; a task with neither can only be trained on.
 
+`starts` of a task are other states of its repo, by name, each with what differs from the task. The
+state `old` of `fix_gcd` is the task `fix_gcd+old`, which `suite split` keeps on the side of
+`fix_gcd`.
+
+    "starts": {"old": {"repo": "checkout-v1", "verifier_spec": {...}}}
+
 A glob of `hide` without a slash hides every file and folder of that name; one with a slash hides
 that path from the root of the repo, and everything below it. `*` matches any characters, including
 slashes, and case is ignored. ALWAYS is hidden in every suite: histories and caches contain answers.
@@ -15,9 +21,10 @@ slashes, and case is ignored. ALWAYS is hidden in every suite: histories and cac
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict
 
@@ -35,6 +42,8 @@ ALWAYS = (
     *(".git", ".hg", ".svn", "*.orig", "*.rej", "*.pyc", "__pycache__", ".pytest_cache"),
     *(".mypy_cache", ".ruff_cache", ".tox", ".venv", "node_modules", ".hypothesis"),
 )
+# In the metadata of a task from another start state: the task.
+START_OF = "start_of"
 MEBI = 1 << 20
 MAX_FILES = 20_000
 MAX_BYTES = 256 * MEBI
@@ -53,11 +62,29 @@ class _Defaults(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields
     hide: list[Glob] | None = None
 
 
+class _Start(_Defaults, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    goal: Text | None = None
+    verifier_spec: dict[str, Any] | None = None
+
+
 class _Task(_Defaults, kw_only=True, frozen=True, forbid_unknown_fields=True):
     task_id: TaskId
     goal: Text
     metadata: dict[str, Any] | None = None
     verifier_spec: dict[str, Any] | None = None
+    starts: dict[TaskId, _Start] | None = None
+
+
+def _list_starts(task: _Task) -> Iterator[_Task]:
+    """Yield a task, and the task that it is from each of its other start states."""
+    yield task
+    for name, start in (task.starts or {}).items():
+        given = {
+            key: value for key, value in msgspec.structs.asdict(start).items() if value is not None
+        }
+        metadata = {**(task.metadata or {}), START_OF: task.task_id}
+        named = {"task_id": f"{task.task_id}+{name}", "metadata": metadata}
+        yield msgspec.structs.replace(task, **given, **named)
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -111,7 +138,7 @@ def load_suite(path: Path, repos: bool = True, outside: bool = True) -> Suite:
     except (ValueError, RecursionError) as error:
         raise SourceError(f"`{path}` is not a task suite ({error}); correct it.") from error
     rows: dict[str, TaskRow] = {}
-    for task in given.tasks:
+    for task in chain.from_iterable(map(_list_starts, given.tasks)):
         if task.task_id in rows:
             raise SourceError(f"`{path}` has `{task.task_id}` twice; task ids must be unique.")
         row = _read_task(task, given, path, repos)

@@ -5,8 +5,11 @@ The viewer's export lives on the revision `refs/convert/parquet` as `{config}/{s
 """
 
 import logging
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from glob import has_magic
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -24,6 +27,7 @@ from huggingface_hub import (
     snapshot_download,
     try_to_load_from_cache,
 )
+from huggingface_hub.constants import HF_HUB_CACHE
 from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
@@ -117,6 +121,8 @@ def explain_error(error: Exception, revision: str = "main") -> str:
     match status:
         case 401:
             return "the Hub does not accept the token; create a new one and set HF_TOKEN"
+        case 403 if "storage limit" in message:
+            return f"{answer.rstrip('.')}; free some space there"
         case 403:
             return f"{answer}; set HF_TOKEN to a token with write access, or fix what it names"
         case 404 if isinstance(error, RepositoryNotFoundError):
@@ -249,6 +255,58 @@ def open_download(repo_id: str, name: str, revision: str | None) -> Iterator[pa.
         if not isinstance(held, str):
             for kept in (path.resolve(), path):
                 kept.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """Downloaded files below `root`; `name` is that of the repository, `revision` its commit."""
+
+    name: str
+    revision: str | None
+    root: Path
+    files: list[Path]
+
+
+def fetch_files(address: str, endings: tuple[str, ...]) -> Fetched:
+    """Download what `hf://datasets/...` or `hf://buckets/...` holds with these endings.
+
+    An address is that of a file, a folder or a glob. Raises SourceError.
+    """
+    place = address.removeprefix("hf://").rstrip("/")
+    if not re.match(r"(datasets|buckets)/[^/]+/[^/]+", place):
+        raise SourceError(
+            f"`{address}` is not a source; use hf://datasets/ns/name[@rev]/path or "
+            "hf://buckets/ns/name/path."
+        )
+    hub_files = HfFileSystem(use_listings_cache=False)
+    with translate_errors(address):
+        try:
+            found: Any = hub_files.resolve_path(place)
+            listed = hub_files.glob(place) if has_magic(place) else [place]
+            inside = [name for one in listed for name in hub_files.find(one)]
+        except (FileNotFoundError, NotImplementedError) as error:
+            if isinstance(error, HTTPError):
+                raise
+            inside = []
+        names = sorted(hub_files.resolve_path(one).path for one in inside if one.endswith(endings))
+        if not names:
+            raise SourceError(
+                f"`{address}` holds no file with the ending {', '.join(endings)}; check the "
+                "address."
+            )
+        if place.startswith("buckets/"):
+            name, revision = str(found.bucket_id), None
+            root = Path(HF_HUB_CACHE) / "pimono-sdpo" / name
+            pairs: list[Any] = [(one, root / one) for one in names]
+            HfApi().download_bucket_files(name, pairs, raise_on_missing_files=True)
+        else:
+            name = str(found.repo_id)
+            revision = HfApi().dataset_info(name, revision=found.revision).sha
+            kept = snapshot_download(
+                name, repo_type="dataset", revision=revision, allow_patterns=names
+            )
+            root = Path(kept)
+    return Fetched(name, revision, root, [root / one for one in names])
 
 
 def fetch_repository(repo_id: str, patterns: Sequence[str]) -> Path:

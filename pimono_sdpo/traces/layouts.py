@@ -3,6 +3,8 @@
 traces_list   harness, session_id, traces: list<json>, file_name
 trace_list    harness, session_id, trace: list<json>, file_path, ...
 trace_text    harness, session_id, trace: json or text, file_path, messages, tools, ...
+
+Rollouts, of `rollout` and `import`, are read as sessions, too.
 """
 
 import json
@@ -14,11 +16,13 @@ import pyarrow.compute as pc
 from pimono_sdpo.errors import SourceError
 from pimono_sdpo.schema import SESSION
 from pimono_sdpo.text import replace_surrogates
+from pimono_sdpo.traces import rollout_sessions
 
-Layout = Literal["traces_list", "trace_list", "trace_text", "jsonl"]
+Layout = Literal["traces_list", "trace_list", "trace_text", "jsonl", "rollouts"]
 
 NAME_COLUMNS = ("source", "file_path", "file_name")
 READ_COLUMNS = ("harness", "session_id", "traces", "trace", *NAME_COLUMNS)
+ROLLOUT_COLUMNS = frozenset(rollout_sessions.COLUMNS)
 
 
 def detect_layout(schema: pa.Schema, where: str) -> Layout:
@@ -29,6 +33,8 @@ def detect_layout(schema: pa.Schema, where: str) -> Layout:
                 f"`{where}` has {schema.names.count(name)} columns named `{name}`; leave one."
             )
     held = _trace_columns(schema)
+    if not held and set(schema.names) >= ROLLOUT_COLUMNS:
+        return "rollouts"
     if not held:
         raise SourceError(
             f"`{where}` has the columns {', '.join(schema.names)} but neither `trace` nor "
@@ -50,6 +56,8 @@ def convert_table(table: pa.Table, origin: str = "") -> pa.Table:
 
     Each row's source begins with `origin` (`repo@commit/`).
     """
+    if detect_layout(table.schema, origin) == "rollouts":
+        return _convert_rollouts(table, origin)
     columns = (table.column(name) for name in _trace_columns(table.schema))
     recorded = [_read_traces(column) for column in columns if _holds_traces(column.type)]
     trace, not_utf8 = recorded[0]
@@ -63,6 +71,20 @@ def convert_table(table: pa.Table, origin: str = "") -> pa.Table:
     harness, session_id = _read_strings(table, "harness"), _read_strings(table, "session_id")
     values = (harness, session_id, source, trace, not_utf8)
     return pa.table(dict(zip(SESSION, values, strict=True)), SESSION.arrow_schema)
+
+
+def _convert_rollouts(table: pa.Table, origin: str) -> pa.Table:
+    rows = [
+        {
+            "harness": rollout_sessions.name_harness(row),
+            "session_id": row["run_id"],
+            "source": f"{origin}{row['run_id']}",
+            "trace": rollout_sessions.encode_session(row),
+            "bytes_not_utf8": 0,
+        }
+        for row in table.to_pylist()
+    ]
+    return pa.Table.from_pylist(rows, SESSION.arrow_schema)
 
 
 def ensure_utf8(traces: pa.Array) -> tuple[pa.Array, pa.Array]:

@@ -8,6 +8,7 @@ pi        PI_CODING_AGENT_DIR, else ~/.pi/agent  sessions/
 import os
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from fnmatch import fnmatch
 from pathlib import Path
@@ -110,7 +111,7 @@ def choose_sessions(
             f"`{source.name}`; relax one of them."
         )
     shards = [shard for root, files in roots.items() for shard in shard_sessions(files, root)]
-    return Source(source.name, source.kind, source.revision, tuple(shards))
+    return replace(source, shards=tuple(shards))
 
 
 def _read_date(text: str) -> float:

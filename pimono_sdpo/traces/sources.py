@@ -6,8 +6,11 @@ The kind of a source is detected by its files and their columns:
     jsonl           raw session files, one session each, also compressed (.gz, .zst)
     dataset         a folder written by `Dataset.save_to_disk`
     hub             `ns/name`, read at refs/convert/parquet and pinned to its commit
+
+Files of `hf://datasets/...` and `hf://buckets/...` are downloaded first.
 """
 
+import logging
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -27,11 +30,14 @@ from pimono_sdpo.stage import iterate_rows
 from pimono_sdpo.traces import hub
 from pimono_sdpo.traces.layouts import (
     READ_COLUMNS,
+    ROLLOUT_COLUMNS,
     Layout,
     convert_table,
     detect_layout,
     ensure_utf8,
 )
+
+logger = logging.getLogger(__name__)
 
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 
@@ -109,6 +115,8 @@ JSONL_PER_SHARD = 64
 COMPRESSION = 10
 BATCH_BYTES = 8 * 2**20
 MAX_BATCH_ROWS = 512
+# Arrow reads a row group as a whole.
+GROUP_BYTES = 180_000_000
 
 
 @dataclass(frozen=True)
@@ -133,7 +141,8 @@ class Shard:
 class Source:
     """An opened input: its name without machine paths, its kind and its shards in order.
 
-    `upstream` says how far an export of the Hub is behind its dataset, see `hub.find_export`.
+    `upstream` says how far an export of the Hub is behind its dataset, see `hub.find_export`;
+    `recorder` are names to redact, see `processors.identity`.
     """
 
     name: str
@@ -141,6 +150,7 @@ class Source:
     revision: str | None
     shards: tuple[Shard, ...]
     upstream: dict[str, Any] | None = None
+    recorder: tuple[str, ...] = ()
 
     def describe(self) -> dict[str, Any]:
         """Return what a report says of the input."""
@@ -167,13 +177,22 @@ def open_source(source: str) -> Source:
     saved = [(path / f"{name}.json").exists() for name in ("dataset_dict", "state", "dataset_info")]
     if saved[0] or all(saved[1:]):
         return _open_saved(path)
-    found = _find_local(source)
-    if found is None:
-        return _open_hub(source)
-    root, files = found
+    if source.startswith("hf://"):
+        fetched = hub.fetch_files(source, (".parquet", *SESSION_FILES))
+        root, files = fetched.root, fetched.files
+        name, revision = fetched.name, fetched.revision
+    else:
+        found = _find_local(source)
+        if found is None:
+            return _open_hub(source)
+        root, files = found
+        name, revision = _make_readable(root.resolve().name), None
     if path.is_dir():
         # Without hidden files.
         files = [f for f in files if not any(p[0] == "." for p in f.relative_to(root).parts)]
+        if _list_columns(path / "data") >= ROLLOUT_COLUMNS:
+            # Beside them lie their rejects and what else was written of the same runs.
+            files = [file for file in files if file.parent == path / "data"]
     parquet = [file for file in files if file.suffix == ".parquet"]
     raw = [file for file in files if is_session(file)]
     if not parquet and not raw:
@@ -184,7 +203,15 @@ def open_source(source: str) -> Source:
     shards = [_describe_parquet(file, _name_relative(file, root)) for file in parquet]
     shards += shard_sessions(raw, root)
     kind: Kind = "viewer_export" if parquet else "jsonl"
-    return Source(_make_readable(root.resolve().name), kind, None, tuple(shards))
+    return Source(name, kind, revision, tuple(shards))
+
+
+def _list_columns(folder: Path) -> set[str]:
+    """Return the columns of the first parquet file of a folder."""
+    for file in sorted(folder.glob("*.parquet"))[:1]:
+        with _open_parquet(file, file.name) as parquet:
+            return set(parquet.schema_arrow.names)
+    return set()
 
 
 def is_session(file: Path) -> bool:
@@ -256,7 +283,9 @@ def read_sessions(shard: Shard) -> Iterator[pa.Table]:
 
 def _read_parquet(file: Path | pa.NativeFile, name: str, origin: str = "") -> Iterator[pa.Table]:
     with _open_parquet(file, name) as parquet:
-        columns = [name for name in parquet.schema_arrow.names if name in READ_COLUMNS]
+        is_of_rollouts = detect_layout(parquet.schema_arrow, name) == "rollouts"
+        known = ROLLOUT_COLUMNS if is_of_rollouts else READ_COLUMNS
+        columns = [name for name in parquet.schema_arrow.names if name in known]
         groups = (parquet.metadata.row_group(i) for i in range(parquet.num_row_groups))
         size = sum(group.total_byte_size for group in groups)
         rows = _count_batch_rows(size, parquet.metadata.num_rows)
@@ -274,6 +303,14 @@ def _count_batch_rows(size: int, rows: int) -> int:
 def _describe_parquet(file: Path, name: str) -> Shard:
     with _open_parquet(file, name) as parquet:
         layout, rows = detect_layout(parquet.schema_arrow, name), parquet.metadata.num_rows
+        groups = (parquet.metadata.row_group(i) for i in range(parquet.num_row_groups))
+        largest = max((group.total_byte_size for group in groups), default=0)
+        if largest > GROUP_BYTES:
+            logger.warning(
+                "`%s` has a row group of %d MB, and each worker may need three times that in "
+                "memory; write it with smaller row groups if that is too much.",
+                *(name, largest // 1_000_000),
+            )
         return Shard("viewer_export", name, layout, rows, file.stat().st_size, (file,))
 
 

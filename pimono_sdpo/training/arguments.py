@@ -234,18 +234,7 @@ def parse_job(
     `options` and `config` are the types of the first two. Returns the recipe's file name last.
     Raises TrainingInputError for what cannot be used.
     """
-    with_recipe = ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    with_recipe.add_argument("--config", default=default_recipe)
-    try:
-        name, rest = with_recipe.parse_known_args(argv)
-    except ArgumentError as error:
-        raise TrainingInputError(f"{error}; give the name or the path of a recipe.") from error
-    recipe = find_recipe(name.config)
-    parser = SentenceParser(
-        (options, config, ModelConfig),
-        description=f"{description or ''}{ABOUT}",
-        allow_abbrev=False,
-    )
+    parser, recipe, rest = _open_parser(argv, options, config, description, default_recipe)
     try:
         job, args, model_args, *unknown = parser.parse_args_and_config(
             ["--config", str(recipe), *rest], return_remaining_strings=True
@@ -256,10 +245,7 @@ def parse_job(
             f"The arguments of `{recipe.name}` and the command line cannot be used: "
             f"{' '.join(str(error).split())}"
         ) from error
-    if unknown[-1]:
-        raise TrainingInputError(
-            f"Unknown argument(s) {' '.join(unknown[-1])}; see --help for the known ones."
-        )
+    _refuse_unknown(unknown[-1])
     _check_numbers(vars(job) | vars(args) | vars(model_args))
     job.license = check_licence(job.license)
     run_name = args.run_name = args.run_name or recipe.stem
@@ -273,6 +259,46 @@ def parse_job(
         args.output_dir = str(Path("outputs") / f"{run_name}{suffix}")
     args.hub_model_id = args.hub_model_id or os.environ.get("HUB_MODEL_ID") or None
     return job, args, model_args, recipe.name
+
+
+def check_words(
+    argv: list[str], options: type[CommonArguments], config: type, default_recipe: str
+) -> None:
+    """Check the options of a job that another machine runs; raises TrainingInputError.
+
+    Their values are not checked together, since some depend on the GPU.
+    """
+    parser, _, rest = _open_parser(argv, options, config, None, default_recipe)
+    _refuse_unknown(ArgumentParser.parse_known_args(parser, rest)[1])
+
+
+def _open_parser(
+    argv: list[str],
+    options: type[CommonArguments],
+    config: type,
+    description: str | None,
+    default_recipe: str,
+) -> tuple[SentenceParser, Path, list[str]]:
+    """Return the parser, the recipe's file and the words without --config."""
+    with_recipe = ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    with_recipe.add_argument("--config", default=default_recipe)
+    try:
+        name, rest = with_recipe.parse_known_args(argv)
+    except ArgumentError as error:
+        raise TrainingInputError(f"{error}; give the name or the path of a recipe.") from error
+    parser = SentenceParser(
+        (options, config, ModelConfig),
+        description=f"{description or ''}{ABOUT}",
+        allow_abbrev=False,
+    )
+    return parser, find_recipe(name.config), rest
+
+
+def _refuse_unknown(words: list[str]) -> None:
+    if words:
+        raise TrainingInputError(
+            f"Unknown argument(s) {' '.join(words)}; see --help for the known ones."
+        )
 
 
 def _check_numbers(values: dict[str, Any]) -> None:

@@ -15,7 +15,6 @@ cannot ask for its own limit, so `--time_limit` or TIME_LIMIT states it.
 
 import logging
 import os
-import re
 from datetime import UTC, datetime
 from time import monotonic, time
 from typing import Any
@@ -30,8 +29,7 @@ from transformers import TrainerCallback
 from trl.experimental.sdpo import SDPOTrainer
 from trl.experimental.sdpo.teacher_sync import PEFTAdapterEMACallback
 
-from pimono_sdpo.errors import TrainingInputError
-from pimono_sdpo.training import say
+from pimono_sdpo.training import say, seconds_of
 
 logger = logging.getLogger(__name__)
 
@@ -172,7 +170,6 @@ def make_resumable(trainer: SDPOTrainer) -> None:
         trainer.add_callback(ResumableTeacher(from_student=from_student, **settings))
 
 
-UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 # The default of Hugging Face Jobs.
 DEFAULT_IN_A_JOB = "30m"
 # Saving, the card and the push take minutes; a short job reserves a share.
@@ -197,12 +194,7 @@ def time_limit_of(given: str | None) -> "TimeLimit | None":
             DEFAULT_IN_A_JOB,
         )
         limit = DEFAULT_IN_A_JOB
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", limit.strip())
-    seconds = float(found[1]) * UNITS[found[2]] if found else 0.0
-    if not seconds:
-        raise TrainingInputError(
-            f"`{limit}` is not a valid time limit; use a duration such as 90m or 3h."
-        )
+    seconds = seconds_of(limit)
     started = IMPORTED
     if in_job:
         try:

@@ -9,7 +9,6 @@ checkpoint keeps
 
 import math
 import shutil
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -23,7 +22,7 @@ from safetensors.torch import load_file
 from transformers import TrainerCallback
 
 from pimono_sdpo import __version__
-from pimono_sdpo.training import argument
+from pimono_sdpo.training import argument, warn
 from pimono_sdpo.training.output import BEST, BEST_PARTIAL, read_object, write_json
 from pimono_sdpo.training.publish import WEIGHTS
 
@@ -301,7 +300,7 @@ class Guards(TrainerCallback):  # type: ignore[misc] # transformers is untyped h
                 control.should_save = args.save_strategy != "no"
                 text, level = f"{text} The training ends here.", trackio.AlertLevel.ERROR
             if state.is_world_process_zero:
-                sys.stderr.write(f"train_{args.METHOD}: {guard} at step {step}: {text}\n")
+                warn(f"{guard} at step {step}: {text}")
                 if "trackio" in args.report_to:
                     trackio.alert(guard, text, level=level)
         state.stateful_callbacks[KEY] = {

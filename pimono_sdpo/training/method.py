@@ -204,7 +204,7 @@ class Method(ABC):
         ]
 
 
-def train(prepared: Prepared) -> dict[str, float]:
+def run_steps(prepared: Prepared) -> dict[str, float]:
     """Train to the last step, from the newest whole checkpoint if there is one.
 
     Returns the metrics of the whole run, including the part before a resume.

@@ -9,22 +9,31 @@ training_args.bin, a pickle that keeps whatever was passed as an argument.
 
 import logging
 import os
+from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
-from time import sleep
 from typing import Any
 
 from httpx2 import HTTPError
-from huggingface_hub import HfApi
+from huggingface_hub import CommitOperationAdd, HfApi
 from huggingface_hub.errors import HFValidationError, RemoteEntryNotFoundError
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 from transformers import TrainerCallback
 
 from cards import lint_file
 from pimono_sdpo.errors import OutputError, TrainingInputError
-from pimono_sdpo.traces.hub import explain_error, explain_refusal, is_transient
+from pimono_sdpo.push import HUB_ERRORS, Operation, PushOptions, Upload
+from pimono_sdpo.traces.hub import explain_error, explain_refusal, retry_hub
 from pimono_sdpo.traces.sources import HUB_ID
 from pimono_sdpo.training import is_main_process, say
-from pimono_sdpo.training.output import BEST, DATA, LAST_OF_CHECKPOINT, LOCAL_FILE, last_checkpoint
+from pimono_sdpo.training.output import (
+    ADAPTER,
+    BEST,
+    DATA,
+    LAST_OF_CHECKPOINT,
+    LOCAL_FILE,
+    last_checkpoint,
+)
 from processors.secrets import find_secret_kinds
 
 logger = logging.getLogger(__name__)
@@ -161,11 +170,11 @@ def open_checkpoints(
 
 
 STUDENT = "default"
-# Seconds before each attempt to publish; a job's disk is lost with it.
-WAITS = (0.0, 1.0, 4.0, 15.0)
 WEIGHTS = ("adapter_model.safetensors", "adapter_config.json")
 TEXTS = ("README.md", "run.json", "report.json")
 PUBLISHED = (*WEIGHTS, *TEXTS, "*.svg", "training.html", "tokenizer*", "*.jinja")
+# Made and deleted to find out whether the token may write.
+PROBE_BRANCH = "pimono-sdpo-write-check"
 
 
 def save_adapter(model: Any, folder: Path, base_model: str, revision: str | None) -> dict[str, int]:
@@ -180,78 +189,98 @@ def save_adapter(model: Any, folder: Path, base_model: str, revision: str | None
     return {name: (folder / name).stat().st_size for name in WEIGHTS}
 
 
-def check_destination(hub_model_id: str | None, smoke: bool) -> None:
-    """Find out before hours of training that the adapter would be lost.
+@dataclass(kw_only=True)
+class AdapterUpload(Upload):
+    """The upload of an adapter's folder."""
 
-    Raises TrainingInputError when the Hub cannot be written; warns a job without a repository.
+    KIND = "model"
+    MESSAGE = "Add the adapter"
+
+    folder: Path
+
+    def open(self) -> None:
+        """Create the repository and write to it, before hours of training.
+
+        A fine-grained token may list an account and yet not write to this repository. Raises
+        TrainingInputError.
+        """
+        api = self.api
+        namespace = self.repo_id.rpartition("/")[0]
+        try:
+            validate_repo_id(self.repo_id)
+            for attempt in retry_hub(connected=False):
+                with attempt:
+                    if not namespace:
+                        namespace = api.whoami()["name"]
+                        self.repo_id = f"{namespace}/{self.repo_id}"
+                    problem = explain_refusal(api, namespace, lambda: api.repo_exists(self.repo_id))
+                    if problem is None:
+                        self.create()
+                        branch = {"repo_type": self.KIND, "branch": PROBE_BRANCH}
+                        api.create_branch(self.repo_id, exist_ok=True, **branch)
+                        api.delete_branch(self.repo_id, **branch)
+        except HFValidationError:
+            problem = "that cannot name a repository; give ns/name"
+        except HUB_ERRORS as error:
+            problem = explain_error(error)
+        if problem:
+            self.remove_empty()
+            raise TrainingInputError(
+                f"The adapter could not be published as `{self.repo_id}` ({problem}); or leave out "
+                "--hub_model_id and HUB_MODEL_ID."
+            )
+
+    def operations(self, head: str) -> list[Operation]:
+        """Add the files of the adapter, whatever else is there."""
+        paths = sorted(path for name in PUBLISHED for path in self.folder.glob(name))
+        return [CommitOperationAdd(path.name, path) for path in paths]
+
+    def publish(self) -> str:
+        """Push the folder as one commit; return a sentence on it.
+
+        Raises OutputError when a text still holds a secret, which rows of others may bring along,
+        when the card would be refused, or when the Hub refuses; the folder stays as it is.
+        """
+        push = f"push the folder with `hf upload {self.repo_id} {self.folder}`"
+        self.again = f"; the adapter is in `{self.folder}`: {push}"
+        problems = lint_file(self.folder / "README.md")
+        if problems:
+            raise OutputError(
+                f"The Hub may refuse `{self.folder / 'README.md'}`: {problems[0]} Nothing was "
+                f"published; fix it and {push}."
+            )
+        for file in filter(Path.is_file, map(self.folder.joinpath, TEXTS)):
+            kinds = ", ".join(sorted(set(find_secret_kinds(file.read_text()))))
+            if kinds:
+                raise OutputError(
+                    f"`{file}` still holds what looks like a secret ({kinds}), so nothing was "
+                    "published; remove it from the rows and train again, or from the file and "
+                    f"{push}."
+                )
+        weights = sha256((self.folder / WEIGHTS[0]).read_bytes()).hexdigest()
+        self.description = f"{WEIGHTS[0]} has the sha256 {weights}."
+        return self.run()
+
+
+def open_destination(args: Any, mode: str) -> AdapterUpload | None:
+    """Make sure that the adapter of a training can be published; None without a repository.
+
+    Raises TrainingInputError; warns a job whose adapter would be lost.
     """
-    if not hub_model_id:
-        if "JOB_ID" in os.environ and not smoke:
+    if args.hub_model_id is None:
+        if "JOB_ID" in os.environ and mode == "train":
             logger.warning(
                 "This Hugging Face job keeps no files; without HUB_MODEL_ID the adapter is lost "
                 "when it ends, unless OUTPUT is on a volume."
             )
-        return
-    api = HfApi()
-    # A name without an account is put under this one.
-    namespace = hub_model_id.rpartition("/")[0]
-    try:
-        validate_repo_id(hub_model_id)
-        problem = explain_refusal(
-            api, namespace, lambda: not namespace or api.repo_exists(hub_model_id)
-        )
-    except HFValidationError:
-        problem = "that cannot name a repository; give ns/name"
-    except (HTTPError, OSError) as error:
-        problem = explain_error(error)
-    if problem:
-        raise TrainingInputError(
-            f"The adapter could not be published as `{hub_model_id}` ({problem}); or leave out "
-            "--hub_model_id and HUB_MODEL_ID."
-        )
-
-
-def publish_adapter(folder: Path, hub_model_id: str, private: bool) -> str:
-    """Upload the adapter folder as one commit; return the repository's address.
-
-    Raises OutputError when a text still holds a secret, which rows of others may bring along, when
-    the card would be refused, or when the Hub refuses; the folder stays as it is.
-    """
-    push = f"push the folder with `hf upload {hub_model_id} {folder}`"
-    problems = lint_file(folder / "README.md")
-    if problems:
-        raise OutputError(
-            f"The Hub may refuse `{folder / 'README.md'}`: {problems[0]} Nothing was published; "
-            f"fix it and {push}."
-        )
-    for file in filter(Path.is_file, map(folder.joinpath, TEXTS)):
-        kinds = find_secret_kinds(file.read_text())
-        if kinds:
-            raise OutputError(
-                f"`{file}` still holds what looks like a secret ({', '.join(sorted(set(kinds)))}), "
-                "so nothing was published; remove it from the rows and train again, or from the "
-                f"file and {push}."
-            )
-    for wait in WAITS:
-        sleep(wait)
-        try:
-            api = HfApi()
-            url = api.create_repo(hub_model_id, private=private, exist_ok=True)
-            api.upload_folder(
-                repo_id=url.repo_id,
-                folder_path=folder,
-                allow_patterns=list(PUBLISHED),
-                commit_message="Add the adapter",
-            )
-            return str(url)
-        except (*HUB_FAULTS, ValueError) as error:
-            # The client hides a file or card that was refused behind errors of its own.
-            reason = " ".join(f"{error} {error.__cause__ or ''}".split())
-            trouble: Exception = error
-            if not is_transient(error):
-                break
-    if isinstance(trouble, HTTPError | OSError):
-        reason = explain_error(trouble)
-    raise OutputError(
-        f"The adapter is in `{folder}` but could not be published ({reason}); {push}."
-    ) from trouble
+        return None
+    if mode != "train":
+        return None
+    upload = AdapterUpload(
+        repo_id=args.hub_model_id,
+        options=PushOptions(public=args.hub_private_repo is False),
+        folder=Path(args.output_dir) / ADAPTER,
+    )
+    upload.open()
+    args.hub_model_id = upload.repo_id
+    return upload

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import ModelConfig
 
 from pimono_sdpo.errors import PimonoError, TrainingInputError
-from pimono_sdpo.training import models, output, quiet_libraries
+from pimono_sdpo.training import models, output
 
 PROBE = "The test run ends in `ENOENT`: which file is missing, and what do you do next?"
 SETTINGS = ("dtype", "load_in_4bit", "load_in_8bit", "bnb_4bit_quant_type", "use_bnb_nested_quant")
@@ -79,7 +79,6 @@ def main() -> int:
     parser.add_argument("output", type=Path, help="output folder of a finished training")
     parser.add_argument("--base", help="the base model, when it is not where it was")
     given = parser.parse_args()
-    quiet_libraries()
     try:
         difference = largest_difference(given.output, given.base)
     except PimonoError as problem:

@@ -4,13 +4,15 @@ import math
 import platform
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import Any, Literal
 
 import torch
+from datasets import Dataset
 
 from cards import write_model_card
 from pimono_sdpo import __version__
@@ -24,36 +26,91 @@ from pimono_sdpo.training import (
     resume,
     say,
     tracking,
+    warn,
 )
-from pimono_sdpo.training.arguments import parse_job
+from pimono_sdpo.training.arguments import check_words, parse_job
 from pimono_sdpo.training.callbacks import now, stopped_at, time_limit_of
 from pimono_sdpo.training.memory import hardware_of
-from pimono_sdpo.training.method import Fitted, Method, Prepared, train
+from pimono_sdpo.training.method import Fitted, Method, Prepared, run_steps
 from pimono_sdpo.training.preflight import add_rollouts, as_text, preflight, refuse
 from pimono_sdpo.training.reload import write_probe
+from pimono_sdpo.training.sdpo import SDPO
+from pimono_sdpo.training.supervised import DPO, SFT
 
 Json = dict[str, Any]
 
 
-def run_job(method: type[Method], argv: list[str], description: str | None) -> int:
-    """Run a job; return 0, or 2 after one sentence on stderr for what cannot be used."""
+METHODS: dict[str, type[Method]] = {
+    **dict.fromkeys(("sdpo", "rft", "grpo"), SDPO),
+    "sft": SFT,
+    "dpo": DPO,
+}
+
+
+def train(
+    rows: str | Path | Dataset,
+    *,
+    method: Literal["sdpo", "rft", "grpo", "sft", "dpo"] = "sdpo",
+    **options: str | int | float | bool | Path | Sequence[str] | None,
+) -> Path:
+    """Train a LoRA adapter on this machine, as `pimono-sdpo train` does; return OUTPUT.
+
+    rows      a folder of rows, a Hub dataset id, or what `run_pipeline` returns
+    options   of the job or of TRL by their names, such as config="tiny", max_steps=20; None leaves
+              an option as the recipe has it
+
+    OUTPUT/adapter holds the adapter with its card. Raises TrainingInputError for what cannot be
+    used, and OutputError for an OUTPUT that is not free or an adapter that could not be pushed.
+    """
+    words: list[str] = []
+    for name, value in options.items():
+        if isinstance(value, list | tuple):
+            words += [f"--{name}", *map(str, value)]
+        elif value is not None:
+            words += [f"--{name}", str(value)]
+    if isinstance(rows, str | Path):
+        return run_job(method, ["--dataset", str(rows), *words])
+    with TemporaryDirectory() as folder:
+        rows.to_parquet(Path(folder) / "rows" / "data" / "train-00000-of-00001.parquet")
+        return run_job(method, ["--dataset", f"{folder}/rows", *words])
+
+
+def run_job(method: str, argv: list[str], description: str | None = None) -> Path:
+    """Run the job of a method with the words of a command line; return OUTPUT.
+
+    Raises PimonoError with one sentence for what cannot be used.
+    """
+    if method in ("rft", "grpo"):
+        argv = [*argv, "--method", method]
+    run = Run(METHODS[method], argv, description)
+    say(f"recipe {run.recipe}, model {run.model_args.model_name_or_path}")
+    if run.job.mode == "card":
+        report, log = output.read_finished(run.folder)
+        write_card(report, log, run.folder / output.ADAPTER)
+        say(f"the card is {run.folder / output.ADAPTER / 'README.md'}")
+        return run.folder
+    with run.open_output():
+        dataset = run.method.find_rows()
+        if run.job.mode != "prepare":
+            run.train(dataset)
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        # Its threads would abort a process that ends before the others.
+        torch.distributed.destroy_process_group()
+    return run.folder
+
+
+def check_job(method: str, rows: str, words: list[str]) -> None:
+    """Check the options of a job that another machine runs; raises TrainingInputError."""
+    runs = METHODS[method]
+    check_words(["--dataset", rows, *words], runs.OPTIONS, runs.CONFIG, runs.RECIPE)
+
+
+def run_script(method: str, argv: list[str], description: str | None) -> int:
+    """Run a script of jobs/; return 0, or 2 after one sentence on stderr."""
     try:
-        run = Run(method, argv, description)
-        say(f"recipe {run.recipe}, model {run.model_args.model_name_or_path}")
-        if run.job.mode == "card":
-            report, log = output.read_finished(run.folder)
-            write_card(report, log, run.folder / output.ADAPTER)
-            say(f"the card is {run.folder / output.ADAPTER / 'README.md'}")
-            return 0
-        with run.open_output():
-            dataset = run.method.find_rows()
-            if run.job.mode != "prepare":
-                run.train(dataset)
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            # Its threads would abort a process that ends before the others.
-            torch.distributed.destroy_process_group()
+        run_job(method, argv, description)
     except PimonoError as problem:
-        sys.stderr.write(f"train_{method.CONFIG.METHOD}: {problem}\n")
+        sys.stderr.write(f"train_{method}: {problem}\n")
         return 2
     return 0
 
@@ -64,6 +121,7 @@ class Run:
     job, args, method   the arguments of the job and of TRL, and the method with both
     folder              OUTPUT, in which only this run works, see output.py
     checkpoints         where checkpoints are kept on the Hub, None for nowhere
+    destination         where the adapter is published, None for nowhere
     """
 
     def __init__(self, method: type[Method], argv: list[str], description: str | None) -> None:
@@ -74,6 +132,7 @@ class Run:
         self.method = method(self.job, self.args, self.model_args)
         self.folder = Path(self.args.output_dir)
         self.checkpoints: publish.HubCheckpoints | None = None
+        self.destination: publish.AdapterUpload | None = None
 
     @contextmanager
     def open_output(self) -> Iterator[None]:
@@ -84,16 +143,21 @@ class Run:
         args, job = self.args, self.job
         alone = output.only_run(self.folder) if is_main_process() else nullcontext()
         with output.leave_as_found(self.folder), alone:
-            if job.mode != "prepare":
-                if is_main_process():
-                    output.finalize(self.folder)
-                    output.check_output(self.folder, job.overwrite)
-                    publish.check_destination(args.hub_model_id, job.mode == "smoke")
-                self.limit = time_limit_of(job.time_limit)
-                self.checkpoints = publish.open_checkpoints(
-                    job.checkpoint_bucket, args, job.mode, job.overwrite
-                )
-            yield
+            if job.mode != "prepare" and is_main_process():
+                output.finalize(self.folder)
+                output.check_output(self.folder, job.overwrite)
+                self.destination = publish.open_destination(args, job.mode)
+            try:
+                if job.mode != "prepare":
+                    self.limit = time_limit_of(job.time_limit)
+                    self.checkpoints = publish.open_checkpoints(
+                        job.checkpoint_bucket, args, job.mode, job.overwrite
+                    )
+                yield
+            except BaseException:
+                if self.destination is not None:
+                    self.destination.remove_empty()
+                raise
 
     def train(self, dataset: str) -> None:
         """Train on the rows, then give OUTPUT its adapter, report and run log, and publish them."""
@@ -121,7 +185,7 @@ class Run:
             self._begin(start, before, fitted)
         for callback in filter(None, (self.limit, self.checkpoints)):
             trainer.add_callback(callback)
-        metrics = train(prepared)
+        metrics = run_steps(prepared)
         evaluation = None
         if fitted.held_out is not None and stopped_at(trainer) is None:
             after = method.score(trainer, fitted.held_out)
@@ -195,24 +259,22 @@ class Run:
 
         They are removed only when the adapter is on the Hub: a job's own disk is lost.
         """
-        args, step = self.args, stopped_at(trainer)
-        if args.hub_model_id:
-            private = args.hub_private_repo is not False
-            adapter = self.folder / output.ADAPTER
-            say(publish.publish_adapter(adapter, args.hub_model_id, private))
+        step = stopped_at(trainer)
+        if self.destination is not None:
+            say(self.destination.publish())
         if step is not None:
             say(
                 f"the time limit ended the training after step {step} of "
                 f"{trainer.state.max_steps}; start it again with the same arguments to resume it"
             )
-        elif self.checkpoints is not None and args.hub_model_id:
+        elif self.checkpoints is not None and self.destination is not None:
             self.checkpoints.remove()
 
 
 def write_card(report: Json | None, log: Json, folder: Path) -> None:
     """Write the model card with its plots, and warn of what the Hub may refuse."""
     for problem in write_model_card(report, log, folder):
-        sys.stderr.write(f"train_{log['method']}: the Hub may refuse the model card: {problem}\n")
+        warn(f"the Hub may refuse the model card: {problem}")
 
 
 ARGUMENTS_OF_METHOD = {

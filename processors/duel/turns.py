@@ -408,7 +408,7 @@ def draw_from_session(
     name = session["source"] or found["session_id"]
     drawn = random.Random(f"{seed}:{name}").sample(readable, min(most, len(readable)))
     cleaned = [
-        {**message, "content": redact_text(message["content"], trace.cwd)[0]}
+        {**message, "content": redact_text(message["content"], trace.cwd, found["identity"])[0]}
         for message in messages[: max(drawn) + 1]
     ]
     clean = {**found, **redact(found)}

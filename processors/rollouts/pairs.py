@@ -39,7 +39,14 @@ from processors.rollouts.conversation import (
     read_run,
     render_target,
 )
-from processors.rollouts.noise import Passing, Why, compare_passing, find_leak, find_noise
+from processors.rollouts.noise import (
+    Passing,
+    Why,
+    compare_passing,
+    find_action_noise,
+    find_leak,
+    find_noise,
+)
 
 Target = Literal["step", "patch", "last_write", "truncated", "summary", "full"]
 TARGETS: tuple[Target, ...] = get_args(Target)
@@ -336,11 +343,14 @@ def _render_snippets(actions: Sequence[Action], run: Run) -> list[Json]:
 class Taken:
     """One action at one place, and the runs that took it, best first.
 
-    `value` is the share of these runs that pass, `score` that and the means of the runs' scores.
+    `runs` are their conversations, in which it is action number `depth`. `value` is the share of
+    these runs that pass, `score` that and the means of the runs' scores.
     """
 
     action: Action
     rows: list[Json]
+    runs: list[Run]
+    depth: int
     works: bool
     value: float
     score: list[float]
@@ -387,17 +397,18 @@ def _group(
 
 def _find_actions(group: Sequence[tuple[Json, Run]], depth: int) -> list[Taken]:
     """Return the different actions of runs at one place, the best first."""
-    by_key: dict[str, list[tuple[Json, Action]]] = {}
+    by_key: dict[str, list[tuple[Json, Run]]] = {}
     for row, run in group:
-        by_key.setdefault(action_key(run.actions[depth]), []).append((row, run.actions[depth]))
+        by_key.setdefault(action_key(run.actions[depth]), []).append((row, run))
     found = []
     for took in by_key.values():
         took.sort(key=lambda one: (score_run(one[0]), -one[0]["seed"]), reverse=True)
-        rows, action = [row for row, _ in took], took[0][1]
+        rows, runs = [row for row, _ in took], [run for _, run in took]
+        action = runs[0].actions[depth]
         works = has_worked(action.step) and action.step["tests_ok"] is not False
         works = works and find_problem(action.step, rows[0]["tools"]) is None
         score = [fmean(column) for column in zip(*map(score_run, rows), strict=True)]
-        found.append(Taken(action, rows, works, score[0], score))
+        found.append(Taken(action, rows, runs, depth, works, score[0], score))
     return sorted(found, key=lambda one: (one.works, one.score), reverse=True)
 
 
@@ -440,11 +451,16 @@ def _pair_actions(
 
 def _find_step_noise(taken: Taken, passing: Passing, task: Row | None) -> Why | None:
     """Return why none of the best runs that took an action may be chosen, None if one may."""
-    equal = [row for row in taken.rows if row["tests_ok"] == taken.rows[0]["tests_ok"]]
-    if not equal[0]["tests_ok"] and passing.runs:
+    best = taken.rows[0]["tests_ok"]
+    if not best and passing.runs:
         # They cannot be chosen for their own sake; contrast decides.
         return None
-    found = [find_noise(row, passing, task) for row in equal]
+    found = [
+        find_noise(row, passing, task)
+        or find_action_noise(row, run.actions, passing, task)[taken.depth]
+        for row, run in zip(taken.rows, taken.runs, strict=True)
+        if row["tests_ok"] == best
+    ]
     return None if None in found else found[0]
 
 

@@ -11,8 +11,9 @@ score  by the table; None where the session does not tell
 | does nothing, or has nothing to do with the goal | 0.1 |
 | names what is missing again, or an edit that does not apply or breaks the file | 0.1 to 0.3 |
 | makes another change to the file than was wanted | 0.4 |
-| looks at what the goal is about: reads the file to edit, searches for what is missing | 0.5 |
-| does what the failed call was for: the wanted change applies, the wanted path exists | 1.0 |
+| looks at what the goal is about: reads the file to edit, searches for what was shown | 0.5 |
+| does what the failed call was for: the wanted change applies, the wanted path exists, or | 1.0 |
+| what is missing is searched for by its name where no name of it was shown | |
 
 What was wanted is known from the failed call and from the one that worked: a change counts when its
 words overlap with theirs by at least half (F1 of the words taken out and put in).
@@ -158,8 +159,9 @@ def _path(call: Call, step: Step, completion: str) -> VerifierResult:
         return _fail(f"{step.goal['path']} was to be looked at.", UNRELATED)
     name = _stem(step.path)
     named = list(_paths(call, step))
-    if _searches(call, step, name):
-        return _fail("Use what this finds.", LOOKS)
+    if how := _searches(call, step, name):
+        is_best = how == "by name" and not step.goal.get("shown")
+        return passed(NAME) if is_best else _fail("Use what this finds.", LOOKS)
     writes = {"cp", "mv", "tee", "touch"} & {stage.program for stage in _stages(step.failed)}
     made = [w for stage in _stages(call) if stage.program == "mkdir" for w in stage.arguments]
     if writes and {step.path, *_parents(step.path)} & set(map(step.absolute, made)):
@@ -271,11 +273,11 @@ def _look(call: Call, step: Step) -> VerifierResult:
     return _fail("This has nothing to do with the change that was wanted.", UNRELATED)
 
 
-def _searches(call: Call, step: Step, name: str) -> bool:
-    """Whether a call looks for a name, or lists the nearest folder that exists above it."""
+def _searches(call: Call, step: Step, name: str) -> str:
+    """Return how a call looks for what is missing: "by name", in the "workspace", or not: ""."""
     stages = _stages(call)
-    if stages and any(stage.program not in _LOOKERS | _NAVIGATES for stage in stages):
-        return False
+    if any(stage.program not in _LOOKERS | _NAVIGATES or stage.targets for stage in stages):
+        return ""
     lists = call.name in {"ls", "glob", "find"} or any(
         stage.program in {"ls", "tree", "find", "fd"} for stage in stages
     )
@@ -285,12 +287,12 @@ def _searches(call: Call, step: Step, name: str) -> bool:
     if finds and any(
         name in _words(word) and step.absolute(word) != step.path for word in given if name
     ):
-        return True
+        return "by name"
     above = _parents(step.path)
-    nearest = next((one for one in above if one in step.folders), above[0] if above else "")
-    return lists and any(
-        step.absolute(word) in {nearest, above[0] if above else ""} for word in given
-    )
+    nearest = next((one for one in above if one in step.folders), "")
+    listed = {step.absolute(word) for word in given} & {*above[:1], nearest} if lists else set()
+    # Every step could list its workspace.
+    return "workspace" if step.absolute(".") in listed else "by name" if listed else ""
 
 
 def _does_nothing(call: Call) -> bool:

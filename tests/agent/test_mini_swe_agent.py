@@ -20,7 +20,7 @@ def policy(body: Json) -> Json:
     name, seed, turns = about(body)
     path = f"programs/{name}.py"
     if turns == 0:
-        return tool_call("bash", command=f"ls answers; cat {path}")
+        return tool_call("bash", command=f"ls answers; cat {path}\0")
     if turns == 1:
         fix = f"cat > {path} <<'EOF'\n{FIXED[name]}EOF\n" if seed % 2 == 0 else ""
         return tool_call(

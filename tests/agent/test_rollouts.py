@@ -425,6 +425,41 @@ def test_paraphrases_take_turns_and_stay_on_the_side_of_their_task(
     assert "6 of 18 training rows" in str(result.exception)
 
 
+def test_a_model_writes_wordings_that_keep_what_the_goal_names(
+    tmp_path: Path, chat_server: ChatServer
+) -> None:
+    def policy(body: Json) -> str | Json:
+        system, goal = (said["content"] for said in body["messages"][:2])
+        if not system.startswith("Rewrite"):
+            return knows_some(body)
+        answers = ["Please repair the program.", goal, f"<think>hm</think>I need this: {goal}"]
+        return (
+            answers[body["seed"]] if body["seed"] < 3 else f"{goal} Thanks, {body['seed']} times."
+        )
+
+    chat_server.policy = policy
+    suite, out = write_suite(tmp_path), tmp_path / "out"
+    more = ("--write-paraphrases", "2", "--rollouts", "3")
+    chat_server.trouble = lambda body, before: busy(400) if body["seed"] == 3 else None
+    with pytest.raises(PimonoError, match=r"wordings could not be written.*400"):
+        roll(suite, out, chat_server.url, *more)
+    chat_server.trouble = lambda body, before: None
+    said = roll(suite, out, chat_server.url, *more)
+    assert "Wrote 6 wordings, refused 6" in said
+    assert "Refused fix_gcd: a wording without `programs/gcd.py`" in said
+    assert set(chat_server.answered().values()) == {1}
+    goals = json.loads((out / "report.json").read_text())["paraphrases"]
+    goal = json.loads(suite.read_text())["tasks"][0]["goal"]
+    assert goals["fix_gcd"] == [goal, f"I need this: {goal}", f"{goal} Thanks, 3 times."]
+    asked = {row["messages"][1]["content"] for row in rows_of(out)}
+    assert asked == {f"GOAL:\n{text}" for texts in goals.values() for text in texts}
+    asked_before = len(chat_server.hits)
+    again = ("--journal", f"{out}.calls.sqlite", "--replay", *more)
+    roll(suite, tmp_path / "again", chat_server.url, *again)
+    assert len(chat_server.hits) == asked_before
+    assert rows_of(tmp_path / "again") == rows_of(out)
+
+
 @pytest.mark.parametrize(
     ("line", "said"),
     [

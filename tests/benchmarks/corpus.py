@@ -60,31 +60,38 @@ def cut_sessions(count: int, size: int, seed: int = 0) -> Iterator[tuple[str, st
 
 def write_corpus(out: Path, count: int, megabytes: int) -> int:
     """Write the same sessions as raw files and as a viewer export; return their bytes."""
-    raw, export = out / "raw", out / "export" / "default" / "train"
+    raw = out / "raw"
     raw.mkdir(parents=True, exist_ok=True)
-    export.mkdir(parents=True, exist_ok=True)
     written = 0
-    names, texts = [], []
     for name, text in cut_sessions(count, megabytes * 1_000_000 // count):
         (raw / name).write_text(text)
         written += len(text.encode())
-        names.append(name)
-        texts.append(text)
-    step = -(-count // SHARDS)
-    for shard, start in enumerate(range(0, count, step)):
-        part = slice(start, start + step)
+    write_export(out)
+    return written
+
+
+def write_export(out: Path) -> None:
+    """Write the sessions of OUT/raw as the dataset viewer exports them."""
+    export = out / "export" / "default" / "train"
+    export.mkdir(parents=True, exist_ok=True)
+    files = sorted((out / "raw").glob("*.jsonl"))
+    step = -(-len(files) // SHARDS)
+    for shard, start in enumerate(range(0, len(files), step)):
+        part = files[start : start + step]
         table = pa.table(
             {
-                "harness": pa.array(["pi"] * len(names[part])),
-                "session_id": pa.array([""] * len(names[part])),
-                "trace": pa.array(texts[part], pa.large_string()),
-                "file_path": pa.array(names[part]),
+                "harness": pa.array(["pi"] * len(part)),
+                "session_id": pa.array([""] * len(part)),
+                "trace": pa.array(
+                    [file.read_text(encoding="utf-8", errors="replace") for file in part],
+                    pa.large_string(),
+                ),
+                "file_path": pa.array([file.name for file in part]),
             }
         )
         pq.write_table(
             table, export / f"{shard:04}.parquet", compression="zstd", row_group_size=ROW_GROUP
         )
-    return written
 
 
 def main() -> None:

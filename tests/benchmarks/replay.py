@@ -2,10 +2,11 @@
 
     python -m tests.benchmarks.replay [FOLDER] [--reasons] [--sessions]
 
-FOLDER holds sessions, or a folder of them per harness (default: PIMONO_TRACES, or the samples). Each answered
-edit is predicted before its result is looked at. Wrong: expected to work and failed, or the other
-way round. `--reasons` tells why the others are undecided, `--sessions` gives a row to each session
-with 100 edits and more.
+FOLDER holds sessions at any depth (default: PIMONO_TRACES, or the samples). Each answered edit is
+predicted before its result is looked at. Wrong: expected to work and failed, or the other way
+round. Shown: the session had shown every line that the edit replaces, or its schema alone decides;
+no more than these can be decided. `--reasons` tells why the others are undecided, `--sessions`
+gives a row to each session with 100 edits and more.
 """
 
 import argparse
@@ -16,7 +17,7 @@ from pathlib import Path
 from time import process_time
 
 from pimono_sdpo.samples import SAMPLE_SESSIONS
-from pimono_sdpo.traces.harness import HARNESSES, find_harness
+from pimono_sdpo.traces.harness import find_harness
 from pimono_sdpo.traces.parse import Trace, read_trace
 from tests.benchmarks.table import print_table
 from tests.predictions import Prediction, predictions
@@ -33,13 +34,15 @@ def main() -> None:
     parser.add_argument("--reasons", action="store_true")
     parser.add_argument("--sessions", action="store_true")
     options = parser.parse_args()
-    folders = [options.folder, *(options.folder / harness.name for harness in HARNESSES)]
-    found = sorted(path for folder in folders for path in folder.glob("*.jsonl"))
-    traces = {path.stem: read_trace(path.read_bytes()) for path in found}
+    found = sorted(path for path in options.folder.rglob("*") if path.is_file())
+    traces = {str(path): read_trace(path.read_bytes()) for path in found}
+    traces = {name: trace for name, trace in traces.items() if trace.events}
     columns = [
         "harness",
         "edits",
+        "shown",
         "decided",
+        "of shown",
         "wrong",
         "failed",
         "foretold",
@@ -49,6 +52,7 @@ def main() -> None:
     for harness in sorted({trace.harness for trace in traces.values()}):
         mine = [trace for trace in traces.values() if trace.harness == harness]
         rows += table(harness, mine, reasons)
+    rows += table("all", [*traces.values()], Counter())
     if options.sessions:
         long = {name: trace for name, trace in traces.items() if _edits(trace) >= MANY}
         for name, trace in long.items():
@@ -78,11 +82,14 @@ def table(name: str, traces: Sequence[Trace], reasons: Counter[str]) -> list[lis
 
 
 def figures(found: Sequence[Prediction]) -> list[str]:
-    """Edits, the share decided, wrong ones, those that failed and those of them foretold."""
-    decided = sum(one.expected is not None for one in found)
+    """Edits, the shares shown and decided, wrong ones, those that failed and were foretold."""
+    decided = [one.expected is not None for one in found]
+    shown = [one.expected is not None for one in found if one.shown]
     return [
         str(len(found)),
-        f"{decided / len(found):.1%}",
+        f"{len(shown) / len(found):.1%}",
+        f"{sum(decided) / len(found):.1%}",
+        f"{sum(shown) / max(len(shown), 1):.1%}",
         str(sum(map(is_wrong, found))),
         str(sum(one.failed for one in found)),
         str(sum(one.failed and one.expected not in {None, "ok"} for one in found)),

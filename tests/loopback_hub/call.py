@@ -17,11 +17,16 @@ TOKEN = "hf_loopback"
 READ_TOKEN = "hf_loopback_read"
 OTHER_TOKEN = "hf_loopback_other"
 EXPIRED_TOKEN = "hf_loopback_expired"
+# As the Hub's form for inference and reading proposes it, plus writing to one organization.
+FINE_TOKEN = "hf_loopback_fine"
 ACCOUNTS = {
     TOKEN: Account(USER, "write", (ORG,)),
     READ_TOKEN: Account(USER, "read", (ORG,)),
     OTHER_TOKEN: Account("other", "write"),
     EXPIRED_TOKEN: Account(USER, "expired", (ORG,)),
+    FINE_TOKEN: Account(
+        USER, "fineGrained", (ORG,), ((USER, "repo.content.read"), (ORG, "repo.write"))
+    ),
 }
 
 # Paths are matched percent-encoded: decoded, refs%2Fconvert%2Fparquet and a folder look alike.
@@ -72,8 +77,13 @@ class Call:
     def owns(self, namespace: str) -> bool:
         return self.account is not None and namespace in self.account.namespaces
 
-    def may_write(self, namespace: str) -> bool:
-        return self.owns(namespace) and self.role == "write"
+    def may_write(self, entity: str, permission: str = "repo.write") -> bool:
+        """Whether the token may write to a namespace, or to the repository `ns/name`."""
+        namespace = entity.split("/")[0]
+        if not self.owns(namespace) or self.role != "fineGrained":
+            return self.owns(namespace) and self.role == "write"
+        assert self.account is not None
+        return not {(entity, permission), (namespace, permission)}.isdisjoint(self.account.scopes)
 
     @property
     def role(self) -> str:
@@ -91,7 +101,7 @@ class Call:
         if repo is None or (repo.private and not self.owns(repo.namespace)):
             # The Hub says 401 to strangers; the clients' rule for a bare 401 wants an https URL.
             raise Refusal(404 if self.account else 401, "Repository not found", "RepoNotFound")
-        if write and not self.may_write(repo.namespace):
+        if write and not self.may_write(repo.repo_id):
             raise Refusal(403 if self.account else 401, f"You cannot write to {repo.repo_id}")
         return repo
 

@@ -10,6 +10,7 @@ from starlette.responses import JSONResponse, Response
 from tests.loopback_hub.call import REPO, REV, Call, Refusal, missing_entry, route
 from tests.loopback_hub.card import problems
 from tests.loopback_hub.storage import (
+    LFS_OVER_BYTES,
     Blob,
     Commit,
     Repo,
@@ -46,6 +47,14 @@ def upload_mode(commit: Commit, file: dict[str, Any]) -> dict[str, object]:
 def lfs_batch(call: Call) -> Response:
     repo = call.repo(write=True)
     objects: list[dict[str, object]] = []
+    new = sum(int(one["size"]) for one in json.loads(call.body)["objects"])
+    quota = call.store.quota
+    if repo.private and quota is not None and call.store.private_bytes() + new > quota:
+        raise Refusal(
+            403,
+            "Private repository storage limit reached, please upgrade your plan to increase your "
+            "private storage limit.",
+        )
     for wanted in json.loads(call.body)["objects"]:
         answer = {"oid": wanted["oid"], "size": wanted["size"]}
         if wanted["oid"] not in call.store.lfs:
@@ -78,6 +87,8 @@ def commit(call: Call) -> Response:
     ref = full_ref(call.args["rev"])
     lines = [json.loads(line) for line in call.body.splitlines() if line.strip()]
     header = next(line["value"] for line in lines if line["key"] == "header")
+    if not header["summary"].strip():
+        raise Refusal(400, "A commit needs a summary")
     changes = read_changes(call, base, [line for line in lines if line["key"] != "header"])
     answer: dict[str, object] = {"success": True}
     as_pull_request = call.request.query_params.get("create_pr") == "1"
@@ -112,9 +123,14 @@ def read_changes(call: Call, base: Commit, lines: list[dict[str, Any]]) -> Chang
     for line in lines:
         value = line["value"]
         path = value["path"].strip("/")
+        if {".", "..", ".git", ""} & set(path.split("/")):
+            raise Refusal(400, f"Invalid path: {path}")
         match line["key"]:
             case "file":
-                changes[path] = blob(base64.b64decode(value["content"]), lfs=False)
+                content = base64.b64decode(value["content"])
+                if len(content) > LFS_OVER_BYTES or b"\0" in content:
+                    raise Refusal(400, f"{path} is binary or too large; upload it with LFS or Xet")
+                changes[path] = blob(content, lfs=False)
             case "lfsFile":
                 data = call.store.large(value["oid"])
                 if data is None:

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Event, Lock, Thread
@@ -23,6 +24,13 @@ from tests.loopback_hub.storage import BucketFile, Store
 
 DEFAULT_SECONDS = 30 * 60
 # What the machine of a test has and a container has, too: certificates, caches, where wheels are.
+KEYS = {
+    *("command", "arguments", "environment", "secrets", "flavor", "timeoutSeconds", "labels"),
+    *("volumes", "dockerImage", "spaceId", "attempts", "expose", "ssh", "network"),
+    "resourceGroupId",
+}
+# A machine without a GPU has a PyTorch without CUDA: its libraries are left out.
+CUDA = re.compile(r"(nvidia-|cuda-|triton==)")
 PASSED_ON = ("SSL_CERT_FILE", "SSL_CERT_DIR", "UV_CACHE_DIR", "UV_FIND_LINKS", "UV_INDEX_URL")
 
 
@@ -32,6 +40,11 @@ def now() -> str:
 
 def check(store: Store, spec: dict[str, Any], flavors: list[str]) -> str | None:
     """What the Hub would refuse of a job, None when it takes it."""
+    unknown = sorted(spec.keys() - KEYS)
+    if unknown:
+        return f"Unrecognized key: {unknown[0]}"
+    if ("dockerImage" in spec) == ("spaceId" in spec):
+        return "A job needs a docker image or a Space"
     if spec.get("flavor") not in flavors:
         return f"Invalid flavor {spec.get('flavor')}"
     if not spec.get("command"):
@@ -115,7 +128,7 @@ class Job:
             key: in_place(str(value), places)
             for key, value in self.spec.get("environment", {}).items()
         }
-        command = [in_place(part, places) for part in self.spec["command"]]
+        command = [in_place(part, places) for part in without_cuda(self.spec["command"])]
         command += [in_place(part, places) for part in self.spec.get("arguments", [])]
         with self.lock:
             if self.stage != "SCHEDULING":
@@ -146,9 +159,20 @@ class Job:
             self.kill("ERROR", "Job timeout")
 
 
+def without_cuda(command: list[str]) -> list[str]:
+    """A command of uv without the packages for GPUs.
+
+    >>> without_cuda(["uv", "run", "--with", "triton==3", "--with", "trl==1", "train"])
+    ['uv', 'run', '--with', 'trl==1', 'train']
+    """
+    gone = {n for n, word in enumerate(command) if CUDA.match(word) and command[n - 1] == "--with"}
+    return [word for n, word in enumerate(command) if not {n, n + 1} & gone]
+
+
 def container(job: Job, store: Store, endpoint: str, home: Path) -> dict[str, str]:
     """The environment of a fresh container: nothing of the machine but where its tools are."""
     return {
+        **find_links(),
         **{name: os.environ[name] for name in PASSED_ON if name in os.environ},
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
         "HOME": str(home),
@@ -166,6 +190,14 @@ def container(job: Job, store: Store, endpoint: str, home: Path) -> dict[str, st
         **store.image,
         **{name: str(value) for name, value in job.spec.get("secrets", {}).items()},
     }
+
+
+@cache
+def find_links() -> dict[str, str]:
+    """Where pip is told to look for wheels."""
+    asked = [sys.executable, "-m", "pip", "config", "get", "global.find-links"]
+    found = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
+    return {"UV_FIND_LINKS": found} if found else {}
 
 
 def materialise(store: Store, spec: dict[str, Any], disk: Path) -> dict[str, Path]:

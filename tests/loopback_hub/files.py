@@ -7,6 +7,8 @@ from starlette.responses import JSONResponse, Response
 from tests.loopback_hub.call import REPO, REV, Call, Refusal, missing_entry, route
 from tests.loopback_hub.storage import Blob, Commit, Repo, tree_oid, under
 
+# Entries of a tree in one answer.
+PAGE = 1000
 RANGE = re.compile(r"bytes=(\d*)-(\d*)")
 
 
@@ -23,7 +25,14 @@ def tree(call: Call) -> Response:
         depth = folder.count("/") + 1 if folder else 0
         paths = {path for path in paths if path.count("/") == depth}
     expand = flags["expand"] == "true"
-    return JSONResponse([entry(repo, commit, path, expand) for path in sorted(paths)])
+    asked = call.request.query_params
+    first, limit = int(asked.get("cursor", 0)), int(asked.get("limit", PAGE))
+    page = sorted(paths)[first : first + limit]
+    headers = {}
+    if first + limit < len(paths):
+        url = call.request.url.include_query_params(cursor=first + limit, limit=limit)
+        headers["Link"] = f'<{url}>; rel="next"'
+    return JSONResponse([entry(repo, commit, path, expand) for path in page], 200, headers)
 
 
 def folders_of(path: str, top: str) -> list[str]:

@@ -37,12 +37,28 @@ HARDWARE: list[dict[str, Any]] = [
         "unitCostUSD": 0.025,
         "unitLabel": "minute",
     },
+    {
+        "name": "l40sx1",
+        "prettyName": "1x Nvidia L40S",
+        "cpu": "8 vCPU",
+        "ram": "62 GB",
+        "accelerator": {
+            "type": "gpu",
+            "model": "L40S",
+            "quantity": "1",
+            "vram": "48 GB",
+            "manufacturer": "Nvidia",
+        },
+        "unitCostMicroUSD": 30000,
+        "unitCostUSD": 0.03,
+        "unitLabel": "minute",
+    },
 ]
 
 
 def namespace_of(call: Call) -> str:
     namespace = call.args["ns"]
-    if not call.may_write(namespace):
+    if not call.may_write(namespace, "job.write"):
         raise Refusal(403 if call.account else 401, f"You cannot run jobs as {namespace}")
     return namespace
 
@@ -50,6 +66,8 @@ def namespace_of(call: Call) -> str:
 def submit(call: Call) -> Response:
     namespace = namespace_of(call)
     spec = call.json()
+    if not call.store.credit:
+        raise Refusal(402, "Pre-paid credit balance is insufficient: add credits to use Jobs")
     problem = check(call.store, spec, [item["name"] for item in HARDWARE])
     if problem:
         raise Refusal(400, problem)

@@ -1,5 +1,7 @@
 """Routes for accounts, repositories, their info and their refs."""
 
+import re
+
 from starlette.responses import JSONResponse, Response
 
 from tests.loopback_hub.call import REPO, REV, USER, Call, Refusal, repo_type, route
@@ -7,12 +9,22 @@ from tests.loopback_hub.card import card_data, problems
 from tests.loopback_hub.card_rules import listed
 from tests.loopback_hub.storage import Blob, Commit, Repo
 
+# As `huggingface_hub.utils.validate_repo_id` has it.
+NAME = re.compile(r"(?!.*(--|\.\.))(?!.*\.git$)[A-Za-z0-9_]([\w.-]{0,94}[A-Za-z0-9_])?", re.ASCII)
+SDKS = ("gradio", "docker", "static", "streamlit")
+
 
 def whoami(call: Call) -> Response:
     if call.account is None:
         raise Refusal(401, "Invalid username or password.")
     name = call.account.name
-    token = {"displayName": "loopback", "role": call.role}
+    token: dict[str, object] = {"displayName": "loopback", "role": call.role}
+    if call.role == "fineGrained":
+        scopes = [
+            {"entity": {"name": entity}, "permissions": [right]}
+            for entity, right in call.account.scopes
+        ]
+        token["fineGrained"] = {"scoped": scopes, "global": []}
     return JSONResponse(
         {
             "type": "user",
@@ -34,6 +46,10 @@ def create(call: Call) -> Response:
     namespace = wanted.get("organization") or (call.account.name if call.account else USER)
     repo_id = f"{namespace}/{wanted['name']}"
     kind = repo_type(wanted.get("type"))
+    if not NAME.fullmatch(str(wanted["name"])):
+        raise Refusal(400, f"Invalid repository name: {wanted['name']}")
+    if kind == "space" and wanted.get("sdk") not in SDKS:
+        raise Refusal(400, "A Space needs an sdk: gradio, docker or static")
     if not call.may_write(str(namespace)):
         status = 403 if call.account else 401
         raise Refusal(status, f"You cannot create a {kind} under the namespace {namespace}")

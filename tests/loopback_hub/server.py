@@ -171,6 +171,8 @@ class LoopbackHub:
             raise
         seen.status = response.status_code
         response.headers["date"] = formatdate(usegmt=True)
+        # Of every answer; only the one of a 429 asks the client to wait.
+        response.headers.setdefault("RateLimit", '"api";r=999;t=300')
         return response if fault.cut_after is None else cut(response, fault.cut_after)
 
     def answer(self, request: Request, seen: Seen) -> Response:

@@ -203,11 +203,15 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Account:
-    """Who a token stands for, and its role: `read`, `write`, or `expired`."""
+    """Who a token stands for, and its role: `read`, `write`, `fineGrained`, or `expired`.
+
+    A fine-grained token has permissions on entities: namespaces, or single repositories.
+    """
 
     name: str
     role: str
     orgs: tuple[str, ...] = ()
+    scopes: tuple[tuple[str, str], ...] = ()
 
     @property
     def namespaces(self) -> tuple[str, ...]:
@@ -226,8 +230,23 @@ class Store:
     xet: Xet = field(default_factory=Xet)
     buckets: dict[str, Bucket] = field(default_factory=dict)
     jobs: dict[str, "Job"] = field(default_factory=dict)
+    credit: bool = True
+    """Whether the accounts can pay for jobs."""
+    quota: int | None = None
+    """How many bytes of large files the private repositories may hold together."""
     image: dict[str, str] = field(default_factory=dict)
     """The environment that the image of every job brings along."""
+
+    def private_bytes(self) -> int:
+        """The bytes of large files in private repositories, each file counted once."""
+        kept = {
+            content.sha256: len(content.data)
+            for repo in self.repos.values()
+            if repo.private and (head := repo.resolve("main")) is not None
+            for content in head.tree.values()
+            if content.lfs
+        }
+        return sum(kept.values())
 
     def large(self, sha256: str) -> bytes | None:
         """An uploaded object, by whichever way it came; None when it never did."""

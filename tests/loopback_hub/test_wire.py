@@ -1,5 +1,6 @@
 """The Hub without its clients: raw requests, storage, the rules of a card."""
 
+import base64
 import json
 import urllib.error
 import urllib.request
@@ -51,23 +52,86 @@ def test_a_stale_parent_is_refused(loopback_hub: LoopbackHub) -> None:
         header = {"summary": "s", "description": "", "parentCommit": parent}
         gone = {"path": "a.txt"}
         lines = [{"key": "header", "value": header}, {"key": "deletedFile", "value": gone}]
-        request = urllib.request.Request(
-            f"{loopback_hub.url}/api/models/me/m/commit/main",
-            data="\n".join(map(json.dumps, lines)).encode(),
-            headers={"Authorization": "Bearer hf_loopback"},
-        )
-        try:
-            with urllib.request.urlopen(request) as answer:
-                return int(answer.status)
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code
+        body = "\n".join(map(json.dumps, lines)).encode()
+        return post(loopback_hub, "/api/models/me/m/commit/main", body)
 
     assert commit(first) == 412
     assert sorted(loopback_hub.files("me/m")) == [".gitattributes", "a.txt", "b.txt"]
     assert commit(second) == 200
     assert sorted(loopback_hub.files("me/m")) == [".gitattributes", "b.txt"]
     assert sorted(loopback_hub.files("me/m", revision=first)) == [".gitattributes", "a.txt"]
+
+
+def post(hub: LoopbackHub, path: str, body: bytes) -> int:
+    headers = {"Authorization": "Bearer hf_loopback"}
+    request = urllib.request.Request(f"{hub.url}{path}", data=body, headers=headers)
+    try:
+        with urllib.request.urlopen(request) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code
+
+
+@pytest.mark.parametrize("name", ["a--b", "a.git", "A b", "a..b", ".a", "x" * 97])
+def test_a_repository_needs_a_name_that_the_hub_takes(loopback_hub: LoopbackHub, name: str) -> None:
+    create = "/api/repos/create"
+    assert post(loopback_hub, create, json.dumps({"name": name}).encode()) == 400
+    assert post(loopback_hub, create, b'{"name": "a.b-c_d"}') == 200
+    assert post(loopback_hub, create, b'{"name": "s", "type": "space"}') == 400
+    assert post(loopback_hub, create, b'{"name": "s", "type": "space", "sdk": "gradio"}') == 200
+
+
+@pytest.mark.parametrize(
+    ("summary", "path", "data"),
+    [
+        ("", "a.txt", b"a"),
+        ("s", "../x", b"a"),
+        ("s", ".git/config", b"a"),
+        ("s", "a.txt", b"a\0b"),
+        ("s", "a.txt", b"a" * (10 * 2**20 + 1)),
+    ],
+)
+def test_a_commit_that_the_hub_refuses(
+    loopback_hub: LoopbackHub, summary: str, path: str, data: bytes
+) -> None:
+    loopback_hub.seed("me/m", "model", {})
+    file = {"path": path, "content": base64.b64encode(data).decode(), "encoding": "base64"}
+    header = {"summary": summary, "description": ""}
+    lines = [{"key": "header", "value": header}, {"key": "file", "value": file}]
+    body = "\n".join(map(json.dumps, lines)).encode()
+    assert post(loopback_hub, "/api/models/me/m/commit/main", body) == 400
+    assert list(loopback_hub.files("me/m")) == [".gitattributes"]
+
+
+@pytest.mark.parametrize(
+    ("change", "status"),
+    [
+        ({}, 200),
+        ({"flavor": "abacus"}, 400),
+        ({"dockerImage": None}, 400),
+        ({"command": []}, 400),
+        ({"timeout": "3h"}, 400),
+    ],
+)
+def test_a_job_that_the_hub_refuses(
+    loopback_hub: LoopbackHub, change: dict[str, object], status: int
+) -> None:
+    spec = {"command": ["true"], "flavor": "cpu-basic", "dockerImage": "uv", "environment": {}}
+    changed = {key: value for key, value in (spec | change).items() if value is not None}
+    body = json.dumps(changed).encode()
+    assert post(loopback_hub, "/api/jobs/me", body) == status
+    loopback_hub.store.credit = False
+    assert post(loopback_hub, "/api/jobs/me", body) == 402
+
+
+def test_a_large_tree_comes_in_pages(loopback_hub: LoopbackHub) -> None:
+    loopback_hub.seed("me/d", "dataset", {f"{n:04}.txt": b"" for n in range(1001)})
+    url = f"{loopback_hub.url}/api/datasets/me/d/tree/main"
+    _, headers, first = fetch(url)
+    _, last, second = fetch(headers["link"].split(">")[0][1:])
+    assert (len(json.loads(first)), len(json.loads(second))) == (1000, 2)
+    assert "link" not in last
 
 
 def test_the_same_seeds_have_the_same_shas() -> None:

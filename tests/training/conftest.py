@@ -9,7 +9,7 @@ from datasets import Dataset
 from trl import ModelConfig
 
 from pimono_sdpo.training import rows
-from pimono_sdpo.training.method import Prepared, train
+from pimono_sdpo.training.method import Prepared, run_steps
 from pimono_sdpo.training.tiny_model import write_tiny_model
 from tests.training.setup import SeenPrompts, arguments, hand_made, prepare
 
@@ -50,4 +50,4 @@ def straight(
     prepared = prepare(args, model_args, rows.load_rows(str(filtered)))
     seen = SeenPrompts()
     prepared.trainer.add_callback(seen)
-    return prepared, train(prepared), seen, model_args
+    return prepared, run_steps(prepared), seen, model_args

@@ -20,8 +20,9 @@ pytestmark = pytest.mark.slow
 PUBLISH = """
 import json
 from pathlib import Path
-from pimono_sdpo.training.publish import publish_adapter
-publish_adapter(Path("adapter"), "me/adapter", True)
+from pimono_sdpo.push import PushOptions
+from pimono_sdpo.training.publish import AdapterUpload
+AdapterUpload(repo_id="me/adapter", options=PushOptions(), folder=Path("adapter")).publish()
 print(json.dumps(None))
 """
 USE = """

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from pimono_sdpo.training import output, publish
 from pimono_sdpo.training.guards import Guards
-from pimono_sdpo.training.method import Prepared, train
+from pimono_sdpo.training.method import Prepared, run_steps
 from pimono_sdpo.training.rewards import Scoring
 from tests.training import guarded
 from tests.training.setup import StopAfter, adapter_state, arguments, hand_made, prepare, python
@@ -60,7 +60,7 @@ def test_each_guard_alerts_where_it_should(
     assert told["text"].startswith(alert["text"])
     assert result["stopped_by"] == (guard if ends else None)
     assert (result["steps"] == step) is ends
-    said = f"train_sdpo: {guard} at step {step}: {told['text']}\n"
+    said = f"warning: {guard} at step {step}: {told['text']}\n"
     assert ran[1].count(said) == 1
 
 
@@ -97,7 +97,7 @@ def collapsing(
     prepared = prepare(args, model_args, hand_made(), Scoring(guarded.falling))
     if stop is not None:
         prepared.trainer.add_callback(StopAfter(stop))
-    train(prepared)
+    run_steps(prepared)
     return prepared, prepared.guards.record()
 
 
@@ -159,4 +159,4 @@ def test_of_two_processes_both_stop_and_one_speaks(tiny: Path, tmp_path: Path) -
     assert ranks[0]["alerts"] == ranks[1]["alerts"]
     (told,) = (told for told in ranks[0]["trackio"] if told["title"] == "reward_collapse")
     assert told["level"] == "error"
-    assert done.stderr.count("train_sdpo: reward_collapse at step 10") == 1
+    assert done.stderr.count("warning: reward_collapse at step 10") == 1

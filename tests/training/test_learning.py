@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
 from pimono_sdpo.training import output
-from pimono_sdpo.training.method import train
+from pimono_sdpo.training.method import run_steps
 from tests.benchmarks.learning import ALONE, Setting
 from tests.benchmarks.learning_model import passes, unpack
 from tests.benchmarks.learning_task import RARE, requests, rows, scoring
@@ -78,7 +78,7 @@ def test_a_collapse_is_caught_and_the_best_adapter_is_what_remains(
     )
     tokenizer = AutoTokenizer.from_pretrained(base)
     prepared = prepare(args, model_args, rows(RARE, asked[:256]), scoring(tokenizer), "rollout")
-    train(prepared)
+    run_steps(prepared)
     record, trainer = prepared.guards.record(), prepared.trainer
     assert record["stopped_by"] in ("reward_collapse", "divergence")
     assert {alert["guard"] for alert in record["alerts"]} == {"reward_collapse", "divergence"}

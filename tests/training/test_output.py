@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from pimono_sdpo.errors import OutputError
+from pimono_sdpo.push import PushOptions
 from pimono_sdpo.samples import write_samples
 from pimono_sdpo.training import output, publish, resume
 from pimono_sdpo.training.rows import check_prepared
@@ -317,11 +318,15 @@ def test_nothing_is_published_while_a_text_holds_a_secret(tmp_path: Path) -> Non
     )
     (tmp_path / "run.json").write_text("{}")
     with pytest.raises(OutputError, match=r"README.md` still holds .*\(assigned_secret\)"):
-        publish.publish_adapter(tmp_path, "me/adapter", True)
+        publish.AdapterUpload(
+            repo_id="me/adapter", options=PushOptions(), folder=tmp_path
+        ).publish()
 
 
 def test_nothing_is_published_with_a_card_that_would_be_refused(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("---\nlicense: mine\n---\n# T\n![x](x.png)\n")
     with pytest.raises(OutputError, match="Nothing was published; fix it") as refused:
-        publish.publish_adapter(tmp_path, "me/adapter", True)
+        publish.AdapterUpload(
+            repo_id="me/adapter", options=PushOptions(), folder=tmp_path
+        ).publish()
     assert "`license` is `mine`" in str(refused.value)

@@ -16,7 +16,7 @@ from pimono_sdpo.errors import TrainingInputError
 from pimono_sdpo.samples import SAMPLE_SESSIONS
 from pimono_sdpo.training import rows, run
 from pimono_sdpo.training.memory import Hardware, hardware_of
-from pimono_sdpo.training.method import Prepared, train
+from pimono_sdpo.training.method import Prepared, run_steps
 from pimono_sdpo.training.preflight import (
     Probe,
     as_text,
@@ -63,7 +63,7 @@ def test_probing_leaves_the_run_as_it_was(
     assert all(0 <= reward <= 1 for group in found.teacher for reward in group)
     assert found.generation_seconds > 0
     assert found.peak_bytes is None
-    train(prepared)
+    run_steps(prepared)
     for adapter in ("default", "teacher"):
         expected = adapter_state(straight[0].trainer, adapter)
         after = adapter_state(prepared.trainer, adapter)
@@ -173,7 +173,7 @@ def test_steps_hours_and_dollars_follow_from_the_probe(tmp_path: Path, tiny: Pat
     told = step_time(tried, args, 4, Hardware("x", 24.0, 1.5))
     assert (told["step_seconds"], told["steps"]) == (36.0, 12)
     assert (told["hours"], told["dollars"]) == (0.12, 0.18)
-    train(prepared)
+    run_steps(prepared)
     assert prepared.trainer.state.global_step == told["steps"]
 
 

@@ -1,21 +1,22 @@
 """What stops an adapter from being published, before the training and after it."""
 
-import json
 import shlex
 from pathlib import Path
 
 import pytest
 
 from tests.loopback_hub import TOKEN, LoopbackHub, run_client, run_hf
-from tests.loopback_hub.call import EXPIRED_TOKEN, OTHER_TOKEN, READ_TOKEN
+from tests.loopback_hub.call import EXPIRED_TOKEN, FINE_TOKEN, OTHER_TOKEN, READ_TOKEN
 
 TRAINING = ("pimono_sdpo.training.publish",)
 CHECK = """
 import json
+from types import SimpleNamespace
 from pimono_sdpo.errors import TrainingInputError
-from pimono_sdpo.training.publish import check_destination
+from pimono_sdpo.training.publish import open_destination
+args = SimpleNamespace(hub_model_id={name!r}, hub_private_repo=None, output_dir="out")
 try:
-    check_destination({name!r}, False)
+    open_destination(args, "train")
     print(json.dumps(None))
 except TrainingInputError as problem:
     print(json.dumps(str(problem)))
@@ -33,28 +34,38 @@ except TrainingInputError as problem:
         ("me/adapter", EXPIRED_TOKEN, "does not accept the token; create a new one"),
         ("me/adapter", "hf_mistyped", "does not accept the token; create a new one"),
         ("me/adapter", OTHER_TOKEN, "`me` is neither this account nor one of its organizations"),
+        ("lab/adapter", FINE_TOKEN, None),
+        ("me/adapter", FINE_TOKEN, "the Hub answers 403, You cannot create a model under the"),
+        ("me/there", FINE_TOKEN, "the Hub answers 403, You cannot write to me/there"),
         ("a/b/c", TOKEN, "that cannot name a repository; give ns/name"),
     ],
 )
 def test_it_is_found_out_before_the_training(
     loopback_hub: LoopbackHub, tmp_path: Path, name: str, token: str | None, sentence: str | None
 ) -> None:
+    loopback_hub.seed("me/there", "model", {}, private=True)
     told = run_client(loopback_hub, tmp_path, CHECK.format(name=name), token, imported=TRAINING)
     assert (told is None) == (sentence is None), told
     if sentence is not None:
         assert sentence in told
         assert f"could not be published as `{name}`" in told
+        assert {*loopback_hub.store.repos} == {("model", "me/there")}
+    else:
+        (made,) = {*loopback_hub.store.repos} - {("model", "me/there")}
+        assert made[1] in (name, f"me/{name}")
+        assert loopback_hub.repo(made[1]).private
+        assert list(loopback_hub.repo(made[1]).refs) == ["refs/heads/main"]
 
 
 PUBLISH = """
 import json
 from pathlib import Path
 from pimono_sdpo.errors import OutputError
-from pimono_sdpo.training import publish
-publish.WAITS = (0.0, 0.0, 0.0)
+from pimono_sdpo.push import PushOptions
+from pimono_sdpo.training.publish import AdapterUpload
+upload = AdapterUpload(repo_id="me/adapter", options=PushOptions(), folder=Path("adapter"))
 try:
-    address = publish.publish_adapter(Path("adapter"), "me/adapter", True)
-    print(json.dumps([True, address]))
+    print(json.dumps([True, upload.publish()]))
 except OutputError as problem:
     print(json.dumps([False, str(problem)]))
 """
@@ -80,14 +91,15 @@ def adapter(tmp_path: Path) -> dict[str, bytes]:
         (COMMIT, 409, 1, None),
         (COMMIT, 412, 2, None),
         (COMMIT, 503, 1, None),
-        (COMMIT, 412, 3, "others kept committing to it (the Hub answers 412"),
+        ("/preupload/", 429, 9, None),
+        (COMMIT, 412, 0, "others kept committing to it (the Hub answers 412"),
         (COMMIT, 403, 1, "the Hub answers 403, Injected fault; set HF_TOKEN to a token with"),
         (COMMIT, 413, 1, "it is too large for this account's storage, so free some space"),
         (
             "/api/repos/create",
             409,
             1,
-            "the repository does not exist or is not visible to this account",
+            "is taken, but there is no model of that name",
         ),
         ("/lfs-objects/", 403, 1, "Error while uploading 'adapter_model.safetensors'"),
         ("/api/validate-yaml", 400, 1, "Invalid metadata in README.md"),
@@ -102,16 +114,15 @@ def test_after_the_training_nothing_is_lost(
     times: int,
     sentence: str | None,
 ) -> None:
-    loopback_hub.fail_next(path, status, times)
+    wait = {"Retry-After": "0" if times else "3600"}
+    loopback_hub.fail_next(path, status, times or 1, headers=wait)
     done, told = run_client(loopback_hub, tmp_path, PUBLISH, imported=TRAINING)
     assert done == (sentence is None), told
     assert {p.name: p.read_bytes() for p in (tmp_path / "adapter").iterdir()} == adapter
     if sentence is not None:
         assert sentence in told
         assert "\n" not in told
-        if ("model", "me/adapter") in loopback_hub.store.repos:
-            # Nothing half-written: one commit or none.
-            assert list(loopback_hub.files("me/adapter")) == [".gitattributes"]
+        assert not loopback_hub.store.repos, "nothing half-written, no empty repository"
         command = shlex.split(told.split("push the folder with `")[1].split("`")[0])
         again = run_hf(loopback_hub, tmp_path, *command[1:])
         assert again.returncode == 0, again.stderr
@@ -130,4 +141,4 @@ def test_a_dropped_connection_is_gone_over(
     pushed = loopback_hub.files("me/adapter")
     del pushed[".gitattributes"]
     assert pushed == adapter
-    assert json.dumps(told).startswith('"http')
+    assert told.startswith(f"pushed 3 files to {loopback_hub.url}/me/adapter, in commit")

@@ -15,7 +15,7 @@ from transformers import AutoTokenizer, TrainerCallback
 
 from cards.lint import lint_card
 from pimono_sdpo.training import publish, reload
-from pimono_sdpo.training.method import Prepared, train
+from pimono_sdpo.training.method import Prepared, run_steps
 from pimono_sdpo.training.supervised import DPO, SFT
 from tests.card_data import TOKENIZER
 from tests.training.recorded import asked, pair, pairs, step, steps, turn, written
@@ -228,7 +228,7 @@ def test_dpo_goes_on_from_the_adapter_of_sft(
             assert not parameter.requires_grad, name
     losses = Losses()
     made.trainer.add_callback(losses)
-    train(made)
+    run_steps(made)
     assert losses.seen[0]["rewards/margins"] == 0, "the reference is the adapter itself"
     assert losses.seen[1]["rewards/margins"] != 0
     moved = dict(model.named_parameters())

@@ -17,7 +17,7 @@ from trl import ModelConfig
 
 from pimono_sdpo.errors import TrainingInputError
 from pimono_sdpo.training import models, output, publish, rows, run
-from pimono_sdpo.training.method import Prepared, train
+from pimono_sdpo.training.method import Prepared, run_steps
 from pimono_sdpo.training.tiny_model import write_tiny_model
 from tests.training.setup import (
     TASKS,
@@ -108,7 +108,7 @@ def test_a_killed_run_goes_on_to_the_same_weights_past_a_damaged_checkpoint(
     first_args, model_args = arguments(tmp_path, tiny, **changes)
     first = prepare(first_args, model_args, dataset)
     first.trainer.add_callback(StopAfter(stop))
-    part = train(first)
+    part = run_steps(first)
     assert first.trainer.state.global_step == stop
     assert first.progress.resumed_at == []
     # What a kill in the middle of writing a checkpoint leaves.
@@ -123,7 +123,7 @@ def test_a_killed_run_goes_on_to_the_same_weights_past_a_damaged_checkpoint(
 
     second_args, model_args = arguments(tmp_path, tiny, **changes)
     second = prepare(second_args, model_args, dataset)
-    whole = train(second)
+    whole = run_steps(second)
     said = f"`{file}` of {damaged.name} is damaged, so the training resumes from {checkpoint.name}"
     assert said in capsys.readouterr().out
     assert second.trainer.state.global_step == 6
@@ -199,7 +199,7 @@ def test_evaluating_before_training_works_and_changes_nothing(
     found = trainer.evaluate(trainer.train_dataset)
     torch.set_rng_state(before)
     assert found["eval_self_distillation/reward_mean"] > 0
-    train(prepared)
+    run_steps(prepared)
     for adapter in ("default", "teacher"):
         expected = adapter_state(straight[0].trainer, adapter)
         after = adapter_state(trainer, adapter)
@@ -216,10 +216,10 @@ def test_a_run_killed_after_its_last_step_makes_no_more(
     dataset = rows.load_rows(str(filtered))
     args, model_args = arguments(tmp_path, tiny, **changes)
     first = prepare(args, model_args, dataset)
-    train(first)
+    run_steps(first)
     args, model_args = arguments(tmp_path, tiny, **changes)
     again = prepare(args, model_args, dataset)
-    train(again)
+    run_steps(again)
     assert again.trainer.state.global_step == 6
     expected, found = (adapter_state(one.trainer) for one in (first, again))
     assert all(torch.equal(value, expected[name]) for name, value in found.items())
@@ -242,7 +242,7 @@ def test_a_killed_run_of_rft_with_two_updates_a_batch_goes_on_to_the_same_weight
         prepared = prepare(args, model_args, dataset, mode="none")
         if stop is not None:
             prepared.trainer.add_callback(StopAfter(stop))
-        train(prepared)
+        run_steps(prepared)
         return prepared
 
     whole = adapter_state(run_to(tmp_path / "whole", None).trainer)

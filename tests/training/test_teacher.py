@@ -21,7 +21,7 @@ import torch
 from transformers import TrainerCallback
 
 from pimono_sdpo.training import rows
-from pimono_sdpo.training.method import train
+from pimono_sdpo.training.method import run_steps
 from tests.training.setup import adapter_state, arguments, prepare
 
 STEPS, RATE = 24, 0.05
@@ -70,7 +70,7 @@ def averages(folder: Path, tiny: Path, filtered: Path, start: str) -> Averages:
     prepared = prepare(args, model_args, rows.load_rows(str(filtered)))
     seen = Averages(prepared.trainer)
     prepared.trainer.add_callback(seen)
-    train(prepared)
+    run_steps(prepared)
     return seen
 
 

@@ -25,7 +25,9 @@ def specs() -> dict[str, dict[str, Any]]:
         "harness": "", "session_id": "s", "source": "s.jsonl", "trace": SESSION.encode(),
         "bytes_not_utf8": 0,
     }  # fmt: skip
-    rows = run_pipeline(Dataset.from_list([session], features=COLUMNS), pipeline("step"))
+    rows = run_pipeline(
+        Dataset.from_list([session], features=COLUMNS), pipeline("step", corrections=True)
+    )
     found: dict[str, dict[str, Any]] = {}
     for row in rows:
         spec = json.loads(row["verifier_spec"])
@@ -61,6 +63,8 @@ WINS: list[tuple[str, Call]] = [
     ("schema", edit('open(path, "w")', SAVE)),
     ("path", read("tests/unit/settings_test.py")),
     ("path", bash("cat tests/unit/settings_test.py")),
+    ("path", bash("find . -name 'settings_test*'")),
+    ("path", bash("ls tests")),
     ("program", bash("grep -rn settings_path src tests")),
     ("program", bash("grep -n -r settings_path tests src | head -5")),
     ("folder", bash("ls src")),
@@ -79,8 +83,6 @@ def test_doing_what_was_wanted_wins(kind: str, call: Call) -> None:
 HALF: list[tuple[str, Call]] = [
     ("change", read("src/app.py")),
     ("change", bash("sed -n '1,20p' src/app.py")),
-    ("path", bash("find . -name 'settings_test*'")),
-    ("path", bash("ls tests")),
     ("program", bash("which rg")),
 ]
 
@@ -151,6 +153,13 @@ def test_cheap_calls_lose(kind: str, call: Call) -> None:
     result = judge(kind, call)
     assert result.status == "failed"
     assert (result.score or 0.0) <= 0.4
+
+
+def test_a_search_is_worth_half_where_the_name_was_shown() -> None:
+    spec = json.loads(json.dumps(specs()["path"]))
+    spec["goal"]["shown"] = True
+    assert verify(write(bash("find . -name 'settings_test*'")), spec).score == 0.5
+    assert verify(write(read("tests/unit/settings_test.py")), spec).score == 1.0
 
 
 @pytest.mark.parametrize("text", ["", "I would read the file.", "{", '{"type": "final"}', "[]"])

@@ -15,7 +15,7 @@ from pimono_sdpo.traces.events import Event, strip_colours
 def find_repeats(texts: set[str], messages: set[str], long: int = 21) -> tuple[set[str], set[str]]:
     """Return the texts that repeat a message, and the messages that a text repeats.
 
-    A message of `long` characters or more may also be part of a text; it is found by its beginning.
+    A message of `long` characters or more may also be part of a text.
 
     >>> texts, messages = find_repeats({"a", "see: fix the parser now"}, {"a", "fix the parser"}, 9)
     >>> sorted(texts), sorted(messages)
@@ -23,17 +23,10 @@ def find_repeats(texts: set[str], messages: set[str], long: int = 21) -> tuple[s
     """
     repeated = texts & messages
     repeating = set(repeated)
-    lengths: dict[str, set[int]] = {}
     for message in messages:
-        if len(message) >= long:
-            lengths.setdefault(message[:long], set()).add(len(message))
-    for text in texts if lengths else ():
-        for at in range(len(text) - long + 1):
-            for length in lengths.get(text[at : at + long], ()):
-                found = text[at : at + length]
-                if found in messages:
-                    repeating.add(text)
-                    repeated.add(found)
+        if len(message) >= long and (found := [text for text in texts if message in text]):
+            repeating.update(found)
+            repeated.add(message)
     return repeating, repeated
 
 
@@ -68,7 +61,9 @@ _MARKED_EXIT = re.compile(r"(?:Error: )?Exit code:? (-?\d{1,9})\b")
 
 def to_text(value: object) -> str:
     """Return a text without colours, "" for anything else."""
-    return strip_colours(value) if isinstance(value, str) else ""
+    if not isinstance(value, str):
+        return ""
+    return strip_colours(value) if "\x1b" in value else value
 
 
 def find_text(values: Iterable[object]) -> str:
@@ -88,14 +83,20 @@ def to_blocks(content: object) -> list[dict[str, Any]]:
     [{'type': 'text', 'text': 'hi'}]
     """
     found = content if isinstance(content, list) else [content]
-    as_blocks = ({"type": "text", "text": b} if isinstance(b, str) else b for b in found)
-    return [block for block in as_blocks if isinstance(block, dict)]
+    return [
+        block if isinstance(block, dict) else {"type": "text", "text": block}
+        for block in found
+        if isinstance(block, dict | str)
+    ]
 
 
 def list_texts(content: object) -> list[str]:
     """Return the texts of a message, block by block, without thinking, images and tools."""
-    written = (block for block in to_blocks(content) if to_text(block.get("type")) in _TEXT_BLOCKS)
-    return [text for block in written if (text := to_text(block.get("text")))]
+    return [
+        text
+        for block in to_blocks(content)
+        if to_text(block.get("type")) in _TEXT_BLOCKS and (text := to_text(block.get("text")))
+    ]
 
 
 def join_text(content: object) -> str:

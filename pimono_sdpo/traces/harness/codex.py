@@ -259,7 +259,13 @@ HARNESS = Harness(
     read_header=read_header,
     read=read,
     no_tools="their names and arguments differ from version to version",
-    files=FileTools(read_only="update_plan|view_image"),
+    files=FileTools(
+        read_only="update_plan|view_image",
+        numbers_lines=False,
+        max_lines=None,
+        reads_first=False,
+        trims_output=False,
+    ),
     sample="""\
 {"type": "session_meta", "payload": {"id": "s", "cwd": "/w/app"}}
 {"type": "response_item", "payload": {"type": "message", "role": "user",\

@@ -121,12 +121,16 @@ def read_message(message: Json) -> Message:
     role = ROLES.get(message.get("role"))
     if role is None:
         raise FormatError(f"a message has the role {message.get('role')!r}")
-    content = message.get("content")
-    text = join_text(message.get("text") if content is None else content)
-    calls = [read_call(call, at) for at, call in enumerate(message.get("tool_calls") or ())]
-    ids = message.get("tool_call_ids")
-    call_id = message.get("tool_call_id") or (ids[0] if ids and role == "tool" else "")
-    return Message(role, text, calls, str(call_id or ""))
+    text = message.get("content")
+    if not isinstance(text, str):
+        text = join_text(message.get("text") if text is None else text)
+    read = Message(role, text)
+    if given := message.get("tool_calls"):
+        read.calls = [read_call(call, at) for at, call in enumerate(given)]
+    if role == "tool":
+        ids = message.get("tool_call_ids")
+        read.call_id = str(message.get("tool_call_id") or (ids[0] if ids else ""))
+    return read
 
 
 def read_call(call: Json, at: int = 0) -> Call:
@@ -140,12 +144,21 @@ def read_call(call: Json, at: int = 0) -> Call:
     arguments = function.get("arguments")
     if isinstance(arguments, str):
         arguments = decode_json(arguments) if arguments.strip() else {}
+    else:
+        arguments = drop_nulls(arguments)
     return Call(str(call.get("id") or f"call_{at}"), name, arguments)
+
+
+def drop_nulls(value: Any) -> Any:
+    """Drop the nulls that parquet fills in where structs differ."""
+    if isinstance(value, dict):
+        return {key: drop_nulls(one) for key, one in value.items() if one is not None}
+    return [drop_nulls(one) for one in value] if isinstance(value, list) else value
 
 
 def read_code(text: str) -> bool | None:
     """Return whether a command failed by the exit code that mini-swe-agent puts into results."""
-    code = _CODE.search(text)
+    code = _CODE.search(text) if "<returncode>" in text else None
     return code[1] != "0" if code else None
 
 

@@ -21,6 +21,7 @@ from pimono_sdpo.traces.trajectories.base import (
     Message,
     Trajectory,
     call_written,
+    drop_nulls,
     read_code,
     read_message,
     read_or_explain,
@@ -90,7 +91,7 @@ def _read_row(row: Json) -> Trajectory:
         task_id=str(row["task"]),
         run_id="" if run is None else str(run),
         messages=said,
-        tools=_drop_nulls(tools) if isinstance(tools, list) else [],
+        tools=drop_nulls(tools) if isinstance(tools, list) else [],
         model=row.get("model"),
         passed=to_verdict(row.get("verdict")),
         test_output=row.get("output"),
@@ -101,18 +102,9 @@ def _read_row(row: Json) -> Trajectory:
 
 def _read_message(message: Json) -> Message:
     read = read_message(message)
-    for call in read.calls:
-        call.arguments = _drop_nulls(call.arguments)
     if read.role != "assistant":
         read.failed = read_code(read.text)
     return read
-
-
-def _drop_nulls(value: Any) -> Any:
-    """Drop the nulls that parquet fills in where structs differ."""
-    if isinstance(value, dict):
-        return {key: _drop_nulls(one) for key, one in value.items() if one is not None}
-    return [_drop_nulls(one) for one in value] if isinstance(value, list) else value
 
 
 def _name_end(status: Any) -> str:

@@ -1,0 +1,243 @@
+"""Train on Hugging Face Jobs: ship rows and package, submit, follow the log.
+
+What leaves this machine: the rows with their report (a private dataset), the package as a wheel,
+own rewards and the files named among the options (a private bucket), and the token (a secret of the
+job).
+
+reads requirements.txt, which pins every package of the job; `make lock` writes it
+"""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from argparse import ArgumentParser
+from contextlib import suppress
+from hashlib import sha256
+from importlib.metadata import distribution
+from importlib.resources import files
+from itertools import pairwise
+from os import environ
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from httpx2 import HTTPError
+from huggingface_hub import HfApi, JobInfo, JobStage, Volume, get_token
+
+from pimono_sdpo import __version__
+from pimono_sdpo.errors import OutputError, PimonoError, TrainingInputError
+from pimono_sdpo.own_code import list_own_files
+from pimono_sdpo.push import PushOptions, check_account, hub_errors, push_folder
+from pimono_sdpo.traces.hub import retry_hub
+from pimono_sdpo.training import say, seconds_of
+
+# A reward or a verifier of the user's own, with a weight or without.
+OWN_CODE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]")
+# Where the job finds the wheel and such code.
+MOUNT = "/pimono-sdpo"
+DEFAULT_LIMIT = "3h"
+# Options whose values may be folders here, which a job cannot see.
+PATHS = ("model_name_or_path", "adapter", "source")
+
+
+def launch(flavor: str, method: str, rows: str, words: list[str], wheel: Path | None) -> None:
+    """Train on a machine of Hugging Face Jobs, and wait for the end.
+
+    words   options of the job as after `pimono-sdpo train ROWS`
+    wheel   of this package, None for what is installed
+
+    Raises PimonoError when something cannot be sent, and when the job does not complete.
+    """
+    given, rest = _read_words(words)
+    limit = given["time_limit"] or DEFAULT_LIMIT
+    seconds_of(limit)
+    api = HfApi()
+    account = _check_account_and_flavor(api, flavor)
+    folder = Path(rows) if Path(rows).exists() else None
+    dataset = f"{account}/{folder.resolve().name}" if folder else rows
+    if folder is not None:
+        check_account(dataset, PushOptions())
+        _refuse_public(api, dataset)
+    adapter = given["hub_model_id"] or f"{account}/{dataset.partition('/')[2]}-{method}"
+    run_name = given["run_name"] or adapter.rpartition("/")[2]
+    with TemporaryDirectory() as place:
+        requirement = find_package(wheel, Path(place))
+        for name, file in list_own_files(filter(OWN_CODE.match, rest)).items():
+            (Path(place) / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(file, Path(place) / name)
+        shipped = sorted(path for path in Path(place).rglob("*") if path.is_file())
+        say("stays here: the sessions from which the rows were made")
+        if folder is not None:
+            say(f"leaves this machine: the rows in {folder}, to the private dataset {dataset}")
+            say(push_folder(folder, dataset, PushOptions()))
+        with hub_errors("The job could not be submitted"):
+            volumes = []
+            if shipped:
+                bucket = f"{account}/jobs-artifacts"
+                names = ", ".join(path.name for path in shipped)
+                say(f"leaves this machine: {names}, to the private bucket {bucket}")
+                volumes.append(_upload(api, Path(place), shipped, bucket))
+            named = "".join(f"{word}, " for word in rest if Path(word).is_file())
+            say(f"leaves this machine: {named}the token, as a secret of the job")
+            # Not tried again: an answer that was lost would make it two jobs.
+            job = api.run_uv_job(
+                "pimono-sdpo",
+                script_args=[
+                    *("train", dataset, "--method", method, "--hub_model_id", adapter),
+                    *("--run_name", run_name, "--time_limit", limit, *rest),
+                ],
+                dependencies=[*read_lock(), requirement],
+                env={
+                    "PYTHONPATH": MOUNT,
+                    **{name: environ[name] for name in ("TRACKIO_SPACE_ID",) if name in environ},
+                },
+                secrets={"HF_TOKEN": get_token()},
+                flavor=flavor,
+                timeout=limit,
+                volumes=volumes,
+            )
+    say(f"job {job.owner.name}/{job.id} on {flavor}, for at most {limit}: {job.url}")
+    say(f"the adapter will be in {adapter}, private if new")
+    _follow(api, job)
+
+
+def _read_words(words: list[str]) -> tuple[dict[str, Any], list[str]]:
+    """Return the options that the launch itself needs, and the others, as separate words."""
+    rest = [part for word in words for part in (word.split("=", 1) if word[:2] == "--" else [word])]
+    parser = ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    for name in ("run_name", "hub_model_id", "time_limit"):
+        parser.add_argument(f"--{name}", f"--{name.replace('_', '-')}", dest=name)
+    known, rest = parser.parse_known_args(rest)
+    known.hub_model_id = known.hub_model_id or environ.get("HUB_MODEL_ID")
+    for option, value in pairwise(rest):
+        if option == "--config" and value.endswith((".yaml", ".yml")) and not Path(value).is_file():
+            raise TrainingInputError(
+                f"--config {value} is not a file here; the name of a recipe goes without .yaml."
+            )
+        if option[2:].replace("-", "_") in PATHS and Path(value).exists():
+            raise TrainingInputError(
+                f"{option} {value} is on this machine, where a job cannot read it; push it to the "
+                "Hub and give its id."
+            )
+    return vars(known), rest
+
+
+def _check_account_and_flavor(api: HfApi, flavor: str) -> str:
+    """Return the name of the account; raises TrainingInputError for an unknown flavor."""
+    with hub_errors("No job can be submitted"):
+        for attempt in retry_hub(connected=False):
+            with attempt:
+                account = str(api.whoami()["name"])
+                known = [str(item.name) for item in api.list_jobs_hardware()]
+    if flavor not in known:
+        raise TrainingInputError(f"There is no flavor `{flavor}`; give one of {', '.join(known)}.")
+    return account
+
+
+def _refuse_public(api: HfApi, dataset: str) -> None:
+    """Refuse a dataset that exists and is public: the rows are to stay private."""
+    with hub_errors("The rows could not be pushed"):
+        for attempt in retry_hub(connected=False):
+            with attempt:
+                there = api.repo_exists(dataset, repo_type="dataset")
+                private = not there or api.dataset_info(dataset).private
+    if not private:
+        raise OutputError(
+            f"The dataset `{dataset}` is public; rename the folder, or push it yourself and give "
+            "the id of the dataset."
+        )
+
+
+def find_package(wheel: Path | None, folder: Path) -> str:
+    """Return what `uv` installs this package from; a wheel is put into `folder`.
+
+    It is `wheel`, one built from the checkout that runs, the wheel file that was installed, or the
+    release. Raises TrainingInputError.
+    """
+    checkout = Path(__file__).parents[2]
+    text = distribution("pimono-sdpo").read_text("direct_url.json")
+    origin = json.loads(text or "{}")
+    url = urlsplit(origin.get("url", ""))
+    installed = Path(unquote(url.path))
+    if wheel is None and (checkout / "pyproject.toml").is_file():
+        _build(checkout, folder)
+    elif wheel is None and not origin:
+        return f"pimono-sdpo[train]=={__version__}"
+    elif wheel is None and "vcs_info" in origin:
+        commit = origin["vcs_info"]["commit_id"]
+        return f"pimono-sdpo[train] @ {origin['vcs_info']['vcs']}+{origin['url']}@{commit}"
+    elif wheel is None and (installed / "pyproject.toml").is_file():
+        _build(installed, folder)
+    else:
+        file = wheel or installed
+        if url.scheme != "file" and wheel is None:
+            return f"pimono-sdpo[train] @ {origin['url']}"
+        if not file.is_file() or file.suffix != ".whl":
+            raise TrainingInputError(
+                f"The wheel `{file}` of this installation is gone; give one as --wheel FILE."
+            )
+        shutil.copy(file, folder)
+    (built,) = folder.glob("*.whl")
+    return f"{MOUNT}/{built.name}[train]"
+
+
+def _build(checkout: Path, folder: Path) -> None:
+    """Build the wheel of a checkout."""
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", str(folder)]
+    if uv := shutil.which("uv"):
+        command = [uv, "build", "--quiet", "--wheel", "--out-dir", str(folder)]
+    done = subprocess.run([*command, str(checkout)], capture_output=True, text=True, check=False)
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+        raise TrainingInputError(
+            f"The wheel of `{checkout}` could not be built ({reason}); give one as --wheel FILE."
+        )
+
+
+def read_lock() -> list[str]:
+    """Return the pins of the packages of a job: packaged, or in a checkout."""
+    package = Path(str(files("pimono_sdpo")))
+    packaged = package / "requirements.txt"
+    lock = packaged if packaged.is_file() else package.parent / "jobs" / "requirements.txt"
+    return [line for line in lock.read_text().splitlines() if line and line[0] != "#"]
+
+
+def _upload(api: HfApi, place: Path, files: list[Path], bucket: str) -> Volume:
+    """Put files into the private bucket of jobs; raises OutputError for a public one."""
+    digest = sha256(b"".join(sha256(path.read_bytes()).digest() for path in files)).hexdigest()
+    folder = f"pimono-sdpo-{digest[:12]}"
+    for attempt in retry_hub():
+        with attempt:
+            api.create_bucket(bucket, private=True, exist_ok=True)
+            if not api.bucket_info(bucket).private:
+                raise OutputError(f"The bucket `{bucket}` is public; make it private.")
+            add = [(path, f"{folder}/{path.relative_to(place).as_posix()}") for path in files]
+            api.batch_bucket_files(bucket, add=list(add))
+    return Volume(type="bucket", source=bucket, mount_path=MOUNT, path=folder, read_only=True)
+
+
+def _follow(api: HfApi, job: JobInfo) -> None:
+    """Print the log of a job until it ends; raises PimonoError unless it completed."""
+    where = f"{job.owner.name}/{job.id}"
+    named: Any = {"job_id": job.id, "namespace": job.owner.name}
+    try:
+        # The log may break off; how the job ended is what counts.
+        with suppress(HTTPError):
+            for line in api.fetch_job_logs(follow=True, **named):
+                say(line)
+        with hub_errors(f"How job {where} ended is not known"):
+            for attempt in retry_hub():
+                with attempt:
+                    end = api.wait_for_job(**named)
+    except KeyboardInterrupt:
+        raise PimonoError(
+            f"The job goes on: `hf jobs logs -f {where}` follows it, `hf jobs cancel {where}` ends "
+            "it."
+        ) from None
+    if end.status.stage != JobStage.COMPLETED:
+        why = f" ({end.status.message})" if end.status.message else ""
+        raise PimonoError(f"Job {where} ended with {end.status.stage}{why}; its log is above.")
+    say(f"job {where} completed")

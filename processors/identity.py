@@ -1,0 +1,140 @@
+"""Find the names of who recorded a session, and of the machine, and replace them in texts.
+
+A name counts only where something says whose it is: the home folder, the settings of git, an author
+whose name or address fits the home folder, a prompt, `uname`. What is also an ordinary word, or an
+account of many machines such as `test`, stays.
+"""
+
+import os
+import pwd
+import re
+import socket
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from pathlib import Path
+
+import msgspec
+
+from pimono_sdpo.prefilter import compile_patterns
+
+USER, HOST = "$USER", "$HOST"
+KINDS = {USER: "user_name", HOST: "host_name"}
+_ORDINARY = compile_patterns(Path(__file__).with_name("wording.toml"), "identity")["ordinary"]
+_HOME = re.compile(rb"/(?:Users|home)/([\w.-]{3,64})")
+_NAME = rb"((?:[^<>\"'\\\n=(){};,&|$]|\\u[0-9a-f]{4}){3,60})"
+_AUTHOR = re.compile(rb"Author: +" + _NAME + rb" <([\w.+-]{1,64})@")
+# Git prints it on a line of its own, and is told it in quotes; in code this is an attribute.
+_TOLD = rb"(?:(?<=config )|(?<=lobal )|(?<=local ))user\.name +\\?[\"']"
+_PRINTED = rb"(?:(?<=\\n)|(?<=\"))user\.name="
+_SETTING = re.compile(rb"(?:" + _PRINTED + rb"|" + _TOLD + rb")" + _NAME + rb"[\"'\\]")
+_UNAME = re.compile(rb"(?:Linux|Darwin) ([\w-]{3,60})[\w.-]* \d+\.\d[\w.+~-]* (?:#|Darwin)")
+_AUTHOR_BYTES = 140
+
+
+def find_own_names() -> list[str]:
+    """Return the names of this machine and of its user, as `find_identity` does."""
+    account = pwd.getpwuid(os.getuid())
+    host = socket.gethostname().partition(".")[0]
+    return _list_names([account.pw_name, *_spell(account.pw_gecos.partition(",")[0])], [host])
+
+
+def find_identity(trace: bytes, user: str, own: Sequence[str] = ()) -> list[str]:
+    """Return the names in a session, each behind its placeholder and `=`, the longest first.
+
+    `trace` is its JSONL, `user` whom its working directory belongs to or "", `own` are names that
+    are known without it.
+
+    >>> find_identity(b"Author: Ann Lee <ann.lee@x.org>, annlee@anns-mac:~$", "annlee")
+    ['$HOST=anns-mac', '$USER=Ann Lee', '$USER=annlee']
+    """
+    homes = (hit for start in (b"/Users/", b"/home/") for hit in _find(trace, start, _HOME))
+    user = user or next((hit[1].decode() for hit in homes), "")
+    users = [user]
+    for hit in _find(trace, b"user.name", _SETTING):
+        users += _spell(_decode(hit[1]))
+    hosts: list[str] = []
+    prompt = _prompt_of(user or "root")
+    at = trace.find(b"@")
+    while at >= 0:
+        if shown := prompt.match(trace, at):
+            hosts.append(shown[1].decode())
+        start = trace.rfind(b"Author: ", max(at - _AUTHOR_BYTES, 0), at)
+        if user and start >= 0 and (author := _AUTHOR.match(trace, start)):
+            name = _decode(author[1])
+            if _fits(user.lower(), name.lower(), author[2].decode().lower()):
+                users += _spell(name)
+        at = trace.find(b"@", at + 1)
+    if b"uname" in trace:
+        for system in (b"Linux ", b"Darwin "):
+            hosts += (hit[1].decode() for hit in _find(trace, system, _UNAME))
+    found = _list_names(users, hosts)
+    return sorted({*found, *own}, key=lambda one: (-len(one), one))
+
+
+@lru_cache(maxsize=256)
+def _prompt_of(user: str) -> re.Pattern[bytes]:
+    # Unlike an address, a host at a prompt has no domain but that of a local network.
+    domain = r"(?:\.(?:local|lan|home|internal))?(?=:[~/\\$]|[ \]])"
+    who = rf"(?:(?<={re.escape(user)})|(?<=root))"
+    return re.compile(rf"{who}@([\w-]{{3,60}}){domain}".encode())
+
+
+def _find(trace: bytes, start: bytes, pattern: re.Pattern[bytes]) -> Iterator[re.Match[bytes]]:
+    """Yield the matches of a pattern, which is tried only where its beginning is found."""
+    at = trace.find(start)
+    while at >= 0:
+        if found := pattern.match(trace, at):
+            yield found
+        at = trace.find(start, at + len(start))
+
+
+def _decode(name: bytes) -> str:
+    """Read a name as JSON spells it."""
+    try:
+        return msgspec.json.decode(b'"' + name + b'"', type=str).strip()
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return ""
+
+
+def _spell(name: str) -> list[str]:
+    """Return a full name, and its parts where those are long enough to be told from words."""
+    return [name, *(part for part in name.split() if len(part) > 3)] if " " in name else [name]
+
+
+def _fits(user: str, name: str, address: str) -> bool:
+    """Return whether an author is the user by the name or the address, all in small letters."""
+    parts = re.findall(r"\w+", name) or [name]
+    joined = "".join(parts)
+    spelled = {address, joined, *parts, parts[0][0] + parts[-1], parts[0] + parts[-1][0]}
+    return re.sub(r"[\W_]", "", user) in {re.sub(r"[\W_]", "", one) for one in spelled}
+
+
+def _list_names(users: Sequence[str], hosts: Sequence[str]) -> list[str]:
+    named = [*((USER, name) for name in users), *((HOST, name) for name in hosts)]
+    return [
+        f"{placeholder}={name}"
+        for placeholder, name in dict.fromkeys(named)
+        if len(name) > 2 and not _ORDINARY.fullmatch(name)
+    ]
+
+
+def redact_identity(text: str, names: Sequence[str]) -> tuple[str, list[str]]:
+    """Return the text with placeholders for the names, and the kind of each that was there.
+
+    >>> redact_identity("Ann says annotate, ann", ["$USER=ann"])
+    ('$USER says annotate, $USER', ['user_name', 'user_name'])
+    """
+    kinds: list[str] = []
+    for one in names:
+        placeholder, _, name = one.partition("=")
+        # As it is, and as a sentence begins with it.
+        if name in text or name.capitalize() in text:
+            text, count = _compile(name).subn(placeholder, text)
+            kinds += [KINDS[placeholder]] * count
+    return text, kinds
+
+
+@lru_cache(maxsize=256)
+def _compile(name: str) -> re.Pattern[str]:
+    spelled = "|".join(map(re.escape, dict.fromkeys((name, name.capitalize()))))
+    return re.compile(rf"(?<![^\W_])(?:{spelled})(?![^\W_])")

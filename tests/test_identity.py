@@ -1,0 +1,93 @@
+"""The names of who recorded a session do not reach rows or rejects."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pimono_sdpo.filtering import FilterOptions, run_filter
+from pimono_sdpo.traces.sources import open_source
+from processors.identity import find_identity, redact_identity
+from tests.traces import HEADER, bash, trace, user
+
+
+@pytest.mark.parametrize(
+    ("shown", "user", "names"),
+    [
+        (
+            r"core.bare=false\nuser.name=Zoë Álvarez\nuser.email=z@x.org",
+            "",
+            {"Zoë Álvarez", "Álvarez"},
+        ),
+        (r"git config user.name \"Jörg Odermatt\"", "", {"Jörg Odermatt", "Jörg", "Odermatt"}),
+        ("Author: Jo Odermatt <jo@x.org>", "jodermatt", {"Jo Odermatt", "Odermatt", "jodermatt"}),
+        ("Author: Somebody Else <else@x.org>", "jodermatt", {"jodermatt"}),
+        (r"[jod@tower app]$ ls\njod@tower:~/app$ jod@mail.example.org", "jod", {"jod", "tower"}),
+        (r"root@9f8e7d:/# git clone git@github.com:a/b", "", {"9f8e7d"}),
+        (r"uname -a\nLinux kronos 6.1.0-18-amd64 #1 SMP", "", {"kronos"}),
+        (r"uname -a\nDarwin Zoes-Mini.local 23.1.0 Darwin Kernel", "", {"Zoes-Mini"}),
+        ("/Users/zalvarez/.ssh and /home/runner/work", "", {"zalvarez"}),
+        (r"core.bare=false\nuser.name=Test User\n", "test", set()),
+        (r"if (user.name=== \"Peter\" || user.name=other) { }\nx.user.name=Rudolf\n", "", set()),
+        ("Author: --- <a@b.org>", "jodermatt", {"jodermatt"}),
+        ("node@localhost:~$ /home/node/app Author: Node <node@x.org>", "node", set()),
+        (r"uname -a\nLinux version 5.10.0 #1", "ubuntu", set()),
+        ("", "dev", set()),
+    ],
+)
+def test_names_are_found_where_something_says_whose_they_are(
+    shown: str, user: str, names: set[str]
+) -> None:
+    found = find_identity(shown.encode(), user)
+    assert {one.partition("=")[2] for one in found} == names
+    escaped = json.dumps(shown)[1:-1].replace("\\\\", "\\").replace('\\\\"', '\\"')
+    if not shown.isascii():
+        assert find_identity(escaped.encode(), user) == found
+
+
+def test_only_whole_names_are_replaced() -> None:
+    names = ["$USER=Jo Odermatt", "$USER=jod", "$HOST=tower"]
+    text = "Jo Odermatt (Jod, @jod, jod_x) on tower: a job, the towers, jodel"
+    cleaned, kinds = redact_identity(text, names)
+    assert cleaned == "$USER ($USER, @$USER, $USER_x) on $HOST: a job, the towers, jodel"
+    assert kinds == ["user_name"] * 4 + ["host_name"]
+    assert redact_identity(cleaned, names) == (cleaned, [])
+
+
+def write_session(folder: Path) -> None:
+    log = "AssertionError: expected 1\nAuthor: Jo Odermatt <jo@x.org>\njodermatt@tower:~/app$"
+    session = trace(
+        {**HEADER, "cwd": "/home/jodermatt/app"},
+        user("Fix the failing parser of Odermatt on tower, says jodermatt."),
+        *bash("npm test # for jodermatt", log, error=True),
+    )
+    folder.mkdir()
+    (folder / "one.jsonl").write_text(session)
+
+
+def everything_in(out: Path) -> str:
+    import pyarrow.parquet as pq
+
+    tables = [pq.read_table(path).to_pylist() for path in sorted(out.rglob("*.parquet"))]
+    return json.dumps(tables) + (out / "report.json").read_text() + (out / "README.md").read_text()
+
+
+def test_rows_report_and_card_name_neither_user_nor_host(tmp_path: Path) -> None:
+    write_session(tmp_path / "traces")
+    report = run_filter(str(tmp_path / "traces"), tmp_path / "rows")
+    text = everything_in(tmp_path / "rows")
+    assert "parser of $USER on $HOST, says $USER." in text
+    assert not any(name in text for name in ("dermatt", "tower"))
+    assert report["secrets_redacted"]["user_name"] >= 2
+    kept = tmp_path / "kept"
+    run_filter(str(tmp_path / "traces"), kept, FilterOptions(keep_identity=True))
+    assert "parser of Odermatt on tower, says jodermatt." in everything_in(kept)
+
+
+def test_names_of_this_machine_are_replaced_in_ones_own_sessions(tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    write_session(tmp_path / "traces")
+    source = replace(open_source(str(tmp_path / "traces")), recorder=("$USER=parser",))
+    run_filter(source, tmp_path / "rows")
+    assert "failing $USER of $USER on" in everything_in(tmp_path / "rows")

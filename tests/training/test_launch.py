@@ -1,0 +1,81 @@
+"""`train --on hf:FLAVOR`: what it ships, what it says first, and what stops it."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from pimono_sdpo.filtering import FilterOptions, run_filter
+from pimono_sdpo.samples import write_samples
+from tests.loopback_hub import LoopbackHub, run_python
+from tests.loopback_hub.call import FINE_TOKEN
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    write_samples(tmp_path / "traces")
+    run_filter(str(tmp_path / "traces"), tmp_path / "rows", FilterOptions(licence="mit"))
+    return tmp_path / "rows"
+
+
+def launch(
+    hub: LoopbackHub, home: Path, *words: str, token: str = "hf_loopback"
+) -> subprocess.CompletedProcess[str]:
+    command = ("-m", "pimono_sdpo", "train", "rows", *words)
+    return run_python(hub, home, *command, token=token, xet=True)
+
+
+ON = ("--on", "hf:cpu-basic")
+
+
+@pytest.mark.parametrize(
+    ("words", "token", "sentence"),
+    [
+        (
+            ("--on", "hf:abacus"),
+            "hf_loopback",
+            "There is no flavor `abacus`; give one of cpu-basic",
+        ),
+        (("--on", "mars"), "hf_loopback", "--on is mars; give here or hf:FLAVOR"),
+        ((*ON, "--max_stepz", "3"), "hf_loopback", "Unknown argument(s) --max_stepz 3"),
+        ((*ON, "--config", "nosuch.yaml"), "hf_loopback", "There is no recipe `nosuch.yaml`"),
+        ((*ON, "--config", "tiny.yaml"), "hf_loopback", "the name of a recipe goes without .yaml"),
+        ((*ON, "--time-limit", "soon"), "hf_loopback", "`soon` is not a valid time limit"),
+        ((*ON, "--model-name-or-path=traces"), "hf_loopback", "is on this machine, where a job"),
+        ((*ON, "--wheel", "gone.whl"), "hf_loopback", "The wheel `gone.whl`"),
+        (ON, "hf_mistyped", "does not accept the token"),
+    ],
+)
+def test_what_cannot_run_there_is_found_before_anything_leaves(
+    loopback_hub: LoopbackHub, rows: Path, words: tuple[str, ...], token: str, sentence: str
+) -> None:
+    done = launch(loopback_hub, rows.parent, *words, token=token)
+    assert done.returncode == 2, done.stdout + done.stderr
+    line = done.stderr.splitlines()[-1]
+    assert line.startswith("pimono-sdpo: ")
+    assert sentence in line
+    assert not loopback_hub.store.repos
+    assert not loopback_hub.store.buckets
+    assert "Traceback" not in done.stderr
+
+
+def test_private_rows_do_not_go_to_a_public_dataset(loopback_hub: LoopbackHub, rows: Path) -> None:
+    loopback_hub.seed("me/rows", "dataset", {"a.txt": b"theirs"})
+    done = launch(loopback_hub, rows.parent, *ON)
+    assert done.returncode == 2
+    assert "The dataset `me/rows` is public" in done.stderr
+    assert sorted(loopback_hub.files("me/rows", "dataset")) == [".gitattributes", "a.txt"]
+
+
+@pytest.mark.parametrize("token", ["hf_loopback", FINE_TOKEN])
+def test_an_account_that_cannot_pay_or_may_not_run_jobs(
+    loopback_hub: LoopbackHub, rows: Path, tmp_path: Path, token: str
+) -> None:
+    loopback_hub.store.credit = False
+    (tmp_path / "p.whl").write_bytes(b"")
+    loopback_hub.seed("lab/rows", "dataset", {}, private=True)
+    done = launch(loopback_hub, rows.parent, *ON, "--wheel", "p.whl", token=token)
+    assert done.returncode == 2, done.stdout + done.stderr
+    reason = "402, Pre-paid credit balance is insufficient" if token == "hf_loopback" else "403"
+    assert f"the Hub answers {reason}" in done.stderr.splitlines()[-1]
+    assert not loopback_hub.store.jobs
