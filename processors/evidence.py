@@ -5,7 +5,7 @@ writes  one row per episode (a request and what followed it), or one per session
 """
 
 import re
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
@@ -130,10 +130,12 @@ def find_evidence(events: tuple[Event, ...], judge: Judge | None, unit: Unit = "
         if not _keeps_house(request.text) or list_edited(events[request.index : end])
     ]
     findings = _bind(find_failures(events), corrections, requests, work)
+    # What a request left broken is often put right only once the user has said so.
+    opened = {item["event_index"] for item in corrections}
+    anew = [*(at for at in ends[:-1] if at not in opened), len(events)]
     described = {
-        request.index: describe_outcomes(findings[request.index], events, matched, end)
-        for request, end in zip(requests, ends, strict=False)
-        if request.index in findings
+        index: describe_outcomes(own, events, matched, anew[bisect_right(anew, index)])
+        for index, own in findings.items()
     }
     forks = sorted(max(branch.fork, 0) for branch in branches)
     return Found(matched, requests, described, forks)
