@@ -5,7 +5,7 @@ writes  one row per episode (a request and what followed it), or one per session
 """
 
 import re
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
@@ -25,6 +25,7 @@ from pimono_sdpo.traces.harness import find_harness
 from pimono_sdpo.traces.lines import Lines
 from pimono_sdpo.traces.parse import Branch, find_branches, match_results, read_trace
 from processors.corrections import Judge, find_corrections
+from processors.corrections.features import ASKED_CHARS, is_automated, list_edited, read_cues
 from processors.diagnostics import NOTHING_KNOWN, find_failures
 from processors.outcome import describe_outcomes
 from processors.redact import identify
@@ -33,6 +34,7 @@ _SAYS = compile_patterns(Path(__file__).with_name("wording.toml"), "requests")
 # Characters of the turns before a request that means nothing alone; about 1,000 tokens.
 LEAD_IN_CHARS = 4000
 TURN_CHARS = 1200
+CHORE_CHARS = 80
 
 
 def gather_evidence(
@@ -48,7 +50,7 @@ def gather_evidence(
     """
     trace = read_trace(row["trace"] or b"")
     events = trace.events
-    found = find_evidence(events, judge)
+    found = find_evidence(events, judge, unit)
     matched, requests, described = found.matched, found.requests, found.described
     ends = [*(request.index for request in requests[1:]), len(events)]
     # Without evidence, no text is kept.
@@ -70,6 +72,9 @@ def gather_evidence(
         span = events[start:stop]
         wrong = [item["event_index"] for item in here]
         after = [index for index in wrong if request and index > request.index]
+        # The work on a correction is that of the request which it opens.
+        last = max(wrong, default=stop)
+        until = next((end for end in ends if end > last), stop)
         known_files = (
             files.known_at(request.index, min(after)) if request and after and harness.tools else ()
         )
@@ -90,7 +95,7 @@ def gather_evidence(
                 "history": gather_history(events, stays.index, history) if stays else [],
                 "request": request.index if request else -1,
                 "findings": here,
-                "continued": any(map(_is_work, events[max(wrong, default=stop) + 1 : stop])),
+                "continued": any(map(_is_work, events[last + 1 : until])),
                 "tools": tools,
                 "workspace": [known._asdict() for known in known_files],
                 "problem": trace.problem,
@@ -110,30 +115,48 @@ class Found(NamedTuple):
     forks: list[int]
 
 
-def find_evidence(events: tuple[Event, ...], judge: Judge | None) -> Found:
+def find_evidence(events: tuple[Event, ...], judge: Judge | None, unit: Unit = "episode") -> Found:
     """Find the requests of a session and the evidence that belongs to each."""
     branches = find_branches(events)
     matched = match_results(events)
     corrections = _add_branch_corrections(find_corrections(events, judge), events, branches)
-    corrected = {item["event_index"] for item in corrections}
-    requests = [event for event in events if event.index not in corrected and _requests_work(event)]
-    findings = _bind(find_failures(events), corrections, requests)
+    # Work on a correction is that on a request, but the reference run has one of each session.
+    corrected = {item["event_index"] for item in corrections} if unit == "session" else ()
+    requests = [event for event in _list_requests(events) if event.index not in corrected]
     ends = [*(request.index for request in requests[1:]), len(events)]
-    described = {
-        request.index: describe_outcomes(findings[request.index], events, matched, end)
+    work = [
+        request.index
         for request, end in zip(requests, ends, strict=False)
-        if request.index in findings
+        if not _keeps_house(request.text) or list_edited(events[request.index : end])
+    ]
+    findings = _bind(find_failures(events), corrections, requests, work)
+    # What a request left broken is often put right only once the user has said so.
+    opened = {item["event_index"] for item in corrections}
+    anew = [*(at for at in ends[:-1] if at not in opened), len(events)]
+    described = {
+        index: describe_outcomes(own, events, matched, anew[bisect_right(anew, index)])
+        for index, own in findings.items()
     }
     forks = sorted(max(branch.fork, 0) for branch in branches)
     return Found(matched, requests, described, forks)
 
 
+def _keeps_house(text: str) -> bool:
+    """Check for a request to commit, publish or look whether anything is to be done."""
+    is_short = len(text) <= CHORE_CHARS
+    return is_automated(text) or (is_short and _CUES["chores"].search(text.lower()) is not None)
+
+
 def _bind(
-    failures: Sequence[Finding], corrections: Sequence[Correction], requests: Sequence[Event]
+    failures: Sequence[Finding],
+    corrections: Sequence[Correction],
+    requests: Sequence[Event],
+    work: Sequence[int],
 ) -> dict[int, list[Finding]]:
     """Return the evidence of each request in order, by the index of the request.
 
-    What went wrong before the first request is not feedback on any answer.
+    What went wrong before the first request is not feedback on any answer. A correction is about
+    the last of the requests in `work` before it, if there is one.
     """
     corrected: list[Finding] = [
         {**NOTHING_KNOWN, **item, "kind": "correction", "status": "user",
@@ -144,9 +167,11 @@ def _bind(
     starts = [request.index for request in requests]
     bound: dict[int, list[Finding]] = {}
     for item in sorted((*failures, *corrected), key=itemgetter("event_index")):
-        at = bisect_left(starts, item["event_index"])
+        at = bisect_left(work, item["event_index"]) if item["kind"] == "correction" else 0
+        known = work if at else starts
+        at = at or bisect_left(starts, item["event_index"])
         if at:
-            bound.setdefault(starts[at - 1], []).append({**item, "request": starts[at - 1]})
+            bound.setdefault(known[at - 1], []).append({**item, "request": known[at - 1]})
     return bound
 
 
@@ -161,15 +186,22 @@ def _choose_request(requests: Sequence[Event], found: Mapping[int, Sequence[Find
     return max(requests, key=weigh)
 
 
-def _requests_work(event: Event) -> bool:
-    """Check for a user message that requests new work."""
-    return (
-        event.kind == "user"
-        and event.on_active_branch
-        and not event.is_nudge
-        and not event.is_veto
-        and is_substantive(event.text)
-    )
+def _list_requests(events: Sequence[Event]) -> list[Event]:
+    """Return the user messages that request work.
+
+    A few words do unless they approve of something or answer a question of the agent.
+    """
+    requests = []
+    said = ""
+    for event in events:
+        if event.kind == "assistant" and event.on_active_branch:
+            said = event.text or said
+        elif event.kind == "user" and event.on_active_branch:
+            least = MIN_WORDS if "?" in said[-ASKED_CHARS:] else TERSE_WORDS
+            if not (event.is_nudge or event.is_veto) and is_substantive(event.text, least):
+                requests.append(event)
+            said = ""
+    return requests
 
 
 def _add_branch_corrections(
@@ -269,36 +301,50 @@ def stage(
     )
 
 
-MIN_WORDS = 4
-MIN_CHARS = 16
+MIN_WORDS, TERSE_WORDS = 4, 2
 _BARE_NAME = re.compile(r"[\w.-]+", re.ASCII)
-_WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|\w+")
 _CJK = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]")
+# No number, which chooses an option.
+_WORD = re.compile(rf"{_CJK.pattern}|(?!\d+\b)\w+")
+_CUES = {cue.name: cue.pattern for cue in read_cues() if cue.pattern}
 
 
-def is_substantive(text: str) -> bool:
+def is_substantive(text: str, least: int = MIN_WORDS) -> bool:
     """Return whether a user message asks for work on its own.
 
     A greeting does not, nor "continue", a slash command, a nudge of the harness, a screenshot's
-    path or a context file that came without words, or a bare name, which answers a question.
+    path or a context file that came without words, or a bare name, which answers a question. Fewer
+    than MIN_WORDS words do if there are `least` of them behind an approval.
 
     >>> is_substantive("continue"), is_substantive("Fix the failing parser test, please")
+    (False, True)
+    >>> is_substantive("ok, thank you", TERSE_WORDS), is_substantive("ok, fix tests", TERSE_WORDS)
     (False, True)
     """
     body = text.strip()
     if _SAYS["automated"].search(body):
         return False
-    own = _cut_own_words(body)
+    own = _cut_own_words(body)[:2000]
     if _SAYS["small_talk"].search(own[:200]) or _BARE_NAME.fullmatch(own):
         return False
-    has_words = len(own) >= MIN_CHARS and len(_WORD.findall(own[:2000])) >= MIN_WORDS
-    # Eight characters of Chinese, Japanese or Korean already make a request.
-    return has_words or len(_CJK.findall(own[:2000])) >= 8
+    if _has_words(own, MIN_WORDS):
+        return True
+    own = own.lower()
+    for answer in ("approval", "go_on", "praise"):
+        own = _CUES[answer].sub("", own, 1)
+    return _has_words(own.strip(), least)
+
+
+def _has_words(text: str, least: int) -> bool:
+    """Check for so many words; two signs of Chinese, Japanese or Korean say as much as one."""
+    is_long = len(text) >= 4 * least and len(_WORD.findall(text)) >= least
+    return is_long or len(_CJK.findall(text)) >= 2 * least
 
 
 _ALONE_WORDS = 80
 _PICTURE_ENDINGS = (".png", ".jp", ".gif", ".webp", ".heic")
-_CODE_SIGN = re.compile(r"[{}();=<>|]")
+# Of code, logs and what a terminal shows.
+_CODE_SIGN = re.compile(r"[{}();=<>|\[\]]|\d:\d|\w/\w+/|^\s*(?:[$%#>+-]|at |File )")
 
 
 def stands_alone(text: str) -> bool:

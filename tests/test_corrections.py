@@ -143,6 +143,15 @@ def test_a_lone_weak_word_is_quoted_with_its_sentence(text: str, rule: str, span
     assert (decision.rule, decision.span) == (rule, span)
 
 
+def test_what_the_agent_answers_speaks_for_or_against() -> None:
+    text = "the total is that of last month"
+    said = [
+        decide(Turn(3, text, tool_calls=2, reply=reply)).probability
+        for reply in ("Great, next is the chart.", "", "You're right, I took the wrong month.")
+    ]
+    assert said == sorted(set(said))
+
+
 def test_a_veto_is_judged_like_any_message_and_speaks_for_a_correction() -> None:
     words = "use the other folder, as I said"
     plain, veto = (decide(Turn(3, words, is_veto=veto)) for veto in (False, True))

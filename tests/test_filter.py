@@ -59,6 +59,10 @@ def test_the_samples_come_out_as_a_careful_reader_says(rows: Path) -> None:
         for row in table(rows).to_pylist()
     }
     for row in table(rows, "rejects").to_pylist():
+        if row["episode"]:
+            # A correction opened it, after which nothing failed.
+            assert row["drop_reason"] == "no_evidence"
+            continue
         found[stem(row["source"])] = {
             "kept": False,
             "drop_reason": row["drop_reason"],
@@ -86,10 +90,12 @@ def test_load_dataset_reads_the_folder(rows: Path) -> None:
 
 def test_the_report_adds_up(rows: Path) -> None:
     report = json.loads((rows / "report.json").read_text())
-    assert report["sessions"] == len(SESSIONS) == report["kept"] + report["rejected"]
+    assert report["sessions"] == len(SESSIONS)
+    assert report["stages"][0]["rows_out"] == report["kept"] + report["rejected"]
     for before, after in zip(report["stages"], report["stages"][1:], strict=False):
         assert before["rows_out"] == after["rows_in"]
-    for stage in report["stages"]:
+    # The first stage makes a row of each request.
+    for stage in report["stages"][1:]:
         assert stage["rows_in"] - stage["rows_out"] == sum(stage["dropped"].values())
     assert sum(report["drop_reasons"].values()) == report["rejected"]
     assert sum(b["rows"] for b in report["score"]["histogram"]) == report["kept"]
@@ -198,7 +204,48 @@ def test_an_episode_is_a_request_and_what_followed(tmp_path: Path) -> None:
     # A short request comes with the turns before it.
     assert [turn["role"] for turn in second["prompt"]] == ["user", "assistant", "user"]
     assert second["categories"] == ["build_lint_compile", "command_error"]
-    assert (first["episode"], second["episode"]) == (0, 1)
+    # The correction between them opened one, too, after which nothing failed.
+    assert (first["episode"], second["episode"]) == (0, 2)
+
+
+def test_corrections_and_a_few_words_open_requests(tmp_path: Path) -> None:
+    red = ("npm test", "Tests  1 failed\n\nCommand exited with code 1")
+    asked = "The page of the cart adds up wrong, please correct it"
+    (tmp_path / "a.jsonl").write_text(
+        trace(
+            HEADER,
+            user(asked),
+            call("edit", path="cart.ts", edits=[{"oldText": "a", "newText": "b"}]),
+            assistant("Done, the cart adds up. Shall I commit it?"),
+            user("yes, both files"),
+            *bash(*red, error=True),
+            assistant("Committed and pushed to the branch."),
+            user("commit and push again"),
+            assistant("Pushed."),
+            user("No, the total is still wrong, it leaves out the taxes"),
+            assistant("You're right, I left them out."),
+            *bash(*red, error=True, call_id="c2"),
+            assistant("The taxes are in it now."),
+            user("run the linter"),
+            *bash(
+                "npx tsc",
+                "a.ts(1,2): error TS2322: no\n\nCommand exited with code 2",
+                True,
+                call_id="c3",
+            ),
+        )
+    )
+    run_filter(str(tmp_path / "a.jsonl"), tmp_path / "out")
+    rows = {row["prompt"][-1]["content"]: row for row in table(tmp_path / "out").to_pylist()}
+    # An answer opens none; the correction is about the last work, not about the push after it.
+    first, again, terse = rows.values()
+    requests = [*rows]
+    assert requests[0] == asked
+    assert "leaves out the taxes" in first["privileged_context"]
+    assert requests[1].startswith("No, the total")
+    assert again["categories"] == ["command_error", "test_or_assertion"]
+    assert requests[2] == "run the linter"
+    assert terse["prompt"][-2]["content"].endswith("The taxes are in it now.")
 
 
 def test_bad_input_is_one_sentence_and_leaves_nothing(tmp_path: Path) -> None:

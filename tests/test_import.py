@@ -383,6 +383,9 @@ def test_atif_calls_that_were_observed_together(tmp_path: Path) -> None:
     whole["steps"][2]["observation"] = {"results": [{"content": "both"}]}
     file.write_text(json.dumps(whole))
     file.with_name("trajectory.summarization-1-summary.json").write_text(json.dumps(whole))
+    # Other tools name the file otherwise; what it is stands in it.
+    file.rename(file.with_name("run.json"))
+    file.with_name("about.json").write_text('{"formats": ["ATIF-v1.4"]}')
     [row], _ = read(tmp_path / "jobs", tmp_path / "out")
     assert shape(row)[2:] == ["assistant pytest", "tool", "assistant ls", "tool", "assistant"]
     assert [turn["content"] for turn in row["messages"][3:6:2]] == ["", "both"]

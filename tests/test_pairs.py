@@ -256,16 +256,12 @@ def test_a_folder_of_rollouts_becomes_pairs(name: Target, tmp_path: Path) -> Non
     assert set(pairs["target"]) == {name}
     dropped = load_dataset(str(tmp_path / "pairs"), "pairs_rejects", split="train", cache_dir=cache)
     assert len(dropped) == report["rejected"]
-    several = name in {"full", "truncated"}
-    assert bool(report["warnings"]) == several
-    assert report["together"]["train"] == {"several_turns" if several else "written": 2}
-    if not several:
-        lines = (tmp_path / "pairs/together/train.jsonl").read_text().splitlines()
-        assert [together.check_dpo(json.loads(line)) for line in lines] == [None, None]
-        known = json.loads(
-            (tmp_path / "pairs/together/train_meta.jsonl").read_text().split("\n")[0]
-        )
-        assert {"run_chosen", "score_chosen", "seed_chosen", "model", "suite"} <= set(known)
+    assert bool(report["warnings"]) == (name in {"full", "truncated"})
+    assert report["together"]["train"] == {"written": 2}
+    lines = (tmp_path / "pairs/together/train.jsonl").read_text().splitlines()
+    assert [together.check_dpo(json.loads(line)) for line in lines] == [None, None]
+    known = json.loads((tmp_path / "pairs/together/train_meta.jsonl").read_text().split("\n")[0])
+    assert {"run_chosen", "score_chosen", "seed_chosen", "model", "suite"} <= set(known)
     write_pairs(
         PairOptions(source=str(source), out=tmp_path / "again", target=name, format="together")
     )

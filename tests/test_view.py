@@ -60,10 +60,11 @@ def rows(tmp_path: Path, traces: Path) -> Path:
 def test_the_page_holds_funnel_charts_and_every_row(rows: Path) -> None:
     view = view_of(render_view(rows, "rows", None, 10))
     (funnel,), charts = view["groups"]
-    assert [bar["value"] for bar in funnel["bars"]] == [3, 1]
-    assert funnel["bars"][1]["said"] == "after dropping no_evidence 2"
+    # The correction opens a request of its own, after which nothing failed.
+    assert [bar["value"] for bar in funnel["bars"]] == [3, 4, 1]
+    assert funnel["bars"][2]["said"] == "after dropping no_evidence 3"
     assert [chart["kind"] for chart in charts] == ["histogram", "bars", "bars"]
-    assert [row["outcome"] for row in view["rows"]] == ["selected", "no_evidence", "no_evidence"]
+    assert [row["outcome"] for row in view["rows"]] == ["selected", *["no_evidence"] * 3]
     row = view["rows"][0]
     assert row["prompt"].startswith("Please mend")
     assert sum(value for _, value in row["terms"]) == row["score"]
@@ -83,7 +84,8 @@ def test_the_trace_stands_around_each_diagnostic_without_its_secrets(rows: Path)
 
 
 def test_rejected_rows_show_what_their_traces_hold(rows: Path) -> None:
-    rejected = view_of(render_view(rows, "rows", None, 10))["rows"][1]
+    again, rejected, _ = view_of(render_view(rows, "rows", None, 10))["rows"][1:]
+    assert again["prompt"].startswith("No, that is wrong")
     assert rejected["prompt"].endswith(" b")
     assert rejected["score"] is None
 
@@ -273,8 +275,9 @@ def test_sessions_have_short_names_that_differ_and_rows_an_address(
         path.rename(folder / f"0190f3a2-7e1c-7000-8000-00000000000{path.name}")
     run_filter(str(traces), tmp_path / "rows", FilterOptions(min_score=1.0))
     listed = view_of(render_view(tmp_path / "rows", "rows", None, 10))["rows"]
-    assert [row["where"] for row in listed] == [f"0190f3a2…0000000{name}" for name in "abc"]
-    assert len({row["id"] for row in listed}) == 3
+    names = ("a", "a, request 2", "b", "c")
+    assert [row["where"] for row in listed] == [f"0190f3a2…0000000{name}" for name in names]
+    assert len({row["id"] for row in listed}) == 4
     again = view_of(render_view(tmp_path / "rows", "rows", None, 1))["rows"]
     assert again[0]["id"] == listed[0]["id"]
 

@@ -39,7 +39,7 @@ from pimono_sdpo.runs.engine import Output, Part, Piece, run_parts
 from pimono_sdpo.runs.folders import REPORT, only_run, publish_folder, read_json, require_disjoint
 from pimono_sdpo.runs.parquet import link_or_copy, read_tables, write_atomically
 from pimono_sdpo.schema import ROLLOUT, TASK, TURN, TestPolicy, Turn
-from pimono_sdpo.suites.stored_rollouts import ROLLOUTS
+from pimono_sdpo.suites.stored_rollouts import ROLLOUTS, read_rows
 from pimono_sdpo.suites.suite import (
     NAME,
     Suite,
@@ -49,6 +49,8 @@ from pimono_sdpo.suites.suite import (
     read_paraphrases,
     write_suite,
 )
+from pimono_sdpo.traces.rollout_sessions import COLUMNS as SESSION_COLUMNS
+from pimono_sdpo.traces.rollout_sessions import encode_session
 from rewards.verifiers.tool_schemas import definitions
 
 WORK = Features({**TASK, "seed": Value("int64")})
@@ -105,6 +107,9 @@ class RolloutOptions(Rules):
     )
     allow_outside_repo: bool = option(
         "Also run tasks whose `repo` is outside the folder of the suite's file.", default=False
+    )
+    sessions: bool = option(
+        "Also write each run to OUT/sessions, as the Hub's trace viewer shows it.", default=False
     )
     config: Path | None = option("File of settings.", default=None, shown="chain.toml")
     journal: Path | None = option(
@@ -301,7 +306,8 @@ def run_rollouts(
 ) -> Json:
     """Run the agent on a suite, write the rollouts below `out`, and return the report.
 
-    `out` gets `data/*.parquet`, `traces/*.jsonl`, `suite.json` and `report.json`. `tell` receives
+    `out` gets `data/*.parquet`, `traces/*.jsonl`, `suite.json`, `report.json`, and if asked to
+    `sessions/*/*.jsonl`. `tell` receives
     the lines before the first rollout, `done` every finished row and the progress, as `12/24`.
     With `replay` all answers come from the journal. Raises SourceError, InferenceError or
     OutputError; then `out` is as it was, and all answers are in the journal beside it.
@@ -326,6 +332,8 @@ def run_rollouts(
         for number, part in enumerate(made):
             name = f"{suite.split or 'train'}-{number:05}-of-{len(made):05}.parquet"
             link_or_copy(part, finished / "data" / name)
+            if options.sessions:
+                _write_sessions(part, finished / "sessions" / f"{number:05}")
         text = json.dumps(report, indent=2, ensure_ascii=False) + "\n"
         (finished / REPORT).write_text(text)
         about = suite.description, suite.split, out.resolve()
@@ -435,6 +443,13 @@ def _report(made: Sequence[Path], roller: Roller) -> Json:
         "sums": {name: sums[name] for name in SUMMED},
         "cost": cost,
     }
+
+
+def _write_sessions(made: Path, folder: Path) -> None:
+    """Write each run of a part in the Hub's Session Trace Simple Format."""
+    folder.mkdir(parents=True)
+    for row in read_rows(made, [*SESSION_COLUMNS]):
+        (folder / f"{row['run_id']}.jsonl").write_bytes(encode_session(row))
 
 
 def _read_columns(made: Sequence[Path], names: list[str]) -> Iterator[Json]:

@@ -155,11 +155,6 @@ def check_dpo_lines(suite: Path, target: str, protocol: str) -> None:
 
     Raises OutputError, and SourceError for a suite that cannot be read or is held out.
     """
-    if target in {"full", "truncated"}:
-        raise OutputError(
-            f"Sides of the target `{target}` are several turns, and JSON lines hold one; use "
-            "another target, or `rollout` and `pairs`."
-        )
     if target == "step" and protocol == "native":
         raise OutputError(
             "Native tool calls are not text, which JSON lines need; use --tool-protocol json, "

@@ -102,6 +102,8 @@ def pair_rollouts(options: pairs.Options, report: Json, tell: Tell) -> Json:
     if left := report["tasks"] - paired - same:
         lines.append(f"Tasks without a usable pair: {left}")
     print_summary(lines, tell)
+    for warning in found["warnings"]:
+        tell(f"Warning: {warning}")
     return found
 
 

@@ -13,12 +13,14 @@ columns read  task_id, split (rows of the split `test` are not trained on)
 import hashlib
 import io
 import json
+import os
 import random
+import re
 import tokenize
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import accumulate, combinations
 from pathlib import Path
 from typing import Any, Literal
 
@@ -193,12 +195,12 @@ class Leakage(SourceError):
 def check_leakage(rows: Iterable[Mapping[str, Any]], test_suite: Suite) -> int:
     """Return how many training rows there are, none of a task of `test_suite`.
 
-    Of a `Dataset` only two columns are read. Raises Leakage, which names tasks, and SourceError for
-    a row without `task_id`.
+    All start states of a task are that task. Of a `Dataset` only two columns are read. Raises
+    Leakage, which names tasks, and SourceError for a row without `task_id`.
     """
     if isinstance(rows, Dataset) and "task_id" in rows.column_names:
         rows = rows.select_columns([name for name in COLUMNS if name in rows.column_names])
-    held_out = {task["task_id"] for task in test_suite.tasks}
+    held_out = {task["metadata"].get(START_OF, task["task_id"]) for task in test_suite.tasks}
     number, leaked = 0, Counter[str]()
     for row in rows:
         task = row.get("task_id")
@@ -209,7 +211,9 @@ def check_leakage(rows: Iterable[Mapping[str, Any]], test_suite: Suite) -> int:
             )
         if row.get("split") != "test":
             number += 1
-            leaked.update([task] if task in held_out else [])
+            # Rows name a task from another start state TASK+STATE, and both may contain a plus.
+            names = accumulate(re.split(r"(?=\+)", task))
+            leaked.update([] if held_out.isdisjoint(names) else [task])
     if leaked:
         some = ", ".join(f"`{name}` ({count})" for name, count in sorted(leaked.items())[:5])
         more = f" and {len(leaked) - 5} more" if len(leaked) > 5 else ""
@@ -223,15 +227,14 @@ def check_leakage(rows: Iterable[Mapping[str, Any]], test_suite: Suite) -> int:
 def read_task_ids(source: Path) -> Iterator[dict[str, Any]]:
     """Yield `task_id` and `split` of rows: parquet, JSON lines, a saved dataset, or a folder.
 
-    Of the output of a command only `data` is read. Files of a folder without a `task_id` are
-    ignored; raises SourceError when none has it.
+    Of a folder with `data`, as each command writes one, only `data` is read: not its rejects, and
+    no traces. Files without a `task_id` are ignored; raises SourceError when none has it.
     """
     if not source.exists():
         raise SourceError(f"`{source}` does not exist; give rows as parquet or JSON lines.")
-    folder = source / "data" if (source / "data").is_dir() else source
-    files = sorted(path for path in folder.rglob("*") if path.suffix in ENDINGS)
+    files = [source] if source.is_file() else sorted(_find_files(source))
     found = False
-    for path in files if source.is_dir() else [source]:
+    for path in files:
         for row in _read_file(path):
             if source.is_dir() and "task_id" not in row:
                 break
@@ -241,6 +244,14 @@ def read_task_ids(source: Path) -> Iterator[dict[str, Any]]:
         raise SourceError(
             f"`{source}` has no rows with `task_id`; give parquet, JSON lines or a saved dataset."
         )
+
+
+def _find_files(folder: Path) -> Iterator[Path]:
+    """Yield the files of rows below a folder."""
+    for where, folders, names in os.walk(folder):
+        if "data" in folders:
+            folders[:], names = ["data"], []
+        yield from (Path(where, name) for name in names if Path(name).suffix in ENDINGS)
 
 
 def _read_file(path: Path) -> Iterator[dict[str, Any]]:

@@ -9,15 +9,18 @@ from typing import Any
 
 import msgspec
 
-COLUMNS = ("run_id", "suite", "model", "protocol", "test_policy", "messages", "steps")
+COLUMNS = ("run_id", "suite", "model", "protocol", "test_policy", "messages", "tools", "steps")
 OWN = "repo_agent"
 _ENCODER = msgspec.json.Encoder()
 Json = dict[str, Any]
 
 
 def name_harness(row: Mapping[str, Any]) -> str:
-    """Return the format that a run was imported from, or OWN for a run of our own agent."""
-    return OWN if row["test_policy"] else row["suite"]
+    """Return the agent of a run of ours, or the format that a run was imported from."""
+    if not row["test_policy"]:
+        return str(row["suite"])
+    # It has one tool, our own agent several.
+    return "mini-swe-agent" if len(row["tools"]) == 1 else OWN
 
 
 def encode_session(row: Mapping[str, Any]) -> bytes:

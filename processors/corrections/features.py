@@ -21,6 +21,7 @@ LONG_WORDS = 60
 PLAIN_WORDS = 30
 ASKED_CHARS = 200
 SAME_CHARS = 16
+REPLY_CHARS = 200
 AWAITED_CHARS = 400
 SITUATION = compile_patterns(Path(__file__).with_name("situation.toml"), "patterns")
 _UNSPACED = frozenset({"zh", "ja", "ko", "signs"})
@@ -43,9 +44,15 @@ _BAD = frozenset(
 )
 _EDITS = frozenset({"edit", "write", "multiedit", "apply_patch", "notebookedit", "create"})
 _WORK = frozenset({"assistant", "tool_call"})
-_PASTED, _FAILURE, _QUESTION, _CLAIM, _AWAITED, _DEFERRED = (
-    Guarded(SITUATION[name])
-    for name in ("pasted", "failure", "question", "claim", "awaited", "deferred")
+_PASTED, _FAILURE, _QUESTION, _CLAIM, _AWAITED = (
+    Guarded(SITUATION[name]) for name in ("pasted", "failure", "question", "claim", "awaited")
+)
+_REPLIES = {
+    name: Guarded(SITUATION[name])
+    for name in ("concedes", "explains", "fixes", "notices", "begins", "settles")
+}
+_EDITED_PATH = re.compile(
+    r'path"\s?:\s?"([^"\n]{1,400})"|\*\*\* (?:Update|Add) File: ([^\n"\\]{1,400})'
 )
 
 
@@ -53,7 +60,10 @@ _PASTED, _FAILURE, _QUESTION, _CLAIM, _AWAITED, _DEFERRED = (
 class Turn:
     """A later user message, and what the agent did since the user's message before it.
 
-    `said` is the end of what it last said, `before` the beginning of the user's message before.
+    `said` is the end of what it last said, `before` the beginning of the user's message before,
+    `reply` the beginning of what the agent says next. `edits_first` holds if its next call changes
+    a file, `edits_same` if a later one changes a file again, `stops_editing` if none does although
+    it had.
     """
 
     event_index: int
@@ -67,6 +77,10 @@ class Turn:
     is_veto: bool = False
     said: str = ""
     before: str = ""
+    reply: str = ""
+    edits_first: bool = False
+    edits_same: bool = False
+    stops_editing: bool = False
 
 
 @dataclass(frozen=True)
@@ -94,31 +108,36 @@ class Description:
 
 def read_later_turns(events: Sequence[Event]) -> list[Turn]:
     """Return the user messages after the first request, and every veto, each with its situation."""
+    path = [event for event in events if event.on_active_branch]
+    said = [at for at, event in enumerate(path) if event.kind == "user"]
+    # What follows each message, up to the next one.
+    work = [path[at + 1 : stop] for at, stop in pairwise([*said, len(path)])]
     turns: list[Turn] = []
     since: list[Event] | None = None
     before = ""
-    for event in events:
-        if not event.on_active_branch:
-            continue
-        if event.kind != "user":
-            if since is not None:
-                since.append(event)
-            continue
+    for number, at in enumerate(said):
+        event = path[at]
         if since is not None or event.is_veto:
-            turns.append(_read_turn(event, since or [], before))
+            answer = next(filter(None, work[number:]), [])
+            turns.append(_read_turn(event, since or [], before, answer))
         before = strip_wrapper(event.text)
         # Of messages in a row, each is about the work before the first of them.
-        if not (event.is_veto if since is None else not any(e.kind in _WORK for e in since)):
+        if not event.is_veto if since is None else any(e.kind in _WORK for e in since):
             since = []
+        if since is not None:
+            since = [*since, *work[number]]
     return turns
 
 
-def _read_turn(event: Event, since: Sequence[Event], before: str) -> Turn:
+def _read_turn(event: Event, since: Sequence[Event], before: str, answer: Sequence[Event]) -> Turn:
     replies = [e for e in since if e.kind == "assistant"]
     calls = [e for e in since if e.kind == "tool_call"]
     said = next((e.text.rstrip() for e in reversed(replies) if e.text), "")
     stop = replies[-1].stop_reason if replies else ""
     end = said[-ASKED_CHARS:]
+    edited, edits = list_edited(since), list_edited(answer)
+    first = next((e for e in answer if e.kind == "tool_call"), None)
+    reply = next((e.text.lstrip() for e in answer if e.kind == "assistant" and e.text.strip()), "")
     return Turn(
         event_index=event.index,
         text=strip_wrapper(event.text),
@@ -131,7 +150,22 @@ def _read_turn(event: Event, since: Sequence[Event], before: str) -> Turn:
         is_veto=event.is_veto,
         said=said[-READ_CHARS:],
         before=before[:READ_CHARS],
+        reply=reply[:REPLY_CHARS],
+        edits_first=first is not None and bool(list_edited([first])),
+        edits_same=not edited.isdisjoint(edits),
+        stops_editing=bool(edited) and not edits,
     )
+
+
+def list_edited(events: Sequence[Event]) -> set[str]:
+    """Return the names of the files that calls change."""
+    found: set[str] = set()
+    for event in events:
+        is_patch = event.kind == "tool_call" and "*** " in event.arguments[:200]
+        if is_patch or (event.kind == "tool_call" and event.tool_name.lower() in _EDITS):
+            match = _EDITED_PATH.search(event.arguments)
+            found.add((match[1] or match[2]).rpartition("/")[2] if match else "")
+    return found
 
 
 def is_automated(text: str) -> bool:
@@ -234,9 +268,10 @@ def _find_situation(
     text = turn.text[: 3 * READ_CHARS].lower()
     failures = len(_FAILURE.pattern.findall(text)) if _FAILURE.search(text) else 0
     agent, before = turn.said.lower(), turn.before.lower()
+    reply = turn.reply.lower().replace("\u2019", "'")
     agents_end = agent[-AWAITED_CHARS:]
     counts = is_bad or failures > 0
-    is_claimed = counts and _CLAIM.search(agent) is not None
+    is_claimed = failures > 0 and _CLAIM.search(agent) is not None
     is_awaited = counts and _AWAITED.search(agents_end) is not None
     said = set(words)
     said_before = set(read_words(before)) if len(said) > 3 else set()
@@ -255,10 +290,9 @@ def _find_situation(
         "veto": turn.is_veto,
         "answers": turn.asked and length <= 6,
         "listed": len(SITUATION["listed"].findall(turn.text[: 3 * READ_CHARS])) >= 4,
-        "defers": _DEFERRED.search(agents_end) is not None,
         "failure": failures >= 1,
         "failures": failures >= 3,
-        "failure_after_claim": failures >= 1 and is_claimed,
+        "failure_after_claim": is_claimed,
         "failure_after_trial": failures >= 1 and is_awaited,
         "rephrased": likeness >= 0.2 and was_answered,
         "repeated": likeness >= 0.45 and not was_answered,
@@ -268,8 +302,11 @@ def _find_situation(
         "bad": is_bad,
         "bad_answer": is_bad and turn.asked,
         "bad_after_trial": is_bad and is_awaited,
-        "bad_after_claim": is_bad and is_claimed,
         "bad_after_edit": is_bad and turn.edited,
+        "edits_first": turn.edits_first,
+        "edits_same": turn.edits_same,
+        "stops_editing": turn.stops_editing,
+        **{name: pattern.search(reply) is not None for name, pattern in _REPLIES.items()},
     }
     return frozenset(name for name, holds in situation.items() if holds)
 

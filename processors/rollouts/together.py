@@ -5,7 +5,8 @@ reads  STEP rows: {"messages": [{role, content, weight}]}, weight 1 on turns to 
 
 The rules, as checked by the client `together` 1.5: roles are system, user and assistant, never
 twice in a row; contents are strings; an input does not end with the assistant; there are no other
-keys. The other columns of a row are on the same line of a second file.
+keys. An output is one turn: the turns of the targets `truncated` and `full` become one JSON object.
+The other columns of a row are on the same line of a second file.
 """
 
 import json
@@ -19,6 +20,7 @@ import msgspec
 from msgspec import Meta
 
 from pimono_sdpo.schema import Turn
+from processors.rollouts.conversation import dump_json, make_turn
 
 SPOKEN = frozenset({"prompt", "completion", "chosen", "rejected", "tools"})
 Json = dict[str, Any]
@@ -64,9 +66,10 @@ def make_sft_line(row: Mapping[str, Any]) -> Json | str:
 
 def make_dpo_line(row: Mapping[str, Any]) -> Json | str:
     """Return the line of a PAIR row, or the reason why there is none."""
-    if len(row["chosen"]) != 1 or len(row["rejected"]) != 1:
-        return "several_turns"
-    merged = [_merge_turns(row[name]) for name in ("prompt", "chosen", "rejected")]
+    sides = [row["chosen"], row["rejected"]]
+    if row["target"] in {"full", "truncated"}:
+        sides = [[_fold_turns(side)] for side in sides]
+    merged = [_merge_turns(turns) for turns in (row["prompt"], *sides)]
     if None in merged:
         return "native_tool_calls"
     line = {
@@ -75,6 +78,12 @@ def make_dpo_line(row: Mapping[str, Any]) -> Json | str:
         "non_preferred_output": merged[2],
     }
     return check_dpo(line) or line
+
+
+def _fold_turns(turns: Sequence[Turn]) -> Turn:
+    """Return one answer that holds calls and their results as JSON."""
+    listed = [{name: value for name, value in turn.items() if value} for turn in turns]
+    return make_turn("assistant", dump_json({"type": "trajectory", "trajectory": listed}))
 
 
 def _merge_turns(turns: Sequence[Turn], weight: int | None = None) -> list[Json] | None:

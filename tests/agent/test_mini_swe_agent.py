@@ -49,7 +49,7 @@ def test_rows_have_its_steps_the_verdict_of_the_suite_and_what_it_changed(
 ) -> None:
     chat_server.policy = policy
     out = tmp_path / "out"
-    roll(write_suite(tmp_path), out, chat_server.url, *MINI)
+    roll(write_suite(tmp_path), out, chat_server.url, *MINI, "--sessions")
     rows = {(row["task_id"], row["seed"]): row for row in rows_of(out)}
     assert {key: row["tests_ok"] for key, row in rows.items()} == {
         ("fix_gcd", 42): True, ("fix_gcd", 43): False, ("fix_flat", 42): True,
@@ -68,6 +68,10 @@ def test_rows_have_its_steps_the_verdict_of_the_suite_and_what_it_changed(
     assert rows["fix_gcd", 43]["parse_errors"] == 1
     (tool,) = chat_server.hits[0].body["tools"]
     assert tool["function"]["name"] == "bash"
+    # Its traces are sessions, and so are those of any rollouts on request.
+    for trace in (out / "traces").iterdir():
+        assert (out / "sessions" / "00000" / trace.name).read_bytes() == trace.read_bytes()
+        assert b'"harness":"mini-swe-agent"' in trace.read_bytes()
     report = json.loads((out / "report.json").read_text())
     assert report["rules"]["agent"].startswith("mini-swe-agent 2.")
     for command in (["pairs", str(out), "--out", "pairs"], ["steps", str(out), "--out", "steps"]):

@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from pimono_sdpo.cli import app
 from pimono_sdpo.errors import PimonoError
+from processors.rollouts.together import check_dpo
 from tests.agent.suite_of_three import knows_some, write_suite
 from tests.chat_server import ChatServer
 
@@ -83,12 +84,36 @@ def test_what_can_be_no_lines_is_refused_before_anything_is_asked(
     suite, out = write_suite(tmp_path), tmp_path / "dpo.jsonl"
     given = ["--suite", str(suite), "--out", str(out), "--target", "foo"]
     assert CliRunner().invoke(app, ["prefs", *given]).exit_code == 2
-    assert "several turns" in refused(suite, out, chat_server, "--target", "full")
     assert "--tool-protocol json" in refused(suite, out, chat_server, "--tool-protocol", "native")
     suite.write_text(json.dumps({**json.loads(suite.read_text()), "split": "test"}))
     assert "held out for testing" in refused(suite, out, chat_server)
     assert not chat_server.hits
     assert sorted(tmp_path.iterdir()) == [tmp_path / "repo", suite]
+
+
+@pytest.mark.parametrize("protocol", ["json", "native"])
+def test_sides_of_several_turns_are_one_answer_in_a_line(
+    protocol: str, tmp_path: Path, chat_server: ChatServer
+) -> None:
+    chat_server.policy = knows_some
+    suite, out = write_suite(tmp_path), tmp_path / "dpo.jsonl"
+    given = ["--suite", str(suite), "--out", str(out), "--llm-provider", chat_server.url]
+    more = ["--model", "m", "--target", "truncated", "--tool-protocol", protocol]
+    made = CliRunner().invoke(app, ["prefs", *given, *more], catch_exceptions=False)
+    assert made.exit_code == 0, made.output
+    assert "[prefs] Warning: the target truncated has results of tools" in made.stdout
+    line = json.loads(out.read_text())
+    assert check_dpo(line) is None
+    chosen, rejected = (
+        json.loads(line[name][0]["content"])["trajectory"]
+        for name in ("preferred_output", "non_preferred_output")
+    )
+    result = "user" if protocol == "json" else "tool"
+    for side, text in ((chosen, "for y in x"), (rejected, "x = (")):
+        roles = ["assistant", result, "assistant", result, "assistant"]
+        assert [turn["role"] for turn in side] == roles
+        assert text in json.dumps(side[2])
+        assert "TESTS" not in json.dumps(side)
 
 
 def test_no_pair_is_said_in_a_sentence(tmp_path: Path, chat_server: ChatServer) -> None:

@@ -4,7 +4,7 @@
 
 Writes processors/corrections/weights.json. A logistic regression, pulled towards the prior weights
 of the cues and towards 0 for words: a few hundred labels may move a weight, not make it. A word or
-a pair of words counts when at least two people used it. The same input gives the same bytes.
+a pair of words counts when at least three people used it. The same input gives the same bytes.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from tests.benchmarks.corrections import Example, read_examples
 
 CUE_PULL, SITUATION_PULL, WORD_PULL = 12.0, 6.0, 8.0
 INTERCEPT, INTERCEPT_PULL = -2.0, 0.05
-LEAST_PEOPLE, LEAST_WEIGHT, LONGEST_WORD = 2, 0.02, 24
+LEAST_PEOPLE, LEAST_WEIGHT, LONGEST_WORD = 3, 0.02, 24
 STEPS = 400
 # One for all, never fitted.
 THRESHOLD = 0.5

@@ -212,6 +212,13 @@ def test_rows_are_read_as_they_are_stored(tmp_path: Path) -> None:
     assert list(read_task_ids(tmp_path / "saved")) == expected
     (tmp_path / "more.jsonl").write_text('{"other": 1}\n')
     assert list(read_task_ids(tmp_path)) == expected * 2
+    # Of a command's output among others, neither rejects nor traces are rows.
+    for name in ("data", "rejects", "traces"):
+        made = tmp_path / "pairs" / name / "train.jsonl"
+        made.parent.mkdir(parents=True)
+        made.write_text('{"task_id": "e"}\n')
+    assert list(read_task_ids(tmp_path / "pairs")) == [{"task_id": "e"}]
+    assert len(list(read_task_ids(tmp_path))) == 5
     for content, said in (
         ('{"other": 1}', "no `task_id`"),
         ("{", "cannot be read"),

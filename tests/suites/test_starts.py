@@ -1,11 +1,14 @@
 """A task from several states of its repo: a task for each, all on one side of the split."""
 
 import json
+import re
 from pathlib import Path
 
+import pytest
+
 from pimono_sdpo.agent.task_tests import run_tests
-from pimono_sdpo.suites.split import Method, divide
-from pimono_sdpo.suites.suite import load_suite, write_suite
+from pimono_sdpo.suites.split import Leakage, Method, check_leakage, divide
+from pimono_sdpo.suites.suite import Suite, load_suite, write_suite
 
 CASES = [{"args": [1, 2], "expected": 3}]
 
@@ -52,4 +55,12 @@ def test_the_split_keeps_all_states_on_one_side(tmp_path: Path) -> None:
     # The sides are suites without `starts`, and can be split again.
     path = write_suite(tmp_path / "suite" / "train.json", "train", sides.train)
     again = load_suite(path)
+    # Rows of one state leak a test task that another one is of.
+    only_old = Suite("old", tuple(task for task in again.tasks if "+" in task["task_id"]), path)
+    base = sides.train[0]["task_id"].partition("+")[0]
+    for row in (base, f"{base}+old", f"{base}+new"):
+        for suite in (again, only_old):
+            with pytest.raises(Leakage, match=re.escape(f"`{row}` (1)")):
+                check_leakage([{"task_id": row}], suite)
+    assert check_leakage([{"task_id": f"{base}0"}, {"task_id": f"other+{base}"}], again) == 2
     assert [task["metadata"] for task in again.tasks] == [task["metadata"] for task in sides.train]

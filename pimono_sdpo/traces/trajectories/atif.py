@@ -4,6 +4,7 @@ Format: https://harborframework.com/docs/trajectory-format. The verdict is the r
 `verifier/reward.txt` or `result.json` in the folder of the trial.
 """
 
+import re
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -23,17 +24,18 @@ from pimono_sdpo.traces.trajectories.base import (
 )
 
 NAME = "atif"
-ABOUT = "Harbor's ATIF: `trajectory.json` of a trial"
+ABOUT = "Harbor's ATIF: JSON with `schema_version` ATIF-v1, such as a trial's `trajectory.json`"
+_VERSION = re.compile(rb'"schema_version"\s*:\s*"ATIF-v1')
 SOURCES: dict[object, Role] = {"system": "system", "user": "user", "agent": "assistant"}
 
 
 def recognises(file: Path) -> bool:
-    """Recognise a file by its name and its version."""
+    """Recognise a JSON file by the version of its schema."""
     # A summary that terminus-2 wrote of its own run has no verdict of its own.
-    if file.suffix != ".json" or "trajectory" not in file.name or ".summarization-" in file.name:
+    if file.suffix != ".json" or ".summarization-" in file.name:
         return False
     with file.open("rb") as opened:
-        return b'"ATIF-v1' in opened.read(1 << 16)
+        return _VERSION.search(opened.read(1 << 16)) is not None
 
 
 def count(file: Path) -> int:
