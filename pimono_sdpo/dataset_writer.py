@@ -123,6 +123,11 @@ class RunRowsOptions(WriterOptions):
         default=0.0,
         decides="row",
     )
+    keep_identity: bool = option(
+        "Of sessions: keep the user and host names of whoever recorded them.",
+        default=False,
+        decides="row",
+    )
     test_suite: Path | None = option(
         "Held-out suite: refuse to write training rows of its tasks.", default=None
     )

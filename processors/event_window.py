@@ -30,7 +30,11 @@ SHOWN = frozenset(
 
 
 def show_event_windows(
-    session: Row, unit: Unit, history_chars: int, whole: bool = False
+    session: Row,
+    unit: Unit,
+    history_chars: int,
+    whole: bool = False,
+    recorder: Sequence[str] | None = (),
 ) -> list[Json]:
     """Read a session (SESSION columns) again; return one record per row that the filter made.
 
@@ -39,12 +43,12 @@ def show_event_windows(
     places   for each block of the context its title and events ({who, text, here})
     events   with `whole`, what happened from the request to the next one
 
-    Texts are redacted like the rows, and shortened.
+    Texts are redacted like the rows, and shortened; `recorder` is as in `gather_evidence`.
     """
     found: list[Row] = (
-        list(gather_exercises(session, 0, corrections=True))
+        list(gather_exercises(session, 0, recorder=recorder, corrections=True))
         if unit == "step"
-        else list(gather_evidence(session, unit, history_chars))
+        else list(gather_evidence(session, unit, history_chars, recorder=recorder))
     )
     events = read_trace(session["trace"] or b"").events
     calls = {result: call for call, result in match_results(events).items()}
@@ -64,17 +68,17 @@ def show_event_windows(
             "score_terms": row["score_terms"],
             "categories": row["categories"],
             "places": _list_places(row, events, calls),
-            "events": _list_span(events[start:stop], row["cwd"]) if whole else [],
+            "events": _list_span(events[start:stop], row) if whole else [],
         }
         for row, start, stop in zip(found, [0, *stops], stops, strict=False)
     ]
 
 
-def _list_span(events: Sequence[Event], cwd: str) -> list[Json]:
+def _list_span(events: Sequence[Event], row: Row) -> list[Json]:
     shown = [event for event in events if _is_shown(event)]
     if len(shown) > MOST_EVENTS:
         shown = [*shown[: MOST_EVENTS // 2], *shown[-MOST_EVENTS // 2 :]]
-    return [_show(event, cwd) for event in shown]
+    return [_show(event, row) for event in shown]
 
 
 def _list_places(row: Row, events: Sequence[Event], calls: dict[int, int]) -> list[Json]:
@@ -86,34 +90,35 @@ def _list_places(row: Row, events: Sequence[Event], calls: dict[int, int]) -> li
     return [
         {
             "title": f"{name} {number}",
-            "events": _list_events(item["event_index"], events, calls, str(row["cwd"])),
+            "events": _list_events(item["event_index"], events, calls, row),
         }
         for name, items in named
         for number, item in enumerate(items, start=1)
     ]
 
 
-def _list_events(here: int, events: Sequence[Event], calls: dict[int, int], cwd: str) -> list[Json]:
+def _list_events(here: int, events: Sequence[Event], calls: dict[int, int], row: Row) -> list[Json]:
     """Return the nearest events of the same branch, and the call of a result."""
     branch = events[here].on_active_branch
     near = [e.index for e in events if _is_shown(e) and e.on_active_branch == branch]
     before = [index for index in near if index < here][-NEIGHBOURS:]
     after = [index for index in near if index > here][:NEIGHBOURS]
     chosen = sorted({*before, *after, here, calls.get(here, here)})
-    return [_show(events[index], cwd, index == here) for index in chosen]
+    return [_show(events[index], row, index == here) for index in chosen]
 
 
 def _is_shown(event: Event) -> bool:
     return event.kind in SHOWN and bool(event.text or event.arguments)
 
 
-def _show(event: Event, cwd: str, is_here: bool = False) -> Json:
+def _show(event: Event, row: Row, is_here: bool = False) -> Json:
     """Describe an event: its index, its kind, its tool and how it ended; and give its text."""
     marks = [f"event {event.index}", event.kind.replace("_", " "), event.tool_name[:60]]
     marks += ["marked as an error"] if event.is_error else []
     marks += [f"exit code {event.exit_code}"] if event.exit_code else []
-    who, _ = redact_text(" · ".join(filter(None, marks)), cwd)
+    where = row["cwd"], row["identity"]
+    who, _ = redact_text(" · ".join(filter(None, marks)), *where)
     text = event.arguments if event.kind == "tool_call" else event.text or event.arguments
     # Redact before shortening: half of a secret is not recognised.
-    shown = "" if is_here else shorten(redact_text(text, cwd)[0].strip(), EVENT_CHARS)
+    shown = "" if is_here else shorten(redact_text(text, *where)[0].strip(), EVENT_CHARS)
     return {"who": who, "text": shown, "here": is_here}

@@ -27,9 +27,8 @@ from pimono_sdpo.traces.parse import Branch, find_branches, match_results, read_
 from processors.corrections import Judge, find_corrections
 from processors.corrections.features import ASKED_CHARS, is_automated, list_edited, read_cues
 from processors.diagnostics import NOTHING_KNOWN, find_failures
-from processors.identity import find_identity
 from processors.outcome import describe_outcomes
-from processors.redact import read_workspace
+from processors.redact import identify
 
 _SAYS = compile_patterns(Path(__file__).with_name("wording.toml"), "requests")
 # Characters of the turns before a request that means nothing alone; about 1,000 tokens.
@@ -54,7 +53,8 @@ def gather_evidence(
     found = find_evidence(events, judge, unit)
     matched, requests, described = found.matched, found.requests, found.described
     ends = [*(request.index for request in requests[1:]), len(events)]
-    identity = identify(row, trace.cwd, found, recorder)
+    # Without evidence, no text is kept.
+    identity = identify(row["trace"], trace, recorder) if any(described.values()) else recorder
     # One span of events for each request; the first includes what precedes it.
     cuts = [0, *(ends if unit == "episode" else ends[-1:])]
     chosen: list[Event | None] = [*requests] or [None]
@@ -145,16 +145,6 @@ def _keeps_house(text: str) -> bool:
     """Check for a request to commit, publish or look whether anything is to be done."""
     is_short = len(text) <= CHORE_CHARS
     return is_automated(text) or (is_short and _CUES["chores"].search(text.lower()) is not None)
-
-
-def identify(
-    row: Row, cwd: str, found: Found, recorder: Sequence[str] | None
-) -> Sequence[str] | None:
-    """Return the names to redact, None to keep them."""
-    # Without evidence, no text is kept.
-    if recorder is None or not any(found.described.values()):
-        return recorder
-    return find_identity(row["trace"] or b"", read_workspace(cwd)[1], recorder)
 
 
 def _bind(

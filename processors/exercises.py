@@ -52,10 +52,10 @@ from processors.evidence import (
     find_evidence,
     gather_history,
     hash_messages,
-    identify,
     stands_alone,
 )
 from processors.outcome import is_command
+from processors.redact import identify
 from processors.rollouts.conversation import find_problem
 from processors.rollouts.sessions import infer_tools
 from processors.rows import PROMPT_CHARS
@@ -107,7 +107,7 @@ def gather_exercises(
     events = trace.events
     evidence = find_evidence(events, judge)
     matched, requests, described = evidence.matched, evidence.requests, evidence.described
-    identity = identify(row, trace.cwd, evidence, recorder)
+    identity = identify(row["trace"], trace, recorder) if any(described.values()) else recorder
     called = {result: call for call, result in matched.items()}
     harness = find_harness(trace.harness)
     files = Beginnings(events, matched, trace.cwd, harness.files, len(events))

@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from pimono_sdpo.prefilter import compile_patterns
+from pimono_sdpo.text import replace_surrogates
 
 USER, HOST = "$USER", "$HOST"
 KINDS = {USER: "user_name", HOST: "host_name"}
@@ -38,25 +39,32 @@ def find_own_names() -> list[str]:
     return _list_names([account.pw_name, *_spell(account.pw_gecos.partition(",")[0])], [host])
 
 
-def find_identity(trace: bytes, user: str, own: Sequence[str] = ()) -> list[str]:
+def find_identity(
+    trace: str | bytes, user: str, own: Sequence[str] = (), commands: Sequence[str] | None = None
+) -> list[str]:
     """Return the names in a session, each behind its placeholder and `=`, the longest first.
 
     `trace` is its JSONL, `user` whom its working directory belongs to or "", `own` are names that
-    are known without it.
+    are known without it. What git and `uname` answer is searched for only where one of `commands`
+    asks them, unless it is None.
 
     >>> find_identity(b"Author: Ann Lee <ann.lee@x.org>, annlee@anns-mac:~$", "annlee")
     ['$HOST=anns-mac', '$USER=Ann Lee', '$USER=annlee']
     """
+    if isinstance(trace, str):
+        trace = replace_surrogates(trace).encode()
     homes = (hit for start in (b"/Users/", b"/home/") for hit in _find(trace, start, _HOME))
     user = user or next((hit[1].decode() for hit in homes), "")
     users = [user]
-    for hit in _find(trace, b"user.name", _SETTING):
-        users += _spell(_decode(hit[1]))
+    if commands is None or any("git " in one and " config" in one for one in commands):
+        for hit in _find(trace, b"user.name", _SETTING):
+            users += _spell(_decode(hit[1]))
     hosts: list[str] = []
     prompt = _prompt_of(user or "root")
+    ends = {*b"t", *user[-1:].encode()[-1:]}
     at = trace.find(b"@")
     while at >= 0:
-        if shown := prompt.match(trace, at):
+        if trace[at - 1] in ends and (shown := prompt.match(trace, at)):
             hosts.append(shown[1].decode())
         start = trace.rfind(b"Author: ", max(at - _AUTHOR_BYTES, 0), at)
         if user and start >= 0 and (author := _AUTHOR.match(trace, start)):
@@ -64,7 +72,7 @@ def find_identity(trace: bytes, user: str, own: Sequence[str] = ()) -> list[str]
             if _fits(user.lower(), name.lower(), author[2].decode().lower()):
                 users += _spell(name)
         at = trace.find(b"@", at + 1)
-    if b"uname" in trace:
+    if b"uname" in trace if commands is None else any("uname" in one for one in commands):
         for system in (b"Linux ", b"Darwin "):
             hosts += (hit[1].decode() for hit in _find(trace, system, _UNAME))
     found = _list_names(users, hosts)

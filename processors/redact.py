@@ -15,7 +15,8 @@ from datasets import Features, List, Value
 from pimono_sdpo.prefilter import compile_patterns
 from pimono_sdpo.schema import EVIDENCE
 from pimono_sdpo.stage import Map, Row
-from processors.identity import redact_identity
+from pimono_sdpo.traces.parse import Trace
+from processors.identity import find_identity, redact_identity
 from processors.secrets import redact_secrets
 
 _SAYS = compile_patterns(Path(__file__).with_name("wording.toml"), "homes")
@@ -109,6 +110,21 @@ def redact_homes(text: str) -> str:
             if any(name in line for name in _IN_DASHED_HOMES):
                 lines[at] = DASHED_HOME.sub("-HOME", lines[at])
     return "\n".join(lines)
+
+
+def identify(
+    session: str | bytes | None, trace: Trace, recorder: Sequence[str] | None
+) -> list[str] | None:
+    """Return the names to redact in a session, None to keep them.
+
+    `session` is its JSONL and `trace` what was read from it; `recorder` are names that are known,
+    None to keep all.
+    """
+    if recorder is None:
+        return None
+    # A user may paste what a command has answered.
+    commands = [e.text if e.kind == "user" else e.arguments for e in trace.events]
+    return find_identity(session or b"", read_workspace(trace.cwd)[1], recorder, commands)
 
 
 @lru_cache(maxsize=64)

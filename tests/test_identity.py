@@ -5,10 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from pimono_sdpo.cli import pairs, steps
+from pimono_sdpo.cli.view import render_view
 from pimono_sdpo.filtering import FilterOptions, run_filter
 from pimono_sdpo.traces.sources import open_source
 from processors.identity import find_identity, redact_identity
-from tests.traces import HEADER, bash, trace, user
+from tests.test_view import view_of
+from tests.traces import HEADER, assistant, bash, call, result, trace, user
 
 
 @pytest.mark.parametrize(
@@ -38,11 +41,18 @@ from tests.traces import HEADER, bash, trace, user
 def test_names_are_found_where_something_says_whose_they_are(
     shown: str, user: str, names: set[str]
 ) -> None:
-    found = find_identity(shown.encode(), user)
+    found = find_identity(shown, user)
     assert {one.partition("=")[2] for one in found} == names
     escaped = json.dumps(shown)[1:-1].replace("\\\\", "\\").replace('\\\\"', '\\"')
     if not shown.isascii():
         assert find_identity(escaped.encode(), user) == found
+
+
+def test_git_and_uname_count_only_where_a_command_asked_them() -> None:
+    shown = r"user.name=\"Jo\" \nuser.name=Rudolf\n Linux kronos 6.1.0-18-amd64 #1 SMP uname"
+    assert find_identity(shown, "", commands=["cat notes.txt"]) == []
+    asked = find_identity(shown, "", commands=["uname -a", "git -C app config -l"])
+    assert asked == ["$HOST=kronos", "$USER=Rudolf"]
 
 
 def test_only_whole_names_are_replaced() -> None:
@@ -82,6 +92,38 @@ def test_rows_report_and_card_name_neither_user_nor_host(tmp_path: Path) -> None
     kept = tmp_path / "kept"
     run_filter(str(tmp_path / "traces"), kept, FilterOptions(keep_identity=True))
     assert "parser of Odermatt on tower, says jodermatt." in everything_in(kept)
+
+
+def test_steps_pairs_and_the_page_name_neither_user_nor_host(tmp_path: Path) -> None:
+    log = "AssertionError: expected 1\nAuthor: Jo Odermatt <jo@x.org>\njodermatt@tower:~/app$"
+    call_1 = call("edit", "c1", path="a.ts", oldText="Odermatt", newText="x")
+    call_2 = call("edit", "c2", path="a.ts", oldText="tower", newText="x")
+    session = trace(
+        {**HEADER, "cwd": "/home/jodermatt/app"},
+        user("Fix the failing parser of Odermatt on tower."),
+        call_1,
+        result("edit", f"not found\n{log}", error=True, call_id="c1"),
+        call_2,
+        result("edit", "Edited a.ts", call_id="c2"),
+        *bash("npm test # for jodermatt", log, error=True),
+        assistant("The parser of Odermatt is fixed."),
+    )
+    source = tmp_path / "traces"
+    source.mkdir()
+    (source / "one.jsonl").write_text(session)
+    for keep in (False, True):
+        of_steps, of_pairs = tmp_path / f"steps-{keep}", tmp_path / f"pairs-{keep}"
+        steps.write_steps(steps.Options(source=str(source), out=of_steps, keep_identity=keep))
+        pairs.write_pairs(pairs.Options(source=str(source), out=of_pairs, keep_identity=keep))
+        for out in (of_steps, of_pairs):
+            text = everything_in(out)
+            assert ("dermatt" in text, "tower" in text) == (keep, keep)
+    for keep in (False, True):
+        rows = tmp_path / f"rows-{keep}"
+        run_filter(str(source), rows, FilterOptions(keep_identity=keep))
+        page = json.dumps(view_of(render_view(rows, "rows", None, 10)))
+        assert "were found and read again" in page
+        assert ("dermatt" in page, "tower" in page) == (keep, keep)
 
 
 def test_names_of_this_machine_are_replaced_in_ones_own_sessions(tmp_path: Path) -> None:

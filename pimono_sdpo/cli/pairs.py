@@ -86,7 +86,7 @@ def write_pairs(options: Options) -> Json:
     rollouts = open_rollouts(options.source)
     if rollouts is None:
         stages: list[Stage] = [
-            *sessions.build_stages(options.test_fraction),
+            *sessions.build_stages(options.test_fraction, keep_identity=options.keep_identity),
             *options.length_stages(),
         ]
         parts, source = session_parts(options.source, options.out, stages, made_by, table)

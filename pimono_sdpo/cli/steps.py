@@ -89,7 +89,7 @@ def write_steps(options: Options) -> Json:
         *options.length_stages(),
     ]
     if rollouts is None:
-        stages = [sessions.build_stage(options.test_fraction), *stages]
+        stages = [sessions.build_stage(options.test_fraction, options.keep_identity), *stages]
         parts, source = session_parts(options.source, options.out, stages, made_by, table)
     else:
         require_disjoint(Path(options.source).resolve(), options.out.resolve())

@@ -16,6 +16,7 @@ pimono-sdpo view adapter/ --card
 
 import sys
 import webbrowser
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,9 @@ from pimono_sdpo.schema import SESSION
 from pimono_sdpo.stage import iterate_rows
 from pimono_sdpo.suites.stored_rollouts import open_rollouts, read_rows
 from pimono_sdpo.traces.hub import fetch_repository
+from pimono_sdpo.traces.own_sessions import ALL, PLACES, find_own_sessions
 from pimono_sdpo.traces.sources import HUB_ID, Source, open_source, read_sessions
+from processors.identity import find_own_names
 from processors.names import MAX_CHARS
 from processors.redact import redact_text
 
@@ -135,7 +138,7 @@ def render_view(folder: Path, name: str, traces: str | None, limit: int) -> str:
     report = _read_report(folder, name)
     chosen = choose_rows(folder, limit)
     source = _open_traces(traces, report, folder)
-    windows = _find_around(source, [*chosen.kept, *chosen.rejected], report["options"])
+    windows = _find_around(source, [*chosen.kept, *chosen.rejected], report)
     note = (
         "The traces were not found: use --source with the traces that were filtered to show what "
         "surrounds the evidence and what rejected rows hold."
@@ -164,7 +167,7 @@ def render_review(folder: Path, name: str, traces: str | None, count: int, seed:
             err=True,
         )
     rows = [*chosen.kept, *chosen.rejected]
-    view = review_view(name, chosen, _find_around(source, rows, report["options"], True), seed)
+    view = review_view(name, chosen, _find_around(source, rows, report, True), seed)
     if not view["rows"]:
         raise SourceError(f"`{name}` holds no rows that can be judged without their traces.")
     return render_page(view)
@@ -196,11 +199,14 @@ def _open_traces(traces: str | None, report: Json, folder: Path) -> Source | Non
                 continue
             if [(shard.path, shard.bytes) for shard in found.shards] == shards:
                 return found
+    if report["input"]["source"] in {ALL, *PLACES}:
+        with suppress(SourceError):
+            return find_own_sessions(report["input"]["source"])[0]
     return None
 
 
 def _find_around(
-    source: Source | None, rows: list[Json], options: Json, whole: bool = False
+    source: Source | None, rows: list[Json], report: Json, whole: bool = False
 ) -> dict[Key, Json]:
     """Read the traces of the chosen rows again, one session in memory at a time.
 
@@ -211,6 +217,9 @@ def _find_around(
 
     if source is None:
         return {}
+    options = report["options"]
+    is_own = report["input"]["source"] in {ALL, *PLACES}
+    recorder = None if options.get("keep_identity") else find_own_names() if is_own else ()
     wanted = {key_of(row) for row in rows}
     files = {_file(key[0]): key[0] for key in wanted}
     sessions = {key[1] for key in wanted}
@@ -222,7 +231,7 @@ def _find_around(
                 if name not in files and row["session_id"] not in sessions:
                     continue
                 for record in show_event_windows(
-                    row, options["unit"], options["history_chars"], whole
+                    row, options["unit"], options["history_chars"], whole, recorder
                 ):
                     # A dataset's commit may have moved on; its files keep their names.
                     recorded = files.get(_file(record["source"]), record["source"])

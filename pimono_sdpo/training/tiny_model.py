@@ -112,8 +112,8 @@ def _tokenizer() -> Any:
     return tokenizer
 
 
-def random_model(vocab_size: int) -> Any:
-    """Return a model of so many tokens with random weights."""
+def random_model(vocab_size: int, **changes: Any) -> Any:
+    """Return a model of so many tokens with random weights; `changes` are of its text config."""
     from transformers.models.gemma4_unified import configuration_gemma4_unified as gemma
     from transformers.models.gemma4_unified import modeling_gemma4_unified as modeling
 
@@ -133,6 +133,7 @@ def random_model(vocab_size: int) -> Any:
         "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
         "max_position_embeddings": 8192,
         "final_logit_softcapping": 30.0,
+        **changes,
     }
     vision = {
         "patch_size": 2,

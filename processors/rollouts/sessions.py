@@ -4,8 +4,8 @@ reads   session_id, source, trace
 writes  RUN, one row per session; or PAIR, with `problem` and `detail` for those not to be kept
 
 Only the active path is read. Calls without a result are left out, and so is everything before the
-first request. Secrets and machine paths are redacted as in the filter. No recorder stores the tool
-definitions, so they are inferred from how the session used the tools.
+first request. Secrets, machine paths and names are redacted as in the filter. No recorder stores
+the tool definitions, so they are inferred from how the session used the tools.
 
 The target `edit` pairs a failed edit with the next one of the same file that worked, `branch` the
 first actions of an abandoned branch and of the one that was kept.
@@ -24,7 +24,7 @@ from pimono_sdpo.stage import Filter, FlatMap, Row
 from pimono_sdpo.traces.events import Event, decode_json
 from pimono_sdpo.traces.harness import find_harness
 from pimono_sdpo.traces.parse import Trace, find_branches, match_results, read_trace
-from processors.redact import redact_text
+from processors.redact import identify, redact_text
 from processors.rollouts.conversation import dump_json, make_turn, select_context
 from processors.rollouts.steps import PLACEHOLDER, PROBLEM, RUN, drop_problems
 from processors.split import split
@@ -37,10 +37,11 @@ LAST = 8
 TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array"}
 
 
-def read_session(row: Row, test_fraction: float) -> list[Json]:
+def read_session(row: Row, test_fraction: float, keep_identity: bool) -> list[Json]:
     """Return the run of one session."""
     trace = read_trace(row["trace"] or b"")
-    turns, steps, _ = read_turns(trace)
+    names = identify(row["trace"], trace, None if keep_identity else ())
+    turns, steps, _ = read_turns(trace, names)
     about = _describe_session(row, trace, steps, test_fraction)
     return [
         {
@@ -61,17 +62,17 @@ def read_session(row: Row, test_fraction: float) -> list[Json]:
 
 def _describe_session(row: Row, trace: Trace, steps: Sequence[Json], test_fraction: float) -> Json:
     """Return the columns that runs and pairs have in common."""
-    session = _redact(row["session_id"] or trace.session_id or row["source"], trace.cwd)
+    session, _ = redact_text(row["session_id"] or trace.session_id or row["source"], trace.cwd)
     where = split({"cwd": trace.cwd, "source": row["source"]}, test_fraction)
     return {"task_id": session, "tools": infer_tools(steps, trace.harness), **where}
 
 
 def read_turns(
-    trace: Trace, events: Sequence[Event] | None = None
+    trace: Trace, names: Sequence[str] | None, events: Sequence[Event] | None = None
 ) -> tuple[list[Turn], list[Json], dict[int, int]]:
     """Return turns, steps, and the number of the turn of each event by its index.
 
-    `events` replaces the events of the active path.
+    `names` are redacted, None to keep user and host; `events` replaces those of the active path.
     """
     matched = match_results(trace.events)
     turns: list[Turn] = []
@@ -81,7 +82,7 @@ def read_turns(
     if events is None:
         events = [one for one in trace.events if one.on_active_branch and not one.is_subagent]
     for event in events:
-        text = _redact(event.text, trace.cwd)
+        text = _redact(event.text, trace.cwd, names)
         if event.kind == "assistant":
             if event.stop_reason not in {"aborted", "error"} and text.strip():
                 pending = f"{pending}\n\n{text}" if pending else text
@@ -91,20 +92,20 @@ def read_turns(
             result = trace.events[matched[event.index]] if event.index in matched else None
             if result is None:
                 continue
-            args = _redact(decode_json(event.arguments), trace.cwd)
+            answer = _redact(result.text, trace.cwd, names)
+            args = _redact(decode_json(event.arguments), trace.cwd, names)
             place[event.index], place[result.index] = len(turns), len(turns) + 1
-            steps.append(_make_step(event, result, args, len(turns), steps))
+            steps.append(_make_step(event, args, result.is_error, answer, len(turns), steps))
             call_id = event.call_id or f"call_{event.index}"
             function = {"name": event.tool_name, "arguments": args}
             call = {"id": call_id, "type": "function", "function": function}
             turns.append(make_turn("assistant", pending, tool_calls=[call]))
-            answer, name = _redact(result.text, trace.cwd), event.tool_name
-            turns.append(make_turn("tool", answer, tool_call_id=call_id, name=name))
+            turns.append(make_turn("tool", answer, tool_call_id=call_id, name=event.tool_name))
             pending = ""
         elif event.kind in {"user", "bash", "custom_message", "compaction"} and text.strip():
             _add_text(turns, steps, pending)
             pending = ""
-            command = _redact(event.arguments, trace.cwd)
+            command = _redact(event.arguments, trace.cwd, names)
             shown = f"$ {command}\n{text}" if command else text
             place[event.index] = len(turns)
             if turns and turns[-1]["role"] == "user":
@@ -125,7 +126,9 @@ def _add_text(turns: list[Turn], steps: list[Json], text: str) -> None:
         turns.append(make_turn("assistant", text))
 
 
-def _make_step(call: Event, result: Event, args: Any, at: int, before: Sequence[Json]) -> Json:
+def _make_step(
+    call: Event, args: Any, failed: bool, answer: str, at: int, before: Sequence[Json]
+) -> Json:
     last = [(step["name"], step["args"]) for step in before[1 - REPEATS :]]
     readable = isinstance(args, dict)
     is_loop = readable and last == [(call.tool_name, args)] * (REPEATS - 1)
@@ -135,8 +138,8 @@ def _make_step(call: Event, result: Event, args: Any, at: int, before: Sequence[
         "kind": "loop" if is_loop else "tool_call" if readable else "parse_error",
         "name": call.tool_name,
         "args": args,
-        "ok": not result.is_error,
-        "error": result.text[:200] if result.is_error else None,
+        "ok": not failed,
+        "error": answer[:200] if failed else None,
         "n_context": at,
     }
 
@@ -163,21 +166,21 @@ def infer_tools(steps: Sequence[Json], harness: str) -> list[Json]:
     return tools
 
 
-def _redact(value: Any, cwd: str) -> Any:
-    """Remove secrets and machine paths from a text, or from all texts and keys of decoded JSON."""
+def _redact(value: Any, cwd: str, names: Sequence[str] | None) -> Any:
+    """Redact a text, or all texts and keys of decoded JSON."""
     if isinstance(value, str):
-        return redact_text(value, cwd)[0] if value else value
+        return redact_text(value, cwd, names)[0] if value else value
     if isinstance(value, list):
-        return [_redact(one, cwd) for one in value]
+        return [_redact(one, cwd, names) for one in value]
     if isinstance(value, dict):
-        return {_redact(key, cwd): _redact(one, cwd) for key, one in value.items()}
+        return {_redact(k, cwd, names): _redact(one, cwd, names) for k, one in value.items()}
     return value
 
 
-def build_stage(test_fraction: float = 0.0) -> FlatMap:
+def build_stage(test_fraction: float = 0.0, keep_identity: bool = False) -> FlatMap:
     """Return the stage; `test_fraction` of the repositories go to the test split."""
     return FlatMap(
-        partial(read_session, test_fraction=test_fraction),
+        partial(read_session, test_fraction=test_fraction, keep_identity=keep_identity),
         reads=("session_id", "source", "trace"),
         writes=RUN,
     )
@@ -188,13 +191,14 @@ def build_stage(test_fraction: float = 0.0) -> FlatMap:
 Found = tuple[str, int, Turn, Turn, str | None]
 
 
-def pair_session(row: Row, last: int, test_fraction: float) -> list[Json]:
+def pair_session(row: Row, last: int, test_fraction: float, keep_identity: bool) -> list[Json]:
     """Return the pairs of one session."""
     trace = read_trace(row["trace"] or b"")
-    turns, steps, place = read_turns(trace)
+    names = identify(row["trace"], trace, None if keep_identity else ())
+    turns, steps, place = read_turns(trace, names)
     about = _describe_session(row, trace, steps, test_fraction)
     made = []
-    found = [*_find_fixed_edits(trace, turns, place), *_find_branches(trace, turns, place)]
+    found = [*_find_fixed_edits(trace, turns, place), *_find_branches(trace, names, turns, place)]
     for target, at, chosen, rejected, problem in found:
         goal = max((n for n in range(at) if turns[n]["role"] == "user"), default=0)
         if problem is None and PLACEHOLDER in dump_json([chosen, rejected]):
@@ -273,7 +277,7 @@ def _contradicts(known: Workspace, fixed: Event) -> bool:
 
 
 def _find_branches(
-    trace: Trace, turns: Sequence[Turn], place: Mapping[int, int]
+    trace: Trace, names: Sequence[str] | None, turns: Sequence[Turn], place: Mapping[int, int]
 ) -> Iterator[Found]:
     """Yield the first actions of branches that were kept, with those of the abandoned ones."""
     for branch in find_branches(trace.events):
@@ -281,7 +285,7 @@ def _find_branches(
             continue
         before = [e for e in trace.events[: branch.fork + 1] if e.on_active_branch]
         left = [trace.events[index] for index in branch.abandoned]
-        other, _, _ = read_turns(trace, [*before, *left])
+        other, _, _ = read_turns(trace, names, [*before, *left])
         begun = min((at for index, at in place.items() if index >= branch.kept), default=len(turns))
         differs = (
             at for at, (one, two) in enumerate(zip(turns, other, strict=False)) if one != two
@@ -299,11 +303,15 @@ def _find_answer(turns: Sequence[Turn], start: int) -> int | None:
     return next((at for at in numbers if turns[at]["role"] == "assistant"), None)
 
 
-def build_stages(test_fraction: float = 0.0, last: int = LAST) -> tuple[FlatMap, Filter]:
+def build_stages(
+    test_fraction: float = 0.0, last: int = LAST, keep_identity: bool = False
+) -> tuple[FlatMap, Filter]:
     """Return the stages from sessions to pairs; prompts keep the last `last` turns."""
     return (
         FlatMap(
-            partial(pair_session, last=last, test_fraction=test_fraction),
+            partial(
+                pair_session, last=last, test_fraction=test_fraction, keep_identity=keep_identity
+            ),
             reads=("session_id", "source", "trace"),
             writes=Features({**PAIR, **PROBLEM}),
         ),

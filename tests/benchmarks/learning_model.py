@@ -61,7 +61,7 @@ def write_base(
     model = random_model(len(tokenizer))
     _teach(model, tokenizer, taught, steps, learning_rate)
     torch.set_rng_state(generator_state)
-    return _save(folder, model, tokenizer)
+    return save(folder, model, tokenizer)
 
 
 def pack(base: Path, file: Path) -> None:
@@ -82,10 +82,11 @@ def unpack(file: Path, folder: Path) -> Path:
     model = random_model(len(tokenizer))
     for name, value in model.named_parameters():
         value.data = weights[name]
-    return _save(folder, model, tokenizer)
+    return save(folder, model, tokenizer)
 
 
-def _save(folder: Path, model: Any, tokenizer: Any) -> Path:
+def save(folder: Path, model: Any, tokenizer: Any) -> Path:
+    """Write model and tokenizer to `folder`, with what ends a turn."""
     model.generation_config = generation_config(
         tokenizer.convert_tokens_to_ids(["<eos>", "<turn|>", "<|tool_response>"])
     )
@@ -124,7 +125,7 @@ def word_tokenizer(words: list[str]) -> Any:
 def _teach(
     model: Any, tokenizer: Any, lessons: list[tuple[str, str, str]], steps: int, rate: float
 ) -> None:
-    prompts = _templated(tokenizer, [text for _, text, _ in lessons])
+    prompts = templated(tokenizer, [text for _, text, _ in lessons])
     answers = tokenizer([answer for *_, answer in lessons], add_special_tokens=False)["input_ids"]
     # Texts of one length together: a plain request has a fifth of the tokens of one with feedback.
     order = sorted(range(len(lessons)), key=lambda at: len(prompts[at]))
@@ -156,7 +157,8 @@ def _teach(
         optimizer.zero_grad()
 
 
-def _templated(tokenizer: Any, texts: list[str]) -> list[list[int]]:
+def templated(tokenizer: Any, texts: list[str]) -> list[list[int]]:
+    """Return the ids of the prompt of each user text."""
     ids: list[list[int]] = tokenizer.apply_chat_template(
         [[{"role": "user", "content": text}] for text in texts],
         add_generation_prompt=True,
@@ -174,7 +176,7 @@ def sample(model: Any, tokenizer: Any, texts: list[str], seed: int = 0) -> list[
     bitsandbytes 0.50 packs 4-bit weights for this kind of CPU (AVX512-BF16), for good, and what is
     packed has no backward pass: the steps after it would have a wrong gradient.
     """
-    prompts = tokenizer.pad({"input_ids": _templated(tokenizer, texts)}, return_tensors="pt")
+    prompts = tokenizer.pad({"input_ids": templated(tokenizer, texts)}, return_tensors="pt")
     generator_state = torch.get_rng_state()
     torch.manual_seed(seed)
     with torch.no_grad():

@@ -1,0 +1,291 @@
+"""Compare what can be learned from the same rollouts: SDPO, a hybrid, GRPO and RFT.
+
+    python -m tests.benchmarks.methods --out FOLDER [--world some] [--part 1/2]
+
+The task is synthesis_task.py. Every arm gets the same number of completions, and is run with one
+and with four updates on each batch of them. The learning rate of each arm is chosen on SWEEP seeds
+of their own, then SEEDS are run at it. FOLDER keeps the base model and the result of each run;
+what is there is not run again, so a killed run goes on. Two processes can share the work: --part.
+Writes FOLDER/methods.md and methods.json. A run takes 20 to 80 CPU seconds, a world about 2.5 CPU
+hours.
+"""
+
+import argparse
+import itertools
+import json
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoTokenizer, TrainerCallback
+
+from tests.benchmarks import synthesis_task as task
+from tests.benchmarks.learning_model import sample
+from tests.benchmarks.learning_table import interval
+from tests.benchmarks.synthesis_model import write_base
+from tests.training.setup import arguments, prepare
+
+Json = dict[str, Any]
+ROUNDS, BATCH, GROUP = 30, 64, 8  # 1,920 completions
+HELD_OUT = 300
+SWEEP, SEEDS = (100, 101), tuple(range(8))
+RATES = (3e-4, 1e-3, 3e-3)
+UPDATES = (1, 4)
+DRAWS = 4000
+# As the recipes distil.
+DISTIL = {
+    "distillation_mode": "topk_logits",
+    "distillation_topk": 20,
+    "distillation_add_tail": True,
+    "distillation_alpha": 0.5,
+    "environment_feedback_only_without_solution": True,
+}
+ARMS: dict[str, Json] = {
+    "SDPO, feedback": {"mode": "rollout"},
+    "SDPO, another task's feedback": {"mode": "rollout", "other": True},
+    "SDPO, no feedback": {"mode": "none"},
+    "hybrid, feedback": {"mode": "rollout", "distillation_weight": 0.5},
+    "GRPO": {"mode": "none", "method": "grpo"},
+    "RFT": {"mode": "none", "method": "rft"},
+}
+
+
+@dataclass(frozen=True)
+class World:
+    """A base model, and the lengths of the programs to find.
+
+    longest_plain   operations of the programs that the base was taught plainly
+    """
+
+    longest_plain: int
+    steps: int
+    lengths: tuple[int, ...]
+
+    def programs(self, held_out: bool) -> list[task.Program]:
+        """Return the behaviours to train on or to ask for in the end."""
+        side = task.behaviours()[held_out]
+        return [program for length in self.lengths for program in side[length]]
+
+
+WORLDS = {"some": World(3, 3000, (2, 3)), "rare": World(2, 3000, (3,))}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training."""
+
+    world: str
+    arm: str
+    updates: int
+    rate: float
+    seed: int
+
+    @property
+    def file(self) -> str:
+        """Return the name of its result."""
+        parts = (self.world, self.arm, self.updates, f"{self.rate:g}", self.seed)
+        return "-".join("".join(c for c in str(p) if c.isalnum() or c == ".") for p in parts)
+
+    def train(self, base: Path) -> Json:
+        """Train once; return which held-out requests are answered before and after."""
+        tokenizer = AutoTokenizer.from_pretrained(base)
+        settings = dict(ARMS[self.arm])
+        mode, other = settings.pop("mode"), settings.pop("other", False)
+        world = WORLDS[self.world]
+        asked = task.draw_tasks(world.programs(held_out=False), ROUNDS * BATCH // GROUP, self.seed)
+        exam = Exam(tokenizer, task.draw_tasks(world.programs(held_out=True), HELD_OUT, 7))
+        began, cpu = time.monotonic(), time.process_time()
+        with tempfile.TemporaryDirectory() as folder:
+            args, model_args = arguments(
+                Path(folder),
+                base,
+                max_steps=ROUNDS * self.updates,
+                num_iterations=self.updates,
+                per_device_train_batch_size=BATCH,
+                gradient_accumulation_steps=1,
+                num_generations=GROUP,
+                learning_rate=self.rate,
+                lr_scheduler_type="constant",
+                max_completion_length=8,
+                max_prompt_length=96,
+                max_reprompt_len=512,
+                seed=self.seed,
+                **DISTIL,
+                **settings,
+            )
+            scoring = task.scoring(tokenizer, other)
+            prepared = prepare(args, model_args, task.rows(asked), scoring, mode)
+            prepared.trainer.add_callback(exam)
+            prepared.trainer.train()
+        log = [
+            entry["self_distillation/reward_mean"]
+            for entry in prepared.trainer.state.log_history
+            if "self_distillation/reward_mean" in entry
+        ]
+        return {
+            **asdict(self),
+            "before": exam.before,
+            "after": exam.after,
+            "reward": [round(value, 4) for value in log],
+            "seconds": round(time.monotonic() - began, 1),
+            "cpu_seconds": round(time.process_time() - cpu, 1),
+        }
+
+
+class Exam(TrainerCallback):  # type: ignore[misc] # transformers is untyped here
+    """Ask the student the held-out requests before the first step and after the last."""
+
+    def __init__(self, tokenizer: Any, tasks: list[task.Task]) -> None:
+        self.tokenizer, self.tasks = tokenizer, tasks
+        self.before: list[int] = []
+        self.after: list[int] = []
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any, **_: Any) -> None:
+        model.train()  # as loaded it is in evaluation mode, see `sample`
+        self.before = self._ask(model)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, model: Any, **_: Any) -> None:
+        self.after = self._ask(model)
+
+    def _ask(self, model: Any) -> list[int]:
+        said = sample(model, self.tokenizer, [one.words for one in self.tasks])
+        return [
+            int(task.right_program(text, json.loads(one.row["verifier_spec"])).status == "passed")
+            for text, one in zip(said, self.tasks, strict=True)
+        ]
+
+
+def runs_of(world: str, rates: tuple[float, ...], seeds: tuple[int, ...]) -> list[Run]:
+    """Return one run for each arm, number of updates, rate and seed, the seeds outermost."""
+    return [
+        Run(world, arm, updates, rate, seed)
+        for seed, arm, updates, rate in itertools.product(seeds, ARMS, UPDATES, rates)
+    ]
+
+
+def chosen_rate(results: dict[str, Json], world: str, arm: str, updates: int) -> float | None:
+    """Return the rate with the best mean of the sweep, None while the sweep is incomplete."""
+    means = {}
+    for rate in RATES:
+        files = [Run(world, arm, updates, rate, seed).file for seed in SWEEP]
+        if any(file not in results for file in files):
+            return None
+        means[rate] = np.mean([results[file]["after"] for file in files])
+    return max(means, key=means.__getitem__)
+
+
+def missing(results: dict[str, Json], world: str) -> Iterator[Run]:
+    """Yield the runs to do next: the sweep, then the seeds at the chosen rates."""
+    for run in runs_of(world, RATES, SWEEP):
+        if run.file not in results:
+            yield run
+    for run in runs_of(world, (0.0,), SEEDS):
+        rate = chosen_rate(results, world, run.arm, run.updates)
+        if rate is not None:
+            final = Run(world, run.arm, run.updates, rate, run.seed)
+            if final.file not in results:
+                yield final
+
+
+def load(folder: Path) -> dict[str, Json]:
+    """Return the results by file name."""
+    return {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
+
+
+def tabulate(results: dict[str, Json], world: str) -> list[str]:
+    """Return the table of a world, in Markdown."""
+    lines = [
+        f"| {world} | updates | rate | before | after, 95 % interval | beside SDPO with feedback | CPU s |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for updates in UPDATES:
+        finals: dict[str, list[Json]] = {}
+        for arm in ARMS:
+            rate = chosen_rate(results, world, arm, updates)
+            files = [Run(world, arm, updates, rate, seed).file for seed in SEEDS] if rate else []
+            finals[arm] = [results[file] for file in files if file in results]
+        for arm, runs in finals.items():
+            if not runs:
+                continue
+            mean, low, high = interval([run["after"] for run in runs])
+            before = np.mean([run["before"] for run in runs])
+            cpu = np.mean([run["cpu_seconds"] for run in runs])
+            beside = difference(runs, finals["SDPO, feedback"])
+            lines.append(
+                f"| {arm} | {updates} | {runs[0]['rate']:g} | {before:.2f} | {mean:.3f} "
+                f"({low:.3f}-{high:.3f}), {len(runs)} seeds | {beside} | {cpu:.0f} |"
+            )
+    return lines
+
+
+def difference(runs: list[Json], others: list[Json]) -> str:
+    """Return the mean difference of runs with the same seed, with its 95 % interval."""
+    by_seed = {run["seed"]: run for run in others}
+    pairs = [(run, by_seed[run["seed"]]) for run in runs if run["seed"] in by_seed]
+    if not pairs or runs is others:
+        return ""
+    apart = np.array([np.subtract(one["after"], other["after"]) for one, other in pairs])
+    chance = np.random.default_rng(0)
+    seeds = chance.integers(len(apart), size=(DRAWS, len(apart)))
+    asked = chance.integers(apart.shape[1], size=(DRAWS, apart.shape[1]))
+    drawn = [apart[one][:, other].mean() for one, other in zip(seeds, asked, strict=True)]
+    low, high = np.quantile(drawn, (0.025, 0.975))
+    return f"{apart.mean():+.3f} ({low:+.3f} to {high:+.3f})"
+
+
+def main() -> None:
+    """Run what is missing, then write table and JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--world", choices=WORLDS, action="append", help="default: both")
+    parser.add_argument("--part", default="1/1", help="I/N: every Nth of the missing runs")
+    parser.add_argument("--table", action="store_true", help="only write the table")
+    options = parser.parse_args()
+    part, parts = map(int, options.part.split("/"))
+    torch.set_num_threads(1)
+    folder = options.out / "runs"
+    folder.mkdir(parents=True, exist_ok=True)
+    for world in options.world or WORLDS:
+        base = options.out / f"base-{world}"
+        if not (base / "model.safetensors").is_file():
+            if part > 1:
+                raise SystemExit("The base model is missing; start part 1 first.")
+            write_base(base, WORLDS[world].longest_plain, WORLDS[world].steps)
+        while not options.table:
+            todo = list(missing(load(folder), world))
+            mine = next((run for run in todo if hash_of(run.file) % parts == part - 1), None)
+            if mine is None:
+                break
+            result = mine.train(base)
+            write(folder / f"{mine.file}.json", result)
+            mean = np.mean(result["after"])
+            print(mine.file, f"{mean:.3f}", result["cpu_seconds"], len(todo) - 1, flush=True)
+    results = load(folder)
+    lines = [line for world in WORLDS for line in (*tabulate(results, world), "")]
+    (options.out / "methods.md").write_text("\n".join(lines))
+    packed = [
+        {**run, **{at: "".join(map(str, run[at])) for at in ("before", "after")}}
+        for run in results.values()
+    ]
+    write(options.out / "methods.json", packed)
+
+
+def hash_of(name: str) -> int:
+    """Return a number that is the same in every process."""
+    return sum(name.encode())
+
+
+def write(path: Path, content: Any) -> None:
+    """Write JSON; a killed run leaves no half a file behind."""
+    partial = path.with_suffix(".part")
+    partial.write_text(json.dumps(content))
+    partial.replace(path)
+
+
+if __name__ == "__main__":
+    main()
