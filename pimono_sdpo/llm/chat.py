@@ -13,7 +13,6 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
-from weakref import WeakKeyDictionary
 
 import httpx2
 
@@ -157,14 +156,15 @@ class Chat:
     # One sentence why no more calls are made, or None.
     stopped: str | None = None
     _failures: int = 0
-    _loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _Loop] = field(
-        default_factory=WeakKeyDictionary
-    )
+    _loops: dict[asyncio.AbstractEventLoop, _Loop] = field(default_factory=dict)
 
     async def ask(self, request: Request) -> Reply:
         """Answer from the journal or the endpoint; a failure is a reply with `error`."""
         running, key = asyncio.get_running_loop(), request.key
         if running not in self._loops:
+            # Each part of a run has a loop, and a client keeps its loop and a megabyte alive.
+            for ended in [one for one in [*self._loops] if one.is_closed()]:
+                self._loops.pop(ended, None)
             slots = asyncio.Semaphore(self.limits.concurrency)
             self._loops[running] = _Loop(self._open_client(), slots)
         here = self._loops[running]

@@ -23,13 +23,14 @@ from tests.agent.suite_of_three import (
     BUGGY,
     FIXED,
     Json,
+    Policy,
     about,
     call,
     knows_some,
     misbehaves,
     write_suite,
 )
-from tests.chat_server import ChatServer, busy, garbage
+from tests.chat_server import ChatServer, busy, garbage, tool_call
 
 RULE = "=" * 60
 
@@ -234,20 +235,32 @@ def test_a_refused_key_is_one_sentence_and_loses_nothing(
     assert len(chat_server.hits) == asked + 3
 
 
+def looks_in_a_shell(body: Json) -> Json:
+    """Two commands of mini-swe-agent, one of which prints the time, then the end."""
+    commands = ["cat programs/*.py", "echo x >> new.txt; date +%N"]
+    left = commands[about(body)[2] :] or ["echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"]
+    return tool_call("bash", command=left[0])
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("agent", "model"), [("repo-agent", knows_some), ("mini-swe-agent", looks_in_a_shell)]
+)
 def test_killed_anywhere_a_run_goes_on_without_a_repeated_call(
-    tmp_path: Path, chat_server: ChatServer
+    agent: str, model: Policy, tmp_path: Path, chat_server: ChatServer
 ) -> None:
+    if agent == "mini-swe-agent":
+        pytest.importorskip("minisweagent", reason="the extra `agents` is not installed")
+
     def slow(body: Json) -> str | Json:
         time.sleep(0.05)
-        return knows_some(body)
+        return model(body)
 
     chat_server.policy = slow
     suite, whole, killed = write_suite(tmp_path), tmp_path / "whole", tmp_path / "killed"
-    roll(suite, whole, chat_server.url, "--max-workers", "2")
-    chat_server.hits.clear()
+    more = ("--max-workers", "2", "--agent", agent)
     command = [sys.executable, "-m", "pimono_sdpo"]
-    command += arguments(suite, killed, chat_server.url, "--max-workers", "2")
+    command += arguments(suite, killed, chat_server.url, *more)
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     running = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment)
     while len(chat_server.hits) < 14 and running.poll() is None:
@@ -256,11 +269,14 @@ def test_killed_anywhere_a_run_goes_on_without_a_repeated_call(
     running.wait()
     assert not killed.exists()
     subprocess.run(command, stdout=subprocess.DEVNULL, check=True, env=environment)
-    assert files_of(killed) == files_of(whole)
     # A call that was under way when the run was killed was never finished for us.
     assert len(chat_server.hits) <= 36 + 2
     answered = chat_server.answered()
     assert len(answered) == 36
+    # What commands print at other times is another run; from the journal it is the same one.
+    journal = ("--journal", f"{killed}.calls.sqlite", "--replay")
+    roll(suite, whole, chat_server.url, *more, *(journal if agent == "mini-swe-agent" else ()))
+    assert files_of(killed) == files_of(whole)
 
 
 def test_policies_reach_the_model(tmp_path: Path, chat_server: ChatServer) -> None:
