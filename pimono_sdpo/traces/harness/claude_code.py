@@ -65,7 +65,7 @@ def read(objects: list[Entry]) -> list[Event]:
 
     A file of a subagent alone is a session of its own, with the prompt of its first line.
     """
-    if all(_is_sidechain(entry) for entry in objects if _is_spoken(entry)):
+    if all(_is_sidechain(e) and e.get("agentId") for e in objects if _is_spoken(e)):
         objects = [{**entry, "isSidechain": False} for entry in objects]
     active = _find_active(objects)
     state = _State()
