@@ -455,6 +455,7 @@ def test_bad_sources_get_one_sentence(tmp_path: Path) -> None:
 def test_a_file_cut_short_is_rejected_beside_the_good_ones(tmp_path: Path, size: int) -> None:
     source = write_nebius(tmp_path / "n", [nebius_row(0, 1)])
     whole = next(source.glob("*.parquet")).read_bytes()
+    assert "1 rollout (1 PASS)" in run_command("import", str(source), "--out", str(tmp_path / "x"))
     (source / "cut.parquet").write_bytes(whole[:size])
     (source / "odd.parquet").write_bytes(whole[:size].ljust(len(whole) - 8, b"x") + whole[-8:])
     rows, report = read(source, tmp_path / "out")
