@@ -295,7 +295,8 @@ def _redact_names(source: Source) -> Source:
 
 def _nothing_left(source: str, report: Json) -> str:
     counts = report["drop_reasons"]
-    reasons = ", ".join(f"{count} {reason}" for reason, count in counts.items()) or "it is empty"
+    reasons = ", ".join(f"{count} {reason}" for reason, count in counts.items())
+    reasons = f"requests dropped: {reasons}" if reasons else "it is empty"
     advice = "use traces with tool errors, failed commands or user corrections"
     own = {name.partition(":")[0].rpartition(".")[2] for name in report["options"]["stage"]}
     if dropping := [

@@ -280,7 +280,9 @@ def test_a_second_run_into_the_same_folder_refuses(traces: Path, tmp_path: Path)
 
 
 def test_an_empty_selection_names_the_reasons(traces: Path, tmp_path: Path) -> None:
-    with pytest.raises(EmptySelection, match=r"below_min_score.*lower --min-score"):
+    with pytest.raises(
+        EmptySelection, match=r"requests dropped: .*below_min_score.*lower --min-score"
+    ):
         run_filter(str(traces), tmp_path / "rows", FilterOptions(min_score=99.0))
     assert not list(tmp_path.iterdir())
 
