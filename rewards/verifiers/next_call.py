@@ -1,4 +1,4 @@
-"""Judge the next call at a step of a session that failed: does it do what the failed call was for?
+"""Judge the next call at a step that failed: whether it does what the failed call was for.
 
 spec   as `filter --unit step` writes it: tools, format, workspace and paths (what was there), goal,
        failed_call, resolved_call (what worked later, if anything did)
