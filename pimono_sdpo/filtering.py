@@ -295,7 +295,8 @@ def _redact_names(source: Source) -> Source:
 
 def _nothing_left(source: str, report: Json) -> str:
     counts = report["drop_reasons"]
-    reasons = ", ".join(f"{count} {reason}" for reason, count in counts.items()) or "it is empty"
+    reasons = ", ".join(f"{count} {reason}" for reason, count in counts.items())
+    reasons = f"requests dropped: {reasons}" if reasons else "it is empty"
     advice = "use traces with tool errors, failed commands or user corrections"
     if "below_min_score" in counts:
         advice = "lower --min-score"

@@ -25,7 +25,13 @@ from pimono_sdpo.traces.harness import find_harness
 from pimono_sdpo.traces.lines import Lines
 from pimono_sdpo.traces.parse import Branch, find_branches, match_results, read_trace
 from processors.corrections import Judge, find_corrections
-from processors.corrections.features import ASKED_CHARS, is_automated, list_edited, read_cues
+from processors.corrections.features import (
+    ASKED_CHARS,
+    is_automated,
+    list_edited,
+    read_cues,
+    strip_channel,
+)
 from processors.diagnostics import NOTHING_KNOWN, find_failures
 from processors.outcome import describe_outcomes
 from processors.redact import identify
@@ -321,7 +327,7 @@ def is_substantive(text: str, least: int = MIN_WORDS) -> bool:
     >>> is_substantive("ok, thank you", TERSE_WORDS), is_substantive("ok, fix tests", TERSE_WORDS)
     (False, True)
     """
-    body = text.strip()
+    body = strip_channel(text.strip())
     if _SAYS["automated"].search(body):
         return False
     own = _cut_own_words(body)[:2000]
@@ -379,9 +385,9 @@ def gather_history(events: Sequence[Event], stop: int, limit: int) -> list[Messa
     would not recognise half a secret.
     """
     turns: list[tuple[str, list[str]]] = []
-    size = 0
+    sizes: list[int] = []
     for index in range(stop - 1, -1, -1):
-        if size > limit or not limit:
+        if sum(sizes) > limit or not limit:
             break
         event = events[index]
         text = event.text.strip()
@@ -389,11 +395,11 @@ def gather_history(events: Sequence[Event], stop: int, limit: int) -> list[Messa
             continue
         if turns and turns[-1][0] == event.kind:
             turns[-1][1].append(text)
+            sizes[-1] = min(sizes[-1] + len(text), TURN_CHARS)
         elif turns or event.kind == "assistant":
             # A user's turn right before the request was never answered.
             turns.append((event.kind, [text]))
-        size += min(len(text), TURN_CHARS) if turns else 0
-    sizes = [min(sum(map(len, texts)), TURN_CHARS) for _, texts in turns]
+            sizes.append(min(len(text), TURN_CHARS))
     while turns and (turns[-1][0] == "assistant" or sum(sizes) > limit):
         del turns[-1], sizes[-1]
     return [

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pimono_sdpo.filtering import FilterOptions, run_filter
 from pimono_sdpo.text import split_shingles
 from pimono_sdpo.traces.events import Event
+from pimono_sdpo.traces.parse import read_trace
 from processors.evidence import gather_history
 from processors.split import name_repository, split
 from tests.traces import HEADER, Entry, assistant, bash, trace, user
@@ -205,6 +206,13 @@ def test_history_alternates_and_fits() -> None:
         "c",
     ]
     assert gather_history(events, len(events), 0) == []
+
+
+def test_many_answers_in_a_row_leave_room_for_the_request_before_them() -> None:
+    said = [assistant("step " * 300) for _ in range(8)]
+    events = read_trace(trace(HEADER, user("Build the parser"), *said, user("Go on"))).events
+    turns = gather_history(events, len(events) - 1, 4000)
+    assert [turn["role"] for turn in turns] == ["user", "assistant"]
 
 
 def test_earlier_turns_stand_in_front_of_an_episodes_request(tmp_path: Path) -> None:

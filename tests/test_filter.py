@@ -17,6 +17,7 @@ from pimono_sdpo.runs import folders
 from pimono_sdpo.runs.folders import only_run
 from pimono_sdpo.samples import SAMPLE_SESSIONS, is_intact, write_export, write_samples
 from pimono_sdpo.schema import SDPO_ROW
+from pimono_sdpo.traces import sources
 from tests.shards import all_bytes, cli, command, killed
 from tests.traces import HEADER, assistant, bash, call, trace, user
 
@@ -279,7 +280,9 @@ def test_a_second_run_into_the_same_folder_refuses(traces: Path, tmp_path: Path)
 
 
 def test_an_empty_selection_names_the_reasons(traces: Path, tmp_path: Path) -> None:
-    with pytest.raises(EmptySelection, match=r"below_min_score.*lower --min-score"):
+    with pytest.raises(
+        EmptySelection, match=r"requests dropped: .*below_min_score.*lower --min-score"
+    ):
         run_filter(str(traces), tmp_path / "rows", FilterOptions(min_score=99.0))
     assert not list(tmp_path.iterdir())
 
@@ -398,3 +401,19 @@ def test_names_are_redacted_in_the_report_and_the_card(tmp_path: Path) -> None:
     assert secret.encode() not in everything
     assert b"ann@corp" not in everything
     assert b"REDACTED:huggingface_token" in everything
+
+
+def test_a_large_row_group_is_said_before_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_export(tmp_path / "export", "trace_text", SESSIONS[:3])
+    largest = max(
+        pq.ParquetFile(file).metadata.row_group(0).total_byte_size
+        for file in (tmp_path / "export").rglob("*.parquet")
+    )
+    monkeypatch.setattr(sources, "GROUP_BYTES", largest)
+    sources.open_source(str(tmp_path / "export"))
+    assert not caplog.messages
+    monkeypatch.setattr(sources, "GROUP_BYTES", largest - 1)
+    sources.open_source(str(tmp_path / "export"))
+    assert any("write it with smaller row groups" in one for one in caplog.messages)

@@ -246,6 +246,13 @@ def test_inspect(tmp_path: Path) -> None:
     assert shape(row) == ["user", "assistant pytest", "tool", "assistant"]
     assert [step["ok"] for step in row["steps"]] == [False, True]
     assert (row["task_id"], row["tests_ok"], row["test_output"]) == ("t", True, "found")
+    whole = file.read_bytes()
+    for size in (0, len(whole) // 2, len(whole) - 20):
+        (file.parent / f"cut-{size}.eval").write_bytes(whole[:size])
+    rows, report = read(file.parent, tmp_path / "more")
+    assert (len(rows), report["unreadable"]) == (1, 3)
+    rejects = pq.read_table(tmp_path / "more" / "rejects").to_pylist()
+    assert all(f"{one['file']}: it cannot be read (" in one["problem"] for one in rejects)
 
 
 def test_imported_rollouts_become_steps_pairs_and_rows(tmp_path: Path) -> None:
@@ -438,9 +445,26 @@ def test_bad_sources_get_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(EmptySelection, match="has no run that can be read"):
         import_runs(ImportOptions(source=str(tmp_path / "bad"), out=tmp_path / "out"))
     assert not (tmp_path / "out").exists()
+    (tmp_path / "bad" / "x.traj").unlink()
     (tmp_path / "bad" / "x.parquet").write_bytes(b"PAR1")
-    with pytest.raises(SourceError, match=r"x\.parquet` cannot be read"):
+    with pytest.raises(EmptySelection, match=r"can be read \(x\.parquet: it cannot be read \("):
         import_runs(ImportOptions(source=str(tmp_path / "bad"), out=tmp_path / "out"))
+
+
+@pytest.mark.parametrize("size", [8, 300, 1500])
+def test_a_file_cut_short_is_rejected_beside_the_good_ones(tmp_path: Path, size: int) -> None:
+    source = write_nebius(tmp_path / "n", [nebius_row(0, 1)])
+    whole = next(source.glob("*.parquet")).read_bytes()
+    assert "1 rollout (1 PASS)" in run_command("import", str(source), "--out", str(tmp_path / "x"))
+    (source / "cut.parquet").write_bytes(whole[:size])
+    (source / "odd.parquet").write_bytes(whole[:size].ljust(len(whole) - 8, b"x") + whole[-8:])
+    rows, report = read(source, tmp_path / "out")
+    assert (len(rows), report["unreadable"]) == (1, 2)
+    problems = pq.read_table(tmp_path / "out" / "rejects")["problem"].to_pylist()
+    assert [text.partition(" (")[0] for text in problems] == [
+        "cut.parquet: it cannot be read",
+        "odd.parquet: it cannot be read",
+    ]
 
 
 def test_the_same_bytes_again_and_after_an_interrupted_run(tmp_path: Path) -> None:

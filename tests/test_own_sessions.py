@@ -16,6 +16,7 @@ from pimono_sdpo.cli import app
 from pimono_sdpo.samples import SAMPLE_SESSIONS
 from pimono_sdpo.traces.own_sessions import find_project
 from pimono_sdpo.traces.sources import open_source, read_sessions
+from tests.test_view import view_of
 
 SAMPLES = sorted(SAMPLE_SESSIONS.glob("*.jsonl"))
 VARIABLES = ("CLAUDE_CONFIG_DIR", "CODEX_HOME", "PI_CODING_AGENT_DIR")
@@ -101,6 +102,36 @@ def test_no_sessions_are_one_sentence(home: Path) -> None:
     assert f"There are no sessions in `{home}/.codex/sessions` or" in refused("codex")
 
 
+def test_view_reads_the_sessions_that_the_filter_read(home: Path) -> None:
+    run_filter("claude", "--project", "a")
+
+    def view(*arguments: str) -> str:
+        command = ["view", "rows", "--no-open", "--out", "page.html", *arguments]
+        done = CliRunner().invoke(app, command)
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    def events() -> bool:
+        listed = view_of(Path("page.html").read_text())["rows"]
+        return any(block["events"] for row in listed for block in row["blocks"])
+
+    assert "not found" not in view()
+    assert events()
+    (home / ".claude").rename(home / "moved")
+    assert view().count("The traces were not found: use --source") == 1
+    assert not events()
+    (home / "moved").rename(home / ".claude")
+    for word in ("claude", "all"):
+        view("--source", word)
+        assert events()
+
+
+def test_a_mistyped_word_and_two_words_name_the_words(home: Path) -> None:
+    assert "did you mean `claude`? The words" in refused("clade")
+    assert "the words for your own sessions are claude, codex, pi, all" in refused("xyz")
+    assert "one of the words claude, codex, pi, all" in refused("claude", "codex")
+
+
 def test_a_folder_here_wins(home: Path) -> None:
     (home / ".pi/agent/sessions/--work-shop--").rename("claude")
     output = run_filter("claude")
@@ -140,7 +171,12 @@ def test_session_files_are_chosen(home: Path, options: list[str], kept: set[str]
 
 def test_a_choice_that_cannot_be_made_is_one_sentence(home: Path) -> None:
     write_session(Path("traces/a.jsonl"), "/work/shop")
-    assert "leave none of the 1 sessions of `traces`" in refused("traces", "--project", "blog")
+    assert "--project leaves none of the 1 sessions of `traces`; relax it." in refused(
+        "traces", "--project", "blog"
+    )
+    assert "--project and --exclude leave none of the 1 sessions of `traces`" in refused(
+        "traces", "--project", "blog", "--exclude", "a"
+    )
     assert "--since `yesterday` is not a date" in refused("traces", "--since", "yesterday")
     pq.write_table(pa.table({"trace": ["{}"], "file_path": ["a"]}), "traces/b.parquet")
     assert "choose among session files" in refused("traces", "--since", "7d")

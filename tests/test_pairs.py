@@ -360,6 +360,12 @@ def test_bad_input_is_one_sentence(tmp_path: Path) -> None:
     assert (wrong.exit_code, "'best' is not one of" in wrong.output) == (2, True)
     with pytest.raises(EmptySelection, match="1 no_contrast"):
         CliRunner().invoke(app, command, catch_exceptions=False)
+    unjudged = [rollout("a", 1, tests_ok=None), rollout("a", 2, tests_ok=None)]
+    imported = write_folder(tmp_path / "imported" / "rollouts", unjudged)
+    for target in ("step", "full"):
+        more = ["pairs", str(imported), "--out", str(tmp_path / target), "--target", target]
+        with pytest.raises(EmptySelection, match=r"\(1 no_verdict\); use rollouts whose tests"):
+            CliRunner().invoke(app, more, catch_exceptions=False)
     done = CliRunner().invoke(app, ["pairs", str(source), "--out", str(tmp_path / "rollouts")])
     assert isinstance(done.exception, OutputError)
     (source / "suite.json").write_text("{")

@@ -373,6 +373,11 @@ def test_no_line_to_train_on_is_said_in_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(EmptySelection, match="tests_failed") as nothing:
         write_sft_lines(LineOptions(trace_dir=str(failed), output=lines))
     assert "The rejects are in" not in str(nothing.value)
+    assert str(nothing.value).startswith(f"`{failed}` gives no steps")
+    assert str(nothing.value).endswith("--no-require-success, or --no-require-valid-tool-ok.")
+    prose = write_folder(tmp_path / "prose" / "rollouts", [rollout(actions=[])])
+    with pytest.raises(EmptySelection, match=r"more runs, or --no-require-valid-tool-ok\.$"):
+        write_sft_lines(LineOptions(trace_dir=str(prose), output=lines, require_success=False))
     assert not lines.exists()
 
 

@@ -64,6 +64,8 @@ def read_labels(path: Path) -> list[Json]:
             reader = csv.DictReader(file)
             columns = reader.fieldnames or ()
             labels = list(reader)
+    except FileNotFoundError as error:
+        raise SourceError(f"There is no file `{path}`.") from error
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise SourceError(f"Cannot read `{path}` ({error}).") from error
     if missing := [name for name in COLUMNS if name not in columns]:

@@ -12,15 +12,18 @@ import gc
 import json
 import re
 import shutil
+import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from zipfile import BadZipFile
 
 import msgspec
 import pyarrow as pa
+import pyarrow.parquet as pq
 from datasets import Features, List, Value
 from datasets import Json as JsonValue
 
@@ -60,6 +63,8 @@ OUTPUTS = {
     "rows": Output("rows/{:05}.parquet", ROLLOUT.arrow_schema),
     "rejects": Output("rejects/{:05}.parquet", REJECT.arrow_schema),
 }
+# What the readers of parquet and of Inspect's logs raise for files that are cut or damaged.
+DAMAGE = (pa.ArrowException, OSError, ValueError, EOFError, KeyError, BadZipFile, zlib.error)
 FILES_PER_PART = 32
 ROWS = 32
 MAX_ERROR = 200
@@ -110,7 +115,11 @@ def import_runs(options: ImportOptions) -> Json:
         for record in records.values():
             add_counts(counts, record["counts"])
         if not counts.get("runs"):
-            raise EmptySelection(f"`{options.source}` has no run that can be read; {_known()}")
+            tables = [pq.read_table(work / OUTPUTS["rejects"].path.format(n)) for n in records]
+            problem = next((f" ({why})" for one in tables for why in one["problem"]), "")
+            raise EmptySelection(
+                f"`{options.source}` has no run that can be read{problem}; {_known()}"
+            )
         for kind, folder in (("rows", "data"), ("rejects", "rejects")):
             shutil.rmtree(finished / folder, ignore_errors=True)
             (finished / folder).mkdir(parents=True)
@@ -181,7 +190,7 @@ def _divide(files: Sequence[Found]) -> Iterator[list[Found]]:
 def _make_part(number: int, files: Sequence[Found], sessions: Path | None) -> Part:
     stats = [(name, Path(path).stat()) for path, _, name in files]
     given = {"files": [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]}
-    units = sum(form.count(Path(path)) for path, form, _ in files)
+    units = sum(map(_count_runs, files))
     folder = None if sessions is None else sessions / f"{number:05}"
     run = partial(_import_files, files, folder)
     return Part(number, files[0][2], units, given, {"sessions": sessions is not None}, run)
@@ -196,9 +205,10 @@ def _import_files(files: Sequence[Found], sessions: Path | None) -> Iterator[Pie
     if sessions is not None:
         shutil.rmtree(sessions, ignore_errors=True)
         sessions.mkdir(parents=True)
-    for path, form, name in files:
-        is_single = form.count(Path(path)) == 1
-        for number, run in enumerate(form.read(Path(path))):
+    for file in files:
+        _, form, name = file
+        is_single = _count_runs(file) == 1
+        for number, run in enumerate(_read_runs(file)):
             if isinstance(run, str):
                 rejects.append({"file": name, "number": number, "problem": run})
                 add_counts(counts, {"unreadable": 1})
@@ -222,6 +232,24 @@ def _import_files(files: Sequence[Found], sessions: Path | None) -> Iterator[Pie
                 yield _make_piece(rows, rejects, counts)
                 rows, rejects, counts = [], [], {}
     yield _make_piece(rows, rejects, counts)
+
+
+def _count_runs(file: Found) -> int:
+    path, form, _ = file
+    try:
+        return int(form.count(Path(path)))
+    except DAMAGE:
+        return 1  # its reject
+
+
+def _read_runs(file: Found) -> Iterator[Trajectory | str]:
+    """Yield the runs of a file; a clause for one that cannot be read, or for the damaged rest."""
+    path, form, name = file
+    try:
+        yield from form.read(Path(path))
+    except DAMAGE as error:
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        yield f"{name}: it cannot be read ({reason})"
 
 
 def _name_run(run: Trajectory, default: str, taken: set[str]) -> str:

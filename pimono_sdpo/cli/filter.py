@@ -25,8 +25,8 @@ from pimono_sdpo.runs.engine import EngineName
 from pimono_sdpo.runs.folders import require_disjoint
 from pimono_sdpo.runs.progress import Usage, usage_table
 from pimono_sdpo.traces.own_sessions import (
-    ALL,
-    PLACES,
+    WORDS,
+    check_word,
     choose_sessions,
     find_own_sessions,
 )
@@ -130,10 +130,16 @@ def _run_part(options: Options, given_part: str) -> None:
 
 def _only_source(options: Options) -> str | Source:
     if len(options.source) != 1:
-        raise SourceError("`filter` reads one source; use a folder or a glob, or --merge parts.")
+        advice = "a folder or a glob, or --merge parts"
+        if {*options.source} <= {*WORDS}:
+            advice = (
+                f"one of the words {', '.join(WORDS)}, of which `all` reads every agent's sessions"
+            )
+        raise SourceError(f"`filter` reads one source; use {advice}.")
     (source,) = options.source
     choices = options.project, options.since, options.exclude
-    if source == ALL or source in PLACES:
+    check_word(source)
+    if source in WORDS:
         if not Path(source).exists():
             opened, found = find_own_sessions(source)
             for sentence in found:

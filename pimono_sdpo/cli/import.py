@@ -22,8 +22,10 @@ def run(options: Options) -> None:
     report = import_runs(options)
     verdicts = ", ".join(f"{count} {name}" for name, count in sorted(report["verdicts"].items()))
     messages = ", ".join(f"{count} {name}" for name, count in sorted(report["messages"].items()))
-    typer.echo(f"{report['rollouts']} rollouts ({verdicts}) from {report['source']}")
+    rollouts = "1 rollout" if report["rollouts"] == 1 else f"{report['rollouts']} rollouts"
+    typer.echo(f"{rollouts} ({verdicts}) from {report['source']}")
     typer.echo(f"messages: {messages}")
     if report["unreadable"]:
-        typer.echo(f"{report['unreadable']} runs could not be read; see {options.out / 'rejects'}")
+        runs = "1 run" if report["unreadable"] == 1 else f"{report['unreadable']} runs"
+        typer.echo(f"{runs} could not be read; see {options.out / 'rejects'}")
     typer.echo(f"rollouts and report.json are in {options.out}")

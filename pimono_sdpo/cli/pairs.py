@@ -44,8 +44,12 @@ from processors.rollouts.together import make_dpo_line, write_lines
 
 NO_CONTRAST = frozenset({"no_contrast", "both_fail"})
 ADVICE = (
-    "make more rollouts of each task or harder tasks, at a higher temperature or with fewer "
-    "--max-iters, or use --allow-efficiency-pairs"
+    "use more rollouts of each task or of harder tasks (with `rollout`: at a higher temperature or "
+    "with fewer --max-iters), or use --allow-efficiency-pairs"
+)
+VERDICT_ADVICE = (
+    "use rollouts whose tests were run, or an import of runs with verdicts; runs without any can "
+    "only be compared by length: --allow-efficiency-pairs --target full"
 )
 SESSION_ADVICE = "use sessions in which an edit failed or the user went back"
 Json = dict[str, Any]
@@ -66,6 +70,8 @@ def run(options: Options) -> None:
     options.check_push()
     report = write_pairs(options)
     advice = ADVICE if report["source_kind"] == "rollouts" else SESSION_ADVICE
+    if report["drop_reasons"].keys() == {"no_verdict"}:
+        advice = VERDICT_ADVICE
     finish(report, options.out, options, advice)
 
 

@@ -57,17 +57,16 @@ def write_sft_lines(options: Options) -> dict[str, int]:
         ) from error
     with folder:
         made = Path(folder.name) / "steps"
-        report = steps.write_steps(
-            steps.Options(
-                source=options.trace_dir,
-                out=made,
-                require_success=options.require_success,
-                require_valid_tool_ok=options.require_valid_tool_ok,
-                tool_protocol=options.format,
-            )
+        given = steps.Options(
+            source=options.trace_dir,
+            out=made,
+            require_success=options.require_success,
+            require_valid_tool_ok=options.require_valid_tool_ok,
+            tool_protocol=options.format,
         )
+        report = {**steps.write_steps(given), "source": options.trace_dir}
         if not report["rows"]:
-            raise EmptySelection(explain_empty(report, steps.ADVICE))
+            raise EmptySelection(explain_empty(report, steps.advise(given)))
         files = sorted((made / "data").glob("train-*.parquet"))
         rows = (row for file in files for row in read_rows(file))
         counts = write_lines(rows, make_sft_line, output)

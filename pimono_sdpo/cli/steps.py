@@ -56,7 +56,7 @@ class Options(PushResult, RunRowsOptions, steps.Rules):
 def run(options: Options) -> None:
     """Write the rows, and push them if asked to."""
     options.check_push()
-    finish(write_steps(options), options.out, options, ADVICE)
+    finish(write_steps(options), options.out, options, advise(options))
 
 
 def finish(report: Json, out: Path, options: PushResult, advice: str) -> None:
@@ -68,7 +68,11 @@ def finish(report: Json, out: Path, options: PushResult, advice: str) -> None:
         typer.echo(push_folder(out, options.push, options))
 
 
-ADVICE = "make more rollouts, or use --no-require-success or --no-require-valid-tool-ok"
+def advise(options: steps.Rules) -> str:
+    """Say what may give rows: other runs, or a rule that is still on."""
+    rules = ("require_success", "require_valid_tool_ok")
+    off = [f"--no-{name.replace('_', '-')}" for name in rules if getattr(options, name)]
+    return ", or ".join(["use more runs", *off])
 
 
 def write_steps(options: Options) -> Json:

@@ -68,7 +68,8 @@ def run(options: Options) -> None:
         raise TrainingInputError(f"--on is {options.on}; give here or hf:FLAVOR.")
     if not installed:
         raise TrainingInputError(
-            'Training here needs `pip install "pimono-sdpo[train]"`; or give --on hf:FLAVOR.'
+            'Training here needs `pip install "pimono-sdpo[train]"`, or for a tool of uv '
+            '`uv tool install "FILE.whl[train]"`; or give --on hf:FLAVOR.'
         )
     from pimono_sdpo.training.run import run_job
 

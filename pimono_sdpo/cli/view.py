@@ -32,7 +32,7 @@ from pimono_sdpo.schema import SESSION
 from pimono_sdpo.stage import iterate_rows
 from pimono_sdpo.suites.stored_rollouts import open_rollouts, read_rows
 from pimono_sdpo.traces.hub import fetch_repository
-from pimono_sdpo.traces.own_sessions import ALL, PLACES, find_own_sessions
+from pimono_sdpo.traces.own_sessions import WORDS, check_word, find_own_sessions
 from pimono_sdpo.traces.sources import HUB_ID, Source, open_source, read_sessions
 from processors.identity import find_own_names
 from processors.names import MAX_CHARS
@@ -57,7 +57,10 @@ class Options:
         "HTML file to write.", default=None, shown="NAME.html in the current folder"
     )
     traces: str | None = option(
-        "The traces that were filtered, if they have moved.", default=None, flag="--source"
+        "The traces that were filtered, if they have moved; `claude`, `codex`, `pi` or `all` as "
+        "for `filter`.",
+        default=None,
+        flag="--source",
     )
     rows: int | None = option(
         "List the best N rows and as many rejects; with --review, sample as many of each.",
@@ -143,7 +146,9 @@ def render_view(folder: Path, name: str, traces: str | None, limit: int) -> str:
         "The traces were not found: use --source with the traces that were filtered to show what "
         "surrounds the evidence and what rejected rows hold."
     )
-    if source is not None:
+    if source is None:
+        typer.echo(note, err=True)
+    else:
         note = f"The traces of {len(windows):,} of them were found and read again."
     return render_page(rows_view(report, chosen, windows, note))
 
@@ -160,13 +165,13 @@ def render_review(folder: Path, name: str, traces: str | None, count: int, seed:
     report = _read_report(folder, name)
     chosen = sample_rows(folder, count, seed)
     source = _open_traces(traces, report, folder)
+    rows = [*chosen.kept, *chosen.rejected]
     if source is None and chosen.rejected:
         typer.echo(
             "The traces were not found, so rejected rows are left out; use --source with the "
             "traces that were filtered.",
             err=True,
         )
-    rows = [*chosen.kept, *chosen.rejected]
     view = review_view(name, chosen, _find_around(source, rows, report, True), seed)
     if not view["rows"]:
         raise SourceError(f"`{name}` holds no rows that can be judged without their traces.")
@@ -185,7 +190,9 @@ def _read_report(folder: Path, name: str) -> Json:
 def _open_traces(traces: str | None, report: Json, folder: Path) -> Source | None:
     """Open what was named, or what lies near under the source's name and has the same files."""
     if traces is not None:
-        return open_source(traces)
+        check_word(traces)
+        is_word = traces in WORDS and not Path(traces).exists()
+        return find_own_sessions(traces)[0] if is_word else open_source(traces)
     if report["input"]["kind"] == "hub":
         return None
     shards = [(shard["path"], shard["bytes"]) for shard in report["input"]["shards"]]
@@ -199,7 +206,7 @@ def _open_traces(traces: str | None, report: Json, folder: Path) -> Source | Non
                 continue
             if [(shard.path, shard.bytes) for shard in found.shards] == shards:
                 return found
-    if report["input"]["source"] in {ALL, *PLACES}:
+    if report["input"]["source"] in WORDS:
         with suppress(SourceError):
             return find_own_sessions(report["input"]["source"])[0]
     return None
@@ -218,7 +225,7 @@ def _find_around(
     if source is None:
         return {}
     options = report["options"]
-    is_own = report["input"]["source"] in {ALL, *PLACES}
+    is_own = {report["input"]["source"], source.name} & {*WORDS}
     recorder = None if options.get("keep_identity") else find_own_names() if is_own else ()
     wanted = {key_of(row) for row in rows}
     files = {_file(key[0]): key[0] for key in wanted}

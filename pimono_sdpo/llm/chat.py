@@ -44,6 +44,8 @@ LONGEST_WAIT = 60.0
 def read_reply(answer: "ChatCompletion") -> Reply:
     """Read an answer, whose parts may be missing or of other types; raises ValueError."""
     try:
+        if not answer.choices:
+            raise ValueError("the answer has no choices")
         choice = answer.choices[0]
         called = cast("list[ChatCompletionMessageFunctionToolCall]", choice.message.tool_calls)
         text = _encodable(choice.message.content or "")
@@ -99,8 +101,12 @@ def describe_error(error: Exception, endpoint: Endpoint) -> str:
     elif isinstance(error, APITimeoutError):
         text = f"`{endpoint.name}` did not answer in time"
     else:
-        cause = error.__cause__ or error
-        text = f"`{endpoint.name}` gave no usable answer ({type(cause).__name__}: {cause})"
+        # Sentences of `read_reply` say more than what made it raise them.
+        cause = error if type(error) is ValueError else error.__cause__ or error
+        why = str(cause) if type(cause) is ValueError else f"{type(cause).__name__}: {cause}"
+        if isinstance(cause, httpx2.ReadError) and not str(cause):
+            why = "the connection was reset"
+        text = f"`{endpoint.name}` gave no usable answer ({why})"
     text = " ".join(text.split())
     if endpoint.key and endpoint.key != NO_KEY:
         text = text.replace(endpoint.key, "[key]")

@@ -254,6 +254,8 @@ def read_paraphrases(path: Path, suite: Suite) -> dict[str, list[str]]:
                     f"`{suite.name}`."
                 )
             goals[given.task_id] += given.goals
+    except FileNotFoundError as error:
+        raise SourceError(f"There is no file `{path}`.") from error
     except (OSError, ValueError) as error:
         raise SourceError(
             f"`{path}` cannot be read as paraphrases ({error}); each line needs `task_id` and a "

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
+from difflib import get_close_matches
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -17,7 +18,13 @@ import msgspec
 import pyarrow as pa
 
 from pimono_sdpo.errors import SourceError
-from pimono_sdpo.traces.sources import Shard, Source, is_session, open_raw, shard_sessions
+from pimono_sdpo.traces.sources import (
+    Shard,
+    Source,
+    is_session,
+    open_raw,
+    shard_sessions,
+)
 
 # The harness, its variable, its home and the folders there that hold sessions.
 PLACES = {
@@ -26,6 +33,7 @@ PLACES = {
     "pi": ("Pi", "PI_CODING_AGENT_DIR", "~/.pi/agent", ("sessions",)),
 }
 ALL = "all"
+WORDS = (*PLACES, ALL)
 # The working directory is recorded in one of the first lines.
 HEAD_BYTES = 2**16
 _CWD = re.compile(rb'"cwd"\s*:\s*("(?:[^"\\]|\\.)*")')
@@ -60,6 +68,17 @@ def find_own_sessions(word: str) -> tuple[Source, list[str]]:
             f"There are no sessions in {', '.join(missing)}; give the folder that holds yours."
         )
     return Source(word, "jsonl", None, tuple(shards)), found
+
+
+def check_word(source: str) -> None:
+    """Raise SourceError for a word that is neither of an agent nor of anything else."""
+    if re.fullmatch(r"\w+", source) and source not in WORDS and not Path(source).exists():
+        meant = get_close_matches(source, WORDS, 1)
+        hint = f"did you mean `{meant[0]}`? The" if meant else "the"
+        raise SourceError(
+            f"`{source}` does not exist; {hint} words for your own sessions are "
+            f"{', '.join(WORDS)}; else use a folder, a file, a glob or a Hub id such as `ns/name`."
+        )
 
 
 def find_project(file: Path) -> str:
@@ -106,9 +125,12 @@ def choose_sessions(
                 roots.setdefault(shard.root, []).append(file)
     if not roots:
         total = sum(shard.sessions for shard in source.shards)
+        given = {"--project": project, "--since": since, "--exclude": exclude}
+        named = [flag for flag, value in given.items() if value]
+        leaves, relax = ("leave", "one of them") if len(named) > 1 else ("leaves", "it")
         raise SourceError(
-            f"--project, --since and --exclude leave none of the {total} sessions of "
-            f"`{source.name}`; relax one of them."
+            f"{' and '.join(named)} {leaves} none of the {total} sessions of `{source.name}`; "
+            f"relax {relax}."
         )
     shards = [shard for root, files in roots.items() for shard in shard_sessions(files, root)]
     return replace(source, shards=tuple(shards))

@@ -59,7 +59,9 @@ class HubCheckpoints(TrainerCallback):  # type: ignore[misc] # transformers is u
         With `overwrite` nothing is fetched. Raises TrainingInputError when the Hub fails.
         """
         try:
-            self.api.create_bucket(self.bucket, private=True, exist_ok=True)
+            for attempt in retry_hub(connected=False):
+                with attempt:
+                    self.api.create_bucket(self.bucket, private=True, exist_ok=True)
             if not self.api.bucket_info(self.bucket).private:
                 raise TrainingInputError(
                     f"The bucket `{self.bucket}` is public, and checkpoints can repeat private "
@@ -109,7 +111,9 @@ class HubCheckpoints(TrainerCallback):  # type: ignore[misc] # transformers is u
             # A kill in between leaves the checkpoint before, which is removed when this is whole.
             for part in (files.keys() - rows - {last}, {last}):
                 add = [(files[name], name) for name in sorted(part)]
-                self.api.batch_bucket_files(self.bucket, add=list(add))
+                for attempt in retry_hub():
+                    with attempt:
+                        self.api.batch_bucket_files(self.bucket, add=list(add))
                 self.kept |= part
             self._delete(self.kept - files.keys())
         except HUB_FAULTS as error:

@@ -177,6 +177,18 @@ def is_automated(text: str) -> bool:
     return SITUATION["automated"].search(text) is not None
 
 
+def strip_channel(text: str) -> str:
+    """Return the words that somebody wrote through a channel, without what a gateway adds.
+
+    >>> strip_channel("System: [10:00] On.\\n[WhatsApp +1 10:00] Why?\\n[message_id: 1]")
+    'Why?'
+    """
+    if not text.startswith(("System: [", "[")):
+        return text
+    sent = SITUATION["channel"].search(text, 0, 4000)
+    return text[sent.end() :].partition("\n[message_id: ")[0] if sent else text
+
+
 def strip_wrapper(text: str) -> str:
     """Return a message without what a gateway puts before it.
 
@@ -185,6 +197,7 @@ def strip_wrapper(text: str) -> str:
     """
     if text.startswith("System: [") and (at := text.find(_UNTRUSTED)) >= 0:
         text = text[text.rfind("\n", 0, at) + 1 :]
+    text = strip_channel(text)
     found = SITUATION["wrapper"].match(text)
     return text[found.end() :].strip() if found else text.strip()
 

@@ -197,11 +197,13 @@ class Server(Sandbox):
         self._control = self._started.__enter__()
         try:
             supervisor.send(self._control.fileno(), {"imports": list(imports)})
-            supervisor.receive(self._control.fileno())
+            missing = supervisor.receive(self._control.fileno()).get("missing")
         except (EOFError, BrokenPipeError, ConnectionResetError) as ended:
             self.close()
-            names = ", ".join(imports)
-            raise SandboxError(f"the warm sandbox could not import {names}, see above") from ended
+            raise SandboxError("the warm sandbox ended before it was ready, see above") from ended
+        if missing:
+            self.close()
+            raise SandboxError(f"the warm sandbox could not import {missing}; install it")
 
     def _exchange(self, spec: dict[str, Any], stdin: bytes) -> dict[str, Any]:
         ours, theirs = socket.socketpair()

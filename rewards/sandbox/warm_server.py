@@ -23,8 +23,12 @@ from rewards.sandbox.supervisor import receive, send, serve
 
 def main() -> None:
     """Import, say so, then fork a supervisor for every socket that comes; end with the caller."""
-    for name in receive(0)["imports"]:
-        importlib.import_module(name)
+    try:
+        for name in receive(0)["imports"]:
+            importlib.import_module(name)
+    except ImportError as error:
+        send(0, {"missing": error.name or name})
+        return
     gc.collect()
     gc.freeze()
     send(0, {})

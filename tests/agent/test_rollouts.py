@@ -482,13 +482,15 @@ def test_a_model_writes_wordings_that_keep_what_the_goal_names(
         ('{"task_id": "nobody", "goals": ["Do it."]}', ":1 has the task `nobody`, which is not in"),
         ('{"task_id": "fix_gcd"}', "cannot be read as paraphrases .*goals"),
         ('{"task_id": "fix_gcd", "goals": []}', "cannot be read as paraphrases"),
+        (None, r"There is no file `.*words\.jsonl`"),
     ],
 )
 def test_bad_paraphrases_are_one_sentence(
-    line: str, said: str, tmp_path: Path, chat_server: ChatServer
+    line: str | None, said: str, tmp_path: Path, chat_server: ChatServer
 ) -> None:
     words = tmp_path / "words.jsonl"
-    words.write_text(line)
+    if line is not None:
+        words.write_text(line)
     given = arguments(write_suite(tmp_path), tmp_path / "out", chat_server.url)
     with pytest.raises(PimonoError, match=said):
         CliRunner().invoke(app, [*given, "--paraphrases", str(words)], catch_exceptions=False)

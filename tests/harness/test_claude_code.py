@@ -291,3 +291,12 @@ def test_the_first_versions_did_not_mark_a_compaction() -> None:
         ]
     )
     assert all(event.on_active_branch for event in read)
+
+
+def test_a_file_of_a_subagent_alone_is_a_session_of_its_own() -> None:
+    own: dict[str, Any] = {"isSidechain": True, "agentId": "a1"}
+    lines = [user("Look for the parser", **own), answer(text("so"), **own)]
+    alone = claude_code.read(lines)
+    assert [(event.kind, event.is_subagent) for event in alone][:1] == [("user", False)]
+    within = claude_code.read([user("Fix it"), *lines])
+    assert [event.kind for event in within if event.is_subagent] != ["user", "assistant"]

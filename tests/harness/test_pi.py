@@ -65,6 +65,15 @@ def test_a_nudge_in_the_middle_of_an_extensions_run_begins_no_request() -> None:
     assert [event.is_nudge for event in after if event.kind == "user"] == [False, False]
 
 
+def test_results_beside_their_calls_are_results() -> None:
+    made = {"type": "toolCall", "id": "c", "name": "Bash", "arguments": {"command": "make"}}
+    wrong = {"content": [{"type": "text", "text": "make: *** No rule"}], "isError": True}
+    blocks = [{**made, "externalResult": wrong}, {**made, "id": "d"}]
+    found = events({"type": "message", "message": {"role": "assistant", "content": blocks}})
+    assert [event.kind for event in found] == ["assistant", "tool_call", "tool_call", "tool_result"]
+    assert (found[3].call_id, found[3].text, found[3].is_error) == ("c", "make: *** No rule", True)
+
+
 def test_version_2_hooks_and_anthropic_blocks() -> None:
     hook = {"type": "message", "message": {"role": "hookMessage", "content": "a hook says"}}
     blocks = [{"type": "text", "text": "I look"}, {"type": "tool_use", "id": "t", "name": "read"}]

@@ -3,10 +3,12 @@
 import asyncio
 import gc
 import socket
+import struct
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from pathlib import Path
+from threading import Thread
 from typing import Any
 from weakref import WeakSet
 
@@ -113,7 +115,8 @@ def test_what_passes_is_tried_again(
         (garbage(b"\xff\xfe"), "gave no usable answer", 1),
         (garbage(b"[]"), "gave no usable answer", 1),
         (garbage(b"[" * 200_000), "gave no usable answer", 1),
-        (garbage(b"{}"), "gave no usable answer", 1),
+        (garbage(b"{}"), "gave no usable answer (the answer has no choices)", 1),
+        (garbage(b'{"choices": []}'), "gave no usable answer (the answer has no choices)", 1),
         (garbage(b'{"choices": [{"message": "hi"}]}'), "gave no usable answer", 1),
         (garbage(b'{"choices": [7]}'), "gave no usable answer", 1),
         (garbage(b'{"choices": [{"message": {"content": [1]}}]}'), "gave no usable answer", 1),
@@ -226,6 +229,25 @@ def test_a_server_of_one_s_own_is_asked_in_offline_mode(
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     (reply,) = asked(chat_of(chat_server), question())
     assert (reply.text, reply.error) == ("ping", None)
+
+
+def test_a_reset_connection_is_called_so() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def reset() -> None:
+            for _ in range(2):
+                connection, _ = listener.accept()
+                connection.recv(1 << 16)
+                # Closed with no time to linger, a connection is reset.
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                connection.close()
+
+        server = Thread(target=reset)
+        server.start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+        (reply,) = asked(Chat(Endpoint("test", url, KEY), limits=Limits(attempts=2)), question())
+        server.join()
+    assert reply.error == "`test` gave no usable answer (the connection was reset)"
 
 
 def test_a_server_that_is_down_ends_all_calls() -> None:

@@ -37,8 +37,10 @@ def test_a_fresh_machine_goes_on_to_the_same_adapter(
 ) -> None:
     env = loopback_hub.env(tmp_path, xet=True)
     first, second, straight = (tmp_path / name for name in ("first", "second", "straight"))
+    loopback_hub.fail_next(f"/api/buckets/{BUCKET}/batch", 409)
     (cut,) = in_turn(env, turn(first, tiny, filtered, "--time_limit", "1s"))
     assert cut[0] == 0, cut[1]
+    assert "The Hub is busy (answer 409)" in cut[1]
     names = kept(loopback_hub)
     assert {"r/checkpoint-1/trainer_state.json", "r/run-local.json"} < {*names}
     assert not [name for name in names if name.endswith("training_args.bin")]

@@ -1,14 +1,21 @@
 """`train --on hf:FLAVOR`: what it ships, what it says first, and what stops it."""
 
+import json
+import shutil
 import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from pimono_sdpo import __version__
 from pimono_sdpo.filtering import FilterOptions, run_filter
 from pimono_sdpo.samples import write_samples
 from tests.loopback_hub import LoopbackHub, run_python
 from tests.loopback_hub.call import FINE_TOKEN
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -23,6 +30,65 @@ def launch(
 ) -> subprocess.CompletedProcess[str]:
     command = ("-m", "pimono_sdpo", "train", "rows", *words)
     return run_python(hub, home, *command, token=token, xet=True)
+
+
+@pytest.mark.parametrize("script", ["train_sdpo", "train_sft", "train_dpo"])
+def test_a_script_without_the_package_says_what_to_add(script: str) -> None:
+    command = [sys.executable, "-I", "-S", f"jobs/{script}.py"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert "add `--with" in done.stderr
+
+
+def install(folder: Path, origin: dict[str, Any] | None) -> subprocess.CompletedProcess[str]:
+    """Put the package and its metadata into a folder and ask there what a job would install."""
+    (folder / "pimono_sdpo-0.1.0.dist-info").mkdir()
+    metadata = "Metadata-Version: 2.1\nName: pimono-sdpo\nVersion: 0.1.0\n"
+    (folder / "pimono_sdpo-0.1.0.dist-info" / "METADATA").write_text(metadata)
+    if origin is not None:
+        place = folder / "pimono_sdpo-0.1.0.dist-info" / "direct_url.json"
+        place.write_text(json.dumps(origin))
+    for name in ("pimono_sdpo", "processors", "rewards", "cards"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    code = "from pimono_sdpo.training.launch import find_package; from pathlib import Path; "
+    code += "print(find_package(None, Path('shipped')))"
+    (folder / "shipped").mkdir()
+    return run_at(folder, code)
+
+
+def run_at(folder: Path, code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False
+    )
+
+
+def test_a_job_installs_what_is_installed_here(tmp_path: Path) -> None:
+    wheel = tmp_path / "pimono_sdpo-0.1.0-py3-none-any.whl"
+    wheel.write_bytes(b"a wheel")
+    vcs = {"vcs": "git", "commit_id": "c0ffee"}
+    cases: dict[str, tuple[dict[str, Any] | None, str]] = {
+        "release": (None, f"pimono-sdpo[train]=={__version__}"),
+        "vcs": (
+            {"url": "https://example.org/p.git", "vcs_info": vcs},
+            "pimono-sdpo[train] @ git+https://example.org/p.git@c0ffee",
+        ),
+        "url": (
+            {"url": "https://example.org/p.whl", "archive_info": {}},
+            "pimono-sdpo[train] @ https://example.org/p.whl",
+        ),
+        "wheel": ({"url": wheel.as_uri(), "archive_info": {}}, f"/{wheel.name}[train]"),
+    }
+    for name, (origin, expected) in cases.items():
+        (tmp_path / name).mkdir()
+        done = install(tmp_path / name, origin)
+        assert done.stdout.strip().endswith(expected), (name, done.stderr)
+    assert (tmp_path / "wheel" / "shipped" / wheel.name).read_bytes() == b"a wheel"
+
+    wheel.unlink()
+    (tmp_path / "gone").mkdir()
+    gone = install(tmp_path / "gone", {"url": wheel.as_uri(), "archive_info": {}})
+    assert "of this installation is gone; give one as --wheel FILE." in gone.stderr
 
 
 ON = ("--on", "hf:cpu-basic")

@@ -8,11 +8,14 @@ import pytest
 from typer.testing import CliRunner
 
 from pimono_sdpo.cli import app
+from pimono_sdpo.errors import PimonoError
 
 
 def run_train(*words: str) -> tuple[int, str]:
     done = CliRunner().invoke(app, ["train", *words])
-    return done.exit_code, f"{done.output}{done.exception}"
+    # The command line ends with exit code 2 for these.
+    code = 2 if isinstance(done.exception, PimonoError) else done.exit_code
+    return code, f"{done.output}{done.exception}"
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,12 @@ def read_header(objects: list[Entry]) -> tuple[str, str]:
 
 
 def read(objects: list[Entry]) -> list[Event]:
-    """Return the events in file order; abandoned branches and subagents are marked."""
+    """Return the events in file order; abandoned branches and subagents are marked.
+
+    A file of a subagent alone is a session of its own, with the prompt of its first line.
+    """
+    if all(_is_sidechain(e) and e.get("agentId") for e in objects if _is_spoken(e)):
+        objects = [{**entry, "isSidechain": False} for entry in objects]
     active = _find_active(objects)
     state = _State()
     for position, entry in enumerate(objects):

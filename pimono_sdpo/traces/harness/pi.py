@@ -32,9 +32,17 @@ class Block(msgspec.Struct, gc=False):
     tool_use_id: str | None = None
     content: "Content" = None
     is_error: bool | None = None
+    externalResult: "External | None" = None
 
 
 Content = str | list[Block] | None
+
+
+class External(msgspec.Struct, gc=False):
+    """What a provider that runs the tools itself puts beside a call: its result."""
+
+    content: Content = None
+    isError: bool | None = None
 
 
 class Details(msgspec.Struct, gc=False):
@@ -227,8 +235,14 @@ def read_message(message: Message) -> list[Event]:
         stop = message.stopReason or ""
         said = text or strip_colours(message.errorMessage or "")
         # Calls carry the stop reason: those of an aborted or failed turn were never made.
-        calls = [_read_call(block, stop) for block in blocks if block.type in _CALLS]
-        return [Event(0, "assistant", said, stop_reason=stop), *calls]
+        calls = [block for block in blocks if block.type in _CALLS]
+        done = [
+            _build_result(join_text(one.externalResult.content), one.id, one.externalResult.isError)
+            for one in calls
+            if one.externalResult
+        ]
+        made = (_read_call(block, stop) for block in calls)
+        return [Event(0, "assistant", said, stop_reason=stop), *made, *done]
     if role == "toolResult":
         code = message.details.exitCode if message.details else None
         result = _build_result(text, message.toolCallId, message.isError, code)

@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
-import pyarrow as pa
-
 from pimono_sdpo.errors import SourceError
 from pimono_sdpo.traces.trajectories import (
     atif,
@@ -34,7 +32,7 @@ def find_runs(folder: Path) -> Iterator[tuple[Path, ModuleType]]:
         if file.is_file():
             try:
                 form = next((form for form in FORMATS if form.recognises(file)), None)
-            except (OSError, pa.ArrowInvalid) as error:
+            except OSError as error:
                 raise SourceError(f"`{file}` cannot be read: {error}") from error
             if form is not None:
                 yield file, form

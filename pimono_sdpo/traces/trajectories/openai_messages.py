@@ -46,10 +46,12 @@ ROWS = 16
 
 def recognises(file: Path) -> bool:
     """Recognise parquet with messages and a task."""
-    return file.suffix == ".parquet" and _names(pq.read_schema(file).names).keys() >= {
-        "messages",
-        "task",
-    }
+    if file.suffix != ".parquet":
+        return False
+    try:
+        return _names(pq.read_schema(file).names).keys() >= {"messages", "task"}
+    except (OSError, pa.ArrowException):
+        return True  # reading it says why it cannot be read
 
 
 def _names(columns: Sequence[str]) -> dict[str, str]:
