@@ -487,7 +487,11 @@ _PLACES: list[tuple[str, str, str]] = [
     ("app password, mail before", "ann@corp.dev\nkqzt wvbn axmr hjpl", "kqzt wvbn"),
     ("app password, words", "my app password is kqzt wvbn axmr hjpl", "kqzt wvbn"),
     ("app password, quoted", "App-specific password: `kqzt wvbn axmr hjpl`", "kqzt wvbn"),
-    ("password behind an address", "[12:00] ann@corp.dev rTq7mWp2Lk\n[message_id: 3]", "rTq7mWp2Lk"),
+    (
+        "password behind an address",
+        "[12:00] ann@corp.dev rTq7mWp2Lk\n[message_id: 3]",
+        "rTq7mWp2Lk",
+    ),
     ("password under an address", "ann@corp.dev\nrTq7mWp2Lk", "rTq7mWp2Lk"),
     ("password of a host", "root@10.0.0.8 rTq7mWp2Lk", "rTq7mWp2Lk"),
     ("password in Chinese prose", "\u660e\u6587\u5bc6\u7801 `gate778899`", "gate778899"),
