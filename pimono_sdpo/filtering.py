@@ -298,7 +298,12 @@ def _nothing_left(source: str, report: Json) -> str:
     reasons = ", ".join(f"{count} {reason}" for reason, count in counts.items())
     reasons = f"requests dropped: {reasons}" if reasons else "it is empty"
     advice = "use traces with tool errors, failed commands or user corrections"
-    if "below_min_score" in counts:
+    own = {name.partition(":")[0].rpartition(".")[2] for name in report["options"]["stage"]}
+    if dropping := [
+        one["stage"] for one in report["stages"] if one["stage"] in own and one["dropped"]
+    ]:
+        advice = f"keep more rows in your stage `{dropping[0]}`, or leave it out"
+    elif "below_min_score" in counts:
         advice = "lower --min-score"
     sessions = report["sessions"]
     none = f"None of the {sessions} sessions of `{source}` was kept"

@@ -23,6 +23,8 @@ from pimono_sdpo.stage import Filter, Map, Stage, features_after, name_of, table
 def import_own(name: str) -> Any:
     """Import `module:name`; raises OwnCodeError when that is impossible."""
     module, _, attribute = name.partition(":")
+    if not attribute:
+        raise OwnCodeError(f"`{name}` names no object of the module; give `{module}:NAME`.")
     if str(Path.cwd()) not in sys.path:
         # Last: a file here must not take the place of a library.
         sys.path.append(str(Path.cwd()))

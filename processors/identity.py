@@ -29,6 +29,9 @@ _TOLD = rb"(?:(?<=config )|(?<=lobal )|(?<=local ))user\.name +\\?[\"']"
 _PRINTED = rb"(?:(?<=\\n)|(?<=\"))user\.name="
 _SETTING = re.compile(rb"(?:" + _PRINTED + rb"|" + _TOLD + rb")" + _NAME + rb"[\"'\\]")
 _UNAME = re.compile(rb"(?:Linux|Darwin) ([\w-]{3,60})[\w.-]* \d+\.\d[\w.+~-]* (?:#|Darwin)")
+# Git says so where neither `user.email` nor the host's domain is known.
+_NO_ADDRESS = b"auto-detect email address (got '"
+_GOT = re.compile(re.escape(_NO_ADDRESS) + rb"([^@'\\]{1,64})@([\w-]{3,60})\.\(none\)")
 _AUTHOR_BYTES = 140
 
 
@@ -60,6 +63,9 @@ def find_identity(
         for hit in _find(trace, b"user.name", _SETTING):
             users += _spell(_decode(hit[1]))
     hosts: list[str] = []
+    for hit in _find(trace, _NO_ADDRESS, _GOT):
+        users.append(_decode(hit[1]))
+        hosts.append(hit[2].decode())
     prompt = _prompt_of(user or "root")
     ends = {*b"t", *user[-1:].encode()[-1:]}
     at = trace.find(b"@")

@@ -184,3 +184,11 @@ def test_the_reference_has_every_option() -> None:
             one.metadata["help"] in describe_command(command)
             for one in fields(module_of(command).Options)
         )
+
+
+@pytest.mark.parametrize("group", ["suite", "demo"])
+def test_help_of_a_group_looks_like_that_of_the_program(group: str) -> None:
+    for words in ([group], [group, "-h"]):
+        shown = CliRunner().invoke(app, words).output
+        assert "\nOptions:\n" in shown
+        assert shown.isascii(), "without boxes"

@@ -29,6 +29,11 @@ from tests.traces import HEADER, assistant, bash, call, result, trace, user
         (r"root@9f8e7d:/# git clone git@github.com:a/b", "", {"9f8e7d"}),
         (r"uname -a\nLinux kronos 6.1.0-18-amd64 #1 SMP", "", {"kronos"}),
         (r"uname -a\nDarwin Zoes-Mini.local 23.1.0 Darwin Kernel", "", {"Zoes-Mini"}),
+        (
+            r"fatal: unable to auto-detect email address (got 'Zoes@RON-S003.(none)')\n",
+            "",
+            {"Zoes", "RON-S003"},
+        ),
         ("/Users/zalvarez/.ssh and /home/runner/work", "", {"zalvarez"}),
         (r"core.bare=false\nuser.name=Test User\n", "test", set()),
         (r"if (user.name=== \"Peter\" || user.name=other) { }\nx.user.name=Rudolf\n", "", set()),

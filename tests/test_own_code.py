@@ -46,9 +46,14 @@ def untold(row):
     return row["score"] > 2
 
 
+def refuse_all(row):
+    return "unwanted"
+
+
 STAGE = Map(bonus, reads=("score",), writes={"score": Value("float64")})
 WRONG = Map(wrong, reads=("score",), writes={"score": Value("float64")})
 UNTOLD = Filter(untold, reads=("score",))
+NOTHING = Filter(refuse_all, reads=("score",))
 SEVERAL = FlatMap(several, reads=("score",), writes={"score": Value("float64")})
 BLIND = Filter(untold, reads=("scores",))
 RETYPED = Map(wrong, reads=("score",), writes={"score": Value("string")})
@@ -100,11 +105,19 @@ def test_a_stage_of_ones_own_runs_before_the_threshold_and_again_when_it_changes
     assert scores(folder / "rows") == [score + 100 for score in rows], "the rows are still there"
 
 
+def test_a_stage_that_drops_every_row_is_what_the_advice_is_about(folder: Path) -> None:
+    write_samples(folder / "traces")
+    done = run(folder, "filter", "traces", "--out", "rows", "--stage", "mine:NOTHING")
+    assert done.returncode == 2
+    assert "keep more rows in your stage `mine`, or leave it out." in done.stderr
+
+
 @pytest.mark.parametrize(
     ("names", "sentence"),
     [
         (["gone:STAGE"], "names the module `gone`, which is neither in the current folder nor"),
         (["mine:GONE"], "`GONE` is not in the module `mine`"),
+        (["mine"], "`mine` names no object of the module; give `mine:NAME`"),
         (["mine:SEVERAL"], "is a FlatMap; give a Map or a Filter"),
         (["mine:LAMBDA"], "has a lambda"),
         (["mine:BLIND"], "reads scores; give columns among"),

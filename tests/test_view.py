@@ -10,8 +10,9 @@ import pytest
 from cards.view.page import render_page
 from cards.view.review import COLUMNS, describe_labels, read_labels
 from cards.view.rows import mark_text, split_blocks
+from pimono_sdpo.cli import view as view_command
 from pimono_sdpo.cli.view import find_folder, render_review, render_view
-from pimono_sdpo.errors import SourceError
+from pimono_sdpo.errors import OutputError, SourceError
 from pimono_sdpo.filtering import FilterOptions, run_filter
 from pimono_sdpo.samples import SAMPLE_SESSIONS
 from tests.card_data import run
@@ -341,3 +342,13 @@ def test_a_pushed_dataset_is_viewed_by_its_name(
     assert run_client(loopback_hub, tmp_path, script) == 0
     view = view_of((tmp_path / "rows.html").read_text())
     assert view["rows"][0]["outcome"] == "selected"
+
+
+def test_a_page_that_cannot_be_written_leaves_nothing(
+    rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "taken").mkdir()
+    with pytest.raises(OutputError, match=r"Cannot write `taken` .*use --out"):
+        view_command.run(view_command.Options(source=str(rows), out=Path("taken"), open=False))
+    assert not list(tmp_path.glob("*.tmp"))

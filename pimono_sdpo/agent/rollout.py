@@ -167,7 +167,8 @@ class Roller:
 
     def write_paraphrases(self, tell: Tell) -> None:
         """Have the model write the wordings that are asked for, if any; raises InferenceError."""
-        number, workers = self.options.write_paraphrases, self.options.max_workers
+        options = self.options
+        number, workers = options.write_paraphrases, options.max_workers
         if not number:
             return
         request = replace(self.make_request([], 0), tools=None)

@@ -56,8 +56,8 @@ class CommandGroup(TyperGroup):
         if name in COMMANDS:
             return command_of(name, module_of(name))
         if any(other.startswith(f"{name} ") for other in COMMANDS):
-            help = STYLE["context_settings"]
-            return CommandGroup(f"{name} ", name=name, no_args_is_help=True, context_settings=help)
+            style = {key: STYLE[key] for key in ("context_settings", "rich_markup_mode")}
+            return CommandGroup(f"{name} ", name=name, no_args_is_help=True, **style)
         return super().get_command(ctx, cmd_name)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:

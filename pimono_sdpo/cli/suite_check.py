@@ -2,7 +2,7 @@
 
 Rows of the split `test` are not checked:
 
-    pimono-sdpo suite check sides/test.json rows
+    pimono-sdpo suite check sides/test.json steps
 """
 
 from pathlib import Path
@@ -19,7 +19,10 @@ class Options:
     """Options of `suite check`."""
 
     suite: Path = argument("JSON file of the test suite.")
-    rows: Path = argument("Rows: parquet, JSON lines, a saved dataset, or a folder of them.")
+    rows: Path = argument(
+        "Rows that `steps` or `pairs` made: parquet, JSON lines, a saved dataset, or a folder of "
+        "them."
+    )
 
 
 def run(options: Options) -> None:

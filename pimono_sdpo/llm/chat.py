@@ -6,6 +6,7 @@ if reply.error is None: ...
 """
 
 import asyncio
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
 import httpx2
+from tqdm import tqdm
 
 from pimono_sdpo.llm.calls import Journal, Reply, Request
 from pimono_sdpo.llm.money import Budget, Tally, cost
@@ -39,6 +41,8 @@ MOST_TOKENS = 2**62
 REFUSED = (401, 402, 403)
 # Wait so many seconds when a server asks for more; the client would give up at two minutes.
 LONGEST_WAIT = 60.0
+# Seconds without any answer after which it is said what is waited for.
+SILENCE = 30.0
 
 
 def read_reply(answer: "ChatCompletion") -> Reply:
@@ -162,6 +166,8 @@ class Chat:
     # One sentence why no more calls are made, or None.
     stopped: str | None = None
     _failures: int = 0
+    # Nothing has been answered yet, nor was it said that this is waited for.
+    _silent: bool = True
     _loops: dict[asyncio.AbstractEventLoop, _Loop] = field(default_factory=dict)
 
     async def ask(self, request: Request) -> Reply:
@@ -209,6 +215,7 @@ class Chat:
             if self.stopped:
                 return Reply(error=self.stopped)
             started = time.monotonic()
+            silence = asyncio.get_running_loop().call_later(SILENCE, self._say_waiting)
             try:
                 # `chat.completions.create` first looks through all messages for keys to rename,
                 # which takes twice the time of the call itself.
@@ -218,12 +225,20 @@ class Chat:
                 reply = replace(read_reply(answer), latency=time.monotonic() - started)
             except (OpenAIError, OSError, RecursionError, ValueError) as error:
                 return self._count_failure(error)
+            finally:
+                silence.cancel()
+                self._silent = False
             if self.budget:
                 self.budget.paid(request, reply)
         self._failures = 0
         if self.journal:
             self.journal.put(request, reply, self.endpoint.name)
         return reply
+
+    def _say_waiting(self) -> None:
+        if self._silent:
+            self._silent = False
+            tqdm.write(f"Waiting for the first answer of `{self.endpoint.name}`.", sys.stderr)
 
     def _count_failure(self, error: Exception) -> Reply:
         text = describe_error(error, self.endpoint)

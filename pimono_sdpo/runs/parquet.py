@@ -84,8 +84,12 @@ def link_or_copy(here: Path, there: Path) -> None:
 def write_atomically(path: Path, content: bytes) -> None:
     """Write under a temporary name, then rename."""
     temporary = path.with_name(f"{path.name}.tmp")
-    temporary.write_bytes(content)
-    temporary.replace(path)
+    try:
+        temporary.write_bytes(content)
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def outputs_of(rows: Features, rejects: Features) -> dict[str, Output]:

@@ -242,7 +242,8 @@ def read_task_ids(source: Path) -> Iterator[dict[str, Any]]:
             yield row
     if not found:
         raise SourceError(
-            f"`{source}` has no rows with `task_id`; give parquet, JSON lines or a saved dataset."
+            f"`{source}` has no rows with `task_id`; give rows that `steps` or `pairs` made from "
+            "rollouts of a suite (sessions, which `filter` reads, belong to no task)."
         )
 
 

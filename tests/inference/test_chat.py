@@ -250,6 +250,20 @@ def test_a_reset_connection_is_called_so() -> None:
     assert reply.error == "`test` gave no usable answer (the connection was reset)"
 
 
+def test_waiting_for_the_first_answer_is_said_once(
+    chat_server: ChatServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("pimono_sdpo.llm.chat.SILENCE", 0.05)
+    chat_server.fail_next(hang(1.0), times=3)
+    chat = chat_of(chat_server)
+    asked(chat, question("a"), question("b"))
+    asked(chat, question("c"))
+    assert capsys.readouterr().err == "Waiting for the first answer of `test`.\n"
+    monkeypatch.setattr("pimono_sdpo.llm.chat.SILENCE", 60)
+    asked(chat_of(chat_server), question("d"))
+    assert capsys.readouterr().err == ""
+
+
 def test_a_server_that_is_down_ends_all_calls() -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         url = f"http://127.0.0.1:{closed.getsockname()[1]}/v1"

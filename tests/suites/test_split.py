@@ -227,6 +227,10 @@ def test_rows_are_read_as_they_are_stored(tmp_path: Path) -> None:
         (tmp_path / "one.jsonl").write_text(content)
         with pytest.raises(PimonoError, match=said):
             check_leakage(read_task_ids(tmp_path / "one.jsonl"), TEST)
+    (tmp_path / "of_filter" / "data").mkdir(parents=True)
+    pq.write_table(pa.table({"prompt": ["x"]}), tmp_path / "of_filter/data/train.parquet")
+    with pytest.raises(PimonoError, match="give rows that `steps` or `pairs` made from rollouts"):
+        check_leakage(read_task_ids(tmp_path / "of_filter"), TEST)
     (tmp_path / "bad.parquet").write_bytes(b"PAR1")
     with pytest.raises(PimonoError, match="cannot be read"):
         list(read_task_ids(tmp_path / "bad.parquet"))
