@@ -54,6 +54,12 @@ _REDACTED = re.compile(r"\[REDACTED:\w{1,40}\]")
 _METADATA = re.compile(
     r"(?ms)^\w[\w ]{0,40} \(untrusted[^\n]{0,80}:\s{0,4}```json.*?```|\[message_id: [\w-]{1,80}\]"
 )
+# A word whose end is cut off, the parameter of a route, and what stands for a real path or address.
+_UNREAL = re.compile(
+    r"[\w./@:-]+(?:\.{3}|\u2026)(?!\S)|(?<=/)(?:\[{1,2}[.\w]{1,64}\]{1,2}|:[A-Za-z]\w{0,63})"
+    r"|[\w./-]{0,64}\bpath/to/[\w./-]*|[\w.+-]{1,64}@example\.[a-z]{2,4}"
+)
+_IN_UNREAL = ("...", "\u2026", "/[", "/:", "path/to/", "@example.")
 _PLACE = re.compile(r"^.*\$(?:workspace|home)/")
 # Hashes, ids and what redaction or a cut left of them.
 _RANDOM = re.compile(
@@ -68,6 +74,8 @@ _GENERIC = frozenset(
     nativecommanderror exit_status message_id is_error tool_use_id status_code dev/null content-type
     application/json appdata iphone ipad get add
     todowrite activeform in_progress completed oldtext newtext old_string new_string assistant
+    exec_command write_stdin apply_patch createprocess createprocesscommon sigint sigterm github
+    sessionid sessionkey to_string unwrap_or_else env:1
     object_hook object_pairs_hook parse_float parse_int parse_constant raw_decode load_entry_point
     """.split()
 )
@@ -116,6 +124,7 @@ def _drop_noise(text: str) -> str:
     if any(sign in text for sign in _IN_INTERNAL):
         text = "\n".join(line for line in text.split("\n") if not _INTERNAL.search(line))
     text = _METADATA.sub("", text) if "[message_id:" in text or "(untrusted" in text else text
+    text = _UNREAL.sub("", text) if any(sign in text for sign in _IN_UNREAL) else text
     return _REDACTED.sub("", text) if "[REDACTED" in text else text
 
 

@@ -37,6 +37,11 @@ _KEY_NAME = re.compile(
     r"|shared|preshared|subscription|storage|service|webhook)[_ -]?)?key$"
 )
 _UUID = re.compile(TABLE["parts"]["UUID"])
+# Four letters that begin or go on as hardly a word does.
+_UNSPOKEN = re.compile(
+    r"\A(?:[^aeiouy]{3}|(?![bcfgkps]l|[bcdfgkptw]r|s[chkmnptw]|[cgkpstw]h|kn|wr|gn|ps|dw|tw)"
+    r"[^aeiouy]{2})|[jqvz](?![aeiouyz])|[bcdfghklmprstvwz][jqx]"
+)
 # A name that begins like a token and goes on in words.
 _WORDED_NAME = re.compile(r"[A-Za-z]+(?:[-_./](?:[a-z]+|[A-Z][a-z]+|[A-Z]+)\d{0,3})+")
 
@@ -192,6 +197,16 @@ def is_named(match: re.Match[str]) -> bool:
 def is_stated(match: re.Match[str]) -> bool:
     """Judge a value that a sentence gives."""
     return is_stated_value(match["value"], match["link"].strip("`\"'*_() \t") != "")
+
+
+def is_stated_password(match: re.Match[str]) -> bool:
+    """Judge a value that stands where only a password can."""
+    return is_stated_value(_value_of(match), True)
+
+
+def is_app_password(match: re.Match[str]) -> bool:
+    """Rule out four short words: one group at least must be unpronounceable."""
+    return any(map(_UNSPOKEN.search, _value_of(match).split()))
 
 
 def is_real(match: re.Match[str]) -> bool:

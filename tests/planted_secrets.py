@@ -483,6 +483,27 @@ _PLACES: list[tuple[str, str, str]] = [
     ("escaped newline", f'"x\\n{GITHUB}\\n"', GITHUB),
     ("in an address", f"https://x.dev/{GITHUB}/y", GITHUB),
     ("in a file name", f"rm /tmp/{GITHUB}.txt", GITHUB),
+    ("app password, mail behind", "[Telegram] kqzt wvbn axmr hjpl ann@corp.dev\n", "kqzt wvbn"),
+    ("app password, mail before", "ann@corp.dev\nkqzt wvbn axmr hjpl", "kqzt wvbn"),
+    ("app password, words", "my app password is kqzt wvbn axmr hjpl", "kqzt wvbn"),
+    ("app password, quoted", "App-specific password: `kqzt wvbn axmr hjpl`", "kqzt wvbn"),
+    (
+        "password behind an address",
+        "[12:00] ann@corp.dev rTq7mWp2Lk\n[message_id: 3]",
+        "rTq7mWp2Lk",
+    ),
+    ("password under an address", "ann@corp.dev\nrTq7mWp2Lk", "rTq7mWp2Lk"),
+    ("password of a host", "root@10.0.0.8 rTq7mWp2Lk", "rTq7mWp2Lk"),
+    ("password in Chinese prose", "\u660e\u6587\u5bc6\u7801 `gate778899`", "gate778899"),
+    ("password in Chinese, verb", "\u5bc6\u7801\u662fgate778899", "gate778899"),
+    ("password in prose", "the camera has the password `gate778899`.", "gate778899"),
+    ("user and password", "- `10.0.0.8` / `admin` / `gate778899` / `channel=1`", "gate778899"),
+    ("user over password", "10.0.0.8\nadmin \ngate778899\n", "gate778899"),
+    ("recipient's number", '{"recipient": "+491701234567"}', "+491701234567"),
+    ("whatsapp header", "[WhatsApp +491701234567 +3m 2026-02-03 17:30 UTC] Hi", "+491701234567"),
+    ("sender's number", '{"sender": "+491701234567", "x": 1}', "+491701234567"),
+    ("telegram header", "[Telegram Ann Lee (@annlee) id:5551234567 +1h 2026] hi", "annlee"),
+    ("email of a company", "write to contact@leeworks.co", "contact@leeworks.co"),
     ("email", "ask ann.lee@corp.dev", "ann.lee@corp.dev"),
 ]
 
@@ -507,6 +528,12 @@ CASES = list(_cases())
 
 # What only looks like a secret.
 HARMLESS = [
+    "[Telegram] they will also send ann@example.com\nthis must have been\n",
+    "The app password has four long words: that will also work",
+    "ann@example.com 1a2b3c4\nbob@example.com 2026-02-09T12:00\nann@example.com second-line",
+    "enter the password `hunter` twice; the password `config.yaml` names; git@github.com main",
+    "admin / member / guest; root/abc123; admin\nsrc2\nadmin / user_v2.ts",
+    "[WhatsApp Web] +12 lines; [Telegram] id: 42; version +20260203",
     f"github.com/x/y v1.2.3 h1:{draw(B64, 43)}=",
     f"github.com/x/y v1.2.3/go.mod h1:{draw(B64, 43)}=",
     f'"integrity": "sha512-{draw(B64, 86)}=="',

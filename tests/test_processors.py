@@ -54,6 +54,20 @@ def test_the_terms_of_a_score_add_up(names: list[str]) -> None:
     assert ("continued" in {t["term"] for t in graded["score_terms"]}) == bool(names)
 
 
+@pytest.mark.parametrize(
+    ("text", "terms"),
+    [
+        ("FAILED tests/a.py::test_b - PermissionErro...", ["tests/a.py", "test_b"]),
+        ("error: unknown command or flag", []),
+        ("open path/to/resolved-file.go for you@example.com", []),
+        ("src/app/lessons/[lessonId]/x and /users/:userId/posts", []),
+        ("write_stdin failed: rerun exec_command", []),
+    ],
+)
+def test_cut_words_parameters_and_placeholders_are_not_terms(text: str, terms: list[str]) -> None:
+    assert find_salient_tokens([text]) == terms
+
+
 def test_reward_terms_are_concrete_tokens_of_the_requests_own_evidence() -> None:
     text = (
         "node:internal/process/promises:332\n  triggerUncaughtException(err);\n"

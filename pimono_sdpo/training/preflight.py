@@ -83,11 +83,14 @@ def add_rollouts(found: Json, prepared: Prepared, hardware: Hardware) -> Json:
     return {**found, **sampled, "memory": memory, "stops": stops}
 
 
-def refuse(found: Json, forced: bool) -> None:
-    """Raise TrainingInputError with the first reason not to train; with --force, only print it."""
+def refuse(found: Json, forced_by: str) -> None:
+    """Raise TrainingInputError with the first reason not to train.
+
+    When something forces the training, such as --force, the reasons are only printed after it.
+    """
     stops = found["stops"]
-    if stops and forced:
-        say(f"--force trains all the same: {' '.join(stops)}")
+    if stops and forced_by:
+        say(f"{forced_by} trains all the same: {' '.join(stops)}")
     elif stops:
         more = f" (and {len(stops) - 1} more)" if len(stops) > 1 else ""
         raise TrainingInputError(f"{stops[0]}{more} Give --force to train all the same.")
@@ -113,15 +116,20 @@ def _summarise_lengths(lengths: Sequence[int], budget: int | None) -> Json:
 def as_text(found: Json) -> str:
     """Lay out what was found, a line for each part of it."""
     return "\n".join(
-        f"{name.replace('_', ' '):<22}{_describe(value)}"
+        f"{_spell(name):<22}{_describe(value)}"
         for name, value in found.items()
         if name != "stops" and value
     )
 
 
+def _spell(name: str) -> str:
+    """Return a name of the report in words."""
+    return name.replace("_gib", " in GiB").replace("_", " ")
+
+
 def _describe(value: Any) -> str:
     if isinstance(value, dict):
-        shown = {key.replace("_", " "): item for key, item in value.items() if item is not None}
+        shown = {_spell(key): item for key, item in value.items() if item not in (None, {})}
         return ", ".join(
             f"{name} ({_describe(item)})" if isinstance(item, dict) else f"{name} {_describe(item)}"
             for name, item in shown.items()

@@ -238,7 +238,9 @@ class Run:
             prepared = method.build(fitted)
             found = add_rollouts(found, prepared, hardware)
         say(as_text(found))
-        refuse(found, job.force)
+        given = any(word.partition("=")[0] == "--force" for word in self.command)
+        by = "--force" if given else f"`force: true` in the recipe {self.recipe}"
+        refuse(found, by if job.force else "")
         before["preflight"] = found
         return None if only_look else prepared or method.build(fitted)
 

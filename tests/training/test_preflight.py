@@ -120,12 +120,12 @@ def test_the_gap_is_what_feedback_adds(
     assert found == json.loads(json.dumps(found, allow_nan=False))
     if gap > 0:
         assert found["stops"] == []
-        refuse(found, forced=False)
+        refuse(found, forced_by="")
         assert "gap 0.5," in as_text(found)
     else:
         with pytest.raises(TrainingInputError, match=r"no better with the feedback.*--force"):
-            refuse(found, forced=False)
-        refuse(found, forced=True)
+            refuse(found, forced_by="")
+        refuse(found, forced_by="--force")
         said = capsys.readouterr().out.strip().splitlines()[-1]
         assert said.startswith("--force trains all the same: The model does no better with the")
 
@@ -207,6 +207,9 @@ def test_the_job_looks_and_writes_nothing(
     assert script().main(argv) == 0
     told = capsys.readouterr().out
     assert re.search(r"rollouts +rows 2, completions 4, reward mean", told)
+    assert "`force: true` in the recipe tiny.yaml trains all the same: " in told
+    assert re.search(r"memory +parts in GiB \(.*\), total in GiB 0", told)
+    assert "left out" not in told, "nothing was"
     assert "steps 4," in told
     assert not out.exists()
 
@@ -233,7 +236,7 @@ def test_nothing_is_loaded_when_a_cheap_check_speaks_against_it(
     fitted = method.fit(*method.load_rows(str(filtered)))
     old = Hardware("t4-small", 16.0, 0.4, bfloat16=False)
     with pytest.raises(TrainingInputError, match="t4-small cannot compute in bfloat16; give"):
-        refuse(preflight(method, fitted, old), forced=False)
+        refuse(preflight(method, fitted, old), forced_by="")
     assert script().main(argv) == 2
     assert "The model `" in capsys.readouterr().err, "without a reason the weights are opened"
 
