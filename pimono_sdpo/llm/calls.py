@@ -11,6 +11,7 @@ import json
 import os
 import sqlite3
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -148,6 +149,8 @@ class Store:
         self.path = path
         self._held = threading.local()
         with self._open() as connection:
+            # The write lock is taken first: a reader that becomes a writer is refused at once.
+            connection.execute("begin immediate")
             connection.execute(schema)
 
     @contextmanager
@@ -157,7 +160,7 @@ class Store:
             if getattr(self._held, "process", None) != os.getpid():
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 opened = sqlite3.connect(self.path, timeout=LOCK_SECONDS)
-                opened.execute("pragma journal_mode = wal")
+                _write_ahead(opened)
                 opened.execute("pragma synchronous = normal")
                 self._held.process, self._held.connection = os.getpid(), opened
             connection: sqlite3.Connection = self._held.connection
@@ -170,6 +173,19 @@ class Store:
                 f"Cannot use the journal `{self.path}` ({error}); give another folder, or "
                 "free disk space."
             ) from error
+
+
+def _write_ahead(connection: sqlite3.Connection) -> None:
+    """Change to write-ahead logging, for which SQLite does not wait when the file is locked."""
+    until = time.monotonic() + LOCK_SECONDS
+    while True:
+        try:
+            connection.execute("pragma journal_mode = wal")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > until:
+                raise
+            time.sleep(0.01)
 
 
 class Journal(Store):

@@ -5,7 +5,9 @@ import multiprocessing
 import os
 import signal
 import sqlite3
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -176,3 +178,15 @@ def test_ctrl_c_ends_all_rows_whichever_it_meets(at: int) -> None:
         signal.signal(signal.SIGINT, before)
     assert at in begun
     assert sorted(cleaned) == sorted(begun)
+
+
+def test_a_new_journal_may_be_opened_by_many_at_once(tmp_path: Path) -> None:
+    together = threading.Barrier(4)
+
+    def open_all(worker: int) -> None:
+        for number in range(60):
+            together.wait(60)
+            Journal(tmp_path / f"{number}.sqlite").usage()
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(open_all, range(4)))
