@@ -11,7 +11,12 @@ from typing import NamedTuple
 
 from pimono_sdpo.shell import MAX_CHARS, Pipeline, Stage, parse_command
 
-_FOUND = re.compile(r"(?:(?P<file>[^\s:]{1,300}\.\w{1,10}):)?\d{1,7}:(?P<text>.*)")
+# A line with its number, and the name of its file where several were searched.
+_NUMBERED = re.compile(
+    r"(?:(?P<file>[^\s:]{1,300}?\.\w{1,10})[:-])?\s*\d{1,7}[:\t→|-](?P<text>.*)"
+)
+_DIFFED = re.compile(r"\+\+\+ (?:b/)?(\S+)")
+_NAMED = re.compile(r"[^\s'\"`;|&<>=,]{0,300}\.[A-Za-z]\w{0,9}(?![\w.])")
 
 
 def find_copies(command: str) -> list[tuple[str, str]]:
@@ -31,25 +36,33 @@ def find_copies(command: str) -> list[tuple[str, str]]:
     return found
 
 
-def find_matched_lines(command: str, output: str) -> list[tuple[str, str]]:
-    """Return the lines that a search has shown, as (file, line).
+def find_shown_lines(command: str, output: str) -> dict[str, str]:
+    """Return lines that a command has shown, by the files that they may be of.
 
-    >>> find_matched_lines("grep -n 'let' a.ts", "3:let a = 1;")
-    [('a.ts', 'let a = 1;')]
+    >>> find_shown_lines("cd src && grep -n 'let' a.ts", "3:let a = 1;")
+    {'src/a.ts': 'let a = 1;'}
+    >>> find_shown_lines("git diff", "+++ b/a.ts\\n@@ -1 +1 @@\\n let a\\n-let b\\n+let c")
+    {'a.ts': 'let a\\nlet c'}
     """
-    folder, pipelines = _split_folder(command)
-    stages = pipelines[0].stages if len(pipelines) == 1 else ()
-    if not stages or stages[0].program not in {"grep", "rg"}:
-        return []
-    if any(stage.program not in {"grep", "rg", "head", "tail", "sort"} for stage in stages):
-        return []
-    last = stages[0].arguments[-1] if stages[0].arguments else ""
-    found = []
+    found: dict[str, list[str]] = {}
+    file = ""
+    is_diff = "\n+++ " in f"\n{output}"
     for line in output.split("\n"):
-        match = _FOUND.fullmatch(line)
-        if match and (match["file"] or last):
-            found.append((_join_path(folder, match["file"] or last), match["text"]))
-    return found
+        if is_diff:
+            header = _DIFFED.match(line)
+            file = header[1] if header else file
+            if not header and not line.startswith(("-", "@@")):
+                found.setdefault(file, []).append(line[1:])
+        elif match := _NUMBERED.match(line):
+            found.setdefault(match["file"] or "", []).append(match["text"])
+        else:
+            found.setdefault("", []).append(line)
+    named = dict.fromkeys(_NAMED.findall(command[:MAX_CHARS]))
+    folder = _split_folder(command)[0]
+    texts = {name: "\n".join(lines) for name, lines in found.items()}
+    nameless = texts.pop("", "")
+    texts = {name: nameless for name in named if nameless.strip()} | texts
+    return {_join_path(folder, name): text for name, text in texts.items()}
 
 
 class Shows(NamedTuple):
@@ -109,6 +122,8 @@ _FORMATTERS = {
     re.compile(sign, re.MULTILINE): kinds.split() for sign, kinds in _TABLE["formatters"].items()
 }
 _PACKAGES = re.compile(rf"\b(?:{'|'.join(sorted(_WORDS['packages']))})\b")
+# They read the manifests, and write elsewhere.
+_INSTALLS = re.compile(r"pip3? |uv (?:tool|pip|sync|run) ")
 _READING_TARGET = re.compile(rf"(?:{'|'.join(sorted(_WORDS['reading_targets']))})(?::\w+)*")
 _NOTHING_NEW = re.compile(r"\s*(?:Already up to date\.|Already on '[^'\n]*')\s*")
 
@@ -332,7 +347,8 @@ def _find_stage_changes(stage: Stage, command: str, output: str, is_alone: bool)
         if not _INLINE.search(command):
             return None if [word for word in rest if not word.startswith("-")] else set()
         return _find_written(command, program)
-    return set(_WORDS["manifests"]) if _PACKAGES.search(text) else set()
+    changes_manifests = _PACKAGES.search(text) and not _INSTALLS.match(text)
+    return set(_WORDS["manifests"]) if changes_manifests else set()
 
 
 def _find_code(stage: Stage) -> set[str]:
