@@ -41,7 +41,8 @@ _LOOKS_NUMBERED = re.compile(r"\s*\d{1,7}(?:#\w{1,8})?\s?[→\t|:]")
 # What an extension, a hook or a queue did instead of the call.
 _VETO = re.compile(
     r"\W{0,8}(?:(?:HARD )?BLOCK(?:ED)?\b|RETRYABLE\b|(?:User )?cancelled\b"
-    r"|Skipped due to queued user|Interrupted by user|execution error: Io\(|apply_patch[^\n]{0,500}sandbox helper failed"
+    r"|Skipped due to queued user|Interrupted by user|execution error: Io\("
+    r"|apply_patch[^\n]{0,500}sandbox helper failed"
     r"|(?:Operation |Tool |Command |Edit )?(?:blocked|denied|rejected) by\b"
     r"|\w+ hook (?:error|blocked)"
     r"|User (?:cancelled|declined|denied)|Permission to use)",

@@ -12,9 +12,7 @@ from typing import NamedTuple
 from pimono_sdpo.shell import MAX_CHARS, Pipeline, Stage, parse_command
 
 # A line with its number, and the name of its file where several were searched.
-_NUMBERED = re.compile(
-    r"(?:(?P<file>[^\s:]{1,300}?\.\w{1,10})[:-])?\s*\d{1,7}[:\t→|-](?P<text>.*)"
-)
+_NUMBERED = re.compile(r"(?:(?P<file>[^\s:]{1,300}?\.\w{1,10})[:-])?\s*\d{1,7}[:\t→|-](?P<text>.*)")
 _DIFFED = re.compile(r"\+\+\+ (?:b/)?(\S+)")
 _NAMED = re.compile(r"[^\s'\"`;|&<>=,]{0,300}\.[A-Za-z]\w{0,9}(?![\w.])")
 
@@ -118,9 +116,6 @@ def _join_path(folder: str, name: str) -> str:
 _TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 _WORDS = {name: frozenset(_TABLE[name].split()) for name in _TABLE if isinstance(_TABLE[name], str)}
 _IN_PLACE = {program: re.compile(option) for program, option in _TABLE["in_place"].items()}
-_FORMATTERS = {
-    re.compile(sign, re.MULTILINE): kinds.split() for sign, kinds in _TABLE["formatters"].items()
-}
 _PACKAGES = re.compile(rf"\b(?:{'|'.join(sorted(_WORDS['packages']))})\b")
 # They read the manifests, and write elsewhere.
 _INSTALLS = re.compile(r"pip3? |uv (?:tool|pip|sync|run) ")
@@ -209,22 +204,10 @@ _READS_EACH = re.compile(
 
 @dataclass
 class Changes:
-    """What a command line may have changed.
-
-    names      named files
-    formatted  files edited before, by a formatter
-    anything   any file
-    fixed      how many files a formatter says it has rewritten, None if it does not say
-    clean      a formatter checked all files and changed none
-    formats    a formatter ran that may have rewritten any file, whether edited or not
-    """
+    """What a command line may have changed: the files that it names, or `anything`."""
 
     names: set[str] = field(default_factory=set)
-    formatted: bool = False
     anything: bool = False
-    fixed: int | None = None
-    clean: bool = False
-    formats: bool = False
 
 
 def find_changes(command: str, output: str) -> Changes:
@@ -241,12 +224,12 @@ def find_changes(command: str, output: str) -> Changes:
         for stage in pipeline.stages:
             changes.anything |= _is_script(stage)
             if stage.program in _WORDS["runners"] and _SAYS_FIXED.search(_TELLS.sub("", output)):
-                changes.formats = True
+                changes.anything = True
             changes.names.update(stage.targets)
             if stage.role == "runs" and _CHECKS.search(
                 " ".join((stage.program, *stage.arguments[:3]))
             ):
-                _note_check(stage, output if is_shown else None, changes)
+                changes.anything |= _may_format(stage, output if is_shown else None)
                 continue
             is_alone = (
                 is_shown and len(pipelines) <= 2 and pipelines[0].stages[0].program in {"cd", "git"}
@@ -284,21 +267,12 @@ def _is_script(stage: Stage) -> bool:
     return bool(words) and not _READING_TARGET.fullmatch(words[0]) and stage.program != "cargo"
 
 
-def _note_check(stage: Stage, output: str | None, changes: Changes) -> None:
-    """Note what a check that also formats says it has done."""
-    text = " ".join((stage.program, *stage.arguments))
-    if output is None:
-        changes.formatted = True
-    elif counts := _FIXED.findall(output):
-        changes.formatted = True
-        changes.fixed = sum(int(a or b) for a, b in counts)
-    elif _CLEAN.search(output):
-        # A hook may have checked only some files.
-        changes.clean = stage.program != "git"
-    elif _HOOKS.search(output):
-        changes.formatted = True
-    if _FORMATS.search(text) and not changes.clean:
-        changes.formats = True
+def _may_format(stage: Stage, output: str | None) -> bool:
+    """Return whether a check may have rewritten files: not if its output says that it has not."""
+    if output is not None and stage.program != "git" and _CLEAN.search(output):
+        return False
+    says = output is None or _FIXED.search(output) or _HOOKS.search(output)
+    return bool(says or _FORMATS.search(" ".join((stage.program, *stage.arguments))))
 
 
 def _runs_for_each(command: str) -> bool:
@@ -373,12 +347,3 @@ def _find_written(code: str, program: str) -> set[str] | None:
     opened = [single or double for single, double in _OPENS.findall(code)]
     rest = _OF_FILE.sub("", _OPENS.sub("", code))
     return None if _WRITES.search(rest) else set(opened)
-
-
-def find_formatted_suffixes(text: str) -> set[str]:
-    """Return the suffixes the formatter may touch (`*` for any), or none if unknown.
-
-    >>> sorted(find_formatted_suffixes("> ruff format ."))
-    ['ipynb', 'py', 'pyi', 'pyw']
-    """
-    return {kind for sign, kinds in _FORMATTERS.items() if sign.search(text) for kind in kinds}

@@ -137,7 +137,6 @@ class File:
     whole     the text, if all of it is known
     pieces    otherwise the runs of lines that were seen
     older     texts and runs of lines seen before something happened that may have changed the file
-    edited    the session has changed it since a formatter ran
     by_tool     the session has read or written it with a file tool; None if that is unknown
     is_refused  the harness wants it to be read before it is edited
     """
@@ -145,7 +144,6 @@ class File:
     whole: str | None = None
     pieces: list[str] = field(default_factory=list)
     older: list[str] = field(default_factory=list)
-    edited: bool = False
     by_tool: bool | None = False
     is_refused: bool = False
     # For some pieces the number of the first line, and whether the last is the file's last.
@@ -199,7 +197,6 @@ class File:
     def write(self, text: str) -> None:
         """Learn the text from a write."""
         self.see(text, is_whole=True)
-        self.edited = True
 
     def hint(self, text: str) -> None:
         """Learn lines among others that something has shown; where they stand is unknown."""
@@ -220,7 +217,7 @@ class File:
     def forget(self) -> None:
         """Forget everything."""
         self.whole, self.pieces, self.older = None, [], []
-        self.edited, self.placed = False, {}
+        self.placed = {}
 
     def predict(self, edits: Sequence[Edit], in_turn: bool = False) -> Outcome | None:
         """Predict how edits of the file end; None if what is known does not decide it.
@@ -263,8 +260,8 @@ class File:
         # The text may be in a part that is not known, a short one in several.
         if self.whole is None and len(old.strip()) < MIN_IN_PARTS:
             return None
-        texts = self.texts if count else self.older
-        return "ok" if 1 == max((count_alike(text, old) for text in texts if old in text), default=0) else None
+        texts = [text for text in (self.texts if count else self.older) if old in text]
+        return "ok" if max((count_alike(text, old) for text in texts), default=0) == 1 else None
 
     def predict_lines(self, hunks: Sequence[Edit]) -> Outcome | None:
         """Predict how a patch ends whose hunks are whole lines, each looked up after the last."""
@@ -332,7 +329,7 @@ class File:
             is_shown = any(new in piece for piece in self.pieces)
             if self.whole is None and new.strip() and not is_shown:
                 self.pieces.append(new)
-        self.edited, self.placed = True, {}
+        self.placed = {}
         # Some versions interpret these as JavaScript's `replace` does.
         if any(_PATTERN.search(edit.new) for edit in edits):
             self.age()

@@ -146,11 +146,8 @@ class Beginnings:
                 output = result.text if result else ""
                 changes = find_changes(find_text(given, "command"), output)
                 is_pattern = any(_PATTERN.search(name) for name in changes.names)
-                if changes.anything or changes.formats or changes.fixed or is_pattern:
+                if changes.anything or is_pattern:
                     break
-                if changes.formatted:
-                    files = workspace.files.items()
-                    changed |= {path for path, file in files if file.edited}
                 names = ("/" + name.lstrip("./~").rstrip("/") for name in changes.names)
                 tails += tuple(tail for tail in names if tail != "/")
             elif event.tool_name != "read":

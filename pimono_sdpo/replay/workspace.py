@@ -5,7 +5,7 @@ As JSON: {"cwd": "/w", "files": {"/w/a.ts": {"whole": "...", "pieces": [...], "s
 
 import posixpath
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -28,7 +28,6 @@ from pimono_sdpo.replay.commands import (
     Changes,
     find_changes,
     find_copies,
-    find_formatted_suffixes,
     find_shown_file,
     find_shown_lines,
 )
@@ -37,23 +36,6 @@ from pimono_sdpo.traces.events import Event
 from pimono_sdpo.traces.harness import HARNESSES, pi
 from pimono_sdpo.traces.harness.base import FileTools
 from pimono_sdpo.traces.harness.blocks import is_refusal
-
-
-def apply_formatter(files: Mapping[str, File], changes: Changes, kinds: set[str]) -> None:
-    """Follow the run of a formatter that touches files of these suffixes, of any without them."""
-    touched = [
-        file
-        for path, file in files.items()
-        if not kinds or "*" in kinds or path.rsplit(".", 1)[-1].lower() in kinds
-    ]
-    edited = [file for file in touched if file.edited]
-    if changes.fixed is not None and changes.fixed > len(edited):
-        edited = touched  # somebody else has edited, too
-    for file in edited:
-        if changes.formatted and changes.fixed != 0 and not changes.clean:
-            file.age()
-        file.edited = False
-
 
 _KNOWN = re.compile("|".join(h.files.read_only for h in HARNESSES if h.files.read_only))
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
@@ -114,10 +96,10 @@ class Workspace:
     # Something outside of the session changes its files.
     unsettled: bool = False
     resumed: bool = False
+    # Newer versions of Claude Code count what a command has shown as read.
+    only_tools_read: bool = False
     # What others have said; a file that they name may have been read for the agent.
     heard: list[str] = field(default_factory=list)
-    # What the formatters that have run so far touch.
-    kinds: set[str] = field(default_factory=set)
     last_heard: str = ""
 
     def file(self, path: str) -> File:
@@ -152,7 +134,9 @@ class Workspace:
         if is_invalid(given):
             return "invalid"
         file, edits = self.files.get(self.absolute(find_path(given))), read_edits(given)
-        unread = False
+        unread, is_openclaw = False, ".openclaw" in self.absolute(find_path(given))
+        if is_openclaw and "edits" not in given and any(not edit.new for edit in edits):
+            return "invalid"
         if self.tools.reads_first:
             if any(edit.old == edit.new for edit in edits):
                 return "no_change"  # refused before the file is looked at
@@ -169,11 +153,13 @@ class Workspace:
 
     def _must_read(self, path: str, file: File | None, edits: Sequence[Edit]) -> bool:
         """Whether a harness that wants files to be read first refuses to edit this one."""
-        if file and (file.is_refused or file.by_tool):
-            return file.is_refused
+        if (file and (file.is_refused or file.by_tool is not False)) or self.resumed:
+            return bool(file and file.is_refused)
+        # Another path may lead to it, or somebody who names it may have attached it.
         name = posixpath.basename(_use_slashes(path))
-        is_unknown = self.resumed or (file and file.by_tool is None) or not all(e.old for e in edits)
-        return not is_unknown and not any(name in text for text in self.heard)
+        by_tool = (known for known, other in self.files.items() if other.by_tool is not False)
+        told = [*self.heard, *(by_tool if self.only_tools_read else self.files)]
+        return all(edit.old for edit in edits) and not any(name in one for one in told)
 
     def predict_patch(self, patches: Sequence[Patch]) -> Outcome | None:
         """Predict how a patch of several files ends."""
@@ -263,6 +249,7 @@ class Workspace:
             else:
                 file.age()
             file.by_tool, file.is_refused = True, False
+            self.only_tools_read = "file state is current" not in result.text
             self._hint(path, result.text)
 
     def _read(self, path: str, given: dict[str, Any], text: str) -> None:
@@ -276,12 +263,8 @@ class Workspace:
     def ran(self, command: str, result: Event) -> None:
         """Learn from a command that has run."""
         changes = find_changes(command, result.text)
-        if changes.formatted or changes.clean:
-            self.kinds |= find_formatted_suffixes(f"{command}\n{result.text}")
         self._note(changes)
-        copies = (
-            [] if result.is_error or changes.anything or changes.formats else find_copies(command)
-        )
+        copies = [] if result.is_error or changes.anything else find_copies(command)
         for source, target in copies:
             known = self.files.get(self.absolute(source))
             if known:
@@ -303,10 +286,8 @@ class Workspace:
             self.file(path).hint(text)
 
     def _note(self, changes: Changes) -> None:
-        if changes.anything or changes.formats:
+        if changes.anything:
             self.spoil_all()
-        elif changes.formatted or changes.clean:
-            apply_formatter(self.files, changes, self.kinds)
         for name in changes.names:
             self._spoil(name)
 

@@ -9,7 +9,7 @@ from pimono_sdpo.replay.calls import parse_read, read_edits
 from pimono_sdpo.replay.commands import find_changes
 from pimono_sdpo.replay.files import Edit, File, Outcome
 from pimono_sdpo.replay.workspace import is_read_only
-from pimono_sdpo.traces.events import Event
+from pimono_sdpo.traces.events import Event, Kind
 from pimono_sdpo.traces.harness import find_harness
 from tests.predictions import predictions
 
@@ -41,7 +41,8 @@ def last(steps: list[Step], harness: str) -> Outcome | None:
     for number, (name, given, text, failed) in enumerate(steps):
         at, call_id, asked = 2 * number, f"c{number}", json.dumps(given)
         if name in {"user", "other"}:
-            events += [Event(at, name, text), Event(at + 1, "other")]
+            kind: Kind = "user" if name == "user" else "other"
+            events += [Event(at, kind, text), Event(at + 1, "other")]
             continue
         events += [
             Event(at, "tool_call", call_id=call_id, tool_name=name, arguments=asked),
@@ -65,8 +66,10 @@ def last(steps: list[Step], harness: str) -> Outcome | None:
         ([read("import a\n\nlet x = 1"), edit("let z")], None),
         ([read("File unchanged since last read."), edit("let z")], None),
         # It has to be read before it is edited.
-        ([bash("cat /w/a.ts", TEXT), edit("let y = x")], "unread"),
+        ([bash("cat /w/a.ts", TEXT), edit("let y = x")], None),
         ([edit("let y = x")], "unread"),
+        ([tool("write", file_path="/w/b.ts", content="let z"), edit("let z", file_path="/w/b.ts"),
+          bash("cat /w/a.ts", TEXT), edit("let y = x")], "unread"),
         ([("user", {}, "Look at @src/a.ts", False), edit("let y = x")], None),
         # After "No response requested." the session goes on without what it had read.
         ([read(), ("other", {}, "No response requested.", False), edit("let y = x")], None),
@@ -205,7 +208,7 @@ def test_a_malformed_edit_voids_the_call() -> None:
         ("git reset --hard", "", True, set()),
         ("gh pr checkout 3", "", True, set()),
         ("node --version", "", False, set()),
-        ("npx eslint --fix .", "", False, set()),
+        ("npx eslint --fix .", "", True, set()),
         ("tar xf a.tgz", "", True, set()),
         ("npx some-generator", "", True, set()),
         ("npx tsx src/cli.ts --help 2>&1 | head -5", "", False, set()),
@@ -260,7 +263,7 @@ def test_installing_changes_what_names_the_packages() -> None:
 )
 def test_scripts_and_what_is_hidden_may_change_any_file(command: str, output: str) -> None:
     changes = find_changes(command, output)
-    assert changes.anything or changes.formats
+    assert changes.anything
 
 
 @pytest.mark.parametrize(

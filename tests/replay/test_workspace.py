@@ -121,6 +121,8 @@ def test_a_call_without_what_it_needs_is_refused_before_the_file_is_read() -> No
     assert expected(call_without) == ["invalid"]
     mixed = [call("edit", path="a.ts", old_string="let y = x", newText="q"), result("edit", "ok")]
     assert expected(read("a.ts", TEXT), mixed) == ["ok"]
+    empty = [call("edit", path="/w/.openclaw/a.ts", oldText="x", newText=""), result("edit", "no", error=True)]  # fmt: skip
+    assert expected(empty) == ["invalid"]
     other = [call("edit", path="new.ts", hashes=["a"]), result("edit", "done")]
     assert expected(other) == [None]
 
