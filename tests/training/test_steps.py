@@ -130,9 +130,6 @@ def test_a_killed_run_goes_on_to_the_same_weights_past_a_damaged_checkpoint(
     assert second.progress.resumed_at == [stop]
     assert second.progress.started_at == first.progress.started_at
     assert 0 < second.progress.before <= part["train_runtime"] < whole["train_runtime"]
-    per_second = whole["train_samples_per_second"]
-    assert per_second == pytest.approx(6 * 2 / whole["train_runtime"], abs=1e-3)
-    assert whole["train_loss"] == pytest.approx(straight[1]["train_loss"], abs=1e-6)
     for adapter in ("default", "teacher"):
         expected = adapter_state(straight[0].trainer, adapter)
         resumed = adapter_state(second.trainer, adapter)
