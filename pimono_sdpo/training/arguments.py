@@ -32,6 +32,9 @@ class GuardedSDPOConfig(GuardOptions, SDPOConfig):  # type: ignore[misc] # TRL s
         "themselves (rft), or the reward beside its group's mean (grpo).",
         default="sdpo",
     )
+    sample_at_once: int | None = argument(
+        "Completions that a process samples together, of those of a step; fewer need less memory."
+    )
 
 
 @dataclass
@@ -177,7 +180,9 @@ def find_recipe(name: str) -> Path:
 
 # The least that these options can be.
 LEAST = {"seed": 0, "preflight_rows": 0}
-LEAST |= dict.fromkeys(("max_samples", "eval_generations", "generations", "feedback_tokens"), 1)
+LEAST |= dict.fromkeys(
+    ("max_samples", "eval_generations", "generations", "feedback_tokens", "sample_at_once"), 1
+)
 
 
 ABOUT = """\

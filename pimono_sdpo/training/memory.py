@@ -94,7 +94,7 @@ def advise(args: Any, model_args: ModelConfig) -> str:
         "a smaller --per_device_train_batch_size with more --gradient_accumulation_steps": (
             args.per_device_train_batch_size == 1
         ),
-        "a smaller --steps_per_generation": getattr(args, "steps_per_generation", 1) == 1,
+        "a smaller --sample_at_once": getattr(args, "sample_at_once", 1) == 1,
     }
     lengths = ("max_completion_length", "max_prompt_length", "max_reprompt_len", "max_length")
     smaller = [f"a smaller --{name}" for name in lengths if hasattr(args, name)]
@@ -129,6 +129,7 @@ def estimate_sdpo(
     logits = batch * completion * config.get_text_config().vocab_size
     policy = POLICY_COPIES * 4 * logits if args.distillation_weight < 1 else 0
     taught = batch * (args.max_reprompt_len + completion) if args.distillation_weight else 0
+    sampled = batch * args.steps_per_generation
     cached = sum(size * min(prompt_tokens + completion, most) for size, most in cache)
     return {
         "base weights": base,
@@ -140,7 +141,7 @@ def estimate_sdpo(
         "logits": LOGIT_COPIES * logits * width
         + CHUNK_COPIES * 4 * min(logits, CHUNK_ELEMENTS)
         + policy,
-        "generation cache": batch * args.steps_per_generation * cached * width,
+        "generation cache": min(sampled, args.sample_at_once or sampled) * cached * width,
         "CUDA context": CONTEXT,
     }
 

@@ -161,10 +161,10 @@ class Run:
     def train(self) -> None:
         """Train on the rows, then give OUTPUT its adapter, report and run log, and publish them."""
         job, args, method, folder = self.job, self.args, self.method, self.folder
-        method.load_model()
         dataset = method.find_rows()
         loaded, kept_back = method.load_rows(dataset)
         report = method.load_report(dataset)
+        method.load_model()
         start = resume.started_with(method, loaded, kept_back)
         found = None if job.overwrite else resume.check_same_start(folder, start)
         before = found or {}

@@ -72,6 +72,11 @@ class SDPO(Method):
                 f"--save_steps {args.save_steps:g} is in the middle of a batch of rollouts, which "
                 "no checkpoint keeps; give a multiple of --num_iterations."
             )
+        if args.num_iterations > 1 and args.steps_per_generation % args.gradient_accumulation_steps:
+            raise TrainingInputError(
+                f"--num_iterations {args.num_iterations} would repeat completions within one "
+                "update; leave out --steps_per_generation (--sample_at_once saves memory)."
+            )
         if args.use_teacher_server:
             raise TrainingInputError(
                 "--use_teacher_server is not supported: the loss in float32 needs all logits of "

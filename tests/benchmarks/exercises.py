@@ -40,7 +40,6 @@ SMALL: dict[str, Any] = {
     "generations": 384,
     "per_device_train_batch_size": 32,
     "gradient_accumulation_steps": 1,
-    "steps_per_generation": 1,
     "gradient_checkpointing": False,
     "max_completion_length": 64,
     "max_prompt_length": 640,

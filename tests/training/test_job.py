@@ -193,6 +193,10 @@ def test_the_job_takes_all_from_the_hub_and_publishes_its_adapter(
             ("--config=tiny", "--dataset", "./gone", "--num_iterations", "4"),
             "--save_steps 2 is in the middle of a batch of rollouts",
         ),
+        (
+            ("--config=qwen3_4b", "--num_iterations", "4", "--steps_per_generation", "8"),
+            "--num_iterations 4 would repeat completions within one update",
+        ),
         (("--config=tiny", "--mode", "card"), "holds no finished run"),
         (("--config=tiny", "--mode", "prepare"), "give --dataset (rows) or --source (traces)"),
     ],
@@ -246,8 +250,8 @@ def test_the_recipes_that_learn_state_completions_and_verify(recipe: str) -> Non
     batch = args.per_device_train_batch_size * args.gradient_accumulation_steps
     assert args.max_steps * batch == given.generations == 4096
     assert args.generation_batch_size % args.num_generations == 0
-    # Otherwise TRL would sample from older weights and correct for it.
-    assert args.gradient_accumulation_steps % args.steps_per_generation == 0
+    # Otherwise TRL would sample from older weights, or repeat completions within one update.
+    assert args.gradient_accumulation_steps == args.steps_per_generation
     assert (given.reward, given.gate, given.tools) == ("verifiers", ["tool_calls"], "pi")
     assert args.success_reward_threshold == 1.0
     assert (args.teacher_update_rate, args.environment_feedback_only_without_solution) == (
