@@ -18,12 +18,19 @@ from pathlib import Path
 import typer
 
 from pimono_sdpo.errors import OutputError, SourceError
-from pimono_sdpo.filtering import FilterOptions, Json, merge_parts, run_filter, run_part
+from pimono_sdpo.filtering import (
+    FilterOptions,
+    Json,
+    Usage,
+    merge_parts,
+    run_filter,
+    run_part,
+    usage_table,
+)
 from pimono_sdpo.options import argument, changed, option, options
 from pimono_sdpo.push import PushResult, push_folder
 from pimono_sdpo.runs.engine import EngineName
 from pimono_sdpo.runs.folders import require_disjoint
-from pimono_sdpo.runs.progress import Usage, usage_table
 from pimono_sdpo.traces.own_sessions import (
     WORDS,
     check_word,
