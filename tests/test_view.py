@@ -133,7 +133,7 @@ def test_episodes_are_looked_up_one_by_one(tmp_path: Path) -> None:
 
 
 def test_the_same_folder_gives_the_same_page(rows: Path) -> None:
-    assert render_view(rows, "rows", [], 10) == render_view(rows, "rows", None, 10)
+    assert render_view(rows, "rows", [], 10) == render_view(rows, "rows", [], 10)
 
 
 def test_nothing_a_trace_says_is_markup(rows: Path) -> None:
@@ -241,7 +241,7 @@ def test_a_training_shows_before_and_after_its_curves_and_what_it_sampled(tmp_pa
     for entry in log["log_history"][-2:]:
         entry["self_distillation/reward_mean"] = 0.8
     (tmp_path / "run.json").write_text(json.dumps(log))
-    view = view_of(render_view(tmp_path, "out", None, 10))
+    view = view_of(render_view(tmp_path, "out", [], 10))
     (compared,), (rewards, losses) = view["groups"]
     assert [chart["title"] for chart in view["folded"]] == ["loss"]
     assert compared["changes"][0] == {
@@ -260,7 +260,7 @@ def test_a_training_shows_before_and_after_its_curves_and_what_it_sampled(tmp_pa
     part = {"before": score, "after": score, "difference": score}
     log["evaluation"] = {"completions": 12, "reward": part, "pass_rate": part}
     (tmp_path / "run.json").write_text(json.dumps(log))
-    held_out = view_of(render_view(tmp_path, "out", None, 10))["groups"][0][0]["changes"]
+    held_out = view_of(render_view(tmp_path, "out", [], 10))["groups"][0][0]["changes"]
     assert [(one["name"], one["before"]) for one in held_out] == [
         ("mean reward", score),
         ("pass rate", score),
