@@ -265,8 +265,6 @@ def merge_parts(parts: Sequence[Path], out: Path, options: FilterOptions | None 
 
 def _open(source: str | Source, out: Path) -> Source:
     if isinstance(source, Source):
-        for root in {shard.root for shard in source.shards if shard.kind == "jsonl"}:
-            folders.require_disjoint(root.resolve(), out)
         return source
     if source and Path(source).exists():
         folders.require_disjoint(Path(source).resolve(), out)

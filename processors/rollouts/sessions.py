@@ -37,10 +37,10 @@ LAST = 8
 TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array"}
 
 
-def read_session(row: Row, test_fraction: float, keep_identity: bool) -> list[Json]:
+def read_session(row: Row, test_fraction: float, recorder: Sequence[str] | None) -> list[Json]:
     """Return the run of one session."""
     trace = read_trace(row["trace"] or b"")
-    names = identify(row["trace"], trace, None if keep_identity else ())
+    names = identify(row["trace"], trace, recorder)
     turns, steps, _ = read_turns(trace, names)
     about = _describe_session(row, trace, steps, test_fraction)
     return [
@@ -157,10 +157,13 @@ def _redact(value: Any, cwd: str, names: Sequence[str] | None) -> Any:
     return value
 
 
-def build_stage(test_fraction: float = 0.0, keep_identity: bool = False) -> FlatMap:
-    """Return the stage; `test_fraction` of the repositories go to the test split."""
+def build_stage(test_fraction: float = 0.0, recorder: Sequence[str] | None = ()) -> FlatMap:
+    """Return the stage; `test_fraction` of the repositories go to the test split.
+
+    `recorder` is as in `processors.redact.identify`.
+    """
     return FlatMap(
-        partial(read_session, test_fraction=test_fraction, keep_identity=keep_identity),
+        partial(read_session, test_fraction=test_fraction, recorder=recorder),
         reads=("session_id", "source", "trace"),
         writes=RUN,
     )
@@ -171,10 +174,12 @@ def build_stage(test_fraction: float = 0.0, keep_identity: bool = False) -> Flat
 Found = tuple[str, int, Turn, Turn, str | None]
 
 
-def pair_session(row: Row, last: int, test_fraction: float, keep_identity: bool) -> list[Json]:
+def pair_session(
+    row: Row, last: int, test_fraction: float, recorder: Sequence[str] | None
+) -> list[Json]:
     """Return the pairs of one session."""
     trace = read_trace(row["trace"] or b"")
-    names = identify(row["trace"], trace, None if keep_identity else ())
+    names = identify(row["trace"], trace, recorder)
     turns, steps, place = read_turns(trace, names)
     about = _describe_session(row, trace, steps, test_fraction)
     made = []
@@ -284,14 +289,12 @@ def _find_answer(turns: Sequence[Turn], start: int) -> int | None:
 
 
 def build_stages(
-    test_fraction: float = 0.0, last: int = LAST, keep_identity: bool = False
+    test_fraction: float = 0.0, last: int = LAST, recorder: Sequence[str] | None = ()
 ) -> tuple[FlatMap, Filter]:
     """Return the stages from sessions to pairs; prompts keep the last `last` turns."""
     return (
         FlatMap(
-            partial(
-                pair_session, last=last, test_fraction=test_fraction, keep_identity=keep_identity
-            ),
+            partial(pair_session, last=last, test_fraction=test_fraction, recorder=recorder),
             reads=("session_id", "source", "trace"),
             writes=Features({**PAIR, **PROBLEM}),
         ),
