@@ -30,7 +30,7 @@ from processors.corrections.features import (
     is_automated,
     list_edited,
     read_cues,
-    strip_channel,
+    strip_wrapper,
 )
 from processors.diagnostics import NOTHING_KNOWN, find_failures
 from processors.outcome import describe_outcomes
@@ -151,7 +151,7 @@ def find_evidence(events: tuple[Event, ...], judge: Judge | None, unit: Unit = "
 def _keeps_house(text: str) -> bool:
     """Check for a request to commit, publish or look whether anything is to be done."""
     is_short = len(text) <= CHORE_CHARS
-    return is_automated(strip_channel(text)) or (
+    return is_automated(strip_wrapper(text)) or (
         is_short and _CUES["chores"].search(text.lower()) is not None
     )
 
@@ -301,7 +301,7 @@ def is_substantive(text: str, least: int = MIN_WORDS) -> bool:
     >>> is_substantive("ok, thank you", TERSE_WORDS), is_substantive("ok, fix tests", TERSE_WORDS)
     (False, True)
     """
-    body = strip_channel(text.strip())
+    body = strip_wrapper(text)
     if _SAYS["automated"].search(body):
         return False
     own = _cut_own_words(body)[:2000]
@@ -329,7 +329,7 @@ _CODE_SIGN = re.compile(r"[{}();=<>|\[\]]|\d:\d|\w/\w+/|^\s*(?:[$%#>+-]|at |File
 
 def stands_alone(text: str) -> bool:
     """Check that a request has enough words to be understood without the turns before it."""
-    lines = _cut_own_words(text.strip())[:6000].split("\n")
+    lines = _cut_own_words(strip_wrapper(text))[:6000].split("\n")
     prose = " ".join(line for line in lines if not _CODE_SIGN.search(line))
     return len(_WORD.findall(prose)) >= _ALONE_WORDS
 
@@ -341,8 +341,6 @@ def _cut_own_words(body: str) -> str:
     'why is it blue?'
     """
     body = body[:20_000]
-    if "[" in body or "(untrusted" in body:
-        body = _SAYS["metadata"].sub(" ", body)
     if "<" in body:
         body = _SAYS["block"].sub(" ", body)
     lowered = body.lower()

@@ -118,15 +118,15 @@ def test_steps_pairs_and_the_page_name_neither_user_nor_host(tmp_path: Path) -> 
     (source / "one.jsonl").write_text(session)
     for keep in (False, True):
         of_steps, of_pairs = tmp_path / f"steps-{keep}", tmp_path / f"pairs-{keep}"
-        steps.write_steps(steps.Options(source=str(source), out=of_steps, keep_identity=keep))
-        pairs.write_pairs(pairs.Options(source=str(source), out=of_pairs, keep_identity=keep))
+        steps.write_steps(steps.Options(source=[str(source)], out=of_steps, keep_identity=keep))
+        pairs.write_pairs(pairs.Options(source=[str(source)], out=of_pairs, keep_identity=keep))
         for out in (of_steps, of_pairs):
             text = everything_in(out)
             assert ("dermatt" in text, "tower" in text) == (keep, keep)
     for keep in (False, True):
         rows = tmp_path / f"rows-{keep}"
         run_filter(str(source), rows, FilterOptions(keep_identity=keep, min_worth=0))
-        page = json.dumps(view_of(render_view(rows, "rows", None, 10)))
+        page = json.dumps(view_of(render_view(rows, "rows", [], 10)))
         assert "were found and read again" in page
         assert ("dermatt" in page, "tower" in page) == (keep, keep)
 

@@ -22,6 +22,7 @@ from datasets import Dataset, Features, Json, List, Value
 from jinja2 import TemplateError
 
 from pimono_sdpo.errors import TrainingInputError
+from pimono_sdpo.traces.trajectories.base import drop_nulls
 from pimono_sdpo.training.method import Fitted
 from pimono_sdpo.training.token_budget import (
     control_tokens,
@@ -264,7 +265,7 @@ def clean_tools(tools: Any, padded: bool = False) -> list[Row] | None:
     read = [_read_json(tool) for tool in _read_json(tools) or ()]
     if not all(isinstance(tool, dict) for tool in read):
         raise BadTurn("has tools that are not JSON objects")
-    return [_drop_nulls(tool) if padded else tool for tool in read] or None
+    return [drop_nulls(tool) if padded else tool for tool in read] or None
 
 
 def _read_call(call: Any, padded: bool) -> Row:
@@ -275,7 +276,7 @@ def _read_call(call: Any, padded: bool) -> Row:
     arguments = _read_json(function.get("arguments") or {})
     if not isinstance(arguments, dict):
         raise BadTurn("has a tool call whose arguments are not a JSON object")
-    arguments = _drop_nulls(arguments) if padded else arguments
+    arguments = drop_nulls(arguments) if padded else arguments
     known = {key: call[key] for key in ("id", "type") if call.get(key) is not None}
     called = {"name": function["name"], "arguments": arguments}
     return {"type": "function", **known, "function": called}
@@ -292,13 +293,6 @@ def _neutralise_all(value: Any, special: tuple[str, ...]) -> tuple[Any, int]:
         whole, found = _neutralise_all([*value.values()], special)
         return dict(zip(value, whole, strict=True)), found
     return value, 0
-
-
-def _drop_nulls(value: Any) -> Any:
-    """Drop the nulls that a column of structs has added."""
-    if isinstance(value, dict):
-        return {key: _drop_nulls(item) for key, item in value.items() if item is not None}
-    return [_drop_nulls(item) for item in value] if isinstance(value, list) else value
 
 
 def _read_json(value: Any) -> Any:

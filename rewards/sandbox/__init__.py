@@ -18,7 +18,7 @@ import sys
 import sysconfig
 import tempfile
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -110,7 +110,7 @@ class Sandbox:
         """
         wanted = [_inside(name) for name in collect]
         wall = limits.wall_seconds or max(15, 5 * limits.cpu_seconds)
-        with _workspace(files or {}) as base, _own_uid() as uid:
+        with _workspace(files or {}, limits.disk) as base, _own_uid() as uid:
             paths = (*readable(), *read)
             spec = {
                 "command": list(command),
@@ -125,7 +125,7 @@ class Sandbox:
                 "folder": base,
                 "read": paths,
                 "uid": uid,
-                "search": bool(uid) and needs_search((*paths, base)),
+                "search": bool(uid) and needs_search((*paths, str(Path(base).parent))),
                 "filter": seccomp.program(own_uid=bool(uid)),
                 # RLIMIT_NPROC counts every task of the uid. Without a uid of its own a run shares
                 # it with what its user starts meanwhile, other runs included: it may then be
@@ -180,7 +180,8 @@ def run(
 
 
 class Server(Sandbox):
-    """A warm interpreter, which runs what `python COMMAND...` would: a file, or `-c CODE`.
+    """A warm interpreter, which runs what `python COMMAND...` would: a file, `-c CODE`,
+    or `-m MODULE`, one of its imports of this package, for the function `main` of it.
 
         with Server(imports=["json", "math"]) as server:
             ran = server.run(["main.py"], files={"main.py": answer})
@@ -192,11 +193,12 @@ class Server(Sandbox):
 
     def __init__(self, imports: Sequence[str] = ()) -> None:
         super().__init__(choose("landlock"))
+        self.imports = tuple(imports)
         self._sending = threading.Lock()
         self._started = _started([], "warm_server", "-I")
         self._control = self._started.__enter__()
         try:
-            supervisor.send(self._control.fileno(), {"imports": list(imports)})
+            supervisor.send(self._control.fileno(), {"imports": self.imports})
             missing = supervisor.receive(self._control.fileno()).get("missing")
         except (EOFError, BrokenPipeError, ConnectionResetError) as ended:
             self.close()
@@ -325,21 +327,21 @@ def readable() -> tuple[str, ...]:
     return tuple(sorted(path for path in paths if Path(path).exists()))
 
 
-def needs_search(paths: Iterable[str]) -> bool:
-    """Whether a stranger's uid can reach some of these paths only with CAP_DAC_READ_SEARCH."""
-    on_the_way = {parent for path in paths for parent in _parents(path)}
-    return not all(parent.stat().st_mode & 0o001 for parent in on_the_way)
-
-
 @functools.lru_cache(maxsize=256)
-def _parents(path: str) -> tuple[Path, ...]:
-    return tuple(Path(path).resolve().parents)
+def needs_search(paths: tuple[str, ...]) -> bool:
+    """Whether a stranger's uid can reach some of these paths only with CAP_DAC_READ_SEARCH."""
+    resolved = [Path(path).resolve() for path in paths]
+    on_the_way = {folder for path in resolved for folder in (path, *path.parents)}
+    return not all(folder.stat().st_mode & 0o001 for folder in on_the_way if folder.is_dir())
+
+
+TMPFS, RUNS_IN_TMPFS = "/dev/shm", 8
 
 
 @contextmanager
-def _workspace(files: Mapping[str, bytes | str]) -> Iterator[str]:
+def _workspace(files: Mapping[str, bytes | str], disk: int) -> Iterator[str]:
     """A folder of its own with `work`, which holds the files, and `tmp`; removed afterwards."""
-    base = tempfile.mkdtemp(prefix="sandbox-")
+    base = tempfile.mkdtemp(prefix="sandbox-", dir=_in_memory(disk))
     try:
         for name in ("work", "tmp"):
             Path(base, name).mkdir()
@@ -351,6 +353,15 @@ def _workspace(files: Mapping[str, bytes | str]) -> Iterator[str]:
     finally:
         if Path(base).exists():  # the supervisor of an interrupted caller may have been first
             folder.remove(base)
+
+
+def _in_memory(disk: int) -> str | None:
+    """The machine's tmpfs, where folders cost next to nothing, if it has room for several runs."""
+    if "TMPDIR" in os.environ or not Path(TMPFS).is_dir():
+        return None
+    found = os.statvfs(TMPFS)
+    roomy = found.f_bavail * found.f_frsize >= RUNS_IN_TMPFS * disk
+    return TMPFS if roomy and not found.f_flag & os.ST_NOEXEC else None
 
 
 def _inside(name: str) -> str:
@@ -385,6 +396,7 @@ def _own_uid() -> Iterator[int]:
     raise SandboxError(f"all {len(UIDS)} uids for sandboxes are in use; run fewer at a time")
 
 
+@functools.cache
 def may_change_uid() -> bool:
     """Whether a run can have its own uid: as root, also as root of a container."""
     return os.geteuid() == 0 and kernel.has_capabilities(

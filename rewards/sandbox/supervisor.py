@@ -146,8 +146,10 @@ class _Run:
     def _watch(self) -> tuple[str, int]:
         end = os.pidfd_open(self.pid)
         poll = select.poll()
-        for descriptor in (end, self.connection, *self.readers):
-            poll.register(descriptor, select.POLLIN)
+        poll.register(end, select.POLLIN)
+        poll.register(self.connection, select.POLLIN)
+        # Not yet the output: a short run is not to be interrupted at every line that it writes.
+        unheard = list(self.readers)
         last_look, looks, stopped = 0.0, 0, ""
         while not stopped:
             for descriptor, _ in poll.poll(TICK_MS):
@@ -160,6 +162,8 @@ class _Run:
             # Not at every chunk of output: a look costs more than a read.
             if time.monotonic() - last_look >= TICK_MS / 1000:
                 last_look, looks = time.monotonic(), looks + 1
+                while unheard:
+                    poll.register(unheard.pop(), select.POLLIN)
                 stopped = self._exceeded(looks)
         os.kill(self.pid, 9)
         return stopped, os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])

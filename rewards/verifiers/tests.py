@@ -5,7 +5,8 @@ spec   as in `rewards.verifiers.candidate`, and `tests`, an object with `kind`, 
        needs: globs of the files that the program needs beside those that were changed (default:
        the Python files below the top folder of the module, or of what may be written); `locked`
        files are never included, so that the answer cannot read expected values there
-score  the share of the tests that pass
+score  the share of the tests that pass; of an answer that passes all of them 0.9 to 1.0, by the
+       share of the generated calls for which it gives the value of the reference
 
 tests  kind: "value"; module: path of the file; entry: name of the function in it, dots allowed;
        cases: [{"args": [...], "kwargs": {...}, "expected": value}], or "raises": name of an
@@ -31,6 +32,7 @@ count; a program that exits with another code than 0 fails, whatever it printed.
 "pytest" the tests run beside the answer; then a determined program can deceive them.
 """
 
+import dataclasses
 import functools
 import json
 import math
@@ -51,13 +53,14 @@ from rewards.verifiers.outcomes import (
     ENVIRONMENT,
     PASSED,
     UNKNOWN,
+    VALUE_WORKER,
+    WORKERS,
     Outcome,
     Python,
     cold,
     counts_as,
     describe_ending,
     listed,
-    shipped,
 )
 from rewards.verifiers.pytest_tests import PytestTests, Seconds
 from rewards.verifiers.recorded_tests import RecordedTests
@@ -66,7 +69,8 @@ from rewards.verifiers.rubric import BadSpec, VerifierResult, error, failed, pas
 NAME = "tests"
 SECONDS = 10.0
 OUTPUT = 8 << 20
-IMPORTS = ("pytest", "json", "ctypes", "decimal", "fractions", "datetime", "collections", "runpy")
+GENERATED_SHARE = 0.1
+IMPORTS = (*WORKERS, "rewards.verifiers.recorded.stubs", "ctypes", "runpy")
 
 
 class OutputCase(msgspec.Struct):
@@ -165,15 +169,37 @@ def verify_candidate(
         case OutputTests():
             return verdict(verify_outputs(files, tests, python))
         case RecordedTests():
-            return verdict(recorded_tests.verify_recorded(files, tests, python))
+            found = verdict(recorded_tests.verify_recorded(files, tests, python))
+            return _compared(found, files, tests, python)
         case PytestTests():
             if why := pytest_tests.refusal(candidate, tests):
                 return failed(NAME, "policy_block", why)
             return verdict(pytest_tests.verify_pytest(files, tests, python))
 
 
+def _compared(
+    found: VerifierResult, files: Mapping[str, str], tests: RecordedTests, python: Python
+) -> VerifierResult:
+    """Lower the score of an answer that passes by the share of generated calls it differs in."""
+    if found.status != "passed":
+        return found
+    replies = recorded_tests.replies_to_generated(files, tests, python)
+    if not replies:
+        return found
+    alike = sum(
+        same([one.get("refs"), one.get("table")], [other["refs"], other["table"]])
+        for one, other in replies
+        if "raised" not in one
+    )
+    counts = {"generated": float(len(replies)), "generated_alike": float(alike)}
+    score = 1.0 - GENERATED_SHARE * (1.0 - alike / len(replies))
+    return dataclasses.replace(found, score=score, metrics={**found.metrics, **counts})
+
+
 def in_server(server: Server) -> Python:
-    """Return what runs Python for many short runs in one warm interpreter, best with IMPORTS."""
+    """Return what runs Python for many short runs in one warm interpreter, which has IMPORTS."""
+    if missing := {*WORKERS} - {*server.imports}:
+        raise ValueError(f"the server has not imported {', '.join(sorted(missing))}")
     return functools.partial(server.run, env=ENVIRONMENT)
 
 
@@ -316,8 +342,8 @@ def verify_values(files: Mapping[str, str], tests: ValueTests, python: Python) -
     }  # fmt: skip
     total = tests.seconds * min(len(cases) + 1, CASES_AT_FULL_TIME)
     limits = Limits(cpu_seconds=total, output=OUTPUT)
-    program, given = shipped("channel", "value_worker"), json.dumps(job).encode()
-    ran = python(["-c", program], files=files, stdin=given, limits=limits)
+    given = json.dumps(job).encode()
+    ran = python(["-m", VALUE_WORKER], files=files, stdin=given, limits=limits)
     first, *lines = _read_lines(ran.stdout) or [{}]
     if "ready" not in first:
         call = f"importing {tests.module}"

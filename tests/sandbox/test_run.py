@@ -161,6 +161,7 @@ def test_an_unknown_backend_is_refused() -> None:
 def test_nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tmp_path.chmod(0o755)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     deep = "import os\nfor n in range(1500): os.mkdir('d'); os.chdir('d')\nos.chmod('.', 0)"
     run([*PYTHON, deep], limits=Limits(files=10**6))
     assert list(tmp_path.iterdir()) == []

@@ -44,7 +44,7 @@ def test_the_buggy_program_fails(name: str) -> None:
 
 def test_a_warm_interpreter_says_the_same() -> None:
     program = PROGRAMS["hanging"]
-    with Server() as server:
+    with Server(tests.IMPORTS) as server:
         warm = functools.partial(tests.verify, python=tests.in_server(server))
         assert warm(writing(program.correct), spec_of(program)).status == "passed"
         assert warm(writing(program.buggy), spec_of(program)).category == "timeout"
