@@ -24,17 +24,17 @@ _REASONS = {
     "outside": "service_outage",
     "not_granted": "permission_not_granted",
 }
-LEAST_WORTH = 0.6
-INTERCEPT = -0.50
+LEAST_WORTH = 0.62
+INTERCEPT = -0.33
 # What each property of `describe` adds to the log-odds.
 LOG_ODDS = {
-    "failures": 0.96,
-    "correction": 0.55,
-    "resolved": 0.81,
-    "short_request": -0.77,
-    "gave_up": -0.71,
+    "failures": 0.87,
+    "correction": 0.52,
+    "resolved": 0.77,
+    "short_request": -0.91,
+    "gave_up": -0.74,
 }
-_SHORT_CHARS = 50
+_SHORT = 50
 # A judge gives no probability of its own.
 _JUDGED = 0.9
 _SUREST = 0.99
@@ -68,7 +68,7 @@ def describe(row: Row) -> dict[str, float]:
     failures       the logarithm to base 2 of their number + 1
     correction     the log-odds of the surest one, 0 without any
     resolved       a later call resolved one of them
-    short_request  in fewer than 50 characters
+    short_request  in fewer than 50 bytes
     gave_up        no call followed any of the failures
     """
     own: list[Any] = [item for item in row["findings"] if not item["excuse"]]
@@ -81,7 +81,7 @@ def describe(row: Row) -> dict[str, float]:
         "failures": math.log2(1 + len(failures)),
         "correction": math.log(surest / (1 - surest)),
         "resolved": float(any(item["resolved_at"] is not None for item in failures)),
-        "short_request": float(len(row["prompt"]) < _SHORT_CHARS),
+        "short_request": float(len(row["prompt"].encode()) < _SHORT),
         "gave_up": float(bool(failures) and not any(called)),
     }
 

@@ -140,7 +140,10 @@ def test_keep_says_why(row: dict[str, object], reason: str | None) -> None:
 
 def test_an_episode_must_be_worth_it() -> None:
     failed = failure(["command_error"], "boom", tool="bash", next="bash ls")
-    row: dict[str, Any] = {"problem": None, "prompt": "Move the fixtures to tests/data and adapt their users"}
+    row: dict[str, Any] = {
+        "problem": None,
+        "prompt": "Move the fixtures to tests/data and adapt their users",
+    }
     row |= {"tools": ["bash"], "findings": [failed]}
     worth = estimate_worth(row)
     assert keep(row, LEAST_WORTH) is None
