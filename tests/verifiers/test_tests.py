@@ -189,6 +189,7 @@ def test_a_machine_without_sandbox_is_an_error(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(
         "rewards.sandbox.available", lambda: {"bubblewrap": "taken", "landlock": "away"}
     )
+    tests._warm.cache_clear()  # an interpreter that runs already would go on
     result = verify(writing("def f(x):\n    return x\n"), spec_of(PROGRAMS["sets"]))
     assert (result.status, result.score) == ("error", None)
     assert "no sandbox holds" in result.feedback
