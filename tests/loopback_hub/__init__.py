@@ -8,6 +8,7 @@
     repos.py       routes: accounts, repositories, info, refs
     files.py       routes: listing and reading files
     commits.py     routes: preupload, LFS, commit
+    objects.py     routes of the storage host, where large files lie
     tokens.py      routes: access to the content-addressed store
     buckets.py     routes: buckets
     jobs.py        routes: jobs

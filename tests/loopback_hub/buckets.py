@@ -5,7 +5,7 @@ import json
 from starlette.responses import JSONResponse, Response
 
 from tests.loopback_hub.call import Call, Refusal, missing_entry, route
-from tests.loopback_hub.files import ranged
+from tests.loopback_hub.objects import ranged
 from tests.loopback_hub.storage import Bucket, BucketFile
 
 CREATED = "2026-01-01T00:00:00.000Z"

@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route as StarletteRoute
 
-from tests.loopback_hub import buckets, commits, files, jobs, repos, tokens
+from tests.loopback_hub import buckets, commits, files, jobs, objects, repos, tokens
 from tests.loopback_hub.call import ACCOUNTS, ORG, TOKEN, USER, Call, Refusal, account_of
 from tests.loopback_hub.faults import Fault, cut
 from tests.loopback_hub.forked import Forked
@@ -176,7 +176,8 @@ class LoopbackHub:
         return response if fault.cut_after is None else cut(response, fault.cut_after)
 
     def answer(self, request: Request, seen: Seen) -> Response:
-        for method, pattern, handler in ROUTES:
+        at_storage = request.url.hostname == objects.HOST
+        for method, pattern, handler in objects.ROUTES if at_storage else ROUTES:
             match = pattern.fullmatch(seen.path)
             if match and method == seen.method:
                 found = match.groupdict()
