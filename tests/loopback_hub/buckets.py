@@ -82,6 +82,8 @@ def batch(call: Call) -> Response:
             failed = [{"path": path, "error": f"No such object: {wanted['xetHash']}"}]
             return JSONResponse({"failed": failed}, 422)
         after[path] = BucketFile(data, wanted["xetHash"], wanted["mtime"])
+        for space in call.store.spaces.values():
+            space.mount(bucket.bucket_id, path, data)
     bucket.files = after
     return JSONResponse({"success": True, "failed": []})
 

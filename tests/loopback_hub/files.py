@@ -2,7 +2,7 @@
 
 from starlette.responses import JSONResponse, Response
 
-from tests.loopback_hub.call import REPO, REV, Call, Refusal, missing_entry, route
+from tests.loopback_hub.call import REPO, REV, Call, missing_entry, route
 from tests.loopback_hub.objects import ranged, sign
 from tests.loopback_hub.storage import Blob, Commit, Repo, tree_oid, under
 
