@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
-from typer.core import CompletionItem, TyperGroup  # type: ignore[attr-defined]
+from typer.core import CompletionItem, TyperCommand, TyperGroup  # type: ignore[attr-defined]
 
 from pimono_sdpo import __version__
 from pimono_sdpo.errors import PimonoError
@@ -128,8 +128,18 @@ def command_of(name: str, module: ModuleType) -> Any:
     passes = any(one.metadata.get("passes_options") for one in fields(module.Options))
     settings = {**STYLE["context_settings"], "ignore_unknown_options": passes}
     command = typer.Typer(**STYLE)
-    command.command(name.split(" ")[-1], help=help, context_settings=settings)(call)
+    cls: Any = type("Completing", (TyperCommand,), {"shell_complete": _complete, "module": module})
+    command.command(name.split(" ")[-1], cls=cls, help=help, context_settings=settings)(call)
     return typer.main.get_command(command)
+
+
+def _complete(self: Any, ctx: Any, incomplete: str) -> list[CompletionItem]:
+    """Complete options, also those that a command passes on, which its module lists."""
+    found = TyperCommand.shell_complete(self, ctx, incomplete)
+    if incomplete.startswith("-") and hasattr(self.module, "list_passed_options"):
+        passed = self.module.list_passed_options(ctx.params["method"])
+        found += [CompletionItem(one) for one in passed if one.startswith(incomplete)]
+    return found
 
 
 def _parameter(field: "Field[Any]", type_: Any) -> inspect.Parameter:
