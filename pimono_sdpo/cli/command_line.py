@@ -32,6 +32,8 @@ GROUPS = {
 COMMANDS = tuple(chain.from_iterable(GROUPS.values()))
 # The exit code of a program that Ctrl-C has ended.
 INTERRUPTED = 130
+# Rows of a session are many objects without cycles; by default garbage is sought for every 700.
+OBJECTS = 50_000
 STYLE: dict[str, Any] = {
     "add_completion": False,
     "rich_markup_mode": None,
@@ -99,6 +101,7 @@ def module_of(command: str) -> ModuleType:
         return import_module(f"pimono_sdpo.cli.{_module_name(command)}")
     finally:
         gc.freeze()
+        gc.set_threshold(OBJECTS)
         gc.enable()
 
 
