@@ -2,9 +2,11 @@
 
 import json
 import math
+import resource
+import sys
 from collections.abc import Iterable, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -20,7 +22,6 @@ from pimono_sdpo.runs import folders
 from pimono_sdpo.runs.dedupe import choose_rows, write_chosen
 from pimono_sdpo.runs.engine import Engine, EngineName, add_counts, engine_of, run_parts
 from pimono_sdpo.runs.merge import Whole, gather, says, write_part
-from pimono_sdpo.runs.progress import Usage
 from pimono_sdpo.runs.sessions import OUTPUTS, describe, files_of, filter_parts, made_by
 from pimono_sdpo.schema import SplitBy, Unit
 from pimono_sdpo.stage import Stage
@@ -30,6 +31,7 @@ from processors.corrections import Judge
 from processors.grade import WEIGHTS
 from processors.redact import redact_text
 
+MB = 1_000_000
 Json = dict[str, Any]
 
 
@@ -149,6 +151,27 @@ class FilterOptions:
             None if self.keep_identity else recorder,
             self.corrections,
         )
+
+
+@dataclass
+class Usage:
+    """What a filter run has cost. It is shown and never published: no two runs agree.
+
+    `bytes` of traces are those that this run read, not those of shards that it resumed.
+    """
+
+    bytes: int = 0
+    seconds: float = 0.0
+
+    def add(self, records: Iterable[Json], started: float) -> None:
+        """Add the shards that were read since `started`, by their records."""
+        self.seconds += perf_counter() - started
+        for record in records:
+            columns = record["counts"].get("columns", {})
+            counts, volume = columns.get("counts", {}), columns.get("volume", {})
+            # Read at once, read after repair, or lost.
+            self.bytes += volume.get("bytes_parsed", 0)
+            self.bytes += counts.get("bytes_repaired", 0) + counts.get("bytes_skipped", 0)
 
 
 def run_filter(
@@ -308,3 +331,23 @@ def _nothing_left(source: str, report: Json) -> str:
     if sessions == 1:
         none = f"The only session of `{source}` was not kept"
     return f"{none} ({reasons}); {advice}."
+
+
+def usage_table(
+    sessions: int, kept: int, dropped: dict[str, int], usage: Usage | None = None
+) -> str:
+    """Align what went in, what came out, what was dropped and, if known, what it cost.
+
+    MB are 10^6 bytes.
+    """
+    rows = [("sessions in", f"{sessions}"), ("rows kept", f"{kept}")]
+    rows.append(("rows dropped", f"{sum(dropped.values())}"))
+    rows += [(f"  {reason}", f"{count}") for reason, count in dropped.items()]
+    if usage is not None:
+        speed = f"{usage.bytes / MB / usage.seconds:.1f}" if usage.bytes else "-"
+        rows += [("MB of traces read", f"{usage.bytes / MB:.1f}"), ("MB/s", speed)]
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        peak = peak if sys.platform == "darwin" else peak * 1024
+        rows.append(("peak memory, MB", f"{peak / MB:.0f}"))
+    name_width, width = (max(len(row[column]) for row in rows) for column in (0, 1))
+    return "\n".join(f"{name:<{name_width}}  {value:>{width}}" for name, value in rows)

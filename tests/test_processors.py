@@ -62,6 +62,13 @@ def test_the_terms_of_a_score_add_up(names: list[str]) -> None:
         ("open path/to/resolved-file.go for you@example.com", []),
         ("src/app/lessons/[lessonId]/x and /users/:userId/posts", []),
         ("write_stdin failed: rerun exec_command", []),
+        ("C:\\Windows\\WindowsPowerShell and $gitOk -PathType Get-ChildItem", []),
+        ("backup.ps1 m:1 net:1986 'terminating' 'oauth-first' errorC2065syntax", []),
+        (
+            'File "C:\\Python312\\Lib\\pathlib.py", line 8, in stat\n    return os.st_mode\n'
+            "TypeError: readConfig",
+            ["typeerror", "readconfig"],
+        ),
     ],
 )
 def test_cut_words_parameters_and_placeholders_are_not_terms(text: str, terms: list[str]) -> None:

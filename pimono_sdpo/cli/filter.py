@@ -17,11 +17,18 @@ from pathlib import Path
 import typer
 
 from pimono_sdpo.errors import OutputError
-from pimono_sdpo.filtering import FilterOptions, Json, merge_parts, run_filter, run_part
+from pimono_sdpo.filtering import (
+    FilterOptions,
+    Json,
+    Usage,
+    merge_parts,
+    run_filter,
+    run_part,
+    usage_table,
+)
 from pimono_sdpo.options import changed, option, options
 from pimono_sdpo.push import PushResult, push_folder
 from pimono_sdpo.runs.engine import EngineName
-from pimono_sdpo.runs.progress import Usage, usage_table
 from pimono_sdpo.session_source import SourceOptions
 
 
