@@ -2,9 +2,11 @@
 
 import json
 import math
+import resource
+import sys
 from collections.abc import Iterable, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -20,7 +22,6 @@ from pimono_sdpo.runs import folders
 from pimono_sdpo.runs.dedupe import choose_rows, write_chosen
 from pimono_sdpo.runs.engine import Engine, EngineName, add_counts, engine_of, run_parts
 from pimono_sdpo.runs.merge import Whole, gather, says, write_part
-from pimono_sdpo.runs.progress import Usage
 from pimono_sdpo.runs.sessions import OUTPUTS, describe, files_of, filter_parts, made_by
 from pimono_sdpo.schema import SplitBy, Unit
 from pimono_sdpo.stage import Stage
@@ -28,8 +29,10 @@ from pimono_sdpo.traces.sources import Source, open_source
 from processors import pipeline
 from processors.corrections import Judge
 from processors.grade import WEIGHTS
+from processors.keep import LEAST_WORTH
 from processors.redact import redact_text
 
+MB = 1_000_000
 Json = dict[str, Any]
 
 
@@ -45,6 +48,11 @@ class FilterOptions:
         decides="row",
     )
     min_score: float = option("Drop rows with a lower score.", default=0.0, decides="row")
+    min_worth: float = option(
+        "Drop episodes that are less probably worth training on; 0 keeps all with evidence.",
+        default=LEAST_WORTH,
+        decides="row",
+    )
     test_fraction: float = option(
         "Share of repositories whose rows go to the test split.", default=0.0, decides="row"
     )
@@ -148,7 +156,29 @@ class FilterOptions:
             self.resolving_call,
             None if self.keep_identity else recorder,
             self.corrections,
+            self.min_worth,
         )
+
+
+@dataclass
+class Usage:
+    """What a filter run has cost. It is shown and never published: no two runs agree.
+
+    `bytes` of traces are those that this run read, not those of shards that it resumed.
+    """
+
+    bytes: int = 0
+    seconds: float = 0.0
+
+    def add(self, records: Iterable[Json], started: float) -> None:
+        """Add the shards that were read since `started`, by their records."""
+        self.seconds += perf_counter() - started
+        for record in records:
+            columns = record["counts"].get("columns", {})
+            counts, volume = columns.get("counts", {}), columns.get("volume", {})
+            # Read at once, read after repair, or lost.
+            self.bytes += volume.get("bytes_parsed", 0)
+            self.bytes += counts.get("bytes_repaired", 0) + counts.get("bytes_skipped", 0)
 
 
 def run_filter(
@@ -242,8 +272,6 @@ def merge_parts(parts: Sequence[Path], out: Path, options: FilterOptions | None 
 
 def _open(source: str | Source, out: Path) -> Source:
     if isinstance(source, Source):
-        for root in {shard.root for shard in source.shards if shard.kind == "jsonl"}:
-            folders.require_disjoint(root.resolve(), out)
         return source
     if source and Path(source).exists():
         folders.require_disjoint(Path(source).resolve(), out)
@@ -305,8 +333,30 @@ def _nothing_left(source: str, report: Json) -> str:
         advice = f"keep more rows in your stage `{dropping[0]}`, or leave it out"
     elif "below_min_score" in counts:
         advice = "lower --min-score"
+    elif "hardly_worth_it" in counts:
+        advice = "lower --min-worth"
     sessions = report["sessions"]
     none = f"None of the {sessions} sessions of `{source}` was kept"
     if sessions == 1:
         none = f"The only session of `{source}` was not kept"
     return f"{none} ({reasons}); {advice}."
+
+
+def usage_table(
+    sessions: int, kept: int, dropped: dict[str, int], usage: Usage | None = None
+) -> str:
+    """Align what went in, what came out, what was dropped and, if known, what it cost.
+
+    MB are 10^6 bytes.
+    """
+    rows = [("sessions in", f"{sessions}"), ("rows kept", f"{kept}")]
+    rows.append(("rows dropped", f"{sum(dropped.values())}"))
+    rows += [(f"  {reason}", f"{count}") for reason, count in dropped.items()]
+    if usage is not None:
+        speed = f"{usage.bytes / MB / usage.seconds:.1f}" if usage.bytes else "-"
+        rows += [("MB of traces read", f"{usage.bytes / MB:.1f}"), ("MB/s", speed)]
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        peak = peak if sys.platform == "darwin" else peak * 1024
+        rows.append(("peak memory, MB", f"{peak / MB:.0f}"))
+    name_width, width = (max(len(row[column]) for row in rows) for column in (0, 1))
+    return "\n".join(f"{name:<{name_width}}  {value:>{width}}" for name, value in rows)

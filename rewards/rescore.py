@@ -41,10 +41,9 @@ from datasets.exceptions import DatasetsError
 from pimono_sdpo import __version__
 from pimono_sdpo.errors import EmptySelection, OutputError, OwnCodeError, SourceError
 from pimono_sdpo.own_code import import_own
-from pimono_sdpo.runs.engine import Output, Part, Piece, run_parts
+from pimono_sdpo.runs.engine import Output, Part, Piece, hide_bars, run_parts
 from pimono_sdpo.runs.folders import LOCK, REPORT, only_run, publish_folder, remove
 from pimono_sdpo.runs.parquet import link_or_copy
-from pimono_sdpo.runs.progress import hide_bars
 from pimono_sdpo.stage import source_hash
 from rewards.answers import text_of
 from rewards.verifiers.rubric import Rubric, Status, Verifier

@@ -24,8 +24,7 @@ from zipfile import BadZipFile
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
-from datasets import Features, List, Value
-from datasets import Json as JsonValue
+from datasets import Features, Value
 
 from pimono_sdpo import __version__
 from pimono_sdpo.errors import EmptySelection, SourceError
@@ -35,11 +34,13 @@ from pimono_sdpo.runs.engine import Output, Part, Piece, add_counts, run_parts
 from pimono_sdpo.runs.folders import only_run, publish_folder, require_disjoint
 from pimono_sdpo.runs.parquet import link_or_copy
 from pimono_sdpo.schema import ROLLOUT, Turn
+from pimono_sdpo.stage import text_for_json
 from pimono_sdpo.traces.rollout_sessions import encode_session
 from pimono_sdpo.traces.sources import find_parquet_files
 from pimono_sdpo.traces.trajectories import FORMATS, find_runs, openai_messages
-from pimono_sdpo.traces.trajectories.base import Call, Message, Trajectory, pair_results
-from processors.rollouts.sessions import REPEATS, infer_tools
+from pimono_sdpo.traces.trajectories.base import Message, Trajectory, pair_results
+from processors.rollouts.conversation import add_step
+from processors.rollouts.sessions import MAX_ERROR, infer_tools
 from processors.status import decode_status
 
 Json = dict[str, Any]
@@ -47,18 +48,8 @@ Found = tuple[str, ModuleType, str]
 REJECT = Features({"file": Value("string"), "number": Value("int64"), "problem": Value("string")})
 
 
-def _text_for_json(kind: Any) -> Any:
-    if isinstance(kind, JsonValue):
-        return Value("string")
-    if isinstance(kind, List):
-        return List(_text_for_json(kind.feature))
-    if isinstance(kind, dict):
-        return {name: _text_for_json(inner) for name, inner in kind.items()}
-    return kind
-
-
 # ROLLOUT with its JSON as text, which msgspec writes several times faster than `datasets`.
-WRITTEN = Features(_text_for_json(ROLLOUT)).arrow_schema
+WRITTEN = text_for_json(ROLLOUT.arrow_schema)
 OUTPUTS = {
     "rows": Output("rows/{:05}.parquet", ROLLOUT.arrow_schema),
     "rejects": Output("rejects/{:05}.parquet", REJECT.arrow_schema),
@@ -67,7 +58,6 @@ OUTPUTS = {
 DAMAGE = (pa.ArrowException, OSError, ValueError, EOFError, KeyError, BadZipFile, zlib.error)
 FILES_PER_PART = 32
 ROWS = 32
-MAX_ERROR = 200
 MAX_NAME = 120
 # Tools with which agents end a run; their call needs no result, and its text is the report.
 ENDS = frozenset({"finish", "submit", "attempt_completion", "task_complete", "mark_task_complete"})
@@ -350,7 +340,7 @@ def read_turns(messages: Sequence[Message]) -> tuple[list[Turn], list[Json], Cou
             fate = "empty"
         else:
             if message.role == "assistant":
-                _add_step(steps, "final", None, None, None, before)
+                add_step(steps, before)
             turns.append(_make_turn(message.role, message.text))
         fates[fate] += 1
     return turns, steps, fates
@@ -376,8 +366,7 @@ def _add_calls(message: Message, turns: list[Turn], steps: list[Json]) -> None:
         if result.failed is None:
             result.failed = decode_status(call.name, result.text).failed
         error = result.text[:MAX_ERROR] if result.failed else None
-        kind = _find_kind(call, steps)
-        _add_step(steps, kind, call.name, call.arguments, error, len(turns))
+        add_step(steps, len(turns), call.name, call.arguments, error)
         turns.append(_make_turn("assistant", text))
         function = {"name": call.name, "arguments": call.arguments}
         turns[-1]["tool_calls"] = [{"id": call.id, "type": "function", "function": function}]
@@ -386,30 +375,5 @@ def _add_calls(message: Message, turns: list[Turn], steps: list[Json]) -> None:
     if text.strip():
         # An answer whose call was cut off is none to train on as the last one.
         if ends:
-            _add_step(steps, "final", None, None, None, len(turns))
+            add_step(steps, len(turns))
         turns.append(_make_turn("assistant", text))
-
-
-def _find_kind(call: Call, before: Sequence[Json]) -> str:
-    if not isinstance(call.arguments, dict):
-        return "parse_error"
-    last = [(step["name"], step["args"]) for step in before[1 - REPEATS :]]
-    return "loop" if last == [(call.name, call.arguments)] * (REPEATS - 1) else "tool_call"
-
-
-def _add_step(
-    steps: list[Json], kind: str, name: str | None, args: Any, error: str | None, at: int
-) -> None:
-    steps.append(
-        {
-            "index": len(steps),
-            "kind": kind,
-            "name": name,
-            "args": args,
-            "ok": error is None,
-            "error": error,
-            "n_context": at,
-            "tests_ok": None,
-            "malformed": None,
-        }
-    )

@@ -37,9 +37,9 @@ from pimono_sdpo.llm.settings import load_settings
 from pimono_sdpo.options import argument, option, options
 from pimono_sdpo.runs.engine import Output, Part, Piece, run_parts
 from pimono_sdpo.runs.folders import REPORT, only_run, publish_folder, read_json, require_disjoint
-from pimono_sdpo.runs.parquet import link_or_copy, read_tables, write_atomically
+from pimono_sdpo.runs.parquet import link_or_copy, read_rows, write_atomically
 from pimono_sdpo.schema import ROLLOUT, TASK, TURN, TestPolicy, Turn
-from pimono_sdpo.suites.stored_rollouts import ROLLOUTS, read_rows
+from pimono_sdpo.suites.stored_rollouts import ROLLOUTS
 from pimono_sdpo.suites.suite import (
     NAME,
     Suite,
@@ -327,7 +327,7 @@ def run_rollouts(
         shutil.rmtree(finished, ignore_errors=True)
         for name in ("data", "traces"):
             (finished / name).mkdir(parents=True)
-        for row in _read_columns(made, ["run_id"]):
+        for row in read_rows(made, ["run_id"]):
             trace = work / "traces" / f"{row['run_id']}.jsonl"
             link_or_copy(trace, finished / "traces" / trace.name)
         for number, part in enumerate(made):
@@ -420,7 +420,7 @@ def _report(made: Sequence[Path], roller: Roller) -> Json:
     """Count what became of the rollouts; nothing here depends on time."""
     sums, ended, errors, verdicts = (Counter[str]() for _ in range(4))
     cost: float | None = 0.0
-    for row in _read_columns(made, [*SUMMED, "ended", "error", "tests_ok", "cost"]):
+    for row in read_rows(made, [*SUMMED, "ended", "error", "tests_ok", "cost"]):
         sums.update({name: row[name] for name in SUMMED})
         ended[row["ended"]] += 1
         verdicts[status_of(row)] += 1
@@ -449,15 +449,8 @@ def _report(made: Sequence[Path], roller: Roller) -> Json:
 def _write_sessions(made: Path, folder: Path) -> None:
     """Write each run of a part in the Hub's Session Trace Simple Format."""
     folder.mkdir(parents=True)
-    for row in read_rows(made, [*SESSION_COLUMNS]):
+    for row in read_rows([made], SESSION_COLUMNS):
         (folder / f"{row['run_id']}.jsonl").write_bytes(encode_session(row))
-
-
-def _read_columns(made: Sequence[Path], names: list[str]) -> Iterator[Json]:
-    """Yield small columns of all rows."""
-    for path in made:
-        for table in read_tables(path, SHARD_ROWS, names):
-            yield from table.to_pylist()
 
 
 def rollouts_folder(trace_dir: Path, written: Path) -> Path:

@@ -30,8 +30,8 @@ import msgspec
 from pimono_sdpo.errors import SourceError
 from pimono_sdpo.llm.calls import Store
 from pimono_sdpo.shell import parse_command
-from pimono_sdpo.suites.suite import decode_text, files_of, has_tests, list_files, matches
-from pimono_sdpo.text import replace_surrogates, shorten
+from pimono_sdpo.suites.suite import decode_text, files_of, has_tests, list_files
+from pimono_sdpo.text import match_globs, replace_surrogates, shorten
 from rewards import sandbox
 from rewards.sandbox import MEBI, Limits, SandboxError, Server
 from rewards.verifiers import candidate, outcomes, tests
@@ -211,13 +211,13 @@ def _is_of_tests(
     path: str, command: str, hide: tuple[str, ...], test_files: tuple[str, ...] | None
 ) -> bool:
     if test_files is not None:
-        return matches(path, test_files)
+        return match_globs(path, test_files)
     named = [word.partition("::")[0].removeprefix("./") for word in command.split()]
-    beside = {f"/{PurePosixPath(name).parent}/*" for name in named if matches(name, _LOCKED)}
+    beside = {f"/{PurePosixPath(name).parent}/*" for name in named if match_globs(name, _LOCKED)}
     return (
-        matches(path, _LOCKED)
-        or matches(path, sorted(beside - {"/./*"}))
-        or ("test" in path.casefold() and matches(path, hide))
+        match_globs(path, _LOCKED)
+        or match_globs(path, sorted(beside - {"/./*"}))
+        or ("test" in path.casefold() and match_globs(path, hide))
     )
 
 

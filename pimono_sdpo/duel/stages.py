@@ -37,14 +37,14 @@ from pimono_sdpo.llm.chat import open_chat
 from pimono_sdpo.llm.money import cost, format_dollars
 from pimono_sdpo.llm.rows import Asked, answers_of, ask_shards
 from pimono_sdpo.llm.settings import Gate, Settings
+from pimono_sdpo.runs import parquet
 from pimono_sdpo.runs.engine import sha256
 from pimono_sdpo.runs.folders import lock
-from pimono_sdpo.runs.parquet import read_tables, write_atomically
+from pimono_sdpo.runs.parquet import write_atomically
 from pimono_sdpo.schema import ANSWER, JUDGMENT, Opponent
 from pimono_sdpo.stage import source_hash
-from processors.duel.answers import AnswerStage
+from processors.duel.answers import UNKNOWN, AnswerStage
 from processors.duel.judge import SECOND_EVERY, JudgeStage
-from processors.duel.prompts import fingerprint
 from processors.duel.scores import limit_score, score_judgment
 from processors.duel.turns import KEY, RECORDS, REPORT, TURNS, Options, draw_turns
 
@@ -54,9 +54,6 @@ ANSWERS, GATE, JUDGMENTS = "answers", "gate", "judgments"
 # Folders of the duel of the king against itself.
 EQUAL_ANSWERS, EQUAL_JUDGMENTS = "aa-answers", "aa-judgments"
 GATE_COLUMNS = ("turn_id", "instance_id", "drop_reason", "leaked_terms")
-BATCH = 256
-# Nobody was asked about a turn without a known pull request.
-UNKNOWN = "no_pull_request"
 
 
 @dataclass(frozen=True)
@@ -426,7 +423,7 @@ def _ask(
         out,
         stage.run,
         features,
-        made_by=json.dumps([source_hash(stage.run), fingerprint(), options]),
+        made_by=json.dumps([source_hash(stage.run), options]),
         in_flight=chat.limits.concurrency,
         is_stopped=lambda: chat.stopped is not None,
         limit=limit,
@@ -494,10 +491,8 @@ def estimate_duel(out: Path, settings: Settings, turns: int, max_cost: float | N
 
 
 def read_rows(folder: Path, name: str, columns: Sequence[str] | None = None) -> Iterator[Json]:
-    """Yield the rows of a stage in the order of its shards; none when it has not run."""
-    for path in sorted((folder / name).glob("*.parquet")):
-        for table in read_tables(path, BATCH, columns):
-            yield from table.to_pylist()
+    """Return the rows of a stage in the order of its shards; none when it has not run."""
+    return parquet.read_rows(sorted((folder / name).glob("*.parquet")), columns)
 
 
 def _find_shards(folder: Path, stage: str) -> list[Path]:

@@ -13,7 +13,6 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,11 +20,10 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from datasets import Dataset, Features, List, disable_progress_bars, enable_progress_bars
-from datasets.utils import are_progress_bars_disabled
+from datasets import Dataset, Features, List
 from tqdm import tqdm
 
-from pimono_sdpo.runs.engine import DONE, Output, Part, Piece, run_parts, sha256
+from pimono_sdpo.runs.engine import DONE, Output, Part, Piece, hide_bars, run_parts, sha256
 
 Json = dict[str, Any]
 
@@ -76,7 +74,7 @@ def map_rows(
         load_from_cache_file=False,
         new_fingerprint=f"{desc}-of-this-run",
     )
-    with _without_bars():
+    with hide_bars():
         try:
             asyncio.get_running_loop()
         except RuntimeError:
@@ -84,18 +82,6 @@ def map_rows(
         # A notebook has a loop of its own, in which no other can run.
         with ThreadPoolExecutor(1) as beside:
             return beside.submit(run).result()
-
-
-@contextmanager
-def _without_bars() -> Iterator[None]:
-    """Hide the bars of `datasets`, which would count batches."""
-    shown = not are_progress_bars_disabled()
-    disable_progress_bars()
-    try:
-        yield
-    finally:
-        if shown:
-            enable_progress_bars()
 
 
 RowFunction = Callable[[Json], Awaitable[list[Json]]]

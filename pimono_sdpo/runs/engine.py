@@ -30,12 +30,16 @@ from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from datasets import disable_progress_bars
+from datasets.utils import (
+    are_progress_bars_disabled,
+    disable_progress_bars,
+    enable_progress_bars,
+    logging,
+)
 from tqdm.auto import tqdm
 
 from pimono_sdpo.errors import EngineError, OutputError, ShardError, SourceError
 from pimono_sdpo.runs.folders import disk_trouble
-from pimono_sdpo.runs.progress import hide_bars
 from pimono_sdpo.stage import Stage, code_hash, module_of, name_of, source_hash
 
 DONE, ATTEMPTS = "done", "attempts"
@@ -184,6 +188,20 @@ def run_parts(
     rmtree(folder / ATTEMPTS, ignore_errors=True)
     fresh = frozenset(job.part.number for job in jobs)
     return Finished(dict(sorted(records.items())), fresh)
+
+
+@contextmanager
+def hide_bars() -> Iterator[None]:
+    """Hide the bars and warnings of `datasets`, where a bar or a sentence of our own says more."""
+    shown, verbosity = not are_progress_bars_disabled(), logging.get_verbosity()
+    disable_progress_bars()
+    logging.set_verbosity(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if shown:
+            enable_progress_bars()
 
 
 def _clear(folder: Path, parts: Sequence[Part], outputs: Mapping[str, Output]) -> None:

@@ -30,7 +30,7 @@ PUBLISHED = {
         rf"(README|report)\.md|{SUITE}|{'|'.join(PICTURES)}|traces/[^/]+\.jsonl"
         r"|(data|rejects)/[\w-]+-\d{5}(-of-\d{5})?\.parquet|together/[a-z]+(_meta)?\.jsonl"
     ),
-    PART: re.compile(r"(rows|prints|rejects)/\d{5}\.parquet|done/\d{5}\.json"),
+    PART: re.compile(r"(rows|prints|rejects)/\d{5}\.parquet"),
     SUITE: re.compile(r"repos/.+"),
 }
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 from datasets import Features
 
 from pimono_sdpo.runs.engine import Output, sha256
+from pimono_sdpo.stage import iterate_rows
 
 SPLITS = ("train", "test")
 SHARD_BYTES = 256_000_000
@@ -30,6 +31,15 @@ def read_tables(
     with pq.ParquetFile(path) as parquet:
         for batch in parquet.iter_batches(rows, columns=columns and list(columns)):
             yield pa.Table.from_batches([batch])
+
+
+def read_rows(
+    files: Iterable[Path], columns: Sequence[str] | None = None, rows: int = READ_ROWS
+) -> Iterator[Json]:
+    """Yield the decoded rows of files, of which so many are in memory at a time."""
+    for file in files:
+        for table in read_tables(file, rows, columns):
+            yield from iterate_rows(table, Features.from_arrow_schema(table.schema))
 
 
 def write_tables(path: Path, tables: Iterable[pa.Table], schema: pa.Schema) -> None:

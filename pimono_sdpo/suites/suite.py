@@ -23,7 +23,6 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict
@@ -33,7 +32,7 @@ from msgspec import Meta
 
 from pimono_sdpo.errors import OutputError, SourceError
 from pimono_sdpo.runs.parquet import write_atomically
-from pimono_sdpo.text import replace_surrogates
+from pimono_sdpo.text import match_globs, replace_surrogates
 
 NAME = "suite.json"
 # Hidden where a suite has no `hide`: the answers of QuixBugs.
@@ -332,25 +331,4 @@ def decode_text(content: bytes) -> str | None:
 
 def is_hidden(path: str, hide: Sequence[str]) -> bool:
     """Whether these globs or ALWAYS hide a path, or a folder above it."""
-    return matches(path, (*ALWAYS, *hide))
-
-
-def matches(path: str, globs: Sequence[str]) -> bool:
-    """Whether globs match a path, or a folder above it.
-
-    >>> matches("src/answers/a.py", ["answers"]), matches("src/a.py", ["/a.py", "tests/*"])
-    (True, False)
-    >>> matches("src/a.py", ["**/src"]), matches("my/src/a.py", ["**/src/*"])
-    (True, True)
-    """
-    parts = path.casefold().split("/")
-    above = ["/".join(parts[: n + 1]) for n in range(len(parts))]
-    for glob in globs:
-        wanted = glob.casefold().removeprefix("./").rstrip("/")
-        if wanted.startswith("**/"):
-            names, wanted = [f"/{name}" for name in above], wanted.removeprefix("*")
-        else:
-            names, wanted = above if "/" in wanted else parts, wanted.removeprefix("/")
-        if any(fnmatchcase(name, wanted) for name in names):
-            return True
-    return False
+    return match_globs(path, (*ALWAYS, *hide))
