@@ -231,7 +231,7 @@ def write_dataset(
     licence = check_licence(options.licence)
     with only_run(out) as work:
         outputs = outputs_of(*table)
-        records = run_parts(parts, work, outputs, desc=stage, unit="run").records
+        records = run_parts(parts, work, outputs, desc=stage, unit="run")
         finished, held = join_parts(work, len(parts), *table)
         if held_out is not None:
             used = {**used, "test_suite": held_out.name}

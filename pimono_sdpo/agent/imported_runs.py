@@ -98,7 +98,7 @@ def import_runs(options: ImportOptions) -> Json:
         # Rows are trees, which need no search for cycles; it takes a fifth of the time.
         gc.disable()
         try:
-            records = run_parts(parts, work, OUTPUTS, desc="import", unit="run").records
+            records = run_parts(parts, work, OUTPUTS, desc="import", unit="run")
         finally:
             gc.enable()
         counts: Json = {}

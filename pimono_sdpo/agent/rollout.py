@@ -413,7 +413,7 @@ def _roll_out_all(roller: Roller, work: Path) -> list[Path]:
         run = partial(Roller.roll_out_part, roller, of)
         parts.append(Part(number, f"rollouts {first} on", len(of), given, made_by, run))
     finished = run_parts(parts, work, OUTPUTS)
-    return [work / OUTPUTS["rows"].path.format(number) for number in finished.records]
+    return [work / OUTPUTS["rows"].path.format(number) for number in finished]
 
 
 def _report(made: Sequence[Path], roller: Roller) -> Json:

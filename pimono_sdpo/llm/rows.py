@@ -131,7 +131,7 @@ def ask_shards(
             parts.append(Part(number, path.name, rows, {**given, "rows": rows}, options, run))
     out.mkdir(parents=True, exist_ok=True)
     outputs = {"rows": Output(f"{out.name}-{{:05}}.parquet", features.arrow_schema)}
-    records = run_parts(parts, out, outputs, is_stopped=is_stopped).records.values()
+    records = run_parts(parts, out, outputs, is_stopped=is_stopped).values()
     return Asked(
         shards=len(parts),
         finished=sum(record["error"] is None for record in records),
