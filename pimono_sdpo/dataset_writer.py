@@ -253,9 +253,8 @@ def write_dataset(
             "licence": licence,
             "together": _export(finished, stage) if options.format == TOGETHER else None,
         }
-        (finished / "report.json").write_text(json.dumps(report, indent=2) + "\n")
         (finished / "README.md").write_text(render_stage_card(report, table[0]))
-        publish_folder(finished, out)
+        publish_folder(finished, out, report)
     return report
 
 

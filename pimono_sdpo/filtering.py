@@ -186,7 +186,7 @@ def run_part(
 ) -> Json:
     """Run every Nth shard, as part I of N, and return what `part.json` holds, with `dropped`.
 
-    `out` gets `rows`, `prints`, `rejects`, `done` and `part.json`, for `merge_parts`. Raises like
+    `out` gets `rows`, `prints`, `rejects` and `part.json`, for `merge_parts`. Raises like
     `run_filter`; a part without rows is not an error.
     """
     options = options or FilterOptions()
@@ -269,10 +269,9 @@ def _publish(
     if not report["kept"]:
         folders.remove(work, folders.LOCK)
         raise EmptySelection(_nothing_left(given, report))
-    (finished / "report.json").write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n")
     write_report_plots(report, finished)
     (finished / "README.md").write_text(render_dataset_card(report))
-    folders.publish_folder(finished, out)
+    folders.publish_folder(finished, out, report)
     return report
 
 

@@ -27,7 +27,14 @@ from pimono_sdpo.agent.rollout import (
     run_rollouts,
 )
 from pimono_sdpo.errors import EmptySelection, OutputError, SourceError
-from pimono_sdpo.runs.folders import REPORT, only_run, publish_folder, read_json, require_disjoint
+from pimono_sdpo.runs.folders import (
+    REPORT,
+    make_output,
+    only_run,
+    publish_folder,
+    read_json,
+    require_disjoint,
+)
 from pimono_sdpo.stats import cluster_interval
 from pimono_sdpo.suites.stored_rollouts import Rollouts, open_rollouts, read_rows
 from pimono_sdpo.suites.suite import NAME, load_suite
@@ -165,8 +172,7 @@ def evaluate_to_file(
 
 
 def _publish(report: Json, work: Path, out: Path) -> None:
-    finished = work / "out"
-    finished.mkdir(exist_ok=True)
+    finished = make_output(work)
     _write(report, finished, "report")
     publish_folder(finished, out)
 

@@ -9,7 +9,6 @@ our own. Every message of the source is counted: as turns, or with the reason wh
 """
 
 import gc
-import json
 import re
 import shutil
 import zlib
@@ -132,8 +131,7 @@ def import_runs(options: ImportOptions) -> Json:
             "messages": counts.get("messages", {}),
             "calls_without_a_result": counts.get("lost", 0),
         }
-        (finished / "report.json").write_text(json.dumps(report, indent=2) + "\n")
-        publish_folder(finished, out)
+        publish_folder(finished, out, report)
     return report
 
 

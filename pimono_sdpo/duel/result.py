@@ -11,9 +11,7 @@ reads   DIR/result/data/final-*.parquet, or those of other buckets
 writes  OUT/data/train-*.parquet, OUT/rejects, report.json, README.md
 """
 
-import json
 import math
-import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -54,7 +52,13 @@ from pimono_sdpo.llm.money import cost
 from pimono_sdpo.llm.rows import is_of
 from pimono_sdpo.llm.settings import Settings
 from pimono_sdpo.runs.engine import Part, Piece, sha256
-from pimono_sdpo.runs.folders import REPORT, only_run, publish_folder, require_disjoint
+from pimono_sdpo.runs.folders import (
+    REPORT,
+    make_output,
+    only_run,
+    publish_folder,
+    require_disjoint,
+)
 from pimono_sdpo.runs.parquet import read_tables, write_to_files
 from pimono_sdpo.runs.sessions import rows_and_rejects
 from pimono_sdpo.schema import DUEL, DUEL_METRICS
@@ -166,9 +170,7 @@ def score_duel(
     judged = (row for row in read_rows(folder, ANSWERS) if row["turn_id"] in asked)
     out = (folder / RESULT).resolve()
     with only_run(out) as work:
-        finished = work / "out"
-        shutil.rmtree(finished, ignore_errors=True)
-        (finished / "data").mkdir(parents=True)
+        finished = make_output(work, "data")
         duels = make_duels(judged, votes, reasons, opponent)
         reported, report["configs"] = _write_buckets(duels, finished / "data")
         if reported:
@@ -187,10 +189,9 @@ def score_duel(
             for path in (finished / "data").glob(f"{name}-*.parquet")
         }
         (finished / "report.md").write_text(render_duel_report(report, reported, singles))
-        (finished / REPORT).write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n")
         (finished / "README.md").write_text(render_duel_card(report))
         write_duel_plot(report, finished / "report.svg")
-        publish_folder(finished, out)
+        publish_folder(finished, out, report)
     return report
 
 

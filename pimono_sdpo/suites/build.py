@@ -23,7 +23,6 @@ import ast
 import difflib
 import json
 import re
-import shutil
 import tomllib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -36,6 +35,7 @@ from pimono_sdpo.errors import PimonoError, SourceError
 from pimono_sdpo.runs.folders import (
     LOCK,
     SUITE,
+    make_output,
     only_run,
     publish_folder,
     read_json,
@@ -343,9 +343,7 @@ def build_suite(
     if path.exists():
         require_disjoint(path.resolve(), out)
     with only_run(out, SUITE) as work:
-        finished = work / "out"
-        shutil.rmtree(finished, ignore_errors=True)  # left by a run that was killed
-        finished.mkdir()
+        finished = make_output(work)
         try:
             if kind == "harbor":
                 rows, left_out = harbor.read_tasks(path, finished)
