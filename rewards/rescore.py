@@ -41,7 +41,7 @@ from pimono_sdpo import __version__
 from pimono_sdpo.errors import EmptySelection, OutputError, OwnCodeError, SourceError
 from pimono_sdpo.own_code import import_own
 from pimono_sdpo.runs.engine import Output, Part, Piece, hide_bars, run_parts
-from pimono_sdpo.runs.folders import LOCK, only_run, publish_folder, remove
+from pimono_sdpo.runs.folders import LOCK, make_output, only_run, publish_folder, remove
 from pimono_sdpo.runs.parquet import link_or_copy
 from pimono_sdpo.stage import source_hash
 from rewards.answers import text_of
