@@ -282,8 +282,8 @@ def summarize(report: Json, out: Path) -> str:
     counted |= {f"together/{name}.jsonl": one for name, one in (report["together"] or {}).items()}
     for name, counts in counted.items():
         if counts:
-            told = ", ".join(f"{reason} {count}" for reason, count in counts.items())
-            lines.append(f"{name}: {told}")
+            listed = ", ".join(f"{reason} {count}" for reason, count in counts.items())
+            lines.append(f"{name}: {listed}")
     lines += [f"warning: {warning}" for warning in report["warnings"]]
     lines.append(f"rows, rejects, report.json and README.md are in {out}")
     return "\n".join(lines)

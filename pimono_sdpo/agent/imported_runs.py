@@ -5,7 +5,7 @@ writes  ROLLOUT rows under data/, what cannot be read under rejects/, and if ask
         run under sessions/ in the Hub's Session Trace Simple Format
 
 An answer with several calls becomes a turn for each, followed by its own result, as in rollouts of
-our own. Every message of the source is counted: as turns, or with the reason why it is none.
+our own. Every message of the source is counted: as a turn, or with the reason why it is left out.
 """
 
 import gc
@@ -84,7 +84,7 @@ class ImportOptions:
 def import_runs(options: ImportOptions) -> Json:
     """Write the rollouts below `out` and return the report.
 
-    Raises SourceError, OutputError, or EmptySelection when there is no run at all.
+    Raises SourceError, OutputError, or EmptySelection when no run can be read.
     """
     name, files = _find_files(options.source)
     if Path(options.source).exists():
@@ -371,7 +371,7 @@ def _add_calls(message: Message, turns: list[Turn], steps: list[Json]) -> None:
         turns.append(_make_turn("tool", result.text, call.id, call.name))
         text = ""
     if text.strip():
-        # An answer whose call was cut off is none to train on as the last one.
+        # An answer whose call was cut off is not the final one.
         if ends:
             add_step(steps, len(turns))
         turns.append(_make_turn("assistant", text))

@@ -29,6 +29,7 @@ from pimono_sdpo.duel.gate import (
     WITHOUT,
     decide_by_original_rules,
     krippendorff_alpha,
+    mean_of,
     to_json,
 )
 from pimono_sdpo.duel.stages import (
@@ -320,9 +321,9 @@ def summarize_panel(votes: Votes, calls: Mapping[str, int], complete: bool) -> J
                 "name": name,
                 "calls": calls.get(name, 0),
                 "parsed": read / max(calls.get(name, 0), 1),
-                "consistent": _mean(winner[:, 0] == winner[:, 1]),
-                "first_bias": 100 * (_mean((1 - both[:, 0] + both[:, 1]) / 2) - 0.5),
-                "score": 100 * _mean(both) if complete else None,
+                "consistent": mean_of(winner[:, 0] == winner[:, 1]),
+                "first_bias": 100 * (mean_of((1 - both[:, 0] + both[:, 1]) / 2) - 0.5),
+                "score": 100 * mean_of(both) if complete else None,
             }
         )
     metrics = nan_mean(score_turns(votes).metric, axis=0)
@@ -355,17 +356,12 @@ def summarize_lengths(turn_scores: Array, ours: Sequence[int], theirs: Sequence[
     varies = len(scores) > 1 and np.ptp(gap) > 0 and np.ptp(scores) > 0
     return to_json(
         {
-            "gap": _mean(gap),
+            "gap": mean_of(gap),
             "correlation": float(np.corrcoef(gap, scores)[0, 1]) if varies else float("nan"),
-            "score_same": _mean(scores[same]),
+            "score_same": mean_of(scores[same]),
             "turns_same": int(same.sum()),
         }
     )
-
-
-def _mean(values: Any) -> float:
-    """Return the mean, nan for no values."""
-    return float(np.mean(values)) if np.size(values) else float("nan")
 
 
 def explain_finals(equals: Iterable[float], buckets: Mapping[str, int]) -> Json:

@@ -55,7 +55,7 @@ def map_rows(
 
             return await asyncio.gather(*map(ask, given))
 
-    # `map` takes coroutine functions, too, but would wait for ever for the others after Ctrl-C.
+    # `map` takes coroutine functions, too, but after Ctrl-C it would go on waiting for the others.
     def make(batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
         given = [
             dict(zip(batch, values, strict=True)) for values in zip(*batch.values(), strict=True)

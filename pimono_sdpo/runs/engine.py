@@ -323,7 +323,7 @@ def run_here(
 def run_in_processes(
     jobs: list[Job], progress: Callable[[int], object], workers: int
 ) -> Iterator[Outcome]:
-    """Run jobs in new processes; `progress` hears of whole parts."""
+    """Run jobs in new processes; `progress` is called after each part."""
     if min(workers, len(jobs)) < 2:
         yield from run_here(jobs, progress)
         return

@@ -157,7 +157,7 @@ def _read_task(task: _Task, suite: _File, path: Path, repos: bool) -> TaskRow:
         raise SourceError(f"{where} has no `repo`, and neither do the `defaults`; name a folder.")
     repo = Path(os.path.normpath(path.parent.resolve() / Path(given).expanduser()))
     if repos and not repo.is_dir():
-        raise SourceError(f"{where} has the repo `{given}`, but there is no folder `{repo}`.")
+        raise SourceError(f"{where} has the repo `{given}`, but `{repo}` does not exist.")
     hide = defaults.hide if task.hide is None else task.hide
     hide = list(HIDE if hide is None else hide)
     if path.resolve().is_relative_to(repo.resolve()):
@@ -254,7 +254,7 @@ def read_paraphrases(path: Path, suite: Suite) -> dict[str, list[str]]:
                 )
             goals[given.task_id] += given.goals
     except FileNotFoundError as error:
-        raise SourceError(f"There is no file `{path}`.") from error
+        raise SourceError(f"`{path}` does not exist; give a file of paraphrases.") from error
     except (OSError, ValueError) as error:
         raise SourceError(
             f"`{path}` cannot be read as paraphrases ({error}); each line needs `task_id` and a "
