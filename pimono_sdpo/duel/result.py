@@ -42,6 +42,7 @@ from pimono_sdpo.duel.stages import (
     JUDGMENTS,
     Plan,
     decide_look,
+    is_current,
     name_of,
     read_rows,
     read_verdicts,
@@ -50,7 +51,6 @@ from pimono_sdpo.duel.stages import (
 from pimono_sdpo.errors import EmptySelection, SourceError
 from pimono_sdpo.llm.calls import Journal
 from pimono_sdpo.llm.money import cost
-from pimono_sdpo.llm.rows import is_of
 from pimono_sdpo.llm.settings import Settings
 from pimono_sdpo.runs.engine import Part, Piece, sha256
 from pimono_sdpo.runs.folders import (
@@ -111,7 +111,7 @@ def score_duel(
         raise SourceError(
             f"`{folder}` has no judgments against the {opponent}; run the stages before `score`."
         )
-    if not _is_current(folder, panel, ANSWERS):
+    if not is_current(folder, panel, ANSWERS):
         raise SourceError(
             f"`{folder}` has judgments of answers that have since been replaced; run the stage "
             "`judge`."
@@ -239,7 +239,7 @@ def _write_buckets(duels: Iterable[Json], data: Path) -> tuple[list[Json], dict[
 def _score_equals(folder: Path, plan: Plan, buckets: dict[str, int]) -> Json | None:
     """Score the king against another sample of itself, if the panel judged that."""
     given = list(read_rows(folder, EQUAL_JUDGMENTS, PANEL_COLUMNS))
-    if not given or not _is_current(folder, EQUAL_JUDGMENTS, EQUAL_ANSWERS):
+    if not given or not is_current(folder, EQUAL_JUDGMENTS, EQUAL_ANSWERS):
         return None
     turns = dict.fromkeys(row["turn_id"] for row in given)
     scores = score_turns(collect_votes(turns, plan.judges, given)).turn
@@ -247,12 +247,6 @@ def _score_equals(folder: Path, plan: Plan, buckets: dict[str, int]) -> Json | N
         **explain_finals(scores.tolist(), buckets),
         "histogram": count_scores(scores[~np.isnan(scores)]),
     }
-
-
-def _is_current(folder: Path, name: str, given: str) -> bool:
-    """Whether the shards of a stage were made of those that the stage before it has now."""
-    shards = sorted((folder / name).glob("*.parquet"))
-    return all(is_of(path, folder / given / path.name.replace(name, given)) for path in shards)
 
 
 def _sum_cost(folder: Path, settings: Settings) -> float | None:
