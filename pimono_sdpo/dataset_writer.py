@@ -26,9 +26,9 @@ from pimono_sdpo.options import (
     report_options,
     resume_key,
 )
-from pimono_sdpo.runs.engine import Part, add_counts, run_parts
+from pimono_sdpo.runs.engine import Output, Part, add_counts, run_parts
 from pimono_sdpo.runs.folders import only_run, publish_folder, require_disjoint
-from pimono_sdpo.runs.parquet import SPLITS, join_parts, outputs_of
+from pimono_sdpo.runs.parquet import SPLITS, join_parts
 from pimono_sdpo.session_source import SourceOptions
 from pimono_sdpo.stage import Filter, Map, Row, Stage
 from pimono_sdpo.suites.split import check_leakage, read_task_ids
@@ -230,7 +230,10 @@ def write_dataset(
     out = out.resolve()
     licence = check_licence(options.licence)
     with only_run(out) as work:
-        outputs = outputs_of(*table)
+        outputs = {
+            "rows": Output("rows/{:05}.parquet", table[0].arrow_schema, "zstd"),
+            "rejects": Output("rejects/{:05}.parquet", table[1].arrow_schema),
+        }
         records = run_parts(parts, work, outputs, desc=stage, unit="run")
         finished, held = join_parts(work, len(parts), *table)
         if held_out is not None:

@@ -14,11 +14,14 @@ writes  OUT/data/train-*.parquet, OUT/rejects, report.json, README.md
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from cards.plots import write_duel_plot
 from cards.render import render_duel_card, render_duel_report
@@ -60,7 +63,7 @@ from pimono_sdpo.runs.folders import (
     publish_folder,
     require_disjoint,
 )
-from pimono_sdpo.runs.parquet import read_tables, write_to_files
+from pimono_sdpo.runs.parquet import read_tables
 from pimono_sdpo.runs.sessions import rows_and_rejects
 from pimono_sdpo.schema import DUEL, DUEL_METRICS
 from pimono_sdpo.stage import Stage
@@ -82,6 +85,7 @@ from processors.duel.scores import (
 
 Json = dict[str, Any]
 RESULT = "result"
+GROUP_ROWS = 256
 BUCKETS: tuple[Bucket, ...] = get_args(Bucket)
 BIN = 10
 # Answers whose lengths differ by less than this share count as equally long.
@@ -224,16 +228,27 @@ def _write_buckets(duels: Iterable[Json], data: Path) -> tuple[list[Json], dict[
     Returns the reported columns of all duels, and the number of rows of each bucket with any.
     """
     reported: list[Json] = []
+    waiting: dict[str, list[Json]] = {name: [] for name in BUCKETS[:-1]}
+    writers: dict[str, pq.ParquetWriter] = {}
+    with ExitStack() as stack:
 
-    def place() -> Iterator[tuple[Path, Json]]:
+        def write(bucket: str) -> None:
+            if bucket not in writers:
+                path = data / f"{bucket}-00000-of-00001.parquet"
+                writers[bucket] = stack.enter_context(pq.ParquetWriter(path, DUEL.arrow_schema))
+            writers[bucket].write_table(pa.Table.from_pylist(waiting[bucket], DUEL.arrow_schema))
+            waiting[bucket].clear()
+
         for duel in duels:
             reported.append({name: duel[name] for name in REPORTED})
-            if duel["bucket"] != "parse_fail":
-                yield data / f"{duel['bucket']}-00000-of-00001.parquet", duel
-
-    counts = write_to_files(place(), DUEL.arrow_schema)
-    buckets = {path.name.partition("-")[0]: count for path, count in counts.items()}
-    return reported, {name: buckets[name] for name in BUCKETS if name in buckets}
+            if (bucket := duel["bucket"]) in waiting:
+                waiting[bucket].append(duel)
+                if len(waiting[bucket]) == GROUP_ROWS:
+                    write(bucket)
+        for bucket in filter(waiting.get, waiting):
+            write(bucket)
+    counts = Counter(row["bucket"] for row in reported)
+    return reported, {name: counts[name] for name in BUCKETS if name in writers}
 
 
 def _score_equals(folder: Path, plan: Plan, buckets: dict[str, int]) -> Json | None:
