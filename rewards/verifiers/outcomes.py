@@ -9,6 +9,7 @@ import base64
 import builtins
 import marshal
 import sys
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -18,7 +19,7 @@ from pimono_sdpo.text import shorten
 from rewards import sandbox
 from rewards.sandbox import Ran
 
-# Runs `python ARGUMENTS...` as `Sandbox.run` does: `cold`, or `in_server` of a warm one.
+# Runs `python ARGUMENTS...` as `Sandbox.run` does, also `-m` and a worker: `cold`, or `in_server`.
 Python = Callable[..., Ran]
 ENVIRONMENT = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 
@@ -37,32 +38,42 @@ PASSED, UNKNOWN = Outcome("passed"), Outcome("unknown")
 
 def cold(arguments: Sequence[str], **options: Any) -> Ran:
     """Run Python in a sandbox of its own."""
+    if arguments[0] == "-m":  # a worker, which the sandbox could not read
+        arguments = ["-c", _shipped(), *arguments[1:]]
     return sandbox.run([sys.executable, "-I", "-B", *arguments], env=ENVIRONMENT, **options)
 
 
+VALUE_WORKER, PYTEST_WORKER, RECORDED_WORKER = WORKERS = (
+    "rewards.verifiers.value_worker",
+    "rewards.verifiers.pytest_worker",
+    "rewards.verifiers.recorded.worker",
+)
 BOOT = """
-import base64, marshal, sys, types
-for name, code in marshal.loads(base64.b64decode({0!r})):
-    module = sys.modules[name] = types.ModuleType(name)
-    parent, _, last = name.rpartition(".")
-    if parent: setattr(sys.modules[parent], last, module)
-    if code: exec(code, module.__dict__)
-module.main()
+import base64, importlib.util, marshal, sys, zlib
+CODE = marshal.loads(zlib.decompress(base64.b64decode({0!r})))
+class Shipped:
+    def find_spec(self, name, path=None, target=None):
+        if name in CODE:
+            return importlib.util.spec_from_loader(name, self, is_package=not CODE[name])
+    def create_module(self, spec):
+        pass
+    def exec_module(self, module):
+        if code := CODE[module.__name__]: exec(code, module.__dict__)
+sys.meta_path.insert(0, Shipped())
+importlib.import_module(sys.argv.pop(1)).main()
 """
 
 
 @cache
-def shipped(*workers: str) -> str:
-    """Return a program that runs `main` of the last of these files, compiled one after the other.
-
-    The sandbox cannot read a checkout, so whole files are handed to it.
-    """
+def _shipped() -> str:
+    """Return a program that runs `main` of a worker; whole files are handed to the sandbox."""
+    here = Path(__file__).parent
     packages = ("rewards", "rewards.verifiers", "rewards.verifiers.recorded")
-    parts: list[tuple[str, Any]] = [(package, None) for package in packages]
-    for name in workers:
-        path = Path(__file__).parent / f"{name.replace('.', '/')}.py"
-        parts.append((f"rewards.verifiers.{name}", compile(path.read_text(), f"<{name}>", "exec")))
-    return BOOT.format(base64.b64encode(marshal.dumps(parts)))
+    code: dict[str, Any] = dict.fromkeys(packages)
+    for path in (here / "channel.py", *here.glob("*_worker.py"), *here.glob("recorded/*.py")):
+        name = ".".join(("rewards", "verifiers", *path.relative_to(here).with_suffix("").parts))
+        code[name] = compile(path.read_text(), f"<{path.stem}>", "exec")
+    return BOOT.format(base64.b64encode(zlib.compress(marshal.dumps(code))))
 
 
 def describe_ending(ran: Ran, call: str) -> Outcome:

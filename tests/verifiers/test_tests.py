@@ -44,7 +44,7 @@ def test_the_buggy_program_fails(name: str) -> None:
 
 def test_a_warm_interpreter_says_the_same() -> None:
     program = PROGRAMS["hanging"]
-    with Server() as server:
+    with Server(tests.IMPORTS) as server:
         warm = functools.partial(tests.verify, python=tests.in_server(server))
         assert warm(writing(program.correct), spec_of(program)).status == "passed"
         assert warm(writing(program.buggy), spec_of(program)).category == "timeout"
@@ -189,6 +189,7 @@ def test_a_machine_without_sandbox_is_an_error(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(
         "rewards.sandbox.available", lambda: {"bubblewrap": "taken", "landlock": "away"}
     )
+    tests._warm.cache_clear()  # an interpreter that runs already would go on
     result = verify(writing("def f(x):\n    return x\n"), spec_of(PROGRAMS["sets"]))
     assert (result.status, result.score) == ("error", None)
     assert "no sandbox holds" in result.feedback
