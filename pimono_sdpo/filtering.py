@@ -29,6 +29,7 @@ from pimono_sdpo.traces.sources import Source, open_source
 from processors import pipeline
 from processors.corrections import Judge
 from processors.grade import WEIGHTS
+from processors.keep import LEAST_WORTH
 from processors.redact import redact_text
 
 MB = 1_000_000
@@ -47,6 +48,11 @@ class FilterOptions:
         decides="row",
     )
     min_score: float = option("Drop rows with a lower score.", default=0.0, decides="row")
+    min_worth: float = option(
+        "Drop episodes that are less probably worth training on; 0 keeps all with evidence.",
+        default=LEAST_WORTH,
+        decides="row",
+    )
     test_fraction: float = option(
         "Share of repositories whose rows go to the test split.", default=0.0, decides="row"
     )
@@ -150,6 +156,7 @@ class FilterOptions:
             self.resolving_call,
             None if self.keep_identity else recorder,
             self.corrections,
+            self.min_worth,
         )
 
 
@@ -326,6 +333,8 @@ def _nothing_left(source: str, report: Json) -> str:
         advice = f"keep more rows in your stage `{dropping[0]}`, or leave it out"
     elif "below_min_score" in counts:
         advice = "lower --min-score"
+    elif "hardly_worth_it" in counts:
+        advice = "lower --min-worth"
     sessions = report["sessions"]
     none = f"None of the {sessions} sessions of `{source}` was kept"
     if sessions == 1:

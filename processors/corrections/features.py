@@ -181,6 +181,8 @@ def strip_channel(text: str) -> str:
     >>> strip_channel("System: [10:00] On.\\n[WhatsApp +1 10:00] Why?\\n[message_id: 1]")
     'Why?'
     """
+    words = text.partition("\n\n")[2] if text.startswith("System: [") else ""
+    text = words if words.startswith("[") else text
     if not text.startswith(("System: [", "[")):
         return text
     sent = SITUATION["channel"].search(text, 0, 4000)
