@@ -23,8 +23,16 @@ SAID = [
     "I add the flush and run the tests of the lexer again to see what is left",
     "Now the parser test fails, since it expected the missing line to be missing",
 ]
-FAILED = bash("npm test", "Tests  1 failed\n\nCommand exited with code 1", error=True)
-BROKEN = bash("npx tsc", "a.ts(1,2): error TS2322: no\n\nCommand exited with code 2", error=True)
+FAILED = [
+    *bash("npm test", "Tests  1 failed\n\nCommand exited with code 1", error=True),
+    *bash("npm ci", "added 12 packages"),
+    *bash("npm test", "Tests  1 passed"),
+]
+BROKEN = [
+    *bash("npx tsc", "a.ts(1,2): error TS2322: no\n\nCommand exited with code 2", error=True),
+    *bash("sed -i s/no/yes/ a.ts", ""),
+    *bash("npx tsc", ""),
+]
 
 
 def session(request: str, said: list[str], *more: Entry, cwd: str = "/home/ann/app") -> str:

@@ -24,7 +24,11 @@ from tests.traces import HEADER, assistant, bash, call, trace, user
 EXPECTED = json.loads((SAMPLE_SESSIONS.parent / "expected.json").read_text())
 SESSIONS = sorted(Path(str(SAMPLE_SESSIONS)).glob("*.jsonl"))
 
-FAILED = bash("npm test", "Tests  1 failed\n\nCommand exited with code 1", error=True)
+FAILED = [
+    *bash("npm test", "Tests  1 failed\n\nCommand exited with code 1", error=True),
+    *bash("npm ci", "added 12 packages"),
+    *bash("npm test", "Tests  1 passed"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -188,6 +192,8 @@ def test_an_episode_is_a_request_and_what_followed(tmp_path: Path) -> None:
             assistant("The lexer drops it; I changed src/lexer.ts."),
             user("Now add a command that prints the syntax tree"),
             *bash("npx tsc", "a.ts(1,2): error TS2322: no\n\nCommand exited with code 2", True),
+            *bash("sed -i s/no/yes/ a.ts", "", call_id="c2"),
+            *bash("npx tsc", "", call_id="c3"),
         )
     )
     whole = FilterOptions(unit="session", reference_terms=True)
@@ -226,6 +232,8 @@ def test_corrections_and_a_few_words_open_requests(tmp_path: Path) -> None:
             user("No, the total is still wrong, it leaves out the taxes"),
             assistant("You're right, I left them out."),
             *bash(*red, error=True, call_id="c2"),
+            *bash("npm ci", "", call_id="c6"),
+            *bash("npm test", "Tests  1 passed", call_id="c7"),
             assistant("The taxes are in it now."),
             user("run the linter"),
             *bash(
@@ -234,6 +242,8 @@ def test_corrections_and_a_few_words_open_requests(tmp_path: Path) -> None:
                 True,
                 call_id="c3",
             ),
+            *bash("sed -i s/no/yes/ a.ts", "", call_id="c4"),
+            *bash("npx tsc", "", call_id="c5"),
         )
     )
     run_filter(str(tmp_path / "a.jsonl"), tmp_path / "out")
