@@ -19,7 +19,8 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from pathlib import Path
 
-from pimono_sdpo.suites.build import Refused, Task, read_functions, read_quixbugs, record_tests
+from pimono_sdpo.suites.build import Task, read_functions, read_quixbugs, record_tests
+from pimono_sdpo.suites.harbor import Refused
 from rewards.sandbox import Server
 from rewards.verifiers import tests
 from rewards.verifiers.outcomes import Python, cold
