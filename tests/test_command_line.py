@@ -141,7 +141,7 @@ def test_the_list_of_commands_has_each_on_a_line_of_its_own() -> None:
         ), command
 
 
-TEACHER = "model-kind start sync-steps update-rate".split()
+TEACHER = "model-kind sync-steps update-rate".split()
 
 
 @pytest.mark.parametrize(
