@@ -11,6 +11,7 @@ import dataclasses
 import fcntl
 import functools
 import os
+import secrets
 import shutil
 import socket
 import subprocess
@@ -64,9 +65,9 @@ class Ran:
 
     `exit_code` is None when `signal` ended it. `stdout` and `stderr` are the first bytes up to
     `Limits.output`; what is longer ends in a line `[... N bytes cut]`. `files` has those of
-    `collect` that are there, regular, and not too large. `stopped` names the limit at which the
-    tree was killed, "" when it ended by itself; a program whose allocation is refused ends by
-    itself.
+    `collect` that are there, regular, and not too large. `stopped` names the limit that was
+    passed, at which the tree was killed if it still ran, "" when it ended by itself; a program
+    whose allocation or write is refused ends by itself.
     """
 
     exit_code: int | None
@@ -108,21 +109,24 @@ class Sandbox:
         take them from a dataset.
         A command that is not there exits with 127. Raises SandboxError when nothing could be run.
         """
-        wanted = [_inside(name) for name in collect]
         wall = limits.wall_seconds or max(15, 5 * limits.cpu_seconds)
-        with _workspace(files or {}, limits.disk) as base, _own_uid() as uid:
+        with self._folder() as base, _own_uid() as uid:
             paths = (*readable(), *read)
             spec = {
                 "command": list(command),
                 "limits": {**dataclasses.asdict(limits), "wall_seconds": wall},
                 "env": {
                     "PATH": f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin",
-                    "HOME": f"{base}/work",
-                    "TMPDIR": f"{base}/tmp",
                     **CLEAN,
                     **(env or {}),
                 },
                 "folder": base,
+                "tmpfs": "" if any(path.startswith(TMPFS) for path in (base, *paths)) else TMPFS,
+                "files": {
+                    _inside(name): content.encode() if isinstance(content, str) else content
+                    for name, content in (files or {}).items()
+                },
+                "collect": [_inside(name) for name in collect],
                 "read": paths,
                 "uid": uid,
                 "search": bool(uid) and needs_search((*paths, str(Path(base).parent))),
@@ -137,7 +141,6 @@ class Sandbox:
                 raise SandboxError(
                     f"the sandbox `{self.backend}` did not start: {report['refused']}"
                 )
-            found = {name: folder.read(base, f"work/{name}", limits.file_size) for name in wanted}
         stdout, stderr = (
             kept + (f"\n[... {seen - len(kept)} bytes cut]\n".encode() if seen > len(kept) else b"")
             for kept, seen in report["output"]
@@ -152,8 +155,19 @@ class Sandbox:
             wall_seconds=report["wall"],
             backend=self.backend,
             stopped=report["stopped"],
-            files={name: content for name, content in found.items() if content is not None},
+            files={name: text for name, text in report["files"].items() if text is not None},
         )
+
+    @contextmanager
+    def _folder(self) -> Iterator[str]:
+        """The path of a folder that a supervisor makes; removed afterwards where it is left."""
+        above = TMPFS if self.backend == "bubblewrap" else tempfile.gettempdir()
+        base = Path(above, f"sandbox-{secrets.token_hex(8)}")
+        try:
+            yield str(base)
+        finally:
+            if base.exists():
+                folder.remove(str(base))
 
     def _exchange(self, spec: dict[str, Any], stdin: bytes) -> dict[str, Any]:
         """Have a supervisor run a spec; return its report."""
@@ -335,33 +349,8 @@ def needs_search(paths: tuple[str, ...]) -> bool:
     return not all(folder.stat().st_mode & 0o001 for folder in on_the_way if folder.is_dir())
 
 
-TMPFS, RUNS_IN_TMPFS = "/dev/shm", 8
-
-
-@contextmanager
-def _workspace(files: Mapping[str, bytes | str], disk: int) -> Iterator[str]:
-    """A folder of its own with `work`, which holds the files, and `tmp`; removed afterwards."""
-    base = tempfile.mkdtemp(prefix="sandbox-", dir=_in_memory(disk))
-    try:
-        for name in ("work", "tmp"):
-            Path(base, name).mkdir()
-        for name, content in files.items():
-            target = Path(base, "work", _inside(name))
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(content.encode() if isinstance(content, str) else content)
-        yield base
-    finally:
-        if Path(base).exists():  # the supervisor of an interrupted caller may have been first
-            folder.remove(base)
-
-
-def _in_memory(disk: int) -> str | None:
-    """The machine's tmpfs, where folders cost next to nothing, if it has room for several runs."""
-    if "TMPDIR" in os.environ or not Path(TMPFS).is_dir():
-        return None
-    found = os.statvfs(TMPFS)
-    roomy = found.f_bavail * found.f_frsize >= RUNS_IN_TMPFS * disk
-    return TMPFS if roomy and not found.f_flag & os.ST_NOEXEC else None
+# A run may have a tmpfs of its own over this folder.
+TMPFS = "/dev/shm"
 
 
 def _inside(name: str) -> str:
@@ -408,7 +397,7 @@ def _bubblewrap(spec: dict[str, Any]) -> list[str]:
     """Namespaces around the supervisor, which confines what it starts as it does without them."""
     arguments = [
         shutil.which("bwrap") or "bwrap", "--unshare-pid", "--unshare-net", "--unshare-ipc",
-        "--unshare-uts", "--unshare-cgroup-try", "--die-with-parent", "--new-session",
+        "--unshare-uts", "--unshare-cgroup-try", "--new-session",
         "--tmpfs", "/", "--proc", "/proc", "--chdir", "/",
     ]  # fmt: skip
     for device in supervisor.DEVICES:  # not `--dev`, which wants devices that small machines lack
@@ -420,7 +409,7 @@ def _bubblewrap(spec: dict[str, Any]) -> list[str]:
         arguments += ["--perms", "0755", "--dir", parent]
     for path in bound:
         arguments += ["--ro-bind", path, path]
-    arguments += ["--bind", spec["folder"], spec["folder"]]
+    arguments += ["--size", str(spec["limits"]["disk"] * 5 // 4), "--tmpfs", TMPFS]
     if spec["uid"]:
         for capability in ("CHOWN", "DAC_OVERRIDE", "DAC_READ_SEARCH", "FOWNER", "KILL",
                            "SETGID", "SETUID", "SETPCAP", "SYS_PTRACE"):  # fmt: skip

@@ -103,8 +103,7 @@ class _Run:
         self.spec, self.connection = spec, connection
         self.limits = spec["limits"]
         prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
-        if spec["uid"]:
-            folder.give(spec["folder"], spec["uid"])
+        _make_folder(spec)
         pipes = [os.pipe() for _ in range(3)]
         self.begun = time.monotonic()
         self.pid = os.fork()
@@ -140,8 +139,15 @@ class _Run:
         over = cpu > self.limits["cpu_seconds"]
         if not stopped and (code == -SIGXCPU or (code == -9 and over)):
             stopped = "cpu"
+        if not stopped:  # at a stroke, between two looks
+            size, entries = folder.measure(self.spec["folder"], self.limits["files"])
+            over_disk = "disk" if size > self.limits["disk"] else ""
+            stopped = "files" if entries > self.limits["files"] else over_disk
         output = list(zip(map(bytes, self.kept), self.seen, strict=True))
-        return {"code": code, "stopped": stopped, "cpu": cpu, "wall": wall, "output": output}
+        base, most = self.spec["folder"], self.limits["file_size"]
+        files = {name: folder.read(base, f"work/{name}", most) for name in self.spec["collect"]}
+        report = {"code": code, "stopped": stopped, "cpu": cpu, "wall": wall}
+        return {**report, "output": output, "files": files}
 
     def _watch(self) -> tuple[str, int]:
         end = os.pidfd_open(self.pid)
@@ -211,6 +217,24 @@ class _Run:
         room = self.limits["output"] - len(self.kept[which])
         self.kept[which] += chunk[: max(0, room)]
         return bool(chunk)
+
+
+def _make_folder(spec: dict[str, Any]) -> None:
+    """Make the folder of a run, in a tmpfs of its own where the machine allows it.
+
+    What the tmpfs has beyond the limits leaves time to say which limit was reached.
+    """
+    limits = spec["limits"]
+    if spec["tmpfs"]:
+        try:
+            size, entries = limits["disk"] * 5 // 4, limits["files"] * 5 // 4 + 64
+            kernel.mount_tmpfs(spec["tmpfs"], size, entries)
+            spec["folder"] = spec["tmpfs"] + "/" + spec["folder"].rpartition("/")[2]
+        except kernel.KernelError:
+            pass  # only counted, then
+    base = spec["folder"]
+    folder.make(base, spec.pop("files"), spec["uid"])
+    spec["env"] = {"HOME": f"{base}/work", "TMPDIR": f"{base}/tmp", **spec["env"]}
 
 
 def _child(

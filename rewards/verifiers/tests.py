@@ -32,12 +32,14 @@ count; a program that exits with another code than 0 fails, whatever it printed.
 "pytest" the tests run beside the answer; then a determined program can deceive them.
 """
 
+import atexit
 import dataclasses
 import functools
 import json
 import math
 import re
 import signal
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal
@@ -57,7 +59,6 @@ from rewards.verifiers.outcomes import (
     WORKERS,
     Outcome,
     Python,
-    cold,
     counts_as,
     describe_ending,
     listed,
@@ -134,9 +135,10 @@ def check_tests(spec: Mapping[str, Any]) -> Tests:
     return tests
 
 
-def verify(completion: str, spec: dict[str, Any], python: Python = cold) -> VerifierResult:
+def verify(completion: str, spec: dict[str, Any], python: Python | None = None) -> VerifierResult:
     """Run the tests; partial credit is the share that passed, metrics `tests` and `passed`.
 
+    Without `python` they run in an interpreter that is started with the first call of this process.
     Raises BadSpec for a spec whose tests cannot be run.
     """
     if "tests" not in spec:
@@ -149,17 +151,22 @@ def verify(completion: str, spec: dict[str, Any], python: Python = cold) -> Veri
     try:
         return verify_candidate(candidate, spec, python)
     except SandboxError as trouble:
+        if python is None:
+            _warm.cache_clear()  # the next call starts another one
         return error(NAME, str(trouble))
 
 
 def verify_candidate(
-    candidate: Candidate, spec: Mapping[str, Any], python: Python = cold
+    candidate: Candidate, spec: Mapping[str, Any], python: Python | None = None
 ) -> VerifierResult:
-    """Run the tests on a candidate.
+    """Run the tests on a candidate, as `verify` does.
 
     Raises SandboxError when nothing could be run.
     """
     tests = check_tests(spec)
+    if python is None:
+        with _ONE_SERVER:
+            python = _warm()
     if why := unwritable(candidate, getattr(tests, "files", {})):
         return failed(NAME, "malformed_output", why)
     files = _visible(candidate, spec, tests)
@@ -201,6 +208,16 @@ def in_server(server: Server) -> Python:
     if missing := {*WORKERS} - {*server.imports}:
         raise ValueError(f"the server has not imported {', '.join(sorted(missing))}")
     return functools.partial(server.run, env=ENVIRONMENT)
+
+
+_ONE_SERVER = threading.Lock()
+
+
+@functools.cache
+def _warm() -> Python:
+    server = Server(IMPORTS)
+    atexit.register(server.close)
+    return in_server(server)
 
 
 def _visible(candidate: Candidate, spec: Mapping[str, Any], tests: Tests) -> dict[str, str]:
