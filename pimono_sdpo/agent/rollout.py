@@ -394,8 +394,8 @@ def _open_roller(options: RolloutOptions, out: Path, replay: bool) -> Iterator[R
         options = replace(options, protocol="native", test_policy=policy)
     models, workers, limit = [section.model], options.max_workers, options.max_cost
     chat = open_chat(section, settings, journal, models, limit, concurrency=workers, replay=replay)
-    with open_tester(tasks, journal) as tester:
-        yield Roller(suite, tasks, options, section.max_tokens, chat, tester, goals)
+    tester = open_tester(journal)
+    yield Roller(suite, tasks, options, section.max_tokens, chat, tester, goals)
 
 
 def _roll_out_all(roller: Roller, work: Path) -> list[Path]:
