@@ -48,11 +48,12 @@ class SourceOptions:
 
         Raises SourceError, and OutputError if `out` lies in one of them or the other way round.
         """
-        found = join_sources([_open(one, out.resolve()) for one in dict.fromkeys(self.source)])
+        found = join_sources([open_one(one, out.resolve()) for one in dict.fromkeys(self.source)])
         return choose_sessions(found, self.project, self.since, self.exclude)
 
 
-def _open(source: str, out: Path) -> Source:
+def open_one(source: str, out: Path) -> Source:
+    """Open one source, see `SourceOptions.open_sessions`."""
     check_word(source)
     if source and Path(source).exists():
         if source in WORDS:
