@@ -191,7 +191,7 @@ def _read_report(folder: Path, name: str) -> Json:
 def _open_traces(traces: list[str], report: Json, folder: Path) -> Source | None:
     """Open what was named, or what lies near under the source's name and has the same files."""
     if traces:
-        return join_sources([open_one(one, folder.resolve()) for one in traces])
+        return join_sources([open_one(one) for one in traces])
     if report["input"]["kind"] == "hub":
         return None
     shards = [(shard["path"], shard["bytes"]) for shard in report["input"]["shards"]]
