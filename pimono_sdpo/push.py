@@ -414,9 +414,12 @@ class Upload(ABC):
         """Return a sentence on the commit whose answer was lost, if it was made."""
         if self.sent is None:
             return None
-        head = self.api.list_repo_commits(self.repo_id, repo_type=self.KIND)[0]
-        if head.commit_id != self.sent and self.description in head.message:
-            return f"pushed {self.files} files to {self.place()}, in commit {head.commit_id}"
+        # The list of commits is asked for with retries of its own, which may wait for an hour.
+        head = self.api.repo_info(self.repo_id, repo_type=self.KIND, revision="main").sha
+        if head != self.sent:
+            made = self.api.list_repo_commits(self.repo_id, repo_type=self.KIND, revision=head)[0]
+            if self.description in made.message:
+                return f"pushed {self.files} files to {self.place()}, in commit {head}"
         self.sent = None
         return None
 

@@ -176,7 +176,7 @@ def test_a_push_that_cannot_look_for_its_commit_does_not_say_that_nothing_was_pu
     def fail_after_the_commit() -> None:
         while not statuses(loopback_hub):
             sleep(0.01)
-        head = "/api/datasets/me/rows/commits/main"
+        head = "/api/datasets/me/rows/revision/main"
         loopback_hub.fail_next(head, 503, headers={"Retry-After": "3600"})
 
     with ThreadPoolExecutor() as pool:
