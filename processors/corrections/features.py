@@ -12,7 +12,7 @@ from functools import cache, lru_cache
 from itertools import pairwise
 from pathlib import Path
 
-from pimono_sdpo.prefilter import Guarded, Prefilter, compile_patterns
+from pimono_sdpo.prefilter import Guarded, Prefilter, compile_patterns, lazy_pattern
 from pimono_sdpo.traces.events import Event
 
 READ_CHARS = 1000
@@ -181,6 +181,8 @@ def strip_channel(text: str) -> str:
     >>> strip_channel("System: [10:00] On.\\n[WhatsApp +1 10:00] Why?\\n[message_id: 1]")
     'Why?'
     """
+    words = text.partition("\n\n")[2] if text.startswith("System: [") else ""
+    text = words if words.startswith("[") else text
     if not text.startswith(("System: [", "[")):
         return text
     sent = SITUATION["channel"].search(text, 0, 4000)
@@ -327,9 +329,9 @@ def _build_pattern(where: str, languages: dict[str, list[str]]) -> re.Pattern[st
     unspaced = "|".join(words for name, words in joined.items() if name in _UNSPACED)
     if where == "anywhere":
         whole_words = rf"(?<!\w)(?:{spaced})(?!\w)" if spaced else ""
-        return re.compile("|".join(filter(None, (whole_words, unspaced))))
+        return lazy_pattern("|".join(filter(None, (whole_words, unspaced))))
     words = "|".join(filter(None, (rf"(?:{spaced})(?!\w)", unspaced)))
-    return re.compile(f"{SITUATION[where].pattern}(?:{words})")
+    return lazy_pattern(f"{SITUATION[where].pattern}(?:{words})")
 
 
 def _extend_to_words(text: str, start: int, end: int) -> str:
