@@ -57,7 +57,7 @@ def render_dataset_card(report: Json) -> str:
         configs.append(describe_config("rejects", files, hashes["rejects"]))
     metadata: Json = {"pretty_name": f"SDPO rows from {source}", "tags": ["sdpo", "trl"]}
     if report["input"]["kind"] == "hub":
-        metadata["source_datasets"] = [source]
+        metadata["source_datasets"] = source.split(", ")
     columns = [
         (name, name_type(feature), COLUMNS["filter"][name]) for name, feature in SDPO_ROW.items()
     ]
@@ -104,7 +104,7 @@ def render_model_card(report: Json | None, run: Json) -> str:
         metadata["tags"].append(f"trackio:{run['trackio']['url']}")
     datasets = [run["dataset"]["id"]]
     if report is not None and report["input"]["kind"] == "hub":
-        datasets.append(report["input"]["source"])
+        datasets += report["input"]["source"].split(", ")
     hub_datasets = sorted({name for name in datasets if is_repo_id(name) and "/" in name})
     if hub_datasets:
         metadata["datasets"] = hub_datasets

@@ -17,17 +17,24 @@ from typing import Any, Literal
 from datasets import Features, Value
 
 from pimono_sdpo import __version__
-from pimono_sdpo.errors import OutputError, TrainingInputError
-from pimono_sdpo.options import check_test_fraction, option, options, report_options, resume_key
-from pimono_sdpo.runs.engine import Part, add_counts, run_parts
+from pimono_sdpo.errors import OutputError, SourceError, TrainingInputError
+from pimono_sdpo.options import (
+    argument,
+    check_test_fraction,
+    option,
+    options,
+    report_options,
+    resume_key,
+)
+from pimono_sdpo.runs.engine import Output, Part, add_counts, run_parts
 from pimono_sdpo.runs.folders import only_run, publish_folder, require_disjoint
-from pimono_sdpo.runs.parquet import SPLITS, join_parts, outputs_of
-from pimono_sdpo.runs.sessions import step_parts
+from pimono_sdpo.runs.parquet import SPLITS, join_parts
+from pimono_sdpo.session_source import SourceOptions
 from pimono_sdpo.stage import Filter, Map, Row, Stage
 from pimono_sdpo.suites.split import check_leakage, read_task_ids
-from pimono_sdpo.suites.stored_rollouts import read_rows
+from pimono_sdpo.suites.stored_rollouts import Rollouts, open_rollouts, read_rows
 from pimono_sdpo.suites.suite import Suite, load_suite
-from pimono_sdpo.traces.sources import open_source
+from pimono_sdpo.traces.sources import Source
 from processors.redact import redact_text
 from processors.rollouts.steps import PROBLEM, drop_problems
 from processors.rollouts.together import make_dpo_line, make_sft_line, write_lines
@@ -107,9 +114,13 @@ class WriterOptions:
 
 
 @options
-class RunRowsOptions(WriterOptions):
+class RunRowsOptions(WriterOptions, SourceOptions):
     """What rows made of rollouts and sessions have in common."""
 
+    source: list[str] = argument(
+        "Folder of rollouts, or recorded sessions in any form that `filter` takes, such as "
+        "`claude`."
+    )
     tokenizer: str | None = option(
         "Model (folder or Hub id) whose tokenizer counts for --max-length.",
         default=None,
@@ -171,15 +182,27 @@ class RunRowsOptions(WriterOptions):
 Table = tuple[Features, Features]
 
 
-def session_parts(
-    source: str, out: Path, stages: Sequence[Stage], options: Json, table: Table
-) -> tuple[list[Part], tuple[str, str]]:
-    """Return a part for each shard of recorded sessions, and the kind and name of their source."""
-    if source and Path(source).exists():
-        require_disjoint(Path(source).resolve(), out.resolve())
-    opened = open_source(source)
-    parts = step_parts(opened.shards, stages, options, *table)
-    return parts, (opened.kind, redact_text(opened.name, "")[0])
+def open_runs(options: RunRowsOptions, out: Path) -> Rollouts | Source:
+    """Open a folder of rollouts, or else recorded sessions; raises SourceError and OutputError."""
+    for one in options.source:
+        if (rollouts := open_rollouts(one)) is None:
+            continue
+        if given := options.choices() or options.source[1:]:
+            raise SourceError(
+                f"`{one}` holds rollouts, which are read as a whole and by themselves; leave out "
+                f"{', '.join(given)}."
+            )
+        for read in (Path(one), *(Path(task["repo"]) for task in rollouts.tasks.values())):
+            require_disjoint(read.resolve(), out.resolve())
+        return rollouts
+    return options.open_sessions(out)
+
+
+def name_source(runs: Rollouts | Source) -> tuple[str, str]:
+    """Return the kind and the name of a source for a report."""
+    if isinstance(runs, Rollouts):
+        return "rollouts", runs.name
+    return runs.kind, redact_text(runs.name, "")[0]
 
 
 def write_dataset(
@@ -207,8 +230,11 @@ def write_dataset(
     out = out.resolve()
     licence = check_licence(options.licence)
     with only_run(out) as work:
-        outputs = outputs_of(*table)
-        records = run_parts(parts, work, outputs, desc=stage, unit="run").records
+        outputs = {
+            "rows": Output("rows/{:05}.parquet", table[0].arrow_schema, "zstd"),
+            "rejects": Output("rejects/{:05}.parquet", table[1].arrow_schema),
+        }
+        records = run_parts(parts, work, outputs, desc=stage, unit="run")
         finished, held = join_parts(work, len(parts), *table)
         if held_out is not None:
             used = {**used, "test_suite": held_out.name}
@@ -230,9 +256,8 @@ def write_dataset(
             "licence": licence,
             "together": _export(finished, stage) if options.format == TOGETHER else None,
         }
-        (finished / "report.json").write_text(json.dumps(report, indent=2) + "\n")
         (finished / "README.md").write_text(render_stage_card(report, table[0]))
-        publish_folder(finished, out)
+        publish_folder(finished, out, report)
     return report
 
 
@@ -260,8 +285,8 @@ def summarize(report: Json, out: Path) -> str:
     counted |= {f"together/{name}.jsonl": one for name, one in (report["together"] or {}).items()}
     for name, counts in counted.items():
         if counts:
-            told = ", ".join(f"{reason} {count}" for reason, count in counts.items())
-            lines.append(f"{name}: {told}")
+            listed = ", ".join(f"{reason} {count}" for reason, count in counts.items())
+            lines.append(f"{name}: {listed}")
     lines += [f"warning: {warning}" for warning in report["warnings"]]
     lines.append(f"rows, rejects, report.json and README.md are in {out}")
     return "\n".join(lines)

@@ -5,7 +5,7 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
-from pimono_sdpo.prefilter import Guarded, Prefilter
+from pimono_sdpo.prefilter import Guarded, Prefilter, lazy_pattern
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ def read_categories(toml: str) -> dict[str, Category]:
             rules = tuple(
                 Rule(
                     name,
-                    re.compile(
+                    lazy_pattern(
                         "|".join(rule["patterns"]),
                         re.MULTILINE | (re.IGNORECASE if rule.get("ignore_case") else re.NOFLAG),
                     ),

@@ -2,11 +2,10 @@
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 from cards.lint import check_licence
@@ -20,7 +19,6 @@ from pimono_sdpo.runs import folders
 from pimono_sdpo.runs.dedupe import choose_rows, write_chosen
 from pimono_sdpo.runs.engine import Engine, EngineName, add_counts, engine_of, run_parts
 from pimono_sdpo.runs.merge import Whole, gather, says, write_part
-from pimono_sdpo.runs.progress import Usage
 from pimono_sdpo.runs.sessions import OUTPUTS, describe, files_of, filter_parts, made_by
 from pimono_sdpo.schema import SplitBy, Unit
 from pimono_sdpo.stage import Stage
@@ -28,6 +26,7 @@ from pimono_sdpo.traces.sources import Source, open_source
 from processors import pipeline
 from processors.corrections import Judge
 from processors.grade import WEIGHTS
+from processors.keep import LEAST_WORTH
 from processors.redact import redact_text
 
 Json = dict[str, Any]
@@ -45,6 +44,11 @@ class FilterOptions:
         decides="row",
     )
     min_score: float = option("Drop rows with a lower score.", default=0.0, decides="row")
+    min_worth: float = option(
+        "Drop episodes that are less probably worth training on; 0 keeps all with evidence.",
+        default=LEAST_WORTH,
+        decides="row",
+    )
     test_fraction: float = option(
         "Share of repositories whose rows go to the test split.", default=0.0, decides="row"
     )
@@ -148,6 +152,7 @@ class FilterOptions:
             self.resolving_call,
             None if self.keep_identity else recorder,
             self.corrections,
+            self.min_worth,
         )
 
 
@@ -158,12 +163,11 @@ def run_filter(
     *,
     workers: int = 1,
     engine: EngineName = "local",
-    usage: Usage | None = None,
 ) -> Json:
     """Filter traces into SDPO rows under `out` and return the report.
 
     `out` gets `data/*.parquet`, `rejects/*.parquet`, `report.json` and `README.md` with its
-    pictures; what the run costs is added to `usage`. Raises SourceError, ShardError, OutputError,
+    pictures. Raises SourceError, ShardError, OutputError,
     EngineError or EmptySelection; then `out` is as it was before.
     """
     options = options or FilterOptions()
@@ -171,7 +175,7 @@ def run_filter(
     out = out.resolve()
     opened = _open(source, out)
     with folders.only_run(out) as work:
-        records = _finish(opened, range(len(opened.shards)), work, options, run, usage)
+        records = _finish(opened, range(len(opened.shards)), work, options, run)
         files = [files_of(work, index) for index in records]
         whole = Whole({}, files, list(records.values()))
         given = source if isinstance(source, str) else source.name
@@ -186,11 +190,10 @@ def run_part(
     *,
     workers: int = 1,
     engine: EngineName = "local",
-    usage: Usage | None = None,
 ) -> Json:
     """Run every Nth shard, as part I of N, and return what `part.json` holds, with `dropped`.
 
-    `out` gets `rows`, `prints`, `rejects`, `done` and `part.json`, for `merge_parts`. Raises like
+    `out` gets `rows`, `prints`, `rejects` and `part.json`, for `merge_parts`. Raises like
     `run_filter`; a part without rows is not an error.
     """
     options = options or FilterOptions()
@@ -207,7 +210,7 @@ def run_part(
         )
     with folders.only_run(out, folders.PART) as work:
         numbers = range(part[0] - 1, len(opened.shards), part[1])
-        records = _finish(opened, numbers, work, options, run, usage)
+        records = _finish(opened, numbers, work, options, run)
         folders.publish_folder(write_part(work, content, records), out)
     written: Json = json.loads((out / folders.PART).read_bytes())
     dropped: dict[str, int] = {}
@@ -242,8 +245,6 @@ def merge_parts(parts: Sequence[Path], out: Path, options: FilterOptions | None 
 
 def _open(source: str | Source, out: Path) -> Source:
     if isinstance(source, Source):
-        for root in {shard.root for shard in source.shards if shard.kind == "jsonl"}:
-            folders.require_disjoint(root.resolve(), out)
         return source
     if source and Path(source).exists():
         folders.require_disjoint(Path(source).resolve(), out)
@@ -256,16 +257,11 @@ def _finish(
     work: Path,
     options: FilterOptions,
     engine: Engine,
-    usage: Usage | None,
 ) -> dict[int, Json]:
     """Run the shards of these numbers, with a progress bar, and return their records."""
     shards = {index: opened.shards[index] for index in numbers}
     parts = filter_parts(shards, options.stages(opened.recorder), resume_key(options))
-    started = perf_counter()
-    finished = run_parts(parts, work, OUTPUTS, desc="filter", unit="session", engine=engine)
-    if usage is not None:
-        usage.add([finished.records[number] for number in finished.fresh], started)
-    return finished.records
+    return run_parts(parts, work, OUTPUTS, desc="filter", unit="session", engine=engine)
 
 
 def _publish(
@@ -280,10 +276,9 @@ def _publish(
     if not report["kept"]:
         folders.remove(work, folders.LOCK)
         raise EmptySelection(_nothing_left(given, report))
-    (finished / "report.json").write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n")
     write_report_plots(report, finished)
     (finished / "README.md").write_text(render_dataset_card(report))
-    folders.publish_folder(finished, out)
+    folders.publish_folder(finished, out, report)
     return report
 
 
@@ -305,8 +300,18 @@ def _nothing_left(source: str, report: Json) -> str:
         advice = f"keep more rows in your stage `{dropping[0]}`, or leave it out"
     elif "below_min_score" in counts:
         advice = "lower --min-score"
+    elif "hardly_worth_it" in counts:
+        advice = "lower --min-worth"
     sessions = report["sessions"]
     none = f"None of the {sessions} sessions of `{source}` was kept"
     if sessions == 1:
         none = f"The only session of `{source}` was not kept"
     return f"{none} ({reasons}); {advice}."
+
+
+def count_table(sessions: int, kept: int, dropped: Mapping[str, int]) -> str:
+    """Align what went in, what came out and what was dropped."""
+    rows = {"sessions in": sessions, "rows kept": kept, "rows dropped": sum(dropped.values())}
+    rows |= {f"  {reason}": count for reason, count in dropped.items()}
+    name_width, width = max(map(len, rows)), max(len(str(count)) for count in rows.values())
+    return "\n".join(f"{name:<{name_width}}  {count:>{width}}" for name, count in rows.items())

@@ -9,6 +9,7 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any, cast
 
 import re2
 
@@ -58,10 +59,27 @@ def read_patterns(table: Mapping[str, str]) -> dict[str, str]:
     return {name: expand(pattern) for name, pattern in joined.items()}
 
 
+class _Lazy:
+    def __init__(self, pattern: str, flags: int) -> None:
+        self.pattern, self.flags = pattern, flags
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        found = getattr(re.compile(self.pattern, self.flags), name)
+        self.__dict__[name] = found
+        return found
+
+
+def lazy_pattern(pattern: str, flags: int = 0) -> re.Pattern[str]:
+    """Return a pattern that is compiled when it is first used; a start needs few of them."""
+    return cast(re.Pattern[str], _Lazy(pattern, flags))
+
+
 def compile_patterns(file: Path, table: str) -> dict[str, re.Pattern[str]]:
-    """Read and compile the patterns of one table of a TOML file."""
+    """Read the patterns of one table of a TOML file."""
     patterns = read_patterns(tomllib.loads(file.read_text(encoding="utf-8"))[table])
-    return {name: re.compile(pattern) for name, pattern in patterns.items()}
+    return {name: lazy_pattern(pattern) for name, pattern in patterns.items()}
 
 
 class Prefilter:

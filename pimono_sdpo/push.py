@@ -78,7 +78,7 @@ class PushOptions:
         "Open a pull request instead of committing to the branch.", default=False
     )
     allow_findings: bool = option(
-        "Push although the second scanner takes a text for a secret.", default=False
+        "Push even if the second scanner reports a secret.", default=False
     )
 
     def given(self) -> list[str]:

@@ -104,7 +104,7 @@ class Finding(TypedDict):
     next         what the agent did next
     resolved_at  the event that shows it resolved, None if nothing does
     resolved_by  what the agent did in between
-    excuse       why it teaches nothing (`processors.relevance`), empty if it does
+    excuse       why it teaches nothing (`processors.outcome`), empty if it does
     rule, probability, span   what decided a correction, and the words that show it
     """
 

@@ -278,7 +278,7 @@ def table_of_rows(
     """
     schema = schema or features.arrow_schema
     # Arrow makes JSON of text, but not of dicts.
-    written = pa.schema([(column.name, _text_for_json(column.type)) for column in schema])
+    written = text_for_json(schema)
     if written.equals(schema):
         return pa.Table.from_pylist(list(rows), schema)
     encoded = (_write_json(features, row) for row in rows)
@@ -299,6 +299,11 @@ def _write_json(kind: Any, value: Any) -> Any:
     if isinstance(kind, Mapping):
         return {name: _write_json(inner, value.get(name)) for name, inner in kind.items()}
     return value
+
+
+def text_for_json(schema: pa.Schema) -> pa.Schema:
+    """Return a schema with text in the place of JSON."""
+    return pa.schema([(column.name, _text_for_json(column.type)) for column in schema])
 
 
 def _text_for_json(kind: pa.DataType) -> pa.DataType:

@@ -1,6 +1,8 @@
-"""Text helpers: shorten a text, replace surrogates, split into shingles."""
+"""Text helpers: shorten a text, replace surrogates, split into shingles, match paths."""
 
 import re
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
 
 TRIMMED = "\n\n[... trimmed ...]\n\n"
 _CJK = r"\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
@@ -90,3 +92,24 @@ def shorten_at_paragraphs(text: str, limit: int) -> str:
     stops = (at for end in ends if (at := head.rfind(end)) > half // 3)
     starts = (at for end in ends if 0 <= (at := tail.find(end)) < half - half // 3)
     return head[: next(stops, half)].rstrip() + TRIMMED + tail[next(starts, 0) :].lstrip()
+
+
+def match_globs(path: str, globs: Sequence[str]) -> bool:
+    """Whether globs match a path, or a folder above it; case is ignored.
+
+    >>> match_globs("src/answers/a.py", ["answers"]), match_globs("src/a.py", ["/a.py", "tests/*"])
+    (True, False)
+    >>> match_globs("src/a.py", ["**/src"]), match_globs("my/src/a.py", ["**/src/*"])
+    (True, True)
+    """
+    parts = path.casefold().split("/")
+    above = ["/".join(parts[: n + 1]) for n in range(len(parts))]
+    for glob in globs:
+        wanted = glob.casefold().removeprefix("./").rstrip("/")
+        if wanted.startswith("**/"):
+            names, wanted = [f"/{name}" for name in above], wanted.removeprefix("*")
+        else:
+            names, wanted = above if "/" in wanted else parts, wanted.removeprefix("/")
+        if any(fnmatchcase(name, wanted) for name in names):
+            return True
+    return False

@@ -39,6 +39,7 @@ def pipeline(
     resolving_call: bool = False,
     recorder: Sequence[str] | None = (),
     corrections: bool = False,
+    min_worth: float = keep.LEAST_WORTH,
 ) -> tuple[Stage, ...]:
     """Return the stages for the options of `filter` that decide each row.
 
@@ -53,7 +54,7 @@ def pipeline(
         else evidence.stage(unit, history_chars, correction_judge, recorder),
         split.stage(test_fraction, split_by),
         names.STAGE,
-        keep.STAGE,
+        keep.stage(min_worth if unit == "episode" else 0.0),
         redact.STAGE,
         grade.stage(reference_terms),
     )

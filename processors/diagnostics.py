@@ -149,7 +149,7 @@ def _judge(event: Event, call: Event | None) -> Finding | None:
         else:
             return None
     text, target = _strip_notices(message or event.text), find_target(arguments, event.kind)
-    if _SAYS["evicted"].fullmatch(text[:500]) or _is_interrupt_or_outage(event, text):
+    if _SAYS["evicted"].fullmatch(text[:500]) or _is_interrupt_or_outage(event, arguments, text):
         return None
     if code is None and is_shell:
         ended = _SAYS["exit_tail"].search(text[-_EXIT_CHARS:])
@@ -221,12 +221,12 @@ def _classify_turn(text: str) -> set[str]:
     return set(classify(text)) & {"tool_schema_validation"} if is_own else set()
 
 
-def _is_interrupt_or_outage(event: Event, text: str) -> bool:
+def _is_interrupt_or_outage(event: Event, arguments: str, text: str) -> bool:
     if event.exit_code not in {None, _BROKEN_OFF}:
         return False
     is_outage = event.tool_name not in _FILE_TOOLS and _SAYS["provider_error"].search(text[:400])
     is_interrupt = _SAYS["interrupt"].search(text[:400]) or text.endswith("Command aborted")
-    return bool(is_outage or is_interrupt)
+    return bool(is_outage or is_interrupt or "\\u0003" in arguments)
 
 
 def _cut_to_ends(text: str) -> str:
@@ -416,7 +416,10 @@ def _find_masked_failures(command: str, text: str, shows_status: bool = True) ->
         shown = set(classify(text[:HEAD_CHARS]))
         first = next((part.loses for part in parts if part.stage.role == "runs"), False)
         if not lead[2]:
-            found |= {"command_error"} | (shown & _COMPLAINED)
+            # What ends with its result went on.
+            found |= (
+                set() if lines[-1][0] in "{\u2713" else {"command_error"} | (shown & _COMPLAINED)
+            )
         # A program that catches an exception may show it, and a shell goes on after one.
         elif "traceback" in command or not shows_status or first:
             found |= shown & (_SIGNATURE | _COMPLAINED)

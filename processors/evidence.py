@@ -6,7 +6,7 @@ writes  one row per episode (a request and what followed it), or one per session
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from operator import itemgetter
@@ -23,14 +23,14 @@ from pimono_sdpo.stage import FlatMap, Row
 from pimono_sdpo.traces.events import Event
 from pimono_sdpo.traces.harness import find_harness
 from pimono_sdpo.traces.lines import Lines
-from pimono_sdpo.traces.parse import Branch, find_branches, match_results, read_trace
+from pimono_sdpo.traces.parse import find_branches, match_results, read_trace
 from processors.corrections import Judge, find_corrections
 from processors.corrections.features import (
     ASKED_CHARS,
     is_automated,
     list_edited,
     read_cues,
-    strip_channel,
+    strip_wrapper,
 )
 from processors.diagnostics import NOTHING_KNOWN, find_failures
 from processors.outcome import describe_outcomes
@@ -40,6 +40,8 @@ _SAYS = compile_patterns(Path(__file__).with_name("wording.toml"), "requests")
 # Characters of the turns before a request that means nothing alone; about 1,000 tokens.
 LEAD_IN_CHARS = 4000
 TURN_CHARS = 1200
+# The answer right before a request is mostly what the request is about.
+ANSWER_CHARS = 2400
 CHORE_CHARS = 80
 
 
@@ -123,9 +125,8 @@ class Found(NamedTuple):
 
 def find_evidence(events: tuple[Event, ...], judge: Judge | None, unit: Unit = "episode") -> Found:
     """Find the requests of a session and the evidence that belongs to each."""
-    branches = find_branches(events)
     matched = match_results(events)
-    corrections = _add_branch_corrections(find_corrections(events, judge), events, branches)
+    corrections = find_corrections(events, judge)
     # Work on a correction is that on a request, but the reference run has one of each session.
     corrected = {item["event_index"] for item in corrections} if unit == "session" else ()
     requests = [event for event in _list_requests(events) if event.index not in corrected]
@@ -135,7 +136,7 @@ def find_evidence(events: tuple[Event, ...], judge: Judge | None, unit: Unit = "
         for request, end in zip(requests, ends, strict=False)
         if not _keeps_house(request.text) or list_edited(events[request.index : end])
     ]
-    findings = _bind(find_failures(events), corrections, requests, work)
+    findings = _bind(find_failures(events), corrections, events, requests, work)
     # What a request left broken is often put right only once the user has said so.
     opened = {item["event_index"] for item in corrections}
     anew = [*(at for at in ends[:-1] if at not in opened), len(events)]
@@ -143,26 +144,30 @@ def find_evidence(events: tuple[Event, ...], judge: Judge | None, unit: Unit = "
         index: describe_outcomes(own, events, matched, anew[bisect_right(anew, index)])
         for index, own in findings.items()
     }
-    forks = sorted(max(branch.fork, 0) for branch in branches)
+    forks = sorted(max(branch.fork, 0) for branch in find_branches(events))
     return Found(matched, requests, described, forks)
 
 
 def _keeps_house(text: str) -> bool:
     """Check for a request to commit, publish or look whether anything is to be done."""
     is_short = len(text) <= CHORE_CHARS
-    return is_automated(text) or (is_short and _CUES["chores"].search(text.lower()) is not None)
+    return is_automated(strip_wrapper(text)) or (
+        is_short and _CUES["chores"].search(text.lower()) is not None
+    )
 
 
 def _bind(
     failures: Sequence[Finding],
     corrections: Sequence[Correction],
+    events: Sequence[Event],
     requests: Sequence[Event],
     work: Sequence[int],
 ) -> dict[int, list[Finding]]:
     """Return the evidence of each request in order, by the index of the request.
 
-    What went wrong before the first request is not feedback on any answer. A correction is about
-    the last of the requests in `work` before it, if there is one.
+    What went wrong before the first request, or on an event that nobody asked to act on, is not
+    feedback on any answer. A correction is about the last of the requests in `work` before it, if
+    there is one and the agent did anything since.
     """
     corrected: list[Finding] = [
         {**NOTHING_KNOWN, **item, "kind": "correction", "status": "user",
@@ -170,15 +175,24 @@ def _bind(
         for item in corrections
         if not _SAYS["automated"].search(item["text"])
     ]  # fmt: skip
-    starts = [request.index for request in requests]
+    asked = {request.index for request in requests}
+    starts = sorted(asked | {event.index for event in events if _is_unasked(event)})
     bound: dict[int, list[Finding]] = {}
     for item in sorted((*failures, *corrected), key=itemgetter("event_index")):
         at = bisect_left(work, item["event_index"]) if item["kind"] == "correction" else 0
         known = work if at else starts
         at = at or bisect_left(starts, item["event_index"])
-        if at:
-            bound.setdefault(known[at - 1], []).append({**item, "request": known[at - 1]})
+        request = known[at - 1] if at else -1
+        between = events[request + 1 : item["event_index"]]
+        if request in asked and (item["kind"] == "failure" or any(map(_is_work, between))):
+            bound.setdefault(request, []).append({**item, "request": request})
     return bound
+
+
+def _is_unasked(event: Event) -> bool:
+    """Check for an event on which an agent acts by itself, such as a heartbeat."""
+    is_message = event.kind == "user" and event.on_active_branch
+    return is_message and _SAYS["unasked"].search(event.text) is not None
 
 
 def _choose_request(requests: Sequence[Event], found: Mapping[int, Sequence[Finding]]) -> Event:
@@ -208,46 +222,6 @@ def _list_requests(events: Sequence[Event]) -> list[Event]:
                 requests.append(event)
             said = ""
     return requests
-
-
-def _add_branch_corrections(
-    corrections: list[Correction], events: Sequence[Event], branches: Sequence[Branch]
-) -> list[Correction]:
-    """Add the messages with which the user went back: they correct the abandoned branch.
-
-    Only a message that replaced another one counts, not a retry, the first request or the same
-    words sent again.
-    """
-    found = {item["event_index"]: item for item in corrections}
-    first = next((e.index for e in events if e.kind == "user" and e.on_active_branch), len(events))
-    for branch in branches:
-        if branch.kept is None or branch.kept <= first:
-            continue
-        again = _find_first_message(events, range(branch.kept, len(events)))
-        before = _find_first_message(events, branch.abandoned)
-        if not again or not before:
-            continue
-        is_new = again.kind == before.kind == "user" and again.text != before.text
-        if is_new and is_substantive(again.text):
-            text = again.text.strip()
-            correction: Correction = {
-                "text": text,
-                "event_index": again.index,
-                "rule": "abandoned_branch",
-                "probability": 1.0,
-                "span": text,
-            }
-            found.setdefault(again.index, correction)
-    return [found[index] for index in sorted(found)]
-
-
-def _find_first_message(events: Sequence[Event], indexes: Iterable[int]) -> Event | None:
-    """Return the first event of a conversation, after summaries and changes of the model."""
-    for index in indexes:
-        event = events[index]
-        if event.kind not in {"other", "branch_summary", "compaction", "custom_message"}:
-            return event
-    return None
 
 
 def _is_work(event: Event) -> bool:
@@ -327,7 +301,7 @@ def is_substantive(text: str, least: int = MIN_WORDS) -> bool:
     >>> is_substantive("ok, thank you", TERSE_WORDS), is_substantive("ok, fix tests", TERSE_WORDS)
     (False, True)
     """
-    body = strip_channel(text.strip())
+    body = strip_wrapper(text)
     if _SAYS["automated"].search(body):
         return False
     own = _cut_own_words(body)[:2000]
@@ -355,7 +329,7 @@ _CODE_SIGN = re.compile(r"[{}();=<>|\[\]]|\d:\d|\w/\w+/|^\s*(?:[$%#>+-]|at |File
 
 def stands_alone(text: str) -> bool:
     """Check that a request has enough words to be understood without the turns before it."""
-    lines = _cut_own_words(text.strip())[:6000].split("\n")
+    lines = _cut_own_words(strip_wrapper(text))[:6000].split("\n")
     prose = " ".join(line for line in lines if not _CODE_SIGN.search(line))
     return len(_WORD.findall(prose)) >= _ALONE_WORDS
 
@@ -367,8 +341,6 @@ def _cut_own_words(body: str) -> str:
     'why is it blue?'
     """
     body = body[:20_000]
-    if "[" in body or "(untrusted" in body:
-        body = _SAYS["metadata"].sub(" ", body)
     if "<" in body:
         body = _SAYS["block"].sub(" ", body)
     lowered = body.lower()
@@ -380,9 +352,9 @@ def _cut_own_words(body: str) -> str:
 def gather_history(events: Sequence[Event], stop: int, limit: int) -> list[Message]:
     """Return the last turns before event `stop` within `limit` characters, TURN_CHARS of each.
 
-    Roles alternate, from a user's turn to an assistant's. Tool calls and results are left out: the
-    assistant's text says what matters of them. Turns are shortened later, after redaction, which
-    would not recognise half a secret.
+    The last turn may have ANSWER_CHARS. Roles alternate, from a user's turn to an assistant's. Tool
+    calls and results are left out: the assistant's text says what matters of them. Turns are
+    shortened later, after redaction, which would not recognise half a secret.
     """
     turns: list[tuple[str, list[str]]] = []
     sizes: list[int] = []
@@ -395,11 +367,11 @@ def gather_history(events: Sequence[Event], stop: int, limit: int) -> list[Messa
             continue
         if turns and turns[-1][0] == event.kind:
             turns[-1][1].append(text)
-            sizes[-1] = min(sizes[-1] + len(text), TURN_CHARS)
+            sizes[-1] = min(sizes[-1] + len(text), TURN_CHARS if sizes[1:] else ANSWER_CHARS)
         elif turns or event.kind == "assistant":
             # A user's turn right before the request was never answered.
             turns.append((event.kind, [text]))
-            sizes.append(min(len(text), TURN_CHARS))
+            sizes.append(min(len(text), TURN_CHARS if sizes else ANSWER_CHARS))
     while turns and (turns[-1][0] == "assistant" or sum(sizes) > limit):
         del turns[-1], sizes[-1]
     return [

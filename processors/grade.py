@@ -13,6 +13,9 @@ from pimono_sdpo.stage import Map, Row
 from processors.salient_tokens import find_names, find_salient_tokens
 
 CONTINUED = 1.5
+# The most concrete ones; the last ones of a long dump are names of its format.
+MAX_OWN_TERMS = 12
+CALL_CHARS = 120
 # The weightiest first, as a row lists them. The scale is the reference card's: the six categories
 # of its best sample plus continued work add up to 19.5.
 WEIGHTS: dict[str, float] = dict(
@@ -50,8 +53,10 @@ def _find_terms(row: Row) -> list[str]:
     own = [i for i in row["findings"] if i["request"] == row["request"] and not i["excuse"]]
     # What the agent did next on a correction is what the correction was about.
     after = [item["resolved_by"] or (item["next"] if item["rule"] else "") for item in own]
-    tokens = find_salient_tokens([*(item["text"] for item in own), *after])
-    return tokens or find_names([*(item["target"] for item in own), *after])
+    tokens = find_salient_tokens([*(item["text"] for item in own), *after], MAX_OWN_TERMS)
+    # The end of a long call is mostly the content of a file.
+    calls = [text[:CALL_CHARS] for item in own for text in (item["target"], item["resolved_by"])]
+    return tokens or find_names(calls)
 
 
 def stage(reference_terms: bool) -> Map:

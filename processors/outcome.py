@@ -35,7 +35,9 @@ _CHANGES = frozenset({"edit", "write"})
 _FILE_TOOLS = frozenset({"read", "ls", "grep", "find", "glob"})
 _REFUSALS = frozenset({"policy_block", "permission_auth"})
 _UNKNOWN = frozenset({"other_marked_error"})
-_SLIPS = frozenset({"missing_file_or_command", "tool_schema_validation", "command_error"})
+_OF_CODE = frozenset({"test_or_assertion", "build_lint_compile"})
+_MISSING = "missing_file_or_command"
+_SLIPS = frozenset({_MISSING, "tool_schema_validation", "command_error"})
 # From so many on, failures of one kind at one place are not slips any more.
 _MANY, _MANY_REFUSALS = 3, 2
 _WORD = re.compile(r"[^\W\d_]{3,}")
@@ -96,7 +98,7 @@ def describe_outcomes(
             following["resolved_at"], following["resolved_by"] = _find_resolution(item, after)
             following["excuse"] = _find_excuse(following, events, steps, after, alike[place])
         done.append(following)
-    slips = [item for item in done if item["excuse"] == "slip"]
+    slips = [item for item in done if item["excuse"] == "slip" and not _is_look(item)]
     for item in slips if len(slips) >= _MANY else ():
         item["excuse"] = ""
     return done
@@ -112,7 +114,16 @@ def _find_place(item: Finding) -> str:
         return _find_file(item["target"])
     if not is_command(item["tool"], item["target"]):
         return item["tool"]
-    return "looks" if only_reads(item["target"]) else item["target"]
+    is_search = only_reads(item["target"]) and not _is_look(item)
+    return "looks" if is_search else item["target"]
+
+
+def _is_look(item: Finding) -> bool:
+    """Check for a look at what may be missing."""
+    looks = item["tool"] in _FILE_TOOLS or (
+        is_command(item["tool"], item["target"]) and only_reads(item["target"])
+    )
+    return looks and {_MISSING} <= {*item["categories"]} <= {_MISSING, "command_error"}
 
 
 def _lost_backslashes(item: Finding) -> bool:
@@ -199,14 +210,19 @@ def _find_excuse(
         if len(_WORD.findall(said[:2000])) < _MIN_WORDS:
             return "no_information"
     said = item["text"][:_MESSAGE_CHARS]
-    if _SAYS["not_granted"].search(said):
+    # What the same command lacked at first was not the agent's to give, such as leave.
+    again = [step for step in after[:1] if not step.failed and step.target == item["target"]]
+    is_shell = is_command(item["tool"], item["target"])
+    if (is_shell and again) or _SAYS["not_granted"].search(said):
         return "not_granted"
+    ends = said + item["text"][_MESSAGE_CHARS:][-_MESSAGE_CHARS:]
+    if not categories & _OF_CODE and repeats < _MANY and _SAYS["not_provided"].search(ends):
+        return "outside"
     # A tool or a skill that does not exist is put right by whatever works next.
     if _SAYS["no_tool"].match(said) and repeats < _MANY and not all(s.failed for s in after[:2]):
         return "slip"
     if "test_or_assertion" in categories and _is_expected(item, events, steps):
         return "expected"
-    is_shell = is_command(item["tool"], item["target"])
     may_be_outside = categories <= _UNKNOWN | _REFUSALS and not is_shell and repeats < _MANY
     if may_be_outside and _SAYS["outside"].search(said):
         return "outside"

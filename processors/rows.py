@@ -15,7 +15,7 @@ from pimono_sdpo.stage import Map, Row
 from pimono_sdpo.text import shorten
 from pimono_sdpo.text import shorten_at_paragraphs as cut
 from pimono_sdpo.traces.harness import find_harness, pi
-from processors.evidence import TURN_CHARS
+from processors.evidence import ANSWER_CHARS, TURN_CHARS
 
 PROMPT_CHARS = 6000
 SPAN_CHARS = 120
@@ -24,9 +24,13 @@ MADE_HERE = frozenset({"prompt", "corrections", "verifier_spec"})
 
 def write_row(row: Row) -> dict[str, Any]:
     """Return the columns of a training row."""
+    sizes = [TURN_CHARS] * (len(row["history"]) - 1) + [ANSWER_CHARS]
     return {
         "prompt": [
-            *({**turn, "content": cut(turn["content"], TURN_CHARS)} for turn in row["history"]),
+            *(
+                {**turn, "content": cut(turn["content"], size)}
+                for turn, size in zip(row["history"], sizes, strict=False)
+            ),
             {"role": "user", "content": cut(row["prompt"], PROMPT_CHARS)},
         ],
         "verifier_spec": write_verifier_spec(row),

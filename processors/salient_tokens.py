@@ -41,12 +41,17 @@ _DRIVE = re.compile(r"\A[A-Za-z]:/+")
 _INTERNAL = re.compile(
     r"\bnode:[\w/]{1,80}:\d|/lib/python3\.\d|/(?:site|dist)-packages/|<frozen |/rustc/"
     r"|/go/src/runtime/|^\s*at [^\n]{0,200}node_modules[/\\]|^At line:\d"
-    r"|\+ (?:CategoryInfo|FullyQualifiedErrorId)\b"
+    r"|\+ (?:CategoryInfo|FullyQualifiedErrorId)\b|^\s*requireStack: |\bPython3\d\d?/Lib/"
+)
+# The source lines that a traceback shows below a frame.
+_FRAME_SOURCE = re.compile(
+    r"(?m)^ *File [^\n]{0,300}(?:/lib/python3\.\d|-packages/|<frozen |Python3\d\d?/Lib/)[^\n]*"
+    r"(?:\n {4,}(?! *File )[^\n]*){1,2}"
 )
 # One of them is in every such line.
 _IN_INTERNAL = (
     *("node:", "/lib/python3.", "-packages/", "<frozen ", "/rustc/", "/go/src/runtime/"),
-    *("node_modules", "CategoryInfo", "FullyQualified", "At line:"),
+    *("node_modules", "CategoryInfo", "FullyQualified", "At line:", "requireStack", "/Lib/"),
 )
 _WORD_END = re.compile(r"[ \n]")
 _REDACTED = re.compile(r"\[REDACTED:\w{1,40}\]")
@@ -61,9 +66,9 @@ _UNREAL = re.compile(
 )
 _IN_UNREAL = ("...", "\u2026", "/[", "/:", "path/to/", "@example.")
 _PLACE = re.compile(r"^.*\$(?:workspace|home)/")
-# Hashes, ids and what redaction or a cut left of them.
+# Hashes, ids and what redaction or a cut left of them; versions.
 _RANDOM = re.compile(
-    r"(?:\A|[^a-z0-9])(?=[a-z]*\d)[0-9a-f]{6,64}(?![a-z0-9])|(?=[a-z]*\d[a-z]+\d)[a-z0-9]{16}"
+    r"\Av?\d+(?:\.\d+)+\Z|(?:\A|[^a-z0-9])(?=[a-z]*\d)[0-9a-f]{6,64}(?![a-z0-9])|(?=[a-z]*\d[a-z]+\d)[a-z0-9]{16}"
     r"|\A(?:line|char|block|col|column|zsh|bash|sh|eval|cd):\d|\Ato(?:be|equal|contain|have|match|throw)"
 )
 _GENERIC = frozenset(
@@ -122,6 +127,7 @@ def _drop_noise(text: str) -> str:
     lines = text.replace("\\n", "\n").split("\n")
     text = "\n".join(line for line in lines if len(line) < MAX_LINE)
     if any(sign in text for sign in _IN_INTERNAL):
+        text = _FRAME_SOURCE.sub("", text)
         text = "\n".join(line for line in text.split("\n") if not _INTERNAL.search(line))
     text = _METADATA.sub("", text) if "[message_id:" in text or "(untrusted" in text else text
     text = _UNREAL.sub("", text) if any(sign in text for sign in _IN_UNREAL) else text

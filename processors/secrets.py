@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import re2
 
-from pimono_sdpo.prefilter import Prefilter, read_patterns, widen_pattern
+from pimono_sdpo.prefilter import Prefilter, lazy_pattern, read_patterns, widen_pattern
 from processors.secret_values import (
     TABLE,
     decode_text,
@@ -44,7 +44,7 @@ def _read_secret(entry: dict[str, Any]) -> Secret:
     name = entry.get("judge", "")
     # That one reads what base64 encodes with all the patterns again.
     judge = _hides_secret if name == "hides_secret" else find_judge(name) if name else None
-    return Secret(entry["kind"], re.compile(pattern), judge, entry.get("unless"))
+    return Secret(entry["kind"], lazy_pattern(pattern), judge, entry.get("unless"))
 
 
 def _expand(pattern: str) -> str:
@@ -93,7 +93,7 @@ def redact_secrets(text: str) -> tuple[str, list[str]]:
     if not text.isascii() and _INVISIBLE.search(text):
         whole, more = _redact_visible(_INVISIBLE.sub("", text))
         # Elsewhere they belong to the text, as in joined pictographs.
-        if len(more) > len(kinds):
+        if whole != _INVISIBLE.sub("", cleaned):
             return whole, more
     return cleaned, kinds
 

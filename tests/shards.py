@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from pimono_sdpo.cli import main
 from pimono_sdpo.samples import SAMPLE_SESSIONS, is_intact, write_export
-from tests.traces import HEADER, bash, call, trace, user
+from tests.traces import HEADER, bash, call, result, trace, user
 
 SESSIONS = [path for path in sorted(Path(str(SAMPLE_SESSIONS)).glob("*.jsonl")) if is_intact(path)]
 
@@ -46,9 +46,12 @@ def write_raw_shards(folder: Path, count: int) -> Path:
     folder.mkdir(parents=True)
     for number in range(count * 64):
         header = {**HEADER, "id": f"s-{number}", "cwd": f"/w/repo{number}"}
-        asked = user(f"Fix the parser of module {number}, it drops line {number * 31}")
+        asked = user(
+            f"Fix the parser of module {number}, which drops line {number * 31} of its input"
+        )
         failed = bash("npm test", f"{number % 7} failed\n\nCommand exited with code 1", error=True)
-        text = trace(header, asked, *failed, call("edit", path=f"m{number}.ts"))
+        edited = result("edit", "Edited", call_id="c2")
+        text = trace(header, asked, *failed, call("edit", "c2", path=f"m{number}.ts"), edited)
         (folder / f"{number:05}.jsonl").write_text(text)
     return folder
 

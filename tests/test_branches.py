@@ -1,4 +1,3 @@
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -38,59 +37,17 @@ def test_a_branch_is_what_was_left_and_what_stayed() -> None:
     ]
 
 
-def test_going_back_corrects_what_was_abandoned() -> None:
-    session = trace(HEADER, *WENT_BACK)
-    row = {"harness": "", "session_id": "", "source": "", "trace": session, "bytes_not_utf8": 0}
-    (found,) = gather_evidence(row, unit="session", history_chars=0)
-    (correction,) = found["findings"]
-    assert correction["text"] == "keep the lexer, only change src/parser.ts"
-    assert correction["rule"] == "abandoned_branch"
-    assert found["counts"]["abandoned_branches"] == 1
-
-
-@pytest.mark.parametrize(
-    "entries",
-    [
-        # The request itself was worded anew: there was nothing to correct yet.
-        chain(user("Fix it"), assistant("so"), {**user("Fix the parser"), "parentId": None}),
-        # The answer alone was tried again.
-        chain(
-            user("Fix the parser"),
-            assistant("so", stop="error"),
-            {**assistant("fixed"), "parentId": "1"},
-            user("Great, now write the changelog entry for it"),
-        ),
-        # What came then is no request and no correction of its own.
-        chain(
-            user("Fix the parser"),
-            assistant("so"),
-            user("and the lexer"),
-            {**user("continue"), "parentId": "2"},
-        ),
-        # The same was asked again.
-        chain(
-            user("Fix the parser"),
-            assistant("so"),
-            user("and the lexer"),
-            {**user("and the lexer"), "parentId": "2"},
-        ),
-    ],
-)
-def test_going_back_alone_corrects_nothing(entries: list[Entry]) -> None:
-    session = trace(HEADER, *entries)
-    row = {"harness": "", "session_id": "", "source": "", "trace": session, "bytes_not_utf8": 0}
-    assert len(find_branches(read_trace(session).events)) == 1
-    assert gather_evidence(row, unit="session", history_chars=0)[0]["findings"] == []
-
-
-def test_a_summary_before_the_new_words_changes_nothing() -> None:
-    entries = [*WENT_BACK[:4]]
-    entries.append({"type": "branch_summary", "id": "s", "parentId": "2", "summary": "so far"})
-    entries.append({"type": "model_change", "id": "m", "parentId": "s", "modelId": "x"})
-    entries.append({**WENT_BACK[4], "parentId": "m"})
-    row = {"session_id": "", "source": "", "trace": trace(HEADER, *entries), "bytes_not_utf8": 0}
-    (found,) = gather_evidence(row, unit="session", history_chars=0)
-    assert [item["rule"] for item in found["findings"]] == ["abandoned_branch"]
+def test_going_back_corrects_only_with_words_that_say_so() -> None:
+    """Going back alone may only mean another idea; the words decide."""
+    objects = {**user("No, that is wrong. Only change src/parser.ts"), "parentId": "2"}
+    found = []
+    for last in (WENT_BACK[4], objects):
+        session = trace(HEADER, *WENT_BACK[:4], {"id": "5", **last}, WENT_BACK[5])
+        row = {"session_id": "", "source": "", "trace": session, "bytes_not_utf8": 0}
+        (result,) = gather_evidence(row, unit="session", history_chars=0)
+        assert result["counts"]["abandoned_branches"] == 1
+        found.append([item["text"] for item in result["findings"]])
+    assert found == [[], ["No, that is wrong. Only change src/parser.ts"]]
 
 
 def test_a_branch_whose_beginning_is_lost_is_none() -> None:

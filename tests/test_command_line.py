@@ -141,9 +141,19 @@ def test_the_list_of_commands_has_each_on_a_line_of_its_own() -> None:
         ), command
 
 
+TEACHER = "model-kind sync-steps update-rate".split()
+
+
 @pytest.mark.parametrize(
     ("words", "completed"),
-    [("fi", ["filter"]), ("suite ", ["build", "split", "check"]), ("duel --see", ["--seed"])],
+    [
+        ("fi", ["filter"]),
+        ("suite ", ["build", "split", "check"]),
+        ("duel --see", ["--seed"]),
+        ("train rows --learning-r", ["--learning-rate"]),
+        ("train rows --method dpo --tea", []),
+        ("train rows --tea", ["--teacher-" + name for name in TEACHER]),
+    ],
 )
 def test_the_shell_completes_commands_and_options(words: str, completed: list[str]) -> None:
     program = "import sys; sys.argv = ['pimono-sdpo']; from pimono_sdpo.cli import main; main()"

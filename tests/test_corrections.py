@@ -101,8 +101,8 @@ def test_nor_does_an_abort(text: str) -> None:
     assert not decide(Turn(3, text, aborted=True, tool_calls=3)).is_correction
 
 
-def test_an_abort_at_work_makes_a_correction_of_a_plain_remark() -> None:
-    text = "the footer uses the accent colour"
+def test_an_abort_at_work_makes_a_correction_of_a_remark() -> None:
+    text = "wait, the footer uses the accent colour"
     plain, aborted = (
         decide(Turn(3, text, aborted=a, tool_calls=4, edited=True)) for a in (False, True)
     )
@@ -141,6 +141,34 @@ def test_a_decision_quotes_the_words_of_its_strongest_cue(text: str, rule: str, 
 def test_a_lone_weak_word_is_quoted_with_its_sentence(text: str, rule: str, span: str) -> None:
     decision = decide(Turn(3, text))
     assert (decision.rule, decision.span) == (rule, span)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "其他没有问题。",
+        "dont change anything just yet",
+        "Tool call error:\n\n<error>\nNo tool calls found\n</error>",
+        "```\nSTOP. This is wrong.\n```\nwhat does this output mean?",
+        "[media attached: /in/a.jpg (image/jpeg)]\nTo send an image back, use the message tool.\n"
+        'Sender (untrusted metadata):\n```json\n{"name": "no, wrong"}\n```\n\nol\u00e1',
+    ],
+)
+def test_what_only_looks_like_an_objection_is_none(text: str) -> None:
+    (turn,) = read_later_turns(
+        [Event(0, "user", "go"), Event(1, "assistant", "Done."), Event(2, "user", text)]
+    )
+    assert not decide(turn).is_correction
+
+
+def test_a_gateways_words_around_a_message_do_not_count() -> None:
+    written = (
+        "[message_id: om_x1]\nou_77: 还是报错\n\n[System: The bot lacks a permission: https://x.y]",
+        "[Chat messages since your last reply - for context]\nUser: hi\n\n"
+        "[Current message - respond to this]\nUser: 还是报错",
+        "还是报错\n[message_id: 0ca2a7c0-d5f7]",
+    )
+    assert {features.strip_wrapper(text) for text in written} == {"还是报错"}
 
 
 def test_what_the_agent_answers_speaks_for_or_against() -> None:
@@ -420,6 +448,7 @@ def test_words_are_found_in_any_script(text: str, rule: str) -> None:
         ("fitted.csv", 1606, 39),
         ("fitted_second.csv", 1347, 39),
         ("fitted_specstory.csv", 305, 8),
+        ("fitted_third.csv", 964, 52),
         ("held_out.csv", 986, 36),
     ],
 )

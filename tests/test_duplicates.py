@@ -23,8 +23,16 @@ SAID = [
     "I add the flush and run the tests of the lexer again to see what is left",
     "Now the parser test fails, since it expected the missing line to be missing",
 ]
-FAILED = bash("npm test", "Tests  1 failed\n\nCommand exited with code 1", error=True)
-BROKEN = bash("npx tsc", "a.ts(1,2): error TS2322: no\n\nCommand exited with code 2", error=True)
+FAILED = [
+    *bash("npm test", "Tests  1 failed\n\nCommand exited with code 1", error=True),
+    *bash("npm ci", "added 12 packages"),
+    *bash("npm test", "Tests  1 passed"),
+]
+BROKEN = [
+    *bash("npx tsc", "a.ts(1,2): error TS2322: no\n\nCommand exited with code 2", error=True),
+    *bash("sed -i s/no/yes/ a.ts", ""),
+    *bash("npx tsc", ""),
+]
 
 
 def session(request: str, said: list[str], *more: Entry, cwd: str = "/home/ann/app") -> str:
@@ -40,7 +48,7 @@ def filtered(
     for name, text in sessions.items():
         (folder / f"{name}.jsonl").write_text(text)
     out = folder.parent / f"{folder.name}_rows"
-    run_filter(str(folder), out, FilterOptions(**options))  # type: ignore[arg-type]
+    run_filter(str(folder), out, FilterOptions(min_worth=0, **options))  # type: ignore[arg-type]
     tables = {
         kind: pa.concat_tables([pq.read_table(f) for f in sorted((out / kind).glob("*.parquet"))])
         for kind in ("data", "rejects")
@@ -225,7 +233,7 @@ def test_earlier_turns_stand_in_front_of_an_episodes_request(tmp_path: Path) -> 
     run_filter(
         str(tmp_path / "a.jsonl"),
         tmp_path / "rows",
-        FilterOptions(unit="episode", history_chars=400),
+        FilterOptions(history_chars=400, min_worth=0),
     )
     first, second = pq.read_table(tmp_path / "rows" / "data").to_pylist()
     assert [turn["role"] for turn in first["prompt"]] == ["user"]

@@ -89,13 +89,13 @@ def everything_in(out: Path) -> str:
 
 def test_rows_report_and_card_name_neither_user_nor_host(tmp_path: Path) -> None:
     write_session(tmp_path / "traces")
-    report = run_filter(str(tmp_path / "traces"), tmp_path / "rows")
+    report = run_filter(str(tmp_path / "traces"), tmp_path / "rows", FilterOptions(min_worth=0))
     text = everything_in(tmp_path / "rows")
     assert "parser of $USER on $HOST, says $USER." in text
     assert not any(name in text for name in ("dermatt", "tower"))
     assert report["secrets_redacted"]["user_name"] >= 2
     kept = tmp_path / "kept"
-    run_filter(str(tmp_path / "traces"), kept, FilterOptions(keep_identity=True))
+    run_filter(str(tmp_path / "traces"), kept, FilterOptions(keep_identity=True, min_worth=0))
     assert "parser of Odermatt on tower, says jodermatt." in everything_in(kept)
 
 
@@ -118,15 +118,15 @@ def test_steps_pairs_and_the_page_name_neither_user_nor_host(tmp_path: Path) -> 
     (source / "one.jsonl").write_text(session)
     for keep in (False, True):
         of_steps, of_pairs = tmp_path / f"steps-{keep}", tmp_path / f"pairs-{keep}"
-        steps.write_steps(steps.Options(source=str(source), out=of_steps, keep_identity=keep))
-        pairs.write_pairs(pairs.Options(source=str(source), out=of_pairs, keep_identity=keep))
+        steps.write_steps(steps.Options(source=[str(source)], out=of_steps, keep_identity=keep))
+        pairs.write_pairs(pairs.Options(source=[str(source)], out=of_pairs, keep_identity=keep))
         for out in (of_steps, of_pairs):
             text = everything_in(out)
             assert ("dermatt" in text, "tower" in text) == (keep, keep)
     for keep in (False, True):
         rows = tmp_path / f"rows-{keep}"
-        run_filter(str(source), rows, FilterOptions(keep_identity=keep))
-        page = json.dumps(view_of(render_view(rows, "rows", None, 10)))
+        run_filter(str(source), rows, FilterOptions(keep_identity=keep, min_worth=0))
+        page = json.dumps(view_of(render_view(rows, "rows", [], 10)))
         assert "were found and read again" in page
         assert ("dermatt" in page, "tower" in page) == (keep, keep)
 
@@ -136,5 +136,5 @@ def test_names_of_this_machine_are_replaced_in_ones_own_sessions(tmp_path: Path)
 
     write_session(tmp_path / "traces")
     source = replace(open_source(str(tmp_path / "traces")), recorder=("$USER=parser",))
-    run_filter(source, tmp_path / "rows")
+    run_filter(source, tmp_path / "rows", FilterOptions(min_worth=0))
     assert "failing $USER of $USER on" in everything_in(tmp_path / "rows")

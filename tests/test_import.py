@@ -266,7 +266,7 @@ def test_imported_rollouts_become_steps_pairs_and_rows(tmp_path: Path) -> None:
     run_command("pairs", str(out), "--target", "step", "--out", str(pairs))
     [pair] = pq.read_table(pairs / "data").to_pylist()
     assert (pair["run_chosen"], pair["run_rejected"]) == ("run-0", "run-1")
-    run_command("filter", str(out), "--min-score", "0", "--out", str(rows))
+    run_command("filter", str(out), "--min-worth", "0", "--out", str(rows))
     [row] = pq.read_table(rows / "data").to_pylist()
     assert row["harness"] == "openai-messages"
     assert "expected 3, got 4" in row["privileged_context"]
@@ -293,7 +293,7 @@ def test_own_rollouts_are_sessions_for_the_filter_and_the_hub(
     assert json.loads(calls[1]["function"]["arguments"]) == {"rel_path": "add.py", "content": OTHER}
     assert results[1]["content"].startswith("ok\n[TESTS FAIL]")
     folder = write_folder(tmp_path / "own", [row])
-    run_command("filter", str(folder), "--min-score", "0", "--out", str(tmp_path / "rows"))
+    run_command("filter", str(folder), "--min-worth", "0", "--out", str(tmp_path / "rows"))
     [kept] = pq.read_table(tmp_path / "rows" / "data").to_pylist()
     assert (kept["harness"], kept["session_id"]) == ("repo_agent", "fix_add-1")
 

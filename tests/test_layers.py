@@ -29,7 +29,16 @@ STOREYS = (
     ("llm",),
     ("replay", "samples"),
     ("/processors", "/rewards", "/cards"),
-    ("agent", "suites", "duel", "training", "dataset_writer", "filtering", "push"),
+    (
+        "agent",
+        "suites",
+        "duel",
+        "training",
+        "dataset_writer",
+        "filtering",
+        "push",
+        "session_source",
+    ),
     ("cli", "__main__"),
     ("/jobs",),
 )

@@ -1,6 +1,5 @@
 """Parts of a source, made apart and put together, are one undivided run."""
 
-import hashlib
 import json
 import os
 import shutil
@@ -157,31 +156,12 @@ def test_missing_double_and_foreign_parts_are_named(
     says = json.loads((two / "part.json").read_text())
     next(stage for stage in says["stages"] if stage[0] == "grade")[1] = "other"
     shutil.copytree(two, tmp_path / "other code")
-    del says["check"]
-    check = hashlib.sha256(json.dumps(says, sort_keys=True).encode()).hexdigest()
-    (tmp_path / "other code" / "part.json").write_text(json.dumps({**says, "check": check}))
+    (tmp_path / "other code" / "part.json").write_text(json.dumps(says))
     refused([one, tmp_path / "other code", last], r"code differs \(grade\); make all parts with")
 
 
-def test_a_part_changed_by_hand_is_refused(three: list[Path], tmp_path: Path) -> None:
-    for number, change in enumerate(({"stages": None}, {"options": {}}, {"parts": "3"})):
-        copy = tmp_path / str(number)
-        shutil.copytree(three[1], copy)
-        says = json.loads((copy / "part.json").read_text())
-        (copy / "part.json").write_text(json.dumps(says | change))
-        with pytest.raises(SourceError, match="is not as `filter --shard` wrote it"):
-            merge_parts([three[0], copy, three[2]], tmp_path / "rows")
-    copy = tmp_path / "record"
-    shutil.copytree(three[1], copy)
-    record = json.loads((copy / "done" / "00001.json").read_text())
-    record["counts"]["stages"]["evidence"]["in"] += 1000
-    (copy / "done" / "00001.json").write_text(json.dumps(record))
-    with pytest.raises(SourceError, match="does not hold shard 00001 whole"):
-        merge_parts([three[0], copy, three[2]], tmp_path / "rows")
-
-
 def test_a_part_copied_badly_is_named(three: list[Path], tmp_path: Path) -> None:
-    for spoil in ("rows/00001.parquet", "prints/00004.parquet", "done/00001.json"):
+    for spoil in ("rows/00001.parquet", "prints/00004.parquet"):
         for how in ("lost", "cut"):
             copy = tmp_path / how / spoil.replace("/", "-")
             shutil.copytree(three[1], copy)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from pimono_sdpo.cli import app
 from pimono_sdpo.samples import SAMPLE_SESSIONS
@@ -126,10 +126,41 @@ def test_view_reads_the_sessions_that_the_filter_read(home: Path) -> None:
         assert events()
 
 
-def test_a_mistyped_word_and_two_words_name_the_words(home: Path) -> None:
+def test_a_mistyped_word_names_the_words(home: Path) -> None:
     assert "did you mean `claude`? The words" in refused("clade")
     assert "the words for your own sessions are claude, codex, pi, all" in refused("xyz")
-    assert "one of the words claude, codex, pi, all" in refused("claude", "codex")
+
+
+def test_several_sources_are_read_as_one(home: Path) -> None:
+    (home / ".pi/agent/sessions").rename("moved")
+    names = below(home / ".claude/projects") | below(Path("moved"))
+    output = run_filter("claude", "moved")
+    assert "Claude Code: " in output
+    assert sources() == names
+    report = json.loads(Path("rows/report.json").read_text())
+    assert report["input"]["source"] == "claude, moved"
+    assert report["sessions"] == len(names)
+    # What a shell makes of a glob, and a file that two of them name.
+    files = [str(file) for file in sorted(Path("moved").rglob("*.jsonl"))]
+    run_filter(*files, files[0])
+    report = json.loads(Path("rows/report.json").read_text())
+    assert (report["sessions"], len(report["input"]["shards"])) == (len(files), 1)
+    run_filter("claude", "moved", "--exclude", "--work-shop--/*")
+    assert sources() == below(home / ".claude/projects")
+
+
+@pytest.mark.parametrize("command", ["steps", "pairs"])
+def test_steps_and_pairs_read_own_sessions(home: Path, command: str) -> None:
+    def run(*arguments: str) -> Result:
+        return CliRunner().invoke(app, [command, *arguments, "--out", command])
+
+    done = run("claude", "codex")
+    assert done.exit_code == 0, str(done.exception)
+    assert [line.split(":")[0] for line in done.output.splitlines()[:2]] == ["Claude Code", "Codex"]
+    report = json.loads(Path(command, "report.json").read_text())
+    assert report["source"] == "claude, codex"
+    assert "did you mean `claude`" in str(run("clade").exception)
+    assert "leaves none of the" in str(run("claude", "--project", "nowhere").exception)
 
 
 def test_a_folder_here_wins(home: Path) -> None:

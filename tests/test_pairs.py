@@ -244,7 +244,7 @@ def rows() -> list[Json]:
 def test_a_folder_of_rollouts_becomes_pairs(name: Target, tmp_path: Path) -> None:
     source = write_folder(tmp_path / "rollouts", rows())
     report = write_pairs(
-        PairOptions(source=str(source), out=tmp_path / "pairs", target=name, format="together")
+        PairOptions(source=[str(source)], out=tmp_path / "pairs", target=name, format="together")
     )
     assert report["counts"]["tasks"] == 4
     assert report["counts"]["tasks_with_pairs"] == 2
@@ -263,7 +263,7 @@ def test_a_folder_of_rollouts_becomes_pairs(name: Target, tmp_path: Path) -> Non
     known = json.loads((tmp_path / "pairs/together/train_meta.jsonl").read_text().split("\n")[0])
     assert {"run_chosen", "score_chosen", "seed_chosen", "model", "suite"} <= set(known)
     write_pairs(
-        PairOptions(source=str(source), out=tmp_path / "again", target=name, format="together")
+        PairOptions(source=[str(source)], out=tmp_path / "again", target=name, format="together")
     )
     assert bytes_of(tmp_path / "pairs") == bytes_of(tmp_path / "again")
 
@@ -277,34 +277,36 @@ def test_patches_are_applied_and_tested_again(tmp_path: Path) -> None:
     runs = [lies, elsewhere, rollout("fix_c", 42, PASSES), unlucky]
     runs += [rollout(name, 43, FAILS) for name in ("fix_a", "fix_b")]
     source = write_folder(tmp_path / "rollouts", runs)
-    report = write_pairs(PairOptions(source=str(source), out=tmp_path / "pairs", target="patch"))
+    report = write_pairs(PairOptions(source=[str(source)], out=tmp_path / "pairs", target="patch"))
     assert report["drop_reasons"] == {"flaky": 3}
     assert report["rows"] == 0
     assert (
         write_pairs(
-            PairOptions(source=str(source), out=tmp_path / "pairs", target="patch", flaky_reruns=0)
+            PairOptions(
+                source=[str(source)], out=tmp_path / "pairs", target="patch", flaky_reruns=0
+            )
         )["rows"]
         == 3
     )
-    with open_tester(load_suite(source).tasks) as tester:
-        task = load_suite(source).tasks[0]
-        assert tester.retest(task, patch_of(BUGGY, FIXED))[0] is True
-        assert tester.retest(task, patch_of(BUGGY, OTHER))[0] is False
-        assert "does not apply" in tester.retest(task, elsewhere["patch"])[1]
+    tester = open_tester()
+    task = load_suite(source).tasks[0]
+    assert tester.retest(task, patch_of(BUGGY, FIXED))[0] is True
+    assert tester.retest(task, patch_of(BUGGY, OTHER))[0] is False
+    assert "does not apply" in tester.retest(task, elsewhere["patch"])[1]
 
 
 def test_what_cannot_be_tested_again_is_counted(tmp_path: Path) -> None:
     source = write_folder(tmp_path / "rollouts", rows())
     (tmp_path / "repo" / "add.py").unlink()
     (tmp_path / "repo").rmdir()
-    report = write_pairs(PairOptions(source=str(source), out=tmp_path / "pairs"))
+    report = write_pairs(PairOptions(source=[str(source)], out=tmp_path / "pairs"))
     assert report["counts"]["not_retested"] == 2
     assert report["rows"] == 2
 
 
 def test_pairs_of_held_out_tasks_are_no_training_rows(tmp_path: Path) -> None:
     source = write_folder(tmp_path / "rollouts", rows(), split="test")
-    report = write_pairs(PairOptions(source=str(source), out=tmp_path / "pairs", flaky_reruns=0))
+    report = write_pairs(PairOptions(source=[str(source)], out=tmp_path / "pairs", flaky_reruns=0))
     assert report["splits"] == {"test": 2}
     with pytest.raises(EmptySelection, match="None of 2 pairs can be a JSON line"):
         write_dpo_lines(tmp_path / "pairs", tmp_path / "dpo.jsonl", report)
@@ -313,7 +315,7 @@ def test_pairs_of_held_out_tasks_are_no_training_rows(tmp_path: Path) -> None:
 
 def test_pairs_are_written_as_lines(tmp_path: Path) -> None:
     source = write_folder(tmp_path / "rollouts", rows())
-    report = write_pairs(PairOptions(source=str(source), out=tmp_path / "pairs", flaky_reruns=0))
+    report = write_pairs(PairOptions(source=[str(source)], out=tmp_path / "pairs", flaky_reruns=0))
     lines = write_dpo_lines(tmp_path / "pairs", tmp_path / "dpo.jsonl", report)
     assert lines == {"written": 2}
     assert len((tmp_path / "dpo_meta.jsonl").read_text().splitlines()) == 2
@@ -329,18 +331,18 @@ def test_sides_that_a_trainer_would_cut_to_the_same(tmp_path: Path) -> None:
     runs += [rollout("fix_b", 42, PASSES), rollout("fix_b", 43, FAILS)]
     source = write_folder(tmp_path / "rollouts", runs)
     given: Json = {"flaky_reruns": 0, "tokenizer": model, "max_length": 600}
-    report = write_pairs(PairOptions(source=str(source), out=tmp_path / "pairs", **given))
+    report = write_pairs(PairOptions(source=[str(source)], out=tmp_path / "pairs", **given))
     assert report["drop_reasons"] == {"identical_after_truncation": 1}
     cache = str(tmp_path / "cache")
     (kept,) = load_dataset(str(tmp_path / "pairs"), split="train", cache_dir=cache)
     given["max_length"] = kept["n_tokens"] - 1
-    report = write_pairs(PairOptions(source=str(source), out=tmp_path / "pairs", **given))
+    report = write_pairs(PairOptions(source=[str(source)], out=tmp_path / "pairs", **given))
     assert report["drop_reasons"] == {"identical_after_truncation": 1, "too_long": 1}
 
 
 def test_a_failed_edit_loses_against_the_one_that_put_it_right(tmp_path: Path) -> None:
     sessions = Path(samples.__file__).parent / "sessions"
-    report = write_pairs(PairOptions(source=str(sessions), out=tmp_path / "pairs"))
+    report = write_pairs(PairOptions(source=[str(sessions)], out=tmp_path / "pairs"))
     pairs = load_dataset(str(tmp_path / "pairs"), split="train", cache_dir=str(tmp_path / "cache"))
     assert report["rows"] == len(pairs)
     assert set(pairs["target"]) == {"edit", "branch"}
@@ -353,7 +355,7 @@ def test_a_failed_edit_loses_against_the_one_that_put_it_right(tmp_path: Path) -
 
 def test_bad_input_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"contains neither \.parquet nor \.jsonl files"):
-        write_pairs(PairOptions(source=str(tmp_path), out=tmp_path.parent / "pairs-of-nothing"))
+        write_pairs(PairOptions(source=[str(tmp_path)], out=tmp_path.parent / "pairs-of-nothing"))
     source = write_folder(tmp_path / "rollouts", [rollout("a", 1), rollout("a", 2)])
     command = ["pairs", str(source), "--out", str(tmp_path / "pairs")]
     wrong = CliRunner().invoke(app, [*command, "--target", "best"])
@@ -370,7 +372,7 @@ def test_bad_input_is_one_sentence(tmp_path: Path) -> None:
     assert isinstance(done.exception, OutputError)
     (source / "suite.json").write_text("{")
     with pytest.raises(SourceError, match="is not a task suite"):
-        write_pairs(PairOptions(source=str(source), out=tmp_path / "pairs"))
+        write_pairs(PairOptions(source=[str(source)], out=tmp_path / "pairs"))
 
 
 def test_the_command_tells_what_it_made(tmp_path: Path) -> None:
@@ -427,5 +429,5 @@ def test_pairs_are_not_written_into_the_repo_of_a_task(tmp_path: Path) -> None:
     source = write_folder(tmp_path / "rollouts", rows())
     inside = tmp_path / "repo" / "pairs"
     with pytest.raises(OutputError, match="lie inside each other"):
-        write_pairs(PairOptions(source=str(source), out=inside))
+        write_pairs(PairOptions(source=[str(source)], out=inside))
     assert not inside.exists()

@@ -154,7 +154,8 @@ def test_a_plugged_harness_and_category_reach_the_row(tmp_path: Path) -> None:
     code = "from pimono_sdpo.traces.harness import HARNESSES; print(HARNESSES[1].sample)"
     session.write_text(run_python(project, "-c", code).stdout)
     out = tmp_path / "out"
-    done = run_python(project, "-m", "pimono_sdpo", "filter", str(session), "--out", str(out))
+    words = ("filter", str(session), "--out", str(out), "--min-worth", "0")
+    done = run_python(project, "-m", "pimono_sdpo", *words)
     assert done.returncode == 0, done.stderr
     [row] = pq.read_table(out / "data").to_pylist()
     assert row["harness"] == "toy"

@@ -11,10 +11,11 @@ from processors.context import write_context
 from processors.diagnostics import NOTHING_KNOWN
 from processors.evidence import is_substantive
 from processors.grade import WEIGHTS, grade
-from processors.keep import keep
+from processors.keep import INTERCEPT, LEAST_WORTH, LOG_ODDS, estimate_worth, keep
 from processors.rows import write_verifier_spec
 from processors.salient_tokens import KINDS, Kind, find_salient_tokens, find_tokens
 from processors.threshold import check_score
+from tests.benchmarks.fit_worth import fit, read_labels
 
 SIX = [
     "build_lint_compile",
@@ -62,6 +63,13 @@ def test_the_terms_of_a_score_add_up(names: list[str]) -> None:
         ("open path/to/resolved-file.go for you@example.com", []),
         ("src/app/lessons/[lessonId]/x and /users/:userId/posts", []),
         ("write_stdin failed: rerun exec_command", []),
+        ("C:\\Windows\\WindowsPowerShell and $gitOk -PathType Get-ChildItem", []),
+        ("backup.ps1 m:1 net:1986 'terminating' 'oauth-first' errorC2065syntax", []),
+        (
+            'File "C:\\Python312\\Lib\\pathlib.py", line 8, in stat\n    return os.st_mode\n'
+            "TypeError: readConfig",
+            ["typeerror", "readconfig"],
+        ),
     ],
 )
 def test_cut_words_parameters_and_placeholders_are_not_terms(text: str, terms: list[str]) -> None:
@@ -135,6 +143,37 @@ def test_words_without_the_needle_hold_no_token(kind: Kind) -> None:
 )
 def test_keep_says_why(row: dict[str, object], reason: str | None) -> None:
     assert keep(row) == reason
+
+
+def test_an_episode_must_be_worth_it() -> None:
+    failed = failure(["command_error"], "boom", tool="bash", next="bash ls")
+    row: dict[str, Any] = {
+        "problem": None,
+        "prompt": "Move the fixtures to tests/data and adapt their users",
+    }
+    row |= {"tools": ["bash"], "findings": [failed]}
+    worth = estimate_worth(row)
+    assert keep(row, LEAST_WORTH) is None
+    gave_up = {**row, "findings": [{**failed, "next": "It does not work here."}]}
+    assert estimate_worth(gave_up) < worth
+    assert keep(gave_up, LEAST_WORTH) == "hardly_worth_it"
+    assert keep(gave_up) is None
+    resolved = {**failed, "resolved_at": 9, "resolved_by": "bash npm install"}
+    assert estimate_worth({**row, "findings": [failed, resolved]}) > worth
+    unsure, sure = (
+        {**NOTHING_KNOWN, "kind": "correction", "rule": "no", "probability": probability}
+        for probability in (0.6, 0.95)
+    )
+    assert keep({**row, "findings": [unsure]}, LEAST_WORTH) == "hardly_worth_it"
+    assert keep({**row, "findings": [sure]}, LEAST_WORTH) is None
+    judged = {**unsure, "rule": "judge"}
+    assert keep({**row, "findings": [judged]}, LEAST_WORTH) is None
+
+
+def test_the_weights_are_those_of_the_labels() -> None:
+    described, worth, _ = read_labels()
+    fitted = [round(float(weight), 2) for weight in fit(described, worth)]
+    assert fitted == pytest.approx([INTERCEPT, *LOG_ODDS.values()], abs=0.011)
 
 
 def test_the_spec_names_the_tools_and_the_call_that_failed() -> None:

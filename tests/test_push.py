@@ -260,7 +260,7 @@ def test_a_push_that_broke_off_goes_on(loopback_hub: LoopbackHub, rows: Path) ->
     loopback_hub.seed(NAME, "dataset", {})
     before = as_pushed(rows)
     shard = next(data for name, data in sorted(before.items()) if name.startswith("data/"))
-    loopback_hub.fail_next(f"/lfs-objects/{sha256(shard).hexdigest()}", 403)
+    loopback_hub.fail_next(f"/objects/{sha256(shard).hexdigest()}", 403)
     line = refused(push(loopback_hub, rows), rows, before)
     assert "Error while uploading 'data/train-" in line
     assert pushed(loopback_hub) == {}

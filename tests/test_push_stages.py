@@ -33,11 +33,13 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = [rollout("fix_a", 42), rollout("fix_a", 43, fails)]
     source = write_folder(folder / "rollouts", rows)
     write_steps(
-        StepOptions(source=str(source), out=folder / "steps", require_success=False, licence="mit")
+        StepOptions(
+            source=[str(source)], out=folder / "steps", require_success=False, licence="mit"
+        )
     )
     write_pairs(
         PairOptions(
-            source=str(source),
+            source=[str(source)],
             out=folder / "pairs",
             flaky_reruns=0,
             licence="mit",
@@ -64,7 +66,7 @@ def test_every_stage_has_its_config(loopback_hub: LoopbackHub, made: Path) -> No
     assert "# SDPO rows" in card
     # The same again is no commit, and a smaller one takes only its own shards away.
     assert "nothing was uploaded" in push(loopback_hub, made / "pairs").stdout
-    write_steps(StepOptions(source=str(made / "rollouts"), out=made / "fewer", licence="mit"))
+    write_steps(StepOptions(source=[str(made / "rollouts")], out=made / "fewer", licence="mit"))
     assert push(loopback_hub, made / "fewer").returncode == 0
     again = loaded(loopback_hub, made)["configs"]
     assert again == {**{k: v for k, v in found["configs"].items() if k != "steps_rejects"}, **{
@@ -76,7 +78,7 @@ def test_a_secret_in_an_argument_stops_the_push(loopback_hub: LoopbackHub, tmp_p
     secret = f"hf_{'aB3dE5gH7j' * 4}"[:37]
     leak = write(f'TOKEN = "{secret}"\n', True)
     source = write_folder(tmp_path / "rollouts", [rollout("a", 1, [leak], protocol="native")])
-    write_steps(StepOptions(source=str(source), out=tmp_path / "steps"))
+    write_steps(StepOptions(source=[str(source)], out=tmp_path / "steps"))
     done = push(loopback_hub, tmp_path / "steps")
     assert done.returncode == 2
     assert "looks like a secret (huggingface_token) in its column `completion`" in done.stderr

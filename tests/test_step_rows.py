@@ -205,7 +205,9 @@ def bytes_of(folder: Path) -> dict[str, bytes]:
 
 def test_a_folder_of_rollouts_becomes_a_dataset(tmp_path: Path) -> None:
     source = write_folder(tmp_path / "rollouts", runs())
-    report = write_steps(StepOptions(source=str(source), out=tmp_path / "steps", format="together"))
+    report = write_steps(
+        StepOptions(source=[str(source)], out=tmp_path / "steps", format="together")
+    )
     assert report["splits"] == {"train": 12}
     assert report["drop_reasons"] == {"malformed_call": 3, "tests_failed": 3}
     assert report["counts"] == {"runs": 9}
@@ -223,7 +225,7 @@ def test_a_folder_of_rollouts_becomes_a_dataset(tmp_path: Path) -> None:
     assert json.loads(known[0])["run_id"] == "fix_a-42"
     # The folder `traces` means the folder around it, and the same input gives the same bytes.
     write_steps(
-        StepOptions(source=str(source / "traces"), out=tmp_path / "again", format="together")
+        StepOptions(source=[str(source / "traces")], out=tmp_path / "again", format="together")
     )
     assert bytes_of(tmp_path / "steps") == bytes_of(tmp_path / "again")
 
@@ -232,7 +234,7 @@ def test_a_folder_that_was_written_again_gives_its_new_rows(tmp_path: Path) -> N
     source = write_folder(tmp_path / "rollouts", runs())
     for success in (True, False):
         report = write_steps(
-            StepOptions(source=str(source), out=tmp_path / "steps", require_success=success)
+            StepOptions(source=[str(source)], out=tmp_path / "steps", require_success=success)
         )
         loaded = load_dataset(str(tmp_path / "steps"), cache_dir=str(tmp_path / "cache"))
         rejects = load_dataset(
@@ -244,7 +246,7 @@ def test_a_folder_that_was_written_again_gives_its_new_rows(tmp_path: Path) -> N
 
 def test_tasks_that_are_held_out_are_no_training_rows(tmp_path: Path) -> None:
     source = write_folder(tmp_path / "rollouts", runs(), split="test")
-    report = write_steps(StepOptions(source=str(source), out=tmp_path / "steps"))
+    report = write_steps(StepOptions(source=[str(source)], out=tmp_path / "steps"))
     assert report["splits"] == {"test": 12}
     assert not list((tmp_path / "steps" / "data").glob("train*"))
 
@@ -252,14 +254,14 @@ def test_tasks_that_are_held_out_are_no_training_rows(tmp_path: Path) -> None:
 def test_held_out_rollouts_without_their_suite_are_held_out(tmp_path: Path) -> None:
     source = write_folder(tmp_path / "rollouts", runs(), split="test")
     (source / "suite.json").unlink()
-    assert write_steps(StepOptions(source=str(source), out=tmp_path / "steps"))["splits"] == {
+    assert write_steps(StepOptions(source=[str(source)], out=tmp_path / "steps"))["splits"] == {
         "test": 12
     }
 
 
 def test_what_is_finished_waits_for_the_next_run(tmp_path: Path) -> None:
     source = write_folder(tmp_path / "rollouts", runs())
-    write_steps(StepOptions(source=str(source), out=tmp_path / "whole"))
+    write_steps(StepOptions(source=[str(source)], out=tmp_path / "whole"))
     second = source / "data" / "train-00001-of-00002.parquet"
     good = second.read_bytes()
     # The columns that compare runs stay whole, so that the first file can be finished.
@@ -267,14 +269,14 @@ def test_what_is_finished_waits_for_the_next_run(tmp_path: Path) -> None:
     start = pq.read_metadata(second).row_group(0).column(names.index("seed")).data_page_offset
     second.write_bytes(good[:start] + b"no parquet" * 4 + good[start + 40 :])
     with pytest.raises(PimonoError, match=r"Cannot read .*train-00001-of-00002.parquet`"):
-        write_steps(StepOptions(source=str(source), out=tmp_path / "steps"))
+        write_steps(StepOptions(source=[str(source)], out=tmp_path / "steps"))
     work = tmp_path / ".steps.partial"
     assert (work / "done" / "00000.json").exists()
     assert not (work / "done" / "00001.json").exists()
     assert not (tmp_path / "steps").exists()
     second.write_bytes(good)
     (work / "rows" / "00001.parquet").write_bytes(b"half a file")
-    write_steps(StepOptions(source=str(source), out=tmp_path / "steps"))
+    write_steps(StepOptions(source=[str(source)], out=tmp_path / "steps"))
     assert bytes_of(tmp_path / "whole") == bytes_of(tmp_path / "steps")
     assert not work.exists()
 
@@ -283,7 +285,7 @@ def test_recorded_sessions_become_rows(tmp_path: Path) -> None:
     write_samples(tmp_path / "samples")
     report = write_steps(
         StepOptions(
-            source=str(tmp_path / "samples" / "trace_text"),
+            source=[str(tmp_path / "samples" / "trace_text")],
             out=tmp_path / "steps",
             format="together",
         )
@@ -306,7 +308,7 @@ def test_tokens_are_counted_and_long_rows_dropped(tmp_path: Path) -> None:
     model = str(write_tiny_model(tmp_path / "tiny"))
     source = write_folder(tmp_path / "rollouts", runs())
     report = write_steps(
-        StepOptions(source=str(source), out=tmp_path / "steps", tokenizer=model, max_length=200)
+        StepOptions(source=[str(source)], out=tmp_path / "steps", tokenizer=model, max_length=200)
     )
     rows = load_dataset(str(tmp_path / "steps"), split="train", cache_dir=str(tmp_path / "cache"))
     assert report["drop_reasons"]["too_long"] == 6
@@ -320,11 +322,11 @@ def test_tokens_are_counted_and_long_rows_dropped(tmp_path: Path) -> None:
     with pytest.raises(TrainingInputError, match="Cannot load a tokenizer"):
         write_steps(
             StepOptions(
-                source=str(source), out=tmp_path / "x", tokenizer=str(tmp_path), max_length=9
+                source=[str(source)], out=tmp_path / "x", tokenizer=str(tmp_path), max_length=9
             )
         )
     with pytest.raises(OutputError, match="go together"):
-        write_steps(StepOptions(source=str(source), out=tmp_path / "x", max_length=9))
+        write_steps(StepOptions(source=[str(source)], out=tmp_path / "x", max_length=9))
 
 
 def test_the_stages_run_on_a_dataset() -> None:
@@ -337,7 +339,7 @@ def test_the_stages_run_on_a_dataset() -> None:
 def test_what_keeps_nothing_leaves_its_rejects(tmp_path: Path) -> None:
     source = write_folder(tmp_path / "rollouts", [rollout(tests_ok=False)])
     with pytest.raises(EmptySelection, match="1 tests_failed"):
-        run(StepOptions(source=str(source), out=tmp_path / "steps"))
+        run(StepOptions(source=[str(source)], out=tmp_path / "steps"))
     (reject,) = load_dataset(
         str(tmp_path / "steps"), "steps_rejects", split="train", cache_dir=str(tmp_path / "cache")
     )

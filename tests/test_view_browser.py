@@ -48,7 +48,7 @@ def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run_filter(
         str(folder / "traces"), folder / "rows", FilterOptions(unit="session", min_score=3.0)
     )
-    (folder / "page.html").write_text(render_view(folder / "rows", "rows", None, 500))
+    (folder / "page.html").write_text(render_view(folder / "rows", "rows", [], 500))
     return folder / "page.html"
 
 
@@ -121,7 +121,7 @@ def test_nothing_is_wider_than_a_phone(browser: Any, page_file: Path, tmp_path: 
     for entry in log["log_history"]:
         entry["self_distillation/a_metric_with_the_longest_name_of_them_all"] = 1.0
     (tmp_path / "run.json").write_text(json.dumps(log))
-    (tmp_path / "run.html").write_text(render_view(tmp_path, "out", None, 10))
+    (tmp_path / "run.html").write_text(render_view(tmp_path, "out", [], 10))
     for file in (page_file, tmp_path / "run.html"):
         with open_file(browser, file) as opened:
             page = opened.page
@@ -179,7 +179,7 @@ def test_rows_are_judged_from_the_keyboard_and_saved(
 ) -> None:
     folder = page_file.parent
     review = tmp_path / "review.html"
-    review.write_text(render_review(folder / "rows", "rows", str(folder / "traces"), 500, 0))
+    review.write_text(render_review(folder / "rows", "rows", [str(folder / "traces")], 500, 0))
     with open_file(browser, review) as opened:
         page = opened.page
         state, progress = page.locator("#state"), page.locator("#progress")
@@ -226,7 +226,7 @@ def test_a_hostile_row_under_review_stays_text(
 ) -> None:
     folder = page_file.parent
     review = tmp_path / "review.html"
-    review.write_text(render_review(folder / "rows", "rows", str(folder / "traces"), 500, 0))
+    review.write_text(render_review(folder / "rows", "rows", [str(folder / "traces")], 500, 0))
     with open_file(browser, review) as opened:
         page = opened.page
         total = int(page.locator("#progress").inner_text().split()[3].rstrip(","))
@@ -271,7 +271,7 @@ def test_a_training_is_drawn_here_and_in_trackio(
     browser: Any, tmp_path: Path, dashboard: str
 ) -> None:
     (tmp_path / "run.json").write_text(json.dumps(run()))
-    (tmp_path / "run.html").write_text(render_view(tmp_path, "out", None, 10))
+    (tmp_path / "run.html").write_text(render_view(tmp_path, "out", [], 10))
     with open_file(browser, tmp_path / "run.html") as opened:
         assert opened.page.locator("svg[aria-label='Mean reward'] circle").count() == 24
         assert opened.page.locator("svg[aria-label='Distillation loss'] polyline").count() == 1

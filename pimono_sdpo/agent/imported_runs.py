@@ -5,11 +5,10 @@ writes  ROLLOUT rows under data/, what cannot be read under rejects/, and if ask
         run under sessions/ in the Hub's Session Trace Simple Format
 
 An answer with several calls becomes a turn for each, followed by its own result, as in rollouts of
-our own. Every message of the source is counted: as turns, or with the reason why it is none.
+our own. Every message of the source is counted: as a turn, or with the reason why it is left out.
 """
 
 import gc
-import json
 import re
 import shutil
 import zlib
@@ -24,8 +23,7 @@ from zipfile import BadZipFile
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
-from datasets import Features, List, Value
-from datasets import Json as JsonValue
+from datasets import Features, Value
 
 from pimono_sdpo import __version__
 from pimono_sdpo.errors import EmptySelection, SourceError
@@ -35,11 +33,13 @@ from pimono_sdpo.runs.engine import Output, Part, Piece, add_counts, run_parts
 from pimono_sdpo.runs.folders import only_run, publish_folder, require_disjoint
 from pimono_sdpo.runs.parquet import link_or_copy
 from pimono_sdpo.schema import ROLLOUT, Turn
+from pimono_sdpo.stage import text_for_json
 from pimono_sdpo.traces.rollout_sessions import encode_session
 from pimono_sdpo.traces.sources import find_parquet_files
 from pimono_sdpo.traces.trajectories import FORMATS, find_runs, openai_messages
-from pimono_sdpo.traces.trajectories.base import Call, Message, Trajectory, pair_results
-from processors.rollouts.sessions import REPEATS, infer_tools
+from pimono_sdpo.traces.trajectories.base import Message, Trajectory, pair_results
+from processors.rollouts.conversation import add_step
+from processors.rollouts.sessions import MAX_ERROR, infer_tools
 from processors.status import decode_status
 
 Json = dict[str, Any]
@@ -47,18 +47,8 @@ Found = tuple[str, ModuleType, str]
 REJECT = Features({"file": Value("string"), "number": Value("int64"), "problem": Value("string")})
 
 
-def _text_for_json(kind: Any) -> Any:
-    if isinstance(kind, JsonValue):
-        return Value("string")
-    if isinstance(kind, List):
-        return List(_text_for_json(kind.feature))
-    if isinstance(kind, dict):
-        return {name: _text_for_json(inner) for name, inner in kind.items()}
-    return kind
-
-
 # ROLLOUT with its JSON as text, which msgspec writes several times faster than `datasets`.
-WRITTEN = Features(_text_for_json(ROLLOUT)).arrow_schema
+WRITTEN = text_for_json(ROLLOUT.arrow_schema)
 OUTPUTS = {
     "rows": Output("rows/{:05}.parquet", ROLLOUT.arrow_schema),
     "rejects": Output("rejects/{:05}.parquet", REJECT.arrow_schema),
@@ -67,7 +57,6 @@ OUTPUTS = {
 DAMAGE = (pa.ArrowException, OSError, ValueError, EOFError, KeyError, BadZipFile, zlib.error)
 FILES_PER_PART = 32
 ROWS = 32
-MAX_ERROR = 200
 MAX_NAME = 120
 # Tools with which agents end a run; their call needs no result, and its text is the report.
 ENDS = frozenset({"finish", "submit", "attempt_completion", "task_complete", "mark_task_complete"})
@@ -95,7 +84,7 @@ class ImportOptions:
 def import_runs(options: ImportOptions) -> Json:
     """Write the rollouts below `out` and return the report.
 
-    Raises SourceError, OutputError, or EmptySelection when there is no run at all.
+    Raises SourceError, OutputError, or EmptySelection when no run can be read.
     """
     name, files = _find_files(options.source)
     if Path(options.source).exists():
@@ -108,7 +97,7 @@ def import_runs(options: ImportOptions) -> Json:
         # Rows are trees, which need no search for cycles; it takes a fifth of the time.
         gc.disable()
         try:
-            records = run_parts(parts, work, OUTPUTS, desc="import", unit="run").records
+            records = run_parts(parts, work, OUTPUTS, desc="import", unit="run")
         finally:
             gc.enable()
         counts: Json = {}
@@ -142,8 +131,7 @@ def import_runs(options: ImportOptions) -> Json:
             "messages": counts.get("messages", {}),
             "calls_without_a_result": counts.get("lost", 0),
         }
-        (finished / "report.json").write_text(json.dumps(report, indent=2) + "\n")
-        publish_folder(finished, out)
+        publish_folder(finished, out, report)
     return report
 
 
@@ -350,7 +338,7 @@ def read_turns(messages: Sequence[Message]) -> tuple[list[Turn], list[Json], Cou
             fate = "empty"
         else:
             if message.role == "assistant":
-                _add_step(steps, "final", None, None, None, before)
+                add_step(steps, before)
             turns.append(_make_turn(message.role, message.text))
         fates[fate] += 1
     return turns, steps, fates
@@ -376,40 +364,14 @@ def _add_calls(message: Message, turns: list[Turn], steps: list[Json]) -> None:
         if result.failed is None:
             result.failed = decode_status(call.name, result.text).failed
         error = result.text[:MAX_ERROR] if result.failed else None
-        kind = _find_kind(call, steps)
-        _add_step(steps, kind, call.name, call.arguments, error, len(turns))
+        add_step(steps, len(turns), call.name, call.arguments, error)
         turns.append(_make_turn("assistant", text))
         function = {"name": call.name, "arguments": call.arguments}
         turns[-1]["tool_calls"] = [{"id": call.id, "type": "function", "function": function}]
         turns.append(_make_turn("tool", result.text, call.id, call.name))
         text = ""
     if text.strip():
-        # An answer whose call was cut off is none to train on as the last one.
+        # An answer whose call was cut off is not the final one.
         if ends:
-            _add_step(steps, "final", None, None, None, len(turns))
+            add_step(steps, len(turns))
         turns.append(_make_turn("assistant", text))
-
-
-def _find_kind(call: Call, before: Sequence[Json]) -> str:
-    if not isinstance(call.arguments, dict):
-        return "parse_error"
-    last = [(step["name"], step["args"]) for step in before[1 - REPEATS :]]
-    return "loop" if last == [(call.name, call.arguments)] * (REPEATS - 1) else "tool_call"
-
-
-def _add_step(
-    steps: list[Json], kind: str, name: str | None, args: Any, error: str | None, at: int
-) -> None:
-    steps.append(
-        {
-            "index": len(steps),
-            "kind": kind,
-            "name": name,
-            "args": args,
-            "ok": error is None,
-            "error": error,
-            "n_context": at,
-            "tests_ok": None,
-            "malformed": None,
-        }
-    )

@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
-from typer.core import CompletionItem, TyperGroup  # type: ignore[attr-defined]
+from typer.core import CompletionItem, TyperCommand, TyperGroup  # type: ignore[attr-defined]
 
 from pimono_sdpo import __version__
 from pimono_sdpo.errors import PimonoError
@@ -32,6 +32,8 @@ GROUPS = {
 COMMANDS = tuple(chain.from_iterable(GROUPS.values()))
 # The exit code of a program that Ctrl-C has ended.
 INTERRUPTED = 130
+# Rows of a session are many objects without cycles; by default garbage is sought for every 700.
+OBJECTS = 50_000
 STYLE: dict[str, Any] = {
     "add_completion": False,
     "rich_markup_mode": None,
@@ -99,6 +101,7 @@ def module_of(command: str) -> ModuleType:
         return import_module(f"pimono_sdpo.cli.{_module_name(command)}")
     finally:
         gc.freeze()
+        gc.set_threshold(OBJECTS)
         gc.enable()
 
 
@@ -128,8 +131,18 @@ def command_of(name: str, module: ModuleType) -> Any:
     passes = any(one.metadata.get("passes_options") for one in fields(module.Options))
     settings = {**STYLE["context_settings"], "ignore_unknown_options": passes}
     command = typer.Typer(**STYLE)
-    command.command(name.split(" ")[-1], help=help, context_settings=settings)(call)
+    cls: Any = type("Completing", (TyperCommand,), {"shell_complete": _complete, "module": module})
+    command.command(name.split(" ")[-1], cls=cls, help=help, context_settings=settings)(call)
     return typer.main.get_command(command)
+
+
+def _complete(self: Any, ctx: Any, incomplete: str) -> list[CompletionItem]:
+    """Complete options, also those that a command passes on, which its module lists."""
+    found = TyperCommand.shell_complete(self, ctx, incomplete)
+    if incomplete.startswith("-") and hasattr(self.module, "list_passed_options"):
+        passed = self.module.list_passed_options(ctx.params["method"])
+        found += [CompletionItem(one) for one in passed if one.startswith(incomplete)]
+    return found
 
 
 def _parameter(field: "Field[Any]", type_: Any) -> inspect.Parameter:

@@ -16,7 +16,13 @@ from typing import Any, Literal
 import typer
 
 from pimono_sdpo.dataset_writer import WriterOptions, summarize
-from pimono_sdpo.duel.result import RESULT, score_duel, write_training_rows
+from pimono_sdpo.duel.result import (
+    RESULT,
+    describe_report,
+    describe_verdict,
+    score_duel,
+    write_training_rows,
+)
 from pimono_sdpo.duel.stages import (
     Outcome,
     end_round,
@@ -26,7 +32,6 @@ from pimono_sdpo.duel.stages import (
     run_duel,
     run_turns,
 )
-from pimono_sdpo.duel.summary import describe_report, describe_verdict
 from pimono_sdpo.errors import InferenceError, OutputError, SourceError
 from pimono_sdpo.llm.money import need_prices
 from pimono_sdpo.llm.settings import Settings, load_settings, read_environment
@@ -165,8 +170,8 @@ def _print_progress(name: str, done: Outcome | Json) -> None:
     if not isinstance(done, Outcome):
         typer.echo(describe_verdict(done))
         return
-    failed = f", {done.asked.errors} failed: {done.asked.error}" if done.asked.errors else ""
-    typer.echo(f"{name}: {done.asked.rows} rows{failed}\n{done.used}".rstrip())
+    failed = f", {done.errors} failed: {done.error}" if done.errors else ""
+    typer.echo(f"{name}: {done.rows} rows{failed}\n{done.used}".rstrip())
     if done.stopped is not None:
         raise InferenceError(
             f"{done.stopped.rstrip('.')}; finished calls are kept, run the same command again."

@@ -12,55 +12,30 @@ pimono-sdpo filter --merge part1 part2 --out rows
 """
 
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import typer
 
-from pimono_sdpo.errors import OutputError, SourceError
-from pimono_sdpo.filtering import FilterOptions, Json, merge_parts, run_filter, run_part
-from pimono_sdpo.options import argument, changed, option, options
+from pimono_sdpo.errors import OutputError
+from pimono_sdpo.filtering import (
+    FilterOptions,
+    Json,
+    count_table,
+    merge_parts,
+    run_filter,
+    run_part,
+)
+from pimono_sdpo.options import changed, option, options
 from pimono_sdpo.push import PushResult, push_folder
 from pimono_sdpo.runs.engine import EngineName
-from pimono_sdpo.runs.folders import require_disjoint
-from pimono_sdpo.runs.progress import Usage, usage_table
-from pimono_sdpo.traces.own_sessions import (
-    WORDS,
-    check_word,
-    choose_sessions,
-    find_own_sessions,
-)
-from pimono_sdpo.traces.sources import Source, open_source
-from processors.identity import find_own_names
+from pimono_sdpo.session_source import SourceOptions
 
 
 @options
-class Options(PushResult, FilterOptions):
+class Options(PushResult, FilterOptions, SourceOptions):
     """Options of `filter`."""
 
-    source: list[str] = argument(
-        "`claude`, `codex`, `pi` or `all` for the sessions of these agents on this machine; a "
-        "folder, file or glob of viewer-export parquet or session JSONL (also .gz, .zst), a saved "
-        "dataset, a Hub dataset id (ns/name, read at refs/convert/parquet), or files on the Hub "
-        "(hf://datasets/ns/name[@rev]/path, hf://buckets/ns/name/path); with --merge, the "
-        "parts."
-    )
     out: Path = option("Folder to write; an earlier output is replaced.")
-    project: str | None = option(
-        "Read the session files whose recorded working directory or path contains this.",
-        default=None,
-        shown="all",
-    )
-    since: str | None = option(
-        "Read the session files changed since a date (2026-05-31) or for days (7d).",
-        default=None,
-        shown="all",
-    )
-    exclude: list[str] = option(
-        "Pattern of the paths of session files below the source to leave out, such as "
-        "`*/agent-*`; may be repeated.",
-        default_factory=list,
-    )
     workers: int = option(
         "Processes that read shards; the rows do not depend on it.", default=1, minimum=1
     )
@@ -68,7 +43,9 @@ class Options(PushResult, FilterOptions):
         "Read shards on this machine (`local`) or on a cluster (`ray`).", default="local"
     )
     shard: str | None = option("Write part I of N, as I/N: every Nth shard.", default=None)
-    merge: bool = option("Merge the parts that --shard wrote, in any order.", default=False)
+    merge: bool = option(
+        "Merge the parts that --shard wrote, given as the sources in any order.", default=False
+    )
 
 
 def run(options: Options) -> None:
@@ -77,22 +54,19 @@ def run(options: Options) -> None:
     if options.shard is not None:
         _run_part(options, options.shard)
         return
-    usage = None if options.merge else Usage()
     if options.merge:
-        chosen = {name: getattr(options, name) for name in ("project", "since", "exclude")}
-        if given := changed(options, "row") + [f"--{name}" for name in chosen if chosen[name]]:
+        if given := changed(options, "row") + options.choices():
             raise OutputError(f"The parts decide {', '.join(given)}; leave it out with --merge.")
         report = merge_parts([Path(part) for part in options.source], options.out, options)
     else:
         report = run_filter(
-            _only_source(options),
+            options.open_sessions(options.out),
             options.out,
             options,
             workers=options.workers,
             engine=options.engine,
-            usage=usage,
         )
-    typer.echo(usage_table(report["sessions"], report["kept"], report["drop_reasons"], usage))
+    typer.echo(count_table(report["sessions"], report["kept"], report["drop_reasons"]))
     typer.echo(summarize(report, options.out))
     if options.push is not None:
         typer.echo(push_folder(options.out, options.push, options))
@@ -111,47 +85,19 @@ def _run_part(options: Options, given_part: str) -> None:
         raise OutputError(
             f"{', '.join(given)} is decided on all parts together; use it with --merge instead."
         )
-    usage = Usage()
     part = run_part(
-        _only_source(options),
+        options.open_sessions(options.out),
         options.out,
         (number, parts),
         options,
         workers=options.workers,
         engine=options.engine,
-        usage=usage,
     )
-    typer.echo(usage_table(part["sessions"], part["rows"], part["dropped"], usage))
+    typer.echo(count_table(part["sessions"], part["rows"], part["dropped"]))
     typer.echo(
         f"part {part['part']} of {part['parts']} is in {options.out}; "
         "merge all parts with `filter --merge`"
     )
-
-
-def _only_source(options: Options) -> str | Source:
-    if len(options.source) != 1:
-        advice = "a folder or a glob, or --merge parts"
-        if {*options.source} <= {*WORDS}:
-            advice = (
-                f"one of the words {', '.join(WORDS)}, of which `all` reads every agent's sessions"
-            )
-        raise SourceError(f"`filter` reads one source; use {advice}.")
-    (source,) = options.source
-    choices = options.project, options.since, options.exclude
-    check_word(source)
-    if source in WORDS:
-        if not Path(source).exists():
-            opened, found = find_own_sessions(source)
-            for sentence in found:
-                typer.echo(sentence)
-            opened = replace(opened, recorder=tuple(find_own_names()))
-            return choose_sessions(opened, *choices)
-        typer.echo(f"`{source}` is read from the current directory; rename it to read your own.")
-    if any(choices):
-        if Path(source).exists():
-            require_disjoint(Path(source).resolve(), options.out.resolve())
-        return choose_sessions(open_source(source), *choices)
-    return source
 
 
 def summarize(report: Json, out: Path) -> str:

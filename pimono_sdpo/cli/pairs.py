@@ -19,21 +19,20 @@ from pimono_sdpo.cli.steps import finish
 from pimono_sdpo.dataset_writer import (
     RunRowsOptions,
     explain_empty,
-    session_parts,
+    name_source,
+    open_runs,
     write_dataset,
 )
 from pimono_sdpo.errors import EmptySelection, OutputError, SourceError
-from pimono_sdpo.options import argument, option, options
+from pimono_sdpo.options import option, options
 from pimono_sdpo.push import PushResult
 from pimono_sdpo.runs.engine import Part, Piece
-from pimono_sdpo.runs.folders import require_disjoint
-from pimono_sdpo.runs.sessions import rows_and_rejects
+from pimono_sdpo.runs.sessions import rows_and_rejects, step_parts
 from pimono_sdpo.schema import DROPPED_PAIR, PAIR
 from pimono_sdpo.stage import Stage, table_of_rows
 from pimono_sdpo.suites.stored_rollouts import (
     Rollouts,
     describe_file,
-    open_rollouts,
     read_rows,
     read_rows_at,
 )
@@ -59,9 +58,6 @@ Json = dict[str, Any]
 class Options(PushResult, RunRowsOptions, Rules):
     """Options of `pairs`."""
 
-    source: str = argument(
-        "Folder of rollouts, or recorded sessions in any form that `filter` takes."
-    )
     out: Path = option("Folder to write; an earlier output is replaced.")
 
 
@@ -89,19 +85,18 @@ def write_pairs(options: Options) -> Json:
         write_dataset, table=table, out=options.out, options=options, stage="pairs",
         held_out=held_out,
     )  # fmt: skip
-    rollouts = open_rollouts(options.source)
-    if rollouts is None:
+    runs = open_runs(options, options.out)
+    source = name_source(runs)
+    if not isinstance(runs, Rollouts):
+        recorder = None if options.keep_identity else runs.recorder
         stages: list[Stage] = [
-            *sessions.build_stages(options.test_fraction, keep_identity=options.keep_identity),
+            *sessions.build_stages(options.test_fraction, recorder=recorder),
             *options.length_stages(),
         ]
-        parts, source = session_parts(options.source, options.out, stages, made_by, table)
+        parts = step_parts(runs.shards, stages, made_by, *table)
         rules = {field.name for field in fields(Rules)}
         used = {name: value for name, value in used.items() if name not in rules}
         return write(parts, source=source, used=used)
-    for read in (Path(options.source), *(Path(task["repo"]) for task in rollouts.tasks.values())):
-        require_disjoint(read.resolve(), options.out.resolve())
-    source = "rollouts", rollouts.name
     warnings = []
     if options.target in {"full", "truncated"}:
         warnings.append(
@@ -110,9 +105,8 @@ def write_pairs(options: Options) -> Json:
         )
     if options.with_outcome:
         warnings.append("the target holds the output of the tests, which gives the label away")
-    with open_tester(list(rollouts.tasks.values())) as tester:
-        parts = _task_parts(rollouts, options, made_by, tester.retest)
-        return write(parts, source=source, used=used, warnings=warnings)
+    parts = _task_parts(runs, options, made_by, open_tester().retest)
+    return write(parts, source=source, used=used, warnings=warnings)
 
 
 def _task_parts(rollouts: Rollouts, options: Options, made_by: Json, retest: Retest) -> list[Part]:

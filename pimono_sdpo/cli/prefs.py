@@ -41,7 +41,7 @@ def run(options: Options) -> None:
     pairs.check_dpo_lines(options.suite, options.target, options.protocol)
     made = rollouts_folder(options.trace_dir or out.with_name(f"{out.stem}_rollouts"), out)
     pairing = pairs.Options(
-        source=str(made),
+        source=[str(made)],
         out=out.with_name(f"{out.stem}_pairs"),
         target=options.target,
         allow_efficiency_pairs=options.allow_efficiency_pairs,

@@ -51,7 +51,7 @@ def run(options: Options) -> None:
     tell = print_as("rollout")
     pairing = None
     if options.pairs is not None:
-        pairing = pairs.Options(source=str(options.out), out=options.pairs)
+        pairing = pairs.Options(source=[str(options.out)], out=options.pairs)
         require_disjoint(options.out.resolve(), options.pairs.resolve())
         require_replaceable(options.pairs)
     if options.estimate:

@@ -58,7 +58,7 @@ def write_sft_lines(options: Options) -> dict[str, int]:
     with folder:
         made = Path(folder.name) / "steps"
         given = steps.Options(
-            source=options.trace_dir,
+            source=[options.trace_dir],
             out=made,
             require_success=options.require_success,
             require_valid_tool_ok=options.require_valid_tool_ok,

@@ -18,22 +18,21 @@ import typer
 from pimono_sdpo.dataset_writer import (
     RunRowsOptions,
     explain_empty,
-    session_parts,
+    name_source,
+    open_runs,
     summarize,
     write_dataset,
 )
 from pimono_sdpo.errors import EmptySelection
-from pimono_sdpo.options import argument, option, options
+from pimono_sdpo.options import option, options
 from pimono_sdpo.push import PushResult, push_folder
 from pimono_sdpo.runs.engine import Part, Piece
-from pimono_sdpo.runs.folders import require_disjoint
-from pimono_sdpo.runs.sessions import rows_and_rejects, slice_table
+from pimono_sdpo.runs.sessions import rows_and_rejects, slice_table, step_parts
 from pimono_sdpo.schema import DROPPED_STEP, STEP
 from pimono_sdpo.stage import Filter, Stage
 from pimono_sdpo.suites.stored_rollouts import (
     Rollouts,
     describe_file,
-    open_rollouts,
     read_rows,
     read_tables,
 )
@@ -47,9 +46,6 @@ Json = dict[str, Any]
 class Options(PushResult, RunRowsOptions, steps.Rules):
     """Options of `steps`."""
 
-    source: str = argument(
-        "Folder of rollouts, or recorded sessions in any form that `filter` takes."
-    )
     out: Path = option("Folder to write; an earlier output is replaced.")
 
 
@@ -85,22 +81,19 @@ def write_steps(options: Options) -> Json:
     rules = steps.Rules(**{one.name: getattr(options, one.name) for one in fields(steps.Rules)})
     made_by, used = options.describe()
     table = (STEP, DROPPED_STEP)
-    rollouts = open_rollouts(options.source)
-    passing = find_passing(rollouts) if rollouts else {}
-    tasks = rollouts.tasks if rollouts else {}
-    stages: list[Stage] = [
-        *steps.build_stages(rules, passing, tasks),
-        *options.length_stages(),
-    ]
-    if rollouts is None:
-        stages = [sessions.build_stage(options.test_fraction, options.keep_identity), *stages]
-        parts, source = session_parts(options.source, options.out, stages, made_by, table)
+    runs = open_runs(options, options.out)
+    if isinstance(runs, Rollouts):
+        passing = find_passing(runs)
+        stages = [*steps.build_stages(rules, passing, runs.tasks), *options.length_stages()]
+        parts = _rollout_parts(runs, passing, stages, made_by)
     else:
-        require_disjoint(Path(options.source).resolve(), options.out.resolve())
-        parts, source = (
-            _rollout_parts(rollouts, passing, stages, made_by),
-            ("rollouts", rollouts.name),
-        )
+        recorder = None if options.keep_identity else runs.recorder
+        stages = [
+            sessions.build_stage(options.test_fraction, recorder),
+            *steps.build_stages(rules),
+            *options.length_stages(),
+        ]
+        parts = step_parts(runs.shards, stages, made_by, *table)
     warnings = []
     if options.granularity == "trajectory":
         warnings.append(
@@ -113,7 +106,7 @@ def write_steps(options: Options) -> Json:
         options.out,
         options,
         stage="steps",
-        source=source,
+        source=name_source(runs),
         used=used,
         warnings=warnings,
         held_out=held_out,

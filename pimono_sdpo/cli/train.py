@@ -15,6 +15,7 @@ is followed; the exit code is 0 if the job completed. --time-limit (3h by defaul
 the training early enough to save the adapter.
 """
 
+import ast
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
@@ -46,6 +47,36 @@ class Options:
     wheel: Path | None = option(
         "Wheel of this package for the job; by default the one that is installed.", default=None
     )
+
+
+def list_passed_options(method: str) -> list[str]:
+    """List the options of the job of a method, from the sources: imports would take seconds."""
+    name = method.upper() if method in ("sft", "dpo") else "SDPO"
+    classes = {"GuardOptions", "CommonArguments", f"Guarded{name}Config", f"{name}Arguments"}
+    classes |= {"TrainingArguments", "_BaseConfig", f"{name}Config", "ModelConfig"}
+    classes |= {"SFTArguments"} if method == "dpo" else set()
+    files = [
+        Path(__file__).parents[1] / "training" / f"{one}.py" for one in ("arguments", "guards")
+    ]
+    if found := find_spec("trl"):
+        trl = Path(str(found.origin)).parent
+        own = f"{name.lower()}_config"
+        files += [trl / "trainer" / f"{one}.py" for one in ("base_config", "model_config", own)]
+        files += [
+            trl / "experimental/sdpo" / f"{own}.py",
+            trl.parent / "transformers/training_args.py",
+        ]
+    fields = {
+        field.target.id
+        for file in files
+        if file.is_file()
+        for one in ast.parse(file.read_text()).body
+        if isinstance(one, ast.ClassDef) and one.name in classes
+        for field in one.body
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+    }
+    # Upper case are constants.
+    return sorted("--" + name.replace("_", "-") for name in {"config", *fields} if name.islower())
 
 
 def run(options: Options) -> None:

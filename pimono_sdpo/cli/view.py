@@ -33,7 +33,7 @@ from pimono_sdpo.stage import iterate_rows
 from pimono_sdpo.suites.stored_rollouts import open_rollouts, read_rows
 from pimono_sdpo.traces.hub import fetch_repository
 from pimono_sdpo.traces.own_sessions import WORDS, check_word, find_own_sessions
-from pimono_sdpo.traces.sources import HUB_ID, Source, open_source, read_sessions
+from pimono_sdpo.traces.sources import HUB_ID, Source, join_sources, open_source, read_sessions
 from processors.identity import find_own_names
 from processors.names import MAX_CHARS
 from processors.redact import redact_text
@@ -56,10 +56,10 @@ class Options:
     out: Path | None = option(
         "HTML file to write.", default=None, shown="NAME.html in the current folder"
     )
-    traces: str | None = option(
+    traces: list[str] = option(
         "The traces that were filtered, if they have moved; `claude`, `codex`, `pi` or `all` as "
-        "for `filter`.",
-        default=None,
+        "for `filter`; may be repeated.",
+        default_factory=list,
         flag="--source",
     )
     rows: int | None = option(
@@ -122,7 +122,7 @@ def find_folder(source: str) -> tuple[Path, str]:
     return fetch_repository(source, (REPORT, RUN, "data/*.parquet", "rejects/*.parquet")), source
 
 
-def render_view(folder: Path, name: str, traces: str | None, limit: int) -> str:
+def render_view(folder: Path, name: str, traces: list[str], limit: int) -> str:
     """Return the page of a folder that the filter, a training or an agent wrote.
 
     `traces` is where the sessions are; None looks for them under the name they had, beside the
@@ -153,7 +153,7 @@ def render_view(folder: Path, name: str, traces: str | None, limit: int) -> str:
     return render_page(rows_view(report, chosen, windows, note))
 
 
-def render_review(folder: Path, name: str, traces: str | None, count: int, seed: int) -> str:
+def render_review(folder: Path, name: str, traces: list[str], count: int, seed: int) -> str:
     """Return the page to judge a random sample of `count` rows and as many rejects on.
 
     `traces` is as in `render_view`. Raises SourceError.
@@ -187,29 +187,33 @@ def _read_report(folder: Path, name: str) -> Json:
     return _read(folder / REPORT, "`filter`")
 
 
-def _open_traces(traces: str | None, report: Json, folder: Path) -> Source | None:
+def _open_traces(traces: list[str], report: Json, folder: Path) -> Source | None:
     """Open what was named, or what lies near under the source's name and has the same files."""
-    if traces is not None:
-        check_word(traces)
-        is_word = traces in WORDS and not Path(traces).exists()
-        return find_own_sessions(traces)[0] if is_word else open_source(traces)
+    if traces:
+        for one in traces:
+            check_word(one)
+        return join_sources([_open_one(one) for one in traces])
     if report["input"]["kind"] == "hub":
         return None
     shards = [(shard["path"], shard["bytes"]) for shard in report["input"]["shards"]]
+    names = report["input"]["source"].split(", ")
     for near in (Path.cwd(), folder.resolve().parent):
-        path = near / report["input"]["source"]
-        if path.exists() and path.resolve() != folder.resolve():
-            try:
-                found = open_source(str(path))
-            except SourceError:
-                # Something else of that name.
-                continue
-            if [(shard.path, shard.bytes) for shard in found.shards] == shards:
-                return found
-    if report["input"]["source"] in WORDS:
-        with suppress(SourceError):
-            return find_own_sessions(report["input"]["source"])[0]
+        paths = [near / name for name in names]
+        if all(path.exists() and path.resolve() != folder.resolve() for path in paths):
+            with suppress(SourceError):
+                # There may be something else of that name.
+                found = join_sources([open_source(str(path)) for path in paths])
+                if [(shard.path, shard.bytes) for shard in found.shards] == shards:
+                    return found
+    with suppress(SourceError):
+        if {*names} <= {*WORDS}:
+            return join_sources([find_own_sessions(name)[0] for name in names])
     return None
+
+
+def _open_one(source: str) -> Source:
+    is_word = source in WORDS and not Path(source).exists()
+    return find_own_sessions(source)[0] if is_word else open_source(source)
 
 
 def _find_around(
@@ -225,7 +229,7 @@ def _find_around(
     if source is None:
         return {}
     options = report["options"]
-    is_own = {report["input"]["source"], source.name} & {*WORDS}
+    is_own = {*report["input"]["source"].split(", "), source.name} & {*WORDS}
     recorder = None if options.get("keep_identity") else find_own_names() if is_own else ()
     wanted = {key_of(row) for row in rows}
     files = {_file(key[0]): key[0] for key in wanted}

@@ -11,22 +11,30 @@ reads   DIR/result/data/final-*.parquet, or those of other buckets
 writes  OUT/data/train-*.parquet, OUT/rejects, report.json, README.md
 """
 
-import json
 import math
-import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from cards.plots import write_duel_plot
 from cards.render import render_duel_card, render_duel_report
 from pimono_sdpo import __version__
 from pimono_sdpo.dataset_writer import Format, WriterOptions, explain_empty, write_dataset
-from pimono_sdpo.duel.gate import OUTLYING, WITHOUT, decide_by_original_rules
+from pimono_sdpo.duel.gate import (
+    OUTLYING,
+    WITHOUT,
+    decide_by_original_rules,
+    krippendorff_alpha,
+    mean_of,
+    to_json,
+)
 from pimono_sdpo.duel.stages import (
     ANSWERS,
     EQUAL_ANSWERS,
@@ -37,43 +45,51 @@ from pimono_sdpo.duel.stages import (
     JUDGMENTS,
     Plan,
     decide_look,
+    is_current,
     name_of,
     read_rows,
     read_verdicts,
     register_rules,
 )
-from pimono_sdpo.duel.summary import (
-    BUCKETS,
-    count_scores,
-    describe_verdict,
-    explain_finals,
-    summarize_lengths,
-    summarize_panel,
-)
 from pimono_sdpo.errors import EmptySelection, SourceError
 from pimono_sdpo.llm.calls import Journal
 from pimono_sdpo.llm.money import cost
-from pimono_sdpo.llm.rows import is_of
 from pimono_sdpo.llm.settings import Settings
 from pimono_sdpo.runs.engine import Part, Piece, sha256
-from pimono_sdpo.runs.folders import REPORT, only_run, publish_folder, require_disjoint
-from pimono_sdpo.runs.parquet import read_tables, write_to_files
+from pimono_sdpo.runs.folders import (
+    REPORT,
+    make_output,
+    only_run,
+    publish_folder,
+    require_disjoint,
+)
+from pimono_sdpo.runs.parquet import read_tables
 from pimono_sdpo.runs.sessions import rows_and_rejects
-from pimono_sdpo.schema import DUEL
+from pimono_sdpo.schema import DUEL, DUEL_METRICS
 from pimono_sdpo.stage import Stage
 from processors.duel.answers import classify_action
 from processors.duel.export import TABLES, Kind, build_stages
 from processors.duel.scores import (
+    Array,
+    Bucket,
+    Votes,
+    choose_bucket,
     collect_reasons,
     collect_votes,
     limit_score,
     make_duels,
+    nan_mean,
     score_judgment,
     score_turns,
 )
 
 Json = dict[str, Any]
 RESULT = "result"
+GROUP_ROWS = 256
+BUCKETS: tuple[Bucket, ...] = get_args(Bucket)
+BIN = 10
+# Answers whose lengths differ by less than this share count as equally long.
+SAME_LENGTH = 0.1
 # All but what a judge replied in full.
 PANEL_COLUMNS = (
     "turn_id", "judge", "order", "parsed", "reason", "scores_challenger", "scores_opponent",
@@ -99,7 +115,7 @@ def score_duel(
         raise SourceError(
             f"`{folder}` has no judgments against the {opponent}; run the stages before `score`."
         )
-    if not _is_current(folder, panel, ANSWERS):
+    if not is_current(folder, panel, ANSWERS):
         raise SourceError(
             f"`{folder}` has judgments of answers that have since been replaced; run the stage "
             "`judge`."
@@ -159,9 +175,7 @@ def score_duel(
     judged = (row for row in read_rows(folder, ANSWERS) if row["turn_id"] in asked)
     out = (folder / RESULT).resolve()
     with only_run(out) as work:
-        finished = work / "out"
-        shutil.rmtree(finished, ignore_errors=True)
-        (finished / "data").mkdir(parents=True)
+        finished = make_output(work, "data")
         duels = make_duels(judged, votes, reasons, opponent)
         reported, report["configs"] = _write_buckets(duels, finished / "data")
         if reported:
@@ -180,10 +194,9 @@ def score_duel(
             for path in (finished / "data").glob(f"{name}-*.parquet")
         }
         (finished / "report.md").write_text(render_duel_report(report, reported, singles))
-        (finished / REPORT).write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n")
         (finished / "README.md").write_text(render_duel_card(report))
         write_duel_plot(report, finished / "report.svg")
-        publish_folder(finished, out)
+        publish_folder(finished, out, report)
     return report
 
 
@@ -215,22 +228,33 @@ def _write_buckets(duels: Iterable[Json], data: Path) -> tuple[list[Json], dict[
     Returns the reported columns of all duels, and the number of rows of each bucket with any.
     """
     reported: list[Json] = []
+    waiting: dict[str, list[Json]] = {name: [] for name in BUCKETS[:-1]}
+    writers: dict[str, pq.ParquetWriter] = {}
+    with ExitStack() as stack:
 
-    def place() -> Iterator[tuple[Path, Json]]:
+        def write(bucket: str) -> None:
+            if bucket not in writers:
+                path = data / f"{bucket}-00000-of-00001.parquet"
+                writers[bucket] = stack.enter_context(pq.ParquetWriter(path, DUEL.arrow_schema))
+            writers[bucket].write_table(pa.Table.from_pylist(waiting[bucket], DUEL.arrow_schema))
+            waiting[bucket].clear()
+
         for duel in duels:
             reported.append({name: duel[name] for name in REPORTED})
-            if duel["bucket"] != "parse_fail":
-                yield data / f"{duel['bucket']}-00000-of-00001.parquet", duel
-
-    counts = write_to_files(place(), DUEL.arrow_schema)
-    buckets = {path.name.partition("-")[0]: count for path, count in counts.items()}
-    return reported, {name: buckets[name] for name in BUCKETS if name in buckets}
+            if (bucket := duel["bucket"]) in waiting:
+                waiting[bucket].append(duel)
+                if len(waiting[bucket]) == GROUP_ROWS:
+                    write(bucket)
+        for bucket in filter(waiting.get, waiting):
+            write(bucket)
+    counts = Counter(row["bucket"] for row in reported)
+    return reported, {name: counts[name] for name in BUCKETS if name in writers}
 
 
 def _score_equals(folder: Path, plan: Plan, buckets: dict[str, int]) -> Json | None:
     """Score the king against another sample of itself, if the panel judged that."""
     given = list(read_rows(folder, EQUAL_JUDGMENTS, PANEL_COLUMNS))
-    if not given or not _is_current(folder, EQUAL_JUDGMENTS, EQUAL_ANSWERS):
+    if not given or not is_current(folder, EQUAL_JUDGMENTS, EQUAL_ANSWERS):
         return None
     turns = dict.fromkeys(row["turn_id"] for row in given)
     scores = score_turns(collect_votes(turns, plan.judges, given)).turn
@@ -240,18 +264,131 @@ def _score_equals(folder: Path, plan: Plan, buckets: dict[str, int]) -> Json | N
     }
 
 
-def _is_current(folder: Path, name: str, given: str) -> bool:
-    """Whether the shards of a stage were made of those that the stage before it has now."""
-    shards = sorted((folder / name).glob("*.parquet"))
-    return all(is_of(path, folder / given / path.name.replace(name, given)) for path in shards)
-
-
 def _sum_cost(folder: Path, settings: Settings) -> float | None:
     """Return the USD of all calls in the journal, None where a price is unknown."""
     prices = settings.prices
     costs = [cost(prices, model, used) for model, used in Journal(folder / JOURNAL).usage().items()]
     known = [one for one in costs if one is not None]
     return math.fsum(known) if known and len(known) == len(costs) else None
+
+
+def describe_verdict(verdict: Json) -> str:
+    """Say in a sentence what a verdict is and what it rests on."""
+    unit = "repositories" if verdict["unit"] == "repo" else "tasks"
+    score, low, high = (verdict[name] for name in ("score", "low", "high"))
+    interval = "" if low is None or high is None else f" ({low:.1f} to {high:.1f})"
+    found = "no score" if score is None else f"score {score:.1f}{interval}"
+    rests = f"{found} from {verdict['scored']} turns, {verdict['calls']} judgments"
+    weight = f"{verdict['clusters']:.0f}"
+    at = f"look {verdict['look']} of {verdict['looks']}"
+    if verdict["conclusion"] == "accepted":
+        return f"accepted at {at}: {rests}, {weight} {unit} by weight"
+    reasons = [*verdict["reasons"], rests]
+    if missing := verdict["missing_clusters"]:
+        reasons.insert(0, f"{missing} more {unit} are needed ({weight} by weight)")
+    if len(verdict["judges"]) < 2:
+        reasons.insert(0, "one judge alone does not decide")
+    words = {"no verdict": "no verdict", "open": f"undecided after {at}"}
+    return f"{words.get(verdict['conclusion'], f'not accepted at {at}')}: {'; '.join(reasons)}"
+
+
+def describe_report(report: Json) -> str:
+    """Return verdict, buckets and what else was found, a line each."""
+    lines = [report["verdict"]["sentence"]]
+    if report["exploratory"]:
+        lines.append(f"by other rules, exploratory: {report['exploratory']['sentence']}")
+    if report["panel"]:
+        buckets = report["panel"]["buckets"].items()
+        lines.append("buckets: " + ", ".join(f"{name} {count}" for name, count in buckets))
+    if report["aa_test"]:
+        lines.append(f"final between equals: {report['aa_test']['buckets']['final']}")
+    if report["original"]:
+        accepted = "accepted" if report["original"]["accepted"] else "not accepted"
+        lines.append(f"by the original rules: {accepted}")
+    return "\n".join(lines)
+
+
+def summarize_panel(votes: Votes, calls: Mapping[str, int], complete: bool) -> Json:
+    """Return how the judges of a panel differ.
+
+    Of each judge: its number of `calls`; `parsed` is the share of them that could be read,
+    `consistent` the share of turns with the same winner in both orders, `first_bias` the points
+    beyond 50 for the answer shown first.
+
+    A panel that stops when a bucket is decided asks its last judges about close turns alone; so the
+    `score` of a judge, `metrics` and `agreement` (Krippendorff's alpha of the judges' mean scores)
+    are None unless the panel is `complete`.
+    """
+    by_order = nan_mean(votes.values, axis=3)
+    judges = []
+    for column, name in enumerate(votes.judges):
+        read = int((~np.isnan(by_order[:, column])).sum())
+        both = by_order[:, column][~np.any(np.isnan(by_order[:, column]), axis=1)]
+        winner = np.sign(both - 0.5)
+        judges.append(
+            {
+                "name": name,
+                "calls": calls.get(name, 0),
+                "parsed": read / max(calls.get(name, 0), 1),
+                "consistent": mean_of(winner[:, 0] == winner[:, 1]),
+                "first_bias": 100 * (mean_of((1 - both[:, 0] + both[:, 1]) / 2) - 0.5),
+                "score": 100 * mean_of(both) if complete else None,
+            }
+        )
+    metrics = nan_mean(score_turns(votes).metric, axis=0)
+    by_judge = nan_mean(votes.values, axis=(2, 3))
+    found = {
+        "complete": complete,
+        "metrics": dict(zip(DUEL_METRICS, metrics.tolist(), strict=True)) if complete else None,
+        "agreement": krippendorff_alpha(by_judge.T) if complete else None,
+        "judges": judges,
+    }
+    return to_json(found)
+
+
+def count_scores(scores: Array) -> list[int]:
+    """Count scores in ten steps of 10 points."""
+    counts: list[int] = np.histogram(scores, bins=range(0, 101, BIN))[0].tolist()
+    return counts
+
+
+def summarize_lengths(turn_scores: Array, ours: Sequence[int], theirs: Sequence[int]) -> Json:
+    """Return what the lengths of the challenger's and its opponent's answers explain.
+
+    `gap` is the mean of challenger minus opponent in characters, `correlation` that of gap and
+    score; `score_same` is the mean score of the `turns_same` turns with about equal lengths.
+    """
+    there = ~np.isnan(turn_scores)
+    left, right = np.asarray(ours, float)[there], np.asarray(theirs, float)[there]
+    scores, gap = turn_scores[there], left - right
+    same = np.abs(gap) < SAME_LENGTH * np.maximum(left, right)
+    varies = len(scores) > 1 and np.ptp(gap) > 0 and np.ptp(scores) > 0
+    return to_json(
+        {
+            "gap": mean_of(gap),
+            "correlation": float(np.corrcoef(gap, scores)[0, 1]) if varies else float("nan"),
+            "score_same": mean_of(scores[same]),
+            "turns_same": int(same.sum()),
+        }
+    )
+
+
+def explain_finals(equals: Iterable[float], buckets: Mapping[str, int]) -> Json:
+    """Return the buckets of two samples of one player, and what chance explains of `final`.
+
+    `false_final` is the share of equal turns in `final`. If as many of the real turns were equal,
+    chance would explain at most `by_chance` of the real ones in `final`.
+    """
+    counted = Counter(map(choose_bucket, equals))
+    judged = sum(count for name, count in counted.items() if name != "parse_fail")
+    share = counted["final"] / judged if judged else None
+    real = sum(count for name, count in buckets.items() if name != "parse_fail")
+    finals = buckets["final"] / real if real else 0.0
+    return {
+        "buckets": {name: counted[name] for name in BUCKETS},
+        "false_final": share,
+        "by_chance": min(1.0, share / finals) if finals and share is not None else None,
+    }
 
 
 # The stage whose columns the rows have, by kind.

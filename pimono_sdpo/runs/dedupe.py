@@ -11,10 +11,9 @@ import re
 import shutil
 import sqlite3
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -23,7 +22,7 @@ import pyarrow.parquet as pq
 from rensa import RMinHash
 
 from pimono_sdpo.report import OVER_MAX_SAMPLES
-from pimono_sdpo.runs.parquet import SPLITS, number_files, read_tables
+from pimono_sdpo.runs.parquet import SPLITS, number_files, read_rows, read_tables
 from pimono_sdpo.runs.sessions import PRINTS, REJECTS, ROWS
 from pimono_sdpo.schema import REJECT, SDPO_ROW
 from pimono_sdpo.text import split_shingles
@@ -147,7 +146,7 @@ def _add_shard(database: sqlite3.Connection, shard: int, files: Files, seed: int
     `seed` decides among rows of equal score.
     """
     columns = ["score", "source", "session_id", "episode", "prompt", "verifier_spec"]
-    both = zip(_rows(files[ROWS], columns), _rows(files[PRINTS]), strict=True)
+    both = zip(read_rows([files[ROWS]], columns), read_rows([files[PRINTS]]), strict=True)
     for number, (row, mark) in enumerate(both):
         messages = np.unique(np.array(mark["fingerprints"], np.int64))
         ticket = hashlib.sha256(f"{seed}:{row['session_id']}:{row['episode']}".encode())
@@ -166,11 +165,6 @@ def _add_shard(database: sqlite3.Connection, shard: int, files: Files, seed: int
         database.execute(
             "INSERT INTO candidate VALUES (NULL,?,?,?,?,?,?,?,?,?,?,NULL,NULL,NULL)", values
         )
-
-
-def _rows(path: Path, columns: list[str] | None = None) -> Iterator[dict[str, Any]]:
-    for table in read_tables(path, BATCH_ROWS, columns):
-        yield from table.to_pylist()
 
 
 def _reject_duplicates(database: sqlite3.Connection) -> None:

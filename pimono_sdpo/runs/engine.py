@@ -30,12 +30,16 @@ from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from datasets import disable_progress_bars
+from datasets.utils import (
+    are_progress_bars_disabled,
+    disable_progress_bars,
+    enable_progress_bars,
+    logging,
+)
 from tqdm.auto import tqdm
 
 from pimono_sdpo.errors import EngineError, OutputError, ShardError, SourceError
 from pimono_sdpo.runs.folders import disk_trouble
-from pimono_sdpo.runs.progress import hide_bars
 from pimono_sdpo.stage import Stage, code_hash, module_of, name_of, source_hash
 
 DONE, ATTEMPTS = "done", "attempts"
@@ -116,14 +120,6 @@ class Outcome:
     problem: str = ""
 
 
-@dataclass(frozen=True)
-class Finished:
-    """The records of the finished parts in order, and which of them were run just now."""
-
-    records: dict[int, Json]
-    fresh: frozenset[int]
-
-
 Engine = Callable[[list[Job], Callable[[int], object]], Iterator[Outcome]]
 
 
@@ -136,8 +132,8 @@ def run_parts(
     unit: str = "row",
     engine: Engine | None = None,
     is_stopped: Callable[[], bool] = lambda: False,
-) -> Finished:
-    """Run every part that is not done yet, under a bar if it has a `desc`.
+) -> dict[int, Json]:
+    """Run every part that is not done yet, under a bar if it has a `desc`; return all records.
 
     The files do not depend on `engine`. Once `is_stopped`, no further part begins. Raises
     ShardError when parts failed, after all others have been finished.
@@ -182,8 +178,21 @@ def run_parts(
             f"are kept in `{folder.name}`, and the same command repeats only what failed."
         )
     rmtree(folder / ATTEMPTS, ignore_errors=True)
-    fresh = frozenset(job.part.number for job in jobs)
-    return Finished(dict(sorted(records.items())), fresh)
+    return dict(sorted(records.items()))
+
+
+@contextmanager
+def hide_bars() -> Iterator[None]:
+    """Hide the bars and warnings of `datasets`, where a bar or a sentence of our own says more."""
+    shown, verbosity = not are_progress_bars_disabled(), logging.get_verbosity()
+    disable_progress_bars()
+    logging.set_verbosity(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if shown:
+            enable_progress_bars()
 
 
 def _clear(folder: Path, parts: Sequence[Part], outputs: Mapping[str, Output]) -> None:
@@ -314,7 +323,7 @@ def run_here(
 def run_in_processes(
     jobs: list[Job], progress: Callable[[int], object], workers: int
 ) -> Iterator[Outcome]:
-    """Run jobs in new processes; `progress` hears of whole parts."""
+    """Run jobs in new processes; `progress` is called after each part."""
     if min(workers, len(jobs)) < 2:
         yield from run_here(jobs, progress)
         return

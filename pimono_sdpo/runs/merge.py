@@ -1,25 +1,20 @@
 """A part of a divided run: the finished shards of one machine, and the check that parts are whole.
 
 part.json   pimono_sdpo, part, parts, source (name, kind, revision, shards), upstream, reader,
-            stages, options, sessions, rows, rejects, records (sha256 of each), check (sha256 of
-            all this): the same bytes wherever the part was made
-done/       a record per shard, with the sha256 of its three files
+            stages, options, sessions, rows, rejects, records (of each shard, with the sha256 of its
+            three files): the same bytes wherever the part was made
 """
 
-import hashlib
 import json
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
-
 from pimono_sdpo import __version__
 from pimono_sdpo.errors import SourceError
-from pimono_sdpo.runs.engine import DONE, sha256
-from pimono_sdpo.runs.folders import PART, mark_of, read_json
+from pimono_sdpo.runs.engine import sha256
+from pimono_sdpo.runs.folders import PART, make_output, mark_of
 from pimono_sdpo.runs.parquet import link_or_copy
 from pimono_sdpo.runs.sessions import OUTPUTS, REJECTS, ROWS, files_of
 from pimono_sdpo.traces.sources import Kind, Shard, Source
@@ -67,34 +62,20 @@ def write_part(work: Path, says: Json, records: Mapping[int, Json]) -> Path:
 
     The run's own folders stay, so that a kill in the middle costs nothing.
     """
-    out = work / "out"
-    shutil.rmtree(out, ignore_errors=True)
-    for kind in (*OUTPUTS, DONE):
-        (out / kind).mkdir(parents=True)
-    counts: Json = {"sessions": 0, "rows": 0, "rejects": 0, "records": {}}
-    for index, record in records.items():
+    out = make_output(work, *OUTPUTS)
+    for index in records:
         files = files_of(out, index)
         for kind, here in files_of(work, index).items():
             link_or_copy(here, files[kind])
-        done = out / DONE / f"{index:05}.json"
-        done.write_text(json.dumps({**record, "made_from": _made_from(says, index)}) + "\n")
-        counts["sessions"] += says["source"]["shards"][index]["sessions"]
-        counts["rows"] += pq.read_metadata(files[ROWS]).num_rows
-        counts["rejects"] += pq.read_metadata(files[REJECTS]).num_rows
-        counts["records"][done.stem] = sha256(done)
-    content = says | counts
-    (out / PART).write_text(json.dumps({**content, "check": _check(content)}, indent=2) + "\n")
+    content = {
+        **says,
+        "sessions": sum(says["source"]["shards"][index]["sessions"] for index in records),
+        **{kind: sum(one["rows"][kind] for one in records.values()) for kind in (ROWS, REJECTS)},
+        # What a shard was made from has the times of one machine.
+        "records": {index: {**one, "made_from": None} for index, one in records.items()},
+    }
+    (out / PART).write_text(json.dumps(content, indent=2) + "\n")
     return out
-
-
-def _check(content: Json) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def _made_from(says: Json, index: int) -> Json:
-    """What a shard of a part was made from: as in a run, without the times of one machine."""
-    shared = {name: says[name] for name in ("reader", "stages", "options")}
-    return {"input": says["source"]["shards"][index], **shared}
 
 
 def gather(folders: Sequence[Path]) -> Whole:
@@ -124,21 +105,25 @@ def gather(folders: Sequence[Path]) -> Whole:
         )
     held = [by_number[index % count + 1] for index in range(shards)]
     files = [files_of(folder, index) for index, (folder, _) in enumerate(held)]
-    return Whole(first, files, [_read_record(*one, index) for index, one in enumerate(held)])
+    records = [part["records"][str(index)] for index, (_, part) in enumerate(held)]
+    for index, (record, paths) in enumerate(zip(records, files, strict=True)):
+        for kind, path in paths.items():
+            if not path.is_file() or sha256(path) != record["sha256"][kind]:
+                folder, part = held[index]
+                raise SourceError(
+                    f"`{folder}` does not hold shard {index:05} whole; copy the part again, or "
+                    f"make it again with --shard {part['part']}/{part['parts']}."
+                )
+    return Whole(first, files, records)
 
 
 def _open(folder: Path) -> Json:
-    """Return what `part.json` says, but its check."""
+    """Return what `part.json` says; `mark_of` has read it."""
     if not folder.is_dir() or mark_of(folder) != PART:
         raise SourceError(
             f"`{folder}` is not a part of a divided run; give folders that `filter --shard` wrote."
         )
-    content = read_json(folder / PART)
-    if not isinstance(content, dict) or content.pop("check", None) != _check(content):
-        raise SourceError(
-            f"`{folder / PART}` is not as `filter --shard` wrote it; copy the part again, or make "
-            "it again."
-        )
+    content: Json = json.loads((folder / PART).read_bytes())
     return content
 
 
@@ -170,23 +155,3 @@ def _find_difference(first: Json, other: Json) -> str:
             found = f"{what} {theirs}, not {ours}".lstrip()
         return f"{label} differs ({found}); make all parts {same}"
     return ""
-
-
-def _read_record(folder: Path, part: Json, index: int) -> Json:
-    """Return the record of a shard; raises SourceError when the part does not hold it whole."""
-    done = folder / DONE / f"{index:05}.json"
-    is_ours = done.is_file() and sha256(done) == part["records"].get(done.stem)
-    record = read_json(done) if is_ours else None
-    if (
-        isinstance(record, dict)
-        and record["made_from"] == _made_from(part, index)
-        and all(
-            path.is_file() and sha256(path) == record["sha256"][kind]
-            for kind, path in files_of(folder, index).items()
-        )
-    ):
-        return record
-    raise SourceError(
-        f"`{folder}` does not hold shard {index:05} whole; copy the part again, or make it again "
-        f"with --shard {part['part']}/{part['parts']}."
-    )

@@ -107,7 +107,7 @@ def _find_local(source: str) -> tuple[Path, list[Path]] | None:
     return root, sorted(file for file in files if file.is_file())
 
 
-Kind = Literal["viewer_export", "jsonl", "dataset", "hub"]
+Kind = Literal["viewer_export", "jsonl", "dataset", "hub", "several"]
 
 SESSION_FILES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
 JSONL_PER_SHARD = 64
@@ -204,6 +204,29 @@ def open_source(source: str) -> Source:
     shards += shard_sessions(raw, root)
     kind: Kind = "viewer_export" if parquet else "jsonl"
     return Source(name, kind, revision, tuple(shards))
+
+
+def join_sources(sources: Sequence[Source]) -> Source:
+    """Return all sources as one, and one as it is; a file that several hold is read once."""
+    first = sources[0]
+    if len(sources) == 1:
+        return first
+    found = [shard for source in sources for shard in source.shards]
+    roots: dict[Path, dict[Path, None]] = {}
+    for shard in found:
+        if shard.kind == "jsonl":
+            roots.setdefault(shard.root, {}).update(dict.fromkeys(shard.files))
+    shards = [shard for shard in dict.fromkeys(found) if shard.kind != "jsonl"]
+    shards += [one for root, files in roots.items() for one in shard_sessions([*files], root)]
+    kinds = {source.kind for source in sources}
+    revisions = ", ".join(source.revision for source in sources if source.revision)
+    return Source(
+        ", ".join(dict.fromkeys(source.name for source in sources)),
+        first.kind if len(kinds) == 1 else "several",
+        revisions or None,
+        tuple(shards),
+        recorder=tuple(dict.fromkeys(name for source in sources for name in source.recorder)),
+    )
 
 
 def _list_columns(folder: Path) -> set[str]:

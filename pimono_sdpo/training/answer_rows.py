@@ -18,10 +18,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import datasets
-from datasets import Dataset, Features, Json, List, Value
+from datasets import Dataset, Features, Json, List
 from jinja2 import TemplateError
 
 from pimono_sdpo.errors import TrainingInputError
+from pimono_sdpo.traces.trajectories.base import drop_nulls
 from pimono_sdpo.training.method import Fitted
 from pimono_sdpo.training.token_budget import (
     control_tokens,
@@ -38,10 +39,9 @@ TEMPLATE = "chat_template_kwargs"
 # What a chat template gets unless a row says otherwise; as for SDPO.
 TEMPLATE_KWARGS = {"enable_thinking": False}
 MESSAGES = List(Json())
-NUMBERS = ("_prompt", "_sequence", "_neutralised", "_tool_output", "_other_prompt")
-NOTES = dict.fromkeys(("_reason", "_detail"), Value("string")) | dict.fromkeys(
-    NUMBERS, Value("int64")
-)
+# What was found of a row: tokens of `prompt` and `sequence`, counts, why it is left out.
+NOTES = "_notes"
+COUNTS = ("special_tokens_neutralised", "with_tool_output", "prompts_rendered_otherwise")
 TEXT_FIELDS = ("content", "reasoning_content", "thinking", "name", "tool_call_id")
 
 
@@ -80,20 +80,17 @@ def fit_answers(
         )
     evaluated = None
     if held_out is not None:
-        evaluated = _fit(held_out, targets, tokenizer, max_length)[0].remove_columns([*NOTES])
+        evaluated = _fit(held_out, targets, tokenizer, max_length)[0].remove_columns(NOTES)
         if not len(evaluated):
             raise TrainingInputError(
                 "No row of --eval_split fits into --max_length; raise it, or leave it out."
             )
-    counts = {
-        "left_out": reasons,
-        "special_tokens_neutralised": sum(fitted["_neutralised"]),
-        "with_tool_output": sum(fitted["_tool_output"]),
-        "prompts_rendered_otherwise": sum(fitted["_other_prompt"]),
-    }
-    lengths = {"prompt": list(fitted["_prompt"]), "sequence": list(fitted["_sequence"])}
+    notes = list(fitted[NOTES])
+    counts: dict[str, Any] = {name: sum(note[name] for note in notes) for name in COUNTS}
     budgets = {"prompt": None, "sequence": max_length}
-    bare = fitted.remove_columns([*NOTES])
+    lengths = {name: [note[name] for note in notes] for name in budgets}
+    counts["left_out"] = reasons
+    bare = fitted.remove_columns(NOTES)
     return Fitted(bare, evaluated, len(rows), counts, lengths, budgets, left_out)
 
 
@@ -113,26 +110,26 @@ def _fit(
 
     def fit(row: Row) -> Row:
         template = {**TEMPLATE_KWARGS, **(row.get(TEMPLATE) or {})}
-        fitted: Row = dict.fromkeys(NOTES) | {"tools": None, TEMPLATE: template}
+        notes: Row = dict.fromkeys(COUNTS, 0)
+        fitted: Row = {"tools": None, TEMPLATE: template, NOTES: notes}
         fitted |= {name: [] for name in ("prompt", *targets)}
-        neutralised = 0
         try:
             for name in ("prompt", *targets):
                 fitted[name], spelled = clean_turns(row[name], special, control, padded[name])
-                neutralised += spelled
+                notes["special_tokens_neutralised"] += spelled
             fitted["tools"] = clean_tools(row.get("tools"), padded.get("tools", False))
-            measured = _measure(fitted, targets, tokenizer)
-            too_long = max_length is not None and measured["_sequence"] > max_length
-            if too_long and measured.get("_reason") is None:
-                detail = f"{measured['_sequence']} tokens, over the {max_length} of max_length"
-                measured |= {"_reason": "too_long", "_detail": detail}
-            return fitted | {"_neutralised": neutralised} | measured
-        except BadTurn as problem:
-            return fitted | {"_reason": "unreadable", "_detail": str(problem)}
+            notes |= _measure(fitted, targets, tokenizer)
+            if max_length is not None and notes["sequence"] > max_length:
+                raise LeftOut(
+                    "too_long", f"{notes['sequence']} tokens, over the {max_length} of max_length"
+                )
+        except LeftOut as problem:
+            notes["reason"], notes["detail"] = problem.args
         except (TemplateError, TypeError) as problem:
             # What templates raise for turns that they do not know.
-            detail = f"the chat template refuses it: {' '.join(str(problem).split())}"
-            return fitted | {"_reason": "template", "_detail": detail}
+            notes["reason"] = "template"
+            notes["detail"] = f"the chat template refuses it: {' '.join(str(problem).split())}"
+        return fitted
 
     with uncached():
         measured = rows.map(
@@ -144,47 +141,47 @@ def _fit(
                     **dict.fromkeys(("prompt", *targets), MESSAGES),
                     "tools": MESSAGES,
                     TEMPLATE: Json(),
-                    **NOTES,
+                    NOTES: Json(),
                 }
             ),
             desc="fit to max_length",
         )
-        notes = list(measured.select_columns([*origins, "_reason", "_detail"]))
+        found = list(measured.select_columns([*origins, NOTES]))
         left_out = [
             {"row": number, **{name: row[name] for name in origins}}
-            | {"reason": row["_reason"], "detail": row["_detail"]}
-            for number, row in enumerate(notes, 1)
-            if row["_reason"] is not None
+            | {name: row[NOTES][name] for name in ("reason", "detail")}
+            for number, row in enumerate(found, 1)
+            if "reason" in row[NOTES]
         ]
-        kept = [number for number, row in enumerate(notes) if row["_reason"] is None]
+        kept = [number for number, row in enumerate(found) if "reason" not in row[NOTES]]
         return measured.select(kept), left_out
 
 
 def _measure(row: Row, targets: Sequence[str], tokenizer: Any) -> Row:
-    """Return the lengths as TRL will see them; raises BadTurn for a row that cannot teach."""
+    """Return lengths as TRL will see them, and counts; raises LeftOut for what cannot teach."""
     if row["prompt"][-1]["role"] == "assistant":
-        raise BadTurn("has a prompt that ends in a turn of the assistant")
+        raise unreadable("has a prompt that ends in a turn of the assistant")
     for name in targets:
         if row[name][0]["role"] != "assistant":
-            raise BadTurn(f"has a `{name}` that does not begin with a turn of the assistant")
+            raise unreadable(f"has a `{name}` that does not begin with a turn of the assistant")
     prompt = encode(row, row["prompt"], tokenizer, prompt=True)
     whole = [encode(row, row["prompt"] + row[name], tokenizer) for name in targets]
-    found: Row = {"_prompt": len(prompt), "_sequence": max(map(len, whole))}
     if len(whole) > 1 and whole[0] == whole[1]:
-        return found | {
-            "_reason": "identical",
-            "_detail": "chosen and rejected are the same tokens",
-        }
+        raise LeftOut("identical", "chosen and rejected are the same tokens")
     for name in targets:
         _check_written(row, name, tokenizer)
     shared = min(common_length(prompt, one) for one in whole)
-    found["_other_prompt"] = int(shared < len(prompt))
     others = (turn["role"] != "assistant" for name in targets for turn in row[name])
-    return found | {"_tool_output": int(any(others))}
+    return {
+        "prompt": len(prompt),
+        "sequence": max(map(len, whole)),
+        "prompts_rendered_otherwise": int(shared < len(prompt)),
+        "with_tool_output": int(any(others)),
+    }
 
 
 def _check_written(row: Row, name: str, tokenizer: Any) -> None:
-    """Raise BadTurn when the chat template drops something that the row should teach."""
+    """Raise LeftOut when the chat template drops something that the row should teach."""
     turns = row["prompt"] + row[name]
     text = tokenizer.apply_chat_template(
         turns, tokenize=False, **{"tools": row["tools"], **row[TEMPLATE]}
@@ -193,10 +190,10 @@ def _check_written(row: Row, name: str, tokenizer: Any) -> None:
     contents = [turn["content"].rpartition("</think>")[2].strip() for turn in row[name]]
     contents += [turn["content"].strip() for turn in row["prompt"] if turn["role"] != "assistant"]
     if not all(content in text for content in contents):
-        raise BadTurn("is changed by the chat template")
+        raise unreadable("is changed by the chat template")
     calls = (call["function"]["name"] for turn in turns for call in turn.get("tool_calls", ()))
     if any(text.count(called) < count for called, count in Counter(calls).items()):
-        raise BadTurn("calls tools, which the chat template leaves out")
+        raise unreadable("calls tools, which the chat template leaves out")
 
 
 def encode(
@@ -222,14 +219,19 @@ def _holds_json(feature: Any) -> bool:
     return isinstance(feature, Json) or any(map(_holds_json, parts))
 
 
-class BadTurn(ValueError):
-    """A row holds something that is not a conversation; the message says what."""
+class LeftOut(ValueError):
+    """A row cannot be trained on, with the reason in a word and in a clause."""
+
+
+def unreadable(detail: str) -> LeftOut:
+    """Return the error for something that is not a conversation."""
+    return LeftOut("unreadable", detail)
 
 
 def clean_turns(
     turns: Any, special: Sequence[str], control: Sequence[str], padded: bool = False
 ) -> tuple[list[Row], int]:
-    """Return the turns, and how many control tokens their text spelled; raises BadTurn.
+    """Return the turns, and how many control tokens their text spelled; raises LeftOut.
 
     `special` are all that a template writes; in the model's own turns only `control` is broken, so
     that `<think>` and the like stay as they are. `padded` says that the column consists of structs,
@@ -239,15 +241,15 @@ def clean_turns(
     1
     """
     if not isinstance(turns, list) or not turns:
-        raise BadTurn("is not a list of turns")
+        raise unreadable("is not a list of turns")
     cleaned, found = [], 0
     for turn in turns:
         if not isinstance(turn, dict) or not isinstance(turn.get("role"), str):
-            raise BadTurn("has a turn without `role`")
+            raise unreadable("has a turn without `role`")
         texts = {name: turn[name] for name in TEXT_FIELDS if turn.get(name) is not None}
         for name, value in texts.items():
             if not isinstance(value, str):
-                raise BadTurn(f"has a turn whose `{name}` is not text")
+                raise unreadable(f"has a turn whose `{name}` is not text")
         # Templates read it from every turn, and write `None` for one that only calls tools.
         said: Row = {"content": "", **texts}
         if turn.get("tool_calls"):
@@ -260,22 +262,22 @@ def clean_turns(
 
 
 def clean_tools(tools: Any, padded: bool = False) -> list[Row] | None:
-    """Return tool definitions as objects, None without any; raises BadTurn."""
+    """Return tool definitions as objects, None without any; raises LeftOut."""
     read = [_read_json(tool) for tool in _read_json(tools) or ()]
     if not all(isinstance(tool, dict) for tool in read):
-        raise BadTurn("has tools that are not JSON objects")
-    return [_drop_nulls(tool) if padded else tool for tool in read] or None
+        raise unreadable("has tools that are not JSON objects")
+    return [drop_nulls(tool) if padded else tool for tool in read] or None
 
 
 def _read_call(call: Any, padded: bool) -> Row:
     call = _read_json(call)
     function = call.get("function", call) if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise BadTurn("has a tool call without a name")
+        raise unreadable("has a tool call without a name")
     arguments = _read_json(function.get("arguments") or {})
     if not isinstance(arguments, dict):
-        raise BadTurn("has a tool call whose arguments are not a JSON object")
-    arguments = _drop_nulls(arguments) if padded else arguments
+        raise unreadable("has a tool call whose arguments are not a JSON object")
+    arguments = drop_nulls(arguments) if padded else arguments
     known = {key: call[key] for key in ("id", "type") if call.get(key) is not None}
     called = {"name": function["name"], "arguments": arguments}
     return {"type": "function", **known, "function": called}
@@ -294,15 +296,8 @@ def _neutralise_all(value: Any, special: tuple[str, ...]) -> tuple[Any, int]:
     return value, 0
 
 
-def _drop_nulls(value: Any) -> Any:
-    """Drop the nulls that a column of structs has added."""
-    if isinstance(value, dict):
-        return {key: _drop_nulls(item) for key, item in value.items() if item is not None}
-    return [_drop_nulls(item) for item in value] if isinstance(value, list) else value
-
-
 def _read_json(value: Any) -> Any:
     try:
         return json.loads(value) if isinstance(value, str) else value
     except (ValueError, RecursionError) as error:
-        raise BadTurn("has a tool or a call that is not JSON") from error
+        raise unreadable("has a tool or a call that is not JSON") from error

@@ -22,7 +22,7 @@ from pimono_sdpo.training.rewards import Mode
 
 @dataclass
 class GuardedSDPOConfig(GuardOptions, SDPOConfig):  # type: ignore[misc] # TRL ships no types
-    """SDPOConfig with guards, the EMA teacher's start (callbacks.py) and rivals (trainer.py)."""
+    """SDPOConfig with guards and rivals (trainer.py)."""
 
     METHOD = "sdpo"
     WATCHED_LOSS = LOSS
@@ -32,8 +32,8 @@ class GuardedSDPOConfig(GuardOptions, SDPOConfig):  # type: ignore[misc] # TRL s
         "themselves (rft), or the reward beside its group's mean (grpo).",
         default="sdpo",
     )
-    teacher_start: Literal["student", "zero"] = argument(
-        "What the EMA of the LoRA factors starts from; TRL starts from zero.", default="student"
+    sample_at_once: int | None = argument(
+        "Completions that a process samples together, of those of a step; fewer need less memory."
     )
 
 
@@ -121,7 +121,9 @@ class SDPOArguments(CommonArguments):
     )
     max_samples: int | None = argument("Keep the best N rows (with --source).")
     reward: str = argument(
-        "What scores a completion: trace_grounding, verifiers (named by --gate and --grade), or a "
+        "What scores a completion: trace_grounding (a smoke test: a fluent wrong answer scores "
+        "like a right one), outcome (calls, by what the session recorded; trace_grounding where "
+        "nothing can be verified), verifiers (named by --gate and --grade), or a "
         "function of your own as module:name, in the current folder or installed.",
         default="trace_grounding",
     )
@@ -178,11 +180,10 @@ def find_recipe(name: str) -> Path:
     )
 
 
-MOST = 2**63 - 1
-# What NumPy takes for a seed, and SQLite for a number of rows.
-LIMITS = dict.fromkeys(("seed", "data_seed"), (0, 2**32 - 1)) | {"preflight_rows": (0, MOST)}
-LIMITS |= dict.fromkeys(
-    ("max_samples", "eval_generations", "generations", "feedback_tokens"), (1, MOST)
+# The least that these options can be.
+LEAST = {"seed": 0, "preflight_rows": 0}
+LEAST |= dict.fromkeys(
+    ("max_samples", "eval_generations", "generations", "feedback_tokens", "sample_at_once"), 1
 )
 
 
@@ -296,22 +297,19 @@ def _open_parser(
 
 def _refuse_unknown(words: list[str]) -> None:
     if words:
-        raise TrainingInputError(
-            f"Unknown argument(s) {' '.join(words)}; see --help for the known ones."
-        )
+        raise TrainingInputError(f"Unknown argument(s) {' '.join(words)}; see --help.")
 
 
 def _check_numbers(values: dict[str, Any]) -> None:
-    """Refuse NaN, infinity, numbers that the libraries cannot take, and a training without steps.
+    """Refuse NaN and infinity, too small numbers, and a training without steps.
 
     Every comparison with NaN is false, so it would go unnoticed; the Trainer would make one step.
     """
     for name, value in values.items():
-        low, high = LIMITS.get(name, (-MOST, MOST))
-        if isinstance(value, int) and not low <= value <= high:
-            raise TrainingInputError(f"--{name} is {value}; give a number from {low} to {high}.")
         if isinstance(value, float) and not math.isfinite(value):
             raise TrainingInputError(f"--{name} is {value}; give a finite number.")
+        if name in LEAST and value is not None and value < LEAST[name]:
+            raise TrainingInputError(f"--{name} is {value}; give a number from {LEAST[name]}.")
     steps, epochs = values["max_steps"], values["num_train_epochs"]
     if steps < 1 and steps != -1:
         raise TrainingInputError(

@@ -34,8 +34,6 @@ from pimono_sdpo.training import say, seconds_of
 logger = logging.getLogger(__name__)
 
 KEY = "pimono_sdpo_progress"
-# TRL counts them from 0 after a resume.
-TOKENS = "_total_train_tokens"
 # Of the metrics that TRL logs, those of one line: name, format, metric.
 SHOWN = (
     ("reward", "{:.2f}", "self_distillation/reward_mean"),
@@ -47,7 +45,7 @@ SHOWN = (
 
 
 class Progress(TrainerCallback):  # type: ignore[misc] # transformers is untyped here
-    """Print a line per logged step, and add up time and tokens of the steps that count.
+    """Print a line per logged step, and add up the time of the steps that count.
 
     `resumed_at` holds the steps after which the run was resumed, `before` the seconds up to the
     last of them. A line is such as `step 3/40  reward 0.41  success 38%  2.1 s`; everything else
@@ -70,16 +68,17 @@ class Progress(TrainerCallback):  # type: ignore[misc] # transformers is untyped
             kept = state.stateful_callbacks[KEY]
             self.started_at, self.before = kept["started_at"], kept["seconds"]
             self.resumed_at = [*kept["resumed_at"], state.global_step]
-            if kept["tokens"] is not None:
-                setattr(self.trainer, TOKENS, kept["tokens"])
+            counted = [e["num_tokens"] for e in state.log_history if "num_tokens" in e]
+            if counted:
+                # TRL counts them from 0 after a resume.
+                self.trainer._total_train_tokens = counted[-1]
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Put time and tokens where the next checkpoint saves them."""
+        """Put the time where the next checkpoint saves it."""
         state.stateful_callbacks[KEY] = {
             "started_at": self.started_at,
             "resumed_at": self.resumed_at,
             "seconds": self.before + monotonic() - self.began,
-            "tokens": getattr(self.trainer, TOKENS, None),
         }
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
@@ -99,22 +98,9 @@ class Progress(TrainerCallback):  # type: ignore[misc] # transformers is untyped
         """Turn the Trainer's metrics since the last start into those of the whole run."""
         if not self.resumed_at:
             return metrics
-        trainer = self.trainer
-        step, seconds = trainer.state.global_step, self.before + metrics["train_runtime"]
-        batch = trainer.get_total_train_batch_size(trainer.args)
-        # An entry is the mean since the one before it.
-        loss, last = 0.0, 0
-        for entry in trainer.state.log_history:
-            if "loss" in entry:
-                loss += entry["loss"] * (entry["step"] - last)
-                last = entry["step"]
-        return {
-            **metrics,
-            "train_runtime": round(seconds, 4),
-            "train_samples_per_second": round(step * batch / seconds, 3),
-            "train_steps_per_second": round(step / seconds, 3),
-            "train_loss": loss / max(last, 1),
-        }
+        # The others are of the part since the resume.
+        seconds = round(self.before + metrics["train_runtime"], 4)
+        return {"train_runtime": seconds, "epoch": metrics["epoch"]}
 
 
 def now() -> str:
@@ -128,13 +114,13 @@ class ResumableTeacher(PEFTAdapterEMACallback):  # type: ignore[misc] # TRL ship
     TRL adds the adapter when training begins, so evaluating before that fails.
     """
 
-    def __init__(self, *, from_student: bool, **settings: Any) -> None:
+    def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self._initialize_teacher_adapter()
-        if from_student:
-            model: Any = self.accelerator.unwrap_model(self.model)
-            student = get_peft_model_state_dict(model)
-            set_peft_model_state_dict(model, student, self.teacher_adapter_name)
+        model: Any = self.accelerator.unwrap_model(self.model)
+        set_peft_model_state_dict(
+            model, get_peft_model_state_dict(model), self.teacher_adapter_name
+        )
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Continue from the adapter in the model, into which a checkpoint has been read."""
@@ -165,9 +151,7 @@ def make_resumable(trainer: SDPOTrainer) -> None:
     theirs = trainer.pop_callback(PEFTAdapterEMACallback)
     if theirs is not None:
         names = ("model", "teacher_adapter_name", "update_rate", "sync_steps", "accelerator")
-        settings = {name: getattr(theirs, name) for name in names}
-        from_student = trainer.args.teacher_start == "student"
-        trainer.add_callback(ResumableTeacher(from_student=from_student, **settings))
+        trainer.add_callback(ResumableTeacher(**{name: getattr(theirs, name) for name in names}))
 
 
 # The default of Hugging Face Jobs.
@@ -185,9 +169,9 @@ def time_limit_of(given: str | None) -> "TimeLimit | None":
     """
     limit = given or os.environ.get("TIME_LIMIT")
     in_job = "JOB_ID" in os.environ
-    if not limit and not in_job:
-        return None
     if not limit:
+        if not in_job:
+            return None
         logger.warning(
             "This Hugging Face job does not know its time limit, so the default of %s is assumed; "
             "give --time_limit the value of --timeout.",

@@ -3,19 +3,17 @@
 reads self_distillation/{reward_mean, reprompt_sample_fraction, flat_group_fraction,
 distillation_loss}, completions/clipped_ratio and grad_norm, as TRL 1.16 logs them, and
 self_distillation/{entropy, kl, teacher_gap} of trainer.py
-writes alerts to Trackio and stderr, OUTPUT/best, and its state into the Trainer's, which every
-checkpoint keeps
+writes alerts to Trackio and stderr, and OUTPUT/best
 """
 
 import math
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any, ClassVar
 
-import msgspec
 import trackio
 from peft import set_peft_model_state_dict
 from safetensors.torch import load_file
@@ -80,7 +78,8 @@ class GuardOptions:
     """The guards of a run (see guards.py), mixed into a configuration of TRL.
 
     What a guard counts are logged values; the recipes log every step. Without rewards, as in SFT
-    and DPO, only `loss_spike` has something to watch.
+    and DPO, only `loss_spike` has something to watch. The adapter of the checkpoint with the best
+    moving mean of the reward is kept in best/.
     """
 
     METHOD: ClassVar[str]
@@ -94,9 +93,6 @@ class GuardOptions:
         "Logged values that a moving mean of the reward is taken of, and that must go wrong in a "
         "row.",
         default=10,
-    )
-    keep_best: bool = argument(
-        "Keep the adapter of the checkpoint with the best moving mean in best/.", default=True
     )
 
     def __post_init__(self) -> None:
@@ -257,14 +253,11 @@ class Monitors:
         return found
 
 
-KEY = "pimono_sdpo_guards"
-
-
 class Guards(TrainerCallback):  # type: ignore[misc] # transformers is untyped here
-    """The monitors over the whole run, resumed or not.
+    """The monitors over the whole run, resumed or not: what it has logged is in every checkpoint.
 
     TRL's metrics are the same in all processes, so all stop together; only the main one prints and
-    writes. A run killed between its stop and its end makes one more step when it is resumed.
+    writes.
     """
 
     def __init__(self, config: Any) -> None:
@@ -276,43 +269,39 @@ class Guards(TrainerCallback):  # type: ignore[misc] # transformers is untyped h
         self.went_back_to: int | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Continue from what the checkpoint kept; a new run drops an older best adapter."""
-        kept = state.stateful_callbacks.get(KEY) if state.global_step else None
-        if kept is not None:
-            self.monitors = msgspec.convert(kept["monitors"], Monitors)
-            self.alerts, self.stopped_by = kept["alerts"], kept["stopped_by"]
-            control.should_training_stop |= self.stopped_by is not None
-        elif state.is_world_process_zero and self._kept_best() is not None:
+        """Go over what was logged before a resume; a new run drops an older best adapter."""
+        for entry in state.log_history:
+            self._add(entry["step"], entry)
+        control.should_training_stop |= self.stopped_by is not None
+        if not state.global_step and state.is_world_process_zero and self._kept_best() is not None:
             shutil.rmtree(self.best)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Json, **_: Any) -> None:
-        """Add the metrics of a step, and put the state where the next checkpoint saves it.
-
-        Evaluations log under other names; rewards of rollouts used twice are logged once.
-        """
-        step = state.global_step
-        for guard, text in self.monitors.add(step, logs).items():
-            self.alerts.append({"step": step, "guard": guard, "text": text})
-            level = trackio.AlertLevel.WARN
+        """Add the metrics of a step. Evaluations log under other names."""
+        for alert in self._add(state.global_step, logs):
+            guard, text, level = alert["guard"], alert["text"], trackio.AlertLevel.WARN
             if guard in self.config.stopping():
-                self.stopped_by = self.stopped_by or guard
                 control.should_training_stop = True
                 control.should_save = args.save_strategy != "no"
                 text, level = f"{text} The training ends here.", trackio.AlertLevel.ERROR
             if state.is_world_process_zero:
-                warn(f"{guard} at step {step}: {text}")
+                warn(f"{guard} at step {state.global_step}: {text}")
                 if "trackio" in args.report_to:
                     trackio.alert(guard, text, level=level)
-        state.stateful_callbacks[KEY] = {
-            "monitors": asdict(self.monitors),
-            "alerts": self.alerts,
-            "stopped_by": self.stopped_by,
-        }
+
+    def _add(self, step: int, logs: Logs) -> list[Json]:
+        """Return the alerts that some metrics raise."""
+        raised = self.monitors.add(step, logs).items()
+        found = [{"step": step, "guard": guard, "text": text} for guard, text in raised]
+        self.alerts += found
+        ends = (guard for guard, _ in raised if guard in self.config.stopping())
+        self.stopped_by = self.stopped_by or next(ends, None)
+        return found
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Copy the adapter of the checkpoint just written if its reward is the best so far."""
         mean, best, step = self.monitors.rewards.mean(), self._kept_best(), state.global_step
-        if not self.config.keep_best or not state.is_world_process_zero or mean is None:
+        if not state.is_world_process_zero or mean is None:
             return
         if best is None or mean > best["reward_mean"]:
             partial = self.best.with_name(BEST_PARTIAL)

@@ -84,22 +84,21 @@ def hardware_of(flavor: str | None) -> Hardware:
     return Hardware(flavor, total, dollars, item.accelerator.model.upper() not in WITHOUT_BFLOAT16)
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """Bytes at the peak of a step by what they are for; what lowers a part, none of it given."""
-
-    parts: dict[str, int]
-    flags: dict[str, list[str]]
-
-    @property
-    def total(self) -> int:
-        """Return all of it in bytes."""
-        return sum(self.parts.values())
-
-    def advice(self) -> str:
-        """Return what lowers the largest part that can be lowered."""
-        known = {name: flags for name, flags in self.flags.items() if flags}
-        return ", or ".join(known[max(known, key=lambda name: self.parts.get(name, 0))])
+def advise(args: Any, model_args: ModelConfig) -> str:
+    """Return what lowers the peak, of what is not given already."""
+    given = {
+        "--load_in_4bit true (NF4)": model_args.load_in_4bit,
+        "--use_bnb_nested_quant true": model_args.use_bnb_nested_quant,
+        "--gradient_checkpointing true": args.gradient_checkpointing,
+        "--precompute_ref_log_probs true": getattr(args, "precompute_ref_log_probs", True),
+        "a smaller --per_device_train_batch_size with more --gradient_accumulation_steps": (
+            args.per_device_train_batch_size == 1
+        ),
+        "a smaller --sample_at_once": getattr(args, "sample_at_once", 1) == 1,
+    }
+    lengths = ("max_completion_length", "max_prompt_length", "max_reprompt_len", "max_length")
+    smaller = [f"a smaller --{name}" for name in lengths if hasattr(args, name)]
+    return ", ".join([*(flag for flag, is_given in given.items() if not is_given), *smaller])
 
 
 def read_config(model_args: ModelConfig, revision: str | None, trust_remote_code: bool) -> Any:
@@ -117,8 +116,8 @@ def read_config(model_args: ModelConfig, revision: str | None, trust_remote_code
 
 def estimate_sdpo(
     args: SDPOConfig, model_args: ModelConfig, config: Any, prompt_tokens: int
-) -> Estimate:
-    """Return the peak of one process for a prompt budget.
+) -> dict[str, int]:
+    """Return the bytes at the peak of one process by what they are for, for a prompt budget.
 
     Attention that falls back from its fused kernel needs more, growing with the square of the
     length.
@@ -129,43 +128,35 @@ def estimate_sdpo(
     batch, completion = args.per_device_train_batch_size, args.max_completion_length
     logits = batch * completion * config.get_text_config().vocab_size
     policy = POLICY_COPIES * 4 * logits if args.distillation_weight < 1 else 0
+    taught = batch * (args.max_reprompt_len + completion) if args.distillation_weight else 0
+    sampled = batch * args.steps_per_generation
     cached = sum(size * min(prompt_tokens + completion, most) for size, most in cache)
-    parts = {
+    return {
         "base weights": base,
         "LoRA, its gradient, Adam, EMA teacher": (
             4 * lora * (6 if args.teacher_model_kind == "ema" else 4)
         ),
         "student": batch * (prompt_tokens + completion) * kept,
-        "teacher": batch * (args.max_reprompt_len + completion) * forward,
+        "teacher": taught * forward,
         "logits": LOGIT_COPIES * logits * width
         + CHUNK_COPIES * 4 * min(logits, CHUNK_ELEMENTS)
         + policy,
-        "generation cache": batch * args.steps_per_generation * cached * width,
+        "generation cache": min(sampled, args.sample_at_once or sampled) * cached * width,
         "CUDA context": CONTEXT,
     }
-    quantised, checkpointed, smaller = _flags(args, model_args)
-    at_once = ["a smaller --steps_per_generation"] if args.steps_per_generation > 1 else []
-    flags = {
-        "base weights": quantised,
-        "logits": ["a smaller --max_completion_length", *smaller],
-        "student": [*checkpointed, *smaller, "a smaller --max_prompt_length"],
-        "teacher": ["a smaller --max_reprompt_len", *smaller],
-        "generation cache": [*at_once, *smaller],
-    }
-    return Estimate(parts, flags)
 
 
 def estimate_supervised(
     args: Any, model_args: ModelConfig, config: Any, longest: int, *, pairs: bool, adapter: bool
-) -> Estimate:
-    """Return the peak of one process for rows of at most `longest` tokens.
+) -> dict[str, int]:
+    """Return the same for rows of at most `longest` tokens.
 
     DPO takes the two answers of `pairs` at once, and keeps the adapter it starts from as reference.
     """
     base, lora, _ = weights(config, model_args)
     kept, forward = _bytes_of_token(args, model_args, config)
     tokens = args.per_device_train_batch_size * longest * (2 if pairs else 1)
-    parts = {
+    return {
         "base weights": base,
         # Weights, gradient and Adam's two; with an adapter, also the reference.
         "LoRA, its gradient, Adam": 4 * lora * (5 if pairs and adapter else 4),
@@ -174,14 +165,6 @@ def estimate_supervised(
         "logits": TILE_COPIES * TILE_TOKENS * config.get_text_config().vocab_size * 4,
         "CUDA context": CONTEXT,
     }
-    quantised, checkpointed, smaller = _flags(args, model_args)
-    known = getattr(args, "precompute_ref_log_probs", False)
-    flags = {
-        "base weights": quantised,
-        "sequences": [*checkpointed, *smaller, "a smaller --max_length"],
-        "reference": [] if known else ["--precompute_ref_log_probs true"],
-    }
-    return Estimate(parts, flags)
 
 
 def _bytes_of_token(args: Any, model_args: ModelConfig, config: Any) -> tuple[int, int]:
@@ -193,16 +176,6 @@ def _bytes_of_token(args: Any, model_args: ModelConfig, config: Any) -> tuple[in
     kept = layers * hidden + kept if args.gradient_checkpointing else layers * kept
     width = element_size(model_args, config)
     return kept * width, (FORWARD_WIDTHS[0] * hidden + FORWARD_WIDTHS[1] * mlp) * width
-
-
-def _flags(args: Any, model_args: ModelConfig) -> tuple[list[str], list[str], list[str]]:
-    """Return what is not given yet of quantisation, gradient checkpointing and smaller batches."""
-    quantised = ["--load_in_4bit true (NF4), with --use_bnb_nested_quant true"]
-    if model_args.load_in_4bit:
-        quantised = [] if model_args.use_bnb_nested_quant else ["--use_bnb_nested_quant true"]
-    checkpointed = [] if args.gradient_checkpointing else ["--gradient_checkpointing true"]
-    smaller = ["a smaller --per_device_train_batch_size with more --gradient_accumulation_steps"]
-    return quantised, checkpointed, smaller if args.per_device_train_batch_size > 1 else []
 
 
 def weights(config: Any, model_args: ModelConfig) -> tuple[int, int, list[tuple[int, int]]]:

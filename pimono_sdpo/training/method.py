@@ -22,7 +22,7 @@ from pimono_sdpo.training.arguments import CommonArguments
 from pimono_sdpo.training.callbacks import Progress
 from pimono_sdpo.training.guards import GuardOptions, Guards
 from pimono_sdpo.training.held_out import Scores
-from pimono_sdpo.training.memory import Estimate, Hardware
+from pimono_sdpo.training.memory import Hardware
 from pimono_sdpo.training.output import last_checkpoint
 from pimono_sdpo.training.tracking import SafeTrackio, list_arguments
 
@@ -137,8 +137,8 @@ class Method(ABC):
         """Fit the rows to the token budgets; raises TrainingInputError when that fails."""
 
     @abstractmethod
-    def estimate(self, fitted: Fitted) -> Estimate:
-        """Estimate the peak memory of one process."""
+    def estimate(self, fitted: Fitted) -> dict[str, int]:
+        """Estimate the bytes at the peak of one process, by what they are for."""
 
     @abstractmethod
     def check(self, fitted: Fitted) -> Json:

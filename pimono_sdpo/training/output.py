@@ -19,8 +19,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pimono_sdpo.errors import OutputError, PimonoError
-from pimono_sdpo.runs.folders import lock, read_json, remove
+from safetensors import SafetensorError, safe_open
+
+from pimono_sdpo.errors import OutputError
+from pimono_sdpo.runs.folders import lock, read_json
 
 RUN_FILE = "run.json"
 REPORT_FILE = "report.json"
@@ -35,15 +37,12 @@ CUT_SHORT = "time_limit"
 BEST = "best"
 BEST_PARTIAL = ".best.partial"
 DATA = "data"
-# Where an overwriting run keeps its rows until nothing can stop it from starting.
-NEXT_DATA = ".data.next"
 LOCK = ".train.lock"
 CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 # Transformers writes it last, so a checkpoint without it is incomplete.
 LAST_OF_CHECKPOINT = "trainer_state.json"
-# The marks of a folder of ours go last, so that a half-cleared one is still known.
-MARKS = (RUN_FILE, LOCAL_FILE)
-LEFT_BY_RUNS = {REPORT_FILE, PROBE_FILE, LEFT_OUT_FILE, *MARKS, STAGING, BEST, BEST_PARTIAL}
+FILES = (REPORT_FILE, PROBE_FILE, LEFT_OUT_FILE, RUN_FILE, LOCAL_FILE)
+FOLDERS = (ADAPTER, STAGING, BEST, BEST_PARTIAL)
 Json = dict[str, Any]
 
 
@@ -63,20 +62,16 @@ def read_written(path: Path) -> Json:
     return content
 
 
-def is_ours(file: Path) -> bool:
-    """Tell whether this project wrote the JSON file."""
-    return "pimono_sdpo" in (read_object(file) or {})
-
-
 def check_output(folder: Path, overwrite: bool = False) -> None:
     """Refuse a folder that cannot be written, or that holds a finished run or foreign files."""
     _check_place(folder)
-    foreign = [path.name for path in sorted(folder.glob("*")) if _is_foreign(path)]
-    if foreign:
-        raise OutputError(
-            f"`{folder}` holds `{foreign[0]}`, which no run of this job has left there; move it, "
-            "or give another --run-name or --output_dir."
-        )
+    if not any("pimono_sdpo" in (read_object(folder / mark) or {}) for mark in FILES[-2:]):
+        foreign = [path.name for path in _left_by_runs(folder) if not _is_empty(path)]
+        if foreign:
+            raise OutputError(
+                f"`{folder}` holds `{foreign[0]}`, which no run of this job has left there; move "
+                "it, or give another --run-name or --output_dir."
+            )
     if (folder / RUN_FILE).exists() and not overwrite and not was_cut_short(folder):
         raise OutputError(
             f"`{folder}` holds a finished run; give another --run-name or --output_dir, or "
@@ -98,17 +93,11 @@ def _check_place(folder: Path) -> None:
         raise OutputError(f"`{there}` cannot be written; give another --output_dir.")
 
 
-def _is_left_by_runs(path: Path) -> bool:
-    return path.name in LEFT_BY_RUNS or CHECKPOINT.fullmatch(path.name) is not None
-
-
-def _is_foreign(path: Path) -> bool:
-    """Tell whether a run would take this for its own although it is not."""
-    if path.name == ADAPTER:
-        ours = is_ours(path / RUN_FILE) and not path.is_symlink()
-    else:
-        ours = not _is_left_by_runs(path) or any(is_ours(path.parent / mark) for mark in MARKS)
-    return not ours and not _is_empty(path)
+def _left_by_runs(folder: Path) -> list[Path]:
+    """Return what has a name that a run of this job gives, the marks of a folder of ours last."""
+    checkpoints = [path for path in folder.glob("checkpoint-*") if CHECKPOINT.fullmatch(path.name)]
+    named = [folder / name for name in (*FOLDERS, *FILES)]
+    return [*checkpoints, *filter(Path.exists, named)]
 
 
 def _is_empty(folder: Path) -> bool:
@@ -117,33 +106,21 @@ def _is_empty(folder: Path) -> bool:
 
 @contextmanager
 def only_run(folder: Path) -> Iterator[None]:
-    """Hold the output folder for this run alone; raises OutputError when another one is at work."""
+    """Hold the output folder for this run alone; folders made for nothing are removed.
+
+    Raises OutputError when another one is at work.
+    """
     _check_place(folder)
-    with lock(folder / LOCK, folder):
-        try:
-            yield
-        finally:
-            (folder / LOCK).unlink(missing_ok=True)
-
-
-@contextmanager
-def leave_as_found(folder: Path) -> Iterator[None]:
-    """Remove empty folders, and rows prepared for a run that cannot start."""
     new = [place for place in (folder, *folder.parents) if not place.exists()]
     try:
-        yield
-    except PimonoError:
-        drop_next_data(folder)
-        raise
+        with lock(folder / LOCK, folder):
+            try:
+                yield
+            finally:
+                (folder / LOCK).unlink(missing_ok=True)
     finally:
         for place in filter(_is_empty, new):
             place.rmdir()
-
-
-def drop_next_data(folder: Path) -> None:
-    """Remove rows that were prepared for a run that does not take place."""
-    if is_ours(folder / NEXT_DATA / REPORT_FILE):
-        shutil.rmtree(folder / NEXT_DATA)
 
 
 def last_checkpoint(folder: Path, damaged: dict[str, str] | None = None) -> Path | None:
@@ -167,8 +144,6 @@ def last_checkpoint(folder: Path, damaged: dict[str, str] | None = None) -> Path
 
 def _damaged_file(checkpoint: Path) -> str | None:
     """Return the first file of weights or optimizer state that cannot be read; None for none."""
-    from safetensors import SafetensorError, safe_open
-
     for path in sorted(checkpoint.rglob("*")):
         try:
             if path.suffix == ".safetensors":
@@ -183,76 +158,47 @@ def _damaged_file(checkpoint: Path) -> str | None:
     return None
 
 
-def clear_output(folder: Path, keep_data: bool) -> None:
-    """Remove what an earlier run of this job left, and nothing else; see check_output.
-
-    Rows made for the new run take their place.
-    """
-    left = [p for p in folder.glob("*") if _is_left_by_runs(p) or p.name == ADAPTER]
-    ours = [path for path in left if not _is_foreign(path)]
-    try:
-        if not keep_data and is_ours(folder / DATA / REPORT_FILE):
-            remove(folder / DATA, REPORT_FILE)
-        if is_ours(folder / NEXT_DATA / REPORT_FILE):
-            (folder / NEXT_DATA).replace(folder / DATA)
-        for path in sorted(ours, key=lambda path: path.name in MARKS):
-            if path.is_dir():
-                remove(path, RUN_FILE)
-            else:
-                path.unlink()
-    except OSError as error:
-        raise OutputError(
-            f"What `{folder}` holds cannot be replaced ({error.strerror}); give another "
-            "--output_dir."
-        ) from error
+def clear_output(folder: Path) -> None:
+    """Remove what an earlier run of this job left, and nothing else; see check_output."""
+    for path in _left_by_runs(folder):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
 
 
 def write_json(content: Json, path: Path) -> None:
     """Write JSON under a temporary name, then rename."""
-    _write(json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n", path)
-
-
-def _write(text: str, path: Path) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    temporary.write_text(text)
+    text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False)
+    temporary.write_text(f"{text}\n")
     temporary.replace(path)
 
 
 def begin(folder: Path, local: Json) -> None:
     """Write down what the training starts or resumes with; from here on OUTPUT is ours."""
     folder.mkdir(parents=True, exist_ok=True)
-    if was_cut_short(folder):
-        # The adapter goes first, or `finalize` would restore the run log.
-        remove(folder / ADAPTER, RUN_FILE)
-        (folder / RUN_FILE).unlink()
     write_json(local, folder / LOCAL_FILE)
+    if was_cut_short(folder):
+        (folder / RUN_FILE).unlink()
 
 
 def finish(folder: Path, report: Json | None, run: Json) -> None:
-    """Give the adapter in STAGING its name, with the run and the report in it and beside it."""
+    """Give the adapter in STAGING its name, with the run and the report in it and beside it.
+
+    A run that is killed in here resumes from its last checkpoint and ends once more.
+    """
+    _write_logs(folder / STAGING, report, run)
+    shutil.rmtree(folder / ADAPTER, ignore_errors=True)
+    (folder / STAGING).replace(folder / ADAPTER)
+    _write_logs(folder, report, run)
+
+
+def _write_logs(folder: Path, report: Json | None, run: Json) -> None:
     if report is not None:
-        write_json(report, folder / STAGING / REPORT_FILE)
+        write_json(report, folder / REPORT_FILE)
     # Last, since it marks the folder as complete.
-    write_json(run, folder / STAGING / RUN_FILE)
-    finalize(folder)
-
-
-def finalize(folder: Path) -> None:
-    """Give a complete adapter its name; this also finishes what a kill has interrupted."""
-    staging, adapter = folder / STAGING, folder / ADAPTER
-    if is_ours(staging / RUN_FILE):
-        if adapter.exists() and _is_foreign(adapter):
-            raise OutputError(
-                f"`{adapter}` is not of this run, and the trained adapter is in `{staging}`; "
-                "move `adapter` away and start again with the same arguments."
-            )
-        remove(adapter, RUN_FILE)
-        staging.replace(adapter)
-    if is_ours(adapter / RUN_FILE) and not (folder / RUN_FILE).exists():
-        # run.json last, since it marks the run as finished.
-        for name in (REPORT_FILE, RUN_FILE):
-            if (adapter / name).is_file():
-                _write((adapter / name).read_text(), folder / name)
+    write_json(run, folder / RUN_FILE)
 
 
 def read_finished(output: Path) -> tuple[Json | None, Json]:

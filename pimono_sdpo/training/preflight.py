@@ -18,13 +18,14 @@ from typing import Any
 
 import numpy as np
 import torch
+import yaml
 from trl.experimental.sdpo import SDPOConfig, SDPOTrainer
 
 from pimono_sdpo.errors import TrainingInputError
 from pimono_sdpo.stats import cluster_interval
 from pimono_sdpo.training import say
 from pimono_sdpo.training.held_out import sample_rewards, untouched
-from pimono_sdpo.training.memory import GIB, Hardware
+from pimono_sdpo.training.memory import GIB, Hardware, advise
 from pimono_sdpo.training.method import Fitted, Method, Prepared
 
 Json = dict[str, Any]
@@ -40,13 +41,13 @@ def preflight(
     `stops` are the reasons not to train. Without a prepared trainer nothing is sampled.
     """
     with method.translate_errors():
-        estimate = method.estimate(fitted)
+        parts = method.estimate(fitted)
     memory = {
-        "parts_gib": {name: round(size / GIB, 2) for name, size in estimate.parts.items()},
-        "total_gib": round(estimate.total / GIB, 2),
+        "parts_gib": {name: round(size / GIB, 2) for name, size in parts.items()},
+        "total_gib": round(sum(parts.values()) / GIB, 2),
         "available_gib": hardware.gib,
         "of": hardware.name,
-        "lowered_by": estimate.advice(),
+        "lowered_by": advise(method.args, method.model_args),
     }
     stops = _too_little_memory(memory)
     if method.model_args.dtype == "bfloat16" and not hardware.bfloat16:
@@ -113,30 +114,23 @@ def _summarise_lengths(lengths: Sequence[int], budget: int | None) -> Json:
     return {"budget": budget, "p50": p50, "p90": p90, "max": most, "over": over}
 
 
+class ShortYaml(yaml.SafeDumper):  # type: ignore[misc] # PyYAML ships no types
+    """YAML with numbers of three digits."""
+
+
+ShortYaml.add_representer(
+    float,
+    lambda yaml, value: yaml.represent_scalar(
+        "tag:yaml.org,2002:float", f"{float(f'{value:.3g}')}"
+    ),
+)
+
+
 def as_text(found: Json) -> str:
-    """Lay out what was found, a line for each part of it."""
-    return "\n".join(
-        f"{_spell(name):<22}{_describe(value)}"
-        for name, value in found.items()
-        if name != "stops" and value
-    )
-
-
-def _spell(name: str) -> str:
-    """Return a name of the report in words."""
-    return name.replace("_gib", " in GiB").replace("_", " ")
-
-
-def _describe(value: Any) -> str:
-    if isinstance(value, dict):
-        shown = {_spell(key): item for key, item in value.items() if item not in (None, {})}
-        return ", ".join(
-            f"{name} ({_describe(item)})" if isinstance(item, dict) else f"{name} {_describe(item)}"
-            for name, item in shown.items()
-        )
-    if isinstance(value, list):
-        return " to ".join(map(_describe, value))
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+    """Lay out what was found."""
+    shown = {name: value for name, value in found.items() if name != "stops" and value}
+    layout: Json = {"sort_keys": False, "default_flow_style": None, "width": math.inf}
+    return str(yaml.dump(shown, Dumper=ShortYaml, **layout)).rstrip()
 
 
 @dataclass(frozen=True)
@@ -318,7 +312,10 @@ def recommend(found: Json) -> str:
     gap, share = found["teacher_gap"], found["rollouts"]["success_share"]
     helps = gap is not None and not is_useless(gap)
     if share and helps:
-        return "rft with --num_iterations 4 (some succeed), or sdpo (feedback helps)"
+        return (
+            "rft with --num_iterations 4 (some succeed), or sdpo with one update a batch (feedback "
+            "helps)"
+        )
     if share:
         return "rft with --num_iterations 4: some completions succeed, and feedback adds nothing"
     return "sdpo: none succeeded, and feedback helps" if helps else "none: give easier rows"

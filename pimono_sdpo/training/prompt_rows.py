@@ -32,15 +32,9 @@ from pimono_sdpo.training.token_budget import (
 
 Row = dict[str, Any]
 COLUMNS = ("prompt", "privileged_context", "reward_terms")
-# Tokens of a row before anything is cut; the teacher's without demonstration and reward's text.
-LENGTHS = {"prompt": "_prompt_tokens", "teacher_prompt": "_teacher_tokens"}
-# Why a row cannot be cut to its budgets, empty for one that fits.
-DETAIL = "_left_out"
-FLAGS = {
-    "prompts_shortened": "_prompt_shortened",
-    "contexts_shortened": "_context_shortened",
-    "special_tokens_neutralised": "_neutralised",
-}
+COUNTS = ("prompts_shortened", "contexts_shortened", "special_tokens_neutralised")
+# What was found of a row: COUNTS, its tokens before anything was cut, and why it does not fit.
+NOTES = "_notes"
 
 
 @dataclass(frozen=True)
@@ -124,23 +118,24 @@ def fit_rows(
             f"The chat template refuses a prompt ({' '.join(str(error).split())}); give rows with "
             "turns that it takes, or another model."
         ) from error
-    details = list(fitted[DETAIL])
+    notes = list(fitted[NOTES])
     left_out = [
-        {"row": number, "reason": "too_long", "detail": detail}
-        for number, detail in enumerate(details, 1)
-        if detail
+        {"row": number, "reason": "too_long", "detail": note["detail"]}
+        for number, note in enumerate(notes, 1)
+        if note["detail"]
     ]
-    if all(details):
+    if len(left_out) == len(notes):
         raise TrainingInputError(
-            f"None of the {len(details)} rows fits; the first needs {details[0]}."
+            f"None of the {len(notes)} rows fits; the first needs {notes[0]['detail']}."
         )
-    kept = fitted.select([index for index, detail in enumerate(details) if not detail])
-    counts: dict[str, Any] = {name: sum(kept[column]) for name, column in FLAGS.items()}
+    numbers = [index for index, note in enumerate(notes) if not note["detail"]]
+    kept = [notes[index] for index in numbers]
+    counts: dict[str, Any] = {name: sum(note[name] for note in kept) for name in COUNTS}
     counts["left_out"] = {"too_long": len(left_out)} if left_out else {}
-    lengths = {name: list(kept[column]) for name, column in LENGTHS.items()}
     budgets: dict[str, int | None] = {"prompt": prompt_tokens, "teacher_prompt": reprompt_tokens}
-    bare = kept.remove_columns([*FLAGS.values(), *LENGTHS.values(), DETAIL])
-    return Fitted(bare, None, len(details), counts, lengths, budgets, left_out)
+    lengths = {name: [note[name] for note in kept] for name in budgets}
+    bare = fitted.select(numbers).remove_columns(NOTES)
+    return Fitted(bare, None, len(notes), counts, lengths, budgets, left_out)
 
 
 def _fit(
@@ -166,14 +161,16 @@ def _fit(
     def count_reprompt(task: str, context: str) -> int:
         return count(reprompt.text(task, context)) + reserved
 
-    fitted = {
-        **row,
-        "privileged_context": context,
-        **dict.fromkeys(FLAGS.values(), 0),
-        LENGTHS["prompt"]: count(task),
-        LENGTHS["teacher_prompt"]: count_reprompt(task, context),
-        DETAIL: "",
+    notes = {
+        **dict.fromkeys(COUNTS, 0),
+        "prompt": count(task),
+        "teacher_prompt": count_reprompt(task, context),
+        "detail": "",
     }
+
+    def left_out(detail: str) -> Row:
+        return {**row, "privileged_context": context, NOTES: notes | {"detail": detail}}
+
     # The tools of an exercise and its request stay; of other rows the request is the last turn.
     stay = 2 if before and before[0]["role"] == "system" else 0
     while len(before) > stay and count(task) > prompt_tokens:
@@ -182,10 +179,10 @@ def _fit(
         before = before[:stay] + before[stay + gone :]
     short_task = shorten_to_budget(task, prompt_tokens, count)
     if short_task is None:
-        return fitted | {
-            DETAIL: f"{count(TRIMMED)} tokens without its last user text, over the "
-            f"{prompt_tokens} of max_prompt_length; raise max_prompt_length or shorten the row"
-        }
+        return left_out(
+            f"{count(TRIMMED)} tokens without its last user text, over the {prompt_tokens} of "
+            "max_prompt_length; raise max_prompt_length or shorten the row"
+        )
     short_context: str | None = context
     if count_reprompt(short_task, context) > reprompt_tokens:
         short_context = shorten_blocks(
@@ -194,17 +191,17 @@ def _fit(
             context, reprompt_tokens, lambda text: count_reprompt(short_task, text)
         )
     if short_context is None:
-        return fitted | {
-            DETAIL: f"{count_reprompt(short_task, TRIMMED)} tokens for the teacher's prompt "
-            f"without any feedback, over the {reprompt_tokens} of max_reprompt_len; raise "
-            "max_reprompt_len"
-        }
-    return fitted | {
+        return left_out(
+            f"{count_reprompt(short_task, TRIMMED)} tokens for the teacher's prompt without any "
+            f"feedback, over the {reprompt_tokens} of max_reprompt_len; raise max_reprompt_len"
+        )
+    shortened = (short_task != task or len(before) < len(earlier), short_context != context)
+    counts = (*map(int, shortened), in_context + found + sum(n for _, n in earlier))
+    return {
+        **row,
         "prompt": [*before, {"role": "user", "content": short_task}],
         "privileged_context": short_context,
-        FLAGS["prompts_shortened"]: int(short_task != task or len(before) < len(earlier)),
-        FLAGS["contexts_shortened"]: int(short_context != context),
-        FLAGS["special_tokens_neutralised"]: in_context + found + sum(n for _, n in earlier),
+        NOTES: notes | dict(zip(COUNTS, counts, strict=True)),
     }
 
 

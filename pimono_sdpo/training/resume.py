@@ -23,8 +23,6 @@ NO_EFFECT = (
     *("output_dir", "run_name", "project", "report_to", "disable_tqdm", "log_", "logging_"),
     *("save_", "hub_", "push_to_hub", "trackio_", "diagnostics_", "skip_memory_metrics"),
 )
-# Guards count logged values and restore saved ones: when one can end a run, these matter.
-GUARDED = ("logging_steps", "logging_strategy", "logging_first_step", "save_steps", "save_strategy")
 HEAD_BYTES = 2**20
 SHOWN = 3
 Json = dict[str, Any]
@@ -33,12 +31,7 @@ Json = dict[str, Any]
 def started_with(method: Method, rows: Dataset, held_out: Dataset | None = None) -> Json:
     """Return every argument that decides the result, with hashes of model and rows."""
     args, name = method.args, str(method.model_args.model_name_or_path)
-    counted = GUARDED if args.stopping() else ()
-    settings = {
-        name: value
-        for name, value in args.to_dict().items()
-        if name in counted or not name.startswith(NO_EFFECT)
-    }
+    settings = {n: value for n, value in args.to_dict().items() if not n.startswith(NO_EFFECT)}
     revision = f"@{method.revision}" if method.revision else f" ({_hash_model(Path(name))})"
     start = {
         **settings,

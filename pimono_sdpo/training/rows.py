@@ -14,25 +14,25 @@ from datasets.exceptions import DatasetGenerationError
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
-from pimono_sdpo.errors import OutputError, TrainingInputError
+from pimono_sdpo.errors import TrainingInputError
 from pimono_sdpo.filtering import FilterOptions, run_filter
 from pimono_sdpo.suites.split import check_leakage
 from pimono_sdpo.suites.suite import load_suite
-from pimono_sdpo.traces.sources import HUB_ID, open_source
 from pimono_sdpo.training import is_main_process, say
 from pimono_sdpo.training.arguments import SDPOArguments
 from pimono_sdpo.training.models import is_local, translate_errors
 from pimono_sdpo.training.output import (
     DATA,
-    NEXT_DATA,
     REPORT_FILE,
+    last_checkpoint,
     read_object,
     read_written,
 )
-from processors.redact import redact_text
 
 logger = logging.getLogger(__name__)
 Json = dict[str, Any]
+# Options of the filter that the job takes, too.
+FILTERED = ("unit", "min_score", "max_samples", "test_fraction", "split_by")
 
 
 def load_rows(dataset: str, split: str = "train", config: str | None = None) -> Dataset:
@@ -139,57 +139,21 @@ def refuse_leaks(rows: Dataset, suite: Path) -> int:
 
 
 def filter_source(job: SDPOArguments, output: Path, seed: int) -> str:
-    """Return the folder of the rows of --source, which are filtered now or were before."""
-    options: Json = {
-        "unit": job.unit,
-        "min_score": job.min_score,
-        "max_samples": job.max_samples,
-        "test_fraction": job.test_fraction,
-        "split_by": job.split_by,
-        "seed": seed,
-    }
+    """Return the folder of the rows of --source.
+
+    They are filtered now, unless a training that is resumed has begun with them or no source is
+    given and --mode prepare has made them.
+    """
     folder = output / DATA
-    if job.mode != "prepare" and job.overwrite:
-        # Until nothing can stop the new run, the rows of the old one stay.
-        folder = output / NEXT_DATA
-        if not is_main_process():
-            return str(folder)
-    elif job.mode != "prepare" and (folder / REPORT_FILE).exists():
-        check_prepared(folder, options, job.source)
+    resumes = last_checkpoint(output) is not None and not job.overwrite
+    there = job.mode != "prepare" and (folder / REPORT_FILE).is_file()
+    if not is_main_process() or (there and (resumes or job.source is None)):
         return str(folder)
     if job.source is None:
         raise TrainingInputError(
             "There is nothing to train on; give --dataset (rows) or --source (traces)."
         )
-    report = run_filter(job.source, folder, FilterOptions(**options))
-    say(f"{report['kept']} of {report['sessions']} sessions are rows in {output / DATA}")
+    options = FilterOptions(seed=seed, **{name: getattr(job, name) for name in FILTERED})
+    report = run_filter(job.source, folder, options)
+    say(f"{report['kept']} of {report['sessions']} sessions are rows in {folder}")
     return str(folder)
-
-
-def check_prepared(data: Path, options: Json, source: str | None) -> None:
-    """Refuse rows made with other options or from another source; raises OutputError."""
-    report = read_written(data / REPORT_FILE)
-    found = report["options"]
-    other = [f"{name} {found.get(name)}" for name in options if found.get(name) != options[name]]
-    if source is not None:
-        other += _other_source(report["input"], source)
-    if other:
-        raise OutputError(
-            f"`{data}` was filtered with {', '.join(other)}; give the same options, run --mode "
-            "prepare again, or --overwrite."
-        )
-
-
-def _other_source(made_from: Json, source: str) -> list[str]:
-    other = [f"source {made_from['source']}"]
-    if HUB_ID.fullmatch(source) and not Path(source).exists():
-        # The report pins its commit, and a resumed run must not depend on the network.
-        return [] if (made_from["kind"], made_from["source"]) == ("hub", source) else other
-    # The filter redacts names in its report.
-    opened = open_source(source)
-    if redact_text(opened.name, "")[0] != made_from["source"]:
-        return other
-    # A folder of the same name may be another one.
-    now = [[redact_text(one.path, "")[0], one.sessions, one.bytes] for one in opened.shards]
-    then = [[shard["path"], shard["sessions"], shard["bytes"]] for shard in made_from["shards"]]
-    return [] if now == then else ["other files in its source"]

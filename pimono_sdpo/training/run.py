@@ -90,9 +90,10 @@ def run_job(method: str, argv: list[str], description: str | None = None) -> Pat
         say(f"the card is {run.folder / output.ADAPTER / 'README.md'}")
         return run.folder
     with run.open_output():
-        dataset = run.method.find_rows()
-        if run.job.mode != "prepare":
-            run.train(dataset)
+        if run.job.mode == "prepare":
+            run.method.find_rows()
+        else:
+            run.train()
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         # Its threads would abort a process that ends before the others.
         torch.distributed.destroy_process_group()
@@ -141,10 +142,8 @@ class Run:
         With checkpoints on the Hub and none here, the newest one is fetched.
         """
         args, job = self.args, self.job
-        alone = output.only_run(self.folder) if is_main_process() else nullcontext()
-        with output.leave_as_found(self.folder), alone:
+        with output.only_run(self.folder) if is_main_process() else nullcontext():
             if job.mode != "prepare" and is_main_process():
-                output.finalize(self.folder)
                 output.check_output(self.folder, job.overwrite)
                 self.destination = publish.open_destination(args, job.mode)
             try:
@@ -159,9 +158,10 @@ class Run:
                     self.destination.remove_empty()
                 raise
 
-    def train(self, dataset: str) -> None:
+    def train(self) -> None:
         """Train on the rows, then give OUTPUT its adapter, report and run log, and publish them."""
         job, args, method, folder = self.job, self.args, self.method, self.folder
+        dataset = method.find_rows()
         loaded, kept_back = method.load_rows(dataset)
         report = method.load_report(dataset)
         method.load_model()
@@ -171,7 +171,6 @@ class Run:
         fitted = method.fit(loaded, kept_back)
         prepared = self._look_ahead(fitted, before, found is not None)
         if prepared is None:
-            output.drop_next_data(folder)
             return
         trainer = prepared.trainer
         licence = job.license or models.base_model_licence(self.model_args, method.revision)
@@ -247,7 +246,7 @@ class Run:
     def _begin(self, start: Json, before: Json, fitted: Fitted) -> None:
         """Write down the start, now that everything has been checked and nothing can be lost."""
         if self.job.overwrite:
-            output.clear_output(self.folder, keep_data=self.job.dataset is not None)
+            output.clear_output(self.folder)
             if self.checkpoints is not None:
                 self.checkpoints.remove()
         name = str(self.model_args.model_name_or_path)
@@ -286,7 +285,7 @@ ARGUMENTS_OF_METHOD = {
         "loss_type success_reward_threshold use_successful_as_teacher "
         "include_environment_feedback environment_feedback_only_without_solution "
         "distillation_weight distillation_mode distillation_alpha distillation_topk "
-        "teacher_model_kind teacher_update_rate teacher_sync_steps teacher_start"
+        "teacher_model_kind teacher_update_rate teacher_sync_steps"
     ).split(),
     "sft": "max_length packing completion_only_loss assistant_only_loss loss_type".split(),
     "dpo": "max_length beta loss_type loss_weights label_smoothing".split(),

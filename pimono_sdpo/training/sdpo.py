@@ -15,7 +15,7 @@ from pimono_sdpo.training import main_process_first, models, preflight, rows
 from pimono_sdpo.training.arguments import GuardedSDPOConfig, SDPOArguments
 from pimono_sdpo.training.callbacks import make_resumable
 from pimono_sdpo.training.held_out import Scores, score_rewards, score_rollouts
-from pimono_sdpo.training.memory import Estimate, Hardware, estimate_sdpo, read_config
+from pimono_sdpo.training.memory import Hardware, estimate_sdpo, read_config
 from pimono_sdpo.training.method import Fitted, Method, Prepared
 from pimono_sdpo.training.prompt_rows import COLUMNS, Reprompt, check_template, fit_rows
 from pimono_sdpo.training.rewards import (
@@ -72,6 +72,11 @@ class SDPO(Method):
                 f"--save_steps {args.save_steps:g} is in the middle of a batch of rollouts, which "
                 "no checkpoint keeps; give a multiple of --num_iterations."
             )
+        if args.num_iterations > 1 and args.steps_per_generation % args.gradient_accumulation_steps:
+            raise TrainingInputError(
+                f"--num_iterations {args.num_iterations} would repeat completions within one "
+                "update; leave out --steps_per_generation (--sample_at_once saves memory)."
+            )
         if args.use_teacher_server:
             raise TrainingInputError(
                 "--use_teacher_server is not supported: the loss in float32 needs all logits of "
@@ -112,10 +117,14 @@ class SDPO(Method):
 
     def teaching(self) -> Json:
         """Return what decides the result beside TRL's arguments."""
-        names = ("reward", "gate", "grade", "tools", "eval_split", "eval_generations")
+        names = ["reward", "gate", "grade", "tools", "eval_split", "eval_generations"]
+        if self.job.dataset is None:
+            names += rows.FILTERED
         own = hash_own([self.job.reward, *self.job.gate, *self.job.grade])
+        source = None if self.job.dataset else self.job.source
         return {
             **{name: getattr(self.job, name) for name in names},
+            **({"source": models.public_name(source)} if source else {}),
             **({"own_code": own} if own else {}),
             "feedback": self.feedback.mode,
             "feedback_tokens": self.feedback.tokens,
@@ -153,7 +162,7 @@ class SDPO(Method):
         args.feedback_template = PASS_THROUGH
         return replace(fitted, held_out=held_out, counts=counts)
 
-    def estimate(self, fitted: Fitted) -> Estimate:
+    def estimate(self, fitted: Fitted) -> dict[str, int]:
         """Estimate the peak for prompts that use their whole budget."""
         config = read_config(self.model_args, self.revision, self.args.trust_remote_code)
         longest = fitted.budgets["prompt"] or self.args.max_reprompt_len
@@ -210,5 +219,10 @@ class SDPO(Method):
         why = "name no concrete term, so their reward counts as 0"
         if self.job.reward == "verifiers":
             why = "have no verifier_spec, so nothing scores them"
-        without = [f"{unscored} of {used} rows {why}"] if unscored else []
-        return super().notes(fitted) + without
+        notes = [f"{unscored} of {used} rows {why}"] if unscored else []
+        if self.job.reward == "trace_grounding":
+            notes.append(
+                "trace_grounding is a smoke test: a fluent wrong answer scores like a right one; "
+                "--reward outcome grades calls by what the session recorded"
+            )
+        return super().notes(fitted) + notes

@@ -36,7 +36,7 @@ from pimono_sdpo.training.arguments import (
     SFTArguments,
 )
 from pimono_sdpo.training.held_out import Scores, group
-from pimono_sdpo.training.memory import Estimate, estimate_supervised, read_config
+from pimono_sdpo.training.memory import estimate_supervised, read_config
 from pimono_sdpo.training.method import Fitted, Method
 
 Json = dict[str, Any]
@@ -105,7 +105,7 @@ class Supervised(Method):
                 parameter.data.copy_(weights[name])
         return trainer
 
-    def estimate(self, fitted: Fitted) -> Estimate:
+    def estimate(self, fitted: Fitted) -> dict[str, int]:
         """Estimate the peak for the longest row."""
         return estimate_supervised(
             self.args,

@@ -61,6 +61,16 @@ class DistillationTrainer(SDPOTrainer):  # type: ignore[misc] # TRL ships no typ
         scaled: Tensor = mean / self.current_gradient_accumulation_steps
         return scaled
 
+    def _generate_transformers(
+        self, prompt_ids: list[list[int]]
+    ) -> tuple[list[list[int]], list[list[int]]]:
+        """Sample `sample_at_once` completions after each other, whose caches fit into memory."""
+        completion_ids: list[list[int]] = []
+        size = self.args.sample_at_once or len(prompt_ids)
+        for at in range(0, len(prompt_ids), size):
+            completion_ids += super()._generate_transformers(prompt_ids[at : at + size])[1]
+        return prompt_ids, completion_ids
+
     def _forward_logits(
         self, model: Any, input_ids: Tensor, attention_mask: Tensor, logits_to_keep: int
     ) -> Tensor:

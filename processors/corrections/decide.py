@@ -36,7 +36,7 @@ _SENTENCE_END = re.compile(r"[.!?\u2026](?=\s|\Z)|[\u3002\uff01\uff1f\n]")
 
 @dataclass(frozen=True)
 class Model:
-    """The fitted model: the weights of cues and of words, and the least probability.
+    """The fitted model: the weights of cues, and the least probability.
 
     `fitted_to` names the sessions it was fitted to.
     """
@@ -44,7 +44,6 @@ class Model:
     threshold: float
     intercept: float
     cues: Mapping[str, float]
-    words: Mapping[str, float]
     fitted_to: frozenset[str] = frozenset()
 
 
@@ -142,9 +141,8 @@ def _find_sentence(words: str, text: str) -> str:
 
 def compute_probability(model: Model, described: Description) -> float:
     """Return the probability of a correction for a described message."""
-    cues, words = model.cues, model.words
+    cues = model.cues
     said = math.fsum(cues[name] for name in described.cues if name in cues)
-    said += math.fsum(filter(None, map(words.get, described.grams)))
     around = math.fsum(cues[name] for name in described.situation if name in cues)
     return 1.0 / (1.0 + math.exp(-(model.intercept + described.scale * said + around)))
 

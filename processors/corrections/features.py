@@ -9,10 +9,10 @@ import tomllib
 from collections.abc import Collection, Sequence, Set
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from itertools import chain, pairwise
+from itertools import pairwise
 from pathlib import Path
 
-from pimono_sdpo.prefilter import Guarded, Prefilter, compile_patterns
+from pimono_sdpo.prefilter import Guarded, Prefilter, compile_patterns, lazy_pattern
 from pimono_sdpo.traces.events import Event
 
 READ_CHARS = 1000
@@ -25,7 +25,6 @@ REPLY_CHARS = 200
 AWAITED_CHARS = 400
 SITUATION = compile_patterns(Path(__file__).with_name("situation.toml"), "patterns")
 _UNSPACED = frozenset({"zh", "ja", "ko", "signs"})
-_UNTRUSTED = "(untrusted metadata)"
 _ERROR_OUTPUT = "error_output"
 _ASIAN_SIGNS = r"\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
 _ASIAN = re.compile(f"[{_ASIAN_SIGNS}]")
@@ -49,7 +48,7 @@ _PASTED, _FAILURE, _QUESTION, _CLAIM, _AWAITED = (
 )
 _REPLIES = {
     name: Guarded(SITUATION[name])
-    for name in ("concedes", "explains", "fixes", "notices", "begins", "settles")
+    for name in ("concedes", "explains", "fixes", "notices", "settles")
 }
 _EDITED_PATH = re.compile(
     r'path"\s?:\s?"([^"\n]{1,400})"|\*\*\* (?:Update|Add) File: ([^\n"\\]{1,400})'
@@ -96,13 +95,12 @@ class Cue:
 class Description:
     """What a message shows.
 
-    `cues` are the cues found with the words that show them, `situation` the other cues, `grams` its
-    words and pairs of words; `scale` is what a cue or a gram counts in a message of its length.
+    `cues` are the cues found with the words that show them, `situation` the other cues; `scale` is
+    what a cue counts in a message of its length.
     """
 
     cues: dict[str, str]
     situation: frozenset[str]
-    grams: frozenset[str]
     scale: float
 
 
@@ -183,6 +181,8 @@ def strip_channel(text: str) -> str:
     >>> strip_channel("System: [10:00] On.\\n[WhatsApp +1 10:00] Why?\\n[message_id: 1]")
     'Why?'
     """
+    words = text.partition("\n\n")[2] if text.startswith("System: [") else ""
+    text = words if words.startswith("[") else text
     if not text.startswith(("System: [", "[")):
         return text
     sent = SITUATION["channel"].search(text, 0, 4000)
@@ -195,11 +195,16 @@ def strip_wrapper(text: str) -> str:
     >>> strip_wrapper("[Fri 2026-04-10 09:29 GMT+2] wrong file")
     'wrong file'
     """
-    if text.startswith("System: [") and (at := text.find(_UNTRUSTED)) >= 0:
-        text = text[text.rfind("\n", 0, at) + 1 :]
+    if ("(untrusted" in text or "[Current message" in text or "\nQueued #" in text) and (
+        found := SITUATION["context"].match(text)
+    ):
+        text = text[found.end() :]
     text = strip_channel(text)
-    found = SITUATION["wrapper"].match(text)
-    return text[found.end() :].strip() if found else text.strip()
+    if found := SITUATION["wrapper"].match(text):
+        text = text[found.end() :]
+    if text.rstrip().endswith("]") and (found := SITUATION["trailer"].search(text)):
+        text = text[: found.start()]
+    return text.strip()
 
 
 def describe(turn: Turn) -> Description:
@@ -225,11 +230,9 @@ def describe(turn: Turn) -> Description:
     words = read_words(own)
     situation = _find_situation(turn, own, own != lowered.strip(), words, found.keys())
     scale = (max(PLAIN_WORDS, len(words)) / PLAIN_WORDS) ** -0.5
-    return Description(found, situation, read_grams(words), scale)
+    return Description(found, situation, scale)
 
 
-# Each message is read again when the next one is compared with it.
-@lru_cache(maxsize=8)
 def _find_candidates(own: str, whole: str) -> tuple[tuple[str, re.Pattern[str]], ...]:
     """Return the cues that may be found; the one for pasted output is found in the whole text."""
     worded, prefilter = _build_prefilter()
@@ -246,6 +249,7 @@ def _build_prefilter() -> tuple[list[tuple[str, re.Pattern[str]]], Prefilter]:
     return worded, Prefilter([pattern for _, pattern in worded])
 
 
+# Each message is read again when the next one is compared with it.
 @lru_cache(maxsize=8)
 def read_words(text: str) -> tuple[str, ...]:
     """Return the words of a text in lower case; pairs of signs in scripts without spaces.
@@ -264,14 +268,6 @@ def read_words(text: str) -> tuple[str, ...]:
     return tuple(words)
 
 
-def read_grams(words: Sequence[str]) -> frozenset[str]:
-    """Return the words, the pairs of neighbours, and the first (`^`) and last (`$`) ones."""
-    if not words:
-        return frozenset()
-    ends = (f"^{words[0]}", "^" + " ".join(words[:2]), f"{words[-1]}$")
-    return frozenset(chain(words, map(" ".join, pairwise(words)), ends))
-
-
 def _find_situation(
     turn: Turn, own: str, is_pasted: bool, words: Sequence[str], found: Set[str]
 ) -> frozenset[str]:
@@ -283,37 +279,28 @@ def _find_situation(
     agent, before = turn.said.lower(), turn.before.lower()
     reply = turn.reply.lower().replace("\u2019", "'")
     agents_end = agent[-AWAITED_CHARS:]
-    counts = is_bad or failures > 0
     is_claimed = failures > 0 and _CLAIM.search(agent) is not None
-    is_awaited = counts and _AWAITED.search(agents_end) is not None
+    is_awaited = (is_bad or failures > 0) and _AWAITED.search(agents_end) is not None
     said = set(words)
     said_before = set(read_words(before)) if len(said) > 3 else set()
     likeness = len(said & said_before) / max(1, len(said | said_before)) if said_before else 0.0
     was_answered = bool(turn.said) and not (turn.aborted or turn.provider_error)
     situation = {
         "after_abort": turn.aborted,
-        "aborted_at_work": turn.aborted and turn.tool_calls >= 2,
         "provider_error": turn.provider_error,
         "no_work": turn.tool_calls == 0,
-        "edited": turn.edited,
         "asked": turn.asked,
         "tiny": length <= 2 and not _OBJECTIONS & found,
         "long": length > LONG_WORDS,
         "pasted": is_pasted,
         "veto": turn.is_veto,
-        "answers": turn.asked and length <= 6,
         "listed": len(SITUATION["listed"].findall(turn.text[: 3 * READ_CHARS])) >= 4,
-        "failure": failures >= 1,
         "failures": failures >= 3,
         "failure_after_claim": is_claimed,
         "failure_after_trial": failures >= 1 and is_awaited,
         "rephrased": likeness >= 0.2 and was_answered,
-        "repeated": likeness >= 0.45 and not was_answered,
         "same_opening": len(turn.text) > SAME_CHARS < len(before)
         and turn.text[:SAME_CHARS] == turn.before[:SAME_CHARS],
-        "bad_before": sum(name in _BAD for name, _ in _find_candidates(before, before)) >= 3,
-        "bad": is_bad,
-        "bad_answer": is_bad and turn.asked,
         "bad_after_trial": is_bad and is_awaited,
         "bad_after_edit": is_bad and turn.edited,
         "edits_first": turn.edits_first,
@@ -342,9 +329,9 @@ def _build_pattern(where: str, languages: dict[str, list[str]]) -> re.Pattern[st
     unspaced = "|".join(words for name, words in joined.items() if name in _UNSPACED)
     if where == "anywhere":
         whole_words = rf"(?<!\w)(?:{spaced})(?!\w)" if spaced else ""
-        return re.compile("|".join(filter(None, (whole_words, unspaced))))
+        return lazy_pattern("|".join(filter(None, (whole_words, unspaced))))
     words = "|".join(filter(None, (rf"(?:{spaced})(?!\w)", unspaced)))
-    return re.compile(f"{SITUATION[where].pattern}(?:{words})")
+    return lazy_pattern(f"{SITUATION[where].pattern}(?:{words})")
 
 
 def _extend_to_words(text: str, start: int, end: int) -> str:

@@ -10,18 +10,21 @@ writes  ANSWER: one row per turn; a turn that cannot be judged has a `drop_reaso
 
 import asyncio
 import re
+import tomllib
+import unicodedata
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, Literal
+
+import jinja2
 
 from pimono_sdpo.llm.calls import Reply, Request
 from pimono_sdpo.llm.chat import Chat
 from pimono_sdpo.shell import parse_command
 from pimono_sdpo.text import shorten
-from processors.duel.prompts import prompt
-from processors.duel.sanitize import sanitize
 from processors.salient_tokens import KINDS, MAX_LENGTH, find_tokens
 
 Style = Literal["search", "read", "edit", "test", "run", "git", "submit", "other", "none"]
@@ -49,6 +52,17 @@ LOOP_SHARE = 0.5
 LOOP_IN_A_ROW = 4
 LOOP_CHARS = 1_500
 LOOP_RATIO = 20
+
+
+_PROMPTS = jinja2.Environment(
+    loader=jinja2.DictLoader(tomllib.loads(Path(__file__).with_name("prompts.toml").read_text())),
+    undefined=jinja2.StrictUndefined,
+)
+
+
+def prompt(name: str, **values: object) -> str:
+    """Fill in a prompt; a missing value is an error."""
+    return _PROMPTS.get_template(name).render(**values).strip()
 
 
 def strip_reasoning(text: str) -> str:
@@ -160,6 +174,8 @@ FILES_SHOWN = 40
 DRAWS, MOST_DRAWS = 2, 20
 # Offset of the seeds of a second king, for the duel of the king against itself.
 OTHER_KING = 1_000
+# Nobody is asked about a turn without a known pull request.
+UNKNOWN = "no_pull_request"
 
 
 @dataclass(frozen=True)
@@ -191,38 +207,27 @@ class AnswerStage:
 
     async def run(self, turn: Row) -> list[Json]:
         """Answer a turn; never raises on what it holds."""
-        record = self.records.get(turn["instance_id"])
+        record = None if self.equals else self.records.get(turn["instance_id"])
         other = self.king if self.equals else self.challenger
+        hidden = render_hidden(record) if record else ""
+        king = challenger = Answer("", UNKNOWN, None, ())
+        drop_reason: str | None = UNKNOWN
+        error: str | None = None
+        if record or self.equals:
+            blind = informed = build_messages(turn["messages"])
+            if record:
+                # Being last, it leaves the rest to the provider's prompt cache.
+                words = prompt("hidden", privileged_context=hidden)
+                last = {**blind[-1], "content": f"{blind[-1]['content']}\n\n{words}"}
+                informed = [*blind[:-1], last]
+            king, challenger = await asyncio.gather(
+                self._ask(self.king, blind, 0),
+                self._ask(other, informed, OTHER_KING if self.equals else 0),
+            )
+            drop_reason, error = find_faults({"king": king, "challenger": challenger})
+        visible = [message["content"] for message in turn["messages"]]
         row = {
             **turn,
-            "king": "",
-            "challenger": "",
-            "king_ok": False,
-            "challenger_ok": False,
-            "leaked_terms": [],
-            "privileged_context": "",
-            "king_model": self.king,
-            "challenger_model": other,
-            "usage": sum_usage(()),
-            "drop_reason": "no_pull_request",
-            "error": None,
-        }
-        if record is None and not self.equals:
-            return [row]
-        hidden = ""
-        blind = informed = build_messages(turn["messages"])
-        if record is not None and not self.equals:
-            hidden = render_hidden(record)
-            # Being last, it leaves the rest to the provider's prompt cache.
-            words = prompt("hidden.md.j2", privileged_context=hidden)
-            last = {**blind[-1], "content": f"{blind[-1]['content']}\n\n{words}"}
-            informed = [*blind[:-1], last]
-        king, challenger = await asyncio.gather(
-            self._ask(self.king, blind, 0),
-            self._ask(other, informed, OTHER_KING if self.equals else 0),
-        )
-        visible = [message["content"] for message in turn["messages"]]
-        row |= {
             "king": king.text,
             "challenger": challenger.text,
             "king_ok": king.fault is None and king.error is None,
@@ -230,22 +235,12 @@ class AnswerStage:
             # As judges will read it: names in full-width letters are the same names.
             "leaked_terms": find_leaks(sanitize(challenger.text), hidden, visible),
             "privileged_context": hidden,
+            "king_model": self.king,
+            "challenger_model": other,
             "usage": sum_usage((*king.replies, *challenger.replies)),
-            "drop_reason": None,
-            "error": king.error or challenger.error,
+            "drop_reason": drop_reason,
+            "error": error,
         }
-        players = {"king": king, "challenger": challenger}
-        faults = {name: player for name, player in players.items() if player.fault}
-        again = [name for name in faults if len(players[name].replies) < MOST_DRAWS]
-        if row["error"]:
-            row["drop_reason"] = "error"
-        elif faults:
-            first = next(iter(faults))
-            row["drop_reason"] = f"{first}_{faults[first].fault}"
-        # A row with an error is asked again by the next run.
-        if again and not row["error"]:
-            fault = faults[again[0]].fault
-            row["error"] = f"the {again[0]}'s answer does not have the required form ({fault})"
         return [row]
 
     async def _ask(self, model: str, messages: Sequence[Json], sample: int) -> Answer:
@@ -269,11 +264,23 @@ class AnswerStage:
         return Answer(text, fault, reply.error, tuple(replies))
 
 
+def find_faults(players: Mapping[str, Answer]) -> tuple[str | None, str | None]:
+    """Return why a turn is dropped, and the error by which the next run asks it again, if any."""
+    if error := next((player.error for player in players.values() if player.error), None):
+        return "error", error
+    faults = {name: player for name, player in players.items() if player.fault}
+    for name, player in faults.items():
+        if len(player.replies) < MOST_DRAWS:
+            error = f"the {name}'s answer does not have the required form ({player.fault})"
+            break
+    return next((f"{name}_{one.fault}" for name, one in faults.items()), None), error
+
+
 def build_messages(messages: Sequence[Row]) -> list[Json]:
     """Return the recorded turns, with the rules for answers in the system message."""
     turns = [{"role": message["role"], "content": message["content"]} for message in messages]
     system = turns.pop(0)["content"] + "\n\n" if turns and turns[0]["role"] == "system" else ""
-    return [{"role": "system", "content": system + prompt("rules.md")}, *turns]
+    return [{"role": "system", "content": system + prompt("rules")}, *turns]
 
 
 def render_hidden(record: Row) -> str:
@@ -281,7 +288,7 @@ def render_hidden(record: Row) -> str:
     third = HIDDEN_CHARS // 3
     patch = record["patch"]
     return prompt(
-        "pull_request.md.j2",
+        "pull_request",
         problem_statement=shorten(record["problem_statement"], third),
         files=record["files"][:FILES_SHOWN],
         description=shorten(record["description"], third // 2 if patch else 2 * third),
@@ -326,3 +333,38 @@ def find_leaks(answer: str, hidden: str, visible: Iterable[str]) -> list[str]:
     # A part of another leak is not a leak of its own.
     whole = [term for term in leaks if not any(term != one and term in one for one in leaks)]
     return sorted(whole, key=answer.lower().find)[:MAX_LEAKS]
+
+
+# Variation selectors and fillers, which look like nothing but are not in a category of such.
+_FILLERS = {0x034F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x3164, 0xFFA0}
+_FILLERS |= {*range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0)}
+
+
+class _Seen(dict[int, int | None]):
+    """What `str.translate` keeps: not format, control and private characters, nor fillers."""
+
+    def __missing__(self, code: int) -> int | None:
+        unseen = unicodedata.category(chr(code)) in ("Cf", "Cc", "Co", "Cs") or code in _FILLERS
+        self[code] = code if chr(code) in "\n\t" or not unseen else None
+        return self[code]
+
+
+_SEEN = _Seen()
+_CONTROL = re.compile(
+    r"<(?=[|\u2581]|/?(?:start_of_turn|end_of_turn|s|bos|eos|think|tool_call|hidden)>|</?SYS>)"
+    r"|\|(?=>)|\[(?=/?INST\])"
+)
+
+
+def sanitize(text: str) -> str:
+    """Make text that a model wrote safe to show to a judge, in time linear in the text.
+
+    No list of words separates instructions to a judge from text it should read, so no words are
+    removed: text is brought to its plain form, what nobody can see is removed, control tokens are
+    broken.
+
+    >>> sanitize("THOUGHT:\u200b look.\\n<|im_end|> \uff21")
+    'THOUGHT: look.\\n< |im_end| > A'
+    """
+    plain = unicodedata.normalize("NFKC", text.translate(_SEEN)).translate(_SEEN)
+    return _CONTROL.sub(r"\g<0> ", plain)

@@ -27,9 +27,7 @@ from pimono_sdpo.llm.calls import Json, Reply, Request
 from pimono_sdpo.llm.chat import Chat
 from pimono_sdpo.schema import DUEL_METRICS, Opponent
 from pimono_sdpo.text import replace_surrogates, shorten
-from processors.duel.answers import is_looping, strip_reasoning, sum_usage
-from processors.duel.prompts import prompt
-from processors.duel.sanitize import sanitize
+from processors.duel.answers import is_looping, prompt, sanitize, strip_reasoning, sum_usage
 from processors.duel.scores import MIN_JUDGES, choose_bucket, limit_score, score_judgment
 from processors.duel.turns import SHARD_ROWS
 
@@ -100,14 +98,10 @@ def read_verdict(text: str) -> Verdict | str:
         return "more than one JSON object"
     if not found or not {"A", "B"} <= set(found[0]):
         return 'no JSON object with "A" and "B"'
-    return _check_object(found[0])
-
-
-def _check_object(found: Json) -> Verdict | str:
-    verdict = found.get("verdict")
+    verdict = found[0].get("verdict")
     verdict = verdict.strip().lower() if isinstance(verdict, str) else verdict
     try:
-        read = msgspec.to_builtins(msgspec.convert({**found, "verdict": verdict}, _REPLY))
+        read = msgspec.to_builtins(msgspec.convert({**found[0], "verdict": verdict}, _REPLY))
     except msgspec.ValidationError as error:
         return str(error)
     reason = replace_surrogates(read["reason"]).strip()[:REASON_CHARS]
@@ -201,7 +195,7 @@ class JudgeStage:
         judge, order = seat
         first, second = (theirs, ours) if order == 0 else (ours, theirs)
         messages = [
-            {"role": "system", "content": prompt("judge.md")},
+            {"role": "system", "content": prompt("judge")},
             {"role": "user", "content": self.render_comparison(answer, first, second)},
         ]
         replies: list[Reply] = []
@@ -220,7 +214,7 @@ class JudgeStage:
             messages = [
                 *messages,
                 {"role": "assistant", "content": answered},
-                {"role": "user", "content": prompt("repair.md.j2", fault=read)},
+                {"role": "user", "content": prompt("repair", fault=read)},
             ]
 
     def render_comparison(self, answer: Row, first: str, second: str) -> str:
@@ -245,7 +239,7 @@ class JudgeStage:
         shared = [self.seed, answer["turn_id"], parts["known"], *sorted([first, second])]
         mark = hashlib.sha256(json.dumps(shared).encode()).hexdigest()[:16]
         name = "reference" if column == "assistant" else "solution"
-        return prompt("compared.md.j2", mark=mark, known_name=name, **parts)
+        return prompt("compared", mark=mark, known_name=name, **parts)
 
     def _row(
         self, answer: Row, seat: Seat, read: Verdict | str, replies: Sequence[Reply], raw: str

@@ -158,6 +158,34 @@ def render_target(action: Action, protocol: str) -> Turn:
     )
 
 
+# A call that is made this often in a row is a loop.
+REPEATS = 3
+
+
+def add_step(
+    steps: list[Json], at: int, name: str | None = None, args: Any = None, error: str | None = None
+) -> None:
+    """Add the step of the turn at index `at`: a call, or without a name the final answer."""
+    kind = "final"
+    if name is not None:
+        last = [(step["name"], step["args"]) for step in steps[1 - REPEATS :]]
+        is_loop = last == [(name, args)] * (REPEATS - 1)
+        kind = "parse_error" if not isinstance(args, dict) else "loop" if is_loop else "tool_call"
+    steps.append(
+        {
+            "index": len(steps),
+            "kind": kind,
+            "name": name,
+            "args": args,
+            "ok": error is None,
+            "error": error,
+            "n_context": at,
+            "tests_ok": None,
+            "malformed": None,
+        }
+    )
+
+
 def has_worked(step: Mapping[str, Any]) -> bool:
     """Whether a step is a call or a report that could be read and did not fail."""
     return step["kind"] in {"tool_call", "final"} and step["ok"] is not False

@@ -7,9 +7,9 @@ A run is compared with the passing runs of its task, and with what its suite kno
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from typing import Any
 
+from pimono_sdpo.text import match_globs
 from processors.rollouts.conversation import MAY_BE_BLANK, Action, is_test
 
 CHURN = 3
@@ -168,16 +168,10 @@ def find_leak(row: Row, task: Row | None) -> Why | None:
     for step in row["steps"]:
         args = step["args"] if step["ok"] and isinstance(step["args"], dict) else {}
         for path in (args.get("rel_path"), args.get("rel_dir")):
-            if isinstance(path, str) and any(_matches(glob, path) for glob in hide):
+            path = path.removeprefix("./").strip("/") if isinstance(path, str) else ""
+            if path and match_globs(path, hide):
                 return "leaked", f"`{path}` is hidden from agents and was seen"
     return None
-
-
-def _matches(glob: str, path: str) -> bool:
-    """Match a glob without a slash with every part of a path, else with the path's folders."""
-    parts, glob = path.removeprefix("./").strip("/").split("/"), glob.strip("/")
-    heads = ["/".join(parts[:end]) for end in range(1, len(parts) + 1)]
-    return any(fnmatchcase(name, glob) for name in (heads if "/" in glob else parts))
 
 
 def find_stray_files(row: Row, passing: Passing, task: Row | None) -> dict[str, Why]:

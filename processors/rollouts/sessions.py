@@ -19,28 +19,28 @@ from datasets import Features
 
 from pimono_sdpo.replay.calls import apply_in_turn, decode_arguments, find_path, read_edits
 from pimono_sdpo.replay.workspace import Workspace
-from pimono_sdpo.schema import PAIR, STEP_TAKEN, Turn
+from pimono_sdpo.schema import PAIR, Turn
 from pimono_sdpo.stage import Filter, FlatMap, Row
 from pimono_sdpo.traces.events import Event, decode_json
 from pimono_sdpo.traces.harness import find_harness
 from pimono_sdpo.traces.parse import Trace, find_branches, match_results, read_trace
 from processors.redact import identify, redact_text
-from processors.rollouts.conversation import dump_json, make_turn, select_context
+from processors.rollouts.conversation import add_step, dump_json, make_turn, select_context
 from processors.rollouts.steps import PLACEHOLDER, PROBLEM, RUN, drop_problems
 from processors.split import split
 
 Json = dict[str, Any]
-REPEATS = 3
+MAX_ERROR = 200
 EDITS = frozenset({"edit", "write", "multi_edit"})
 MOST_BETWEEN = 40
 LAST = 8
 TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array"}
 
 
-def read_session(row: Row, test_fraction: float, keep_identity: bool) -> list[Json]:
+def read_session(row: Row, test_fraction: float, recorder: Sequence[str] | None) -> list[Json]:
     """Return the run of one session."""
     trace = read_trace(row["trace"] or b"")
-    names = identify(row["trace"], trace, None if keep_identity else ())
+    names = identify(row["trace"], trace, recorder)
     turns, steps, _ = read_turns(trace, names)
     about = _describe_session(row, trace, steps, test_fraction)
     return [
@@ -95,7 +95,8 @@ def read_turns(
             answer = _redact(result.text, trace.cwd, names)
             args = _redact(decode_json(event.arguments), trace.cwd, names)
             place[event.index], place[result.index] = len(turns), len(turns) + 1
-            steps.append(_make_step(event, args, result.is_error, answer, len(turns), steps))
+            error = answer[:MAX_ERROR] if result.is_error else None
+            add_step(steps, len(turns), event.tool_name, args, error)
             call_id = event.call_id or f"call_{event.index}"
             function = {"name": event.tool_name, "arguments": args}
             call = {"id": call_id, "type": "function", "function": function}
@@ -119,29 +120,8 @@ def read_turns(
 def _add_text(turns: list[Turn], steps: list[Json], text: str) -> None:
     """Add a text of the assistant without a call, unless no request came before it."""
     if text and turns:
-        steps.append(
-            {**dict.fromkeys(STEP_TAKEN), "index": len(steps), "kind": "final", "ok": True}
-        )
-        steps[-1]["n_context"] = len(turns)
+        add_step(steps, len(turns))
         turns.append(make_turn("assistant", text))
-
-
-def _make_step(
-    call: Event, args: Any, failed: bool, answer: str, at: int, before: Sequence[Json]
-) -> Json:
-    last = [(step["name"], step["args"]) for step in before[1 - REPEATS :]]
-    readable = isinstance(args, dict)
-    is_loop = readable and last == [(call.tool_name, args)] * (REPEATS - 1)
-    return {
-        **dict.fromkeys(STEP_TAKEN),
-        "index": len(before),
-        "kind": "loop" if is_loop else "tool_call" if readable else "parse_error",
-        "name": call.tool_name,
-        "args": args,
-        "ok": not failed,
-        "error": answer[:200] if failed else None,
-        "n_context": at,
-    }
 
 
 def infer_tools(steps: Sequence[Json], harness: str) -> list[Json]:
@@ -177,10 +157,13 @@ def _redact(value: Any, cwd: str, names: Sequence[str] | None) -> Any:
     return value
 
 
-def build_stage(test_fraction: float = 0.0, keep_identity: bool = False) -> FlatMap:
-    """Return the stage; `test_fraction` of the repositories go to the test split."""
+def build_stage(test_fraction: float = 0.0, recorder: Sequence[str] | None = ()) -> FlatMap:
+    """Return the stage; `test_fraction` of the repositories go to the test split.
+
+    `recorder` is as in `processors.redact.identify`.
+    """
     return FlatMap(
-        partial(read_session, test_fraction=test_fraction, keep_identity=keep_identity),
+        partial(read_session, test_fraction=test_fraction, recorder=recorder),
         reads=("session_id", "source", "trace"),
         writes=RUN,
     )
@@ -191,10 +174,12 @@ def build_stage(test_fraction: float = 0.0, keep_identity: bool = False) -> Flat
 Found = tuple[str, int, Turn, Turn, str | None]
 
 
-def pair_session(row: Row, last: int, test_fraction: float, keep_identity: bool) -> list[Json]:
+def pair_session(
+    row: Row, last: int, test_fraction: float, recorder: Sequence[str] | None
+) -> list[Json]:
     """Return the pairs of one session."""
     trace = read_trace(row["trace"] or b"")
-    names = identify(row["trace"], trace, None if keep_identity else ())
+    names = identify(row["trace"], trace, recorder)
     turns, steps, place = read_turns(trace, names)
     about = _describe_session(row, trace, steps, test_fraction)
     made = []
@@ -304,14 +289,12 @@ def _find_answer(turns: Sequence[Turn], start: int) -> int | None:
 
 
 def build_stages(
-    test_fraction: float = 0.0, last: int = LAST, keep_identity: bool = False
+    test_fraction: float = 0.0, last: int = LAST, recorder: Sequence[str] | None = ()
 ) -> tuple[FlatMap, Filter]:
     """Return the stages from sessions to pairs; prompts keep the last `last` turns."""
     return (
         FlatMap(
-            partial(
-                pair_session, last=last, test_fraction=test_fraction, keep_identity=keep_identity
-            ),
+            partial(pair_session, last=last, test_fraction=test_fraction, recorder=recorder),
             reads=("session_id", "source", "trace"),
             writes=Features({**PAIR, **PROBLEM}),
         ),

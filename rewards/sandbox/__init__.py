@@ -11,6 +11,7 @@ import dataclasses
 import fcntl
 import functools
 import os
+import secrets
 import shutil
 import socket
 import subprocess
@@ -18,7 +19,7 @@ import sys
 import sysconfig
 import tempfile
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -64,9 +65,9 @@ class Ran:
 
     `exit_code` is None when `signal` ended it. `stdout` and `stderr` are the first bytes up to
     `Limits.output`; what is longer ends in a line `[... N bytes cut]`. `files` has those of
-    `collect` that are there, regular, and not too large. `stopped` names the limit at which the
-    tree was killed, "" when it ended by itself; a program whose allocation is refused ends by
-    itself.
+    `collect` that are there, regular, and not too large. `stopped` names the limit that was
+    passed, at which the tree was killed if it still ran, "" when it ended by itself; a program
+    whose allocation or write is refused ends by itself.
     """
 
     exit_code: int | None
@@ -108,24 +109,27 @@ class Sandbox:
         take them from a dataset.
         A command that is not there exits with 127. Raises SandboxError when nothing could be run.
         """
-        wanted = [_inside(name) for name in collect]
         wall = limits.wall_seconds or max(15, 5 * limits.cpu_seconds)
-        with _workspace(files or {}) as base, _own_uid() as uid:
+        with self._folder() as base, _own_uid() as uid:
             paths = (*readable(), *read)
             spec = {
                 "command": list(command),
                 "limits": {**dataclasses.asdict(limits), "wall_seconds": wall},
                 "env": {
                     "PATH": f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin",
-                    "HOME": f"{base}/work",
-                    "TMPDIR": f"{base}/tmp",
                     **CLEAN,
                     **(env or {}),
                 },
                 "folder": base,
+                "tmpfs": "" if any(path.startswith(TMPFS) for path in (base, *paths)) else TMPFS,
+                "files": {
+                    _inside(name): content.encode() if isinstance(content, str) else content
+                    for name, content in (files or {}).items()
+                },
+                "collect": [_inside(name) for name in collect],
                 "read": paths,
                 "uid": uid,
-                "search": bool(uid) and needs_search((*paths, base)),
+                "search": bool(uid) and needs_search((*paths, str(Path(base).parent))),
                 "filter": seccomp.program(own_uid=bool(uid)),
                 # RLIMIT_NPROC counts every task of the uid. Without a uid of its own a run shares
                 # it with what its user starts meanwhile, other runs included: it may then be
@@ -137,7 +141,6 @@ class Sandbox:
                 raise SandboxError(
                     f"the sandbox `{self.backend}` did not start: {report['refused']}"
                 )
-            found = {name: folder.read(base, f"work/{name}", limits.file_size) for name in wanted}
         stdout, stderr = (
             kept + (f"\n[... {seen - len(kept)} bytes cut]\n".encode() if seen > len(kept) else b"")
             for kept, seen in report["output"]
@@ -152,8 +155,19 @@ class Sandbox:
             wall_seconds=report["wall"],
             backend=self.backend,
             stopped=report["stopped"],
-            files={name: content for name, content in found.items() if content is not None},
+            files={name: text for name, text in report["files"].items() if text is not None},
         )
+
+    @contextmanager
+    def _folder(self) -> Iterator[str]:
+        """The path of a folder that a supervisor makes; removed afterwards where it is left."""
+        above = TMPFS if self.backend == "bubblewrap" else tempfile.gettempdir()
+        base = Path(above, f"sandbox-{secrets.token_hex(8)}")
+        try:
+            yield str(base)
+        finally:
+            if base.exists():
+                folder.remove(str(base))
 
     def _exchange(self, spec: dict[str, Any], stdin: bytes) -> dict[str, Any]:
         """Have a supervisor run a spec; return its report."""
@@ -180,7 +194,8 @@ def run(
 
 
 class Server(Sandbox):
-    """A warm interpreter, which runs what `python COMMAND...` would: a file, or `-c CODE`.
+    """A warm interpreter, which runs what `python COMMAND...` would: a file, `-c CODE`,
+    or `-m MODULE`, one of its imports of this package, for the function `main` of it.
 
         with Server(imports=["json", "math"]) as server:
             ran = server.run(["main.py"], files={"main.py": answer})
@@ -192,11 +207,12 @@ class Server(Sandbox):
 
     def __init__(self, imports: Sequence[str] = ()) -> None:
         super().__init__(choose("landlock"))
+        self.imports = tuple(imports)
         self._sending = threading.Lock()
         self._started = _started([], "warm_server", "-I")
         self._control = self._started.__enter__()
         try:
-            supervisor.send(self._control.fileno(), {"imports": list(imports)})
+            supervisor.send(self._control.fileno(), {"imports": self.imports})
             missing = supervisor.receive(self._control.fileno()).get("missing")
         except (EOFError, BrokenPipeError, ConnectionResetError) as ended:
             self.close()
@@ -325,32 +341,16 @@ def readable() -> tuple[str, ...]:
     return tuple(sorted(path for path in paths if Path(path).exists()))
 
 
-def needs_search(paths: Iterable[str]) -> bool:
-    """Whether a stranger's uid can reach some of these paths only with CAP_DAC_READ_SEARCH."""
-    on_the_way = {parent for path in paths for parent in _parents(path)}
-    return not all(parent.stat().st_mode & 0o001 for parent in on_the_way)
-
-
 @functools.lru_cache(maxsize=256)
-def _parents(path: str) -> tuple[Path, ...]:
-    return tuple(Path(path).resolve().parents)
+def needs_search(paths: tuple[str, ...]) -> bool:
+    """Whether a stranger's uid can reach some of these paths only with CAP_DAC_READ_SEARCH."""
+    resolved = [Path(path).resolve() for path in paths]
+    on_the_way = {folder for path in resolved for folder in (path, *path.parents)}
+    return not all(folder.stat().st_mode & 0o001 for folder in on_the_way if folder.is_dir())
 
 
-@contextmanager
-def _workspace(files: Mapping[str, bytes | str]) -> Iterator[str]:
-    """A folder of its own with `work`, which holds the files, and `tmp`; removed afterwards."""
-    base = tempfile.mkdtemp(prefix="sandbox-")
-    try:
-        for name in ("work", "tmp"):
-            Path(base, name).mkdir()
-        for name, content in files.items():
-            target = Path(base, "work", _inside(name))
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(content.encode() if isinstance(content, str) else content)
-        yield base
-    finally:
-        if Path(base).exists():  # the supervisor of an interrupted caller may have been first
-            folder.remove(base)
+# A run may have a tmpfs of its own over this folder.
+TMPFS = "/dev/shm"
 
 
 def _inside(name: str) -> str:
@@ -385,6 +385,7 @@ def _own_uid() -> Iterator[int]:
     raise SandboxError(f"all {len(UIDS)} uids for sandboxes are in use; run fewer at a time")
 
 
+@functools.cache
 def may_change_uid() -> bool:
     """Whether a run can have its own uid: as root, also as root of a container."""
     return os.geteuid() == 0 and kernel.has_capabilities(
@@ -396,7 +397,7 @@ def _bubblewrap(spec: dict[str, Any]) -> list[str]:
     """Namespaces around the supervisor, which confines what it starts as it does without them."""
     arguments = [
         shutil.which("bwrap") or "bwrap", "--unshare-pid", "--unshare-net", "--unshare-ipc",
-        "--unshare-uts", "--unshare-cgroup-try", "--die-with-parent", "--new-session",
+        "--unshare-uts", "--unshare-cgroup-try", "--new-session",
         "--tmpfs", "/", "--proc", "/proc", "--chdir", "/",
     ]  # fmt: skip
     for device in supervisor.DEVICES:  # not `--dev`, which wants devices that small machines lack
@@ -408,7 +409,7 @@ def _bubblewrap(spec: dict[str, Any]) -> list[str]:
         arguments += ["--perms", "0755", "--dir", parent]
     for path in bound:
         arguments += ["--ro-bind", path, path]
-    arguments += ["--bind", spec["folder"], spec["folder"]]
+    arguments += ["--size", str(spec["limits"]["disk"] * 5 // 4), "--tmpfs", TMPFS]
     if spec["uid"]:
         for capability in ("CHOWN", "DAC_OVERRIDE", "DAC_READ_SEARCH", "FOWNER", "KILL",
                            "SETGID", "SETUID", "SETPCAP", "SYS_PTRACE"):  # fmt: skip

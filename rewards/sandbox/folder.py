@@ -1,4 +1,4 @@
-"""The folder of a run: filled before, measured meanwhile, read and removed after.
+"""The folder of a run: made and filled before, measured meanwhile, read and removed after.
 
 Whatever lies in it after the start is hostile: symlinks, pipes, folders a thousand deep, folders
 that may not be listed. Nothing here follows a symlink, blocks on a pipe, or recurses without bound.
@@ -53,12 +53,19 @@ def _enter(name: str, folder: int | None) -> int:
         return os.open(name, ENTER, dir_fd=folder)
 
 
-def give(path: str, uid: int) -> None:
-    """Make a fresh tree the run's own."""
-    for root, _, files in os.walk(path):
-        os.chown(root, uid, uid)
-        for name in files:
-            os.chown(f"{root}/{name}", uid, uid)
+def make(path: str, files: dict[str, bytes], uid: int) -> None:
+    """Make `work`, which holds the files, and `tmp`, and all of it the run's own."""
+    for name in ("", "/work", "/tmp"):
+        os.mkdir(f"{path}{name}", 0o700)  # noqa: PTH102
+    for name, content in files.items():
+        above, _, last = f"{path}/work/{name}".rpartition("/")
+        os.makedirs(above, exist_ok=True)  # noqa: PTH103
+        with open(f"{above}/{last}", "wb") as file:  # noqa: PTH123
+            file.write(content)
+    if uid:
+        for root, _, names in os.walk(path):
+            for name in ("", *names):
+                os.chown(f"{root}/{name}", uid, uid)
 
 
 def read(path: str, name: str, most: int) -> bytes | None:

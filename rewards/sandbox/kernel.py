@@ -13,6 +13,8 @@ LIBC = ctypes.CDLL(None, use_errno=True)
 LIBC.syscall.restype = ctypes.c_long
 LIBC.prctl.argtypes = [ctypes.c_int, *[ctypes.c_ulong] * 4]
 
+LIBC.mount.argtypes = [ctypes.c_char_p] * 3 + [ctypes.c_ulong, ctypes.c_char_p]
+
 MACHINE = os.uname().machine
 AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 
@@ -64,6 +66,19 @@ def has_capabilities(*wanted: int) -> bool:
     with open("/proc/thread-self/status") as status:  # noqa: PTH123
         held = next(line for line in status if line.startswith("CapEff:"))
     return all(int(held.split()[1], 16) >> capability & 1 for capability in wanted)
+
+
+CLONE_NEWNS = 0x20000
+MS_NOSUID, MS_NODEV, MS_REC, MS_PRIVATE = 2, 4, 1 << 14, 1 << 18
+
+
+def mount_tmpfs(path: str, size: int, entries: int) -> None:
+    """Mount a tmpfs that only this process and its later children see; it ends with them."""
+    checked(LIBC.unshare(CLONE_NEWNS), "unshare")
+    checked(LIBC.mount(b"none", b"/", None, MS_REC | MS_PRIVATE, None), "mount")
+    options = f"size={size},nr_inodes={entries},mode=755".encode()
+    mounted = LIBC.mount(b"tmpfs", path.encode(), b"tmpfs", MS_NOSUID | MS_NODEV, options)
+    checked(mounted, f"mount of a tmpfs at {path}")
 
 
 def install_filter(code: bytes) -> None:

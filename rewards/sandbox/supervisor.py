@@ -103,8 +103,7 @@ class _Run:
         self.spec, self.connection = spec, connection
         self.limits = spec["limits"]
         prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
-        if spec["uid"]:
-            folder.give(spec["folder"], spec["uid"])
+        _make_folder(spec)
         pipes = [os.pipe() for _ in range(3)]
         self.begun = time.monotonic()
         self.pid = os.fork()
@@ -140,14 +139,23 @@ class _Run:
         over = cpu > self.limits["cpu_seconds"]
         if not stopped and (code == -SIGXCPU or (code == -9 and over)):
             stopped = "cpu"
+        if not stopped:  # at a stroke, between two looks
+            size, entries = folder.measure(self.spec["folder"], self.limits["files"])
+            over_disk = "disk" if size > self.limits["disk"] else ""
+            stopped = "files" if entries > self.limits["files"] else over_disk
         output = list(zip(map(bytes, self.kept), self.seen, strict=True))
-        return {"code": code, "stopped": stopped, "cpu": cpu, "wall": wall, "output": output}
+        base, most = self.spec["folder"], self.limits["file_size"]
+        files = {name: folder.read(base, f"work/{name}", most) for name in self.spec["collect"]}
+        report = {"code": code, "stopped": stopped, "cpu": cpu, "wall": wall}
+        return {**report, "output": output, "files": files}
 
     def _watch(self) -> tuple[str, int]:
         end = os.pidfd_open(self.pid)
         poll = select.poll()
-        for descriptor in (end, self.connection, *self.readers):
-            poll.register(descriptor, select.POLLIN)
+        poll.register(end, select.POLLIN)
+        poll.register(self.connection, select.POLLIN)
+        # Not yet the output: a short run is not to be interrupted at every line that it writes.
+        unheard = list(self.readers)
         last_look, looks, stopped = 0.0, 0, ""
         while not stopped:
             for descriptor, _ in poll.poll(TICK_MS):
@@ -160,6 +168,8 @@ class _Run:
             # Not at every chunk of output: a look costs more than a read.
             if time.monotonic() - last_look >= TICK_MS / 1000:
                 last_look, looks = time.monotonic(), looks + 1
+                while unheard:
+                    poll.register(unheard.pop(), select.POLLIN)
                 stopped = self._exceeded(looks)
         os.kill(self.pid, 9)
         return stopped, os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
@@ -207,6 +217,24 @@ class _Run:
         room = self.limits["output"] - len(self.kept[which])
         self.kept[which] += chunk[: max(0, room)]
         return bool(chunk)
+
+
+def _make_folder(spec: dict[str, Any]) -> None:
+    """Make the folder of a run, in a tmpfs of its own where the machine allows it.
+
+    What the tmpfs has beyond the limits leaves time to say which limit was reached.
+    """
+    limits = spec["limits"]
+    if spec["tmpfs"]:
+        try:
+            size, entries = limits["disk"] * 5 // 4, limits["files"] * 5 // 4 + 64
+            kernel.mount_tmpfs(spec["tmpfs"], size, entries)
+            spec["folder"] = spec["tmpfs"] + "/" + spec["folder"].rpartition("/")[2]
+        except kernel.KernelError:
+            pass  # only counted, then
+    base = spec["folder"]
+    folder.make(base, spec.pop("files"), spec["uid"])
+    spec["env"] = {"HOME": f"{base}/work", "TMPDIR": f"{base}/tmp", **spec["env"]}
 
 
 def _child(

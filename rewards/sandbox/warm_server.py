@@ -51,13 +51,13 @@ def main() -> None:
 
 def interpret(spec: dict[str, Any]) -> NoReturn:
     """Do what `python COMMAND...` does, in this process, and end it."""
-    for name in [name for name in sys.modules if name.partition(".")[0] == "rewards"]:
-        del sys.modules[name]
+    # A module that is kept nowhere would be taken apart, page by page.
+    own = {name: sys.modules.pop(name) for name in [*sys.modules] if name.startswith("rewards")}
     os.environ.clear()
     os.environ.update(spec["env"])
     sys.modules["__main__"] = types.ModuleType("__main__")
     try:
-        _run(spec["command"])
+        _run(spec["command"], own)
         code = 0
     except SystemExit as leaving:
         code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
@@ -80,8 +80,13 @@ def interpret(spec: dict[str, Any]) -> NoReturn:
     os._exit(code & 0xFF)
 
 
-def _run(command: list[str]) -> None:
+def _run(command: list[str], own: dict[str, types.ModuleType]) -> None:
     first, *rest = command
+    if first == "-m":
+        sys.argv = rest
+        sys.modules.update({n: one for n, one in own.items() if ".sandbox" not in n})
+        sys.modules[rest[0]].main()
+        return
     if first == "-c":
         name, source = "<string>", rest[0].encode()
         sys.argv = ["-c", *rest[1:]]

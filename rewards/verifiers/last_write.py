@@ -4,15 +4,13 @@ spec   as in `rewards.verifiers.candidate`
 score  1.0 if a whole file is written to a path that may be written, else 0.0
 
 A write is a call of `write`, `write_file` or `create_file` as JSON, with Gemma's delimiters or as
-XML, or `cat > path <<'EOF'` in a shell. A call that never closes does not count.
+XML. A call that never closes does not count.
 """
 
-import re
-from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from rewards.answers import MAX_CHARS, Call, find_calls
+from rewards.answers import Call, find_calls
 from rewards.verifiers.candidate import Candidate, Refusal, changed_files, files_of, refused_path
 from rewards.verifiers.rubric import VerifierResult, failed, passed
 
@@ -22,13 +20,6 @@ MAX_TIMES = 3  # a file may be drafted, not repeated to fill an answer
 
 _CONTENTS = ("content", "contents", "file_text", "text")
 PATHS = ("path", "file_path", "file")
-_HEREDOC = re.compile(
-    r"^[ \t]*cat[ \t]*(?:>[ \t]*(?P<path>[^\s<>|;&]+)[ \t]*)?<<[ \t]*(?P<quote>['\"]?)(?P<end>\w+)"
-    r"(?P=quote)[ \t]*(?:>[ \t]*(?P<after>[^\s<>|;&]+)[ \t]*)?\n",
-    re.MULTILINE,
-)
-_ENDING = re.compile(r"^(\w+)[ \t]*$", re.MULTILINE)
-_EXPANDED = re.compile(r"[$`\\]")
 
 
 class Write(NamedTuple):
@@ -81,27 +72,9 @@ def writes(completion: str) -> Iterator[Write]:
         path, content = find_text(call, PATHS), find_text(call, _CONTENTS)
         if call.name in TOOLS and path is not None and content is not None:
             yield Write(call.at, path, content)
-    yield from _catted(completion[:MAX_CHARS])
 
 
 def find_text(call: Call, names: Sequence[str]) -> str | None:
     """Return the first text among the arguments of these names."""
     given = call.arguments
     return next((given[name] for name in names if isinstance(given.get(name), str)), None)
-
-
-def _catted(text: str) -> Iterator[Write]:
-    endings: dict[str, list[int]] = {}
-    for line in _ENDING.finditer(text):
-        endings.setdefault(line[1], []).append(line.start())
-    at = 0
-    while heredoc := _HEREDOC.search(text, at):
-        at = heredoc.end()
-        ends = endings.get(heredoc["end"], [])
-        if (next_end := bisect_left(ends, at)) == len(ends):
-            continue
-        body, at = text[at : ends[next_end]], ends[next_end]
-        path = heredoc["path"] or heredoc["after"]
-        # The shell would expand an unquoted one to something unknown.
-        if path and (heredoc["quote"] or not _EXPANDED.search(body)):
-            yield Write(heredoc.start(), path.strip("'\""), body)

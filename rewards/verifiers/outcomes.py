@@ -5,20 +5,14 @@ bases up to the first built-in one, and that built-in one count; the bases of th
 looked up here. So no answer can raise an exception that is a ValueError and a TypeError at once.
 """
 
-import base64
 import builtins
-import marshal
-import sys
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 from pimono_sdpo.text import shorten
-from rewards import sandbox
 from rewards.sandbox import Ran
 
-# Runs `python ARGUMENTS...` as `Sandbox.run` does: `cold`, or `in_server` of a warm one.
+# Runs `python ARGUMENTS...` as `Server.run` does, also `-m` and a worker: `tests.in_server`.
 Python = Callable[..., Ran]
 ENVIRONMENT = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 
@@ -35,34 +29,11 @@ class Outcome(NamedTuple):
 PASSED, UNKNOWN = Outcome("passed"), Outcome("unknown")
 
 
-def cold(arguments: Sequence[str], **options: Any) -> Ran:
-    """Run Python in a sandbox of its own."""
-    return sandbox.run([sys.executable, "-I", "-B", *arguments], env=ENVIRONMENT, **options)
-
-
-BOOT = """
-import base64, marshal, sys, types
-for name, code in marshal.loads(base64.b64decode({0!r})):
-    module = sys.modules[name] = types.ModuleType(name)
-    parent, _, last = name.rpartition(".")
-    if parent: setattr(sys.modules[parent], last, module)
-    if code: exec(code, module.__dict__)
-module.main()
-"""
-
-
-@cache
-def shipped(*workers: str) -> str:
-    """Return a program that runs `main` of the last of these files, compiled one after the other.
-
-    The sandbox cannot read a checkout, so whole files are handed to it.
-    """
-    packages = ("rewards", "rewards.verifiers", "rewards.verifiers.recorded")
-    parts: list[tuple[str, Any]] = [(package, None) for package in packages]
-    for name in workers:
-        path = Path(__file__).parent / f"{name.replace('.', '/')}.py"
-        parts.append((f"rewards.verifiers.{name}", compile(path.read_text(), f"<{name}>", "exec")))
-    return BOOT.format(base64.b64encode(marshal.dumps(parts)))
+VALUE_WORKER, PYTEST_WORKER, RECORDED_WORKER = WORKERS = (
+    "rewards.verifiers.value_worker",
+    "rewards.verifiers.pytest_worker",
+    "rewards.verifiers.recorded.worker",
+)
 
 
 def describe_ending(ran: Ran, call: str) -> Outcome:

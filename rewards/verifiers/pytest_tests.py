@@ -30,7 +30,14 @@ import msgspec
 from rewards.sandbox import Limits, Ran, SandboxError
 from rewards.verifiers.answer import parsed
 from rewards.verifiers.candidate import Candidate
-from rewards.verifiers.outcomes import PASSED, UNKNOWN, Outcome, Python, describe_ending, shipped
+from rewards.verifiers.outcomes import (
+    PASSED,
+    PYTEST_WORKER,
+    UNKNOWN,
+    Outcome,
+    Python,
+    describe_ending,
+)
 from rewards.verifiers.rubric import BadSpec
 
 OUTPUT = 8 << 20
@@ -212,8 +219,8 @@ def run_together(
         "remove": [path for path in tests.files if path not in tests.keep],
     }
     limits = Limits(cpu_seconds=tests.seconds, output=OUTPUT)
-    program, given = shipped("channel", "pytest_worker"), json.dumps(job).encode()
-    ran = python(["-c", program], files={**files, **tests.files}, stdin=given, limits=limits)
+    given, beside = json.dumps(job).encode(), {**files, **tests.files}
+    ran = python(["-m", PYTEST_WORKER], files=beside, stdin=given, limits=limits)
     start = f"{nonce} ".encode()
     lines = [line for line in ran.stdout.split(b"\n")[:-1] if line.startswith(start)]
     return ran, [json.loads(line.removeprefix(start)) for line in lines]

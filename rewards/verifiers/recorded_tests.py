@@ -4,7 +4,9 @@ tests  kind: "recorded", made by `record` from a reference and tests for pytest:
        of the tests; passes: the node ids that must pass; calls: what the tests asked of the
        reference, and its replies; modules, packages, roots, sources: what can be imported, from
        where, and modules that both sides have; left_out: the tests that cannot be recorded, with
-       the reason; seconds: CPU seconds of the whole run; `needs` as in `rewards.verifiers.tests`
+       the reason; generated: calls of the same functions with other arguments, as in
+       `rewards.verifiers.generated_calls`; seconds: CPU seconds of the whole run; `needs` as in
+       `rewards.verifiers.tests`
 
 When a suite is built, the tests run once with the reference in another process, and every call
 that crosses over is written down: arguments, results, exceptions, arguments that were changed,
@@ -25,6 +27,7 @@ other modules, derive or copy classes of the answer, or give other results each 
 """
 
 import json
+import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
@@ -33,21 +36,26 @@ import msgspec
 
 from rewards.sandbox import Limits, Ran
 from rewards.verifiers import pytest_tests
+from rewards.verifiers.generated_calls import generate_calls
 from rewards.verifiers.outcomes import (
     PASSED,
+    RECORDED_WORKER,
     UNKNOWN,
     Outcome,
     Python,
     built_in,
     describe_ending,
     listed,
-    shipped,
 )
 from rewards.verifiers.pytest_tests import STAGES, Events, PytestTests, Seconds
 from rewards.verifiers.recorded.values import Decoder
 
 OUTPUT = 32 << 20
 ROUNDS = 12
+# Of a reference whose replies differ from run to run.
+TRIES = 6
+# Archives keep times in steps of 2 seconds: within one, a file with the time in it looks the same.
+ARCHIVE_SECONDS = 2.1
 MAX_BYTES = 1 << 20
 OBJECTS = ("instance", "class", "function", "module", "library")
 # What an unfinished program raises; a test that expects any exception must not take it for one.
@@ -72,6 +80,7 @@ class RecordedTests(msgspec.Struct, tag_field="kind", tag="recorded", kw_only=Tr
     packages: dict[str, str] = {}
     passes: list[str]
     calls: Calls
+    generated: Calls = []
     left_out: dict[str, str] = {}
 
 
@@ -107,9 +116,43 @@ def record(files: Mapping[str, str], tests: Mapping[str, Any], python: Python) -
     if (size := len(json.dumps(made.calls))) > MAX_BYTES:
         raise NotRecordable(f"its recorded calls have {size} bytes, more than {MAX_BYTES}")
     _finish(made.calls)
+    made.generated = _generated(files, made, python)
     made.left_out = reasons
     plain: dict[str, Any] = msgspec.to_builtins(made)
     return plain
+
+
+def _generated(files: Mapping[str, str], made: RecordedTests, python: Python) -> Calls:
+    """Return generated calls for which the reference gives the same value twice."""
+    messages = generate_calls(made.calls)
+    if not messages:
+        return []
+    first, second = (_run("call", files, made, python, messages)[1] for _ in range(2))
+    calls = zip(messages, first, second, strict=False)
+    return [
+        [message, one]
+        for message, one, other in calls
+        if _essence(one) == _essence(other)
+        and "raised" not in one
+        and (message["op"] != "call" or not any(row[0] in OBJECTS for row in one["table"]))
+    ]
+
+
+def replies_to_generated(
+    files: Mapping[str, str], tests: RecordedTests, python: Python
+) -> list[tuple[Any, Any]]:
+    """Return the answer's and the reference's reply to each generated call.
+
+    Raises SandboxError when nothing could be run.
+    """
+    messages = [message for message, _ in tests.generated]
+    replies = _run("call", files, tests, python, messages)[1] if messages else []
+    padded = replies + [{}] * (len(messages) - len(replies))
+    return [
+        (reply, expected)
+        for reply, (message, expected) in zip(padded, tests.generated, strict=False)
+        if message["op"] == "call"
+    ]
 
 
 def _fails_plainly(files: Mapping[str, str], tests: PytestTests, python: Python) -> str:
@@ -160,14 +203,23 @@ def _unsteady(files: Mapping[str, str], made: RecordedTests, python: Python) -> 
     calls = [[dict(message), reply] for message, reply in made.calls]
     _finish(calls)
     again = msgspec.structs.replace(made, calls=calls)
-    outcomes = verify_recorded(files, again, python)
-    _, events = _run("check", {}, again, python)
-    wanted: dict[str, Any] = next((event["wanted"] for event in events if "end" in event), {})
-    return [
-        name
-        for number, (name, outcome) in enumerate(zip(made.passes, outcomes, strict=True), 1)
-        if outcome != PASSED or str(number) in wanted or "0" in wanted
-    ]
+    recorded = [_essence(reply) for _, reply in calls]
+    unsteady: set[str] = set()
+    if any("files" in one for call in calls for one in call):
+        time.sleep(ARCHIVE_SECONDS)
+    for _ in range(TRIES):
+        outcomes = verify_recorded(files, again, python)
+        _, events = _run("check", {}, again, python)
+        wanted: dict[str, Any] = next((event["wanted"] for event in events if "end" in event), {})
+        unsteady |= {
+            name
+            for number, (name, outcome) in enumerate(zip(made.passes, outcomes, strict=True), 1)
+            if outcome != PASSED or str(number) in wanted or "0" in wanted
+        }
+        _, replies = _run("call", files, again, python, [message for message, _ in calls])
+        if [*map(_essence, replies)] == recorded:
+            break  # nothing is left to chance
+    return [name for name in made.passes if name in unsteady]
 
 
 def _finish(calls: Calls) -> None:
@@ -229,15 +281,13 @@ def _run(
     job: dict[str, Any] = {"roots": tests.roots, "shared": tests.sources}
     if mode != "record":
         job["calls"] = tests.calls if calls is None else calls
-    workers = ["channel", "recorded.values", "recorded.answer"]
     if mode != "call":
         job["arguments"] = [path for path in tests.files if pytest_tests.is_test(path)]
         job |= {"modules": tests.modules, "ids": tests.passes}
         job |= {"files": tests.packages | tests.files}
-        workers += ["pytest_worker", "recorded.stubs"]
     limits = Limits(cpu_seconds=tests.seconds, output=OUTPUT)
-    program = shipped(*workers, "recorded.worker")
-    ran = python(["-c", program, mode], files=files, stdin=json.dumps(job).encode(), limits=limits)
+    command, given = ["-m", RECORDED_WORKER, mode], json.dumps(job).encode()
+    ran = python(command, files=files, stdin=given, limits=limits)
     lines = ran.stdout.split(b"\n")[:-1]
     return ran, [json.loads(line) for line in lines if line.startswith(b"{")]
 

@@ -4,7 +4,8 @@ range  0 to 1, or None when nothing was judged
 
     a gate failed          its partial credit, scaled below GATE_SHARE
     a graded one failed    from GATE_SHARE (0 without gates) up to MAX_PARTIAL
-    all that had a say passed    1.0, and never otherwise
+    all that had a say passed    1.0, and never otherwise; up to MAX_PARTIAL if a graded one
+                                 that passed has a score below 1.0
     any `error`, or nothing had a say    None: neither for nor against the model
 """
 
@@ -26,10 +27,11 @@ MAX_PARTIAL = 0.99
 class VerifierResult:
     """One verdict.
 
-    `score` is 1.0 when everything passed, partial credit up to MAX_PARTIAL when something failed,
-    and None when nothing was judged: `error` is our own fault and never the model's, `skipped`
-    means that the verifier does not apply. `category` is one of the filter's, or `timeout`,
-    `patch_apply`, `malformed_output`. `feedback` is for the teacher, "" when passed.
+    `score` is 1.0 when everything passed (less where an answer differs from the reference beyond
+    the tests), partial credit up to MAX_PARTIAL when something failed, and None when nothing was
+    judged: `error` is our own fault and never the model's, `skipped` means that the verifier does
+    not apply. `category` is one of the filter's, or `timeout`, `patch_apply`, `malformed_output`.
+    `feedback` is for the teacher, "" when passed.
     """
 
     name: str
@@ -159,10 +161,10 @@ class Rubric:
         judged = [(r, w) for r, w in graded if r.status in ("passed", "failed")]
         if "error" in statuses or not statuses & {"passed", "failed"}:
             reward = None
-        elif "failed" not in statuses:
+        elif "failed" not in statuses and all(_credit(result) == 1.0 for result, _ in judged):
             reward = 1.0
         else:
-            credit = sum(w * (1.0 if r.status == "passed" else _partial(r)) for r, w in judged)
+            credit = sum(weight * _credit(result) for result, weight in judged)
             share = credit / sum(weight for _, weight in judged)
             floor = GATE_SHARE if self.gates else 0.0
             reward = min(MAX_PARTIAL, floor + (MAX_PARTIAL - floor) * share)
@@ -194,6 +196,11 @@ def _run(verifier: Verifier, completion: str, spec: dict[str, Any]) -> VerifierR
             f"`{name}` is not a verifier: it returns {type(result).__name__}, not VerifierResult."
         )
     return result
+
+
+def _credit(result: VerifierResult) -> float:
+    passes = result.status == "passed"
+    return 1.0 if passes and result.score in (1.0, None) else _partial(result)
 
 
 def _partial(result: VerifierResult) -> float:

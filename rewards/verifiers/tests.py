@@ -5,7 +5,8 @@ spec   as in `rewards.verifiers.candidate`, and `tests`, an object with `kind`, 
        needs: globs of the files that the program needs beside those that were changed (default:
        the Python files below the top folder of the module, or of what may be written); `locked`
        files are never included, so that the answer cannot read expected values there
-score  the share of the tests that pass
+score  the share of the tests that pass; of an answer that passes all of them 0.9 to 1.0, by the
+       share of the generated calls for which it gives the value of the reference
 
 tests  kind: "value"; module: path of the file; entry: name of the function in it, dots allowed;
        cases: [{"args": [...], "kwargs": {...}, "expected": value}], or "raises": name of an
@@ -31,11 +32,14 @@ count; a program that exits with another code than 0 fails, whatever it printed.
 "pytest" the tests run beside the answer; then a determined program can deceive them.
 """
 
+import atexit
+import dataclasses
 import functools
 import json
 import math
 import re
 import signal
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal
@@ -51,13 +55,13 @@ from rewards.verifiers.outcomes import (
     ENVIRONMENT,
     PASSED,
     UNKNOWN,
+    VALUE_WORKER,
+    WORKERS,
     Outcome,
     Python,
-    cold,
     counts_as,
     describe_ending,
     listed,
-    shipped,
 )
 from rewards.verifiers.pytest_tests import PytestTests, Seconds
 from rewards.verifiers.recorded_tests import RecordedTests
@@ -66,7 +70,8 @@ from rewards.verifiers.rubric import BadSpec, VerifierResult, error, failed, pas
 NAME = "tests"
 SECONDS = 10.0
 OUTPUT = 8 << 20
-IMPORTS = ("pytest", "json", "ctypes", "decimal", "fractions", "datetime", "collections", "runpy")
+GENERATED_SHARE = 0.1
+IMPORTS = (*WORKERS, "rewards.verifiers.recorded.stubs", "ctypes", "runpy")
 
 
 class OutputCase(msgspec.Struct):
@@ -130,9 +135,10 @@ def check_tests(spec: Mapping[str, Any]) -> Tests:
     return tests
 
 
-def verify(completion: str, spec: dict[str, Any], python: Python = cold) -> VerifierResult:
+def verify(completion: str, spec: dict[str, Any], python: Python | None = None) -> VerifierResult:
     """Run the tests; partial credit is the share that passed, metrics `tests` and `passed`.
 
+    Without `python` they run in an interpreter that is started with the first call of this process.
     Raises BadSpec for a spec whose tests cannot be run.
     """
     if "tests" not in spec:
@@ -145,17 +151,22 @@ def verify(completion: str, spec: dict[str, Any], python: Python = cold) -> Veri
     try:
         return verify_candidate(candidate, spec, python)
     except SandboxError as trouble:
+        if python is None:
+            _warm.cache_clear()  # the next call starts another one
         return error(NAME, str(trouble))
 
 
 def verify_candidate(
-    candidate: Candidate, spec: Mapping[str, Any], python: Python = cold
+    candidate: Candidate, spec: Mapping[str, Any], python: Python | None = None
 ) -> VerifierResult:
-    """Run the tests on a candidate.
+    """Run the tests on a candidate, as `verify` does.
 
     Raises SandboxError when nothing could be run.
     """
     tests = check_tests(spec)
+    if python is None:
+        with _ONE_SERVER:
+            python = _warm()
     if why := unwritable(candidate, getattr(tests, "files", {})):
         return failed(NAME, "malformed_output", why)
     files = _visible(candidate, spec, tests)
@@ -165,16 +176,48 @@ def verify_candidate(
         case OutputTests():
             return verdict(verify_outputs(files, tests, python))
         case RecordedTests():
-            return verdict(recorded_tests.verify_recorded(files, tests, python))
+            found = verdict(recorded_tests.verify_recorded(files, tests, python))
+            return _compared(found, files, tests, python)
         case PytestTests():
             if why := pytest_tests.refusal(candidate, tests):
                 return failed(NAME, "policy_block", why)
             return verdict(pytest_tests.verify_pytest(files, tests, python))
 
 
+def _compared(
+    found: VerifierResult, files: Mapping[str, str], tests: RecordedTests, python: Python
+) -> VerifierResult:
+    """Lower the score of an answer that passes by the share of generated calls it differs in."""
+    if found.status != "passed":
+        return found
+    replies = recorded_tests.replies_to_generated(files, tests, python)
+    if not replies:
+        return found
+    alike = sum(
+        same([one.get("refs"), one.get("table")], [other["refs"], other["table"]])
+        for one, other in replies
+        if "raised" not in one
+    )
+    counts = {"generated": float(len(replies)), "generated_alike": float(alike)}
+    score = 1.0 - GENERATED_SHARE * (1.0 - alike / len(replies))
+    return dataclasses.replace(found, score=score, metrics={**found.metrics, **counts})
+
+
 def in_server(server: Server) -> Python:
-    """Return what runs Python for many short runs in one warm interpreter, best with IMPORTS."""
+    """Return what runs Python for many short runs in one warm interpreter, which has IMPORTS."""
+    if missing := {*WORKERS} - {*server.imports}:
+        raise ValueError(f"the server has not imported {', '.join(sorted(missing))}")
     return functools.partial(server.run, env=ENVIRONMENT)
+
+
+_ONE_SERVER = threading.Lock()
+
+
+@functools.cache
+def _warm() -> Python:
+    server = Server(IMPORTS)
+    atexit.register(server.close)
+    return in_server(server)
 
 
 def _visible(candidate: Candidate, spec: Mapping[str, Any], tests: Tests) -> dict[str, str]:
@@ -316,8 +359,8 @@ def verify_values(files: Mapping[str, str], tests: ValueTests, python: Python) -
     }  # fmt: skip
     total = tests.seconds * min(len(cases) + 1, CASES_AT_FULL_TIME)
     limits = Limits(cpu_seconds=total, output=OUTPUT)
-    program, given = shipped("channel", "value_worker"), json.dumps(job).encode()
-    ran = python(["-c", program], files=files, stdin=given, limits=limits)
+    given = json.dumps(job).encode()
+    ran = python(["-m", VALUE_WORKER], files=files, stdin=given, limits=limits)
     first, *lines = _read_lines(ran.stdout) or [{}]
     if "ready" not in first:
         call = f"importing {tests.module}"

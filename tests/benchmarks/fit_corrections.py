@@ -3,8 +3,8 @@
     python -m tests.benchmarks.fit_corrections LABELS TRACES [LABELS TRACES ...]
 
 Writes processors/corrections/weights.json. A logistic regression, pulled towards the prior weights
-of the cues and towards 0 for words: a few hundred labels may move a weight, not make it. A word or
-a pair of words counts when at least three people used it. The same input gives the same bytes.
+of the cues: a few hundred labels may move a weight, not make it. The words themselves do not count;
+they show who writes. The same input gives the same bytes.
 """
 
 import argparse
@@ -16,17 +16,15 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from scipy import sparse
 from scipy.optimize import minimize
 
 from pimono_sdpo.errors import PimonoError
 from processors.corrections.decide import Model, compute_probability
-from processors.corrections.features import Description, read_cues
+from processors.corrections.features import read_cues
 from tests.benchmarks.corrections import Example, read_examples
 
-CUE_PULL, SITUATION_PULL, WORD_PULL = 12.0, 6.0, 8.0
+CUE_PULL, SITUATION_PULL = 12.0, 6.0
 INTERCEPT, INTERCEPT_PULL = -2.0, 0.05
-LEAST_PEOPLE, LEAST_WEIGHT, LONGEST_WORD = 3, 0.02, 24
 STEPS = 400
 # One for all, never fitted.
 THRESHOLD = 0.5
@@ -39,24 +37,15 @@ def fit(examples: Sequence[Example]) -> Model:
     """Maximise the penalised log-likelihood; messages of a harness do not count."""
     used = [(e, e.described) for e in examples if e.described is not None]
     cues = {cue.name: (cue.prior, cue.pattern is None) for cue in read_cues()}
-    words = _list_words(used)
-    names = [*(("cue", name) for name in cues), *(("word", word) for word in words)]
-    column = {name: number for number, name in enumerate(names)}
-    cells = [
-        (row, column[name], value)
-        for row, (_, described) in enumerate(used)
-        for name, value in _weigh(described)
-        if name in column
-    ]
-    rows, columns, values = zip(*cells, strict=True) if cells else ((), (), ())
-    shape = (len(used), len(column))
-    x = sparse.csr_matrix((np.array(values), (rows, columns)), shape=shape)
+    column = {name: number for number, name in enumerate(cues)}
+    x: Array = np.zeros((len(used), len(cues)))
+    for row, (_, described) in enumerate(used):
+        x[row, [column[name] for name in described.cues]] = described.scale
+        x[row, [column[name] for name in described.situation]] = 1.0
     y: Array = np.array([float(example.positive) for example, _ in used])
-    prior: Array = np.array([p for p, _ in cues.values()] + [0.0] * len(words) + [INTERCEPT])
+    prior: Array = np.array([*(p for p, _ in cues.values()), INTERCEPT])
     pull: Array = np.array(
-        [SITUATION_PULL if around else CUE_PULL for _, around in cues.values()]
-        + [WORD_PULL] * len(words)
-        + [INTERCEPT_PULL]
+        [*(SITUATION_PULL if around else CUE_PULL for _, around in cues.values()), INTERCEPT_PULL]
     )
 
     def loss(weights: Array) -> tuple[float, Array]:
@@ -68,35 +57,12 @@ def fit(examples: Sequence[Example]) -> Model:
 
     found = minimize(loss, prior, jac=True, method="L-BFGS-B", options={"maxiter": STEPS})
     rounded = [round(float(weight), 2) for weight in found.x]
-    fitted = dict(zip(column, rounded[:-1], strict=True))
     return Model(
         threshold=THRESHOLD,
         intercept=rounded[-1],
-        cues={name: fitted["cue", name] for name in sorted(cues)},
-        words={
-            word: fitted["word", word]
-            for word in words
-            if abs(fitted["word", word]) >= LEAST_WEIGHT
-        },
+        cues=dict(sorted(zip(cues, rounded[:-1], strict=True))),
         fitted_to=frozenset(example.session for example, _ in used),
     )
-
-
-def _list_words(used: Sequence[tuple[Example, Description]]) -> list[str]:
-    people: dict[str, set[str]] = {}
-    for example, described in used:
-        for gram in described.grams:
-            people.setdefault(gram, set()).add(example.person)
-    return sorted(
-        gram for gram, by in people.items() if len(by) >= LEAST_PEOPLE and len(gram) <= LONGEST_WORD
-    )
-
-
-def _weigh(described: Description) -> list[tuple[tuple[str, str], float]]:
-    said = [*(("cue", name) for name in described.cues), *(("word", w) for w in described.grams)]
-    return [(name, described.scale) for name in sorted(said)] + [
-        (("cue", name), 1.0) for name in sorted(described.situation)
-    ]
 
 
 def without_each(examples: Sequence[Example], groups: Sequence[str]) -> list[float]:
@@ -120,7 +86,6 @@ def weights_json(model: Model) -> str:
         "intercept": model.intercept,
         "threshold": model.threshold,
         "cues": model.cues,
-        "words": model.words,
         "fitted_to": sorted(model.fitted_to),
     }
     return json.dumps(values, indent=0, ensure_ascii=False) + "\n"

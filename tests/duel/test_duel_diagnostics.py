@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pimono_sdpo.duel.gate import krippendorff_alpha
-from pimono_sdpo.duel.summary import summarize_lengths, summarize_panel
+from pimono_sdpo.duel.result import summarize_lengths, summarize_panel
 from tests.duel.votes import votes as votes_of
 
 NAN = float("nan")

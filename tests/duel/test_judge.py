@@ -11,6 +11,7 @@ import pytest
 from pimono_sdpo.llm.chat import Chat
 from pimono_sdpo.llm.settings import Endpoint, Limits
 from pimono_sdpo.schema import DUEL_METRICS, JUDGMENT
+from processors.duel.answers import sanitize
 from processors.duel.judge import (
     NO_JUDGE_ASKED,
     JudgeStage,
@@ -19,7 +20,6 @@ from processors.duel.judge import (
     is_bucket_decided,
     read_verdict,
 )
-from processors.duel.sanitize import sanitize
 from processors.duel.scores import choose_bucket, collect_votes, score_turns
 from tests.chat_server import ChatServer, busy
 from tests.duel.players import play, shown, verdict

@@ -8,9 +8,11 @@
     repos.py       routes: accounts, repositories, info, refs
     files.py       routes: listing and reading files
     commits.py     routes: preupload, LFS, commit
+    objects.py     routes of the storage host, where large files lie
     tokens.py      routes: access to the content-addressed store
     buckets.py     routes: buckets
     jobs.py        routes: jobs
+    spaces.py      routes: Spaces; runs their apps, and the address of these
     executor.py    runs a job's command
     faults.py      what goes wrong on purpose
     server.py      the route table, the thread, and what a test holds: `LoopbackHub`

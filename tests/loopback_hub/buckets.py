@@ -5,7 +5,7 @@ import json
 from starlette.responses import JSONResponse, Response
 
 from tests.loopback_hub.call import Call, Refusal, missing_entry, route
-from tests.loopback_hub.files import ranged
+from tests.loopback_hub.objects import ranged
 from tests.loopback_hub.storage import Bucket, BucketFile
 
 CREATED = "2026-01-01T00:00:00.000Z"
@@ -82,6 +82,8 @@ def batch(call: Call) -> Response:
             failed = [{"path": path, "error": f"No such object: {wanted['xetHash']}"}]
             return JSONResponse({"failed": failed}, 422)
         after[path] = BucketFile(data, wanted["xetHash"], wanted["mtime"])
+        for space in call.store.spaces.values():
+            space.mount(bucket.bucket_id, path, data)
     bucket.files = after
     return JSONResponse({"success": True, "failed": []})
 

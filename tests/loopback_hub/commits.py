@@ -2,13 +2,13 @@
 
 import base64
 import json
-from hashlib import sha256
 from typing import Any
 
 from starlette.responses import JSONResponse, Response
 
 from tests.loopback_hub.call import REPO, REV, Call, Refusal, missing_entry, route
 from tests.loopback_hub.card import problems
+from tests.loopback_hub.objects import sign
 from tests.loopback_hub.storage import (
     LFS_OVER_BYTES,
     Blob,
@@ -58,19 +58,11 @@ def lfs_batch(call: Call) -> Response:
     for wanted in json.loads(call.body)["objects"]:
         answer = {"oid": wanted["oid"], "size": wanted["size"]}
         if wanted["oid"] not in call.store.lfs:
-            upload = {"href": f"{call.base}/lfs-objects/{wanted['oid']}"}
+            upload = {"href": sign(call, "PUT", f"/objects/{wanted['oid']}")}
             verify = {"href": f"{call.base}/{repo.path}.git/info/lfs/objects/verify"}
             answer["actions"] = {"upload": upload, "verify": verify}
         objects.append(answer)
     return JSONResponse({"transfer": "basic", "objects": objects})
-
-
-def lfs_put(call: Call) -> Response:
-    found = sha256(call.body).hexdigest()
-    if found != call.args["oid"]:
-        raise Refusal(400, f"The object's sha256 is {found}")
-    call.store.lfs[found] = call.body
-    return Response(status_code=200)
 
 
 def lfs_verify(call: Call) -> Response:
@@ -159,5 +151,4 @@ ROUTES = [
     route("POST", rf"{REPO}/commit/{REV}", commit),
     route("POST", rf"{LFS}/batch", lfs_batch),
     route("POST", rf"{LFS}/verify", lfs_verify),
-    route("PUT", r"/lfs-objects/(?P<oid>[0-9a-f]{64})", lfs_put),
 ]

@@ -1,15 +1,13 @@
 """Routes for listing and reading files."""
 
-import re
-
 from starlette.responses import JSONResponse, Response
 
-from tests.loopback_hub.call import REPO, REV, Call, Refusal, missing_entry, route
+from tests.loopback_hub.call import REPO, REV, Call, missing_entry, route
+from tests.loopback_hub.objects import ranged, sign
 from tests.loopback_hub.storage import Blob, Commit, Repo, tree_oid, under
 
 # Entries of a tree in one answer.
 PAGE = 1000
-RANGE = re.compile(r"bytes=(\d*)-(\d*)")
 
 
 def tree(call: Call) -> Response:
@@ -85,19 +83,14 @@ def resolve(call: Call) -> Response:
     content = commit.tree.get(call.args["path"])
     if content is None:
         raise missing_entry(call.args["path"])
-    return ranged(call, content.data, file_headers(call, repo, commit, content))
-
-
-def ranged(call: Call, data: bytes, headers: dict[str, str]) -> Response:
-    """The bytes that were asked for: all of them, a range of them, or only how many there are."""
-    status = 200
-    wanted = RANGE.fullmatch(call.request.headers.get("range", ""))
-    if wanted is not None:
-        start, stop = span(wanted[1], wanted[2], len(data))
-        headers["Content-Range"] = f"bytes {start}-{stop - 1}/{len(data)}"
-        status, data = 206, data[start:stop]
-    headers["Content-Length"] = str(len(data))
-    return Response(b"" if call.request.method == "HEAD" else data, status, headers)
+    headers = file_headers(call, repo, commit, content)
+    if content.lfs:
+        # The bytes are elsewhere, at an address that whoever may read the file is given.
+        name = call.args["path"].rpartition("/")[2]
+        headers["Location"] = sign(call, "GET", f"/objects/{content.sha256}/{name}")
+        call.store.lfs.setdefault(content.sha256, content.data)
+        return Response(status_code=302, headers=headers)
+    return ranged(call, content.data, headers)
 
 
 def file_headers(call: Call, repo: Repo, commit: Commit, content: Blob) -> dict[str, str]:
@@ -110,17 +103,6 @@ def file_headers(call: Call, repo: Repo, commit: Commit, content: Blob) -> dict[
         token = f"{call.base}/api/{repo.repo_type}s/{repo.repo_id}/xet-read-token/{commit.sha}"
         headers |= {"X-Xet-Hash": known, "Link": f'<{token}>; rel="xet-auth"'}
     return headers
-
-
-def span(first: str, last: str, size: int) -> tuple[int, int]:
-    """The half-open byte span of a Range header: "a-b", "a-" or "-n" (the last n)."""
-    if first:
-        start, stop = int(first), min(int(last) + 1, size) if last else size
-    else:
-        start, stop = max(size - int(last or 0), 0), size
-    if start >= stop:
-        raise Refusal(416, f"Range not satisfiable: {first}-{last} of {size}")
-    return start, stop
 
 
 FILE = rf"/(?:(?P<type>dataset|space)s/)?(?P<id>[^/]+/[^/]+)/resolve/{REV}/(?P<path>.+)"

@@ -10,6 +10,7 @@ import pytest
 
 from tests.loopback_hub.forked import Forked
 from tests.loopback_hub.server import LoopbackHub, address, loopback
+from tests.loopback_hub.spaces import Edge
 
 
 @pytest.fixture(scope="session")
@@ -40,3 +41,13 @@ def loopback_hub(
     with loopback(hub_socket.dup()) as hub:
         hub.forks = hub_forks
         yield hub
+
+
+@pytest.fixture
+def hub_with_apps(
+    loopback_hub: LoopbackHub, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[LoopbackHub]:
+    """A Hub whose Spaces run their apps."""
+    loopback_hub.edge = Edge(loopback_hub.store, tmp_path_factory.mktemp("edge"))
+    yield loopback_hub
+    loopback_hub.edge.close()

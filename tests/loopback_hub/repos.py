@@ -7,6 +7,7 @@ from starlette.responses import JSONResponse, Response
 from tests.loopback_hub.call import REPO, REV, USER, Call, Refusal, repo_type, route
 from tests.loopback_hub.card import card_data, problems
 from tests.loopback_hub.card_rules import listed
+from tests.loopback_hub.spaces import space_of
 from tests.loopback_hub.storage import Blob, Commit, Repo
 
 # As `huggingface_hub.utils.validate_repo_id` has it.
@@ -92,6 +93,10 @@ def info(call: Call) -> Response:
         "tags": tags(metadata or {}),
         "siblings": [sibling(path, commit.tree[path], blobs) for path in sorted(commit.tree)],
     }
+    if repo.repo_type == "space":
+        answer["sdk"] = (metadata or {}).get("sdk")
+        if answer["sdk"] not in (None, "static"):
+            answer["runtime"] = space_of(call, repo).runtime()
     for key in ("pipeline_tag", "library_name"):
         if repo.repo_type == "model" and metadata and key in metadata:
             answer[key] = metadata[key]

@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route as StarletteRoute
 
-from tests.loopback_hub import buckets, commits, files, jobs, repos, tokens
+from tests.loopback_hub import buckets, commits, files, jobs, objects, repos, spaces, tokens
 from tests.loopback_hub.call import ACCOUNTS, ORG, TOKEN, USER, Call, Refusal, account_of
 from tests.loopback_hub.faults import Fault, cut
 from tests.loopback_hub.forked import Forked
@@ -41,6 +41,7 @@ ROUTES = [
     *tokens.ROUTES,
     *buckets.ROUTES,
     *jobs.ROUTES,
+    *spaces.ROUTES,
 ]
 METHODS = ["GET", "POST", "PUT", "DELETE"]
 
@@ -67,6 +68,8 @@ class LoopbackHub:
     faults: list[Fault] = field(default_factory=list)
     problems: list[Exception] = field(default_factory=list)
     """Faults of this server itself; the fixture raises them."""
+    edge: spaces.Edge | None = None
+    """Where the apps of Spaces answer, if they are to."""
     forks: Callable[[tuple[str, ...]], Forked] | None = None
     """Gives the process that has imported some modules and forks clients of this address."""
 
@@ -145,6 +148,7 @@ class LoopbackHub:
         switches = ["TELEMETRY", "UPDATE_CHECK", "PROGRESS_BARS", "EXPERIMENTAL_WARNING"]
         switches += [] if xet else ["XET"]
         kept |= {f"HF_HUB_DISABLE_{switch}": "1" for switch in switches}
+        kept |= self.edge.env() if self.edge is not None else {}
         kept |= {"HF_ENDPOINT": self.url, "HF_HOME": str(home / "hf_home")}
         return kept if token is None else kept | {"HF_TOKEN": token}
 
@@ -176,7 +180,8 @@ class LoopbackHub:
         return response if fault.cut_after is None else cut(response, fault.cut_after)
 
     def answer(self, request: Request, seen: Seen) -> Response:
-        for method, pattern, handler in ROUTES:
+        at_storage = request.url.hostname == objects.HOST
+        for method, pattern, handler in objects.ROUTES if at_storage else ROUTES:
             match = pattern.fullmatch(seen.path)
             if match and method == seen.method:
                 found = match.groupdict()

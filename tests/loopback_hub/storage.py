@@ -17,6 +17,7 @@ from tests.loopback_hub.xet import Xet
 
 if TYPE_CHECKING:
     from tests.loopback_hub.executor import Job
+    from tests.loopback_hub.spaces import Space
 
 RepoType = Literal["model", "dataset", "space"]
 Tree = dict[str, "Blob"]
@@ -230,6 +231,7 @@ class Store:
     xet: Xet = field(default_factory=Xet)
     buckets: dict[str, Bucket] = field(default_factory=dict)
     jobs: dict[str, "Job"] = field(default_factory=dict)
+    spaces: dict[str, "Space"] = field(default_factory=dict)
     credit: bool = True
     """Whether the accounts can pay for jobs."""
     quota: int | None = None
@@ -257,6 +259,8 @@ class Store:
         for job in self.jobs.values():
             job.kill("CANCELED", None)
             job.ended.wait()
+        for space in self.spaces.values():
+            space.close()
         self.xet.close()
 
     def create(self, repo_type: RepoType, repo_id: str, *, private: bool = False) -> Repo:

@@ -13,9 +13,15 @@ from tests.loopback_hub import LoopbackHub, loopback
 from tests.loopback_hub.card import problems
 
 
-def fetch(url: str, **headers: str) -> tuple[int, dict[str, str], bytes]:
+class Stay(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *_: object) -> None:
+        """Go nowhere."""
+
+
+def fetch(url: str, follow: bool = True, **headers: str) -> tuple[int, dict[str, str], bytes]:
+    opener = urllib.request.build_opener(*([] if follow else [Stay]))
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, headers=headers)) as answer:
+        with opener.open(urllib.request.Request(url, headers=headers)) as answer:
             return answer.status, dict(answer.headers), answer.read()
     except urllib.error.HTTPError as error:
         with error:
@@ -29,9 +35,17 @@ def test_revisions_and_ranges_on_the_wire(loopback_hub: LoopbackHub, revision: s
     )
     url = f"{loopback_hub.url}/datasets/ns/name/resolve/{revision.replace('sha', sha)}/a%20b/c.bin"
     status, headers, body = fetch(url)
-    assert (status, body, headers["x-repo-commit"]) == (200, b"0123456789", sha)
+    assert (status, body) == (200, b"0123456789")
+    assert headers["content-length"] == "10"
+    status, headers, nothing = fetch(url, follow=False)
+    assert (status, nothing, headers["x-repo-commit"]) == (302, b"", sha)
     assert headers["etag"] == headers["x-linked-etag"] == f'"{sha256(body).hexdigest()}"'
-    assert headers["x-linked-size"] == headers["content-length"] == "10"
+    assert headers["x-linked-size"] == "10"
+    stored = headers["location"]
+    assert fetch(stored)[2] == body
+    assert fetch(stored, Authorization="Bearer hf_loopback")[0] == 400
+    assert fetch(stored.partition("?")[0])[0] == 403
+    assert fetch(stored.replace("localhost", "127.0.0.1"))[0] == 404
     for wanted, expected in [("2-4", b"234"), ("7-", b"789"), ("-4", b"6789"), ("8-99", b"89")]:
         status, headers, body = fetch(url, Range=f"bytes={wanted}")
         assert (status, body) == (206, expected)
@@ -41,7 +55,7 @@ def test_revisions_and_ranges_on_the_wire(loopback_hub: LoopbackHub, revision: s
     assert (status, headers["x-error-code"]) == (404, "EntryNotFound")
     assert json.loads(body)["error"].endswith("a b/d.bin")
     assert fetch(url, Authorization="Bearer hf_other")[0] == 401
-    assert fetch(url, Authorization="Bearer hf_loopback")[0] == 200
+    assert fetch(url, follow=False, Authorization="Bearer hf_loopback")[0] == 302
 
 
 def test_a_stale_parent_is_refused(loopback_hub: LoopbackHub) -> None:

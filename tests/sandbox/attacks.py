@@ -97,7 +97,8 @@ for _ in range(12):
     globals().setdefault("kept", []).append(block)
 time.sleep(20)
 won()"""),
-    "deleted_files": ({"disk", "cpu"}, """
+    # "" where the kernel refuses to write more.
+    "deleted_files": ({"disk", "cpu", ""}, """
 kept = []
 for number in range(12):
     f = open("gone", "wb"); os.unlink("gone"); kept.append(f)

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,10 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from rewards.sandbox import Limits, SandboxError, available, choose, run
+from rewards import sandbox
+from rewards.sandbox import Limits, SandboxError, available, choose, kernel, run
 from tests.sandbox.world import until
 
 PYTHON = [sys.executable, "-c"]
+SYS_ADMIN = 21
 HELD = [name for name, why in available().items() if not why]
 
 
@@ -161,30 +164,51 @@ def test_an_unknown_backend_is_refused() -> None:
 def test_nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tmp_path.chmod(0o755)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(sandbox, "TMPFS", str(tmp_path))  # no tmpfs over the temporary folder
     deep = "import os\nfor n in range(1500): os.mkdir('d'); os.chdir('d')\nos.chmod('.', 0)"
-    run([*PYTHON, deep], limits=Limits(files=10**6))
+    run([*PYTHON, deep], limits=Limits(files=10**6), backend="landlock")
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("backend", HELD)
+def test_the_kernel_bounds_the_disk_where_it_can(backend: str) -> None:
+    if backend == "landlock" and not (os.geteuid() == 0 and kernel.has_capabilities(SYS_ADMIN)):
+        pytest.skip("needs the right to mount")
+    size = "import os; found = os.statvfs('.'); print(found.f_blocks * found.f_frsize)"
+    ran = run([*PYTHON, size], limits=Limits(disk=16 << 20), backend=backend)
+    assert int(ran.stdout) == 20 << 20
+
+
+# Without this capability a run has no tmpfs of its own.
+PLAIN_FOLDER = ["setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin"]
+
+
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
-def test_a_caller_that_is_ended_takes_its_tree_and_folder_along(tmp_path: Path, how: int) -> None:
+@pytest.mark.parametrize("prefix", [[], PLAIN_FOLDER], ids=["tmpfs", "plain"])
+def test_a_caller_that_is_ended_takes_its_tree_and_folder_along(
+    tmp_path: Path, how: int, prefix: list[str]
+) -> None:
+    if prefix and (os.geteuid() != 0 or not shutil.which(prefix[0])):
+        pytest.skip("needs root and setpriv")
     path, folders = f"{tmp_path}/caller.py", tmp_path / "folders"
     folders.mkdir()
     program = "import os\nif os.fork() == 0: os.setsid()\nimport time; time.sleep(300)"
     Path(path).write_text(
         "import sys\nfrom rewards.sandbox import Limits, run\n"
         f"run([sys.executable, '-c', {program!r}], limits=Limits(wall_seconds=300), "
-        f"env={{'BEACON': '{tmp_path}'}})"
+        f"env={{'BEACON': '{tmp_path}'}}, backend='{'landlock' if prefix else 'auto'}')"
     )
     root = Path(__file__).parent.parent.parent
-    caller = subprocess.Popen(
-        [sys.executable, path], env={**os.environ, "PYTHONPATH": str(root), "TMPDIR": str(folders)}
-    )
+    env = {**os.environ, "PYTHONPATH": str(root), "TMPDIR": str(folders)}
+    before = set(Path("/dev/shm").iterdir())
+    caller = subprocess.Popen([*prefix, sys.executable, path], env=env)
     until(lambda: len(_with(str(tmp_path))) >= 2 or caller.poll() is not None)
-    assert list(folders.iterdir())
+    assert list(folders.iterdir()) or not prefix
     caller.send_signal(how)
     caller.wait()
     until(lambda: not _with(str(tmp_path)) and not list(folders.iterdir()))
+    left = {path.name for path in set(Path("/dev/shm").iterdir()) - before}
+    assert not any(name.startswith("sandbox-") for name in left)
 
 
 def _with(beacon: str) -> list[str]:

@@ -7,7 +7,8 @@ import pytest
 
 from pimono_sdpo.errors import SourceError
 from pimono_sdpo.suites import suite
-from pimono_sdpo.suites.suite import files_of, list_files, matches
+from pimono_sdpo.suites.suite import files_of, list_files
+from pimono_sdpo.text import match_globs
 
 
 def repo_with(root: Path, files: dict[str, str | bytes]) -> Path:
@@ -79,4 +80,4 @@ def test_what_cannot_be_listed_is_said(tmp_path: Path, monkeypatch: pytest.Monke
     ],
 )
 def test_globs(path: str, glob: str, expected: bool) -> None:
-    assert matches(path, [glob]) == expected
+    assert match_globs(path, [glob]) == expected

@@ -3,11 +3,9 @@
 import math
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from statistics import fmean
 from typing import Any
 
-import msgspec
 import pytest
 
 from pimono_sdpo.training.arguments import GuardedSDPOConfig
@@ -141,18 +139,6 @@ def test_a_collapse_is_told_from_noise(completions: int, at_last: int) -> None:
         ]
         assert fell
         assert 100 < fell[0] < at_last
-
-
-def test_the_state_is_plain_and_goes_on() -> None:
-    logs = [{**WELL, REWARD: 0.5 + 0.01 * (step % 7), FLAT: float(step > 9)} for step in range(14)]
-    whole, first = monitors(), monitors()
-    expected = raised(logs, whole)
-    found = raised(logs[:11], first)
-    state = asdict(first)
-    second = msgspec.convert(state, Monitors)
-    found += raised(logs[11:], second)
-    assert found == expected
-    assert any(expected)
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def test_steps_train(granularity: Granularity, tiny: str, tmp_path: Path) -> Non
     source = write_folder(tmp_path / "rollouts", rows)
     write_steps(
         StepOptions(
-            source=str(source),
+            source=[str(source)],
             out=tmp_path / "steps",
             granularity=granularity,
             tokenizer=tiny,
@@ -73,7 +73,7 @@ def test_pairs_train(protocol: str, tiny: str, tmp_path: Path) -> None:
     source = write_folder(tmp_path / "rollouts", rows)
     write_pairs(
         PairOptions(
-            source=str(source),
+            source=[str(source)],
             out=tmp_path / "pairs",
             tokenizer=tiny,
             max_length=4096,

@@ -10,7 +10,6 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from pimono_sdpo.training import output, publish
-from pimono_sdpo.training.guards import Guards
 from pimono_sdpo.training.method import Prepared, run_steps
 from pimono_sdpo.training.rewards import Scoring
 from tests.training import guarded
@@ -131,14 +130,6 @@ def test_a_new_run_forgets_the_best_of_an_older_one(tiny: Path, tmp_path: Path) 
     _, record = collapsing(tmp_path, tiny, **changes)
     assert record["best"] is None
     assert not (tmp_path / output.BEST).exists()
-
-
-def test_the_best_is_not_kept_when_nobody_wants_it(tiny: Path, tmp_path: Path) -> None:
-    prepared, record = collapsing(tmp_path, tiny, keep_best=False)
-    assert record["stopped_by"] == "reward_collapse"
-    assert record["best"] is record["went_back_to"] is None
-    assert not (tmp_path / output.BEST).exists()
-    assert isinstance(prepared.guards, Guards)
 
 
 @pytest.mark.slow

@@ -10,7 +10,6 @@ from pimono_sdpo.errors import OutputError
 from pimono_sdpo.push import PushOptions
 from pimono_sdpo.samples import write_samples
 from pimono_sdpo.training import output, publish, resume
-from pimono_sdpo.training.rows import check_prepared
 from pimono_sdpo.training.tiny_model import write_tiny_model
 from tests.training.setup import arguments, hand_made, script, sdpo
 
@@ -57,51 +56,32 @@ def test_what_no_run_has_left_is_refused_and_kept(
     mine.write_text('{"a": 1}')
     with pytest.raises(OutputError, match="which no run of this job has left"):
         output.check_output(tmp_path / "mine", overwrite)
-    output.clear_output(tmp_path / "mine", keep_data=False)
     assert mine.read_text() == '{"a": 1}'
 
 
-def test_clearing_takes_all_of_ours_and_puts_new_rows_in_place(tmp_path: Path) -> None:
+def test_clearing_takes_what_a_run_has_left_and_nothing_else(tmp_path: Path) -> None:
     out = finished(tmp_path / "out")
     (out / "notes.txt").write_text("mine")
-    (out / ".data.next").mkdir()
-    (out / ".data.next" / "report.json").write_text(json.dumps(MARK | {"kept": 7}))
     output.check_output(out, overwrite=True)
-    output.clear_output(out, keep_data=False)
+    output.clear_output(out)
     assert set(tree(out)) == {"notes.txt", "data/report.json"}
-    assert json.loads((out / "data" / "report.json").read_text())["kept"] == 7
 
 
-def test_an_adapter_of_the_users_own_survives_the_end_of_a_run(tmp_path: Path) -> None:
-    output.begin(tmp_path, MARK)
-    (tmp_path / output.STAGING).mkdir()
-    (tmp_path / "adapter").mkdir()
-    (tmp_path / "adapter" / "mine.txt").write_text("mine")
-    with pytest.raises(OutputError, match="the trained adapter is in"):
-        output.finish(tmp_path, None, MARK)
-    assert (tmp_path / "adapter" / "mine.txt").read_text() == "mine"
-    shutil.rmtree(tmp_path / "adapter")
-    output.finalize(tmp_path)
-    assert (tmp_path / "adapter" / "run.json").is_file()
-
-
-@pytest.mark.parametrize("killed", ["before the rename", "after it", "between two"])
-def test_a_kill_while_names_are_given_loses_nothing(tmp_path: Path, killed: str) -> None:
-    whole = {"run.json": json.dumps(MARK), "report.json": "{}", "adapter_model": "weights"}
-    places = {
-        "before the rename": [".adapter.partial", "adapter"],
-        "between two": [".adapter.partial"],
-        "after it": ["adapter"],
+def test_a_run_killed_while_it_ends_can_end_once_more(tmp_path: Path) -> None:
+    for text in ("first", "second"):
+        output.begin(tmp_path, MARK)
+        (tmp_path / output.STAGING).mkdir()
+        (tmp_path / output.STAGING / "adapter_model").write_text(text)
+        output.finish(tmp_path, {"kept": 7}, MARK | {"run": text})
+        if text == "first":
+            # As if killed before the last file.
+            (tmp_path / "run.json").unlink()
+            output.check_output(tmp_path)
+    assert set(tree(tmp_path)) == {
+        *("run.json", "report.json", "run-local.json"),
+        *("adapter/adapter_model", "adapter/run.json", "adapter/report.json"),
     }
-    output.begin(tmp_path, MARK)
-    for place in places[killed]:
-        (tmp_path / place).mkdir()
-        for name, text in whole.items():
-            (tmp_path / place / name).write_text(text)
-    output.finalize(tmp_path)
-    assert {name: data.decode() for name, data in tree(tmp_path / "adapter").items()} == whole
-    assert (tmp_path / "run.json").read_text() == whole["run.json"]
-    assert not (tmp_path / ".adapter.partial").exists()
+    assert (tmp_path / "adapter" / "adapter_model").read_text() == "second"
     with pytest.raises(OutputError, match="holds a finished run"):
         output.check_output(tmp_path)
 
@@ -144,7 +124,8 @@ def test_a_folder_is_one_runs_and_keeps_no_trace_of_the_lock(tmp_path: Path) -> 
             # Other folders are free, and what is left of a killed run is not in the way.
             with output.only_run(tmp_path / "other"):
                 pass
-        assert not any(out.iterdir())
+        assert not out.exists() or not any(out.iterdir())
+        out.mkdir(parents=True, exist_ok=True)
         (out / output.LOCK).touch()
 
 
@@ -191,15 +172,6 @@ def test_only_the_same_training_goes_on(tmp_path: Path, tiny: Path) -> None:
     ):
         with pytest.raises(OutputError, match=f"started with .*{words}.*--overwrite"):
             resume.check_same_start(out, start(out, tiny, **changes))
-    # Guards count what is logged: once they can end the run, how often that is decides its result.
-    stops = start(out, tiny, stop_on="all")
-    output.begin(out, resume.local_record(str(tiny), stops, {}))
-    for other_steps, words in (
-        ({"logging_steps": 5}, "logging_steps 1, now 5"),
-        ({"save_steps": 3}, "save_steps 500, now 3"),
-    ):
-        with pytest.raises(OutputError, match=f"started with .*{words}"):
-            resume.check_same_start(out, start(out, tiny, stop_on="all", **other_steps))
     output.begin(out, resume.local_record(str(tiny), first, {}))
     other = write_tiny_model(tmp_path / "other", seed=1)
     with pytest.raises(OutputError, match="started with model_name_or_path"):
@@ -216,36 +188,31 @@ def test_only_the_same_training_goes_on(tmp_path: Path, tiny: Path) -> None:
         resume.check_same_start(out, first)
 
 
-def test_rows_of_another_source_are_not_used(tmp_path: Path) -> None:
-    for name in ("a/traces", "b/traces", "c"):
-        (tmp_path / name).mkdir(parents=True)
-        (tmp_path / name / "1.jsonl").write_text(f'{{"type": "session", "in": "{name}"}}\n')
-    data = tmp_path / "data"
-    data.mkdir()
-    size = (tmp_path / "a" / "traces" / "1.jsonl").stat().st_size
-    (tmp_path / "b" / "traces" / "1.jsonl").write_text("{}\n")
-    options = {
-        "unit": "session",
-        "min_score": 0.0,
-        "max_samples": None,
-        "test_fraction": 0.0,
-        "seed": 42,
-    }
-    shards = [{"path": "1.jsonl", "layout": "raw", "sessions": 1, "bytes": size}]
-    source = {"source": "traces", "kind": "jsonl", "shards": shards}
-    output.write_json(MARK | {"options": options, "input": source}, data / "report.json")
-    check_prepared(data, options, str(tmp_path / "a" / "traces"))
-    check_prepared(data, options, None)
+def test_a_training_goes_on_with_the_rows_that_it_began_with(
+    tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("traces", "others"):
+        (tmp_path / name).mkdir()
+        write_samples(tmp_path / name)
+    out = tmp_path / "out"
+    run = ["--config", "tiny", "--report_to", "none", "--output_dir", str(out)]
+    run += ["--model_name_or_path", str(tiny), "--source"]
+    job = script().main
+    assert job([*run, "traces", "--max_steps", "2"]) == 0
+    before = tree(out / "data")
+    # As if it had been killed after its last checkpoint, and the traces had grown since.
+    (out / "run.json").unlink()
+    (tmp_path / "traces" / "new.jsonl").write_text("{}\n")
+    capsys.readouterr()
     for other, words in (
-        ("b/traces", "other files in its source"),
-        ("c", "source traces"),
+        (["others", "--max_steps", "2"], "started with source traces, now others"),
+        (["traces", "--max_steps", "2", "--min_score", "3"], "started with min_score 0.0, now 3.0"),
     ):
-        with pytest.raises(OutputError, match=f"was filtered with {words};"):
-            check_prepared(data, options, str(tmp_path / other))
-    with pytest.raises(OutputError, match="was filtered with source traces;"):
-        check_prepared(data, options, "someone/traces")
-    with pytest.raises(OutputError, match="was filtered with seed 42;"):
-        check_prepared(data, options | {"seed": 1}, None)
+        assert job([*run, *other]) == 2
+        assert words in capsys.readouterr().err
+    assert job([*run, "traces", "--max_steps", "2"]) == 0
+    assert tree(out / "data") == before
 
 
 @pytest.mark.parametrize(
@@ -256,7 +223,6 @@ def test_rows_of_another_source_are_not_used(tmp_path: Path) -> None:
         (("--dataset", "ROWS", "--model_name_or_path", "./gone"), "no model in the folder"),
         (("--dataset", "ROWS", "--lora_target_modules", "nope"), "nope"),
         (("--dataset", "ROWS", "--reprompt_template", "{nope}"), "cannot be filled"),
-        (("--source", "traces", "--model_name_or_path", "./gone"), "no model in the folder"),
     ],
 )
 def test_overwriting_begins_only_when_all_has_been_checked(
@@ -271,9 +237,6 @@ def test_overwriting_begins_only_when_all_has_been_checked(
     monkeypatch.chdir(tmp_path)
     out = finished(tmp_path / "out")
     before = tree(out)
-    if "traces" in argv:
-        (tmp_path / "traces").mkdir()
-        write_samples(tmp_path / "traces")
     given = [str(filtered) if word == "ROWS" else word for word in argv]
     job = script().main
     base = ["--config", "tiny", "--report_to", "none", "--output_dir", str(out), "--overwrite"]

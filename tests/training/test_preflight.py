@@ -15,7 +15,7 @@ from trl import ModelConfig
 from pimono_sdpo.errors import TrainingInputError
 from pimono_sdpo.samples import SAMPLE_SESSIONS
 from pimono_sdpo.training import rows, run
-from pimono_sdpo.training.memory import Hardware, hardware_of
+from pimono_sdpo.training.memory import Hardware, advise, hardware_of
 from pimono_sdpo.training.method import Prepared, run_steps
 from pimono_sdpo.training.preflight import (
     Probe,
@@ -40,7 +40,6 @@ from tests.training.setup import (
     hand_made,
     prepare,
     script,
-    sdpo,
 )
 
 HERE = Hardware("here", None, None)
@@ -121,7 +120,7 @@ def test_the_gap_is_what_feedback_adds(
     if gap > 0:
         assert found["stops"] == []
         refuse(found, forced_by="")
-        assert "gap 0.5," in as_text(found)
+        assert "gap: 0.5\n" in as_text(found)
     else:
         with pytest.raises(TrainingInputError, match=r"no better with the feedback.*--force"):
             refuse(found, forced_by="")
@@ -159,7 +158,7 @@ def test_what_cannot_learn_or_fit_is_stopped(tmp_path: Path, tiny: Path) -> None
     assert dead["rollouts"]["success_share"] == 0
     assert dead["teacher_gap"] is None
     assert "nothing would be learned" in dead["stops"][0]
-    assert "teacher gap" not in as_text(dead)
+    assert "teacher_gap" not in as_text(dead)
     small = found(Hardware("a small card", 0.5, 1.0), 0)
     assert "A step needs about 0.61 GiB and a small card has 0.5" in small["stops"][0]
     assert "rollouts" not in as_text(small)
@@ -206,11 +205,11 @@ def test_the_job_looks_and_writes_nothing(
     assert "rollouts" not in capsys.readouterr().out
     assert script().main(argv) == 0
     told = capsys.readouterr().out
-    assert re.search(r"rollouts +rows 2, completions 4, reward mean", told)
+    assert "rollouts: {rows: 2, completions: 4, reward_mean: " in told
     assert "`force: true` in the recipe tiny.yaml trains all the same: " in told
-    assert re.search(r"memory +parts in GiB \(.*\), total in GiB 0", told)
-    assert "left out" not in told, "nothing was"
-    assert "steps 4," in told
+    assert re.search(r"memory:\n  parts_gib: \{.*\}\n  total_gib: 0", told)
+    assert "left_out: {}" in told, "nothing was"
+    assert "steps: 4," in told
     assert not out.exists()
 
 
@@ -262,9 +261,7 @@ def test_memory_is_measured_on_the_longest_row_at_full_length(tmp_path: Path, ti
 def test_advice_names_only_what_is_not_given_already(tiny: Path, tmp_path: Path) -> None:
     args, model_args = arguments(tmp_path, tiny, gradient_checkpointing=True)
     model_args.load_in_4bit = True
-    method = sdpo(args, model_args)
-    estimate = method.estimate(method.fit(hand_made()))
-    said = " ".join(flag for flags in estimate.flags.values() for flag in flags)
+    said = advise(args, model_args)
     assert "--max_prompt_length" in said
     for given in ("--gradient_checkpointing", "--load_in_4bit", "--per_device_train_batch_size"):
         assert given not in said

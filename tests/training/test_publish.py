@@ -101,7 +101,7 @@ def adapter(tmp_path: Path) -> dict[str, bytes]:
             1,
             "is taken, but there is no model of that name",
         ),
-        ("/lfs-objects/", 403, 1, "Error while uploading 'adapter_model.safetensors'"),
+        ("/objects/", 403, 1, "Error while uploading 'adapter_model.safetensors'"),
         ("/api/validate-yaml", 400, 1, "Invalid metadata in README.md"),
     ],
 )

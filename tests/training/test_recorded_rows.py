@@ -10,7 +10,7 @@ from datasets import Dataset, load_dataset
 from transformers import AutoTokenizer
 
 from pimono_sdpo.errors import SourceError, TrainingInputError
-from pimono_sdpo.training.answer_rows import BadTurn, clean_tools, clean_turns, fit_answers
+from pimono_sdpo.training.answer_rows import LeftOut, clean_tools, clean_turns, fit_answers
 from pimono_sdpo.training.rows import refuse_leaks, refuse_test_rows
 from pimono_sdpo.training.supervised import DPO, SFT
 from pimono_sdpo.training.token_budget import control_tokens, special_tokens
@@ -148,7 +148,7 @@ def test_no_text_opens_a_turn_and_thoughts_stay(tokenizer: Any) -> None:
 
 @pytest.mark.parametrize("tools", [["{"], "{", [3]])
 def test_tools_that_are_none_are_named(tools: Any) -> None:
-    with pytest.raises(BadTurn, match="JSON"):
+    with pytest.raises(LeftOut, match="JSON"):
         clean_tools(tools)
     assert clean_tools(json.dumps(TOOLS)) == clean_tools([json.dumps(TOOLS[0])]) == TOOLS
     assert clean_tools([]) is None

@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -26,6 +27,7 @@ from tests.training.setup import (
     adapter_state,
     arguments,
     digest,
+    hand_made,
     prepare,
 )
 
@@ -54,6 +56,23 @@ def test_the_tiny_model_is_the_real_class_and_the_same_bytes(tiny: Path, tmp_pat
     assert type(model).__name__ == "Gemma4UnifiedForConditionalGeneration"
     assert model.config.model_type == "gemma4_unified"
     assert model.generation_config.eos_token_id == [1, 106, 50]
+
+
+def test_completions_are_sampled_so_many_at_once(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes = {"max_steps": 1, "gradient_accumulation_steps": 6, "sample_at_once": 4}
+    prepared = prepare(*arguments(tmp_path, tiny, **changes), hand_made())
+    sizes: list[int] = []
+    sample = prepared.trainer.model.generate
+
+    def counted(*given: Any, **named: Any) -> Any:
+        sizes.append(len(named["input_ids"]))
+        return sample(*given, **named)
+
+    monkeypatch.setattr(prepared.trainer.model, "generate", counted)
+    run_steps(prepared)
+    assert sizes == [4, 2]
 
 
 def test_training_moves_the_adapter_and_nothing_is_cut(
@@ -130,9 +149,6 @@ def test_a_killed_run_goes_on_to_the_same_weights_past_a_damaged_checkpoint(
     assert second.progress.resumed_at == [stop]
     assert second.progress.started_at == first.progress.started_at
     assert 0 < second.progress.before <= part["train_runtime"] < whole["train_runtime"]
-    per_second = whole["train_samples_per_second"]
-    assert per_second == pytest.approx(6 * 2 / whole["train_runtime"], abs=1e-3)
-    assert whole["train_loss"] == pytest.approx(straight[1]["train_loss"], abs=1e-6)
     for adapter in ("default", "teacher"):
         expected = adapter_state(straight[0].trainer, adapter)
         resumed = adapter_state(second.trainer, adapter)

@@ -63,10 +63,8 @@ class Averages(TrainerCallback):  # type: ignore[misc] # transformers is untyped
         self.sizes.append(norm(teacher) / norm(self.published))
 
 
-def averages(folder: Path, tiny: Path, filtered: Path, start: str) -> Averages:
-    args, model_args = arguments(
-        folder, tiny, max_steps=STEPS, teacher_start=start, teacher_update_rate=RATE
-    )
+def averages(folder: Path, tiny: Path, filtered: Path) -> Averages:
+    args, model_args = arguments(folder, tiny, max_steps=STEPS, teacher_update_rate=RATE)
     prepared = prepare(args, model_args, rows.load_rows(str(filtered)))
     seen = Averages(prepared.trainer)
     prepared.trainer.add_callback(seen)
@@ -77,18 +75,8 @@ def averages(folder: Path, tiny: Path, filtered: Path, start: str) -> Averages:
 def test_started_as_the_student_the_teacher_is_that_of_the_method(
     tmp_path: Path, tiny: Path, filtered: Path
 ) -> None:
-    ours = averages(tmp_path, tiny, filtered, "student")
+    ours = averages(tmp_path, tiny, filtered)
     assert len(ours.errors) == STEPS
     assert ours.errors[0] < 1e-6, "after one step A has no past to average over"
     assert max(ours.errors) < 0.05
     assert all(size == pytest.approx(1, abs=0.01) for size in ours.sizes)
-
-
-def test_started_at_zero_the_teacher_lags_behind(
-    tmp_path: Path, tiny: Path, filtered: Path
-) -> None:
-    theirs = averages(tmp_path, tiny, filtered, "zero")
-    # Both factors have to grow, so that the product does it with the square.
-    for step, size in enumerate(theirs.sizes, 1):
-        assert size == pytest.approx(1 - (1 - RATE) ** step, rel=0.02)
-    assert theirs.errors[-1] > 0.25

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.loopback_hub.call import OTHER_TOKEN
 from tests.loopback_hub.client import run_client
 from tests.loopback_hub.server import LoopbackHub
 from tests.training.setup import PYTHONPATH
@@ -14,6 +15,7 @@ from tests.training.setup import PYTHONPATH
 pytestmark = pytest.mark.slow
 
 LOG = """
+RUN = "r1"
 import json, logging, sys
 from pathlib import Path
 import trackio
@@ -27,7 +29,7 @@ class Told(logging.Handler):
         told.append(record.getMessage())
 logging.getLogger("pimono_sdpo.training.tracking").addHandler(Told())
 args, model_args = arguments(
-    Path("out"), Path("tiny"), project="mine", run_name="r1", trackio_space_id="me/trackio")
+    Path("out"), Path("tiny"), project="mine", run_name=RUN, trackio_space_id="me/trackio")
 state = TrainerState(is_world_process_zero=True, global_step=0)
 control = TrainerControl()
 callback = SafeTrackio(list_arguments(args, model_args))
@@ -40,13 +42,14 @@ for state.global_step in (1, 2, 3):
     callback.on_log(args, state, control, logs={"loss": 0.5 / state.global_step, "train_runtime": 1.0})
 callback.on_train_end(args, state, control)
 from trackio.sqlite_storage import SQLiteStorage
-logs = SQLiteStorage.get_logs("mine", "r1")
+logs = SQLiteStorage.get_logs("mine", RUN)
 print(json.dumps({
     "told": told, "space": args.trackio_space_id,
     "losses": [[entry["step"], entry["train/loss"]] for entry in logs if "train/loss" in entry],
-    "config": trackio.Api().runs("mine")[0].config,
+    "config": [run.config for run in trackio.Api().runs("mine")],
 }))
 """
+LOSSES = [[1, 0.5], [2, 0.25], [3, 0.5 / 3]]
 READ = """
 import json, tempfile
 from pathlib import Path
@@ -80,9 +83,9 @@ def test_without_a_space_nothing_is_lost_and_it_can_follow_later(
     command = "trackio sync --project mine --space-id me/trackio --private"
     assert told.endswith(f"later: {command}")
     assert found["space"] is None
-    assert found["losses"] == [[1, 0.5], [2, 0.25], [3, 0.5 / 3]]
+    assert found["losses"] == LOSSES
     assert str(home) not in str(found["config"]), "no path of this machine"
-    assert found["config"]["learning_rate"] == 1e-3
+    assert found["config"][0]["learning_rate"] == 1e-3
 
     loopback_hub.faults.clear()
     synced = subprocess.run(
@@ -108,3 +111,46 @@ def test_without_a_space_nothing_is_lost_and_it_can_follow_later(
     assert there["traces"] == 24, there
     assert "it failed" in there["first"]
     assert "mend it" in there["first"]
+
+
+IN_SPACE = """
+import json, time
+from huggingface_hub import get_token
+from trackio.remote_client import RemoteClient
+def ask():
+    client = RemoteClient("me/trackio", hf_token=get_token())
+    logs = client.predict("mine", RUN, api_name="get_logs")
+    return [[one["step"], one["train/loss"]] for one in logs if "train/loss" in one]
+for _ in range(60):
+    try:
+        losses = ask()
+        if losses: break
+    except Exception as error:
+        losses = str(error)
+    time.sleep(1)
+print(json.dumps(losses))
+"""
+
+
+def test_a_space_gets_the_run_new_awake_or_asleep(home: Path, hub_with_apps: LoopbackHub) -> None:
+    for run in ("r1", "r2", "r3"):
+        found = run_client(hub_with_apps, home / run, LOG.replace("r1", run))
+        assert (found["told"], found["space"]) == ([], "me/trackio")
+        space = hub_with_apps.store.spaces["me/trackio"]
+        assert run_client(hub_with_apps, home / run, f"RUN = {run!r}" + IN_SPACE) == LOSSES
+        assert space.stage == "RUNNING"
+        if run == "r2":
+            space.stop("SLEEPING")
+    assert hub_with_apps.repo("me/trackio", "space").private
+
+
+def test_a_paused_space_loses_nothing(home: Path, hub_with_apps: LoopbackHub) -> None:
+    run_client(hub_with_apps, home, LOG)
+    hub_with_apps.store.spaces["me/trackio"].stop("PAUSED")
+    found = run_client(hub_with_apps, home, LOG.replace("r1", "r2"))
+    assert (found["told"], found["losses"]) == ([], LOSSES)
+    kept = hub_with_apps.store.buckets["me/trackio-bucket"].files
+    assert any(b"0.25" in file.data and b"r2" in file.data for file in kept.values())
+    # A stranger may neither see nor write it.
+    stranger = run_client(hub_with_apps, home / "stranger", LOG, token=OTHER_TOKEN)
+    assert stranger["losses"] == LOSSES

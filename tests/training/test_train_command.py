@@ -2,13 +2,17 @@
 
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from trl import ModelConfig
 from typer.testing import CliRunner
 
 from pimono_sdpo.cli import app
+from pimono_sdpo.cli.train import list_passed_options
 from pimono_sdpo.errors import PimonoError
+from pimono_sdpo.training.run import METHODS
 
 
 def run_train(*words: str) -> tuple[int, str]:
@@ -67,3 +71,11 @@ def test_help_does_not_import_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("method", ["sdpo", "grpo", "sft", "dpo"])
+def test_every_option_of_a_job_can_be_completed(method: str) -> None:
+    runs = METHODS[method]
+    named = {one.name for part in (runs.OPTIONS, runs.CONFIG, ModelConfig) for one in fields(part)}
+    flags = {"--" + name.replace("_", "-") for name in {"config", *named}}
+    assert set(list_passed_options(method)) == flags

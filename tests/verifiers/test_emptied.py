@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from rewards.answers import Call, find_calls
-from rewards.verifiers import last_write, syntax
+from rewards.verifiers import syntax
 from rewards.verifiers.answer import candidate_of
 from rewards.verifiers.candidate import Candidate, Refusal
 from rewards.verifiers.reward import VerifierReward, attacks, self_test
@@ -58,7 +58,6 @@ def test_the_self_test_deletes_the_code() -> None:
         "call:write{a:<tool_call|>",
         "<function=write>",
         "<function=write><parameter=path>",
-        "cat > a.py <<'EOF'\n",
         "```python\n",
         "a",
     ],
@@ -78,5 +77,3 @@ def test_calls_behind_openings_without_an_end_are_still_read() -> None:
     xml = "<function=write><parameter=path>a.py</parameter>"
     xml += "<parameter=content>\nx = 1\n\n</parameter></function>"
     assert list(find_calls(xml)) == [Call("write", given)]
-    twice = "cat > a.py <<'END'\nx = 1\ncat > a.py <<'EOF'\nx = 2\nEOF\n"
-    assert [write.content for write in last_write.writes(twice)] == ["x = 2\n"]

@@ -35,8 +35,6 @@ FORMS: dict[str, Callable[[str, str], str]] = {
         f"<tool_call>\n<function=write>\n<parameter=path>\n{path}\n</parameter>\n"
         f"<parameter=content>\n{content}\n</parameter>\n</function>\n</tool_call>"
     ),
-    "shell": lambda path, content: f"```bash\ncat > {path} <<'EOF'\n{content}EOF\n```",
-    "shell_after": lambda path, content: f"cat <<\"END\" > {path}\n{content}END\n",
 }  # fmt: skip
 
 
@@ -44,8 +42,6 @@ FORMS: dict[str, Callable[[str, str], str]] = {
 def test_every_form_is_read(form: str) -> None:
     write = FORMS[form]
     text = f"First.\n{write('src/a.py', 'draft')}\nThen.\n{write('src/b.py', CONTENT)}\nDone {{."
-    if form.startswith("shell"):
-        text = text.replace("draft", "draft\n")
     result = last_write(text, {"files": FILES})
     assert isinstance(result, Candidate)
     assert result.files == {**FILES, "src/b.py": CONTENT}, "the earlier write is a draft"
@@ -71,7 +67,6 @@ def test_the_latest_of_several_forms_wins() -> None:
         (json.dumps({"name": "write", "arguments": {"path": "src/a.py"}}), "no_patch"),
         (json.dumps({"name": "write", "arguments": {"path": 1, "content": "x"}}), "no_patch"),
         (json.dumps({"name": "write", "arguments": "{"}), "no_patch"),
-        ("cat > src/a.py <<EOF\n$HOME\nEOF\n", "no_patch"),
         (json_call("../a.py", "x"), "path_not_allowed"),
         (json_call("tests/test_a.py", "x"), "path_not_allowed"),
         (json_call("src/c.py", "x"), "path_not_allowed"),

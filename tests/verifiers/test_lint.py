@@ -1,7 +1,6 @@
-"""Whether a change adds to what linters find; the real ruff, in the sandbox, and tree-sitter."""
+"""Whether a change adds to what ruff finds; the real ruff, in the sandbox."""
 
 import json
-import re
 from typing import Any
 
 import pytest
@@ -34,8 +33,6 @@ def test_a_new_undefined_name_is_told_as_ruff_tells_it() -> None:
         (UNDEFINED, "# more\n\n" + UNDEFINED),
         (UNDEFINED, "x = 1\n"),
         (UNDEFINED + "def g(): return gone\n", UNDEFINED),
-        ("x = (1\n", "x = (1)\nprint(nowhere)\n"),
-        ("x = (1\n", "x = (2\n"),
     ],
 )
 def test_what_was_wrong_before_is_nobodys_fault(before: str, after: str) -> None:
@@ -57,11 +54,10 @@ def test_what_is_new_counts(before: str, after: str, findings: float) -> None:
     assert (result.status, result.metrics["findings"]) == ("failed", findings)
 
 
-def test_code_that_moves_takes_its_findings_along() -> None:
-    assert verdict({"a.py": UNDEFINED}, {"b/c.py": UNDEFINED}).status == "passed"
-    assert verdict({"a.py": UNDEFINED, "b.py": ""}, {"a.py": "", "b.py": UNDEFINED}).score == 1.0
-    result = verdict({"a.py": UNDEFINED}, {"a.py": UNDEFINED, "b.py": UNDEFINED, "c.py": ""})
-    assert (result.score, result.metrics["files"]) == (0.5, 2.0)
+def test_a_file_that_did_not_parse_before_is_left_out() -> None:
+    assert verdict({"a.py": "x = (1\n"}, {"a.py": "x = (2\n"}).status == "skipped"
+    both = verdict({"a.py": "x = (1\n"}, {"a.py": "x = (2\n", "b.py": UNDEFINED, "c.py": ""})
+    assert (both.status, both.score, both.metrics["files"]) == ("failed", 0.5, 2.0)
 
 
 @pytest.mark.parametrize(
@@ -128,37 +124,6 @@ def test_a_tool_that_is_not_there_is_an_error(monkeypatch: pytest.MonkeyPatch) -
     assert "ruff is not installed" in result.feedback
 
 
-@pytest.mark.parametrize(
-    ("path", "good", "bad"),
-    [
-        (
-            "a.ts",
-            "export const f = <T,>(x: T): T => x as T;\n",
-            "export const f = (x: number => x;\n",
-        ),
-        (
-            "a.tsx",
-            "const A = () => <div className='x'>{1}</div>;\n",
-            "const A = () => <div>{1</div>;\n",
-        ),
-        ("a.js", "const a = <b c={1} />;\n", "class A { get x() { return 1; }\n"),
-        ("a.mts", "type A = { readonly [K in keyof B]?: B[K] };\n", "type A = { a: };\n"),
-        (
-            "a.d.ts",
-            "declare function f(x: number): void;\n",
-            "declare function f(: number): void;\n",
-        ),
-    ],
-)
-def test_scripts_that_parse_and_scripts_that_do_not(path: str, good: str, bad: str) -> None:
-    assert verdict({}, {path: good}).status == "passed"
-    assert verdict({path: bad}, {path: good}).status == "passed"
-    assert verdict({path: bad}, {path: "\n" + bad}).status == "passed"
-    result = verdict({path: good}, {path: bad, "b.ts": ""})
-    assert (result.status, result.score) == ("failed", 0.5)
-    assert re.match(rf"{re.escape(path)}:[12]:(\d+:)? error: \S", result.feedback)
-
-
 HOSTILE = {
     "open parentheses": "(" * 100_000,
     "nested lists": "x = " + "[" * 50_000 + "]" * 50_000,
@@ -180,9 +145,8 @@ MAY_BE_READ = ("minus signs", "attributes", "nested lists", "nested calls", "con
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-@pytest.mark.parametrize("path", ["a.py", "a.ts"])
-def test_hostile_files_do_not_win(name: str, path: str) -> None:
-    result = verdict({path: "x\n"}, {path: HOSTILE[name]})
+def test_hostile_files_do_not_win(name: str) -> None:
+    result = verdict({"a.py": "x = 1\n"}, {"a.py": HOSTILE[name]})
     if name in MAY_BE_READ:
         # A linter may well read these; it must not break down over them in our name.
         assert result.status in ("passed", "failed"), result

@@ -9,7 +9,7 @@ from rewards.sandbox import Server
 from rewards.verifiers import tests
 from rewards.verifiers.outcomes import Python
 from rewards.verifiers.recorded_tests import NotRecordable, record
-from rewards.verifiers.rubric import VerifierResult
+from rewards.verifiers.rubric import Rubric, VerifierResult
 from tests.verifiers.programs import writing
 from tests.verifiers.recorded_cheats import CHEATS, GAMES, Game
 
@@ -267,3 +267,50 @@ def test_tests_inside_of_a_package_and_below_src() -> None:
     for number, status in ((2, "passed"), (1, "failed")):
         answer = writing(f"def f(): return {number} # \n", "src/pkg/a.py")
         assert tests.verify(answer, spec, python()).status == status
+
+
+SUM = "def total(xs, start=0):\n    return start + sum(xs)\n"
+TEST_SUM = (
+    "from work.main import total\ndef test():\n    assert total([1, 2, 3]) == 6\n"
+    "    assert total([5, 9], start=1) == 15\n"
+)
+
+
+def test_generated_calls_stay_in_the_recorded_domain_and_lower_a_grade_alone() -> None:
+    made = recorded(SUM, TEST_SUM)
+    calls = [message for message, _ in made["generated"] if message["op"] == "call"]
+    assert calls
+    for message in calls:
+        (items,) = (row[1] for row in message["table"] if row[0] == "list")
+        assert len(items) in (2, 3)
+        assert all(1 <= item <= 9 for item in items)
+    right = judged(SUM, made)
+    assert (right.score, right.metrics["generated_alike"]) == (1.0, float(len(calls)))
+    known = "def total(xs, start=0):\n    return {3: 6, 2: 15}[len(xs)]\n"
+    learnt = judged(known, made)
+    assert (learnt.status, learnt.metrics["generated_alike"]) == ("passed", 0.0)
+    assert 0.9 <= (learnt.score or 0.0) < 1.0
+    spec = {"files": {"work/main.py": ""}, "answer": "write", "tests": made}
+    graded = Rubric(graded=[(functools.partial(tests.verify, python=python()), 1.0)])
+    gate = Rubric(gates=[functools.partial(tests.verify, python=python())])
+    assert graded(writing(SUM), spec).reward == 1.0
+    assert 0.0 < (graded(writing(known), spec).reward or 0.0) < 1.0
+    assert gate(writing(known), spec).reward == 1.0
+
+
+def test_nothing_is_generated_for_a_function_that_gives_other_values_each_time() -> None:
+    program = "import random\ndef f(n):\n    return n if n in (1, 8) else random.random()\n"
+    test = "from work.main import f\ndef test():\n    assert f(1) == 1 and f(8) == 8\n"
+    made = recorded(program, test)
+    assert [one for one in made["generated"] if one[0]["op"] == "call"] == []
+    assert judged(program, made).score == 1.0
+
+
+def test_a_file_with_the_time_in_coarse_steps_is_no_recording() -> None:
+    program = "import time\ndef f():\n    open('out', 'w').write(str(int(time.time()) // 2))\n"
+    test = (
+        "import time\nfrom work.main import f\n"
+        "def test():\n    f()\n    assert open('out').read() == str(int(time.time()) // 2)\n"
+    )
+    with pytest.raises(NotRecordable):
+        recorded(program, test)
