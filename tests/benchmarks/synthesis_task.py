@@ -9,7 +9,6 @@ to every probe) that neither the base model was taught nor any method is trained
 import itertools
 import json
 import random
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -132,9 +131,8 @@ def answer(program: Program) -> str:
 
 def right_program(completion: str, spec: dict[str, Any]) -> VerifierResult:
     """Run the program of a completion, on the hidden inputs first; the feedback is a failing case."""
-    text = "".join(completion.partition("<turn|>")[0].split())  # decoding leaves no spaces
-    program = re.findall("|".join(OPERATIONS), text)
-    if not 1 <= len(program) <= 3 or "".join(program) != text:
+    program = completion.partition("<turn|>")[0].split()
+    if not 1 <= len(program) <= 3 or not set(program) <= OPERATIONS.keys():
         return failed("right_program", "malformed_output", "that is not a program")
     for given, wanted in spec["cases"]:
         got = run(tuple(program), tuple(given))
