@@ -26,9 +26,9 @@ from pimono_sdpo.options import (
     report_options,
     resume_key,
 )
-from pimono_sdpo.runs.engine import Part, add_counts, run_parts
+from pimono_sdpo.runs.engine import Output, Part, add_counts, run_parts
 from pimono_sdpo.runs.folders import only_run, publish_folder, require_disjoint
-from pimono_sdpo.runs.parquet import SPLITS, join_parts, outputs_of
+from pimono_sdpo.runs.parquet import SPLITS, join_parts
 from pimono_sdpo.session_source import SourceOptions
 from pimono_sdpo.stage import Filter, Map, Row, Stage
 from pimono_sdpo.suites.split import check_leakage, read_task_ids
@@ -230,8 +230,11 @@ def write_dataset(
     out = out.resolve()
     licence = check_licence(options.licence)
     with only_run(out) as work:
-        outputs = outputs_of(*table)
-        records = run_parts(parts, work, outputs, desc=stage, unit="run").records
+        outputs = {
+            "rows": Output("rows/{:05}.parquet", table[0].arrow_schema, "zstd"),
+            "rejects": Output("rejects/{:05}.parquet", table[1].arrow_schema),
+        }
+        records = run_parts(parts, work, outputs, desc=stage, unit="run")
         finished, held = join_parts(work, len(parts), *table)
         if held_out is not None:
             used = {**used, "test_suite": held_out.name}
@@ -253,9 +256,8 @@ def write_dataset(
             "licence": licence,
             "together": _export(finished, stage) if options.format == TOGETHER else None,
         }
-        (finished / "report.json").write_text(json.dumps(report, indent=2) + "\n")
         (finished / "README.md").write_text(render_stage_card(report, table[0]))
-        publish_folder(finished, out)
+        publish_folder(finished, out, report)
     return report
 
 
@@ -283,8 +285,8 @@ def summarize(report: Json, out: Path) -> str:
     counted |= {f"together/{name}.jsonl": one for name, one in (report["together"] or {}).items()}
     for name, counts in counted.items():
         if counts:
-            told = ", ".join(f"{reason} {count}" for reason, count in counts.items())
-            lines.append(f"{name}: {told}")
+            listed = ", ".join(f"{reason} {count}" for reason, count in counts.items())
+            lines.append(f"{name}: {listed}")
     lines += [f"warning: {warning}" for warning in report["warnings"]]
     lines.append(f"rows, rejects, report.json and README.md are in {out}")
     return "\n".join(lines)

@@ -2,13 +2,10 @@
 
 import json
 import math
-import resource
-import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 from cards.lint import check_licence
@@ -32,7 +29,6 @@ from processors.grade import WEIGHTS
 from processors.keep import LEAST_WORTH
 from processors.redact import redact_text
 
-MB = 1_000_000
 Json = dict[str, Any]
 
 
@@ -160,27 +156,6 @@ class FilterOptions:
         )
 
 
-@dataclass
-class Usage:
-    """What a filter run has cost. It is shown and never published: no two runs agree.
-
-    `bytes` of traces are those that this run read, not those of shards that it resumed.
-    """
-
-    bytes: int = 0
-    seconds: float = 0.0
-
-    def add(self, records: Iterable[Json], started: float) -> None:
-        """Add the shards that were read since `started`, by their records."""
-        self.seconds += perf_counter() - started
-        for record in records:
-            columns = record["counts"].get("columns", {})
-            counts, volume = columns.get("counts", {}), columns.get("volume", {})
-            # Read at once, read after repair, or lost.
-            self.bytes += volume.get("bytes_parsed", 0)
-            self.bytes += counts.get("bytes_repaired", 0) + counts.get("bytes_skipped", 0)
-
-
 def run_filter(
     source: str | Source,
     out: Path,
@@ -188,12 +163,11 @@ def run_filter(
     *,
     workers: int = 1,
     engine: EngineName = "local",
-    usage: Usage | None = None,
 ) -> Json:
     """Filter traces into SDPO rows under `out` and return the report.
 
     `out` gets `data/*.parquet`, `rejects/*.parquet`, `report.json` and `README.md` with its
-    pictures; what the run costs is added to `usage`. Raises SourceError, ShardError, OutputError,
+    pictures. Raises SourceError, ShardError, OutputError,
     EngineError or EmptySelection; then `out` is as it was before.
     """
     options = options or FilterOptions()
@@ -201,7 +175,7 @@ def run_filter(
     out = out.resolve()
     opened = _open(source, out)
     with folders.only_run(out) as work:
-        records = _finish(opened, range(len(opened.shards)), work, options, run, usage)
+        records = _finish(opened, range(len(opened.shards)), work, options, run)
         files = [files_of(work, index) for index in records]
         whole = Whole({}, files, list(records.values()))
         given = source if isinstance(source, str) else source.name
@@ -216,11 +190,10 @@ def run_part(
     *,
     workers: int = 1,
     engine: EngineName = "local",
-    usage: Usage | None = None,
 ) -> Json:
     """Run every Nth shard, as part I of N, and return what `part.json` holds, with `dropped`.
 
-    `out` gets `rows`, `prints`, `rejects`, `done` and `part.json`, for `merge_parts`. Raises like
+    `out` gets `rows`, `prints`, `rejects` and `part.json`, for `merge_parts`. Raises like
     `run_filter`; a part without rows is not an error.
     """
     options = options or FilterOptions()
@@ -237,7 +210,7 @@ def run_part(
         )
     with folders.only_run(out, folders.PART) as work:
         numbers = range(part[0] - 1, len(opened.shards), part[1])
-        records = _finish(opened, numbers, work, options, run, usage)
+        records = _finish(opened, numbers, work, options, run)
         folders.publish_folder(write_part(work, content, records), out)
     written: Json = json.loads((out / folders.PART).read_bytes())
     dropped: dict[str, int] = {}
@@ -284,16 +257,11 @@ def _finish(
     work: Path,
     options: FilterOptions,
     engine: Engine,
-    usage: Usage | None,
 ) -> dict[int, Json]:
     """Run the shards of these numbers, with a progress bar, and return their records."""
     shards = {index: opened.shards[index] for index in numbers}
     parts = filter_parts(shards, options.stages(opened.recorder), resume_key(options))
-    started = perf_counter()
-    finished = run_parts(parts, work, OUTPUTS, desc="filter", unit="session", engine=engine)
-    if usage is not None:
-        usage.add([finished.records[number] for number in finished.fresh], started)
-    return finished.records
+    return run_parts(parts, work, OUTPUTS, desc="filter", unit="session", engine=engine)
 
 
 def _publish(
@@ -308,10 +276,9 @@ def _publish(
     if not report["kept"]:
         folders.remove(work, folders.LOCK)
         raise EmptySelection(_nothing_left(given, report))
-    (finished / "report.json").write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n")
     write_report_plots(report, finished)
     (finished / "README.md").write_text(render_dataset_card(report))
-    folders.publish_folder(finished, out)
+    folders.publish_folder(finished, out, report)
     return report
 
 
@@ -342,21 +309,9 @@ def _nothing_left(source: str, report: Json) -> str:
     return f"{none} ({reasons}); {advice}."
 
 
-def usage_table(
-    sessions: int, kept: int, dropped: dict[str, int], usage: Usage | None = None
-) -> str:
-    """Align what went in, what came out, what was dropped and, if known, what it cost.
-
-    MB are 10^6 bytes.
-    """
-    rows = [("sessions in", f"{sessions}"), ("rows kept", f"{kept}")]
-    rows.append(("rows dropped", f"{sum(dropped.values())}"))
-    rows += [(f"  {reason}", f"{count}") for reason, count in dropped.items()]
-    if usage is not None:
-        speed = f"{usage.bytes / MB / usage.seconds:.1f}" if usage.bytes else "-"
-        rows += [("MB of traces read", f"{usage.bytes / MB:.1f}"), ("MB/s", speed)]
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        peak = peak if sys.platform == "darwin" else peak * 1024
-        rows.append(("peak memory, MB", f"{peak / MB:.0f}"))
-    name_width, width = (max(len(row[column]) for row in rows) for column in (0, 1))
-    return "\n".join(f"{name:<{name_width}}  {value:>{width}}" for name, value in rows)
+def count_table(sessions: int, kept: int, dropped: Mapping[str, int]) -> str:
+    """Align what went in, what came out and what was dropped."""
+    rows = {"sessions in": sessions, "rows kept": kept, "rows dropped": sum(dropped.values())}
+    rows |= {f"  {reason}": count for reason, count in dropped.items()}
+    name_width, width = max(map(len, rows)), max(len(str(count)) for count in rows.values())
+    return "\n".join(f"{name:<{name_width}}  {count:>{width}}" for name, count in rows.items())

@@ -72,7 +72,7 @@ class PushOptions:
         "Make a new dataset public; an existing one keeps its visibility.", default=False
     )
     allow_findings: bool = option(
-        "Push although the second scanner takes a text for a secret.", default=False
+        "Push even if the second scanner reports a secret.", default=False
     )
 
     def given(self) -> list[str]:

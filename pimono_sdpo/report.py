@@ -9,7 +9,6 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ OVER_MAX_SAMPLES = "over_max_samples"
 BY_SCORE = ("below_min_score", OVER_MAX_SAMPLES)
 # The detail of a reject names its harness, then its score.
 SCORE_IN_DETAIL = r"(?:^|, )score (-?[0-9][0-9.e+-]*)"
-MAX_BROKEN = 100
 READ_ROWS = 1024
 Json = dict[str, Any]
 
@@ -40,14 +38,13 @@ def build_report(
     `described` is the input (`Source.describe`); `dropped` has the reasons of the steps that
     compare rows, dedupe and choose.
 
-    Keys: pimono_sdpo, input, options, lines, bytes, broken_sessions (the MAX_BROKEN that lost most;
-    every row and reject has its own `counts`), stages, sessions, kept, rejected, drop_reasons,
-    score (min, max, mean, histogram: `rows` kept and `rejected` per bin; cut: what a row had to
-    reach, None when no row was dropped for its score), source_sessions and source_files (of the
-    kept rows), splits, without_terms (rows whose reward_terms are categories alone), exercises
-    (rows of --unit step by their goal), category_counts, sources, weights, secrets_redacted,
-    licence, sha256 (of all files of a kind), first_sample. Without kept rows, what describes them
-    is left out.
+    Keys: pimono_sdpo, input, options, lines, bytes (every row and reject has its own `counts`),
+    stages, sessions, kept, rejected, drop_reasons, score (min, max, mean, histogram: `rows` kept
+    and `rejected` per bin; cut: what a row had to reach, None when no row was dropped for its
+    score), source_sessions and source_files (of the kept rows), splits, without_terms (rows whose
+    reward_terms are categories alone), exercises (rows of --unit step by their goal),
+    category_counts, sources, weights, secrets_redacted, licence, sha256 (of all files of a kind),
+    first_sample. Without kept rows, what describes them is left out.
     """
     stages = _add_up_stages(records)
     kept = stages[-1]["rows_out"] if stages else 0
@@ -69,7 +66,6 @@ def build_report(
             "parsed": _add_up(records, "volume")["bytes_parsed"],
             **{name: counts[f"bytes_{name}"] for name in ("repaired", "skipped", "not_utf8")},
         },
-        "broken_sessions": _list_broken_sessions(folder),
         "stages": stages,
         "sessions": sum(shard["sessions"] for shard in described["shards"]),
         "kept": kept,
@@ -81,20 +77,6 @@ def build_report(
         "sha256": {name: _hash_files(_files(folder, name)) for name in ("data", "rejects")},
         **(_describe_rows(folder, described["source"], options) if kept else {}),
     }
-
-
-def _list_broken_sessions(folder: Path) -> list[Json]:
-    """Return the sessions with invalid JSON or invalid UTF-8, those that lost most first."""
-    counted = ("lines_repaired", "lines_skipped", "bytes_repaired", "bytes_skipped")
-    files = [file for kind in ("data", "rejects") for file in _files(folder, kind)]
-    broken = []
-    for row in _read_rows(files, ("session_id", "source", "counts")):
-        counts = {name: row["counts"][name] for name in (*counted, "bytes_not_utf8")}
-        if any(counts.values()):
-            broken.append({"session_id": row["session_id"], "source": row["source"], **counts})
-    broken.sort(key=itemgetter("source", "session_id"))
-    broken.sort(key=itemgetter("bytes_skipped", "bytes_repaired"), reverse=True)
-    return broken[:MAX_BROKEN]
 
 
 def _files(folder: Path, kind: str, name: str = "") -> list[Path]:

@@ -15,7 +15,6 @@ have started. A run that is killed goes on behind its last finished slice.
 import inspect
 import json
 import math
-import shutil
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -42,7 +41,7 @@ from pimono_sdpo import __version__
 from pimono_sdpo.errors import EmptySelection, OutputError, OwnCodeError, SourceError
 from pimono_sdpo.own_code import import_own
 from pimono_sdpo.runs.engine import Output, Part, Piece, hide_bars, run_parts
-from pimono_sdpo.runs.folders import LOCK, REPORT, only_run, publish_folder, remove
+from pimono_sdpo.runs.folders import LOCK, make_output, only_run, publish_folder, remove
 from pimono_sdpo.runs.parquet import link_or_copy
 from pimono_sdpo.stage import source_hash
 from rewards.answers import text_of
@@ -176,13 +175,10 @@ def rescore_dataset(source: str, out: Path, rubric: Rubric, workers: int = 1) ->
             remove(work, LOCK)
             why = next(iter(report["rejected"]), "there is no completion in any row")
             raise SourceError(f"None of the rows of `{source}` can be scored: {why.rstrip('.')}.")
-        finished = work / "out"
-        shutil.rmtree(finished, ignore_errors=True)
-        (finished / "data").mkdir(parents=True)
+        finished = make_output(work, "data")
         for file in files:
             link_or_copy(file, finished / "data" / f"scored-{file.name}")
-        (finished / REPORT).write_text(json.dumps(report, indent=2) + "\n")
-        publish_folder(finished, out)
+        publish_folder(finished, out, report)
     return report
 
 

@@ -23,7 +23,6 @@ def report(**changes: Any) -> dict[str, Any]:
         "options": {"unit": "session", "min_score": 13.3, "max_samples": None, "seed": 42, "keep_identity": False},
         "lines": {"parsed": 90, "repaired": 2, "skipped": 1},
         "bytes": {"parsed": 9000, "repaired": 200, "skipped": 10, "not_utf8": 0},
-        "broken_sessions": [],
         "stages": [{"stage": "keep", "rows_in": 5, "rows_out": 3, "dropped": {"no_prompt": 2}}],
         "sessions": 5,
         "kept": 3,

@@ -1,7 +1,8 @@
 """Predict how a session's edits end, each before its result is looked at."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pimono_sdpo.replay.calls import (
@@ -27,7 +28,7 @@ class Prediction(NamedTuple):
     """How an edit was expected to end, None where the session does not tell, and how it ended.
 
     `reason` says why nothing was expected, "" where something was; `shown` whether the session had
-    shown every line that the edit replaces, or its schema alone decides.
+    shown every line that the edit replaces together with the file's name, or its schema decides.
     """
 
     event_index: int
@@ -38,15 +39,24 @@ class Prediction(NamedTuple):
 
 
 def predictions(
-    events: Sequence[Event], cwd: str, tools: FileTools = pi.HARNESS.files
+    events: Sequence[Event], cwd: str, tools: FileTools = pi.HARNESS.files, certain: bool = False
 ) -> Iterator[Prediction]:
-    """Predict every answered edit of a session before its result is looked at."""
+    """Predict every answered edit of a session before its result is looked at.
+
+    `certain`: not by what was seen before something happened that may have changed the file.
+    """
     workspace = Workspace(cwd, tools=tools)
     matched = match_results(tuple(events))
-    seen: set[str] = set()
+    seen: dict[str, set[str]] = defaultdict(set)
+    called = {result: events[call] for call, result in matched.items()}
+    edited = {_name(path) for event in events for path, _ in _find_edits(event)}
     for event in events:
         if event.kind in {"tool_result", "bash"}:
-            seen.update(_read_lines(event.text))
+            call = called.get(event.index, event)
+            lines: list[str] = []
+            for name in edited & _names(f"{call.arguments}\n{event.text}"):
+                lines = lines or list(_read_lines(event.text))
+                seen[name].update(lines)
         if event.kind != "tool_call":
             workspace.hear(event)
         elif event.index in matched:
@@ -57,23 +67,37 @@ def predictions(
                 continue
             stopped = is_refusal(result.text) or is_veto(result.text)
             if event.tool_name == "edit" and not stopped:
+                for file in workspace.files.values() if certain else ():
+                    file.older.clear()
                 expected = workspace.predict(event)
                 reason = "" if expected else _reason(workspace, event)
                 yield Prediction(
                     event.index, expected, has_failed(result), reason, _is_shown(event, seen)
                 )
-            for edit in _find_edits(event):
-                seen.update(_read_lines(edit.new))
-            seen.update(_read_lines(find_text(decode_arguments(event), "content")))
+            given = decode_arguments(event)
+            for path, edit in _find_edits(event):
+                seen[_name(path)].update(_read_lines(edit.new))
+            seen[_name(find_path(given))].update(_read_lines(find_text(given, "content")))
             workspace.observe(event, result)
         elif event.tool_name in {"edit", "write", "bash"}:
             # Broken off, it may have been done all the same.
             workspace.lose(event.tool_name, decode_arguments(event))
 
 
-def _find_edits(call: Event) -> list[Edit]:
+def _find_edits(call: Event) -> list[tuple[str, Edit]]:
+    if call.tool_name != "edit":
+        return []
     given = decode_arguments(call)
-    return [hunk for patch in read_patch(given) for hunk in patch.hunks] or read_edits(given)
+    patched = [(patch.path, hunk) for patch in read_patch(given) for hunk in patch.hunks]
+    return patched or [(find_path(given), edit) for edit in read_edits(given)]
+
+
+def _name(path: str) -> str:
+    return re.split(r"[/\\]", path)[-1]
+
+
+def _names(text: str) -> set[str]:
+    return {_name(path) for path in re.findall(r"[^\s'\"`;|&<>=,:]+\.\w+", text)}
 
 
 def _read_lines(text: str) -> Iterator[str]:
@@ -82,13 +106,16 @@ def _read_lines(text: str) -> Iterator[str]:
         yield re.sub(r"^\s*\d{1,7}[→\t:|]", "", line).strip()
 
 
-def _is_shown(call: Event, seen: set[str]) -> bool:
+def _is_shown(call: Event, seen: Mapping[str, set[str]]) -> bool:
     given = decode_arguments(call)
     if is_invalid(given):
         return True
     edits = _find_edits(call)
     return bool(edits) and all(
-        line in seen for edit in edits for line in map(str.strip, edit.old.split("\n")) if line
+        line in seen.get(_name(path), ())
+        for path, edit in edits
+        for line in map(str.strip, edit.old.split("\n"))
+        if line
     )
 
 
@@ -101,20 +128,18 @@ def _reason(workspace: Workspace, call: Event) -> str:
         return "the call is none of replacing texts"
     if file is None:
         return "the file was never seen"
-    if file.is_stale:
+    if not file.is_known:
         return "a command may have changed the file"
-    if file.doubtful:
-        return "a formatter may have changed the lines"
     return "the text may stand where the file is unknown"
 
 
 def dump_workspace(workspace: Workspace) -> dict[str, Any]:
-    """Return what is known as JSON; files that a formatter may have changed are stale."""
+    """Return what is known as JSON; files that something may have changed are stale."""
     files = {
         path: {
             "whole": file.whole,
-            "pieces": file.pieces,
-            "stale": file.is_stale or bool(file.doubtful),
+            "pieces": file.pieces if file.is_known else file.older,
+            "stale": not file.is_known,
         }
         for path, file in sorted(workspace.files.items())
     }

@@ -48,7 +48,7 @@ def filtered(
     for name, text in sessions.items():
         (folder / f"{name}.jsonl").write_text(text)
     out = folder.parent / f"{folder.name}_rows"
-    run_filter(str(folder), out, FilterOptions(**options))  # type: ignore[arg-type]
+    run_filter(str(folder), out, FilterOptions(min_worth=0, **options))  # type: ignore[arg-type]
     tables = {
         kind: pa.concat_tables([pq.read_table(f) for f in sorted((out / kind).glob("*.parquet"))])
         for kind in ("data", "rejects")
@@ -233,7 +233,7 @@ def test_earlier_turns_stand_in_front_of_an_episodes_request(tmp_path: Path) -> 
     run_filter(
         str(tmp_path / "a.jsonl"),
         tmp_path / "rows",
-        FilterOptions(unit="episode", history_chars=400),
+        FilterOptions(history_chars=400, min_worth=0),
     )
     first, second = pq.read_table(tmp_path / "rows" / "data").to_pylist()
     assert [turn["role"] for turn in first["prompt"]] == ["user"]

@@ -198,7 +198,7 @@ def test_an_episode_is_a_request_and_what_followed(tmp_path: Path) -> None:
     )
     whole = FilterOptions(unit="session", reference_terms=True)
     one = run_filter(str(tmp_path / "a.jsonl"), tmp_path / "session", whole)
-    run_filter(str(tmp_path / "a.jsonl"), tmp_path / "episode")
+    run_filter(str(tmp_path / "a.jsonl"), tmp_path / "episode", FilterOptions(min_worth=0))
     (both,) = table(tmp_path / "session").to_pylist()
     assert both["prompt"][-1]["content"].startswith("Fix the parser")
     assert set(both["categories"]) < set(both["reward_terms"])
@@ -246,7 +246,7 @@ def test_corrections_and_a_few_words_open_requests(tmp_path: Path) -> None:
             *bash("npx tsc", "", call_id="c5"),
         )
     )
-    run_filter(str(tmp_path / "a.jsonl"), tmp_path / "out")
+    run_filter(str(tmp_path / "a.jsonl"), tmp_path / "out", FilterOptions(min_worth=0))
     rows = {row["prompt"][-1]["content"]: row for row in table(tmp_path / "out").to_pylist()}
     # An answer opens none; the correction is about the last work, not about the push after it.
     first, again, terse = rows.values()
@@ -390,7 +390,7 @@ def test_one_odd_row_never_ends_the_run(tmp_path: Path) -> None:
     )
     pq.write_table(table_in, tmp_path / "odd.parquet")
     report = run_filter(
-        str(tmp_path / "odd.parquet"), tmp_path / "rows", FilterOptions(dedupe=False)
+        str(tmp_path / "odd.parquet"), tmp_path / "rows", FilterOptions(dedupe=False, min_worth=0)
     )
     kept = table(tmp_path / "rows")
     assert report["kept"] == 3
@@ -406,7 +406,7 @@ def test_names_are_redacted_in_the_report_and_the_card(tmp_path: Path) -> None:
         trace(HEADER, user("Fix the parser, it drops the last line"), *FAILED)
     )
     (folder / os.fsdecode(b"b\xff.jsonl")).write_text(trace(HEADER))
-    run_filter(str(folder), tmp_path / "rows")
+    run_filter(str(folder), tmp_path / "rows", FilterOptions(min_worth=0))
     everything = b"".join(all_bytes(tmp_path / "rows").values())
     assert secret.encode() not in everything
     assert b"ann@corp" not in everything

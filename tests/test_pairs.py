@@ -288,11 +288,11 @@ def test_patches_are_applied_and_tested_again(tmp_path: Path) -> None:
         )["rows"]
         == 3
     )
-    with open_tester(load_suite(source).tasks) as tester:
-        task = load_suite(source).tasks[0]
-        assert tester.retest(task, patch_of(BUGGY, FIXED))[0] is True
-        assert tester.retest(task, patch_of(BUGGY, OTHER))[0] is False
-        assert "does not apply" in tester.retest(task, elsewhere["patch"])[1]
+    tester = open_tester()
+    task = load_suite(source).tasks[0]
+    assert tester.retest(task, patch_of(BUGGY, FIXED))[0] is True
+    assert tester.retest(task, patch_of(BUGGY, OTHER))[0] is False
+    assert "does not apply" in tester.retest(task, elsewhere["patch"])[1]
 
 
 def test_what_cannot_be_tested_again_is_counted(tmp_path: Path) -> None:

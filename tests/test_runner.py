@@ -209,7 +209,9 @@ def _run_here(source: Path, work: Path) -> frozenset[int]:
     opened = dict(enumerate(open_source(str(source)).shards))
     options = FilterOptions()
     parts = filter_parts(opened, options.stages(), resume_key(options))
-    return run_parts(parts, work, OUTPUTS).fresh
+    before = shards.made(work)
+    run_parts(parts, work, OUTPUTS)
+    return frozenset(int(name[:5]) for name, time in shards.made(work).items() - before.items())
 
 
 def _spoil_pages(file: Path) -> None:

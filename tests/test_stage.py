@@ -72,7 +72,7 @@ def test_a_missing_column_is_named() -> None:
 
 FAILING = trace(
     {key: value for key, value in HEADER.items() if key not in {"id", "cwd"}},
-    user("Fix the parser test, it fails since yesterday"),
+    user("Fix the parser test, which fails since yesterday evening"),
     *bash("npm test", "Tests  1 failed\n\nCommand exited with code 1", error=True),
     *bash("npm ci", "added 12 packages"),
     *bash("npm test", "Tests  1 passed"),

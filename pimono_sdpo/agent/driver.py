@@ -291,18 +291,18 @@ def _render_turn(action: Action, reply: Reply, context: int, rules: Rules) -> Tu
 
     Call ids are replaced, because those of providers differ from run to run.
     """
-    said = reply.text.strip()
+    text = reply.text.strip()
     if action.kind == "parse_error":
         functions = [call["function"] for call in reply.tool_calls]
         calls = "\n".join(f"{one['name']}({one['arguments']})" for one in functions)
         # Some servers refuse empty answers.
-        said = shorten(said or calls, rules.max_tool_chars) or "(no answer)"
+        text = shorten(text or calls, rules.max_tool_chars) or "(no answer)"
     elif rules.protocol == "json":
-        said = render_action(action) if said.startswith("<think>") else said
+        text = render_action(action) if text.startswith("<think>") else text
     elif action.kind == "final":
-        said = action.report["summary"]
+        text = action.report["summary"]
     else:
         function = {"name": action.name, "arguments": action.args}
         call = {"id": f"call{context:05d}", "type": "function", "function": function}
         return {"role": "assistant", "content": action.text, "tool_calls": [call]}
-    return {"role": "assistant", "content": said}
+    return {"role": "assistant", "content": text}

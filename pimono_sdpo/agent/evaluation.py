@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from cards.render import write_comparison
@@ -27,7 +26,15 @@ from pimono_sdpo.agent.rollout import (
     run_rollouts,
 )
 from pimono_sdpo.errors import EmptySelection, OutputError, SourceError
-from pimono_sdpo.runs.folders import REPORT, only_run, publish_folder, read_json, require_disjoint
+from pimono_sdpo.runs.folders import (
+    REPORT,
+    make_output,
+    only_run,
+    publish_folder,
+    read_json,
+    require_disjoint,
+)
+from pimono_sdpo.runs.parquet import write_atomically
 from pimono_sdpo.stats import cluster_interval
 from pimono_sdpo.suites.stored_rollouts import Rollouts, open_rollouts, read_rows
 from pimono_sdpo.suites.suite import NAME, load_suite
@@ -152,11 +159,7 @@ def evaluate_to_file(
     report = _compare(options.suite, given, options.limit)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(prefix=".evaluation-", dir=file.parent) as name:
-            _write(report, Path(name), file.stem)
-            # The report comes first: it marks the others as ours.
-            for one in files:
-                (Path(name) / one.name).replace(one)
+        _write(report, file.parent, file.stem)
     except OSError as error:
         raise OutputError(
             f"Cannot write `{file}` ({error.strerror}); give another place."
@@ -165,14 +168,14 @@ def evaluate_to_file(
 
 
 def _publish(report: Json, work: Path, out: Path) -> None:
-    finished = work / "out"
-    finished.mkdir(exist_ok=True)
+    finished = make_output(work)
     _write(report, finished, "report")
     publish_folder(finished, out)
 
 
 def _write(report: Json, folder: Path, stem: str) -> None:
-    (folder / f"{stem}.json").write_text(json.dumps(report, indent=2) + "\n")
+    # The report comes first: it marks the others as ours.
+    write_atomically(folder / f"{stem}.json", (json.dumps(report, indent=2) + "\n").encode())
     write_comparison(report, folder, stem)
 
 

@@ -5,11 +5,10 @@ writes  ROLLOUT rows under data/, what cannot be read under rejects/, and if ask
         run under sessions/ in the Hub's Session Trace Simple Format
 
 An answer with several calls becomes a turn for each, followed by its own result, as in rollouts of
-our own. Every message of the source is counted: as turns, or with the reason why it is none.
+our own. Every message of the source is counted: as a turn, or with the reason why it is left out.
 """
 
 import gc
-import json
 import re
 import shutil
 import zlib
@@ -85,7 +84,7 @@ class ImportOptions:
 def import_runs(options: ImportOptions) -> Json:
     """Write the rollouts below `out` and return the report.
 
-    Raises SourceError, OutputError, or EmptySelection when there is no run at all.
+    Raises SourceError, OutputError, or EmptySelection when no run can be read.
     """
     name, files = _find_files(options.source)
     if Path(options.source).exists():
@@ -98,7 +97,7 @@ def import_runs(options: ImportOptions) -> Json:
         # Rows are trees, which need no search for cycles; it takes a fifth of the time.
         gc.disable()
         try:
-            records = run_parts(parts, work, OUTPUTS, desc="import", unit="run").records
+            records = run_parts(parts, work, OUTPUTS, desc="import", unit="run")
         finally:
             gc.enable()
         counts: Json = {}
@@ -132,8 +131,7 @@ def import_runs(options: ImportOptions) -> Json:
             "messages": counts.get("messages", {}),
             "calls_without_a_result": counts.get("lost", 0),
         }
-        (finished / "report.json").write_text(json.dumps(report, indent=2) + "\n")
-        publish_folder(finished, out)
+        publish_folder(finished, out, report)
     return report
 
 
@@ -373,7 +371,7 @@ def _add_calls(message: Message, turns: list[Turn], steps: list[Json]) -> None:
         turns.append(_make_turn("tool", result.text, call.id, call.name))
         text = ""
     if text.strip():
-        # An answer whose call was cut off is none to train on as the last one.
+        # An answer whose call was cut off is not the final one.
         if ends:
             add_step(steps, len(turns))
         turns.append(_make_turn("assistant", text))

@@ -69,7 +69,7 @@ class Model:
 
     def query(self, messages: list[Json], **_: Any) -> Json:
         """Return the model's next message with its commands; raises FormatError."""
-        sent = [{name: said[name] for name in said if name != "extra"} for said in messages]
+        sent = [{key: turn[key] for key in turn if key != "extra"} for turn in messages]
         reply = Reply(error="cancelled") if self.is_cancelled else self.ask(sent)
         if reply.error is not None:
             raise InferenceError(reply.error)

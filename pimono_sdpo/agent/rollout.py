@@ -11,7 +11,6 @@ repeats it: the journal answers what it knows, and only what failed is repeated.
 import hashlib
 import json
 import re
-import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -36,7 +35,14 @@ from pimono_sdpo.llm.rows import map_rows
 from pimono_sdpo.llm.settings import load_settings
 from pimono_sdpo.options import argument, option, options
 from pimono_sdpo.runs.engine import Output, Part, Piece, run_parts
-from pimono_sdpo.runs.folders import REPORT, only_run, publish_folder, read_json, require_disjoint
+from pimono_sdpo.runs.folders import (
+    REPORT,
+    make_output,
+    only_run,
+    publish_folder,
+    read_json,
+    require_disjoint,
+)
 from pimono_sdpo.runs.parquet import link_or_copy, read_rows, write_atomically
 from pimono_sdpo.schema import ROLLOUT, TASK, TURN, TestPolicy, Turn
 from pimono_sdpo.suites.stored_rollouts import ROLLOUTS
@@ -58,10 +64,6 @@ STAGE = "rollouts"
 SHARD_ROWS = 256
 SHOWN_ERRORS = 5
 ESTIMATED = 8  # rollouts of an estimate, each of another task
-SUMMED = (
-    "n_steps", "n_tool_calls", "n_test_runs", "parse_errors", "loop_detections", "prompt_tokens",
-    "completion_tokens",
-)  # fmt: skip
 SAMPLING = ("model", "temperature", "seed", "rollouts")
 OUTPUTS = {"rows": Output("rows/{:05}.parquet", ROLLOUT.arrow_schema)}
 Agent = Literal["repo-agent", "mini-swe-agent"]
@@ -185,14 +187,12 @@ class Roller:
         """Run the numbered rollouts: tasks in order, each with all its seeds."""
         options = self.options
         places = [divmod(number, options.rollouts) for number in of]
-        rows = [self.make_work(self.tasks[task], options.seed + n) for task, n in places]
+        rows = []
+        for task, seed in ((self.tasks[at], options.seed + n) for at, n in places):
+            goals = self.goals.get(task["task_id"], [task["goal"]])
+            rows.append({**task, "goal": goals[seed % len(goals)], "seed": seed})
         work = Dataset.from_list(rows, features=WORK)
         return map_rows(work, self.run, ROLLOUT, in_flight=options.max_workers, desc="rollouts")
-
-    def make_work(self, task: TaskRow, seed: int) -> Json:
-        """Return a task with a seed and the wording of its goal that the seed chooses."""
-        goals = self.goals.get(task["task_id"], [task["goal"]])
-        return {**task, "goal": goals[seed % len(goals)], "seed": seed}
 
     async def run(self, task: Json) -> Json:
         """Return the ROLLOUT row of a task with a seed."""
@@ -308,10 +308,10 @@ def run_rollouts(
     """Run the agent on a suite, write the rollouts below `out`, and return the report.
 
     `out` gets `data/*.parquet`, `traces/*.jsonl`, `suite.json`, `report.json`, and if asked to
-    `sessions/*/*.jsonl`. `tell` receives
-    the lines before the first rollout, `done` every finished row and the progress, as `12/24`.
-    With `replay` all answers come from the journal. Raises SourceError, InferenceError or
-    OutputError; then `out` is as it was, and all answers are in the journal beside it.
+    `sessions/*/*.jsonl`. `tell` receives the lines before the first rollout, `done` every finished
+    row and the progress, as `12/24`. With `replay` all answers come from the journal. Raises
+    SourceError, InferenceError or OutputError; then `out` is as it was, and all answers are in the
+    journal beside it.
     """
     with _open_roller(options, out, replay) as roller, only_run(out.resolve()) as work:
         roller.describe(tell)
@@ -323,10 +323,7 @@ def run_rollouts(
         roller.traces, roller.done, suite = work / "traces", done, roller.suite
         made = _roll_out_all(roller, work)
         report = _report(made, roller)
-        finished = work / "out"
-        shutil.rmtree(finished, ignore_errors=True)
-        for name in ("data", "traces"):
-            (finished / name).mkdir(parents=True)
+        finished = make_output(work, "data", "traces")
         for row in read_rows(made, ["run_id"]):
             trace = work / "traces" / f"{row['run_id']}.jsonl"
             link_or_copy(trace, finished / "traces" / trace.name)
@@ -334,12 +331,13 @@ def run_rollouts(
             name = f"{suite.split or 'train'}-{number:05}-of-{len(made):05}.parquet"
             link_or_copy(part, finished / "data" / name)
             if options.sessions:
-                _write_sessions(part, finished / "sessions" / f"{number:05}")
-        text = json.dumps(report, indent=2, ensure_ascii=False) + "\n"
-        (finished / REPORT).write_text(text)
+                folder = finished / "sessions" / f"{number:05}"
+                folder.mkdir(parents=True)
+                for row in read_rows([part], SESSION_COLUMNS):
+                    (folder / f"{row['run_id']}.jsonl").write_bytes(encode_session(row))
         about = suite.description, suite.split, out.resolve()
         write_suite(finished / NAME, suite.name, roller.tasks, *about)
-        publish_folder(finished, out.resolve())
+        publish_folder(finished, out.resolve(), report)
     return report
 
 
@@ -396,8 +394,8 @@ def _open_roller(options: RolloutOptions, out: Path, replay: bool) -> Iterator[R
         options = replace(options, protocol="native", test_policy=policy)
     models, workers, limit = [section.model], options.max_workers, options.max_cost
     chat = open_chat(section, settings, journal, models, limit, concurrency=workers, replay=replay)
-    with open_tester(tasks, journal) as tester:
-        yield Roller(suite, tasks, options, section.max_tokens, chat, tester, goals)
+    tester = open_tester(journal)
+    yield Roller(suite, tasks, options, section.max_tokens, chat, tester, goals)
 
 
 def _roll_out_all(roller: Roller, work: Path) -> list[Path]:
@@ -413,15 +411,14 @@ def _roll_out_all(roller: Roller, work: Path) -> list[Path]:
         run = partial(Roller.roll_out_part, roller, of)
         parts.append(Part(number, f"rollouts {first} on", len(of), given, made_by, run))
     finished = run_parts(parts, work, OUTPUTS)
-    return [work / OUTPUTS["rows"].path.format(number) for number in finished.records]
+    return [work / OUTPUTS["rows"].path.format(number) for number in finished]
 
 
 def _report(made: Sequence[Path], roller: Roller) -> Json:
     """Count what became of the rollouts; nothing here depends on time."""
-    sums, ended, errors, verdicts = (Counter[str]() for _ in range(4))
+    ended, errors, verdicts = (Counter[str]() for _ in range(3))
     cost: float | None = 0.0
-    for row in read_rows(made, [*SUMMED, "ended", "error", "tests_ok", "cost"]):
-        sums.update({name: row[name] for name in SUMMED})
+    for row in read_rows(made, ["ended", "error", "tests_ok", "cost"]):
         ended[row["ended"]] += 1
         verdicts[status_of(row)] += 1
         errors.update([row["error"]] if row["error"] is not None else [])
@@ -441,16 +438,8 @@ def _report(made: Sequence[Path], roller: Roller) -> Json:
         "pass_rate": verdicts["PASS"] / judged if judged else None,
         "ended": dict(sorted(ended.items())),
         "errors": dict(errors.most_common(SHOWN_ERRORS)),
-        "sums": {name: sums[name] for name in SUMMED},
         "cost": cost,
     }
-
-
-def _write_sessions(made: Path, folder: Path) -> None:
-    """Write each run of a part in the Hub's Session Trace Simple Format."""
-    folder.mkdir(parents=True)
-    for row in read_rows([made], SESSION_COLUMNS):
-        (folder / f"{row['run_id']}.jsonl").write_bytes(encode_session(row))
 
 
 def rollouts_folder(trace_dir: Path, written: Path) -> Path:

@@ -18,8 +18,7 @@ import hashlib
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
@@ -33,9 +32,9 @@ from pimono_sdpo.shell import parse_command
 from pimono_sdpo.suites.suite import decode_text, files_of, has_tests, list_files
 from pimono_sdpo.text import match_globs, replace_surrogates, shorten
 from rewards import sandbox
-from rewards.sandbox import MEBI, Limits, SandboxError, Server
+from rewards.sandbox import MEBI, Limits, SandboxError
 from rewards.verifiers import candidate, outcomes, tests
-from rewards.verifiers.outcomes import Python, cold, describe_ending
+from rewards.verifiers.outcomes import describe_ending
 from rewards.verifiers.patches import apply_patch
 from rewards.verifiers.rubric import BadSpec
 
@@ -80,15 +79,14 @@ class TaskResult:
     error: str | None = None
 
 
-def run_tests(task: Mapping[str, Any], written: Written, python: Python = cold) -> TaskResult:
+def run_tests(task: Mapping[str, Any], written: Written) -> TaskResult:
     """Test an answer to a task with the columns `TASK`: its repo with what was written.
 
-    `python` runs Python, such as `tests.in_server` of a warm interpreter for many specs. Never
-    raises for what an agent wrote; a spec that is not valid is an `error`.
+    Never raises for what an agent wrote; a spec that is not valid is an `error`.
     """
     try:
         if task["verifier_spec"]:
-            return _test_by_spec(task, written, python)
+            return _test_by_spec(task, written)
         if task["test_cmd"]:
             return _test_by_command(task, written)
     except (SandboxError, SourceError, BadSpec) as trouble:
@@ -107,7 +105,7 @@ def stabilize(text: str) -> str:
     return text
 
 
-def _test_by_spec(task: Mapping[str, Any], written: Written, python: Python) -> TaskResult:
+def _test_by_spec(task: Mapping[str, Any], written: Written) -> TaskResult:
     shown = _read_texts(task["repo"], tuple(task["hide"]))
     spec = {"files": shown, **json.loads(task["verifier_spec"])}
     if "tests" not in spec:
@@ -129,7 +127,7 @@ def _test_by_spec(task: Mapping[str, Any], written: Written, python: Python) -> 
     changed = tuple(
         path for path in sorted({*before, *after}) if before.get(path) != after.get(path)
     )
-    result = tests.verify_candidate(candidate.Candidate(after, changed, before), spec, python)
+    result = tests.verify_candidate(candidate.Candidate(after, changed, before), spec)
     if result.status in ("error", "skipped"):
         return TaskResult(None, "", result.feedback)
     if result.status == "passed":
@@ -261,10 +259,9 @@ def _sha256(content: bytes) -> str:
 
 
 class Tester:
-    """Test the tasks of a run, with one warm interpreter for all specs where that is possible."""
+    """Test the tasks of a run."""
 
-    def __init__(self, python: Python, store: "ResultStore | None") -> None:
-        self.python = python
+    def __init__(self, store: "ResultStore | None") -> None:
         self.store = store
 
     async def test(self, task: Mapping[str, Any], changed: Written) -> TaskResult:
@@ -273,7 +270,7 @@ class Tester:
         if self.store is not None and (known := self.store.get(key)) is not None:
             return known
         try:
-            result = await asyncio.to_thread(run_tests, task, changed, self.python)
+            result = await asyncio.to_thread(run_tests, task, changed)
         except Exception as trouble:
             # One run must not end all others; its row names the trouble and is run again.
             result = TaskResult(None, "", f"{type(trouble).__name__}: {trouble}")
@@ -298,28 +295,15 @@ class Tester:
             return False, f"the patch does not apply, {applied.why}"
         texts = {path: applied.files.get(path) for path in applied.changed}
         written = {path: None if text is None else text.encode() for path, text in texts.items()}
-        result = run_tests(task, written, self.python)
+        result = run_tests(task, written)
         return result.ok, result.error or result.output
 
 
-@contextmanager
-def open_tester(
-    tasks: Sequence[Mapping[str, Any]], journal: Path | None = None
-) -> Iterator[Tester]:
-    """Open what tests these tasks; results are stored in `journal`.
-
-    Tests of specs run in a warm interpreter where possible: starting one is most of the time of a
-    test run.
-    """
+def open_tester(journal: Path | None = None) -> Tester:
+    """Open what tests tasks; results are stored in `journal`."""
     for cached in (list_repo, _read_texts, _hash_folder):
         cached.cache_clear()
-    with ExitStack() as stack:
-        python: Python = cold
-        if any(task["verifier_spec"] for task in tasks):
-            # It needs Landlock; without it every run chooses its own protection.
-            with suppress(SandboxError):
-                python = tests.in_server(stack.enter_context(Server(tests.IMPORTS)))
-        yield Tester(python, None if journal is None else ResultStore(journal))
+    return Tester(None if journal is None else ResultStore(journal))
 
 
 class ResultStore(Store):

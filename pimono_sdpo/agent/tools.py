@@ -225,7 +225,7 @@ Files = Mapping[str, bytes | None]
 
 
 def unified_diff(before: Files, after: Files) -> str:
-    r"""Return the diff of the files of `after`, in order of paths; None is no file.
+    r"""Return the diff of the files of `after`, in order of paths; None stands for a missing file.
 
     >>> print(unified_diff({"a.py": b"x = 1\n"}, {"a.py": b"x = 2\n"}), end="")
     diff --git a/a.py b/a.py

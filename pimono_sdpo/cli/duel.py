@@ -170,8 +170,8 @@ def _print_progress(name: str, done: Outcome | Json) -> None:
     if not isinstance(done, Outcome):
         typer.echo(describe_verdict(done))
         return
-    failed = f", {done.asked.errors} failed: {done.asked.error}" if done.asked.errors else ""
-    typer.echo(f"{name}: {done.asked.rows} rows{failed}\n{done.used}".rstrip())
+    failed = f", {done.errors} failed: {done.error}" if done.errors else ""
+    typer.echo(f"{name}: {done.rows} rows{failed}\n{done.used}".rstrip())
     if done.stopped is not None:
         raise InferenceError(
             f"{done.stopped.rstrip('.')}; finished calls are kept, run the same command again."

@@ -20,11 +20,10 @@ from pimono_sdpo.errors import OutputError
 from pimono_sdpo.filtering import (
     FilterOptions,
     Json,
-    Usage,
+    count_table,
     merge_parts,
     run_filter,
     run_part,
-    usage_table,
 )
 from pimono_sdpo.options import changed, option, options
 from pimono_sdpo.push import PushResult, push_folder
@@ -55,7 +54,6 @@ def run(options: Options) -> None:
     if options.shard is not None:
         _run_part(options, options.shard)
         return
-    usage = None if options.merge else Usage()
     if options.merge:
         if given := changed(options, "row") + options.choices():
             raise OutputError(f"The parts decide {', '.join(given)}; leave it out with --merge.")
@@ -67,9 +65,8 @@ def run(options: Options) -> None:
             options,
             workers=options.workers,
             engine=options.engine,
-            usage=usage,
         )
-    typer.echo(usage_table(report["sessions"], report["kept"], report["drop_reasons"], usage))
+    typer.echo(count_table(report["sessions"], report["kept"], report["drop_reasons"]))
     typer.echo(summarize(report, options.out))
     if options.push is not None:
         typer.echo(push_folder(options.out, options.push, options))
@@ -88,7 +85,6 @@ def _run_part(options: Options, given_part: str) -> None:
         raise OutputError(
             f"{', '.join(given)} is decided on all parts together; use it with --merge instead."
         )
-    usage = Usage()
     part = run_part(
         options.open_sessions(options.out),
         options.out,
@@ -96,9 +92,8 @@ def _run_part(options: Options, given_part: str) -> None:
         options,
         workers=options.workers,
         engine=options.engine,
-        usage=usage,
     )
-    typer.echo(usage_table(part["sessions"], part["rows"], part["dropped"], usage))
+    typer.echo(count_table(part["sessions"], part["rows"], part["dropped"]))
     typer.echo(
         f"part {part['part']} of {part['parts']} is in {options.out}; "
         "merge all parts with `filter --merge`"

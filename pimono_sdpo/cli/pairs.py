@@ -105,9 +105,8 @@ def write_pairs(options: Options) -> Json:
         )
     if options.with_outcome:
         warnings.append("the target holds the output of the tests, which gives the label away")
-    with open_tester(list(runs.tasks.values())) as tester:
-        parts = _task_parts(runs, options, made_by, tester.retest)
-        return write(parts, source=source, used=used, warnings=warnings)
+    parts = _task_parts(runs, options, made_by, open_tester().retest)
+    return write(parts, source=source, used=used, warnings=warnings)
 
 
 def _task_parts(rollouts: Rollouts, options: Options, made_by: Json, retest: Retest) -> list[Part]:

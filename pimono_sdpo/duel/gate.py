@@ -181,7 +181,7 @@ def describe_judges(calls: Calls, names: Sequence[str]) -> list[Json]:
     for index, name in enumerate(names):
         own = calls.judge == index
         ours, others = calls.select(own), calls.select(~own)
-        first, second = (_mean(ours.score[ours.order == order]) for order in (0, 1))
+        first, second = (mean_of(ours.score[ours.order == order]) for order in (0, 1))
         score, without = _mean_of_seats(ours), _mean_of_seats(others)
         counts = len(ours.score), len(others.score)
         error = spread * np.sqrt(1 / counts[0] + 1 / counts[1]) if all(counts) else np.nan
@@ -201,10 +201,11 @@ def describe_judges(calls: Calls, names: Sequence[str]) -> list[Json]:
 def _mean_of_seats(calls: Calls) -> float:
     """Return the mean over judges and orders of their mean scores."""
     seat = calls.judge * 2 + calls.order
-    return _mean(np.array([calls.score[seat == one].mean() for one in np.unique(seat)]))
+    return mean_of(np.array([calls.score[seat == one].mean() for one in np.unique(seat)]))
 
 
-def _mean(values: Array) -> float:
+def mean_of(values: NDArray[Any]) -> float:
+    """Return the mean, nan for no values."""
     return float(values.mean()) if len(values) else np.nan
 
 

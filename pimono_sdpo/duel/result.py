@@ -11,16 +11,17 @@ reads   DIR/result/data/final-*.parquet, or those of other buckets
 writes  OUT/data/train-*.parquet, OUT/rejects, report.json, README.md
 """
 
-import json
 import math
-import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from cards.plots import write_duel_plot
 from cards.render import render_duel_card, render_duel_report
@@ -31,6 +32,7 @@ from pimono_sdpo.duel.gate import (
     WITHOUT,
     decide_by_original_rules,
     krippendorff_alpha,
+    mean_of,
     to_json,
 )
 from pimono_sdpo.duel.stages import (
@@ -43,6 +45,7 @@ from pimono_sdpo.duel.stages import (
     JUDGMENTS,
     Plan,
     decide_look,
+    is_current,
     name_of,
     read_rows,
     read_verdicts,
@@ -51,11 +54,16 @@ from pimono_sdpo.duel.stages import (
 from pimono_sdpo.errors import EmptySelection, SourceError
 from pimono_sdpo.llm.calls import Journal
 from pimono_sdpo.llm.money import cost
-from pimono_sdpo.llm.rows import is_of
 from pimono_sdpo.llm.settings import Settings
 from pimono_sdpo.runs.engine import Part, Piece, sha256
-from pimono_sdpo.runs.folders import REPORT, only_run, publish_folder, require_disjoint
-from pimono_sdpo.runs.parquet import read_tables, write_to_files
+from pimono_sdpo.runs.folders import (
+    REPORT,
+    make_output,
+    only_run,
+    publish_folder,
+    require_disjoint,
+)
+from pimono_sdpo.runs.parquet import read_tables
 from pimono_sdpo.runs.sessions import rows_and_rejects
 from pimono_sdpo.schema import DUEL, DUEL_METRICS
 from pimono_sdpo.stage import Stage
@@ -77,6 +85,7 @@ from processors.duel.scores import (
 
 Json = dict[str, Any]
 RESULT = "result"
+GROUP_ROWS = 256
 BUCKETS: tuple[Bucket, ...] = get_args(Bucket)
 BIN = 10
 # Answers whose lengths differ by less than this share count as equally long.
@@ -106,7 +115,7 @@ def score_duel(
         raise SourceError(
             f"`{folder}` has no judgments against the {opponent}; run the stages before `score`."
         )
-    if not _is_current(folder, panel, ANSWERS):
+    if not is_current(folder, panel, ANSWERS):
         raise SourceError(
             f"`{folder}` has judgments of answers that have since been replaced; run the stage "
             "`judge`."
@@ -166,9 +175,7 @@ def score_duel(
     judged = (row for row in read_rows(folder, ANSWERS) if row["turn_id"] in asked)
     out = (folder / RESULT).resolve()
     with only_run(out) as work:
-        finished = work / "out"
-        shutil.rmtree(finished, ignore_errors=True)
-        (finished / "data").mkdir(parents=True)
+        finished = make_output(work, "data")
         duels = make_duels(judged, votes, reasons, opponent)
         reported, report["configs"] = _write_buckets(duels, finished / "data")
         if reported:
@@ -187,10 +194,9 @@ def score_duel(
             for path in (finished / "data").glob(f"{name}-*.parquet")
         }
         (finished / "report.md").write_text(render_duel_report(report, reported, singles))
-        (finished / REPORT).write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n")
         (finished / "README.md").write_text(render_duel_card(report))
         write_duel_plot(report, finished / "report.svg")
-        publish_folder(finished, out)
+        publish_folder(finished, out, report)
     return report
 
 
@@ -222,22 +228,33 @@ def _write_buckets(duels: Iterable[Json], data: Path) -> tuple[list[Json], dict[
     Returns the reported columns of all duels, and the number of rows of each bucket with any.
     """
     reported: list[Json] = []
+    waiting: dict[str, list[Json]] = {name: [] for name in BUCKETS[:-1]}
+    writers: dict[str, pq.ParquetWriter] = {}
+    with ExitStack() as stack:
 
-    def place() -> Iterator[tuple[Path, Json]]:
+        def write(bucket: str) -> None:
+            if bucket not in writers:
+                path = data / f"{bucket}-00000-of-00001.parquet"
+                writers[bucket] = stack.enter_context(pq.ParquetWriter(path, DUEL.arrow_schema))
+            writers[bucket].write_table(pa.Table.from_pylist(waiting[bucket], DUEL.arrow_schema))
+            waiting[bucket].clear()
+
         for duel in duels:
             reported.append({name: duel[name] for name in REPORTED})
-            if duel["bucket"] != "parse_fail":
-                yield data / f"{duel['bucket']}-00000-of-00001.parquet", duel
-
-    counts = write_to_files(place(), DUEL.arrow_schema)
-    buckets = {path.name.partition("-")[0]: count for path, count in counts.items()}
-    return reported, {name: buckets[name] for name in BUCKETS if name in buckets}
+            if (bucket := duel["bucket"]) in waiting:
+                waiting[bucket].append(duel)
+                if len(waiting[bucket]) == GROUP_ROWS:
+                    write(bucket)
+        for bucket in filter(waiting.get, waiting):
+            write(bucket)
+    counts = Counter(row["bucket"] for row in reported)
+    return reported, {name: counts[name] for name in BUCKETS if name in writers}
 
 
 def _score_equals(folder: Path, plan: Plan, buckets: dict[str, int]) -> Json | None:
     """Score the king against another sample of itself, if the panel judged that."""
     given = list(read_rows(folder, EQUAL_JUDGMENTS, PANEL_COLUMNS))
-    if not given or not _is_current(folder, EQUAL_JUDGMENTS, EQUAL_ANSWERS):
+    if not given or not is_current(folder, EQUAL_JUDGMENTS, EQUAL_ANSWERS):
         return None
     turns = dict.fromkeys(row["turn_id"] for row in given)
     scores = score_turns(collect_votes(turns, plan.judges, given)).turn
@@ -245,12 +262,6 @@ def _score_equals(folder: Path, plan: Plan, buckets: dict[str, int]) -> Json | N
         **explain_finals(scores.tolist(), buckets),
         "histogram": count_scores(scores[~np.isnan(scores)]),
     }
-
-
-def _is_current(folder: Path, name: str, given: str) -> bool:
-    """Whether the shards of a stage were made of those that the stage before it has now."""
-    shards = sorted((folder / name).glob("*.parquet"))
-    return all(is_of(path, folder / given / path.name.replace(name, given)) for path in shards)
 
 
 def _sum_cost(folder: Path, settings: Settings) -> float | None:
@@ -319,9 +330,9 @@ def summarize_panel(votes: Votes, calls: Mapping[str, int], complete: bool) -> J
                 "name": name,
                 "calls": calls.get(name, 0),
                 "parsed": read / max(calls.get(name, 0), 1),
-                "consistent": _mean(winner[:, 0] == winner[:, 1]),
-                "first_bias": 100 * (_mean((1 - both[:, 0] + both[:, 1]) / 2) - 0.5),
-                "score": 100 * _mean(both) if complete else None,
+                "consistent": mean_of(winner[:, 0] == winner[:, 1]),
+                "first_bias": 100 * (mean_of((1 - both[:, 0] + both[:, 1]) / 2) - 0.5),
+                "score": 100 * mean_of(both) if complete else None,
             }
         )
     metrics = nan_mean(score_turns(votes).metric, axis=0)
@@ -354,17 +365,12 @@ def summarize_lengths(turn_scores: Array, ours: Sequence[int], theirs: Sequence[
     varies = len(scores) > 1 and np.ptp(gap) > 0 and np.ptp(scores) > 0
     return to_json(
         {
-            "gap": _mean(gap),
+            "gap": mean_of(gap),
             "correlation": float(np.corrcoef(gap, scores)[0, 1]) if varies else float("nan"),
-            "score_same": _mean(scores[same]),
+            "score_same": mean_of(scores[same]),
             "turns_same": int(same.sum()),
         }
     )
-
-
-def _mean(values: Any) -> float:
-    """Return the mean, nan for no values."""
-    return float(np.mean(values)) if np.size(values) else float("nan")
 
 
 def explain_finals(equals: Iterable[float], buckets: Mapping[str, int]) -> Json:

@@ -15,10 +15,12 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 from datasets import Dataset, Features
 
@@ -35,10 +37,10 @@ from pimono_sdpo.duel.gate import (
 from pimono_sdpo.errors import InferenceError, OutputError, SourceError
 from pimono_sdpo.llm.chat import open_chat
 from pimono_sdpo.llm.money import cost, format_dollars
-from pimono_sdpo.llm.rows import Asked, answers_of, ask_shards
+from pimono_sdpo.llm.rows import answers_of
 from pimono_sdpo.llm.settings import Gate, Settings
 from pimono_sdpo.runs import parquet
-from pimono_sdpo.runs.engine import sha256
+from pimono_sdpo.runs.engine import DONE, Output, Part, Piece, run_parts, sha256
 from pimono_sdpo.runs.folders import lock
 from pimono_sdpo.runs.parquet import write_atomically
 from pimono_sdpo.schema import ANSWER, JUDGMENT, Opponent
@@ -58,9 +60,15 @@ GATE_COLUMNS = ("turn_id", "instance_id", "drop_reason", "leaked_terms")
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a stage did: its rows, the tokens it used, and why it stopped."""
+    """What a stage did.
 
-    asked: Asked
+    `rows` were written, `errors` of them with an error, such as `error`; `used` says how many
+    tokens, `stopped` why it ended early.
+    """
+
+    rows: int
+    errors: int
+    error: str | None
     used: str
     stopped: str | None
 
@@ -256,7 +264,7 @@ def run_gate(
                 outcome = run_answers(out, settings, max_cost, turns)
             else:
                 outcome = run_judges(out, settings, max_cost, turns, single=True)
-            if outcome.asked.errors and outcome.stopped is None:
+            if outcome.errors and outcome.stopped is None:
                 folder = name if name == ANSWERS else name_of(name, opponent)
                 columns = ("error", "drop_reason") if name == ANSWERS else ("error",)
                 # An answer of the wrong form is one that was given.
@@ -265,7 +273,7 @@ def run_gate(
                     for row in read_rows(out, folder, columns)
                 )
                 if failed > (1 - plan.rules.min_parsed) * turns:
-                    why = f"{failed} of the calls for look {number} failed: {outcome.asked.error}"
+                    why = f"{failed} of the calls for look {number} failed: {outcome.error}"
                     outcome = replace(outcome, stopped=why)
             yield name, outcome
             if outcome.stopped is not None:
@@ -417,18 +425,62 @@ def _ask(
     options: list[object],
     limit: int | None,
 ) -> Outcome:
-    chat = stage.chat
-    asked = ask_shards(
-        inputs,
-        out,
-        stage.run,
-        features,
-        made_by=json.dumps([source_hash(stage.run), options]),
-        in_flight=chat.limits.concurrency,
-        is_stopped=lambda: chat.stopped is not None,
-        limit=limit,
+    """Write `out/NAME-NNNNN.parquet` for each input shard, with what a stage makes of its rows.
+
+    With `limit`, only the first rows of all are asked about; a finished shard with more rows stays
+    as it is. One of which some rows have an error is written, too, and asked again by the next run:
+    the journal answers what was answered before, so that only the rest is paid for.
+    """
+    chat, parts, left = stage.chat, [], limit
+    made_by = {"made_by": json.dumps([source_hash(stage.run), options])}
+    for path in inputs:
+        rows = pq.read_metadata(path).num_rows
+        rows = rows if left is None else min(rows, left)
+        left = None if left is None else left - rows
+        number, digest = int(path.stem.rpartition("-")[2]), sha256(path)
+        made = _read_origin(out, number)
+        if made and made["options"] == made_by and made["input"]["sha256"] == digest:
+            rows = max(rows, made["input"]["rows"])
+        if rows:
+            run = partial(_ask_shard, path, rows, stage, features, out.name)
+            given = {"sha256": digest, "rows": rows}
+            parts.append(Part(number, path.name, rows, given, made_by, run))
+    out.mkdir(parents=True, exist_ok=True)
+    outputs = {"rows": Output(f"{out.name}-{{:05}}.parquet", features.arrow_schema)}
+    records = run_parts(parts, out, outputs, is_stopped=lambda: chat.stopped is not None).values()
+    return Outcome(
+        sum(record["rows"]["rows"] for record in records),
+        sum(record["counts"]["errors"] for record in records),
+        next((record["error"] for record in records if record["error"]), None),
+        chat.tally.summarize(chat.prices),
+        chat.stopped,
     )
-    return Outcome(asked, chat.tally.summarize(chat.prices), chat.stopped)
+
+
+def _read_origin(folder: Path, number: int) -> Json | None:
+    """Return what a finished shard was made of, None without a record of it."""
+    path = folder / DONE / f"{number:05}.json"
+    return json.loads(path.read_text())["made_from"] if path.is_file() else None
+
+
+def _ask_shard(
+    path: Path, rows: int, stage: AnswerStage | JudgeStage, features: Features, desc: str
+) -> Iterator[Piece]:
+    given = Dataset(pq.read_table(path).slice(0, rows))
+    answers = answers_of(given, stage.run, features, stage.chat.limits.concurrency, desc)
+    errors = [row["error"] for row in answers if row["error"] is not None]
+    table = pa.Table.from_pylist(answers, schema=features.arrow_schema)
+    yield Piece({"rows": table}, rows, {"errors": len(errors)}, errors[0] if errors else None)
+
+
+def is_current(folder: Path, name: str, given: str) -> bool:
+    """Whether the shards of a stage were made of those that the stage before it has now."""
+    for path in sorted((folder / name).glob("*.parquet")):
+        made = _read_origin(folder / name, int(path.stem.rpartition("-")[2]))
+        before = folder / given / path.name.replace(name, given)
+        if made and not (before.is_file() and made["input"]["sha256"] == sha256(before)):
+            return False
+    return True
 
 
 def _read_round(out: Path) -> int:

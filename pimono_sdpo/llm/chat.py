@@ -41,7 +41,7 @@ MOST_TOKENS = 2**62
 REFUSED = (401, 402, 403)
 # Wait so many seconds when a server asks for more; the client would give up at two minutes.
 LONGEST_WAIT = 60.0
-# Seconds without any answer after which it is said what is waited for.
+# Seconds without any answer after which a line says what the run is waiting for.
 SILENCE = 30.0
 
 
@@ -95,13 +95,13 @@ def describe_error(error: Exception, endpoint: Endpoint) -> str:
     from openai import APIStatusError, APITimeoutError
 
     if isinstance(error, APIStatusError):
-        said = error.body
+        detail = error.body
         # The usual shapes of an error body.
-        while isinstance(said, dict):
-            said = next(
-                (said[name] for name in ("error", "message", "detail") if said.get(name)), ""
+        while isinstance(detail, dict):
+            detail = next(
+                (detail[name] for name in ("error", "message", "detail") if detail.get(name)), ""
             )
-        text = f"`{endpoint.name}` answered {error.status_code}: {_encodable(str(said))}"
+        text = f"`{endpoint.name}` answered {error.status_code}: {_encodable(str(detail))}"
     elif isinstance(error, APITimeoutError):
         text = f"`{endpoint.name}` did not answer in time"
     else:
@@ -166,7 +166,7 @@ class Chat:
     # One sentence why no more calls are made, or None.
     stopped: str | None = None
     _failures: int = 0
-    # Nothing has been answered yet, nor was it said that this is waited for.
+    # Nothing has been answered yet, and no line says so yet.
     _silent: bool = True
     _loops: dict[asyncio.AbstractEventLoop, _Loop] = field(default_factory=dict)
 

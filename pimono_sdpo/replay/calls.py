@@ -42,6 +42,7 @@ _LOOKS_NUMBERED = re.compile(r"\s*\d{1,7}(?:#\w{1,8})?\s?[→\t|:]")
 _VETO = re.compile(
     r"\W{0,8}(?:(?:HARD )?BLOCK(?:ED)?\b|RETRYABLE\b|(?:User )?cancelled\b"
     r"|Skipped due to queued user|Interrupted by user|execution error: Io\("
+    r"|apply_patch[^\n]{0,500}sandbox helper failed"
     r"|(?:Operation |Tool |Command |Edit )?(?:blocked|denied|rejected) by\b"
     r"|\w+ hook (?:error|blocked)"
     r"|User (?:cancelled|declined|denied)|Permission to use)",
@@ -143,16 +144,15 @@ def read_edits(given: dict[str, Any]) -> list[Edit]:
     several = several if isinstance(several, list) else [given]
     edits = []
     for one in several:
-        texts = [
-            (one[old], one[new])
-            for old, new in _OLD_AND_NEW
-            if isinstance(one, dict)
-            and isinstance(one.get(old), str)
-            and isinstance(one.get(new), str)
-        ]
-        if not texts:
+        if not isinstance(one, dict):
             return []
-        edits.append(Edit(*texts[0], one.get("replace_all") in {True, "true"}))
+        old, new = (
+            next((one[name] for name in names if isinstance(one.get(name), str)), None)
+            for names in zip(*_OLD_AND_NEW, strict=True)
+        )
+        if old is None or new is None:
+            return []
+        edits.append(Edit(old, new, one.get("replace_all") in {True, "true"}))
     return edits
 
 

@@ -11,7 +11,10 @@ from typing import NamedTuple
 
 from pimono_sdpo.shell import MAX_CHARS, Pipeline, Stage, parse_command
 
-_FOUND = re.compile(r"(?:(?P<file>[^\s:]{1,300}\.\w{1,10}):)?\d{1,7}:(?P<text>.*)")
+# A line with its number, and the name of its file where several were searched.
+_NUMBERED = re.compile(r"(?:(?P<file>[^\s:]{1,300}?\.\w{1,10})[:-])?\s*\d{1,7}[:\t→|-](?P<text>.*)")
+_DIFFED = re.compile(r"\+\+\+ (?:b/)?(\S+)")
+_NAMED = re.compile(r"[^\s'\"`;|&<>=,]{0,300}\.[A-Za-z]\w{0,9}(?![\w.])")
 
 
 def find_copies(command: str) -> list[tuple[str, str]]:
@@ -31,25 +34,33 @@ def find_copies(command: str) -> list[tuple[str, str]]:
     return found
 
 
-def find_matched_lines(command: str, output: str) -> list[tuple[str, str]]:
-    """Return the lines that a search has shown, as (file, line).
+def find_shown_lines(command: str, output: str) -> dict[str, str]:
+    """Return lines that a command has shown, by the files that they may be of.
 
-    >>> find_matched_lines("grep -n 'let' a.ts", "3:let a = 1;")
-    [('a.ts', 'let a = 1;')]
+    >>> find_shown_lines("cd src && grep -n 'let' a.ts", "3:let a = 1;")
+    {'src/a.ts': 'let a = 1;'}
+    >>> find_shown_lines("git diff", "+++ b/a.ts\\n@@ -1 +1 @@\\n let a\\n-let b\\n+let c")
+    {'a.ts': 'let a\\nlet c'}
     """
-    folder, pipelines = _split_folder(command)
-    stages = pipelines[0].stages if len(pipelines) == 1 else ()
-    if not stages or stages[0].program not in {"grep", "rg"}:
-        return []
-    if any(stage.program not in {"grep", "rg", "head", "tail", "sort"} for stage in stages):
-        return []
-    last = stages[0].arguments[-1] if stages[0].arguments else ""
-    found = []
+    found: dict[str, list[str]] = {}
+    file = ""
+    is_diff = "\n+++ " in f"\n{output}"
     for line in output.split("\n"):
-        match = _FOUND.fullmatch(line)
-        if match and (match["file"] or last):
-            found.append((_join_path(folder, match["file"] or last), match["text"]))
-    return found
+        if is_diff:
+            header = _DIFFED.match(line)
+            file = header[1] if header else file
+            if not header and not line.startswith(("-", "@@")):
+                found.setdefault(file, []).append(line[1:])
+        elif match := _NUMBERED.match(line):
+            found.setdefault(match["file"] or "", []).append(match["text"])
+        else:
+            found.setdefault("", []).append(line)
+    named = dict.fromkeys(_NAMED.findall(command[:MAX_CHARS]))
+    folder = _split_folder(command)[0]
+    texts = {name: "\n".join(lines) for name, lines in found.items()}
+    nameless = texts.pop("", "")
+    texts = {name: nameless for name in named if nameless.strip()} | texts
+    return {_join_path(folder, name): text for name, text in texts.items()}
 
 
 class Shows(NamedTuple):
@@ -105,10 +116,9 @@ def _join_path(folder: str, name: str) -> str:
 _TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 _WORDS = {name: frozenset(_TABLE[name].split()) for name in _TABLE if isinstance(_TABLE[name], str)}
 _IN_PLACE = {program: re.compile(option) for program, option in _TABLE["in_place"].items()}
-_FORMATTERS = {
-    re.compile(sign, re.MULTILINE): kinds.split() for sign, kinds in _TABLE["formatters"].items()
-}
 _PACKAGES = re.compile(rf"\b(?:{'|'.join(sorted(_WORDS['packages']))})\b")
+# They read the manifests, and write elsewhere.
+_INSTALLS = re.compile(r"pip3? |uv (?:tool|pip|sync|run) ")
 _READING_TARGET = re.compile(rf"(?:{'|'.join(sorted(_WORDS['reading_targets']))})(?::\w+)*")
 _NOTHING_NEW = re.compile(r"\s*(?:Already up to date\.|Already on '[^'\n]*')\s*")
 
@@ -194,22 +204,10 @@ _READS_EACH = re.compile(
 
 @dataclass
 class Changes:
-    """What a command line may have changed.
-
-    names      named files
-    formatted  files edited before, by a formatter
-    anything   any file
-    fixed      how many files a formatter says it has rewritten, None if it does not say
-    clean      a formatter checked all files and changed none
-    formats    a formatter ran that may have rewritten any file, whether edited or not
-    """
+    """What a command line may have changed: the files that it names, or `anything`."""
 
     names: set[str] = field(default_factory=set)
-    formatted: bool = False
     anything: bool = False
-    fixed: int | None = None
-    clean: bool = False
-    formats: bool = False
 
 
 def find_changes(command: str, output: str) -> Changes:
@@ -226,12 +224,12 @@ def find_changes(command: str, output: str) -> Changes:
         for stage in pipeline.stages:
             changes.anything |= _is_script(stage)
             if stage.program in _WORDS["runners"] and _SAYS_FIXED.search(_TELLS.sub("", output)):
-                changes.formats = True
+                changes.anything = True
             changes.names.update(stage.targets)
             if stage.role == "runs" and _CHECKS.search(
                 " ".join((stage.program, *stage.arguments[:3]))
             ):
-                _note_check(stage, output if is_shown else None, changes)
+                changes.anything |= _may_format(stage, output if is_shown else None)
                 continue
             is_alone = (
                 is_shown and len(pipelines) <= 2 and pipelines[0].stages[0].program in {"cd", "git"}
@@ -269,21 +267,12 @@ def _is_script(stage: Stage) -> bool:
     return bool(words) and not _READING_TARGET.fullmatch(words[0]) and stage.program != "cargo"
 
 
-def _note_check(stage: Stage, output: str | None, changes: Changes) -> None:
-    """Note what a check that also formats says it has done."""
-    text = " ".join((stage.program, *stage.arguments))
-    if output is None:
-        changes.formatted = True
-    elif counts := _FIXED.findall(output):
-        changes.formatted = True
-        changes.fixed = sum(int(a or b) for a, b in counts)
-    elif _CLEAN.search(output):
-        # A hook may have checked only some files.
-        changes.clean = stage.program != "git"
-    elif _HOOKS.search(output):
-        changes.formatted = True
-    if _FORMATS.search(text) and not changes.clean:
-        changes.formats = True
+def _may_format(stage: Stage, output: str | None) -> bool:
+    """Return whether a check may have rewritten files: not if its output says that it has not."""
+    if output is not None and stage.program != "git" and _CLEAN.search(output):
+        return False
+    says = output is None or _FIXED.search(output) or _HOOKS.search(output)
+    return bool(says or _FORMATS.search(" ".join((stage.program, *stage.arguments))))
 
 
 def _runs_for_each(command: str) -> bool:
@@ -332,7 +321,8 @@ def _find_stage_changes(stage: Stage, command: str, output: str, is_alone: bool)
         if not _INLINE.search(command):
             return None if [word for word in rest if not word.startswith("-")] else set()
         return _find_written(command, program)
-    return set(_WORDS["manifests"]) if _PACKAGES.search(text) else set()
+    changes_manifests = _PACKAGES.search(text) and not _INSTALLS.match(text)
+    return set(_WORDS["manifests"]) if changes_manifests else set()
 
 
 def _find_code(stage: Stage) -> set[str]:
@@ -357,12 +347,3 @@ def _find_written(code: str, program: str) -> set[str] | None:
     opened = [single or double for single, double in _OPENS.findall(code)]
     rest = _OF_FILE.sub("", _OPENS.sub("", code))
     return None if _WRITES.search(rest) else set(opened)
-
-
-def find_formatted_suffixes(text: str) -> set[str]:
-    """Return the suffixes the formatter may touch (`*` for any), or none if unknown.
-
-    >>> sorted(find_formatted_suffixes("> ruff format ."))
-    ['ipynb', 'py', 'pyi', 'pyw']
-    """
-    return {kind for sign, kinds in _FORMATTERS.items() if sign.search(text) for kind in kinds}

@@ -37,21 +37,21 @@ def replace_text(text: str, old: str, new: str, everywhere: bool) -> str | None:
     return text.replace(old, new) if count == 1 or (count and everywhere) else None
 
 
-def replace_in_piece(piece: str, old: str, new: str, everywhere: bool) -> str | None:
-    """Make one edit of a piece; unchanged if the edit was elsewhere, None if that is unclear."""
-    if old in piece:
-        return replace_text(piece, old, new, everywhere)
-    if piece in old:
-        return None
-    lines = old.split("\n")
-    ends = piece.rpartition("\n")[2] in old or piece.partition("\n")[0] in old
-    if not (ends or piece.endswith(lines[0]) or piece.startswith(lines[-1])):
-        return piece
-    for at in range(1, len(lines)):
-        begin, end = "\n".join(lines[:at]), "\n".join(lines[at:])
-        if (begin.strip() and piece.endswith(begin)) or (end.strip() and piece.startswith(end)):
-            return None
-    return piece
+def replace_in_piece(piece: str, old: str, new: str, everywhere: bool) -> list[str]:
+    """Make one edit of a piece, or leave out the lines that it may have changed."""
+    if (changed := replace_text(piece, old, new, everywhere)) is not None:
+        return [changed] if changed else []
+    touched = {line for line in old.split("\n") if len(line.strip()) >= MIN_GONE}
+    lines = piece.split("\n")
+    # An edit may reach over the ends of what was seen.
+    edges = {*old.split("\n")}
+    while lines and lines[0] in edges:
+        lines.pop(0)
+    while lines and lines[-1] in edges:
+        lines.pop()
+    cuts = [-1, *(at for at, line in enumerate(lines) if line in touched), len(lines)]
+    runs = ["\n".join(lines[start + 1 : stop]) for start, stop in pairwise(cuts)]
+    return [run for run in runs if run.strip()]
 
 
 def count_alike(text: str, old: str) -> int:
@@ -82,7 +82,7 @@ def normalise_loosely(text: str) -> str:
     return "\n".join(map(str.rstrip, text.split("\n")))
 
 
-Outcome = Literal["ok", "not_found", "multiple", "no_change", "invalid"]
+Outcome = Literal["ok", "not_found", "multiple", "no_change", "invalid", "unread"]
 
 
 def _bare_lines(text: str) -> list[str]:
@@ -98,20 +98,24 @@ def _place(lines: list[str], wanted: list[str], start: int) -> int:
     return -1
 
 
-def _follow(lines: list[str], wanted: list[list[str]]) -> bool:
-    """Whether runs of lines follow each other."""
-    at = 0
+def _follow(lines: list[str], wanted: list[list[str]]) -> Outcome | None:
+    """Whether runs of lines follow each other; None if one of them does not occur at all."""
+    at, is_ordered = 0, True
     for old in wanted:
         # Codex looks again without an empty last line.
         tries = [old, old[:-1]] if old and not old[-1] else [old]
-        found = [(place, one) for one in tries if (place := _place(lines, one, at)) >= 0]
+        for start in (at, 0):
+            found = [(place, one) for one in tries if (place := _place(lines, one, start)) >= 0]
+            if found:
+                break
+            is_ordered = False
         if not found:
-            return False
+            return None
         at = found[0][0] + len(found[0][1])
-    return True
+    return "ok" if is_ordered else "not_found"
 
 
-MIN_IN_PARTS = 20
+MIN_IN_PARTS = 10
 MIN_GONE = 12
 # A reader, a recorder or a harness may have changed such text when showing it.
 _UNSURE = re.compile("[\x1b\ufeff\ufffd\ud800-\udfff]|\r(?!\n)|REDACTED|=\\*{3}")
@@ -130,32 +134,30 @@ class Edit(NamedTuple):
 class File:
     """What is known of one file.
 
-    whole      the text, if all of it is known
-    pieces     otherwise the runs of lines that were seen
-    is_stale   it may have changed since, so that nothing follows from it
-    edited     texts that no formatter has processed since
-    doubtful   lines that a formatter may have changed
-    by_tool    the session has read or written it with a file tool
+    whole     the text, if all of it is known
+    pieces    otherwise the runs of lines that were seen
+    older     texts and runs of lines seen before something happened that may have changed the file
+    by_tool     the session has read or written it with a file tool; None if that is unknown
+    is_refused  the harness wants it to be read before it is edited
     """
 
     whole: str | None = None
     pieces: list[str] = field(default_factory=list)
-    is_stale: bool = False
-    edited: list[str] = field(default_factory=list)
-    doubtful: set[str] = field(default_factory=set)
-    by_tool: bool = False
+    older: list[str] = field(default_factory=list)
+    by_tool: bool | None = False
+    is_refused: bool = False
     # For some pieces the number of the first line, and whether the last is the file's last.
     placed: dict[str, tuple[int, bool]] = field(default_factory=dict)
 
     @property
     def is_known(self) -> bool:
-        """Whether anything known of it still holds."""
-        return not self.is_stale and (self.whole is not None or bool(self.pieces))
+        """Whether anything known of it still holds for sure."""
+        return self.whole is not None or bool(self.pieces)
 
     @property
-    def sure(self) -> str | None:
-        """The whole text, if nothing can have changed it."""
-        return None if self.is_stale or self.doubtful else self.whole
+    def texts(self) -> list[str]:
+        """The whole text, or the runs of lines that hold for sure."""
+        return self.pieces if self.whole is None else [self.whole]
 
     def see(self, text: str, is_whole: bool) -> None:
         """Learn the text, or some of its lines, from a read."""
@@ -163,16 +165,9 @@ class File:
         if is_whole:
             self.forget()
             self.whole = text
-            return
-        if self.is_stale:
-            # Older knowledge may contradict it.
-            self.forget()
-        if self.doubtful:
-            self.doubtful -= {line.strip() for line in text.split("\n")}
-        if self.whole is not None and text not in self.whole:
-            # Something changed the file in between, such as a formatter.
-            self.pieces = [self.whole] if self.doubtful else []
-            self.whole = None
+        elif self.whole is not None and text not in self.whole:
+            # Something changed the file in between.
+            self.age()
         if self.whole is None and text not in self.pieces:
             self.pieces.append(text)
 
@@ -193,9 +188,7 @@ class File:
                 lines, first, is_end = both, min(start, first), is_end or was_end
         joined_text = "\n".join(lines)
         if first == 1 and is_end and lines:
-            doubtful, edited = self.doubtful, self.edited
             self.see(joined_text, is_whole=True)
-            self.doubtful, self.edited = doubtful, edited
         else:
             self.pieces = [piece for piece in self.pieces if piece not in joined_text]
             self.pieces.append(joined_text)
@@ -204,29 +197,34 @@ class File:
     def write(self, text: str) -> None:
         """Learn the text from a write."""
         self.see(text, is_whole=True)
-        self.edited.append(normalise_line_ends(text))
 
-    def format(self) -> None:
-        """Note that a formatter may have rewritten what was edited."""
-        self.doubtful |= {line.strip() for text in self.edited for line in text.split("\n")}
-        self.edited = []
+    def hint(self, text: str) -> None:
+        """Learn lines among others that something has shown; where they stand is unknown."""
+        text = normalise_line_ends(text)
+        if text.strip() and text not in self.older:
+            self.older.append(text)
+
+    def age(self) -> None:
+        """Note that something may have changed the file."""
+        self.older = list(dict.fromkeys([*self.texts, *self.older]))
+        self.whole, self.pieces, self.placed = None, [], {}
 
     def lose(self, edits: Sequence[Edit], in_turn: bool = False) -> None:
         """Note edits that were interrupted, and may have been made nevertheless."""
         if self.predict(edits, in_turn) not in {"not_found", "multiple", "no_change"}:
-            self.is_stale = True
+            self.age()
 
     def forget(self) -> None:
         """Forget everything."""
-        self.whole, self.pieces, self.is_stale = None, [], False
-        self.edited, self.doubtful, self.placed = [], set(), {}
+        self.whole, self.pieces, self.older = None, [], []
+        self.placed = {}
 
     def predict(self, edits: Sequence[Edit], in_turn: bool = False) -> Outcome | None:
         """Predict how edits of the file end; None if what is known does not decide it.
 
         Each is looked up in the original file, or (`in_turn`) in what those before it left.
         """
-        if self.is_stale or not edits or any(_UNSURE.search(edit.old) for edit in edits):
+        if not edits or any(_UNSURE.search(edit.old) for edit in edits):
             return None
         if in_turn and len(edits) > 1:
             after = self.copy()
@@ -239,17 +237,10 @@ class File:
         found = [self._find(edit.old, edit.everywhere) for edit in edits]
         for outcome in ("not_found", "multiple"):
             if outcome in found:
-                return None if self.doubtful else outcome
+                return outcome
         if None in found or self._may_overlap(edits):
             return None
-        # Blank lines and lone brackets do not count: they occur everywhere.
-        if self.doubtful and self.doubtful & {
-            w for edit in edits for w in find_distinctive_lines(edit.old)
-        }:
-            return None
-        if all(edit.old == edit.new for edit in edits):
-            return "no_change"
-        return "ok"
+        return "no_change" if all(edit.old == edit.new for edit in edits) else "ok"
 
     def copy(self) -> "File":
         """Return a copy that can be changed independently."""
@@ -260,39 +251,40 @@ class File:
         old = normalise_line_ends(old)
         if not old.strip():
             return None
-        texts = self.pieces if self.whole is None else [self.whole]
-        count = max((text.count(old) for text in texts), default=0)
+        count = max((text.count(old) for text in self.texts), default=0)
         if count > 1:
             return "ok" if everywhere else "multiple"
-        alike = max((count_alike(text, old) for text in texts), default=0)
-        if count == 0:
-            # The text may be in a part that is not known.
-            return "not_found" if self.whole is not None and alike == 0 else None
-        # A short text that is in a piece may be elsewhere in the file, too.
-        is_once = alike == 1 and (self.whole is not None or len(old.strip()) >= MIN_IN_PARTS)
-        return "ok" if is_once else None
+        if count == 0 and self.whole is not None:
+            is_known = any(old in text for text in self.older) or count_alike(self.whole, old)
+            return None if is_known else "not_found"
+        # The text may be in a part that is not known, a short one in several.
+        if self.whole is None and len(old.strip()) < MIN_IN_PARTS:
+            return None
+        texts = [text for text in (self.texts if count else self.older) if old in text]
+        return "ok" if max((count_alike(text, old) for text in texts), default=0) == 1 else None
 
     def predict_lines(self, hunks: Sequence[Edit]) -> Outcome | None:
         """Predict how a patch ends whose hunks are whole lines, each looked up after the last."""
-        if self.is_stale or self.doubtful:
-            return None
         wanted = [_bare_lines(normalise_line_ends(h.old)) if h.old else [] for h in hunks]
-        if self.whole is not None:
-            return "ok" if _follow(_bare_lines(self.whole), wanted) else "not_found"
-        # Where pieces stand to each other is not known.
-        return "ok" if any(_follow(_bare_lines(text), wanted) for text in self.pieces) else None
+        texts = [_bare_lines(text) for text in (*self.texts, *self.older)]
+        together = [outcome for text in texts if (outcome := _follow(text, wanted))]
+        if together:
+            return together[0]
+        if all(any(_follow(text, [one]) for text in texts) for one in wanted):
+            return None if self.whole is not None else "ok"
+        return "not_found" if self.whole is not None else None
 
     def apply_lines(self, hunks: Sequence[Edit]) -> None:
         """Apply a patch that the harness has applied."""
-        if self.sure is None:
+        if self.whole is None:
             self.apply([hunk for hunk in hunks if hunk.old])
             return
-        lines, at = (self.whole or "").split("\n"), 0
+        lines, at = self.whole.split("\n"), 0
         for hunk in hunks:
             old = hunk.old.split("\n") if hunk.old else []
             at = _place(_bare_lines("\n".join(lines)), _bare_lines(hunk.old) if old else [], at)
             if at < 0 or not old:
-                self.is_stale = True  # where it went is unknown
+                self.age()  # where it went is unknown
                 return
             new = hunk.new.split("\n")
             lines[at : at + len(old)] = new
@@ -302,7 +294,7 @@ class File:
     def _may_overlap(self, edits: Sequence[Edit]) -> bool:
         if len(edits) == 1:
             return False
-        for text in self.pieces if self.whole is None else [self.whole]:
+        for text in (*self.texts, *self.older):
             spans = sorted(
                 (at, at + len(edit.old))
                 for edit in edits
@@ -310,40 +302,34 @@ class File:
             )
             if any(start < stop for (_, stop), (start, _) in pairwise(spans)):
                 return True
-        if self.whole is not None:
-            return False
+            if len(spans) == len(edits):
+                return False
         words = [word for edit in edits for word in set(find_distinctive_lines(edit.old))]
         return len(words) > len(set(words))
 
     def apply(self, edits: Sequence[Edit]) -> None:
         """Apply edits that the harness has made."""
-        if self.is_stale:
-            # Only the new text is certain.
-            self.forget()
-        if self.doubtful:
-            # The edit succeeded, so these lines were there unchanged.
-            self.doubtful.difference_update(*(find_distinctive_lines(edit.old) for edit in edits))
         for edit in edits:
             old, new = normalise_line_ends(edit.old), normalise_line_ends(edit.new)
-            # A piece with a line that is gone, but not as the edit saw it, was out of date.
-            gone = {line for line in old.split("\n") if len(line.strip()) >= MIN_GONE}
-            gone -= {*new.split("\n")}
-            self.pieces = [
-                piece
-                for piece in self.pieces
-                if old in piece or gone.isdisjoint(piece.split("\n") if gone else ())
-            ]
             if self.whole is not None:
                 self.whole = replace_text(self.whole, old, new, edit.everywhere)
-            self.pieces = [
-                changed
-                for piece in self.pieces
-                if (changed := replace_in_piece(piece, old, new, edit.everywhere))
-            ]
+            is_found = any(old in text for text in (*self.pieces, *self.older))
+            self.pieces, self.older = (
+                [
+                    run
+                    for text in texts
+                    for run in (
+                        [text]
+                        if is_found and old not in text
+                        else replace_in_piece(text, old, new, edit.everywhere)
+                    )
+                ]
+                for texts in (self.pieces, self.older)
+            )
             is_shown = any(new in piece for piece in self.pieces)
             if self.whole is None and new.strip() and not is_shown:
                 self.pieces.append(new)
-            self.edited.append(new)
         self.placed = {}
         # Some versions interpret these as JavaScript's `replace` does.
-        self.is_stale = any(_PATTERN.search(edit.new) for edit in edits)
+        if any(_PATTERN.search(edit.new) for edit in edits):
+            self.age()

@@ -146,11 +146,8 @@ class Beginnings:
                 output = result.text if result else ""
                 changes = find_changes(find_text(given, "command"), output)
                 is_pattern = any(_PATTERN.search(name) for name in changes.names)
-                if changes.anything or changes.formats or changes.fixed or is_pattern:
+                if changes.anything or is_pattern:
                     break
-                if changes.formatted:
-                    files = workspace.files.items()
-                    changed |= {path for path, file in files if file.edited or file.doubtful}
                 names = ("/" + name.lstrip("./~").rstrip("/") for name in changes.names)
                 tails += tuple(tail for tail in names if tail != "/")
             elif event.tool_name != "read":
@@ -182,8 +179,7 @@ def _learn(call: Event, given: dict[str, Any], text: str, tools: FileTools, file
         hunks = [hunk for patch in read_patch(given) for hunk in patch.hunks]
         for edit in hunks or read_edits(given):
             # The old text of an edit occurs once.
-            is_new = file.whole is None or file.is_stale
-            if len(edit.old.strip()) >= MIN_LINE and is_new and not edit.everywhere:
+            if len(edit.old.strip()) >= MIN_LINE and file.whole is None and not edit.everywhere:
                 file.see(edit.old, is_whole=False)
     elif call.tool_name == "read" or (not tools.trims_output and not TRUNCATED.search(text)):
         by = find_shown_file(find_text(given, "command")) if call.tool_name == "bash" else None
@@ -196,10 +192,10 @@ def _learn(call: Event, given: dict[str, Any], text: str, tools: FileTools, file
 
 def _trim_to(chars: int, path: str, file: File) -> Known | None:
     """Return as much of a file as fits into so many characters, in whole lines."""
-    if not file.is_known or file.doubtful:
+    if not file.is_known:
         return None
     parts = []
-    for text in file.pieces if file.whole is None else [file.whole]:
+    for text in file.texts:
         if len(text) > chars:
             text = text[: max(chars, 0)].rpartition("\n")[0]
             if len(text) < MIN_PART:

@@ -5,7 +5,7 @@ As JSON: {"cwd": "/w", "files": {"/w/a.ts": {"whole": "...", "pieces": [...], "s
 
 import posixpath
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -28,36 +28,14 @@ from pimono_sdpo.replay.commands import (
     Changes,
     find_changes,
     find_copies,
-    find_formatted_suffixes,
-    find_matched_lines,
     find_shown_file,
+    find_shown_lines,
 )
-from pimono_sdpo.replay.files import File, Outcome
+from pimono_sdpo.replay.files import Edit, File, Outcome
 from pimono_sdpo.traces.events import Event
 from pimono_sdpo.traces.harness import HARNESSES, pi
 from pimono_sdpo.traces.harness.base import FileTools
 from pimono_sdpo.traces.harness.blocks import is_refusal
-
-
-def apply_formatter(files: Mapping[str, File], changes: Changes, kinds: set[str]) -> None:
-    """Follow the run of a formatter that touches files of these suffixes, of any without them."""
-    touched = [
-        file
-        for path, file in files.items()
-        if not kinds or "*" in kinds or path.rsplit(".", 1)[-1].lower() in kinds
-    ]
-    edited = [file for file in touched if file.edited]
-    if changes.fixed is not None and changes.fixed > len(edited):
-        # Somebody else has edited, too.
-        for file in touched:
-            file.is_stale = True
-    elif changes.clean or changes.fixed == 0:
-        for file in edited:
-            file.edited = []
-    elif changes.formatted:
-        for file in edited:
-            file.format()
-
 
 _KNOWN = re.compile("|".join(h.files.read_only for h in HARNESSES if h.files.read_only))
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
@@ -89,6 +67,10 @@ _CHANGED_BEHIND = re.compile(
     r"Note: (/[^\n]{1,400}?) was modified, either by the user or by a lint"
 )
 _PATCHED = re.compile(r"^\*\*\* (?:Add File|Update File|Delete File|Move to): (.+)$", re.MULTILINE)
+# Claude Code puts this where a session was resumed.
+_RESUMED = "No response requested."
+_SLASHED = re.compile(r"(?<=[-:])(?=.*[/\\]).*")
+_UNREAD = re.compile(r"has not been read yet|modified since read")
 _PROPOSED_OTHERWISE = re.compile(r"modified (?:your|the) proposed")
 
 
@@ -113,8 +95,11 @@ class Workspace:
     tools: FileTools = pi.HARNESS.files
     # Something outside of the session changes its files.
     unsettled: bool = False
-    # What the formatters that have run so far touch.
-    kinds: set[str] = field(default_factory=set)
+    resumed: bool = False
+    # Newer versions of Claude Code count what a command has shown as read.
+    only_tools_read: bool = False
+    # What others have said; a file that they name may have been read for the agent.
+    heard: list[str] = field(default_factory=list)
     last_heard: str = ""
 
     def file(self, path: str) -> File:
@@ -149,16 +134,32 @@ class Workspace:
         if is_invalid(given):
             return "invalid"
         file, edits = self.files.get(self.absolute(find_path(given))), read_edits(given)
-        if self.tools.reads_first and any(edit.old == edit.new for edit in edits):
-            return "no_change"  # refused before the file is looked at
+        unread, is_openclaw = False, ".openclaw" in self.absolute(find_path(given))
+        if is_openclaw and "edits" not in given and any(not edit.new for edit in edits):
+            return "invalid"
+        if self.tools.reads_first:
+            if any(edit.old == edit.new for edit in edits):
+                return "no_change"  # refused before the file is looked at
+            if self._must_read(find_path(given), file, edits):
+                return "unread"
+            unread = file is None or not file.by_tool
         if file is None:
             return None
         outcome = file.predict(edits, apply_in_turn(given))
-        unread = self.tools.reads_first and not file.by_tool
         # OpenClaw, which writes Pi's format, refuses an empty text; Pi does not.
         unread |= "edits" not in given and any(not edit.new for edit in edits)
         unread |= bool(_OWN_SETTINGS.search(self.absolute(find_path(given))))
         return None if outcome == "ok" and (unread or self.unsettled) else outcome
+
+    def _must_read(self, path: str, file: File | None, edits: Sequence[Edit]) -> bool:
+        """Whether a harness that wants files to be read first refuses to edit this one."""
+        if (file and (file.is_refused or file.by_tool is not False)) or self.resumed:
+            return bool(file and file.is_refused)
+        # Another path may lead to it, or somebody who names it may have attached it.
+        name = posixpath.basename(_use_slashes(path))
+        by_tool = (known for known, other in self.files.items() if other.by_tool is not False)
+        told = [*self.heard, *(by_tool if self.only_tools_read else self.files)]
+        return all(edit.old for edit in edits) and not any(name in one for one in told)
 
     def predict_patch(self, patches: Sequence[Patch]) -> Outcome | None:
         """Predict how a patch of several files ends."""
@@ -200,13 +201,19 @@ class Workspace:
                 self._read(path, given, result.text)
         elif call.tool_name == "write" and path and isinstance(given.get("content"), str):
             if result.is_error or _PROPOSED_OTHERWISE.search(result.text):
-                self.file(path).is_stale = True
+                self.file(path).age()
                 return
             self._spoil_aliases(path, "")
-            self.file(path).write(given["content"])
-            self.file(path).by_tool = True
+            file = self.file(path)
+            file.write(given["content"])
+            file.by_tool, file.is_refused = True, False
         elif call.tool_name == "edit":
             self._edited(call, given, result)
+        elif command := find_text(given, "command", "cmd", "input"):
+            self.ran(command, result)
+        elif call.tool_name == "grep":
+            # Claude Code shortens whatever looks like a path.
+            self._hint(path, _SLASHED.sub("", result.text))
         elif not is_read_only(call.tool_name) or call.tool_name == "write":
             self.spoil_all()
 
@@ -224,11 +231,14 @@ class Workspace:
             self.spoil_all()
         elif has_failed(result):
             # It was predicted to work, so what is known of the file is wrong.
-            known = self.files.get(self.absolute(path))
-            if known and self.predict(call) == "ok":
-                known.is_stale = True
+            known = self.file(path)
+            known.is_refused = bool(_UNREAD.search(result.text[:200]))
+            if "modified" in result.text[:200]:
+                self.spoil_all()  # somebody else is at work
+            if self.predict(call) == "ok":
+                known.forget()
         elif not edits or _PROPOSED_OTHERWISE.search(result.text):
-            self.file(path).is_stale = True
+            self.file(path).age()
         else:
             self._spoil_aliases(path, edits[0].old)
             file = self.file(path)
@@ -237,37 +247,33 @@ class Workspace:
             if all(edit.old for edit in edits):
                 file.apply(edits)
             else:
-                file.is_stale = True
-            file.by_tool = True
+                file.age()
+            file.by_tool, file.is_refused = True, False
+            self.only_tools_read = "file state is current" not in result.text
+            self._hint(path, result.text)
 
     def _read(self, path: str, given: dict[str, Any], text: str) -> None:
-        shown = parse_read(given, text, self.tools)
-        if shown is None:
-            return
-        learn_shown(self.file(path), shown)
-        self.file(path).by_tool = True
+        file, shown = self.file(path), parse_read(given, text, self.tools)
+        if shown:
+            learn_shown(file, shown)
+        if shown is None or not shown.first_line:
+            self._hint(path, text)
+        file.by_tool, file.is_refused = True, False
 
     def ran(self, command: str, result: Event) -> None:
         """Learn from a command that has run."""
         changes = find_changes(command, result.text)
-        if changes.formatted or changes.clean:
-            self.kinds |= find_formatted_suffixes(f"{command}\n{result.text}")
         self._note(changes)
-        copies = (
-            [] if result.is_error or changes.anything or changes.formats else find_copies(command)
-        )
+        copies = [] if result.is_error or changes.anything else find_copies(command)
         for source, target in copies:
             known = self.files.get(self.absolute(source))
-            if known and (known.whole is not None or known.pieces):
+            if known:
                 copied = known.copy()
-                copied.is_stale = copied.by_tool = False
+                copied.by_tool = False
                 self.files[self.absolute(target)] = copied
+        self._hint(command, result.text)
         if self.tools.trims_output:
             return
-        for name, line in find_matched_lines(command, result.text):
-            file = self.file(name)
-            if not file.is_stale and len(line.strip()) >= MIN_LINE:
-                file.see(line, is_whole=False)
         shown = find_shown_file(command)
         if shown and not result.is_error and not TRUNCATED.search(result.text):
             count = shown.last and shown.last + 1 - shown.first
@@ -275,18 +281,20 @@ class Workspace:
             if read:
                 learn_shown(self.file(shown.path), read)
 
+    def _hint(self, command: str, output: str) -> None:
+        for path, text in find_shown_lines(command, output).items():
+            self.file(path).hint(text)
+
     def _note(self, changes: Changes) -> None:
-        if changes.anything or changes.formats:
+        if changes.anything:
             self.spoil_all()
-        elif changes.formatted or changes.clean:
-            apply_formatter(self.files, changes, self.kinds)
         for name in changes.names:
             self._spoil(name)
 
     def spoil_all(self) -> None:
         """Mark all files as stale."""
         for file in self.files.values():
-            file.is_stale = True
+            file.age()
 
     def _spoil(self, name: str) -> None:
         """Mark the files that a word of a command may name: a file, a folder or a pattern."""
@@ -297,7 +305,9 @@ class Workspace:
         tail = ("/" + name.lstrip("./~")).rstrip("/")
         for known, file in self.files.items():
             is_below = known.startswith(f"{path}/") or (tail and f"{tail}/" in known)
-            file.is_stale |= bool(known == path or is_below or (tail and known.endswith(tail)))
+            if known == path or is_below or (tail and known.endswith(tail)):
+                file.age()
+                file.by_tool = file.by_tool and None
 
     def _spoil_aliases(self, path: str, old: str) -> None:
         """Mark other paths that may lead to the same file: by a link, or in another case."""
@@ -306,24 +316,27 @@ class Workspace:
         for other, file in self.files.items():
             if (
                 other == path
-                or file.is_stale
+                or not file.is_known
                 or other.rsplit("/", 1)[-1].lower() != ends[-1].lower()
             ):
                 continue
             is_alike = (
-                any(old in text for text in (file.whole or "", *file.pieces))
+                any(old in text for text in file.texts)
                 if old
                 else (other.rsplit("/", 2)[-2:] == ends or other.lower() == path.lower())
             )
-            file.is_stale |= is_alike
+            if is_alike:
+                file.age()
 
     def lose(self, tool_name: str, given: dict[str, Any]) -> None:
         """Mark what a call with an unknown outcome may have changed."""
         path = find_path(given)
+        if path:
+            self.file(path).by_tool = self.file(path).by_tool or None
         if tool_name == "edit" and path:
             self.file(path).lose(read_edits(given), apply_in_turn(given))
         elif tool_name == "write" and path:
-            self.file(path).is_stale = True
+            self.file(path).age()
         elif tool_name == "bash":
             self._note(find_changes(find_text(given, "command"), ""))
         elif not is_read_only(tool_name):
@@ -334,17 +347,19 @@ class Workspace:
         if event.kind == "bash":
             self.ran(event.arguments, event)
         elif event.kind == "user":
-            for file in self.files.values() if self.tools.reads_first else ():
-                file.by_tool = False
             # Somebody else may have worked on the files while the session rested. In sessions of Pi
             # that was never seen.
             is_pi = self.tools is pi.HARNESS.files
             if not is_pi and _count_minutes(self.last_heard, event.timestamp) >= REST_MINUTES:
                 self.spoil_all()
-        elif event.kind == "compaction" and self.tools.reads_first:
+        elif event.kind == "compaction" or event.text == _RESUMED:
+            # The harness forgets what it has read, and may read some of it again.
+            self.resumed = True
             for file in self.files.values():
-                file.by_tool = False
-        elif event.kind == "custom_message":
+                file.by_tool = None
+        if event.kind in {"user", "compaction", "custom_message"}:
+            self.heard.append(event.text)
+        if event.kind == "custom_message":
             for name in _CHANGED_BEHIND.findall(event.text):
                 self._spoil(name)
         self.last_heard = event.timestamp or self.last_heard
@@ -359,7 +374,9 @@ def _count_minutes(start: str, stop: str) -> float:
 
 
 # The harness itself may write them.
-_OWN_SETTINGS = re.compile(r"/\.(?:pi|claude|codex|omp|openclaw)/(?!.*workspace/).*\.json$")
+_OWN_SETTINGS = re.compile(
+    r"/\.(?:pi|claude|codex|omp|openclaw)/(?!.*workspace/).*\.json$|/heartbeat-state\.json$"
+)
 _DRIVE = re.compile(r"[A-Za-z]:/")
 
 
@@ -379,7 +396,9 @@ def _find_home(cwd: str) -> str:
 def load_workspace(state: dict[str, Any]) -> Workspace:
     """Load a workspace from JSON; raises KeyError or TypeError for anything else."""
     files = {
-        path: File(known["whole"], list(known["pieces"]), bool(known["stale"]))
-        for path, known in state["files"].items()
+        path: File(known["whole"], list(known["pieces"])) for path, known in state["files"].items()
     }
+    for path, known in state["files"].items():
+        if known["stale"]:
+            files[path].age()
     return Workspace(state["cwd"], files)

@@ -120,14 +120,6 @@ class Outcome:
     problem: str = ""
 
 
-@dataclass(frozen=True)
-class Finished:
-    """The records of the finished parts in order, and which of them were run just now."""
-
-    records: dict[int, Json]
-    fresh: frozenset[int]
-
-
 Engine = Callable[[list[Job], Callable[[int], object]], Iterator[Outcome]]
 
 
@@ -140,8 +132,8 @@ def run_parts(
     unit: str = "row",
     engine: Engine | None = None,
     is_stopped: Callable[[], bool] = lambda: False,
-) -> Finished:
-    """Run every part that is not done yet, under a bar if it has a `desc`.
+) -> dict[int, Json]:
+    """Run every part that is not done yet, under a bar if it has a `desc`; return all records.
 
     The files do not depend on `engine`. Once `is_stopped`, no further part begins. Raises
     ShardError when parts failed, after all others have been finished.
@@ -186,8 +178,7 @@ def run_parts(
             f"are kept in `{folder.name}`, and the same command repeats only what failed."
         )
     rmtree(folder / ATTEMPTS, ignore_errors=True)
-    fresh = frozenset(job.part.number for job in jobs)
-    return Finished(dict(sorted(records.items())), fresh)
+    return dict(sorted(records.items()))
 
 
 @contextmanager
@@ -332,7 +323,7 @@ def run_here(
 def run_in_processes(
     jobs: list[Job], progress: Callable[[int], object], workers: int
 ) -> Iterator[Outcome]:
-    """Run jobs in new processes; `progress` hears of whole parts."""
+    """Run jobs in new processes; `progress` is called after each part."""
     if min(workers, len(jobs)) < 2:
         yield from run_here(jobs, progress)
         return

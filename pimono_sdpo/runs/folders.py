@@ -196,8 +196,20 @@ def remove(folder: Path, mark: str) -> None:
     folder.rmdir()
 
 
-def publish_folder(finished: Path, out: Path) -> None:
-    """Give WORK/out its name, in place of an earlier output, and remove WORK."""
+def make_output(work: Path, *folders: str) -> Path:
+    """Return WORK/out with these empty folders, without what a run that was killed left there."""
+    finished = work / "out"
+    shutil.rmtree(finished, ignore_errors=True)
+    for name in ("", *folders):
+        (finished / name).mkdir(parents=True, exist_ok=True)
+    return finished
+
+
+def publish_folder(finished: Path, out: Path, report: object = None) -> None:
+    """Give WORK/out its name, with its report, in place of an earlier output; remove WORK."""
+    if report is not None:
+        text = json.dumps(report, indent=2, ensure_ascii=False)
+        (finished / REPORT).write_text(f"{text}\n")
     if out.exists():
         if any(out.iterdir()):
             # What came there during the run.

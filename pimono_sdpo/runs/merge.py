@@ -6,7 +6,6 @@ part.json   pimono_sdpo, part, parts, source (name, kind, revision, shards), ups
 """
 
 import json
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 from pimono_sdpo import __version__
 from pimono_sdpo.errors import SourceError
 from pimono_sdpo.runs.engine import sha256
-from pimono_sdpo.runs.folders import PART, mark_of
+from pimono_sdpo.runs.folders import PART, make_output, mark_of
 from pimono_sdpo.runs.parquet import link_or_copy
 from pimono_sdpo.runs.sessions import OUTPUTS, REJECTS, ROWS, files_of
 from pimono_sdpo.traces.sources import Kind, Shard, Source
@@ -63,10 +62,7 @@ def write_part(work: Path, says: Json, records: Mapping[int, Json]) -> Path:
 
     The run's own folders stay, so that a kill in the middle costs nothing.
     """
-    out = work / "out"
-    shutil.rmtree(out, ignore_errors=True)
-    for kind in OUTPUTS:
-        (out / kind).mkdir(parents=True)
+    out = make_output(work, *OUTPUTS)
     for index in records:
         files = files_of(out, index)
         for kind, here in files_of(work, index).items():

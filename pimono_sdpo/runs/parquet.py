@@ -2,9 +2,7 @@
 
 import os
 import shutil
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -14,13 +12,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from datasets import Features
 
-from pimono_sdpo.runs.engine import Output, sha256
+from pimono_sdpo.runs.engine import sha256
 from pimono_sdpo.stage import iterate_rows
 
 SPLITS = ("train", "test")
 SHARD_BYTES = 256_000_000
 READ_ROWS = 64
-GROUP_ROWS = 256
 Json = dict[str, Any]
 
 
@@ -54,24 +51,6 @@ def write_rows(path: Path, rows: list[Json], schema: pa.Schema) -> None:
     write_tables(path, [pa.Table.from_pylist(rows, schema)], schema)
 
 
-def write_to_files(rows: Iterable[tuple[Path, Json]], schema: pa.Schema) -> Counter[Path]:
-    """Write each row to the file it comes with, a few at a time; return the rows of each file."""
-    counts: Counter[Path] = Counter()
-    waiting: dict[Path, list[Json]] = {}
-    with ExitStack() as stack:
-        writers: dict[Path, pq.ParquetWriter] = {}
-        for path, row in rows:
-            if path not in writers:
-                writers[path] = stack.enter_context(pq.ParquetWriter(path, schema))
-            counts[path] += 1
-            waiting.setdefault(path, []).append(row)
-            if len(waiting[path]) == GROUP_ROWS:
-                writers[path].write_table(pa.Table.from_pylist(waiting.pop(path), schema))
-        for path, few in waiting.items():
-            writers[path].write_table(pa.Table.from_pylist(few, schema))
-    return counts
-
-
 def number_files(files: Iterable[Path], folder: Path, name: str) -> list[Path]:
     """Move the files that hold rows to FOLDER/NAME-NNNNN-of-NNNNN.parquet, in their order."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -100,14 +79,6 @@ def write_atomically(path: Path, content: bytes) -> None:
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
-
-
-def outputs_of(rows: Features, rejects: Features) -> dict[str, Output]:
-    """Return the files of parts that have rows and rejects."""
-    return {
-        "rows": Output("rows/{:05}.parquet", rows.arrow_schema, "zstd"),
-        "rejects": Output("rejects/{:05}.parquet", rejects.arrow_schema),
-    }
 
 
 def join_parts(work: Path, parts: int, rows: Features, rejects: Features) -> tuple[Path, Json]:

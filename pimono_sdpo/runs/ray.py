@@ -32,7 +32,7 @@ LOST = (
 def run_on_ray(jobs: list[Job], progress: Callable[[int], object]) -> Iterator[Outcome]:
     """Run jobs on the cluster that RAY_ADDRESS names, one that runs here, or a new local one.
 
-    `progress` hears of whole parts. Raises EngineError when the cluster cannot be reached.
+    `progress` is called after each part. Raises EngineError when the cluster cannot be reached.
     """
     ours = not ray.is_initialized()
     if ours:

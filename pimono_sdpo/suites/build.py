@@ -22,8 +22,6 @@ repos/TASK/ for each task; a checkout stays where it is.
 import ast
 import difflib
 import json
-import re
-import shutil
 import tomllib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -36,6 +34,7 @@ from pimono_sdpo.errors import PimonoError, SourceError
 from pimono_sdpo.runs.folders import (
     LOCK,
     SUITE,
+    make_output,
     only_run,
     publish_folder,
     read_json,
@@ -44,7 +43,7 @@ from pimono_sdpo.runs.folders import (
 )
 from pimono_sdpo.suites import harbor
 from pimono_sdpo.suites.split import group_near_programs
-from pimono_sdpo.suites.suite import NAME, TaskRow, spec_text, write_suite
+from pimono_sdpo.suites.suite import NAME, TaskRow, make_task_id, write_suite
 from processors.rollouts.noise import measure_patch
 from rewards.sandbox import Server
 from rewards.verifiers import tests as verifier
@@ -271,10 +270,6 @@ def load_programs() -> Iterator[Task]:
         yield Task(path.stem, goal, files, fixed, spec, tests, given["category"])
 
 
-class Refused(Exception):
-    """A task that tells right answers from wrong ones in no way; the message says why."""
-
-
 # By what was recorded: a suite that is built again in this process does not run anything again.
 _RECORDED: dict[str, dict[str, Any]] = {}
 
@@ -282,7 +277,7 @@ _RECORDED: dict[str, dict[str, Any]] = {}
 def record_tests(task: Task, python: Python) -> Task:
     """Return a task whose tests for pytest are recorded calls of the fixed files.
 
-    Raises Refused when they cannot be, or when they do not see the bug.
+    Raises harbor.Refused when they cannot be, or when they do not see the bug.
     """
     spec = task.spec
     if spec["tests"]["kind"] != "pytest":
@@ -292,7 +287,7 @@ def record_tests(task: Task, python: Python) -> Task:
         try:
             made = record({**spec["files"], **task.fixed}, spec["tests"], python)
         except NotRecordable as reason:
-            raise Refused(str(reason)) from reason
+            raise harbor.Refused(str(reason)) from reason
         # A comment changes the files and leaves the bug.
         touched = {
             path: f"# \n{text}" for path, text in spec["files"].items() if path[-3:] == ".py"
@@ -300,7 +295,7 @@ def record_tests(task: Task, python: Python) -> Task:
         buggy = changed_files(spec["files"], {**spec["files"], **touched})
         assert isinstance(buggy, Candidate)
         if verifier.verify_candidate(buggy, {**spec, "tests": made}, python).status == "passed":
-            raise Refused("the program with the bug passes every test that can be recorded")
+            raise harbor.Refused("the program with the bug passes every test that can be recorded")
         _RECORDED[key] = made
     return replace(task, spec={**spec, "tests": _RECORDED[key]})
 
@@ -343,9 +338,7 @@ def build_suite(
     if path.exists():
         require_disjoint(path.resolve(), out)
     with only_run(out, SUITE) as work:
-        finished = work / "out"
-        shutil.rmtree(finished, ignore_errors=True)  # left by a run that was killed
-        finished.mkdir()
+        finished = make_output(work)
         try:
             if kind == "harbor":
                 rows, left_out = harbor.read_tasks(path, finished)
@@ -375,7 +368,7 @@ def _build(
         for task in tasks:
             try:
                 recorded = record_tests(task, verifier.in_server(server))
-            except Refused as reason:
+            except harbor.Refused as reason:
                 left_out[task.name] = str(reason)
                 continue
             group = groups.get(task.name, QUIXBUGS["near"].get(task.name, task.name))
@@ -404,11 +397,7 @@ def _make_row(
         command: str | None = f"{PYTEST} {TESTS}/test_{task.name}.py"
         metadata |= {"group": f"fix_{group}", "test_files": QUIXBUGS["tests"]}
     else:
-        # An id must be valid in the name of a file.
-        name, group = (
-            re.sub(r"[^A-Za-z0-9._+-]+", "_", given).lstrip("_.-+") or "task"
-            for given in (task.name, group)
-        )
+        name, group = make_task_id(task.name), make_task_id(group)
         repo, hide = work / "repos" / name, sorted(task.tests) if hide_tests else []
         for path, text in {**task.files, **task.tests}.items():
             (repo / path).parent.mkdir(parents=True, exist_ok=True)
@@ -425,7 +414,7 @@ def _make_row(
         "test_cmd": command,
         "hide": hide,
         "metadata": metadata,
-        "verifier_spec": spec_text(task.spec),
+        "verifier_spec": json.dumps(task.spec, ensure_ascii=False),
         "split": None,
     }
 

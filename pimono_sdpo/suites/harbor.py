@@ -26,7 +26,7 @@ from typing import Any
 
 from pimono_sdpo.agent.task_tests import run_tests
 from pimono_sdpo.errors import SourceError
-from pimono_sdpo.suites.suite import TaskRow, files_of
+from pimono_sdpo.suites.suite import TaskRow, files_of, make_task_id
 
 TESTS, SOLUTION = "harbor_tests", "harbor_solution"
 MAX_SECONDS = 120.0
@@ -71,7 +71,7 @@ def read_tasks(root: Path, out: Path) -> tuple[list[TaskRow], dict[str, str]]:
     rows: list[TaskRow] = []
     refused: dict[str, str] = {}
     for folder in find_tasks(root):
-        name = re.sub(r"[^A-Za-z0-9._+-]+", "_", folder.resolve().name).lstrip("_.-+") or "task"
+        name = make_task_id(folder.resolve().name)
         repo = out / "repos" / name
         if repo.exists() or name in refused:
             raise SourceError(f"`{root}` has the task `{name}` twice; task ids must be unique.")
@@ -138,11 +138,11 @@ def _copy_files(environment: Path, repo: Path) -> str:
     if not dockerfile.is_file():
         raise Refused("it has no Dockerfile that says where its files go")
     workdir = PurePosixPath("/")
-    copies: list[tuple[list[str], PurePosixPath]] = []
+    has_copied = False
     for line in _join_lines(dockerfile.read_text(encoding="utf-8")):
         word, _, rest = line.partition(" ")
         kind, rest = word.upper(), rest.strip()
-        if kind == "FROM" and (copies or not PLAIN.fullmatch(rest)):
+        if kind == "FROM" and (has_copied or not PLAIN.fullmatch(rest)):
             raise Refused(f"it needs the image `{rest}`")
         if kind not in QUIET and not (kind == "RUN" and QUIET_RUN.fullmatch(rest)):
             raise Refused(f"its image is built by `{line[:80]}`")
@@ -153,7 +153,7 @@ def _copy_files(environment: Path, repo: Path) -> str:
             if rest.startswith(("[", "--")) or "://" in rest:
                 raise Refused(f"its image is built by `{line[:80]}`")
             end = "/" if target.endswith(("/", ".")) or len(sources) > 1 else ""
-            copies.append((sources, workdir / target))
+            has_copied = True
             _copy(environment, sources, workdir, f"{workdir / target}{end}", repo)
     if workdir == PurePosixPath("/"):
         raise Refused("its Dockerfile names no WORKDIR")

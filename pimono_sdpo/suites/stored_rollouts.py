@@ -78,7 +78,12 @@ def open_rollouts(source: str | Path) -> Rollouts | None:
 
 def read_rows_at(places: Sequence[tuple[Path, int]]) -> list[Json]:
     """Return the rows at these places; the last shards read stay in memory."""
-    return [row for file, number in places for row in _decode(_read_shard(file).slice(number, 1))]
+    tables = (_read_shard(file).slice(number, 1) for file, number in places)
+    return [
+        row
+        for table in tables
+        for row in iterate_rows(table, Features.from_arrow_schema(table.schema))
+    ]
 
 
 @lru_cache(maxsize=2)
@@ -89,12 +94,8 @@ def _read_shard(file: Path) -> pa.Table:
 
 def read_rows(file: Path, columns: list[str] | None = None) -> Iterator[Json]:
     """Yield the rows of a shard, with few in memory at a time; raises SourceError."""
-    for table in read_tables(file, columns):
-        yield from _decode(table)
-
-
-def _decode(table: pa.Table) -> Iterator[Json]:
-    return iterate_rows(table, Features.from_arrow_schema(table.schema))
+    with _translate_errors(file):
+        yield from parquet.read_rows([file], columns, ROWS)
 
 
 def read_tables(file: Path, columns: list[str] | None = None) -> Iterator[pa.Table]:

@@ -21,6 +21,7 @@ slashes, and case is ignored. ALWAYS is hidden in every suite: histories and cac
 
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -157,13 +158,14 @@ def _read_task(task: _Task, suite: _File, path: Path, repos: bool) -> TaskRow:
         raise SourceError(f"{where} has no `repo`, and neither do the `defaults`; name a folder.")
     repo = Path(os.path.normpath(path.parent.resolve() / Path(given).expanduser()))
     if repos and not repo.is_dir():
-        raise SourceError(f"{where} has the repo `{given}`, but there is no folder `{repo}`.")
+        raise SourceError(f"{where} has the repo `{given}`, but `{repo}` does not exist.")
     hide = defaults.hide if task.hide is None else task.hide
     hide = list(HIDE if hide is None else hide)
     if path.resolve().is_relative_to(repo.resolve()):
         # The suite's file may contain what the tests expect.
         hide.append("/" + path.resolve().relative_to(repo.resolve()).as_posix())
     command = (defaults.test_cmd if task.test_cmd is None else task.test_cmd) or ""
+    spec = task.verifier_spec
     return {
         "task_id": task.task_id,
         "suite": suite.name,
@@ -172,7 +174,7 @@ def _read_task(task: _Task, suite: _File, path: Path, repos: bool) -> TaskRow:
         "test_cmd": command if command.strip() else None,
         "hide": list(dict.fromkeys(hide)),
         "metadata": task.metadata or {},
-        "verifier_spec": spec_text(task.verifier_spec) if task.verifier_spec else None,
+        "verifier_spec": json.dumps(spec, ensure_ascii=False) if spec else None,
         "split": suite.split,
     }
 
@@ -254,7 +256,7 @@ def read_paraphrases(path: Path, suite: Suite) -> dict[str, list[str]]:
                 )
             goals[given.task_id] += given.goals
     except FileNotFoundError as error:
-        raise SourceError(f"There is no file `{path}`.") from error
+        raise SourceError(f"`{path}` does not exist; give a file of paraphrases.") from error
     except (OSError, ValueError) as error:
         raise SourceError(
             f"`{path}` cannot be read as paraphrases ({error}); each line needs `task_id` and a "
@@ -268,9 +270,9 @@ def has_tests(task: Mapping[str, Any]) -> bool:
     return bool(task["verifier_spec"] or task["test_cmd"])
 
 
-def spec_text(spec: Mapping[str, Any]) -> str:
-    """Return a spec as the text in its column."""
-    return json.dumps(spec, ensure_ascii=False)
+def make_task_id(name: str) -> str:
+    """Return a name as an id, which must be valid in the name of a file."""
+    return re.sub(r"[^A-Za-z0-9._+-]+", "_", name).lstrip("_.-+") or "task"
 
 
 def list_files(repo: Path, hide: Sequence[str] = ()) -> dict[str, Path]:
@@ -283,7 +285,11 @@ def list_files(repo: Path, hide: Sequence[str] = ()) -> dict[str, Path]:
     if not repo.is_dir():
         raise SourceError(f"The folder `{repo}` does not exist; correct `repo` in the suite.")
     root, size, found = repo.resolve(), 0, dict[str, Path]()
-    for folder, folders, names in os.walk(repo, onerror=_refuse_folder):
+
+    def refuse(error: OSError) -> None:
+        raise SourceError(f"`{error.filename}` cannot be listed ({error.strerror}).") from error
+
+    for folder, folders, names in os.walk(repo, onerror=refuse):
         above = "" if Path(folder) == repo else Path(folder).relative_to(repo).as_posix() + "/"
         folders[:] = [name for name in folders if not is_hidden(above + name, hide)]
         for name in names:
@@ -304,10 +310,6 @@ def list_files(repo: Path, hide: Sequence[str] = ()) -> dict[str, Path]:
                 "hide what no task needs."
             )
     return dict(sorted(found.items()))
-
-
-def _refuse_folder(error: OSError) -> None:
-    raise SourceError(f"`{error.filename}` cannot be listed ({error.strerror}).") from error
 
 
 def files_of(repo: Path, hide: Sequence[str] = ()) -> dict[str, str]:

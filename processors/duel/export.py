@@ -9,11 +9,20 @@ preferred.
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Literal
 
 from datasets import Features, List, Value
 
-from pimono_sdpo.schema import DROPPED_PAIR, DROPPED_STEP, MESSAGE, PAIR, STEP
+from pimono_sdpo.schema import (
+    DROPPED_PAIR,
+    DROPPED_STEP,
+    MESSAGE,
+    PAIR,
+    STEP,
+    STRINGS,
+    columns,
+)
 from pimono_sdpo.stage import Filter, Map, Stage
 from processors.salient_tokens import find_salient_tokens
 
@@ -24,50 +33,45 @@ SDPO = Features(
     {
         "prompt": List(MESSAGE),
         "privileged_context": Value("string"),
-        "reward_terms": List(Value("string")),
-        "score": Value("float64"),
-        "task_id": Value("string"),
-        "run_id": Value("string"),
-        "split": Value("string"),
+        "reward_terms": STRINGS,
+        **columns(float64="score", string="task_id run_id split"),
     }
 )
 _ABOUT = {name: SDPO[name] for name in ("task_id", "run_id", "score", "split")}
-READS = ("turn_id", "instance_id", "turn", "messages", "challenger")
+READS = (
+    "turn_id", "instance_id", "turn", "messages", "challenger", "king", "assistant", "opponent",
+    "score", "privileged_context",
+)  # fmt: skip
 TABLES: dict[Kind, tuple[Features, Features]] = {
     "sft": (STEP, DROPPED_STEP),
     "dpo": (PAIR, DROPPED_PAIR),
-    "sdpo": (SDPO, Features({**_ABOUT, "drop_reason": Value("string"), "detail": Value("string")})),
+    "sdpo": (SDPO, Features({**_ABOUT, **columns(string="drop_reason detail")})),
 }
 
 
 def build_stages(kind: Kind) -> tuple[Stage, ...]:
     """Return the stages that make rows of a kind of DUEL rows."""
+    made = Map(partial(make_row, kind=kind), READS, TABLES[kind][0])
+    return made, Filter(partial(drop_row, kind=kind), (*READS, "leaked_terms"))
+
+
+def make_row(duel: Row, kind: Kind) -> Json:
+    """Return the row of a turn.
+
+    For SDPO the answers are not used: the student samples its own, and the teacher may know more.
+    """
+    about = {"prompt": duel["messages"], "task_id": duel["instance_id"], "split": "train"}
+    about["run_id"] = duel["turn_id"]
     if kind == "sdpo":
-        return Map(make_sdpo_row, (*READS, "privileged_context", "score"), SDPO), Filter(
-            drop_without_context, ("privileged_context",)
-        )
-    leaks = Filter(drop_leaked, ("leaked_terms",))
+        return {**about, "reward_terms": find_salient_tokens([duel["privileged_context"] or ""])}
+    chosen = [{"role": "assistant", "content": duel["challenger"]}]
     if kind == "sft":
-        return Map(make_sft_row, READS, STEP), leaks
-    made = Map(make_dpo_row, (*READS, "king", "assistant", "opponent", "score"), PAIR)
-    lost = Filter(drop_lost, ("chosen", "rejected", "score_chosen", "score_rejected"))
-    return made, leaks, lost
-
-
-def make_sft_row(duel: Row) -> Json:
-    """Return the challenger's answer as the completion."""
-    about = {"run_id": duel["turn_id"], "step": duel["turn"], "n_tokens": None}
-    return {**_about(duel), **about, "completion": _answer(duel["challenger"]), "tools": None}
-
-
-def make_dpo_row(duel: Row) -> Json:
-    """Return the challenger's answer over its opponent's."""
+        return {**about, "step": duel["turn"], "completion": chosen}
     other = duel["king"] if duel["opponent"] == "king" else duel["assistant"]
     return {
-        **_about(duel),
-        "chosen": _answer(duel["challenger"]),
-        "rejected": _answer(other),
-        "tools": None,
+        **about,
+        "chosen": chosen,
+        "rejected": [{"role": "assistant", "content": other}],
         "target": "turn",
         "score_chosen": [duel["score"]],
         "score_rejected": [100 - duel["score"]],
@@ -76,35 +80,14 @@ def make_dpo_row(duel: Row) -> Json:
     }
 
 
-def make_sdpo_row(duel: Row) -> Json:
-    """Return the turn with the pull request as the teacher's privileged context.
-
-    The answers are not used: the student samples its own, and the teacher may know more.
-    """
-    terms = find_salient_tokens([duel["privileged_context"] or ""])
-    return {**_about(duel), "run_id": duel["turn_id"], "reward_terms": terms}
-
-
-def drop_leaked(row: Row) -> str | None:
-    """Drop answers with terms that only the pull request has."""
-    return "leaked" if row["leaked_terms"] else None
-
-
-def drop_lost(row: Row) -> str | None:
-    """Drop pairs of equal answers, and those whose challenger did not win."""
+def drop_row(row: Row, kind: Kind) -> str | None:
+    """Return why a row is not for training, None if it is."""
+    if kind == "sdpo":
+        return None if row["privileged_context"] else "no_pull_request"
+    if row["leaked_terms"]:
+        return "leaked"
+    if kind == "sft":
+        return None
     if row["chosen"][0]["content"].strip() == row["rejected"][0]["content"].strip():
         return "identical"
     return None if row["score_chosen"] > row["score_rejected"] else "not_better"
-
-
-def drop_without_context(row: Row) -> str | None:
-    """Drop turns without a known pull request."""
-    return None if row["privileged_context"] else "no_pull_request"
-
-
-def _about(duel: Row) -> Json:
-    return {"prompt": duel["messages"], "task_id": duel["instance_id"], "split": "train"}
-
-
-def _answer(text: str) -> list[dict[str, str]]:
-    return [{"role": "assistant", "content": text}]

@@ -21,6 +21,7 @@ import heapq
 import json
 import random
 import re
+import shutil
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -47,6 +48,7 @@ from pimono_sdpo.traces.sources import (
     read_sessions,
     translate_errors,
 )
+from pimono_sdpo.traces.trajectories.base import join_text
 from processors.context import write_context
 from processors.duel.answers import classify_action
 from processors.evidence import gather_evidence
@@ -134,10 +136,9 @@ def draw_turns(
         "dropped": dict(sorted(drops.items())),
     }
     (out / REPORT).unlink(missing_ok=True)
-    for folder in (TURNS, RECORDS):
-        (out / folder).mkdir(parents=True, exist_ok=True)
-        for stale in (out / folder).glob("*.parquet"):
-            stale.unlink()
+    for folder in (out / TURNS, out / RECORDS):
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
     for number, start in enumerate(range(0, len(turns), SHARD_ROWS)):
         stem = f"{TURNS}-{number:05}"
         rows = [
@@ -212,9 +213,9 @@ def order_runs(
         found.append(rows.with_row_index("row"))
     runs = pl.concat(found)
     reasons = {
-        "excluded": _is_in(excluded),
+        "excluded": pl.col("id").is_in(excluded),
         "no_instance_id": pl.col("id").is_null() | (pl.col("id") == ""),
-        "no_pull_request": ~_is_in(known),
+        "no_pull_request": ~pl.col("id").is_in(known),
     }
     for reason, condition in reasons.items():
         dropped = runs.select(condition.fill_null(True).sum()).item()
@@ -226,10 +227,6 @@ def order_runs(
     shuffled = runs[rng.permutation(len(runs))].join(tasks, on="id", maintain_order="left")
     rank = pl.int_range(pl.len()).over("id")
     return shuffled.with_columns(rank=rank).sort("rank", "place_of_task")
-
-
-def _is_in(ids: Collection[str]) -> pl.Expr:
-    return pl.col("id").is_in(pl.Series(sorted(ids), dtype=pl.String).implode())
 
 
 def draw_runs(files: ParquetFiles, runs: pl.DataFrame, seed: int) -> list[Json | str]:
@@ -312,28 +309,20 @@ def read_messages(recorded: object) -> list[Json]:
     `recorded` is a list or the JSON of one; content may be text or parts. Empty messages are left
     out; anything else gives no messages.
     """
-    if isinstance(recorded, str):
-        try:
-            recorded = json.loads(recorded)
-        except (ValueError, RecursionError):
-            return []
+    recorded = decode_json(recorded) if isinstance(recorded, str) else recorded
     messages: list[Json] = []
     for message in recorded if isinstance(recorded, list) else []:
         if not isinstance(message, dict):
             continue
-        role, content = message.get("role"), message.get("content")
-        if isinstance(content, list):
-            parts = [part.get("text") for part in content if isinstance(part, dict)]
-            content = "\n".join(part for part in parts if isinstance(part, str))
-        text = content if isinstance(content, str) else ""
+        role, text = message.get("role"), replace_surrogates(join_text(message.get("content")))
         if role == "tool":
             role, text = "user", f"Observation:\n{text}"
         if role not in ("system", "user", "assistant") or not text.strip():
             continue
         if messages and messages[-1]["role"] == role:
-            messages[-1]["content"] += "\n\n" + replace_surrogates(text)
+            messages[-1]["content"] += f"\n\n{text}"
         else:
-            messages.append({"role": role, "content": replace_surrogates(text)})
+            messages.append({"role": role, "content": text})
     return messages
 
 
@@ -347,9 +336,8 @@ def _select_from_sessions(
     most = min(4 * -(-options.turns // max(sessions, 1)) + 4, options.turns)
     best: list[tuple[int, int, int, Json, Json]] = []
     number = 0
-    for session in (
-        row for shard in shards for table in read_sessions(shard) for row in table.to_pylist()
-    ):
+    tables = (table for shard in shards for table in read_sessions(shard))
+    for session in (row for table in tables for row in table.to_pylist()):
         drawn = draw_from_session(session, options.seed, most)
         if isinstance(drawn, str):
             drops[drawn] += 1
@@ -396,12 +384,8 @@ def draw_from_session(
     conversation = list(_render_events(trace.events))
     messages = [message for message, _ in conversation]
     turns = _find_turns(messages)
-    places = [
-        at
-        for at in turns
-        if conversation[at][1].index < max(problems)
-        and classify_action(messages[at]["content"]) != "none"
-    ]
+    before = [at for at in turns if conversation[at][1].index < max(problems)]
+    places = [at for at in before if classify_action(messages[at]["content"]) != "none"]
     readable = places[: _count_readable(messages, places)]
     if not readable:
         return "too_long" if places else "no_turn"

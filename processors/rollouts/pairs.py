@@ -129,7 +129,7 @@ def pair_runs(case: Case, rules: Rules) -> Made:
     if len(sound) < 2 and len(sound) < len(case.rows):
         failed = next(row["error"] for row in case.rows if row["error"])
         why = "infra_error", str(failed)[:300]
-    elif _is_unjudged(sound, rules):
+    elif sound and not _comparable(sound, rules):
         why = "no_verdict", f"none of {len(sound)} runs was tested"
     elif len(able) < 2:
         whys = [one or "it was not tested" for one in missing]
@@ -171,11 +171,6 @@ def _comparable(rows: list[Json], rules: Rules) -> list[Json]:
     """Return the runs with a verdict, or all if none has one and length alone may decide."""
     judged = [row for row in rows if row["tests_ok"] is not None]
     return judged if judged or not rules.allow_efficiency_pairs else rows
-
-
-def _is_unjudged(rows: list[Json], rules: Rules) -> bool:
-    """Whether there are runs, none has a verdict, and length may not decide."""
-    return bool(rows) and not _comparable(rows, rules)
 
 
 def _pair_two(
@@ -229,11 +224,11 @@ def _retest(case: Case, best: Json, worst: Json | None, rules: Rules, made: Made
                 if found[0] != row["tests_ok"]:
                     break
             case.retested[row["run_id"]] = found
-        said, why = case.retested[row["run_id"]]
-        if said is not None and said != row["tests_ok"]:
-            detail = f"{row['run_id']} was {row['tests_ok']}, tested again {said}: {why}"
+        passes, why = case.retested[row["run_id"]]
+        if passes is not None and passes != row["tests_ok"]:
+            detail = f"{row['run_id']} was {row['tests_ok']}, tested again {passes}: {why}"
             return "flaky", detail[:300]
-        made.counts["not_retested" if said is None else "retested"] += 1
+        made.counts["not_retested" if passes is None else "retested"] += 1
     return None
 
 
@@ -262,8 +257,8 @@ def _last_write(row: Row) -> Json | None:
 
 def _report(row: Row) -> Json | None:
     last = row["steps"][-1] if row["steps"] else None
-    said = last["args"] if last and last["kind"] == "final" else None
-    return said if isinstance(said, dict) else None
+    content = last["args"] if last and last["kind"] == "final" else None
+    return content if isinstance(content, dict) else None
 
 
 def _render_prompt(
@@ -305,16 +300,16 @@ def _render_side(row: Row, rules: Rules, with_summary: bool) -> list[Turn]:
     if rules.target in {"truncated", "full"}:
         return _render_turns(run, rules)
     if rules.target == "patch":
-        said: Json = {"type": "patch"}
-        said |= {"summary": report.get("summary", "")} if with_summary else {}
-        said |= {"patch_format": "unified_diff", "patch": row["patch"]}
+        content: Json = {"type": "patch"}
+        content |= {"summary": report.get("summary", "")} if with_summary else {}
+        content |= {"patch_format": "unified_diff", "patch": row["patch"]}
         outcome = {"trajectory_truncated": _render_snippets(run.actions[-rules.last_k :], run)}
         outcome |= {"outcome": {"tests_ok": row["tests_ok"]}}
     elif rules.target == "last_write":
-        said = {"type": "last_write", **(_last_write(row) or {})}
+        content = {"type": "last_write", **(_last_write(row) or {})}
     else:
-        said = {"type": "final", **{k: v for k, v in report.items() if k != "test_result"}}
-    return [make_turn("assistant", dump_json(said | (outcome if rules.with_outcome else {})))]
+        content = {"type": "final", **{k: v for k, v in report.items() if k != "test_result"}}
+    return [make_turn("assistant", dump_json(content | (outcome if rules.with_outcome else {})))]
 
 
 def _render_turns(run: Run, rules: Rules) -> list[Turn]:
@@ -370,7 +365,7 @@ def pair_steps(case: Case, rules: Rules) -> Made:
     judged = _comparable(sound, rules)
     if len(judged) < 2:
         reason = "infra_error" if len(sound) < len(case.rows) else "ineligible"
-        reason = "no_verdict" if _is_unjudged(sound, rules) else reason
+        reason = "no_verdict" if sound and not judged else reason
         detail = f"{len(judged)} of {len(case.rows)} runs ended with a verdict"
         made.rejects.append(_describe(case, "step", None, None, (reason, detail)))
         return made

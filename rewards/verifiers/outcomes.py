@@ -5,21 +5,14 @@ bases up to the first built-in one, and that built-in one count; the bases of th
 looked up here. So no answer can raise an exception that is a ValueError and a TypeError at once.
 """
 
-import base64
 import builtins
-import marshal
-import sys
-import zlib
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 from pimono_sdpo.text import shorten
-from rewards import sandbox
 from rewards.sandbox import Ran
 
-# Runs `python ARGUMENTS...` as `Sandbox.run` does, also `-m` and a worker: `cold`, or `in_server`.
+# Runs `python ARGUMENTS...` as `Server.run` does, also `-m` and a worker: `tests.in_server`.
 Python = Callable[..., Ran]
 ENVIRONMENT = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 
@@ -36,44 +29,11 @@ class Outcome(NamedTuple):
 PASSED, UNKNOWN = Outcome("passed"), Outcome("unknown")
 
 
-def cold(arguments: Sequence[str], **options: Any) -> Ran:
-    """Run Python in a sandbox of its own."""
-    if arguments[0] == "-m":  # a worker, which the sandbox could not read
-        arguments = ["-c", _shipped(), *arguments[1:]]
-    return sandbox.run([sys.executable, "-I", "-B", *arguments], env=ENVIRONMENT, **options)
-
-
 VALUE_WORKER, PYTEST_WORKER, RECORDED_WORKER = WORKERS = (
     "rewards.verifiers.value_worker",
     "rewards.verifiers.pytest_worker",
     "rewards.verifiers.recorded.worker",
 )
-BOOT = """
-import base64, importlib.util, marshal, sys, zlib
-CODE = marshal.loads(zlib.decompress(base64.b64decode({0!r})))
-class Shipped:
-    def find_spec(self, name, path=None, target=None):
-        if name in CODE:
-            return importlib.util.spec_from_loader(name, self, is_package=not CODE[name])
-    def create_module(self, spec):
-        pass
-    def exec_module(self, module):
-        if code := CODE[module.__name__]: exec(code, module.__dict__)
-sys.meta_path.insert(0, Shipped())
-importlib.import_module(sys.argv.pop(1)).main()
-"""
-
-
-@cache
-def _shipped() -> str:
-    """Return a program that runs `main` of a worker; whole files are handed to the sandbox."""
-    here = Path(__file__).parent
-    packages = ("rewards", "rewards.verifiers", "rewards.verifiers.recorded")
-    code: dict[str, Any] = dict.fromkeys(packages)
-    for path in (here / "channel.py", *here.glob("*_worker.py"), *here.glob("recorded/*.py")):
-        name = ".".join(("rewards", "verifiers", *path.relative_to(here).with_suffix("").parts))
-        code[name] = compile(path.read_text(), f"<{path.stem}>", "exec")
-    return BOOT.format(base64.b64encode(zlib.compress(marshal.dumps(code))))
 
 
 def describe_ending(ran: Ran, call: str) -> Outcome:

@@ -104,7 +104,7 @@ def _write(workspace: Workspace, call: Call) -> CallVerdict:
     content = call.arguments.get("content")
     path = find_path(call.arguments)
     file = workspace.files.get(workspace.absolute(path))
-    if file is None or not isinstance(content, str) or file.is_stale:
+    if file is None or not isinstance(content, str) or not file.is_known:
         return None
     if file.whole == content:
         return failed(NAME, "tool_schema_validation", f"{path} holds exactly this already.")

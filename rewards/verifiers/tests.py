@@ -47,7 +47,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from pimono_sdpo.text import shorten
-from rewards.sandbox import Limits, Ran, SandboxError, Server, available
+from rewards.sandbox import Limits, Ran, SandboxError, Server
 from rewards.verifiers import pytest_tests, recorded_tests
 from rewards.verifiers.answer import candidate_of
 from rewards.verifiers.candidate import LOCKED, Candidate, Refusal, matches, refused_path
@@ -59,7 +59,6 @@ from rewards.verifiers.outcomes import (
     WORKERS,
     Outcome,
     Python,
-    cold,
     counts_as,
     describe_ending,
     listed,
@@ -216,8 +215,6 @@ _ONE_SERVER = threading.Lock()
 
 @functools.cache
 def _warm() -> Python:
-    if available()["landlock"]:
-        return cold
     server = Server(IMPORTS)
     atexit.register(server.close)
     return in_server(server)

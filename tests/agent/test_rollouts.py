@@ -482,7 +482,7 @@ def test_a_model_writes_wordings_that_keep_what_the_goal_names(
         ('{"task_id": "nobody", "goals": ["Do it."]}', ":1 has the task `nobody`, which is not in"),
         ('{"task_id": "fix_gcd"}', "cannot be read as paraphrases .*goals"),
         ('{"task_id": "fix_gcd", "goals": []}', "cannot be read as paraphrases"),
-        (None, r"There is no file `.*words\.jsonl`"),
+        (None, r"words\.jsonl` does not exist"),
     ],
 )
 def test_bad_paraphrases_are_one_sentence(

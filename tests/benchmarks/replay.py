@@ -1,11 +1,12 @@
 """How many edits of recorded sessions are decided from the session alone, and how rightly.
 
-    python -m tests.benchmarks.replay [FOLDER] [--reasons] [--sessions]
+    python -m tests.benchmarks.replay [FOLDER] [--certain] [--reasons] [--sessions]
 
 FOLDER holds sessions at any depth (default: PIMONO_TRACES, or the samples). Each answered edit is
 predicted before its result is looked at. Wrong: expected to work and failed, or the other way
 round. Shown: the session had shown every line that the edit replaces, or its schema alone decides;
-no more than these can be decided. `--reasons` tells why the others are undecided, `--sessions`
+no more than these can be decided. `--certain` leaves out what was seen before a command, a rest or
+another tool that may have changed the file; `--reasons` tells why edits are undecided, `--sessions`
 gives a row to each session with 100 edits and more.
 """
 
@@ -31,6 +32,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     default = Path(given) if given else Path(str(SAMPLE_SESSIONS))
     parser.add_argument("folder", type=Path, nargs="?", default=default)
+    parser.add_argument("--certain", action="store_true")
     parser.add_argument("--reasons", action="store_true")
     parser.add_argument("--sessions", action="store_true")
     options = parser.parse_args()
@@ -51,13 +53,13 @@ def main() -> None:
     rows, reasons = [columns], Counter[str]()
     for harness in sorted({trace.harness for trace in traces.values()}):
         mine = [trace for trace in traces.values() if trace.harness == harness]
-        rows += table(harness, mine, reasons)
-    rows += table("all", [*traces.values()], Counter())
+        rows += table(harness, mine, reasons, options.certain)
+    rows += table("all", [*traces.values()], Counter(), options.certain)
     if options.sessions:
         long = {name: trace for name, trace in traces.items() if _edits(trace) >= MANY}
         for name, trace in long.items():
-            rows += table(name[-24:], [trace], Counter())
-        rows += table(f"these {len(long)}", [*long.values()], Counter())
+            rows += table(name[-24:], [trace], Counter(), options.certain)
+        rows += table(f"these {len(long)}", [*long.values()], Counter(), options.certain)
     print_table(rows)
     if options.reasons:
         lines = [[reason, str(count)] for reason, count in sorted(reasons.items())]
@@ -68,13 +70,15 @@ def _edits(trace: Trace) -> int:
     return sum(e.kind == "tool_call" and e.tool_name == "edit" for e in trace.events)
 
 
-def table(name: str, traces: Sequence[Trace], reasons: Counter[str]) -> list[list[str]]:
+def table(
+    name: str, traces: Sequence[Trace], reasons: Counter[str], certain: bool
+) -> list[list[str]]:
     """Return a row for some sessions; none where nothing was edited."""
     begin = process_time()
     found = [
         one
         for trace in traces
-        for one in predictions(trace.events, trace.cwd, find_harness(trace.harness).files)
+        for one in predictions(trace.events, trace.cwd, find_harness(trace.harness).files, certain)
     ]
     seconds = process_time() - begin
     reasons.update(one.reason for one in found if one.reason)

@@ -1,6 +1,6 @@
 """Public bug-fix suites through the test verifier: fixed programs must pass, buggy ones must fail.
 
-    python -m tests.benchmarks.suites [--quixbugs FOLDER] [--humanevalfix FILE] [--cold] [--forms]
+    python -m tests.benchmarks.suites [--quixbugs FOLDER] [--humanevalfix FILE] [--forms]
 
 FOLDER is a checkout of jkoppel/QuixBugs; FILE is bigcode-project/octopack's
 evaluation/create/humaneval-x/data/python/data/humanevalpack.jsonl. Tests for pytest are recorded
@@ -19,10 +19,11 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from pathlib import Path
 
-from pimono_sdpo.suites.build import Refused, Task, read_functions, read_quixbugs, record_tests
+from pimono_sdpo.suites.build import Task, read_functions, read_quixbugs, record_tests
+from pimono_sdpo.suites.harbor import Refused
 from rewards.sandbox import Server
 from rewards.verifiers import tests
-from rewards.verifiers.outcomes import Python, cold
+from rewards.verifiers.outcomes import Python
 from rewards.verifiers.rubric import VerifierResult
 
 Judge = Callable[[str, dict[str, object]], VerifierResult]
@@ -72,7 +73,7 @@ def call(name: str, **arguments: object) -> str:
 
 
 def measure(
-    suite: str, tasks: Iterable[Task], judge: Judge, python: Python, forms: list[str], way: str
+    suite: str, tasks: Iterable[Task], judge: Judge, python: Python, forms: list[str]
 ) -> bool:
     """Print the suite's line of the table, and every false verdict; whether there is none."""
     fixed = failed = hung = number = answers = 0
@@ -106,7 +107,7 @@ def measure(
     print(
         f"{suite}: {number} of {whole} tasks, {recordable} by recorded calls, {kept} of them whole"
     )
-    print(f"| {suite} | {way} | {fixed}/{answers} | {failed}/{number} | {hung} | {seconds} |")
+    print(f"| {suite} | {fixed}/{answers} | {failed}/{number} | {hung} | {seconds} |")
     return (fixed, failed) == (answers, number)
 
 
@@ -114,7 +115,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quixbugs", type=Path)
     parser.add_argument("--humanevalfix", type=Path)
-    parser.add_argument("--cold", action="store_true", help="an interpreter for each answer")
     parser.add_argument("--forms", action="store_true", help="fixed programs in every form")
     given = parser.parse_args()
     suites: dict[str, Iterable[Task]] = {}
@@ -124,12 +124,11 @@ def main() -> None:
         suites["HumanEvalFix"] = read_functions(given.humanevalfix)
     with ExitStack() as stack:
         python = tests.in_server(stack.enter_context(Server(imports=tests.IMPORTS)))
-        judge: Judge = functools.partial(tests.verify, python=cold if given.cold else python)
-        print("| suite | way | fixed pass | buggy fail | hung | median s | mean s |")
-        print("|---|---|---|---|---|---|---|")
-        way = "cold" if given.cold else "warm"
+        judge: Judge = functools.partial(tests.verify, python=python)
+        print("| suite | fixed pass | buggy fail | hung | median s | mean s |")
+        print("|---|---|---|---|---|---|")
         forms = list(FORMS) if given.forms else ["block"]
-        right = [measure(name, tasks, judge, python, forms, way) for name, tasks in suites.items()]
+        right = [measure(name, tasks, judge, python, forms) for name, tasks in suites.items()]
     sys.exit(0 if all(right) else 1)
 
 

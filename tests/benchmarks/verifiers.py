@@ -61,7 +61,7 @@ def rescored(runs: int) -> None:
     spec = json.dumps({"files": {"a.py": "def sort(xs): pass\n"}, "answer": "any", "tests": tests})
     codes = [f"# {n}\n" + SORT.format(", reverse=True" if n % 2 else "") for n in range(runs)]
     rows = [{"completion": f"```python\n{code}```", "verifier_spec": spec} for code in codes]
-    print("| rescore, tests, cold | rows per second | times |\n|---|---|---|")
+    print("| rescore, tests | rows per second | times |\n|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:
         stored = Path(folder) / "rows.jsonl"
         stored.write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -96,7 +96,7 @@ def body(asked: Json) -> str:
 def test_all_stages(folder: Path, chat_server: ChatServer) -> None:
     duel = folder / "duel"
     told = run_answers(duel, settings())
-    assert (told.asked.rows, told.asked.errors, told.asked.finished) == (TURNS, 0, 2)
+    assert (told.rows, told.errors) == (TURNS, 0)
     assert "k: 60 calls (0 from the journal, 0 failed)" in told.used
     assert "$" in told.used
     answers = rows(duel / "answers")
@@ -105,7 +105,7 @@ def test_all_stages(folder: Path, chat_server: ChatServer) -> None:
     assert pq.read_schema(duel / "answers/answers-00001.parquet").equals(ANSWER.arrow_schema)
     told = run_judges(duel, settings())
     judgments = rows(duel / "judgments")
-    assert told.asked.rows == len(judgments) == TURNS * 4
+    assert told.rows == len(judgments) == TURNS * 4
     assert all(row["parsed"] and row["verdict"] == "challenger" for row in judgments)
     assert pq.read_schema(duel / "judgments/judgments-00000.parquet").equals(JUDGMENT.arrow_schema)
     # A second run asks nothing and changes nothing.
@@ -164,7 +164,7 @@ def test_a_busy_and_broken_server_costs_no_answer(folder: Path, chat_server: Cha
     rng = random.Random(3)
     chat_server.trouble = lambda asked, before: rng.choice(faults) if before == 0 else None
     told = run_answers(folder / "duel", settings())
-    assert told.asked.errors == 0
+    assert told.errors == 0
     assert set(chat_server.answered().values()) == {1}
 
 
@@ -173,15 +173,14 @@ def test_what_failed_is_told_and_asked_again_alone(folder: Path, chat_server: Ch
     third = iter(range(10_000))
     chat_server.trouble = lambda asked, before: garbage() if next(third) % 3 == 0 else None
     told = run_answers(duel, settings())
-    assert 0 < told.asked.errors < TURNS
-    assert told.asked.finished == 0
-    assert "`127.0.0.1`" in (told.asked.error or "")
+    assert 0 < told.errors < TURNS
+    assert "`127.0.0.1`" in (told.error or "")
     failed = [row for row in rows(duel / "answers") if row["error"]]
-    assert len(failed) == told.asked.errors
+    assert len(failed) == told.errors
     assert all(row["drop_reason"] == "error" for row in failed)
     chat_server.trouble = lambda asked, before: None
     again = run_answers(duel, settings())
-    assert (again.asked.errors, again.asked.finished) == (0, 2)
+    assert again.errors == 0
     assert set(chat_server.answered().values()) == {1}
 
 
@@ -204,7 +203,7 @@ def test_money_stops_cleanly_and_more_goes_on(folder: Path, chat_server: ChatSer
     made = len(chat_server.hits)
     assert 15 <= made <= 25
     told = run_answers(duel, settings(), 5.0)
-    assert (told.stopped, told.asked.errors) == (None, 0)
+    assert (told.stopped, told.errors) == (None, 0)
     assert set(chat_server.answered().values()) == {1}
     with pytest.raises(InferenceError, match=r'\[prices\."judge-1"\]'):
         run_judges(duel, settings(), 5.0)
@@ -349,18 +348,18 @@ def test_a_malformed_answer_is_asked_again_by_the_next_run(
     duel = folder / "duel"
     chat_server.policy = lambda asked: "no action" if "quickly" in str(play(asked)) else play(asked)
     first = run_answers(duel, settings())
-    assert first.asked.errors == TURNS
-    assert "the king's answer does not have the required form (no_action)" in str(first.asked.error)
+    assert first.errors == TURNS
+    assert "the king's answer does not have the required form (no_action)" in str(first.error)
     # Two draws of each king; no malformed answer is kept as one.
     assert len(chat_server.hits) == TURNS * 3
     assert {row["drop_reason"] for row in rows(duel / "answers")} == {"king_no_action"}
     # Only a run that ended lets the next one draw anew.
-    assert run_answers(duel, settings()).asked.errors == TURNS
+    assert run_answers(duel, settings()).errors == TURNS
     assert len(chat_server.hits) == TURNS * 3
     end_round(duel)
     chat_server.policy = play
     again = run_answers(duel, settings())
-    assert (again.asked.errors, len(chat_server.hits)) == (0, TURNS * 4)
+    assert (again.errors, len(chat_server.hits)) == (0, TURNS * 4)
     assert {row["drop_reason"] for row in rows(duel / "answers")} == {None}
 
 
@@ -436,10 +435,10 @@ def test_all_hostile_players_leave_a_run_whole(folder: Path, chat_server: ChatSe
     chat_server.policy = lambda asked: answers[next(said) % len(answers)]
     duel = folder / "duel"
     told = run_answers(duel, settings())
-    assert told.asked.rows == TURNS
+    assert told.rows == TURNS
     assert any(row["drop_reason"] for row in rows(duel / "answers"))
     told = run_judges(duel, settings())
-    assert told.asked.errors == 0
+    assert told.errors == 0
     assert not any(
         row["parsed"] for row in rows(duel / "judgments") if "no judge" not in (row["reason"] or "")
     )

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from datasets import load_dataset
 
-from pimono_sdpo.filtering import run_filter
+from pimono_sdpo.filtering import FilterOptions, run_filter
 from pimono_sdpo.replay.initial_state import MAX_CHARS, Beginnings, Known
 from pimono_sdpo.traces.harness import find_harness
 from pimono_sdpo.traces.parse import match_results, read_trace
@@ -91,7 +91,7 @@ def test_a_row_carries_the_redacted_files_that_replay_judges_by(tmp_path: Path) 
     )
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "s.jsonl").write_text(content)
-    run_filter(str(tmp_path / "in"), tmp_path / "out")
+    run_filter(str(tmp_path / "in"), tmp_path / "out", FilterOptions(min_worth=0))
     (row,) = load_dataset("parquet", data_files=str(tmp_path / "out/data/*.parquet"), split="train")
     spec = json.loads(row["verifier_spec"])
     assert "/home/ann" not in row["verifier_spec"]

@@ -114,7 +114,7 @@ def test_no_prediction_is_wrong(text: str, done: list[tuple[str, Any, Any]]) -> 
     session = Session(text)
     for step in done:
         session.do(*step)
-    for one in predictions(session.events, "/w"):
+    for one in predictions(session.events, "/w", certain=True):
         assert agrees(one.expected, session.truth[one.event_index])
 
 

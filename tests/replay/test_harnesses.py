@@ -9,7 +9,7 @@ from pimono_sdpo.replay.calls import parse_read, read_edits
 from pimono_sdpo.replay.commands import find_changes
 from pimono_sdpo.replay.files import Edit, File, Outcome
 from pimono_sdpo.replay.workspace import is_read_only
-from pimono_sdpo.traces.events import Event
+from pimono_sdpo.traces.events import Event, Kind
 from pimono_sdpo.traces.harness import find_harness
 from tests.predictions import predictions
 
@@ -22,10 +22,10 @@ def read(text: str = NUMBERED, **given: Any) -> Step:
     return ("read", {"file_path": "/w/a.ts", **given}, text, False)
 
 
-def edit(old: str, new: str = "new", failed: bool = False, **given: Any) -> Step:
-    told = "String to replace not found in file." if failed else "The file has been updated."
+def edit(old: str, new: str = "new", failed: str = "", **given: Any) -> Step:
+    told = failed or "The file has been updated."
     call = {"file_path": "/w/a.ts", "old_string": old, "new_string": new, **given}
-    return ("edit", call, told, failed)
+    return ("edit", call, told, bool(failed))
 
 
 def bash(command: str, output: str = "") -> Step:
@@ -40,6 +40,10 @@ def last(steps: list[Step], harness: str) -> Outcome | None:
     events = []
     for number, (name, given, text, failed) in enumerate(steps):
         at, call_id, asked = 2 * number, f"c{number}", json.dumps(given)
+        if name in {"user", "other"}:
+            kind: Kind = "user" if name == "user" else "other"
+            events += [Event(at, kind, text), Event(at + 1, "other")]
+            continue
         events += [
             Event(at, "tool_call", call_id=call_id, tool_name=name, arguments=asked),
             Event(at + 1, "tool_result", text, call_id=call_id, tool_name=name, is_error=failed),
@@ -63,8 +67,22 @@ def last(steps: list[Step], harness: str) -> Outcome | None:
         ([read("File unchanged since last read."), edit("let z")], None),
         # It has to be read before it is edited.
         ([bash("cat /w/a.ts", TEXT), edit("let y = x")], None),
+        ([edit("let y = x")], "unread"),
+        ([tool("write", file_path="/w/b.ts", content="let z"), edit("let z", file_path="/w/b.ts"),
+          bash("cat /w/a.ts", TEXT), edit("let y = x")], "unread"),
+        ([("user", {}, "Look at @src/a.ts", False), edit("let y = x")], None),
+        # After "No response requested." the session goes on without what it had read.
+        ([read(), ("other", {}, "No response requested.", False), edit("let y = x")], None),
+        ([("other", {}, "No response requested.", False), edit("let y = x")], None),
+        ([read(), edit("let", failed="File has been modified since read."), edit("let y = x")], "unread"),
+        ([read(), edit("let", failed="File has been modified since read."), read(), edit("let y = x")], "ok"),
         ([tool("write", file_path="/w/a.ts", content=TEXT), edit("let y = x")], "ok"),
+        # Something may have changed the file: only what was seen and is not short is expected.
         ([read(), tool("Agent", prompt="fix it"), edit("let y = x")], None),
+        ([read(), tool("Agent", prompt="fix it"), edit("let x = 1\nlet y = x")], "ok"),
+        ([read(), tool("Agent", prompt="fix it"), edit("let z = 1\nlet y = x")], None),
+        # A command that names it did change it, so that it may have to be read again.
+        ([read(), bash("sed -i s/x/y/ a.ts"), edit("import a\n\nlet")], None),
         ([read(), tool("TodoWrite", todos=[]), edit("let y = x")], "ok"),
         ([read(), tool("edit", input="*** Begin Patch\n*** Update File: a.ts\n@@\n-x\n+y"), edit("let y = x")], None),
         ([read(), tool("edit", input="*** Begin Patch\n*** Update File: b.ts\n@@\n-x\n+y"), edit("let y = x")], "ok"),
@@ -161,7 +179,7 @@ def test_edits_that_overlap_are_left_open() -> None:
 def test_an_edit_reaches_into_the_parts_it_touches() -> None:
     file = File(pieces=["a1\nb2\nc3", "x7\ny8"])
     file.apply([Edit("b2\nc3\nd4", "q")])
-    assert file.pieces == ["x7\ny8", "q"]
+    assert file.pieces == ["a1", "x7\ny8", "q"]
 
 
 def test_a_malformed_edit_voids_the_call() -> None:
@@ -190,7 +208,7 @@ def test_a_malformed_edit_voids_the_call() -> None:
         ("git reset --hard", "", True, set()),
         ("gh pr checkout 3", "", True, set()),
         ("node --version", "", False, set()),
-        ("npx eslint --fix .", "", False, set()),
+        ("npx eslint --fix .", "", True, set()),
         ("tar xf a.tgz", "", True, set()),
         ("npx some-generator", "", True, set()),
         ("npx tsx src/cli.ts --help 2>&1 | head -5", "", False, set()),
@@ -245,7 +263,7 @@ def test_installing_changes_what_names_the_packages() -> None:
 )
 def test_scripts_and_what_is_hidden_may_change_any_file(command: str, output: str) -> None:
     changes = find_changes(command, output)
-    assert changes.anything or changes.formats
+    assert changes.anything
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,10 @@ def expected(*steps: list[Entry]) -> list[str | None]:
         ([read("a.ts", TEXT, limit=6), edit("a.ts", "let z")], None),
         ([bash("sed -n '1,5p' a.ts", TEXT), edit("a.ts", "let z")], None),
         ([bash("grep -n 'let y' a.ts", "4:let y = x + 100 * 1000"), edit("a.ts", "let y = x + 100 * 1000")], "ok"),
+        ([bash("nl -ba a.ts | sed -n '4,5p' && ls", "     4\tlet y = x\n     5\tlet x2 = 1"), edit("a.ts", LONG)], "ok"),
+        ([bash("git diff HEAD~1", "--- a/a.ts\n+++ b/a.ts\n@@ -4 +4,2 @@\n let y = x\n-let z\n+let x2 = 1"), edit("a.ts", LONG)], "ok"),
+        ([bash("git diff HEAD~1", "--- a/a.ts\n+++ b/a.ts\n@@ -4 +4,2 @@\n let y = x\n-let zebra\n"), edit("a.ts", "let y = x\nlet zebra")], None),
+        ([bash("rg -n -A1 'let y' src", "src/b.ts-3-let q\nsrc/a.ts:4:let y = x\nsrc/a.ts-5-let x2 = 1"), edit("src/a.ts", LONG)], "ok"),
         ([edit("a.ts", "let z")], None),
         ([edit("a.ts", "let z", LONG), edit("a.ts", LONG)], "ok"),
         # Somebody else may have been there.
@@ -76,7 +80,7 @@ def expected(*steps: list[Entry]) -> list[str | None]:
         ([write("a.ts", TEXT), bash("npm run check", "Fixed 1 file."), edit("a.ts", "let y = x")], None),
         ([write("a.ts", TEXT), bash("npm run check", "No fixes applied."), edit("a.ts", "let z")], "not_found"),
         ([write("a.ts", TEXT), bash("npm run check | tail -1", "ok"), edit("a.ts", "let z")], None),
-        ([read("a.ts", TEXT), edit("a.ts", "let x2 = 1", "let w"), bash("npm run check", "Fixed 1 file."), edit("a.ts", "let y = x")], "ok"),
+        ([read("a.ts", TEXT), edit("a.ts", "let x2 = 1", "let w"), bash("npm run check", "Fixed 1 file."), edit("a.ts", "import a\n\nlet x = 1")], "ok"),
         ([read("a.ts", TEXT), edit("a.ts", "let x2 = 1", "let w"), bash("npm run check", "Fixed 1 file."), edit("a.ts", "let w")], None),
     ],
 )  # fmt: skip
@@ -115,6 +119,10 @@ def test_what_an_extension_or_a_queue_stopped_is_no_prediction(text: str) -> Non
 def test_a_call_without_what_it_needs_is_refused_before_the_file_is_read() -> None:
     call_without = [call("edit", path="new.ts", oldText="x"), result("edit", "no", error=True)]
     assert expected(call_without) == ["invalid"]
+    mixed = [call("edit", path="a.ts", old_string="let y = x", newText="q"), result("edit", "ok")]
+    assert expected(read("a.ts", TEXT), mixed) == ["ok"]
+    empty = [call("edit", path="/w/.openclaw/a.ts", oldText="x", newText=""), result("edit", "no", error=True)]  # fmt: skip
+    assert expected(empty) == ["invalid"]
     other = [call("edit", path="new.ts", hashes=["a"]), result("edit", "done")]
     assert expected(other) == [None]
 
@@ -130,6 +138,7 @@ def patch(text: str, failed: bool = False) -> list[Entry]:
     [
         ([patch("*** Update File: a.ts\n@@\n let x = 1\n-let y = x\n+let y = 2")], "ok"),
         ([patch("*** Update File: a.ts\n@@\n-let z\n+let y")], "not_found"),
+        ([bash("./run.sh", ""), patch("*** Update File: a.ts\n@@\n-let y = x\n@@\n-import a\n+q", failed=True)], "not_found"),
         # Each hunk is looked up after the one before it.
         ([patch("*** Update File: a.ts\n@@\n-let y = x\n@@\n-import a\n+q")], "not_found"),
         ([patch("*** Update File: a.ts\n@@\n-let y = x\n+let q = x"), patch("*** Update File: a.ts\n@@\n-let y = x")], "not_found"),

@@ -1,7 +1,6 @@
 """The project's own suite: every fixed program passes, every buggy one fails, in the sandbox."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,18 +9,9 @@ from pimono_sdpo.agent.task_tests import run_tests
 from pimono_sdpo.suites import suite
 from pimono_sdpo.suites.build import build_suite, load_programs
 from pimono_sdpo.suites.suite import TaskRow, files_of
-from rewards.sandbox import Server
-from rewards.verifiers import tests
-from rewards.verifiers.outcomes import Python
 
 PROGRAMS = {program.name: program for program in load_programs()}
 HANGING = ("backoff", "shift_plan")
-
-
-@pytest.fixture(scope="module")
-def python() -> Iterator[Python]:
-    with Server(imports=tests.IMPORTS) as server:
-        yield tests.in_server(server)
 
 
 @pytest.fixture(scope="module")
@@ -37,14 +27,14 @@ def encoded(files: dict[str, str]) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_the_fixed_program_passes_and_the_buggy_one_fails(
-    name: str, tasks: dict[str, TaskRow], python: Python
+    name: str, tasks: dict[str, TaskRow]
 ) -> None:
     task, program = tasks[name], PROGRAMS[name]
-    buggy = run_tests(task, {}, python)
+    buggy = run_tests(task, {})
     assert (buggy.ok, buggy.error) == (False, None), buggy
     hangs = "CPU time" in buggy.output
     assert hangs == (name in HANGING), buggy
-    fixed = run_tests(task, encoded(program.fixed), python)
+    fixed = run_tests(task, encoded(program.fixed))
     assert (fixed.ok, fixed.error) == (True, None), fixed
 
 

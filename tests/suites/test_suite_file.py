@@ -105,7 +105,7 @@ BAD: dict[str, tuple[Any, str]] = {
     "metadata": (task(metadata="easy"), r"at `\$.tasks\[0\].metadata`"),
     "spec": (task(verifier_spec="{}"), r"at `\$.tasks\[0\].verifier_spec`"),
     "no repo": (changed(defaults={}), "Task `one` of .* has no `repo`"),
-    "repo": (task(repo="nowhere"), "there is no folder"),
+    "repo": (task(repo="nowhere"), "nowhere` does not exist"),
     "hide": (task(hide="answers"), r"at `\$.tasks\[0\].hide`"),
     "negated": (task(hide=["!a"]), r"at `\$.tasks\[0\].hide\[0\]`"),
 }

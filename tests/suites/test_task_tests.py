@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from pimono_sdpo.agent.task_tests import Tester, run_tests, stabilize
+from rewards.verifiers import tests
 
 BUGGY, FIXED = "def double(n):\n    return n + n + 1\n", "def double(n):\n    return 2 * n\n"
 TEST = "from double import double\n\ndef test_double():\n    assert double(2) == 4\n"
@@ -169,11 +170,14 @@ def test_a_module_that_the_repo_had_may_be_mended(repo: Path) -> None:
     assert run_tests(task, left(types_py="x = 2\n")).ok is not None
 
 
-def test_whatever_a_test_run_raises_is_the_error_of_one_rollout(repo: Path) -> None:
+def test_whatever_a_test_run_raises_is_the_error_of_one_rollout(
+    repo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(*_: Any, **__: Any) -> Any:
         raise SystemError("AST constructor recursion depth mismatch")
 
     task = task_of(repo, verifier_spec=json.dumps(SPEC))
-    result = asyncio.run(Tester(broken, None).test(task, left(double_py=FIXED)))
+    monkeypatch.setattr(tests, "verify_candidate", broken)
+    result = asyncio.run(Tester(None).test(task, left(double_py=FIXED)))
     assert result.ok is None
     assert result.error == "SystemError: AST constructor recursion depth mismatch"

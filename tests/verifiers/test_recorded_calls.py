@@ -304,3 +304,13 @@ def test_nothing_is_generated_for_a_function_that_gives_other_values_each_time()
     made = recorded(program, test)
     assert [one for one in made["generated"] if one[0]["op"] == "call"] == []
     assert judged(program, made).score == 1.0
+
+
+def test_a_file_with_the_time_in_coarse_steps_is_no_recording() -> None:
+    program = "import time\ndef f():\n    open('out', 'w').write(str(int(time.time()) // 2))\n"
+    test = (
+        "import time\nfrom work.main import f\n"
+        "def test():\n    f()\n    assert open('out').read() == str(int(time.time()) // 2)\n"
+    )
+    with pytest.raises(NotRecordable):
+        recorded(program, test)

@@ -9,8 +9,8 @@ OLD = "let x=1"
 def test_an_edit_that_was_broken_off_may_have_been_made() -> None:
     for file in (File(BEFORE), File(pieces=[BEFORE])):
         file.lose([Edit(OLD, "let x = 7")])
-        assert file.is_stale
+        assert not file.is_known
     # It would not have worked, so that nothing has changed.
     file = File(BEFORE)
     file.lose([Edit("no such text", "z")])
-    assert file.sure == BEFORE
+    assert file.whole == BEFORE
