@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 IMAGES = Path(__file__).parent / "images"
 INK, GREY, BLUE, PALE, AMBER = "#1f2933", "#6b7785", "#4a6fa5", "#ccd3df", "#b06a00"
-SAMPLE = "04_hidden_behind_tail.jsonl"
+SAMPLE = "14_cut_last_line.jsonl"
 
 
 def text(x: float, y: float, words: str, size: int = 13, colour: str = INK, **more: str) -> str:
@@ -135,9 +135,9 @@ def draw_filter() -> None:
     with tempfile.TemporaryDirectory() as folder:
         report, row = run_filter(Path(folder))
     parts = [*draw_funnel(report, 24, 20), *draw_scores(report["score"], 470, 20)]
-    parts += draw_row(row, 24, 190)
+    parts += draw_row(row, 24, 206)
     title = f"{report['sessions']} sample sessions, filtered into {report['kept']} rows"
-    write_svg("filter.svg", 880, 440, title, parts)
+    write_svg("filter.svg", 880, 486, title, parts)
 
 
 def draw_funnel(report: dict[str, Any], x: float, y: float) -> list[str]:
@@ -182,7 +182,7 @@ def draw_scores(score: dict[str, Any], x: float, y: float) -> list[str]:
 
 def draw_row(row: dict[str, Any], x: float, y: float) -> list[str]:
     """Draw one row: request, score terms and what the teacher may see."""
-    parts = [box(x, y, 832, 230, "#f4f6f9", 8)]
+    parts = [box(x, y, 832, 260, "#f4f6f9", 8)]
     parts.append(text(x + 16, y + 26, "One row", 14, font_weight="600"))
     where = f"{row['harness']} session {Path(row['source']).name}"
     parts.append(text(x + 816, y + 26, where, 11, GREY, text_anchor="end"))
@@ -202,8 +202,8 @@ def draw_row(row: dict[str, Any], x: float, y: float) -> list[str]:
         shown = line.replace(" ", "\u00a0")
         mono = {"font_family": "ui-monospace, Menlo, Consolas, monospace"}
         parts.append(text(x + 136, y + 108 + 17 * number, shown, 12, colour, **mono))
-    parts.append(text(x + 16, y + 214, "reward_terms", 11, GREY))
-    parts.append(text(x + 136, y + 214, "   ".join(row["reward_terms"]), 12))
+    parts.append(text(x + 16, y + 244, "reward_terms", 11, GREY))
+    parts.append(text(x + 136, y + 244, "   ".join(row["reward_terms"]), 12))
     return parts
 
 

@@ -1,6 +1,6 @@
 """Drop rows without a substantive prompt, without evidence, or that are hardly worth training on.
 
-reads   problem, prompt, findings, tools
+reads   problem, prompt, findings
 drops   no_messages, unknown_harness, no_prompt, no_evidence; expected_failure, no_information,
         only_a_slip, service_outage or permission_not_granted when none of it teaches anything;
         hardly_worth_it below `--min-worth`
@@ -24,20 +24,12 @@ _REASONS = {
     "outside": "service_outage",
     "not_granted": "permission_not_granted",
 }
-LEAST_WORTH = 0.62
-INTERCEPT = -0.33
+LEAST_WORTH = 0.7
+INTERCEPT = 0.02
 # What each property of `describe` adds to the log-odds.
-LOG_ODDS = {
-    "failures": 0.87,
-    "correction": 0.52,
-    "resolved": 0.77,
-    "short_request": -0.91,
-    "gave_up": -0.74,
-}
-_SHORT = 50
-# A judge gives no probability of its own.
-_JUDGED = 0.9
-_SUREST = 0.99
+LOG_ODDS = {"failures": 0.48, "sure_correction": 0.98, "resolved": 1.22, "environment": -0.82}
+_SURE = 0.9
+_LOOKUPS = {"command_error", "missing_file_or_command"}
 
 
 def keep(row: Row, min_worth: float = 0.0) -> str | None:
@@ -65,33 +57,31 @@ def estimate_worth(row: Row) -> float:
 def describe(row: Row) -> dict[str, float]:
     """Describe the evidence that is not excused.
 
-    failures       the logarithm to base 2 of their number + 1
-    correction     the log-odds of the surest one, 0 without any
-    resolved       a later call resolved one of them
-    short_request  in fewer than 50 bytes
-    gave_up        no call followed any of the failures
+    failures         the logarithm to base 2 of their number + 1
+    sure_correction  the user corrected the agent, with a probability of at least 0.9
+    resolved         a later call resolved one of the failures
+    environment      a permission was missing, or nothing failed but what was looked for is missing
     """
     own: list[Any] = [item for item in row["findings"] if not item["excuse"]]
     failures = [item for item in own if item["kind"] == "failure"]
-    surest = max(
-        (_find_probability(item) for item in own if item["kind"] == "correction"), default=0.5
-    )
-    called = [item["next"].partition(" ")[0] in row["tools"] for item in failures]
+    kinds = [set(item["categories"]) for item in failures]
     return {
         "failures": math.log2(1 + len(failures)),
-        "correction": math.log(surest / (1 - surest)),
+        "sure_correction": float(any(_is_sure(item) for item in own)),
         "resolved": float(any(item["resolved_at"] is not None for item in failures)),
-        "short_request": float(len(row["prompt"].encode()) < _SHORT),
-        "gave_up": float(bool(failures) and not any(called)),
+        "environment": float(
+            any("permission_auth" in found for found in kinds)
+            or (bool(kinds) and all(found <= _LOOKUPS for found in kinds))
+        ),
     }
 
 
-def _find_probability(item: Any) -> float:
-    return _JUDGED if item["rule"] == "judge" else min(item["probability"], _SUREST)
+def _is_sure(item: Any) -> bool:
+    """Return whether a finding is a correction beyond doubt; a judge gives no probability."""
+    is_certain = item["rule"] == "judge" or item["probability"] >= _SURE
+    return bool(item["kind"] == "correction" and is_certain)
 
 
 def stage(min_worth: float) -> Filter:
     """Build the filter for a least worth, 0 to keep all that has evidence."""
-    return Filter(
-        partial(keep, min_worth=min_worth), reads=("problem", "prompt", "findings", "tools")
-    )
+    return Filter(partial(keep, min_worth=min_worth), reads=("problem", "prompt", "findings"))

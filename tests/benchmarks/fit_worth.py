@@ -61,7 +61,7 @@ def main() -> None:
     print(
         f"{len(worth)} rows of {len(set(repositories))} repositories, {worth.mean():.0%} worth it"
     )
-    for threshold in (0.0, 0.5, 0.55, 0.6, 0.62, 0.65, 0.7):
+    for threshold in (0.0, 0.5, 0.6, 0.65, 0.7, 0.75):
         kept = likely >= threshold
         good = wilson_interval(int(worth[kept].sum()), int(kept.sum()))
         found = wilson_interval(int(worth[kept].sum()), int(worth.sum()))
