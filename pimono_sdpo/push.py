@@ -71,23 +71,13 @@ class PushOptions:
     public: bool = option(
         "Make a new dataset public; an existing one keeps its visibility.", default=False
     )
-    revision: str | None = option(
-        "Branch to push to, created if missing.", default=None, shown="main"
-    )
-    create_pr: bool = option(
-        "Open a pull request instead of committing to the branch.", default=False
-    )
     allow_findings: bool = option(
         "Push even if the second scanner reports a secret.", default=False
     )
 
     def given(self) -> list[str]:
         """Return the options that were given, as words of a command line."""
-        words = []
-        for one in fields(PushOptions):
-            value = getattr(self, one.name)
-            words += [flag_of(one)] * bool(value) + [value] * isinstance(value, str)
-        return words
+        return [flag_of(one) for one in fields(PushOptions) if getattr(self, one.name)]
 
 
 @options
@@ -101,12 +91,12 @@ class PushResult(PushOptions):
     def check_push(self) -> None:
         """Raise OutputError if the result could not be pushed, before any work is done."""
         if self.push is not None:
-            check_account(self.push, self)
+            check_account(self.push)
         elif given := self.given():
             raise OutputError(f"{given[0]} needs --push.")
 
 
-def check_account(repo_id: str, options: PushOptions) -> None:
+def check_account(repo_id: str) -> None:
     """Raise OutputError for an invalid name, or if the account cannot push there."""
     try:
         validate_repo_id(repo_id)
@@ -114,8 +104,6 @@ def check_account(repo_id: str, options: PushOptions) -> None:
         raise OutputError(f"`{repo_id}` cannot name a dataset; use ns/name.") from error
     if "/" not in repo_id:
         raise OutputError(f"`{repo_id}` names no account; use ns/{repo_id}.")
-    if options.create_pr and options.revision:
-        raise OutputError("A pull request is made against main; leave out --revision.")
     api = HfApi()
     problem = None
     with hub_errors(f"Nothing can be pushed to `{repo_id}`"):
@@ -130,9 +118,8 @@ def check_account(repo_id: str, options: PushOptions) -> None:
 def push_folder(folder: Path, repo_id: str, options: PushOptions) -> str:
     """Push what differs from the dataset's present commit; return a sentence on what was done.
 
-    A missing dataset is created, private unless `public`, and so is a branch. The same content
-    makes no commit. Raises OutputError as `check_files` does, and when the Hub refuses; the folder
-    stays as it is.
+    A missing dataset is created, private unless `public`. The same content makes no commit. Raises
+    OutputError as `check_files` does, and when the Hub refuses; the folder stays as it is.
     """
     files = check_files(folder, options.allow_findings)
     report = read_json(folder / REPORT)
@@ -141,7 +128,7 @@ def push_folder(folder: Path, repo_id: str, options: PushOptions) -> str:
     moved: dict[str, Path | bytes] = {path_in_repo(name, stage): files[name] for name in files}
     # The example of the card is copied from the Hub.
     card = (folder / CARD).read_text().replace(PLACEHOLDER, f'"{repo_id}"')
-    check_account(repo_id, options)
+    check_account(repo_id)
     digest = sha256((folder / REPORT).read_bytes()).hexdigest()
     again = shlex.join(["pimono-sdpo", "push", str(folder), repo_id, *options.given()])
     return _RowsUpload(
@@ -346,7 +333,7 @@ class Upload(ABC):
     """One commit to a repository; its attempts and what they left on the Hub.
 
     `description` is of the commit and the same only for the same files; `again` ends the sentence
-    on a failure. `created` is whether this upload made the repository. `sent` holds the heads
+    on a failure. `created` is whether this upload made the repository. `sent` is the head
     before a commit that may have been made, of `files` files.
     """
 
@@ -359,7 +346,7 @@ class Upload(ABC):
     again: str = ""
     api: HfApi = field(default_factory=HfApi)
     created: bool = False
-    sent: dict[str, str] | None = None
+    sent: str | None = None
     files: int = 0
 
     @abstractmethod
@@ -392,12 +379,12 @@ class Upload(ABC):
                 raise OutputError(f"{what}: {error}; fix this{self.again}.") from error
             if self.sent is not None:
                 what = f"The Hub did not confirm whether the files are in `{self.repo_id}`"
-            reason = explain_error(error, self.options.revision or "main")
+            reason = explain_error(error)
             raise OutputError(f"{what}: {reason}{self.again}.") from error
 
     def create(self) -> None:
-        """Create the repository and the branch where they are missing."""
-        api, repo_id, kind, revision = self.api, self.repo_id, self.KIND, self.options.revision
+        """Create the repository if it is missing."""
+        api, repo_id, kind = self.api, self.repo_id, self.KIND
         if not _exists(api, repo_id, kind):
             try:
                 api.create_repo(repo_id, repo_type=kind, private=not self.options.public)
@@ -411,8 +398,6 @@ class Upload(ABC):
                     "name: it has another type, or this account may not see it; use another name"
                     f"{self.again}."
                 )
-        if revision and not revision.startswith("refs/"):
-            api.create_branch(repo_id, repo_type=kind, branch=revision, exist_ok=True)
 
     def remove_empty(self) -> None:
         """Delete the repository if this upload created it and nothing was committed to it."""
@@ -425,28 +410,16 @@ class Upload(ABC):
         except HTTPError:
             logger.warning("The new repository `%s` is empty; delete it or use it.", self.repo_id)
 
-    def heads(self) -> dict[str, str]:
-        """Return the commits that a push may have made: of the branch, or of each pull request."""
-        if not self.options.create_pr:
-            revision = self.options.revision or "main"
-            info = self.api.repo_info(self.repo_id, repo_type=self.KIND, revision=revision)
-            return {revision: str(info.sha)}
-        refs = self.api.list_repo_refs(
-            self.repo_id, repo_type=self.KIND, include_pull_requests=True
-        ).pull_requests
-        return {ref.ref: ref.target_commit for ref in refs or ()}
-
     def find_sent(self) -> str | None:
         """Return a sentence on the commit whose answer was lost, if it was made."""
         if self.sent is None:
             return None
-        for ref, sha in self.heads().items():
-            if self.sent.get(ref) == sha:
-                continue
-            head = self.api.list_repo_commits(self.repo_id, repo_type=self.KIND, revision=sha)[0]
-            if self.description in head.message:
-                made = f"the pull request {ref}, " if self.options.create_pr else ""
-                return f"pushed {self.files} files to {self.place()}, in {made}commit {sha}"
+        # The list of commits is asked for with retries of its own, which may wait for an hour.
+        head = self.api.repo_info(self.repo_id, repo_type=self.KIND, revision="main").sha
+        if head != self.sent:
+            made = self.api.list_repo_commits(self.repo_id, repo_type=self.KIND, revision=head)[0]
+            if self.description in made.message:
+                return f"pushed {self.files} files to {self.place()}, in commit {head}"
         self.sent = None
         return None
 
@@ -458,14 +431,14 @@ class Upload(ABC):
     def commit(self) -> str:
         """Compare with the branch as it is now, and commit the difference onto that commit."""
         api, repo_id, options = self.api, self.repo_id, self.options
-        info = api.repo_info(repo_id, repo_type=self.KIND, revision=options.revision or "main")
+        info = api.repo_info(repo_id, repo_type=self.KIND, revision="main")
         operations = self.operations(str(info.sha))
         where = f"{self.place()} ({'private' if info.private else 'public'})"
         if options.public and info.private:
             where += ", which stays private until its settings are changed"
         gone = sum(isinstance(one, CommitOperationDelete) for one in operations)
         self.files = len(operations) - gone
-        self.sent = self.heads()
+        self.sent = str(info.sha)
         try:
             # The client leaves out files that are there already, and makes no empty commit.
             done = api.create_commit(
@@ -474,8 +447,6 @@ class Upload(ABC):
                 commit_message=self.MESSAGE,
                 commit_description=self.description,
                 repo_type=self.KIND,
-                revision=options.revision,
-                create_pr=options.create_pr,
                 parent_commit=info.sha,
             )
         except HTTPError as error:
@@ -491,8 +462,7 @@ class Upload(ABC):
             raise _FileRefused(reason) from error
         if done.oid == info.sha:
             return f"{where} has these files already, in commit {info.sha}; nothing was uploaded"
-        made = f"pull request {done.pr_url}" if options.create_pr else f"commit {done.oid}"
-        return f"pushed {self.files} files to {where}, {gone} removed, in {made}"
+        return f"pushed {self.files} files to {where}, {gone} removed, in commit {done.oid}"
 
 
 @dataclass(kw_only=True)

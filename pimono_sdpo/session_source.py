@@ -48,23 +48,25 @@ class SourceOptions:
 
         Raises SourceError, and OutputError if `out` lies in one of them or the other way round.
         """
-        found = join_sources([_open(one, out.resolve()) for one in dict.fromkeys(self.source)])
-        return choose_sessions(found, self.project, self.since, self.exclude)
+        given = list(dict.fromkeys(self.source))
+        for one in given:
+            if one and Path(one).exists():
+                require_disjoint(Path(one).resolve(), out.resolve())
+        opened = [open_one(one) for one in given]
+        for root in {shard.root for one in opened if one.name in WORDS for shard in one.shards}:
+            require_disjoint(root.resolve(), out.resolve())
+        return choose_sessions(join_sources(opened), self.project, self.since, self.exclude)
 
 
-def _open(source: str, out: Path) -> Source:
+def open_one(source: str) -> Source:
+    """Open a source, and print what was found of this user's own sessions."""
     check_word(source)
-    if source and Path(source).exists():
-        if source in WORDS:
-            typer.echo(
-                f"`{source}` is read from the current directory; rename it to read your own."
-            )
-        require_disjoint(Path(source).resolve(), out)
-    elif source in WORDS:
-        opened, found = find_own_sessions(source)
-        for sentence in found:
-            typer.echo(sentence)
-        for root in {shard.root for shard in opened.shards}:
-            require_disjoint(root.resolve(), out)
-        return replace(opened, recorder=tuple(find_own_names()))
-    return open_source(source)
+    if source not in WORDS:
+        return open_source(source)
+    if Path(source).exists():
+        typer.echo(f"`{source}` is read from the current directory; rename it to read your own.")
+        return open_source(source)
+    opened, found = find_own_sessions(source)
+    for sentence in found:
+        typer.echo(sentence)
+    return replace(opened, recorder=tuple(find_own_names()))

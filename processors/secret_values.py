@@ -45,6 +45,9 @@ _UNSPOKEN = re.compile(
 # A name that begins like a token and goes on in words.
 _WORDED_NAME = re.compile(r"[A-Za-z]+(?:[-_./](?:[a-z]+|[A-Z][a-z]+|[A-Z]+)\d{0,3})+")
 
+# A word of an identifier, as in `rtl8822b_set_FwMacIdConfig_cmd`.
+_NAME_PART = re.compile(r"[a-z]{2,}\d{0,4}[a-z]?|(?:[A-Z][a-z]+)+|[A-Z]+\d{0,3}")
+
 
 def count_bits(value: str) -> float:
     """Return the entropy of a text, in bits per character."""
@@ -82,6 +85,8 @@ def is_made_up(value: str) -> bool:
     """
     lowered = value.lower()
     if _BLANK.fullmatch(value) or lowered in _NO_VALUE or _COMMON.fullmatch(lowered):
+        return True
+    if "xxxxxxxx" in lowered or "********" in lowered:
         return True
     words = [word.lower() for word in _WORDS.findall(value)]
     rest = [w for w in words if w not in _MADE_UP and w not in _NOUNS and not w.isdigit()]
@@ -169,7 +174,10 @@ def is_assigned(match: re.Match[str]) -> bool:
     tight = before.endswith(name) and match.end("sign") == match.start("value")
     if match["sign"].startswith(("==", "!=")) and not match["quote"]:
         return False
-    return is_secret_value(name, match["value"], bool(match["quote"]), tight)
+    # The dash belongs to `${NAME:-default}`, a further name to a line of a log.
+    value = match["value"].removeprefix("-")
+    is_log = re.match(r"[a-z]+_[a-z]+=", value) is not None
+    return not is_log and is_secret_value(name, value, bool(match["quote"]), tight)
 
 
 def is_random_key(match: re.Match[str]) -> bool:
@@ -184,6 +192,8 @@ def is_random_and_assigned(match: re.Match[str]) -> bool:
     if not name or value.count("/") > 2 or sum(map(str.isdigit, value)) < 3 or value.isupper():
         return False
     if _CHECKSUM.search(name) or not (name.isupper() or _KEY_LIKE.search(name)):
+        return False
+    if value.count("_") > 2 and all(map(_NAME_PART.fullmatch, value.split("_"))):
         return False
     return count_bits(value) >= MIN_BITS and not is_made_up(value)
 
@@ -239,6 +249,9 @@ def is_random_token(match: re.Match[str]) -> bool:
 
 def is_drawn_body(match: re.Match[str]) -> bool:
     """Judge what follows a short prefix: one long part of it has to look drawn."""
+    if re.fullmatch(r"prod_[A-Za-z0-9]{14}", match[0]):
+        # A product of Stripe.
+        return False
     longest = max(re.split(r"[-_]", match["value"]), key=len)
     is_mixed = re.search(r"[a-z]", longest) and re.search(r"[A-Z]", longest)
     return is_random(longest, 12 if is_mixed else 20)
@@ -251,7 +264,7 @@ def is_no_word(match: re.Match[str]) -> bool:
 
 def is_person(match: re.Match[str]) -> bool:
     """Rule out addresses of nobody, and files such as `a@2x.png`."""
-    return _NOBODY.search(match[0].lower()) is None
+    return _NOBODY.search(match[0].lower().lstrip("-")) is None
 
 
 def decode_text(value: str) -> str:

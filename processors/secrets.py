@@ -93,7 +93,7 @@ def redact_secrets(text: str) -> tuple[str, list[str]]:
     if not text.isascii() and _INVISIBLE.search(text):
         whole, more = _redact_visible(_INVISIBLE.sub("", text))
         # Elsewhere they belong to the text, as in joined pictographs.
-        if len(more) > len(kinds):
+        if whole != _INVISIBLE.sub("", cleaned):
             return whole, more
     return cleaned, kinds
 

@@ -127,19 +127,11 @@ def test_another_push_replaces_the_earlier_one_whole(loopback_hub: LoopbackHub, 
     assert statuses(loopback_hub) == [200]
 
 
-@pytest.mark.parametrize(
-    ("options", "revision"), [(["--revision", "v2"], "v2"), (["--create-pr"], "refs/pr/1")]
-)
-def test_a_branch_or_a_pull_request_leaves_main_alone(
-    loopback_hub: LoopbackHub, rows: Path, options: list[str], revision: str
-) -> None:
-    done = push(loopback_hub, rows, "--public", *options)
+def test_a_new_dataset_is_public_only_on_request(loopback_hub: LoopbackHub, rows: Path) -> None:
+    done = push(loopback_hub, rows, "--public")
     assert done.returncode == 0, done.stderr
-    assert pushed(loopback_hub, revision) == as_pushed(rows)
-    assert pushed(loopback_hub) == {}
     assert not loopback_hub.repo(NAME, "dataset").private
     assert "(public)" in done.stdout
-    assert ("pull request" in done.stdout) == (revision != "v2")
 
 
 @pytest.mark.parametrize("status", [408, 409, 412, 429, 500, 503])
@@ -165,20 +157,13 @@ def test_a_hub_that_is_busy_for_longer_ends_the_push_at_once(
     assert "Nothing was pushed to `me/rows`: the Hub answers 429" in line
 
 
-@pytest.mark.parametrize(
-    ("options", "revision"), [([], "main"), (["--revision", "v2"], "v2"), (["--create-pr"], "pr")]
-)
-def test_a_commit_whose_answer_is_lost_is_found(
-    loopback_hub: LoopbackHub, rows: Path, options: list[str], revision: str
-) -> None:
+def test_a_commit_whose_answer_is_lost_is_found(loopback_hub: LoopbackHub, rows: Path) -> None:
     loopback_hub.drop_next(COMMIT)
-    done = push(loopback_hub, rows, *options)
+    done = push(loopback_hub, rows)
     assert done.returncode == 0, done.stderr
     assert f"pushed {len(as_pushed(rows))} files to" in done.stdout
     assert statuses(loopback_hub) == [200]
-    heads = [ref for ref in loopback_hub.repo(NAME, "dataset").refs if "convert" not in ref]
-    assert len(heads) == 1 + bool(options)
-    assert pushed(loopback_hub, "refs/pr/1" if revision == "pr" else revision) == as_pushed(rows)
+    assert pushed(loopback_hub) == as_pushed(rows)
 
 
 def test_a_push_that_cannot_look_for_its_commit_does_not_say_that_nothing_was_pushed(
@@ -214,11 +199,6 @@ def test_a_failed_push_leaves_no_dataset_that_it_created(
     loopback_hub.fail_next(COMMIT, 403)
     refused(push(loopback_hub, rows), rows, before)
     assert pushed(loopback_hub) == {}, "a dataset that was there stays"
-
-
-def test_a_missing_revision_is_named(loopback_hub: LoopbackHub, rows: Path) -> None:
-    line = refused(push(loopback_hub, rows, "--revision", "refs/pr/7"), rows, as_pushed(rows))
-    assert "the revision `refs/pr/7` does not exist" in line
 
 
 def test_a_card_on_the_hub_that_cannot_be_read_is_one_sentence(

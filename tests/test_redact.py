@@ -134,6 +134,12 @@ def test_paths_of_the_recorder_become_placeholders() -> None:
         ('"auth": "dXNlcjpwYXNzd29yZA=="', '"auth": "[REDACTED:stored_login]"'),
         ("_auth=dXNlcjpwYXNzd29yZA==", "_auth=[REDACTED:stored_login]"),
         ("<password>hunter2</password>", "<password>[REDACTED:stored_login]</password>"),
+        (
+            "<password><![CDATA[hunt3r!]]></password>",
+            "<password><![CDATA[[REDACTED:stored_login]</password>",
+        ),
+        ('psk="Quiver31#7cn"', 'psk="[REDACTED:assigned_secret]"'),
+        ("xoxb-123456789012-1\u200b234567890123-" + "aB3d" * 6, "[REDACTED:slack_token]"),
         ("Cookie: sessionid=0a1b2c3d4e", "Cookie: [REDACTED:stored_login]"),
         ("db.corp:5432:app:ann:hunter2", "db.corp:5432:app:ann:[REDACTED:pgpass]"),
         ("ntn_" + "a1B2" * 8, "[REDACTED:service_key]"),
@@ -155,6 +161,12 @@ def test_secrets_are_found_however_they_are_written(text: str, cleaned: str) -> 
         *("integrity: sha512-aB3dE5fG7hJ9kL2mN4pQ6rS8tV0wX1yZ0123", "const id = " + "0a1b" * 10),
         *("http://localhost:3000/@fs/x", "--- PASS: TestFoo2", "https://x.com/home/settings"),
         "me-ops__the-ai-harness/main_sessions_88616e07-f4e6-41ab-9157-bc7b373a246c.jsonl",
+        *(
+            "DB_PASSWORD: ${DB_PASSWORD:-your_secure_password}",
+            "prod_U7rKbMMHAFayBx",
+        ),
+        *("KEY: rtl8822b_set_FwMacIdConfig_cmd(wlan0)", "SQUARE_ACCESS_TOKEN=EAAAxxxxxxxxxxxx"),
+        *("CREDENTIALS: fleet_health=unknown valid=0", "x: 0a1b2c@group.calendar.google.com"),
         *("postgres://$USER:$PASSWORD@host/db", "--home-dir x", "const token = await next1()"),
     ],
 )

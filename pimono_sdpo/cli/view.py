@@ -29,10 +29,11 @@ from pimono_sdpo.options import argument, option, options
 from pimono_sdpo.runs.folders import REPORT, read_json
 from pimono_sdpo.runs.parquet import write_atomically
 from pimono_sdpo.schema import SESSION
+from pimono_sdpo.session_source import open_one
 from pimono_sdpo.stage import iterate_rows
 from pimono_sdpo.suites.stored_rollouts import open_rollouts, read_rows
 from pimono_sdpo.traces.hub import fetch_repository
-from pimono_sdpo.traces.own_sessions import WORDS, check_word, find_own_sessions
+from pimono_sdpo.traces.own_sessions import WORDS, find_own_sessions
 from pimono_sdpo.traces.sources import HUB_ID, Source, join_sources, open_source, read_sessions
 from processors.identity import find_own_names
 from processors.names import MAX_CHARS
@@ -190,9 +191,7 @@ def _read_report(folder: Path, name: str) -> Json:
 def _open_traces(traces: list[str], report: Json, folder: Path) -> Source | None:
     """Open what was named, or what lies near under the source's name and has the same files."""
     if traces:
-        for one in traces:
-            check_word(one)
-        return join_sources([_open_one(one) for one in traces])
+        return join_sources([open_one(one) for one in traces])
     if report["input"]["kind"] == "hub":
         return None
     shards = [(shard["path"], shard["bytes"]) for shard in report["input"]["shards"]]
@@ -209,11 +208,6 @@ def _open_traces(traces: list[str], report: Json, folder: Path) -> Source | None
         if {*names} <= {*WORDS}:
             return join_sources([find_own_sessions(name)[0] for name in names])
     return None
-
-
-def _open_one(source: str) -> Source:
-    is_word = source in WORDS and not Path(source).exists()
-    return find_own_sessions(source)[0] if is_word else open_source(source)
 
 
 def _find_around(

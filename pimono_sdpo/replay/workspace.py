@@ -203,7 +203,6 @@ class Workspace:
             if result.is_error or _PROPOSED_OTHERWISE.search(result.text):
                 self.file(path).age()
                 return
-            self._spoil_aliases(path, "")
             file = self.file(path)
             file.write(given["content"])
             file.by_tool, file.is_refused = True, False
@@ -240,7 +239,6 @@ class Workspace:
         elif not edits or _PROPOSED_OTHERWISE.search(result.text):
             self.file(path).age()
         else:
-            self._spoil_aliases(path, edits[0].old)
             file = self.file(path)
             if self.predict(call) not in {None, "ok"}:
                 file.forget()
@@ -308,25 +306,6 @@ class Workspace:
             if known == path or is_below or (tail and known.endswith(tail)):
                 file.age()
                 file.by_tool = file.by_tool and None
-
-    def _spoil_aliases(self, path: str, old: str) -> None:
-        """Mark other paths that may lead to the same file: by a link, or in another case."""
-        path = self.absolute(path)
-        ends = path.rsplit("/", 2)[-2:]
-        for other, file in self.files.items():
-            if (
-                other == path
-                or not file.is_known
-                or other.rsplit("/", 1)[-1].lower() != ends[-1].lower()
-            ):
-                continue
-            is_alike = (
-                any(old in text for text in file.texts)
-                if old
-                else (other.rsplit("/", 2)[-2:] == ends or other.lower() == path.lower())
-            )
-            if is_alike:
-                file.age()
 
     def lose(self, tool_name: str, given: dict[str, Any]) -> None:
         """Mark what a call with an unknown outcome may have changed."""

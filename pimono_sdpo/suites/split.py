@@ -29,7 +29,7 @@ from datasets import Dataset
 
 from pimono_sdpo.errors import OutputError, SourceError
 from pimono_sdpo.runs.folders import read_json
-from pimono_sdpo.runs.parquet import read_tables
+from pimono_sdpo.runs.parquet import read_rows
 from pimono_sdpo.suites.suite import START_OF, Suite, TaskRow, has_tests, load_suite, write_suite
 
 WIDTH = 4
@@ -271,7 +271,6 @@ def _read_file(path: Path) -> Iterator[dict[str, Any]]:
             yield from saved.select_columns(columns)
         else:
             columns = [name for name in COLUMNS if name in pq.read_schema(path).names]
-            for table in read_tables(path, BATCH, columns):
-                yield from table.to_pylist()
+            yield from read_rows([path], columns, BATCH)
     except (OSError, ValueError) as error:
         raise SourceError(f"`{path}` cannot be read ({str(error)[:200]}).") from error

@@ -34,7 +34,6 @@ from huggingface_hub.errors import (
     LocalTokenNotFoundError,
     OfflineModeIsEnabled,
     RepositoryNotFoundError,
-    RevisionNotFoundError,
 )
 from huggingface_hub.utils import parse_ratelimit_headers  # type: ignore[attr-defined]
 
@@ -105,7 +104,7 @@ def _read_wait(error: HfHubHTTPError) -> float | None:
     return float(given) if given.isdecimal() else None
 
 
-def explain_error(error: Exception, revision: str = "main") -> str:
+def explain_error(error: Exception) -> str:
     """Explain an error of the Hub's client and what to do about it."""
     if isinstance(error, LocalTokenNotFoundError):
         return "there is no token; set HF_TOKEN, or log in with `hf auth login`"
@@ -113,8 +112,6 @@ def explain_error(error: Exception, revision: str = "main") -> str:
         return "HF_HUB_OFFLINE is set; unset it"
     if not isinstance(error, HfHubHTTPError):
         return f"the Hub cannot be reached ({type(error).__name__}); check the network"
-    if isinstance(error, RevisionNotFoundError):
-        return f"the revision `{revision}` does not exist; use the name of a branch"
     status = error.response.status_code
     message = " ".join((error.server_message or "").split())
     answer = f"the Hub answers {status}{f', {message}' if message else ''}"

@@ -59,7 +59,7 @@ def launch(flavor: str, method: str, rows: str, words: list[str], wheel: Path | 
     folder = Path(rows) if Path(rows).exists() else None
     dataset = f"{account}/{folder.resolve().name}" if folder else rows
     if folder is not None:
-        check_account(dataset, PushOptions())
+        check_account(dataset)
         _refuse_public(api, dataset)
     adapter = given["hub_model_id"] or f"{account}/{dataset.partition('/')[2]}-{method}"
     run_name = given["run_name"] or adapter.rpartition("/")[2]

@@ -312,7 +312,10 @@ def recommend(found: Json) -> str:
     gap, share = found["teacher_gap"], found["rollouts"]["success_share"]
     helps = gap is not None and not is_useless(gap)
     if share and helps:
-        return "rft with --num_iterations 4 (some succeed), or sdpo (feedback helps)"
+        return (
+            "rft with --num_iterations 4 (some succeed), or sdpo with one update a batch (feedback "
+            "helps)"
+        )
     if share:
         return "rft with --num_iterations 4: some completions succeed, and feedback adds nothing"
     return "sdpo: none succeeded, and feedback helps" if helps else "none: give easier rows"

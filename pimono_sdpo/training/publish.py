@@ -1,6 +1,6 @@
 """Save an adapter and put it on the Hub; keep checkpoints in a private bucket there.
 
-BUCKET/NAME/  what a resume needs of OUTPUT, by its place there: the newest checkpoint, best/,
+BUCKET/NAME/  what a resume needs of OUTPUT, by its place there: its checkpoints, best/,
               run-local.json, and the rows that this job filtered
 
 The adapter's folder holds what a user of the adapter needs: no EMA teacher, no optimizer, and no
@@ -12,11 +12,12 @@ import os
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from httpx2 import HTTPError
 from huggingface_hub import CommitOperationAdd, HfApi
-from huggingface_hub.errors import HFValidationError, RemoteEntryNotFoundError
+from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 from transformers import TrainerCallback
 
@@ -40,18 +41,17 @@ logger = logging.getLogger(__name__)
 
 # What the client and hf_xet raise when the Hub, the token or the network fail them.
 HUB_FAULTS = (HTTPError, OSError, RuntimeError)
+# What a resume needs of OUTPUT.
+KEPT = [LOCAL_FILE, f"{DATA}/*", f"{BEST}/*", "checkpoint-*/*"]
 
 
 class HubCheckpoints(TrainerCallback):  # type: ignore[misc] # transformers is untyped here
-    """The newest checkpoint of one training, known by the name of its run.
-
-    `kept` are the files that the bucket holds of it.
-    """
+    """The checkpoints of one training, known by the name of its run."""
 
     def __init__(self, bucket: str, run_name: str, output: Path) -> None:
-        self.bucket, self.top, self.output = bucket, f"{run_name}/", output
+        self.bucket, self.output = bucket, output
+        self.place = f"hf://buckets/{bucket}/{run_name}"
         self.api = HfApi()
-        self.kept: set[str] = set()
 
     def open(self, overwrite: bool) -> None:
         """Create the bucket, and fetch what it holds to an OUTPUT without checkpoints.
@@ -67,55 +67,45 @@ class HubCheckpoints(TrainerCallback):  # type: ignore[misc] # transformers is u
                     f"The bucket `{self.bucket}` is public, and checkpoints can repeat private "
                     "text; make it private, or give another as --checkpoint_bucket."
                 )
-            self.kept = self._there()
-            if last_checkpoint(self.output) is None and not overwrite:
-                self._fetch()
+            if last_checkpoint(self.output) is not None or overwrite:
+                return
+            self._sync(self.place, str(self.output))
         except HUB_FAULTS as error:
             reason = explain_error(error) if isinstance(error, HTTPError) else type(error).__name__
             raise TrainingInputError(
                 f"Checkpoints cannot be kept in the bucket `{self.bucket}` ({reason}); or give "
                 "--checkpoint_bucket another one, or none to keep none."
             ) from error
-
-    def _fetch(self) -> None:
-        """Fetch the mark of OUTPUT first, so that the rest is known as ours, and last what makes a
-        checkpoint a whole one."""
-        names = sorted(self.kept, key=lambda name: (not name.endswith(LOCAL_FILE), name))
-        last = [name for name in names if name.endswith(LAST_OF_CHECKPOINT)]
-        for part in (names[:1], [n for n in names[1:] if n not in last], last) if last else ():
-            places = [(name, self.output / name.removeprefix(self.top)) for name in part]
-            self.api.download_bucket_files(self.bucket, list(places), raise_on_missing_files=True)
         checkpoint = last_checkpoint(self.output)
         if checkpoint is not None:
             step = checkpoint.name.rpartition("-")[2]
             say(f"resumes from step {step}, which the bucket {self.bucket} has kept")
 
+    def _sync(self, source: str, target: str, delete: bool = False) -> None:
+        """Copy the mark of OUTPUT first, and last what makes a checkpoint a whole one.
+
+        After a kill in between, the checkpoint before is still there.
+        """
+        parts = (([LOCAL_FILE], [""]), (KEPT, [f"*/{LAST_OF_CHECKPOINT}"]), (KEPT, [""]))
+        for number, (include, later) in enumerate(parts, 1):
+            for attempt in retry_hub():
+                with attempt:
+                    self.api.sync_bucket(
+                        source,
+                        target,
+                        include=include,
+                        # A pickle of all arguments, not needed to resume.
+                        exclude=[*later, "*/training_args.bin"],
+                        delete=delete and number == len(parts),
+                        quiet=True,
+                    )
+
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Upload the checkpoint that was just written; a fault costs this one, not the training."""
         if not state.is_world_process_zero:
             return
-        checkpoint = f"checkpoint-{state.global_step}"
-        paths = [self.output / LOCAL_FILE]
-        for folder in (DATA, BEST, checkpoint):
-            paths += sorted((self.output / folder).rglob("*"))
-        files = {
-            self.top + path.relative_to(self.output).as_posix(): path
-            for path in paths
-            # A pickle of all arguments, not needed to resume.
-            if path.is_file() and path.name != "training_args.bin"
-        }
-        last = f"{self.top}{checkpoint}/{LAST_OF_CHECKPOINT}"
-        # Rows do not change while they are trained on.
-        rows = {name for name in self.kept if name.startswith(f"{self.top}{DATA}/")}
         try:
-            # A kill in between leaves the checkpoint before, which is removed when this is whole.
-            for part in (files.keys() - rows - {last}, {last}):
-                add = [(files[name], name) for name in sorted(part)]
-                for attempt in retry_hub():
-                    with attempt:
-                        self.api.batch_bucket_files(self.bucket, add=list(add))
-                self.kept |= part
-            self._delete(self.kept - files.keys())
+            self._sync(str(self.output), self.place, delete=True)
         except HUB_FAULTS as error:
             logger.warning(
                 "The checkpoint of step %d was not kept in the bucket `%s` (%s); the training "
@@ -128,28 +118,14 @@ class HubCheckpoints(TrainerCallback):  # type: ignore[misc] # transformers is u
     def remove(self) -> None:
         """Remove what is kept once the adapter is safe; warn when that fails."""
         try:
-            self._delete(self._there())
+            with TemporaryDirectory() as nothing:
+                self.api.sync_bucket(nothing, self.place, delete=True, quiet=True)
         except HUB_FAULTS as error:
             logger.warning(
-                "The checkpoints in `%s/%s` could not be removed (%s); remove them yourself.",
-                self.bucket,
-                self.top,
+                "The checkpoints in `%s` could not be removed (%s); remove them yourself.",
+                self.place,
                 type(error).__name__,
             )
-
-    def _delete(self, names: set[str]) -> None:
-        if names:
-            self.api.batch_bucket_files(self.bucket, delete=sorted(names))
-        self.kept -= names
-
-    def _there(self) -> set[str]:
-        """Return the files of this run; the Hub may list `NAME-2` together with `NAME`."""
-        items = self.api.list_bucket_tree(self.bucket, self.top[:-1], recursive=True)
-        try:
-            names = {item.path for item in items if item.type == "file"}
-        except RemoteEntryNotFoundError:
-            return set()
-        return {name for name in names if name.startswith(self.top)}
 
 
 def open_checkpoints(

@@ -228,7 +228,9 @@ def scoring_of(
     tokenizer: Any,
     end_ids: Collection[int] = (),
 ) -> Scoring:
-    """Return `trace_grounding`, `verifiers` as `rubric_of` takes them, or `module:name`.
+    """Return `trace_grounding`, `outcome`, `verifiers` as `rubric_of` takes them, or `module:name`.
+
+    `outcome` is the verifier next_call, and trace_grounding where nothing can be verified.
 
     Raises TrainingInputError for names without --reward verifiers, OutputError for unknown ones,
     OwnCodeError for a function that cannot be imported.
@@ -236,6 +238,10 @@ def scoring_of(
     if name == "verifiers":
         reward = VerifierReward(rubric_of(gates, graded), tokenizer, end_ids)
         return Scoring(reward, reward.feedback, "verifier_spec", MAX_PARTIAL)
+    if name == "outcome" and not gates and not graded:
+        rubric = rubric_of([], ["next_call"])
+        reward = VerifierReward(rubric, tokenizer, end_ids, fallback=trace_grounding_reward)
+        return Scoring(reward, reward.feedback, partial=MAX_PARTIAL)
     if gates or graded:
         raise TrainingInputError(
             "--gate and --grade name verifiers; give --reward verifiers, or leave them out."
@@ -244,8 +250,8 @@ def scoring_of(
         return Scoring(OwnReward(name))
     if name != "trace_grounding":
         raise TrainingInputError(
-            f"--reward {name} is neither trace_grounding nor verifiers; give your own as "
-            "module:name."
+            f"--reward {name} is none of trace_grounding, outcome and verifiers; give your own "
+            "as module:name."
         )
     return Scoring(trace_grounding_reward)
 
@@ -259,7 +265,9 @@ def hash_own(names: Sequence[str]) -> dict[str, str]:
 def check_call_format(name: str, tokenizer: Any, rows: Dataset) -> None:
     """Raise TrainingInputError when no call of the model could be read, whatever it writes."""
     own = getattr(tokenizer, "response_template", None)
-    if name != "verifiers" or own or format_of(tokenizer.chat_template or ""):
+    if name not in {"verifiers", "outcome"} or own or format_of(tokenizer.chat_template or ""):
+        return
+    if "verifier_spec" not in rows.column_names:
         return
     specs = (json.loads(text) for text in rows["verifier_spec"] if text)
     if any(isinstance(spec, dict) and needs_format(spec) for spec in specs):

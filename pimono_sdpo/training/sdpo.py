@@ -219,5 +219,10 @@ class SDPO(Method):
         why = "name no concrete term, so their reward counts as 0"
         if self.job.reward == "verifiers":
             why = "have no verifier_spec, so nothing scores them"
-        without = [f"{unscored} of {used} rows {why}"] if unscored else []
-        return super().notes(fitted) + without
+        notes = [f"{unscored} of {used} rows {why}"] if unscored else []
+        if self.job.reward == "trace_grounding":
+            notes.append(
+                "trace_grounding is a smoke test: a fluent wrong answer scores like a right one; "
+                "--reward outcome grades calls by what the session recorded"
+            )
+        return super().notes(fitted) + notes

@@ -129,7 +129,7 @@ def pair_runs(case: Case, rules: Rules) -> Made:
     if len(sound) < 2 and len(sound) < len(case.rows):
         failed = next(row["error"] for row in case.rows if row["error"])
         why = "infra_error", str(failed)[:300]
-    elif _is_unjudged(sound, rules):
+    elif sound and not _comparable(sound, rules):
         why = "no_verdict", f"none of {len(sound)} runs was tested"
     elif len(able) < 2:
         whys = [one or "it was not tested" for one in missing]
@@ -171,11 +171,6 @@ def _comparable(rows: list[Json], rules: Rules) -> list[Json]:
     """Return the runs with a verdict, or all if none has one and length alone may decide."""
     judged = [row for row in rows if row["tests_ok"] is not None]
     return judged if judged or not rules.allow_efficiency_pairs else rows
-
-
-def _is_unjudged(rows: list[Json], rules: Rules) -> bool:
-    """Whether there are runs, none has a verdict, and length may not decide."""
-    return bool(rows) and not _comparable(rows, rules)
 
 
 def _pair_two(
@@ -370,7 +365,7 @@ def pair_steps(case: Case, rules: Rules) -> Made:
     judged = _comparable(sound, rules)
     if len(judged) < 2:
         reason = "infra_error" if len(sound) < len(case.rows) else "ineligible"
-        reason = "no_verdict" if _is_unjudged(sound, rules) else reason
+        reason = "no_verdict" if sound and not judged else reason
         detail = f"{len(judged)} of {len(case.rows)} runs ended with a verdict"
         made.rejects.append(_describe(case, "step", None, None, (reason, detail)))
         return made

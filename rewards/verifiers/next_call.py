@@ -4,6 +4,9 @@ spec   as `filter --unit step` writes it: tools, format, workspace and paths (wh
        failed_call, resolved_call (what worked later, if anything did)
 score  by the table; None where the session does not tell
 
+A row of a session or an episode has no goal: there each call must be valid, another than the one
+that failed, and name files that are there; its edits must apply, and the files still parse.
+
 | the call | score |
 |---|---|
 | cannot be read, is of an unknown tool, or has arguments that do not fit | 0.0 to 0.1 |
@@ -94,7 +97,7 @@ class Step:
 def verify(completion: str, spec: dict[str, Any]) -> VerifierResult:
     """Judge the call of a completion, decoded with its special tokens."""
     if not spec.get("goal"):
-        return skipped(NAME, "The row is not a failed step.")
+        return _verify_outcome(completion, spec)
     step = Step(spec)
     valid = tool_calls.verify(completion, spec)
     if valid.status != "passed":
@@ -112,6 +115,31 @@ def verify(completion: str, spec: dict[str, Any]) -> VerifierResult:
     if judge is None:
         return skipped(NAME, "The session does not tell what the right call is.")
     return judge(call, step, completion)
+
+
+def _verify_outcome(completion: str, spec: dict[str, Any]) -> VerifierResult:
+    """Judge the calls of an answer to a request by what the session recorded after it."""
+    recorded = spec.get("failed_call") or {}
+    given = {"command": recorded.get("command", "")}
+    failed_call = {"name": recorded.get("tool", ""), "args": given} if recorded else None
+    rest: dict[str, Any] = {"resolved_call": None, "paths": [], "programs": []}
+    workspace = spec.get("workspace") or {"cwd": "", "files": {}}
+    step = Step(
+        {**spec, **rest, "workspace": workspace, "failed_call": failed_call, "goal": {"kind": ""}}
+    )
+    valid = tool_calls.verify(completion, {**spec, "call": "optional"})
+    if valid.status != "passed":
+        return valid if valid.score is None else _fail(valid.feedback, INVALID * valid.score)
+    calls = tool_calls.calls_of(completion, spec)
+    if any(step.failed and _repeats(call, step.failed, step) for call in calls):
+        return _fail("This call has failed already.", 0.0)
+    if all(map(_does_nothing, calls)):
+        return _fail("The calls do nothing.", 0.0)
+    applied = replay.verify(completion, spec)
+    if applied.status == "failed":
+        return _fail(applied.feedback, BREAKS * (applied.score or 0.0))
+    named = [step.exists(path) for call in calls for path in _paths(call, step)]
+    return passed(NAME) if applied.status == "passed" or (named and all(named)) else _unknown()
 
 
 def _fail(feedback: str, score: float) -> VerifierResult:

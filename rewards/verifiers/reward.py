@@ -32,6 +32,7 @@ from rewards.verifiers.call_formats import decode, format_of
 from rewards.verifiers.rubric import MAX_PARTIAL, BadSpec, Rubric, RubricResult, error
 from rewards.verifiers.tool_schemas import DEFAULT_FORMATS
 
+Reward = Callable[..., Sequence[float | None]]
 NEUTRAL = 0.5
 MAX_CACHED = 20_000
 NO_VERDICT = RubricResult(None, ())
@@ -46,7 +47,8 @@ class VerifierReward:
     a token that ends the turn, and `spec["end"]` is that token, with which the text ends;
     `spec["format"]` is that of the tokenizer's chat template unless the row has its own. `end_ids`
     are ids that end a turn in addition to those that `rewards.verifiers.call_formats` knows, such
-    as `generation_config.eos_token_id`.
+    as `generation_config.eos_token_id`. What the rubric cannot judge gets the `fallback`'s
+    reward, at most MAX_PARTIAL: nothing has verified it.
     """
 
     def __init__(
@@ -55,12 +57,14 @@ class VerifierReward:
         tokenizer: Any = None,
         end_ids: Collection[int] = (),
         workers: int = 4,
+        fallback: Reward | None = None,
     ) -> None:
         self.__name__ = "verifier_reward"
         self.rubric = rubric
         self.tokenizer = tokenizer
         self.end_ids = frozenset(end_ids)
         self.workers = workers
+        self.fallback = fallback
         self.results: list[RubricResult] = []
         self._cache: dict[str, RubricResult] = {}
 
@@ -77,13 +81,15 @@ class VerifierReward:
         completions: Sequence[str | Conversation],
         completion_ids: Sequence[Sequence[int]] | None = None,
         verifier_spec: Sequence[str | None] | None = None,
-        **_: object,
+        **columns: Any,
     ) -> list[float | None]:
         """Score each completion; a float each.
 
         Raises TrainingInputError when the rows have no column `verifier_spec`, or no JSON object
         in it; an object that no verifier can use is an `error`, which moves nothing.
         """
+        if verifier_spec is None and self.fallback:
+            verifier_spec = [None] * len(completions)
         if verifier_spec is None:
             raise TrainingInputError(
                 "The rows have no column `verifier_spec`; give it to the rows or train with "
@@ -95,9 +101,15 @@ class VerifierReward:
             for completion, tokens, spec in zip(completions, ids, verifier_spec, strict=True)
         ]
         self.results = self._verify_all(prepared)
-        pairs = zip(prompts, verifier_spec, strict=True)
-        groups = [json.dumps([prompt, spec]) for prompt, spec in pairs]
-        return list(_neutral([result.reward for result in self.results], groups))
+        rows = zip(prompts, verifier_spec, strict=True)
+        groups = [json.dumps([prompt, spec]) for prompt, spec in rows]
+        rewards = [result.reward for result in self.results]
+        if self.fallback and None in rewards:
+            otherwise = self.fallback(prompts=prompts, completions=completions, **columns)
+            capped = [None if one is None else min(one, MAX_PARTIAL) for one in otherwise]
+            pairs = zip(rewards, capped, strict=True)
+            rewards = [one if own is None else own for own, one in pairs]
+        return list(_neutral(rewards, groups))
 
     def _prepare(
         self, completion: str | Conversation, ids: Sequence[int] | None, spec: str | None
@@ -189,7 +201,6 @@ def _decoded(spec: str) -> dict[str, Any]:
     return decoded
 
 
-Reward = Callable[..., Sequence[float | None]]
 GARBAGE = "%%zq\n-%%zq ((\n+%%zq )) ]]\n%%zq"
 LONGER = 10
 REFUSALS = (

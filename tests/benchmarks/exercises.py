@@ -1,12 +1,13 @@
 """Train a small model on exercises from failing steps; score held-out sessions before and after.
 
-    python -m tests.benchmarks.exercises --out FOLDER [--seeds 3] [--method rft sdpo]
+    python -m tests.benchmarks.exercises --out FOLDER [--seeds 0 1] [--arms rft:4 sdpo:1]
 
 120 written sessions of Pi, in each of which a read fails and another one works: the file lies in
 another folder, or ends otherwise. `filter --unit step` makes the exercises and holds out
 one session in four. The base is the tiny Gemma 4, taught for BASE_STEPS steps to make a call of the
 right form, the failed one most often. Then the recipe `exercises` trains with next_call for a
-reward, shortened to this model. FOLDER keeps base and rows; about two CPU minutes a training.
+reward, shortened to this model, by a method and with so many updates for each batch of completions: 384
+in all, whatever the arm. FOLDER keeps base and rows.
 """
 
 import argparse
@@ -120,18 +121,18 @@ def main() -> None:
     """Train with each method and seed, and print what the held-out sessions show."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--method", nargs="+", default=["rft", "sdpo", "grpo"])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
+    parser.add_argument("--arms", nargs="+", default=["rft:1", "rft:4", "sdpo:1", "sdpo:4"])
     options = parser.parse_args()
     torch.set_num_threads(1)
     if not (options.out / "rows").is_dir():
         write_rows(options.out)
     if not (options.out / "base" / "model.safetensors").is_file():
         write_base(options.out)
-    for method in options.method:
-        for seed in range(options.seeds):
-            updates = {"rft": 4}.get(method, 1)
-            name = f"{method}-{seed}"
+    for arm in options.arms:
+        for seed in options.seeds:
+            method, _, updates = arm.partition(":")
+            name = f"{method}-{updates}-{seed}"
             output = train(
                 options.out / "rows",
                 method=method,

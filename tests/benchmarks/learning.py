@@ -81,7 +81,7 @@ class Setting:
             "mode": self.mode,
             "seed": seed,
             "steps": self.steps,
-            "generations": self.steps * self.batch,
+            "generations": self.steps * self.batch // self.changes.get("num_iterations", 1),
             "changes": self.changes,
             "passes": exam.passes,
             "reward": [entry["self_distillation/reward_mean"] for entry in log],
@@ -121,6 +121,29 @@ LIVE = {"teacher_model_kind": "live"}
 SLOW = {"teacher_update_rate": 0.01}
 SMALL: Json = {"world": "rare", "steps": 24, "batch": 16, "group": 2}
 HARD: Json = {"world": "never", "steps": 60}
+
+
+def rivals(title: str, shape: Json) -> tuple[Setting, ...]:
+    """Return what can be learned from the same completions, with one and four updates a batch."""
+    arms: dict[str, tuple[Mode, Json]] = {
+        "SDPO, feedback": ("both", JSD),
+        "SDPO, no feedback": ("none", JSD),
+        "hybrid, feedback": ("both", {**JSD, **BLEND}),
+        "GRPO": ("none", {"method": "grpo"}),
+        "RFT": ("none", {"method": "rft"}),
+    }
+    return tuple(
+        Setting(
+            f"{title}{name}, {updates} update{'s' if updates > 1 else ''}",
+            mode,
+            changes={**changes, "num_iterations": updates},
+            **{**shape, "steps": shape["steps"] * updates},
+        )
+        for updates in (1, 4)
+        for name, (mode, changes) in arms.items()
+    )
+
+
 SECTIONS: dict[str, tuple[Setting, ...]] = {
     "feedback": (
         Setting("demonstrations alone", "none"),
@@ -143,6 +166,8 @@ SECTIONS: dict[str, tuple[Setting, ...]] = {
         Setting("small: both", "both", **SMALL),
         Setting("small: both, top-k, alpha 0.5", "both", changes=JSD, **SMALL),
     ),
+    "rivals": rivals("rivals: ", SMALL),
+    "rivals, never": rivals("never, rivals: ", HARD),
     "weight": (
         Setting("rollout, blend 0.5", changes=BLEND),
         Setting("GRPO", "none", changes=GRPO),

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy.stats import ttest_1samp
 
 DRAWS = 4000
 TITLES = {
@@ -18,7 +19,11 @@ TITLES = {
     "teacher": "The teacher's weights",
     "small": "24 steps, 2 completions a prompt; alone right in 1 of 20",
     "never": "Alone right in 1 answer of 1,400",
+    "rivals": "384 completions; alone right in 1 of 20",
+    "rivals, never": "1,920 completions; alone right in 1 of 1,400",
 }
+# The arm with which the others of its part are compared, seed by seed.
+BESIDE = "SDPO, feedback, 1 update"
 DRAWN = ("feedback", "never", "small", "teacher")
 Json = dict[str, Any]
 
@@ -61,7 +66,10 @@ def write_results(folder: Path, order: Sequence[str]) -> None:
 
 
 def _table(title: str, settings: dict[str, list[Json]]) -> list[str]:
+    beside = next((runs for name, runs in settings.items() if name.endswith(BESIDE)), [])
     lines = [f"| {title} | before | after, 95 % interval | each seed |", "|---|---|---|---|"]
+    if beside:
+        lines = [f"{lines[0]} beside {BESIDE} | CPU s |", f"{lines[1]}---|---|"]
     for name, runs in settings.items():
         before = np.mean([run["passes"]["0"] for run in runs])
         last = [list(run["passes"].values())[-1] for run in runs]
@@ -70,12 +78,31 @@ def _table(title: str, settings: dict[str, list[Json]]) -> list[str]:
         lines.append(
             f"| {_short(name)} | {before:.2f} | {mean:.2f} ({low:.2f}-{high:.2f}) | {each} |"
         )
+        if beside:
+            cpu = np.mean([run["cpu_seconds"] for run in runs])
+            lines[-1] += f" {_difference(runs, beside)} | {cpu:.0f} |"
     return lines
+
+
+def _difference(runs: list[Json], others: list[Json]) -> str:
+    """Return the mean difference of the runs of each seed, with its 95 % t interval."""
+    passes = [
+        {run["seed"]: list(run["passes"].values())[-1] for run in one} for one in (runs, others)
+    ]
+    apart = [
+        np.mean(passes[0][seed]) - np.mean(passes[1][seed])
+        for seed in passes[0]
+        if seed in passes[1]
+    ]
+    if runs is others or len(apart) < 2:
+        return ""
+    low, high = ttest_1samp(apart, 0.0).confidence_interval()
+    return f"{np.mean(apart):+.2f} ({low:+.2f} to {high:+.2f})"
 
 
 def _short(name: str) -> str:
     """Leave out the part that the title names."""
-    return name.removeprefix("never: ").removeprefix("small: ")
+    return name.rpartition(": ")[2]
 
 
 def _draw(parts: dict[str, dict[str, list[Json]]], path: Path) -> None:

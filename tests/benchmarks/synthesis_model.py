@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tokenizers import decoders
 
 from pimono_sdpo.training.tiny_model import random_model
 from tests.benchmarks.learning_model import save, templated, word_tokenizer, words_of
@@ -28,6 +29,8 @@ def write_base(folder: Path, longest_plain: int, steps: int, rate: float = 2e-3)
     texts = [lesson(chance, 3) for _ in range(300)]
     words = {word for text, answer in texts for word in words_of(text + answer)}
     tokenizer = word_tokenizer(sorted({*words, *OPERATIONS, *map(str, range(10))}))
+    # Blanks between the words: a program that is shown as a solution is read again.
+    tokenizer.backend_tokenizer.decoder = decoders.WordPiece(cleanup=False)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = random_model(len(tokenizer), **LARGER)

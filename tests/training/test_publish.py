@@ -115,7 +115,8 @@ def test_after_the_training_nothing_is_lost(
     sentence: str | None,
 ) -> None:
     wait = {"Retry-After": "0" if times else "3600"}
-    loopback_hub.fail_next(path, status, times or 1, headers=wait)
+    method = "PUT" if path == "/objects/" else None
+    loopback_hub.fail_next(path, status, times or 1, method, headers=wait)
     done, told = run_client(loopback_hub, tmp_path, PUBLISH, imported=TRAINING)
     assert done == (sentence is None), told
     assert {p.name: p.read_bytes() for p in (tmp_path / "adapter").iterdir()} == adapter

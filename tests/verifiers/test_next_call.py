@@ -9,6 +9,7 @@ from datasets import Dataset
 
 from pimono_sdpo import run_pipeline
 from pimono_sdpo.schema import SESSION as COLUMNS
+from pimono_sdpo.training.rewards import scoring_of
 from processors import pipeline
 from rewards.rescore import rescore, rubric_of
 from rewards.verifiers.next_call import verify
@@ -199,3 +200,48 @@ def test_a_spec_of_another_row_is_not_judged() -> None:
         rubric_of((), ("next_call",)),
     )
     assert "filter --unit step" in scored["rejected"]
+
+
+ROW = {
+    "tools": "pi",
+    "format": "json",
+    "failed_call": {"tool": "bash", "command": "npm test -- a"},
+    "workspace": {
+        "cwd": "/w",
+        "files": {"/w/a.json": {"whole": '{"a": 1}', "pieces": [], "stale": False}},
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("call", "score"),
+    [
+        (edit("1", "2", "a.json"), 1.0),
+        (read("a.json"), 1.0),
+        (bash("cat a.json"), 1.0),
+        (edit("1}", "2", "a.json"), 0.18),  # no longer parses
+        (edit("3", "2", "a.json"), 0.06),  # is not there
+        (bash("npm test  -- a; true"), 0.0),
+        (bash("echo done"), 0.0),
+        (("edit", {"path": "a.json"}), 0.04),
+        (bash("cat other.json"), None),
+    ],
+)
+def test_a_row_without_a_goal_is_judged_by_what_the_session_recorded(
+    call: Call, score: float | None
+) -> None:
+    verdict = verify(write(call), ROW)
+    assert verdict.score is None if score is None else verdict.score == pytest.approx(score)
+
+
+def test_what_nothing_verifies_gets_the_smoke_test_and_is_no_success() -> None:
+    reward = scoring_of("outcome", [], [], None).reward
+    said = "The build stops because src/cli.ts is missing, so I restore that file with git."
+    calls = [write(edit("1", "2", "a.json")), write(bash("npm test -- a")), said, ""]
+    columns = {"verifier_spec": [json.dumps(ROW)] * 4, "reward_terms": [["src/cli.ts"]] * 4}
+    right, repeated, prose, nothing = reward(prompts=["fix it"] * 4, completions=calls, **columns)
+    assert (right, repeated, nothing) == (1.0, 0.0, 0.0)
+    assert prose is not None
+    assert 0 < prose < 1
+    # Neither verified nor with terms: it moves nothing.
+    assert reward(prompts=["a"], completions=[said], reward_terms=[None]) == [0.5]
