@@ -228,7 +228,7 @@ def _spell_out(request: Event, events: Sequence[Event]) -> str:
     """Return what a request says, with the text of the command whose arguments it is."""
     words = strip_wrapper(request.text)
     before, *_, after = events[max(request.index - 1, 0) : request.index + 2]
-    is_command = before.kind == after.kind == "custom_message" and before.text.startswith("/")
+    is_command = before.kind == after.kind == "custom_message" and " " not in before.text
     return f"{words}\n\n{after.text.strip()}" if is_command and after.text[:1] != "<" else words
 
 

@@ -247,3 +247,16 @@ def test_what_a_channel_or_a_harness_adds_is_no_request() -> None:
         "Fix the parser, it drops the last line of every file",
         "Now write the changelog of this release",
     ]
+
+
+def test_a_request_holds_the_text_of_the_command_whose_arguments_it_is() -> None:
+    typed = "<command-name>/story</command-name><command-args>docs/a.json US-2</command-args>"
+    said = [typed, [{"type": "text", "text": "# Story\n\nDo one story of the file."}]]
+    lines = [
+        {"type": "user", "uuid": "1", "parentUuid": None, "message": {"content": said[0]}},
+        {"type": "user", "uuid": "2", "parentUuid": "1", "isMeta": True,
+         "message": {"content": said[1]}},
+    ]  # fmt: skip
+    session = {"trace": trace(*lines).encode(), "session_id": "", "source": ""}
+    (row,) = gather_evidence({**session, "bytes_not_utf8": 0}, "episode", 0)
+    assert row["prompt"] == "docs/a.json US-2\n\n# Story\n\nDo one story of the file."
