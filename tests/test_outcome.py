@@ -252,7 +252,7 @@ def test_what_a_channel_or_a_harness_adds_is_no_request() -> None:
 def test_a_request_holds_the_text_of_the_command_whose_arguments_it_is() -> None:
     typed = "<command-name>/story</command-name><command-args>docs/a.json US-2</command-args>"
     said = [typed, [{"type": "text", "text": "# Story\n\nDo one story of the file."}]]
-    lines = [
+    lines: list[Entry] = [
         {"type": "user", "uuid": "1", "parentUuid": None, "message": {"content": said[0]}},
         {"type": "user", "uuid": "2", "parentUuid": "1", "isMeta": True,
          "message": {"content": said[1]}},
