@@ -78,8 +78,6 @@ def _shorten_diagnostic(text: str) -> str:
 def select_failures(row: Row) -> list[Finding]:
     """Return the distinct failures of most weight, the earliest of equal ones."""
     items = _select_own(row, "failure")
-    if len(items) == 1:
-        return items
     # Of repeats, which differ in times, counts and addresses, the last says how it ended.
     distinct = list({_VARIES.sub("0", item["text"]): item for item in items}.values())
     ranked = sorted(distinct, key=lambda item: -sum(WEIGHTS[name] for name in item["categories"]))

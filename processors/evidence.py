@@ -99,7 +99,7 @@ def gather_evidence(
                 "episode": episode,
                 "cwd": trace.cwd,
                 "identity": identity,
-                "prompt": _spell_out(request, events) if request else "",
+                "prompt": spell_out(request, events) if request else "",
                 "history": gather_history(events, stays.index, history) if stays else [],
                 "request": request.index if request else -1,
                 "findings": here,
@@ -224,7 +224,7 @@ def _list_requests(events: Sequence[Event]) -> list[Event]:
     return requests
 
 
-def _spell_out(request: Event, events: Sequence[Event]) -> str:
+def spell_out(request: Event, events: Sequence[Event]) -> str:
     """Return what a request says, with the text of the command whose arguments it is."""
     words = strip_wrapper(request.text)
     before, *_, after = events[max(request.index - 1, 0) : request.index + 2]

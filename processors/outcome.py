@@ -42,7 +42,9 @@ _SLIPS = frozenset({_MISSING, "tool_schema_validation", "command_error"})
 _MANY, _MANY_REFUSALS = 3, 2
 _WORD = re.compile(r"[^\W\d_]{3,}")
 _MIN_WORDS = 2
-_SHORT_WORD = 3
+_INSTALLS = frozenset({"install", "add"})
+# Longer than most options.
+_SHORT_WORD = 6
 _PATCHED = re.compile(r"\*\*\* \w{1,10} File: ([^\n\\\"]{1,300})")
 _VERSION = re.compile(r"[\d.]+\Z")
 
@@ -168,9 +170,8 @@ def _find_resolution(item: Finding, after: Sequence[Step]) -> tuple[int | None, 
     for number, step in enumerate(after):
         if step.failed or step.tool != item["tool"]:
             continue
-        is_same = named in step.tool + step.arguments and wanted in _identify(
-            step.tool, step.target
-        )
+        is_same = named in step.tool + step.arguments
+        is_same = is_same and wanted in _identify(step.tool, step.target)
         if not is_same and not (lacks and _replaces(item, step, lacks, number < _NEAR)):
             continue
         done = [one for one in after[:number] if not one.failed]
@@ -194,38 +195,29 @@ def _identify(tool: str, target: str) -> list[tuple[str, ...]]:
         return [(tool, target) if find_family(tool) == "runs" else (tool,)]
     stages = _list_stages(target)
     runs = [stage for stage in stages if stage.role == "runs"]
-    return [
-        (_VERSION.sub("", stage.program), *(plain[:1] if runs else map(_find_file, plain[-1:])))
-        for stage in runs or stages[-1:]
-        for plain in [_list_plain(stage)]
-    ] or [(tool,)]
+    found = []
+    for stage in runs or stages[-1:]:
+        plain = [word for word in stage.arguments if not word.startswith("-")]
+        about = plain[:1] if runs else map(_find_file, plain[-1:])
+        found.append((_VERSION.sub("", stage.program), *about))
+    return found or [(tool,)]
 
 
 def _list_stages(command: str) -> list[Stage]:
     return [stage for pipeline in parse_command(command) for stage in pipeline.stages]
 
 
-def _list_plain(stage: Stage) -> list[str]:
-    return [word for word in stage.arguments if not word.startswith("-")]
-
-
 def _replaces(item: Finding, step: Step, lacks: str, is_near: bool) -> bool:
     """Check for a call that has what was missing, or that does without it."""
     stages = _list_stages(step.target)
-    if any(stage.program == lacks for stage in stages):
-        return True
-    word = rf"(?<![\w-]){re.escape(lacks)}(?![\w-])"
-    given = [stage.arguments for stage in stages if {"install", "add"} & {*stage.arguments}]
-    if any(re.search(word, " ".join(arguments)) for arguments in given):
-        return True
-    had = {
-        word
-        for one in _list_stages(item["target"])
-        if one.program == lacks
-        for word in _list_plain(one)
-        if len(word) > _SHORT_WORD
-    }
-    return is_near and any(not had.isdisjoint(stage.arguments) for stage in stages)
+    word = re.compile(rf"(?<![\w-]){re.escape(lacks)}(?![\w-])")
+    for stage in stages:
+        installs = not _INSTALLS.isdisjoint(stage.arguments)
+        if stage.program == lacks or (installs and word.search(" ".join(stage.arguments))):
+            return True
+    failed = (stage for stage in _list_stages(item["target"]) if stage.program == lacks)
+    given = {word for stage in failed for word in stage.arguments if len(word) > _SHORT_WORD}
+    return is_near and any(not given.isdisjoint(stage.arguments) for stage in stages)
 
 
 def _find_file(target: str) -> str:
@@ -291,10 +283,8 @@ def _is_expected(item: Finding, events: Sequence[Event], steps: Sequence[Step]) 
         return False
     # The agent's words since it wrote the test; how it wrote it without a tool is not known.
     since = changes[-1].begins if changes else item["event_index"]
-    remarks = [
-        item["next"][:_MESSAGE_CHARS],
-        events[item["request"]].text[:_MESSAGE_CHARS] if changes else "",
-    ]
+    asked = events[item["request"]].text if changes else ""
+    remarks = [text[:_MESSAGE_CHARS] for text in (item["next"], asked)]
     said = events[max(since - _NEAR, 0) : item["event_index"]]
     remarks += [event.text for event in said if event.kind == "assistant"]
     return any(_SAYS["red"].search(text) for text in remarks)
