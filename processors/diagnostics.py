@@ -338,7 +338,7 @@ def _find_own_words(stages: list[Stage], output: str) -> str:
     if said and others <= _PREPARE and len(searched) == 1:
         search = searched[0]
         if search.program not in _PRINTS and not {"diff", "grep"} & {*search.arguments[:3]}:
-            return said
+            return said if _SOUNDS_BAD.search(said) else ""
     is_short = _find_last_role(stages) != "searches" and said.count("\n") < 4
     return said if is_short and _SOUNDS_BAD.search(said) else ""
 

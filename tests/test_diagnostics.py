@@ -320,9 +320,13 @@ def test_huge_texts_and_commands_are_read(bit: str) -> None:
     assert len(find_failures([event])) <= 1
 
 
-def test_a_shell_that_complains_as_it_starts_makes_no_failure_of_an_empty_search() -> None:
+def test_what_changed_or_found_nothing_has_not_failed() -> None:
     noise = "/opt/tools/shellenv.sh: line 18: /bin/ps: Operation not permitted"
     shown = f"{noise}\n\nCommand exited with code 1"
     assert categories(*bash("cd app && rg --files -g 'a.*'", shown, error=True)) == []
+    counted = "a.c:0\nb.c:0\n\nCommand exited with code 1"
+    assert categories(*bash("cd app && grep -c TODO a.c b.c", counted, error=True)) == []
+    clean = "On branch main\nnothing to commit, working tree clean\n\nCommand exited with code 1"
+    assert categories(*bash("git add -A && git commit -m a", clean, error=True)) == []
     missing = "/bin/bash: line 1: rg: command not found\n\nCommand exited with code 127"
     assert categories(*bash("rg a", missing, error=True)) != []
