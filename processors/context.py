@@ -1,10 +1,11 @@
 """Write the teacher's context: the weightiest failures first, then the corrections.
 
-reads   request, findings
+reads   request, findings, tools
 writes  privileged_context
 """
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from datasets import Features, Value
@@ -31,7 +32,7 @@ def write_context(row: Row) -> dict[str, Any]:
     """Render the weightiest failures and the first corrections of the request, numbered."""
     blocks = [
         f"Tool/environment diagnostic {number} ({', '.join(_rank(item))}):\n"
-        + _render_failure(item)
+        + _render_failure(item, row["tools"])
         for number, item in enumerate(select_failures(row), start=1)
     ]
     blocks += [
@@ -41,17 +42,16 @@ def write_context(row: Row) -> dict[str, Any]:
     return {"privileged_context": "\n\n".join(blocks)}
 
 
-def _render_failure(item: Finding) -> str:
-    """Return what was called, what it said, and what resolved it."""
+def _render_failure(item: Finding, tools: Sequence[str]) -> str:
+    """Return what was called, what it said, and what resolved it, as far as that is known."""
     target = shorten_line(item["target"], TARGET_CHARS)
     is_shell = is_command(item["tool"], item["target"])
     call = f"$ {target}" if is_shell else f"{item['tool']} {target}".strip()
-    if item["resolved_at"] is None:
-        end = f"Next: {item['next']}\n" if item["next"] else ""
-        end += "Nothing after it resolved this."
-    else:
-        end = f"Resolved by: {item['resolved_by']}"
-    return "\n".join(filter(None, (call, _shorten_diagnostic(item["text"]), end)))
+    after = f"Next: {item['next']}" if item["next"] else ""
+    end = "" if item["next"].partition(" ")[0] in tools else "Nothing after it resolved this."
+    if item["resolved_at"] is not None:
+        after, end = "", f"Resolved by: {item['resolved_by']}"
+    return "\n".join(filter(None, (call, _shorten_diagnostic(item["text"]), after, end)))
 
 
 def _shorten_diagnostic(text: str) -> str:
@@ -78,8 +78,6 @@ def _shorten_diagnostic(text: str) -> str:
 def select_failures(row: Row) -> list[Finding]:
     """Return the distinct failures of most weight, the earliest of equal ones."""
     items = _select_own(row, "failure")
-    if len(items) == 1:
-        return items
     # Of repeats, which differ in times, counts and addresses, the last says how it ended.
     distinct = list({_VARIES.sub("0", item["text"]): item for item in items}.values())
     ranked = sorted(distinct, key=lambda item: -sum(WEIGHTS[name] for name in item["categories"]))
@@ -107,6 +105,6 @@ def _rank(item: Finding) -> list[str]:
 
 STAGE = Map(
     write_context,
-    reads=("request", "findings"),
+    reads=("request", "findings", "tools"),
     writes=Features({"privileged_context": Value("string")}),
 )

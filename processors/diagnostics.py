@@ -28,7 +28,7 @@ SCRIPT_TAIL_LINES = 6
 HEAD_CHARS, TAIL_CHARS = 20_000, 40_000
 _END_CHARS = 2_000
 _EXIT_CHARS = 100
-MAX_COMMAND = MAX_TARGET = 2000
+MAX_COMMAND = 2000
 _BROKEN_OFF = 130
 _TIMED_OUT_CODE = 124
 # Interrupted by the user; ended by `head`; killed by a command that kills.
@@ -190,7 +190,7 @@ def find_target(arguments: str, kind: str = "tool_result") -> str:
     if not isinstance(value, dict):
         return value if isinstance(value, str) else ""
     texts = [value[key] for key in _TARGETS if isinstance(value.get(key), str)]
-    text = next(filter(None, texts), arguments[:MAX_TARGET] if value else "")
+    text = next(filter(None, texts), arguments if value else "")
     inner = _SAYS["inner_command"].search(text) if "cmd" in text else None
     return inner[1][1:-1] if inner else text
 
@@ -268,6 +268,7 @@ def _classify_command(
     only_reads = bool(stages) and all(stage.role != "runs" for stage in stages)
     own = ""
     if only_reads:
+        output = _SAYS["startup"].sub("", output)
         own = _find_own_words(stages, output)
         found = set(classify(own)) - _NOT_OF_A_COMMAND - _SIGNATURE
     else:
@@ -337,7 +338,7 @@ def _find_own_words(stages: list[Stage], output: str) -> str:
     if said and others <= _PREPARE and len(searched) == 1:
         search = searched[0]
         if search.program not in _PRINTS and not {"diff", "grep"} & {*search.arguments[:3]}:
-            return said
+            return said if _SOUNDS_BAD.search(said) else ""
     is_short = _find_last_role(stages) != "searches" and said.count("\n") < 4
     return said if is_short and _SOUNDS_BAD.search(said) else ""
 
@@ -490,7 +491,7 @@ def _is_own(
         said = {*called, *(stage.program for stage in stages)} - _SAYS_MISSING
         return "syntax error" in words or bool(about & said)
     if name in {"fatal", "error"}:
-        return "git" in losing
+        return "git" in losing or _SAYS["asks_git"].search(command) is not None
     if name in losing:
         # What may not be read is passed over by these.
         return name not in _WALKS or "ermission denied" not in words

@@ -99,7 +99,7 @@ def gather_evidence(
                 "episode": episode,
                 "cwd": trace.cwd,
                 "identity": identity,
-                "prompt": request.text.strip() if request else "",
+                "prompt": spell_out(request, events) if request else "",
                 "history": gather_history(events, stays.index, history) if stays else [],
                 "request": request.index if request else -1,
                 "findings": here,
@@ -222,6 +222,14 @@ def _list_requests(events: Sequence[Event]) -> list[Event]:
                 requests.append(event)
             said = ""
     return requests
+
+
+def spell_out(request: Event, events: Sequence[Event]) -> str:
+    """Return what a request says, with the text of the command whose arguments it is."""
+    words = strip_wrapper(request.text)
+    before, *_, after = events[max(request.index - 1, 0) : request.index + 2]
+    is_command = before.kind == after.kind == "custom_message" and " " not in before.text
+    return f"{words}\n\n{after.text.strip()}" if is_command and after.text[:1] != "<" else words
 
 
 def _is_work(event: Event) -> bool:
@@ -362,7 +370,7 @@ def gather_history(events: Sequence[Event], stop: int, limit: int) -> list[Messa
         if sum(sizes) > limit or not limit:
             break
         event = events[index]
-        text = event.text.strip()
+        text = strip_wrapper(event.text) if event.kind == "user" else event.text.strip()
         if not text or not _is_message(event):
             continue
         if turns and turns[-1][0] == event.kind:

@@ -46,12 +46,14 @@ from pimono_sdpo.traces.events import Event
 from pimono_sdpo.traces.harness import find_harness
 from pimono_sdpo.traces.parse import read_trace
 from processors.corrections import Judge
+from processors.corrections.features import strip_wrapper
 from processors.evidence import (
     LEAD_IN_CHARS,
     count_row,
     find_evidence,
     gather_history,
     hash_messages,
+    spell_out,
     stands_alone,
 )
 from processors.outcome import is_command
@@ -131,7 +133,7 @@ def gather_exercises(
             problem = problem or "no_evidence"
         else:
             call = events[begin] if item["kind"] == "failure" else _find_last_change(events, item)
-            prompt = request.text.strip()
+            prompt = spell_out(request, events)
             goal = _find_goal(item, call)
             resolver = events[called[item["resolved_at"]]] if item["resolved_at"] else None
             if isinstance(goal, str):
@@ -396,7 +398,7 @@ def _list_turns(
 
     A turn is a `text` of the user, or a `call` with its `result`; redacted and cut later.
     """
-    ask = request.text.strip()
+    ask = spell_out(request, events)
     if not stands_alone(ask):
         lead = gather_history(events, request.index, LEAD_IN_CHARS)
         told = "\n\n".join(f"[{turn['role']} before]\n{turn['content']}" for turn in lead)
@@ -407,7 +409,7 @@ def _list_turns(
         if not event.on_active_branch or event.is_subagent:
             continue
         if event.kind == "user" and event.text.strip():
-            turns.append({"text": event.text.strip()})
+            turns.append({"text": strip_wrapper(event.text)})
             left -= min(len(event.text), RESULT_CHARS)
         elif event.kind == "tool_call" and event.index in matched:
             result = events[matched[event.index]].text

@@ -1,7 +1,9 @@
 """Find out what became of a failure, and whether it can teach anything.
 
 A failure is resolved by the first later call of its request that does the same and succeeds: the
-same program and subcommand, the same file, or the same other tool. It teaches nothing if it is
+same program and subcommand, the same file, or the same other tool; where a program or a package is
+missing, also by one that uses or installs it, or by another program that is given the same. It
+teaches nothing if it is
 
 slip            a call that named a missing path, misquoted a file or was refused, and was put right
                 or dropped at once; several in one request are not slips
@@ -21,14 +23,12 @@ from typing import NamedTuple
 
 from pimono_sdpo.prefilter import compile_patterns
 from pimono_sdpo.schema import Finding
-from pimono_sdpo.shell import parse_command
-from pimono_sdpo.text import shorten_line
+from pimono_sdpo.shell import Stage, parse_command
 from pimono_sdpo.traces.events import Event
 from processors.diagnostics import find_target
 from processors.status import find_family
 
 _SAYS = compile_patterns(Path(__file__).with_name("wording.toml"), "outcome")
-STEP_CHARS = 200
 _MESSAGE_CHARS = 400
 _NEAR = 3
 _CHANGES = frozenset({"edit", "write"})
@@ -42,6 +42,11 @@ _SLIPS = frozenset({_MISSING, "tool_schema_validation", "command_error"})
 _MANY, _MANY_REFUSALS = 3, 2
 _WORD = re.compile(r"[^\W\d_]{3,}")
 _MIN_WORDS = 2
+_INSTALLS = frozenset({"install", "add"})
+# Longer than most options.
+_SHORT_WORD = 6
+_PATCHED = re.compile(r"\*\*\* \w{1,10} File: ([^\n\\\"]{1,300})")
+_VERSION = re.compile(r"[\d.]+\Z")
 
 
 class Step(NamedTuple):
@@ -59,7 +64,7 @@ class Step(NamedTuple):
         return _find_target(self.arguments)
 
     def __str__(self) -> str:
-        return shorten_line(f"{self.tool} {self.target}".strip(), STEP_CHARS)
+        return f"{self.tool} {self.target}".strip()
 
 
 _find_target = lru_cache(maxsize=256)(find_target)
@@ -134,7 +139,7 @@ def _lost_backslashes(item: Finding) -> bool:
 @lru_cache(maxsize=512)
 def only_reads(command: str) -> bool:
     """Check for a command line that only looks at things."""
-    stages = [stage for pipeline in parse_command(command) for stage in pipeline.stages]
+    stages = _list_stages(command)
     return bool(stages) and all(stage.role != "runs" for stage in stages)
 
 
@@ -144,7 +149,7 @@ def is_command(tool: str, target: str) -> bool:
 
 
 def _describe_next(item: Finding, events: Sequence[Event], after: Sequence[Step], stop: int) -> str:
-    """Describe the next call, or what the agent said if it called nothing more."""
+    """Return the next call, or what the agent said if it called nothing more; not shortened."""
     if after:
         return str(after[0])
     said = (
@@ -152,18 +157,22 @@ def _describe_next(item: Finding, events: Sequence[Event], after: Sequence[Step]
         for event in events[item["event_index"] + 1 : stop]
         if event.kind == "assistant" and event.on_active_branch and event.text.strip()
     )
-    return shorten_line(next(said, ""), STEP_CHARS)
+    return next(said, "")
 
 
 def _find_resolution(item: Finding, after: Sequence[Step]) -> tuple[int | None, str]:
     """Return the event that shows a failure resolved, and what changed before it."""
     is_shell = is_command(item["tool"], item["target"])
-    wanted = _identify(item["tool"], item["target"])
+    wanted = _identify(item["tool"], item["target"])[-1]
     named = wanted[0] if is_shell else wanted[-1]
+    missing = _SAYS["missing"].search(item["text"]) if is_shell else None
+    lacks = next(filter(None, missing.groups()), "") if missing else ""
     for number, step in enumerate(after):
-        if step.failed or step.tool != item["tool"] or named not in step.tool + step.arguments:
+        if step.failed or step.tool != item["tool"]:
             continue
-        if _identify(step.tool, step.target) != wanted:
+        is_same = named in step.tool + step.arguments
+        is_same = is_same and wanted in _identify(step.tool, step.target)
+        if not is_same and not (lacks and _replaces(item, step, lacks, number < _NEAR)):
             continue
         done = [one for one in after[:number] if not one.failed]
         by = [one for one in done if one.tool in _CHANGES] or done
@@ -175,24 +184,46 @@ def _find_resolution(item: Finding, after: Sequence[Step]) -> tuple[int | None, 
 
 
 @lru_cache(maxsize=512)
-def _identify(tool: str, target: str) -> tuple[str, ...]:
-    """Return what two calls that try the same thing have in common."""
+def _identify(tool: str, target: str) -> list[tuple[str, ...]]:
+    """Return what two calls that try the same thing have in common, for each program of a line.
+
+    The last one is what the line is for.
+    """
     if tool in _CHANGES | _FILE_TOOLS:
-        return (tool, _find_file(target))
+        return [(tool, _find_file(target))]
     if not is_command(tool, target):
-        return (tool, target) if find_family(tool) == "runs" else (tool,)
-    stages = [stage for pipeline in parse_command(target) for stage in pipeline.stages]
+        return [(tool, target) if find_family(tool) == "runs" else (tool,)]
+    stages = _list_stages(target)
     runs = [stage for stage in stages if stage.role == "runs"]
-    main = runs[-1] if runs else stages[-1] if stages else None
-    if main is None:
-        return (tool,)
-    plain = [word for word in main.arguments if not word.startswith("-")]
-    return (main.program, *plain[:1]) if runs else (main.program, *map(_find_file, plain[-1:]))
+    found = []
+    for stage in runs or stages[-1:]:
+        plain = [word for word in stage.arguments if not word.startswith("-")]
+        about = plain[:1] if runs else map(_find_file, plain[-1:])
+        found.append((_VERSION.sub("", stage.program), *about))
+    return found or [(tool,)]
+
+
+def _list_stages(command: str) -> list[Stage]:
+    return [stage for pipeline in parse_command(command) for stage in pipeline.stages]
+
+
+def _replaces(item: Finding, step: Step, lacks: str, is_near: bool) -> bool:
+    """Check for a call that has what was missing, or that does without it."""
+    stages = _list_stages(step.target)
+    word = re.compile(rf"(?<![\w-]){re.escape(lacks)}(?![\w-])")
+    for stage in stages:
+        installs = not _INSTALLS.isdisjoint(stage.arguments)
+        if stage.program == lacks or (installs and word.search(" ".join(stage.arguments))):
+            return True
+    failed = (stage for stage in _list_stages(item["target"]) if stage.program == lacks)
+    given = {word for stage in failed for word in stage.arguments if len(word) > _SHORT_WORD}
+    return is_near and any(not given.isdisjoint(stage.arguments) for stage in stages)
 
 
 def _find_file(target: str) -> str:
     """Return the name of a file, whatever folder it was looked for in."""
-    return re.split(r"[/\\]", target.rstrip("/\\"))[-1]
+    patched = _PATCHED.search(target)
+    return re.split(r"[/\\]", (patched[1] if patched else target).rstrip("/\\"))[-1]
 
 
 def _find_excuse(
@@ -252,7 +283,8 @@ def _is_expected(item: Finding, events: Sequence[Event], steps: Sequence[Step]) 
         return False
     # The agent's words since it wrote the test; how it wrote it without a tool is not known.
     since = changes[-1].begins if changes else item["event_index"]
-    remarks = [item["next"], events[item["request"]].text[:_MESSAGE_CHARS] if changes else ""]
+    asked = events[item["request"]].text if changes else ""
+    remarks = [text[:_MESSAGE_CHARS] for text in (item["next"], asked)]
     said = events[max(since - _NEAR, 0) : item["event_index"]]
     remarks += [event.text for event in said if event.kind == "assistant"]
     return any(_SAYS["red"].search(text) for text in remarks)

@@ -15,6 +15,7 @@ from datasets import Features, List, Value
 from pimono_sdpo.prefilter import compile_patterns
 from pimono_sdpo.schema import EVIDENCE
 from pimono_sdpo.stage import Map, Row
+from pimono_sdpo.text import shorten_line
 from pimono_sdpo.traces.parse import Trace
 from processors.identity import find_identity, redact_identity
 from processors.secrets import redact_secrets
@@ -31,6 +32,7 @@ _NO_WORKSPACE = frozenset({"", "/", "/home", "/Users", "/tmp", "/mnt"})
 
 # Names of tools, files and commands come again and again.
 _SHORT = 200
+STEP_CHARS = 200
 
 
 def redact_text(text: str, cwd: str, identity: Sequence[str] | None = ()) -> tuple[str, list[str]]:
@@ -138,7 +140,7 @@ def read_workspace(cwd: str) -> tuple[list[str], str]:
 
 
 def redact(row: Row) -> dict[str, Any]:
-    """Redact every text that can reach a training row."""
+    """Redact every text that can reach a training row; then shorten the calls after a failure."""
     found: list[str] = []
     names = row["identity"] if row["identity"] is None else tuple(row["identity"])
 
@@ -155,6 +157,13 @@ def redact(row: Row) -> dict[str, Any]:
     for file, before in zip(cleaned["workspace"], row["workspace"], strict=True):
         # One that redaction changed is no longer known as a whole.
         file["whole"] = file["whole"] and file["texts"] == before["texts"]
+    for item in cleaned["findings"]:
+        # Not before, as half of a secret is not recognised.
+        for name in ("next", "resolved_by"):
+            item[name] = shorten_line(item[name], STEP_CHARS)
+        # The words that showed a correction may begin or end within a secret.
+        if item["span"].lower() not in item["text"].lower():
+            item["span"] = ""
     return {**cleaned, "redactions": found}
 
 

@@ -18,7 +18,6 @@ from pimono_sdpo.traces.harness import find_harness, pi
 from processors.evidence import ANSWER_CHARS, TURN_CHARS
 
 PROMPT_CHARS = 6000
-SPAN_CHARS = 120
 MADE_HERE = frozenset({"prompt", "corrections", "verifier_spec"})
 
 
@@ -37,7 +36,7 @@ def write_row(row: Row) -> dict[str, Any]:
         "evidence": len(row["findings"]),
         "fingerprints": row["fingerprints"],
         "corrections": [
-            {name: item[name] for name in CORRECTION} | {"span": shorten(item["span"], SPAN_CHARS)}
+            {name: item[name] for name in CORRECTION}
             for item in row["findings"]
             if item["kind"] == "correction"
         ],

@@ -151,6 +151,11 @@ def test_calls_that_failed(tool: str, text: str, expected: list[str] | None) -> 
         ('mv a /etc; echo "EXIT=$?"', "mv: cannot move 'a' to '/etc/a': Permission denied\nEXIT=1", ["permission_auth"]),
         ("./run.sh; echo done", "./run.sh: line 3: foo: command not found\ndone", ["missing_file_or_command"]),
         ("docker build . 2>&1 | tail -3", "ERROR: failed to solve: process \"make\" did not complete", ["command_error"]),
+        ("docker build . 2>&1 | tail -3", "Step 2/9 : COPY a /\nCOPY failed: file not found in build context", ["command_error"]),
+        ("docker build . 2>&1 | tail -3", "The command '/bin/sh -c make' returned a non-zero code: 2", ["command_error"]),
+        ("pip3 install x 2>&1 | tail -2", "hint: See PEP 668 for the detailed specification.", ["command_error"]),
+        ("git diff --stat $(git merge-base HEAD main)", "fatal: Not a valid object name main", ["command_error"]),
+        ("python a.py 2>&1 | tail -3", "[rank0]:     raise\n[rank0]: ValueError: no memory", ["runtime_exception"]),
         ("kubectl apply -f x 2>&1 | tail", 'error: unable to recognize "x": no matches', ["command_error"]),
         ("node -c a.js 2>&1\nls -la", "/w/a.js:65\n  x = true or\n           ^^\n\nSyntaxError: Unexpected\n---\n" + "total 4\n" * 20, ["build_lint_compile"]),
         ("python -c 'import traceback, a\ntry: a.b()\nexcept E: traceback.print_exc()'", TRACEBACK, ["runtime_exception"]),
@@ -313,3 +318,15 @@ def test_huge_texts_and_commands_are_read(bit: str) -> None:
     assert len(categories(*entries)) <= 3
     event = Event(0, "tool_result", huge, tool_name="bash", arguments="[" * 9, is_error=True)
     assert len(find_failures([event])) <= 1
+
+
+def test_what_changed_or_found_nothing_has_not_failed() -> None:
+    noise = "/opt/tools/shellenv.sh: line 18: /bin/ps: Operation not permitted"
+    shown = f"{noise}\n\nCommand exited with code 1"
+    assert categories(*bash("cd app && rg --files -g 'a.*'", shown, error=True)) == []
+    counted = "a.c:0\nb.c:0\n\nCommand exited with code 1"
+    assert categories(*bash("cd app && grep -c TODO a.c b.c", counted, error=True)) == []
+    clean = "On branch main\nnothing to commit, working tree clean\n\nCommand exited with code 1"
+    assert categories(*bash("git add -A && git commit -m a", clean, error=True)) == []
+    missing = "/bin/bash: line 1: rg: command not found\n\nCommand exited with code 127"
+    assert categories(*bash("rg a", missing, error=True)) != []

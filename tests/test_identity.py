@@ -35,6 +35,8 @@ from tests.traces import HEADER, assistant, bash, call, result, trace, user
             {"Zoes", "RON-S003"},
         ),
         ("/Users/zalvarez/.ssh and /home/runner/work", "", {"zalvarez"}),
+        (r"src/pages/Users/index.js app/home/page.tsx\n/home/zoe.a/x", "", {"zoe.a"}),
+        ("app/home/page.tsx in /mnt/c/Users/zalvarez", "", {"zalvarez"}),
         (r"core.bare=false\nuser.name=Test User\n", "test", set()),
         (r"if (user.name=== \"Peter\" || user.name=other) { }\nx.user.name=Rudolf\n", "", set()),
         ("Author: --- <a@b.org>", "jodermatt", {"jodermatt"}),

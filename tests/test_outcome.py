@@ -1,13 +1,18 @@
 """What tools report of their calls, and what became of a failure."""
 
+import json
 from typing import Any
 
 import pytest
 
 from pimono_sdpo.schema import Finding
 from pimono_sdpo.traces.parse import read_trace
+from processors.context import write_context
 from processors.diagnostics import find_failures
 from processors.evidence import gather_evidence
+from processors.grade import grade
+from processors.redact import redact
+from processors.rows import write_verifier_spec
 from processors.status import decode_status
 from tests.traces import HEADER, Entry, assistant, bash, call, result, trace, user
 
@@ -116,6 +121,51 @@ def test_what_fails_again_or_is_dropped_is_not_resolved() -> None:
     assert row["findings"][-1]["next"] == "I leave it at that."
 
 
+@pytest.mark.parametrize(
+    ("failing", "output", "working", "is_resolved"),
+    [
+        ('rg -il "timeout" src/server', "bash: rg: command not found", 'grep -ril "timeout" src/server', True),
+        ("shellcheck a.sh", "shellcheck: command not found", "apt-get install -y shellcheck", True),
+        ("shellcheck a.sh", "shellcheck: command not found", "cat a.sh.txt", False),
+        ("python fit.py", "ModuleNotFoundError: No module named 'pandas'", ".venv/bin/python3 fit.py", True),
+        ("python fit.py", "ModuleNotFoundError: No module named 'pandas'", "python --version", False),
+        ("git push", "fatal: the remote end hung up", "git push && npm publish", True),
+        ("npm test", "Tests  1 failed", "npm run lint", False),
+    ],
+)  # fmt: skip
+def test_a_failure_is_resolved_by_what_does_the_same_or_has_what_was_missing(
+    failing: str, output: str, working: str, is_resolved: bool
+) -> None:
+    item = only(*bash(failing, exited(output), error=True), *bash(working, "fine"))
+    assert item["resolved_by"] == (f"bash {working}" if is_resolved else "")
+    assert item["next"] == f"bash {working}"
+
+
+TOKEN = "123456789:" + "AAF" + "x9Kd0" * 6 + "qT"
+
+
+@pytest.mark.parametrize("before", range(120, 205, 12))
+def test_no_part_of_a_secret_is_left_where_a_call_is_cut(before: int) -> None:
+    sent = f"curl {'-v ' * (before // 3)}https://api.telegram.org/bot{TOKEN}/sendMessage"
+    row, *_ = rows(
+        ASKED,
+        *bash("npm test", exited("Tests  1 failed"), error=True),
+        *bash(sent, "ok"),
+        *bash("npm test", "Tests  3 passed"),
+        *[call("send", text="x " * 990 + sent), result("send", "Error: no", error=True)],
+        *bash(sent, exited("curl: (7) Failed to connect", 7), error=True),
+        assistant(f"I used {'y ' * (before // 2)}{TOKEN} for it."),
+        user(f"No, that's wrong, {'never ' * (before // 30)}use the token {TOKEN}, undo it"),
+    )
+    row |= redact(row)
+    assert {item["kind"] for item in row["findings"]} == {"failure", "correction"}
+    written = [write_context(row), write_verifier_spec(row), grade(row)]
+    kept = json.dumps([*written, row["findings"]])
+    assert "[REDACTED" in kept
+    assert TOKEN[:6] not in kept
+    assert TOKEN[11:17] not in kept
+
+
 MISSING = [call("read", path="a.md"), result("read", "ENOENT: no such file, 'a.md'", error=True)]
 READ = [call("read", path="docs/a.md"), result("read", "text")]
 OUTAGE = [call("fetch", url="u"), result("fetch", "Fetch failed (503)", error=True)]
@@ -193,7 +243,20 @@ def test_what_a_channel_or_a_harness_adds_is_no_request() -> None:
         user(f"{sender}{day}ja"),
         user(f"{sender}{day}Now write the changelog of this release"),
     )
-    assert [row["prompt"][-20:] for row in found] == [
-        "e last line of every file"[-20:],
-        "changelog of this release"[-20:],
+    assert [row["prompt"] for row in found] == [
+        "Fix the parser, it drops the last line of every file",
+        "Now write the changelog of this release",
     ]
+
+
+def test_a_request_holds_the_text_of_the_command_whose_arguments_it_is() -> None:
+    typed = "<command-name>/story</command-name><command-args>docs/a.json US-2</command-args>"
+    said = [typed, [{"type": "text", "text": "# Story\n\nDo one story of the file."}]]
+    lines: list[Entry] = [
+        {"type": "user", "uuid": "1", "parentUuid": None, "message": {"content": said[0]}},
+        {"type": "user", "uuid": "2", "parentUuid": "1", "isMeta": True,
+         "message": {"content": said[1]}},
+    ]  # fmt: skip
+    session = {"trace": trace(*lines).encode(), "session_id": "", "source": ""}
+    (row,) = gather_evidence({**session, "bytes_not_utf8": 0}, "episode", 0)
+    assert row["prompt"] == "docs/a.json US-2\n\n# Story\n\nDo one story of the file."

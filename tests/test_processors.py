@@ -36,7 +36,7 @@ def correction(text: str, index: int) -> dict[str, Any]:
 
 
 def row_of(*findings: dict[str, Any], **more: Any) -> dict[str, Any]:
-    return {"request": 0, "findings": list(findings), "continued": True, **more}
+    return {"request": 0, "findings": list(findings), "continued": True, "tools": ["read"], **more}
 
 
 def test_the_scale_is_the_reference_cards() -> None:
@@ -242,13 +242,16 @@ def test_the_context_says_what_was_called_what_failed_and_what_resolved_it() -> 
             ["missing_file_or_command"], "File not found", 4,
             tool="read", target="b.ts", resolved_at=9, resolved_by="read src/b.ts",
         ),
+        failure(["command_error"], "Aborted", 6, next="I give up."),
         correction("not the api test", 7),
     )  # fmt: skip
     assert write_context(row)["privileged_context"] == (
         "Tool/environment diagnostic 1 (test_or_assertion, command_error):\n"
-        "$ npm test\n2 failed\nNext: read a.ts\nNothing after it resolved this.\n\n"
+        "$ npm test\n2 failed\nNext: read a.ts\n\n"
         "Tool/environment diagnostic 2 (missing_file_or_command):\n"
         "read b.ts\nFile not found\nResolved by: read src/b.ts\n\n"
+        "Tool/environment diagnostic 3 (command_error):\n"
+        "$ npm test\nAborted\nNext: I give up.\nNothing after it resolved this.\n\n"
         "Later user correction 1:\nnot the api test"
     )
 

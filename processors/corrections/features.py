@@ -146,8 +146,8 @@ def _read_turn(event: Event, since: Sequence[Event], before: str, answer: Sequen
         edited=any(e.tool_name.lower() in _EDITS for e in calls),
         asked="?" in end or _QUESTION.search(end) is not None,
         is_veto=event.is_veto,
-        said=said[-READ_CHARS:],
-        before=before[:READ_CHARS],
+        said=said,
+        before=before,
         reply=reply[:REPLY_CHARS],
         edits_first=first is not None and bool(list_edited([first])),
         edits_same=not edited.isdisjoint(edits),
@@ -276,7 +276,8 @@ def _find_situation(
     is_bad = bool(_BAD & found)
     text = turn.text[: 3 * READ_CHARS].lower()
     failures = len(_FAILURE.pattern.findall(text)) if _FAILURE.search(text) else 0
-    agent, before = turn.said.lower(), turn.before.lower()
+    agent = turn.said[-READ_CHARS:].lower()
+    before = turn.before[:READ_CHARS].lower()
     reply = turn.reply.lower().replace("\u2019", "'")
     agents_end = agent[-AWAITED_CHARS:]
     is_claimed = failures > 0 and _CLAIM.search(agent) is not None

@@ -70,7 +70,7 @@ class Judge:
 def write_question(turn: Turn) -> list[dict[str, str]]:
     """Return the messages that ask about a turn."""
     did = "interrupted" if turn.aborted else "edited files" if turn.edited else "no edit"
-    said, text = (redact_text(part[-SENT_CHARS:], "")[0] for part in (turn.said, turn.text))
+    said, text = (redact_text(part, "")[0][-SENT_CHARS:] for part in (turn.said, turn.text))
     shown = f"USER: {redact_text(turn.before, '')[0]}\n\nAGENT ({did}): {said}\n\nUSER: {text}"
     return [{"role": "system", "content": QUESTION}, {"role": "user", "content": shown}]
 

@@ -40,7 +40,7 @@ from pimono_sdpo.runs.parquet import write_atomically, write_rows
 from pimono_sdpo.schema import DUEL_TURN, PULL_REQUEST
 from pimono_sdpo.text import replace_surrogates, shorten
 from pimono_sdpo.traces.events import Event, decode_json
-from pimono_sdpo.traces.parse import read_trace
+from pimono_sdpo.traces.parse import Trace, read_trace
 from pimono_sdpo.traces.sources import (
     ParquetFiles,
     find_parquet_files,
@@ -381,7 +381,7 @@ def draw_from_session(
     if not found["prompt"] or not problems:
         return "nothing_hidden" if found["prompt"] else "no_request"
     trace = read_trace(session["trace"] or b"")
-    conversation = list(_render_events(trace.events))
+    conversation = list(_render_events(trace, found["identity"]))
     messages = [message for message, _ in conversation]
     turns = _find_turns(messages)
     before = [at for at in turns if conversation[at][1].index < max(problems)]
@@ -416,16 +416,25 @@ def draw_from_session(
     return made, record
 
 
-def _render_events(events: tuple[Event, ...]) -> Iterator[tuple[Json, Event]]:
+def _render_events(trace: Trace, names: list[str] | None) -> Iterator[tuple[Json, Event]]:
     """Yield messages as THOUGHT plus one block; a call takes the text just before it."""
     thought: Event | None = None
-    for event in events:
+
+    def cut(text: str) -> str:
+        # Half of a secret would not be recognised later.
+        is_long = len(text) > OBSERVATION
+        return shorten(redact_text(text, trace.cwd, names)[0], OBSERVATION) if is_long else text
+
+    for event in trace.events:
         if not event.on_active_branch or event.is_subagent:
             continue
         if event.kind == "tool_call":
             words = thought.text.strip() if thought else ""
+            block = f"```json\n{event.tool_name} {cut(event.arguments)}\n```"
             # The form requires a thought, which many agents do not write down.
-            content = f"THOUGHT: {words or 'I take the next step.'}\n\n{_render_call(event)}"
+            content = (
+                f"THOUGHT: {words or 'I take the next step.'}\n\n{_render_command(event) or block}"
+            )
             yield {"role": "assistant", "content": content}, event
             thought = None
             continue
@@ -437,19 +446,19 @@ def _render_events(events: tuple[Event, ...]) -> Iterator[tuple[Json, Event]]:
         elif event.kind in ("tool_result", "bash"):
             code = "" if event.exit_code in (None, 0) else f" (exit code {event.exit_code})"
             ran = f"$ {event.arguments}\n" if event.kind == "bash" else ""
-            text = f"Observation{code}:\n{ran}{shorten(event.text, OBSERVATION)}"
+            text = f"Observation{code}:\n{ran}{cut(event.text)}"
             yield {"role": "user", "content": text}, event
 
 
-def _render_call(event: Event) -> str:
-    """Return a shell command as a bash block, any other call as JSON."""
+def _render_command(event: Event) -> str:
+    """Return a shell command as a bash block, "" for any other call."""
     arguments = decode_json(event.arguments)
     command = arguments.get("command") if isinstance(arguments, dict) else None
     if isinstance(command, list):
         command = " ".join(map(str, command))
     if isinstance(command, str) and command.strip() and "```" not in command:
         return f"```bash\n{command.strip()}\n```"
-    return f"```json\n{event.tool_name} {shorten(event.arguments, OBSERVATION)}\n```"
+    return ""
 
 
 def scan_pull_requests(source: str) -> list[pl.LazyFrame]:

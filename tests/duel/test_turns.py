@@ -16,6 +16,7 @@ from pimono_sdpo.schema import DUEL_TURN, PULL_REQUEST
 from pimono_sdpo.traces.sources import find_parquet_files
 from processors.duel.answers import check_format, classify_action, is_looping
 from processors.duel.turns import (
+    OBSERVATION,
     Options,
     draw_runs,
     draw_turns,
@@ -34,6 +35,7 @@ from tests.duel.trajectories import (
     write_trajectories,
 )
 from tests.loopback_hub import LoopbackHub, run_client
+from tests.traces import HEADER, bash, trace, user
 
 FEW = Options(turns=25, seed=1)
 
@@ -157,6 +159,25 @@ def test_two_sessions_with_one_id_do_not_share_what_is_hidden(tmp_path: Path) ->
     for turn in turns:
         request = hidden[turn["instance_id"]]["problem_statement"][:60]
         assert request in "\n".join(message["content"] for message in turn["messages"])
+
+
+def test_an_observation_is_cut_after_its_secrets_are_gone(tmp_path: Path) -> None:
+    token = "123456789:AAF" + "x9Kd0" * 6 + "qT"
+    seen = [
+        "a" * before + f"\n{token}\n" + "b" * 9000
+        for before in range(OBSERVATION // 2 - 70, OBSERVATION // 2 + 20, 9)
+    ]
+    entries = [HEADER, user("Fix the parser, it drops the last line of every file")]
+    for at, text in enumerate(seen):
+        entries += bash(f"cat {at}.log", text, call_id=f"c{at}")
+    entries += bash("npm test", "Tests  1 failed\n\nCommand exited with code 1", error=True)
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "one.jsonl").write_text(trace(*entries))
+    draw_turns(str(tmp_path / "in"), None, Options(turns=9), tmp_path / "out")
+    shown = json.dumps(rows_of(tmp_path / "out" / "turns"))
+    assert "[REDACTED:telegram_token]" in shown
+    assert token[:9] not in shown
+    assert token[-9:] not in shown
 
 
 def test_shards_hold_at_most_200_turns(tmp_path: Path) -> None:

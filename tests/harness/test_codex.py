@@ -265,3 +265,12 @@ def test_of_a_subagents_session_the_task_is_the_request() -> None:
     )
     assert texts(read, "user") == ["Review it"]
     assert all(step.on_active_branch for step in read)
+
+
+def test_a_command_that_the_user_rejected_is_no_error() -> None:
+    said = "exec_command failed for `/bin/zsh -lc 'ls'`: CreateProcess { message: "
+    output = said + r'"Rejected(\"rejected by user\")" }'
+    called = item("function_call", name="shell", arguments='{"command":"ls"}', call_id="c")
+    answered = item("function_call_output", call_id="c", output=output)
+    read = codex.read([META, *typed("Look"), called, answered])
+    assert [e.is_error for e in read if e.kind == "tool_result"] == [False]

@@ -52,6 +52,7 @@ _REFUSED = re.compile(
 )
 _BROKEN_OFF = re.compile(
     r"(?:\[Request interrupted by user(?: for tool use)?\]"
+    r'|\bRejected\(\\?"rejected by user\\?"\)\W{0,6}'
     r"|<error>Command was aborted before completion</error>)\s*\Z"
 )
 _EXIT_AT_END = re.compile(r"(?:\[Process|Command) exited with code (-?\d{1,9})\]?\s*\Z")
