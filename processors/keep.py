@@ -27,7 +27,7 @@ _REASONS = {
 LEAST_WORTH = 0.7
 INTERCEPT = 0.02
 # What each property of `describe` adds to the log-odds.
-LOG_ODDS = {"failures": 0.48, "sure_correction": 0.98, "resolved": 1.22, "environment": -0.82}
+LOG_ODDS = {"failures": 0.51, "sure_correction": 0.93, "resolved": 1.03, "environment": -0.80}
 _SURE = 0.9
 _LOOKUPS = {"command_error", "missing_file_or_command"}
 
