@@ -47,11 +47,11 @@ def test_the_notebook_runs_from_top_to_bottom(tmp_path: Path) -> None:
 def test_own_reader(tmp_path: Path) -> None:
     log = (
         "user: Fix the failing test of the parser, please.\nagent: I run it.\n$ npm test\n"
-        "! AssertionError: expected 1\n"
+        "! AssertionError: expected 1\n$ sed -i s/2/1/ parser.js\n> \n$ npm test\n> 12 passing\n"
     )
     (tmp_path / "chat.log").write_text(log)
     printed = run_example("own_reader.py", "chat.log", cwd=tmp_path)
-    assert printed.startswith("chat-log 4.0 ['test_or_assertion']")
+    assert printed.startswith("chat-log 5.5 ['test_or_assertion']")
     assert "AssertionError: expected 1" in printed
 
 

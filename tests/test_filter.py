@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -24,6 +25,7 @@ from tests.traces import HEADER, assistant, bash, call, trace, user
 EXPECTED = json.loads((SAMPLE_SESSIONS.parent / "expected.json").read_text())
 SESSIONS = sorted(Path(str(SAMPLE_SESSIONS)).glob("*.jsonl"))
 
+ALL = FilterOptions(min_worth=0.0)
 FAILED = [
     *bash("npm test", "Tests  1 failed\n\nCommand exited with code 1", error=True),
     *bash("npm ci", "added 12 packages"),
@@ -41,7 +43,7 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def rows(traces: Path) -> Path:
     out = traces.parent / "rows"
-    run_filter(str(traces), out)
+    run_filter(str(traces), out, ALL)
     return out
 
 
@@ -123,13 +125,13 @@ def test_the_layouts_give_identical_rows(tmp_path: Path) -> None:
     tables = []
     for layout in ("traces_list", "trace_list", "trace_text"):
         write_export(tmp_path / layout, layout, valid)
-        run_filter(str(tmp_path / layout), tmp_path / f"{layout}_rows")
+        run_filter(str(tmp_path / layout), tmp_path / f"{layout}_rows", ALL)
         tables.append(table(tmp_path / f"{layout}_rows"))
     raw = tmp_path / "raw"
     raw.mkdir()
     for path in valid:
         (raw / path.name).write_bytes(path.read_bytes())
-    run_filter(str(raw), tmp_path / "raw_rows")
+    run_filter(str(raw), tmp_path / "raw_rows", ALL)
     first = tables[0].sort_by("source")
     assert first.num_rows > 8
     for other in (*tables[1:], table(tmp_path / "raw_rows")):
@@ -139,12 +141,13 @@ def test_the_layouts_give_identical_rows(tmp_path: Path) -> None:
 def test_same_input_same_bytes_also_after_a_kill(traces: Path, rows: Path, tmp_path: Path) -> None:
     out = tmp_path / "rows"
     first_done = tmp_path / ".rows.partial" / "done" / "00000.json"
-    process = subprocess.Popen(command("filter", traces, "--out", out), stdout=subprocess.DEVNULL)
+    words = ("filter", str(traces), "--out", str(out), "--min-worth", "0")
+    process = subprocess.Popen(command(*words), stdout=subprocess.DEVNULL)
     with killed(process, first_done.exists):
         made = first_done.stat().st_mtime_ns
     assert made
     assert not out.exists()
-    again = cli("filter", str(traces), "--out", str(out))
+    again = cli(*words)
     assert (again.returncode, "rows kept" in again.stdout) == (0, True)
     assert all_bytes(out) == all_bytes(rows)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["rows"]
@@ -159,17 +162,14 @@ def test_max_samples_keeps_the_best_and_the_seed_decides_among_equals(
     picked = []
     for seed in range(8):
         report = run_filter(
-            str(traces), tmp_path / "some", FilterOptions(max_samples=cut, seed=seed)
+            str(traces), tmp_path / "some", replace(ALL, max_samples=cut, seed=seed)
         )
         some = table(tmp_path / "some")
         assert sorted(some.column("score").to_pylist(), reverse=True) == scores[:cut]
         assert report["drop_reasons"]["over_max_samples"] == len(scores) - cut
         assert table(tmp_path / "some", "rejects").num_rows == report["rejected"]
         picked.append(sorted(some.column("session_id").to_pylist()))
-    assert (
-        run_filter(str(traces), tmp_path / "some", FilterOptions(max_samples=cut, seed=0))["kept"]
-        == cut
-    )
+    assert run_filter(str(traces), tmp_path / "some", replace(ALL, max_samples=cut))["kept"] == cut
     assert sorted(table(tmp_path / "some").column("session_id").to_pylist()) == picked[0]
     assert len({tuple(one) for one in picked}) > 1
 
@@ -355,7 +355,7 @@ def test_a_kill_while_cleaning_up_wedges_nothing(traces: Path, rows: Path, tmp_p
     shutil.copytree(rows, tmp_path / ".rows.old")
     (tmp_path / ".rows.old" / "README.md").unlink()
     shutil.rmtree(tmp_path / ".rows.old" / "data")
-    run_filter(str(traces), tmp_path / "rows")
+    run_filter(str(traces), tmp_path / "rows", ALL)
     assert all_bytes(tmp_path / "rows") == all_bytes(rows)
 
 

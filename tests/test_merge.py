@@ -106,6 +106,7 @@ def test_a_shard_without_rows_or_sessions_is_a_shard(tmp_path: Path) -> None:
 def test_raw_sessions_and_options_travel(tmp_path: Path) -> None:
     traces = shards.write_raw_shards(tmp_path / "traces", 3)
     options: dict[str, Any] = {"unit": "episode", "test_fraction": 0.4, "history_chars": 200}
+    options["min_worth"] = 0
     run_filter(str(traces), tmp_path / "rows", FilterOptions(**options))
     other = moved(traces, tmp_path / "machine")
     parts = [*parts_of(traces, tmp_path / "a", 2, **options)[:1]]

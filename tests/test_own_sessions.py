@@ -196,7 +196,7 @@ def test_session_files_are_chosen(home: Path, options: list[str], kept: set[str]
     write_session(Path("traces/p1/b.jsonl"), "/work/shop", days_ago=8)
     write_session(Path("traces/p2/c.jsonl"), "/work/blog")
     write_session(Path("traces/p2/agent-d.jsonl"), "/work/blog")
-    run_filter("traces", *options)
+    run_filter("traces", "--min-worth", "0", *options)
     assert sources() == kept
 
 

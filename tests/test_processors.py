@@ -146,20 +146,16 @@ def test_keep_says_why(row: dict[str, object], reason: str | None) -> None:
 
 
 def test_an_episode_must_be_worth_it() -> None:
-    failed = failure(["command_error"], "boom", tool="bash", next="bash ls")
-    row: dict[str, Any] = {
-        "problem": None,
-        "prompt": "Move the fixtures to tests/data and adapt their users",
-    }
-    row |= {"tools": ["bash"], "findings": [failed]}
-    worth = estimate_worth(row)
-    assert keep(row, LEAST_WORTH) is None
-    gave_up = {**row, "findings": [{**failed, "next": "It does not work here."}]}
-    assert estimate_worth(gave_up) < worth
-    assert keep(gave_up, LEAST_WORTH) == "hardly_worth_it"
-    assert keep(gave_up) is None
+    failed = failure(["test_or_assertion"], "boom", tool="bash", next="bash ls")
+    row: dict[str, Any] = {"problem": None, "prompt": "Move the fixtures to tests/data"}
+    row |= {"findings": [failed]}
+    assert keep(row, LEAST_WORTH) == "hardly_worth_it"
+    assert keep(row) is None
+    assert estimate_worth({**row, "findings": [failed, failed]}) > estimate_worth(row)
     resolved = {**failed, "resolved_at": 9, "resolved_by": "bash npm install"}
-    assert estimate_worth({**row, "findings": [failed, resolved]}) > worth
+    assert keep({**row, "findings": [resolved]}, LEAST_WORTH) is None
+    replaced = {**resolved, "categories": ["command_error", "missing_file_or_command"]}
+    assert keep({**row, "findings": [replaced]}, LEAST_WORTH) == "hardly_worth_it"
     unsure, sure = (
         {**NOTHING_KNOWN, "kind": "correction", "rule": "no", "probability": probability}
         for probability in (0.6, 0.95)

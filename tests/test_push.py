@@ -118,7 +118,7 @@ def test_filter_pushes_what_loads_back(
 
 def test_another_push_replaces_the_earlier_one_whole(loopback_hub: LoopbackHub, rows: Path) -> None:
     ours = {"report.json": b'{"pimono_sdpo": "0"}', "LICENSE": b"theirs"}
-    shards = {f"data/train-0000{i}-of-00003.parquet": b"old" for i in range(3)}
+    shards = {f"data/train-0000{i}-of-00009.parquet": b"old" for i in range(3)}
     loopback_hub.seed(NAME, "dataset", ours | shards)
     done = push(loopback_hub, rows, "--public")
     assert done.returncode == 0, done.stderr

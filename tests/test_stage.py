@@ -110,7 +110,7 @@ def sessions(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 
 @pytest.mark.parametrize("unit", ["session", "episode"])
 def test_fused_and_stage_by_stage_give_equal_rows(sessions: Dataset, unit: Unit) -> None:
-    stages = pipeline(unit, min_score=1.0, test_fraction=0.4, history_chars=2000)
+    stages = pipeline(unit, min_score=1.0, min_worth=0, test_fraction=0.4, history_chars=2000)
     one_by_one = run_pipeline(sessions, stages, fused=False)
     fused = run_pipeline(sessions, stages, batch_size=5)
     assert one_by_one.num_rows > 8

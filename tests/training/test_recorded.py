@@ -259,9 +259,10 @@ def test_the_preflight_tells_and_trains_nothing(
     given = argv("sft", rows, tiny, tmp_path / "out", "--mode", "preflight")
     assert script("train_sft").main(given) == 0
     told = capsys.readouterr().out
-    assert "given 6, used 5, left out (too long 1)" in told
-    assert re.search(r"sequence \(budget 1024, .*over 0\)", told)
-    assert "of this machine without a GPU" in told
+    assert "given: 6\n  used: 5\n" in told
+    assert "left_out: {too_long: 1}" in told
+    assert re.search(r"sequence: {budget: 1024, .*over: 0}", told)
+    assert "of: this machine without a GPU" in told
     assert not (tmp_path / "out").exists()
 
 

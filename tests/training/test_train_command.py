@@ -34,7 +34,7 @@ def test_rows_are_trained_on_with_any_option_of_the_job(
     code, output = run_train(str(filtered), "--method", "grpo", *options)
     assert code == 0, output
     assert output.startswith(f"recipe tiny.yaml, model {tiny}\n")
-    assert "lowered by --gradient_checkpointing" in output
+    assert "lowered_by: --gradient_checkpointing" in output
 
 
 @pytest.mark.parametrize(
