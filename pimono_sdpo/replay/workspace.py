@@ -158,8 +158,8 @@ class Workspace:
         # Another path may lead to it, or somebody who names it may have attached it.
         name = posixpath.basename(_use_slashes(path))
         by_tool = (known for known, other in self.files.items() if other.by_tool is not False)
-        told = [*self.heard, *(by_tool if self.only_tools_read else self.files)]
-        return all(edit.old for edit in edits) and not any(name in one for one in told)
+        texts = [*self.heard, *(by_tool if self.only_tools_read else self.files)]
+        return all(edit.old for edit in edits) and not any(name in text for text in texts)
 
     def predict_patch(self, patches: Sequence[Patch]) -> Outcome | None:
         """Predict how a patch of several files ends."""

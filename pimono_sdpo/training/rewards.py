@@ -250,7 +250,7 @@ def scoring_of(
         return Scoring(OwnReward(name))
     if name != "trace_grounding":
         raise TrainingInputError(
-            f"--reward {name} is none of trace_grounding, outcome and verifiers; give your own "
+            f"--reward {name} is not trace_grounding, outcome or verifiers; give your own "
             "as module:name."
         )
     return Scoring(trace_grounding_reward)

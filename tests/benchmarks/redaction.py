@@ -6,7 +6,7 @@ reads all texts of messages and tool results of the sessions under PIMONO_TRACES
 without it), each text by itself, as the filter does. detect-secrets is measured twice: only its
 exact patterns, line by line, as in `tests/test_redact_peer.py`, and as it scans by default. The
 anonymizer of teich is a third peer when teich is installed (pip install teich).
-CPU seconds are those of this process; the smallest of the repetitions is told.
+CPU seconds are those of this process; the smallest of the repetitions is reported.
 """
 
 import argparse

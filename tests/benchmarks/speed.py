@@ -6,7 +6,7 @@
 Without --corpus it makes one as `corpus.py` does, from the sessions under PIMONO_TRACES/pi.
 CPU seconds are those of the process, its threads and its children, user and system. What is timed
 begins after the same work was done on a tiny corpus, so that all imports are over; caches and
-outputs are in a new folder each time; the smallest of the repetitions is told.
+outputs are in a new folder each time; the smallest of the repetitions is reported.
 """
 
 import argparse

@@ -3,7 +3,7 @@
     python -m tests.benchmarks.start [--sessions 24] [--repeat 3]
 
 The children of a server of forks are nobody's in `getrusage`, so the times of all descendants are
-read from /proc every 10 ms; the smallest of the repetitions is told.
+read from /proc every 10 ms; the smallest of the repetitions is reported.
 """
 
 import argparse

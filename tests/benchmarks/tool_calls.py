@@ -3,7 +3,7 @@
     python -m tests.benchmarks.tool_calls [--calls 500] [--repeat 3]
 
 writes the calls of the sessions under PIMONO_TRACES/pi (of the samples without it) in every format
-and verifies each; the smallest of the repetitions is told, in microseconds of this process's CPU
+and verifies each; the smallest of the repetitions is reported, in microseconds of this process's CPU
 per call. `invalid` are the same calls without their first argument. The time without parsing, of
 the validation alone, is the last line.
 """
