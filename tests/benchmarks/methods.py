@@ -4,9 +4,10 @@
 
 The task is synthesis_task.py. Every arm gets the same number of completions, and is run with one
 and with four updates on each batch of them. The learning rate of each arm is chosen on SWEEP seeds
-of their own, then SEEDS are run at it, all arms of a seed before the next. FOLDER keeps the base
-model and the result of each run; what is there is not run again, so a killed run goes on. Two
-processes can share the work: --part. Writes FOLDER/methods.md and methods.json.
+of their own in the first world, then SEEDS are run at it, all arms of a seed in both worlds before
+the next. FOLDER keeps the base models and the result of each run; what is there is not run again,
+so a killed run goes on. Two processes can share the work: --part. Writes FOLDER/methods.md and
+methods.json.
 """
 
 import argparse
@@ -15,7 +16,7 @@ import json
 import random
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from transformers import AutoTokenizer, TrainerCallback
 from tests.benchmarks import synthesis_task as task
 from tests.benchmarks.learning_model import sample
 from tests.benchmarks.learning_table import interval
-from tests.benchmarks.synthesis_model import knowledge, write_base
+from tests.benchmarks.synthesis_model import knowledge, write_base, write_lazier
 from tests.training.setup import arguments, prepare
 
 Json = dict[str, Any]
@@ -37,6 +38,8 @@ SWEEP, SEEDS = (100, 101), tuple(range(8))
 # By the number of updates with each batch.
 RATES = {1: (1e-3, 3e-3), 4: (5e-4, 2e-3)}
 DRAWS = 4000
+# How often a base model finds a program of three operations unasked.
+WORLDS = ("some", "rare")
 # As the recipes distil.
 DISTIL = {
     "distillation_mode": "topk_logits",
@@ -59,6 +62,7 @@ ARMS: dict[str, Json] = {
 class Run:
     """One training."""
 
+    world: str
     arm: str
     updates: int
     rate: float
@@ -67,7 +71,7 @@ class Run:
     @property
     def file(self) -> str:
         """Return the name of its result."""
-        parts = (self.arm, self.updates, f"{self.rate:g}", self.seed)
+        parts = (self.world, self.arm, self.updates, f"{self.rate:g}", self.seed)
         return "-".join("".join(c for c in str(p) if c.isalnum() or c == ".") for p in parts)
 
     def train(self, base: Path) -> Json:
@@ -144,20 +148,22 @@ def chosen_rate(results: dict[str, Json], arm: str, updates: int) -> float | Non
     """Return the rate with the best mean of the sweep, None while the sweep is incomplete."""
     means = {}
     for rate in RATES[updates]:
-        files = [Run(arm, updates, rate, seed).file for seed in SWEEP]
+        files = [Run(WORLDS[0], arm, updates, rate, seed).file for seed in SWEEP]
         if any(file not in results for file in files):
             return None
         means[rate] = np.mean([results[file]["after"] for file in files])
     return max(means, key=means.__getitem__)
 
 
-def missing(results: dict[str, Json]) -> Iterator[Run]:
-    """Yield the runs to do next: the sweep, then the seeds at the chosen rates."""
-    for seed, arm, updates in itertools.product((*SWEEP, *SEEDS), ARMS, RATES):
+def planned(results: dict[str, Json], worlds: Sequence[str]) -> Iterator[Run]:
+    """Yield the runs in their order: the sweep, then the seeds at the chosen rates."""
+    arms = list(itertools.product(ARMS, RATES))
+    for seed, (arm, updates) in itertools.product(SWEEP, arms):
+        yield from (Run(WORLDS[0], arm, updates, rate, seed) for rate in RATES[updates])
+    for seed, world, (arm, updates) in itertools.product(SEEDS, worlds, arms):
         rate = chosen_rate(results, arm, updates)
-        rates = RATES[updates] if seed in SWEEP else (rate,) if rate is not None else ()
-        runs = (Run(arm, updates, rate, seed) for rate in rates)
-        yield from (run for run in runs if run.file not in results)
+        if rate is not None:
+            yield Run(world, arm, updates, rate, seed)
 
 
 def load(folder: Path) -> dict[str, Json]:
@@ -165,17 +171,17 @@ def load(folder: Path) -> dict[str, Json]:
     return {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
 
 
-def tabulate(results: dict[str, Json]) -> list[str]:
-    """Return the table, in Markdown."""
+def tabulate(results: dict[str, Json], world: str) -> list[str]:
+    """Return the table of a world, in Markdown."""
     lines = [
-        "| arm | updates | rate | before | after, 95 % interval | beside SDPO with feedback | CPU s |",
+        f"| {world} | updates | rate | before | after, 95 % interval | beside SDPO with feedback | CPU s |",
         "|---|---|---|---|---|---|---|",
     ]
     for updates in RATES:
         finals: dict[str, list[Json]] = {}
         for arm in ARMS:
             rate = chosen_rate(results, arm, updates)
-            files = [Run(arm, updates, rate, seed).file for seed in SEEDS] if rate else []
+            files = [Run(world, arm, updates, rate, seed).file for seed in SEEDS] if rate else []
             finals[arm] = [results[file] for file in files if file in results]
         for arm, runs in finals.items():
             if not runs:
@@ -213,6 +219,7 @@ def main() -> None:
     """Run what is missing, then write table and JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--world", choices=WORLDS, action="append", help="default: both")
     parser.add_argument("--part", default="1/1", help="I/N: every Nth of the missing runs")
     parser.add_argument("--table", action="store_true", help="only write the table")
     options = parser.parse_args()
@@ -220,23 +227,27 @@ def main() -> None:
     torch.set_num_threads(1)
     folder = options.out / "runs"
     folder.mkdir(parents=True, exist_ok=True)
-    base = options.out / "base"
-    if not (base / "knowledge.json").is_file():
+    bases = {world: options.out / f"base-{world}" for world in WORLDS}
+    if not (bases["rare"] / "knowledge.json").is_file():
         if part > 1:
-            raise SystemExit("The base model is missing; start part 1 first.")
-        write_base(base)
-        write(base / "knowledge.json", knowledge(base))
+            raise SystemExit("The base models are missing; start part 1 first.")
+        write_base(bases["some"])
+        write_lazier(bases["rare"], bases["some"])
+        for base in bases.values():
+            write(base / "knowledge.json", knowledge(base))
     while not options.table:
-        todo = list(missing(load(folder)))
+        done = load(folder)
+        todo = [run for run in planned(done, options.world or WORLDS) if run.file not in done]
         mine = next((run for run in todo if hash_of(run.file) % parts == part - 1), None)
         if mine is None:
             break
-        result = mine.train(base)
+        result = mine.train(bases[mine.world])
         write(folder / f"{mine.file}.json", result)
         mean = np.mean(result["after"]) / TIMES
         print(mine.file, f"{mean:.3f}", result["cpu_seconds"], len(todo) - 1, flush=True)
     results = load(folder)
-    (options.out / "methods.md").write_text("\n".join(tabulate(results)) + "\n")
+    lines = [line for world in WORLDS for line in (*tabulate(results, world), "")]
+    (options.out / "methods.md").write_text("\n".join(lines))
     packed = [
         {**run, **{at: "".join(map(str, run[at])) for at in ("before", "after")}}
         for run in results.values()

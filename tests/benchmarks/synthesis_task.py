@@ -5,8 +5,8 @@ run on hidden inputs. The feedback on a failed program is one hidden input with 
 gives and the one that is right. Tasks are behaviours: what a program does to every input. Held-out
 behaviours neither the base model was taught nor any method is trained on.
 
-The base model knows how to find programs of three operations, but unless it is given feedback or a
-solution it mostly leaves one of them out (LAZY): that is what there is to learn.
+The base models know how to find programs of three operations, but unless they are given feedback or
+a solution they mostly leave one of them out, see `lesson`: that is what there is to learn.
 """
 
 import itertools
@@ -60,7 +60,6 @@ HIDDEN = 6  # inputs that a program is run on
 # All inputs that there are.
 INPUTS = tuple(tuple(random.Random(number).sample(range(10), LENGTH)) for number in range(8))
 HELD_OUT = 0.3  # of the behaviours of three operations
-LAZY = 0.85  # of the plain lessons on three operations show a program of two
 DEFAULTS = SDPOConfig.__dataclass_fields__
 
 
@@ -211,16 +210,17 @@ def moved(texts: list[str | None]) -> list[str | None]:
     return [next(turned) if text else None for text in texts]
 
 
-def lesson(chance: random.Random) -> tuple[str, str]:
+def lesson(chance: random.Random, lazy: float) -> tuple[str, str]:
     """Return the user's turn and the answer to pre-train on.
 
-    Four of ten are plain requests; the others are worded as the teacher's prompt is.
+    Four of ten are plain requests, and the share `lazy` of those for three operations is answered
+    with two of them; the others are worded as the teacher's prompt is.
     """
     trained = behaviours()[0]
     task = draw_task(chance.choice(trained[chance.choice((1, 2, 2, 3, 3, 3))]), chance)
     if chance.random() < 0.4:
         program = list(task.program)
-        if len(program) == 3 and chance.random() < LAZY:
+        if len(program) == 3 and chance.random() < lazy:
             del program[chance.randrange(3)]
         return task.words, answer(tuple(program))
     kind = chance.choice(("feedback", "feedback", "feedback", "solution", "both"))
