@@ -117,6 +117,8 @@ def test_marked_errors_that_are_none(command: str, output: str) -> None:
         ("browser", "The tab was closed.", ["other_marked_error"]),
         ("task", "API Error: 529 overloaded", None),
         ("edit", "Operation aborted", None),
+        ("exec", "Command aborted by signal SIGTERM", ["other_marked_error"]),
+        ("web_fetch", "fetch failed", ["other_marked_error"]),
         ("edit", "Skipped due to queued user message.", None),
     ],
 )  # fmt: skip
@@ -176,6 +178,18 @@ def test_calls_that_failed(tool: str, text: str, expected: list[str] | None) -> 
         ("./server.sh &", "npm ERR! code EPERM", ["command_error", "permission_auth"]),
         ("python mail.py", "2026-04-22 15:57:37,671 [INFO] mail: start\n2026-04-22 15:57:37,671 [ERROR] mail: no address", ["command_error"]),
         ("pytest -q", "failed in sandbox LinuxSeccomp with execution error: sandbox denied exec error, exit code: 1, stdout: 5 failed", ["command_error", "test_or_assertion"]),
+        ("Copy-Item a b -First 1 ; Get-ChildItem b", "Copy-Item : Parameter fehlt\r\n+ Copy-Item a b -First 1\r\n    + FullyQualifiedErrorId : NamedParameterNotFound", ["command_error"]),
+        ("$a = Get-Content a -Raw; $a -replace 1, 2, 3", "InvalidOperation: \r\nLine |\r\n   1 |  $a -replace 1, 2, 3\r\n     | allows only two elements", ["command_error"]),
+        ("echo == keys; curl -s https://api.example.org/v1/keys | jq", '== keys\n{\n  "type": "error",\n  "error": {\n    "type": "not_found_error"\n  }\n}', ["command_error"]),
+        ("python drive.py forward", '{\n  "success": false,\n  "error": "no answer"\n}', ["command_error"]),
+        ("qmd list 2>&1 || echo no qmd", "Unknown command: list\nRun 'qmd --help' for usage.\nno qmd", ["command_error"]),
+        ("vercel inspect --yes 2>&1 | head -40", "Vercel CLI 48\nError: unknown or unexpected option: --yes", ["command_error"]),
+        ("node search.mjs x 2>&1 | head", "Missing TAVILY_API_KEY", ["command_error"]),
+        ("git show 8dd1:a.sql | head -50", "fatal: path 'a.sql' does not exist in '8dd1'", ["command_error"]),
+        ("sleep 3 && docker exec web ps aux | grep a", "Error response from daemon: No such container: web", ["command_error"]),
+        ("python a.py", TRACEBACK + "\nShell cwd was reset to /work", ["runtime_exception"]),
+        ("python a.py > /tmp/a.log 2>&1 & sleep 9; tail /tmp/a.log", "Exception: start first", ["runtime_exception"]),
+        ("rg x | head; rg x b 2>&1 | head -2", "rg: b: \u8981 (os error 2)", ["missing_file_or_command"]),
     ],
 )  # fmt: skip
 def test_hidden_failures(command: str, output: str, expected: list[str]) -> None:
@@ -216,6 +230,11 @@ def test_hidden_failures(command: str, output: str, expected: list[str]) -> None
         ("for u in a b; do curl -so x -w '%{http_code}\\n' $u; done", "404\n200"),
         ("docker logs app", "2026-04-22 15:57:37 ERROR app: no address"),
         ("echo a | grep found", "(eval):1: command not found: timeout"),
+        ("curl -s example.org | head -9", "<p>\ncurl: (56) Failure writing output to destination"),
+        ("ls -t logs | head -1", "a.log\nls: write error: Broken pipe"),
+        ("curl -s localhost:3000/api/users", '{"error":"Unauthorized"}'),
+        ("curl -sI example.org", "HTTP/1.1 200 OK\r\nContent-Type: text/html"),
+        ("git log -1 | tail -1", "Entire-Checkpoint: b7dd9d7616ea"),
     ],
 )  # fmt: skip
 def test_success_is_success(command: str, output: str) -> None:
@@ -231,6 +250,7 @@ SCRIPT = "Script completed\nWall time 0.1 seconds\nOutput:\n\n"
         (["git status && hk install"], " M a.rs\nzsh:1: command not found: hk\n", "missing_file_or_command"),
         (["gh pr view", "python \\\"a b\\\".py"], "---1---\n{}\n---2---\nzsh:1: command not found: python", "missing_file_or_command"),
         (["sed -n 1,9p a.rs", "cargo test"], "use a;\nerror: could not compile `hk` (bin) due to 6 errors", "build_lint_compile"),
+        (["sed -n 1,9p a.go && nl b.go"], "exit status 1\nexit code: 2\n", ""),
         (["cat run.sh"], "#!/bin/sh\ntest -f a || exit 1\n\nexit 1\n", ""),
         (["git diff"], "-TypeError: a\n+  TypeError: boom", ""),
         (["cargo build"], "   Compiling insta v0.11.0-rc.6\n   Compiling sys-rc v1\n", ""),
