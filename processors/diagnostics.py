@@ -398,8 +398,9 @@ def _shows_http_error(command: str, text: str) -> bool:
         if codes and all(map(_SAYS["http_error"].fullmatch, codes)):
             return True
     body = _ERROR_BODY.search(text[:HEAD_CHARS])
-    is_own = body and _SAYS["own_service"].search(command)
-    return bool(body) and not (is_own and _SAYS["refusal"].search(text, body.start()))
+    return body is not None and not (
+        _SAYS["own_service"].search(command) and _SAYS["refusal"].search(text, body.start())
+    )
 
 
 _SAYS_MISSING = frozenset({"", "command", "not", "found"})
