@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cards import render_model_card
+from cards.render import render_model_card
 from tests.card_data import report, run
 from tests.loopback_hub.hf import HF
 
