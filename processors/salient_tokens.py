@@ -126,12 +126,23 @@ def _drop_noise(text: str) -> str:
         text = _WINDOWS_PATH.sub(lambda m: _DRIVE.sub("", re.sub(r"\\+", "/", m[0])), text)
     lines = text.replace("\\n", "\n").split("\n")
     text = "\n".join(line for line in lines if len(line) < MAX_LINE)
-    if any(sign in text for sign in _IN_INTERNAL):
-        text = _FRAME_SOURCE.sub("", text)
-        text = "\n".join(line for line in text.split("\n") if not _INTERNAL.search(line))
+    if shown := [sign for sign in _IN_INTERNAL if sign in text]:
+        lines = _FRAME_SOURCE.sub("", text).split("\n")
+        text = "\n".join(
+            line
+            for line in lines
+            if not (any(sign in line for sign in shown) and _INTERNAL.search(line))
+        )
     text = _METADATA.sub("", text) if "[message_id:" in text or "(untrusted" in text else text
-    text = _UNREAL.sub("", text) if any(sign in text for sign in _IN_UNREAL) else text
+    text = _drop_unreal(text) if any(sign in text for sign in _IN_UNREAL) else text
     return _REDACTED.sub("", text) if "[REDACTED" in text else text
+
+
+def _drop_unreal(text: str) -> str:
+    # The pattern is slow where it finds nothing, and no match spans lines.
+    lines = text.split("\n")
+    shown = ((line, any(sign in line for sign in _IN_UNREAL)) for line in lines)
+    return "\n".join(_UNREAL.sub("", line) if has_sign else line for line, has_sign in shown)
 
 
 def find_tokens(kind: Kind, text: str) -> Iterator[str]:
