@@ -134,15 +134,15 @@ def _drop_noise(text: str) -> str:
             if not (any(sign in line for sign in shown) and _INTERNAL.search(line))
         )
     text = _METADATA.sub("", text) if "[message_id:" in text or "(untrusted" in text else text
-    text = _drop_unreal(text) if any(sign in text for sign in _IN_UNREAL) else text
+    if any(sign in text for sign in _IN_UNREAL):
+        # The pattern is slow where it finds nothing, and no match spans lines.
+        lines = text.split("\n")
+        found = (any(sign in line for sign in _IN_UNREAL) for line in lines)
+        cleaned = (
+            _UNREAL.sub("", one) if has else one for one, has in zip(lines, found, strict=True)
+        )
+        text = "\n".join(cleaned)
     return _REDACTED.sub("", text) if "[REDACTED" in text else text
-
-
-def _drop_unreal(text: str) -> str:
-    # The pattern is slow where it finds nothing, and no match spans lines.
-    lines = text.split("\n")
-    shown = ((line, any(sign in line for sign in _IN_UNREAL)) for line in lines)
-    return "\n".join(_UNREAL.sub("", line) if has_sign else line for line, has_sign in shown)
 
 
 def find_tokens(kind: Kind, text: str) -> Iterator[str]:

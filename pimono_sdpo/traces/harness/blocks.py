@@ -204,7 +204,7 @@ def _cut_sections(text: str) -> tuple[str, str]:
     """Separate a message from the tagged sections that harnesses insert into it."""
     own, inserted, end = [], [], 0
     unclosed: set[str] = set()
-    for tag in _OPENING_TAG.finditer(text):
+    for tag in _OPENING_TAG.finditer(text) if "<" in text else ():
         closing = f"</{tag.group(1)}>"
         if tag.start() < end or closing in unclosed:
             continue

@@ -108,7 +108,8 @@ def _find_active(objects: list[Entry]) -> set[int]:
     answered = (
         at
         for at, entry in enumerate(objects)
-        if calls and any(b.get("tool_use_id") in calls for b in blocks.to_blocks(_content_of(entry)))
+        if calls
+        and any(b.get("tool_use_id") in calls for b in blocks.to_blocks(_content_of(entry)))
     )
     path |= {*answered, *(at for at, own in enumerate(ids) if not own)}
     branch_of: dict[int, int] = {}
