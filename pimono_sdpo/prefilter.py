@@ -26,7 +26,9 @@ _TOKEN = re.compile(
     r"|(?P<code>\\u[0-9a-fA-F]{4})"
     r"|\[\^?\]?(?:\\.|[^\]\\])*\]"
     r"|(?P<repeat>\{(?P<least>\d*)(?:,(?P<most>\d*))?\})"
-    r"|\\.|.",
+    r"|\\."
+    # Text that means itself; a repeat after it is a token of its own.
+    r"|[^\\\[(){*+?]+|.",
     re.DOTALL,
 )
 _OTHER = r"\x{80}-\x{10FFFF}"

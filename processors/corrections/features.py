@@ -27,12 +27,12 @@ SITUATION = compile_patterns(Path(__file__).with_name("situation.toml"), "patter
 _UNSPACED = frozenset({"zh", "ja", "ko", "signs"})
 _ERROR_OUTPUT = "error_output"
 _ASIAN_SIGNS = r"\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
-_ASIAN = re.compile(f"[{_ASIAN_SIGNS}]")
-_INSIDE_WORD = re.compile(rf"(?<=[^\W{_ASIAN_SIGNS}])[^\W{_ASIAN_SIGNS}]")
+_ASIAN = lazy_pattern(f"[{_ASIAN_SIGNS}]")
+_INSIDE_WORD = lazy_pattern(rf"(?<=[^\W{_ASIAN_SIGNS}])[^\W{_ASIAN_SIGNS}]")
 # Up to the next space: half a secret would not be recognised as one.
-_REST_OF_WORD = re.compile(rf"[^\s{_ASIAN_SIGNS}]*[^\W{_ASIAN_SIGNS}]")
+_REST_OF_WORD = lazy_pattern(rf"[^\s{_ASIAN_SIGNS}]*[^\W{_ASIAN_SIGNS}]")
 _PUNCTUATION = re.compile(r"\A\W+")
-_WORD = re.compile(rf"[{_ASIAN_SIGNS}]+|[^\W\d_{_ASIAN_SIGNS}]+(?:'[a-z]+)?|[?!]")
+_WORD = lazy_pattern(rf"[{_ASIAN_SIGNS}]+|[^\W\d_{_ASIAN_SIGNS}]+(?:'[a-z]+)?|[?!]")
 _ASCII_WORD = re.compile(r"[A-Za-z]+(?:'[a-z]+)?|[?!]")
 _OBJECTIONS = frozenset(
     {"no", "stop", "forbid", "wrong", "rebuke", "still_broken", "broken", "undo", "you_failed"}
