@@ -113,7 +113,17 @@ ON = ("--on", "hf:cpu-basic")
             "There is no flavor `abacus`; give one of cpu-basic",
         ),
         (("--on", "mars"), "hf_loopback", "--on is mars; give here or hf:FLAVOR"),
-        ((*ON, "--max_stepz", "3"), "hf_loopback", "Unknown argument(s) --max_stepz 3"),
+        (
+            (*ON, "--max_stepz", "3"),
+            "hf_loopback",
+            "Unknown argument(s) --max_stepz 3, did you mean --max_steps?",
+        ),
+        ((*ON, "--max_steps", "three"), "hf_loopback", "invalid int value: 'three'"),
+        (
+            (*ON, "--split_by", "day"),
+            "hf_loopback",
+            "argument --split_by/--split-by: invalid choice",
+        ),
         ((*ON, "--config", "nosuch.yaml"), "hf_loopback", "There is no recipe `nosuch.yaml`"),
         ((*ON, "--config", "tiny.yaml"), "hf_loopback", "the name of a recipe goes without .yaml"),
         ((*ON, "--time-limit", "soon"), "hf_loopback", "`soon` is not a valid time limit"),
