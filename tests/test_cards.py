@@ -135,6 +135,7 @@ REFERENCE = [
     "AutoTokenizer.from_pretrained(adapter)",
     "model.generate(",
     "share the tasks, habits and failures of those who recorded them",
+    "an experiment in self-distillation, not a model for general use",
     "SDPO is experimental in TRL and changes between releases: pin the versions above",
     "cannot tell whether an answer is correct",
     "needs the base model named above",

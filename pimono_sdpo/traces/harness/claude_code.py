@@ -281,7 +281,7 @@ HARNESS = Harness(
     no_tools="their arguments differ from version to version",
     files=FileTools(
         edit=("old_string", "new_string"),
-        read_only=r"[Tt]odo\w*|[Ww]eb\w*|ToolSearch|AskUser\w*|Skill|LSP|ListMcp\w*|ReadMcp\w*"
+        read_only=r"[Tt]odo\w*|Task(?:Create|Update|Get|List|Stop)|\w*mark_chapter|[Ww]eb\w*|ToolSearch|AskUser\w*|Skill|LSP|ListMcp\w*|ReadMcp\w*"
         r"|BashOutput|TaskOutput|KillShell|ExitPlanMode|EnterPlanMode",
     ),
     sample="""\
