@@ -177,8 +177,8 @@ def test_each_of_at_most_ten_metrics_has_a_meaning() -> None:
         ),
         (
             {"dataset": {**run()["dataset"], "without_reward": 40}},
-            "40 of the 63 rows have no concrete token beside their categories: "
-            "`trace_grounding_reward` does not score them, which counts as 0.",
+            "40 rows have no concrete token beside their categories: "
+            "`trace_grounding_reward` cannot score them, and they were left out.",
         ),
     ],
 )

@@ -118,11 +118,11 @@ class SDPOArguments(CommonArguments):
     )
     max_samples: int | None = argument("Keep the best N rows (with --source).")
     reward: str = argument(
-        "What scores a completion: trace_grounding (a smoke test: a fluent wrong answer scores "
-        "like a right one), outcome (calls, by what the session recorded; trace_grounding where "
-        "nothing can be verified), verifiers (named by --gate and --grade), or a "
+        "What scores a completion: outcome (its calls, by what the session recorded; "
+        "trace_grounding where nothing can be verified), verifiers (named by --gate and --grade), "
+        "trace_grounding (a smoke test: a fluent wrong answer scores like a right one), or a "
         "function of your own as module:name, in the current folder or installed.",
-        default="trace_grounding",
+        default="outcome",
     )
     gate: list[str] = argument(
         "Verifiers that must pass, as for `pimono-sdpo rescore`.", default=[]
