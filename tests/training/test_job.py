@@ -150,6 +150,10 @@ def test_the_job_takes_all_from_the_hub_and_publishes_its_adapter(
 
     done = job(*asked, "--run_name", "r1", cwd=tmp_path, **online, HUB_MODEL_ID="me/adapter")
     assert done.returncode == 0, done.stderr[-3000:]
+    leaves = (
+        "leaves this machine: the adapter, its card, run log and page, to the repository me/adapter"
+    )
+    assert done.stdout.index(leaves) < done.stdout.index("step 1/")
     out = tmp_path / "outputs" / "r1"
     run = json.loads((out / "run.json").read_text())
     assert run["base_model"] == "me/model-of-a-test"
