@@ -83,6 +83,7 @@ NOTHING_KNOWN: Finding = {
     "resolved_at": None,
     "resolved_by": "",
     "excuse": "",
+    "fault": "",
     "rule": "",
     "probability": 1.0,
     "span": "",
