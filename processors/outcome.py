@@ -308,8 +308,11 @@ def _is_slip(item: Finding, after: Sequence[Step], is_shell: bool) -> bool:
     if categories & _REFUSALS:
         return item["resolved_at"] is not None or "policy_block" in categories or not is_shell
     if is_shell:
-        is_missing = _SAYS["no_program"].search(item["text"])
-        return item["resolved_at"] is not None if is_missing else only_reads(item["target"])
+        if not _SAYS["no_program"].search(item["text"]):
+            return only_reads(item["target"])
+        return (
+            item["resolved_at"] is not None and item["resolved_at"] - item["event_index"] <= _NEAR
+        )
     tries = [step for step in after if step.tool == item["tool"]][:2]
     is_dropped = item["tool"] in _FILE_TOOLS | _CHANGES and item["resolved_at"] is None
     return is_dropped or any(not step.failed for step in tries)
