@@ -20,6 +20,7 @@ work   a test or a build, a script within a command, or a file that it changed b
 again  a file that it changed before and changes again once the user has spoken
 """
 
+import math
 import re
 from bisect import bisect_right
 from collections import Counter
