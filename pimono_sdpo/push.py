@@ -24,6 +24,7 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import typer
 import yaml
 from datasets import Features
 from httpx2 import HTTPError
@@ -129,6 +130,11 @@ def push_folder(folder: Path, repo_id: str, options: PushOptions) -> str:
     # The example of the card is copied from the Hub.
     card = (folder / CARD).read_text().replace(PLACEHOLDER, f'"{repo_id}"')
     check_account(repo_id)
+    new = "public" if options.public else "private"
+    typer.echo(
+        f"leaves this machine: the rows in {folder}, with rejects, report and card, to the dataset "
+        f"{repo_id} ({new} if new)"
+    )
     digest = sha256((folder / REPORT).read_bytes()).hexdigest()
     again = shlex.join(["pimono-sdpo", "push", str(folder), repo_id, *options.given()])
     return _RowsUpload(

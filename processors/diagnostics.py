@@ -377,6 +377,8 @@ def _may_mask_failure(command: str, text: str) -> bool:
         return True
     if "curl" in command and _shows_http_error(command, text):
         return True
+    if _SAYS["ends_badly"].match(text.rstrip()[-400:].rpartition("\n")[2]):
+        return True
     if _crashed(text) or _POWERSHELL.search(text[:_END_CHARS] + text[-_END_CHARS:]):
         return True
     if text[:1] == "{" and any(sign in text[:_END_CHARS] for sign in _JSON_SIGNS):
@@ -475,7 +477,10 @@ def _find_masked_failures(command: str, text: str, shows_status: bool = True) ->
     if _SAYS["logs_error"].match(last) and not _SAYS["prints_text"].search(program):
         found |= {"command_error"}
     if not speaker.loses:
-        return found
+        is_wanted = _SAYS["prints_text"].search(program) or _SAYS["wants_error"].search(command)
+        return (
+            found if is_wanted or not _SAYS["ends_badly"].match(last) else found | {"command_error"}
+        )
     shows_code = "$?" in command or "PIPESTATUS" in command
     if shows_code and any(map(_SAYS["code_line"].fullmatch, lines[-3:])):
         found |= {"command_error"}

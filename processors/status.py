@@ -136,7 +136,8 @@ def _decode_fields(fields: dict[str, Any]) -> Status:
         lacks = (
             isinstance(instead, dict) and bool(instead.get("reason")) and not inner.get("results")
         )
-        said = lacks or (bool(error) and isinstance(error, str | dict))
+        is_gone = re.search(r"/404\b", str(inner.get("url", ""))[:300]) is not None
+        said = lacks or is_gone or (bool(error) and isinstance(error, str | dict))
         if code or refused or marked or is_http or in_error or said:
             return Status(True, code, message)
     return PASSED

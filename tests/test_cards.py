@@ -135,6 +135,7 @@ REFERENCE = [
     "AutoTokenizer.from_pretrained(adapter)",
     "model.generate(",
     "share the tasks, habits and failures of those who recorded them",
+    "an experiment in self-distillation, not a model for general use",
     "SDPO is experimental in TRL and changes between releases: pin the versions above",
     "cannot tell whether an answer is correct",
     "needs the base model named above",
@@ -180,8 +181,8 @@ def test_each_of_at_most_ten_metrics_has_a_meaning() -> None:
         ),
         (
             {"dataset": {**run()["dataset"], "without_reward": 40}},
-            "40 of the 63 rows have no concrete token beside their categories: "
-            "`trace_grounding_reward` does not score them, which counts as 0.",
+            "40 rows have no concrete token beside their categories: "
+            "`trace_grounding_reward` cannot score them, and they were left out.",
         ),
     ],
 )

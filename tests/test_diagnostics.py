@@ -189,6 +189,9 @@ def test_calls_that_failed(tool: str, text: str, expected: list[str] | None) -> 
         ("sleep 3 && docker exec web ps aux | grep a", "Error response from daemon: No such container: web", ["command_error"]),
         ("python a.py", TRACEBACK + "\nShell cwd was reset to /work", ["runtime_exception"]),
         ("python a.py > /tmp/a.log 2>&1 & sleep 9; tail /tmp/a.log", "Exception: start first", ["runtime_exception"]),
+        ("node debug.js", "loading\n\u274c Failed to load page: x is not a function", ["command_error"]),
+        ("store remove a; store list", "Collection not found: a\nb c d", ["command_error"]),
+        ("python -m pytest -v 2>&1 | head -9", "a.py::test_b FAILED  [  1%]\n=== FAILURES ===\n> x", ["test_or_assertion"]),
         ("rg x | head; rg x b 2>&1 | head -2", "rg: b: \u8981 (os error 2)", ["missing_file_or_command"]),
     ],
 )  # fmt: skip

@@ -105,7 +105,7 @@ def run(options: Options) -> None:
         write_atomically(out, page.encode())
     except OSError as error:
         raise OutputError(f"Cannot write `{out}` ({error.strerror}); use --out.") from error
-    typer.echo(f"the page is {out} ({len(page) / 2**20:.1f} MB)")
+    typer.echo(f"the page is {out} ({len(page) / 1e6:.1f} MB), on this machine only")
     if options.open if options.open is not None else sys.stdout.isatty():
         webbrowser.open(out.resolve().as_uri())
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from importlib.metadata import version
+from os import environ
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
@@ -28,7 +29,7 @@ from pimono_sdpo.training import (
     tracking,
     warn,
 )
-from pimono_sdpo.training.arguments import check_words, parse_job
+from pimono_sdpo.training.arguments import parse_job
 from pimono_sdpo.training.callbacks import now, stopped_at, time_limit_of
 from pimono_sdpo.training.memory import hardware_of
 from pimono_sdpo.training.method import Fitted, Method, Prepared, run_steps
@@ -100,12 +101,6 @@ def run_job(method: str, argv: list[str], description: str | None = None) -> Pat
     return run.folder
 
 
-def check_job(method: str, rows: str, words: list[str]) -> None:
-    """Check the options of a job that another machine runs; raises TrainingInputError."""
-    runs = METHODS[method]
-    check_words(["--dataset", rows, *words], runs.OPTIONS, runs.CONFIG, runs.RECIPE)
-
-
 def run_script(method: str, argv: list[str], description: str | None) -> int:
     """Run a script of jobs/; return 0, or 2 after one sentence on stderr."""
     try:
@@ -161,6 +156,7 @@ class Run:
     def train(self) -> None:
         """Train on the rows, then give OUTPUT its adapter, report and run log, and publish them."""
         job, args, method, folder = self.job, self.args, self.method, self.folder
+        self._say_what_leaves()
         dataset = method.find_rows()
         loaded, kept_back = method.load_rows(dataset)
         report = method.load_report(dataset)
@@ -220,6 +216,21 @@ class Run:
             say(note)
         say(f"the adapter and its card are in {folder / output.ADAPTER}")
         self._publish(trainer)
+
+    def _say_what_leaves(self) -> None:
+        space = None
+        if "trackio" in self.args.report_to and self.job.mode == "train":
+            space = self.args.trackio_space_id or environ.get(tracking.SPACE_VARIABLE)
+        given = {
+            "the adapter, its card, run log and page, to": self.destination
+            and f"the repository {self.destination.repo_id}",
+            "checkpoints, to the private": self.checkpoints and f"bucket {self.checkpoints.bucket}",
+            "metrics and sampled answers, to": space and f"the Space {space}",
+        }
+        leaves = [f"{what} {where}" for what, where in given.items() if where]
+        for one in leaves:
+            say(f"leaves this machine: {one}")
+        say("stays here: " + ("the rows" if leaves else "everything: rows, adapter and metrics"))
 
     def _look_ahead(self, fitted: Fitted, before: Json, resumes: bool) -> Prepared | None:
         """Build the trainer and say what can be found before the first step, unless resuming.

@@ -12,8 +12,8 @@ from trl import ModelConfig, get_peft_config, get_quantization_config
 from trl.experimental.sdpo import SDPOConfig
 
 from pimono_sdpo.errors import TrainingInputError
-from pimono_sdpo.training import models
-from pimono_sdpo.training.arguments import parse_job, recipe_folder
+from pimono_sdpo.training import models, recipe_folder
+from pimono_sdpo.training.arguments import parse_job
 from pimono_sdpo.training.memory import (
     GIB,
     estimate_sdpo,
