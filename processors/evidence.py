@@ -330,7 +330,7 @@ def _has_words(text: str, least: int) -> bool:
 
 
 _ALONE_WORDS = 80
-_PICTURE_ENDINGS = (".png", ".jp", ".gif", ".webp", ".heic")
+_PICTURE_SIGNS = (".png", ".jp", ".gif", ".webp", ".heic", "[image", "[screenshot")
 # Of code, logs and what a terminal shows.
 _CODE_SIGN = re.compile(r"[{}();=<>|\[\]]|\d:\d|\w/\w+/|^\s*(?:[$%#>+-]|at |File )")
 
@@ -352,7 +352,7 @@ def _cut_own_words(body: str) -> str:
     if "<" in body:
         body = _SAYS["block"].sub(" ", body)
     lowered = body.lower()
-    if "[" in body or any(ending in lowered for ending in _PICTURE_ENDINGS):
+    if any(sign in lowered for sign in _PICTURE_SIGNS):
         body = _SAYS["picture"].sub(" ", body)
     return body.strip()
 
@@ -370,8 +370,10 @@ def gather_history(events: Sequence[Event], stop: int, limit: int) -> list[Messa
         if sum(sizes) > limit or not limit:
             break
         event = events[index]
+        if not _is_message(event):
+            continue
         text = strip_wrapper(event.text) if event.kind == "user" else event.text.strip()
-        if not text or not _is_message(event):
+        if not text:
             continue
         if turns and turns[-1][0] == event.kind:
             turns[-1][1].append(text)

@@ -170,7 +170,7 @@ def _find_resolution(item: Finding, after: Sequence[Step]) -> tuple[int | None, 
     for number, step in enumerate(after):
         if step.failed or step.tool != item["tool"]:
             continue
-        is_same = named in step.tool + step.arguments
+        is_same = named in step.arguments or named in step.tool
         is_same = is_same and wanted in _identify(step.tool, step.target)
         if not is_same and not (lacks and _replaces(item, step, lacks, number < _NEAR)):
             continue
