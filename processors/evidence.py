@@ -202,9 +202,9 @@ def _is_turn(event: Event) -> bool:
     if event.kind != "user" or not event.on_active_branch:
         return False
     words = strip_wrapper(event.text).lower()
-    goes_on = event.is_nudge or event.is_veto or _SAYS["automated"].search(words)
-    goes_on = goes_on or any(_CUES[cue].search(words) for cue in ("approval", "go_on"))
-    return bool(_SAYS["unasked"].search(event.text) or (words and not goes_on))
+    goes_on = [_SAYS["automated"], _CUES["approval"], _CUES["go_on"]]
+    is_new = not (event.is_nudge or event.is_veto or any(cue.search(words) for cue in goes_on))
+    return bool(_SAYS["unasked"].search(event.text) or (words and is_new))
 
 
 def _choose_request(requests: Sequence[Event], found: Mapping[int, Sequence[Finding]]) -> Event:
