@@ -4,12 +4,8 @@ from typing import Any
 import pytest
 from jinja2 import UndefinedError
 
-from cards import (
-    lint_card,
-    render_dataset_card,
-    render_model_card,
-)
-from cards.render import COLUMNS, METRICS
+from cards.lint import lint_card
+from cards.render import COLUMNS, METRICS, render_dataset_card, render_model_card
 from pimono_sdpo.schema import SDPO_ROW
 from tests.card_data import HOSTILE, front_matter, report, run
 
