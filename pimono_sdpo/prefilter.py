@@ -108,11 +108,11 @@ class Prefilter:
         [0, 1]
         """
         encoded = text.encode()
-        return sorted(
-            number * self._parts + part
-            for part, automaton in enumerate(self._sets)
-            for number in automaton.Match(encoded) or ()
-        )
+        found: list[int] = []
+        for part, automaton in enumerate(self._sets):
+            if numbers := automaton.Match(encoded):
+                found += [number * self._parts + part for number in numbers]
+        return sorted(found)
 
 
 class Guarded:

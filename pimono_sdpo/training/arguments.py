@@ -85,7 +85,7 @@ class CommonArguments:
 class SFTArguments(CommonArguments):
     """What SFT adds: its rows hold the answers to learn from."""
 
-    mode: Literal["preflight", "smoke", "train", "card"] = argument(MODE, default="train")
+    mode: Literal["preflight", "smoke", "train"] = argument(MODE, default="train")
     test_suite: str | None = argument(
         "Suite (JSON) whose tasks must not be among the rows to train on."
     )
@@ -104,9 +104,7 @@ class DPOArguments(SFTArguments):
 class SDPOArguments(CommonArguments):
     """What SDPO adds: where its rows come from, rewards, feedback, the preflight's rollouts."""
 
-    mode: Literal["prepare", "preflight", "smoke", "train", "card"] = argument(
-        MODE, default="train"
-    )
+    mode: Literal["prepare", "preflight", "smoke", "train"] = argument(MODE, default="train")
     source: str | None = argument(
         "Traces to filter when there is no --dataset: a path or a Hub id."
     )
@@ -120,11 +118,11 @@ class SDPOArguments(CommonArguments):
     )
     max_samples: int | None = argument("Keep the best N rows (with --source).")
     reward: str = argument(
-        "What scores a completion: trace_grounding (a smoke test: a fluent wrong answer scores "
-        "like a right one), outcome (calls, by what the session recorded; trace_grounding where "
-        "nothing can be verified), verifiers (named by --gate and --grade), or a "
+        "What scores a completion: outcome (its calls, by what the session recorded; "
+        "trace_grounding where nothing can be verified), verifiers (named by --gate and --grade), "
+        "trace_grounding (a smoke test: a fluent wrong answer scores like a right one), or a "
         "function of your own as module:name, in the current folder or installed.",
-        default="trace_grounding",
+        default="outcome",
     )
     gate: list[str] = argument(
         "Verifiers that must pass, as for `pimono-sdpo rescore`.", default=[]
@@ -170,7 +168,6 @@ ABOUT = """\
                  SDPO the rewards of a few rollouts and the time
 --mode smoke     train for at most 2 steps, push nothing, log to this machine
 --mode train     train; with --hub_model_id or HUB_MODEL_ID, publish the adapter
---mode card      write the card again from what OUTPUT holds
 
 OUTPUT, by default outputs/NAME, gets run.json and the adapter with its card under adapter/. Rows
 that do not fit are left out and listed in left-out.json. A training that was killed resumes from

@@ -29,7 +29,7 @@ from huggingface_hub import HfApi, JobInfo, JobStage, Volume, get_token
 from pimono_sdpo import __version__
 from pimono_sdpo.errors import OutputError, PimonoError, TrainingInputError
 from pimono_sdpo.own_code import list_own_files
-from pimono_sdpo.push import PushOptions, check_account, hub_errors, push_folder
+from pimono_sdpo.push import PushOptions, hub_errors, push_folder
 from pimono_sdpo.traces.hub import retry_hub
 from pimono_sdpo.training import find_recipe, read_options, refuse_unknown, say, seconds_of
 
@@ -58,9 +58,6 @@ def launch(flavor: str, method: str, rows: str, words: list[str], wheel: Path | 
     account = _check_account_and_flavor(api, flavor)
     folder = Path(rows) if Path(rows).exists() else None
     dataset = f"{account}/{folder.resolve().name}" if folder else rows
-    if folder is not None:
-        check_account(dataset)
-        _refuse_public(api, dataset)
     adapter = given.hub_model_id or environ.get("HUB_MODEL_ID")
     adapter = adapter or f"{account}/{dataset.partition('/')[2]}-{method}"
     run_name = given.run_name or adapter.rpartition("/")[2]
@@ -72,7 +69,7 @@ def launch(flavor: str, method: str, rows: str, words: list[str], wheel: Path | 
         shipped = sorted(path for path in Path(place).rglob("*") if path.is_file())
         say("stays here: the sessions from which the rows were made")
         if folder is not None:
-            say(push_folder(folder, dataset, PushOptions()))
+            say(push_folder(folder, dataset, PushOptions(), only_private=True))
         with hub_errors("The job could not be submitted"):
             volumes = []
             if shipped:
@@ -143,20 +140,6 @@ def _check_account_and_flavor(api: HfApi, flavor: str) -> str:
     if flavor not in known:
         raise TrainingInputError(f"There is no flavor `{flavor}`; give one of {', '.join(known)}.")
     return account
-
-
-def _refuse_public(api: HfApi, dataset: str) -> None:
-    """Refuse a dataset that exists and is public: the rows are to stay private."""
-    with hub_errors("The rows could not be pushed"):
-        for attempt in retry_hub(connected=False):
-            with attempt:
-                there = api.repo_exists(dataset, repo_type="dataset")
-                private = not there or api.dataset_info(dataset).private
-    if not private:
-        raise OutputError(
-            f"The dataset `{dataset}` is public; rename the folder, or push it yourself and give "
-            "the id of the dataset."
-        )
 
 
 def find_package(wheel: Path | None, folder: Path) -> str:

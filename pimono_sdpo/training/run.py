@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 from datasets import Dataset
 
-from cards import write_model_card
+from cards.render import write_model_card
 from pimono_sdpo import __version__
 from pimono_sdpo.errors import PimonoError
 from pimono_sdpo.training import (
@@ -85,11 +85,6 @@ def run_job(method: str, argv: list[str], description: str | None = None) -> Pat
         argv = [*argv, "--method", method]
     run = Run(METHODS[method], argv, description)
     say(f"recipe {run.recipe}, model {run.model_args.model_name_or_path}")
-    if run.job.mode == "card":
-        report, log = output.read_finished(run.folder)
-        write_card(report, log, run.folder / output.ADAPTER)
-        say(f"the card is {run.folder / output.ADAPTER / 'README.md'}")
-        return run.folder
     with run.open_output():
         if run.job.mode == "prepare":
             run.method.find_rows()
@@ -208,7 +203,8 @@ class Run:
         log["dataset"]["id"] = models.public_name(source)
         log["adapter"]["files"] = files
         log = _finite(log)
-        write_card(report, log, staging)
+        for problem in write_model_card(report, log, staging):
+            warn(f"the Hub may refuse the model card: {problem}")
         output.finish(folder, report, log)
         if evaluation is not None:
             say(held_out.as_sentence(evaluation, args.METHOD))
@@ -281,12 +277,6 @@ class Run:
             )
         elif self.checkpoints is not None and self.destination is not None:
             self.checkpoints.remove()
-
-
-def write_card(report: Json | None, log: Json, folder: Path) -> None:
-    """Write the model card with its plots, and warn of what the Hub may refuse."""
-    for problem in write_model_card(report, log, folder):
-        warn(f"the Hub may refuse the model card: {problem}")
 
 
 ARGUMENTS_OF_METHOD = {

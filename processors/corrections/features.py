@@ -46,10 +46,8 @@ _WORK = frozenset({"assistant", "tool_call"})
 _PASTED, _FAILURE, _QUESTION, _CLAIM, _AWAITED = (
     Guarded(SITUATION[name]) for name in ("pasted", "failure", "question", "claim", "awaited")
 )
-_REPLIES = {
-    name: Guarded(SITUATION[name])
-    for name in ("concedes", "explains", "fixes", "notices", "settles")
-}
+_REPLIES = ("concedes", "explains", "fixes", "notices", "settles")
+_REPLY_FILTER = Prefilter([SITUATION[name] for name in _REPLIES])
 _EDITED_PATH = re.compile(
     r'path"\s?:\s?"([^"\n]{1,400})"|\*\*\* (?:Update|Add) File: ([^\n"\\]{1,400})'
 )
@@ -307,9 +305,14 @@ def _find_situation(
         "edits_first": turn.edits_first,
         "edits_same": turn.edits_same,
         "stops_editing": turn.stops_editing,
-        **{name: pattern.search(reply) is not None for name, pattern in _REPLIES.items()},
     }
-    return frozenset(name for name, holds in situation.items() if holds)
+    replies = (_REPLIES[number] for number in _REPLY_FILTER.candidates(reply))
+    return frozenset(
+        [
+            *(name for name, holds in situation.items() if holds),
+            *(name for name in replies if SITUATION[name].search(reply)),
+        ]
+    )
 
 
 @cache
