@@ -67,7 +67,6 @@ _MAY_COMPLAIN = Prefilter(
     [
         *(rule.pattern for rule in RULES if rule.category in _SIGNATURE),
         _SAYS["complaint"],
-        _SAYS["logs_error"],
     ]
 )
 NOTHING_KNOWN: Finding = {
@@ -83,6 +82,7 @@ NOTHING_KNOWN: Finding = {
     "resolved_at": None,
     "resolved_by": "",
     "excuse": "",
+    "fault": "",
     "rule": "",
     "probability": 1.0,
     "span": "",
@@ -363,8 +363,7 @@ def _find_own_words(stages: list[Stage], output: str) -> str:
 
 # Without one of them, or words of a shell in the output, the status of a command is its own.
 _JOINS = re.compile(r"[|;&>`]|\\n|\n|\$\(|-c |exec|ssh|rtk|/tasks/")
-_SHELL_SAYS = ("line ", "not found", "syntax error", "timed out", " ERROR", "[ERROR")
-_JSON_SIGNS = ('"error"', '"success"', '"ok"')
+_SHELL_SAYS = ("line ", "not found", "syntax error", "timed out")
 
 
 def _may_mask_failure(command: str, text: str) -> bool:
@@ -374,13 +373,11 @@ def _may_mask_failure(command: str, text: str) -> bool:
     """
     if "$?" in command or "PIPESTATUS" in command or _SAYS["lead_line"].match(text):
         return True
-    if "curl" in command and _shows_http_error(command, text):
+    if _shows_http_error(command, text) or _crashed(text):
         return True
     if _SAYS["ends_badly"].match(text.rstrip()[-400:].rpartition("\n")[2]):
         return True
-    if _crashed(text) or _POWERSHELL.search(text[:_END_CHARS] + text[-_END_CHARS:]):
-        return True
-    if text[:1] == "{" and any(sign in text[:_END_CHARS] for sign in _JSON_SIGNS):
+    if text[:1] == "{" or _POWERSHELL.search(text[:_END_CHARS] + text[-_END_CHARS:]):
         return True
     tail = "\n".join(text[-TAIL_CHARS:].rsplit("\n", 2 * TAIL_LINES)[-2 * TAIL_LINES :])
     if command and not _JOINS.search(command) and not any(sign in tail for sign in _SHELL_SAYS):
@@ -458,33 +455,30 @@ def _find_masked_failures(command: str, text: str, shows_status: bool = True) ->
     if _shows_http_error(command, text):
         found |= {"command_error"}
     speaker = _find_last_speaker(parts)
-    if speaker is None and _SAYS["task_output"].search(command):
-        shown = set(classify("\n".join(lines[-SCRIPT_TAIL_LINES:]))) - _NOT_OF_A_COMMAND
-        return found | (shown if shown & _SIGNATURE else set())
     if speaker is None:
-        return found
+        is_own = _SAYS["task_output"].search(command)
+        shown = set(classify("\n".join(lines[-SCRIPT_TAIL_LINES:]))) if is_own else set()
+        return found | (shown - _NOT_OF_A_COMMAND if shown & _SIGNATURE else set())
     program = speaker.stage.program
-    is_answer = text[:1] == "{" and not _SAYS["wants_error"].search(command)
-    if is_answer and decode_status("", text).failed:
-        found |= {"command_error"}
-    # A script of its own; one that is given inline may show texts of others.
-    is_script = not _SAYS["scripted"].fullmatch(program) or "." in "".join(
-        speaker.stage.arguments[:1]
+    scripted, wants_error = (
+        _SAYS["scripted"].fullmatch(program),
+        _SAYS["wants_error"].search(command),
     )
-    if is_script and _crashed(text) and "traceback" not in command:
-        found |= set(classify(text[-_END_CHARS:])) - _NOT_OF_A_COMMAND
-    if _SAYS["logs_error"].match(last) and not _SAYS["prints_text"].search(program):
+    if text[:1] == "{" and not wants_error and decode_status("", text).failed:
         found |= {"command_error"}
+    # A script that is given inline may show texts of others.
+    is_file = not scripted or "." in "".join(speaker.stage.arguments[:1])
+    if is_file and _crashed(text) and "traceback" not in command:
+        found |= set(classify(text[-_END_CHARS:])) - _NOT_OF_A_COMMAND
+    may_end_badly = not (_SAYS["prints_text"].search(program) or wants_error)
+    gives_up = {"command_error"} if may_end_badly and _SAYS["ends_badly"].match(last) else set()
     if not speaker.loses:
-        is_wanted = _SAYS["prints_text"].search(program) or _SAYS["wants_error"].search(command)
-        return (
-            found if is_wanted or not _SAYS["ends_badly"].match(last) else found | {"command_error"}
-        )
+        return found | gives_up
     shows_code = "$?" in command or "PIPESTATUS" in command
     if shows_code and any(map(_SAYS["code_line"].fullmatch, lines[-3:])):
         found |= {"command_error"}
     signature = _SIGNATURE
-    prints = _SAYS["scripted"].fullmatch(program) or _SAYS["prints_text"].search(program)
+    prints = scripted or _SAYS["prints_text"].search(program)
     if prints and not _SAYS["is_check"].search(" ".join(speaker.stage.arguments)[:200]):
         # Its output may be any text; only the end of it may be its own error.
         lines, signature = lines[-SCRIPT_TAIL_LINES:], frozenset({"runtime_exception"})
@@ -495,9 +489,7 @@ def _find_masked_failures(command: str, text: str, shows_status: bool = True) ->
     provoked = not shown & (_CHECKED | {"command_error"}) and _PASSED.search(end)
     if shown & signature and not provoked:
         return found | shown
-    is_wanted = prints or _SAYS["wants_error"].search(command)
-    gives_up = not is_wanted and not found and _SAYS["ends_badly"].match(last)
-    return {"command_error"} if gives_up else found
+    return found or gives_up
 
 
 def _take_last_lines(text: str) -> list[str]:
@@ -520,10 +512,8 @@ def _find_complaints(
         match = _SAYS["speaker"].match(line) if ": " in line else None
         if not match or not (match[1] == "fatal" or _SOUNDS_BAD.search(match[2])):
             continue
-        if _SAYS["closed"].search(match[2]):
-            continue
         # A look for something may provide for its absence.
-        if looks and "o such" in match[2]:
+        if _SAYS["closed"].search(match[2]) or (looks and "o such" in match[2]):
             continue
         if _is_own(match[1], match[2], line, stages, losing, command):
             found |= (set(classify(line)) - _NOT_OF_A_COMMAND) or {"command_error"}

@@ -168,7 +168,7 @@ def redact(row: Row) -> dict[str, Any]:
 
 
 # Fields that hold none but words of ours, such as the names of categories.
-_OWN_WORDS = frozenset({"kind", "status", "categories", "excuse", "rule", "role"})
+_OWN_WORDS = frozenset({"kind", "status", "categories", "excuse", "fault", "rule", "role"})
 _TEXTS = ("history", "prompt", "findings", "cwd", "tools", "workspace")
 STAGE = Map(
     redact,

@@ -1,8 +1,10 @@
 import gc
 import logging
 import os
+from pathlib import Path
 
 import pytest
+from filelock import FileLock
 from hypothesis import HealthCheck, settings
 
 pytest_plugins = ["tests.loopback_hub.fixture", "tests.chat_server.fixture", "tests.browser"]
@@ -18,6 +20,20 @@ logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 # Collecting and importing makes millions of objects that stay: looking through them for garbage
 # again and again was a quarter of the time before the first test.
 gc.disable()
+
+
+@pytest.fixture(scope="session")
+def own_suite(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The project's own suite, built once for all processes: its tests are recorded for that."""
+    from pimono_sdpo.suites.build import build_suite
+
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    with FileLock(shared / "own_suite.lock"):
+        if not (shared / "own_suite").exists():
+            build_suite("samples", shared / "own_suite")
+    return shared / "own_suite"
+
 
 # Those that take longest come first, so that no process is left with one of them at the end.
 LONGEST = (

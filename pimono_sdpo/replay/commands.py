@@ -227,9 +227,7 @@ def find_changes(command: str, output: str) -> Changes:
         is_shown = len(pipeline.stages) == 1 and not pipeline.stages[0].targets
         for stage in pipeline.stages:
             changes.anything |= _is_script(stage)
-            fixed = _SAYS_FIXED.findall(_TELLS.sub("", output))
-            if stage.program in _WORDS["runners"] and len(fixed) > len(_CLEAN.findall(output)):
-                changes.anything = True
+            changes.anything |= stage.program in _WORDS["runners"] and _says_fixed(output)
             changes.names.update(stage.targets)
             if stage.role == "runs" and _CHECKS.search(
                 " ".join((stage.program, *stage.arguments[:3]))
@@ -243,9 +241,17 @@ def find_changes(command: str, output: str) -> Changes:
             changes.anything |= found is None
             changes.names |= found or set()
             changes.rewrites |= found is None and stage.program == "git"
-    texts = (command[:MAX_CHARS], output)
-    changes.rewrites |= any(_REWRITES.search(text) or _SAYS_FIXED.search(text) for text in texts)
+    if changes.anything and not changes.rewrites:
+        begin = command[:MAX_CHARS]
+        changes.rewrites = bool(
+            _REWRITES.search(begin) or _SAYS_FIXED.search(begin) or _says_fixed(output)
+        )
     return changes
+
+
+def _says_fixed(output: str) -> bool:
+    """Whether an output names more fixers than it says to have found nothing to fix."""
+    return len(_SAYS_FIXED.findall(_TELLS.sub("", output))) > len(_CLEAN.findall(output))
 
 
 def _is_script(stage: Stage) -> bool:

@@ -245,9 +245,11 @@ class File:
             self.held = None
         elif self.held is None and self.is_known:
             self.held = File(self.whole, self.pieces, self.hints)
+        self.is_changed = True
+        if not self.is_known and not self.hints:
+            return
         self.older = list(dict.fromkeys([*self.texts, *self.hints, *self.older]))[:MOST_OLDER]
         self.whole, self.pieces, self.hints, self.placed = None, [], [], {}
-        self.is_changed = True
 
     def confirm(self) -> None:
         """Note that the file is as it was before something that may have changed it."""

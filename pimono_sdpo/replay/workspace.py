@@ -312,7 +312,8 @@ class Workspace:
     def ran(self, command: str, result: Event) -> None:
         """Learn from a command that has run."""
         changes = find_changes(command, result.text)
-        self.named.update(_SPLIT.split(command))
+        if self.tools.reads_first:
+            self.named.update(_SPLIT.split(command))
         self._note(changes)
         copies = [] if result.is_error or changes.anything else find_copies(command)
         for source, target in copies:
@@ -386,7 +387,7 @@ class Workspace:
             self.resumed = True
             for file in self.files.values():
                 file.by_tool = None
-        if event.kind in {"user", "compaction", "custom_message"}:
+        if self.tools.reads_first and event.kind in {"user", "compaction", "custom_message"}:
             self.heard.update(_SPLIT.split(event.text))
         if event.kind == "custom_message":
             for name in _CHANGED_BEHIND.findall(event.text):

@@ -268,6 +268,7 @@ def test_the_recipes_that_learn_state_completions_and_verify(recipe: str) -> Non
         parse([*argv, "--generations", "0"])
 
 
+@pytest.mark.slow
 def test_declared_tools_reach_the_model_and_count(tmp_path: Path, tiny: Path) -> None:
     (tmp_path / "rows").mkdir()
     spec = json.dumps({"tools": "pi"})
