@@ -10,6 +10,8 @@ PYTEST := $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile --
 
 export HF_HUB_DISABLE_TELEMETRY := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Where it is set, every process that a test starts would compile everything again.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help demo test test-slow test-all lint types check docs lock clean
 

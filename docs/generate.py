@@ -1,4 +1,4 @@
-"""Write docs/reference/*.md from the code.
+"""Write docs/reference/*.md, and the list of options of the training jobs, from the code.
 
     python docs/generate.py            write the pages
     python docs/generate.py --check    exit with 1 if a page is out of date
@@ -9,6 +9,7 @@ The pages are committed, so that they can be read on GitHub; a test compares the
 import argparse
 import ast
 import inspect
+import json
 import re
 import runpy
 import sys
@@ -140,7 +141,7 @@ def describe_together() -> str:
 
 def describe_recipes() -> str:
     """Return the page of the recipes: each YAML file as it is, with its comments."""
-    from pimono_sdpo.training import arguments
+    from pimono_sdpo.training import recipe_folder
 
     lines = [
         NOTE,
@@ -148,7 +149,7 @@ def describe_recipes() -> str:
         "A recipe is a YAML file in `jobs/recipes/`, named with `--config`. An option on the "
         "command line overrides it.\n",
     ]
-    for recipe in sorted(arguments.recipe_folder().glob("*.yaml")):
+    for recipe in sorted(recipe_folder().glob("*.yaml")):
         lines += [f"## {recipe.stem}\n", f"```yaml\n{recipe.read_text().strip()}\n```\n"]
     return "\n".join(lines)
 
@@ -336,6 +337,35 @@ def describe_modules() -> str:
     return "\n".join(lines)
 
 
+def list_job_options() -> str:
+    """Return what `train --on` needs to know of the options of the jobs, as JSON."""
+    from pimono_sdpo.training import arguments
+    from pimono_sdpo.training.run import METHODS
+
+    known = {}
+    for method in ("sdpo", "sft", "dpo"):
+        parser = arguments.open_parser(METHODS[method].OPTIONS, METHODS[method].CONFIG)
+        found: dict[str, dict[str, Any]] = {"config": {}}
+        for action in parser._actions[1:]:
+            kind = getattr(action.type, "__name__", None)
+            about: dict[str, Any] = {} if kind not in ("int", "float") else {"type": kind}
+            if kind == "string_to_bool":
+                about["choices"] = "true false True False yes no 1 0".split()
+            elif action.choices:
+                about["choices"] = [str(one) for one in action.choices]
+            if action.nargs is not None:
+                about["nargs"] = action.nargs or "?"
+            found[action.option_strings[0][2:]] = about
+        known[method] = dict(sorted(found.items()))
+    lines = [
+        f'"{method}": {{\n'
+        + ",\n".join(f'  "{name}": {json.dumps(about)}' for name, about in options.items())
+        + "\n}"
+        for method, options in known.items()
+    ]
+    return "{" + ",\n".join(lines) + "}"
+
+
 PAGES = {
     "cli.md": describe_commands,
     "jobs.md": describe_jobs,
@@ -344,6 +374,7 @@ PAGES = {
     "stages.md": describe_stages,
     "verifiers.md": describe_verifiers,
     "modules.md": describe_modules,
+    "../../pimono_sdpo/training/options.json": list_job_options,
 }
 
 

@@ -26,7 +26,9 @@ _TOKEN = re.compile(
     r"|(?P<code>\\u[0-9a-fA-F]{4})"
     r"|\[\^?\]?(?:\\.|[^\]\\])*\]"
     r"|(?P<repeat>\{(?P<least>\d*)(?:,(?P<most>\d*))?\})"
-    r"|\\.|.",
+    r"|\\."
+    # Text that means itself; a repeat after it is a token of its own.
+    r"|[^\\\[(){*+?]+|.",
     re.DOTALL,
 )
 _OTHER = r"\x{80}-\x{10FFFF}"
@@ -106,11 +108,11 @@ class Prefilter:
         [0, 1]
         """
         encoded = text.encode()
-        return sorted(
-            number * self._parts + part
-            for part, automaton in enumerate(self._sets)
-            for number in automaton.Match(encoded) or ()
-        )
+        found: list[int] = []
+        for part, automaton in enumerate(self._sets):
+            if numbers := automaton.Match(encoded):
+                found += [number * self._parts + part for number in numbers]
+        return sorted(found)
 
 
 class Guarded:

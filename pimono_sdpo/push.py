@@ -24,6 +24,7 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import typer
 import yaml
 from datasets import Features
 from httpx2 import HTTPError
@@ -115,11 +116,14 @@ def check_account(repo_id: str) -> None:
         raise OutputError(f"Nothing can be pushed to `{repo_id}`: {problem}.")
 
 
-def push_folder(folder: Path, repo_id: str, options: PushOptions) -> str:
+def push_folder(
+    folder: Path, repo_id: str, options: PushOptions, only_private: bool = False
+) -> str:
     """Push what differs from the dataset's present commit; return a sentence on what was done.
 
     A missing dataset is created, private unless `public`. The same content makes no commit. Raises
-    OutputError as `check_files` does, and when the Hub refuses; the folder stays as it is.
+    OutputError as `check_files` does, for a public dataset if `only_private`, and when the Hub
+    refuses; the folder stays as it is.
     """
     files = check_files(folder, options.allow_findings)
     report = read_json(folder / REPORT)
@@ -129,6 +133,11 @@ def push_folder(folder: Path, repo_id: str, options: PushOptions) -> str:
     # The example of the card is copied from the Hub.
     card = (folder / CARD).read_text().replace(PLACEHOLDER, f'"{repo_id}"')
     check_account(repo_id)
+    new = "public" if options.public else "private"
+    typer.echo(
+        f"leaves this machine: the rows in {folder}, with rejects, report and card, to the dataset "
+        f"{repo_id} ({new} if new)"
+    )
     digest = sha256((folder / REPORT).read_bytes()).hexdigest()
     again = shlex.join(["pimono-sdpo", "push", str(folder), repo_id, *options.given()])
     return _RowsUpload(
@@ -137,6 +146,7 @@ def push_folder(folder: Path, repo_id: str, options: PushOptions) -> str:
         own=moved,
         card=card,
         stage=stage,
+        only_private=only_private,
         description=f"report.json has the sha256 {digest}.",
         again=f"; then `{again}`",
     ).run()
@@ -475,6 +485,16 @@ class _RowsUpload(Upload):
     own: dict[str, Path | bytes]
     card: str
     stage: str | None
+    only_private: bool = False
+
+    def create(self) -> None:
+        """Create the dataset if it is missing, and refuse a public one if it is to be private."""
+        super().create()
+        if self.only_private and not self.api.dataset_info(self.repo_id).private:
+            raise OutputError(
+                f"The dataset `{self.repo_id}` is public; rename the folder, or push it yourself "
+                "and give the id of the dataset."
+            )
 
     def operations(self, head: str) -> list[Operation]:
         """Add our files, and delete the shards of an earlier push; raises OutputError."""

@@ -32,7 +32,7 @@ FINDING = {
     **columns(string="tool target status text"),
     "categories": STRINGS,
     **columns(string="next", int32="resolved_at"),
-    **columns(string="resolved_by excuse rule", float64="probability"),
+    **columns(string="resolved_by excuse fault rule", float64="probability"),
     **columns(string="span"),
 }
 CORRECTION = {name: FINDING[name] for name in ("event_index", "rule", "probability", "span")}
@@ -105,6 +105,7 @@ class Finding(TypedDict):
     resolved_at  the event that shows it resolved, None if nothing does
     resolved_by  what the agent did in between
     excuse       why it teaches nothing (`processors.outcome`), empty if it does
+    fault        what shows that the agent itself erred (`processors.outcome`)
     rule, probability, span   what decided a correction, and the words that show it
     """
 
@@ -120,6 +121,7 @@ class Finding(TypedDict):
     resolved_at: int | None
     resolved_by: str
     excuse: str
+    fault: str
     rule: str
     probability: float
     span: str

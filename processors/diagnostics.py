@@ -17,10 +17,13 @@ from pimono_sdpo.prefilter import Guarded, Prefilter, compile_patterns
 from pimono_sdpo.schema import Finding
 from pimono_sdpo.shell import Pipeline, Stage, loses_status, parse_command
 from pimono_sdpo.traces.events import Event, decode_json
-from processors.status import SHORT, decode_status, find_family
+from processors.status import PASSED, SHORT, decode_status, find_family
 
 _SAYS = compile_patterns(Path(__file__).with_name("wording.toml"), "diagnostics")
-_PASSED, _SOUNDS_BAD, _TRAILER = map(Guarded, itemgetter("passed", "sounds_bad", "trailer")(_SAYS))
+_PASSED, _SOUNDS_BAD, _TRAILER, _POWERSHELL, _ERROR_BODY = map(
+    Guarded,
+    itemgetter("passed", "sounds_bad", "trailer", "powershell", "error_body")(_SAYS),
+)
 MIXED_TAIL_LINES = 25
 HEAD_LINES = 8
 TAIL_LINES = 20
@@ -64,7 +67,6 @@ _MAY_COMPLAIN = Prefilter(
     [
         *(rule.pattern for rule in RULES if rule.category in _SIGNATURE),
         _SAYS["complaint"],
-        _SAYS["logs_error"],
     ]
 )
 NOTHING_KNOWN: Finding = {
@@ -80,6 +82,7 @@ NOTHING_KNOWN: Finding = {
     "resolved_at": None,
     "resolved_by": "",
     "excuse": "",
+    "fault": "",
     "rule": "",
     "probability": 1.0,
     "span": "",
@@ -137,11 +140,13 @@ def _judge(event: Event, call: Event | None) -> Finding | None:
         text, target = _strip_notices(event.text), find_target(arguments, event.kind)
         return _build(event, target, "text", text, _find_masked_failures(target, text))
     else:
-        status = decode_status(event.tool_name, event.text)
-        if status.failed and code != 0:
+        ran = _list_commands(arguments) if event.text.startswith(_SCRIPT_ENDED) else ""
+        shows = ran and all(stage.role != "runs" for stage in _list_stages(parse_command(ran)))
+        status = PASSED if shows else decode_status(event.tool_name, event.text)
+        if (status.failed and code != 0) or (runs and _crashed(event.text)):
             source, code, message = "text", status.exit_code, status.message
         elif event.text.startswith(_SCRIPT_ENDED) and _may_mask_failure("", event.text):
-            text, ran = _strip_notices(event.text), _list_commands(arguments)
+            text = _strip_notices(event.text)
             found = _find_masked_failures(ran, text, shows_status=False) if ran else set()
             if "write_stdin" in arguments and "u0003" not in arguments:
                 found |= set(classify("\n".join(_take_last_lines(text)))) & _CHECKED
@@ -149,7 +154,7 @@ def _judge(event: Event, call: Event | None) -> Finding | None:
         else:
             return None
     text, target = _strip_notices(message or event.text), find_target(arguments, event.kind)
-    if _SAYS["evicted"].fullmatch(text[:500]) or _is_interrupt_or_outage(event, arguments, text):
+    if _SAYS["evicted"].fullmatch(text[:500]) or _is_interrupt_or_outage(event, target, text):
         return None
     if code is None and is_shell:
         ended = _SAYS["exit_tail"].search(text[-_EXIT_CHARS:])
@@ -221,12 +226,22 @@ def _classify_turn(text: str) -> set[str]:
     return set(classify(text)) & {"tool_schema_validation"} if is_own else set()
 
 
-def _is_interrupt_or_outage(event: Event, arguments: str, text: str) -> bool:
+def _is_interrupt_or_outage(event: Event, target: str, text: str) -> bool:
     if event.exit_code not in {None, _BROKEN_OFF}:
         return False
-    is_outage = event.tool_name not in _FILE_TOOLS and _SAYS["provider_error"].search(text[:400])
+    # What fetches pages may fail like a provider.
+    is_asking = event.tool_name in _FILE_TOOLS or _SAYS["prints_text"].search(event.tool_name)
+    is_outage = not is_asking and _SAYS["provider_error"].search(text[:400])
     is_interrupt = _SAYS["interrupt"].search(text[:400]) or text.endswith("Command aborted")
-    return bool(is_outage or is_interrupt or "\\u0003" in arguments)
+    is_stopped = "\\u0003" in target and not text.startswith("write_stdin failed")
+    return bool(is_outage or is_interrupt or is_stopped)
+
+
+def _crashed(text: str) -> bool:
+    """Check for output of a program that ends with an exception nobody caught."""
+    end = text[-TAIL_CHARS:]
+    shows = "Traceback (most" in end or "Node.js v" in end[-200:] or "exit status " in end[-200:]
+    return shows and _SAYS["crashed"].search(end) is not None
 
 
 def _cut_to_ends(text: str) -> str:
@@ -285,6 +300,9 @@ def _list_stages(pipelines: list[Pipeline]) -> list[Stage]:
     return [stage for pipeline in pipelines for stage in pipeline.stages]
 
 
+_SILENCERS = ("2>/dev/null", "&>/dev/null", "SilentlyContinue")
+
+
 def _is_no_failure(
     exit_code: int, stages: list[Stage], only_reads: bool, command: str, output: str
 ) -> bool:
@@ -294,7 +312,7 @@ def _is_no_failure(
     line = command[:MAX_COMMAND]
     if exit_code == 1 and _find_last_role(stages) == "searches":
         return True
-    is_silenced = exit_code in {1, 2} and ("2>/dev/null" in command or "&>/dev/null" in command)
+    is_silenced = exit_code in {1, 2} and any(sign in command for sign in _SILENCERS)
     if is_silenced and (only_reads or _SAYS["ends_with_look"].search(line)):
         return True
     if exit_code in _STOPPED and (exit_code not in _KILLED or _SAYS["stops"].search(line)):
@@ -345,7 +363,7 @@ def _find_own_words(stages: list[Stage], output: str) -> str:
 
 # Without one of them, or words of a shell in the output, the status of a command is its own.
 _JOINS = re.compile(r"[|;&>`]|\\n|\n|\$\(|-c |exec|ssh|rtk|/tasks/")
-_SHELL_SAYS = ("line ", "not found", "syntax error", "timed out", " ERROR", "[ERROR")
+_SHELL_SAYS = ("line ", "not found", "syntax error", "timed out")
 
 
 def _may_mask_failure(command: str, text: str) -> bool:
@@ -355,7 +373,11 @@ def _may_mask_failure(command: str, text: str) -> bool:
     """
     if "$?" in command or "PIPESTATUS" in command or _SAYS["lead_line"].match(text):
         return True
-    if "curl" in command and _shows_http_error(command, text):
+    if _shows_http_error(command, text) or _crashed(text):
+        return True
+    if _SAYS["ends_badly"].match(text.rstrip()[-400:].rpartition("\n")[2]):
+        return True
+    if text[:1] == "{" or _POWERSHELL.search(text[:_END_CHARS] + text[-_END_CHARS:]):
         return True
     tail = "\n".join(text[-TAIL_CHARS:].rsplit("\n", 2 * TAIL_LINES)[-2 * TAIL_LINES :])
     if command and not _JOINS.search(command) and not any(sign in tail for sign in _SHELL_SAYS):
@@ -374,7 +396,10 @@ def _shows_http_error(command: str, text: str) -> bool:
         codes = re.findall(rf"{before}(\d{{3}})\b", text[-TAIL_CHARS:])
         if codes and all(map(_SAYS["http_error"].fullmatch, codes)):
             return True
-    return bool(_SAYS["error_body"].match(text))
+    body = _ERROR_BODY.search(text[:HEAD_CHARS])
+    return body is not None and not (
+        _SAYS["own_service"].search(command) and _SAYS["refusal"].search(text, body.start())
+    )
 
 
 _SAYS_MISSING = frozenset({"", "command", "not", "found"})
@@ -397,8 +422,10 @@ def _find_masked_failures(command: str, text: str, shows_status: bool = True) ->
     shows_status = shows_status and not ("rtk " in command and _SAYS["swallows"].search(command))
     # A line of the command itself was echoed.
     lines = [line for line in _take_last_lines(text) if line.strip() not in command]
-    if not lines:
+    lead = _SAYS["lead_line"].match(text)
+    if not lines and not lead:
         return set()
+    last = lines[-1] if lines else text.strip()
     pipelines = parse_command(command)
     parts = [
         _Part(at, stage, not shows_status or loses_status(pipelines, at, number))
@@ -406,8 +433,8 @@ def _find_masked_failures(command: str, text: str, shows_status: bool = True) ->
         for number, stage in enumerate(pipeline.stages)
     ]
     stages = [part.stage for part in parts]
-    timed_out, lead = _SAYS["timed_out"], _SAYS["lead_line"].match(text)
-    if timed_out.match(text) or (timed_out.match(lines[-1]) and _find_last_role(stages) == "runs"):
+    timed_out = _SAYS["timed_out"]
+    if timed_out.match(text) or (timed_out.match(last) and _find_last_role(stages) == "runs"):
         return {"command_error"}
     has_fallback = any(pipeline.then == "||" for pipeline in pipelines)
     found = _find_complaints(lines, parts, command, has_fallback)
@@ -418,30 +445,40 @@ def _find_masked_failures(command: str, text: str, shows_status: bool = True) ->
         first = next((part.loses for part in parts if part.stage.role == "runs"), False)
         if not lead[2]:
             # What ends with its result went on.
-            found |= (
-                set() if lines[-1][0] in "{\u2713" else {"command_error"} | (shown & _COMPLAINED)
-            )
+            found |= set() if last[0] in "{\u2713" else {"command_error"} | (shown & _COMPLAINED)
         # A program that catches an exception may show it, and a shell goes on after one.
         elif "traceback" in command or not shows_status or first:
             found |= shown & (_SIGNATURE | _COMPLAINED)
+    record = _POWERSHELL.search(text)
+    if record and (leads or record.start() < _END_CHARS):
+        found |= {"command_error"} | (set(classify(text[:HEAD_CHARS])) & _COMPLAINED)
     if _shows_http_error(command, text):
         found |= {"command_error"}
     speaker = _find_last_speaker(parts)
-    if speaker is None and _SAYS["task_output"].search(command):
-        shown = set(classify("\n".join(lines[-SCRIPT_TAIL_LINES:]))) - _NOT_OF_A_COMMAND
-        return found | (shown if shown & _SIGNATURE else set())
     if speaker is None:
-        return found
+        is_own = _SAYS["task_output"].search(command)
+        shown = set(classify("\n".join(lines[-SCRIPT_TAIL_LINES:]))) if is_own else set()
+        return found | (shown - _NOT_OF_A_COMMAND if shown & _SIGNATURE else set())
     program = speaker.stage.program
-    if _SAYS["logs_error"].match(lines[-1]) and not _SAYS["prints_text"].search(program):
+    scripted, wants_error = (
+        _SAYS["scripted"].fullmatch(program),
+        _SAYS["wants_error"].search(command),
+    )
+    if text[:1] == "{" and not wants_error and decode_status("", text).failed:
         found |= {"command_error"}
+    # A script that is given inline may show texts of others.
+    is_file = not scripted or "." in "".join(speaker.stage.arguments[:1])
+    if is_file and _crashed(text) and "traceback" not in command:
+        found |= set(classify(text[-_END_CHARS:])) - _NOT_OF_A_COMMAND
+    may_end_badly = not (_SAYS["prints_text"].search(program) or wants_error)
+    gives_up = {"command_error"} if may_end_badly and _SAYS["ends_badly"].match(last) else set()
     if not speaker.loses:
-        return found
+        return found | gives_up
     shows_code = "$?" in command or "PIPESTATUS" in command
     if shows_code and any(map(_SAYS["code_line"].fullmatch, lines[-3:])):
         found |= {"command_error"}
     signature = _SIGNATURE
-    prints = _SAYS["scripted"].fullmatch(program) or _SAYS["prints_text"].search(program)
+    prints = scripted or _SAYS["prints_text"].search(program)
     if prints and not _SAYS["is_check"].search(" ".join(speaker.stage.arguments)[:200]):
         # Its output may be any text; only the end of it may be its own error.
         lines, signature = lines[-SCRIPT_TAIL_LINES:], frozenset({"runtime_exception"})
@@ -450,7 +487,9 @@ def _find_masked_failures(command: str, text: str, shows_status: bool = True) ->
     end = "\n".join(lines)
     shown = set(classify(end)) - _NOT_OF_A_COMMAND
     provoked = not shown & (_CHECKED | {"command_error"}) and _PASSED.search(end)
-    return found if provoked or not shown & signature else found | shown
+    if shown & signature and not provoked:
+        return found | shown
+    return found or gives_up
 
 
 def _take_last_lines(text: str) -> list[str]:
@@ -471,10 +510,10 @@ def _find_complaints(
     looks = has_fallback and all(stage.role != "runs" for stage in stages)
     for line in lines:
         match = _SAYS["speaker"].match(line) if ": " in line else None
-        if not match or not _SOUNDS_BAD.search(match[2]):
+        if not match or not (match[1] == "fatal" or _SOUNDS_BAD.search(match[2])):
             continue
         # A look for something may provide for its absence.
-        if looks and "o such" in match[2]:
+        if _SAYS["closed"].search(match[2]) or (looks and "o such" in match[2]):
             continue
         if _is_own(match[1], match[2], line, stages, losing, command):
             found |= (set(classify(line)) - _NOT_OF_A_COMMAND) or {"command_error"}
@@ -492,6 +531,8 @@ def _is_own(
         return "syntax error" in words or bool(about & said)
     if name in {"fatal", "error"}:
         return "git" in losing or _SAYS["asks_git"].search(command) is not None
+    if line.startswith(("Error response from daemon", "Error from server")):
+        return not losing.isdisjoint({"docker", "podman", "kubectl"}) or "docker" in command
     if name in losing:
         # What may not be read is passed over by these.
         return name not in _WALKS or "ermission denied" not in words

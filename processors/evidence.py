@@ -166,8 +166,9 @@ def _bind(
     """Return the evidence of each request in order, by the index of the request.
 
     What went wrong before the first request, or on an event that nobody asked to act on, is not
-    feedback on any answer. A correction is about the last of the requests in `work` before it, if
-    there is one and the agent did anything since.
+    feedback on any answer. Nor is what follows a few words that are no request and no approval,
+    such as the choice of an option. A correction is about the last of the requests in `work` before
+    it, if there is one and the agent did anything since.
     """
     corrected: list[Finding] = [
         {**NOTHING_KNOWN, **item, "kind": "correction", "status": "user",
@@ -176,7 +177,11 @@ def _bind(
         if not _SAYS["automated"].search(item["text"])
     ]  # fmt: skip
     asked = {request.index for request in requests}
-    starts = sorted(asked | {event.index for event in events if _is_unasked(event)})
+    about = {item["event_index"] for item in corrections}
+    turns = {
+        event.index for event in events if event.index not in asked | about and _is_turn(event)
+    }
+    starts = sorted(asked | turns)
     bound: dict[int, list[Finding]] = {}
     for item in sorted((*failures, *corrected), key=itemgetter("event_index")):
         at = bisect_left(work, item["event_index"]) if item["kind"] == "correction" else 0
@@ -184,15 +189,22 @@ def _bind(
         at = at or bisect_left(starts, item["event_index"])
         request = known[at - 1] if at else -1
         between = events[request + 1 : item["event_index"]]
-        if request in asked and (item["kind"] == "failure" or any(map(_is_work, between))):
+        is_own = item["kind"] == "failure" or (
+            any(map(_is_work, between)) and turns.isdisjoint(range(request, item["event_index"]))
+        )
+        if request in asked and is_own:
             bound.setdefault(request, []).append({**item, "request": request})
     return bound
 
 
-def _is_unasked(event: Event) -> bool:
-    """Check for an event on which an agent acts by itself, such as a heartbeat."""
-    is_message = event.kind == "user" and event.on_active_branch
-    return is_message and _SAYS["unasked"].search(event.text) is not None
+def _is_turn(event: Event) -> bool:
+    """Check for a message after which the agent does something else, such as a heartbeat."""
+    if event.kind != "user" or not event.on_active_branch:
+        return False
+    words = strip_wrapper(event.text).lower()
+    goes_on = [_SAYS["automated"], _CUES["approval"], _CUES["go_on"]]
+    is_new = not (event.is_nudge or event.is_veto or any(cue.search(words) for cue in goes_on))
+    return bool(_SAYS["unasked"].search(event.text) or (words and is_new))
 
 
 def _choose_request(requests: Sequence[Event], found: Mapping[int, Sequence[Finding]]) -> Event:
@@ -330,7 +342,7 @@ def _has_words(text: str, least: int) -> bool:
 
 
 _ALONE_WORDS = 80
-_PICTURE_ENDINGS = (".png", ".jp", ".gif", ".webp", ".heic")
+_PICTURE_SIGNS = (".png", ".jp", ".gif", ".webp", ".heic", "[image", "[screenshot")
 # Of code, logs and what a terminal shows.
 _CODE_SIGN = re.compile(r"[{}();=<>|\[\]]|\d:\d|\w/\w+/|^\s*(?:[$%#>+-]|at |File )")
 
@@ -352,7 +364,7 @@ def _cut_own_words(body: str) -> str:
     if "<" in body:
         body = _SAYS["block"].sub(" ", body)
     lowered = body.lower()
-    if "[" in body or any(ending in lowered for ending in _PICTURE_ENDINGS):
+    if any(sign in lowered for sign in _PICTURE_SIGNS):
         body = _SAYS["picture"].sub(" ", body)
     return body.strip()
 
@@ -370,8 +382,10 @@ def gather_history(events: Sequence[Event], stop: int, limit: int) -> list[Messa
         if sum(sizes) > limit or not limit:
             break
         event = events[index]
+        if not _is_message(event):
+            continue
         text = strip_wrapper(event.text) if event.kind == "user" else event.text.strip()
-        if not text or not _is_message(event):
+        if not text:
             continue
         if turns and turns[-1][0] == event.kind:
             turns[-1][1].append(text)

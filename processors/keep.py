@@ -12,6 +12,7 @@ tests/benchmarks/fit_worth.py fitted the weights to rows that were judged by han
 """
 
 import math
+import re
 from functools import partial
 from typing import Any
 
@@ -25,11 +26,19 @@ _REASONS = {
     "not_granted": "permission_not_granted",
 }
 LEAST_WORTH = 0.7
-INTERCEPT = 0.02
+INTERCEPT = -1.24
 # What each property of `describe` adds to the log-odds.
-LOG_ODDS = {"failures": 0.51, "sure_correction": 0.93, "resolved": 1.03, "environment": -0.80}
-_SURE = 0.9
-_LOOKUPS = {"command_error", "missing_file_or_command"}
+LOG_ODDS = {
+    "own_faults": 0.97,
+    "own_code": 0.55,
+    "own_call": 0.76,
+    "other_failures": 0.39,
+    "effort": 0.13,
+    "correction": 0.41,
+    "changed_again": 0.77,
+}
+_SURE = 0.997
+_DIGITS = re.compile(r"\d+")
 
 
 def keep(row: Row, min_worth: float = 0.0) -> str | None:
@@ -57,29 +66,36 @@ def estimate_worth(row: Row) -> float:
 def describe(row: Row) -> dict[str, float]:
     """Describe the evidence that is not excused.
 
-    failures         the logarithm to base 2 of their number + 1
-    sure_correction  the user corrected the agent, with a probability of at least 0.9
-    resolved         a later call resolved one of the failures
-    environment      a permission was missing, or nothing failed but what was looked for is missing
+    own_faults      the logarithm to base 2 of the number of different faults of the agent + 1
+    own_code        one of these is code that does not run
+    own_call        one of these is a call that is not understood
+    other_failures  as own_faults, of the failures that do not show a fault
+    effort          the same of the events until a failure was resolved, at most
+    correction      the log-odds of the surest correction
+    changed_again   on a correction the agent changed a file again
     """
     own: list[Any] = [item for item in row["findings"] if not item["excuse"]]
     failures = [item for item in own if item["kind"] == "failure"]
-    kinds = [set(item["categories"]) for item in failures]
+    faults = {item["fault"] for item in own} - {""}
+    # Repeats differ in times and counts.
+    alike = [{_DIGITS.sub("", i["text"])[:300] for i in failures if is_own is bool(i["fault"])}
+             for is_own in (True, False)]  # fmt: skip
+    spent = [i["resolved_at"] - i["event_index"] for i in failures if i["resolved_at"] is not None]
     return {
-        "failures": math.log2(1 + len(failures)),
-        "sure_correction": float(any(_is_sure(item) for item in own)),
-        "resolved": float(any(item["resolved_at"] is not None for item in failures)),
-        "environment": float(
-            any("permission_auth" in found for found in kinds)
-            or (bool(kinds) and all(found <= _LOOKUPS for found in kinds))
-        ),
+        "own_faults": math.log2(1 + len(alike[0])),
+        "own_code": float("code" in faults),
+        "own_call": float("call" in faults),
+        "other_failures": math.log2(1 + len(alike[1])),
+        "effort": math.log2(1 + max(spent, default=0)),
+        "correction": max((_weigh(i) for i in own if i["kind"] == "correction"), default=0.0),
+        "changed_again": float("again" in faults),
     }
 
 
-def _is_sure(item: Any) -> bool:
-    """Return whether a finding is a correction beyond doubt; a judge gives no probability."""
-    is_certain = item["rule"] == "judge" or item["probability"] >= _SURE
-    return bool(item["kind"] == "correction" and is_certain)
+def _weigh(item: Any) -> float:
+    """Return the log-odds of a correction; a judge gives no probability."""
+    likely = _SURE if item["rule"] == "judge" else min(item["probability"], _SURE)
+    return math.log(likely / (1 - likely))
 
 
 def stage(min_worth: float) -> Filter:

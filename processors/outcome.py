@@ -11,6 +11,13 @@ no_information  a message without words that say what went wrong
 expected        a test that was written to fail and failed before the code was changed
 outside         a service that did not answer, which the agent cannot help
 not_granted     a call that waits for a permission of the user
+
+That the agent itself erred shows in
+
+code   code of its own that does not parse or run
+call   a call or a command line that the program does not take
+work   a test or a build, a script within a command, or a file that it changed before
+again  a file that it changed before and changes again once the user has spoken
 """
 
 import re
@@ -30,6 +37,7 @@ from processors.status import find_family
 
 _SAYS = compile_patterns(Path(__file__).with_name("wording.toml"), "outcome")
 _MESSAGE_CHARS = 400
+_CODE_CHARS = 3000
 _NEAR = 3
 _CHANGES = frozenset({"edit", "write"})
 _FILE_TOOLS = frozenset({"read", "ls", "grep", "find", "glob"})
@@ -99,11 +107,12 @@ def describe_outcomes(
     for item, place in zip(findings, places, strict=True):
         after = steps[bisect_right(starts, item["event_index"]) :]
         following: Finding = {**item, "next": _describe_next(item, events, after, stop)}
+        following["fault"] = _find_fault(item, steps, after)
         if item["kind"] == "failure":
             following["resolved_at"], following["resolved_by"] = _find_resolution(item, after)
             following["excuse"] = _find_excuse(following, events, steps, after, alike[place])
         done.append(following)
-    slips = [item for item in done if item["excuse"] == "slip" and not _is_look(item)]
+    slips = [item for item in done if item["excuse"] == "slip" and _is_careless(item)]
     for item in slips if len(slips) >= _MANY else ():
         item["excuse"] = ""
     return done
@@ -111,7 +120,7 @@ def describe_outcomes(
 
 def _find_place(item: Finding) -> str:
     """Return what failures have in common that keep happening."""
-    if _REFUSALS & set(item["categories"]):
+    if _REFUSALS & set(item["categories"]) and item["tool"] not in _CHANGES | _FILE_TOOLS:
         return "refused"
     if _lost_backslashes(item):
         return "backslashes"
@@ -121,6 +130,11 @@ def _find_place(item: Finding) -> str:
         return item["tool"]
     is_search = only_reads(item["target"]) and not _is_look(item)
     return "looks" if is_search else item["target"]
+
+
+def _is_careless(item: Finding) -> bool:
+    """Check for a slip that many of make careless work: no look, and no rule of the harness."""
+    return not _is_look(item) and "policy_block" not in item["categories"]
 
 
 def _is_look(item: Finding) -> bool:
@@ -170,7 +184,7 @@ def _find_resolution(item: Finding, after: Sequence[Step]) -> tuple[int | None, 
     for number, step in enumerate(after):
         if step.failed or step.tool != item["tool"]:
             continue
-        is_same = named in step.tool + step.arguments
+        is_same = named in step.arguments or named in step.tool
         is_same = is_same and wanted in _identify(step.tool, step.target)
         if not is_same and not (lacks and _replaces(item, step, lacks, number < _NEAR)):
             continue
@@ -262,13 +276,43 @@ def _find_excuse(
     return "slip" if is_small and repeats < most and _is_slip(item, after, is_shell) else ""
 
 
+def _find_fault(item: Finding, steps: Sequence[Step], after: Sequence[Step]) -> str:
+    """Return what shows that the agent itself erred, "" if nothing does."""
+    changes = [step for step in steps if step.tool in _CHANGES]
+    files = {_find_file(step.target) for step in changes if step.ends < item["event_index"]}
+    if item["kind"] == "correction":
+        anew = {_find_file(step.target) for step in after if step.tool in _CHANGES}
+        return "" if files.isdisjoint(anew) else "again"
+    categories = set(item["categories"])
+    if categories & _REFUSALS or _SAYS["no_program"].search(item["text"][:_MESSAGE_CHARS]):
+        return ""
+    if _SAYS["bad_code"].search(item["text"][:_CODE_CHARS]):
+        return "code"
+    is_shell = is_command(item["tool"], item["target"])
+    if (
+        not categories & _OF_CODE
+        and item["tool"] not in _CHANGES | _FILE_TOOLS
+        and _SAYS["bad_call"].search(item["text"][:_MESSAGE_CHARS])
+    ):
+        return "call"
+    names = item["text"] + item["target"]
+    is_own = any(len(file) > 3 and file in names for file in files)
+    if is_shell and _MISSING not in categories:
+        is_own = is_own or _SAYS["inline"].search(item["target"]) is not None
+    return "work" if is_own or categories & _OF_CODE else ""
+
+
 def _is_slip(item: Finding, after: Sequence[Step], is_shell: bool) -> bool:
     """Check for a call that was refused, or wrong in itself and dropped or put right at once."""
     categories = set(item["categories"])
     if categories & _REFUSALS:
         return item["resolved_at"] is not None or "policy_block" in categories or not is_shell
     if is_shell:
-        return only_reads(item["target"]) and not _SAYS["no_program"].search(item["text"])
+        if not _SAYS["no_program"].search(item["text"]):
+            return only_reads(item["target"])
+        return (
+            item["resolved_at"] is not None and item["resolved_at"] - item["event_index"] <= _NEAR
+        )
     tries = [step for step in after if step.tool == item["tool"]][:2]
     is_dropped = item["tool"] in _FILE_TOOLS | _CHANGES and item["resolved_at"] is None
     return is_dropped or any(not step.failed for step in tries)

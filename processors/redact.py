@@ -30,8 +30,8 @@ _PATH_ENDS = re.compile(r"(?![\w-]|\.\w)")
 _NO_WORKSPACE = frozenset({"", "/", "/home", "/Users", "/tmp", "/mnt"})
 
 
-# Names of tools, files and commands come again and again.
-_SHORT = 200
+# Names of tools, files and commands come again and again, and so does what a file holds.
+_REMEMBERED = 20_000
 STEP_CHARS = 200
 
 
@@ -44,7 +44,7 @@ def redact_text(text: str, cwd: str, identity: Sequence[str] | None = ()) -> tup
     ('token [REDACTED:huggingface_token] in $WORKSPACE/a.py', ['huggingface_token'])
     """
     names = None if identity is None else tuple(identity)
-    text, kinds = (_redact_short if len(text) <= _SHORT else _redact)(text, cwd, names)
+    text, kinds = (_redact_again if len(text) <= _REMEMBERED else _redact)(text, cwd, names)
     return text, [*kinds]
 
 
@@ -65,7 +65,7 @@ def _redact(text: str, cwd: str, names: tuple[str, ...] | None) -> tuple[str, li
     return text, kinds
 
 
-_redact_short = lru_cache(maxsize=4096)(_redact)
+_redact_again = lru_cache(maxsize=512)(_redact)
 
 
 def redact_workspace(text: str, spelled: str) -> str:
@@ -168,7 +168,7 @@ def redact(row: Row) -> dict[str, Any]:
 
 
 # Fields that hold none but words of ours, such as the names of categories.
-_OWN_WORDS = frozenset({"kind", "status", "categories", "excuse", "rule", "role"})
+_OWN_WORDS = frozenset({"kind", "status", "categories", "excuse", "fault", "rule", "role"})
 _TEXTS = ("history", "prompt", "findings", "cwd", "tools", "workspace")
 STAGE = Map(
     redact,

@@ -126,11 +126,22 @@ def _drop_noise(text: str) -> str:
         text = _WINDOWS_PATH.sub(lambda m: _DRIVE.sub("", re.sub(r"\\+", "/", m[0])), text)
     lines = text.replace("\\n", "\n").split("\n")
     text = "\n".join(line for line in lines if len(line) < MAX_LINE)
-    if any(sign in text for sign in _IN_INTERNAL):
-        text = _FRAME_SOURCE.sub("", text)
-        text = "\n".join(line for line in text.split("\n") if not _INTERNAL.search(line))
+    if shown := [sign for sign in _IN_INTERNAL if sign in text]:
+        lines = _FRAME_SOURCE.sub("", text).split("\n")
+        text = "\n".join(
+            line
+            for line in lines
+            if not (any(sign in line for sign in shown) and _INTERNAL.search(line))
+        )
     text = _METADATA.sub("", text) if "[message_id:" in text or "(untrusted" in text else text
-    text = _UNREAL.sub("", text) if any(sign in text for sign in _IN_UNREAL) else text
+    if any(sign in text for sign in _IN_UNREAL):
+        # The pattern is slow where it finds nothing, and no match spans lines.
+        lines = text.split("\n")
+        found = (any(sign in line for sign in _IN_UNREAL) for line in lines)
+        cleaned = (
+            _UNREAL.sub("", one) if has else one for one, has in zip(lines, found, strict=True)
+        )
+        text = "\n".join(cleaned)
     return _REDACTED.sub("", text) if "[REDACTED" in text else text
 
 

@@ -7,7 +7,7 @@ whether a value is real.
 
 import re
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import re2
@@ -47,8 +47,8 @@ def _read_secret(entry: dict[str, Any]) -> Secret:
     return Secret(entry["kind"], lazy_pattern(pattern), judge, entry.get("unless"))
 
 
-def _expand(pattern: str) -> str:
-    return read_patterns({**TABLE["parts"], "pattern": pattern})["pattern"]
+_WRITTEN = [*(one for entry in TABLE["secrets"] for one in entry["patterns"]), "<START>", "<NAME>"]
+_expand = read_patterns({**TABLE["parts"], **{one: one for one in _WRITTEN}}).__getitem__
 
 
 def _hides_secret(match: re.Match[str]) -> bool:
@@ -69,7 +69,6 @@ _HEADING = re.compile(
 )
 _PATTERNS = [*(secret.pattern for secret in SECRETS), _HEADING]
 _PREFILTER = Prefilter(_PATTERNS)
-_FINDERS = [re2.compile(widen_pattern(pattern).encode()) for pattern in _PATTERNS]
 # How far a match may go on where RE2 has found the shortest.
 _REACH = 300
 _KEY_END = re.compile(r"-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
@@ -135,11 +134,16 @@ def _redact_kind(number: int, text: str, kinds: list[str]) -> str:
     return "".join([*parts, text[done:]])
 
 
+@cache
+def _build_finder(number: int) -> Any:
+    return re2.compile(widen_pattern(_PATTERNS[number]).encode())
+
+
 def _find_widened(number: int, text: str) -> Iterator[tuple[int, int]]:
     """Yield where the widened pattern is found, in characters."""
     encoded = text.encode()
     seen = at = 0
-    for found in _FINDERS[number].finditer(encoded):
+    for found in _build_finder(number).finditer(encoded):
         start = at + len(encoded[seen : found.start()].decode())
         at = start + len(found[0].decode())
         seen = found.end()

@@ -1,7 +1,10 @@
+import gc
 import logging
 import os
+from pathlib import Path
 
 import pytest
+from filelock import FileLock
 from hypothesis import HealthCheck, settings
 
 pytest_plugins = ["tests.loopback_hub.fixture", "tests.chat_server.fixture", "tests.browser"]
@@ -13,6 +16,24 @@ settings.load_profile("no time")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # On import it warns that `kernels`, with a faster kernel for some CPUs, is not installed.
 logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
+
+# Collecting and importing makes millions of objects that stay: looking through them for garbage
+# again and again was a quarter of the time before the first test.
+gc.disable()
+
+
+@pytest.fixture(scope="session")
+def own_suite(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The project's own suite, built once for all processes: its tests are recorded for that."""
+    from pimono_sdpo.suites.build import build_suite
+
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    with FileLock(shared / "own_suite.lock"):
+        if not (shared / "own_suite").exists():
+            build_suite("samples", shared / "own_suite")
+    return shared / "own_suite"
+
 
 # Those that take longest come first, so that no process is left with one of them at the end.
 LONGEST = (
@@ -41,3 +62,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return next((n for n, name in enumerate(LONGEST) if name in above), len(LONGEST))
 
     items.sort(key=place)
+
+
+def pytest_collection_finish() -> None:
+    """Leave what has been imported out of every later search for garbage."""
+    gc.freeze()
+    gc.enable()

@@ -28,7 +28,8 @@ class Prediction(NamedTuple):
     """How an edit was expected to end, None where the session does not tell, and how it ended.
 
     `reason` says why nothing was expected, "" where something was; `shown` whether the session had
-    shown every line that the edit replaces together with the file's name, or its schema decides.
+    shown every line that the edit replaces together with the file's name, or its schema decides;
+    `certain` whether nothing has happened since that may have changed the file.
     """
 
     event_index: int
@@ -36,15 +37,13 @@ class Prediction(NamedTuple):
     failed: bool
     reason: str
     shown: bool
+    certain: bool
 
 
 def predictions(
-    events: Sequence[Event], cwd: str, tools: FileTools = pi.HARNESS.files, certain: bool = False
+    events: Sequence[Event], cwd: str, tools: FileTools = pi.HARNESS.files
 ) -> Iterator[Prediction]:
-    """Predict every answered edit of a session before its result is looked at.
-
-    `certain`: not by what was seen before something happened that may have changed the file.
-    """
+    """Predict every answered edit of a session before its result is looked at."""
     workspace = Workspace(cwd, tools=tools)
     matched = match_results(tuple(events))
     seen: dict[str, set[str]] = defaultdict(set)
@@ -67,19 +66,19 @@ def predictions(
                 continue
             stopped = is_refusal(result.text) or is_veto(result.text)
             if event.tool_name == "edit" and not stopped:
-                for file in workspace.files.values() if certain else ():
-                    file.older.clear()
-                expected = workspace.predict(event)
+                certain = workspace.predict(event)
+                expected = certain or workspace.predict(event, trusting=True)
                 reason = "" if expected else _reason(workspace, event)
+                is_shown, is_certain = _is_shown(event, seen), bool(certain)
                 yield Prediction(
-                    event.index, expected, has_failed(result), reason, _is_shown(event, seen)
+                    event.index, expected, has_failed(result), reason, is_shown, is_certain
                 )
             given = decode_arguments(event)
             for path, edit in _find_edits(event):
                 seen[_name(path)].update(_read_lines(edit.new))
             seen[_name(find_path(given))].update(_read_lines(find_text(given, "content")))
             workspace.observe(event, result)
-        elif event.tool_name in {"edit", "write", "bash"}:
+        elif event.tool_name in {"read", "edit", "write", "bash"}:
             # Broken off, it may have been done all the same.
             workspace.lose(event.tool_name, decode_arguments(event))
 
@@ -97,7 +96,7 @@ def _name(path: str) -> str:
 
 
 def _names(text: str) -> set[str]:
-    return {_name(path) for path in re.findall(r"[^\s'\"`;|&<>=,:]+\.\w+", text)}
+    return {_name(path) for path in re.split(r"[\s'\"`;|&<>=,:]+", text) if "." in path}
 
 
 def _read_lines(text: str) -> Iterator[str]:

@@ -4,12 +4,8 @@ from typing import Any
 import pytest
 from jinja2 import UndefinedError
 
-from cards import (
-    lint_card,
-    render_dataset_card,
-    render_model_card,
-)
-from cards.render import COLUMNS, METRICS
+from cards.lint import lint_card
+from cards.render import COLUMNS, METRICS, render_dataset_card, render_model_card
 from pimono_sdpo.schema import SDPO_ROW
 from tests.card_data import HOSTILE, front_matter, report, run
 
@@ -135,6 +131,7 @@ REFERENCE = [
     "AutoTokenizer.from_pretrained(adapter)",
     "model.generate(",
     "share the tasks, habits and failures of those who recorded them",
+    "an experiment in self-distillation, not a model for general use",
     "SDPO is experimental in TRL and changes between releases: pin the versions above",
     "cannot tell whether an answer is correct",
     "needs the base model named above",
@@ -180,8 +177,8 @@ def test_each_of_at_most_ten_metrics_has_a_meaning() -> None:
         ),
         (
             {"dataset": {**run()["dataset"], "without_reward": 40}},
-            "40 of the 63 rows have no concrete token beside their categories: "
-            "`trace_grounding_reward` does not score them, which counts as 0.",
+            "40 rows have no concrete token beside their categories: "
+            "`trace_grounding_reward` cannot score them, and they were left out.",
         ),
     ],
 )

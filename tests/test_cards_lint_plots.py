@@ -8,13 +8,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from cards import (
-    lint_card,
-    lint_file,
-    render_model_card,
-    write_report_plots,
-    write_run_plot,
-)
+from cards.lint import lint_card, lint_file
+from cards.plots import write_report_plots, write_run_plot
+from cards.render import render_model_card
 from pimono_sdpo.cli import app
 from pimono_sdpo.errors import OutputError, SourceError
 from tests.card_data import front_matter, report, run
@@ -129,7 +125,7 @@ def test_plots_are_the_same_bytes_in_every_process(tmp_path: Path) -> None:
     (tmp_path / "in.json").write_text(json.dumps([report(), run()]))
     (tmp_path / "again").mkdir()
     script = (
-        "import json, sys; from pathlib import Path; from cards import *\n"
+        "import json, sys; from pathlib import Path; from cards.plots import *\n"
         "report, run = json.loads(Path('in.json').read_text())\n"
         "write_report_plots(report, Path('again')); write_run_plot(run, Path('again/run.svg'))"
     )
@@ -226,6 +222,11 @@ def test_the_command_checks_and_writes_cards(
     (tmp_path / "README.md").write_text("no card")
     card("--card", str(tmp_path))
     assert capsys.readouterr().out.startswith(str(tmp_path / "adapter" / "README.md"))
+    for name, text in (("run.json", "{}"), ("run.json", ""), ("report.json", "{}")):
+        (tmp_path / name).write_text(text)
+        with pytest.raises(SourceError, match=f"{name}` is not as"):
+            card("--write-card", str(tmp_path))
+        (tmp_path / "run.json").write_text(json.dumps(run()))
     (tmp_path / "rows").mkdir()
     with pytest.raises(SourceError, match="to write a card from"):
         card("--write-card", str(tmp_path / "rows"))

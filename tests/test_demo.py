@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from datasets import load_dataset
 
-from cards import lint_file
+from cards.lint import lint_file
 from pimono_sdpo.samples import SAMPLE_SESSIONS
 from tests.card_data import TOKENIZER
 

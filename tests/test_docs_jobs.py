@@ -1,4 +1,4 @@
-"""Every `hf jobs` command of the documentation is one that the real `hf` would launch."""
+"""Every `hf jobs` command of the documentation and of a model card is one that the real `hf` would launch."""
 
 import re
 import shlex
@@ -8,14 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from cards.render import render_model_card
+from tests.card_data import report, run
 from tests.loopback_hub.hf import HF
 
 ROOT = Path(__file__).parent.parent
 PAGES = (ROOT / "docs" / "tutorials" / "train.md", ROOT / "README.md")
+TEXTS = [*(page.read_text() for page in PAGES), render_model_card(report(), run())]
 BLOCKS = [
-    block
-    for page in PAGES
-    for block in re.findall(r"^```bash\n(.*?)^```", page.read_text(), re.M | re.S)
+    block for text in TEXTS for block in re.findall(r"^```bash\n(.*?)^```", text, re.M | re.S)
 ]
 COMMANDS = list(
     dict.fromkeys(

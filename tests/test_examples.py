@@ -2,38 +2,50 @@
 
 import json
 import os
-import subprocess
-import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from datasets import load_dataset
 
 from pimono_sdpo.duel.result import score_duel
+from pimono_sdpo.filtering import run_filter
 from pimono_sdpo.samples import write_samples
 from tests.duel.made import write_duel
+from tests.loopback_hub.forked import Forked
 
 ROOT = Path(__file__).parent.parent
 
 
-def run_example(name: str, *arguments: object, cwd: Path) -> str:
-    command = [sys.executable, str(ROOT / "examples" / name), *map(str, arguments)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(
-        command, cwd=cwd, capture_output=True, text=True, check=False, env=environment
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+RUN = "import runpy, sys; sys.path[0] = {folder!r}; runpy.run_path({script!r}, run_name='__main__')"
+Run = Callable[..., str]
 
 
-def test_filter_sessions(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def run_example() -> Iterator[Run]:
+    """Run a script of examples/ in a process that has imported `datasets` already."""
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    forked = Forked(("datasets", "polars", "pimono_sdpo.cli"), environment)
+
+    def run(name: str, *arguments: object, cwd: Path) -> str:
+        script = ROOT / "examples" / name
+        code = RUN.format(folder=str(script.parent), script=str(script))
+        done = forked.run(["-c", code, *map(str, arguments)], cwd, environment)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    yield run
+    forked.close()
+
+
+def test_filter_sessions(run_example: Run, tmp_path: Path) -> None:
     write_samples(tmp_path / "traces")
     printed = run_example("filter_sessions.py", "traces", cwd=tmp_path)
     assert "sessions" in printed.splitlines()[0]
     assert "Tool/environment diagnostic 1" in printed
 
 
-def test_the_notebook_runs_from_top_to_bottom(tmp_path: Path) -> None:
+def test_the_notebook_runs_from_top_to_bottom(run_example: Run, tmp_path: Path) -> None:
     notebook = json.loads((ROOT / "examples" / "filter_sessions.ipynb").read_text())
     cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
     assert [cell["outputs"] for cell in cells] == [[]] * len(cells)
@@ -44,7 +56,7 @@ def test_the_notebook_runs_from_top_to_bottom(tmp_path: Path) -> None:
     assert not printed.startswith("0 rows")
 
 
-def test_own_reader(tmp_path: Path) -> None:
+def test_own_reader(run_example: Run, tmp_path: Path) -> None:
     log = (
         "user: Fix the failing test of the parser, please.\nagent: I run it.\n$ npm test\n"
         "! AssertionError: expected 1\n$ sed -i s/2/1/ parser.js\n> \n$ npm test\n> 12 passing\n"
@@ -55,16 +67,14 @@ def test_own_reader(tmp_path: Path) -> None:
     assert "AssertionError: expected 1" in printed
 
 
-def test_own_reward(tmp_path: Path) -> None:
+def test_own_reward(run_example: Run, tmp_path: Path) -> None:
     write_samples(tmp_path / "traces")
-    filtering = [sys.executable, "-m", "pimono_sdpo", "filter", "traces", "--out", "rows"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    subprocess.run(filtering, cwd=tmp_path, check=True, capture_output=True, env=environment)
+    run_filter(str(tmp_path / "traces"), tmp_path / "rows")
     rows = len(load_dataset(str(tmp_path / "rows"), split="train"))
     assert f"{rows} rows, 0 attacks that win" in run_example("own_reward.py", "rows", cwd=tmp_path)
 
 
-def test_duel_report(tmp_path: Path) -> None:
+def test_duel_report(run_example: Run, tmp_path: Path) -> None:
     given = write_duel(tmp_path / "duel", 60, 40, lambda turn, judge, order: (8, 3))
     score_duel(tmp_path / "duel", given)
     printed = run_example("duel_report.py", "duel", cwd=tmp_path)
@@ -73,7 +83,7 @@ def test_duel_report(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_train_in_python_and_load_adapter(tmp_path: Path) -> None:
+def test_train_in_python_and_load_adapter(run_example: Run, tmp_path: Path) -> None:
     from pimono_sdpo.training.tiny_model import write_tiny_model
 
     write_samples(tmp_path / "traces")

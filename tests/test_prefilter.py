@@ -19,11 +19,12 @@ USED = [
 ]
 
 
+@pytest.mark.parametrize("examples", [5, pytest.param(100, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("pattern", USED, ids=lambda pattern: pattern.pattern[:30])
-def test_what_a_pattern_matches_is_a_candidate(pattern: re.Pattern[str]) -> None:
+def test_what_a_pattern_matches_is_a_candidate(pattern: re.Pattern[str], examples: int) -> None:
     one, compiled = Prefilter([pattern]), re.compile(pattern.pattern, pattern.flags)
 
-    @settings(max_examples=25)
+    @settings(max_examples=examples)
     @given(st.from_regex(compiled), st.text(max_size=3), st.text(max_size=3))
     def check(text: str, before: str, after: str) -> None:
         text = before + text + after

@@ -94,31 +94,37 @@ def test_a_run_goes_on_behind_its_last_slice(
         ({"prompt": ["a"]}, ["syntax"], [], SourceError, "but no `completion`"),
         ({**ROWS, "verifier_spec": ["{"] * 4}, ["syntax"], [], SourceError, "not a JSON object"),
         ({**ROWS, "verifier_spec": [None] * 4}, ["syntax"], [], SourceError, "no `verifier_spec`"),
-        ({**ROWS, "verifier_spec": [{"a": 1}] * 4}, ["lint"], [], SourceError, "json.dumps"),
-        ({**ROWS, "completions": [["a"]] * 4}, ["lint"], [], SourceError, "leave one of them out"),
+        ({**ROWS, "verifier_spec": [{"a": 1}] * 4}, ["syntax"], [], SourceError, "json.dumps"),
+        (
+            {**ROWS, "completions": [["a"]] * 4},
+            ["syntax"],
+            [],
+            SourceError,
+            "leave one of them out",
+        ),
         (
             {"completion": [3], "verifier_spec": ["{}"]},
-            ["lint"],
+            ["syntax"],
             [],
             SourceError,
             "is neither text",
         ),
-        ({"completion": [["a"]], "verifier_spec": ["{}"]}, ["lint"], [], SourceError, "neither"),
+        ({"completion": [["a"]], "verifier_spec": ["{}"]}, ["syntax"], [], SourceError, "neither"),
         (
             {"completions": ["a"], "verifier_spec": ["{}"]},
-            ["lint"],
+            ["syntax"],
             [],
             SourceError,
             "has no completion",
         ),
         (
             {"completions": [[]], "verifier_spec": ["{}"]},
-            ["lint"],
+            ["syntax"],
             [],
             SourceError,
             "no completion",
         ),
-        ({"completion": ["a"]}, ["lint"], [], SourceError, "but no `verifier_spec`"),
+        ({"completion": ["a"]}, ["syntax"], [], SourceError, "but no `verifier_spec`"),
         ({name: [] for name in ROWS}, ["syntax"], [], EmptySelection, "has no rows"),
     ],
 )
@@ -269,22 +275,20 @@ def test_rows_that_cannot_be_judged_are_counted_and_do_not_stop_the_others(tmp_p
         None,
         "{}",
         json.dumps({**spec, "answer": "guess"}),
-        json.dumps({**spec, "lint": {"select": "F"}}),
         json.dumps(spec),
     ]
-    rows = {"completion": [*[diff] * 8, None], "verifier_spec": specs}
+    rows = {"completion": [*[diff] * 7, None], "verifier_spec": specs}
     stored = tmp_path / "rows.parquet"
     Dataset.from_dict(rows).to_parquet(stored)
     report = score_completions(
-        Options(source=str(stored), out=tmp_path / "out", gate=["lint"], grade=["patches"])
+        Options(source=str(stored), out=tmp_path / "out", gate=["syntax"], grade=["patches"])
     )
-    assert (report["rows"], report["judged"], report["passed"]) == (9, 1, 1)
+    assert (report["rows"], report["judged"], report["passed"]) == (8, 1, 1)
     assert report["rejected"]["`verifier_spec` is not a JSON object"] == 3
-    assert sum(report["rejected"].values()) == 8
+    assert sum(report["rejected"].values()) == 7
     assert report["rejected"]["the row has no completion"] == 1
     assert any("`answer` of the spec is 'guess'" in reason for reason in report["rejected"])
     assert any("The spec has no `files`" in reason for reason in report["rejected"])
-    assert any("a list of rules of ruff" in reason for reason in report["rejected"])
 
 
 @pytest.mark.parametrize(
@@ -302,7 +306,7 @@ def test_files_that_cannot_be_read_are_one_sentence(
     tmp_path: Path, name: str, content: bytes, told: str
 ) -> None:
     (tmp_path / name).write_bytes(content)
-    done = cli("rescore", tmp_path / name, "--out", tmp_path / "out", "--gate", "lint")
+    done = cli("rescore", tmp_path / name, "--out", tmp_path / "out", "--gate", "syntax")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
     assert done.stderr.startswith("pimono-sdpo: ")
     assert f"`{tmp_path / name}` " in done.stderr

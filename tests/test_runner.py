@@ -230,8 +230,15 @@ def _children(pid: int) -> list[int]:
 
 
 def _workers(pid: int) -> list[int]:
-    """The processes that a run's server of forks has forked."""
-    return [worker for server in _children(pid) for worker in _children(server)]
+    """The processes that a run has forked; what it has started otherwise has another command."""
+    return [worker for worker in _children(pid) if _command(worker) == _command(pid)]
+
+
+def _command(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return b""
 
 
 def _on_a_terminal(line: list[str]) -> str:

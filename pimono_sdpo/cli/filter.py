@@ -70,6 +70,8 @@ def run(options: Options) -> None:
     typer.echo(summarize(report, options.out))
     if options.push is not None:
         typer.echo(push_folder(options.out, options.push, options))
+    elif options.correction_judge is None:
+        typer.echo("nothing has left this machine")
 
 
 def _run_part(options: Options, given_part: str) -> None:

@@ -15,7 +15,6 @@ is followed; the exit code is 0 if the job completed. --time-limit (3h by defaul
 the training early enough to save the adapter.
 """
 
-import ast
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
@@ -50,33 +49,10 @@ class Options:
 
 
 def list_passed_options(method: str) -> list[str]:
-    """List the options of the job of a method, from the sources: imports would take seconds."""
-    name = method.upper() if method in ("sft", "dpo") else "SDPO"
-    classes = {"GuardOptions", "CommonArguments", f"Guarded{name}Config", f"{name}Arguments"}
-    classes |= {"TrainingArguments", "_BaseConfig", f"{name}Config", "ModelConfig"}
-    classes |= {"SFTArguments"} if method == "dpo" else set()
-    files = [
-        Path(__file__).parents[1] / "training" / f"{one}.py" for one in ("arguments", "guards")
-    ]
-    if found := find_spec("trl"):
-        trl = Path(str(found.origin)).parent
-        own = f"{name.lower()}_config"
-        files += [trl / "trainer" / f"{one}.py" for one in ("base_config", "model_config", own)]
-        files += [
-            trl / "experimental/sdpo" / f"{own}.py",
-            trl.parent / "transformers/training_args.py",
-        ]
-    fields = {
-        field.target.id
-        for file in files
-        if file.is_file()
-        for one in ast.parse(file.read_text()).body
-        if isinstance(one, ast.ClassDef) and one.name in classes
-        for field in one.body
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
-    }
-    # Upper case are constants.
-    return sorted("--" + name.replace("_", "-") for name in {"config", *fields} if name.islower())
+    """List the options of the job of a method."""
+    from pimono_sdpo.training import read_options
+
+    return sorted("--" + name.replace("_", "-") for name in read_options(method))
 
 
 def run(options: Options) -> None:
@@ -85,19 +61,14 @@ def run(options: Options) -> None:
     if rows.startswith("-"):
         raise TrainingInputError(f"Give the rows before the options: `train ROWS {rows} ...`.")
     where, _, flavor = options.on.partition(":")
-    installed = find_spec("trl") is not None
     if where == "hf" and flavor:
-        if installed:
-            from pimono_sdpo.training.run import check_job
-
-            check_job(options.method, rows, words)
         from pimono_sdpo.training.launch import launch
 
         launch(flavor, options.method, rows, words, options.wheel)
         return
     if options.on != "here":
         raise TrainingInputError(f"--on is {options.on}; give here or hf:FLAVOR.")
-    if not installed:
+    if find_spec("trl") is None:
         raise TrainingInputError(
             'Training here needs `pip install "pimono-sdpo[train]"`, or for a tool of uv '
             '`uv tool install "FILE.whl[train]"`; or give --on hf:FLAVOR.'

@@ -105,7 +105,7 @@ def run(options: Options) -> None:
         write_atomically(out, page.encode())
     except OSError as error:
         raise OutputError(f"Cannot write `{out}` ({error.strerror}); use --out.") from error
-    typer.echo(f"the page is {out} ({len(page) / 2**20:.1f} MB)")
+    typer.echo(f"the page is {out} ({len(page) / 1e6:.1f} MB), on this machine only")
     if options.open if options.open is not None else sys.stdout.isatty():
         webbrowser.open(out.resolve().as_uri())
 
@@ -252,11 +252,11 @@ def _file(source: str) -> str:
     return tail.partition("/")[2] if at and head.count("/") == 1 and "/" in tail else source
 
 
-def _read(path: Path, writer: str) -> Json:
+def _read(path: Path, writer: str, of_run: bool = False) -> Json:
     content = read_json(path)
     if not isinstance(content, dict) or not {"pimono_sdpo", "stage"} & content.keys():
         raise SourceError(f"`{path}` is not as {writer} writes it; run it again.")
-    if "stage" in content:
+    if "stage" in content and not of_run:
         raise SourceError(
             f"`{path}` is the report of `{content['stage']}`; `view` shows rows of `filter` and "
             "trainings."
@@ -270,13 +270,17 @@ def _check_card(path: Path, write: bool) -> None:
     The same report or run gives the same bytes. Raises SourceError, and OutputError with what the
     Hub would refuse.
     """
-    from cards import lint_file, render_dataset_card, write_model_card, write_report_plots
+    from cards.lint import lint_file
+    from cards.plots import write_report_plots
+    from cards.render import render_dataset_card, write_model_card
 
     is_run = (path / RUN).is_file()
     # A run's folder keeps the card with the adapter; the adapter's folder is one, too.
     folder = path / "adapter" if is_run and (path / "adapter").is_dir() else path
     card = folder / CARD if path.is_dir() else path
-    report = _read(path / REPORT, "`filter`") if write and (path / REPORT).is_file() else None
+    report = None
+    if write and (path / REPORT).is_file():
+        report = _read(path / REPORT, "`filter`", is_run)
     if write and is_run:
         write_model_card(report, _read(path / RUN, "a training"), folder)
     elif report is not None:

@@ -40,9 +40,10 @@ _LOOKS_NUMBERED = re.compile(r"\s*\d{1,7}(?:#\w{1,8})?\s?[→\t|:]")
 
 # What an extension, a hook or a queue did instead of the call.
 _VETO = re.compile(
-    r"\W{0,8}(?:(?:HARD )?BLOCK(?:ED)?\b|RETRYABLE\b|(?:User )?cancelled\b"
+    r"\W{0,8}(?:(?:HARD )?BLOCK(?:ED)?\b|[\w -]{3,40}Gate\]|RETRYABLE\b|(?:User )?cancelled\b"
     r"|Skipped due to queued user|Interrupted by user|execution error: Io\("
-    r"|apply_patch[^\n]{0,500}sandbox helper failed"
+    r"|apply_patch[^\n]{0,500}sandbox helper failed|Failed to create parent directories"
+    r"|\s*\"status\": \"error\",\s*\"tool\": \"\w+\",\s*\"error\": \"E(?:ACCES|PERM|ROFS):"
     r"|(?:Operation |Tool |Command |Edit )?(?:blocked|denied|rejected) by\b"
     r"|\w+ hook (?:error|blocked)"
     r"|User (?:cancelled|declined|denied)|Permission to use)",
@@ -129,7 +130,7 @@ def find_text(given: dict[str, Any], *names: str) -> str:
 
 def find_path(given: dict[str, Any]) -> str:
     """Return the path of the file that a call names, or ""."""
-    return find_text(given, "path", "file_path", "filePath", "notebook_path")
+    return find_text(given, "path", "file_path", "filePath", "notebook_path", "file")
 
 
 def read_edits(given: dict[str, Any]) -> list[Edit]:
@@ -156,14 +157,21 @@ def read_edits(given: dict[str, Any]) -> list[Edit]:
     return edits
 
 
-_OF_EDITS = {name for pair in _OLD_AND_NEW for name in pair} | {
-    "path", "file_path", "filePath", "edits", "replace_all", "replaceAll",
-}  # fmt: skip
+# With one of them a call is another kind of edit: a patch, or the cell of a notebook.
+_OTHER_EDITS = frozenset({"input", "patch", "diff", "new_source", "cell_id"})
+_OF_TEXTS = frozenset(name for pair in _OLD_AND_NEW for name in pair)
 
 
 def is_invalid(given: dict[str, Any]) -> bool:
-    """Whether a call that replaces texts lacks one of them, so that every harness refuses it."""
-    return bool(given) and given.keys() <= _OF_EDITS and not read_edits(given)
+    """Whether a call lacks the file or a text to replace, so that every harness refuses it."""
+    if read_edits(given):
+        return not find_path(given)
+    several = given.get("edits")
+    # Editing by the numbers of lines is another kind, too.
+    of_lines = isinstance(several, list) and any(
+        isinstance(one, dict) and _OF_TEXTS.isdisjoint(one) for one in several
+    )
+    return _OTHER_EDITS.isdisjoint(given) and not of_lines
 
 
 def apply_in_turn(given: dict[str, Any]) -> bool:

@@ -14,7 +14,8 @@ from pimono_sdpo.shell import MAX_CHARS, Pipeline, Stage, parse_command
 # A line with its number, and the name of its file where several were searched.
 _NUMBERED = re.compile(r"(?:(?P<file>[^\s:]{1,300}?\.\w{1,10})[:-])?\s*\d{1,7}[:\t→|-](?P<text>.*)")
 _DIFFED = re.compile(r"\+\+\+ (?:b/)?(\S+)")
-_NAMED = re.compile(r"[^\s'\"`;|&<>=,]{0,300}\.[A-Za-z]\w{0,9}(?![\w.])")
+_WORDS_OF = re.compile(r"[^\s'\"`;|&<>=,]+")
+_NAMED = re.compile(r".{0,300}\.[A-Za-z]\w{0,15}(?![\w.])")
 
 
 def find_copies(command: str) -> list[tuple[str, str]]:
@@ -55,7 +56,8 @@ def find_shown_lines(command: str, output: str) -> dict[str, str]:
             found.setdefault(match["file"] or "", []).append(match["text"])
         else:
             found.setdefault("", []).append(line)
-    named = dict.fromkeys(_NAMED.findall(command[:MAX_CHARS]))
+    words = map(_NAMED.match, _WORDS_OF.findall(command[:MAX_CHARS]))
+    named = dict.fromkeys(match[0] for match in words if match)
     folder = _split_folder(command)[0]
     texts = {name: "\n".join(lines) for name, lines in found.items()}
     nameless = texts.pop("", "")
@@ -166,11 +168,9 @@ _SAYS_FIXED = re.compile(
     r"|\bspotlessApply\b|\bspotless:apply\b|\b[1-9]\d* fixed\b|\breformatted\b"
     r"|files were modified by this hook"
 )
-# They say how many files they changed, and which kinds they change is known.
+# Here `-w` names a package, or `--fix` is only proposed.
 _TELLS = re.compile(
-    r"\bbiome (?:check|format|lint)\b[^\n&|;]*"
-    # Here `-w` names a package.
-    r"|\b(?:npm|pnpm) (?:run )?[\w:-]+ -w\s"
+    r"\b(?:npm|pnpm) (?:run )?[\w:-]+ -w\s|(?:run|with|using) (?:the )?`[^`\n]*`|`--fix`"
 )
 _HIDDEN = re.compile(
     r"\$\([^)\n]*\b(?:sed\s+-\w*i|perl|tee|mv|cp|rm)\b|"
@@ -204,10 +204,14 @@ _READS_EACH = re.compile(
 
 @dataclass
 class Changes:
-    """What a command line may have changed: the files that it names, or `anything`."""
+    """What a command line may have changed: the files that it names, or `anything`.
+
+    `rewrites`: it is made for changing sources, as a formatter or `git checkout` is.
+    """
 
     names: set[str] = field(default_factory=set)
     anything: bool = False
+    rewrites: bool = False
 
 
 def find_changes(command: str, output: str) -> Changes:
@@ -223,8 +227,7 @@ def find_changes(command: str, output: str) -> Changes:
         is_shown = len(pipeline.stages) == 1 and not pipeline.stages[0].targets
         for stage in pipeline.stages:
             changes.anything |= _is_script(stage)
-            if stage.program in _WORDS["runners"] and _SAYS_FIXED.search(_TELLS.sub("", output)):
-                changes.anything = True
+            changes.anything |= stage.program in _WORDS["runners"] and _says_fixed(output)
             changes.names.update(stage.targets)
             if stage.role == "runs" and _CHECKS.search(
                 " ".join((stage.program, *stage.arguments[:3]))
@@ -237,7 +240,18 @@ def find_changes(command: str, output: str) -> Changes:
             found = _find_stage_changes(stage, command, output, is_alone)
             changes.anything |= found is None
             changes.names |= found or set()
+            changes.rewrites |= found is None and stage.program == "git"
+    if changes.anything and not changes.rewrites:
+        begin = command[:MAX_CHARS]
+        changes.rewrites = bool(
+            _REWRITES.search(begin) or _SAYS_FIXED.search(begin) or _says_fixed(output)
+        )
     return changes
+
+
+def _says_fixed(output: str) -> bool:
+    """Whether an output names more fixers than it says to have found nothing to fix."""
+    return len(_SAYS_FIXED.findall(_TELLS.sub("", output))) > len(_CLEAN.findall(output))
 
 
 def _is_script(stage: Stage) -> bool:
@@ -314,6 +328,8 @@ def _find_stage_changes(stage: Stage, command: str, output: str, is_alone: bool)
         program, rest = "".join(rest[named : named + 1]), rest[named + 1 :]
         if program not in {*_WORDS["npx_leaves_sources"], *_WORDS["interpreters"]}:
             return None
+    if rest[:1] == ["-m"] and "".join(rest[1:2]) in _WORDS["modules_leave_sources"]:
+        return set()
     if program in _WORDS["interpreters"]:
         if rest[-1:] and rest[-1] in _WORDS["asks"] and not _INLINE.search(command):
             return set()

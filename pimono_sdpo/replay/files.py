@@ -85,41 +85,54 @@ def normalise_loosely(text: str) -> str:
 Outcome = Literal["ok", "not_found", "multiple", "no_change", "invalid", "unread"]
 
 
-def _bare_lines(text: str) -> list[str]:
-    """Return the lines without what Codex ignores when it looks for them."""
-    return [line.strip() for line in normalise_loosely(text).split("\n")]
+@lru_cache(maxsize=1024)
+def _bare(text: str) -> str:
+    """Return the lines without what Codex ignores when it looks for them, each after a newline."""
+    text = normalise_line_ends(text)
+    text = text if text.isascii() else text.translate(_ALIKE)
+    return "".join(f"\n{line.strip()}" for line in text.split("\n")) + "\n"
 
 
-def _place(lines: list[str], wanted: list[str], start: int) -> int:
-    """Return where lines follow each other as wanted, or -1."""
-    for at in range(start, len(lines) - len(wanted) + 1):
-        if lines[at : at + len(wanted)] == wanted:
-            return at
-    return -1
+def _place(bare: str, old: str, start: int) -> tuple[int, int]:
+    """Return where lines begin and how many characters they have, as Codex looks for them.
+
+    An empty last line may be missing; (-1, 0) if they do not follow `start`.
+    """
+    wanted = _bare(old)
+    at = bare.find(wanted, start)
+    if at < 0 and wanted.endswith("\n\n"):
+        wanted = wanted[:-1]
+        at = bare.find(wanted, start)
+    return at, len(wanted) - 1 if at >= 0 else 0
 
 
-def _follow(lines: list[str], wanted: list[list[str]]) -> Outcome | None:
-    """Whether runs of lines follow each other; None if one of them does not occur at all."""
-    at, is_ordered = 0, True
-    for old in wanted:
-        # Codex looks again without an empty last line.
-        tries = [old, old[:-1]] if old and not old[-1] else [old]
-        for start in (at, 0):
-            found = [(place, one) for one in tries if (place := _place(lines, one, start)) >= 0]
-            if found:
-                break
-            is_ordered = False
-        if not found:
-            return None
-        at = found[0][0] + len(found[0][1])
-    return "ok" if is_ordered else "not_found"
+def _follow(bare: str, hunks: Sequence["Edit"]) -> bool:
+    """Whether the old lines of hunks follow each other; those that only add go to the end."""
+    at = 0
+    for hunk in hunks:
+        if hunk.old:
+            place, length = _place(bare, hunk.old, at)
+            if place < 0:
+                return False
+            at = place + length
+    return True
 
 
 MIN_IN_PARTS = 10
+# Older texts beyond these are forgotten.
+MOST_OLDER = 50
 MIN_GONE = 12
 # A reader, a recorder or a harness may have changed such text when showing it.
 _UNSURE = re.compile("[\x1b\ufeff\ufffd\ud800-\udfff]|\r(?!\n)|REDACTED|=\\*{3}")
 _PATTERN = re.compile(r"\$[$&`']")
+
+
+def _is_distinctive(old: str, texts: Sequence[str]) -> bool:
+    """Whether a text that was seen once is unlikely to occur where the file was not seen."""
+    if len(old.strip()) < MIN_IN_PARTS or any(text.count(old) > 1 for text in texts):
+        return False
+    lines = find_distinctive_lines(old)
+    return any(all(text.count(line) < 2 for text in texts) for line in lines)
 
 
 class Edit(NamedTuple):
@@ -136,16 +149,25 @@ class File:
 
     whole     the text, if all of it is known
     pieces    otherwise the runs of lines that were seen
+    hints     lines among others that something has shown since; where they stand is unknown
     older     texts and runs of lines seen before something happened that may have changed the file
+    held      what held for sure before, until something shows that the file is as it was
     by_tool     the session has read or written it with a file tool; None if that is unknown
+    is_changed  something may have changed it since
+    is_written  the session has written it
     is_refused  the harness wants it to be read before it is edited
     """
 
     whole: str | None = None
     pieces: list[str] = field(default_factory=list)
+    hints: list[str] = field(default_factory=list)
     older: list[str] = field(default_factory=list)
+    held: "File | None" = None
     by_tool: bool | None = False
+    is_changed: bool = False
+    is_written: bool = False
     is_refused: bool = False
+    touched: str = ""
     # For some pieces the number of the first line, and whether the last is the file's last.
     placed: dict[str, tuple[int, bool]] = field(default_factory=dict)
 
@@ -162,12 +184,16 @@ class File:
     def see(self, text: str, is_whole: bool) -> None:
         """Learn the text, or some of its lines, from a read."""
         text = normalise_line_ends(text)
+        if self.held and any(text in known for known in self.held.texts):
+            self.confirm()
+        elif self.held and self.held.whole is not None:
+            self.held = None
         if is_whole:
             self.forget()
             self.whole = text
         elif self.whole is not None and text not in self.whole:
             # Something changed the file in between.
-            self.age()
+            self.age(certainly=True)
         if self.whole is None and text not in self.pieces:
             self.pieces.append(text)
 
@@ -201,13 +227,37 @@ class File:
     def hint(self, text: str) -> None:
         """Learn lines among others that something has shown; where they stand is unknown."""
         text = normalise_line_ends(text)
-        if text.strip() and text not in self.older:
-            self.older.append(text)
+        if text.strip() and text not in self.hints:
+            self.hints.append(text)
 
-    def age(self) -> None:
-        """Note that something may have changed the file."""
-        self.older = list(dict.fromkeys([*self.texts, *self.older]))
-        self.whole, self.pieces, self.placed = None, [], {}
+    @property
+    def is_ascii(self) -> bool:
+        """Whether all that was seen of it is ASCII."""
+        return all(map(str.isascii, (*self.texts, *self.hints, *self.older)))
+
+    def touch(self, when: str = "") -> None:
+        """Note that the session has read or written it with a file tool, `when` as recorded."""
+        self.by_tool, self.is_changed, self.is_refused, self.touched = True, False, False, when
+
+    def age(self, certainly: bool = False) -> None:
+        """Note that something may have changed the file, or has `certainly` changed it."""
+        if certainly:
+            self.held = None
+        elif self.held is None and self.is_known:
+            self.held = File(self.whole, self.pieces, self.hints)
+        self.is_changed = True
+        if not self.is_known and not self.hints:
+            return
+        self.older = list(dict.fromkeys([*self.texts, *self.hints, *self.older]))[:MOST_OLDER]
+        self.whole, self.pieces, self.hints, self.placed = None, [], [], {}
+
+    def confirm(self) -> None:
+        """Note that the file is as it was before something that may have changed it."""
+        if self.held and self.whole is None:
+            self.whole = self.held.whole
+            self.pieces = list(dict.fromkeys([*self.held.pieces, *self.pieces]))
+            self.hints = list(dict.fromkeys([*self.held.hints, *self.hints]))
+        self.held = None
 
     def lose(self, edits: Sequence[Edit], in_turn: bool = False) -> None:
         """Note edits that were interrupted, and may have been made nevertheless."""
@@ -216,25 +266,28 @@ class File:
 
     def forget(self) -> None:
         """Forget everything."""
-        self.whole, self.pieces, self.older = None, [], []
-        self.placed = {}
+        self.whole, self.pieces, self.hints, self.older, self.placed = None, [], [], [], {}
+        self.held = None
 
-    def predict(self, edits: Sequence[Edit], in_turn: bool = False) -> Outcome | None:
+    def predict(
+        self, edits: Sequence[Edit], in_turn: bool = False, trusting: bool = False
+    ) -> Outcome | None:
         """Predict how edits of the file end; None if what is known does not decide it.
 
         Each is looked up in the original file, or (`in_turn`) in what those before it left.
+        `trusting`: also by what was seen before something that may have changed the file.
         """
         if not edits or any(_UNSURE.search(edit.old) for edit in edits):
             return None
         if in_turn and len(edits) > 1:
             after = self.copy()
             for edit in edits:
-                outcome = after.predict([edit])
+                outcome = after.predict([edit], trusting=trusting)
                 if outcome != "ok":
                     return outcome
                 after.apply([edit])
             return "ok"
-        found = [self._find(edit.old, edit.everywhere) for edit in edits]
+        found = [self._find(edit.old, edit.everywhere, trusting) for edit in edits]
         for outcome in ("not_found", "multiple"):
             if outcome in found:
                 return outcome
@@ -246,7 +299,7 @@ class File:
         """Return a copy that can be changed independently."""
         return deepcopy(self)
 
-    def _find(self, old: str, everywhere: bool) -> Outcome | None:
+    def _find(self, old: str, everywhere: bool, trusting: bool) -> Outcome | None:
         """Look up a text exactly, and as harnesses do that ignore kinds of quotes and spaces."""
         old = normalise_line_ends(old)
         if not old.strip():
@@ -255,46 +308,56 @@ class File:
         if count > 1:
             return "ok" if everywhere else "multiple"
         if count == 0 and self.whole is not None:
-            is_known = any(old in text for text in self.older) or count_alike(self.whole, old)
+            others = (*self.hints, *self.older)
+            is_known = any(old in text for text in others) or count_alike(self.whole, old)
             return None if is_known else "not_found"
         # The text may be in a part that is not known, a short one in several.
-        if self.whole is None and len(old.strip()) < MIN_IN_PARTS:
+        everything = (*self.texts, *self.hints, *self.older)
+        is_twice = sum(old in piece for piece in self.pieces) > 1
+        if self.whole is None and (is_twice or not _is_distinctive(old, everything)):
             return None
-        texts = [text for text in (self.texts if count else self.older) if old in text]
+        loose = (*self.hints, *(self.older if trusting else ()))
+        texts = [text for text in (self.texts if count else loose) if old in text]
         return "ok" if max((count_alike(text, old) for text in texts), default=0) == 1 else None
 
-    def predict_lines(self, hunks: Sequence[Edit]) -> Outcome | None:
+    def predict_lines(self, hunks: Sequence[Edit], trusting: bool = False) -> Outcome | None:
         """Predict how a patch ends whose hunks are whole lines, each looked up after the last."""
-        wanted = [_bare_lines(normalise_line_ends(h.old)) if h.old else [] for h in hunks]
-        texts = [_bare_lines(text) for text in (*self.texts, *self.older)]
-        together = [outcome for text in texts if (outcome := _follow(text, wanted))]
-        if together:
-            return together[0]
-        if all(any(_follow(text, [one]) for text in texts) for one in wanted):
-            return None if self.whole is not None else "ok"
-        return "not_found" if self.whole is not None else None
+        if any(_UNSURE.search(hunk.old) for hunk in hunks):
+            return None
+        if self.whole is not None:
+            if _follow(_bare(self.whole), hunks):
+                return "ok"
+            others = [*map(_bare, (*self.hints, *self.older))]
+            return None if any(_follow(text, hunks[:1]) for text in others) else "not_found"
+        texts = [*map(_bare, (*self.pieces, *self.hints, *(self.older if trusting else ())))]
+        if any(_follow(text, hunks) for text in texts):
+            return "ok"
+        found = [[_follow(text, [hunk]) for text in texts] for hunk in hunks]
+        is_disordered = any(map(all, zip(*found, strict=True)))
+        return "ok" if trusting and all(map(any, found)) and not is_disordered else None
 
     def apply_lines(self, hunks: Sequence[Edit]) -> None:
         """Apply a patch that the harness has applied."""
         if self.whole is None:
             self.apply([hunk for hunk in hunks if hunk.old])
             return
-        lines, at = self.whole.split("\n"), 0
+        lines, start, bare, made = self.whole.split("\n"), 0, _bare(self.whole), []
         for hunk in hunks:
-            old = hunk.old.split("\n") if hunk.old else []
-            at = _place(_bare_lines("\n".join(lines)), _bare_lines(hunk.old) if old else [], at)
-            if at < 0 or not old:
+            place, length = _place(bare, hunk.old, start) if hunk.old else (-1, 0)
+            if place < 0:
                 self.age()  # where it went is unknown
                 return
-            new = hunk.new.split("\n")
-            lines[at : at + len(old)] = new
-            at += len(new)
+            first = bare.count("\n", 0, place)
+            made.append((first, first + bare.count("\n", place, place + length), hunk.new))
+            start = place + length
+        for first, stop, new in reversed(made):
+            lines[first:stop] = new.split("\n")
         self.write("\n".join(lines))
 
     def _may_overlap(self, edits: Sequence[Edit]) -> bool:
         if len(edits) == 1:
             return False
-        for text in (*self.texts, *self.older):
+        for text in (*self.texts, *self.hints, *self.older):
             spans = sorted(
                 (at, at + len(edit.old))
                 for edit in edits
@@ -313,8 +376,8 @@ class File:
             old, new = normalise_line_ends(edit.old), normalise_line_ends(edit.new)
             if self.whole is not None:
                 self.whole = replace_text(self.whole, old, new, edit.everywhere)
-            is_found = any(old in text for text in (*self.pieces, *self.older))
-            self.pieces, self.older = (
+            is_found = any(old in text for text in (*self.pieces, *self.hints, *self.older))
+            self.pieces, self.hints, self.older = (
                 [
                     run
                     for text in texts
@@ -324,7 +387,7 @@ class File:
                         else replace_in_piece(text, old, new, edit.everywhere)
                     )
                 ]
-                for texts in (self.pieces, self.older)
+                for texts in (self.pieces, self.hints, self.older)
             )
             is_shown = any(new in piece for piece in self.pieces)
             if self.whole is None and new.strip() and not is_shown:

@@ -31,7 +31,7 @@ from pimono_sdpo.replay.commands import (
     find_shown_file,
     find_shown_lines,
 )
-from pimono_sdpo.replay.files import Edit, File, Outcome
+from pimono_sdpo.replay.files import Edit, File, Outcome, normalise_line_ends
 from pimono_sdpo.traces.events import Event
 from pimono_sdpo.traces.harness import HARNESSES, pi
 from pimono_sdpo.traces.harness.base import FileTools
@@ -95,11 +95,15 @@ class Workspace:
     tools: FileTools = pi.HARNESS.files
     # Something outside of the session changes its files.
     unsettled: bool = False
+    # Whether Claude Code takes slashes in a path of Windows; some versions then refuse every edit.
+    takes_slashes: bool | None = None
     resumed: bool = False
     # Newer versions of Claude Code count what a command has shown as read.
     only_tools_read: bool = False
-    # What others have said; a file that they name may have been read for the agent.
-    heard: list[str] = field(default_factory=list)
+    # The words that others have said; a file that they name may have been read for the agent.
+    heard: set[str] = field(default_factory=set)
+    # The words of commands.
+    named: set[str] = field(default_factory=set)
     last_heard: str = ""
 
     def file(self, path: str) -> File:
@@ -126,50 +130,79 @@ class Workspace:
         base = "" if _DRIVE.match(path) else _use_slashes(self.cwd)
         return posixpath.normpath(posixpath.join(base, path))
 
-    def predict(self, call: Event) -> Outcome | None:
-        """Predict how an edit ends; None if what is known does not decide it."""
+    def predict(self, call: Event, trusting: bool = False) -> Outcome | None:
+        """Predict how an edit ends; None if what is known does not decide it.
+
+        `trusting`: also by what was seen before something that may have changed the file.
+        """
         given = decode_arguments(call)
         if patches := read_patch(given):
-            return self.predict_patch(patches)
+            return self.predict_patch(patches, trusting)
         if is_invalid(given):
             return "invalid"
-        file, edits = self.files.get(self.absolute(find_path(given))), read_edits(given)
-        unread, is_openclaw = False, ".openclaw" in self.absolute(find_path(given))
-        if is_openclaw and "edits" not in given and any(not edit.new for edit in edits):
-            return "invalid"
+        path, edits = self.absolute(find_path(given)), read_edits(given)
+        file = self.files.get(path)
         if self.tools.reads_first:
             if any(edit.old == edit.new for edit in edits):
                 return "no_change"  # refused before the file is looked at
             if self._must_read(find_path(given), file, edits):
                 return "unread"
-            unread = file is None or not file.by_tool
         if file is None:
             return None
-        outcome = file.predict(edits, apply_in_turn(given))
+        outcome = file.predict(edits, apply_in_turn(given), trusting)
+        return None if outcome == "ok" and self._is_doubtful(given, file, trusting) else outcome
+
+    def _is_doubtful(self, given: dict[str, Any], file: File, trusting: bool) -> bool:
+        """Whether a harness may refuse an edit whose text the file holds."""
+        path = self.absolute(find_path(given))
         # OpenClaw, which writes Pi's format, refuses an empty text; Pi does not.
-        unread |= "edits" not in given and any(not edit.new for edit in edits)
-        unread |= bool(_OWN_SETTINGS.search(self.absolute(find_path(given))))
-        return None if outcome == "ok" and (unread or self.unsettled) else outcome
+        # It also takes `file` for the path, but not with `edits`.
+        if "edits" in given and "file" in given:
+            return True
+        if "edits" not in given and any(not edit.new for edit in read_edits(given)):
+            return True
+        if _OWN_SETTINGS.search(path) or (_SYSTEM.match(path) and not file.is_written):
+            return True
+        if not self.tools.reads_first:
+            return False
+        if not file.by_tool or (_DRIVE.match(find_path(given)) and not self.takes_slashes):
+            return True
+        return not trusting and (file.is_changed or self._may_have_changed(file))
+
+    def _may_have_changed(self, file: File) -> bool:
+        """Whether somebody else changes the files of the session, and had time for this one."""
+        return self.unsettled and _count_minutes(file.touched, self.last_heard) >= 1
 
     def _must_read(self, path: str, file: File | None, edits: Sequence[Edit]) -> bool:
         """Whether a harness that wants files to be read first refuses to edit this one."""
+        if _DRIVE.match(path) and self.takes_slashes is False:
+            return True
         if (file and (file.is_refused or file.by_tool is not False)) or self.resumed:
             return bool(file and file.is_refused)
         # Another path may lead to it, or somebody who names it may have attached it.
         name = posixpath.basename(_use_slashes(path))
-        by_tool = (known for known, other in self.files.items() if other.by_tool is not False)
-        texts = [*self.heard, *(by_tool if self.only_tools_read else self.files)]
-        return all(edit.old for edit in edits) and not any(name in text for text in texts)
+        is_read = any(
+            other.by_tool is not False or not self.only_tools_read
+            for known, other in self.files.items()
+            if known.endswith(name)
+        )
+        is_read |= name in self.heard or (name in self.named and not self.only_tools_read)
+        return all(edit.old for edit in edits) and not is_read
 
-    def predict_patch(self, patches: Sequence[Patch]) -> Outcome | None:
+    def predict_patch(self, patches: Sequence[Patch], trusting: bool = False) -> Outcome | None:
         """Predict how a patch of several files ends."""
         outcomes: list[Outcome | None] = []
+        is_windows = bool(_DRIVE.match(_use_slashes(self.cwd)))
         for patch in patches:
             file = self.files.get(self.absolute(patch.path))
             if patch.kind == "Add":
                 outcomes.append("ok")
+            elif file is None or (self._may_have_changed(file) and not trusting):
+                outcomes.append(None)
+            elif is_windows and not (file.is_ascii and (trusting or file.by_tool)):
+                outcomes.append(None)  # consoles of Windows change what they show
             else:
-                outcomes.append(file.predict_lines(patch.hunks) if file else None)
+                outcomes.append(file.predict_lines(patch.hunks, trusting))
         if "not_found" in outcomes:
             return "not_found"
         return None if None in outcomes or not outcomes else "ok"
@@ -183,8 +216,10 @@ class Workspace:
             elif patch.kind == "Delete":
                 file.forget()
             else:
+                if file.held and file.held.predict_lines(patch.hunks) == "ok":
+                    file.confirm()
                 file.apply_lines(patch.hunks)
-            file.by_tool = True
+            file.touch(self.last_heard)
 
     def observe(self, call: Event, result: Event) -> None:
         """Learn from a call that was answered."""
@@ -205,7 +240,8 @@ class Workspace:
                 return
             file = self.file(path)
             file.write(given["content"])
-            file.by_tool, file.is_refused = True, False
+            file.touch(self.last_heard)
+            file.is_written = True
         elif call.tool_name == "edit":
             self._edited(call, given, result)
         elif command := find_text(given, "command", "cmd", "input"):
@@ -219,10 +255,16 @@ class Workspace:
     def _edited(self, call: Event, given: dict[str, Any], result: Event) -> None:
         path, edits = find_path(given), read_edits(given)
         patched = _PATCHED.findall(str(given.get("input") or given.get("patch") or ""))
-        self.unsettled |= "unexpectedly modified" in result.text[:200]
         patches = read_patch(given)
         if patches and not has_failed(result):
             self.patched(patches)
+        elif patches and "verification failed" in result.text[:200]:
+            # Nothing was changed; what is known of a file that should have worked is wrong.
+            for patch in patches:
+                known = self.files.get(self.absolute(patch.path))
+                if known and known.predict_lines(patch.hunks, trusting=True) == "ok":
+                    self.unsettled |= known.predict_lines(patch.hunks) == "ok"
+                    known.forget()
         elif not path and patched:
             for name in patched:
                 self._spoil(name.strip())
@@ -232,9 +274,12 @@ class Workspace:
             # It was predicted to work, so what is known of the file is wrong.
             known = self.file(path)
             known.is_refused = bool(_UNREAD.search(result.text[:200]))
-            if "modified" in result.text[:200]:
-                self.spoil_all()  # somebody else is at work
-            if self.predict(call) == "ok":
+            if _DRIVE.match(path) and "unexpectedly modified" in result.text[:200]:
+                self.takes_slashes = False
+            elif "modified" in result.text[:200]:
+                self.unsettled |= not known.is_changed  # somebody else is at work
+                self.spoil_all()
+            if self.predict(call, trusting=True) == "ok":
                 known.forget()
         elif not edits or _PROPOSED_OTHERWISE.search(result.text):
             self.file(path).age()
@@ -242,11 +287,17 @@ class Workspace:
             file = self.file(path)
             if self.predict(call) not in {None, "ok"}:
                 file.forget()
+            olds = [normalise_line_ends(edit.old) for edit in edits]
+            held = file.held.texts if file.held else []
+            if self.tools.reads_first or all(any(old in text for text in held) for old in olds):
+                file.confirm()
             if all(edit.old for edit in edits):
                 file.apply(edits)
             else:
                 file.age()
-            file.by_tool, file.is_refused = True, False
+            file.touch(self.last_heard)
+            file.is_written = True
+            self.takes_slashes = self.takes_slashes or bool(_DRIVE.match(path)) or None
             self.only_tools_read = "file state is current" not in result.text
             self._hint(path, result.text)
 
@@ -256,11 +307,13 @@ class Workspace:
             learn_shown(file, shown)
         if shown is None or not shown.first_line:
             self._hint(path, text)
-        file.by_tool, file.is_refused = True, False
+        file.touch(self.last_heard)
 
     def ran(self, command: str, result: Event) -> None:
         """Learn from a command that has run."""
         changes = find_changes(command, result.text)
+        if self.tools.reads_first:
+            self.named.update(_SPLIT.split(command))
         self._note(changes)
         copies = [] if result.is_error or changes.anything else find_copies(command)
         for source, target in copies:
@@ -285,14 +338,14 @@ class Workspace:
 
     def _note(self, changes: Changes) -> None:
         if changes.anything:
-            self.spoil_all()
+            self.spoil_all(changes.rewrites)
         for name in changes.names:
             self._spoil(name)
 
-    def spoil_all(self) -> None:
+    def spoil_all(self, certainly: bool = False) -> None:
         """Mark all files as stale."""
         for file in self.files.values():
-            file.age()
+            file.age(certainly)
 
     def _spoil(self, name: str) -> None:
         """Mark the files that a word of a command may name: a file, a folder or a pattern."""
@@ -304,7 +357,7 @@ class Workspace:
         for known, file in self.files.items():
             is_below = known.startswith(f"{path}/") or (tail and f"{tail}/" in known)
             if known == path or is_below or (tail and known.endswith(tail)):
-                file.age()
+                file.age(certainly=True)
                 file.by_tool = file.by_tool and None
 
     def lose(self, tool_name: str, given: dict[str, Any]) -> None:
@@ -326,18 +379,16 @@ class Workspace:
         if event.kind == "bash":
             self.ran(event.arguments, event)
         elif event.kind == "user":
-            # Somebody else may have worked on the files while the session rested. In sessions of Pi
-            # that was never seen.
-            is_pi = self.tools is pi.HARNESS.files
-            if not is_pi and _count_minutes(self.last_heard, event.timestamp) >= REST_MINUTES:
+            # Somebody else may have worked on the files while the session rested.
+            if _count_minutes(self.last_heard, event.timestamp) >= REST_MINUTES:
                 self.spoil_all()
         elif event.kind == "compaction" or event.text == _RESUMED:
             # The harness forgets what it has read, and may read some of it again.
             self.resumed = True
             for file in self.files.values():
                 file.by_tool = None
-        if event.kind in {"user", "compaction", "custom_message"}:
-            self.heard.append(event.text)
+        if self.tools.reads_first and event.kind in {"user", "compaction", "custom_message"}:
+            self.heard.update(_SPLIT.split(event.text))
         if event.kind == "custom_message":
             for name in _CHANGED_BEHIND.findall(event.text):
                 self._spoil(name)
@@ -356,6 +407,9 @@ def _count_minutes(start: str, stop: str) -> float:
 _OWN_SETTINGS = re.compile(
     r"/\.(?:pi|claude|codex|omp|openclaw)/(?!.*workspace/).*\.json$|/heartbeat-state\.json$"
 )
+# Not everybody may write there.
+_SYSTEM = re.compile(r"/(?:usr|etc|opt|var|lib|bin|root/\.\w+)/")
+_SPLIT = re.compile(r"[\s'\"`;|&<>=,:()/\\@]+")
 _DRIVE = re.compile(r"[A-Za-z]:/")
 
 

@@ -24,7 +24,7 @@ from importlib.util import find_spec
 from multiprocessing import connection, get_context, parent_process, resource_tracker
 from pathlib import Path
 from shutil import rmtree
-from threading import RLock, Thread, current_thread, main_thread
+from threading import RLock, Thread, active_count, current_thread, main_thread
 from typing import Any, Literal
 from uuid import uuid4
 
@@ -47,6 +47,22 @@ DONE, ATTEMPTS = "done", "attempts"
 CODE = ("reader", "stages")
 EngineName = Literal["local", "ray"]
 Json = dict[str, Any]
+
+
+def _count_threads() -> int:
+    """Count the threads of this process, those of libraries too; 0 where that is unknown."""
+    tasks = Path("/proc/self/task")
+    return len(list(tasks.iterdir())) if tasks.exists() else 0
+
+
+# What libraries start when they are imported is ready for a fork.
+_AT_IMPORT = _count_threads()
+
+
+class _Bar(tqdm):  # type: ignore[misc]
+    """A bar without the thread that refreshes slow ones, which `miniters=1` makes needless."""
+
+    monitor_interval = 0
 
 
 @dataclass(frozen=True)
@@ -161,7 +177,9 @@ def run_parts(
     hidden = True if desc is None else None
     with (
         # What an earlier run finished does not count in the rate.
-        tqdm(total=total, initial=total - todo, unit=unit, desc=desc, disable=hidden) as bar,
+        _Bar(
+            total=total, initial=total - todo, unit=unit, desc=desc, disable=hidden, miniters=1
+        ) as bar,
         hide_bars() if desc is not None else nullcontext(),
     ):
         for outcome in run(jobs, bar.update) if jobs else ():
@@ -327,9 +345,10 @@ def run_in_processes(
     if min(workers, len(jobs)) < 2:
         yield from run_here(jobs, progress)
         return
-    # Fork would copy the threads of Arrow in whatever state they are; the server of forks has
-    # imported what the parts need, and nothing has run in it.
-    context = get_context("forkserver")
+    # A fork spares the imports, but copies what another thread holds in whatever state it is; the
+    # server of forks has imported what the parts need, and nothing has run in it.
+    is_alone = active_count() == 1 and 0 < _count_threads() == _AT_IMPORT
+    context = get_context("fork" if is_alone else "forkserver")
     functions = [jobs[0].part.run, *(stage.fn for stage in jobs[0].part.stages)]
     context.set_forkserver_preload([__name__, *set(map(module_of, functions))])
     pool = ProcessPoolExecutor(min(workers, len(jobs)), context, initializer=_prepare_worker)

@@ -3,14 +3,19 @@
 Of several processes of one training (`accelerate launch`) only the main one prints and writes.
 """
 
+import json
 import logging
 import os
 import re
 import sys
 import warnings
+from argparse import ArgumentParser
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import field
+from difflib import get_close_matches
+from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from pimono_sdpo.errors import TrainingInputError
@@ -53,6 +58,44 @@ def seconds_of(limit: str) -> float:
             f"`{limit}` is not a valid time limit; use a duration such as 90m or 3h."
         )
     return seconds
+
+
+def read_options(method: str) -> dict[str, Any]:
+    """Return how `argparse` reads each option of a job, by its name.
+
+    From a file that `make docs` writes: TRL's own parser takes seconds, and may not be installed.
+    """
+    known: dict[str, Any] = json.loads(Path(__file__).with_name("options.json").read_text())
+    return known[method if method in known else "sdpo"]  # type: ignore[no-any-return]
+
+
+def recipe_folder() -> Path:
+    """Return the folder of the recipes: packaged, or in a checkout."""
+    package = Path(str(files("pimono_sdpo")))
+    packaged = package / "recipes"
+    return packaged if packaged.is_dir() else package.parent / "jobs" / "recipes"
+
+
+def find_recipe(name: str) -> Path:
+    """Return the file: the path as given, else the recipe of this name.
+
+    A name may leave out `.yaml`. Raises TrainingInputError with the names of the recipes.
+    """
+    for path in (Path(name), recipe_folder() / f"{name.removesuffix('.yaml')}.yaml"):
+        if path.is_file():
+            return path
+    known = ", ".join(sorted(path.stem for path in recipe_folder().glob("*.yaml")))
+    raise TrainingInputError(
+        f"There is no recipe `{name}`; give the path of a YAML file or one of {known}."
+    )
+
+
+def refuse_unknown(words: list[str], parser: ArgumentParser) -> None:
+    """Raise TrainingInputError for words that are left over, with the option that is meant."""
+    if words:
+        meant = get_close_matches(words[0], parser._option_string_actions, 1)
+        advice = f", did you mean {meant[0]}? See --help." if meant else "; see --help."
+        raise TrainingInputError(f"Unknown argument(s) {' '.join(words)}{advice}")
 
 
 @contextmanager

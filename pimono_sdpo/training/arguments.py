@@ -4,7 +4,6 @@ import math
 import os
 from argparse import ArgumentError, ArgumentParser
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
@@ -15,7 +14,7 @@ from trl.experimental.sdpo import SDPOConfig
 from cards.lint import check_licence
 from pimono_sdpo.errors import TrainingInputError
 from pimono_sdpo.schema import SplitBy, Unit
-from pimono_sdpo.training import argument
+from pimono_sdpo.training import argument, find_recipe, refuse_unknown
 from pimono_sdpo.training.guards import LOSS, GuardOptions
 from pimono_sdpo.training.rewards import Mode
 
@@ -86,7 +85,7 @@ class CommonArguments:
 class SFTArguments(CommonArguments):
     """What SFT adds: its rows hold the answers to learn from."""
 
-    mode: Literal["preflight", "smoke", "train", "card"] = argument(MODE, default="train")
+    mode: Literal["preflight", "smoke", "train"] = argument(MODE, default="train")
     test_suite: str | None = argument(
         "Suite (JSON) whose tasks must not be among the rows to train on."
     )
@@ -105,9 +104,7 @@ class DPOArguments(SFTArguments):
 class SDPOArguments(CommonArguments):
     """What SDPO adds: where its rows come from, rewards, feedback, the preflight's rollouts."""
 
-    mode: Literal["prepare", "preflight", "smoke", "train", "card"] = argument(
-        MODE, default="train"
-    )
+    mode: Literal["prepare", "preflight", "smoke", "train"] = argument(MODE, default="train")
     source: str | None = argument(
         "Traces to filter when there is no --dataset: a path or a Hub id."
     )
@@ -121,11 +118,11 @@ class SDPOArguments(CommonArguments):
     )
     max_samples: int | None = argument("Keep the best N rows (with --source).")
     reward: str = argument(
-        "What scores a completion: trace_grounding (a smoke test: a fluent wrong answer scores "
-        "like a right one), outcome (calls, by what the session recorded; trace_grounding where "
-        "nothing can be verified), verifiers (named by --gate and --grade), or a "
+        "What scores a completion: outcome (its calls, by what the session recorded; "
+        "trace_grounding where nothing can be verified), verifiers (named by --gate and --grade), "
+        "trace_grounding (a smoke test: a fluent wrong answer scores like a right one), or a "
         "function of your own as module:name, in the current folder or installed.",
-        default="trace_grounding",
+        default="outcome",
     )
     gate: list[str] = argument(
         "Verifiers that must pass, as for `pimono-sdpo rescore`.", default=[]
@@ -159,27 +156,6 @@ class SDPOArguments(CommonArguments):
     )
 
 
-def recipe_folder() -> Path:
-    """Return the folder of the recipes: packaged, or in a checkout."""
-    package = Path(str(files("pimono_sdpo")))
-    packaged = package / "recipes"
-    return packaged if packaged.is_dir() else package.parent / "jobs" / "recipes"
-
-
-def find_recipe(name: str) -> Path:
-    """Return the file: the path as given, else the recipe of this name.
-
-    A name may leave out `.yaml`. Raises TrainingInputError with the names of the recipes.
-    """
-    for path in (Path(name), recipe_folder() / f"{name.removesuffix('.yaml')}.yaml"):
-        if path.is_file():
-            return path
-    known = ", ".join(sorted(path.stem for path in recipe_folder().glob("*.yaml")))
-    raise TrainingInputError(
-        f"There is no recipe `{name}`; give the path of a YAML file or one of {known}."
-    )
-
-
 # The least that these options can be.
 LEAST = {"seed": 0, "preflight_rows": 0}
 LEAST |= dict.fromkeys(
@@ -192,7 +168,6 @@ ABOUT = """\
                  SDPO the rewards of a few rollouts and the time
 --mode smoke     train for at most 2 steps, push nothing, log to this machine
 --mode train     train; with --hub_model_id or HUB_MODEL_ID, publish the adapter
---mode card      write the card again from what OUTPUT holds
 
 OUTPUT, by default outputs/NAME, gets run.json and the adapter with its card under adapter/. Rows
 that do not fit are left out and listed in left-out.json. A training that was killed resumes from
@@ -235,7 +210,13 @@ def parse_job(
     `options` and `config` are the types of the first two. Returns the recipe's file name last.
     Raises TrainingInputError for what cannot be used.
     """
-    parser, recipe, rest = _open_parser(argv, options, config, description, default_recipe)
+    with_recipe = ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    with_recipe.add_argument("--config", default=default_recipe)
+    try:
+        name, rest = with_recipe.parse_known_args(argv)
+    except ArgumentError as error:
+        raise TrainingInputError(f"{error}; give the name or the path of a recipe.") from error
+    parser, recipe = open_parser(options, config, description), find_recipe(name.config)
     try:
         job, args, model_args, *unknown = parser.parse_args_and_config(
             ["--config", str(recipe), *rest], return_remaining_strings=True
@@ -246,7 +227,7 @@ def parse_job(
             f"The arguments of `{recipe.name}` and the command line cannot be used: "
             f"{' '.join(str(error).split())}"
         ) from error
-    _refuse_unknown(unknown[-1])
+    refuse_unknown(unknown[-1], parser)
     _check_numbers(vars(job) | vars(args) | vars(model_args))
     job.license = check_licence(job.license)
     run_name = args.run_name = args.run_name or recipe.stem
@@ -262,42 +243,15 @@ def parse_job(
     return job, args, model_args, recipe.name
 
 
-def check_words(
-    argv: list[str], options: type[CommonArguments], config: type, default_recipe: str
-) -> None:
-    """Check the options of a job that another machine runs; raises TrainingInputError.
-
-    Their values are not checked together, since some depend on the GPU.
-    """
-    parser, _, rest = _open_parser(argv, options, config, None, default_recipe)
-    _refuse_unknown(ArgumentParser.parse_known_args(parser, rest)[1])
-
-
-def _open_parser(
-    argv: list[str],
-    options: type[CommonArguments],
-    config: type,
-    description: str | None,
-    default_recipe: str,
-) -> tuple[SentenceParser, Path, list[str]]:
-    """Return the parser, the recipe's file and the words without --config."""
-    with_recipe = ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    with_recipe.add_argument("--config", default=default_recipe)
-    try:
-        name, rest = with_recipe.parse_known_args(argv)
-    except ArgumentError as error:
-        raise TrainingInputError(f"{error}; give the name or the path of a recipe.") from error
-    parser = SentenceParser(
+def open_parser(
+    options: type[CommonArguments], config: type, description: str | None = None
+) -> SentenceParser:
+    """Return the parser of a job's options, TRL's and the model's."""
+    return SentenceParser(
         (options, config, ModelConfig),
         description=f"{description or ''}{ABOUT}",
         allow_abbrev=False,
     )
-    return parser, find_recipe(name.config), rest
-
-
-def _refuse_unknown(words: list[str]) -> None:
-    if words:
-        raise TrainingInputError(f"Unknown argument(s) {' '.join(words)}; see --help.")
 
 
 def _check_numbers(values: dict[str, Any]) -> None:

@@ -12,12 +12,11 @@ import re
 import shutil
 import subprocess
 import sys
-from argparse import ArgumentParser
+from argparse import ArgumentError, ArgumentParser, Namespace
 from contextlib import suppress
 from hashlib import sha256
 from importlib.metadata import distribution
 from importlib.resources import files
-from itertools import pairwise
 from os import environ
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -30,9 +29,9 @@ from huggingface_hub import HfApi, JobInfo, JobStage, Volume, get_token
 from pimono_sdpo import __version__
 from pimono_sdpo.errors import OutputError, PimonoError, TrainingInputError
 from pimono_sdpo.own_code import list_own_files
-from pimono_sdpo.push import PushOptions, check_account, hub_errors, push_folder
+from pimono_sdpo.push import PushOptions, hub_errors, push_folder
 from pimono_sdpo.traces.hub import retry_hub
-from pimono_sdpo.training import say, seconds_of
+from pimono_sdpo.training import find_recipe, read_options, refuse_unknown, say, seconds_of
 
 # A reward or a verifier of the user's own, with a weight or without.
 OWN_CODE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]")
@@ -41,6 +40,7 @@ MOUNT = "/pimono-sdpo"
 DEFAULT_LIMIT = "3h"
 # Options whose values may be folders here, which a job cannot see.
 PATHS = ("model_name_or_path", "adapter", "source")
+TYPES = {"int": int, "float": float}
 
 
 def launch(flavor: str, method: str, rows: str, words: list[str], wheel: Path | None) -> None:
@@ -51,18 +51,16 @@ def launch(flavor: str, method: str, rows: str, words: list[str], wheel: Path | 
 
     Raises PimonoError when something cannot be sent, and when the job does not complete.
     """
-    given, rest = _read_words(words)
-    limit = given["time_limit"] or DEFAULT_LIMIT
-    seconds_of(limit)
+    rest = [part for word in words for part in (word.split("=", 1) if word[:2] == "--" else [word])]
+    given = _read_words(method, rest)
+    limit = given.time_limit or DEFAULT_LIMIT
     api = HfApi()
     account = _check_account_and_flavor(api, flavor)
     folder = Path(rows) if Path(rows).exists() else None
     dataset = f"{account}/{folder.resolve().name}" if folder else rows
-    if folder is not None:
-        check_account(dataset)
-        _refuse_public(api, dataset)
-    adapter = given["hub_model_id"] or f"{account}/{dataset.partition('/')[2]}-{method}"
-    run_name = given["run_name"] or adapter.rpartition("/")[2]
+    adapter = given.hub_model_id or environ.get("HUB_MODEL_ID")
+    adapter = adapter or f"{account}/{dataset.partition('/')[2]}-{method}"
+    run_name = given.run_name or adapter.rpartition("/")[2]
     with TemporaryDirectory() as place:
         requirement = find_package(wheel, Path(place))
         for name, file in list_own_files(filter(OWN_CODE.match, rest)).items():
@@ -71,8 +69,7 @@ def launch(flavor: str, method: str, rows: str, words: list[str], wheel: Path | 
         shipped = sorted(path for path in Path(place).rglob("*") if path.is_file())
         say("stays here: the sessions from which the rows were made")
         if folder is not None:
-            say(f"leaves this machine: the rows in {folder}, to the private dataset {dataset}")
-            say(push_folder(folder, dataset, PushOptions()))
+            say(push_folder(folder, dataset, PushOptions(), only_private=True))
         with hub_errors("The job could not be submitted"):
             volumes = []
             if shipped:
@@ -104,25 +101,33 @@ def launch(flavor: str, method: str, rows: str, words: list[str], wheel: Path | 
     _follow(api, job)
 
 
-def _read_words(words: list[str]) -> tuple[dict[str, Any], list[str]]:
-    """Return the options that the launch itself needs, and the others, as separate words."""
-    rest = [part for word in words for part in (word.split("=", 1) if word[:2] == "--" else [word])]
+def _read_words(method: str, words: list[str]) -> Namespace:
+    """Read words as the job will; raises TrainingInputError for what it could not use."""
     parser = ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    for name in ("run_name", "hub_model_id", "time_limit"):
-        parser.add_argument(f"--{name}", f"--{name.replace('_', '-')}", dest=name)
-    known, rest = parser.parse_known_args(rest)
-    known.hub_model_id = known.hub_model_id or environ.get("HUB_MODEL_ID")
-    for option, value in pairwise(rest):
-        if option == "--config" and value.endswith((".yaml", ".yml")) and not Path(value).is_file():
+    for name, about in read_options(method).items():
+        flags = dict.fromkeys((f"--{name}", f"--{name.replace('_', '-')}"))
+        parser.add_argument(*flags, **about | {"type": TYPES.get(about.get("type"), str)})
+    try:
+        given, unknown = parser.parse_known_args(words)
+    except ArgumentError as error:
+        raise TrainingInputError(f"The arguments cannot be used ({error}); see --help.") from error
+    refuse_unknown(unknown, parser)
+    if given.config is not None:
+        find_recipe(given.config)
+        if given.config.endswith((".yaml", ".yml")) and not Path(given.config).is_file():
             raise TrainingInputError(
-                f"--config {value} is not a file here; the name of a recipe goes without .yaml."
+                f"--config {given.config} is not a file here; the name of a recipe goes without "
+                ".yaml."
             )
-        if option[2:].replace("-", "_") in PATHS and Path(value).exists():
+    for option in PATHS:
+        value = getattr(given, option, None)
+        if value is not None and Path(value).exists():
             raise TrainingInputError(
-                f"{option} {value} is on this machine, where a job cannot read it; push it to the "
-                "Hub and give its id."
+                f"--{option} {value} is on this machine, where a job cannot read it; push it to "
+                "the Hub and give its id."
             )
-    return vars(known), rest
+    seconds_of(given.time_limit or DEFAULT_LIMIT)
+    return given
 
 
 def _check_account_and_flavor(api: HfApi, flavor: str) -> str:
@@ -135,20 +140,6 @@ def _check_account_and_flavor(api: HfApi, flavor: str) -> str:
     if flavor not in known:
         raise TrainingInputError(f"There is no flavor `{flavor}`; give one of {', '.join(known)}.")
     return account
-
-
-def _refuse_public(api: HfApi, dataset: str) -> None:
-    """Refuse a dataset that exists and is public: the rows are to stay private."""
-    with hub_errors("The rows could not be pushed"):
-        for attempt in retry_hub(connected=False):
-            with attempt:
-                there = api.repo_exists(dataset, repo_type="dataset")
-                private = not there or api.dataset_info(dataset).private
-    if not private:
-        raise OutputError(
-            f"The dataset `{dataset}` is public; rename the folder, or push it yourself and give "
-            "the id of the dataset."
-        )
 
 
 def find_package(wheel: Path | None, folder: Path) -> str:

@@ -201,12 +201,8 @@ def _write_logs(folder: Path, report: Json | None, run: Json) -> None:
     write_json(run, folder / RUN_FILE)
 
 
-def read_finished(output: Path) -> tuple[Json | None, Json]:
-    """Return the report of the rows, if any, and the run log; raises OutputError."""
+def read_finished(output: Path) -> Json:
+    """Return the run log of a training; raises OutputError."""
     if not (output / RUN_FILE).is_file() or not (output / ADAPTER).is_dir():
-        raise OutputError(
-            f"`{output}` holds no finished run; train first, or give its --run_name or "
-            "--output_dir."
-        )
-    report = output / REPORT_FILE
-    return read_written(report) if report.exists() else None, read_written(output / RUN_FILE)
+        raise OutputError(f"`{output}` holds no finished run; train first.")
+    return read_written(output / RUN_FILE)

@@ -21,7 +21,7 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 from transformers import TrainerCallback
 
-from cards import lint_file
+from cards.lint import lint_file
 from pimono_sdpo.errors import OutputError, TrainingInputError
 from pimono_sdpo.push import HUB_ERRORS, Operation, PushOptions, Upload
 from pimono_sdpo.traces.hub import explain_error, explain_refusal, retry_hub

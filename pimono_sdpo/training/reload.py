@@ -45,7 +45,7 @@ def write_probe(model: Any, tokenizer: Any, folder: Path) -> None:
 
 def load_adapter(folder: Path, base_model: str | None = None) -> tuple[Any, Any]:
     """Load the base a run was trained on, quantised as then, with the run's adapter on top."""
-    _, run = output.read_finished(folder)
+    run = output.read_finished(folder)
     # The published run.json names no folder of this machine.
     local = output.read_object(folder / output.LOCAL_FILE) or run
     name = base_model or str(local["base_model"])

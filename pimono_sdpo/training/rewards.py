@@ -196,14 +196,15 @@ class Scoring:
     column: str | None = None
     partial: float = 0.0
 
-    def count_unscored(self, rows: Dataset) -> int:
-        """Count the rows without a reward, whatever the completion is."""
+    def find_unscored(self, rows: Dataset) -> list[int]:
+        """Return the numbers of the rows without a reward, whatever the completion is."""
         if self.column is not None:
-            return sum(not value for value in rows[self.column])
+            return [at for at, value in enumerate(rows[self.column]) if not value]
         columns = {name: list(rows[name]) for name in rows.column_names}
         empty = [[{"role": "assistant", "content": ""}] for _ in range(len(rows))]
         prompts = columns.pop("prompt")
-        return self.reward(prompts=prompts, completions=empty, **columns).count(None)
+        rewards = self.reward(prompts=prompts, completions=empty, **columns)
+        return [at for at, reward in enumerate(rewards) if reward is None]
 
     def check(self, threshold: float, weights: list[float] | None, columns: list[str]) -> None:
         """Raise TrainingInputError when no completion, or every one, would be a success."""
@@ -217,7 +218,7 @@ class Scoring:
         if self.column is not None and self.column not in columns:
             raise TrainingInputError(
                 f"The rows have no column `{self.column}`, which this reward needs; filter the "
-                "traces again, or give --reward trace_grounding."
+                "traces again, or give --reward outcome."
             )
 
 
@@ -228,7 +229,7 @@ def scoring_of(
     tokenizer: Any,
     end_ids: Collection[int] = (),
 ) -> Scoring:
-    """Return `trace_grounding`, `outcome`, `verifiers` as `rubric_of` takes them, or `module:name`.
+    """Return `outcome`, `verifiers`, `trace_grounding` as `rubric_of` takes them, or `module:name`.
 
     `outcome` is the verifier next_call, and trace_grounding where nothing can be verified.
 
@@ -250,7 +251,7 @@ def scoring_of(
         return Scoring(OwnReward(name))
     if name != "trace_grounding":
         raise TrainingInputError(
-            f"--reward {name} is not trace_grounding, outcome or verifiers; give your own "
+            f"--reward {name} is not outcome, verifiers or trace_grounding; give your own "
             "as module:name."
         )
     return Scoring(trace_grounding_reward)

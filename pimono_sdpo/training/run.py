@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from importlib.metadata import version
+from os import environ
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
@@ -14,7 +15,7 @@ from typing import Any, Literal
 import torch
 from datasets import Dataset
 
-from cards import write_model_card
+from cards.render import write_model_card
 from pimono_sdpo import __version__
 from pimono_sdpo.errors import PimonoError
 from pimono_sdpo.training import (
@@ -28,7 +29,7 @@ from pimono_sdpo.training import (
     tracking,
     warn,
 )
-from pimono_sdpo.training.arguments import check_words, parse_job
+from pimono_sdpo.training.arguments import parse_job
 from pimono_sdpo.training.callbacks import now, stopped_at, time_limit_of
 from pimono_sdpo.training.memory import hardware_of
 from pimono_sdpo.training.method import Fitted, Method, Prepared, run_steps
@@ -84,11 +85,6 @@ def run_job(method: str, argv: list[str], description: str | None = None) -> Pat
         argv = [*argv, "--method", method]
     run = Run(METHODS[method], argv, description)
     say(f"recipe {run.recipe}, model {run.model_args.model_name_or_path}")
-    if run.job.mode == "card":
-        report, log = output.read_finished(run.folder)
-        write_card(report, log, run.folder / output.ADAPTER)
-        say(f"the card is {run.folder / output.ADAPTER / 'README.md'}")
-        return run.folder
     with run.open_output():
         if run.job.mode == "prepare":
             run.method.find_rows()
@@ -98,12 +94,6 @@ def run_job(method: str, argv: list[str], description: str | None = None) -> Pat
         # Its threads would abort a process that ends before the others.
         torch.distributed.destroy_process_group()
     return run.folder
-
-
-def check_job(method: str, rows: str, words: list[str]) -> None:
-    """Check the options of a job that another machine runs; raises TrainingInputError."""
-    runs = METHODS[method]
-    check_words(["--dataset", rows, *words], runs.OPTIONS, runs.CONFIG, runs.RECIPE)
 
 
 def run_script(method: str, argv: list[str], description: str | None) -> int:
@@ -161,6 +151,7 @@ class Run:
     def train(self) -> None:
         """Train on the rows, then give OUTPUT its adapter, report and run log, and publish them."""
         job, args, method, folder = self.job, self.args, self.method, self.folder
+        self._say_what_leaves()
         dataset = method.find_rows()
         loaded, kept_back = method.load_rows(dataset)
         report = method.load_report(dataset)
@@ -212,7 +203,8 @@ class Run:
         log["dataset"]["id"] = models.public_name(source)
         log["adapter"]["files"] = files
         log = _finite(log)
-        write_card(report, log, staging)
+        for problem in write_model_card(report, log, staging):
+            warn(f"the Hub may refuse the model card: {problem}")
         output.finish(folder, report, log)
         if evaluation is not None:
             say(held_out.as_sentence(evaluation, args.METHOD))
@@ -220,6 +212,21 @@ class Run:
             say(note)
         say(f"the adapter and its card are in {folder / output.ADAPTER}")
         self._publish(trainer)
+
+    def _say_what_leaves(self) -> None:
+        space = None
+        if "trackio" in self.args.report_to and self.job.mode == "train":
+            space = self.args.trackio_space_id or environ.get(tracking.SPACE_VARIABLE)
+        given = {
+            "the adapter, its card, run log and page, to": self.destination
+            and f"the repository {self.destination.repo_id}",
+            "checkpoints, to the private": self.checkpoints and f"bucket {self.checkpoints.bucket}",
+            "metrics and sampled answers, to": space and f"the Space {space}",
+        }
+        leaves = [f"{what} {where}" for what, where in given.items() if where]
+        for one in leaves:
+            say(f"leaves this machine: {one}")
+        say("stays here: " + ("the rows" if leaves else "everything: rows, adapter and metrics"))
 
     def _look_ahead(self, fitted: Fitted, before: Json, resumes: bool) -> Prepared | None:
         """Build the trainer and say what can be found before the first step, unless resuming.
@@ -270,12 +277,6 @@ class Run:
             )
         elif self.checkpoints is not None and self.destination is not None:
             self.checkpoints.remove()
-
-
-def write_card(report: Json | None, log: Json, folder: Path) -> None:
-    """Write the model card with its plots, and warn of what the Hub may refuse."""
-    for problem in write_model_card(report, log, folder):
-        warn(f"the Hub may refuse the model card: {problem}")
 
 
 ARGUMENTS_OF_METHOD = {

@@ -144,6 +144,11 @@ class SDPO(Method):
             )
         scoring.check(args.success_reward_threshold, args.reward_weights, dataset.column_names)
         check_call_format(self.job.reward, self.tokenizer, dataset)
+        is_grounding = self.job.reward == "trace_grounding"
+        left_out = set(scoring.find_unscored(dataset) if is_grounding else [])
+        if left_out:
+            # TRL would count them as failures.
+            dataset = dataset.select([at for at in range(len(dataset)) if at not in left_out])
         budgets = (args.max_prompt_length or args.max_reprompt_len, args.max_reprompt_len)
         reprompt = Reprompt(args, feedback)
         fitted = fit_rows(dataset, self.tokenizer, *budgets, reprompt)
@@ -155,7 +160,8 @@ class SDPO(Method):
             )
         if held_out is not None:
             held_out = fit_rows(held_out, self.tokenizer, *budgets, reprompt).rows
-        counts = {**fitted.counts, "without_reward": scoring.count_unscored(fitted.rows)}
+        unscored = len(left_out) + len(scoring.find_unscored(fitted.rows))
+        counts = {**fitted.counts, "without_reward": unscored}
         # The rows fit already; left to itself TRL would cut off <bos> and the head of the task.
         args.max_prompt_length = None
         args.include_environment_feedback = feedback.mode != "none"
@@ -216,13 +222,14 @@ class SDPO(Method):
     def notes(self, fitted: Fitted) -> list[str]:
         """Add how many rows had no reward, if any."""
         unscored, used = fitted.counts["without_reward"], len(fitted.rows)
-        why = "name no concrete term, so their reward counts as 0"
-        if self.job.reward == "verifiers":
-            why = "have no verifier_spec, so nothing scores them"
-        notes = [f"{unscored} of {used} rows {why}"] if unscored else []
+        why = {
+            "verifiers": f"of {used} rows have no verifier_spec, so nothing scores them",
+            "trace_grounding": "rows name no concrete term and were left out",
+        }.get(self.job.reward, f"of {used} rows get no reward, which counts as 0")
+        notes = [f"{unscored} {why}"] if unscored else []
         if self.job.reward == "trace_grounding":
             notes.append(
                 "trace_grounding is a smoke test: a fluent wrong answer scores like a right one; "
-                "--reward outcome grades calls by what the session recorded"
+                "the default, --reward outcome, grades calls by what the session recorded"
             )
         return super().notes(fitted) + notes

@@ -27,12 +27,12 @@ SITUATION = compile_patterns(Path(__file__).with_name("situation.toml"), "patter
 _UNSPACED = frozenset({"zh", "ja", "ko", "signs"})
 _ERROR_OUTPUT = "error_output"
 _ASIAN_SIGNS = r"\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
-_ASIAN = re.compile(f"[{_ASIAN_SIGNS}]")
-_INSIDE_WORD = re.compile(rf"(?<=[^\W{_ASIAN_SIGNS}])[^\W{_ASIAN_SIGNS}]")
+_ASIAN = lazy_pattern(f"[{_ASIAN_SIGNS}]")
+_INSIDE_WORD = lazy_pattern(rf"(?<=[^\W{_ASIAN_SIGNS}])[^\W{_ASIAN_SIGNS}]")
 # Up to the next space: half a secret would not be recognised as one.
-_REST_OF_WORD = re.compile(rf"[^\s{_ASIAN_SIGNS}]*[^\W{_ASIAN_SIGNS}]")
+_REST_OF_WORD = lazy_pattern(rf"[^\s{_ASIAN_SIGNS}]*[^\W{_ASIAN_SIGNS}]")
 _PUNCTUATION = re.compile(r"\A\W+")
-_WORD = re.compile(rf"[{_ASIAN_SIGNS}]+|[^\W\d_{_ASIAN_SIGNS}]+(?:'[a-z]+)?|[?!]")
+_WORD = lazy_pattern(rf"[{_ASIAN_SIGNS}]+|[^\W\d_{_ASIAN_SIGNS}]+(?:'[a-z]+)?|[?!]")
 _ASCII_WORD = re.compile(r"[A-Za-z]+(?:'[a-z]+)?|[?!]")
 _OBJECTIONS = frozenset(
     {"no", "stop", "forbid", "wrong", "rebuke", "still_broken", "broken", "undo", "you_failed"}
@@ -46,10 +46,8 @@ _WORK = frozenset({"assistant", "tool_call"})
 _PASTED, _FAILURE, _QUESTION, _CLAIM, _AWAITED = (
     Guarded(SITUATION[name]) for name in ("pasted", "failure", "question", "claim", "awaited")
 )
-_REPLIES = {
-    name: Guarded(SITUATION[name])
-    for name in ("concedes", "explains", "fixes", "notices", "settles")
-}
+_REPLIES = ("concedes", "explains", "fixes", "notices", "settles")
+_REPLY_FILTER = Prefilter([SITUATION[name] for name in _REPLIES])
 _EDITED_PATH = re.compile(
     r'path"\s?:\s?"([^"\n]{1,400})"|\*\*\* (?:Update|Add) File: ([^\n"\\]{1,400})'
 )
@@ -307,9 +305,14 @@ def _find_situation(
         "edits_first": turn.edits_first,
         "edits_same": turn.edits_same,
         "stops_editing": turn.stops_editing,
-        **{name: pattern.search(reply) is not None for name, pattern in _REPLIES.items()},
     }
-    return frozenset(name for name, holds in situation.items() if holds)
+    replies = (_REPLIES[number] for number in _REPLY_FILTER.candidates(reply))
+    return frozenset(
+        [
+            *(name for name, holds in situation.items() if holds),
+            *(name for name in replies if SITUATION[name].search(reply)),
+        ]
+    )
 
 
 @cache

@@ -1,11 +1,12 @@
 """Programs of the project's own suite, and models that a scripted server plays on them."""
 
 import json
+import shutil
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from pimono_sdpo.suites.build import build_suite, load_programs
+from pimono_sdpo.suites.build import load_programs
 from pimono_sdpo.suites.suite import load_suite, write_suite
 from tests.agent.suite_of_three import call, final
 
@@ -14,10 +15,9 @@ NAMES = ("coldest_day", "nesting", "newest_version", "pager")
 Json = dict[str, Any]
 
 
-def write_own(folder: Path, names: Collection[str], split: str = "test") -> Path:
-    """Write the suite of these programs, as `suite samples` and `split` would."""
-    whole = folder / f"whole_{split}"
-    build_suite("samples", whole)
+def write_own(own: Path, folder: Path, names: Collection[str], split: str = "test") -> Path:
+    """Write the suite of these programs of `own`, as `suite split` would."""
+    whole = Path(shutil.copytree(own, folder / f"whole_{split}"))
     tasks = [task for task in load_suite(whole).tasks if task["task_id"] in names]
     assert len(tasks) == len(names)
     return write_suite(folder / f"{split}.json", "own", tasks, split=split)

@@ -29,9 +29,9 @@ def _nothing_of_ours(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def suite(tmp_path: Path, chat_server: ChatServer) -> Path:
+def suite(own_suite: Path, tmp_path: Path, chat_server: ChatServer) -> Path:
     chat_server.policy = models(KNOWS)
-    return write_own(tmp_path, NAMES)
+    return write_own(own_suite, tmp_path, NAMES)
 
 
 def given(suite: Path, out: Path, url: str, *more: str) -> list[str]:
@@ -135,7 +135,7 @@ def test_killed_an_evaluation_goes_on_without_a_repeated_call(
 
 
 def test_what_was_not_asked_for_well_asks_nobody(
-    suite: Path, tmp_path: Path, chat_server: ChatServer
+    suite: Path, own_suite: Path, tmp_path: Path, chat_server: ChatServer
 ) -> None:
     out, url = tmp_path / "report", chat_server.url
     for more in (("--tuned", "x"), ("--baseline", "x", "--baseline-model", "before")):
@@ -146,7 +146,7 @@ def test_what_was_not_asked_for_well_asks_nobody(
     assert "give --model, or --baseline" in refused(["evaluate", str(suite), "--out", "x"])
     assert "is the model itself" in refused(given(suite, out, url, "--baseline-model", "after"))
     assert "has no rollouts" in refused(given(suite, out, url, "--baseline", str(tmp_path)))
-    train = write_own(tmp_path, NAMES[:1], "train")
+    train = write_own(own_suite, tmp_path, NAMES[:1], "train")
     assert "suite to train on" in refused(given(train, out, url))
     assert "holds files that no earlier run" in refused(given(suite, Path(), url))
     out.mkdir()
@@ -177,9 +177,11 @@ def test_a_model_that_cannot_be_asked_leaves_the_report_as_it_was(
     assert len(chat_server.hits) == asked
 
 
-def test_eval_takes_the_flags_it_had_first(tmp_path: Path, chat_server: ChatServer) -> None:
+def test_eval_takes_the_flags_it_had_first(
+    own_suite: Path, tmp_path: Path, chat_server: ChatServer
+) -> None:
     chat_server.policy = models(KNOWS)
-    suite = write_own(tmp_path, NAMES[:2])
+    suite = write_own(own_suite, tmp_path, NAMES[:2])
 
     def run(model: str, *more: str) -> str:
         asked = ("--llm-provider", chat_server.url, "--model", model, "--num-workers", "2")
@@ -216,10 +218,10 @@ def test_eval_takes_the_flags_it_had_first(tmp_path: Path, chat_server: ChatServ
 
 
 def test_a_report_among_the_traces_leaves_the_rollouts_alone(
-    tmp_path: Path, chat_server: ChatServer
+    own_suite: Path, tmp_path: Path, chat_server: ChatServer
 ) -> None:
     chat_server.policy = models(KNOWS)
-    suite = write_own(tmp_path, NAMES[:2])
+    suite = write_own(own_suite, tmp_path, NAMES[:2])
     where = ["--trace-dir", "runs/ft", "--report", "runs/ft/report.json"]
     asked = ["--llm-provider", chat_server.url, "--model", "after", "--tool-protocol", "json"]
     line = ["eval", "--suite", str(suite), *where, *asked, "--num-workers", "4"]

@@ -4,7 +4,8 @@
 
 Reads tests/data/evidence/worth.csv and prints the weights for processors/keep.py and, at several
 thresholds, the share of the kept rows that are worth training on and the share of these that are
-kept; each repository is predicted by weights fitted to the others.
+kept; each repository is predicted by weights fitted to the others. The strict readers, who judged
+rows of which they knew nothing, count: how much more others found worth it is fitted and left out.
 """
 
 import csv
@@ -18,17 +19,25 @@ from processors.keep import LOG_ODDS
 
 LABELS = Path(__file__).parent.parent / "data" / "evidence" / "worth.csv"
 PULL = 1.0
+STRICT = {"reader 3", "reader 5", "reader 6", "author 2"}
 
 Array = npt.NDArray[np.float64]
 
 
-def read_labels() -> tuple[Array, Array, list[str]]:
-    """Return the properties of each row with a leading 1, its label and its repository."""
+def read_labels() -> tuple[Array, Array, list[str], list[str]]:
+    """Return the properties of each row, its label, its repository and its reader.
+
+    Before the properties stands 1, behind them 1 for a reader who is not strict.
+    """
     with LABELS.open(newline="") as file:
         rows = list(csv.DictReader(file))
-    described = [[1.0, *(float(row[name]) for name in LOG_ODDS)] for row in rows]
+    readers = [row["judged_by"] for row in rows]
+    described = [
+        [1.0, *(float(row[name]) for name in LOG_ODDS), float(row["judged_by"] not in STRICT)]
+        for row in rows
+    ]
     worth = [float(row["worth"] == "y") for row in rows]
-    return np.array(described), np.array(worth), [row["repository"] for row in rows]
+    return np.array(described), np.array(worth), [row["repository"] for row in rows], readers
 
 
 def fit(described: Array, worth: Array) -> Array:
@@ -50,25 +59,31 @@ def predict(described: Array, weights: Array) -> Array:
 
 def main() -> None:
     """Print the weights and what they are worth on repositories they were not fitted to."""
-    described, worth, repositories = read_labels()
+    described, worth, repositories, readers = read_labels()
     names = np.array(repositories)
+    strict = np.array([reader in STRICT for reader in readers])
+    as_strict = described * [*[1.0] * (described.shape[1] - 1), 0.0]
     likely = np.zeros(len(worth))
     for name in set(repositories):
         here = names == name
-        likely[here] = predict(described[here], fit(described[~here], worth[~here]))
-    for name, weight in zip(("intercept", *LOG_ODDS), fit(described, worth), strict=True):
+        likely[here] = predict(as_strict[here], fit(described[~here], worth[~here]))
+    for name, weight in zip(
+        ("intercept", *LOG_ODDS, "lenient"), fit(described, worth), strict=True
+    ):
         print(f"{name:20} {weight:6.2f}")
     print(
         f"{len(worth)} rows of {len(set(repositories))} repositories, {worth.mean():.0%} worth it"
     )
-    for threshold in (0.0, 0.5, 0.6, 0.65, 0.7, 0.75):
-        kept = likely >= threshold
-        good = wilson_interval(int(worth[kept].sum()), int(kept.sum()))
-        found = wilson_interval(int(worth[kept].sum()), int(worth.sum()))
-        print(
-            f"from {threshold:.2f}: {kept.sum()} kept, {good.mean:.0%} [{good.low:.0%}, {good.high:.0%}]"
-            f" of them worth it, {found.mean:.0%} [{found.low:.0%}, {found.high:.0%}] of what is"
-        )
+    for threshold in (0.0, 0.5, 0.55, 0.6, 0.65, 0.7, 0.75):
+        for who, chosen in (("all", strict | True), ("strict", strict)):
+            kept = chosen & (likely >= threshold)
+            good = wilson_interval(int(worth[kept].sum()), int(kept.sum()))
+            found = wilson_interval(int(worth[kept].sum()), int(worth[chosen].sum()))
+            print(
+                f"{who} from {threshold:.2f}: {kept.sum()} kept,"
+                f" {good.mean:.0%} [{good.low:.0%}, {good.high:.0%}] of them worth it,"
+                f" {found.mean:.0%} [{found.low:.0%}, {found.high:.0%}] of what is"
+            )
 
 
 if __name__ == "__main__":

@@ -1,13 +1,14 @@
 """How many edits of recorded sessions are decided from the session alone, and how rightly.
 
-    python -m tests.benchmarks.replay [FOLDER] [--certain] [--reasons] [--sessions]
+    python -m tests.benchmarks.replay [FOLDER] [--reasons] [--sessions]
 
 FOLDER holds sessions at any depth (default: PIMONO_TRACES, or the samples). Each answered edit is
 predicted before its result is looked at. Wrong: expected to work and failed, or the other way
 round. Shown: the session had shown every line that the edit replaces, or its schema alone decides;
-no more than these can be decided. `--certain` leaves out what was seen before a command, a rest or
-another tool that may have changed the file; `--reasons` tells why edits are undecided, `--sessions`
-gives a row to each session with 100 edits and more.
+no more than these can be decided. What was seen before a command, a rest or another tool that may
+have changed the file decides nothing; with it (`trusting`) more is decided, and more of it wrongly.
+`--reasons` tells why edits are undecided even then, `--sessions` gives a row to each session with
+100 edits and more.
 """
 
 import argparse
@@ -32,7 +33,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     default = Path(given) if given else Path(str(SAMPLE_SESSIONS))
     parser.add_argument("folder", type=Path, nargs="?", default=default)
-    parser.add_argument("--certain", action="store_true")
     parser.add_argument("--reasons", action="store_true")
     parser.add_argument("--sessions", action="store_true")
     options = parser.parse_args()
@@ -48,18 +48,21 @@ def main() -> None:
         "wrong",
         "failed",
         "foretold",
+        "trusting",
+        "wrong",
+        "foretold",
         "µs / edit",
     ]
     rows, reasons = [columns], Counter[str]()
     for harness in sorted({trace.harness for trace in traces.values()}):
         mine = [trace for trace in traces.values() if trace.harness == harness]
-        rows += table(harness, mine, reasons, options.certain)
-    rows += table("all", [*traces.values()], Counter(), options.certain)
+        rows += table(harness, mine, reasons)
+    rows += table("all", [*traces.values()], Counter())
     if options.sessions:
         long = {name: trace for name, trace in traces.items() if _edits(trace) >= MANY}
         for name, trace in long.items():
-            rows += table(name[-24:], [trace], Counter(), options.certain)
-        rows += table(f"these {len(long)}", [*long.values()], Counter(), options.certain)
+            rows += table(name[-24:], [trace], Counter())
+        rows += table(f"these {len(long)}", [*long.values()], Counter())
     print_table(rows)
     if options.reasons:
         lines = [[reason, str(count)] for reason, count in sorted(reasons.items())]
@@ -70,15 +73,13 @@ def _edits(trace: Trace) -> int:
     return sum(e.kind == "tool_call" and e.tool_name == "edit" for e in trace.events)
 
 
-def table(
-    name: str, traces: Sequence[Trace], reasons: Counter[str], certain: bool
-) -> list[list[str]]:
+def table(name: str, traces: Sequence[Trace], reasons: Counter[str]) -> list[list[str]]:
     """Return a row for some sessions; none where nothing was edited."""
     begin = process_time()
     found = [
         one
         for trace in traces
-        for one in predictions(trace.events, trace.cwd, find_harness(trace.harness).files, certain)
+        for one in predictions(trace.events, trace.cwd, find_harness(trace.harness).files)
     ]
     seconds = process_time() - begin
     reasons.update(one.reason for one in found if one.reason)
@@ -86,18 +87,20 @@ def table(
 
 
 def figures(found: Sequence[Prediction]) -> list[str]:
-    """Edits, the shares shown and decided, wrong ones, those that failed and were foretold."""
-    decided = [one.expected is not None for one in found]
-    shown = [one.expected is not None for one in found if one.shown]
-    return [
-        str(len(found)),
-        f"{len(shown) / len(found):.1%}",
-        f"{sum(decided) / len(found):.1%}",
-        f"{sum(shown) / max(len(shown), 1):.1%}",
-        str(sum(map(is_wrong, found))),
-        str(sum(one.failed for one in found)),
-        str(sum(one.failed and one.expected not in {None, "ok"} for one in found)),
-    ]
+    """Edits and the share shown; how many of them are decided and wrong; the same when trusting."""
+    shown = [one for one in found if one.shown]
+    columns = [str(len(found)), f"{len(shown) / len(found):.1%}"]
+    for trusting in (False, True):
+        decided = [one for one in found if one.expected and (one.certain or trusting)]
+        if not trusting:
+            columns.append(f"{len(decided) / len(found):.1%}")
+        columns += [
+            f"{sum(one.shown for one in decided) / max(len(shown), 1):.1%}",
+            str(sum(map(is_wrong, decided))),
+            *([] if trusting else [str(sum(one.failed for one in found))]),
+            str(sum(one.failed and one.expected != "ok" for one in decided)),
+        ]
+    return columns
 
 
 def is_wrong(one: Prediction) -> bool:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pimono_sdpo.cli.rescore import Options, score_completions
-from rewards.verifiers import lint, syntax
+from rewards.verifiers import syntax
 from rewards.verifiers.rubric import VerifierResult
 
 PYTHON = "".join(f"def f{n}(x: int) -> int:\n    y = x + {n}\n    return y\n" for n in range(67))
@@ -90,7 +90,6 @@ def main() -> None:
     print("| verifier | file | per second, 1 thread | 2 threads |\n|---|---|---|---|")
     for path in files:
         speed("syntax, in process", syntax.verify, path, spec, runs)
-    speed("lint", lint.verify, "a.py", spec, runs)
     rescored(runs)
 
 

@@ -42,8 +42,8 @@ def run_python(
     environment asks for what is decided on import.
     """
     env = {**hub.env(home, token, xet), **(environment or {})}
-    if hub.forks is not None and not xet and not environment:
-        return hub.forks(imported).run(arguments, home, env)
+    if hub.forks is not None and not environment:
+        return hub.forks(imported, xet).run(arguments, home, env)
     command = [sys.executable, *arguments]
     return subprocess.run(
         command, cwd=home, env=env, capture_output=True, text=True, check=False, timeout=600

@@ -8,7 +8,7 @@ from starlette.responses import JSONResponse, Response
 
 from tests.loopback_hub.call import REPO, REV, Call, Refusal, missing_entry, route
 from tests.loopback_hub.card import problems
-from tests.loopback_hub.objects import sign
+from tests.loopback_hub.objects import in_parts, sign
 from tests.loopback_hub.storage import (
     LFS_OVER_BYTES,
     Blob,
@@ -47,7 +47,10 @@ def upload_mode(commit: Commit, file: dict[str, Any]) -> dict[str, object]:
 def lfs_batch(call: Call) -> Response:
     repo = call.repo(write=True)
     objects: list[dict[str, object]] = []
-    new = sum(int(one["size"]) for one in json.loads(call.body)["objects"])
+    batch = json.loads(call.body)
+    if (batch["operation"], batch["hash_algo"]) != ("upload", "sha256"):
+        raise Refusal(422, "Only uploads of sha256 objects")
+    new = sum(int(one["size"]) for one in batch["objects"])
     quota = call.store.quota
     if repo.private and quota is not None and call.store.private_bytes() + new > quota:
         raise Refusal(
@@ -55,14 +58,19 @@ def lfs_batch(call: Call) -> Response:
             "Private repository storage limit reached, please upgrade your plan to increase your "
             "private storage limit.",
         )
-    for wanted in json.loads(call.body)["objects"]:
+    transfer = "basic"
+    for wanted in batch["objects"]:
         answer = {"oid": wanted["oid"], "size": wanted["size"]}
         if wanted["oid"] not in call.store.lfs:
-            upload = {"href": sign(call, "PUT", f"/objects/{wanted['oid']}")}
+            upload: dict[str, object] = {"href": sign(call, "PUT", f"/objects/{wanted['oid']}")}
+            if wanted["size"] > call.store.part_bytes:
+                if "multipart" not in batch["transfers"]:
+                    raise Refusal(422, f"{wanted['oid']} needs the transfer multipart")
+                transfer, upload = "multipart", in_parts(call, wanted["oid"], wanted["size"])
             verify = {"href": f"{call.base}/{repo.path}.git/info/lfs/objects/verify"}
             answer["actions"] = {"upload": upload, "verify": verify}
         objects.append(answer)
-    return JSONResponse({"transfer": "basic", "objects": objects})
+    return JSONResponse({"transfer": transfer, "objects": objects})
 
 
 def lfs_verify(call: Call) -> Response:

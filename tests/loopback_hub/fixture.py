@@ -20,13 +20,13 @@ def hub_socket() -> Iterator[socket.socket]:
 
 
 @pytest.fixture(scope="session")
-def hub_forks(hub_socket: socket.socket) -> Iterator[Callable[[tuple[str, ...]], Forked]]:
+def hub_forks(hub_socket: socket.socket) -> Iterator[Callable[[tuple[str, ...], bool], Forked]]:
     """What has been imported once for all clients, at the same address and below their folders."""
     with ExitStack() as running:
 
         @cache
-        def forked(modules: tuple[str, ...]) -> Forked:
-            env = LoopbackHub(address(hub_socket)).env(Path(), token=None)
+        def forked(modules: tuple[str, ...], xet: bool) -> Forked:
+            env = LoopbackHub(address(hub_socket)).env(Path(), token=None, xet=xet)
             started = Forked(modules, env)
             running.callback(started.close)
             return started
@@ -36,7 +36,7 @@ def hub_forks(hub_socket: socket.socket) -> Iterator[Callable[[tuple[str, ...]],
 
 @pytest.fixture
 def loopback_hub(
-    hub_socket: socket.socket, hub_forks: Callable[[tuple[str, ...]], Forked]
+    hub_socket: socket.socket, hub_forks: Callable[[tuple[str, ...], bool], Forked]
 ) -> Iterator[LoopbackHub]:
     with loopback(hub_socket.dup()) as hub:
         hub.forks = hub_forks

@@ -1,7 +1,8 @@
 """Routes of the storage host, where large files lie: signed addresses, and no token of the Hub."""
 
+import json
 import re
-from hashlib import sha256
+from hashlib import md5, sha256
 from urllib.parse import quote
 
 from starlette.responses import Response
@@ -43,10 +44,47 @@ def get(call: Call) -> Response:
 
 def put(call: Call) -> Response:
     admit(call, "PUT")
+    if len(call.body) > call.store.part_bytes:
+        raise Refusal(400, "EntityTooLarge")
     found = sha256(call.body).hexdigest()
     if found != call.args["oid"]:
         raise Refusal(400, f"The object's sha256 is {found}")
     call.store.lfs[found] = call.body
+    return Response(status_code=200)
+
+
+def in_parts(call: Call, oid: str, size: int) -> dict[str, object]:
+    """How an object comes in parts: an address for each, and one that puts them together."""
+    header = {"chunk_size": str(call.store.part_bytes)}
+    for number in range(1, -(-size // call.store.part_bytes) + 1):
+        header[f"{number:05}"] = sign(call, "PUT", f"/parts/{oid}/{size}/{number}")
+    return {"href": sign(call, "POST", f"/complete/{oid}/{size}"), "header": header}
+
+
+def put_part(call: Call) -> Response:
+    """Take a part, which must have its size; its ETag proves that it has arrived."""
+    admit(call, "PUT")
+    oid, size, number = call.args["oid"], int(call.args["size"]), int(call.args["number"])
+    start = (number - 1) * call.store.part_bytes
+    if len(call.body) != min(call.store.part_bytes, size - start):
+        raise Refusal(400, f"Part {number} has {len(call.body)} bytes")
+    call.store.parts[oid, number] = call.body
+    return Response(headers={"ETag": f'"{md5(call.body).hexdigest()}"'})
+
+
+def complete(call: Call) -> Response:
+    """Put the named parts together, if they are those that arrived and give the object."""
+    admit(call, "POST")
+    oid, wanted = call.args["oid"], json.loads(call.body)
+    count = -(-int(call.args["size"]) // call.store.part_bytes)
+    arrived = [call.store.parts.get((oid, number), b"") for number in range(1, count + 1)]
+    proofs = [(n, f'"{md5(data).hexdigest()}"') for n, data in enumerate(arrived, 1)]
+    if wanted["oid"] != oid or [(p["partNumber"], p["etag"]) for p in wanted["parts"]] != proofs:
+        raise Refusal(400, "InvalidPart")
+    data = b"".join(arrived)
+    if sha256(data).hexdigest() != oid:
+        raise Refusal(400, f"The object's sha256 is {sha256(data).hexdigest()}")
+    call.store.lfs[oid] = data
     return Response(status_code=200)
 
 
@@ -74,4 +112,10 @@ def span(first: str, last: str, size: int) -> tuple[int, int]:
 
 
 OBJECT = r"/objects/(?P<oid>[0-9a-f]{64})(?:/[^/]+)?"
-ROUTES = [route("GET", OBJECT, get), route("PUT", OBJECT, put)]
+SIZED = r"(?P<oid>[0-9a-f]{64})/(?P<size>\d+)"
+ROUTES = [
+    route("GET", OBJECT, get),
+    route("PUT", OBJECT, put),
+    route("PUT", rf"/parts/{SIZED}/(?P<number>\d+)", put_part),
+    route("POST", rf"/complete/{SIZED}", complete),
+]

@@ -70,7 +70,7 @@ class LoopbackHub:
     """Faults of this server itself; the fixture raises them."""
     edge: spaces.Edge | None = None
     """Where the apps of Spaces answer, if they are to."""
-    forks: Callable[[tuple[str, ...]], Forked] | None = None
+    forks: Callable[[tuple[str, ...], bool], Forked] | None = None
     """Gives the process that has imported some modules and forks clients of this address."""
 
     def seed(

@@ -24,6 +24,7 @@ Tree = dict[str, "Blob"]
 
 DAY_ONE = datetime(2026, 1, 1, tzinfo=UTC)
 LFS_OVER_BYTES = 10 * 1024 * 1024
+LFS_PART_BYTES = 5 * 1000**3
 LFS_PATTERNS = (
     "*.7z *.arrow *.bin *.bz2 *.ckpt *.gguf *.gz *.h5 *.joblib *.msgpack *.npy *.npz *.onnx"
     " *.parquet *.pickle *.pkl *.pt *.pth *.safetensors *.tar *.tar.* *.tgz *.wasm *.xz *.zip *.zst"
@@ -222,6 +223,10 @@ class Account:
 @dataclass
 class Store:
     repos: dict[tuple[RepoType, str], Repo] = field(default_factory=dict)
+    part_bytes: int = LFS_PART_BYTES
+    """The most that one PUT may bring; larger objects come in parts of this size."""
+    parts: dict[tuple[str, int], bytes] = field(default_factory=dict)
+    """What has arrived of such objects, by sha256 and number."""
     lfs: dict[str, bytes] = field(default_factory=dict)
     """Uploaded objects by sha256; a commit refers to them."""
     role: str = "write"

@@ -76,15 +76,49 @@ def test_a_stale_parent_is_refused(loopback_hub: LoopbackHub) -> None:
     assert sorted(loopback_hub.files("me/m", revision=first)) == [".gitattributes", "a.txt"]
 
 
-def post(hub: LoopbackHub, path: str, body: bytes) -> int:
-    headers = {"Authorization": "Bearer hf_loopback"}
-    request = urllib.request.Request(f"{hub.url}{path}", data=body, headers=headers)
+def send(
+    method: str, url: str, body: object, token: str | None = "hf_loopback"
+) -> tuple[int, dict[str, str], bytes]:
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    request = urllib.request.Request(url, data=data, headers=headers, method=method)
     try:
         with urllib.request.urlopen(request) as answer:
-            return int(answer.status)
+            return answer.status, dict(answer.headers), answer.read()
     except urllib.error.HTTPError as error:
         with error:
-            return error.code
+            return error.code, dict(error.headers), error.read()
+
+
+def post(hub: LoopbackHub, path: str, body: bytes) -> int:
+    return send("POST", f"{hub.url}{path}", body)[0]
+
+
+def test_parts_of_an_object_that_the_storage_refuses(loopback_hub: LoopbackHub) -> None:
+    loopback_hub.store.part_bytes = 4
+    loopback_hub.seed("me/m", "model", {})
+    oid = sha256(b"0123456789").hexdigest()
+    batch = {"operation": "upload", "hash_algo": "sha256", "objects": [{"oid": oid, "size": 10}]}
+    place = f"{loopback_hub.url}/me/m.git/info/lfs/objects/batch"
+    assert send("POST", place, batch | {"transfers": ["basic"]})[0] == 422
+    status, _, answer = send("POST", place, batch | {"transfers": ["basic", "multipart"]})
+    assert status == 200
+    upload = json.loads(answer)["objects"][0]["actions"]["upload"]
+    parts = [upload["header"][f"{n:05}"] for n in (1, 2, 3)]
+    assert upload["header"]["chunk_size"] == "4"
+    assert send("PUT", parts[0], b"012", None)[0] == 400
+    assert send("PUT", parts[0].partition("?")[0], b"0123", None)[0] == 403
+    assert send("PUT", parts[0], b"0123")[0] == 400
+    sent = [
+        send("PUT", url, data, None)
+        for url, data in zip(parts, (b"0123", b"4567", b"89"), strict=True)
+    ]
+    named = [{"partNumber": n, "etag": one[1]["etag"]} for n, one in enumerate(sent, 1)]
+    for wrong in (named[:2], named[::-1], [{**named[0], "etag": '"x"'}, *named[1:]]):
+        assert send("POST", upload["href"], {"oid": oid, "parts": wrong}, None)[0] == 400
+    assert oid not in loopback_hub.store.lfs
+    assert send("POST", upload["href"], {"oid": oid, "parts": named}, None)[0] == 200
+    assert loopback_hub.store.lfs[oid] == b"0123456789"
 
 
 @pytest.mark.parametrize("name", ["a--b", "a.git", "A b", "a..b", ".a", "x" * 97])

@@ -114,8 +114,8 @@ def test_no_prediction_is_wrong(text: str, done: list[tuple[str, Any, Any]]) -> 
     session = Session(text)
     for step in done:
         session.do(*step)
-    for one in predictions(session.events, "/w", certain=True):
-        assert agrees(one.expected, session.truth[one.event_index])
+    for one in predictions(session.events, "/w"):
+        assert not one.certain or agrees(one.expected, session.truth[one.event_index])
 
 
 @settings(max_examples=400, deadline=None)

@@ -31,12 +31,15 @@ def edit(path: str, old: str, new: str = "new", failed: bool = False) -> list[En
     ]
 
 
-def expected(*steps: list[Entry]) -> list[str | None]:
-    entries: list[Entry] = [HEADER, user("Fix the parser")]
+def expected(
+    *steps: list[Entry], certain: bool = False, header: Entry = HEADER
+) -> list[str | None]:
+    entries: list[Entry] = [header, user("Fix the parser")]
     for number, step in enumerate(steps):
         entries += [json.loads(json.dumps(entry).replace('"c1"', f'"c{number}"')) for entry in step]
     read_back = read_trace(trace(*entries))
-    return [p.expected for p in predictions(read_back.events, read_back.cwd)]
+    found = predictions(read_back.events, read_back.cwd)
+    return [p.expected if p.certain or not certain else None for p in found]
 
 
 @pytest.mark.parametrize(
@@ -105,6 +108,8 @@ def test_several_edits_of_one_call_stand_or_fall_together() -> None:
         "Skipped due to queued user message.",
         "PreToolUse hook blocked this",
         "User cancelled the edit",
+        "[Fact-Forcing Gate]\n\nBefore editing a.ts, present these facts:",
+        '{\n  "status": "error",\n  "tool": "edit",\n  "error": "EACCES: permission denied"\n}',
     ],
 )
 def test_what_an_extension_or_a_queue_stopped_is_no_prediction(text: str) -> None:
@@ -121,10 +126,13 @@ def test_a_call_without_what_it_needs_is_refused_before_the_file_is_read() -> No
     assert expected(call_without) == ["invalid"]
     mixed = [call("edit", path="a.ts", old_string="let y = x", newText="q"), result("edit", "ok")]
     assert expected(read("a.ts", TEXT), mixed) == ["ok"]
-    empty = [call("edit", path="/w/.openclaw/a.ts", oldText="x", newText=""), result("edit", "no", error=True)]  # fmt: skip
-    assert expected(empty) == ["invalid"]
-    other = [call("edit", path="new.ts", hashes=["a"]), result("edit", "done")]
-    assert expected(other) == [None]
+    empty = [call("edit", path="/w/.openclaw/a.ts", oldText="let x = 1", newText=""), result("edit", "no", error=True)]  # fmt: skip
+    # Some versions of OpenClaw refuse an empty text, others take it.
+    assert expected(read("/w/.openclaw/a.ts", TEXT), empty) == [None]
+    other = [call("edit", path="new.ts", find="x", replace="y"), result("edit", "no", error=True)]
+    assert expected(other) == ["invalid"]
+    of_lines = [call("edit", path="new.ts", edits=[{"op": "delete", "line": 3}]), result("edit", "ok")]  # fmt: skip
+    assert expected(of_lines) == [None]
 
 
 def patch(text: str, failed: bool = False) -> list[Entry]:
@@ -138,7 +146,7 @@ def patch(text: str, failed: bool = False) -> list[Entry]:
     [
         ([patch("*** Update File: a.ts\n@@\n let x = 1\n-let y = x\n+let y = 2")], "ok"),
         ([patch("*** Update File: a.ts\n@@\n-let z\n+let y")], "not_found"),
-        ([bash("./run.sh", ""), patch("*** Update File: a.ts\n@@\n-let y = x\n@@\n-import a\n+q", failed=True)], "not_found"),
+        ([bash("./run.sh", ""), patch("*** Update File: a.ts\n@@\n-let y = x\n@@\n-import a\n+q", failed=True)], None),
         # Each hunk is looked up after the one before it.
         ([patch("*** Update File: a.ts\n@@\n-let y = x\n@@\n-import a\n+q")], "not_found"),
         ([patch("*** Update File: a.ts\n@@\n-let y = x\n+let q = x"), patch("*** Update File: a.ts\n@@\n-let y = x")], "not_found"),
@@ -172,3 +180,48 @@ def test_patches_are_judged_by_their_lines(steps: list[list[Entry]], last: str |
 def test_what_a_command_may_change(command: str, anything: bool, names: set[str]) -> None:
     changes = find_changes(command, "")
     assert (changes.anything, changes.names) == (anything, names)
+
+
+SOURCE = "import a\n\nlet total = count(items)\nlet y = x\n"
+
+
+def test_a_command_that_may_have_changed_a_file_leaves_it_undecided_until_it_is_seen_again() -> (
+    None
+):
+    begin, one = read("a.ts", SOURCE), edit("a.ts", "let total = count(items)", "let sum = 0")
+    assert expected(begin, bash("python -m pytest -q", "1 passed"), one, certain=True) == ["ok"]
+    assert expected(begin, bash("./run.sh", ""), one, certain=True) == [None]
+    # What is shown again, or can be edited, is as it was, and so is the rest.
+    again = edit("a.ts", "let y = x", "let y = z")
+    assert expected(begin, bash("./run.sh", ""), bash("cat a.ts", SOURCE), one, certain=True) == [
+        "ok"
+    ]
+    assert expected(begin, bash("./run.sh", ""), one, again, certain=True) == [None, "ok"]
+    # A formatter has changed something.
+    assert expected(begin, bash("prettier --write .", ""), one, again, certain=True) == [None, None]
+    assert expected(
+        begin, bash("npm run check", "> biome check --write .\nerror"), one, certain=True
+    ) == [None]
+
+
+def test_a_text_that_may_stand_elsewhere_in_a_file_known_in_part_is_undecided() -> None:
+    def shown(text: str) -> list[Entry]:
+        return [
+            call("read", path="a.ts", offset=40, limit=4),
+            result("read", f"{text}\n\n[90 more lines in file. Use offset=44 to continue.]"),
+        ]
+
+    part = "first = 1\n  call()\n  done()\nlast = 2\n  done()\n  call()"
+    assert expected(shown(part), edit("a.ts", "first = 1\n  call()")) == ["ok"]
+    assert expected(shown(part), edit("a.ts", "  call()\n  done()")) == [None]
+
+
+def test_what_a_console_of_windows_shows_of_a_file_does_not_decide() -> None:
+    given = "*** Begin Patch\n*** Update File: a.md\n@@\n-caf\u00e9 au lait\n+tea\n*** End Patch"
+    change = [
+        call("edit", input=given),
+        result("edit", "Failed to find expected lines", error=True),
+    ]
+    show = [call("bash", command="cat a.md"), result("bash", "caf\u00e9 au lait\n")]
+    assert expected(show, change, certain=True) == ["ok"]
+    assert expected(show, change, certain=True, header=HEADER | {"cwd": "C:\\w"}) == [None]

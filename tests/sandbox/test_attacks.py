@@ -48,7 +48,7 @@ def test_the_same_attack_wins_without_a_sandbox(name: str) -> None:
 
 def test_a_fork_bomb_ends_and_nothing_of_it_is_left() -> None:
     bomb = "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass"
-    ran = run([sys.executable, "-c", bomb], limits=Limits(cpu_seconds=2, wall_seconds=20))
+    ran = run([sys.executable, "-c", bomb], limits=Limits(cpu_seconds=0.5, wall_seconds=300))
     assert ran.stopped in ("cpu", "processes", "wall")
 
 

@@ -19,7 +19,7 @@ from tests.sandbox.attacks import HEAD, LIMITED, REFUSED
 # neither a slow nor a loaded machine changes what stops it.
 LOOSE = Limits(cpu_seconds=15, wall_seconds=300)
 TIGHT = {
-    "cpu": Limits(cpu_seconds=1.5, wall_seconds=300),
+    "cpu": Limits(cpu_seconds=0.5, wall_seconds=300),
     "wall": Limits(cpu_seconds=15, wall_seconds=2),
 }
 ASKED = ("report.xml", "sub/token")

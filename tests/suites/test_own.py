@@ -7,7 +7,7 @@ import pytest
 
 from pimono_sdpo.agent.task_tests import run_tests
 from pimono_sdpo.suites import suite
-from pimono_sdpo.suites.build import build_suite, load_programs
+from pimono_sdpo.suites.build import load_programs
 from pimono_sdpo.suites.suite import TaskRow, files_of
 
 PROGRAMS = {program.name: program for program in load_programs()}
@@ -15,10 +15,8 @@ HANGING = ("backoff", "shift_plan")
 
 
 @pytest.fixture(scope="module")
-def tasks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, TaskRow]:
-    folder = tmp_path_factory.mktemp("own")
-    build_suite("samples", folder)
-    return {task["task_id"]: task for task in suite.load_suite(folder).tasks}
+def tasks(own_suite: Path) -> dict[str, TaskRow]:
+    return {task["task_id"]: task for task in suite.load_suite(own_suite).tasks}
 
 
 def encoded(files: dict[str, str]) -> dict[str, bytes]:

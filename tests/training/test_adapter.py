@@ -9,7 +9,8 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from cards import lint_file, write_model_card
+from cards.lint import lint_file
+from cards.render import write_model_card
 from pimono_sdpo.training.publish import WEIGHTS, save_adapter
 from tests.card_data import TOKENIZER, report, run
 from tests.loopback_hub.client import run_client

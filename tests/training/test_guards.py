@@ -116,6 +116,7 @@ def test_resumed_the_guards_know_what_was_before(
     assert all(torch.equal(weights[name], best[name]) for name in best), "went back to the best"
 
 
+@pytest.mark.slow
 def test_a_run_that_was_ended_is_not_gone_on_with(tiny: Path, tmp_path: Path) -> None:
     _, first = collapsing(tmp_path, tiny)
     resumed, again = collapsing(tmp_path, tiny)

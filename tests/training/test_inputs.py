@@ -7,8 +7,8 @@ import pytest
 from datasets import Dataset
 
 from pimono_sdpo.errors import OutputError, TrainingInputError
-from pimono_sdpo.training import models, output, rows
-from pimono_sdpo.training.arguments import SDPOArguments, find_recipe
+from pimono_sdpo.training import find_recipe, models, output, rows
+from pimono_sdpo.training.arguments import SDPOArguments
 from pimono_sdpo.training.sdpo import SDPO
 from tests.training.setup import JOBS, arguments, hand_made, prepare
 

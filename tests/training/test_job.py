@@ -59,7 +59,7 @@ def test_the_job_trains_logs_and_writes_its_card(
     assert b"tiny-gemma4" in card
     assert str(tmp_path).encode() not in card, "no path of this machine"
     (out / "adapter" / "README.md").unlink()
-    again = job("--mode", "card", *asked[:4], cwd=tmp_path)
+    again = python("-m", "pimono_sdpo", "view", str(out), "--write-card", cwd=tmp_path)
     assert again.returncode == 0, again.stderr[-3000:]
     assert (out / "adapter" / "README.md").read_bytes() == card
 
@@ -150,6 +150,10 @@ def test_the_job_takes_all_from_the_hub_and_publishes_its_adapter(
 
     done = job(*asked, "--run_name", "r1", cwd=tmp_path, **online, HUB_MODEL_ID="me/adapter")
     assert done.returncode == 0, done.stderr[-3000:]
+    leaves = (
+        "leaves this machine: the adapter, its card, run log and page, to the repository me/adapter"
+    )
+    assert done.stdout.index(leaves) < done.stdout.index("step 1/")
     out = tmp_path / "outputs" / "r1"
     run = json.loads((out / "run.json").read_text())
     assert run["base_model"] == "me/model-of-a-test"
@@ -197,7 +201,6 @@ def test_the_job_takes_all_from_the_hub_and_publishes_its_adapter(
             ("--config=qwen3_4b", "--num_iterations", "4", "--steps_per_generation", "8"),
             "--num_iterations 4 would repeat completions within one update",
         ),
-        (("--config=tiny", "--mode", "card"), "holds no finished run"),
         (("--config=tiny", "--mode", "prepare"), "give --dataset (rows) or --source (traces)"),
     ],
 )
@@ -265,6 +268,7 @@ def test_the_recipes_that_learn_state_completions_and_verify(recipe: str) -> Non
         parse([*argv, "--generations", "0"])
 
 
+@pytest.mark.slow
 def test_declared_tools_reach_the_model_and_count(tmp_path: Path, tiny: Path) -> None:
     (tmp_path / "rows").mkdir()
     spec = json.dumps({"tools": "pi"})
@@ -287,14 +291,15 @@ def test_the_job_tells_for_how_many_rows_there_is_no_reward(
     tmp_path: Path, tiny: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "rows").mkdir()
-    rows = [{**row, "reward_terms": ["command_error"]} for row in hand_made()]
-    Dataset.from_list([hand_made()[0], *rows[1:]]).to_parquet(tmp_path / "rows" / "train.parquet")
+    nothing = [{**row, "reward_terms": terms} for row, terms in zip(hand_made(), (["command_error"], None), strict=False)]  # fmt: skip
+    Dataset.from_list([*hand_made(), *nothing]).to_parquet(tmp_path / "rows" / "train.parquet")
     argv = ["--config", "tiny", "--report_to", "none", "--max_steps", "1"]
     argv += ["--dataset", str(tmp_path / "rows"), "--model_name_or_path", str(tiny)]
     assert script().main([*argv, "--output_dir", str(tmp_path / "out")]) == 0
-    assert "3 of 4 rows name no concrete term, so their reward" in capsys.readouterr().out
+    assert "2 rows name no concrete term and were left out" in capsys.readouterr().out
     card = (tmp_path / "out" / "adapter" / "README.md").read_text()
-    assert "\n3 of the 4 rows have no concrete token beside their categories:" in card
+    assert "\n2 rows have no concrete token beside their categories:" in card
+    assert json.loads((tmp_path / "out" / "run.json").read_text())["dataset"]["rows_used"] == 4
 
 
 def test_the_script_says_what_hf_jobs_needs() -> None:

@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,12 @@ import pytest
 from pimono_sdpo import __version__
 from pimono_sdpo.filtering import FilterOptions, run_filter
 from pimono_sdpo.samples import write_samples
-from tests.loopback_hub import LoopbackHub, run_python
+from tests.loopback_hub import LoopbackHub, run_client, run_python
 from tests.loopback_hub.call import FINE_TOKEN
+from tests.loopback_hub.executor import Job
 
 ROOT = Path(__file__).parents[2]
+TRAINING = ("datasets", "pimono_sdpo.cli", "pimono_sdpo.training.sdpo")
 
 
 @pytest.fixture
@@ -29,7 +32,7 @@ def launch(
     hub: LoopbackHub, home: Path, *words: str, token: str = "hf_loopback"
 ) -> subprocess.CompletedProcess[str]:
     command = ("-m", "pimono_sdpo", "train", "rows", *words)
-    return run_python(hub, home, *command, token=token, xet=True)
+    return run_python(hub, home, *command, token=token, xet=True, imported=TRAINING)
 
 
 @pytest.mark.parametrize("script", ["train_sdpo", "train_sft", "train_dpo"])
@@ -41,34 +44,35 @@ def test_a_script_without_the_package_says_what_to_add(script: str) -> None:
     assert "add `--with" in done.stderr
 
 
-def install(folder: Path, origin: dict[str, Any] | None) -> subprocess.CompletedProcess[str]:
-    """Put the package and its metadata into a folder and ask there what a job would install."""
-    (folder / "pimono_sdpo-0.1.0.dist-info").mkdir()
-    metadata = "Metadata-Version: 2.1\nName: pimono-sdpo\nVersion: 0.1.0\n"
-    (folder / "pimono_sdpo-0.1.0.dist-info" / "METADATA").write_text(metadata)
-    if origin is not None:
-        place = folder / "pimono_sdpo-0.1.0.dist-info" / "direct_url.json"
-        place.write_text(json.dumps(origin))
-    for name in ("pimono_sdpo", "processors", "rewards", "cards"):
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-    code = "from pimono_sdpo.training.launch import find_package; from pathlib import Path; "
-    code += "print(find_package(None, Path('shipped')))"
-    (folder / "shipped").mkdir()
-    return run_at(folder, code)
-
-
-def run_at(folder: Path, code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False
-    )
+# Prints what a job would install, for each origin of this installation.
+FIND = """
+import json, sys
+from pathlib import Path
+from pimono_sdpo.errors import TrainingInputError
+from pimono_sdpo.training.launch import find_package
+for name, origin in json.load(sys.stdin).items():
+    about = Path("pimono_sdpo-0.1.0.dist-info", "direct_url.json")
+    about.write_text(json.dumps(origin)) if origin else about.unlink(missing_ok=True)
+    Path(name).mkdir()
+    try:
+        print(find_package(None, Path(name)))
+    except TrainingInputError as problem:
+        print(problem)
+"""
 
 
 def test_a_job_installs_what_is_installed_here(tmp_path: Path) -> None:
+    for name in ("pimono_sdpo", "processors", "rewards", "cards"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    about = tmp_path / "pimono_sdpo-0.1.0.dist-info"
+    about.mkdir()
+    metadata = "Metadata-Version: 2.1\nName: pimono-sdpo\nVersion: 0.1.0\n"
+    (about / "METADATA").write_text(metadata)
     wheel = tmp_path / "pimono_sdpo-0.1.0-py3-none-any.whl"
     wheel.write_bytes(b"a wheel")
     vcs = {"vcs": "git", "commit_id": "c0ffee"}
-    cases: dict[str, tuple[dict[str, Any] | None, str]] = {
-        "release": (None, f"pimono-sdpo[train]=={__version__}"),
+    cases: dict[str, tuple[dict[str, Any], str]] = {
+        "release": ({}, f"pimono-sdpo[train]=={__version__}"),
         "vcs": (
             {"url": "https://example.org/p.git", "vcs_info": vcs},
             "pimono-sdpo[train] @ git+https://example.org/p.git@c0ffee",
@@ -77,18 +81,24 @@ def test_a_job_installs_what_is_installed_here(tmp_path: Path) -> None:
             {"url": "https://example.org/p.whl", "archive_info": {}},
             "pimono-sdpo[train] @ https://example.org/p.whl",
         ),
-        "wheel": ({"url": wheel.as_uri(), "archive_info": {}}, f"/{wheel.name}[train]"),
+        "wheel": ({"url": wheel.as_uri()}, f"/{wheel.name}[train]"),
+        "gone": (
+            {"url": (tmp_path / "gone.whl").as_uri()},
+            "of this installation is gone; give one as --wheel FILE.",
+        ),
     }
-    for name, (origin, expected) in cases.items():
-        (tmp_path / name).mkdir()
-        done = install(tmp_path / name, origin)
-        assert done.stdout.strip().endswith(expected), (name, done.stderr)
-    assert (tmp_path / "wheel" / "shipped" / wheel.name).read_bytes() == b"a wheel"
-
-    wheel.unlink()
-    (tmp_path / "gone").mkdir()
-    gone = install(tmp_path / "gone", {"url": wheel.as_uri(), "archive_info": {}})
-    assert "of this installation is gone; give one as --wheel FILE." in gone.stderr
+    done = subprocess.run(
+        [sys.executable, "-c", FIND],
+        input=json.dumps({name: origin for name, (origin, _) in cases.items()}),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    for (name, (_, expected)), said in zip(cases.items(), done.stdout.splitlines(), strict=True):
+        assert said.endswith(expected), name
+    assert (tmp_path / "wheel" / wheel.name).read_bytes() == b"a wheel"
 
 
 ON = ("--on", "hf:cpu-basic")
@@ -103,7 +113,17 @@ ON = ("--on", "hf:cpu-basic")
             "There is no flavor `abacus`; give one of cpu-basic",
         ),
         (("--on", "mars"), "hf_loopback", "--on is mars; give here or hf:FLAVOR"),
-        ((*ON, "--max_stepz", "3"), "hf_loopback", "Unknown argument(s) --max_stepz 3"),
+        (
+            (*ON, "--max_stepz", "3"),
+            "hf_loopback",
+            "Unknown argument(s) --max_stepz 3, did you mean --max_steps?",
+        ),
+        ((*ON, "--max_steps", "three"), "hf_loopback", "invalid int value: 'three'"),
+        (
+            (*ON, "--split_by", "day"),
+            "hf_loopback",
+            "argument --split_by/--split-by: invalid choice",
+        ),
         ((*ON, "--config", "nosuch.yaml"), "hf_loopback", "There is no recipe `nosuch.yaml`"),
         ((*ON, "--config", "tiny.yaml"), "hf_loopback", "the name of a recipe goes without .yaml"),
         ((*ON, "--time-limit", "soon"), "hf_loopback", "`soon` is not a valid time limit"),
@@ -145,3 +165,28 @@ def test_an_account_that_cannot_pay_or_may_not_run_jobs(
     reason = "402, Pre-paid credit balance is insufficient" if token == "hf_loopback" else "403"
     assert f"the Hub answers {reason}" in done.stderr.splitlines()[-1]
     assert not loopback_hub.store.jobs
+
+
+LEFT = """
+import importlib, json, os
+from pimono_sdpo.training import callbacks
+importlib.reload(callbacks)
+left = []
+for os.environ["JOB_ID"] in {jobs}:
+    left.append(callbacks.time_limit_of("3h").ends - callbacks.IMPORTED)
+print(json.dumps(left))
+"""
+
+
+def test_the_time_counts_from_the_jobs_start_by_the_hub(
+    loopback_hub: LoopbackHub, tmp_path: Path
+) -> None:
+    started = datetime.now(UTC) - timedelta(hours=1)
+    spec = {"command": ["x"], "flavor": "cpu-basic"}
+    job = Job("0" * 24, "me", spec, "RUNNING", started=started.strftime("%Y-%m-%dT%H:%M:%S.%fZ"))
+    job.ended.set()
+    loopback_hub.store.jobs[job.job_id] = job
+    asking = LEFT.format(jobs=[job.job_id, "1" * 24])
+    known, unknown = run_client(loopback_hub, tmp_path, asking, xet=True, imported=TRAINING)
+    assert 0 < known <= 2 * 3600
+    assert unknown == 3 * 3600

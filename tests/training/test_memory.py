@@ -12,8 +12,8 @@ from trl import ModelConfig, get_peft_config, get_quantization_config
 from trl.experimental.sdpo import SDPOConfig
 
 from pimono_sdpo.errors import TrainingInputError
-from pimono_sdpo.training import models
-from pimono_sdpo.training.arguments import parse_job, recipe_folder
+from pimono_sdpo.training import models, recipe_folder
+from pimono_sdpo.training.arguments import parse_job
 from pimono_sdpo.training.memory import (
     GIB,
     estimate_sdpo,
@@ -97,9 +97,7 @@ def test_the_reference_run_has_the_known_size() -> None:
     assert weights(config_12b(), model_args)[0] / GIB == pytest.approx(11.96e9 * 2 / GIB, rel=0.01)
 
 
-@pytest.mark.parametrize(
-    ("length", "peak"), [(928, 0.33), (2208, 0.53), (4256, 1.05), (8352, 2.20), (10400, 2.81)]
-)
+@pytest.mark.parametrize(("length", "peak"), [(928, 0.33), (4256, 1.05), (10400, 2.81)])
 def test_the_teachers_forward_follows_the_measured_peaks(length: int, peak: float) -> None:
     args, model_args = settings(max_reprompt_len=length - 160)
     part = estimate_sdpo(args, model_args, config_12b(), args.max_prompt_length)["teacher"] / GIB

@@ -51,7 +51,6 @@ def refused(
         (("--source", "dull"), "The only session"),
         (("--output_dir", "file", "--dataset", "x/y"), "`file` is a file"),
         (("--output_dir", "file/below", "--dataset", "x/y"), "/file` is a file"),
-        (("--mode", "card", "--output_dir", "file"), "holds no finished run"),
     ],
 )
 def test_arguments_are_checked_before_anything_is_written(
@@ -187,19 +186,6 @@ def test_a_report_no_card_can_be_made_from_is_refused_before_training(
     (rows / "report.json").write_text(text)
     given = ("--dataset", str(rows), "--output_dir", str(tmp_path / "out"))
     refused(given, tmp_path, capsys, "report.json` is not as this project writes it")
-
-
-@pytest.mark.parametrize(
-    ("name", "text"), [("run.json", "{}"), ("run.json", ""), ("report.json", "{}")]
-)
-def test_a_card_is_not_made_from_other_files(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, text: str
-) -> None:
-    (tmp_path / "adapter").mkdir()
-    (tmp_path / "run.json").write_text(json.dumps(run()))
-    (tmp_path / name).write_text(text)
-    given = ("--mode", "card", "--output_dir", str(tmp_path))
-    refused(given, tmp_path, capsys, f"{name}` is not as this project writes it")
 
 
 @pytest.mark.slow

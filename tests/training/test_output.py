@@ -188,6 +188,7 @@ def test_only_the_same_training_goes_on(tmp_path: Path, tiny: Path) -> None:
         resume.check_same_start(out, first)
 
 
+@pytest.mark.slow
 def test_a_training_goes_on_with_the_rows_that_it_began_with(
     tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -256,6 +257,7 @@ def test_the_record_of_a_start_is_json_and_knows_where_the_base_is(
     assert resume.local_record("me/model", {}, {})["base_model"] == "me/model"
 
 
+@pytest.mark.slow
 def test_overwriting_replaces_rows_and_run(
     tmp_path: Path, tiny: Path, filtered: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

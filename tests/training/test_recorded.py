@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer, TrainerCallback
 
 from cards.lint import lint_card
+from pimono_sdpo.cli import app
 from pimono_sdpo.training import publish, reload
 from pimono_sdpo.training.method import Prepared, run_steps
 from pimono_sdpo.training.supervised import DPO, SFT
@@ -119,8 +120,7 @@ def test_a_run_leaves_an_adapter_that_loads_and_a_card_that_says_what_it_was(
     again = tmp_path / "again"
     shutil.copytree(out, again)
     (again / "adapter" / "README.md").unlink()
-    given = ["--config", f"tiny_{method}", "--mode", "card", "--output_dir", str(again)]
-    assert script(f"train_{method}").main(given) == 0
+    app(["view", str(again), "--write-card"], standalone_mode=False)
     assert (again / "adapter" / "README.md").read_text() == card
 
 

@@ -110,8 +110,12 @@ def test_training_moves_the_adapter_and_nothing_is_cut(
 
 @pytest.mark.parametrize(
     ("stop", "file"),
-    [(2, "optimizer.pt"), (5, "teacher/adapter_model.safetensors")],
-    ids=["first epoch", "second epoch"],
+    [
+        pytest.param(2, "optimizer.pt", id="first epoch"),
+        pytest.param(
+            5, "teacher/adapter_model.safetensors", id="second epoch", marks=pytest.mark.slow
+        ),
+    ],
 )
 def test_a_killed_run_goes_on_to_the_same_weights_past_a_damaged_checkpoint(
     stop: int,
@@ -202,6 +206,7 @@ def test_the_saved_adapter_is_clean_and_loads(
     assert log["adapter"]["trainable_parameters"] == sum(v.numel() for v in trained.values())
 
 
+@pytest.mark.slow
 def test_evaluating_before_training_works_and_changes_nothing(
     straight: tuple[Prepared, dict[str, float], SeenPrompts, ModelConfig],
     tiny: Path,
@@ -222,6 +227,7 @@ def test_evaluating_before_training_works_and_changes_nothing(
         assert all(torch.equal(value, expected[name]) for name, value in after.items())
 
 
+@pytest.mark.slow
 def test_a_run_killed_after_its_last_step_makes_no_more(
     straight: tuple[Prepared, dict[str, float], SeenPrompts, ModelConfig],
     tiny: Path,
@@ -243,6 +249,7 @@ def test_a_run_killed_after_its_last_step_makes_no_more(
     assert steps == [1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.slow
 def test_a_killed_run_of_rft_with_two_updates_a_batch_goes_on_to_the_same_weights(
     tiny: Path, filtered: Path, tmp_path: Path
 ) -> None:

@@ -24,7 +24,7 @@ from pimono_sdpo.training import rows
 from pimono_sdpo.training.method import run_steps
 from tests.training.setup import adapter_state, arguments, prepare
 
-STEPS, RATE = 24, 0.05
+STEPS, RATE = 12, 0.05
 Products = dict[str, torch.Tensor]
 
 

@@ -1,15 +1,12 @@
 """A training that ends in time, and goes on later."""
 
 import json
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from pimono_sdpo.errors import TrainingInputError
 from pimono_sdpo.training.callbacks import TimeLimit, time_limit_of
-from tests.loopback_hub import LoopbackHub, run_client
-from tests.loopback_hub.executor import Job
 from tests.training.setup import digest, script
 
 ARGUMENTS = ("--config", "tiny", "--max_steps", "3", "--report_to", "none", "--preflight_rows", "0")
@@ -74,26 +71,3 @@ def test_a_training_cut_short_goes_on_to_the_same_adapter(
     weights = "adapter/adapter_model.safetensors"
     assert digest(out / weights) == digest(whole / weights)
     assert script().main(asked) == 2, "finished now"
-
-
-LEFT = """
-import json, os
-from pimono_sdpo.training import callbacks
-left = []
-for os.environ["JOB_ID"] in {jobs}:
-    left.append(callbacks.time_limit_of("3h").ends - callbacks.IMPORTED)
-print(json.dumps(left))
-"""
-
-
-def test_the_time_counts_from_the_jobs_start_by_the_hub(
-    loopback_hub: LoopbackHub, tmp_path: Path
-) -> None:
-    started = datetime.now(UTC) - timedelta(hours=1)
-    spec = {"command": ["x"], "flavor": "cpu-basic"}
-    job = Job("0" * 24, "me", spec, "RUNNING", started=started.strftime("%Y-%m-%dT%H:%M:%S.%fZ"))
-    job.ended.set()
-    loopback_hub.store.jobs[job.job_id] = job
-    known, unknown = run_client(loopback_hub, tmp_path, LEFT.format(jobs=[job.job_id, "1" * 24]))
-    assert 0 < known <= 2 * 3600
-    assert unknown == 3 * 3600

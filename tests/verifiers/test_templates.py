@@ -77,3 +77,12 @@ def test_the_template_tells_the_format(model: str) -> None:
     template = getattr(chat_template_utils, f"{model}_chat_template")
     assert format_of(template) == FAMILY_OF[model]
     assert format_of("{{ messages }}") is None
+
+
+def test_a_llama_that_calls_in_python_is_of_no_known_family() -> None:
+    pythonic = (
+        "{{- '<|start_header_id|>system<|end_header_id|>' }}{{- 'Return calls in the form "
+        "[func_name1(params_name1=params_value1)], and nothing else.' }}{{- '<|eot_id|>' }}"
+    )
+    assert format_of(pythonic) is None
+    assert format_of(chat_template_utils.muse_glimmer_chat_template) is None

@@ -115,10 +115,13 @@ def normalise_tool(name: object) -> str:
     return _TOOL_NAMES.get(recorded.lower(), recorded)
 
 
+_encode = json.JSONEncoder(ensure_ascii=False).encode
+
+
 def dump_json(value: object) -> str:
     """Return JSON text, `null` for a value that is nested too deeply."""
     try:
-        return strip_colours(json.dumps(value, ensure_ascii=False))
+        return strip_colours(_encode(value))
     except RecursionError:
         # It is nested almost too deeply to be read, which no real call is.
         return "null"
@@ -201,7 +204,7 @@ def _cut_sections(text: str) -> tuple[str, str]:
     """Separate a message from the tagged sections that harnesses insert into it."""
     own, inserted, end = [], [], 0
     unclosed: set[str] = set()
-    for tag in _OPENING_TAG.finditer(text):
+    for tag in _OPENING_TAG.finditer(text) if "<" in text else ():
         closing = f"</{tag.group(1)}>"
         if tag.start() < end or closing in unclosed:
             continue
@@ -224,7 +227,9 @@ def is_interruption(text: str) -> bool:
 
 def is_refusal(text: str) -> bool:
     """Check for the result of a call that the user refused or interrupted: not a tool's error."""
-    return bool(_REFUSED.match(text) or _BROKEN_OFF.search(text[-120:]))
+    end = text[-120:]
+    may_end = " by user" in end or "aborted before" in end
+    return bool(_REFUSED.match(text) or (may_end and _BROKEN_OFF.search(end)))
 
 
 @dataclass
@@ -274,9 +279,10 @@ def finish_events(events: list[Event]) -> list[Event]:
         if event.kind == "tool_result":
             event.tool_name = tools.get(event.call_id, "")
             event.call_id = event.call_id if event.call_id in tools else ""
-            if is_refusal(event.text):
+            is_open = event.exit_code is None and event.tool_name == "bash"
+            if (is_open or event.is_error) and is_refusal(event.text):
                 event.is_error = False
-            elif event.exit_code is None and event.tool_name == "bash":
+            elif is_open:
                 text = event.text
                 found = _EXIT_AT_END.search(text[-200:]) or _EXIT_AT_START.match(text)
                 if not found and event.is_error:

@@ -105,7 +105,12 @@ def _find_active(objects: list[Entry]) -> set[int]:
     answers = {_find_message_id(objects[at]) for at in path} - {""}
     path |= {at for at, entry in enumerate(objects) if _find_message_id(entry) in answers}
     calls = {call for at in path for call in _find_block_ids(objects[at], "id")}
-    answered = (at for at, e in enumerate(objects) if calls & _find_block_ids(e, "tool_use_id"))
+    answered = (
+        at
+        for at, entry in enumerate(objects)
+        if calls
+        and any(b.get("tool_use_id") in calls for b in blocks.to_blocks(_content_of(entry)))
+    )
     path |= {*answered, *(at for at, own in enumerate(ids) if not own)}
     branch_of: dict[int, int] = {}
     for at in range(len(objects)):
@@ -180,7 +185,7 @@ def _read_assistant(entry: Entry, state: _State) -> Iterator[Event]:
     new = []
     for block in blocks.to_blocks(message.get("content")):
         # A block may be recorded again under the same message id.
-        key = f"{name} {to_text(block.get('id')) or blocks.dump_json(block)}"
+        key = f"{name} {to_text(block.get('id')) or block}"
         if not name or key not in state.seen:
             new.append(block)
         state.seen.add(key)
@@ -276,7 +281,7 @@ HARNESS = Harness(
     no_tools="their arguments differ from version to version",
     files=FileTools(
         edit=("old_string", "new_string"),
-        read_only=r"[Tt]odo\w*|[Ww]eb\w*|ToolSearch|AskUser\w*|Skill|LSP|ListMcp\w*|ReadMcp\w*"
+        read_only=r"[Tt]odo\w*|Task(?:Create|Update|Get|List|Stop)|\w*mark_chapter|[Ww]eb\w*|ToolSearch|AskUser\w*|Skill|LSP|ListMcp\w*|ReadMcp\w*"
         r"|BashOutput|TaskOutput|KillShell|ExitPlanMode|EnterPlanMode",
     ),
     sample="""\
