@@ -103,11 +103,16 @@ def knowledge(folder: Path, number: int = 400) -> dict[str, float]:
             tasks = draw_tasks(asked, number, 3)
             said = sample(model, tokenizer, [task.words for task in tasks])
             failed = [(t, one) for t, one in zip(said, tasks, strict=True) if not passes(t, one)]
+            asked_again = [one for _, one in failed]
+            heard = [judged(text, one) for text, one in failed]
             texts = {
-                "again": [one.words for _, one in failed],
-                "with feedback": [teachers_words(one, judged(text, one)) for text, one in failed],
+                "again": [one.words for one in asked_again],
+                "with feedback": list(map(teachers_words, asked_again, heard)),
+                "with another task's feedback": list(
+                    map(teachers_words, asked_again, heard[1:] + heard[:1])
+                ),
                 "with a solution": [
-                    teachers_words(one, "", " ".join(one.program)) for _, one in failed
+                    teachers_words(one, "", " ".join(one.program)) for one in asked_again
                 ],
             }
             name = f"{side}, {length} operations"
