@@ -25,7 +25,7 @@ _REASONS = {
     "outside": "service_outage",
     "not_granted": "permission_not_granted",
 }
-LEAST_WORTH = 0.7
+LEAST_WORTH = 0.65
 INTERCEPT = -1.24
 # What each property of `describe` adds to the log-odds.
 LOG_ODDS = {

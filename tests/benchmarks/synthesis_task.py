@@ -1,9 +1,12 @@
 """Program synthesis by examples: a task in which feedback says more than a success rate can.
 
-A request shows two inputs of four digits with their outputs; the answer is a program of up to three
-operations, run on hidden inputs. The feedback on a failed program is one hidden input with the
-output that it gives and the one that is right. Held-out tasks are behaviours (what a program does
-to every probe) that neither the base model was taught nor any method is trained on.
+A request shows two inputs with their outputs; the answer is a program of up to three operations,
+run on hidden inputs. The feedback on a failed program is one hidden input with the output that it
+gives and the one that is right. Tasks are behaviours: what a program does to every input. Held-out
+behaviours neither the base model was taught nor any method is trained on.
+
+The base models know how to find programs of three operations, but unless they are given feedback or
+a solution they mostly leave one of them out, see `lesson`: that is what there is to learn.
 """
 
 import itertools
@@ -23,25 +26,40 @@ from rewards.verifiers.rubric import Rubric, VerifierResult, failed, passed
 
 Digits = tuple[int, ...]
 Program = tuple[str, ...]
-OPERATIONS: dict[str, Callable[[Digits], Digits]] = {
-    "reverse": lambda xs: xs[::-1],
-    "sort": lambda xs: tuple(sorted(xs)),
-    "up": lambda xs: tuple((x + 1) % 10 for x in xs),
-    "down": lambda xs: tuple((x - 1) % 10 for x in xs),
-    "double": lambda xs: tuple(2 * x % 10 for x in xs),
-    "tail": lambda xs: xs[1:],
-    "init": lambda xs: xs[:-1],
-    "rotate": lambda xs: xs[1:] + xs[:1],
-    "swap": lambda xs: xs[1::-1] + xs[2:],
-    "odds": lambda xs: tuple(x for x in xs if x % 2),
-    "high": lambda xs: tuple(x for x in xs if x > 4),
-    "sums": lambda xs: tuple(sum(xs[: at + 1]) % 10 for at in range(len(xs))),
-}
+Behaviour = tuple[Program, ...]  # the programs that have it
+# A program that is taught has at most one operation of each kind, in this order.
+KINDS: tuple[dict[str, Callable[[Digits], Digits]], ...] = (
+    {
+        "reverse": lambda xs: xs[::-1],
+        "sort": lambda xs: tuple(sorted(xs)),
+        "rotate": lambda xs: xs[1:] + xs[:1],
+        "back": lambda xs: xs[-1:] + xs[:-1],
+        "swap": lambda xs: xs[1::-1] + xs[2:],
+        "twist": lambda xs: xs[:-2] + xs[:-3:-1],
+        "halves": lambda xs: xs[2:] + xs[:2],
+    },
+    {
+        "up": lambda xs: tuple((x + 1) % 10 for x in xs),
+        "down": lambda xs: tuple((x - 1) % 10 for x in xs),
+        "leap": lambda xs: tuple((x + 3) % 10 for x in xs),
+        "sink": lambda xs: tuple((x - 3) % 10 for x in xs),
+        "flip": lambda xs: tuple(9 - x for x in xs),
+    },
+    {
+        "tail": lambda xs: xs[1:],
+        "init": lambda xs: xs[:-1],
+        "outer": lambda xs: xs[:1] + xs[-1:],
+        "inner": lambda xs: xs[1:-1],
+        "echo": lambda xs: xs + xs[-1:],
+    },
+)
+OPERATIONS = {name: change for kind in KINDS for name, change in kind.items()}
 LENGTH = 4
 SHOWN = 2  # examples of a request
 HIDDEN = 6  # inputs that a program is run on
-PROBES = tuple(tuple(random.Random(number).choices(range(10), k=LENGTH)) for number in range(48))
-HELD_OUT = 0.25  # of the behaviours of each length
+# All inputs that there are.
+INPUTS = tuple(tuple(random.Random(number).sample(range(10), LENGTH)) for number in range(8))
+HELD_OUT = 0.3  # of the behaviours of three operations
 DEFAULTS = SDPOConfig.__dataclass_fields__
 
 
@@ -56,23 +74,35 @@ def run(program: Program, digits: Digits) -> Digits:
     return digits
 
 
+def outputs(program: Program) -> tuple[Digits, ...]:
+    """Return what a program does to every input."""
+    return tuple(run(program, one) for one in INPUTS)
+
+
 @cache
-def behaviours() -> tuple[dict[int, list[Program]], dict[int, list[Program]]]:
-    """Return one shortest program of each behaviour by its length, to train on and held out."""
-    found: dict[tuple[Digits, ...], Program] = {tuple(PROBES): ()}
-    for length in (1, 2, 3):
-        for program in itertools.product(OPERATIONS, repeat=length):
-            outputs = tuple(run(program, probe) for probe in PROBES)
-            if sum(map(bool, outputs)) > len(PROBES) // 2:
-                found.setdefault(outputs, program)
-    trained: dict[int, list[Program]] = {1: [], 2: [], 3: []}
-    held_out: dict[int, list[Program]] = {1: [], 2: [], 3: []}
+def behaviours() -> tuple[dict[int, list[Behaviour]], dict[int, list[Behaviour]]]:
+    """Return those to train on and those held out, by the number of operations."""
+    found: dict[tuple[Digits, ...], list[Program]] = {INPUTS: [()]}
+    slots = itertools.product(*((None, *kind) for kind in KINDS))
+    programs = [tuple(name for name in slot if name) for slot in slots]
+    for program in sorted(programs, key=len):
+        known = found.setdefault(outputs(program), [])
+        if not known or len(program) == len(known[0]):
+            known.append(program)
+    trained: dict[int, list[Behaviour]] = {1: [], 2: [], 3: []}
+    held_out: dict[int, list[Behaviour]] = {3: []}
     chance = random.Random(0)
-    for program in found.values():
-        if program:
-            side = held_out if len(program) > 1 and chance.random() < HELD_OUT else trained
-            side[len(program)].append(program)
+    for known in found.values():
+        if known[0]:
+            side = held_out if len(known[0]) == 3 and chance.random() < HELD_OUT else trained
+            side[len(known[0])].append(tuple(known))
     return trained, held_out
+
+
+@cache
+def held_back() -> frozenset[tuple[Digits, ...]]:
+    """Return what the held-out behaviours do to every input."""
+    return frozenset(outputs(known[0]) for known in behaviours()[1][3])
 
 
 @dataclass(frozen=True)
@@ -106,17 +136,17 @@ def write(digits: Digits) -> str:
     return " ".join(map(str, digits)) or "none"
 
 
-def draw_task(programs: Sequence[Program], chance: random.Random) -> Task:
-    """Return a task with inputs of its own."""
-    inputs = [tuple(chance.choices(range(10), k=LENGTH)) for _ in range(SHOWN + HIDDEN)]
-    return Task(chance.choice(programs), tuple(inputs[:SHOWN]), tuple(inputs[SHOWN:]))
+def draw_task(behaviour: Behaviour, chance: random.Random) -> Task:
+    """Return a task that shows inputs of its own."""
+    inputs = chance.sample(INPUTS, SHOWN + HIDDEN)
+    return Task(chance.choice(behaviour), tuple(inputs[:SHOWN]), tuple(inputs[SHOWN:]))
 
 
-def draw_tasks(programs: Sequence[Program], number: int, seed: int) -> list[Task]:
+def draw_tasks(asked: Sequence[Behaviour], number: int, seed: int) -> list[Task]:
     """Return tasks, all behaviours as often as each other."""
     chance = random.Random(seed)
-    order = [*programs] * (number // len(programs) + 1)
-    return [draw_task([program], chance) for program in chance.sample(order, number)]
+    order = [*asked] * (number // len(asked) + 1)
+    return [draw_task(behaviour, chance) for behaviour in chance.sample(order, number)]
 
 
 def rows(tasks: Sequence[Task]) -> Dataset:
@@ -129,13 +159,18 @@ def answer(program: Program) -> str:
     return f"{' '.join(program)}<turn|>"
 
 
+def program_of(completion: str) -> Program:
+    """Return the words of a completion up to the end of its turn."""
+    return tuple(completion.partition("<turn|>")[0].split())
+
+
 def right_program(completion: str, spec: dict[str, Any]) -> VerifierResult:
     """Run the program of a completion, on the hidden inputs first; the feedback is a failing case."""
-    program = completion.partition("<turn|>")[0].split()
+    program = program_of(completion)
     if not 1 <= len(program) <= 3 or not set(program) <= OPERATIONS.keys():
         return failed("right_program", "malformed_output", "that is not a program")
     for given, wanted in spec["cases"]:
-        got = run(tuple(program), tuple(given))
+        got = run(program, tuple(given))
         if got != tuple(wanted):
             text = (
                 f"{' '.join(program)} gives {write(got)} for {write(tuple(given))} , "
@@ -143,6 +178,18 @@ def right_program(completion: str, spec: dict[str, Any]) -> VerifierResult:
             )
             return failed("right_program", "test_or_assertion", text)
     return passed("right_program")
+
+
+def passes(completion: str, task: Task) -> bool:
+    """Tell whether a completion is a right program."""
+    spec = json.loads(task.row["verifier_spec"])
+    return right_program(completion, spec).status == "passed"
+
+
+def judged(completion: str, task: Task) -> str:
+    """Return the feedback on a completion that fails."""
+    spec = json.loads(task.row["verifier_spec"])
+    return Rubric((), ((right_program, 1.0),))(completion, spec).feedback()
 
 
 def scoring(tokenizer: Any, other: bool = False) -> Scoring:
@@ -163,41 +210,48 @@ def moved(texts: list[str | None]) -> list[str | None]:
     return [next(turned) if text else None for text in texts]
 
 
-def lesson(chance: random.Random, longest_plain: int) -> tuple[str, str]:
+def lesson(chance: random.Random, lazy: float) -> tuple[str, str]:
     """Return the user's turn and the answer to pre-train on.
 
-    Half are plain requests for programs of at most `longest_plain` operations; the others are
-    worded as the teacher's prompt is, for programs of every length.
+    Four of ten are plain requests, and the share `lazy` of those for three operations is answered
+    with two of them; the others are worded as the teacher's prompt is.
     """
     trained = behaviours()[0]
-    if chance.random() < 0.5:
-        task = draw_task(trained[chance.randint(1, longest_plain)], chance)
-        return task.words, answer(task.program)
-    task = draw_task(trained[chance.choice((1, 2, 2, 3, 3))], chance)
+    task = draw_task(chance.choice(trained[chance.choice((1, 2, 2, 3, 3, 3))]), chance)
+    if chance.random() < 0.4:
+        program = list(task.program)
+        if len(program) == 3 and chance.random() < lazy:
+            del program[chance.randrange(3)]
+        return task.words, answer(tuple(program))
     kind = chance.choice(("feedback", "feedback", "feedback", "solution", "both"))
-    solution = told = ""
-    if kind != "feedback":
-        shown = " ".join(task.program)
-        solution = _template("solution_template").format(successful_previous_attempt=shown)
-    if kind != "solution":
-        told = feedback("rollout").worded(_failure(task, chance), None)
-    text = _template("reprompt_template").format(
-        prompt=task.words, solution=solution, feedback=told
-    )
-    return text, answer(task.program)
+    said = _failure(task, chance) if kind != "solution" else ""
+    solution = " ".join(task.program) if kind != "feedback" else ""
+    return teachers_words(task, said, solution), answer(task.program)
 
 
 def _failure(task: Task, chance: random.Random) -> str:
-    spec = json.loads(task.row["verifier_spec"])
+    """Return what the judge says of an attempt: an operation is missing, or one or two are wrong."""
     while True:
         attempt = list(task.program)
-        for _ in range(chance.randint(1, 2)):
-            attempt[chance.randrange(len(attempt))] = chance.choice(list(OPERATIONS))
-        if chance.random() < 0.2:
-            attempt = attempt[:-1] if len(attempt) > 1 else [*attempt, attempt[0]]
-        verdict = right_program(answer(tuple(attempt)), spec)
-        if verdict.status == "failed":
-            return Rubric((), ((right_program, 1.0),))(answer(tuple(attempt)), spec).feedback()
+        if len(attempt) > 1 and chance.random() < 0.5:
+            del attempt[chance.randrange(len(attempt))]
+        else:
+            for _ in range(chance.choice((1, 1, 1, 2))):
+                attempt[chance.randrange(len(attempt))] = chance.choice(list(OPERATIONS))
+        program = tuple(attempt)
+        if outputs(program) not in held_back() and not passes(answer(program), task):
+            return judged(answer(program), task)
+
+
+def teachers_words(task: Task, said: str, solution: str = "") -> str:
+    """Return the request as the teacher reads it, with what the judge said and a solution."""
+    if solution:
+        solution = _template("solution_template").format(successful_previous_attempt=solution)
+    if said:
+        said = feedback("rollout").worded(said, None)
+    return _template("reprompt_template").format(
+        prompt=task.words, solution=solution, feedback=said
+    )
 
 
 def feedback(mode: Any) -> Feedback:
