@@ -38,6 +38,9 @@ class _State:
     steps: blocks.Steps = field(default_factory=blocks.Steps)
     answers: dict[str, tuple[Event, list[str]]] = field(default_factory=dict)
     seen: set[str] = field(default_factory=set)
+    # The command before any request; the text below it is the request that it stands for.
+    command: str = ""
+    is_asked: bool = False
 
 
 def recognises(entry: Entry) -> bool:
@@ -65,7 +68,11 @@ def read(objects: list[Entry]) -> list[Event]:
 
     A file of a subagent alone is a session of its own, with the prompt of its first line.
     """
-    if all(_is_sidechain(e) and e.get("agentId") for e in objects if _is_spoken(e)):
+    if all(
+        _is_sidechain(e) and e.get("agentId")
+        for e in objects
+        if to_text(e.get("type")) in {"user", "assistant"}
+    ):
         objects = [{**entry, "isSidechain": False} for entry in objects]
     active = _find_active(objects)
     state = _State()
@@ -89,43 +96,64 @@ def _is_sidechain(entry: Entry) -> bool:
 
 
 def _find_active(objects: list[Entry]) -> set[int]:
-    """Return the positions on the path back from the last message, with all that belongs to it.
+    """Return the positions of all lines but those below a prompt that the user took back.
 
-    Parallel calls are chained one below the other, with their results beside the path: all lines
-    of an answer on the path belong to it, and so do the results of its calls. Lines outside the
-    tree always count, and so do side branches without messages.
+    Only prompts below the same line are a fork: the user edited the first of them. Whatever else
+    hangs beside a line that was already continued (results of parallel calls, hooks, commands of a
+    shell, answers after a restart) continues the line before it. The path leads to the last answer.
     """
-    ids = ["" if _is_sidechain(entry) else to_text(entry.get("uuid")) for entry in objects]
-    spoken = [_is_spoken(entry) for entry in objects]
-    last = max((at for at, known in enumerate(ids) if known and spoken[at]), default=-1)
-    if last < 0:
-        return set(range(len(objects)))
-    parents = blocks.find_parents(ids, [_find_parent(entry) for entry in objects])
-    path = blocks.trace_to_root(parents, last)
-    answers = {_find_message_id(objects[at]) for at in path} - {""}
-    path |= {at for at, entry in enumerate(objects) if _find_message_id(entry) in answers}
+    at_of: dict[str, int] = {}
+    parents: dict[int, int] = {}
+    continued: set[int] = set()
+    prompted: set[int] = set()
+    last = -1
+    for at, entry in enumerate(objects):
+        uuid = to_text(entry.get("uuid"))
+        if not uuid or uuid in at_of or _is_sidechain(entry):
+            continue
+        named = _find_parent(entry)
+        above = -1 if named is None else at_of.get(named, last)
+        is_edit = above in prompted and _may_replace(entry)
+        parents[at] = above if is_edit or above not in continued else last
+        # All commands of an early version's shell hang on the one caveat above the first.
+        if _is_prompt(entry) and not (above >= 0 and objects[above].get("isMeta") is True):
+            prompted.add(above)
+        continued |= {above, parents[at]}
+        at_of[uuid] = last = at
+    answers = (at for at in parents if objects[at].get("type") == "assistant")
+    step = leaf = max(answers, default=last)
+    path: set[int] = set()
+    while step >= 0:
+        path.add(step)
+        step = parents[step]
+    # A continued session may be copied into the file, with the ids of its answers and calls.
+    names = {_find_message_id(objects[at]) for at in path} - {""}
     calls = {call for at in path for call in _find_block_ids(objects[at], "id")}
-    answered = (
+    for at, above in parents.items():
+        if above == leaf or (above > leaf and above in path):
+            path.add(at)
+    return {
         at
         for at, entry in enumerate(objects)
-        if calls
-        and any(b.get("tool_use_id") in calls for b in blocks.to_blocks(_content_of(entry)))
-    )
-    path |= {*answered, *(at for at, own in enumerate(ids) if not own)}
-    branch_of: dict[int, int] = {}
-    for at in range(len(objects)):
-        if at not in path:
-            branch_of[at] = branch_of.get(parents[at], at)
-    with_messages = {branch for at, branch in branch_of.items() if spoken[at]}
-    return path | {at for at, branch in branch_of.items() if branch not in with_messages}
+        if at not in parents
+        or at in path
+        or _find_message_id(entry) in names
+        or _find_block_ids(entry, "tool_use_id") & calls
+    }
 
 
-def _is_spoken(entry: Entry) -> bool:
-    """Check for a message of the conversation."""
-    if entry.get("type") != "user":
-        return entry.get("type") == "assistant"
-    is_aside = _ASIDE.match(blocks.join_text(_content_of(entry)))
-    return not is_aside or bool(_find_block_ids(entry, "tool_use_id"))
+def _may_replace(entry: Entry) -> bool:
+    kind = entry.get("type")
+    return kind == "system" or (kind == "user" and not _find_block_ids(entry, "tool_use_id"))
+
+
+def _is_prompt(entry: Entry) -> bool:
+    """Check for a request or a command, which the user may take back."""
+    if entry.get("type") != "user" or not _may_replace(entry):
+        return False
+    text = blocks.join_text(_content_of(entry))
+    is_typed = any(event.kind == "user" for event in _read_user(entry))
+    return not _ASIDE.match(text) and (is_typed or bool(_COMMAND.search(text[:400])))
 
 
 def _content_of(entry: Entry) -> object:
@@ -133,17 +161,18 @@ def _content_of(entry: Entry) -> object:
 
 
 def _find_parent(entry: Entry) -> str | None:
-    """Return the parent's id; after a compaction the tree continues elsewhere."""
+    """Return the parent's id, "" after a compaction, where the tree begins anew."""
     parent = entry.get("parentUuid", "")
-    if parent is not None:
-        return to_text(parent)
-    if entry.get("subtype") == "compact_boundary" and entry.get("isCompactSummary") is not True:
-        return to_text(entry.get("logicalParentUuid"))
     # The first versions did not mark the summary of a compaction.
-    is_summary = entry.get("isCompactSummary") is True or (
-        entry.get("type") == "user" and blocks.join_text(_content_of(entry)).startswith(_CONTINUED)
+    is_compaction = (
+        entry.get("subtype") == "compact_boundary"
+        or entry.get("isCompactSummary") is True
+        or (
+            entry.get("type") == "user"
+            and blocks.join_text(_content_of(entry)).startswith(_CONTINUED)
+        )
     )
-    return "" if is_summary else None
+    return to_text(parent) if parent is not None else "" if is_compaction else None
 
 
 def _find_message_id(entry: Entry) -> str:
@@ -161,7 +190,12 @@ def _read_entry(entry: Entry, state: _State) -> Iterator[Event]:
     if kind == "assistant" and is_message:
         yield from _read_assistant(entry, state)
     elif kind == "user" and is_message:
-        yield from list(_read_user(entry)) or [Event(0, "other")]
+        is_request = bool(state.command) and entry.get("parentUuid") == state.command
+        events = list(_read_user({**entry, "isMeta": False} if is_request else entry))
+        state.is_asked |= any(event.kind == "user" for event in events)
+        is_command = _COMMAND.search(blocks.join_text(_content_of(entry))[:400])
+        state.command = to_text(entry.get("uuid")) if is_command and not state.is_asked else ""
+        yield from events or [Event(0, "other")]
     elif kind == "attachment":
         yield from _read_attachment(to_object(entry.get("attachment")), state)
     elif kind == "summary":
