@@ -213,7 +213,7 @@ class _Turn(TypedDict):
 class _Row(TypedDict):
     prompt: list[_Turn]
     privileged_context: str | None
-    reward_terms: list[str]
+    reward_terms: list[str] | None
 
 
 def _check_row(row: Row, number: int) -> None:

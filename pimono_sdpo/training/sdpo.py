@@ -144,14 +144,19 @@ class SDPO(Method):
             )
         scoring.check(args.success_reward_threshold, args.reward_weights, dataset.column_names)
         check_call_format(self.job.reward, self.tokenizer, dataset)
-        is_grounding = self.job.reward == "trace_grounding"
-        left_out = set(scoring.find_unscored(dataset) if is_grounding else [])
-        if left_out:
-            # TRL would count them as failures.
-            dataset = dataset.select([at for at in range(len(dataset)) if at not in left_out])
         budgets = (args.max_prompt_length or args.max_reprompt_len, args.max_reprompt_len)
         reprompt = Reprompt(args, feedback)
         fitted = fit_rows(dataset, self.tokenizer, *budgets, reprompt)
+        unscored = set(scoring.find_unscored(fitted.rows))
+        if unscored and self.job.reward == "trace_grounding":
+            # TRL would count them as failures.
+            scored = [at for at in range(len(fitted.rows)) if at not in unscored]
+            if not scored:
+                raise TrainingInputError(
+                    f"None of the {len(unscored)} rows names a concrete term in `reward_terms`; "
+                    "give --reward outcome."
+                )
+            fitted = replace(fitted, rows=fitted.rows.select(scored))
         per_step = args.generation_batch_size // args.num_generations
         if len(fitted.rows) < per_step:
             raise TrainingInputError(
@@ -160,8 +165,7 @@ class SDPO(Method):
             )
         if held_out is not None:
             held_out = fit_rows(held_out, self.tokenizer, *budgets, reprompt).rows
-        unscored = len(left_out) + len(scoring.find_unscored(fitted.rows))
-        counts = {**fitted.counts, "without_reward": unscored}
+        counts = {**fitted.counts, "without_reward": len(unscored)}
         # The rows fit already; left to itself TRL would cut off <bos> and the head of the task.
         args.max_prompt_length = None
         args.include_environment_feedback = feedback.mode != "none"
