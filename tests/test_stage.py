@@ -93,7 +93,7 @@ def test_the_pipeline_runs_on_a_plain_dataset() -> None:
         "trace": [FAILING],
     }
     columns["bytes_not_utf8"] = [0]
-    rows = apply_all(Dataset.from_dict(columns, features=SESSION), PIPELINE)
+    rows = apply_all(Dataset.from_dict(columns, features=SESSION), pipeline(min_worth=0))
     assert rows.features == {**SDPO_ROW, **PRINT}
     assert rows[0]["prompt"][-1]["role"] == "user"
     assert rows[0]["categories"] == ["command_error", "test_or_assertion"]
@@ -199,7 +199,7 @@ def test_reads_and_writes_are_true() -> None:
         | {"bytes_not_utf8": [0]},
         features=SESSION,
     )
-    for stage in PIPELINE:
+    for stage in pipeline(min_worth=0):
         assert set(stage.reads) <= columns
         row = Watched(dataset[0])
         stage.fn(row)

@@ -107,7 +107,7 @@ def test_other_traces_of_the_same_name_are_not_taken(rows: Path, traces: Path) -
 
 
 def test_more_rows_than_asked_for_are_told(tmp_path: Path) -> None:
-    run_filter(str(SAMPLE_SESSIONS), tmp_path / "rows", FilterOptions(min_score=5.0))
+    run_filter(str(SAMPLE_SESSIONS), tmp_path / "rows", FilterOptions(min_score=5.0, min_worth=0))
     whole = view_of(render_view(tmp_path / "rows", "rows", [], 500))
     some = view_of(render_view(tmp_path / "rows", "rows", [], 2))
     kept = [row for row in whole["rows"] if row["kept"]]
