@@ -247,7 +247,7 @@ def test_files_that_cannot_be_read_are_left_out_and_named(home: Path) -> None:
     report = json.loads(Path("rows/report.json").read_text())
     assert report["sessions"] == 2
     assert "unreadable" not in report
-    assert report["drop_reasons"]["duplicate"] >= 1
+    assert report["drop_reasons"]["duplicate_session"] >= 1
     Path("traces/a.jsonl").unlink()
     Path("traces/b.jsonl.gz").unlink()
     assert "No session of `traces` can be read: c.jsonl.zst (" in refused("traces")
