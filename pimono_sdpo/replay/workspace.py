@@ -72,6 +72,12 @@ _RESUMED = "No response requested."
 _SLASHED = re.compile(r"(?<=[-:])(?=.*[/\\]).*")
 _UNREAD = re.compile(r"has not been read yet|modified since read")
 _PROPOSED_OTHERWISE = re.compile(r"modified (?:your|the) proposed")
+# A user who says that they changed something themselves, or pastes a diff of it.
+_CHANGED_BY_HAND = re.compile(
+    r"(?i)\bI(?:'ve| have| just| already| manually){0,3} (?:changed|edited|fixed|updated|added"
+    r"|removed|deleted|modified|renamed|replaced|moved|reverted|restored)\b"
+    r"|(?m:^(?:diff --git|\+\+\+ |@@ -\d))"
+)
 
 
 def learn_shown(file: File, shown: Shown) -> None:
@@ -320,7 +326,8 @@ class Workspace:
             known = self.files.get(self.absolute(source))
             if known:
                 copied = known.copy()
-                copied.by_tool = False
+                # A harness may count what was moved as read.
+                copied.by_tool = known.by_tool and None
                 self.files[self.absolute(target)] = copied
         self._hint(command, result.text)
         if self.tools.trims_output:
@@ -380,7 +387,8 @@ class Workspace:
             self.ran(event.arguments, event)
         elif event.kind == "user":
             # Somebody else may have worked on the files while the session rested.
-            if _count_minutes(self.last_heard, event.timestamp) >= REST_MINUTES:
+            rested = _count_minutes(self.last_heard, event.timestamp) >= REST_MINUTES
+            if rested or _CHANGED_BY_HAND.search(event.text):
                 self.spoil_all()
         elif event.kind == "compaction" or event.text == _RESUMED:
             # The harness forgets what it has read, and may read some of it again.

@@ -204,6 +204,12 @@ def test_a_command_that_may_have_changed_a_file_leaves_it_undecided_until_it_is_
     ) == [None]
 
 
+def test_what_somebody_changed_by_hand_is_undecided() -> None:
+    begin, one = read("a.ts", SOURCE), edit("a.ts", "let total = count(items)", "let sum = 0")
+    for text, outcome in (("I have just renamed total", None), ("Please rename it", "ok")):
+        assert expected(begin, [user(text)], one, certain=True) == [outcome]
+
+
 def test_a_text_that_may_stand_elsewhere_in_a_file_known_in_part_is_undecided() -> None:
     def shown(text: str) -> list[Entry]:
         return [
