@@ -7,7 +7,6 @@ NAME            what the last finished run published
 
 import errno
 import json
-import logging
 import os
 import re
 import shutil
@@ -19,8 +18,6 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from pimono_sdpo.errors import OutputError, PimonoError
-
-logger = logging.getLogger(__name__)
 
 LOCK = "lock"
 REPORT = "report.json"
@@ -51,11 +48,9 @@ def only_run(out: Path, mark: str = REPORT) -> Iterator[Path]:
         _recover(out)
         try:
             yield work
-        except (PimonoError, KeyboardInterrupt) as error:
+        except (PimonoError, KeyboardInterrupt):
             if not any(path.is_file() and path.name != LOCK for path in work.rglob("*")):
                 remove(work, LOCK)
-            elif work.name not in str(error):
-                logger.warning("What is finished is kept in `%s` for the next run.", work)
             raise
         except (OSError, sqlite3.Error) as error:
             trouble = disk_trouble(error) if work.is_dir() else "the folder is gone"
