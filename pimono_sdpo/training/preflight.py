@@ -307,7 +307,7 @@ def recommend(found: Json) -> str:
     """Return the method that these rollouts speak for, and why.
 
     On our toy tasks rejection-sampling fine-tuning was as good as any and cheapest where a tenth
-    succeeded; at 1 in 200, where a few rollouts mostly show no success, only at the right rate.
+    succeeded; at 1 in 200, where a few rollouts mostly show no success, only with four updates.
     """
     gap, share = found["teacher_gap"], found["rollouts"]["success_share"]
     helps = gap is not None and not is_useless(gap)

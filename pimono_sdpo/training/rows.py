@@ -156,5 +156,5 @@ def filter_source(job: SDPOArguments, output: Path, seed: int) -> str:
         )
     options = FilterOptions(seed=seed, **{name: getattr(job, name) for name in FILTERED})
     report = run_filter(job.source, folder, options)
-    say(f"{report['kept']} of {report['sessions']} sessions are rows in {folder}")
+    say(f"{report['kept']} rows of {report['sessions']} sessions are in {folder}")
     return str(folder)
