@@ -204,6 +204,32 @@ def test_a_command_that_may_have_changed_a_file_leaves_it_undecided_until_it_is_
     ) == [None]
 
 
+def test_a_line_that_the_user_quotes_otherwise_was_changed_by_hand() -> None:
+    text = TEXT + 'DONE: "color-mix(in oklab, 25%)",\n'
+    line = 'DONE: "color-mix(in oklab, 25%)",'
+    changed = [user('DONE: "color-mix(in oklab, 100%)", shall be grey')]
+    same = [user('Why is it "color-mix(in oklab, 25%)"?')]
+    for said, outcome in ((changed, None), (same, "ok")):
+        steps = read("a.ts", text), said, edit("a.ts", line)
+        assert expected(*steps, certain=True)[-1] == outcome
+
+
+def test_edits_of_one_turn_may_be_made_at_the_same_time() -> None:
+    one, other = edit("a.ts", "let y = x", "let q = x"), edit("a.ts", "let q = x", "let r = x")
+    assert expected(read("a.ts", TEXT), one, other)[-1] == "ok"
+    other = json.loads(json.dumps(other).replace('"c1"', '"another"'))
+    turn = json.loads(json.dumps(one[0]))
+    turn["message"]["content"] += other[0]["message"]["content"]
+    assert expected(read("a.ts", TEXT), [turn, one[1], other[1]])[-1] is None
+
+
+def test_other_lines_in_the_place_of_a_text_mean_that_it_is_not_there() -> None:
+    lines = ["const first = readFile(name)", "const second = parse(first)", "return second"]
+    shown, wanted = "\n".join(lines), "\n".join(["if (ready) {", *lines[:2], "return first"])
+    assert expected(read("a.ts", shown + MORE), edit("a.ts", wanted))[-1] == "not_found"
+    assert expected(read("a.ts", shown + MORE), edit("a.ts", wanted[:-13]))[-1] is None
+
+
 def test_a_text_that_may_stand_elsewhere_in_a_file_known_in_part_is_undecided() -> None:
     def shown(text: str) -> list[Entry]:
         return [
