@@ -146,8 +146,8 @@ def _differs(old: str, piece: str) -> bool:
         if len(line) >= MIN_ANCHOR and seen.count(line) == wanted.count(line) == 1
     ]
     place, count = Counter(places).most_common(1)[0] if places else (0, 0)
-    there = range(max(place, 0), min(place + len(wanted), len(seen)))
-    return count > 1 and any(seen[at] != wanted[at - place] for at in there)
+    is_whole = 0 <= place <= len(seen) - len(wanted)
+    return count > 1 and is_whole and any(map(str.__ne__, wanted, seen[place:]))
 
 
 class Edit(NamedTuple):

@@ -154,6 +154,8 @@ class Workspace:
         if file is None:
             return None
         outcome = file.predict(edits, apply_in_turn(given), trusting)
+        if outcome == "not_found" and file.whole is None and self.unsettled:
+            return None
         before = self.before_turn.get(path)
         if outcome == "ok" and before and before.predict(edits, apply_in_turn(given)) != "ok":
             return None

@@ -224,10 +224,12 @@ def test_edits_of_one_turn_may_be_made_at_the_same_time() -> None:
 
 
 def test_other_lines_in_the_place_of_a_text_mean_that_it_is_not_there() -> None:
-    lines = ["const first = readFile(name)", "const second = parse(first)", "return second"]
-    shown, wanted = "\n".join(lines), "\n".join(["if (ready) {", *lines[:2], "return first"])
-    assert expected(read("a.ts", shown + MORE), edit("a.ts", wanted))[-1] == "not_found"
-    assert expected(read("a.ts", shown + MORE), edit("a.ts", wanted[:-13]))[-1] is None
+    shown = ["const first = readFile(name)", "const second = parse(first)", "return second"]
+    seen = read("a.ts", "\n".join(shown) + MORE)
+    other = ["return one", "const third = parse(first)"]
+    assert expected(seen, edit("a.ts", "\n".join([*shown[:2], other[0]])))[-1] == "not_found"
+    # One line alone may stand elsewhere, too.
+    assert expected(seen, edit("a.ts", "\n".join([shown[0], other[1], shown[2]])))[-1] is None
 
 
 def test_a_text_that_may_stand_elsewhere_in_a_file_known_in_part_is_undecided() -> None:
