@@ -74,6 +74,12 @@ _SLASHED = re.compile(r"(?<=[-:])(?=.*[/\\]).*")
 _QUOTED = re.compile(r"\"[^\"\n]{16,200}\"|`[^`\n]{16,200}`|'[^'\n]{16,200}'")
 _UNREAD = re.compile(r"has not been read yet|modified since read")
 _PROPOSED_OTHERWISE = re.compile(r"modified (?:your|the) proposed")
+# A user who says that they changed something themselves, or pastes a diff of it.
+_CHANGED_BY_HAND = re.compile(
+    r"(?i)\bI(?:'ve| have| just| already| manually){0,3} (?:changed|edited|fixed|updated|added"
+    r"|removed|deleted|modified|renamed|replaced|moved|reverted|restored)\b"
+    r"|(?m:^(?:diff --git|\+\+\+ |@@ -\d))"
+)
 
 
 def learn_shown(file: File, shown: Shown) -> None:
@@ -391,7 +397,8 @@ class Workspace:
             self.ran(event.arguments, event)
         elif event.kind == "user":
             # Somebody else may have worked on the files while the session rested.
-            if _count_minutes(self.last_heard, event.timestamp) >= REST_MINUTES:
+            rested = _count_minutes(self.last_heard, event.timestamp) >= REST_MINUTES
+            if rested or _CHANGED_BY_HAND.search(event.text):
                 self.spoil_all()
             for quoted in map(str.strip, _QUOTED.findall(event.text)):
                 for file in self.files.values():

@@ -70,6 +70,9 @@ def last(steps: list[Step], harness: str) -> Outcome | None:
         ([edit("let y = x")], "unread"),
         ([tool("write", file_path="/w/b.ts", content="let z"), edit("let z", file_path="/w/b.ts"),
           bash("cat /w/a.ts", TEXT), edit("let y = x")], "unread"),
+        # What was written by a tool and then moved may count as read.
+        ([tool("write", file_path="/w/b.ts", content=TEXT), edit("import a", file_path="/w/b.ts"),
+          bash("mv /w/b.ts /w/a.ts", ""), edit("let y = x")], None),
         ([("user", {}, "Look at @src/a.ts", False), edit("let y = x")], None),
         # After "No response requested." the session goes on without what it had read.
         ([read(), ("other", {}, "No response requested.", False), edit("let y = x")], None),

@@ -232,6 +232,12 @@ def test_other_lines_in_the_place_of_a_text_mean_that_it_is_not_there() -> None:
     assert expected(seen, edit("a.ts", "\n".join([shown[0], other[1], shown[2]])))[-1] is None
 
 
+def test_what_somebody_changed_by_hand_is_undecided() -> None:
+    begin, one = read("a.ts", SOURCE), edit("a.ts", "let total = count(items)", "let sum = 0")
+    for text, outcome in (("I have just renamed total", None), ("Please rename it", "ok")):
+        assert expected(begin, [user(text)], one, certain=True) == [outcome]
+
+
 def test_a_text_that_may_stand_elsewhere_in_a_file_known_in_part_is_undecided() -> None:
     def shown(text: str) -> list[Entry]:
         return [
