@@ -102,12 +102,13 @@ def _local_rows(folder: Path, split: str) -> Dataset:
     found = (sorted(folder.glob(f"{pattern}.parquet")) for pattern in patterns)
     files = next(filter(None, found), [])
     if not files:
-        only = ", only rows for testing" if list(folder.glob("data/test*.parquet")) else ""
-        raise TrainingInputError(
-            f"`{folder}` holds no data/{split}-*.parquet{only}; make it with `pimono-sdpo filter "
-            f"SOURCE --out {folder}`, with another --test-fraction, and with --split-by session "
-            "where the traces are of one repository."
-        )
+        advice = f"make it with `pimono-sdpo filter SOURCE --out {folder}`"
+        if any(folder.glob("data/*.parquet")):
+            advice += (
+                ", with another --test-fraction, and with --split-by session where the traces are "
+                "of one repository"
+            )
+        raise TrainingInputError(f"`{folder}` holds no data/{split}-*.parquet; {advice}.")
     try:
         if not sum(pq.read_metadata(file).num_rows for file in files):
             # `datasets` has no reader for a split without rows.
