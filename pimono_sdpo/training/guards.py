@@ -8,12 +8,15 @@ writes alerts to Trackio and stderr, and OUTPUT/best
 
 import math
 import shutil
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any, ClassVar
 
+import numpy as np
 import trackio
 from peft import set_peft_model_state_dict
 from safetensors.torch import load_file
@@ -36,6 +39,7 @@ GRADIENT = "grad_norm"
 ENTROPY = "self_distillation/entropy"
 KL = "self_distillation/kl"
 GAP = "self_distillation/teacher_gap"
+WATCHED = (REWARD, REPROMPTED, FLAT, CLIPPED, ENTROPY, KL, GAP)
 # Values of these that are averaged, at the start and now.
 DRIFT_OF = 3
 # Below this share of its best the reward does not excuse a drift.
@@ -114,143 +118,102 @@ class GuardOptions:
 
 
 @dataclass
-class Rewards:
-    """The moving mean of the reward and the best it has been; it collapses below a share of that.
+class Monitors:
+    """What was logged so far; a guard is a condition on it, and is raised when it begins to hold.
 
-    The fall must also be more than noise, which is known from the differences of neighbours: those
-    hardly see a trend.
+    A fall of the reward must be more than noise, which is known from the differences of neighbours:
+    those hardly see a trend. The loss is compared with its running median; sampled-token losses
+    have a sign, so sizes count. Entropy, divergence and gap are compared with their means over the
+    first DRIFT_OF values: a training that learns changes them, too; one that collapses does so
+    while its reward falls.
     """
 
     window: int
-    recent: list[float] = field(default_factory=list)
-    best: float | None = None
-    best_step: int = 0
-    count: int = 0
-    squares: float = 0.0
-    fallen: bool = False
-
-    def add(self, step: int, reward: float) -> bool:
-        """Add a reward; return whether the mean has just fallen."""
-        if self.recent:
-            self.count += 1
-            self.squares += (reward - self.recent[-1]) ** 2
-        self.recent = [*self.recent, reward][-self.window :]
-        mean = self.mean()
-        if mean is None:
-            return False
-        if self.best is None or mean > self.best:
-            self.best, self.best_step = mean, step
-        noise = math.sqrt(self.squares / max(self.count, 1) / self.window)
-        deep = mean < COLLAPSED * self.best and self.best - mean > STANDARD_ERRORS * noise
-        before, self.fallen = self.fallen, self.best > 0 and deep
-        return self.fallen and not before
-
-    def mean(self) -> float | None:
-        """Return the mean over the window; None until it is full."""
-        return fmean(self.recent) if len(self.recent) == self.window else None
-
-
-@dataclass
-class Spikes:
-    """The loss beside its running median; sampled-token losses have a sign, so sizes count."""
-
-    recent: list[float] = field(default_factory=list)
-    high: bool = False
-
-    def add(self, loss: float | None) -> bool:
-        """Add a loss, None for NaN; return whether it has just jumped."""
-        finite = loss is not None and math.isfinite(loss)
-        usual, before = self.usual(), self.high
-        self.high = not finite or (usual is not None and abs(loss or 0.0) > SPIKE * usual)
-        # Steps without a teacher have no loss and say nothing about its size.
-        if finite and loss:
-            self.recent = [*self.recent, abs(loss)][-MEDIAN_OF:]
-        return self.high and not before
-
-    def usual(self) -> float | None:
-        """Return the running median; None while there are too few values."""
-        return median(self.recent) if len(self.recent) >= MEDIAN_FROM else None
-
-
-@dataclass
-class Drift:
-    """Entropy, divergence and gap beside their means over the first DRIFT_OF values.
-
-    A training that learns changes them, too; one that collapses does so while its reward falls.
-    """
-
-    first: dict[str, float] = field(default_factory=dict)
-    recent: dict[str, list[float]] = field(default_factory=dict)
-    out: bool = False
-
-    def add(self, logs: Logs, good: bool) -> str | None:
-        """Add what was logged; return what has drifted, unless that was known or `good`."""
-        drifted = []
-        for name in (ENTROPY, KL, GAP):
-            value = logs.get(name)
-            if value is None or not math.isfinite(value):
-                continue
-            self.recent[name] = [*self.recent.get(name, []), abs(value)][-DRIFT_OF:]
-            if len(self.recent[name]) < DRIFT_OF:
-                continue
-            now = fmean(self.recent[name])
-            first = self.first.setdefault(name, now)
-            low = first / DRIFT if name == ENTROPY else 0.0
-            if not low <= now <= DRIFT * first:
-                drifted.append(f"`{name}` has gone from {first:.3g} to {now:.3g}")
-        if logs.keys().isdisjoint((ENTROPY, KL, GAP)):
-            return None
-        before, self.out = self.out, bool(drifted) and not good
-        return drifted[0] if self.out and not before else None
-
-
-@dataclass
-class Monitors:
-    """All monitors with their state; `add` turns one log entry into alerts."""
-
-    rewards: Rewards
     loss: str = LOSS
-    spikes: Spikes = field(default_factory=Spikes)
-    drift: Drift = field(default_factory=Drift)
-    # How often in a row each of STREAKS held.
-    streaks: dict[str, int] = field(default_factory=dict)
+    logged: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    losses: list[float] = field(default_factory=list)
+    # The moving means of the reward, and the step of each.
+    means: list[float] = field(default_factory=list)
+    steps: list[int] = field(default_factory=list)
+    holding: set[str] = field(default_factory=set)
 
     def add(self, step: int, logs: Logs) -> dict[str, str]:
-        """Return a sentence for each guard that has just been triggered."""
-        found: dict[str, str] = {}
-        rewards, reward, usual = self.rewards, logs.get(REWARD), self.spikes.usual()
-        if reward is not None and math.isfinite(reward) and rewards.add(step, reward):
-            found["reward_collapse"] = (
-                f"The mean of the last {rewards.window} rewards is {rewards.mean():.3g}, "
-                f"after {rewards.best:.3g} at step {rewards.best_step}; best/ "
-                "has the adapter of the best checkpoint, if one was written; lower learning_rate "
-                "or teacher_update_rate."
-            )
-        mean = rewards.mean()
-        good = mean is not None and bool(rewards.best) and mean >= GOOD * (rewards.best or 0.0)
-        drifted = self.drift.add(logs, good)
-        if drifted is not None:
-            found["divergence"] = (
-                f"{drifted} while the reward is below its best; lower learning_rate or "
-                "teacher_update_rate, or use topk_logits with distillation_alpha 0.5."
-            )
+        """Add what was logged; return a sentence for each guard that has just been triggered."""
+        for name in WATCHED:
+            value = logs.get(name)
+            if value is not None and math.isfinite(value):
+                self.logged[name].append(value)
         # TRL leaves NaN out of the means it logs; the norm of the gradients keeps it.
         broken = not math.isfinite(logs.get(GRADIENT) or 0.0)
-        loss = None if broken else logs.get(self.loss)
-        if self.loss in logs and self.spikes.add(loss):
-            found["loss_spike"] = (
-                f"The loss (`{self.loss}`) is {loss:.3g}, its running median {usual:.3g}"
-                if loss is not None and usual is not None
-                else "The loss or its gradient is not finite"
-            ) + "; lower learning_rate or max_grad_norm."
-        for guard, (metric, low, high, text) in STREAKS.items():
-            value = logs.get(metric)
-            if metric in logs:
-                holds = value is not None and low <= value <= high
-                self.streaks[guard] = self.streaks.get(guard, 0) + 1 if holds else 0
-                if self.streaks[guard] == rewards.window:
-                    found[guard] = text.format(rewards.window)
-        return found
+        if self.loss in logs:
+            loss = logs[self.loss]
+            self.losses.append(math.nan if loss is None or broken else loss)
+        rewards = self.logged[REWARD]
+        if REWARD in logs and len(rewards) >= self.window:
+            self.means.append(fmean(rewards[-self.window :]))
+            self.steps.append(step)
+        holding = {
+            "reward_collapse": self._collapse(),
+            "divergence": self._divergence(),
+            "loss_spike": self._spike(),
+            **{guard: self._streak(*streak) for guard, streak in STREAKS.items()},
+        }
+        found = {guard: text for guard, text in holding.items() if text}
+        new = {guard: text for guard, text in found.items() if guard not in self.holding}
+        self.holding = {*found}
+        return new
+
+    def mean(self) -> float | None:
+        """Return the mean reward over the window; None until it is full."""
+        return self.means[-1] if self.means else None
+
+    def _collapse(self) -> str:
+        if not self.means:
+            return ""
+        mean, best = self.means[-1], max(self.means)
+        steps = np.diff(self.logged[REWARD])
+        noise = math.sqrt(np.sum(steps**2) / max(len(steps), 1) / self.window)
+        if best <= 0 or mean >= COLLAPSED * best or best - mean <= STANDARD_ERRORS * noise:
+            return ""
+        return (
+            f"The mean of the last {self.window} rewards is {mean:.3g}, after {best:.3g} at step "
+            f"{self.steps[self.means.index(best)]}; best/ has the adapter of the best checkpoint, "
+            "if one was written; lower learning_rate or teacher_update_rate."
+        )
+
+    def _divergence(self) -> str:
+        if self.means and self.means[-1] >= GOOD * max(self.means) > 0:
+            return ""
+        for name in (ENTROPY, KL, GAP):
+            sizes = [abs(value) for value in self.logged[name]]
+            if len(sizes) < DRIFT_OF:
+                continue
+            first, now = fmean(sizes[:DRIFT_OF]), fmean(sizes[-DRIFT_OF:])
+            if now > DRIFT * first or (name == ENTROPY and now < first / DRIFT):
+                return (
+                    f"`{name}` has gone from {first:.3g} to {now:.3g} while the reward is below "
+                    "its best; lower learning_rate or teacher_update_rate, or use topk_logits with "
+                    "distillation_alpha 0.5."
+                )
+        return ""
+
+    def _spike(self) -> str:
+        *before, loss = self.losses or [0.0]
+        # Steps without a teacher have no loss and say nothing about its size.
+        sizes = (abs(value) for value in reversed(before) if value and math.isfinite(value))
+        known = list(islice(sizes, MEDIAN_OF))
+        usual = median(known) if len(known) >= MEDIAN_FROM else math.inf
+        if abs(loss) <= SPIKE * usual and math.isfinite(loss):
+            return ""
+        said = "The loss or its gradient is not finite"
+        if math.isfinite(loss):
+            said = f"The loss (`{self.loss}`) is {loss:.3g}, its running median {usual:.3g}"
+        return f"{said}; lower learning_rate or max_grad_norm."
+
+    def _streak(self, metric: str, low: float, high: float, text: str) -> str:
+        recent = self.logged[metric][-self.window :]
+        holds = len(recent) == self.window and all(low <= value <= high for value in recent)
+        return text.format(self.window) if holds else ""
 
 
 class Guards(TrainerCallback):  # type: ignore[misc] # transformers is untyped here
@@ -263,7 +226,7 @@ class Guards(TrainerCallback):  # type: ignore[misc] # transformers is untyped h
     def __init__(self, config: Any) -> None:
         self.config = config
         self.best = Path(config.output_dir) / BEST
-        self.monitors = Monitors(Rewards(config.guard_window), config.WATCHED_LOSS)
+        self.monitors = Monitors(config.guard_window, config.WATCHED_LOSS)
         self.alerts: list[Json] = []
         self.stopped_by: str | None = None
         self.went_back_to: int | None = None
@@ -291,16 +254,16 @@ class Guards(TrainerCallback):  # type: ignore[misc] # transformers is untyped h
 
     def _add(self, step: int, logs: Logs) -> list[Json]:
         """Return the alerts that some metrics raise."""
-        raised = self.monitors.add(step, logs).items()
-        found = [{"step": step, "guard": guard, "text": text} for guard, text in raised]
+        raised = self.monitors.add(step, logs)
+        found = [{"step": step, "guard": guard, "text": text} for guard, text in raised.items()]
         self.alerts += found
-        ends = (guard for guard, _ in raised if guard in self.config.stopping())
+        ends = (guard for guard in raised if guard in self.config.stopping())
         self.stopped_by = self.stopped_by or next(ends, None)
         return found
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Copy the adapter of the checkpoint just written if its reward is the best so far."""
-        mean, best, step = self.monitors.rewards.mean(), self._kept_best(), state.global_step
+        mean, best, step = self.monitors.mean(), self._kept_best(), state.global_step
         if not state.is_world_process_zero or mean is None:
             return
         if best is None or mean > best["reward_mean"]:
@@ -316,7 +279,7 @@ class Guards(TrainerCallback):  # type: ignore[misc] # transformers is untyped h
 
     def on_train_end(self, args: Any, state: Any, control: Any, model: Any, **_: Any) -> None:
         """Load the best adapter into the model when a guard ended the training, or it collapsed."""
-        best, mean = self._kept_best(), self.monitors.rewards.mean()
+        best, mean = self._kept_best(), self.monitors.mean()
         collapsed = any(alert["guard"] in COLLAPSES for alert in self.alerts)
         worse = best is not None and (mean is None or mean < best["reward_mean"])
         if best is not None and (self.stopped_by is not None or (collapsed and worse)):

@@ -21,23 +21,15 @@ from pimono_sdpo.training.guards import (
     REPROMPTED,
     REWARD,
     Monitors,
-    Rewards,
-    Spikes,
 )
 
 WELL = {GRADIENT: 1.0, REWARD: 0.5, REPROMPTED: 1.0, FLAT: 0.0, LOSS: 0.1, CLIPPED: 0.2}
 WELL |= {ENTROPY: 0.4, KL: 0.3, GAP: -0.3}
 
 
-def monitors() -> Monitors:
-    return Monitors(Rewards(4))
-
-
-def raised(
-    logs: Sequence[Mapping[str, float | None]], judge: Monitors | None = None
-) -> list[list[str]]:
-    judge = judge or monitors()
-    return [[*judge.add(step, entry)] for step, entry in enumerate(logs, 1)]
+def raised(logs: Sequence[Mapping[str, float | None]], window: int = 4) -> list[list[str]]:
+    monitors = Monitors(window)
+    return [[*monitors.add(step, entry)] for step, entry in enumerate(logs, 1)]
 
 
 def test_a_training_that_goes_well_raises_nothing() -> None:
@@ -101,9 +93,7 @@ def test_a_guard_without_its_metric_is_silent() -> None:
 
 def test_a_loss_of_zero_is_no_measure_of_its_size() -> None:
     """Steps without a teacher have the loss 0, the first one with a teacher is no spike."""
-    spikes = Spikes()
-    assert not any(spikes.add(loss) for loss in [0.0] * 20 + [0.3])
-    assert spikes.usual() is None
+    assert not any(raised([{LOSS: loss} for loss in [0.0] * 20 + [0.3]]))
 
 
 @pytest.mark.parametrize("completions", [2, 32])
@@ -113,11 +103,8 @@ def test_noise_is_no_collapse(completions: int, chance: float) -> None:
     false = 0
     for seed in range(50):
         draw = random.Random(seed).random
-        rewards = Rewards(10)
-        false += any(
-            rewards.add(step, fmean(draw() < chance for _ in range(completions)))
-            for step in range(200)
-        )
+        logs = [{REWARD: fmean(draw() < chance for _ in range(completions))} for _ in range(200)]
+        false += any(raised(logs, 10))
     assert false <= 1
 
 
@@ -126,19 +113,11 @@ def test_a_collapse_is_told_from_noise(completions: int, at_last: int) -> None:
     """From 0.6 to 0.1 within 20 steps."""
     for seed in range(20):
         draw = random.Random(seed).random
-        rewards = Rewards(10)
-        fell = [
-            step
-            for step in range(250)
-            if rewards.add(
-                step,
-                fmean(
-                    draw() < 0.6 - 0.5 * min(max(step - 100, 0) / 20, 1) for _ in range(completions)
-                ),
-            )
-        ]
-        assert fell
-        assert 100 < fell[0] < at_last
+        chances = [0.6 - 0.5 * min(max(step - 100, 0) / 20, 1) for step in range(250)]
+        found = raised(
+            [{REWARD: fmean(draw() < c for _ in range(completions))} for c in chances], 10
+        )
+        assert 100 < next(step for step, guards in enumerate(found) if guards) < at_last
 
 
 @pytest.mark.parametrize(
