@@ -61,8 +61,9 @@ def describe_commands() -> str:
         NOTE,
         "# Command line\n",
         write_table(["command", "what it does"], rows),
-        "A problem with what you gave is one sentence on stderr and exit code 2; Ctrl-C ends with "
-        "exit code 130. `pimono-sdpo COMMAND --help` shows the same text as this page.\n",
+        "A problem with what you gave is one sentence on stderr, below the usage where an option "
+        "is wrong, and exit code 2; Ctrl-C ends with exit code 130. `pimono-sdpo COMMAND --help` "
+        "shows the same text as this page.\n",
         *map(describe_command, COMMANDS),
     ]
     return "\n".join(lines)
@@ -78,7 +79,8 @@ def describe_command(name: str) -> str:
     command = command_of(name, module_of(name))
     text = get_docs_for_click(obj=command, ctx=Context(command), name=f"pimono-sdpo {name}")
     # Backspaces tell Typer to keep lines as they are.
-    text = text.replace("\b\n", "").replace(f"# `pimono-sdpo {name}`", f"## `{name}`", 1)
+    text = text.replace("\b\n", "").replace("* `--help`", "* `-h, --help`")
+    text = text.replace(f"# `pimono-sdpo {name}`", f"## `{name}`", 1)
     example = re.compile(r"\n{2,}((?: *pimono-sdpo .*\n(?:  .*\n)*)+)")
     fenced = example.sub(lambda found: f"\n\n```sh\n{textwrap.dedent(found[1])}```\n", text)
     return re.sub(r"\n{3,}", "\n\n", fenced)

@@ -20,15 +20,17 @@ from pimono_sdpo import __version__
 from pimono_sdpo.errors import OutputError, SourceError, TrainingInputError
 from pimono_sdpo.options import (
     argument,
-    check_test_fraction,
+    check_shares,
     option,
     options,
     report_options,
     resume_key,
 )
+from pimono_sdpo.report import describe_unreadable
 from pimono_sdpo.runs.engine import Output, Part, add_counts, run_parts
 from pimono_sdpo.runs.folders import only_run, publish_folder, require_disjoint
 from pimono_sdpo.runs.parquet import SPLITS, join_parts
+from pimono_sdpo.runs.sessions import UNREADABLE, list_unreadable
 from pimono_sdpo.session_source import SourceOptions
 from pimono_sdpo.stage import Filter, Map, Row, Stage
 from pimono_sdpo.suites.split import check_leakage, read_task_ids
@@ -132,6 +134,7 @@ class RunRowsOptions(WriterOptions, SourceOptions):
     test_fraction: float = option(
         "Of sessions: share of repositories whose rows go to the test split.",
         default=0.0,
+        share=True,
         decides="row",
     )
     keep_identity: bool = option(
@@ -145,7 +148,7 @@ class RunRowsOptions(WriterOptions, SourceOptions):
 
     def __post_init__(self) -> None:
         """Check what belongs together; raises OutputError."""
-        check_test_fraction(self.test_fraction)
+        check_shares(self)
         if (self.tokenizer is None) != (self.max_length is None):
             raise OutputError("--tokenizer and --max-length go together: use both, or neither.")
 
@@ -243,6 +246,8 @@ def write_dataset(
         for record in records.values():
             add_counts(counts, record["counts"])
         dropped = counts.pop("dropped", {})
+        counts.pop(UNREADABLE, None)
+        unreadable = list_unreadable(records.values())
         report: Json = {
             "pimono_sdpo": __version__,
             "stage": stage,
@@ -253,6 +258,7 @@ def write_dataset(
             **held,
             "drop_reasons": dict(sorted(dropped.items())),
             "warnings": [*warnings],
+            **({UNREADABLE: [redact_text(one, "")[0] for one in unreadable]} if unreadable else {}),
             "licence": licence,
             "together": _export(finished, stage) if options.format == TOGETHER else None,
         }
@@ -288,6 +294,7 @@ def summarize(report: Json, out: Path) -> str:
             listed = ", ".join(f"{reason} {count}" for reason, count in counts.items())
             lines.append(f"{name}: {listed}")
     lines += [f"warning: {warning}" for warning in report["warnings"]]
+    lines += describe_unreadable(report)
     lines.append(f"rows, rejects, report.json and README.md are in {out}")
     return "\n".join(lines)
 
@@ -295,5 +302,5 @@ def summarize(report: Json, out: Path) -> str:
 def explain_empty(report: Json, advice: str) -> str:
     """Say in one sentence that there are no rows, why, and what to do."""
     reasons = ", ".join(f"{count} {name}" for name, count in report["drop_reasons"].items())
-    found = reasons or "it holds nothing to make them from"
+    found = "; ".join([reasons or "nothing to make them from", *describe_unreadable(report)])
     return f"`{report['source']}` gives no {report['stage']} ({found}); {advice}."

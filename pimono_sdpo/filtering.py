@@ -13,13 +13,20 @@ from cards.plots import write_report_plots
 from cards.render import render_dataset_card
 from pimono_sdpo import __version__
 from pimono_sdpo.errors import EmptySelection, OutputError, SourceError
-from pimono_sdpo.options import check_test_fraction, option, options, report_options, resume_key
-from pimono_sdpo.report import build_report
+from pimono_sdpo.options import check_shares, option, options, report_options, resume_key
+from pimono_sdpo.report import build_report, describe_unreadable
 from pimono_sdpo.runs import folders
 from pimono_sdpo.runs.dedupe import choose_rows, write_chosen
 from pimono_sdpo.runs.engine import Engine, EngineName, add_counts, engine_of, run_parts
 from pimono_sdpo.runs.merge import Whole, gather, says, write_part
-from pimono_sdpo.runs.sessions import OUTPUTS, describe, files_of, filter_parts, made_by
+from pimono_sdpo.runs.sessions import (
+    OUTPUTS,
+    describe,
+    files_of,
+    filter_parts,
+    list_unreadable,
+    made_by,
+)
 from pimono_sdpo.schema import SplitBy, Unit
 from pimono_sdpo.stage import Stage
 from pimono_sdpo.traces.sources import Source, open_source
@@ -47,10 +54,14 @@ class FilterOptions:
     min_worth: float = option(
         "Drop episodes that are less probably worth training on; 0 keeps all with evidence.",
         default=LEAST_WORTH,
+        share=True,
         decides="row",
     )
     test_fraction: float = option(
-        "Share of repositories whose rows go to the test split.", default=0.0, decides="row"
+        "Share of repositories whose rows go to the test split.",
+        default=0.0,
+        share=True,
+        decides="row",
     )
     split_by: SplitBy = option(
         "What stays on one side of the split: a `repository`, or a `session` for traces of one "
@@ -132,7 +143,7 @@ class FilterOptions:
         """Check the values; raises OutputError."""
         if not math.isfinite(self.min_score):
             raise OutputError(f"--min-score {self.min_score} keeps or drops all; use a number.")
-        check_test_fraction(self.test_fraction)
+        check_shares(self)
         if self.max_samples is not None and self.max_samples < 1:
             raise OutputError(f"--max-samples {self.max_samples} keeps no row; use at least 1.")
         self.licence = check_licence(self.licence)
@@ -272,7 +283,11 @@ def _publish(
     with closing(choose_rows(whole.files, work / "candidates.sqlite", *comparing)) as database:
         finished, dropped = write_chosen(whole.files, work, database)
     described = redacted.describe()
+    unreadable = list_unreadable(whole.records)
     report = build_report(described, options, WEIGHTS, whole.records, dropped, finished)
+    if unreadable:
+        report["bytes"]["unreadable"] = sum(unreadable.values())
+        report["unreadable"] = [redact_text(one, "")[0] for one in unreadable]
     if not report["kept"]:
         folders.remove(work, folders.LOCK)
         raise EmptySelection(_nothing_left(given, report))
@@ -292,6 +307,7 @@ def _nothing_left(source: str, report: Json) -> str:
     counts = report["drop_reasons"]
     reasons = ", ".join(f"{count} {reason}" for reason, count in counts.items())
     reasons = f"requests dropped: {reasons}" if reasons else "it is empty"
+    reasons = "; ".join([reasons, *describe_unreadable(report)])
     advice = "use traces with tool errors, failed commands or user corrections"
     own = {name.partition(":")[0].rpartition(".")[2] for name in report["options"]["stage"]}
     if dropping := [
@@ -302,7 +318,10 @@ def _nothing_left(source: str, report: Json) -> str:
         advice = "lower --min-score"
     elif "hardly_worth_it" in counts:
         advice = "lower --min-worth"
-    sessions = report["sessions"]
+    sessions, unreadable = report["sessions"], report.get("unreadable", [])
+    if unreadable and len(unreadable) == sessions:
+        more = f" and {sessions - 1} more" if sessions > 1 else ""
+        return f"No session of `{source}` can be read: {unreadable[0]}{more}."
     none = f"None of the {sessions} sessions of `{source}` was kept"
     if sessions == 1:
         none = f"The only session of `{source}` was not kept"

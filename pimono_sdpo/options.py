@@ -24,14 +24,16 @@ def option(
     decides: Decides | None = None,
     flag: str | None = None,
     minimum: float | None = None,
+    share: bool = False,
     shown: str | None = None,
 ) -> Any:
     """Declare an option; one without a default is required.
 
-    `flag` is its spelling where that differs from the field's name, `shown` what the help says of
-    a default that is only known later.
+    `flag` is its spelling where that differs from the field's name, `share` whether `check_shares`
+    checks it, `shown` what the help says of a default that is only known later.
     """
     about = {"help": help, "decides": decides, "flag": flag, "minimum": minimum, "shown": shown}
+    about |= {"share": share}
     return field(default=default, default_factory=default_factory, metadata=about)
 
 
@@ -86,7 +88,9 @@ def _deciding(given: Any, *kinds: Decides) -> Sequence["Field[Any]"]:
     return [one for one in fields(given) if one.metadata.get("decides") in kinds]
 
 
-def check_test_fraction(fraction: float) -> None:
-    """Raise OutputError unless this is a share of the rows that leaves some to train on."""
-    if not 0.0 <= fraction < 1.0:
-        raise OutputError(f"--test-fraction {fraction} is not in [0, 1); use a number such as 0.1.")
+def check_shares(given: Any) -> None:
+    """Raise OutputError for an option that is a share or a chance and not between 0 and 1."""
+    for one in fields(given):
+        value = getattr(given, one.name)
+        if one.metadata.get("share") and not 0.0 <= value <= 1.0:
+            raise OutputError(f"{flag_of(one)} {value:g} is not between 0 and 1.")

@@ -44,7 +44,8 @@ def build_report(
     score), source_sessions and source_files (of the kept rows), splits, without_terms (rows whose
     reward_terms are categories alone), exercises (rows of --unit step by their goal),
     category_counts, sources, weights, secrets_redacted, licence, sha256 (of all files of a kind),
-    first_sample. Without kept rows, what describes them is left out.
+    first_sample. Without kept rows, what describes them is left out. The filter adds `unreadable`,
+    the session files that could not be read, and their bytes, if there are any.
     """
     stages = _add_up_stages(records)
     kept = stages[-1]["rows_out"] if stages else 0
@@ -77,6 +78,14 @@ def build_report(
         "sha256": {name: _hash_files(_files(folder, name)) for name in ("data", "rejects")},
         **(_describe_rows(folder, described["source"], options) if kept else {}),
     }
+
+
+def describe_unreadable(report: Json) -> list[str]:
+    """Say in a line which session files could not be read, if there are any."""
+    found = report.get("unreadable", [])
+    more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+    listed = f"left out, as they cannot be read: {', '.join(found[:3])}{more}"
+    return [f"{listed}; --exclude leaves them out from the start"] if found else []
 
 
 def _files(folder: Path, kind: str, name: str = "") -> list[Path]:

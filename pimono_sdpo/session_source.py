@@ -50,7 +50,7 @@ class SourceOptions:
         """
         given = list(dict.fromkeys(self.source))
         for one in given:
-            if one and Path(one).exists():
+            if one and one not in WORDS and Path(one).exists():
                 require_disjoint(Path(one).resolve(), out.resolve())
         opened = [open_one(one) for one in given]
         for root in {shard.root for one in opened if one.name in WORDS for shard in one.shards}:
@@ -62,9 +62,6 @@ def open_one(source: str) -> Source:
     """Open a source, and print what was found of this user's own sessions."""
     check_word(source)
     if source not in WORDS:
-        return open_source(source)
-    if Path(source).exists():
-        typer.echo(f"`{source}` is read from the current directory; rename it to read your own.")
         return open_source(source)
     opened, found = find_own_sessions(source)
     for sentence in found:

@@ -5,12 +5,13 @@ writes  categories, score (sum of the weights of `score_terms`), score_terms, re
 """
 
 from functools import partial
+from keyword import iskeyword
 from typing import Any
 
 from pimono_sdpo.failures import CATEGORIES
 from pimono_sdpo.schema import GRADE
 from pimono_sdpo.stage import Map, Row
-from processors.salient_tokens import find_names, find_salient_tokens
+from processors.salient_tokens import find_names, find_salient_tokens, select_messages
 
 CONTINUED = 1.5
 # The most concrete ones; the last ones of a long dump are names of its format.
@@ -49,14 +50,28 @@ def grade(row: Row, reference_terms: bool = False) -> dict[str, Any]:
 
 
 def _find_terms(row: Row) -> list[str]:
-    """Return the tokens of the messages and of what resolved them, else names in the calls."""
+    """Return the tokens of the messages and the files of what came next, else of the calls."""
     own = [i for i in row["findings"] if i["request"] == row["request"] and not i["excuse"]]
+    told = (select_messages(item["text"], all_lines=bool(item["rule"])) for item in own)
     # What the agent did next on a correction is what the correction was about.
-    after = [item["resolved_by"] or (item["next"] if item["rule"] else "") for item in own]
-    tokens = find_salient_tokens([*(item["text"] for item in own), *after], MAX_OWN_TERMS)
-    # The end of a long call is mostly the content of a file.
-    calls = [text[:CALL_CHARS] for item in own for text in (item["target"], item["resolved_by"])]
-    return tokens or find_names(calls)
+    after = (item["resolved_by"] or (item["next"] if item["rule"] else "") for item in own)
+    files = find_names(map(_cut, after))
+    terms = [*dict.fromkeys([*find_salient_tokens(told, MAX_OWN_TERMS), *files])][:MAX_OWN_TERMS]
+    terms = terms or find_names(_cut(item["target"]) for item in own)
+    # The folder or the stem of a file that is named, too, says nothing more.
+    names = ((term, term.rpartition("/")[2]) for term in terms)
+    parts = {
+        part
+        for term, name in names
+        for part in (term.partition("/")[0], name.partition(".")[0], name.rpartition(".")[0])
+        if part != term
+    }
+    return [term for term in terms if term not in parts and not iskeyword(term)]
+
+
+def _cut(call: str) -> str:
+    """Return the start of a call: the end of a long one is mostly the content of a file."""
+    return call if len(call) <= CALL_CHARS else call[:CALL_CHARS].rpartition(" ")[0]
 
 
 def stage(reference_terms: bool) -> Map:

@@ -40,18 +40,45 @@ _DRIVE = re.compile(r"\A[A-Za-z]:/+")
 # A line about the inside of an interpreter, which is the same for every failure.
 _INTERNAL = re.compile(
     r"\bnode:[\w/]{1,80}:\d|/lib/python3\.\d|/(?:site|dist)-packages/|<frozen |/rustc/"
-    r"|/go/src/runtime/|^\s*at [^\n]{0,200}node_modules[/\\]|^At line:\d"
-    r"|\+ (?:CategoryInfo|FullyQualifiedErrorId)\b|^\s*requireStack: |\bPython3\d\d?/Lib/"
+    r"|/go/src/runtime/|(?:\bat|\u276f) [^\n]{0,200}node_modules[/\\]|^At line:\d"
+    r"|\+ (?:CategoryInfo|FullyQualifiedErrorId)\b|^\s*requireStack: |\bPython3\d\d?[/\\]+Lib[/\\]"
 )
 # The source lines that a traceback shows below a frame.
 _FRAME_SOURCE = re.compile(
-    r"(?m)^ *File [^\n]{0,300}(?:/lib/python3\.\d|-packages/|<frozen |Python3\d\d?/Lib/)[^\n]*"
-    r"(?:\n {4,}(?! *File )[^\n]*){1,2}"
+    r"(?m)^ *File [^\n]{0,300}(?:/lib/python3\.\d|-packages/|<frozen |Python3\d\d?[/\\]+Lib[/\\])"
+    r"[^\n]*(?:\n {4,}(?! *File )[^\n]*){1,2}"
 )
 # One of them is in every such line.
 _IN_INTERNAL = (
     *("node:", "/lib/python3.", "-packages/", "<frozen ", "/rustc/", "/go/src/runtime/"),
-    *("node_modules", "CategoryInfo", "FullyQualified", "At line:", "requireStack", "/Lib/"),
+    *(
+        "node_modules",
+        "CategoryInfo",
+        "FullyQualified",
+        "At line:",
+        "requireStack",
+        "/Lib/",
+        "\\Lib\\",
+    ),
+)
+# What a line of an output says went wrong, or where.
+_MESSAGE = re.compile(
+    r"(?i)error|exception|fail|fatal|panic|cannot|\b(?:no|not|must|already)\b(?!-)|n't\b|unknown|unrecogni"
+    r"|expected|missing|invalid|illegal|denied|refus|require|undefined|conflict"
+    r"|[\u2717\u2718\u2a2f\u00d7]|\.\w{1,5}:\d+|\", line \d"
+)
+# Source, lists and passing tests that an output repeats; PowerShell marks the source by a plus.
+_ECHO = re.compile(
+    r"[+-](?: |\w+ [{*'\"])|>? ?\d+ ?[|\u2502]|[\u2713\u2714] |import |from \S+ import|const |let "
+    r"|create mode |\[plugins\]|\*\*\* |@@"
+)
+# What PowerShell adds to an error, cut where the line is full.
+_WRAPPED = re.compile(
+    r"(?m)^ +\+ (?:CategoryInfo|FullyQualifiedErrorId)[^\n]*(?:\n {1,3}\w[^\n]*){0,3}"
+)
+# The names of types and fields in the debug output of a struct, and the lines that a patch lacks.
+_STRUCT = re.compile(
+    r" \[\".*|\b[A-Z]\w{0,64}(?:\(| \{)|(?:(?<=[{,] )|(?<=\{))[a-z_]{1,64}: (?:[A-Z]\w{0,64}\b)?"
 )
 _WORD_END = re.compile(r"[ \n]")
 _REDACTED = re.compile(r"\[REDACTED:\w{1,40}\]")
@@ -66,6 +93,7 @@ _UNREAL = re.compile(
 )
 _IN_UNREAL = ("...", "\u2026", "/[", "/:", "path/to/", "@example.")
 _PLACE = re.compile(r"^.*\$(?:workspace|home)/")
+_EDGE = re.compile(r"\A(?!--\w)[./@-]{1,64}|[./@-]{1,64}\Z")
 # Hashes, ids and what redaction or a cut left of them; versions.
 _RANDOM = re.compile(
     r"\Av?\d+(?:\.\d+)+\Z|(?:\A|[^a-z0-9])(?=[a-z]*\d)[0-9a-f]{6,64}(?![a-z0-9])|(?=[a-z]*\d[a-z]+\d)[a-z0-9]{16}"
@@ -73,15 +101,11 @@ _RANDOM = re.compile(
 )
 _GENERIC = frozenset(
     """
-    error errors exception file files node_modules package.json package-lock.json index.ts index.js
-    node.js undefined null true false string number object boolean command stdout stderr exit_code
-    linuxseccomp macosseatbelt utf-8 triggeruncaughtexception runtimeexception remoteexception
-    nativecommanderror exit_status message_id is_error tool_use_id status_code dev/null content-type
-    application/json appdata iphone ipad get add
-    todowrite activeform in_progress completed oldtext newtext old_string new_string assistant
-    exec_command write_stdin apply_patch createprocess createprocesscommon sigint sigterm github
-    sessionid sessionkey to_string unwrap_or_else env:1
-    object_hook object_pairs_hook parse_float parse_int parse_constant raw_decode load_entry_point
+    error exception file node_modules package.json package-lock.json index.ts index.js node.js utf-8
+    dev/null content-type application/json appdata iphone ipad github powershell in_progress
+    exec_command write_stdin apply_patch createprocess createprocesscommon exit_code is_error env:1
+    sessionid sessionkey tool_use_id message_id status_code remoteexception nativecommanderror
+    triggeruncaughtexception oldtext newtext old_string new_string sigint sigterm
     """.split()
 )
 
@@ -100,7 +124,7 @@ def find_salient_tokens(texts: Iterable[str], limit: int = MAX_TERMS) -> list[st
     for tokens in (named, *(find_tokens(kind, read) for kind in KINDS)):
         new: dict[str, None] = {}
         for token in tokens:
-            term = _PLACE.sub("", token.lower()).strip("./@-")
+            term = _EDGE.sub("", _PLACE.sub("", token.lower()))
             if term not in terms and term not in new and _is_telling(term):
                 new[term] = None
                 if len(new) == MAX_PER_KIND:
@@ -109,11 +133,23 @@ def find_salient_tokens(texts: Iterable[str], limit: int = MAX_TERMS) -> list[st
     return list(terms)[:limit]
 
 
-def find_names(commands: Iterable[str], limit: int = MAX_PER_KIND) -> list[str]:
-    """Return the options, packages, paths and compound names of command lines, lower-cased.
+def select_messages(text: str, all_lines: bool = False) -> str:
+    """Return the lines that say what went wrong, or all that repeat no source without such a line.
 
-    >>> find_names(["npx -y @acme/cli@latest build --fast lib/a"])
-    ['@acme/cli', '--fast', 'lib/a']
+    >>> select_messages("> 3 | sumOf(x)\\nsum_of is ready\\nfailed: Io(Error { kind: NotFound })")
+    'failed:   })'
+    """
+    text = _drop_noise(_WRAPPED.sub("", text[:_SCAN_CHARS]))
+    lines = [one for one in text.splitlines() if not _ECHO.match(one.lstrip())]
+    told = [one for one in lines if all_lines or _MESSAGE.search(one)] or lines
+    return "\n".join(_STRUCT.sub("", one) if " { " in one or ' ["' in one else one for one in told)
+
+
+def find_names(commands: Iterable[str], limit: int = MAX_PER_KIND) -> list[str]:
+    """Return the packages and files of command lines, lower-cased.
+
+    >>> find_names(["npx -y @acme/cli@latest build --fast lib/a.vue"])
+    ['@acme/cli', 'lib/a.vue']
     """
     found = (_NAMES.findall(_drop_noise(text)) for text in commands)
     terms = (_PLACE.sub("", token.lower()).strip("./") for names in found for token in names)

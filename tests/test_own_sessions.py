@@ -163,11 +163,11 @@ def test_steps_and_pairs_read_own_sessions(home: Path, command: str) -> None:
     assert "leaves none of the" in str(run("claude", "--project", "nowhere").exception)
 
 
-def test_a_folder_here_wins(home: Path) -> None:
-    (home / ".pi/agent/sessions/--work-shop--").rename("claude")
-    output = run_filter("claude")
-    assert "`claude` is read from the current directory" in output
-    assert sources() == below(Path("claude"))
+def test_a_word_is_never_a_folder_here(home: Path) -> None:
+    """An output folder of that name would be read in place of the sessions."""
+    Path("claude").mkdir()
+    assert run_filter("claude").startswith("Claude Code: ")
+    assert sources() == below(home / ".claude/projects")
 
 
 def write_session(file: Path, cwd: str, days_ago: int = 0) -> None:
@@ -225,5 +225,40 @@ def test_compressed_sessions_are_read(home: Path) -> None:
     assert tables["source"].to_pylist() == ["a.jsonl", "b.jsonl.gz", "c.jsonl.zst"]
     assert len(set(tables["trace"].to_pylist())) == 1
     assert {find_project(file) for file in Path("traces").iterdir()} == {'/work/"shop"'}
-    Path("traces/b.jsonl.gz").write_bytes(b"not gzip")
-    assert "`b.jsonl.gz` cannot be read" in refused("traces")
+
+
+def test_files_that_cannot_be_read_are_left_out_and_named(home: Path) -> None:
+    write_session(Path("traces/a.jsonl"), "/work/shop")
+    plain = Path("traces/a.jsonl").read_bytes()
+    whole = gzip.compress(plain)
+    Path("traces/b.jsonl.gz").write_bytes(whole[:-20])
+    Path("traces/c.jsonl.zst").write_bytes(b"not zstd")
+    said = run_filter("traces", "--min-worth", "0")
+    assert "left out, as they cannot be read: b.jsonl.gz (" in said
+    report = json.loads(Path("rows/report.json").read_text())
+    assert [one.split(" (")[0] for one in report["unreadable"]] == ["b.jsonl.gz", "c.jsonl.zst"]
+    assert report["bytes"]["unreadable"] == len(whole) - 20 + len(b"not zstd")
+    assert report["bytes"]["parsed"] + report["bytes"]["repaired"] >= len(plain) - 2
+    assert "2 files of" in Path("rows/README.md").read_text()
+    # The next run reads what can be read then.
+    Path("traces/b.jsonl.gz").write_bytes(whole)
+    run_filter("traces", "--min-worth", "0", "--exclude", "c.*")
+    assert sources() == {"a.jsonl", "b.jsonl.gz"}
+    report = json.loads(Path("rows/report.json").read_text())
+    assert report["sessions"] == 2
+    assert "unreadable" not in report
+    assert report["drop_reasons"]["duplicate_session"] >= 1
+    Path("traces/a.jsonl").unlink()
+    Path("traces/b.jsonl.gz").unlink()
+    assert "No session of `traces` can be read: c.jsonl.zst (" in refused("traces")
+
+
+def test_a_share_is_between_0_and_1(home: Path) -> None:
+    assert "--min-worth 7 is not between 0 and 1." in refused("pi", "--min-worth", "7")
+    assert "--test-fraction nan is not between" in refused("pi", "--test-fraction", "nan")
+
+
+def test_a_failed_run_leaves_no_work_folder(home: Path) -> None:
+    write_session(Path("traces/a.jsonl"), "/work/shop")
+    refused("traces", "--min-score", "100")
+    assert not Path(".rows.partial").exists()

@@ -92,7 +92,7 @@ def test_reward_terms_are_concrete_tokens_of_the_requests_own_evidence() -> None
     }
     assert grade(row_of(found))["reward_terms"] == ["rg"]
     stopped = failure(["command_error"], "Command timed out") | {"target": "npx @acme/cli --fast"}
-    assert grade(row_of(stopped))["reward_terms"] == ["@acme/cli", "--fast"]
+    assert grade(row_of(stopped))["reward_terms"] == ["@acme/cli"]
     assert (
         grade(row_of(failure(["command_error"], "at 3f2a9c1d\n$HOME\\npm\\notes.txt")))[
             "reward_terms"
@@ -102,6 +102,23 @@ def test_reward_terms_are_concrete_tokens_of_the_requests_own_evidence() -> None
     reference = grade(row, reference_terms=True)["reward_terms"]
     assert reference[0] == "runtime_exception"
     assert {"src/slip.ts:3", "src/other.ts:3"} < set(reference)
+
+
+@pytest.mark.parametrize(
+    ("text", "terms"),
+    [
+        ('failed: Denied(Output { exit_code: 1, stdout: StreamOutput { text: "rg: command not found" } })', ["rg"]),
+        ("  + ... $f.fullName -match appInVi ...\nCannot index into readAll", ["readall"]),
+        ("import { MapPin, ArrowUp } from 'icons/list-all'\nerror: ArrowDown is not exported", ["arrowdown"]),
+        ("\u2713 tests/a.test.ts\n\u276f tests/b.test.ts:3\n 3 | sumOf(x)", ["tests/b.test.ts:3", "tests/b.test.ts"]),
+        ("from : The term 'from' is not recognized", []),
+        ("error: unknown option '--tail=50'", ["--tail"]),
+        ("\u276f Context._formatError node_modules/vite/a.js:3\nfailed in src/a.ts", ["src/a.ts"]),
+        ('Failed to find expected lines ["const nowTimer = setInterval("]', []),
+    ],
+)  # fmt: skip
+def test_terms_are_of_the_lines_that_say_what_went_wrong(text: str, terms: list[str]) -> None:
+    assert grade(row_of(failure(["command_error"], text)))["reward_terms"] == terms
 
 
 @given(st.text(max_size=400))

@@ -16,7 +16,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 from zipfile import BadZipFile
 
@@ -37,13 +36,13 @@ from pimono_sdpo.stage import text_for_json
 from pimono_sdpo.traces.rollout_sessions import encode_session
 from pimono_sdpo.traces.sources import find_parquet_files
 from pimono_sdpo.traces.trajectories import FORMATS, find_runs, openai_messages
-from pimono_sdpo.traces.trajectories.base import Message, Trajectory, pair_results
+from pimono_sdpo.traces.trajectories.base import Format, Message, Trajectory, pair_results
 from processors.rollouts.conversation import add_step
 from processors.rollouts.sessions import MAX_ERROR, infer_tools
 from processors.status import decode_status
 
 Json = dict[str, Any]
-Found = tuple[str, ModuleType, str]
+Found = tuple[str, Format, str]
 REJECT = Features({"file": Value("string"), "number": Value("int64"), "problem": Value("string")})
 
 
@@ -124,7 +123,7 @@ def import_runs(options: ImportOptions) -> Json:
             "pimono_sdpo": __version__,
             "stage": "rollouts",
             "source": name,
-            "formats": dict(sorted(Counter(form.NAME for _, form, _ in files).items())),
+            "formats": dict(sorted(Counter(form.name for _, form, _ in files).items())),
             "rollouts": counts["runs"],
             "unreadable": counts.get("unreadable", 0),
             "verdicts": counts.get("verdicts", {}),
@@ -150,14 +149,14 @@ def _find_files(source: str) -> tuple[str, list[Found]]:
     remote = find_parquet_files(source)
     files = [remote.local(index) for index in range(len(remote.names))]
     for file, shown in zip(files, remote.names, strict=True):
-        if not openai_messages.recognises(file):
+        if not openai_messages.FORMAT.recognises(file):
             raise SourceError(f"`{shown}` of `{source}` has no columns of messages and tasks.")
     names = zip(files, remote.names, strict=True)
-    return source, [(str(file), openai_messages, name) for file, name in names]
+    return source, [(str(file), openai_messages.FORMAT, name) for file, name in names]
 
 
 def _known() -> str:
-    return "these are read: " + "; ".join(form.ABOUT for form in FORMATS) + "."
+    return "these are read: " + "; ".join(form.about for form in FORMATS) + "."
 
 
 def _divide(files: Sequence[Found]) -> Iterator[list[Found]]:
@@ -202,7 +201,7 @@ def _import_files(files: Sequence[Found], sessions: Path | None) -> Iterator[Pie
                 add_counts(counts, {"unreadable": 1})
             else:
                 run.run_id = _name_run(run, name if is_single else f"{name}-{number}", taken)
-                row, fates = make_rollout(run, form.NAME, counted)
+                row, fates = make_rollout(run, form.name, counted)
                 counted += 1
                 _encode_calls(row)
                 rows.append(row)
@@ -225,7 +224,7 @@ def _import_files(files: Sequence[Found], sessions: Path | None) -> Iterator[Pie
 def _count_runs(file: Found) -> int:
     path, form, _ = file
     try:
-        return int(form.count(Path(path)))
+        return form.count(Path(path))
     except DAMAGE:
         return 1  # its reject
 

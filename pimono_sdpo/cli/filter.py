@@ -27,6 +27,7 @@ from pimono_sdpo.filtering import (
 )
 from pimono_sdpo.options import changed, option, options
 from pimono_sdpo.push import PushResult, push_folder
+from pimono_sdpo.report import describe_unreadable
 from pimono_sdpo.runs.engine import EngineName
 from pimono_sdpo.session_source import SourceOptions
 
@@ -112,6 +113,7 @@ def summarize(report: Json, out: Path) -> str:
     broken = {name: n for name, n in report["lines"].items() if n and name != "parsed"}
     if broken:
         lines.append("broken lines: " + _counts(broken))
+    lines += describe_unreadable(report)
     upstream = report["input"].get("upstream") or {}
     if upstream.get("commits_behind"):
         behind = _counts({"commits": upstream["commits_behind"], "days": upstream["days_behind"]})

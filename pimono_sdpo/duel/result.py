@@ -133,7 +133,7 @@ def score_duel(
     dropped = Counter(row["drop_reason"] for row in answers if row["drop_reason"] is not None)
     read = list(read_rows(folder, panel, PANEL_COLUMNS))
     calls = Counter(row["judge"] for row in read)
-    votes = collect_votes({row["turn_id"]: None for row in read}, plan.judges, read)
+    votes = collect_votes(plan.judges, read)
     complete = len(read) == len(votes.turns) * len(votes.judges) * 2
     if original and not (votes.turns and complete):
         raise SourceError(
@@ -171,7 +171,7 @@ def score_duel(
                 break
         rules = settings.gate.model_dump()
         report["exploratory"] = {"rules": rules, **other, "sentence": describe_verdict(other)}
-    reasons, asked = collect_reasons(read, plan.judges), set(votes.turns)
+    reasons, asked = collect_reasons(read), set(votes.turns)
     judged = (row for row in read_rows(folder, ANSWERS) if row["turn_id"] in asked)
     out = (folder / RESULT).resolve()
     with only_run(out) as work:
@@ -256,8 +256,7 @@ def _score_equals(folder: Path, plan: Plan, buckets: dict[str, int]) -> Json | N
     given = list(read_rows(folder, EQUAL_JUDGMENTS, PANEL_COLUMNS))
     if not given or not is_current(folder, EQUAL_JUDGMENTS, EQUAL_ANSWERS):
         return None
-    turns = dict.fromkeys(row["turn_id"] for row in given)
-    scores = score_turns(collect_votes(turns, plan.judges, given)).turn
+    scores = score_turns(collect_votes(plan.judges, given)).turn
     return {
         **explain_finals(scores.tolist(), buckets),
         "histogram": count_scores(scores[~np.isnan(scores)]),

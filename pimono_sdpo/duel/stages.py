@@ -127,7 +127,7 @@ def register_rules(out: Path, settings: Settings) -> Plan:
     ids, repos = _find_first_turns(shards)
     by: Json = {
         "king": duel.model,
-        "challenger": duel.challenger or duel.model,
+        "challenger": duel.find_challenger(),
         "temperature": duel.temperature,
         "max_tokens": [duel.max_tokens, judge.max_tokens],
         "opponent": duel.opponent,
@@ -348,7 +348,8 @@ def run_answers(
         inputs = _find_shards(out / TURNS, "turns")
         stage = _open_players(out, settings, max_cost, equals)
         records = [sha256(path) for path in _find_shards(out / RECORDS, "turns")]
-        options = [stage.king, stage.challenger, stage.temperature, stage.seed, stage.max_tokens]
+        duel = settings.duel
+        options = [duel.model, stage.challenger, duel.temperature, duel.seed, duel.max_tokens]
         folder = out / (EQUAL_ANSWERS if equals else ANSWERS)
         return _ask(inputs, folder, stage, ANSWER, [*options, records], limit)
 
@@ -379,7 +380,8 @@ def run_judges(
             single=single,
             complete=complete,
         )
-        options = [stage.judges, stage.opponent, stage.context, stage.max_tokens, stage.seed]
+        panel = stage.panel
+        options = [panel.models, stage.opponent, panel.context, panel.max_tokens, stage.seed]
         name = name_of(GATE if single else JUDGMENTS, opponent)
         folder = out / (EQUAL_JUDGMENTS if equals else name)
         return _ask(inputs, folder, stage, JUDGMENT, [*options, single, complete], limit)
@@ -389,17 +391,13 @@ def _open_players(
     out: Path, settings: Settings, max_cost: float | None, equals: bool = False
 ) -> AnswerStage:
     duel = settings.duel
-    challenger = duel.challenger or duel.model
+    models = (duel.model, duel.find_challenger())
     files = _find_shards(out / RECORDS, "turns")
     records = {row[KEY]: row for path in files for row in pq.read_table(path).to_pylist()}
     return AnswerStage(
-        open_chat(duel, settings, out / JOURNAL, (duel.model, challenger), max_cost),
-        duel.model,
-        challenger,
+        open_chat(duel, settings, out / JOURNAL, models, max_cost),
+        duel,
         records,
-        duel.temperature,
-        duel.seed,
-        duel.max_tokens,
         equals,
         _read_round(out),
     )
@@ -409,10 +407,8 @@ def _open_judges(out: Path, settings: Settings, max_cost: float | None) -> Judge
     judge, duel = settings.judge, settings.duel
     return JudgeStage(
         open_chat(judge, settings, out / JOURNAL, judge.models, max_cost),
-        judge.models,
+        judge,
         duel.opponent,
-        judge.context,
-        judge.max_tokens,
         duel.seed,
     )
 

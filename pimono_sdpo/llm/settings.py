@@ -89,6 +89,10 @@ class Duel(CallSection):
     min_valid_turn_frac: Share = 0.5
     bootstrap_resamples: Count = 10_000
 
+    def find_challenger(self) -> str:
+        """Return the challenger's model."""
+        return self.challenger or self.model
+
 
 class Judge(CallSection):
     """The models that judge, and what they see besides the conversation."""

@@ -7,6 +7,7 @@ NAME            what the last finished run published
 
 import errno
 import json
+import logging
 import os
 import re
 import shutil
@@ -17,7 +18,9 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from pimono_sdpo.errors import OutputError
+from pimono_sdpo.errors import OutputError, PimonoError
+
+logger = logging.getLogger(__name__)
 
 LOCK = "lock"
 REPORT = "report.json"
@@ -48,6 +51,12 @@ def only_run(out: Path, mark: str = REPORT) -> Iterator[Path]:
         _recover(out)
         try:
             yield work
+        except (PimonoError, KeyboardInterrupt) as error:
+            if not any(path.is_file() and path.name != LOCK for path in work.rglob("*")):
+                remove(work, LOCK)
+            elif work.name not in str(error):
+                logger.warning("What is finished is kept in `%s` for the next run.", work)
+            raise
         except (OSError, sqlite3.Error) as error:
             trouble = disk_trouble(error) if work.is_dir() else "the folder is gone"
             if trouble is None:

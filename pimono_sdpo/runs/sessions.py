@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,10 +13,10 @@ import pyarrow.compute as pc
 from datasets import Dataset, Features
 from datasets.table import InMemoryTable
 
-from pimono_sdpo.runs.engine import Output, Part, Piece, code_of
+from pimono_sdpo.runs.engine import Output, Part, Piece, add_counts, code_of
 from pimono_sdpo.schema import PRINT, REJECT, SDPO_ROW, SESSION
 from pimono_sdpo.stage import KEPT, REASON, STAGE, FlatMap, Fused, Stage, name_of
-from pimono_sdpo.traces.sources import Shard, read_sessions
+from pimono_sdpo.traces.sources import Shard, Unreadable, read_sessions
 
 ROWS, PRINTS, REJECTS = "rows", "prints", "rejects"
 OUTPUTS = {
@@ -24,6 +24,8 @@ OUTPUTS = {
     PRINTS: Output("prints/{:05}.parquet", PRINT.arrow_schema),
     REJECTS: Output("rejects/{:05}.parquet", REJECT.arrow_schema),
 }
+# What a part counts besides what `counts` say of rows: the files that cannot be read.
+UNREADABLE = "unreadable"
 REJECTED = Features({**REJECT, "harness": SDPO_ROW["harness"], "score": SDPO_ROW["score"]})
 # A session can become hundreds of rows that each hold most of it.
 SLICE_BYTES = 256_000
@@ -100,7 +102,8 @@ def filter_shard(shard: Shard, stages: Sequence[Stage]) -> Iterator[Piece]:
     """
     order = {name_of(stage): number for number, stage in enumerate(stages)}
     fused = Fused(tuple(stages), SESSION, REJECTED)
-    for table in read_sessions(shard):
+    unreadable: Unreadable = {}
+    for table in read_sessions(shard, unreadable):
         done = run_on_table(table, fused)
         kept, rejected = done.filter(done[KEPT]), done.filter(pc.invert(done[KEPT]))
         stage_of = [order[name] for name in rejected[STAGE].to_pylist()]
@@ -118,14 +121,31 @@ def filter_shard(shard: Shard, stages: Sequence[Stage]) -> Iterator[Piece]:
             REJECTS: rejected.select(list(REJECT)),
         }
         yield Piece(tables, table.num_rows, count_rows(done, table.num_rows, stages))
+    yield _count_unreadable(unreadable)
 
 
 def _cut_shard(
     shard: Shard, stages: Sequence[Stage], rows: Features, rejects: Features
 ) -> Iterator[Piece]:
-    for table in read_sessions(shard):
+    unreadable: Unreadable = {}
+    for table in read_sessions(shard, unreadable):
         for few in slice_table(table):
             yield rows_and_rejects(few, stages, rows, rejects, "runs")
+    yield _count_unreadable(unreadable)
+
+
+def _count_unreadable(found: Unreadable) -> Piece:
+    # What can be read the next time is read then.
+    error = "a file cannot be read" if found else None
+    return Piece(units=len(found), counts={UNREADABLE: found} if found else {}, error=error)
+
+
+def list_unreadable(records: Iterable[Json]) -> dict[str, int]:
+    """Return the session files that could not be read, each with the reason, and their sizes."""
+    found: Json = {}
+    for record in records:
+        add_counts(found, record["counts"].get(UNREADABLE, {}))
+    return {f"{name} ({why})": n for name in sorted(found) for why, n in found[name].items()}
 
 
 def slice_table(table: pa.Table) -> Iterator[pa.Table]:

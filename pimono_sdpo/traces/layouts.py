@@ -8,6 +8,7 @@ Rollouts, of `rollout` and `import`, are read as sessions, too.
 """
 
 import json
+import re
 from typing import Literal
 
 import pyarrow as pa
@@ -23,6 +24,7 @@ Layout = Literal["traces_list", "trace_list", "trace_text", "jsonl", "rollouts"]
 NAME_COLUMNS = ("source", "file_path", "file_name")
 READ_COLUMNS = ("harness", "session_id", "traces", "trace", *NAME_COLUMNS)
 ROLLOUT_COLUMNS = frozenset(rollout_sessions.COLUMNS)
+_NOT_UTF8 = re.compile("[\udc80-\udcff]")
 
 
 def detect_layout(schema: pa.Schema, where: str) -> Layout:
@@ -174,17 +176,13 @@ def _read_strings(table: pa.Table, name: str) -> list[str]:
 
 
 def decode_lossy(content: bytes) -> tuple[str, int]:
-    r"""Return text with U+FFFD in place of invalid UTF-8, and the number of invalid bytes.
+    r"""Return text with U+FFFD in place of each byte that is not UTF-8, and their number.
 
     >>> decode_lossy(b"a\xff\xfeb")
     ('a\ufffd\ufffdb', 2)
     """
-    try:
-        return content.decode(), 0
-    except UnicodeDecodeError:
-        # A line with such bytes usually still parses.
-        lost = len(content) - len(content.decode(errors="ignore").encode())
-        return content.decode(errors="replace"), lost
+    # A line with such bytes usually still parses.
+    return _NOT_UTF8.subn("\ufffd", content.decode(errors="surrogateescape"))
 
 
 def _is_text(kind: pa.DataType) -> bool:

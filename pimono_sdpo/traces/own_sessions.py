@@ -22,6 +22,7 @@ from pimono_sdpo.traces.sources import (
     Shard,
     Source,
     is_session,
+    list_files,
     open_raw,
     shard_sessions,
 )
@@ -51,7 +52,8 @@ def find_own_sessions(word: str) -> tuple[Source, list[str]]:
         name, variable, usual, folders = PLACES[harness]
         home = Path(os.environ.get(variable) or usual).expanduser()
         places = [home / folder for folder in folders]
-        files = sorted(f for place in places for f in place.rglob("*") if is_session(f))
+        there = [place for place in places if place.is_dir()]
+        files = sorted(f for place in there for f in list_files(place) if is_session(f))
         if not files:
             missing.append(" or ".join(f"`{place}`" for place in places))
             continue
@@ -61,7 +63,7 @@ def find_own_sessions(word: str) -> tuple[Source, list[str]]:
         size = sum(file.stat().st_size for file in files) / 1e6
         found.append(
             f"{name}: {len(files)} sessions of {projects} projects, {size:,.1f} MB, in "
-            + " and ".join(str(place) for place in places if place.is_dir())
+            + " and ".join(map(str, there))
         )
     if not found:
         raise SourceError(

@@ -94,7 +94,7 @@ def _find_local(source: str) -> tuple[Path, list[Path]] | None:
         root = Path(re.split(r"[*?\[]", source)[0] + "x").parent
         files = [Path(name) for name in glob(source, recursive=True)]  # noqa: PTH207
     elif path.is_dir():
-        root, files = path, list(path.rglob("*"))
+        root, files = path, list_files(path)
     elif path.exists():
         root, files = path.parent, [path]
     elif HUB_ID.fullmatch(source):
@@ -107,9 +107,29 @@ def _find_local(source: str) -> tuple[Path, list[Path]] | None:
     return root, sorted(file for file in files if file.is_file())
 
 
+def list_files(folder: Path) -> list[Path]:
+    """List all files below a folder; a warning names each folder and link that leads to none."""
+
+    def warn(error: OSError) -> None:
+        logger.warning("`%s` is left out (%s).", error.filename, error.strerror)
+
+    found = []
+    for place, folders, names in os.walk(folder, onerror=warn):
+        found += [Path(place, name) for name in names]
+        for link in (Path(place, name) for name in folders):
+            if link.is_symlink():
+                logger.warning("`%s` is left out (a link to a folder).", link)
+    for file in found:
+        if file.name.endswith((".parquet", *SESSION_FILES)) and not file.exists():
+            logger.warning("`%s` is left out (a link to nothing).", file)
+    return found
+
+
 Kind = Literal["viewer_export", "jsonl", "dataset", "hub", "several"]
 
 SESSION_FILES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
+# The size of each session file that cannot be read, by its name and the reason.
+Unreadable = dict[str, dict[str, int]]
 JSONL_PER_SHARD = 64
 # About how many bytes of a session one compressed byte holds.
 COMPRESSION = 10
@@ -282,14 +302,22 @@ def _session_rows(shards: list[Shard], changed: object = None) -> Iterator[dict[
             yield from iterate_rows(table, SESSION)
 
 
-def read_sessions(shard: Shard) -> Iterator[pa.Table]:
-    """Yield tables of the SESSION columns, about BATCH_BYTES of traces at a time."""
+def read_sessions(shard: Shard, unreadable: Unreadable | None = None) -> Iterator[pa.Table]:
+    """Yield tables of the SESSION columns, about BATCH_BYTES of traces at a time.
+
+    A session file that cannot be read is left out, and entered in `unreadable`, else a warning
+    names it. Raises SourceError for other files.
+    """
+    missing: Unreadable = {} if unreadable is None else unreadable
     rows = _count_batch_rows(shard.bytes, shard.sessions)
     if shard.kind == "jsonl":
         if any(file.suffix != ".jsonl" for file in shard.files):
             rows = _count_batch_rows(COMPRESSION * shard.bytes, shard.sessions)
         for start in range(0, len(shard.files), rows):
-            yield _read_raw(shard.root, shard.files[start : start + rows])
+            yield _read_raw(shard.root, shard.files[start : start + rows], missing)
+        if unreadable is None:
+            for name, reasons in missing.items():
+                logger.warning("`%s` cannot be read (%s) and is left out.", name, *reasons)
     elif shard.kind == "dataset":
         dataset = load_from_disk(str(shard.files[0]))
         assert isinstance(dataset, Dataset)
@@ -349,10 +377,15 @@ def translate_errors(name: str) -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, OSError) as error:
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise SourceError(
-            f"`{name}` cannot be read ({reason}); download it again or leave it out."
+            f"`{name}` cannot be read ({_explain(error)}); download it again or leave it out."
         ) from error
+
+
+def _explain(error: Exception) -> str:
+    """Return why a file cannot be read, without its path."""
+    named = getattr(error, "strerror", None) or str(error)
+    return next(iter(named.splitlines()), type(error).__name__)
 
 
 def _describe_raw(files: Sequence[Path], root: Path) -> Shard:
@@ -368,13 +401,17 @@ def open_raw(file: Path) -> Any:
     return pa.input_stream(file.open("rb"), compression=compression)
 
 
-def _read_raw(root: Path, files: tuple[Path, ...]) -> pa.Table:
-    names = [_name_relative(file, root) for file in files]
-    traces = []
-    for name, file in zip(names, files, strict=True):
-        with translate_errors(name), open_raw(file) as stream:
-            traces.append(stream.read())
-    empty = [""] * len(files)
+def _read_raw(root: Path, files: tuple[Path, ...], unreadable: Unreadable) -> pa.Table:
+    names, traces = [], []
+    for file in files:
+        name = _name_relative(file, root)
+        try:
+            with open_raw(file) as stream:
+                traces.append(stream.read())
+            names.append(name)
+        except (pa.ArrowException, OSError) as error:
+            unreadable[name] = {_explain(error): file.stat().st_size if file.exists() else 0}
+    empty = [""] * len(names)
     values = (empty, empty, names, *ensure_utf8(pa.array(traces, pa.large_binary())))
     return pa.table(dict(zip(SESSION, values, strict=True)), SESSION.arrow_schema)
 

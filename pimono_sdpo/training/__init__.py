@@ -93,7 +93,7 @@ def find_recipe(name: str) -> Path:
 def refuse_unknown(words: list[str], parser: ArgumentParser) -> None:
     """Raise TrainingInputError for words that are left over, with the option that is meant."""
     if words:
-        meant = get_close_matches(words[0], parser._option_string_actions, 1)
+        meant = get_close_matches(words[0], ["--config", *parser._option_string_actions], 1)
         advice = f", did you mean {meant[0]}? See --help." if meant else "; see --help."
         raise TrainingInputError(f"Unknown argument(s) {' '.join(words)}{advice}")
 

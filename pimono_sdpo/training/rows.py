@@ -40,11 +40,10 @@ def load_rows(dataset: str, split: str = "train", config: str | None = None) -> 
             f"There is no folder `{Path(dataset)}`; make it with `pimono-sdpo filter SOURCE "
             f"--out {Path(dataset)}` or give the Hub id of a dataset."
         )
-    with translate_errors(
-        f"The split `{split}` of `{dataset}` cannot be loaded",
-        "check the name, and on the Hub network and HF_TOKEN; `pimono-sdpo filter` writes a split "
-        "`test` with --test-fraction, and with --split-by session for one repository",
-    ):
+    advice = "check the name, and on the Hub the network and HF_TOKEN"
+    if split != "train":
+        advice = "filter with --test-fraction, and --split-by session for traces of one repository"
+    with translate_errors(f"The split `{split}` of `{dataset}` cannot be loaded", advice):
         return load_dataset(dataset, config, split=split)
 
 

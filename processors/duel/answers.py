@@ -23,6 +23,7 @@ import jinja2
 
 from pimono_sdpo.llm.calls import Reply, Request
 from pimono_sdpo.llm.chat import Chat
+from pimono_sdpo.llm.settings import Duel
 from pimono_sdpo.shell import parse_command
 from pimono_sdpo.text import shorten
 from processors.salient_tokens import KINDS, MAX_LENGTH, find_tokens
@@ -196,19 +197,19 @@ class AnswerStage:
     """
 
     chat: Chat
-    king: str
-    challenger: str
+    players: Duel
     records: Mapping[str, Row]
-    temperature: float = 0.7
-    seed: int = 42
-    max_tokens: int = 4096
     equals: bool = False
     round: int = 1
+
+    @property
+    def challenger(self) -> str:
+        """The model of the challenger."""
+        return self.players.model if self.equals else self.players.find_challenger()
 
     async def run(self, turn: Row) -> list[Json]:
         """Answer a turn; never raises on what it holds."""
         record = None if self.equals else self.records.get(turn["instance_id"])
-        other = self.king if self.equals else self.challenger
         hidden = render_hidden(record) if record else ""
         king = challenger = Answer("", UNKNOWN, None, ())
         drop_reason: str | None = UNKNOWN
@@ -221,8 +222,8 @@ class AnswerStage:
                 last = {**blind[-1], "content": f"{blind[-1]['content']}\n\n{words}"}
                 informed = [*blind[:-1], last]
             king, challenger = await asyncio.gather(
-                self._ask(self.king, blind, 0),
-                self._ask(other, informed, OTHER_KING if self.equals else 0),
+                self._ask(self.players.model, blind, 0),
+                self._ask(self.challenger, informed, OTHER_KING if self.equals else 0),
             )
             drop_reason, error = find_faults({"king": king, "challenger": challenger})
         visible = [message["content"] for message in turn["messages"]]
@@ -235,8 +236,8 @@ class AnswerStage:
             # As judges will read it: names in full-width letters are the same names.
             "leaked_terms": find_leaks(sanitize(challenger.text), hidden, visible),
             "privileged_context": hidden,
-            "king_model": self.king,
-            "challenger_model": other,
+            "king_model": self.players.model,
+            "challenger_model": self.challenger,
             "usage": sum_usage((*king.replies, *challenger.replies)),
             "drop_reason": drop_reason,
             "error": error,
@@ -250,9 +251,9 @@ class AnswerStage:
                 Request(
                     model=model,
                     messages=messages,
-                    temperature=self.temperature,
-                    seed=self.seed + sample + draw,
-                    max_tokens=self.max_tokens,
+                    temperature=self.players.temperature,
+                    seed=self.players.seed + sample + draw,
+                    max_tokens=self.players.max_tokens,
                     sample=sample + draw,
                 )
             )

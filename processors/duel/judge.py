@@ -25,6 +25,7 @@ import msgspec
 
 from pimono_sdpo.llm.calls import Json, Reply, Request
 from pimono_sdpo.llm.chat import Chat
+from pimono_sdpo.llm.settings import Judge
 from pimono_sdpo.schema import DUEL_METRICS, Opponent
 from pimono_sdpo.text import replace_surrogates, shorten
 from processors.duel.answers import is_looping, prompt, sanitize, strip_reasoning, sum_usage
@@ -117,7 +118,6 @@ def read_verdict(text: str) -> Verdict | str:
 Row = Mapping[str, Any]
 # A judge, and an order of the two answers.
 Seat = tuple[str, int]
-Context = Literal["none", "reference", "pr"]
 ORDERS = (0, 1)
 SIDES = ("challenger", "opponent")
 MESSAGE_CHARS = 6_000
@@ -151,19 +151,16 @@ def choose_seats(turn_id: str, judges: Sequence[str], seed: int) -> list[Seat]:
 
 @dataclass(frozen=True)
 class JudgeStage:
-    """Who judges, the challenger's opponent, what judges see besides the conversation; and the row
-    function.
+    """Who judges and what judges see, the challenger's opponent; and the row function.
 
     With `single` there are the seats of the gate alone; with `complete` all seats, also when the
     bucket is decided.
     """
 
     chat: Chat
-    judges: tuple[str, ...]
-    opponent: Opponent = "king"
-    context: Context = "pr"
-    max_tokens: int = 4096
-    seed: int = 42
+    panel: Judge
+    opponent: Opponent
+    seed: int
     single: bool = False
     complete: bool = False
 
@@ -173,9 +170,10 @@ class JudgeStage:
             return []
         ours = answer["challenger"]
         theirs = answer["king"] if self.opponent == "king" else answer["assistant"]
-        seats = [(judge, order) for judge in self.judges for order in ORDERS]
+        judges = self.panel.models
+        seats = [(judge, order) for judge in judges for order in ORDERS]
         if self.single:
-            seats = choose_seats(answer["turn_id"], self.judges, self.seed)
+            seats = choose_seats(answer["turn_id"], judges, self.seed)
         known = decide_without_judge(ours, theirs)
         if known is not None:
             return [self._row(answer, seat, known, (), known.reason) for seat in seats]
@@ -186,7 +184,7 @@ class JudgeStage:
         rows: list[Json] = []
         for seat in seats:
             rows.append(await self._judge(answer, seat, ours, theirs))
-            decided = is_bucket_decided(rows, len(self.judges), limit_score(answer))
+            decided = is_bucket_decided(rows, len(judges), limit_score(answer))
             if decided and not self.complete:
                 break
         return rows
@@ -201,7 +199,7 @@ class JudgeStage:
         replies: list[Reply] = []
         while True:
             request = Request(
-                judge, messages, temperature=0.0, seed=self.seed, max_tokens=self.max_tokens
+                judge, messages, temperature=0.0, seed=self.seed, max_tokens=self.panel.max_tokens
             )
             reply = await self.chat.ask(request)
             replies.append(reply)
@@ -223,7 +221,7 @@ class JudgeStage:
         Both orders share them, so that the provider can cache the prompt.
         """
         columns = {"none": "", "reference": "assistant", "pr": "privileged_context"}
-        column = columns[self.context]
+        column = columns[self.panel.context]
         conversation = "\n\n".join(
             f"[{message['role']}]\n{shorten(message['content'], MESSAGE_CHARS)}"
             for message in answer["messages"]

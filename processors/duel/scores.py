@@ -43,29 +43,19 @@ class Votes:
     values: Array
 
 
-def collect_votes(
-    turns: Iterable[str], judges: Sequence[str], judgments: Iterable[Mapping[str, Any]]
-) -> Votes:
-    """Return the votes on `turns` in their order.
+def collect_votes(judges: Sequence[str], judgments: Sequence[Row]) -> Votes:
+    """Return the votes on the turns of these judgments, in their order.
 
     columns read  turn_id, judge, order, parsed, scores_challenger, scores_opponent
 
-    A vote is the sign of the difference of the two scores. Several judgments with the same turn,
-    judge and order are averaged. Judgments of other turns or judges are ignored; a turn without a
-    judgment stays, without a vote.
+    A vote is the sign of the difference of the two scores.
     """
-    rows = {turn: index for index, turn in enumerate(turns)}
-    columns = {judge: index for index, judge in enumerate(judges)}
-    sums = np.zeros((len(rows), len(judges), 2, len(DUEL_METRICS)))
-    counts = np.zeros_like(sums)
-    for judgment in judgments:
-        row, column = rows.get(judgment["turn_id"]), columns.get(judgment["judge"])
-        if row is None or column is None or not judgment["parsed"]:
-            continue
-        cell = row, column, int(judgment["order"])
-        sums[cell] += compare_metrics(judgment)
-        counts[cell] += 1
-    values = np.divide(sums, counts, out=np.full_like(sums, np.nan), where=counts > 0)
+    rows = {turn: at for at, turn in enumerate(dict.fromkeys(one["turn_id"] for one in judgments))}
+    values = np.full((len(rows), len(judges), 2, len(DUEL_METRICS)), np.nan)
+    for one in judgments:
+        if one["parsed"]:
+            cell = rows[one["turn_id"]], judges.index(one["judge"]), one["order"]
+            values[cell] = compare_metrics(one)
     return Votes(tuple(rows), tuple(judges), values)
 
 
@@ -150,8 +140,6 @@ def make_duels(
     """Yield one row per answered turn, in the order of `votes`; `reasons` is by turn."""
     scores = score_turns(votes)
     for index, answer in enumerate(answers):
-        if answer["turn_id"] != votes.turns[index]:
-            raise ValueError(f"turn {index} is {votes.turns[index]}, not {answer['turn_id']}")
         judged = not np.isnan(scores.turn[index])
         score = min(float(scores.turn[index]), limit_score(answer)) if judged else np.nan
         per_judge = zip(votes.judges, scores.judge[index].tolist(), strict=True)
@@ -173,12 +161,11 @@ def make_duels(
         yield {name: row[name] for name in DUEL}
 
 
-def collect_reasons(judgments: Iterable[Row], judges: Sequence[str]) -> dict[str, str]:
+def collect_reasons(judgments: Iterable[Row]) -> dict[str, str]:
     """Return the reasons of each turn, a line per judgment: `judge (order 0): reason`."""
-    lines: dict[str, list[tuple[int, int, str]]] = {}
-    for judgment in judgments:
-        name, order = judgment["judge"], int(judgment["order"])
-        if judgment["parsed"] and judgment["reason"] and name in judges:
-            line = f"{name} (order {order}): {judgment['reason']}"
-            lines.setdefault(judgment["turn_id"], []).append((judges.index(name), order, line))
-    return {turn: "\n".join(line for *_, line in sorted(found)) for turn, found in lines.items()}
+    lines: dict[str, list[str]] = {}
+    for one in judgments:
+        if one["parsed"] and one["reason"]:
+            line = f"{one['judge']} (order {one['order']}): {one['reason']}"
+            lines.setdefault(one["turn_id"], []).append(line)
+    return {turn: "\n".join(found) for turn, found in lines.items()}

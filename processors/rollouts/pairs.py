@@ -70,6 +70,7 @@ class Rules:
     min_gap: float = option(
         "Of `step`: by how much the better action must pass more often.",
         default=0.5,
+        share=True,
         decides="row",
     )
     allow_efficiency_pairs: bool = option(

@@ -46,9 +46,10 @@ class Contender(NamedTuple):
 
 def ours(corpus: Path, out: Path, reads: str) -> int:
     """The whole filter: rows, rejects, report, card and plot."""
-    from pimono_sdpo.filtering import run_filter
+    from pimono_sdpo.filtering import FilterOptions, run_filter
 
-    report = run_filter(str(corpus / reads), out / "rows")
+    options = FilterOptions(unit="session", min_worth=0.0)
+    report = run_filter(str(corpus / reads), out / "rows", options)
     # What is a duplicate passed the rule: the rivals keep duplicates too.
     return int(next(stage["rows_out"] for stage in report["stages"] if stage["stage"] == "keep"))
 
@@ -63,7 +64,7 @@ def ours_shards(corpus: Path, out: Path) -> int:
     from processors import pipeline
 
     shards = dict(enumerate(open_source(str(corpus / "export")).shards))
-    run_parts(filter_parts(shards, pipeline(), {}), out, OUTPUTS)
+    run_parts(filter_parts(shards, pipeline(unit="session", min_worth=0.0), {}), out, OUTPUTS)
     return sum(pq.read_metadata(path).num_rows for path in (out / "rows").glob("*.parquet"))
 
 

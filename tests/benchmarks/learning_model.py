@@ -177,13 +177,12 @@ def sample(model: Any, tokenizer: Any, texts: list[str], seed: int = 0) -> list[
     packed has no backward pass: the steps after it would have a wrong gradient.
     """
     prompts = tokenizer.pad({"input_ids": templated(tokenizer, texts)}, return_tensors="pt")
-    generator_state = torch.get_rng_state()
-    torch.manual_seed(seed)
-    with torch.no_grad():
+    prompts = prompts.to(model.device)
+    with torch.random.fork_rng(), torch.no_grad():
+        torch.manual_seed(seed)
         ids = model.generate(
             **prompts, max_new_tokens=ANSWER, do_sample=True, temperature=1.0, top_k=0, top_p=1.0
         )
-    torch.set_rng_state(generator_state)
     answers = ids[:, prompts["input_ids"].shape[1] :].tolist()
     return [tokenizer.decode([token for token in answer if token]) for answer in answers]
 

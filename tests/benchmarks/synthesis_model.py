@@ -1,6 +1,7 @@
-"""Make the base models of the benchmark of methods: Gemma 4s of 0.46 M parameters."""
+"""Make the base models of the benchmark of methods: Gemma 4s of 0.46 M parameters, or of 30 M."""
 
 import random
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,40 +24,85 @@ from tests.benchmarks.synthesis_task import (
 
 BATCH = 64
 SHARE_OF_PROMPTS = 0.5  # of the loss: what programs do is in the prompts too
-LARGER: dict[str, Any] = {
-    "num_hidden_layers": 4,
-    "layer_types": ["sliding_attention", "full_attention"] * 2,
-    "sliding_window": 128,
-}
 
 
-def write_base(folder: Path, lazy: float = 0.85, steps: int = 2400, rate: float = 2e-3) -> Path:
-    """Pre-train a base model and write it to `folder`."""
+@dataclass(frozen=True)
+class Size:
+    """A base model: its shape, the dtype that it computes in, and how long it is taught.
+
+    steps, rate          of the lessons in which the share LAZY of plain requests is cut short
+    more, slower         steps and rate of those after them for the world `rare`
+    rounds               batches of completions of a training
+    """
+
+    shape: dict[str, Any]
+    dtype: str = "float32"
+    steps: int = 2400
+    rate: float = 2e-3
+    more: int = 300
+    slower: float = 1e-3
+    rounds: int = 12
+
+    @property
+    def device(self) -> str:
+        """Return where it computes: the figures for the small size are of a CPU."""
+        on_gpu = self.dtype == "bfloat16" and torch.cuda.is_available()
+        return "cuda" if on_gpu else "cpu"
+
+    def shortest(self) -> "Size":
+        """Return a trial of the same code on a CPU."""
+        return replace(self, shape=SMALL.shape, steps=2, more=1, rounds=1)
+
+
+SMALL = Size(
+    {
+        "num_hidden_layers": 4,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "sliding_window": 128,
+    }
+)
+LARGE = Size(
+    {
+        "hidden_size": 512,
+        "intermediate_size": 2048,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 64,
+        "global_head_dim": 128,
+        "layer_types": ["sliding_attention", "full_attention"] * 4,
+        "sliding_window": 128,
+    },
+    dtype="bfloat16",
+    steps=6000,
+    rate=6e-4,
+    more=600,
+    slower=3e-4,
+)
+# Shares of the lessons on three operations that show two, by world.
+LAZY = {"some": 0.85, "rare": 0.99}
+
+
+def write_bases(folders: dict[str, Path], size: Size) -> None:
+    """Pre-train a base model for each world and write it to its folder."""
     chance = random.Random(0)
-    texts = [lesson(chance, lazy) for _ in range(300)]
+    texts = [lesson(chance, LAZY["some"]) for _ in range(300)]
     words = {word for text, answer in texts for word in words_of(text + answer)}
     tokenizer = word_tokenizer(sorted({*words, *OPERATIONS, *map(str, range(10))}))
     # Blanks between the words: a program that is shown as a solution is read again.
     tokenizer.backend_tokenizer.decoder = decoders.WordPiece(cleanup=False)
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = random_model(len(tokenizer), **LARGER)
-        teach(model, tokenizer, lazy, steps, rate)
-    return save(folder, model, tokenizer)
+        model = random_model(len(tokenizer), **size.shape).to(size.device)
+        teach(model, tokenizer, LAZY["some"], size.steps, size.rate, size.dtype)
+    save(folders["some"], model, tokenizer)
+    teach(model, tokenizer, LAZY["rare"], size.more, size.slower, size.dtype)
+    save(folders["rare"], model, tokenizer)
 
 
-def write_lazier(
-    folder: Path, base: Path, lazy: float = 0.99, steps: int = 300, rate: float = 1e-3
-) -> Path:
-    """Teach a base model on to be lazier and write it to `folder`."""
-    tokenizer = AutoTokenizer.from_pretrained(base)
-    model = AutoModelForCausalLM.from_pretrained(base)
-    teach(model, tokenizer, lazy, steps, rate)
-    return save(folder, model, tokenizer)
-
-
-def teach(model: Any, tokenizer: Any, lazy: float, steps: int, rate: float) -> None:
-    """Train all weights on fresh lessons."""
+def teach(model: Any, tokenizer: Any, lazy: float, steps: int, rate: float, dtype: str) -> None:
+    """Train all weights on fresh lessons; they stay in float32."""
+    device = model.device
     chance = random.Random(1)
     optimizer = torch.optim.AdamW(model.parameters(), rate, betas=(0.9, 0.98), weight_decay=0.1)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
@@ -81,7 +127,10 @@ def teach(model: Any, tokenizer: Any, lazy: float, steps: int, rate: float) -> N
             ids[row, : len(whole)] = whole
             asked[row, : len(prompt)] = whole[: len(prompt)]
             answered[row, len(prompt) : len(whole)] = whole[len(prompt) :]
-        logits = model(input_ids=ids, attention_mask=(ids != 0).long()).logits[:, :-1].flatten(0, 1)
+        ids, answered, asked = ids.to(device), answered.to(device), asked.to(device)
+        with torch.autocast(device.type, torch.bfloat16, enabled=dtype == "bfloat16"):
+            found = model(input_ids=ids, attention_mask=(ids != 0).long())
+        logits = found.logits[:, :-1].flatten(0, 1).float()
         loss = cross_entropy(logits, answered[:, 1:].flatten())
         loss += SHARE_OF_PROMPTS * cross_entropy(logits, asked[:, 1:].flatten())
         loss.backward()  # type: ignore[no-untyped-call]
@@ -93,10 +142,10 @@ def teach(model: Any, tokenizer: Any, lazy: float, steps: int, rate: float) -> N
             print(f"base {step}/{steps} loss {loss.item():.3f}", flush=True)
 
 
-def knowledge(folder: Path, number: int = 400) -> dict[str, float]:
+def knowledge(folder: Path, size: Size, number: int = 400) -> dict[str, float]:
     """Measure a base: alone, and where that failed, again alone, with feedback, with a solution."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = AutoModelForCausalLM.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=size.dtype).to(size.device)
     found = {}
     for side, lengths in zip(("trained", "held out"), behaviours(), strict=True):
         for length, asked in lengths.items():
@@ -120,5 +169,5 @@ def knowledge(folder: Path, number: int = 400) -> dict[str, float]:
             for kind, words in texts.items():
                 said = sample(model, tokenizer, words, 1)
                 right = [passes(text, one) for text, (_, one) in zip(said, failed, strict=True)]
-                found[f"{name}: failed, {kind}"] = sum(right) / len(right)
+                found[f"{name}: failed, {kind}"] = sum(right) / max(len(right), 1)
     return found

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from pimono_sdpo.llm.chat import Chat
-from pimono_sdpo.llm.settings import Endpoint, Limits
+from pimono_sdpo.llm.settings import Duel, Endpoint, Limits
 from pimono_sdpo.schema import ANSWER
 from processors.duel.answers import AnswerStage, find_leaks, render_hidden
 from processors.duel.turns import make_record
@@ -34,7 +34,8 @@ def answer(server: ChatServer, row: Json | None = None, **options: Any) -> Json:
     limits = Limits(attempts=2)
     chat = Chat(Endpoint("test", server.url, "key"), limits=limits)
     record = {"instance_id": "proj1-1", **make_record(pull_request("proj1-1"))}
-    answering = AnswerStage(chat, "k", "c", {"proj1-1": record}, **options)
+    players = Duel(model="k", challenger="c")
+    answering = AnswerStage(chat, players, {"proj1-1": record}, **options)
     (found,) = asyncio.run(answering.run(row or turn()))
     assert set(found) == set(ANSWER)
     return found

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pimono_sdpo.llm.chat import Chat
-from pimono_sdpo.llm.settings import Endpoint, Limits
+from pimono_sdpo.llm.settings import Endpoint, Judge, Limits
 from pimono_sdpo.schema import DUEL_METRICS, JUDGMENT
 from processors.duel.answers import sanitize
 from processors.duel.judge import (
@@ -44,9 +44,17 @@ def answer(king: str = KING, challenger: str = CHALLENGER, **other: Any) -> Json
     }
 
 
-def judge(server: ChatServer, row: Json, **options: Any) -> list[Json]:
+def judge(
+    server: ChatServer,
+    row: Json,
+    judges: tuple[str, ...] = ("judge-1", "judge-2"),
+    context: Any = "pr",
+    opponent: Any = "king",
+    single: bool = False,
+) -> list[Json]:
     chat = Chat(Endpoint("test", server.url, "key"), limits=Limits(attempts=2))
-    stage = JudgeStage(chat, **{"judges": ("judge-1", "judge-2"), **options})
+    panel = Judge(models=judges, context=context)
+    stage = JudgeStage(chat, panel, opponent, seed=42, single=single)
     rows = asyncio.run(stage.run(row))
     assert all(set(found) == set(JUDGMENT) for found in rows)
     return rows
@@ -324,7 +332,7 @@ def judged(votes: list[int | None], judges: int = 3) -> list[Json]:
 
 def bucket_of(rows: list[Json], judges: int) -> str:
     names = [f"j{number}" for number in range(judges)]
-    return choose_bucket(float(score_turns(collect_votes(["t"], names, rows)).turn[0]))
+    return choose_bucket(float(score_turns(collect_votes(names, rows)).turn[0]))
 
 
 def test_a_panel_that_is_stopped_gives_the_bucket_of_the_whole_panel() -> None:

@@ -24,14 +24,12 @@ def test_judgments_become_votes() -> None:
         judgment("a", "x", 1, 4, 4),
         judgment("a", "y", 0, 1, 9),
         {**judgment("a", "y", 1, 9, 1), "parsed": False},
-        # A second look at the same pair is another vote on the same turn.
-        judgment("a", "x", 0, 2, 5),
-        judgment("another", "x", 0, 9, 0),
-        judgment("a", "unknown", 0, 9, 0),
+        {**judgment("b", "x", 0, 9, 1), "parsed": False},
     ]
-    found = collect_votes(["a", "b"], ["x", "y"], said)
+    found = collect_votes(["x", "y"], said)
+    assert found.turns == ("a", "b")
     assert found.values.shape == (2, 2, 2, 5)
-    assert found.values[0, 0, :, 0].tolist() == [0.5, 0.5]
+    assert found.values[0, 0, :, 0].tolist() == [1, 0.5]
     assert found.values[0, 1, 0, 0] == 0
     assert np.isnan(found.values[0, 1, 1]).all()
     assert np.isnan(found.values[1]).all()

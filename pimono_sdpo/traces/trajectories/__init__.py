@@ -1,12 +1,10 @@
 """Read runs of other agents: OpenAI messages, ATIF, mini-swe-agent, SWE-agent, Inspect.
 
-A format is one module with NAME, ABOUT, `recognises(file)`, `count(file)` and `read(file)`, and its
-entry in FORMATS.
+A format is one module with a `FORMAT`, and its entry in FORMATS.
 """
 
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
 from pimono_sdpo.errors import SourceError
 from pimono_sdpo.traces.trajectories import (
@@ -16,17 +14,18 @@ from pimono_sdpo.traces.trajectories import (
     openai_messages,
     swe_agent,
 )
+from pimono_sdpo.traces.trajectories.base import Format
 
-FORMATS: tuple[ModuleType, ...] = (
-    mini_swe_agent,
-    swe_agent,
-    atif,
-    inspect_eval,
-    openai_messages,
+FORMATS: tuple[Format, ...] = (
+    mini_swe_agent.FORMAT,
+    swe_agent.FORMAT,
+    atif.FORMAT,
+    inspect_eval.FORMAT,
+    openai_messages.FORMAT,
 )
 
 
-def find_runs(folder: Path) -> Iterator[tuple[Path, ModuleType]]:
+def find_runs(folder: Path) -> Iterator[tuple[Path, Format]]:
     """Yield the files below a folder, or the one file, that hold runs, and their formats."""
     for file in sorted(folder.rglob("*")) if folder.is_dir() else [folder]:
         if file.is_file():

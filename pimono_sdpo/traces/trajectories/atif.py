@@ -6,12 +6,12 @@ Format: https://harborframework.com/docs/trajectory-format. The verdict is the r
 
 import re
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 from pimono_sdpo.traces.events import decode_json
 from pimono_sdpo.traces.trajectories.base import (
     Call,
+    Format,
     FormatError,
     Json,
     Message,
@@ -19,33 +19,20 @@ from pimono_sdpo.traces.trajectories.base import (
     Trajectory,
     join_text,
     read_json,
-    read_or_explain,
+    read_single,
     to_verdict,
 )
 
-NAME = "atif"
-ABOUT = "Harbor's ATIF: JSON with `schema_version` ATIF-v1, such as a trial's `trajectory.json`"
 _VERSION = re.compile(rb'"schema_version"\s*:\s*"ATIF-v1')
 SOURCES: dict[object, Role] = {"system": "system", "user": "user", "agent": "assistant"}
 
 
-def recognises(file: Path) -> bool:
-    """Recognise a JSON file by the version of its schema."""
+def _recognises(file: Path) -> bool:
     # A summary that terminus-2 wrote of its own run has no verdict of its own.
     if file.suffix != ".json" or ".summarization-" in file.name:
         return False
     with file.open("rb") as opened:
         return _VERSION.search(opened.read(1 << 16)) is not None
-
-
-def count(file: Path) -> int:
-    """Return the number of runs: one; those of subagents inside of it are not read."""
-    return 1
-
-
-def read(file: Path) -> Iterator[Trajectory | str]:
-    """Yield the run, or a clause why it cannot be read."""
-    yield read_or_explain(partial(_read_run, file), file.name)
 
 
 def _read_run(file: Path) -> Trajectory:
@@ -109,3 +96,12 @@ def _read_reward(file: Path, result: Json) -> bool | None:
 def _read_object(file: Path) -> Json:
     value = decode_json(file.read_text("utf-8", "replace")) if file.exists() else {}
     return value if isinstance(value, dict) else {}
+
+
+FORMAT = Format(
+    name="atif",
+    about="Harbor's ATIF: JSON with `schema_version` ATIF-v1, such as a trial's `trajectory.json`",
+    recognises=_recognises,
+    # Runs of subagents inside of it are not read.
+    read=read_single(_read_run),
+)

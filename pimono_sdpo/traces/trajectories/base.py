@@ -1,9 +1,9 @@
 """A run of somebody else's agent, whatever format it came in: messages, calls, results, verdict."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -94,6 +94,25 @@ class Trajectory:
 
 class FormatError(ValueError):
     """Why a record is not a run of its format, as a clause."""
+
+
+@dataclass(frozen=True)
+class Format:
+    """A format of files: how one is recognised, and how its runs are read and counted.
+
+    `read` yields each run, or a clause that says why one cannot be read.
+    """
+
+    name: str
+    about: str
+    recognises: Callable[[Path], bool]
+    read: Callable[[Path], Iterator[Trajectory | str]]
+    count: Callable[[Path], int] = lambda file: 1
+
+
+def read_single(read: Callable[[Path], Trajectory]) -> Callable[[Path], Iterator[Trajectory | str]]:
+    """Return what reads a file with a single run."""
+    return lambda file: iter([read_or_explain(partial(read, file), file.name)])
 
 
 def read_or_explain(read: Callable[[], Trajectory], name: str) -> Trajectory | str:
@@ -204,34 +223,34 @@ def split_action(text: str) -> tuple[str, str | None]:
     return text[: found[-1].start()].strip(), found[-1]["body"]
 
 
-def call_written(messages: list[Message]) -> list[Message]:
+def call_written(messages: Sequence[Message]) -> None:
     """Turn what answers call in their text into calls, and what follows into their results."""
-    read: list[Message] = []
+    for message in messages:
+        if message.role == "assistant" and not message.calls:
+            function = _FUNCTION.search(message.text)
+            if function is not None:
+                message.text = message.text[: function.start()].strip()
+                found = _PARAMETER.finditer(function["body"])
+                values = {one["name"]: one["value"].strip("\n") for one in found}
+                message.calls = [Call("", function["name"], values)]
+            else:
+                message.text, command = split_action(message.text)
+                if command is not None:
+                    message.calls = [Call("", "bash", {"command": command})]
+    take_results(messages)
+
+
+def take_results(messages: Sequence[Message]) -> None:
+    """Give calls without an id one, and make the user's messages that follow their results."""
     open_call = ""
     for number, message in enumerate(messages):
-        if message.role == "assistant" and not message.calls:
-            open_call = f"call_{number}"
-            made = _read_written_call(message.text, open_call)
-            open_call = open_call if made.calls else ""
-            read.append(made)
-        elif message.role == "user" and open_call:
-            read.append(Message("tool", message.text, call_id=open_call, failed=message.failed))
+        if message.role == "assistant":
             open_call = ""
-        else:
-            read.append(message)
-    return read
-
-
-def _read_written_call(text: str, call_id: str) -> Message:
-    function = _FUNCTION.search(text)
-    if function is not None:
-        found = _PARAMETER.finditer(function["body"])
-        values = {one["name"]: one["value"].strip("\n") for one in found}
-        before = text[: function.start()].strip()
-        return Message("assistant", before, [Call(call_id, function["name"], values)])
-    before, command = split_action(text)
-    calls = [] if command is None else [Call(call_id, "bash", {"command": command})]
-    return Message("assistant", before, calls)
+            for call in message.calls:
+                if not call.id:
+                    call.id = open_call = f"call_{number}"
+        elif message.role == "user" and open_call:
+            message.role, message.call_id, open_call = "tool", open_call, ""
 
 
 def to_verdict(value: Any) -> bool | None:
@@ -259,27 +278,23 @@ def find_verdict(file: Path, task: str) -> bool | None:
 
     Such a report lists `resolved_ids` and `unresolved_ids`, or `resolved` and `unresolved`.
     """
-    for folder in (file.parent, *file.parent.parents[:2]):
-        for resolved, failed in _read_verdicts(folder):
-            if task in resolved or task in failed:
-                return task in resolved
-    return None
+    folders = (file.parent, *file.parent.parents[:2])
+    verdicts = (_read_verdicts(folder) for folder in folders)
+    return next((found[task] for found in verdicts if task in found), None)
 
 
 @cache
-def _read_verdicts(folder: Path) -> list[tuple[frozenset[str], frozenset[str]]]:
-    found = []
-    for pattern in REPORTS:
-        for file in sorted(folder.glob(pattern)):
-            report = decode_json(file.read_text(encoding="utf-8", errors="replace"))
-            if isinstance(report, dict):
-                resolved = report.get("resolved_ids", report.get("resolved"))
-                failed = report.get("unresolved_ids", report.get("unresolved"))
-                if isinstance(resolved, list):
-                    others = failed if isinstance(failed, list) else []
-                    found.append((_keep_names(resolved), _keep_names(others)))
-    return found
-
-
-def _keep_names(tasks: list[Any]) -> frozenset[str]:
-    return frozenset(task for task in tasks if isinstance(task, str))
+def _read_verdicts(folder: Path) -> dict[str, bool]:
+    """Return the verdicts of a folder by task; the first file that has one counts."""
+    verdicts: dict[str, bool] = {}
+    for file in (file for pattern in REPORTS for file in sorted(folder.glob(pattern))):
+        report = decode_json(file.read_text(encoding="utf-8", errors="replace"))
+        if not isinstance(report, dict) or not isinstance(
+            resolved := report.get("resolved_ids", report.get("resolved")), list
+        ):
+            continue
+        failed = report.get("unresolved_ids", report.get("unresolved"))
+        for tasks, passed in ((resolved, True), (failed, False)):
+            for task in tasks if isinstance(tasks, list) else ():
+                verdicts.setdefault(str(task), passed)
+    return verdicts

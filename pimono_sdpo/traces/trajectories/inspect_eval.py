@@ -12,27 +12,15 @@ from pimono_sdpo.errors import SourceError
 from pimono_sdpo.traces.trajectories.base import (
     ROLES,
     Call,
+    Format,
     Message,
     Trajectory,
     join_text,
     to_verdict,
 )
 
-NAME = "inspect"
-ABOUT = "Inspect's `.eval` (extra `inspect`)"
 
-
-def recognises(file: Path) -> bool:
-    """Recognise a file by its name."""
-    return file.suffix == ".eval"
-
-
-def count(file: Path) -> int:
-    """Return the number of samples."""
-    return len(_load().read_eval_log_sample_summaries(str(file)))
-
-
-def read(file: Path) -> Iterator[Trajectory | str]:
+def _read(file: Path) -> Iterator[Trajectory | str]:
     """Yield the samples, one in memory at a time."""
     inspect_log = _load()
     header = inspect_log.read_eval_log(str(file), header_only=True)
@@ -82,3 +70,12 @@ def _read_message(message: Any) -> Message:
         (message.tool_call_id or "") if is_tool else "",
         message.error is not None if is_tool else None,
     )
+
+
+FORMAT = Format(
+    name="inspect",
+    about="Inspect's `.eval` (extra `inspect`)",
+    recognises=lambda file: file.suffix == ".eval",
+    read=_read,
+    count=lambda file: len(_load().read_eval_log_sample_summaries(str(file))),
+)

@@ -4,12 +4,11 @@ Format: https://mini-swe-agent.com/latest/usage/output_files/; version 1 is a ba
 or has an object `info` beside them. The verdict is that of an evaluation beside the runs.
 """
 
-from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 from pimono_sdpo.traces.trajectories.base import (
     BASH_TOOL,
+    Format,
     FormatError,
     Json,
     Message,
@@ -20,26 +19,8 @@ from pimono_sdpo.traces.trajectories.base import (
     read_code,
     read_json,
     read_message,
-    read_or_explain,
+    read_single,
 )
-
-NAME = "mini-swe-agent"
-ABOUT = "mini-swe-agent's `.traj.json`"
-
-
-def recognises(file: Path) -> bool:
-    """Recognise a file by its name."""
-    return file.name.endswith(".traj.json")
-
-
-def count(file: Path) -> int:
-    """Return the number of runs."""
-    return 1
-
-
-def read(file: Path) -> Iterator[Trajectory | str]:
-    """Yield the run, or a clause why it cannot be read."""
-    yield read_or_explain(partial(_read_run, file), file.name)
 
 
 def _read_run(file: Path) -> Trajectory:
@@ -69,7 +50,7 @@ def read_trajectory(whole: Json, name: str) -> Trajectory:
             last = calls[-1].id if calls else ""
             said.append(Message("tool" if calls else "user", text, call_id=last, failed=False))
     if not any(one.calls for one in said):
-        said = call_written(said)
+        call_written(said)
     stats = info.get("model_stats") or {}
     config = info.get("config") or {}
     return Trajectory(
@@ -82,3 +63,11 @@ def read_trajectory(whole: Json, name: str) -> Trajectory:
         ended="final" if status == "Submitted" else status,
         cost=stats.get("instance_cost"),
     )
+
+
+FORMAT = Format(
+    name="mini-swe-agent",
+    about="mini-swe-agent's `.traj.json`",
+    recognises=lambda file: file.name.endswith(".traj.json"),
+    read=read_single(_read_run),
+)

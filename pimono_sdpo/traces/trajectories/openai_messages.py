@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 from pimono_sdpo.traces.events import decode_json
 from pimono_sdpo.traces.trajectories.base import (
     BASH_TOOL,
+    Format,
     FormatError,
     Json,
     Message,
@@ -28,8 +29,6 @@ from pimono_sdpo.traces.trajectories.base import (
     to_verdict,
 )
 
-NAME = "openai-messages"
-ABOUT = "parquet with a column of messages, as nebius, NVIDIA, SWE-smith and Kwai publish them"
 MESSAGES = ("trajectory", "messages", "conversations", "conversation")
 COLUMNS = {
     "task": ("instance_id", "task_id", "problem_id"),
@@ -44,8 +43,7 @@ COLUMNS = {
 ROWS = 16
 
 
-def recognises(file: Path) -> bool:
-    """Recognise parquet with messages and a task."""
+def _recognises(file: Path) -> bool:
     if file.suffix != ".parquet":
         return False
     try:
@@ -60,13 +58,7 @@ def _names(columns: Sequence[str]) -> dict[str, str]:
     return {key: names[0] for key, names in found.items() if names}
 
 
-def count(file: Path) -> int:
-    """Return the number of runs."""
-    return int(pq.read_metadata(file).num_rows)
-
-
-def read(file: Path) -> Iterator[Trajectory | str]:
-    """Yield the runs; a clause instead of one that cannot be read."""
+def _read(file: Path) -> Iterator[Trajectory | str]:
     names = _names(pq.read_schema(file).names)
     with pq.ParquetFile(file) as opened:
         for batch in opened.iter_batches(ROWS, columns=list(names.values())):
@@ -85,10 +77,10 @@ def _read_row(row: Json) -> Trajectory:
     tools = row.get("tools")
     tools = decode_json(tools) if isinstance(tools, str) else tools
     if not any(one.calls for one in said):
-        said = call_written(said)
+        call_written(said)
         names = {call.name for one in said for call in one.calls}
         tools = [BASH_TOOL] if names <= {"bash"} else tools
-    run = row.get("run")
+    run, ended = row.get("run"), str(row.get("ended") or "submit").lower()
     return Trajectory(
         task_id=str(row["task"]),
         run_id="" if run is None else str(run),
@@ -98,7 +90,7 @@ def _read_row(row: Json) -> Trajectory:
         passed=to_verdict(row.get("verdict")),
         test_output=row.get("output"),
         patch=row.get("patch"),
-        ended=_name_end(row.get("ended")),
+        ended="final" if "submit" in ended or ended in {"stop", "finish"} else ended,
     )
 
 
@@ -109,6 +101,10 @@ def _read_message(message: Json) -> Message:
     return read
 
 
-def _name_end(status: Any) -> str:
-    text = str(status or "submit").lower()
-    return "final" if "submit" in text or text in {"stop", "finish"} else text
+FORMAT = Format(
+    name="openai-messages",
+    about="parquet with a column of messages, as nebius, NVIDIA, SWE-smith and Kwai publish them",
+    recognises=_recognises,
+    read=_read,
+    count=lambda file: pq.read_metadata(file).num_rows,
+)

@@ -4,40 +4,20 @@ Format: https://swe-agent.com/latest/usage/trajectories/. The conversation is `h
 without a call has its command in `action`. The verdict is that of an evaluation beside the runs.
 """
 
-from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 from pimono_sdpo.traces.trajectories.base import (
     BASH_TOOL,
     Call,
+    Format,
     FormatError,
-    Json,
-    Message,
     Trajectory,
     find_verdict,
     read_json,
     read_message,
-    read_or_explain,
+    read_single,
+    take_results,
 )
-
-NAME = "swe-agent"
-ABOUT = "SWE-agent's `.traj`"
-
-
-def recognises(file: Path) -> bool:
-    """Recognise a file by its name."""
-    return file.suffix == ".traj"
-
-
-def count(file: Path) -> int:
-    """Return the number of runs."""
-    return 1
-
-
-def read(file: Path) -> Iterator[Trajectory | str]:
-    """Yield the run, or a clause why it cannot be read."""
-    yield read_or_explain(partial(_read_run, file), file.name)
 
 
 def _read_run(file: Path) -> Trajectory:
@@ -45,11 +25,24 @@ def _read_run(file: Path) -> Trajectory:
     history, info = whole.get("history"), whole.get("info") or {}
     if not isinstance(history, list) or not all(isinstance(one, dict) for one in history):
         raise FormatError("it has no list `history`")
-    messages = _read_history([one for one in history if not one.get("is_demo")])
+    messages = []
+    for entry in history:
+        if entry.get("is_demo"):
+            continue
+        message, action = read_message(entry), entry.get("action")
+        if message.role == "assistant" and not message.calls and isinstance(action, str) and action:
+            message.text = str(entry.get("thought") or "").strip()
+            message.calls = [Call("", "bash", {"command": action.strip("\n")})]
+        messages.append(message)
+    take_results(messages)
+    has_calls = any(one.get("tool_calls") for one in history)
+    for call in messages[-1].calls if messages and not has_calls else ():
+        # What ends the run has no result.
+        if call.arguments["command"].startswith("submit"):
+            call.name = "submit"
     stats = info.get("model_stats") or {}
     task = file.name.removesuffix(".traj")
     status = str(info.get("exit_status") or "error")
-    has_calls = any(one.get("tool_calls") for one in history)
     return Trajectory(
         task_id=task,
         run_id="",
@@ -64,21 +57,9 @@ def _read_run(file: Path) -> Trajectory:
     )
 
 
-def _read_history(history: list[Json]) -> list[Message]:
-    """Read the messages; commands become calls of `bash`, what follows them their results."""
-    read: list[Message] = []
-    open_call = ""
-    for number, entry in enumerate(history):
-        message = read_message(entry)
-        action = entry.get("action")
-        if message.role == "assistant" and not message.calls and isinstance(action, str) and action:
-            open_call = f"call_{number}"
-            message.text = str(entry.get("thought") or "").strip()
-            message.calls = [Call(open_call, "bash", {"command": action.strip("\n")})]
-        elif message.role == "user" and open_call:
-            message.role, message.call_id, open_call = "tool", open_call, ""
-        read.append(message)
-    last = read[-1].calls if read else []
-    if open_call and last and str(last[0].arguments["command"]).startswith("submit"):
-        last[0].name = "submit"
-    return read
+FORMAT = Format(
+    name="swe-agent",
+    about="SWE-agent's `.traj`",
+    recognises=lambda file: file.suffix == ".traj",
+    read=read_single(_read_run),
+)
