@@ -20,9 +20,9 @@ from pimono_sdpo.traces.events import Event, decode_json
 from processors.status import PASSED, SHORT, decode_status, find_family
 
 _SAYS = compile_patterns(Path(__file__).with_name("wording.toml"), "diagnostics")
-_PASSED, _SOUNDS_BAD, _TRAILER, _POWERSHELL, _ERROR_BODY = map(
+_PASSED, _SOUNDS_BAD, _TRAILER, _POWERSHELL, _ERROR_BODY, _WANTS_ERROR = map(
     Guarded,
-    itemgetter("passed", "sounds_bad", "trailer", "powershell", "error_body")(_SAYS),
+    itemgetter("passed", "sounds_bad", "trailer", "powershell", "error_body", "wants_error")(_SAYS),
 )
 MIXED_TAIL_LINES = 25
 HEAD_LINES = 8
@@ -388,7 +388,7 @@ def _may_mask_failure(command: str, text: str) -> bool:
 
 def _shows_http_error(command: str, text: str) -> bool:
     """Check whether `curl` says that what it asked for is missing, or the server failed."""
-    if "curl" not in command or _SAYS["wants_error"].search(command):
+    if "curl" not in command or _WANTS_ERROR.search(command):
         return False
     for label in _SAYS["http_status"].findall(command) if "_code}" in command else ():
         label = label.rpartition("\\n")[2]
@@ -462,7 +462,7 @@ def _find_masked_failures(command: str, text: str, shows_status: bool = True) ->
     program = speaker.stage.program
     scripted, wants_error = (
         _SAYS["scripted"].fullmatch(program),
-        _SAYS["wants_error"].search(command),
+        _WANTS_ERROR.search(command),
     )
     if text[:1] == "{" and not wants_error and decode_status("", text).failed:
         found |= {"command_error"}

@@ -35,7 +35,6 @@ _UNAME = re.compile(rb"(?:Linux|Darwin) ([\w-]{3,60})[\w.-]* \d+\.\d[\w.+~-]* (?
 # Git says so where neither `user.email` nor the host's domain is known.
 _NO_ADDRESS = b"auto-detect email address (got '"
 _GOT = re.compile(re.escape(_NO_ADDRESS) + rb"([^@'\\]{1,64})@([\w-]{3,60})\.\(none\)")
-_AUTHOR_BYTES = 140
 
 
 def find_own_names() -> list[str]:
@@ -69,18 +68,13 @@ def find_identity(
     for hit in _find(trace, _NO_ADDRESS, _GOT):
         users.append(_decode(hit[1]))
         hosts.append(hit[2].decode())
-    prompt = _prompt_of(user or "root")
-    ends = {*b"t", *user[-1:].encode()[-1:]}
-    at = trace.find(b"@")
-    while at >= 0:
-        if trace[at - 1] in ends and (shown := prompt.match(trace, at)):
-            hosts.append(shown[1].decode())
-        start = trace.rfind(b"Author: ", max(at - _AUTHOR_BYTES, 0), at)
-        if user and start >= 0 and (author := _AUTHOR.match(trace, start)):
-            name = _decode(author[1])
-            if _fits(user.lower(), name.lower(), author[2].decode().lower()):
-                users += _spell(name)
-        at = trace.find(b"@", at + 1)
+    for who in {user or "root", "root"}:
+        prompts = _find(trace, f"{who}@".encode(), _prompt_of(who))
+        hosts += (hit[1].decode() for hit in prompts)
+    for hit in _find(trace, b"Author: ", _AUTHOR) if user else ():
+        name = _decode(hit[1])
+        if _fits(user.lower(), name.lower(), hit[2].decode().lower()):
+            users += _spell(name)
     if b"uname" in trace if commands is None else any("uname" in one for one in commands):
         for system in (b"Linux ", b"Darwin "):
             hosts += (hit[1].decode() for hit in _find(trace, system, _UNAME))
@@ -92,8 +86,7 @@ def find_identity(
 def _prompt_of(user: str) -> re.Pattern[bytes]:
     # Unlike an address, a host at a prompt has no domain but that of a local network.
     domain = r"(?:\.(?:local|lan|home|internal))?(?=:[~/\\$]|[ \]])"
-    who = rf"(?:(?<={re.escape(user)})|(?<=root))"
-    return re.compile(rf"{who}@([\w-]{{3,60}}){domain}".encode())
+    return re.compile(rf"{re.escape(user)}@([\w-]{{3,60}}){domain}".encode())
 
 
 def _find(trace: bytes, start: bytes, pattern: re.Pattern[bytes]) -> Iterator[re.Match[bytes]]:

@@ -24,9 +24,9 @@ import re
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import NamedTuple
 
 from pimono_sdpo.prefilter import compile_patterns
 from pimono_sdpo.schema import Finding
@@ -57,7 +57,8 @@ _PATCHED = re.compile(r"\*\*\* \w{1,10} File: ([^\n\\\"]{1,300})")
 _VERSION = re.compile(r"[\d.]+\Z")
 
 
-class Step(NamedTuple):
+@dataclass
+class Step:
     """A call of the agent, the event of its result, and whether that is a failure."""
 
     begins: int
@@ -66,16 +67,13 @@ class Step(NamedTuple):
     arguments: str
     failed: bool
 
-    @property
+    @cached_property
     def target(self) -> str:
         """What the call is about."""
-        return _find_target(self.arguments)
+        return find_target(self.arguments)
 
     def __str__(self) -> str:
         return f"{self.tool} {self.target}".strip()
-
-
-_find_target = lru_cache(maxsize=256)(find_target)
 
 
 def describe_outcomes(

@@ -35,7 +35,6 @@ MAX_TERMS_PER_SENTENCE = 2
 MIN_OWN_WORDS = 4
 OWN_PER_TERM = 5  # words, where there are more terms; fewer make a list
 MIN_OWN_WORDS_SHARE = 0.75
-NOVEL_PER_SENTENCE = 2
 NOVEL_NEEDED = 10  # in all sentences
 ALIKE = 0.6  # of the words of two sentences: a template, filled twice
 MAX_CHARS = 50_000
@@ -104,7 +103,7 @@ def _said(parts: Sequence["Sentence"], named: Named, terms: int) -> float:
         if is_question or len(part.own) < MIN_OWN_WORDS_SHARE * len(part.words):
             continue
         listed = len(mine) > MAX_TERMS_PER_SENTENCE and len(own) < OWN_PER_TERM * len(mine)
-        if len(novel) >= NOVEL_PER_SENTENCE and len(own) >= MIN_OWN_WORDS and not listed:
+        if len(own) >= MIN_OWN_WORDS and not listed:
             said[part.text.strip()] = mine, own, novel
     credited: set[str] = set()
     for text, (mine, own, _) in said.items():
@@ -131,7 +130,7 @@ _TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="u
 _REFUSAL = re.compile("|".join(_TABLE["refusals"]))
 MAX_ACTIONS = 16  # of a kind
 MAX_TERMS_AIMED = 2  # more is a list
-MIN_NAMES = 3  # what code must consist of, besides its strings and comments
+MIN_NAMES = 3  # what code must consist of, besides its strings
 MIN_OWN = 2
 MIN_OWN_SHARE = 0.2
 SHORT = 300  # an argument that says where, not what
@@ -145,12 +144,9 @@ _RUNS = re.compile(r"(?:^|[._-])(?:bash|sh|shell|run|exec|execute|terminal|comma
 _SEGMENT = re.compile(r"&&|\|\||[;|\n]")
 _LEADING = re.compile(r"(?:sudo |time |env |\w{1,40}=\S{0,80} )*")
 _STRING = re.compile(r'"[^"\n]*"|\'[^\'\n]*\'|`[^`\n]*`')
-_COMMENT = re.compile(r"//[^\n]*|(?:(?<=\s)|^)#(?![\[!])[^\n]*", re.MULTILINE)
 _STATEMENT = re.compile(
     r"[(){};=]|^\s*(?:return|import|from|def|fn|func|if|for|case|select|let|const|var|use|pub|class)\b"
 )
-_NAME = re.compile(r"[^\W\d]\w+")
-_IDENTIFIER = re.compile(r"\b(?:[a-z]+[A-Z]\w*|[A-Za-z]+_\w+)")
 _CHANGED = re.compile(r"^[+-](?![+-])", re.MULTILINE)
 
 
@@ -222,27 +218,23 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _code(text: str, named: Named, references: tuple[str, str]) -> Act:
-    """Judge code: it must hold statements of its own; a term or a known name makes it aimed."""
-    if _CHANGED.search(text):
-        body = "\n".join(line[1:] for line in text.split("\n") if _CHANGED.match(line))
-    else:
-        body = text
-    is_data = body.lstrip().startswith("{") and body.rstrip().endswith("}") and '":' in body
-    bare = body if is_data else _COMMENT.sub("", _STRING.sub("''", body))
-    lines = [line for line in bare.split("\n") if line.strip()]
-    statements = sum(1 for line in lines if _STATEMENT.search(line))
-    names = {name.lower() for name in _NAME.findall(bare)}
-    if statements * 2 < max(len(lines), 1) or len(names) < MIN_NAMES:
+    """Judge code or a diff: it must hold words of its own and no list; a term makes it aimed."""
+    changed = [line[1:] for line in text.split("\n") if _CHANGED.match(line)]
+    lines = [line for line in changed or text.split("\n") if line.strip()]
+    if sum(map(bool, map(_STATEMENT.search, lines))) * 2 < max(len(lines), 1):
         return Act.NOTHING
-    # Taking strings out of a copy would hide that it is one.
-    own = _count_own(body, references)
-    if min(own, _count_own(bare, references)) < MIN_OWN or own < MIN_OWN_SHARE * len(words(body)):
+    found = [word for part in sentences("\n".join(lines), references) for word in part.words]
+    own = sum(word.own for word in found)
+    body = "\n".join(lines).strip()
+    is_data = body.startswith("{") and body.endswith("}") and '":' in body
+    bare = body if is_data else _STRING.sub("''", body)
+    if len(words(bare)) < MIN_NAMES or min(own, _count_own(bare, references)) < MIN_OWN:
+        return Act.NOTHING
+    if own < MIN_OWN_SHARE * len(found):
         return Act.NOTHING
     if any(len(named(line.lower())) > MAX_TERMS_AIMED for line in text.split("\n")):
         return Act.NOTHING
-    known = {name for reference in references for name in _IDENTIFIER.findall(reference)}
-    aimed = named(text.lower()) or known.intersection(_IDENTIFIER.findall(bare))
-    return Act.AIMED if aimed else Act.EDIT
+    return Act.AIMED if named(text.lower()) else Act.EDIT
 
 
 def _count_own(text: str, references: tuple[str, str]) -> int:

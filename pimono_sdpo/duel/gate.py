@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from pimono_sdpo.llm.settings import Duel, Gate
-from pimono_sdpo.schema import DUEL_METRICS, PARITY
+from pimono_sdpo.schema import PARITY
 from processors.duel.scores import Array, Votes, nan_mean
 
 # Shares of the planned turns after which the calls are looked at.
@@ -352,11 +352,10 @@ def krippendorff_alpha(ratings: Array) -> float:
 def decide_by_original_rules(votes: Votes, rules: Duel) -> Json:
     """Return the verdict on the votes of order 0, by the thresholds of `[duel]`.
 
-    Scores are points, `mean_delta` and `lcb` shares; `lcb` is None if too few turns parsed.
+    Scores are points, `lcb` is a share, None if too few turns parsed.
     """
     single = votes.values[:, :, 0]
-    metric_means = nan_mean(single, axis=0)
-    judge_means = nan_mean(metric_means, axis=1)
+    judge_means = nan_mean(nan_mean(single, axis=0), axis=1)
     present = ~np.isnan(judge_means)
     score = round(float(100 * judge_means[present].mean()), 4) if present.any() else 0.0
     king = round(100 - score, 4) if present.any() else 0.0
@@ -373,18 +372,13 @@ def decide_by_original_rules(votes: Votes, rules: Duel) -> Json:
         sizes = [min(batch, rounds - start) for start in range(0, rounds, batch)]
         means = [deltas[rng.integers(0, turns, size=(size, turns))].mean(axis=1) for size in sizes]
         bound = float(np.quantile(np.concatenate(means), rules.gate_alpha))
-    by_judge = zip(votes.judges, np.round(100 * judge_means, 4).tolist(), strict=True)
-    by_metric = np.round(100 * nan_mean(metric_means, axis=0), 4).tolist()
     return to_json(
         {
             "accepted": bound is not None and score - king >= rules.win_margin and bound > 0,
             "challenger_score": score,
             "king_score": king,
-            "by_judge": {name: value for name, value in by_judge if value == value},
-            "by_metric": dict(zip(DUEL_METRICS, by_metric, strict=True)),
             "valid": valid,
             "turns": turns,
-            "mean_delta": float(deltas.mean()) if turns else 0.0,
             "lcb": bound,
             "rules": {name: getattr(rules, name) for name in THRESHOLDS},
         }

@@ -221,25 +221,21 @@ def run_duel(
     has_asked = False
     for name, done in run_gate(out, settings, max_cost):
         yield name, done
-        if not isinstance(done, Outcome):
+        if isinstance(done, Outcome):
+            has_asked = True
+            if done.stopped is not None:
+                return
+        else:
             verdict = done
-        elif done.stopped is not None:
-            return
-        has_asked = has_asked or isinstance(done, Outcome)
     if export or verdict["conclusion"] == "accepted":
         has_asked = True
-        for itself, most in ((False, limit), (True, equals)):
-            if itself and most is None:
-                continue
-            of = " of the king against itself" if itself else ""
-            outcome = run_answers(out, settings, max_cost, most, itself)
-            yield f"answers{of}", outcome
-            if outcome.stopped is not None:
-                return
-            outcome = run_judges(out, settings, max_cost, most, equals=itself, complete=complete)
-            yield f"panel{of}", outcome
-            if outcome.stopped is not None:
-                return
+        panel = partial(run_judges, complete=complete)
+        for itself, most in ((False, limit), *([(True, equals)] if equals is not None else [])):
+            for name, ask in (("answers", run_answers), ("panel", panel)):
+                outcome = ask(out, settings, max_cost, most, equals=itself)
+                yield name + " of the king against itself" * itself, outcome
+                if outcome.stopped is not None:
+                    return
     if has_asked:
         end_round(out)
 

@@ -2,6 +2,7 @@
 
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -122,6 +123,7 @@ MIN_IN_PARTS = 10
 # Older texts beyond these are forgotten.
 MOST_OLDER = 50
 MIN_GONE = 12
+MIN_ANCHOR = 20
 # A reader, a recorder or a harness may have changed such text when showing it.
 _UNSURE = re.compile("[\x1b\ufeff\ufffd\ud800-\udfff]|\r(?!\n)|REDACTED|=\\*{3}")
 _PATTERN = re.compile(r"\$[$&`']")
@@ -133,6 +135,19 @@ def _is_distinctive(old: str, texts: Sequence[str]) -> bool:
         return False
     lines = find_distinctive_lines(old)
     return any(all(text.count(line) < 2 for text in texts) for line in lines)
+
+
+def _differs(old: str, piece: str) -> bool:
+    """Whether a piece holds the place of a text, by two long lines of it, and other lines there."""
+    wanted, seen = (_bare(text).split("\n")[1:-1] for text in (old, piece))
+    places = [
+        seen.index(line) - at
+        for at, line in enumerate(wanted)
+        if len(line) >= MIN_ANCHOR and seen.count(line) == wanted.count(line) == 1
+    ]
+    place, count = Counter(places).most_common(1)[0] if places else (0, 0)
+    is_whole = 0 <= place <= len(seen) - len(wanted)
+    return count > 1 and is_whole and any(map(str.__ne__, wanted, seen[place:]))
 
 
 class Edit(NamedTuple):
@@ -313,6 +328,10 @@ class File:
             return None if is_known else "not_found"
         # The text may be in a part that is not known, a short one in several.
         everything = (*self.texts, *self.hints, *self.older)
+        if any(_differs(old, piece) for piece in self.pieces) and not any(
+            old in text for text in everything
+        ):
+            return "not_found"
         is_twice = sum(old in piece for piece in self.pieces) > 1
         if self.whole is None and (is_twice or not _is_distinctive(old, everything)):
             return None
@@ -333,13 +352,18 @@ class File:
         if any(_follow(text, hunks) for text in texts):
             return "ok"
         found = [[_follow(text, [hunk]) for text in texts] for hunk in hunks]
+        older = [*texts, *map(_bare, self.older)]
+        for hunk in hunks:
+            is_known = any(_follow(text, [hunk]) for text in older)
+            if not is_known and any(_differs(hunk.old, piece) for piece in self.pieces):
+                return "not_found"
         is_disordered = any(map(all, zip(*found, strict=True)))
-        return "ok" if trusting and all(map(any, found)) and not is_disordered else None
+        return "ok" if all(map(any, found)) and not is_disordered else None
 
     def apply_lines(self, hunks: Sequence[Edit]) -> None:
         """Apply a patch that the harness has applied."""
         if self.whole is None:
-            self.apply([hunk for hunk in hunks if hunk.old])
+            self._apply([hunk for hunk in hunks if hunk.old])
             return
         lines, start, bare, made = self.whole.split("\n"), 0, _bare(self.whole), []
         for hunk in hunks:
@@ -372,6 +396,12 @@ class File:
 
     def apply(self, edits: Sequence[Edit]) -> None:
         """Apply edits that the harness has made."""
+        self._apply(edits)
+        # Some versions interpret these as JavaScript's `replace` does.
+        if any(_PATTERN.search(edit.new) for edit in edits):
+            self.age()
+
+    def _apply(self, edits: Sequence[Edit]) -> None:
         for edit in edits:
             old, new = normalise_line_ends(edit.old), normalise_line_ends(edit.new)
             if self.whole is not None:
@@ -393,6 +423,3 @@ class File:
             if self.whole is None and new.strip() and not is_shown:
                 self.pieces.append(new)
         self.placed = {}
-        # Some versions interpret these as JavaScript's `replace` does.
-        if any(_PATTERN.search(edit.new) for edit in edits):
-            self.age()

@@ -59,7 +59,7 @@ def is_read_only(name: str) -> bool:
     return not _CHANGES.intersection(words) and not _LOOKS.isdisjoint(words)
 
 
-REST_MINUTES = 5
+REST_MINUTES = 30
 # A shorter line may occur in many places of a file.
 MIN_LINE = 12
 TRUNCATED = re.compile(r"\[(?:Showing|Truncated|Full output|Output truncated)[^\]]{0,300}\]\s*\Z")
@@ -70,6 +70,8 @@ _PATCHED = re.compile(r"^\*\*\* (?:Add File|Update File|Delete File|Move to): (.
 # Claude Code puts this where a session was resumed.
 _RESUMED = "No response requested."
 _SLASHED = re.compile(r"(?<=[-:])(?=.*[/\\]).*")
+# Code in a message; the first MIN_LINE characters tell which lines it may be of.
+_QUOTED = re.compile(r"\"[^\"\n]{16,200}\"|`[^`\n]{16,200}`|'[^'\n]{16,200}'")
 _UNREAD = re.compile(r"has not been read yet|modified since read")
 _PROPOSED_OTHERWISE = re.compile(r"modified (?:your|the) proposed")
 # A user who says that they changed something themselves, or pastes a diff of it.
@@ -111,6 +113,8 @@ class Workspace:
     # The words of commands.
     named: set[str] = field(default_factory=set)
     last_heard: str = ""
+    # Files as they were before the first edit of a turn, whose calls may run at the same time.
+    before_turn: dict[str, File] = field(default_factory=dict)
 
     def file(self, path: str) -> File:
         """Return what is known of a file; a relative path is resolved in the workspace."""
@@ -156,6 +160,11 @@ class Workspace:
         if file is None:
             return None
         outcome = file.predict(edits, apply_in_turn(given), trusting)
+        if outcome == "not_found" and file.whole is None and self.unsettled:
+            return None
+        before = self.before_turn.get(path)
+        if outcome == "ok" and before and before.predict(edits, apply_in_turn(given)) != "ok":
+            return None
         return None if outcome == "ok" and self._is_doubtful(given, file, trusting) else outcome
 
     def _is_doubtful(self, given: dict[str, Any], file: File, trusting: bool) -> bool:
@@ -291,6 +300,7 @@ class Workspace:
             self.file(path).age()
         else:
             file = self.file(path)
+            self.before_turn.setdefault(self.absolute(path), file.copy())
             if self.predict(call) not in {None, "ok"}:
                 file.forget()
             olds = [normalise_line_ends(edit.old) for edit in edits]
@@ -320,15 +330,14 @@ class Workspace:
         changes = find_changes(command, result.text)
         if self.tools.reads_first:
             self.named.update(_SPLIT.split(command))
-        self._note(changes)
         copies = [] if result.is_error or changes.anything else find_copies(command)
-        for source, target in copies:
-            known = self.files.get(self.absolute(source))
-            if known:
-                copied = known.copy()
-                # A harness may count what was moved as read.
-                copied.by_tool = known.by_tool and None
-                self.files[self.absolute(target)] = copied
+        found = [(target, self.files.get(self.absolute(source))) for source, target in copies]
+        copied = {self.absolute(target): known.copy() for target, known in found if known}
+        self._note(changes)
+        for path, known in copied.items():
+            # Whether the harness counts it as read differs from version to version.
+            known.by_tool = known.by_tool and None
+            self.files[path] = known
         self._hint(command, result.text)
         if self.tools.trims_output:
             return
@@ -383,6 +392,7 @@ class Workspace:
 
     def hear(self, event: Event) -> None:
         """Learn from an event that is not a call."""
+        self.before_turn.clear()
         if event.kind == "bash":
             self.ran(event.arguments, event)
         elif event.kind == "user":
@@ -390,6 +400,13 @@ class Workspace:
             rested = _count_minutes(self.last_heard, event.timestamp) >= REST_MINUTES
             if rested or _CHANGED_BY_HAND.search(event.text):
                 self.spoil_all()
+            for quoted in map(str.strip, _QUOTED.findall(event.text)):
+                for file in self.files.values():
+                    # What is almost in the file was changed by hand.
+                    if any(quoted[:MIN_LINE] in text for text in file.texts) and not any(
+                        quoted in text for text in file.texts
+                    ):
+                        file.age(certainly=True)
         elif event.kind == "compaction" or event.text == _RESUMED:
             # The harness forgets what it has read, and may read some of it again.
             self.resumed = True

@@ -59,9 +59,7 @@ class CommonArguments:
 
     mode: str = argument(MODE, default="train")
     dataset: str | None = argument("Rows to train on: a folder, or a Hub dataset id.")
-    dataset_config: str | None = argument(
-        "Configuration of the dataset, such as steps; a subfolder when local."
-    )
+    dataset_config: str | None = argument("Configuration of the dataset, such as steps.")
     eval_split: str | None = argument(
         "Split whose rows are scored before and after training, such as test."
     )

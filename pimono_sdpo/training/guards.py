@@ -173,7 +173,7 @@ class Monitors:
         mean, best = self.means[-1], max(self.means)
         steps = np.diff(self.logged[REWARD])
         noise = math.sqrt(np.sum(steps**2) / max(len(steps), 1) / self.window)
-        if not best > 0 or mean >= COLLAPSED * best or best - mean <= STANDARD_ERRORS * noise:
+        if best <= 0 or mean >= COLLAPSED * best or best - mean <= STANDARD_ERRORS * noise:
             return ""
         return (
             f"The mean of the last {self.window} rewards is {mean:.3g}, after {best:.3g} at step "

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from datasets.exceptions import DatasetsError
 from httpx2 import HTTPError
 from huggingface_hub import ModelCard, hf_hub_download, snapshot_download
 from huggingface_hub.errors import EntryNotFoundError, GatedRepoError
@@ -29,6 +30,8 @@ from pimono_sdpo.training.publish import WEIGHTS
 TEXT_LINEARS = (
     r"(?!.*(?:vision|audio)).*\.(q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj)"
 )
+# Files that are missing, cut off or of other sizes, settings that contradict the model.
+FAULTS = (OSError, ValueError, RuntimeError, HTTPError, SafetensorError, re.error)
 # Parameters, below which one thread is faster than two.
 SMALL = 5_000_000
 
@@ -38,9 +41,10 @@ def translate_errors(what: str, advice: str) -> Iterator[None]:
     """Turn errors of the libraries about files, settings and the Hub into one sentence."""
     try:
         yield
-    except (OSError, ValueError, RuntimeError, HTTPError, SafetensorError, re.error) as error:
-        # Files that are missing, cut off or of other sizes, settings that contradict the model.
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__).strip(" .:")
+    except (*FAULTS, DatasetsError) as error:
+        # `datasets` only says that something happened.
+        cause = error.__cause__ or error if isinstance(error, DatasetsError) else error
+        reason = next(iter(str(cause).strip().splitlines()), type(cause).__name__).strip(" .:")
         if isinstance(error, GatedRepoError):
             reason = "it is gated: accept its terms on the Hub"
         elif isinstance(error, HTTPError):

@@ -63,15 +63,14 @@ def read_written(path: Path) -> Json:
 
 
 def check_output(folder: Path, overwrite: bool = False) -> None:
-    """Refuse a folder that cannot be written, or that holds a finished run or foreign files."""
-    _check_place(folder)
-    if not any("pimono_sdpo" in (read_object(folder / mark) or {}) for mark in FILES[-2:]):
-        foreign = [path.name for path in _left_by_runs(folder) if not _is_empty(path)]
-        if foreign:
-            raise OutputError(
-                f"`{folder}` holds `{foreign[0]}`, which no run of this job has left there; move "
-                "it, or give another --run-name or --output_dir."
-            )
+    """Refuse a folder that holds a finished run, or what no run of this job has left there."""
+    ours = any("pimono_sdpo" in (read_object(folder / mark) or {}) for mark in FILES[-2:])
+    foreign = [path.name for path in _left_by_runs(folder) if not (ours or _is_empty(path))]
+    if foreign:
+        raise OutputError(
+            f"`{folder}` holds `{foreign[0]}`, which no run of this job has left there; move it, "
+            "or give another --run-name or --output_dir."
+        )
     if (folder / RUN_FILE).exists() and not overwrite and not was_cut_short(folder):
         raise OutputError(
             f"`{folder}` holds a finished run; give another --run-name or --output_dir, or "
@@ -83,14 +82,6 @@ def was_cut_short(folder: Path) -> bool:
     """Tell whether the time limit ended the run in a folder before its last step."""
     guards = (read_object(folder / RUN_FILE) or {}).get("guards", {})
     return bool(guards.get("stopped_by") == CUT_SHORT)
-
-
-def _check_place(folder: Path) -> None:
-    there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
-    if not there.is_dir():
-        raise OutputError(f"`{there}` is a file; give the name of a folder as --output_dir.")
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise OutputError(f"`{there}` cannot be written; give another --output_dir.")
 
 
 def _left_by_runs(folder: Path) -> list[Path]:
@@ -108,9 +99,8 @@ def _is_empty(folder: Path) -> bool:
 def only_run(folder: Path) -> Iterator[None]:
     """Hold the output folder for this run alone; folders made for nothing are removed.
 
-    Raises OutputError when another one is at work.
+    Raises OutputError when another one is at work, or the folder cannot be written.
     """
-    _check_place(folder)
     new = [place for place in (folder, *folder.parents) if not place.exists()]
     try:
         with lock(folder / LOCK, folder):

@@ -8,6 +8,7 @@ not help. The first teacher is the student itself: then there is nothing to dist
 start predicts the gain: arXiv:2605.30070).
 """
 
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -114,23 +115,12 @@ def _summarise_lengths(lengths: Sequence[int], budget: int | None) -> Json:
     return {"budget": budget, "p50": p50, "p90": p90, "max": most, "over": over}
 
 
-class ShortYaml(yaml.SafeDumper):  # type: ignore[misc] # PyYAML ships no types
-    """YAML with numbers of three digits."""
-
-
-ShortYaml.add_representer(
-    float,
-    lambda yaml, value: yaml.represent_scalar(
-        "tag:yaml.org,2002:float", f"{float(f'{value:.3g}')}"
-    ),
-)
-
-
 def as_text(found: Json) -> str:
-    """Lay out what was found."""
+    """Lay out what was found, with numbers of three digits."""
     shown = {name: value for name, value in found.items() if name != "stops" and value}
+    rounded = json.loads(json.dumps(shown), parse_float=lambda text: float(f"{float(text):.3g}"))
     layout: Json = {"sort_keys": False, "default_flow_style": None, "width": math.inf}
-    return str(yaml.dump(shown, Dumper=ShortYaml, **layout)).rstrip()
+    return str(yaml.safe_dump(rounded, **layout)).rstrip()
 
 
 @dataclass(frozen=True)
@@ -307,7 +297,7 @@ def recommend(found: Json) -> str:
     """Return the method that these rollouts speak for, and why.
 
     On our toy tasks rejection-sampling fine-tuning was as good as any and cheapest where a tenth
-    succeeded; at 1 in 200, where a few rollouts mostly show no success, only at the right rate.
+    succeeded; at 1 in 200, where a few rollouts mostly show no success, only with four updates.
     """
     gap, share = found["teacher_gap"], found["rollouts"]["success_share"]
     helps = gap is not None and not is_useless(gap)

@@ -3,16 +3,12 @@
 reads a folder written by `pimono-sdpo filter`, or a Hub dataset of the same columns
 """
 
-import logging
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 from datasets import Dataset, load_dataset
-from datasets.exceptions import DatasetGenerationError
 from huggingface_hub import hf_hub_download
-from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+from huggingface_hub.errors import EntryNotFoundError
 
 from pimono_sdpo.errors import TrainingInputError
 from pimono_sdpo.filtering import FilterOptions, run_filter
@@ -29,7 +25,6 @@ from pimono_sdpo.training.output import (
     read_written,
 )
 
-logger = logging.getLogger(__name__)
 Json = dict[str, Any]
 # Options of the filter that the job takes, too.
 FILTERED = ("unit", "min_score", "max_samples", "test_fraction", "split_by")
@@ -40,23 +35,20 @@ def load_rows(dataset: str, split: str = "train", config: str | None = None) -> 
 
     Raises TrainingInputError when it is missing or empty.
     """
-    if is_local(dataset):
-        rows = _local_rows(Path(dataset) / (config or ""), split)
-    else:
-        with translate_errors(
-            f"`{dataset}` is not a folder here and its split `{split}` cannot be loaded",
-            "check the name, the split and the network, or set HF_TOKEN when it is private",
-        ):
-            rows = load_dataset(dataset, config, split=split)
-    if not len(rows):
+    if is_local(dataset) and not Path(dataset).is_dir():
         raise TrainingInputError(
-            f"`{dataset}` holds no rows to {split}; filter again with a lower --min_score."
+            f"There is no folder `{Path(dataset)}`; make it with `pimono-sdpo filter SOURCE "
+            f"--out {Path(dataset)}` or give the Hub id of a dataset."
         )
-    return rows
+    advice = "check the name, and on the Hub the network and HF_TOKEN"
+    if split != "train":
+        advice = "filter with --test-fraction, and --split-by session for traces of one repository"
+    with translate_errors(f"The split `{split}` of `{dataset}` cannot be loaded", advice):
+        return load_dataset(dataset, config, split=split)
 
 
 def load_report(dataset: str) -> Json | None:
-    """Return the filter's report beside the rows, None without one.
+    """Return the filter's report beside the rows, None without one, as the card then says.
 
     The card has no place for the report of a duel. Raises TrainingInputError for one that no card
     can be made from.
@@ -67,14 +59,7 @@ def load_report(dataset: str) -> Json | None:
             if is_local(dataset)
             else Path(hf_hub_download(dataset, REPORT_FILE, repo_type="dataset"))
         )
-    except LocalEntryNotFoundError:
-        # The rows came from the local cache and the Hub cannot be reached.
-        logger.warning(
-            "The report of `%s` could not be fetched, so the card goes without it.", dataset
-        )
-        return None
     except EntryNotFoundError:
-        # Rows made by other means have no report; the card says so.
         return None
     stage = (read_object(path) or {}).get("stage")
     if not path.is_file() or stage == "sdpo":
@@ -85,41 +70,6 @@ def load_report(dataset: str) -> Json | None:
             "`pimono-sdpo filter`, or of `duel-rows --to sdpo`."
         )
     return read_written(path)
-
-
-def _local_rows(folder: Path, split: str) -> Dataset:
-    if not folder.is_dir():
-        raise TrainingInputError(
-            f"There is no folder `{folder}`; make it with `pimono-sdpo filter SOURCE "
-            f"--out {folder}` or give the Hub id of a dataset."
-        )
-    # The rejects lie beside `data`, so the folder as a whole is not one dataset.
-    patterns = [
-        f"data/{split}-*",
-        f"{split}-*",
-        *(("data/train*", "*") if split == "train" else ()),
-    ]
-    found = (sorted(folder.glob(f"{pattern}.parquet")) for pattern in patterns)
-    files = next(filter(None, found), [])
-    if not files:
-        advice = f"make it with `pimono-sdpo filter SOURCE --out {folder}`"
-        if any(folder.glob("data/*.parquet")):
-            advice += (
-                ", with another --test-fraction, and with --split-by session where the traces are "
-                "of one repository"
-            )
-        raise TrainingInputError(f"`{folder}` holds no data/{split}-*.parquet; {advice}.")
-    try:
-        if not sum(pq.read_metadata(file).num_rows for file in files):
-            # `datasets` has no reader for a split without rows.
-            return Dataset.from_dict({"prompt": []})
-        return Dataset.from_parquet([str(file) for file in files])
-    except (pa.ArrowInvalid, DatasetGenerationError) as error:
-        # Not parquet, or shards of different columns.
-        raise TrainingInputError(
-            f"The parquet files of `{folder}` cannot be read together ({error.__cause__ or error});"
-            " filter into a fresh folder."
-        ) from error
 
 
 def refuse_test_rows(rows: Dataset, dataset: str) -> None:
@@ -156,5 +106,5 @@ def filter_source(job: SDPOArguments, output: Path, seed: int) -> str:
         )
     options = FilterOptions(seed=seed, **{name: getattr(job, name) for name in FILTERED})
     report = run_filter(job.source, folder, options)
-    say(f"{report['kept']} of {report['sessions']} sessions are rows in {folder}")
+    say(f"{report['kept']} rows of {report['sessions']} sessions are in {folder}")
     return str(folder)

@@ -1,5 +1,7 @@
 """The run of a training job, whatever its method: check, preflight, train, save, publish."""
 
+import hashlib
+import json
 import math
 import platform
 import shutil
@@ -17,14 +19,14 @@ from datasets import Dataset
 
 from cards.render import write_model_card
 from pimono_sdpo import __version__
-from pimono_sdpo.errors import PimonoError
+from pimono_sdpo.errors import OutputError, PimonoError
+from pimono_sdpo.text import shorten_line
 from pimono_sdpo.training import (
     held_out,
     is_main_process,
     models,
     output,
     publish,
-    resume,
     say,
     tracking,
     warn,
@@ -38,6 +40,13 @@ from pimono_sdpo.training.reload import write_probe
 from pimono_sdpo.training.sdpo import SDPO
 from pimono_sdpo.training.supervised import DPO, SFT
 
+# Names and prefixes of arguments that change no weight: where a run writes and logs to.
+NO_EFFECT = (
+    *("output_dir", "run_name", "project", "report_to", "disable_tqdm", "log_", "logging_"),
+    *("save_", "hub_", "push_to_hub", "trackio_", "diagnostics_", "skip_memory_metrics"),
+)
+HEAD_BYTES = 2**20
+SHOWN = 3
 Json = dict[str, Any]
 
 
@@ -156,8 +165,8 @@ class Run:
         loaded, kept_back = method.load_rows(dataset)
         report = method.load_report(dataset)
         method.load_model()
-        start = resume.started_with(method, loaded, kept_back)
-        found = None if job.overwrite else resume.check_same_start(folder, start)
+        start = started_with(method, loaded, kept_back)
+        found = None if job.overwrite else check_same_start(folder, start)
         before = found or {}
         fitted = method.fit(loaded, kept_back)
         prepared = self._look_ahead(fitted, before, found is not None)
@@ -256,8 +265,14 @@ class Run:
             output.clear_output(self.folder)
             if self.checkpoints is not None:
                 self.checkpoints.remove()
-        name = str(self.model_args.model_name_or_path)
-        output.begin(self.folder, resume.local_record(name, start, before))
+        base = str(self.model_args.model_name_or_path)
+        local = {
+            "pimono_sdpo": __version__,
+            "base_model": str(Path(base).resolve()) if models.is_local(base) else base,
+            "started_with": start,
+            "before": before,
+        }
+        output.begin(self.folder, local)
         if fitted.left_out:
             left_out = {"rows": list(fitted.left_out)}
             output.write_json(left_out, self.folder / output.LEFT_OUT_FILE)
@@ -277,6 +292,73 @@ class Run:
             )
         elif self.checkpoints is not None and self.destination is not None:
             self.checkpoints.remove()
+
+
+def started_with(method: Method, rows: Dataset, held_out: Dataset | None = None) -> Json:
+    """Return every argument that decides the result, with hashes of model and rows."""
+    args, name = method.args, str(method.model_args.model_name_or_path)
+    settings = {n: value for n, value in args.to_dict().items() if not n.startswith(NO_EFFECT)}
+    revision = f"@{method.revision}" if method.revision else f" ({_hash_model(Path(name))})"
+    start = {
+        **settings,
+        **vars(method.model_args),
+        **method.teaching(),
+        "model_name_or_path": models.public_name(name) + revision,
+        "model_revision": method.revision,
+        "method": args.METHOD,
+        "rows": _hash_rows(rows, method.COLUMNS),
+        "held_out_rows": None if held_out is None else _hash_rows(held_out, method.COLUMNS),
+    }
+    plain: Json = json.loads(json.dumps(start, default=str))
+    return plain
+
+
+def check_same_start(folder: Path, start: Json) -> Json | None:
+    """Refuse to resume from checkpoints of another training; raises OutputError.
+
+    Returns what the run that made the first step found before it, None without a checkpoint.
+    """
+    if output.last_checkpoint(folder) is None:
+        return None
+    record = output.read_object(folder / output.LOCAL_FILE) or {}
+    if "started_with" not in record:
+        raise OutputError(
+            f"`{folder}` holds checkpoints and no record of their arguments; give --overwrite to "
+            "start over, or another --run-name."
+        )
+    then = record["started_with"]
+    other = [
+        f"{name} {shorten_line(str(then.get(name)), 60)}, now "
+        f"{shorten_line(str(start.get(name)), 60)}"
+        for name in sorted({*then, *start})
+        if then.get(name) != start.get(name)
+    ]
+    if other:
+        more = f" and {len(other) - SHOWN} more" if len(other) > SHOWN else ""
+        raise OutputError(
+            f"The training in `{folder}` was started with {'; '.join(other[:SHOWN])}{more}: give "
+            "the same arguments to resume it, --overwrite to start over, or another --run-name."
+        )
+    before: Json = record["before"]
+    return before
+
+
+def _hash_model(folder: Path) -> str:
+    """Hash the config of a model and the beginning of each file of weights."""
+    digest = hashlib.sha256((folder / "config.json").read_bytes())
+    for file in sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin")]):
+        digest.update(f"{file.name} {file.stat().st_size}".encode())
+        with file.open("rb") as weights:
+            digest.update(weights.read(HEAD_BYTES))
+    return digest.hexdigest()[:12]
+
+
+def _hash_rows(rows: Dataset, columns: Sequence[str]) -> str:
+    """Hash what of the rows is trained on, wherever they came from."""
+    digest = hashlib.sha256()
+    for row in rows.select_columns([name for name in columns if name in rows.column_names]):
+        digest.update(json.dumps(row, sort_keys=True, default=str).encode())
+    return digest.hexdigest()[:12]
 
 
 ARGUMENTS_OF_METHOD = {

@@ -2,9 +2,8 @@
 
 tests  kind: "pytest"; files: path to text of the tests and what they need; passes: the node ids
        that pass with the reference, all of which must pass; seconds: CPU seconds of the whole run
-       (default SECONDS); plugins: names for pytest's `-p`; keep: paths of `files` that are read
-       while tests run; allow: names that the tamper check lets pass; `needs` as in
-       `rewards.verifiers.tests`: leave out of it what holds the answer
+       (default SECONDS); `needs` as in `rewards.verifiers.tests`: leave out of it what holds the
+       answer
 
 The answer runs in the process of the tests, as for tests that hand mocks to it or inspect its
 source. Known ways of cheating are refused by comparing the syntax before and after, so that what
@@ -14,7 +13,6 @@ this, see `rewards.verifiers.recorded_tests`.
 """
 
 import ast
-import importlib.util
 import json
 import re
 import secrets
@@ -27,7 +25,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from rewards.sandbox import Limits, Ran, SandboxError
+from rewards.sandbox import Limits, Ran
 from rewards.verifiers.answer import parsed
 from rewards.verifiers.candidate import Candidate
 from rewards.verifiers.outcomes import (
@@ -52,9 +50,6 @@ class PytestTests(msgspec.Struct, tag_field="kind", tag="pytest", kw_only=True):
     files: dict[str, str]
     passes: list[str] = []
     seconds: Seconds = 30.0
-    plugins: list[str] = []
-    keep: list[str] = []
-    allow: list[str] = []
     roots: list[str] = []
     shared: list[str] = []
     needs: list[str] | msgspec.UnsetType = msgspec.UNSET
@@ -97,9 +92,7 @@ def refused_file(path: str, tests: Collection[str], before: Collection[str] = ()
     return None
 
 
-def offence(
-    before: str, after: str, tests: Collection[str] = (), allow: Collection[str] = ()
-) -> str | None:
+def offence(before: str, after: str, tests: Collection[str] = ()) -> str | None:
     """Say what a changed Python file reaches for that it did not before, None when nothing.
 
     >>> offence("", "import gc")
@@ -107,7 +100,7 @@ def offence(
     """
     new = Counter(_marks(after, tests))
     new.subtract(Counter(_marks(before, tests)))
-    return next((mark for mark in sorted(new) if new[mark] > 0 and mark not in allow), None)
+    return next((mark for mark in sorted(new) if new[mark] > 0), None)
 
 
 def _marks(source: str, tests: Collection[str]) -> Iterator[str]:
@@ -163,9 +156,7 @@ def refusal(candidate: Candidate, tests: PytestTests) -> str | None:
         if why := refused_file(path, tests.files, candidate.before):
             return f"{why}; leave it out and change the code under test."
         before, after = candidate.before.get(path, ""), candidate.files.get(path, "")
-        if PurePosixPath(path).suffix == ".py" and (
-            found := offence(before, after, tests.files, tests.allow)
-        ):
+        if PurePosixPath(path).suffix == ".py" and (found := offence(before, after, tests.files)):
             return f"`{path}` now uses `{found}`, by which tests can be deceived; do without it."
     return None
 
@@ -210,13 +201,11 @@ def run_together(
     modules = [path for path in tests.files if is_test(path)]
     if not modules:
         raise BadSpec("Tests by pytest need `files`, one of them named test_*.py or *_test.py.")
-    if importlib.util.find_spec("pytest") is None:
-        raise SandboxError("pytest is not installed beside this package; install it")
     nonce = secrets.token_hex(16)
     job = {
         "nonce": nonce,
-        "arguments": [part for name in tests.plugins for part in ("-p", name)] + modules,
-        "remove": [path for path in tests.files if path not in tests.keep],
+        "arguments": modules,
+        "remove": [*tests.files],
     }
     limits = Limits(cpu_seconds=tests.seconds, output=OUTPUT)
     given, beside = json.dumps(job).encode(), {**files, **tests.files}

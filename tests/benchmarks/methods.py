@@ -8,7 +8,7 @@ SWEEP seeds of their own, past the end of the grid that was best, then SEEDS are
 FOLDER keeps the base models and the result of each run; what is there is not run again, so a killed
 run goes on. Two processes can share the work: --part. Writes FOLDER/methods.md and methods.json.
 
---large is the same with a model of 30 M parameters in bfloat16 on a GPU, in FOLDER/large; it needs no
+--large is the same with a model of 33 M parameters in bfloat16 on a GPU, in FOLDER/large; it needs no
 network. --smoke tries every arm once for a few steps, also --large without a GPU.
 """
 
@@ -244,7 +244,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--world", choices=WORLDS, action="append", help="default: both")
     parser.add_argument("--part", default="1/1", help="I/N: every Nth of the missing runs")
     parser.add_argument("--table", action="store_true", help="only write the table")
-    parser.add_argument("--large", action="store_true", help="30 M parameters in bfloat16 on a GPU")
+    parser.add_argument("--large", action="store_true", help="33 M parameters in bfloat16 on a GPU")
     parser.add_argument("--smoke", action="store_true", help="every arm once, a few steps")
     options = parser.parse_args(argv)
     if options.large and not options.smoke and not torch.cuda.is_available():

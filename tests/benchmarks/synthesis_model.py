@@ -1,4 +1,4 @@
-"""Make the base models of the benchmark of methods: Gemma 4s of 0.46 M parameters, or of 30 M."""
+"""Make the base models of the benchmark of methods: Gemma 4s of 0.46 M parameters, or of 33 M."""
 
 import random
 from dataclasses import dataclass, replace

@@ -204,6 +204,34 @@ def test_a_command_that_may_have_changed_a_file_leaves_it_undecided_until_it_is_
     ) == [None]
 
 
+def test_a_line_that_the_user_quotes_otherwise_was_changed_by_hand() -> None:
+    text = TEXT + 'DONE: "color-mix(in oklab, 25%)",\n'
+    line = 'DONE: "color-mix(in oklab, 25%)",'
+    changed = [user('DONE: "color-mix(in oklab, 100%)", shall be grey')]
+    same = [user('Why is it "color-mix(in oklab, 25%)"?')]
+    for said, outcome in ((changed, None), (same, "ok")):
+        steps = read("a.ts", text), said, edit("a.ts", line)
+        assert expected(*steps, certain=True)[-1] == outcome
+
+
+def test_edits_of_one_turn_may_be_made_at_the_same_time() -> None:
+    one, other = edit("a.ts", "let y = x", "let q = x"), edit("a.ts", "let q = x", "let r = x")
+    assert expected(read("a.ts", TEXT), one, other)[-1] == "ok"
+    other = json.loads(json.dumps(other).replace('"c1"', '"another"'))
+    turn = json.loads(json.dumps(one[0]))
+    turn["message"]["content"] += other[0]["message"]["content"]
+    assert expected(read("a.ts", TEXT), [turn, one[1], other[1]])[-1] is None
+
+
+def test_other_lines_in_the_place_of_a_text_mean_that_it_is_not_there() -> None:
+    shown = ["const first = readFile(name)", "const second = parse(first)", "return second"]
+    seen = read("a.ts", "\n".join(shown) + MORE)
+    other = ["return one", "const third = parse(first)"]
+    assert expected(seen, edit("a.ts", "\n".join([*shown[:2], other[0]])))[-1] == "not_found"
+    # One line alone may stand elsewhere, too.
+    assert expected(seen, edit("a.ts", "\n".join([shown[0], other[1], shown[2]])))[-1] is None
+
+
 def test_what_somebody_changed_by_hand_is_undecided() -> None:
     begin, one = read("a.ts", SOURCE), edit("a.ts", "let total = count(items)", "let sum = 0")
     for text, outcome in (("I have just renamed total", None), ("Please rename it", "ok")):

@@ -104,5 +104,5 @@ def test_a_split_that_is_not_there_is_one_sentence(
     argv = ["--config", "tiny", "--report_to", "none", "--eval_split", "test"]
     argv += ["--dataset", str(filtered), "--model_name_or_path", str(tiny)]
     assert script().main([*argv, "--output_dir", str(tmp_path / "out")]) == 2
-    assert "holds no data/test-*.parquet; make it with" in capsys.readouterr().err
+    assert "filter with --test-fraction" in capsys.readouterr().err
     assert Dataset.from_parquet(str(filtered / "data" / "train-00000-of-00001.parquet"))

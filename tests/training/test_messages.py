@@ -49,8 +49,8 @@ def refused(
         (("--source", "./gone"), "does not exist"),
         (("--source", "./gone", "--mode", "prepare"), "does not exist"),
         (("--source", "dull"), "The only session"),
-        (("--output_dir", "file", "--dataset", "x/y"), "`file` is a file"),
-        (("--output_dir", "file/below", "--dataset", "x/y"), "/file` is a file"),
+        (("--output_dir", "file", "--dataset", "x/y"), "Cannot write `file` ("),
+        (("--output_dir", "file/below", "--dataset", "x/y"), "Cannot write `file/below` ("),
     ],
 )
 def test_arguments_are_checked_before_anything_is_written(

@@ -9,7 +9,8 @@ import pytest
 from pimono_sdpo.errors import OutputError
 from pimono_sdpo.push import PushOptions
 from pimono_sdpo.samples import write_samples
-from pimono_sdpo.training import output, publish, resume
+from pimono_sdpo.training import output, publish
+from pimono_sdpo.training.run import check_same_start, started_with
 from pimono_sdpo.training.tiny_model import write_tiny_model
 from tests.training.setup import arguments, hand_made, script, sdpo
 
@@ -104,12 +105,15 @@ def test_a_checkpoint_whose_state_is_cut_off_is_passed_over(tmp_path: Path, text
 @pytest.mark.parametrize("name", ["file", "file/below"])
 def test_a_file_is_no_output_folder(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(OutputError, match="is a file"):
-        output.check_output(tmp_path / name)
+    with (
+        pytest.raises(OutputError, match=r"Cannot write .*; use another folder"),
+        output.only_run(tmp_path / name),
+    ):
+        pass
 
 
 def start(folder: Path, model: Path, **changes: object) -> output.Json:
-    return resume.started_with(sdpo(*arguments(folder, model, **changes)), hand_made())
+    return started_with(sdpo(*arguments(folder, model, **changes)), hand_made())
 
 
 def test_a_folder_is_one_runs_and_keeps_no_trace_of_the_lock(tmp_path: Path) -> None:
@@ -158,34 +162,34 @@ def test_the_second_of_two_jobs_is_refused(
 def test_only_the_same_training_goes_on(tmp_path: Path, tiny: Path) -> None:
     out = tmp_path / "out"
     first = start(out, tiny)
-    output.begin(out, resume.local_record(str(tiny), first, {}))
-    resume.check_same_start(out, start(out, tiny, learning_rate=1e-2))
+    output.begin(out, MARK | {"started_with": first, "before": {}})
+    check_same_start(out, start(out, tiny, learning_rate=1e-2))
     (out / "checkpoint-2").mkdir()
     (out / "checkpoint-2" / "trainer_state.json").write_text('{"global_step": 2}')
     moved = Path(shutil.copytree(tiny, tmp_path / tiny.name))
     for same in (start(out, tiny), start(out, moved, logging_steps=5, save_steps=1)):
-        resume.check_same_start(out, same)
+        check_same_start(out, same)
     for changes, words in (
         ({"learning_rate": 1e-2}, "learning_rate 0.001, now 0.01"),
         ({"seed": 1}, "seed 42, now 1"),
         ({"max_steps": 9}, "max_steps 6, now 9"),
     ):
         with pytest.raises(OutputError, match=f"started with .*{words}.*--overwrite"):
-            resume.check_same_start(out, start(out, tiny, **changes))
-    output.begin(out, resume.local_record(str(tiny), first, {}))
+            check_same_start(out, start(out, tiny, **changes))
+    output.begin(out, MARK | {"started_with": first, "before": {}})
     other = write_tiny_model(tmp_path / "other", seed=1)
     with pytest.raises(OutputError, match="started with model_name_or_path"):
-        resume.check_same_start(out, start(out, other))
+        check_same_start(out, start(out, other))
     method = sdpo(*arguments(out, tiny))
-    fewer = resume.started_with(method, hand_made().select([0, 1]))
+    fewer = started_with(method, hand_made().select([0, 1]))
     with pytest.raises(OutputError, match="started with rows"):
-        resume.check_same_start(out, fewer)
+        check_same_start(out, fewer)
     method.model_args.lora_r = 4
     with pytest.raises(OutputError, match="lora_r 8, now 4"):
-        resume.check_same_start(out, resume.started_with(method, hand_made()))
+        check_same_start(out, started_with(method, hand_made()))
     (out / "run-local.json").unlink()
     with pytest.raises(OutputError, match="no record of their arguments"):
-        resume.check_same_start(out, first)
+        check_same_start(out, first)
 
 
 @pytest.mark.slow
@@ -246,15 +250,6 @@ def test_overwriting_begins_only_when_all_has_been_checked(
     assert told.startswith("train_sdpo: ")
     assert words in told
     assert tree(out) == before
-
-
-def test_the_record_of_a_start_is_json_and_knows_where_the_base_is(
-    tmp_path: Path, tiny: Path
-) -> None:
-    record = resume.local_record(str(tiny), start(tmp_path, tiny), {})
-    assert record["base_model"] == str(tiny.resolve())
-    assert json.loads(json.dumps(record)) == record
-    assert resume.local_record("me/model", {}, {})["base_model"] == "me/model"
 
 
 @pytest.mark.slow

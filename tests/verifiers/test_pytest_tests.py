@@ -144,7 +144,6 @@ def test_ways_around_are_seen(source: str, mark: str) -> None:
 
 def test_what_was_there_is_no_offence_and_what_is_allowed_neither() -> None:
     assert offence("import gc", "import gc\nx = 1") is None
-    assert offence("", "import gc", allow=["gc"]) is None
     assert offence("import gc", "import gc\nimport gc") == "gc"
 
 

@@ -5,7 +5,7 @@ A new harness is one file here with a `HARNESS`, and one line in `HARNESSES`.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypedDict
 
 import msgspec
 
@@ -80,6 +80,16 @@ class Harness:
     build: Callable[[Entry], Any] = dict
     may_begin: Callable[[Entry], bool] | None = None
     recorder_of: Callable[[list[Any]], str] | None = None
+
+
+def keep_fields(names: str, **nested: Any) -> Any:
+    """Return the type of a dict of which only these fields are decoded, those `nested` by a type.
+
+    Most of a line is not read: what tools kept for themselves, histories, signatures, thoughts.
+    """
+    fields = {**dict.fromkeys(names.split(), Any), **nested}
+    make: Any = TypedDict
+    return make("Fields", fields, total=False)
 
 
 def describe_object(required: str, closed: bool = False, **properties: Schema) -> Schema:

@@ -30,7 +30,7 @@ def find_repeats(texts: set[str], messages: set[str], long: int = 21) -> tuple[s
     return repeating, repeated
 
 
-_TEXT_BLOCKS = frozenset({"text", "input_text", "output_text"})
+_TEXT_BLOCKS = ("text", "input_text", "output_text")
 _WORDING = tomllib.loads(Path(__file__).with_name("wording.toml").read_text())
 _INSERTED, _STOPPED = (
     {kind: "|".join(patterns) for kind, patterns in _WORDING[table].items()}
@@ -87,7 +87,7 @@ def to_blocks(content: object) -> list[dict[str, Any]]:
     return [
         block if isinstance(block, dict) else {"type": "text", "text": block}
         for block in found
-        if isinstance(block, dict | str)
+        if isinstance(block, (dict, str))
     ]
 
 
@@ -96,7 +96,7 @@ def list_texts(content: object) -> list[str]:
     return [
         text
         for block in to_blocks(content)
-        if to_text(block.get("type")) in _TEXT_BLOCKS and (text := to_text(block.get("text")))
+        if block.get("type") in _TEXT_BLOCKS and (text := to_text(block.get("text")))
     ]
 
 

@@ -8,9 +8,11 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import msgspec
+
 from pimono_sdpo.traces.events import Event
 from pimono_sdpo.traces.harness import blocks
-from pimono_sdpo.traces.harness.base import Entry, FileTools, Harness
+from pimono_sdpo.traces.harness.base import Entry, FileTools, Harness, keep_fields
 from pimono_sdpo.traces.harness.blocks import to_object, to_text
 
 _COMMAND = re.compile(r"<command-name>([^<]{0,200})</command-name>")
@@ -28,6 +30,15 @@ _NOT_RUN = ("Sibling tool call errored", "Cancelled: parallel tool call")
 # Lines between the messages, which may be hung anywhere: a shell's, a memory, a command's output.
 _ASIDE = re.compile(r"\s*(?:<(?:bash-\w+|user-memory-input|local-command-\w+)>|#[^\n]*\Z)")
 _CONTINUED = "This session is being continued from a previous conversation"
+_BLOCK = keep_fields("type text id name input tool_use_id content is_error")
+_MESSAGE = keep_fields("id model stop_reason", content=str | list[_BLOCK | str] | None)  # type: ignore[valid-type]
+_DECODER = msgspec.json.Decoder(
+    keep_fields(
+        "type uuid parentUuid sessionId session_id cwd isSidechain agentId parent_tool_use_id"
+        " subtype timestamp isMeta isCompactSummary isApiErrorMessage origin summary attachment",
+        message=_MESSAGE | None,
+    )
+)
 _OWN_TYPES = frozenset({"file-history-snapshot", "queue-operation", "last-prompt"})
 
 
@@ -163,6 +174,8 @@ def _content_of(entry: Entry) -> object:
 def _find_parent(entry: Entry) -> str | None:
     """Return the parent's id, "" after a compaction, where the tree begins anew."""
     parent = entry.get("parentUuid", "")
+    if parent is not None:
+        return to_text(parent)
     # The first versions did not mark the summary of a compaction.
     is_compaction = (
         entry.get("subtype") == "compact_boundary"
@@ -172,7 +185,7 @@ def _find_parent(entry: Entry) -> str | None:
             and blocks.join_text(_content_of(entry)).startswith(_CONTINUED)
         )
     )
-    return to_text(parent) if parent is not None else "" if is_compaction else None
+    return "" if is_compaction else None
 
 
 def _find_message_id(entry: Entry) -> str:
@@ -312,6 +325,7 @@ HARNESS = Harness(
     recognises=recognises,
     read_header=read_header,
     read=read,
+    decoder=_DECODER,
     no_tools="their arguments differ from version to version",
     files=FileTools(
         edit=("old_string", "new_string"),

@@ -7,11 +7,18 @@ versions in 2025 hold only bare items.
 import re
 from dataclasses import dataclass, field
 
+import msgspec
+
 from pimono_sdpo.traces.events import Event
 from pimono_sdpo.traces.harness import blocks
-from pimono_sdpo.traces.harness.base import Entry, FileTools, Harness
+from pimono_sdpo.traces.harness.base import Entry, FileTools, Harness, keep_fields
 from pimono_sdpo.traces.harness.blocks import to_object, to_text
 
+_FIELDS = (
+    "type id cwd timestamp message role content call_id name arguments action input output source"
+    " reason num_turns instructions"
+)
+_DECODER = msgspec.json.Decoder(keep_fields(_FIELDS, payload=keep_fields(_FIELDS) | None))
 _WRAPPERS = frozenset({"session_meta", "turn_context", "response_item", "event_msg", "compacted"})
 _CALLS = frozenset({"function_call", "custom_tool_call", "local_shell_call"})
 _RESULTS = frozenset(f"{call}_output" for call in _CALLS)
@@ -258,6 +265,7 @@ HARNESS = Harness(
     recognises=recognises,
     read_header=read_header,
     read=read,
+    decoder=_DECODER,
     no_tools="their names and arguments differ from version to version",
     files=FileTools(
         read_only="update_plan|view_image",
