@@ -219,6 +219,13 @@ def is_app_password(match: re.Match[str]) -> bool:
     return any(map(_UNSPOKEN.search, _value_of(match).split()))
 
 
+def is_drawn(match: re.Match[str]) -> bool:
+    """Rule out words and dumps: capitals and small letters, mixed within half of the groups."""
+    groups = match[0].split()
+    mixed = sum(re.search(r"[a-z][A-Z]|[A-Za-z]\d|\d[A-Za-z]", one) is not None for one in groups)
+    return 2 * mixed >= len(groups) and not (match[0].islower() or match[0].isupper())
+
+
 def is_real(match: re.Match[str]) -> bool:
     """Rule out placeholders and variables."""
     value = _value_of(match)

@@ -487,6 +487,8 @@ _PLACES: list[tuple[str, str, str]] = [
     ("app password, mail before", "ann@corp.dev\nkqzt wvbn axmr hjpl", "kqzt wvbn"),
     ("app password, words", "my app password is kqzt wvbn axmr hjpl", "kqzt wvbn"),
     ("app password, quoted", "App-specific password: `kqzt wvbn axmr hjpl`", "kqzt wvbn"),
+    ("app password of WordPress", "here: kQzt 3bnA xm9r HjpL w2Ve Tc7s\n", "kQzt 3bnA"),
+    ("app password after a user", "curl -u 'ann:kQzt 3bnA xm9r HjpL w2Ve Tc7s' x.dev", "xm9r HjpL"),
     (
         "password behind an address",
         "[12:00] ann@corp.dev rTq7mWp2Lk\n[message_id: 3]",
@@ -530,6 +532,7 @@ CASES = list(_cases())
 HARMLESS = [
     "[Telegram] they will also send ann@example.com\nthis must have been\n",
     "The app password has four long words: that will also work",
+    "They said that 2024 will come with JSON; 6865 6c6c 6f20 776f 726c 640a 0a00 dead beef",
     "ann@example.com 1a2b3c4\nbob@example.com 2026-02-09T12:00\nann@example.com second-line",
     "enter the password `hunter` twice; the password `config.yaml` names; git@github.com main",
     "admin / member / guest; root/abc123; admin\nsrc2\nadmin / user_v2.ts",
