@@ -44,8 +44,7 @@ def lint_card(text: str) -> list[str]:
     twice = dict.fromkeys(key for key in keys if keys.count(key) > 1)
     problems = [f"`{key}` occurs more than once in the front matter." for key in twice]
     lists = {
-        key: value if isinstance(value, list) or key == "model-index" else [value]
-        for key, value in metadata.items()
+        key: value if isinstance(value, list) or key == "model-index" else [value] for key, value in metadata.items()
     }
     # A filter needs licences only, and this import takes a tenth of its start.
     from jsonschema import Draft202012Validator, FormatChecker

@@ -65,16 +65,11 @@ class Panel:
             f'height="{bottom - top:.1f}" fill="{colour}" stroke="white"/>'
         )
 
-    def draw_line(
-        self, points: Iterable[tuple[float, float]], colour: str, dashed: bool = False
-    ) -> None:
+    def draw_line(self, points: Iterable[tuple[float, float]], colour: str, dashed: bool = False) -> None:
         """Connect points."""
         pixels = " ".join("{:.1f},{:.1f}".format(*self.place(x, y)) for x, y in points)
         dashes = ' stroke-dasharray="5 4"' if dashed else ""
-        self.drawn.append(
-            f'<polyline points="{pixels}" fill="none" stroke="{colour}" '
-            f'stroke-width="1.5"{dashes}/>'
-        )
+        self.drawn.append(f'<polyline points="{pixels}" fill="none" stroke="{colour}" stroke-width="1.5"{dashes}/>')
 
     def draw_dot(self, x: float, y: float) -> None:
         """Mark a point."""

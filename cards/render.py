@@ -37,13 +37,9 @@ PREVIEW_CHARS = 1200
 SIZES = ((1_000, "n<1K"), (10_000, "1K<n<10K"), (100_000, "10K<n<100K"), (1_000_000, "100K<n<1M"))
 
 # What each column holds, by the kind of rows.
-COLUMNS: dict[str, dict[str, str]] = tomllib.loads(
-    files("cards").joinpath("columns.toml").read_text(encoding="utf-8")
-)
+COLUMNS: dict[str, dict[str, str]] = tomllib.loads(files("cards").joinpath("columns.toml").read_text(encoding="utf-8"))
 # What the metrics of a training mean, those of the whole run and those of its steps by method.
-METRICS: dict[str, dict[str, str]] = tomllib.loads(
-    files("cards").joinpath("metrics.toml").read_text(encoding="utf-8")
-)
+METRICS: dict[str, dict[str, str]] = tomllib.loads(files("cards").joinpath("metrics.toml").read_text(encoding="utf-8"))
 
 
 def render_dataset_card(report: Json) -> str:
@@ -58,13 +54,9 @@ def render_dataset_card(report: Json) -> str:
     metadata: Json = {"pretty_name": f"SDPO rows from {source}", "tags": ["sdpo", "trl"]}
     if report["input"]["kind"] == "hub":
         metadata["source_datasets"] = source.split(", ")
-    columns = [
-        (name, name_type(feature), COLUMNS["filter"][name]) for name, feature in SDPO_ROW.items()
-    ]
+    columns = [(name, name_type(feature), COLUMNS["filter"][name]) for name, feature in SDPO_ROW.items()]
     sample = _shorten_sample(report["first_sample"])
-    return _render_rows_card(
-        "dataset_card", report, report["kept"], configs, metadata, columns=columns, sample=sample
-    )
+    return _render_rows_card("dataset_card", report, report["kept"], configs, metadata, columns=columns, sample=sample)
 
 
 def _render_rows_card(
@@ -115,9 +107,7 @@ def render_model_card(report: Json | None, run: Json) -> str:
         metadata["model-index"] = _build_model_index(name, run)
     arguments = run["arguments"]
     batch = (
-        arguments["per_device_train_batch_size"]
-        * arguments["gradient_accumulation_steps"]
-        * run["hardware"]["count"]
+        arguments["per_device_train_batch_size"] * arguments["gradient_accumulation_steps"] * run["hardware"]["count"]
     )
     metrics = _summarize_metrics(run["log_history"], METRICS[run["method"]])
     means = {name: mean for name, _, _, mean in metrics}
@@ -171,9 +161,7 @@ def _build_model_index(name: str, run: Json) -> list[Json]:
     return eval_results_to_model_index(name, results)
 
 
-def _summarize_metrics(
-    history: list[Json], names: Iterable[str]
-) -> list[tuple[str, float, float, float]]:
+def _summarize_metrics(history: list[Json], names: Iterable[str]) -> list[tuple[str, float, float, float]]:
     """Return name, first, last and mean of those values that were logged with the loss."""
     steps = [entry for entry in history if "loss" in entry]
     rows = []
@@ -302,9 +290,7 @@ def render_stage_card(report: Json, features: Features) -> str:
         "pretty_name": f"Agent {stage} from {report['source']}",
         "tags": [TAGS[stage], "trl"],
     }
-    columns = [
-        (name, name_type(feature), COLUMNS["stage"][name]) for name, feature in features.items()
-    ]
+    columns = [(name, name_type(feature), COLUMNS["stage"][name]) for name, feature in features.items()]
     return _render_rows_card(
         "stage_card", report, report["rows"], configs, metadata, what=WHAT[stage], columns=columns
     )
@@ -346,9 +332,7 @@ RANGES = (
 )
 
 
-def render_duel_report(
-    summary: Json, rows: Iterable[Mapping[str, Any]], singles: Sequence[Mapping[str, Any]]
-) -> str:
+def render_duel_report(summary: Json, rows: Iterable[Mapping[str, Any]], singles: Sequence[Mapping[str, Any]]) -> str:
     """Return report.md of a duel; `rows` are DUEL rows, `singles` the turns of the gate."""
     values = {**summary, "metrics": DUEL_METRICS, "singles": singles}
     template = make_environment().get_template("duel_report.md.j2")
@@ -358,10 +342,7 @@ def render_duel_report(
 def render_duel_card(report: Json) -> str:
     """Return the dataset card of a finished duel: a configuration per bucket."""
     files = {name: f"data/{name}-*.parquet" for name in report["configs"]}
-    configs = [
-        describe_config(name, {"train": path}, report["sha256"][name])
-        for name, path in files.items()
-    ]
+    configs = [describe_config(name, {"train": path}, report["sha256"][name]) for name, path in files.items()]
     metadata = {
         "pretty_name": f"Duels over {report['source']}",
         "tags": ["preference", "llm-as-a-judge"],

@@ -21,18 +21,12 @@ SAMPLE = "14_cut_last_line.jsonl"
 def text(x: float, y: float, words: str, size: int = 13, colour: str = INK, **more: str) -> str:
     """Return a line of text."""
     extra = "".join(f' {name.replace("_", "-")}="{value}"' for name, value in more.items())
-    return (
-        f'<text x="{x:g}" y="{y:g}" font-size="{size}" fill="{colour}"{extra}>'
-        f"{escape(words)}</text>"
-    )
+    return f'<text x="{x:g}" y="{y:g}" font-size="{size}" fill="{colour}"{extra}>{escape(words)}</text>'
 
 
 def box(x: float, y: float, width: float, height: float, fill: str, radius: float = 4) -> str:
     """Return a rectangle."""
-    return (
-        f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" '
-        f'fill="{fill}" rx="{radius:g}"/>'
-    )
+    return f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" fill="{fill}" rx="{radius:g}"/>'
 
 
 def write_svg(name: str, width: int, height: int, title: str, parts: list[str]) -> None:
@@ -82,10 +76,7 @@ NODE_WIDTH, NODE_HEIGHT, GAP, STEP = 146, 50, 42, 76
 
 def draw_pipeline() -> None:
     """Draw what is made from what."""
-    places = {
-        name: (14 + column * (NODE_WIDTH + GAP), 16 + row * STEP)
-        for name, (column, row, _, _) in NODES.items()
-    }
+    places = {name: (14 + column * (NODE_WIDTH + GAP), 16 + row * STEP) for name, (column, row, _, _) in NODES.items()}
     parts = [
         '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" '
         f'markerHeight="7" orient="auto"><path d="M0 0 L8 4 L0 8 z" fill="{GREY}"/></marker></defs>'
@@ -101,10 +92,7 @@ def draw_pipeline() -> None:
             a, b = x1 + NODE_WIDTH, y1 + NODE_HEIGHT / 2
             c, d = x2 - 3, y2 + NODE_HEIGHT / 2
             curve = f"M{a:g} {b:g} C{(a + c) / 2:g} {b:g} {(a + c) / 2:g} {d:g} {c:g} {d:g}"
-        parts.append(
-            f'<path d="{curve}" fill="none" stroke="{GREY}" stroke-width="1.4" '
-            'marker-end="url(#tip)"/>'
-        )
+        parts.append(f'<path d="{curve}" fill="none" stroke="{GREY}" stroke-width="1.4" marker-end="url(#tip)"/>')
     for name, (_, _, label, note) in NODES.items():
         x, y = places[name]
         ours = name in COMMANDS

@@ -319,9 +319,7 @@ def fence_indented(text: str) -> str:
     parts = []
     for part in text.split("\n\n"):
         lines = part.splitlines()
-        aligned = any("  " in line.strip() for line in lines) or any(
-            line.startswith("  ") for line in lines
-        )
+        aligned = any("  " in line.strip() for line in lines) or any(line.startswith("  ") for line in lines)
         parts.append(f"```text\n{part}\n```" if aligned and not part.startswith("|") else part)
     return "\n\n".join(parts)
 
@@ -360,9 +358,7 @@ def list_job_options() -> str:
             found[action.option_strings[0][2:]] = about
         known[method] = dict(sorted(found.items()))
     lines = [
-        f'"{method}": {{\n'
-        + ",\n".join(f'  "{name}": {json.dumps(about)}' for name, about in options.items())
-        + "\n}"
+        f'"{method}": {{\n' + ",\n".join(f'  "{name}": {json.dumps(about)}' for name, about in options.items()) + "\n}"
         for method, options in known.items()
     ]
     return "{" + ",\n".join(lines) + "}"

@@ -17,16 +17,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 def main(adapter: str, question: str, base: str | None = None) -> None:
     """Print the model's answer."""
     base = base or PeftConfig.from_pretrained(adapter).base_model_name_or_path
-    settings: dict[str, Any] = (
-        {"dtype": "bfloat16", "device_map": "auto"} if torch.cuda.is_available() else {}
-    )
+    settings: dict[str, Any] = {"dtype": "bfloat16", "device_map": "auto"} if torch.cuda.is_available() else {}
     if settings:
         settings["quantization_config"] = BitsAndBytesConfig(
             load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype="bfloat16"
         )
-    model = PeftModel.from_pretrained(
-        AutoModelForCausalLM.from_pretrained(base, **settings), adapter
-    )
+    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base, **settings), adapter)
     tokenizer = AutoTokenizer.from_pretrained(base)
     prompt = tokenizer.apply_chat_template(
         [{"role": "user", "content": question}],

@@ -31,18 +31,14 @@ PARTS = ("traces", "rows", "learner", "task", "learned", "tiny-gemma4", "run", "
 def empty_folder(out: Path) -> None:
     """Make the folder and take an earlier demo out of it; raises OutputError for any other."""
     if out.is_file() or (out.is_dir() and any(out.iterdir()) and not (out / MARK).is_file()):
-        raise OutputError(
-            f"`{out}` holds something that is not of an earlier demo; give another folder as --out."
-        )
+        raise OutputError(f"`{out}` holds something that is not of an earlier demo; give another folder as --out.")
     try:
         out.mkdir(parents=True, exist_ok=True)
         (out / MARK).touch()
         for name in PARTS:
             shutil.rmtree(out / name, ignore_errors=True)
     except OSError as error:
-        raise OutputError(
-            f"`{out}` cannot be written ({error.strerror}); give another folder as --out."
-        ) from error
+        raise OutputError(f"`{out}` cannot be written ({error.strerror}); give another folder as --out.") from error
 
 
 def step(title: str, command: str) -> None:

@@ -109,9 +109,7 @@ def check_file(path: Path, method: str) -> Json:
                 if problem := find_problem(line, method):
                     wrong.append((number, problem))
     except OSError as error:
-        raise SourceError(
-            f"`{path}` cannot be read ({error.strerror}); use a JSONL file as --dataset."
-        ) from error
+        raise SourceError(f"`{path}` cannot be read ({error.strerror}); use a JSONL file as --dataset.") from error
     if not number:
         raise SourceError(f"`{path}` holds no lines; use a file with rows.")
     if wrong:
@@ -204,8 +202,7 @@ def run(job: argparse.Namespace) -> int:
             raise
         reason = " ".join(str(error).split())[:300]
         raise TrainingInputError(
-            f"Together refused ({type(error).__name__}: {reason}); check TOGETHER_API_KEY, the "
-            "model and the file."
+            f"Together refused ({type(error).__name__}: {reason}); check TOGETHER_API_KEY, the model and the file."
         ) from error
 
 

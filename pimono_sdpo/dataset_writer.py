@@ -63,9 +63,7 @@ def load_tokenizer(path: str) -> Any:
             "folder or the Hub id of the model to train."
         ) from error
     if not tokenizer.chat_template:
-        raise TrainingInputError(
-            f"The tokenizer of `{path}` has no chat template; give an instruction-tuned model."
-        )
+        raise TrainingInputError(f"The tokenizer of `{path}` has no chat template; give an instruction-tuned model.")
     return tokenizer
 
 
@@ -78,8 +76,7 @@ def count_tokens(row: Row, tokenizer: str, max_length: int) -> Json:
         for end in [row[name] for name in ("completion", "chosen", "rejected") if name in row]:
             # Templates take no nulls.
             turns = [
-                {name: value for name, value in turn.items() if value is not None}
-                for turn in (*row["prompt"], *end)
+                {name: value for name, value in turn.items() if value is not None} for turn in (*row["prompt"], *end)
             ]
             tools = list(row["tools"]) or None
             found = template(turns, tools=tools, tokenize=True, return_dict=True)
@@ -107,12 +104,8 @@ TOGETHER = "together"
 class WriterOptions:
     """How rows to train on are written."""
 
-    format: Format = option(
-        "Write rows for `trl`, or for `together` its JSON lines as well.", default="trl"
-    )
-    licence: str | None = option(
-        "SPDX id of the licence of the traces, for the card.", default=None, flag="--license"
-    )
+    format: Format = option("Write rows for `trl`, or for `together` its JSON lines as well.", default="trl")
+    licence: str | None = option("SPDX id of the licence of the traces, for the card.", default=None, flag="--license")
 
 
 @options
@@ -120,17 +113,14 @@ class RunRowsOptions(WriterOptions, SourceOptions):
     """What rows made of rollouts and sessions have in common."""
 
     source: list[str] = argument(
-        "Folder of rollouts, or recorded sessions in any form that `filter` takes, such as "
-        "`claude`."
+        "Folder of rollouts, or recorded sessions in any form that `filter` takes, such as `claude`."
     )
     tokenizer: str | None = option(
         "Model (folder or Hub id) whose tokenizer counts for --max-length.",
         default=None,
         decides="row",
     )
-    max_length: int | None = option(
-        "Drop rows with more tokens, as too_long.", default=None, minimum=1, decides="row"
-    )
+    max_length: int | None = option("Drop rows with more tokens, as too_long.", default=None, minimum=1, decides="row")
     test_fraction: float = option(
         "Of sessions: share of repositories whose rows go to the test split.",
         default=0.0,
@@ -142,9 +132,7 @@ class RunRowsOptions(WriterOptions, SourceOptions):
         default=False,
         decides="row",
     )
-    test_suite: Path | None = option(
-        "Held-out suite: refuse to write training rows of its tasks.", default=None
-    )
+    test_suite: Path | None = option("Held-out suite: refuse to write training rows of its tasks.", default=None)
 
     def __post_init__(self) -> None:
         """Check what belongs together; raises OutputError."""
@@ -192,8 +180,7 @@ def open_runs(options: RunRowsOptions, out: Path) -> Rollouts | Source:
             continue
         if given := options.choices() or options.source[1:]:
             raise SourceError(
-                f"`{one}` holds rollouts, which are read as a whole and by themselves; leave out "
-                f"{', '.join(given)}."
+                f"`{one}` holds rollouts, which are read as a whole and by themselves; leave out {', '.join(given)}."
             )
         for read in (Path(one), *(Path(task["repo"]) for task in rollouts.tasks.values())):
             require_disjoint(read.resolve(), out.resolve())

@@ -64,8 +64,7 @@ class FilterOptions:
         decides="row",
     )
     split_by: SplitBy = option(
-        "What stays on one side of the split: a `repository`, or a `session` for traces of one "
-        "repository.",
+        "What stays on one side of the split: a `repository`, or a `session` for traces of one repository.",
         default="repository",
         decides="row",
     )
@@ -118,9 +117,7 @@ class FilterOptions:
         default="hf",
         decides="row",
     )
-    max_samples: int | None = option(
-        "Keep the best N rows.", default=None, minimum=1, shown="all", decides="output"
-    )
+    max_samples: int | None = option("Keep the best N rows.", default=None, minimum=1, shown="all", decides="output")
     dedupe: bool = option(
         "Keep one row of each story: of forks, snapshots and equal prompts.",
         default=True,
@@ -216,9 +213,7 @@ def run_part(
     content = says(part, _redact_names(opened), described, key)
     there = folders.read_json(out / folders.PART) if folders.mark_of(out) == folders.PART else None
     if isinstance(there, dict) and (there["part"], there["parts"]) != part:
-        raise OutputError(
-            f"`{out}` holds part {there['part']} of {there['parts']}; use a folder for each part."
-        )
+        raise OutputError(f"`{out}` holds part {there['part']} of {there['parts']}; use a folder for each part.")
     with folders.only_run(out, folders.PART) as work:
         numbers = range(part[0] - 1, len(opened.shards), part[1])
         records = _finish(opened, numbers, work, options, run)
@@ -275,9 +270,7 @@ def _finish(
     return run_parts(parts, work, OUTPUTS, desc="filter", unit="session", engine=engine)
 
 
-def _publish(
-    redacted: Source, given: str, whole: Whole, work: Path, out: Path, options: Json
-) -> Json:
+def _publish(redacted: Source, given: str, whole: Whole, work: Path, out: Path, options: Json) -> Json:
     """Choose among the rows of all shards, write the output and give the folder its name."""
     comparing = options["max_samples"], options["seed"], options["dedupe"]
     with closing(choose_rows(whole.files, work / "candidates.sqlite", *comparing)) as database:
@@ -310,9 +303,7 @@ def _nothing_left(source: str, report: Json) -> str:
     reasons = "; ".join([reasons, *describe_unreadable(report)])
     advice = "use traces with tool errors, failed commands or user corrections"
     own = {name.partition(":")[0].rpartition(".")[2] for name in report["options"]["stage"]}
-    if dropping := [
-        one["stage"] for one in report["stages"] if one["stage"] in own and one["dropped"]
-    ]:
+    if dropping := [one["stage"] for one in report["stages"] if one["stage"] in own and one["dropped"]]:
         advice = f"keep more rows in your stage `{dropping[0]}`, or leave it out"
     elif "below_min_score" in counts:
         advice = "lower --min-score"

@@ -37,9 +37,7 @@ def option(
     return field(default=default, default_factory=default_factory, metadata=about)
 
 
-def argument(
-    help: str, *, default: Any = MISSING, shown: str | None = None, passes_options: bool = False
-) -> Any:
+def argument(help: str, *, default: Any = MISSING, shown: str | None = None, passes_options: bool = False) -> Any:
     """Declare a positional argument; a list that `passes_options` also gets unknown options."""
     about = {"help": help, "argument": True, "shown": shown, "passes_options": passes_options}
     return field(default=default, metadata=about)

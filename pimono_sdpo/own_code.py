@@ -40,9 +40,7 @@ def import_own(name: str) -> Any:
         raise OwnCodeError(f"`{module}` cannot be imported: {_explain(error)}.") from error
     if not hasattr(found, attribute):
         file = getattr(found, "__file__", "built in")
-        raise OwnCodeError(
-            f"`{attribute}` is not in the module `{module}` ({file}); give module:name."
-        )
+        raise OwnCodeError(f"`{attribute}` is not in the module `{module}` ({file}); give module:name.")
     return getattr(found, attribute)
 
 
@@ -74,9 +72,7 @@ def import_stages(names: Sequence[str], given: Features) -> list[Stage]:
         if not isinstance(stage, Map | Filter):
             raise OwnCodeError(f"`{name}` is a {type(stage).__name__}; give a Map or a Filter.")
         if missing := [column for column in stage.reads if column not in columns]:
-            raise OwnCodeError(
-                f"`{name}` reads {', '.join(missing)}; give columns among {', '.join(columns)}."
-            )
+            raise OwnCodeError(f"`{name}` reads {', '.join(missing)}; give columns among {', '.join(columns)}.")
         writes = Features(stage.writes if isinstance(stage, Map) else {})
         if changed := [one for one in writes if columns.get(one, writes[one]) != writes[one]]:
             raise OwnCodeError(

@@ -54,9 +54,7 @@ def read_patterns(table: Mapping[str, str]) -> dict[str, str]:
     joined = {name: re.sub(r"(?:\A|\n) *", "", pattern) for name, pattern in table.items()}
 
     def expand(pattern: str) -> str:
-        return re.sub(
-            r"<(\w{3,})>", lambda m: expand(joined[m[1]]) if m[1] in joined else m[0], pattern
-        )
+        return re.sub(r"<(\w{3,})>", lambda m: expand(joined[m[1]]) if m[1] in joined else m[0], pattern)
 
     return {name: expand(pattern) for name, pattern in joined.items()}
 

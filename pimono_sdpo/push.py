@@ -69,12 +69,8 @@ logging.getLogger("stamina").setLevel(logging.ERROR)
 class PushOptions:
     """How a folder is pushed."""
 
-    public: bool = option(
-        "Make a new dataset public; an existing one keeps its visibility.", default=False
-    )
-    allow_findings: bool = option(
-        "Push even if the second scanner reports a secret.", default=False
-    )
+    public: bool = option("Make a new dataset public; an existing one keeps its visibility.", default=False)
+    allow_findings: bool = option("Push even if the second scanner reports a secret.", default=False)
 
     def given(self) -> list[str]:
         """Return the options that were given, as words of a command line."""
@@ -85,9 +81,7 @@ class PushOptions:
 class PushResult(PushOptions):
     """Where the result of a command is pushed, if anywhere."""
 
-    push: str | None = option(
-        "Push the result to this dataset (ns/name), private if new.", default=None
-    )
+    push: str | None = option("Push the result to this dataset (ns/name), private if new.", default=None)
 
     def check_push(self) -> None:
         """Raise OutputError if the result could not be pushed, before any work is done."""
@@ -116,9 +110,7 @@ def check_account(repo_id: str) -> None:
         raise OutputError(f"Nothing can be pushed to `{repo_id}`: {problem}.")
 
 
-def push_folder(
-    folder: Path, repo_id: str, options: PushOptions, only_private: bool = False
-) -> str:
+def push_folder(folder: Path, repo_id: str, options: PushOptions, only_private: bool = False) -> str:
     """Push what differs from the dataset's present commit; return a sentence on what was done.
 
     A missing dataset is created, private unless `public`. The same content makes no commit. Raises
@@ -163,8 +155,7 @@ def check_files(folder: Path, allow_findings: bool = False) -> dict[str, Path]:
     """
     if mark_of(folder) != REPORT:
         raise OutputError(
-            f"`{folder}` was not written by a finished `filter`, `steps` or `pairs`; push such a "
-            "folder, unchanged."
+            f"`{folder}` was not written by a finished `filter`, `steps` or `pairs`; push such a folder, unchanged."
         )
     paths = [folder / name for name in SINGLE_FILES]
     paths += [path for kind in SHARDS for path in sorted((folder / kind).glob("*.parquet"))]
@@ -172,9 +163,7 @@ def check_files(folder: Path, allow_findings: bool = False) -> dict[str, Path]:
     if CARD not in files:
         raise OutputError(f"`{folder}` has no {CARD}; run the command that wrote it again.")
     if problems := lint_file(files[CARD]):
-        raise OutputError(
-            f"The Hub may refuse `{files[CARD]}`: {problems[0]} Correct it and push again."
-        )
+        raise OutputError(f"The Hub may refuse `{files[CARD]}`: {problems[0]} Correct it and push again.")
     for path in files.values():
         check_secrets(path, allow_findings)
     return files
@@ -293,9 +282,7 @@ def merge_cards(mine: str, theirs: bytes | None, stage: str | None, repo_id: str
         body = _SECTION.sub("", their_body)
     configs = [one for one in metadata.get("configs", []) if _stage_of_config(one) != stage]
     for config in own["configs"]:
-        files = [
-            {**file, "path": path_in_repo(file["path"], stage)} for file in config["data_files"]
-        ]
+        files = [{**file, "path": path_in_repo(file["path"], stage)} for file in config["data_files"]]
         configs.append({**config, "data_files": files})
     order = [None, *STAGES]
     configs.sort(key=lambda config: order.index(_stage_of_config(config)))
@@ -305,9 +292,7 @@ def merge_cards(mine: str, theirs: bytes | None, stage: str | None, repo_id: str
         if config is not default:
             config.pop("default", None)
     tags = sorted({*own["tags"], *metadata.get("tags", [])})
-    head = yaml.safe_dump(
-        {**front, "configs": configs, "tags": tags}, sort_keys=True, allow_unicode=True
-    )
+    head = yaml.safe_dump({**front, "configs": configs, "tags": tags}, sort_keys=True, allow_unicode=True)
     parts = [body, *(sections[name] for name in STAGES if name in sections)]
     rest = "\n\n".join(part.strip() for part in parts if part.strip())
     return f"---\n{head}---\n\n{rest}\n"
@@ -511,10 +496,7 @@ class _RowsUpload(Upload):
         if shards or report in there:
             known = read_json(download(report)) if report in there else None
             if not isinstance(known, dict) or "pimono_sdpo" not in known:
-                raise OutputError(
-                    f"`{repo_id}` holds data that is not of an earlier filter run; use another "
-                    "name."
-                )
+                raise OutputError(f"`{repo_id}` holds data that is not of an earlier filter run; use another name.")
         # A dataset that was just created may have a card, but no data.
         has_card = CARD in there and there - {CARD, ".gitattributes"}
         before = download(CARD).read_bytes() if has_card else None
@@ -522,10 +504,7 @@ class _RowsUpload(Upload):
         files = {**self.own, CARD: card.encode()}
         return [
             *(CommitOperationAdd(name, files[name]) for name in files),
-            *(
-                CommitOperationDelete(name, is_folder=False)
-                for name in sorted(shards - files.keys())
-            ),
+            *(CommitOperationDelete(name, is_folder=False) for name in sorted(shards - files.keys())),
         ]
 
 

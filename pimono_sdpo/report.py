@@ -163,10 +163,7 @@ def _describe_rows(folder: Path, name: str, options: Json) -> Json:
             "min": min(scores),
             "max": max(scores),
             "mean": round(math.fsum(scores) / len(scores), 6),
-            "histogram": [
-                {"from": i * BIN_WIDTH, "to": (i + 1) * BIN_WIDTH, **counts}
-                for i, counts in bars.items()
-            ],
+            "histogram": [{"from": i * BIN_WIDTH, "to": (i + 1) * BIN_WIDTH, **counts} for i, counts in bars.items()],
             "cut": min(scores) if OVER_MAX_SAMPLES in reasons else min_score if reasons else None,
         },
         "source_sessions": len(sessions),

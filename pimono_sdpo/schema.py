@@ -22,9 +22,7 @@ def columns(**kinds: str) -> dict[str, Any]:
 
 
 STRINGS = List(Value("string"))
-SESSION = Features(
-    columns(string="harness session_id source", large_binary="trace", int64="bytes_not_utf8")
-)
+SESSION = Features(columns(string="harness session_id source", large_binary="trace", int64="bytes_not_utf8"))
 MESSAGE = columns(string="role content")
 # A failure that the environment reported, or a later message of the user that corrects the agent.
 FINDING = {

@@ -33,8 +33,7 @@ class SourceOptions:
         shown="all",
     )
     exclude: list[str] = option(
-        "Pattern of the paths of session files below the source to leave out, such as "
-        "`*/agent-*`; may be repeated.",
+        "Pattern of the paths of session files below the source to leave out, such as `*/agent-*`; may be repeated.",
         default_factory=list,
     )
 

@@ -56,12 +56,9 @@ _VALUE = re.compile(r"\d+(?:\.\d+)?[smhd]?|\{\}")
 _TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 _QUIET, _SEARCHES, _READS, _WRAPPERS, _TAKES_VALUE, _RUN_BY, _KEYWORDS, _SHELLS, _QUIET_OF_GIT = (
     frozenset(_TABLE[name].split())
-    for name in "quiet searches reads wrappers options_with_value runners keywords shells"
-    " quiet_of_git".split()
+    for name in "quiet searches reads wrappers options_with_value runners keywords shells quiet_of_git".split()
 )
-_READING_SUBCOMMANDS = {
-    program: frozenset(names.split()) for program, names in _TABLE["reading_subcommands"].items()
-}
+_READING_SUBCOMMANDS = {program: frozenset(names.split()) for program, names in _TABLE["reading_subcommands"].items()}
 
 
 # A command is looked at by several rules, and again when it is repeated.
@@ -166,9 +163,7 @@ def _strip_wrappers(words: list[str]) -> list[str]:
         elif looked_through and words[at].startswith("-"):
             at += words[at] in _TAKES_VALUE
         elif not (
-            word in _KEYWORDS
-            or _ASSIGNMENT.fullmatch(words[at])
-            or (looked_through and _VALUE.fullmatch(word))
+            word in _KEYWORDS or _ASSIGNMENT.fullmatch(words[at]) or (looked_through and _VALUE.fullmatch(word))
         ):
             break
         at += 1

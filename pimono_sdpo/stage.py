@@ -130,9 +130,7 @@ def apply(dataset: AnyDataset, stage: Stage, **options: Any) -> AnyDataset:
     return _map(dataset, stage, features_after(features, [stage]), removed, **options)
 
 
-def _map(
-    dataset: AnyDataset, run: Any, after: Features, removed: list[str] | None, **options: Any
-) -> AnyDataset:
+def _map(dataset: AnyDataset, run: Any, after: Features, removed: list[str] | None, **options: Any) -> AnyDataset:
     if isinstance(dataset, Dataset) and dataset.num_rows == 0:
         # `Dataset.map` leaves the columns of an empty dataset as they are.
         return Dataset.from_dict({name: [] for name in after}, features=after)
@@ -269,9 +267,7 @@ def iterate_rows(table: pa.Table, features: Features) -> Iterator[dict[str, Any]
         yield features.decode_example({n: v.as_py() for n, v in zip(names, values, strict=True)})
 
 
-def table_of_rows(
-    rows: Iterable[Row], features: Features, schema: pa.Schema | None = None
-) -> pa.Table:
+def table_of_rows(rows: Iterable[Row], features: Features, schema: pa.Schema | None = None) -> pa.Table:
     """Return rows as a table of just these columns; what a row lacks is null.
 
     `schema` is that of the columns, for who has it already: making it takes milliseconds.

@@ -31,8 +31,7 @@ _VARIES = re.compile(r"0x[0-9a-fA-F]+|\d+(?:\.\d+)?(?:ms|s)?")
 def write_context(row: Row) -> dict[str, Any]:
     """Render the weightiest failures and the first corrections of the request, numbered."""
     blocks = [
-        f"Tool/environment diagnostic {number} ({', '.join(_rank(item))}):\n"
-        + _render_failure(item, row["tools"])
+        f"Tool/environment diagnostic {number} ({', '.join(_rank(item))}):\n" + _render_failure(item, row["tools"])
         for number, item in enumerate(select_failures(row), start=1)
     ]
     blocks += [
@@ -60,17 +59,14 @@ def _shorten_diagnostic(text: str) -> str:
         return text
     lines = (
         f"{line[:LINE_CHARS]} [...] {line[-LINE_CHARS:]}"
-        if len(line) >= LONG_LINE
-        and not any(rule.pattern.search(line) for rule in find_rules(line))
+        if len(line) >= LONG_LINE and not any(rule.pattern.search(line) for rule in find_rules(line))
         else line
         for line in text.split("\n")
     )
     text = "\n".join(lines)
     # Where the weightiest matching rules first find the failure.
     found = [
-        (-WEIGHTS[rule.category], match.start())
-        for rule in find_rules(text)
-        if (match := rule.pattern.search(text))
+        (-WEIGHTS[rule.category], match.start()) for rule in find_rules(text) if (match := rule.pattern.search(text))
     ]
     return shorten_around(text, DIAGNOSTIC_CHARS, min(found, default=(0, 0))[1])
 

@@ -45,8 +45,7 @@ _FILE_TOOLS = frozenset("read edit write ls grep find glob".split())
 # These tools fail in few known ways; other words in their results are a veto by an extension.
 _WITH_VETOES = frozenset({"bash", "edit", "write"})
 _OWN_TO_CALLS = frozenset(
-    "tool_schema_validation missing_file_or_command permission_auth command_error"
-    " build_lint_compile".split()
+    "tool_schema_validation missing_file_or_command permission_auth command_error build_lint_compile".split()
 )
 # Searches that print what they found although they exit with 1.
 _PRINTS = frozenset("diff cmp colordiff comm which type whereis command".split())
@@ -126,9 +125,7 @@ def _judge(event: Event, call: Event | None) -> Finding | None:
     code, message = event.exit_code, ""
     runs = find_family(event.tool_name) == "runs"
     # A shell may have another name: a runner that was given a command line.
-    is_shell = event.tool_name == "bash" or (
-        runs and ('"command":' in arguments or '"cmd":' in arguments)
-    )
+    is_shell = event.tool_name == "bash" or (runs and ('"command":' in arguments or '"cmd":' in arguments))
     stopped = _SAYS["sandboxed"].match(event.text) if is_shell and code is None else None
     if stopped:
         source, code = "text", int(stopped[1] or 1)
@@ -167,9 +164,7 @@ def _judge(event: Event, call: Event | None) -> Finding | None:
     return _build(event, target, source, text, categories)
 
 
-def _build(
-    event: Event, target: str, source: str, text: str, categories: set[str]
-) -> Finding | None:
+def _build(event: Event, target: str, source: str, text: str, categories: set[str]) -> Finding | None:
     if not categories:
         return None
     return {
@@ -205,9 +200,7 @@ def _list_commands(arguments: str) -> str:
     value = decode_json(arguments)
     script = value.get("input") if isinstance(value, dict) else None
     found = _SAYS["inner_command"].findall(script) if isinstance(script, str) else []
-    return "\n".join(
-        re.sub(r"\\([\"'`])", r"\1", text[1:-1].replace("\\n", "\n")) for text in found
-    )
+    return "\n".join(re.sub(r"\\([\"'`])", r"\1", text[1:-1].replace("\\n", "\n")) for text in found)
 
 
 def _strip_notices(text: str) -> str:
@@ -252,9 +245,7 @@ def _cut_to_ends(text: str) -> str:
     first = _SAYS["exit_head"].match(text)
     text = text[first.end() :] if first else text
     end = text[-_EXIT_CHARS:]
-    return (
-        text[:-_EXIT_CHARS] + _SAYS["exit_tail"].sub("", end) if "P" in end or "C" in end else text
-    )
+    return text[:-_EXIT_CHARS] + _SAYS["exit_tail"].sub("", end) if "P" in end or "C" in end else text
 
 
 def _classify_call(tool_name: str, output: str) -> set[str]:
@@ -275,9 +266,7 @@ def _classify_call(tool_name: str, output: str) -> set[str]:
     return shown or {"other_marked_error"}
 
 
-def _classify_command(
-    exit_code: int, pipelines: list[Pipeline], command: str, output: str
-) -> set[str]:
+def _classify_command(exit_code: int, pipelines: list[Pipeline], command: str, output: str) -> set[str]:
     """Classify a command that ended with an exit code; nothing if it is not a failure."""
     stages = _list_stages(pipelines)
     only_reads = bool(stages) and all(stage.role != "runs" for stage in stages)
@@ -303,9 +292,7 @@ def _list_stages(pipelines: list[Pipeline]) -> list[Stage]:
 _SILENCERS = ("2>/dev/null", "&>/dev/null", "SilentlyContinue")
 
 
-def _is_no_failure(
-    exit_code: int, stages: list[Stage], only_reads: bool, command: str, output: str
-) -> bool:
+def _is_no_failure(exit_code: int, stages: list[Stage], only_reads: bool, command: str, output: str) -> bool:
     """Check the reasons for which a command ends with an exit code without having failed."""
     if _shows_http_error(command, output):
         return False
@@ -500,9 +487,7 @@ def _take_last_lines(text: str) -> list[str]:
     return filled[-TAIL_LINES:]
 
 
-def _find_complaints(
-    lines: list[str], parts: list[_Part], command: str, has_fallback: bool
-) -> set[str]:
+def _find_complaints(lines: list[str], parts: list[_Part], command: str, has_fallback: bool) -> set[str]:
     """Classify the lines in which a program of this command, its script or the shell complains."""
     found: set[str] = set()
     stages = [part.stage for part in parts]
@@ -520,9 +505,7 @@ def _find_complaints(
     return found
 
 
-def _is_own(
-    speaker: str, words: str, line: str, stages: list[Stage], losing: set[str], command: str
-) -> bool:
+def _is_own(speaker: str, words: str, line: str, stages: list[Stage], losing: set[str], command: str) -> bool:
     name = speaker.rsplit("/", 1)[-1]
     if name in _SHELLS:
         about = set(_WORD_ENDS.split(words))

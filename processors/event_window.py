@@ -24,9 +24,7 @@ NEIGHBOURS = 2
 EVENT_CHARS = 700
 # Of a whole request, the first and the last events.
 MOST_EVENTS = 300
-SHOWN = frozenset(
-    "user assistant tool_call tool_result bash custom_message compaction branch_summary".split()
-)
+SHOWN = frozenset("user assistant tool_call tool_result bash custom_message compaction branch_summary".split())
 
 
 def show_event_windows(

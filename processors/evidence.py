@@ -83,9 +83,7 @@ def gather_evidence(
         # The work on a correction is that of the request which it opens.
         last = max(wrong, default=stop)
         until = next((end for end in ends if end > last), stop)
-        known_files = (
-            files.known_at(request.index, min(after)) if request and after and harness.tools else ()
-        )
+        known_files = files.known_at(request.index, min(after)) if request and after and harness.tools else ()
         # A row without evidence is dropped before it is read or compared.
         stays = request if wrong else None
         # As many turns as wanted, or as the request needs to be understood.
@@ -151,9 +149,7 @@ def find_evidence(events: tuple[Event, ...], judge: Judge | None, unit: Unit = "
 def _keeps_house(text: str) -> bool:
     """Check for a request to commit, publish or look whether anything is to be done."""
     is_short = len(text) <= CHORE_CHARS
-    return is_automated(strip_wrapper(text)) or (
-        is_short and _CUES["chores"].search(text.lower()) is not None
-    )
+    return is_automated(strip_wrapper(text)) or (is_short and _CUES["chores"].search(text.lower()) is not None)
 
 
 def _bind(
@@ -178,9 +174,7 @@ def _bind(
     ]  # fmt: skip
     asked = {request.index for request in requests}
     about = {item["event_index"] for item in corrections}
-    turns = {
-        event.index for event in events if event.index not in asked | about and _is_turn(event)
-    }
+    turns = {event.index for event in events if event.index not in asked | about and _is_turn(event)}
     starts = sorted(asked | turns)
     bound: dict[int, list[Finding]] = {}
     for item in sorted((*failures, *corrected), key=itemgetter("event_index")):
@@ -253,9 +247,7 @@ def _is_work(event: Event) -> bool:
     )
 
 
-def count_row(
-    events: Sequence[Event], found: Found, row: Row, lines: Lines[Any], is_first: bool
-) -> dict[str, Any]:
+def count_row(events: Sequence[Event], found: Found, row: Row, lines: Lines[Any], is_first: bool) -> dict[str, Any]:
     """Return `counts` and `volume` of the events of a row; what a session has once, its first."""
     matched, forks = found.matched, found.forks
     calls = [event.index for event in events if event.kind == "tool_call"]
@@ -396,9 +388,7 @@ def gather_history(events: Sequence[Event], stop: int, limit: int) -> list[Messa
             sizes.append(min(len(text), TURN_CHARS if sizes else ANSWER_CHARS))
     while turns and (turns[-1][0] == "assistant" or sum(sizes) > limit):
         del turns[-1], sizes[-1]
-    return [
-        Message(role=role, content="\n\n".join(reversed(texts))) for role, texts in reversed(turns)
-    ]
+    return [Message(role=role, content="\n\n".join(reversed(texts))) for role, texts in reversed(turns)]
 
 
 def _is_message(event: Event) -> bool:

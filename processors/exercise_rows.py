@@ -39,12 +39,10 @@ def write_exercise(row: Row, resolving_call: bool) -> dict[str, Any]:
         "format": "json",
         # The schemas of a harness are the verifier's own: it knows all their generations.
         "tools": [
-            one["name"] if one.pop("known", False) else {"type": "function", "function": one}
-            for one in functions
+            one["name"] if one.pop("known", False) else {"type": "function", "function": one} for one in functions
         ],
         "goal": exercise["goal"],
-        "failed_call": failed
-        and {"tool": failed["name"], "command": row["findings"][0]["target"], **failed},
+        "failed_call": failed and {"tool": failed["name"], "command": row["findings"][0]["target"], **failed},
         "resolved_call": exercise["resolved_call"],
         "paths": exercise["paths"],
         "programs": exercise["programs"],
@@ -99,10 +97,7 @@ def _redact(value: Any, cwd: str, names: tuple[str, ...] | None, found: list[str
     if isinstance(value, list):
         return [_redact(one, cwd, names, found) for one in value]
     if isinstance(value, dict):
-        return {
-            redact_text(key, cwd, names)[0]: _redact(one, cwd, names, found)
-            for key, one in value.items()
-        }
+        return {redact_text(key, cwd, names)[0]: _redact(one, cwd, names, found) for key, one in value.items()}
     return value
 
 

@@ -75,9 +75,7 @@ MIN_SHARED = 0.6
 # So many calls show which arguments a tool always needs.
 ENOUGH_CALLS = 5
 _CHANGES = frozenset({"edit", "write", "multi_edit"})
-_UNREAD = re.compile(
-    r"not been read yet|modified since|[Rr]ead (?:it|the file) (?:first|again)|must read"
-)
+_UNREAD = re.compile(r"not been read yet|modified since|[Rr]ead (?:it|the file) (?:first|again)|must read")
 _IS_FOLDER = re.compile(r"EISDIR|[Ii]s a directory")
 _NO_PROGRAM = re.compile(
     r"(?:^|: )(?:command not found: (\S{1,40})|([\w.+-]{1,40}): (?:command )?not found)\s*$",
@@ -118,9 +116,7 @@ def gather_exercises(
     found.sort(key=lambda one: _find_begin(one[1], events, called))
     # A row has the same number whether corrections are rows or not.
     wanted: list[tuple[int, Event | None, Finding | None]] = [
-        (number, *one)
-        for number, one in enumerate(found)
-        if corrections or one[1]["kind"] == "failure"
+        (number, *one) for number, one in enumerate(found) if corrections or one[1]["kind"] == "failure"
     ]
     made: list[dict[str, Any]] = []
     before = 0
@@ -172,11 +168,7 @@ def gather_exercises(
                 "history": [],
                 "request": begin,
                 # A slip is what an exercise is made of.
-                "findings": [
-                    {**item, "request": begin, "excuse": item["excuse"].replace("slip", "")}
-                ]
-                if item
-                else [],
+                "findings": [{**item, "request": begin, "excuse": item["excuse"].replace("slip", "")}] if item else [],
                 "continued": bool(item and item["resolved_at"]),
                 "tools": [],
                 "workspace": [one._asdict() for one in known],
@@ -268,8 +260,7 @@ def _can_be_won(
         uses = [stage for stage in stages if goal["path"] in stage.arguments]
         # Others look whether something is there, or look in several places.
         return not command or any(
-            stage.program in _USES and (resolver or len(_list_words(stage)) <= MOST_WORDS)
-            for stage in uses
+            stage.program in _USES and (resolver or len(_list_words(stage)) <= MOST_WORDS) for stage in uses
         )
     return resolver is not None
 
@@ -318,9 +309,7 @@ def _find_resolver(
             return event
         if goal["kind"] == "path":
             named = [path, *command.split()]
-            if any(
-                _name(one) == _name(goal["path"]) != one for one in named if one != goal["path"]
-            ):
+            if any(_name(one) == _name(goal["path"]) != one for one in named if one != goal["path"]):
                 return event
         if goal["kind"] == "program" and goal["program"] not in command.split():
             shared = words & {*command.split()}
@@ -333,9 +322,7 @@ def _name(path: str) -> str:
     return re.split(r"[/\\]", path.rstrip("/\\").strip("'\""))[-1]
 
 
-def _list_programs(
-    before: Sequence[Event], matched: Mapping[int, int], events: Sequence[Event]
-) -> list[str]:
+def _list_programs(before: Sequence[Event], matched: Mapping[int, int], events: Sequence[Event]) -> list[str]:
     """Return the programs of the last commands that worked before a step."""
     found: dict[str, None] = {}
     for event in reversed(before):

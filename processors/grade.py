@@ -37,10 +37,7 @@ def grade(row: Row, reference_terms: bool = False) -> dict[str, Any]:
     seen = {category for item in row["findings"] for category in item["categories"]}
     earned = seen | ({"continued"} if seen and row["continued"] else set())
     terms = [{"term": name, "value": WEIGHTS[name]} for name in WEIGHTS if name in earned]
-    if reference_terms:
-        tokens = find_salient_tokens(item["text"] for item in row["findings"])
-    else:
-        tokens = _find_terms(row)
+    tokens = find_salient_tokens(item["text"] for item in row["findings"]) if reference_terms else _find_terms(row)
     return {
         "categories": sorted(seen),
         "score": sum(WEIGHTS[name] for name in earned),

@@ -22,9 +22,7 @@ USER, HOST = "$USER", "$HOST"
 KINDS = {USER: "user_name", HOST: "host_name"}
 _ORDINARY = compile_patterns(Path(__file__).with_name("wording.toml"), "identity")["ordinary"]
 # Not below another folder, but for a drive; a character of JSON may be escaped before it.
-_HOME = re.compile(
-    rb"(?:(?<![\w.$~@)}-])|(?<=\\[bfnrt])|(?<=/[A-Za-z]))/(?:Users|home)/([\w.-]{3,64})"
-)
+_HOME = re.compile(rb"(?:(?<![\w.$~@)}-])|(?<=\\[bfnrt])|(?<=/[A-Za-z]))/(?:Users|home)/([\w.-]{3,64})")
 _NAME = rb"((?:[^<>\"'\\\n=(){};,&|$]|\\u[0-9a-f]{4}){3,60})"
 _AUTHOR = re.compile(rb"Author: +" + _NAME + rb" <([\w.+-]{1,64})@")
 # Git prints it on a line of its own, and is told it in quotes; in code this is an attribute.

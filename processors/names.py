@@ -21,6 +21,4 @@ def redact_names(row: Row) -> dict[str, Any]:
     return {name: redact_text(row[name], row["cwd"])[0][:MAX_CHARS] for name in NAMES}
 
 
-STAGE = Map(
-    redact_names, reads=("cwd", *NAMES), writes=Features({name: EVIDENCE[name] for name in NAMES})
-)
+STAGE = Map(redact_names, reads=("cwd", *NAMES), writes=Features({name: EVIDENCE[name] for name in NAMES}))

@@ -137,9 +137,7 @@ def _is_careless(item: Finding) -> bool:
 
 def _is_look(item: Finding) -> bool:
     """Check for a look at what may be missing."""
-    looks = item["tool"] in _FILE_TOOLS or (
-        is_command(item["tool"], item["target"]) and only_reads(item["target"])
-    )
+    looks = item["tool"] in _FILE_TOOLS or (is_command(item["tool"], item["target"]) and only_reads(item["target"]))
     return looks and {_MISSING} <= {*item["categories"]} <= {_MISSING, "command_error"}
 
 
@@ -308,9 +306,7 @@ def _is_slip(item: Finding, after: Sequence[Step], is_shell: bool) -> bool:
     if is_shell:
         if not _SAYS["no_program"].search(item["text"]):
             return only_reads(item["target"])
-        return (
-            item["resolved_at"] is not None and item["resolved_at"] - item["event_index"] <= _NEAR
-        )
+        return item["resolved_at"] is not None and item["resolved_at"] - item["event_index"] <= _NEAR
     tries = [step for step in after if step.tool == item["tool"]][:2]
     is_dropped = item["tool"] in _FILE_TOOLS | _CHANGES and item["resolved_at"] is None
     return is_dropped or any(not step.failed for step in tries)

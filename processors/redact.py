@@ -114,9 +114,7 @@ def redact_homes(text: str) -> str:
     return "\n".join(lines)
 
 
-def identify(
-    session: str | bytes | None, trace: Trace, recorder: Sequence[str] | None
-) -> list[str] | None:
+def identify(session: str | bytes | None, trace: Trace, recorder: Sequence[str] | None) -> list[str] | None:
     """Return the names to redact in a session, None to keep them.
 
     `session` is its JSONL and `trace` what was read from it; `recorder` are names that are known,
@@ -173,8 +171,6 @@ _TEXTS = ("history", "prompt", "findings", "cwd", "tools", "workspace")
 STAGE = Map(
     redact,
     reads=("identity", *_TEXTS),
-    writes=Features(
-        {**{name: EVIDENCE[name] for name in _TEXTS}, "redactions": List(Value("string"))}
-    ),
+    writes=Features({**{name: EVIDENCE[name] for name in _TEXTS}, "redactions": List(Value("string"))}),
     tallies=("redactions",),
 )

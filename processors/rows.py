@@ -36,9 +36,7 @@ def write_row(row: Row) -> dict[str, Any]:
         "evidence": len(row["findings"]),
         "fingerprints": row["fingerprints"],
         "corrections": [
-            {name: item[name] for name in CORRECTION}
-            for item in row["findings"]
-            if item["kind"] == "correction"
+            {name: item[name] for name in CORRECTION} for item in row["findings"] if item["kind"] == "correction"
         ],
         **{name: row[name] for name in SDPO_ROW if name in row and name not in MADE_HERE},
     }

@@ -33,9 +33,7 @@ KINDS = tuple(
     Kind(re.compile(one["pattern"]), re.compile(one["needle"]))
     for one in (read_patterns({**_SHARED, **kind}) for kind in _TABLE["kinds"])
 )
-_WINDOWS_PATH = re.compile(
-    r"(?:(?<![A-Za-z])[A-Za-z]:|\$(?:HOME|WORKSPACE))(?:\\{1,4}[\w.@-]{1,64}){1,20}"
-)
+_WINDOWS_PATH = re.compile(r"(?:(?<![A-Za-z])[A-Za-z]:|\$(?:HOME|WORKSPACE))(?:\\{1,4}[\w.@-]{1,64}){1,20}")
 _DRIVE = re.compile(r"\A[A-Za-z]:/+")
 # A line about the inside of an interpreter, which is the same for every failure.
 _INTERNAL = re.compile(
@@ -73,19 +71,13 @@ _ECHO = re.compile(
     r"|create mode |\[plugins\]|\*\*\* |@@"
 )
 # What PowerShell adds to an error, cut where the line is full.
-_WRAPPED = re.compile(
-    r"(?m)^ +\+ (?:CategoryInfo|FullyQualifiedErrorId)[^\n]*(?:\n {1,3}\w[^\n]*){0,3}"
-)
+_WRAPPED = re.compile(r"(?m)^ +\+ (?:CategoryInfo|FullyQualifiedErrorId)[^\n]*(?:\n {1,3}\w[^\n]*){0,3}")
 # The names of types and fields in the debug output of a struct, and the lines that a patch lacks.
-_STRUCT = re.compile(
-    r" \[\".*|\b[A-Z]\w{0,64}(?:\(| \{)|(?:(?<=[{,] )|(?<=\{))[a-z_]{1,64}: (?:[A-Z]\w{0,64}\b)?"
-)
+_STRUCT = re.compile(r" \[\".*|\b[A-Z]\w{0,64}(?:\(| \{)|(?:(?<=[{,] )|(?<=\{))[a-z_]{1,64}: (?:[A-Z]\w{0,64}\b)?")
 _WORD_END = re.compile(r"[ \n]")
 _REDACTED = re.compile(r"\[REDACTED:\w{1,40}\]")
 # What a channel says of the sender of a message.
-_METADATA = re.compile(
-    r"(?ms)^\w[\w ]{0,40} \(untrusted[^\n]{0,80}:\s{0,4}```json.*?```|\[message_id: [\w-]{1,80}\]"
-)
+_METADATA = re.compile(r"(?ms)^\w[\w ]{0,40} \(untrusted[^\n]{0,80}:\s{0,4}```json.*?```|\[message_id: [\w-]{1,80}\]")
 # A word whose end is cut off, the parameter of a route, and what stands for a real path or address.
 _UNREAL = re.compile(
     r"[\w./@:-]+(?:\.{3}|\u2026)(?!\S)|(?<=/)(?:\[{1,2}[.\w]{1,64}\]{1,2}|:[A-Za-z]\w{0,63})"
@@ -165,18 +157,14 @@ def _drop_noise(text: str) -> str:
     if shown := [sign for sign in _IN_INTERNAL if sign in text]:
         lines = _FRAME_SOURCE.sub("", text).split("\n")
         text = "\n".join(
-            line
-            for line in lines
-            if not (any(sign in line for sign in shown) and _INTERNAL.search(line))
+            line for line in lines if not (any(sign in line for sign in shown) and _INTERNAL.search(line))
         )
     text = _METADATA.sub("", text) if "[message_id:" in text or "(untrusted" in text else text
     if any(sign in text for sign in _IN_UNREAL):
         # The pattern is slow where it finds nothing, and no match spans lines.
         lines = text.split("\n")
         found = (any(sign in line for sign in _IN_UNREAL) for line in lines)
-        cleaned = (
-            _UNREAL.sub("", one) if has else one for one, has in zip(lines, found, strict=True)
-        )
+        cleaned = (_UNREAL.sub("", one) if has else one for one, has in zip(lines, found, strict=True))
         text = "\n".join(cleaned)
     return _REDACTED.sub("", text) if "[REDACTED" in text else text
 

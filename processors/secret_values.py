@@ -17,16 +17,11 @@ TABLE = tomllib.loads(Path(__file__).with_name("secrets.toml").read_text(encodin
 _VALUES, _NAMES = (read_patterns(TABLE[name]) for name in ("values", "names"))
 # Random base64 of 24 characters has about 4.3 bits; hexadecimal never has more than 4.
 MIN_BITS = 4.2
-_NO_VALUE, _MADE_UP, _NOUNS = (
-    frozenset(TABLE["values"][name].split()) for name in ("no_value", "made_up", "nouns")
-)
+_NO_VALUE, _MADE_UP, _NOUNS = (frozenset(TABLE["values"][name].split()) for name in ("no_value", "made_up", "nouns"))
 _REFERENCE, _COMMON, _TYPE, _MOSTLY_WORDS, _TECHNICAL, _NOBODY = (
-    re.compile(_VALUES[name])
-    for name in ("reference", "common", "type", "mostly_words", "technical", "nobody")
+    re.compile(_VALUES[name]) for name in ("reference", "common", "type", "mostly_words", "technical", "nobody")
 )
-_CHECKSUM, _KEY_LIKE, _OTHER_NAME = (
-    re.compile(_NAMES[name]) for name in ("checksum", "key_like", "other")
-)
+_CHECKSUM, _KEY_LIKE, _OTHER_NAME = (re.compile(_NAMES[name]) for name in ("checksum", "key_like", "other"))
 _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
 _LOWER_WORDS = re.compile(r"[a-z\d]{1,13}(?:[-_ ][a-z\d]{1,13})*")
 _BLANK = re.compile(r"[xX*.\-_#0•]+")
@@ -72,9 +67,7 @@ def is_random(value: str, least: int = 16) -> bool:
 def _is_joined_words(value: str) -> bool:
     """Recognise names: words of letters, with numbers at the end of some."""
     parts = re.split(r"[-_./ ]", value)
-    return (len(parts) > 1 or len(value) < 20) and all(
-        not part or _JOINED_WORD.fullmatch(part) for part in parts
-    )
+    return (len(parts) > 1 or len(value) < 20) and all(not part or _JOINED_WORD.fullmatch(part) for part in parts)
 
 
 def is_made_up(value: str) -> bool:

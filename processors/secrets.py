@@ -227,10 +227,7 @@ def _split_cells(line: str) -> list[tuple[int, int]]:
 def _align_cells(line: str, spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """Return the words of a line that stand below the headings."""
     cells = [found.span() for found in _SPACED_CELL.finditer(line)]
-    return [
-        next((cell for cell in cells if cell[0] < end and cell[1] > start), (0, 0))
-        for start, end in spans
-    ]
+    return [next((cell for cell in cells if cell[0] < end and cell[1] > start), (0, 0)) for start, end in spans]
 
 
 def _redact_cell(line: str, start: int, end: int, is_drawn: bool, kinds: list[str]) -> str:

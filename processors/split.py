@@ -39,9 +39,7 @@ def name_repository(row: Row) -> str:
     >>> name_repository({"cwd": "/home/ann/code/App/packages/ai", "source": "x.jsonl"})
     'app'
     """
-    parts = [
-        part for part in re.split(r"[/\\\\]+", str(row["cwd"]).lower()) if part not in {"", "."}
-    ]
+    parts = [part for part in re.split(r"[/\\\\]+", str(row["cwd"]).lower()) if part not in {"", "."}]
     if parts[:1] and re.fullmatch(r"[a-z]:", parts[0]):
         parts = parts[1:]
     if parts[:1] and parts[0] in {"users", "home"}:

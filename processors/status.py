@@ -133,9 +133,7 @@ def _decode_fields(fields: dict[str, Any]) -> Status:
         in_error = str(status).lower() in _STATES and ("tool" in inner or bool(error))
         # Another source answered, with nothing.
         instead = inner.get("fallback")
-        lacks = (
-            isinstance(instead, dict) and bool(instead.get("reason")) and not inner.get("results")
-        )
+        lacks = isinstance(instead, dict) and bool(instead.get("reason")) and not inner.get("results")
         is_gone = re.search(r"/404\b", str(inner.get("url", ""))[:300]) is not None
         said = lacks or is_gone or (bool(error) and isinstance(error, str | dict))
         if code or refused or marked or is_http or in_error or said:

@@ -91,9 +91,7 @@ def fenced(lines: Sequence[str], indented: bool = True) -> Iterator[Fenced | str
             before = lines[at - 1] if lines[at - 1].strip() else before
             continue
         deepest = len(opener[1].expandtabs(4)) + MAX_INSIDE if indented else 0
-        closer = next(
-            (n for n in range(at, len(lines)) if _closes(lines[n], opener[2], deepest)), None
-        )
+        closer = next((n for n in range(at, len(lines)) if _closes(lines[n], opener[2], deepest)), None)
         inside = [_dedented(line, opener[1]) for line in lines[at:closer]]
         yield Fenced(opener[3].strip(), before, tuple(inside), closer is None)
         at, before = len(lines) if closer is None else closer + 1, ""

@@ -76,9 +76,7 @@ def rubric_of(gates: Sequence[str], graded: Sequence[str]) -> Rubric:
     A graded one may carry its weight, `syntax=0.5`. Raises OutputError for anything else.
     """
     if not gates and not graded:
-        raise OutputError(
-            "No verifier is named; give --gate or --grade, such as --gate tool_calls."
-        )
+        raise OutputError("No verifier is named; give --gate or --grade, such as --gate tool_calls.")
     weighed = []
     for given in graded:
         name, _, weight = given.partition("=")
@@ -87,9 +85,7 @@ def rubric_of(gates: Sequence[str], graded: Sequence[str]) -> Rubric:
         except ValueError:
             number = 0.0
         if not 0 < number < math.inf:
-            raise OutputError(
-                f"The weight of `{given}` is not a positive number; give one such as 0.5."
-            )
+            raise OutputError(f"The weight of `{given}` is not a positive number; give one such as 0.5.")
         weighed.append((verifier_of(name), number))
     return Rubric(tuple(map(verifier_of, gates)), tuple(weighed))
 
@@ -256,8 +252,7 @@ def open_completions(source: str) -> Dataset:
     is_saved = any((path / name).exists() for name in ("state.json", "dataset_dict.json"))
     if not (is_saved or parquet or raw):
         raise SourceError(
-            f"`{source}` holds neither parquet nor JSONL nor a saved dataset; give a folder or "
-            "file of completions."
+            f"`{source}` holds neither parquet nor JSONL nor a saved dataset; give a folder or file of completions."
         )
     try:
         if is_saved:
@@ -270,8 +265,7 @@ def open_completions(source: str) -> Dataset:
             found = _with_specs_as_text(load_dataset("json", data_files=raw, split="train"), raw)
     except (pa.ArrowException, DatasetsError, ValueError, OSError) as error:
         raise SourceError(
-            f"`{source}` cannot be read ({type(error).__name__}); write it again, all files with "
-            "the same columns."
+            f"`{source}` cannot be read ({type(error).__name__}); write it again, all files with the same columns."
         ) from error
     if isinstance(found, DatasetDict):
         raise SourceError(f"`{source}` has several splits; give the folder of one.")
@@ -331,6 +325,4 @@ def _check(source: str, rows: Dataset) -> None:
     spec = rows.features[SPEC]
     kinds = ("string", "large_string", "null")
     if not isinstance(spec, Json) and getattr(spec, "dtype", "") not in kinds:
-        raise SourceError(
-            f"`{SPEC}` of `{source}` is not text; write each row's spec with json.dumps."
-        )
+        raise SourceError(f"`{SPEC}` of `{source}` is not text; write each row's spec with json.dumps.")

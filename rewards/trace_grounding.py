@@ -65,9 +65,7 @@ def trace_grounding_reward(
     contexts = privileged_context or [None] * len(completions)
     return [
         _score(text_of(completion, "assistant"), given or (), (text_of(prompt), context or ""))
-        for prompt, completion, given, context in zip(
-            prompts, completions, terms, contexts, strict=True
-        )
+        for prompt, completion, given, context in zip(prompts, completions, terms, contexts, strict=True)
     ]
 
 
@@ -332,8 +330,7 @@ def sentences(text: str, references: Iterable[str]) -> list[Sentence]:
         first, last = bisect_left(starts, begin), bisect_left(starts, end)
         is_line = tuple(flow[first:last]) in whole
         found = [
-            Word(flow[at], not (is_line or at in copied), flow[at] not in vocabulary)
-            for at in range(first, last)
+            Word(flow[at], not (is_line or at in copied), flow[at] not in vocabulary) for at in range(first, last)
         ]
         out.append(Sentence(text[begin:end], found, [word for word in found if word.own]))
     return out

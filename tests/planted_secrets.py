@@ -193,9 +193,7 @@ GITHUB = f"ghp_{draw(ALNUM, 36)}"
 DER_RSA = "MIIEvQIBADANBgkqhkiG9w0BAQEFAASC" + draw(B64, 32)
 PEM_LINES = [DER_RSA, *(draw(B64, 64) for _ in range(5)), draw(B64, 30) + "=="]
 PEM = "\n".join(PEM_LINES)
-OPENSSH = "\n".join(
-    ["b3BlbnNzaC1rZXktdjEAAAAABG5vbmUA" + draw(B64, 38), *(draw(B64, 70) for _ in range(4))]
-)
+OPENSSH = "\n".join(["b3BlbnNzaC1rZXktdjEAAAAABG5vbmUA" + draw(B64, 38), *(draw(B64, 70) for _ in range(4))])
 KEYPAIR = ",".join(str(_DRAWN.randrange(256)) for _ in range(64))
 WRAPPED = f"{GITHUB[:20]}\n{GITHUB[20:]}"
 OPENAI = TOKENS["openai project"]
@@ -233,9 +231,7 @@ _PLACES: list[tuple[str, str, str]] = [
     ("jwk", json.dumps({"kty": "EC", "crv": "P-256", "d": draw(URL, 43)}), ""),
     (
         "service account",
-        json.dumps(
-            {"private_key": f"-----BEGIN PRIVATE KEY-----\n{PEM}\n-----END PRIVATE KEY-----\n"}
-        ),
+        json.dumps({"private_key": f"-----BEGIN PRIVATE KEY-----\n{PEM}\n-----END PRIVATE KEY-----\n"}),
         PEM_LINES[2],
     ),
     (

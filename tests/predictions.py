@@ -40,9 +40,7 @@ class Prediction(NamedTuple):
     certain: bool
 
 
-def predictions(
-    events: Sequence[Event], cwd: str, tools: FileTools = pi.HARNESS.files
-) -> Iterator[Prediction]:
+def predictions(events: Sequence[Event], cwd: str, tools: FileTools = pi.HARNESS.files) -> Iterator[Prediction]:
     """Predict every answered edit of a session before its result is looked at."""
     workspace = Workspace(cwd, tools=tools)
     matched = match_results(tuple(events))
@@ -70,9 +68,7 @@ def predictions(
                 expected = certain or workspace.predict(event, trusting=True)
                 reason = "" if expected else _reason(workspace, event)
                 is_shown, is_certain = _is_shown(event, seen), bool(certain)
-                yield Prediction(
-                    event.index, expected, has_failed(result), reason, is_shown, is_certain
-                )
+                yield Prediction(event.index, expected, has_failed(result), reason, is_shown, is_certain)
             given = decode_arguments(event)
             for path, edit in _find_edits(event):
                 seen[_name(path)].update(_read_lines(edit.new))

@@ -61,9 +61,7 @@ def patch_of(before: str, after: str, path: str = "add.py") -> str:
     return f"diff --git a/{path} b/{path}\n{text}" if text else ""
 
 
-def rollout(
-    task: str = "fix_add", seed: int = 42, actions: list[Json] | None = None, **more: Any
-) -> Json:
+def rollout(task: str = "fix_add", seed: int = 42, actions: list[Json] | None = None, **more: Any) -> Json:
     """A rollout of these actions; tests_ok and patch are those of the last write."""
     actions = [read(), write(FIXED, True), final()] if actions is None else actions
     protocol = more.pop("protocol", "json")
@@ -127,9 +125,7 @@ def task(name: str, **more: Any) -> Json:
     return {**row, **more}
 
 
-def write_folder(
-    folder: Path, rows: list[Json], tasks: list[Json] | None = None, split: str | None = None
-) -> Path:
+def write_folder(folder: Path, rows: list[Json], tasks: list[Json] | None = None, split: str | None = None) -> Path:
     """A folder of rollouts, a shard per eight rows, and the repo beside it."""
     (folder / "data").mkdir(parents=True)
     (folder / "traces").mkdir()

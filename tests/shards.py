@@ -46,9 +46,7 @@ def write_raw_shards(folder: Path, count: int) -> Path:
     folder.mkdir(parents=True)
     for number in range(count * 64):
         header = {**HEADER, "id": f"s-{number}", "cwd": f"/w/repo{number}"}
-        asked = user(
-            f"Fix the parser of module {number}, which drops line {number * 31} of its input"
-        )
+        asked = user(f"Fix the parser of module {number}, which drops line {number * 31} of its input")
         failed = bash("npm test", f"{number % 7} failed\n\nCommand exited with code 1", error=True)
         edited = result("edit", "Edited", call_id="c2")
         text = trace(header, asked, *failed, call("edit", "c2", path=f"m{number}.ts"), edited)
@@ -92,9 +90,7 @@ def cli_process(
 ) -> subprocess.CompletedProcess[str]:
     """Run a command as a user does; it costs a second of imports."""
     env = {**os.environ, **environment}
-    return subprocess.run(
-        command(*arguments), capture_output=True, text=True, check=False, env=env, cwd=folder
-    )
+    return subprocess.run(command(*arguments), capture_output=True, text=True, check=False, env=env, cwd=folder)
 
 
 def sentence(done: subprocess.CompletedProcess[str]) -> str:
@@ -105,9 +101,7 @@ def sentence(done: subprocess.CompletedProcess[str]) -> str:
 
 
 @contextlib.contextmanager
-def killed(
-    process: subprocess.Popen[bytes], when: Callable[[], object]
-) -> Iterator[subprocess.Popen[bytes]]:
+def killed(process: subprocess.Popen[bytes], when: Callable[[], object]) -> Iterator[subprocess.Popen[bytes]]:
     """Kill a running process as soon as something is true, then go on."""
     try:
         until(lambda: when() or process.poll() is not None)

@@ -64,8 +64,7 @@ def test_a_branch_whose_beginning_is_lost_is_none() -> None:
 )
 def test_any_tree_is_read_and_every_event_is_on_one_side(parents: list[str | None]) -> None:
     entries = [
-        {**user(f"message {number}"), "id": str(number), "parentId": parent}
-        for number, parent in enumerate(parents)
+        {**user(f"message {number}"), "id": str(number), "parentId": parent} for number, parent in enumerate(parents)
     ]
     events = read_trace(trace(*entries)).events
     active = {event.index for event in events if event.on_active_branch}

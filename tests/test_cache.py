@@ -56,9 +56,7 @@ def forked(tmp_path: Path) -> Iterator[Forked]:
 def computed(project: Path, forked: Forked) -> list[str]:
     script = f"import sys; sys.path.insert(0, {str(project)!r})\n{SCRIPT}"
     arguments = ["-c", script, str(project / "sessions.parquet")]
-    run = forked.run(
-        arguments, project, {**os.environ, "HF_DATASETS_CACHE": str(project / "cache")}
-    )
+    run = forked.run(arguments, project, {**os.environ, "HF_DATASETS_CACHE": str(project / "cache")})
     assert run.returncode == 0, run.stderr
     return run.stdout.split()
 

@@ -72,8 +72,7 @@ def test_the_model_card_has_the_reference_cards_order() -> None:
         "Trained on 63 of 64 rows of `lab/rows`. To fit the budgets, 11 prompts",
         "| score | 14.5 to 19.5, mean 16.25 |",
         "| `command_error` | 3 |",
-        "| `self_distillation/reward_mean` | 0.2 | 0.2 | 0.2 | mean reward of the sampled "
-        "completions, 0 to 1 |",
+        "| `self_distillation/reward_mean` | 0.2 | 0.2 | 0.2 | mean reward of the sampled completions, 0 to 1 |",
         "    jobs/train_sdpo.py -- --mode train --run-name pi-sdpo-1",
     ],
 )
@@ -172,8 +171,7 @@ def test_each_of_at_most_ten_metrics_has_a_meaning() -> None:
         ),
         (
             {"metrics": {"train_runtime": None, "train_samples_per_second": None}},
-            "| `train_samples_per_second` | unknown | completions or answers trained on per "
-            "second |",
+            "| `train_samples_per_second` | unknown | completions or answers trained on per second |",
         ),
         (
             {"dataset": {**run()["dataset"], "without_reward": 40}},
@@ -281,9 +279,7 @@ def test_the_card_says_what_the_preflight_found_and_what_force_overrode(
 ) -> None:
     log = run()
     log["arguments"] |= {"method": method, "num_iterations": 1}
-    log["log_history"] = [
-        {**entry, "self_distillation/success_group_fraction": 0.0} for entry in log["log_history"]
-    ]
+    log["log_history"] = [{**entry, "self_distillation/success_group_fraction": 0.0} for entry in log["log_history"]]
     log["preflight"] = {
         "rollouts": {"completions": 8, "success_share": 0.25},
         "teacher_gap": gap,

@@ -50,12 +50,7 @@ def test_lint_names_what_is_wrong(card: str, problem: str) -> None:
 
 @pytest.mark.parametrize("licence", ["mit", "gemma", "cc-by-nc-2.0", "[mit, apache-2.0]"])
 def test_lint_lets_known_licences_pass(licence: str) -> None:
-    assert (
-        lint_card(
-            f"---\nlicense: {licence}\nbase_model: a/b.c\nbase_model_relation: adapter\n---\n# T\n"
-        )
-        == []
-    )
+    assert lint_card(f"---\nlicense: {licence}\nbase_model: a/b.c\nbase_model_relation: adapter\n---\n# T\n") == []
 
 
 def test_a_log_without_every_step_still_counts_all_steps() -> None:
@@ -83,9 +78,7 @@ def test_arguments_are_not_rounded() -> None:
         ([], "No held-out evaluation", "was a success."),
     ],
 )
-def test_the_limitations_say_how_often_it_worked(
-    fractions: list[float], said: str, not_said: str
-) -> None:
+def test_the_limitations_say_how_often_it_worked(fractions: list[float], said: str, not_said: str) -> None:
     name = "self_distillation/success_group_fraction"
     history = [{"step": i, "loss": 0.1, name: value} for i, value in enumerate(fractions, 1)]
     limits = render_model_card(None, run(log_history=history)).split("## Limitations")[1]
@@ -105,9 +98,7 @@ def test_the_limitations_say_how_often_it_worked(
         ),
     ],
 )
-def test_the_card_says_what_this_run_used(
-    changes: dict[str, Any], tagged: bool, teacher: str
-) -> None:
+def test_the_card_says_what_this_run_used(changes: dict[str, Any], tagged: bool, teacher: str) -> None:
     card = render_model_card(None, run(arguments={**run()["arguments"], **changes}))
     assert ("qlora" in front_matter(card)["tags"]) is tagged
     assert f"A teacher, {teacher}" in card
@@ -198,9 +189,7 @@ def test_pictures_must_lie_beside_the_card(tmp_path: Path) -> None:
     assert lint_file(card) == ["The card is not valid UTF-8."]
 
 
-def test_the_command_checks_and_writes_cards(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_checks_and_writes_cards(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def card(*words: str) -> None:
         app(["view", *words], standalone_mode=False)
 

@@ -100,9 +100,7 @@ def test_examples_name_options_that_exist(command: str) -> None:
         words = line.partition("#")[0].split()
         if words[:1] == ["pimono-sdpo"]:
             assert line.strip().startswith(f"pimono-sdpo {command} "), line
-        assert [
-            word for word in words if word[:2] == "--" and word.strip(".,;:") not in shown
-        ] == []
+        assert [word for word in words if word[:2] == "--" and word.strip(".,;:") not in shown] == []
 
 
 def test_a_wrong_choice_a_missing_option_and_a_typing_error_are_told() -> None:
@@ -136,9 +134,7 @@ def test_the_list_of_commands_imports_nothing_heavy() -> None:
 def test_the_list_of_commands_has_each_on_a_line_of_its_own() -> None:
     shown = CliRunner().invoke(app, ["-h"], terminal_width=80).output.splitlines()
     for command in COMMANDS:
-        assert any(
-            line.split() == [*command.split(), *summary_of(command).split()] for line in shown
-        ), command
+        assert any(line.split() == [*command.split(), *summary_of(command).split()] for line in shown), command
 
 
 TEACHER = "model-kind sync-steps update-rate".split()
@@ -173,9 +169,7 @@ def test_the_shell_completes_commands_and_options(words: str, completed: list[st
 
 
 def test_a_new_option_is_one_field(tmp_path: Path) -> None:
-    project = copy_project(
-        tmp_path / "project", "docs/generate.py", "tests/plug.py", "tests/test_command_line.py"
-    )
+    project = copy_project(tmp_path / "project", "docs/generate.py", "tests/plug.py", "tests/test_command_line.py")
     filtering = project / "pimono_sdpo" / "filtering.py"
     insert_line(filtering, OPTIONS, '    """The options that decide which rows a source gives."""')
     insert_line(filtering, READS, '        """Return the stages that make the rows."""')
@@ -192,10 +186,7 @@ def test_a_new_option_is_one_field(tmp_path: Path) -> None:
 
 def test_the_reference_has_every_option() -> None:
     for command in COMMANDS:
-        assert all(
-            one.metadata["help"] in describe_command(command)
-            for one in fields(module_of(command).Options)
-        )
+        assert all(one.metadata["help"] in describe_command(command) for one in fields(module_of(command).Options))
 
 
 @pytest.mark.parametrize("group", ["suite", "demo"])

@@ -21,9 +21,7 @@ from tests.linear import is_linear
 from tests.traces import HEADER, assistant, bash, call, result, trace, user
 
 TRACES = Path(os.environ.get("PIMONO_TRACES", ""))
-needs_traces = pytest.mark.skipif(
-    not os.environ.get("PIMONO_TRACES"), reason="PIMONO_TRACES is not set"
-)
+needs_traces = pytest.mark.skipif(not os.environ.get("PIMONO_TRACES"), reason="PIMONO_TRACES is not set")
 
 CORRECTIONS = [
     "no, keep the old file name",
@@ -103,9 +101,7 @@ def test_nor_does_an_abort(text: str) -> None:
 
 def test_an_abort_at_work_makes_a_correction_of_a_remark() -> None:
     text = "wait, the footer uses the accent colour"
-    plain, aborted = (
-        decide(Turn(3, text, aborted=a, tool_calls=4, edited=True)) for a in (False, True)
-    )
+    plain, aborted = (decide(Turn(3, text, aborted=a, tool_calls=4, edited=True)) for a in (False, True))
     assert not plain.is_correction
     assert (aborted.is_correction, aborted.rule) == (True, "after_abort")
     assert aborted.span == text
@@ -155,9 +151,7 @@ def test_a_lone_weak_word_is_quoted_with_its_sentence(text: str, rule: str, span
     ],
 )
 def test_what_only_looks_like_an_objection_is_none(text: str) -> None:
-    (turn,) = read_later_turns(
-        [Event(0, "user", "go"), Event(1, "assistant", "Done."), Event(2, "user", text)]
-    )
+    (turn,) = read_later_turns([Event(0, "user", "go"), Event(1, "assistant", "Done."), Event(2, "user", text)])
     assert not decide(turn).is_correction
 
 
@@ -283,10 +277,7 @@ def labelled(folder: Path, said: list[tuple[str, str]]) -> tuple[Path, Path]:
     for text, _ in said:
         entries += [assistant("Done."), user(text)]
     (folder / "someone__project__s.jsonl").write_text(trace(*entries))
-    rows = [
-        f"someone__project__s.jsonl,{n},{label},{json.dumps(text)}"
-        for n, (text, label) in enumerate(said, 1)
-    ]
+    rows = [f"someone__project__s.jsonl,{n},{label},{json.dumps(text)}" for n, (text, label) in enumerate(said, 1)]
     labels = folder / "labels.csv"
     labels.write_text("\n".join(["file,user_ordinal,label,text", *rows]) + "\n")
     return labels, folder
@@ -337,9 +328,7 @@ def test_labels_may_go_without_their_text_and_name_people(tmp_path: Path) -> Non
     assert {(e.person, e.harness) for e in examples} == {("bo", "own")}
 
 
-def test_sessions_that_the_weights_were_fitted_to_are_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sessions_that_the_weights_were_fitted_to_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     examples = read_examples(*labelled(tmp_path, SAID))
     assert evaluate_corrections(examples).known == 0
     monkeypatch.setattr("tests.benchmarks.corrections.read_model", lambda: fit(examples))
@@ -410,9 +399,7 @@ def test_the_command_prints_the_table(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "fitted without each person" in capsys.readouterr().out
 
 
-def test_the_weights_are_written_where_they_are_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_weights_are_written_where_they_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fit_corrections, "WEIGHTS", tmp_path / "weights.json")
     labels, folder = labelled(tmp_path, SAID)
     assert fit_corrections.main([str(labels), str(folder)]) == 0
@@ -453,9 +440,7 @@ def test_words_are_found_in_any_script(text: str, rule: str) -> None:
         ("held_out_second.csv", 122, 6),
     ],
 )
-def test_the_committed_labels_name_sessions_and_hold_no_text(
-    name: str, labels: int, people: int
-) -> None:
+def test_the_committed_labels_name_sessions_and_hold_no_text(name: str, labels: int, people: int) -> None:
     sessions = read_sessions(LABELS / name)
     assert list(sessions[0]) == ["repository", "commit", "path", "licence", "harness", "labels"]
     rows = [row for session in sessions for row in expand_labels(session)]

@@ -259,9 +259,7 @@ SCRIPT = "Script completed\nWall time 0.1 seconds\nOutput:\n\n"
         (["cargo build"], "   Compiling insta v0.11.0-rc.6\n   Compiling sys-rc v1\n", ""),
     ],
 )  # fmt: skip
-def test_scripts_that_run_commands_tell_no_codes(
-    commands: list[str], output: str, expected: str
-) -> None:
+def test_scripts_that_run_commands_tell_no_codes(commands: list[str], output: str, expected: str) -> None:
     script = "; ".join(f'await tools.exec_command({{cmd:"{command}"}})' for command in commands)
     found = categories(call("exec", input=script), result("exec", SCRIPT + output))
     assert found == ([[expected]] if expected else [])
@@ -328,9 +326,7 @@ def test_command_lines_are_read(command: str, programs: list[list[str]]) -> None
     assert [[stage.program for stage in p.stages] for p in parse_command(command)] == programs
 
 
-@pytest.mark.parametrize(
-    "bit", ["-", "\n", "[Showing lines ", "assertion ", "'", "$(", "uv run ", "a|"]
-)
+@pytest.mark.parametrize("bit", ["-", "\n", "[Showing lines ", "assertion ", "'", "$(", "uv run ", "a|"])
 def test_huge_texts_and_commands_are_read(bit: str) -> None:
     huge = bit * 100_000
     entries = [

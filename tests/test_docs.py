@@ -21,9 +21,7 @@ from pimono_sdpo.options import flag_of
 from pimono_sdpo.samples import write_samples
 
 ROOT = Path(__file__).parent.parent
-PAGES = sorted(
-    [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").glob("*.md")]
-)
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").glob("*.md")])
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 HERE = re.compile(r"https://github\.com/pimono-sdpo/pimono-sdpo/(?:blob|tree)/main/")
 # A block below this comment needs a GPU, the Hub or names of the reader's own.
@@ -67,12 +65,8 @@ def test_links_lead_somewhere(name: str) -> None:
             assert anchor in anchors_of(target), f"{name}: {link}"
 
 
-@pytest.mark.parametrize(
-    ("page", "text", "run"), [one for one in blocks("python") if Path(one[0]).stem not in GUIDES]
-)
-def test_python_blocks_run(
-    page: str, text: str, run: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(("page", "text", "run"), [one for one in blocks("python") if Path(one[0]).stem not in GUIDES])
+def test_python_blocks_run(page: str, text: str, run: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     block = compile(text, page, "exec")
     if not run:
         return
@@ -132,9 +126,7 @@ def test_shell_lines_name_what_exists(page: str, words: list[str]) -> None:
 
 
 TRAININGS = [
-    (page, words)
-    for page, words in SHELL
-    if "jobs/train_" in str(words) or words[:2] == ["pimono-sdpo", "train"]
+    (page, words) for page, words in SHELL if "jobs/train_" in str(words) or words[:2] == ["pimono-sdpo", "train"]
 ]
 
 
@@ -189,8 +181,6 @@ def test_the_site_builds(tmp_path: Path) -> None:
     pytest.importorskip("mkdocs", reason="needs the dependency group docs")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, check=False, env=environment
-    )
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "reference" / "python" / "index.html").exists()

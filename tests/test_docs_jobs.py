@@ -15,15 +15,10 @@ from tests.loopback_hub.hf import HF
 ROOT = Path(__file__).parent.parent
 PAGES = (ROOT / "docs" / "tutorials" / "train.md", ROOT / "README.md")
 TEXTS = [*(page.read_text() for page in PAGES), render_model_card(report(), run())]
-BLOCKS = [
-    block for text in TEXTS for block in re.findall(r"^```bash\n(.*?)^```", text, re.M | re.S)
-]
+BLOCKS = [block for text in TEXTS for block in re.findall(r"^```bash\n(.*?)^```", text, re.M | re.S)]
 COMMANDS = list(
     dict.fromkeys(
-        line
-        for block in BLOCKS
-        for line in block.replace("\\\n", " ").splitlines()
-        if line.startswith("hf jobs ")
+        line for block in BLOCKS for line in block.replace("\\\n", " ").splitlines() if line.startswith("hf jobs ")
     )
 )
 

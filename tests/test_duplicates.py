@@ -40,9 +40,7 @@ def session(request: str, said: list[str], *more: Entry, cwd: str = "/home/ann/a
     return trace({**HEADER, "cwd": cwd}, user(request), *words, *FAILED, *more)
 
 
-def filtered(
-    folder: Path, sessions: dict[str, str], **options: object
-) -> tuple[list[str], list[str]]:
+def filtered(folder: Path, sessions: dict[str, str], **options: object) -> tuple[list[str], list[str]]:
     """Return the sources of the rows, and `source reason` of what was dropped."""
     folder.mkdir()
     for name, text in sessions.items():
@@ -99,9 +97,7 @@ TEMPLATE = (
         ("ticket #101 at once", "ticket #101", True),
     ],
 )
-def test_other_tickets_on_one_template_are_no_duplicates(
-    tmp_path: Path, one: str, other: str, is_same: bool
-) -> None:
+def test_other_tickets_on_one_template_are_no_duplicates(tmp_path: Path, one: str, other: str, is_same: bool) -> None:
     sessions = {
         "one": session(TEMPLATE.format(one), SAID[:2], *BROKEN),
         "other": session(TEMPLATE.format(other), SAID[2:]),
@@ -201,9 +197,7 @@ def test_history_alternates_and_fits() -> None:
         ("user", "unanswered"),
     ]
     events = [Event(i, kind, text) for i, (kind, text) in enumerate(said)]  # type: ignore[arg-type]
-    assert [
-        (turn["role"], turn["content"]) for turn in gather_history(events, len(events), 100)
-    ] == [
+    assert [(turn["role"], turn["content"]) for turn in gather_history(events, len(events), 100)] == [
         ("user", "one"),
         ("assistant", "a\n\nb"),
         ("user", "two\n\nmore"),

@@ -41,9 +41,7 @@ def test_the_prompt_ends_where_the_model_acts_and_hides_what_followed(tmp_path: 
     assert '"name": "edit"' in row["prompt"][0]["content"]
     assert row["prompt"][1]["content"] == REQUEST
     assert json.loads(row["prompt"][2]["content"])["args"] == {"path": "src/app.py"}
-    assert row["prompt"][3]["content"].endswith(
-        "[your plan]\nNow I open the file as UTF-8 in load."
-    )
+    assert row["prompt"][3]["content"].endswith("[your plan]\nNow I open the file as UTF-8 in load.")
     assert "# text" not in json.dumps(row["prompt"])
     assert NEW not in row["privileged_context"]
     spec = json.loads(row["verifier_spec"])
@@ -59,9 +57,7 @@ def test_the_teacher_sees_the_call_that_worked_on_request(tmp_path: Path) -> Non
 
 def test_the_conversation_stays_within_its_budget(tmp_path: Path) -> None:
     looks = [
-        event
-        for number in range(40)
-        for event in bash(f"sed -n '{number}p' log", "word " * 400, call_id=f"x{number}")
+        event for number in range(40) for event in bash(f"sed -n '{number}p' log", "word " * 400, call_id=f"x{number}")
     ]
     bad = bash("cat src/nothing.py", "cat: src/nothing.py: No such file or directory", True, "y")
     (row,), _ = make(tmp_path, trace(HEADER, user(REQUEST), *looks, *bad), prompt_tokens=1000)

@@ -27,9 +27,7 @@ def as_json(values: list[object], kind: pa.DataType) -> pa.Array:
 def layouts() -> dict[str, dict[str, pa.Array]]:
     text = pa.string()
     lines = pa.array([LINES], pa.list_(text))
-    json_lines = pa.ListArray.from_arrays(
-        lines.offsets, pa.ExtensionArray.from_storage(pa.json_(), lines.values)
-    )
+    json_lines = pa.ListArray.from_arrays(lines.offsets, pa.ExtensionArray.from_storage(pa.json_(), lines.values))
     wrapped = pa.array([json.dumps(TEXT)], text)
     return {
         "traces_list": {"traces": json_lines, "file_name": pa.array(["a.jsonl"])},

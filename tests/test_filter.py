@@ -89,10 +89,7 @@ def test_load_dataset_reads_the_folder(rows: Path) -> None:
     assert kept.features == SDPO_ROW
     assert (kept.num_rows, rejected.num_rows) == (report["kept"], report["rejected"])
     assert all(row["prompt"][-1]["role"] == "user" for row in kept)
-    assert all(
-        row["score"] == pytest.approx(sum(term["value"] for term in row["score_terms"]))
-        for row in kept
-    )
+    assert all(row["score"] == pytest.approx(sum(term["value"] for term in row["score_terms"])) for row in kept)
 
 
 def test_the_report_adds_up(rows: Path) -> None:
@@ -161,9 +158,7 @@ def test_max_samples_keeps_the_best_and_the_seed_decides_among_equals(
     cut = next(n for n in range(2, len(scores)) if scores[n - 1] == scores[n])
     picked = []
     for seed in range(8):
-        report = run_filter(
-            str(traces), tmp_path / "some", replace(ALL, max_samples=cut, seed=seed)
-        )
+        report = run_filter(str(traces), tmp_path / "some", replace(ALL, max_samples=cut, seed=seed))
         some = table(tmp_path / "some")
         assert sorted(some.column("score").to_pylist(), reverse=True) == scores[:cut]
         assert report["drop_reasons"]["over_max_samples"] == len(scores) - cut
@@ -290,9 +285,7 @@ def test_a_second_run_into_the_same_folder_refuses(traces: Path, tmp_path: Path)
 
 
 def test_an_empty_selection_names_the_reasons(traces: Path, tmp_path: Path) -> None:
-    with pytest.raises(
-        EmptySelection, match=r"requests dropped: .*below_min_score.*lower --min-score"
-    ):
+    with pytest.raises(EmptySelection, match=r"requests dropped: .*below_min_score.*lower --min-score"):
         run_filter(str(traces), tmp_path / "rows", FilterOptions(min_score=99.0))
     assert not list(tmp_path.iterdir())
 
@@ -310,9 +303,7 @@ def test_an_output_is_replaced_only_when_it_is_ours(traces: Path, tmp_path: Path
     for mine in (out, tmp_path / ".rows.old", tmp_path / ".rows.partial"):
         mine.mkdir()
         (mine / "report.json").write_text('{"title": "not of a filter run"}')
-        with pytest.raises(
-            OutputError, match="holds files that no earlier run of this command wrote"
-        ):
+        with pytest.raises(OutputError, match="holds files that no earlier run of this command wrote"):
             run_filter(str(traces), out)
         assert all_bytes(mine) == {"report.json": b'{"title": "not of a filter run"}'}
         shutil.rmtree(mine)
@@ -332,9 +323,7 @@ def test_an_output_is_replaced_only_when_it_is_ours(traces: Path, tmp_path: Path
         assert all_bytes(tmp_path) == before
 
 
-def test_an_output_moved_aside_by_a_killed_run_comes_back(
-    traces: Path, rows: Path, tmp_path: Path
-) -> None:
+def test_an_output_moved_aside_by_a_killed_run_comes_back(traces: Path, rows: Path, tmp_path: Path) -> None:
     shutil.copytree(rows, tmp_path / ".rows.old")
     with pytest.raises(EmptySelection):
         run_filter(str(traces), tmp_path / "rows", FilterOptions(min_score=99.0))
@@ -389,9 +378,7 @@ def test_one_odd_row_never_ends_the_run(tmp_path: Path) -> None:
         }
     )
     pq.write_table(table_in, tmp_path / "odd.parquet")
-    report = run_filter(
-        str(tmp_path / "odd.parquet"), tmp_path / "rows", FilterOptions(dedupe=False, min_worth=0)
-    )
+    report = run_filter(str(tmp_path / "odd.parquet"), tmp_path / "rows", FilterOptions(dedupe=False, min_worth=0))
     kept = table(tmp_path / "rows")
     assert report["kept"] == 3
     assert sorted(kept.column("source").to_pylist()) == ["a\ufffd.jsonl", "b.jsonl", "c.jsonl"]
@@ -418,8 +405,7 @@ def test_a_large_row_group_is_said_before_the_run(
 ) -> None:
     write_export(tmp_path / "export", "trace_text", SESSIONS[:3])
     largest = max(
-        pq.ParquetFile(file).metadata.row_group(0).total_byte_size
-        for file in (tmp_path / "export").rglob("*.parquet")
+        pq.ParquetFile(file).metadata.row_group(0).total_byte_size for file in (tmp_path / "export").rglob("*.parquet")
     )
     monkeypatch.setattr(sources, "GROUP_BYTES", largest)
     sources.open_source(str(tmp_path / "export"))

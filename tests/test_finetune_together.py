@@ -68,9 +68,7 @@ def script() -> ModuleType:
 
 def lines(folder: Path, *rows: Any) -> Path:
     path = folder / "rows.jsonl"
-    path.write_text(
-        "".join(row if isinstance(row, str) else json.dumps(row) + "\n" for row in rows)
-    )
+    path.write_text("".join(row if isinstance(row, str) else json.dumps(row) + "\n" for row in rows))
     return path
 
 
@@ -137,9 +135,7 @@ def test_a_file_that_cannot_be_sent_is_one_sentence(
     assert re.search(words, told), told
 
 
-@pytest.mark.parametrize(
-    "argv", [("--epochs", "0"), ("--batch-size", "many"), ("--learning-rate", "0")]
-)
+@pytest.mark.parametrize("argv", [("--epochs", "0"), ("--batch-size", "many"), ("--learning-rate", "0")])
 def test_numbers_that_are_none_are_refused(argv: Any, tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="2"):
         script().main(asked(lines(tmp_path, SFT), *argv))

@@ -68,9 +68,7 @@ def downloads(hub: LoopbackHub) -> list[str]:
 def test_the_export_is_read_at_a_pinned_commit(
     loopback_hub: LoopbackHub, tmp_path: Path, shards: dict[str, bytes]
 ) -> None:
-    loopback_hub.seed(
-        "lab/traces", "dataset", {"README.md": b"---\nlicense: odbl\n---\n# Traces\n"}
-    )
+    loopback_hub.seed("lab/traces", "dataset", {"README.md": b"---\nlicense: odbl\n---\n# Traces\n"})
     commit = loopback_hub.seed("lab/traces", "dataset", shards, revision=EXPORT)
     loopback_hub.repo("lab/traces", "dataset").days = 3
     loopback_hub.seed("lab/traces", "dataset", {"a.jsonl": b"{}"})
@@ -84,16 +82,12 @@ def test_the_export_is_read_at_a_pinned_commit(
     assert report["licence"] == "odbl"
     assert "\nlicense: odbl\n" in card
     assert f"at `{head}`: 2 newer commits, up to 3 days later, are not in it." in card
-    assert [shard["path"] for shard in report["input"]["shards"]] == [
-        f"lab/traces/{name}" for name in shards
-    ]
+    assert [shard["path"] for shard in report["input"]["shards"]] == [f"lab/traces/{name}" for name in shards]
     assert report["sessions"] == len(sessions())
     assert sources
     assert all(source.startswith(f"lab/traces@{commit}/") for source in sources)
     assert in_cache(tmp_path) == []
-    assert [
-        path for path in (tmp_path / "hf_home").rglob("*") if path.suffix == ".incomplete"
-    ] == []
+    assert [path for path in (tmp_path / "hf_home").rglob("*") if path.suffix == ".incomplete"] == []
 
 
 HELD = """
@@ -195,9 +189,7 @@ print(json.dumps(told))
 """
 
 
-def test_files_of_datasets_and_buckets_are_read_by_their_address(
-    loopback_hub: LoopbackHub, tmp_path: Path
-) -> None:
+def test_files_of_datasets_and_buckets_are_read_by_their_address(loopback_hub: LoopbackHub, tmp_path: Path) -> None:
     first, second, *_ = (path.read_bytes() for path in sessions())
     files = {"a/one.jsonl": first, "a/two.jsonl": second, "b/three.jsonl": first, "b/x.txt": b"x"}
     commit = loopback_hub.seed("lab/raw", "dataset", files)

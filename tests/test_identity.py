@@ -45,9 +45,7 @@ from tests.traces import HEADER, assistant, bash, call, result, trace, user
         ("", "dev", set()),
     ],
 )
-def test_names_are_found_where_something_says_whose_they_are(
-    shown: str, user: str, names: set[str]
-) -> None:
+def test_names_are_found_where_something_says_whose_they_are(shown: str, user: str, names: set[str]) -> None:
     found = find_identity(shown, user)
     assert {one.partition("=")[2] for one in found} == names
     escaped = json.dumps(shown)[1:-1].replace("\\\\", "\\").replace('\\\\"', '\\"')

@@ -120,12 +120,8 @@ def write_atif(folder: Path) -> Path:
             "step_id": 3,
             "source": "agent",
             "message": "I look.",
-            "tool_calls": [
-                {"tool_call_id": "a", "function_name": "bash", "arguments": {"command": "pytest"}}
-            ],
-            "observation": {
-                "results": [{"source_call_id": "a", "content": "Process exited with code 2"}]
-            },
+            "tool_calls": [{"tool_call_id": "a", "function_name": "bash", "arguments": {"command": "pytest"}}],
+            "observation": {"results": [{"source_call_id": "a", "content": "Process exited with code 2"}]},
         },
         {"step_id": 4, "source": "agent", "message": "Rounded."},
     ]
@@ -278,9 +274,7 @@ def test_imported_rollouts_become_steps_pairs_and_rows(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("protocol", ["json", "native"])
-def test_own_rollouts_are_sessions_for_the_filter_and_the_hub(
-    tmp_path: Path, protocol: Any
-) -> None:
+def test_own_rollouts_are_sessions_for_the_filter_and_the_hub(tmp_path: Path, protocol: Any) -> None:
     actions = [read_file(), write(OTHER, False), write(FIXED, True), final()]
     row = rollout("fix_add", 1, actions, protocol=protocol)
     lines = [json.loads(line) for line in encode_session(row).splitlines()]
@@ -418,9 +412,7 @@ def test_equal_and_odd_ids_of_runs_keep_a_session_each(tmp_path: Path) -> None:
         (b'{"messages": [], "info": "x"}', "a value has another type than in its format"),
     ],
 )
-def test_a_broken_file_is_rejected_and_the_others_are_read(
-    tmp_path: Path, text: bytes, problem: str
-) -> None:
+def test_a_broken_file_is_rejected_and_the_others_are_read(tmp_path: Path, text: bytes, problem: str) -> None:
     source = write_mini(tmp_path / "mini")
     (source / "broken.traj.json").write_bytes(text)
     (source / "report.json").write_text('{"resolved_ids": [["x"], 1]}')

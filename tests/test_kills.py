@@ -158,9 +158,7 @@ def outputs(out: Path) -> dict[str, bytes]:
     }
 
 
-def check_kills(
-    name: str, folder: Path, chat_server: ChatServer, runner: Runner, at_all: bool
-) -> None:
+def check_kills(name: str, folder: Path, chat_server: ChatServer, runner: Runner, at_all: bool) -> None:
     chat_server.policy = policy
     command = COMMANDS[name](folder, chat_server.url)
     count = folder / "count"
@@ -207,9 +205,7 @@ def test_killed_at_any_rename_a_command_is_resumed_to_the_same_bytes(
     check_kills(name, tmp_path, chat_server, runner, at_all=True)
 
 
-def test_finished_parts_of_other_code_are_made_again_and_it_is_said(
-    tmp_path: Path, runner: Runner
-) -> None:
+def test_finished_parts_of_other_code_are_made_again_and_it_is_said(tmp_path: Path, runner: Runner) -> None:
     command = [*filter_command(tmp_path, ""), "--out", tmp_path / "out"]
     assert runner.run(command, tmp_path / "count", kill_at=8) == -signal.SIGKILL
     for done in (tmp_path / ".out.partial" / "done").iterdir():

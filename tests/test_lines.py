@@ -27,18 +27,14 @@ from pimono_sdpo.traces.lines import read_objects
         ('{"a": ' * 5000, [], (0, 0, 1)),
     ],
 )
-def test_every_line_is_accounted_for(
-    text: str, objects: list[object], counts: tuple[int, int, int]
-) -> None:
+def test_every_line_is_accounted_for(text: str, objects: list[object], counts: tuple[int, int, int]) -> None:
     lines = read_objects(text.encode())
     assert lines.objects == objects
     assert (lines.parsed, lines.repaired, lines.skipped) == counts
 
 
 BROKEN = st.lists(
-    st.sampled_from(
-        ['{"type": "x"', '"cwd": "é"}', "{}", "\\*", '"', ", ", "\n", "\0", "\\ud800", "é"]
-    )
+    st.sampled_from(['{"type": "x"', '"cwd": "é"}', "{}", "\\*", '"', ", ", "\n", "\0", "\\ud800", "é"])
 ).map("".join)
 
 

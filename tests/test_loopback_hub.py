@@ -48,9 +48,7 @@ print(json.dumps(seen))
 
 def test_a_model_goes_up_and_comes_back(loopback_hub: LoopbackHub, tmp_path: Path) -> None:
     files = {
-        "README.md": CARD.format(base="lab/base")
-        .replace("tags", "library_name: peft\ntags")
-        .encode(),
+        "README.md": CARD.format(base="lab/base").replace("tags", "library_name: peft\ntags").encode(),
         "deep/notes.txt": "caf\u00e9\n".encode(),
         "empty.txt": b"",
         "weights.safetensors": bytes(range(256)) * 40,
@@ -115,9 +113,7 @@ print(json.dumps({
 """
 
 
-def test_the_parquet_export_is_found_and_read_in_ranges(
-    loopback_hub: LoopbackHub, tmp_path: Path
-) -> None:
+def test_the_parquet_export_is_found_and_read_in_ranges(loopback_hub: LoopbackHub, tmp_path: Path) -> None:
     table = pa.table({"text": [sha256(b"%d" % i).hexdigest() for i in range(8000)]})
     buffer = io.BytesIO()
     pq.write_table(table, buffer)
@@ -194,9 +190,7 @@ def test_a_dataset_is_pushed_and_loaded_back(loopback_hub: LoopbackHub, tmp_path
     ]
     assert b"license: mit" in files["README.md"]
     assert b"written by hand" in files["README.md"]
-    assert pq.read_table(io.BytesIO(files["data/train-00000-of-00001.parquet"])).to_pylist() == [
-        row
-    ]
+    assert pq.read_table(io.BytesIO(files["data/train-00000-of-00001.parquet"])).to_pylist() == [row]
     assert sorted(loopback_hub.repo(f"{ORG}/rows", "dataset").refs) == [
         "refs/heads/main",
         "refs/heads/v2",
@@ -296,8 +290,6 @@ def test_refusals_without_a_token(loopback_hub: LoopbackHub, tmp_path: Path) -> 
     assert told["missing repo"][:2] == ["RepositoryNotFoundError", 401]
     assert told["missing revision"][0] == "RevisionNotFoundError"
     assert told["missing file"][0] == "RemoteEntryNotFoundError"
-    assert all(
-        told[name][1] == 401 for name in ("foreign", "add", "no-op", "branch", "delete nothing")
-    )
+    assert all(told[name][1] == 401 for name in ("foreign", "add", "no-op", "branch", "delete nothing"))
     assert len(loopback_hub.repo("me/public").commits) == 2
     assert all("authorization" not in r.headers for r in loopback_hub.requests)

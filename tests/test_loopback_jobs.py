@@ -76,9 +76,7 @@ def test_a_job_is_waited_for_and_read_from_outside(loopback_hub: LoopbackHub, he
 
 @pytest.mark.slow
 def test_a_job_ends_with_its_time(loopback_hub: LoopbackHub, here: Path) -> None:
-    (here / "long.py").write_text(
-        "# /// script\n# dependencies = []\n# ///\nimport time\ntime.sleep(600)"
-    )
+    (here / "long.py").write_text("# /// script\n# dependencies = []\n# ///\nimport time\ntime.sleep(600)")
     done = run_hf(loopback_hub, here, "jobs", "uv", "run", "--timeout", "2s", "long.py")
     assert done.returncode == 1
     assert "Job timeout" in done.stdout + done.stderr

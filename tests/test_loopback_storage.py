@@ -30,9 +30,7 @@ print(json.dumps({
 
 
 @pytest.mark.parametrize("skew", [3600.0, -3600.0])
-def test_large_files_go_by_xet_whatever_the_clock_says(
-    loopback_hub: LoopbackHub, tmp_path: Path, skew: float
-) -> None:
+def test_large_files_go_by_xet_whatever_the_clock_says(loopback_hub: LoopbackHub, tmp_path: Path, skew: float) -> None:
     loopback_hub.store.xet.expires_in = skew
     seen = run_client(loopback_hub, tmp_path, BY_XET, xet=True)
     assert seen["same"]
@@ -79,9 +77,7 @@ print(json.dumps([shallow, every, files("down"), files("synced"), info.private, 
 
 
 def test_a_bucket_holds_files(loopback_hub: LoopbackHub, tmp_path: Path) -> None:
-    shallow, every, down, synced, private, gone = run_client(
-        loopback_hub, tmp_path, BUCKET, xet=True
-    )
+    shallow, every, down, synced, private, gone = run_client(loopback_hub, tmp_path, BUCKET, xet=True)
     assert shallow == {"deep": "directory", "top.txt": "file"}
     assert every == {"deep/a.bin": 99999, "deep/empty": 0, "top.txt": 3}
     assert down == {"deep/a.bin": "a" * 99999, "deep/empty": "", "top.txt": "top"}
@@ -165,9 +161,7 @@ print(json.dumps(got == bytes(range(256)) * 999))
 """
 
 
-def test_a_client_gets_over_a_dropped_and_a_slow_answer(
-    loopback_hub: LoopbackHub, tmp_path: Path
-) -> None:
+def test_a_client_gets_over_a_dropped_and_a_slow_answer(loopback_hub: LoopbackHub, tmp_path: Path) -> None:
     data = bytes(range(256)) * 999
     loopback_hub.seed("me/m", "model", {"a.bin": data})
     loopback_hub.slow_next("/resolve/", 0.2)

@@ -51,18 +51,14 @@ def three(source: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return parts_of(source, tmp_path_factory.mktemp("three"), 3)
 
 
-def test_parts_of_two_machines_merge_to_the_bytes_of_one_run(
-    source: Path, rows: Path, tmp_path: Path
-) -> None:
+def test_parts_of_two_machines_merge_to_the_bytes_of_one_run(source: Path, rows: Path, tmp_path: Path) -> None:
     other = moved(source, tmp_path / "machine")
     options = ("--max-samples", 9, "--seed", 3, "--license", "MIT")
     for part, traces in ((1, source), (2, other)):
         done = cli("filter", traces, "--out", tmp_path / f"p{part}", "--shard", f"{part}/2")
         assert done.returncode == 0, done.stderr
         assert f"part {part} of 2" in done.stdout
-    done = cli(
-        "filter", "--merge", tmp_path / "p2", tmp_path / "p1", "--out", tmp_path / "rows", *options
-    )
+    done = cli("filter", "--merge", tmp_path / "p2", tmp_path / "p1", "--out", tmp_path / "rows", *options)
     assert (done.returncode, done.stderr) == (0, "")
     assert "rows kept" in done.stdout
     assert all_bytes(tmp_path / "rows") == all_bytes(rows)
@@ -128,9 +124,7 @@ def test_splits_of_a_saved_dataset_are_shards(tmp_path: Path) -> None:
     assert all_bytes(tmp_path / "merged") == all_bytes(tmp_path / "rows")
 
 
-def test_missing_double_and_foreign_parts_are_named(
-    source: Path, three: list[Path], tmp_path: Path
-) -> None:
+def test_missing_double_and_foreign_parts_are_named(source: Path, three: list[Path], tmp_path: Path) -> None:
     def refused(parts: list[Path], match: str) -> None:
         with pytest.raises(SourceError, match=match):
             merge_parts(parts, tmp_path / "rows")
@@ -143,9 +137,7 @@ def test_missing_double_and_foreign_parts_are_named(
     run_part(str(source), tmp_path / "half", (2, 2))
     refused([one, tmp_path / "half"], r"number of parts differs \(2, not 3\)")
     run_part(str(source), tmp_path / "scored", (2, 3), FilterOptions(min_score=2.0))
-    refused(
-        [one, tmp_path / "scored", last], r"value of an option differs \(min_score 2.0, not 0.0\)"
-    )
+    refused([one, tmp_path / "scored", last], r"value of an option differs \(min_score 2.0, not 0.0\)")
     fewer = moved(source, tmp_path / "fewer")
     (fewer / "0004.parquet").unlink()
     run_part(str(fewer), tmp_path / "of fewer", (2, 3))
@@ -188,9 +180,7 @@ def test_what_a_merge_decides_is_refused_for_a_part(source: Path, tmp_path: Path
     assert not list(tmp_path.iterdir())
 
 
-def test_no_folder_is_taken_for_another(
-    source: Path, rows: Path, three: list[Path], tmp_path: Path
-) -> None:
+def test_no_folder_is_taken_for_another(source: Path, rows: Path, three: list[Path], tmp_path: Path) -> None:
     part = tmp_path / "part"
     shutil.copytree(three[0], part)
     shutil.copytree(rows, tmp_path / "rows")

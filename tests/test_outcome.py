@@ -220,9 +220,7 @@ def test_evidence_belongs_to_its_request() -> None:
         *bash("npm test", exited("AssertionError\nTypeError: x is no function"), error=True),
     ]
     first, second = rows(*entries)
-    assert [item["categories"] for item in first["findings"]] == [
-        ["command_error", "test_or_assertion"]
-    ]
+    assert [item["categories"] for item in first["findings"]] == [["command_error", "test_or_assertion"]]
     assert {item["request"] for item in second["findings"]} == {second["request"]}
     assert first["history"] == []
     assert [turn["content"] for turn in second["history"]] == [

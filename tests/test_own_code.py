@@ -62,9 +62,7 @@ RETYPED = Map(wrong, reads=("score",), writes={"score": Value("string")})
 
 def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """Run a command as the console script does: the current folder is not importable by itself."""
-    program = (
-        f"import sys; sys.path.insert(0, {str(ROOT)!r}); from pimono_sdpo.cli import main; main()"
-    )
+    program = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from pimono_sdpo.cli import main; main()"
     command = [sys.executable, "-P", "-c", program, *words]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
@@ -127,9 +125,7 @@ def test_a_stage_that_drops_every_row_is_what_the_advice_is_about(folder: Path) 
         (["broken:STAGE"], r"`broken` cannot be imported: ZeroDivisionError: .*broken.py, line 2"),
     ],
 )
-def test_a_stage_that_does_not_fit_is_refused(
-    folder: Path, names: list[str], sentence: str
-) -> None:
+def test_a_stage_that_does_not_fit_is_refused(folder: Path, names: list[str], sentence: str) -> None:
     (folder / "grade.py").write_text(MINE)
     (folder / "broken.py").write_text("\n1 / 0\n")
     with pytest.raises(OwnCodeError, match=sentence):
@@ -137,9 +133,7 @@ def test_a_stage_that_does_not_fit_is_refused(
 
 
 def test_a_filter_that_gives_no_reason_is_one_sentence(folder: Path) -> None:
-    stage = next(
-        one for one in pipeline(own=["mine:UNTOLD"]) if one.fn.__class__.__name__ == "OwnStage"
-    )
+    stage = next(one for one in pipeline(own=["mine:UNTOLD"]) if one.fn.__class__.__name__ == "OwnStage")
     with pytest.raises(OwnCodeError, match="True is neither None nor why the row is dropped"):
         stage.fn({"score": 3})
 

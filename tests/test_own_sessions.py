@@ -57,9 +57,7 @@ def refused(*arguments: str) -> str:
 
 def sources() -> set[str]:
     files = [*Path("rows").glob("data/*.parquet"), *Path("rows").glob("rejects/*.parquet")]
-    return set(
-        pa.concat_tables([pq.read_table(f, columns=["source"]) for f in files])[0].to_pylist()
-    )
+    return set(pa.concat_tables([pq.read_table(f, columns=["source"]) for f in files])[0].to_pylist())
 
 
 def below(root: Path) -> set[str]:
@@ -78,9 +76,7 @@ def test_the_sessions_of_an_agent_are_found(home: Path) -> None:
     assert {path.name: path.read_bytes() for path in Path("rows/data").iterdir()} == by_word
 
 
-def test_all_agents_are_read_where_their_variables_say(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_agents_are_read_where_their_variables_say(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (home / ".pi/agent").rename(home / "elsewhere")
     monkeypatch.setenv("PI_CODING_AGENT_DIR", str(home / "elsewhere"))
     (archived,) = [sorted((home / ".codex/sessions").rglob("*.jsonl"))[0]]
@@ -202,9 +198,7 @@ def test_session_files_are_chosen(home: Path, options: list[str], kept: set[str]
 
 def test_a_choice_that_cannot_be_made_is_one_sentence(home: Path) -> None:
     write_session(Path("traces/a.jsonl"), "/work/shop")
-    assert "--project leaves none of the 1 sessions of `traces`; relax it." in refused(
-        "traces", "--project", "blog"
-    )
+    assert "--project leaves none of the 1 sessions of `traces`; relax it." in refused("traces", "--project", "blog")
     assert "--project and --exclude leave none of the 1 sessions of `traces`" in refused(
         "traces", "--project", "blog", "--exclude", "a"
     )

@@ -92,9 +92,7 @@ def test_the_best_run_is_paired_with_the_worst() -> None:
 
 
 def test_patches_need_the_files_they_change() -> None:
-    assert reasons(pair_runs(case(FAILS, PASSES, files={}), Rules(target="patch"))) == [
-        "ineligible"
-    ]
+    assert reasons(pair_runs(case(FAILS, PASSES, files={}), Rules(target="patch"))) == ["ineligible"]
 
 
 @pytest.mark.parametrize(
@@ -209,9 +207,7 @@ def test_the_gap_is_measured_over_all_runs_that_came_there() -> None:
     lucky = [read("b.py"), write(FIXED, True)]
     found = case(PASSES, PASSES, PASSES, FAILS, wandering, lucky)
     made = pair_steps(found, Rules())
-    assert [row["detail"] for row in made.rejects] == [
-        "0.25 more of the runs pass, 0.5 are asked for"
-    ]
+    assert [row["detail"] for row in made.rejects] == ["0.25 more of the runs pass, 0.5 are asked for"]
     assert [len(pair["prompt"]) for pair in made.rows] == [4, 4]
     assert len(pair_steps(found, Rules(min_gap=0.25)).rows) == 3
 
@@ -243,9 +239,7 @@ def rows() -> list[Json]:
 @pytest.mark.parametrize("name", TARGETS)
 def test_a_folder_of_rollouts_becomes_pairs(name: Target, tmp_path: Path) -> None:
     source = write_folder(tmp_path / "rollouts", rows())
-    report = write_pairs(
-        PairOptions(source=[str(source)], out=tmp_path / "pairs", target=name, format="together")
-    )
+    report = write_pairs(PairOptions(source=[str(source)], out=tmp_path / "pairs", target=name, format="together"))
     assert report["counts"]["tasks"] == 4
     assert report["counts"]["tasks_with_pairs"] == 2
     assert report["counts"]["no_contrast_tasks"] == 2
@@ -262,18 +256,14 @@ def test_a_folder_of_rollouts_becomes_pairs(name: Target, tmp_path: Path) -> Non
     assert [together.check_dpo(json.loads(line)) for line in lines] == [None, None]
     known = json.loads((tmp_path / "pairs/together/train_meta.jsonl").read_text().split("\n")[0])
     assert {"run_chosen", "score_chosen", "seed_chosen", "model", "suite"} <= set(known)
-    write_pairs(
-        PairOptions(source=[str(source)], out=tmp_path / "again", target=name, format="together")
-    )
+    write_pairs(PairOptions(source=[str(source)], out=tmp_path / "again", target=name, format="together"))
     assert bytes_of(tmp_path / "pairs") == bytes_of(tmp_path / "again")
 
 
 def test_patches_are_applied_and_tested_again(tmp_path: Path) -> None:
     lies = rollout("fix_a", 42, PASSES, patch=patch_of(BUGGY, "def add(a, b):\n    return b\n"))
     elsewhere = rollout("fix_b", 42, PASSES, patch=patch_of("x = 1\n", "x = 2\n"))
-    unlucky = rollout(
-        "fix_c", 43, FAILS, patch=patch_of(BUGGY, "def add(a, b):\n    return b + a\n")
-    )
+    unlucky = rollout("fix_c", 43, FAILS, patch=patch_of(BUGGY, "def add(a, b):\n    return b + a\n"))
     runs = [lies, elsewhere, rollout("fix_c", 42, PASSES), unlucky]
     runs += [rollout(name, 43, FAILS) for name in ("fix_a", "fix_b")]
     source = write_folder(tmp_path / "rollouts", runs)
@@ -281,11 +271,7 @@ def test_patches_are_applied_and_tested_again(tmp_path: Path) -> None:
     assert report["drop_reasons"] == {"flaky": 3}
     assert report["rows"] == 0
     assert (
-        write_pairs(
-            PairOptions(
-                source=[str(source)], out=tmp_path / "pairs", target="patch", flaky_reruns=0
-            )
-        )["rows"]
+        write_pairs(PairOptions(source=[str(source)], out=tmp_path / "pairs", target="patch", flaky_reruns=0))["rows"]
         == 3
     )
     tester = open_tester()
@@ -324,9 +310,7 @@ def test_pairs_are_written_as_lines(tmp_path: Path) -> None:
 def test_sides_that_a_trainer_would_cut_to_the_same(tmp_path: Path) -> None:
     model = str(write_tiny_model(tmp_path / "tiny"))
     long = "x" * 3000
-    one, two = (
-        [read(), write(f"{long}\n{end}", ok)] for end, ok in ((FIXED, True), (OTHER, False))
-    )
+    one, two = ([read(), write(f"{long}\n{end}", ok)] for end, ok in ((FIXED, True), (OTHER, False)))
     runs = [rollout("fix_a", 42, one), rollout("fix_a", 43, two)]
     runs += [rollout("fix_b", 42, PASSES), rollout("fix_b", 43, FAILS)]
     source = write_folder(tmp_path / "rollouts", runs)
@@ -399,9 +383,7 @@ def test_an_action_whose_own_tests_failed_is_never_chosen() -> None:
     assert [row["drop_reason"] for row in made.rejects] == ["ineligible"]
 
 
-@pytest.mark.parametrize(
-    ("path", "reason"), [("tests/test_add.py", "overwrites_tests"), ("", "no_change")]
-)
+@pytest.mark.parametrize(("path", "reason"), [("tests/test_add.py", "overwrites_tests"), ("", "no_change")])
 def test_efficiency_prefers_no_run_that_shirks(path: str, reason: str) -> None:
     touched = [path] if path else []
     shirks = rollout(actions=[final()], tests_ok=None, files_touched=touched)

@@ -6,9 +6,7 @@ from processors.secrets import redact_secrets
 from tests.planted_secrets import CASES, HARMLESS
 
 
-@pytest.mark.parametrize(
-    ("text", "secret"), [pytest.param(*case[1:], id=case[0]) for case in CASES]
-)
+@pytest.mark.parametrize(("text", "secret"), [pytest.param(*case[1:], id=case[0]) for case in CASES])
 def test_a_planted_secret_is_redacted(text: str, secret: str) -> None:
     cleaned, kinds = redact_secrets(f"before\n{text}\nafter")
     assert secret not in cleaned

@@ -183,9 +183,7 @@ def test_what_a_plugged_harness_leaves_out_is_named(tmp_path: Path) -> None:
     assert "toy lacks about; sample; documentation; tools, or in no_tools why" in failed.stdout
 
 
-TOY_RECIPE = (
-    "# A toy run.\nmodel_name_or_path: toy\nuse_cpu: true\nbf16: false\nnum_generations: 2\n{more}"
-)
+TOY_RECIPE = "# A toy run.\nmodel_name_or_path: toy\nuse_cpu: true\nbf16: false\nnum_generations: 2\n{more}"
 
 
 @pytest.mark.slow
@@ -210,9 +208,7 @@ def test_a_plugged_recipe_is_found_by_its_name_and_documented(tmp_path: Path) ->
     assert "num_generations: 2" in page
 
 
-@pytest.mark.parametrize(
-    "recipe", sorted((ROOT / "jobs/recipes").glob("*.yaml")), ids=lambda one: one.stem
-)
+@pytest.mark.parametrize("recipe", sorted((ROOT / "jobs/recipes").glob("*.yaml")), ids=lambda one: one.stem)
 def test_every_recipe_begins_with_what_it_is_for(recipe: Path) -> None:
     assert recipe.read_text().startswith("# "), f"{recipe.name} does not begin with a comment"
 

@@ -66,8 +66,7 @@ def test_the_terms_of_a_score_add_up(names: list[str]) -> None:
         ("C:\\Windows\\WindowsPowerShell and $gitOk -PathType Get-ChildItem", []),
         ("backup.ps1 m:1 net:1986 'terminating' 'oauth-first' errorC2065syntax", []),
         (
-            'File "C:\\Python312\\Lib\\pathlib.py", line 8, in stat\n    return os.st_mode\n'
-            "TypeError: readConfig",
+            'File "C:\\Python312\\Lib\\pathlib.py", line 8, in stat\n    return os.st_mode\nTypeError: readConfig',
             ["typeerror", "readconfig"],
         ),
     ],
@@ -87,18 +86,11 @@ def test_reward_terms_are_concrete_tokens_of_the_requests_own_evidence() -> None
         failure(["runtime_exception"], "at src/other.ts:3", request=7),
     )
     assert grade(row)["reward_terms"] == ["ts2304", "src/cli.ts"]
-    found = failure(["command_error"], "zsh: command not found: rg") | {
-        "resolved_by": "bash x --all"
-    }
+    found = failure(["command_error"], "zsh: command not found: rg") | {"resolved_by": "bash x --all"}
     assert grade(row_of(found))["reward_terms"] == ["rg"]
     stopped = failure(["command_error"], "Command timed out") | {"target": "npx @acme/cli --fast"}
     assert grade(row_of(stopped))["reward_terms"] == ["@acme/cli"]
-    assert (
-        grade(row_of(failure(["command_error"], "at 3f2a9c1d\n$HOME\\npm\\notes.txt")))[
-            "reward_terms"
-        ]
-        == []
-    )
+    assert grade(row_of(failure(["command_error"], "at 3f2a9c1d\n$HOME\\npm\\notes.txt")))["reward_terms"] == []
     reference = grade(row, reference_terms=True)["reward_terms"]
     assert reference[0] == "runtime_exception"
     assert {"src/slip.ts:3", "src/other.ts:3"} < set(reference)
@@ -274,9 +266,7 @@ def test_the_context_says_what_was_called_what_failed_and_what_resolved_it() -> 
 
 def test_what_says_what_failed_is_never_trimmed_away() -> None:
     noise = "x=function(){return 1};" * 60
-    text = (
-        f"$ npm start\n{noise}\n" + "log line\n" * 300 + "Error: Cannot find module './keys.js'\n"
-    )
+    text = f"$ npm start\n{noise}\n" + "log line\n" * 300 + "Error: Cannot find module './keys.js'\n"
     text += "    at run (node:internal/main:1:2)\n" * 40 + noise
     row = row_of(failure(["missing_file_or_command"], text))
     written = write_context(row)["privileged_context"]

@@ -73,11 +73,7 @@ def pushed(hub: LoopbackHub, revision: str = "main") -> dict[str, bytes]:
 
 
 def as_pushed(rows: Path) -> dict[str, bytes]:
-    files = {
-        path.relative_to(rows).as_posix(): path.read_bytes()
-        for path in rows.rglob("*")
-        if path.is_file()
-    }
+    files = {path.relative_to(rows).as_posix(): path.read_bytes() for path in rows.rglob("*") if path.is_file()}
     files["README.md"] = files["README.md"].replace(b'"PATH_OR_ID"', b'"me/rows"')
     return files
 
@@ -101,9 +97,7 @@ def refused(done: subprocess.CompletedProcess[str], rows: Path, before: dict[str
     return line
 
 
-def test_filter_pushes_what_loads_back(
-    loopback_hub: LoopbackHub, made: Path, tmp_path: Path
-) -> None:
+def test_filter_pushes_what_loads_back(loopback_hub: LoopbackHub, made: Path, tmp_path: Path) -> None:
     out = tmp_path / "rows"
     arguments = ("filter", str(made / "traces"), "--out", str(out), "--license", "mit")
     done = front(loopback_hub, tmp_path, *arguments, "--push", NAME)
@@ -163,9 +157,7 @@ def test_a_push_is_tried_again_while_the_hub_is_busy(loopback_hub: LoopbackHub, 
         assert f"The Hub is busy (answer {status}); trying again in 0 s." in done.stderr
 
 
-def test_a_hub_that_is_busy_for_longer_ends_the_push_at_once(
-    loopback_hub: LoopbackHub, rows: Path
-) -> None:
+def test_a_hub_that_is_busy_for_longer_ends_the_push_at_once(loopback_hub: LoopbackHub, rows: Path) -> None:
     limit = {"RateLimit": '"api";r=0;t=900', "Retry-After": "0"}
     loopback_hub.fail_next(COMMIT, 429, headers=limit)
     before = as_pushed(rows)
@@ -204,9 +196,7 @@ def test_a_push_that_cannot_look_for_its_commit_does_not_say_that_nothing_was_pu
     assert pushed(loopback_hub) == as_pushed(rows)
 
 
-def test_a_failed_push_leaves_no_dataset_that_it_created(
-    loopback_hub: LoopbackHub, rows: Path
-) -> None:
+def test_a_failed_push_leaves_no_dataset_that_it_created(loopback_hub: LoopbackHub, rows: Path) -> None:
     loopback_hub.fail_next(COMMIT, 403)
     before = as_pushed(rows)
     refused(push(loopback_hub, rows), rows, before)
@@ -217,9 +207,7 @@ def test_a_failed_push_leaves_no_dataset_that_it_created(
     assert pushed(loopback_hub) == {}, "a dataset that was there stays"
 
 
-def test_a_card_on_the_hub_that_cannot_be_read_is_one_sentence(
-    loopback_hub: LoopbackHub, rows: Path
-) -> None:
+def test_a_card_on_the_hub_that_cannot_be_read_is_one_sentence(loopback_hub: LoopbackHub, rows: Path) -> None:
     before = as_pushed(rows)
     for card in (b"---\nlicense: [mit\n---\n", b"\xff\xfe"):
         theirs = {"README.md": card, "report.json": b'{"pimono_sdpo": "0"}'}
@@ -235,17 +223,14 @@ def test_a_bug_is_not_reported_as_a_refusal() -> None:
             raise bug
 
 
-def test_two_pushes_at_once_leave_one_of_them_whole(
-    loopback_hub: LoopbackHub, made: Path, rows: Path
-) -> None:
+def test_two_pushes_at_once_leave_one_of_them_whole(loopback_hub: LoopbackHub, made: Path, rows: Path) -> None:
     other = rows.parent / "other"
     run_filter(str(made / "traces"), other, FilterOptions(max_samples=2))
     loopback_hub.seed(NAME, "dataset", {})
     command = [sys.executable, "-m", "pimono_sdpo", "push"]
     env = loopback_hub.env(rows.parent)
     running = [
-        subprocess.Popen([*command, str(folder), NAME], env=env, stdout=subprocess.DEVNULL)
-        for folder in (rows, other)
+        subprocess.Popen([*command, str(folder), NAME], env=env, stdout=subprocess.DEVNULL) for folder in (rows, other)
     ]
     assert [one.wait() for one in running] == [0, 0]
     assert pushed(loopback_hub) in (as_pushed(rows), as_pushed(other))
@@ -277,9 +262,7 @@ def test_a_push_that_is_killed_goes_on(loopback_hub: LoopbackHub, rows: Path) ->
         env=loopback_hub.env(rows.parent),
         stdout=subprocess.DEVNULL,
     )
-    while running.poll() is None and not any(
-        seen.path.startswith(COMMIT) for seen in loopback_hub.requests
-    ):
+    while running.poll() is None and not any(seen.path.startswith(COMMIT) for seen in loopback_hub.requests):
         sleep(0.02)
     running.kill()
     running.wait()
@@ -294,9 +277,7 @@ def test_a_push_that_is_killed_goes_on(loopback_hub: LoopbackHub, rows: Path) ->
 
 
 @pytest.mark.parametrize("skew", [3600.0, -3600.0])
-def test_a_push_by_xet_whatever_the_clock_says(
-    loopback_hub: LoopbackHub, rows: Path, skew: float
-) -> None:
+def test_a_push_by_xet_whatever_the_clock_says(loopback_hub: LoopbackHub, rows: Path, skew: float) -> None:
     loopback_hub.store.xet.expires_in = skew
     done = push(loopback_hub, rows, xet=True)
     assert done.returncode == 0, done.stderr
@@ -340,9 +321,7 @@ def test_a_full_account_is_one_sentence_and_a_public_push_still_goes_through(
     assert pushed(loopback_hub) == as_pushed(rows)
 
 
-def test_no_token_is_found_out_before_the_work(
-    loopback_hub: LoopbackHub, made: Path, rows: Path
-) -> None:
+def test_no_token_is_found_out_before_the_work(loopback_hub: LoopbackHub, made: Path, rows: Path) -> None:
     before = as_pushed(rows)
     arguments = ("filter", str(made / "traces"), "--out", str(rows), "--push")
     home = rows.parent
@@ -408,8 +387,7 @@ def in_rows(rows: Path) -> None:
         (in_card, "README.md` holds what looks like a secret (huggingface_token), so"),
         (
             in_report,
-            "report.json` holds what looks like a secret (huggingface_token) in its "
-            "column `first_sample`",
+            "report.json` holds what looks like a secret (huggingface_token) in its column `first_sample`",
         ),
         (
             in_rows,
@@ -417,9 +395,7 @@ def in_rows(rows: Path) -> None:
         ),
     ],
 )
-def test_an_open_secret_stops_the_push(
-    loopback_hub: LoopbackHub, rows: Path, put: object, where: str
-) -> None:
+def test_an_open_secret_stops_the_push(loopback_hub: LoopbackHub, rows: Path, put: object, where: str) -> None:
     assert callable(put)
     put(rows)
     before = as_pushed(rows)
@@ -429,9 +405,7 @@ def test_an_open_secret_stops_the_push(
     assert not loopback_hub.requests
 
 
-def test_what_only_another_scanner_knows_stops_the_push_unless_allowed(
-    loopback_hub: LoopbackHub, rows: Path
-) -> None:
+def test_what_only_another_scanner_knows_stops_the_push_unless_allowed(loopback_hub: LoopbackHub, rows: Path) -> None:
     pytest.importorskip("kingfisher_sdk", reason="the extra `scan` is not installed")
     path = max((rows / "data").glob("*.parquet"))
     table = pq.read_table(path)
@@ -442,17 +416,13 @@ def test_what_only_another_scanner_knows_stops_the_push_unless_allowed(
     pq.write_table(pa.Table.from_pylist(changed, table.schema), path)
     before = as_pushed(rows)
     line = refused(push(loopback_hub, rows), rows, before)
-    assert (
-        f"(betterleaks.intra42-client-secret) in its column `prompt`, row {len(changed)}," in line
-    )
+    assert f"(betterleaks.intra42-client-secret) in its column `prompt`, row {len(changed)}," in line
     assert token not in line
     assert not loopback_hub.requests
     assert "pushed to" in push(loopback_hub, rows, "--allow-findings").stdout
 
 
-def test_a_folder_or_card_that_is_not_ours_stops_the_push(
-    loopback_hub: LoopbackHub, rows: Path
-) -> None:
+def test_a_folder_or_card_that_is_not_ours_stops_the_push(loopback_hub: LoopbackHub, rows: Path) -> None:
     (rows / "README.md").write_text("# no front matter")
     before = as_pushed(rows)
     assert "no YAML front matter" in refused(push(loopback_hub, rows), rows, before)
@@ -463,7 +433,5 @@ def test_a_folder_or_card_that_is_not_ours_stops_the_push(
     assert "is damaged" in refused(push(loopback_hub, rows), rows, before)
     (rows / "notes.txt").write_text("mine")
     before = as_pushed(rows)
-    assert "was not written by a finished `filter`" in refused(
-        push(loopback_hub, rows), rows, before
-    )
+    assert "was not written by a finished `filter`" in refused(push(loopback_hub, rows), rows, before)
     assert not loopback_hub.requests

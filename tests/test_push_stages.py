@@ -32,11 +32,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     fails = [prose(), read(), write(OTHER, False), final("done")]
     rows = [rollout("fix_a", 42), rollout("fix_a", 43, fails)]
     source = write_folder(folder / "rollouts", rows)
-    write_steps(
-        StepOptions(
-            source=[str(source)], out=folder / "steps", require_success=False, licence="mit"
-        )
-    )
+    write_steps(StepOptions(source=[str(source)], out=folder / "steps", require_success=False, licence="mit"))
     write_pairs(
         PairOptions(
             source=[str(source)],

@@ -94,9 +94,7 @@ def test_a_node_that_is_not_set_up_is_told(source: Path, tmp_path: Path) -> None
     assert b"lacks this version of this package" in done.stdout
 
 
-def test_a_node_killed_in_the_middle_loses_nothing(
-    cluster: Cluster, source: Path, rows: Path, tmp_path: Path
-) -> None:
+def test_a_node_killed_in_the_middle_loses_nothing(cluster: Cluster, source: Path, rows: Path, tmp_path: Path) -> None:
     work, seen = tmp_path / ".rows.partial", set[str]()
 
     def look() -> bool:

@@ -15,13 +15,9 @@ from pimono_sdpo.filtering import run_filter
 from pimono_sdpo.traces.layouts import decode_lossy
 from pimono_sdpo.traces.parse import read_trace
 
-COUNTS: dict[str, list[object]] = json.loads(
-    (Path(__file__).parent / "real_trace_counts.json").read_text()
-)
+COUNTS: dict[str, list[object]] = json.loads((Path(__file__).parent / "real_trace_counts.json").read_text())
 TRACES = Path(os.environ.get("PIMONO_TRACES", ""))
-pytestmark = pytest.mark.skipif(
-    not os.environ.get("PIMONO_TRACES"), reason="PIMONO_TRACES is not set"
-)
+pytestmark = pytest.mark.skipif(not os.environ.get("PIMONO_TRACES"), reason="PIMONO_TRACES is not set")
 
 
 def rows_of(source: Path, out: Path) -> pa.Table:
@@ -56,8 +52,7 @@ def test_every_file_is_read_or_says_why_not(folder: str) -> None:
         filled = sum(1 for line in text.split("\n") if line.strip("\0\ufeff \t\r"))
         assert trace.lines.parsed + trace.lines.repaired + trace.lines.skipped == filled
         assert (trace.problem is None) == any(
-            event.kind in {"user", "assistant", "tool_call", "tool_result", "bash"}
-            for event in trace.events
+            event.kind in {"user", "assistant", "tool_call", "tool_result", "bash"} for event in trace.events
         )
         assert [event.index for event in trace.events] == list(range(len(trace.events)))
         if folder == "pi":

@@ -208,9 +208,7 @@ def test_a_short_workspace_is_a_whole_path() -> None:
 
 
 def test_the_users_own_name_is_found_where_nothing_else_tells() -> None:
-    text = (
-        "medium/Users/ann.lee/x ann.lee@Anns-MacBook-Air ~ % ls /var/folders/49/abcdef0123456/T/y"
-    )
+    text = "medium/Users/ann.lee/x ann.lee@Anns-MacBook-Air ~ % ls /var/folders/49/abcdef0123456/T/y"
     cleaned, _ = redact_text(text, "/Users/ann.lee/app")
     assert cleaned == "medium$HOME/x $USER@$HOST ~ % ls $TMPDIR/y"
     assert redact_text(cleaned, "/Users/ann.lee/app") == (cleaned, [])

@@ -46,14 +46,10 @@ def test_every_entry_of_the_tree_is_there_and_has_a_comment() -> None:
 
 def test_every_package_and_top_module_is_in_the_tree() -> None:
     folders = {
-        f"{path.parent.relative_to(ROOT)}/"
-        for package in PACKAGES
-        for path in (ROOT / package).rglob("__init__.py")
+        f"{path.parent.relative_to(ROOT)}/" for package in PACKAGES for path in (ROOT / package).rglob("__init__.py")
     }
     modules = {
-        str(path.relative_to(ROOT))
-        for path in (ROOT / "pimono_sdpo").glob("*.py")
-        if not path.name.startswith("__")
+        str(path.relative_to(ROOT)) for path in (ROOT / "pimono_sdpo").glob("*.py") if not path.name.startswith("__")
     }
     missing = (folders | modules) - set(tree_of(README))
     assert not missing, f"README.md: the tree lacks {sorted(missing)}"

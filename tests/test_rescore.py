@@ -53,9 +53,7 @@ def test_verdicts_stand_beside_the_rows(source: Path, tmp_path: Path) -> None:
     assert again["passed"] == 1
 
 
-def test_a_run_goes_on_behind_its_last_slice(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_goes_on_behind_its_last_slice(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rescore, "SLICE", 1)
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     score_completions(Options(source=str(source), out=whole, gate=["tool_calls"]))
@@ -139,9 +137,7 @@ def test_bad_input_is_one_sentence(
     (tmp_path / "in").mkdir()
     Dataset.from_dict(columns).to_parquet(tmp_path / "in" / "x.parquet")
     with pytest.raises(problem, match=told):
-        score_completions(
-            Options(source=str(tmp_path / "in"), out=tmp_path / "out", gate=gates, grade=graded)
-        )
+        score_completions(Options(source=str(tmp_path / "in"), out=tmp_path / "out", gate=gates, grade=graded))
     assert not (tmp_path / "out").exists()
 
 
@@ -197,9 +193,7 @@ def test_completions_of_every_shape_are_read(tmp_path: Path) -> None:
     for name, rows in shapes.items():
         path = tmp_path / f"{name}.jsonl"
         path.write_text("".join(json.dumps({"verifier_spec": SPEC, **row}) + "\n" for row in rows))
-        report = score_completions(
-            Options(source=str(path), out=tmp_path / f"out-{name}", gate=["tool_calls"])
-        )
+        report = score_completions(Options(source=str(path), out=tmp_path / f"out-{name}", gate=["tool_calls"]))
         passed[name] = (report["rows"], report["passed"])
         if name == "mixed":
             assert report["rejected"] == {"the completion is neither text nor messages": 1}
@@ -280,9 +274,7 @@ def test_rows_that_cannot_be_judged_are_counted_and_do_not_stop_the_others(tmp_p
     rows = {"completion": [*[diff] * 7, None], "verifier_spec": specs}
     stored = tmp_path / "rows.parquet"
     Dataset.from_dict(rows).to_parquet(stored)
-    report = score_completions(
-        Options(source=str(stored), out=tmp_path / "out", gate=["syntax"], grade=["patches"])
-    )
+    report = score_completions(Options(source=str(stored), out=tmp_path / "out", gate=["syntax"], grade=["patches"]))
     assert (report["rows"], report["judged"], report["passed"]) == (8, 1, 1)
     assert report["rejected"]["`verifier_spec` is not a JSON object"] == 3
     assert sum(report["rejected"].values()) == 7
@@ -302,9 +294,7 @@ def test_rows_that_cannot_be_judged_are_counted_and_do_not_stop_the_others(tmp_p
         ("x.csv", b"a,b", "neither parquet nor JSONL"),
     ],
 )
-def test_files_that_cannot_be_read_are_one_sentence(
-    tmp_path: Path, name: str, content: bytes, told: str
-) -> None:
+def test_files_that_cannot_be_read_are_one_sentence(tmp_path: Path, name: str, content: bytes, told: str) -> None:
     (tmp_path / name).write_bytes(content)
     done = cli("rescore", tmp_path / name, "--out", tmp_path / "out", "--gate", "syntax")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
@@ -328,9 +318,7 @@ def test_lines_may_give_their_specs_as_objects(tmp_path: Path) -> None:
     ):
         source = tmp_path / f"{name}.jsonl"
         source.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        report = score_completions(
-            Options(source=str(source), out=tmp_path / name, gate=["syntax"])
-        )
+        report = score_completions(Options(source=str(source), out=tmp_path / name, gate=["syntax"]))
         assert report["passed"] == min(len(rows), 2), name
 
 

@@ -131,8 +131,7 @@ Command exited with code 1""",
 )
 
 GLAZE = Case(
-    "Why does the production build fail on my machine? Please find the cause and fix the "
-    "configuration, not the code.",
+    "Why does the production build fail on my machine? Please find the cause and fix the configuration, not the code.",
     """Tool/environment diagnostic 1 (build_lint_compile, command_error):
 src/glaze.ts(12,3): error TS2304: Cannot find name 'Temperature'.
 error during build: Build failed""",
@@ -181,8 +180,7 @@ Offset 400 is beyond end of file (212 lines total)""",
         "снова прочитаю файл и заменю имя флага точно по тексту.",
         "polish": "Zamiana się nie udała, ponieważ w pliku cmd/root.go wcięcia są tabulatorami. "
         "Odczytam plik jeszcze raz i zmienię nazwę flagi dokładnie według tekstu.",
-        "code": '```go\n// cmd/root.go\nrootCmd.Flags().BoolVar(&dryRun, "dry-run", false, usage)\n'
-        "```",
+        "code": '```go\n// cmd/root.go\nrootCmd.Flags().BoolVar(&dryRun, "dry-run", false, usage)\n```',
         "json_call": call("read", path="cmd/root.go", limit=212),
         "tool_call": f"<tool_call>{call('bash', command='grep -n dry cmd/root.go')}</tool_call>",
         "message": called("read", path="cmd/root.go"),
@@ -358,9 +356,7 @@ def test_a_huge_answer_is_scored_in_linear_time(kind: str) -> None:
     assert is_linear(lambda size: score(POOL, HUGE[kind](size)), 1_000_000)
 
 
-@pytest.mark.parametrize(
-    "unit", ["a", "a.", "a/", "a-", "a@", "a_", "aB", "A", "E", "ERR_", "'a", "1:"]
-)
+@pytest.mark.parametrize("unit", ["a", "a.", "a/", "a-", "a@", "a_", "aB", "A", "E", "ERR_", "'a", "1:"])
 def test_terms_are_found_in_linear_time(unit: str) -> None:
     text = "\n".join([unit * (490 // len(unit))] * 40)
     assert is_linear(lambda size: find_salient_tokens([text] * (size // 20_000)), 1_000_000)

@@ -50,16 +50,12 @@ def long_rows(long_source: Path) -> Path:
 
 
 @pytest.mark.parametrize("workers", [2, 3])
-def test_the_rows_do_not_depend_on_the_workers(
-    source: Path, rows: Path, tmp_path: Path, workers: int
-) -> None:
+def test_the_rows_do_not_depend_on_the_workers(source: Path, rows: Path, tmp_path: Path, workers: int) -> None:
     run_filter(str(source), tmp_path / "rows", workers=workers)
     assert all_bytes(tmp_path / "rows") == all_bytes(rows)
 
 
-def test_a_shard_that_cannot_be_read_costs_only_itself(
-    source: Path, rows: Path, tmp_path: Path
-) -> None:
+def test_a_shard_that_cannot_be_read_costs_only_itself(source: Path, rows: Path, tmp_path: Path) -> None:
     broken, good = tmp_path / "traces" / "0002.parquet", source / "0002.parquet"
     shutil.copytree(source, tmp_path / "traces")
     _spoil_pages(broken)
@@ -122,9 +118,7 @@ def test_ctrl_c_is_one_sentence_and_a_rerun_finishes(
     long_source: Path, long_rows: Path, tmp_path: Path, moment: str
 ) -> None:
     arguments = ("filter", long_source, "--out", tmp_path / "rows", "--workers", 2)
-    process = subprocess.Popen(
-        command(*arguments), stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
+    process = subprocess.Popen(command(*arguments), stderr=subprocess.PIPE, text=True, start_new_session=True)
     attempts = tmp_path / ".rows.partial" / "attempts"
 
     def is_there() -> bool:
@@ -160,9 +154,7 @@ def test_a_full_disk_is_one_sentence_and_leaves_no_half_file(
     work = tmp_path / ".rows.partial"
     for path in work.glob("*/*.parquet"):
         pq.read_table(path)
-    assert {path.stem for path in work.glob("done/*")} <= {
-        path.stem for path in work.glob("rows/*")
-    }
+    assert {path.stem for path in work.glob("done/*")} <= {path.stem for path in work.glob("rows/*")}
     run_filter(str(source), tmp_path / "rows")
     assert all_bytes(tmp_path / "rows") == all_bytes(rows)
 

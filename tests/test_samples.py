@@ -50,9 +50,7 @@ def test_the_samples_cover_what_they_promise() -> None:
 
 @pytest.mark.parametrize("layout", get_args(ExportLayout))
 @pytest.mark.parametrize("json_as_text", [False, True])
-def test_an_export_has_the_layout_it_says(
-    layout: ExportLayout, json_as_text: bool, tmp_path: Path
-) -> None:
+def test_an_export_has_the_layout_it_says(layout: ExportLayout, json_as_text: bool, tmp_path: Path) -> None:
     whole = [path for path in SESSIONS if path.name not in BROKEN_ON_PURPOSE]
     path = write_export(tmp_path, layout, whole, json_as_text)
     table = pq.read_table(path)

@@ -24,7 +24,5 @@ def test_a_package_of_another_project_is_found_out(tmp_path: Path, name: str) ->
         check=False,
     )
     assert done.returncode == 1
-    assert (
-        f"ImportError: Another project has replaced or removed the package `{name}`" in done.stderr
-    )
+    assert f"ImportError: Another project has replaced or removed the package `{name}`" in done.stderr
     assert "uv tool install" in done.stderr

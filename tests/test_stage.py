@@ -195,8 +195,7 @@ def test_reads_and_writes_are_true() -> None:
     """A stage asks for what it declares and no more; nothing undeclared stays."""
     columns = set(SESSION)
     dataset = Dataset.from_dict(
-        {"harness": [""], "session_id": [""], "source": ["a/s.jsonl"], "trace": [FAILING]}
-        | {"bytes_not_utf8": [0]},
+        {"harness": [""], "session_id": [""], "source": ["a/s.jsonl"], "trace": [FAILING]} | {"bytes_not_utf8": [0]},
         features=SESSION,
     )
     for stage in pipeline(min_worth=0):

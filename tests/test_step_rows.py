@@ -136,9 +136,7 @@ def test_calls_of_one_turn_become_turns_of_their_own() -> None:
         for name, args in (("a", '{"rel_path": "a.py"}'), ("b", {"rel_path": "b.py"}))
     ]
     row["messages"] += [{"role": "assistant", "content": "Both.", "tool_calls": calls}]
-    row["messages"] += [
-        {"role": "tool", "content": name, "tool_call_id": name} for name in ("b", "a")
-    ]
+    row["messages"] += [{"role": "tool", "content": name, "tool_call_id": name} for name in ("b", "a")]
     row["messages"] += [{"role": "assistant", "content": "Done."}]
     step = {"kind": "tool_call", "name": "read_file", "ok": True, "error": None, "n_context": 2}
     row["steps"] = [
@@ -153,9 +151,7 @@ def test_calls_of_one_turn_become_turns_of_their_own() -> None:
     ]
     rows, _ = cut(row, require_success=False)
     assert [len(r["completion"][0]["tool_calls"]) for r in rows] == [1, 1]
-    assert rows[0]["completion"][0]["tool_calls"][0]["function"]["arguments"] == {
-        "rel_path": "a.py"
-    }
+    assert rows[0]["completion"][0]["tool_calls"][0]["function"]["arguments"] == {"rel_path": "a.py"}
     second = rows[1]["prompt"]
     assert [t["role"] for t in second] == ["system", "user", "assistant", "tool"]
     assert second[3]["content"] == "a"
@@ -197,25 +193,19 @@ def runs() -> list[Json]:
 
 def bytes_of(folder: Path) -> dict[str, bytes]:
     return {
-        path.relative_to(folder).as_posix(): path.read_bytes()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
+        path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()
     }
 
 
 def test_a_folder_of_rollouts_becomes_a_dataset(tmp_path: Path) -> None:
     source = write_folder(tmp_path / "rollouts", runs())
-    report = write_steps(
-        StepOptions(source=[str(source)], out=tmp_path / "steps", format="together")
-    )
+    report = write_steps(StepOptions(source=[str(source)], out=tmp_path / "steps", format="together"))
     assert report["splits"] == {"train": 12}
     assert report["drop_reasons"] == {"malformed_call": 3, "tests_failed": 3}
     assert report["counts"] == {"runs": 9}
     loaded = load_dataset(str(tmp_path / "steps"), cache_dir=str(tmp_path / "cache"))
     assert set(loaded["train"]["task_id"]) == {"fix_a", "fix_b", "fix_c"}
-    rejects = load_dataset(
-        str(tmp_path / "steps"), "steps_rejects", split="train", cache_dir=str(tmp_path / "cache")
-    )
+    rejects = load_dataset(str(tmp_path / "steps"), "steps_rejects", split="train", cache_dir=str(tmp_path / "cache"))
     assert len(rejects) == report["rejected"] == 6
     lines = (tmp_path / "steps/together/train.jsonl").read_text().splitlines()
     known = (tmp_path / "steps/together/train_meta.jsonl").read_text().splitlines()
@@ -224,22 +214,16 @@ def test_a_folder_of_rollouts_becomes_a_dataset(tmp_path: Path) -> None:
     assert [sum(t["weight"] for t in json.loads(line)["messages"]) for line in lines] == [1] * 12
     assert json.loads(known[0])["run_id"] == "fix_a-42"
     # The folder `traces` means the folder around it, and the same input gives the same bytes.
-    write_steps(
-        StepOptions(source=[str(source / "traces")], out=tmp_path / "again", format="together")
-    )
+    write_steps(StepOptions(source=[str(source / "traces")], out=tmp_path / "again", format="together"))
     assert bytes_of(tmp_path / "steps") == bytes_of(tmp_path / "again")
 
 
 def test_a_folder_that_was_written_again_gives_its_new_rows(tmp_path: Path) -> None:
     source = write_folder(tmp_path / "rollouts", runs())
     for success in (True, False):
-        report = write_steps(
-            StepOptions(source=[str(source)], out=tmp_path / "steps", require_success=success)
-        )
+        report = write_steps(StepOptions(source=[str(source)], out=tmp_path / "steps", require_success=success))
         loaded = load_dataset(str(tmp_path / "steps"), cache_dir=str(tmp_path / "cache"))
-        rejects = load_dataset(
-            str(tmp_path / "steps"), "steps_rejects", cache_dir=str(tmp_path / "cache")
-        )
+        rejects = load_dataset(str(tmp_path / "steps"), "steps_rejects", cache_dir=str(tmp_path / "cache"))
         assert len(loaded["train"]) == report["rows"]
         assert len(rejects["train"]) == report["rejected"]
 
@@ -254,9 +238,7 @@ def test_tasks_that_are_held_out_are_no_training_rows(tmp_path: Path) -> None:
 def test_held_out_rollouts_without_their_suite_are_held_out(tmp_path: Path) -> None:
     source = write_folder(tmp_path / "rollouts", runs(), split="test")
     (source / "suite.json").unlink()
-    assert write_steps(StepOptions(source=[str(source)], out=tmp_path / "steps"))["splits"] == {
-        "test": 12
-    }
+    assert write_steps(StepOptions(source=[str(source)], out=tmp_path / "steps"))["splits"] == {"test": 12}
 
 
 def test_what_is_finished_waits_for_the_next_run(tmp_path: Path) -> None:
@@ -307,24 +289,16 @@ def test_recorded_sessions_become_rows(tmp_path: Path) -> None:
 def test_tokens_are_counted_and_long_rows_dropped(tmp_path: Path) -> None:
     model = str(write_tiny_model(tmp_path / "tiny"))
     source = write_folder(tmp_path / "rollouts", runs())
-    report = write_steps(
-        StepOptions(source=[str(source)], out=tmp_path / "steps", tokenizer=model, max_length=200)
-    )
+    report = write_steps(StepOptions(source=[str(source)], out=tmp_path / "steps", tokenizer=model, max_length=200))
     rows = load_dataset(str(tmp_path / "steps"), split="train", cache_dir=str(tmp_path / "cache"))
     assert report["drop_reasons"]["too_long"] == 6
     assert max(rows["n_tokens"]) <= 200
     assert report["options"]["tokenizer"] == "tiny"
-    rejects = load_dataset(
-        str(tmp_path / "steps"), "steps_rejects", split="train", cache_dir=str(tmp_path / "cache")
-    )
+    rejects = load_dataset(str(tmp_path / "steps"), "steps_rejects", split="train", cache_dir=str(tmp_path / "cache"))
     long = [row for row in rejects if row["drop_reason"] == "too_long"]
     assert all("200 allowed" in row["detail"] and row["n_tokens"] > 200 for row in long)
     with pytest.raises(TrainingInputError, match="Cannot load a tokenizer"):
-        write_steps(
-            StepOptions(
-                source=[str(source)], out=tmp_path / "x", tokenizer=str(tmp_path), max_length=9
-            )
-        )
+        write_steps(StepOptions(source=[str(source)], out=tmp_path / "x", tokenizer=str(tmp_path), max_length=9))
     with pytest.raises(OutputError, match="go together"):
         write_steps(StepOptions(source=[str(source)], out=tmp_path / "x", max_length=9))
 

@@ -109,9 +109,7 @@ def judge() -> Iterator[Judge]:
         yield functools.partial(tests.verify, python=tests.in_server(server))
 
 
-def test_fixed_programs_pass_in_every_form_and_buggy_ones_fail(
-    all_tasks: list[Task], judge: Judge
-) -> None:
+def test_fixed_programs_pass_in_every_form_and_buggy_ones_fail(all_tasks: list[Task], judge: Judge) -> None:
     assert [task.name for task in all_tasks] == [
         "counts",
         "half",
@@ -145,9 +143,7 @@ def test_what_is_a_value_is_judged_by_value(all_tasks: list[Task]) -> None:
 def test_no_task_holds_its_answer(all_tasks: list[Task]) -> None:
     for task in all_tasks:
         assert solution_of(task) not in json.dumps(task.spec)
-        assert not any(
-            "correct_python_programs/" in path for path in task.spec["tests"].get("files", ())
-        )
+        assert not any("correct_python_programs/" in path for path in task.spec["tests"].get("files", ()))
 
 
 def test_partial_credit_is_a_share_of_the_asserts(all_tasks: list[Task], judge: Judge) -> None:

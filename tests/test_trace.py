@@ -7,9 +7,7 @@ from tests.traces import HEADER, Entry, assistant, bash, result, trace, user
 
 def test_a_linear_v1_session_becomes_events_in_order() -> None:
     header = {"type": "session", "id": "v1", "cwd": "/w", "provider": "anthropic"}
-    read = read_trace(
-        trace(header, user("Fix it"), *bash("ls", "a.ts\n\nCommand exited with code 2", True))
-    )
+    read = read_trace(trace(header, user("Fix it"), *bash("ls", "a.ts\n\nCommand exited with code 2", True)))
     assert (read.harness, read.session_id, read.cwd, read.problem) == ("pi", "v1", "/w", None)
     assert [e.kind for e in read.events] == [
         "other",

@@ -170,9 +170,7 @@ BAD = {
     "template_lines": "\n".join(f"We should fix {term} because it is wrong." for term in CONCRETE),
     "list_in_a_sentence": f"I see {', '.join(CONCRETE)} in the output and I will mend them all.",
     "shuffled_words": " ".join(PICK.sample(CONTEXT.split(), len(CONTEXT.split()))),
-    "woven_with_fillers": " ".join(
-        word + " um" * (i % 3 == 0) for i, word in enumerate(CONTEXT.split())
-    ),
+    "woven_with_fillers": " ".join(word + " um" * (i % 3 == 0) for i, word in enumerate(CONTEXT.split())),
     "woven_with_words": " ".join(f"{word} {PICK.choice(WORDS)}" for word in CONTEXT.split()),
     "woven_with_function_words": " ".join(
         f"{word} {PICK.choice(['the', 'is', 'in', 'of'])}" for word in CONTEXT.split()

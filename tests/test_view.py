@@ -123,9 +123,7 @@ def test_more_rows_than_asked_for_are_told(tmp_path: Path) -> None:
 
 
 def test_episodes_are_looked_up_one_by_one(tmp_path: Path) -> None:
-    run_filter(
-        str(SAMPLE_SESSIONS), tmp_path / "rows", FilterOptions(unit="episode", history_chars=500)
-    )
+    run_filter(str(SAMPLE_SESSIONS), tmp_path / "rows", FilterOptions(unit="episode", history_chars=500))
     page = render_view(tmp_path / "rows", "rows", [str(SAMPLE_SESSIONS)], 500)
     selected = [row for row in view_of(page)["rows"] if row["kept"]]
     assert selected
@@ -160,9 +158,7 @@ def run_view_of_nothing() -> dict[str, Any]:
         ({"run.json": "{}"}, "is not as a training writes it"),
     ],
 )
-def test_a_folder_of_another_kind_costs_one_sentence(
-    tmp_path: Path, written: dict[str, str], told: str
-) -> None:
+def test_a_folder_of_another_kind_costs_one_sentence(tmp_path: Path, written: dict[str, str], told: str) -> None:
     for name, text in written.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
@@ -267,9 +263,7 @@ def test_a_training_shows_before_and_after_its_curves_and_what_it_sampled(tmp_pa
     ]
 
 
-def test_sessions_have_short_names_that_differ_and_rows_an_address(
-    tmp_path: Path, traces: Path
-) -> None:
+def test_sessions_have_short_names_that_differ_and_rows_an_address(tmp_path: Path, traces: Path) -> None:
     folder = traces / "-home-ann-shop"
     folder.mkdir()
     for path in traces.glob("*.jsonl"):
@@ -328,9 +322,7 @@ def test_what_is_no_folder_and_no_name_is_refused(source: str) -> None:
         find_folder(source)
 
 
-def test_a_pushed_dataset_is_viewed_by_its_name(
-    rows: Path, tmp_path: Path, loopback_hub: LoopbackHub
-) -> None:
+def test_a_pushed_dataset_is_viewed_by_its_name(rows: Path, tmp_path: Path, loopback_hub: LoopbackHub) -> None:
     files = {p.relative_to(rows).as_posix(): p.read_bytes() for p in rows.rglob("*.*")}
     loopback_hub.seed("me/rows", "dataset", files)
     script = (

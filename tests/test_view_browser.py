@@ -45,9 +45,7 @@ def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / "traces" / path.name).write_bytes(path.read_bytes())
     hostile = trace(HEADER, user(HOSTILE), *bash(HOSTILE, FAILURE, error=True), user(HOSTILE))
     (folder / "traces" / "<b>hostile&.jsonl").write_text(hostile)
-    run_filter(
-        str(folder / "traces"), folder / "rows", FilterOptions(unit="session", min_score=3.0)
-    )
+    run_filter(str(folder / "traces"), folder / "rows", FilterOptions(unit="session", min_score=3.0))
     (folder / "page.html").write_text(render_view(folder / "rows", "rows", [], 500))
     return folder / "page.html"
 
@@ -167,16 +165,12 @@ def test_text_stands_out_in_light_and_dark(browser: Any, page_file: Path, scheme
         ):
             colours = [
                 page.locator(selector).first.evaluate("node => getComputedStyle(node).color"),
-                page.locator(ground).first.evaluate(
-                    "node => getComputedStyle(node).backgroundColor"
-                ),
+                page.locator(ground).first.evaluate("node => getComputedStyle(node).backgroundColor"),
             ]
             assert page.evaluate(LUMINANCE, colours) >= 4.5, (selector, colours)
 
 
-def test_rows_are_judged_from_the_keyboard_and_saved(
-    browser: Any, page_file: Path, tmp_path: Path
-) -> None:
+def test_rows_are_judged_from_the_keyboard_and_saved(browser: Any, page_file: Path, tmp_path: Path) -> None:
     folder = page_file.parent
     review = tmp_path / "review.html"
     review.write_text(render_review(folder / "rows", "rows", [str(folder / "traces")], 500, 0))
@@ -221,9 +215,7 @@ def test_rows_are_judged_from_the_keyboard_and_saved(
     assert all((one["outcome"] == "selected") == (one["kept"] == "yes") for one in labels)
 
 
-def test_a_hostile_row_under_review_stays_text(
-    browser: Any, page_file: Path, tmp_path: Path
-) -> None:
+def test_a_hostile_row_under_review_stays_text(browser: Any, page_file: Path, tmp_path: Path) -> None:
     folder = page_file.parent
     review = tmp_path / "review.html"
     review.write_text(render_review(folder / "rows", "rows", [str(folder / "traces")], 500, 0))
@@ -267,9 +259,7 @@ sys.stdin.read()
     served.communicate()
 
 
-def test_a_training_is_drawn_here_and_in_trackio(
-    browser: Any, tmp_path: Path, dashboard: str
-) -> None:
+def test_a_training_is_drawn_here_and_in_trackio(browser: Any, tmp_path: Path, dashboard: str) -> None:
     (tmp_path / "run.json").write_text(json.dumps(run()))
     (tmp_path / "run.html").write_text(render_view(tmp_path, "out", [], 10))
     with open_file(browser, tmp_path / "run.html") as opened:

@@ -29,9 +29,7 @@ def render_page(view: Json) -> str:
     """
     style = _read_asset("page.css")
     script = "".join(map(_read_asset, ("charts.js", "review.js", "page.js")))
-    environment = Environment(
-        loader=PackageLoader("cards", "view"), undefined=StrictUndefined, autoescape=True
-    )
+    environment = Environment(loader=PackageLoader("cards", "view"), undefined=StrictUndefined, autoescape=True)
     return environment.get_template("page.html.j2").render(
         title=show_overrides(view["title"]),
         style=style,
@@ -83,15 +81,11 @@ def run_view(run: Json) -> Json:
     names = dict.fromkeys(key for entry in run["log_history"] for key in entry)
     known = dict(CURVES[run["method"]])
     others = sorted(key for key in names if key not in NO_CURVES and key not in known)
-    first = [
-        _build_curve(run, key, f"{title[:1].upper()}{title[1:]}") for key, title in known.items()
-    ]
+    first = [_build_curve(run, key, f"{title[:1].upper()}{title[1:]}") for key, title in known.items()]
     more = [_build_curve(run, key, key) for key in others]
     drawn = [[chart for chart in group if chart["points"]] for group in (first, more)]
     rows = _build_rollouts(run)
-    shown = (
-        f"{len(rows)} answers from steps across the training, with what the teacher of each read."
-    )
+    shown = f"{len(rows)} answers from steps across the training, with what the teacher of each read."
     return {
         "title": f"Training {run['run_name']}",
         "subtitle": f"{run['base_model']} trained on {run['dataset']['rows_used']:,} rows of "
@@ -157,11 +151,7 @@ def _build_rollouts(run: Json) -> list[Json]:
 
 
 def _build_curve(run: Json, name: str, title: str) -> Json:
-    points = [
-        [entry["step"], entry[name]]
-        for entry in run["log_history"]
-        if isinstance(entry.get(name), int | float)
-    ]
+    points = [[entry["step"], entry[name]] for entry in run["log_history"] if isinstance(entry.get(name), int | float)]
     threshold = run["arguments"]["success_reward_threshold"] if name == REWARD else None
     return {"kind": "curve", "title": title, "points": points, "threshold": threshold}
 

@@ -69,9 +69,7 @@ def read_labels(path: Path) -> list[Json]:
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise SourceError(f"Cannot read `{path}` ({error}).") from error
     if missing := [name for name in COLUMNS if name not in columns]:
-        raise SourceError(
-            f"`{path}` has no column `{missing[0]}`; use a CSV that the page of --review saved."
-        )
+        raise SourceError(f"`{path}` has no column `{missing[0]}`; use a CSV that the page of --review saved.")
     for number, label in enumerate(labels, start=1):
         label["answer"] = (label["answer"] or "").strip().lower()
         if label["answer"] not in {"y", "n", ""} or label["kept"] not in {"yes", "no"}:

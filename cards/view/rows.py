@@ -52,9 +52,7 @@ def sample_rows(folder: Path, count: int, seed: int) -> Chosen:
 def _choose(folder: Path, pick: Callable[[pl.DataFrame], pl.Series]) -> Chosen:
     """Read the rows and the rejects whose numbers `pick` returns, given `row` and `score`."""
     data = folder / "data"
-    kept = _scan_files(
-        [*sorted(data.glob("train-*.parquet")), *sorted(data.glob("test-*.parquet"))]
-    )
+    kept = _scan_files([*sorted(data.glob("train-*.parquet")), *sorted(data.glob("test-*.parquet"))])
     rejects = _scan_files(sorted((folder / "rejects").glob("*.parquet")))
     if rejects is not None:
         score = pl.col("detail").str.extract(SCORE_IN_DETAIL).cast(pl.Float64, strict=False)
@@ -68,9 +66,7 @@ def _scan_files(files: list[Path]) -> pl.LazyFrame | None:
     return pl.scan_parquet(files, row_index_name="row") if files else None
 
 
-def _take(
-    rows: pl.LazyFrame | None, pick: Callable[[pl.DataFrame], pl.Series]
-) -> tuple[list[Json], int]:
+def _take(rows: pl.LazyFrame | None, pick: Callable[[pl.DataFrame], pl.Series]) -> tuple[list[Json], int]:
     if rows is None:
         return [], 0
     scores = rows.select("row", "score").collect()
@@ -164,9 +160,7 @@ def rows_view(report: Json, chosen: Chosen, around: Mapping[Key, Json], note: st
     """
     score, at = report["score"], report["input"]["revision"]
     listed = [
-        f"{'all' if len(rows) == total else f'the best {len(rows):,} of'} {total:,} {name}"
-        if total
-        else f"no {name}"
+        f"{'all' if len(rows) == total else f'the best {len(rows):,} of'} {total:,} {name}" if total else f"no {name}"
         for name, rows, total in (
             ("selected", chosen.kept, chosen.kept_total),
             ("rejected", chosen.rejected, chosen.rejected_total),
@@ -240,8 +234,7 @@ def rollouts_view(name: str, rows: Iterable[Json], total: int) -> Json:
     counts = Counter(row["outcome"] for row in listed)
     return {
         "title": f"Rollouts of {name}",
-        "subtitle": f"{len(listed):,} of {total:,} rollouts, of "
-        f"{len({row['where'] for row in listed}):,} tasks.",
+        "subtitle": f"{len(listed):,} of {total:,} rollouts, of {len({row['where'] for row in listed}):,} tasks.",
         "categories": [],
         "groups": [[_build_bars("Rollouts by verdict", "outcome", counts)]],
         "tables": [],
@@ -365,7 +358,4 @@ def _list_facts(row: Json) -> list[tuple[str, Any]]:
 def _attach_events(context: str, spans: list[str], found: Json | None) -> list[Json]:
     """Return the blocks of a context, each with the session events around it."""
     places = {} if found is None else {place["title"]: place["events"] for place in found["places"]}
-    return [
-        {**block, "events": places.get(block["title"], [])}
-        for block in split_blocks(context, spans)
-    ]
+    return [{**block, "events": places.get(block["title"], [])} for block in split_blocks(context, spans)]

@@ -238,9 +238,7 @@ class Run:
             self.messages.append({"role": "user", "content": f"[tool_result]\n{text}"})
             return
         name, call_id = calls[0]["function"]["name"], calls[0]["id"]
-        self.messages.append(
-            {"role": "tool", "content": text, "tool_call_id": call_id, "name": name}
-        )
+        self.messages.append({"role": "tool", "content": text, "tool_call_id": call_id, "name": name})
 
     def _add_step(
         self,

@@ -55,8 +55,7 @@ METRICS: dict[str, Callable[[Mapping[str, Any]], float | None]] = {
     "tool_call_validity": _share_valid_calls,
     # Other agents write with other tools; the files that a run changed tell.
     "pct_runs_with_write_file": lambda row: (
-        bool(row["files_touched"])
-        or any(step["name"] == "write_file" and step["ok"] for step in row["steps"])
+        bool(row["files_touched"]) or any(step["name"] == "write_file" and step["ok"] for step in row["steps"])
     ),
     "loop_detections": lambda row: row["loop_detections"],
     "avg_steps": lambda row: row["n_steps"],
@@ -111,9 +110,7 @@ def evaluate_models(
         for label, model in models.items()
     }
     if len(set(folders.values())) < len(folders):
-        raise SourceError(
-            f"The baseline `{baseline_model}` is the model itself; name another, or none."
-        )
+        raise SourceError(f"The baseline `{baseline_model}` is the model itself; name another, or none.")
     require_stage(out, STAGE)
     require_disjoint(made, out)
     stored = {"baseline": baseline} if baseline else {}
@@ -148,9 +145,7 @@ def evaluate_to_file(
     report = read_json(file) if file.is_file() else None
     is_ours = isinstance(report, dict) and report.get("stage") == STAGE
     if not is_ours and (there := next(filter(Path.exists, files), None)):
-        raise OutputError(
-            f"`{there}` exists and is not the report of an evaluation; give another name."
-        )
+        raise OutputError(f"`{there}` exists and is not the report of an evaluation; give another name.")
     stored = {"baseline": baseline} if baseline else {}
     _compare(options.suite, stored, options.limit, [made.resolve()])
     if options.model or open_rollouts(made) is None:
@@ -161,9 +156,7 @@ def evaluate_to_file(
         file.parent.mkdir(parents=True, exist_ok=True)
         _write(report, file.parent, file.stem)
     except OSError as error:
-        raise OutputError(
-            f"Cannot write `{file}` ({error.strerror}); give another place."
-        ) from error
+        raise OutputError(f"Cannot write `{file}` ({error.strerror}); give another place.") from error
     return report
 
 
@@ -179,9 +172,7 @@ def _write(report: Json, folder: Path, stem: str) -> None:
     write_comparison(report, folder, stem)
 
 
-def _compare(
-    suite: Path, given: Mapping[str, Path], limit: int | None = None, written: Sequence[Path] = ()
-) -> Json:
+def _compare(suite: Path, given: Mapping[str, Path], limit: int | None = None, written: Sequence[Path] = ()) -> Json:
     """Compare the rollouts of the first `limit` tasks, by label; differences are tuned - baseline.
 
     Raises SourceError, EmptySelection, and OutputError for folders that contain one of `written`.
@@ -202,8 +193,7 @@ def _compare(
         values[label] = _measure(report, label, rollouts, wanted)
         if not report["runs"][label]:
             raise EmptySelection(
-                f"The rollouts of the {label} have no finished run of a task of `{name}`; "
-                "give rollouts of this suite."
+                f"The rollouts of the {label} have no finished run of a task of `{name}`; give rollouts of this suite."
             )
         file = rollouts.folder / REPORT
         made = read_json(file) if file.is_file() else None
@@ -235,15 +225,11 @@ def _find_tasks(suite: Path, limit: int | None) -> tuple[str, set[str]]:
         return rollouts.name, {*list(rollouts.by_task())[:limit]}
     tasks = load_suite(suite, repos=False)
     if tasks.split == "train":
-        raise SourceError(
-            f"`{suite}` is the suite to train on; evaluate on the test suite of `suite split`."
-        )
+        raise SourceError(f"`{suite}` is the suite to train on; evaluate on the test suite of `suite split`.")
     return tasks.name, {task["task_id"] for task in tasks.tasks[:limit]}
 
 
-def _measure(
-    report: Json, label: str, rollouts: Rollouts, wanted: set[str]
-) -> dict[str, dict[str, list[float]]]:
+def _measure(report: Json, label: str, rollouts: Rollouts, wanted: set[str]) -> dict[str, dict[str, list[float]]]:
     """Return the values of each metric by task, and count the runs in the report."""
     values: dict[str, dict[str, list[float]]] = {name: {} for name in METRICS}
     models, left_out = set(), 0

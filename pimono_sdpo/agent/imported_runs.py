@@ -69,8 +69,7 @@ class ImportOptions:
     """What is imported, and where to."""
 
     source: str = argument(
-        "Folder or file of runs, or a Hub dataset such as `nebius/SWE-rebench-openhands-"
-        "trajectories`."
+        "Folder or file of runs, or a Hub dataset such as `nebius/SWE-rebench-openhands-trajectories`."
     )
     out: Path = option("Folder to write; an earlier output is replaced.")
     sessions: bool = option(
@@ -105,9 +104,7 @@ def import_runs(options: ImportOptions) -> Json:
         if not counts.get("runs"):
             tables = [pq.read_table(work / OUTPUTS["rejects"].path.format(n)) for n in records]
             problem = next((f" ({why})" for one in tables for why in one["problem"]), "")
-            raise EmptySelection(
-                f"`{options.source}` has no run that can be read{problem}; {_known()}"
-            )
+            raise EmptySelection(f"`{options.source}` has no run that can be read{problem}; {_known()}")
         for kind, folder in (("rows", "data"), ("rejects", "rejects")):
             shutil.rmtree(finished / folder, ignore_errors=True)
             (finished / folder).mkdir(parents=True)
@@ -139,10 +136,7 @@ def _find_files(source: str) -> tuple[str, list[Found]]:
     path = Path(source)
     if path.exists():
         root = path if path.is_dir() else path.parent
-        found = [
-            (str(file.absolute()), form, file.relative_to(root).as_posix())
-            for file, form in find_runs(path)
-        ]
+        found = [(str(file.absolute()), form, file.relative_to(root).as_posix()) for file, form in find_runs(path)]
         if not found:
             raise SourceError(f"`{source}` holds no runs of a known format; {_known()}")
         return path.resolve().name, found
@@ -209,9 +203,7 @@ def _import_files(files: Sequence[Found], sessions: Path | None) -> Iterator[Pie
                     (sessions / f"{run.run_id}.jsonl").write_bytes(encode_session(row))
                 verdict = {True: "PASS", False: "FAIL", None: "not tested"}[run.passed]
                 lost = sum(
-                    call.result is None and call.name not in ENDS
-                    for message in run.messages
-                    for call in message.calls
+                    call.result is None and call.name not in ENDS for message in run.messages for call in message.calls
                 )
                 more = {"runs": 1, "messages": dict(fates), "verdicts": {verdict: 1}}
                 add_counts(counts, more | {"lost": lost})
@@ -298,9 +290,7 @@ def make_rollout(run: Trajectory, suite: str, number: int) -> tuple[Json, Counte
         "tests_ok": run.passed,
         "test_output": run.test_output,
         "patch": patch,
-        "files_touched": sorted(
-            {found["path"] for found in _CHANGED.finditer(patch)} - {"/dev/null"}
-        ),
+        "files_touched": sorted({found["path"] for found in _CHANGED.finditer(patch)} - {"/dev/null"}),
         "n_steps": len(steps),
         "n_tool_calls": kinds["tool_call"],
         "n_test_runs": 0,

@@ -47,8 +47,7 @@ SUBMIT = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 STATE = ".state.tar"
 # The files are packed in the sandbox, where the command has run.
 SCRIPT = (
-    f'bash -c "$1" 2>&1; code=$?; tar --hard-dereference --exclude=./{STATE} -cf {STATE} . '
-    "2>/dev/null; exit $code"
+    f'bash -c "$1" 2>&1; code=$?; tar --hard-dereference --exclude=./{STATE} -cf {STATE} . 2>/dev/null; exit $code'
 )
 SECONDS = 30
 ENDED = {"LimitsExceeded": "max_iters", "RepeatedFormatError": "parse_errors"}
@@ -75,8 +74,7 @@ class Model:
             raise InferenceError(reply.error)
         self.replies.append(reply)
         calls = [
-            SimpleNamespace(id=call["id"], function=SimpleNamespace(**call["function"]))
-            for call in reply.tool_calls
+            SimpleNamespace(id=call["id"], function=SimpleNamespace(**call["function"])) for call in reply.tool_calls
         ]
         template = CONFIG["model"]["format_error_template"]
         try:
@@ -179,11 +177,7 @@ class Environment:
                         found[path] = stored.read()
         except tarfile.TarError:
             return self.files
-        return {
-            path: content
-            for path, content in sorted(found.items())
-            if not is_hidden(path, self.task["hide"])
-        }
+        return {path: content for path, content in sorted(found.items()) if not is_hidden(path, self.task["hide"])}
 
     def changed(self) -> dict[str, bytes | None]:
         """Return the changed files by path, None for one that was removed."""

@@ -75,13 +75,9 @@ def write_paraphrases(
                 break
         return {"goals": goals, "refused": refused, "error": None}
 
-    given = Dataset.from_list(
-        [{name: task[name] for name in ("task_id", "goal")} for task in tasks]
-    )
+    given = Dataset.from_list([{name: task[name] for name in ("task_id", "goal")} for task in tasks])
     worded = map_rows(given, word, WORDED, in_flight=in_flight, desc="wordings")
     if error := next(filter(None, worded["error"]), None):
-        raise InferenceError(
-            f"The wordings could not be written: {error.removesuffix('.')}; run the command again."
-        )
+        raise InferenceError(f"The wordings could not be written: {error.removesuffix('.')}; run the command again.")
     goals = {task["task_id"]: found for task, found in zip(tasks, worded["goals"], strict=True)}
     return goals, [line for refused in worded["refused"] for line in refused]

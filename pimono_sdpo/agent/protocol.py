@@ -164,9 +164,7 @@ def _make_storable(value: Any, depth: int = 0) -> Any:
     if isinstance(value, int) and abs(value) > MOST_INTEGER:
         raise _Unreadable("a number is too large")
     if isinstance(value, dict):
-        return {
-            replace_surrogates(key): _make_storable(item, depth + 1) for key, item in value.items()
-        }
+        return {replace_surrogates(key): _make_storable(item, depth + 1) for key, item in value.items()}
     if isinstance(value, list):
         return [_make_storable(item, depth + 1) for item in value]
     return value
@@ -181,9 +179,7 @@ def system_prompt(protocol: Protocol, test_policy: TestPolicy) -> str:
     if protocol == "native":
         return "\n\n".join((_TEXTS["task"], _TEXTS["native"], _TEXTS["tests"][test_policy]))
     tools = "\n".join(
-        json.dumps(
-            {"name": one["name"], "description": one["description"], "args": one["parameters"]}
-        )
+        json.dumps({"name": one["name"], "description": one["description"], "args": one["parameters"]})
         for one in (tool["function"] for tool in definitions("repo_agent"))
     )
     return "\n\n".join((_TEXTS["task"], _TEXTS["json"] + tools, _TEXTS["tests"][test_policy]))

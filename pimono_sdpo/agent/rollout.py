@@ -93,12 +93,9 @@ class RolloutOptions(Rules):
     seed: int = option("Seed of the first rollout of each task.", default=42)
     max_workers: int = option("Rollouts at a time.", default=4, minimum=1)
     limit: int | None = option("Run only the first N tasks.", default=None, minimum=1, shown="all")
-    max_cost: float | None = option(
-        "Stop before spending more than this many USD.", default=None, minimum=0
-    )
+    max_cost: float | None = option("Stop before spending more than this many USD.", default=None, minimum=0)
     paraphrases: Path | None = option(
-        "JSON lines of `task_id` and `goals`: other wordings of the goal, which take turns with it "
-        "by the seed.",
+        "JSON lines of `task_id` and `goals`: other wordings of the goal, which take turns with it by the seed.",
         default=None,
     )
     write_paraphrases: int = option(
@@ -110,13 +107,9 @@ class RolloutOptions(Rules):
     allow_outside_repo: bool = option(
         "Also run tasks whose `repo` is outside the folder of the suite's file.", default=False
     )
-    sessions: bool = option(
-        "Also write each run to OUT/sessions, as the Hub's trace viewer shows it.", default=False
-    )
+    sessions: bool = option("Also write each run to OUT/sessions, as the Hub's trace viewer shows it.", default=False)
     config: Path | None = option("File of settings.", default=None, shown="chain.toml")
-    journal: Path | None = option(
-        "File of all answers and test results.", default=None, shown="OUT.calls.sqlite"
-    )
+    journal: Path | None = option("File of all answers and test results.", default=None, shown="OUT.calls.sqlite")
 
 
 @dataclass
@@ -203,9 +196,7 @@ class Roller:
 
             request, steps = self.make_request([], task["seed"]), self.options.max_iters
             tested = self.options.test_policy != "never"
-            made = await run_task(
-                task, run_id, request, self.chat, steps, self.tester, tested, trace
-            )
+            made = await run_task(task, run_id, request, self.chat, steps, self.tester, tested, trace)
             row = {**made, **self.describe_run(task)}
         else:
             row = await self.run_own(task, run_id, trace)
@@ -302,9 +293,7 @@ class Roller:
         yield Piece({"rows": found.with_format("arrow")[:]}, len(of), error=error)
 
 
-def run_rollouts(
-    options: RolloutOptions, out: Path, tell: Tell, done: Done, replay: bool = False
-) -> Json:
+def run_rollouts(options: RolloutOptions, out: Path, tell: Tell, done: Done, replay: bool = False) -> Json:
     """Run the agent on a suite, write the rollouts below `out`, and return the report.
 
     `out` gets `data/*.parquet`, `traces/*.jsonl`, `suite.json`, `report.json`, and if asked to
@@ -378,18 +367,14 @@ def _open_roller(options: RolloutOptions, out: Path, replay: bool) -> Iterator[R
     settings = load_settings(options.config, rollout={**given, "temperature": options.temperature})
     section = settings.rollout
     if not section.model:
-        raise InferenceError(
-            "No model is named; give --model, or `model` in the section [rollout] of chain.toml."
-        )
+        raise InferenceError("No model is named; give --model, or `model` in the section [rollout] of chain.toml.")
     journal = (options.journal or out.parent / f"{out.name}.calls.sqlite").resolve()
     if replay and not journal.is_file():
         raise InferenceError(f"There is no journal `{journal}` to replay; run without --replay.")
     options = replace(options, model=section.model, temperature=section.temperature)
     if options.agent == "mini-swe-agent":
         if find_spec("minisweagent") is None:
-            raise InferenceError(
-                "--agent mini-swe-agent needs its package; run `pip install 'pimono-sdpo[agents]'`."
-            )
+            raise InferenceError("--agent mini-swe-agent needs its package; run `pip install 'pimono-sdpo[agents]'`.")
         policy: TestPolicy = "never" if options.test_policy == "never" else "on_final"
         options = replace(options, protocol="native", test_policy=policy)
     models, workers, limit = [section.model], options.max_workers, options.max_cost

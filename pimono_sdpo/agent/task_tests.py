@@ -111,9 +111,7 @@ def _test_by_spec(task: Mapping[str, Any], written: Written) -> TaskResult:
     if "tests" not in spec:
         raise BadSpec("The `verifier_spec` has no `tests`; add them, or leave the spec out.")
     before = {**shown, **candidate.files_of(spec)}
-    texts = {
-        path: None if content is None else decode_text(content) for path, content in written.items()
-    }
+    texts = {path: None if content is None else decode_text(content) for path, content in written.items()}
     gone = {path for path, text in texts.items() if text is None and path in shown}
     after = {path: text for path, text in before.items() if path not in gone}
     may = {**spec, "allowed": spec.get("allowed") or ["*"]}
@@ -124,9 +122,7 @@ def _test_by_spec(task: Mapping[str, Any], written: Written) -> TaskResult:
         # Changes that an answer may not make are ignored.
         if candidate.refused_path(path, may) is None
     }
-    changed = tuple(
-        path for path in sorted({*before, *after}) if before.get(path) != after.get(path)
-    )
+    changed = tuple(path for path in sorted({*before, *after}) if before.get(path) != after.get(path))
     result = tests.verify_candidate(candidate.Candidate(after, changed, before), spec)
     if result.status in ("error", "skipped"):
         return TaskResult(None, "", result.feedback)
@@ -205,9 +201,7 @@ def _find_missing_program(command: str) -> str:
 
 
 @lru_cache(maxsize=1 << 16)
-def _is_of_tests(
-    path: str, command: str, hide: tuple[str, ...], test_files: tuple[str, ...] | None
-) -> bool:
+def _is_of_tests(path: str, command: str, hide: tuple[str, ...], test_files: tuple[str, ...] | None) -> bool:
     if test_files is not None:
         return match_globs(path, test_files)
     named = [word.partition("::")[0].removeprefix("./") for word in command.split()]

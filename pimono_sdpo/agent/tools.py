@@ -72,11 +72,7 @@ class Workspace:
 
     def changed(self) -> dict[str, bytes]:
         """Return the changed files by path, sorted."""
-        return {
-            path: content
-            for path, content in sorted(self.written.items())
-            if content != self.before[path]
-        }
+        return {path: content for path, content in sorted(self.written.items()) if content != self.before[path]}
 
     def list_files(self, rel_dir: str, max_files: int = MAX_FILES) -> str:
         """List the files below a directory, files before subfolders."""
@@ -133,10 +129,7 @@ class Workspace:
         """Write a whole file."""
         path = _read_path(rel_path, "rel_path")
         if len(content) > MAX_WRITE:
-            raise ToolError(
-                f"The content has {len(content)} characters; a file may have {MAX_WRITE}. Write "
-                "less."
-            )
+            raise ToolError(f"The content has {len(content)} characters; a file may have {MAX_WRITE}. Write less.")
         for parent in map(str, PurePosixPath(path).parents):
             if self._has(parent):
                 raise ToolError(f"`{parent}` is a file, so it cannot contain other files.")
@@ -146,8 +139,7 @@ class Workspace:
         old, data = None if is_new else self._read(path), replace_surrogates(content).encode()
         if old is not None and decode_text(old) is None:
             raise ToolError(
-                f"`{rel_path}` is a binary file or not UTF-8 text, and writing it would corrupt "
-                "it; leave it alone."
+                f"`{rel_path}` is a binary file or not UTF-8 text, and writing it would corrupt it; leave it alone."
             )
         if old == data:
             return f"`{path}` holds exactly this already; nothing changed."
@@ -159,9 +151,7 @@ class Workspace:
         return path in self.written or path in self.repo
 
     def _is_folder(self, path: str) -> bool:
-        return not path or any(
-            one.startswith(f"{path}/") for files in (self.repo, self.written) for one in files
-        )
+        return not path or any(one.startswith(f"{path}/") for files in (self.repo, self.written) for one in files)
 
     def _read(self, path: str) -> bytes:
         return self.written[path] if path in self.written else self.repo[path].read_bytes()
@@ -213,8 +203,7 @@ def _compile(pattern: str) -> Any:
     except re2.error as error:
         why = error.args[0].decode() if isinstance(error.args[0], bytes) else str(error)
         raise ToolError(
-            f"`pattern` is not a regular expression of RE2 ({why[:200]}); it has no lookaround and "
-            "no backreference."
+            f"`pattern` is not a regular expression of RE2 ({why[:200]}); it has no lookaround and no backreference."
         ) from error
 
 

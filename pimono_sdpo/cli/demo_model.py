@@ -25,8 +25,7 @@ def run(options: Options) -> None:
     """Write the model."""
     if not find_spec("torch") or not find_spec("transformers"):
         raise OutputError(
-            "A model needs PyTorch and Transformers; install the extra: pip install "
-            '"pimono-sdpo[train]".'
+            'A model needs PyTorch and Transformers; install the extra: pip install "pimono-sdpo[train]".'
         )
     from pimono_sdpo.training.tiny_model import write_tiny_model
 

@@ -30,7 +30,5 @@ def create_folder(out: Path) -> Path:
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise OutputError(
-            f"Cannot write `{out}` ({error.strerror}); give another folder."
-        ) from error
+        raise OutputError(f"Cannot write `{out}` ({error.strerror}); give another folder.") from error
     return out

@@ -51,17 +51,12 @@ class Options(PushResult, WriterOptions):
     """Options of `duel`; settings fill in what is None."""
 
     source: str | None = argument(
-        "Trajectories (parquet, or ns/name on the Hub) or recorded sessions; not needed once the "
-        "turns are drawn.",
+        "Trajectories (parquet, or ns/name on the Hub) or recorded sessions; not needed once the turns are drawn.",
         default=None,
     )
     out: Path = option("Folder of the duel; finished work stays.", default=Path("duel"))
-    stage: Literal["turns", "answers", "judge", "score", "all"] = option(
-        "Run only this stage.", default="all"
-    )
-    records: str | None = option(
-        "Pull requests by instance id: parquet, or ns/name on the Hub.", default=None
-    )
+    stage: Literal["turns", "answers", "judge", "score", "all"] = option("Run only this stage.", default="all")
+    records: str | None = option("Pull requests by instance id: parquet, or ns/name on the Hub.", default=None)
     exclude: Path | None = option("Text file of instance ids to leave out.", default=None)
     turns: int | None = option("Turns to draw.", default=None, minimum=1, shown="2000")
     seed: int | None = option("Seed of draw and answers.", default=None, minimum=0, shown="42")
@@ -72,9 +67,7 @@ class Options(PushResult, WriterOptions):
         default=None,
         shown="chain.toml's, else chutes",
     )
-    judge: list[str] = option(
-        "A model of the panel; may be repeated.", default_factory=list, shown="chain.toml's"
-    )
+    judge: list[str] = option("A model of the panel; may be repeated.", default_factory=list, shown="chain.toml's")
     opponent: Opponent | None = option(
         "Judge against the king, or against the recorded agent.", default=None, shown="king"
     )
@@ -89,9 +82,7 @@ class Options(PushResult, WriterOptions):
     aa_test: int | None = option(
         "Also duel the king with itself on N turns; implies --export.", default=None, minimum=1
     )
-    limit: int | None = option(
-        "Ask the panel about the first N turns only.", default=None, minimum=1, shown="all"
-    )
+    limit: int | None = option("Ask the panel about the first N turns only.", default=None, minimum=1, shown="all")
     estimate: bool = option("Ask about 8 turns, estimate all costs, and stop.", default=False)
     max_cost: float | None = option("Most USD to spend in all.", default=None, minimum=0)
     config: Path | None = option("File of settings.", default=None, shown="chain.toml")
@@ -150,9 +141,7 @@ def _load_settings(options: Options) -> Settings:
     modes: dict[str | None, Opponent | None] = {"1": "reference", "2": "king", None: None}
     mode = read_environment().get("DUEL_MODE")
     if mode not in modes:
-        raise InferenceError(
-            f"DUEL_MODE is `{mode}`; use 1 (against the recorded agent) or 2 (against the king)."
-        )
+        raise InferenceError(f"DUEL_MODE is `{mode}`; use 1 (against the recorded agent) or 2 (against the king).")
     duel = {
         "provider": options.provider,
         "model": options.model,
@@ -173,9 +162,7 @@ def _print_progress(name: str, done: Outcome | Json) -> None:
     failed = f", {done.errors} failed: {done.error}" if done.errors else ""
     typer.echo(f"{name}: {done.rows} rows{failed}\n{done.used}".rstrip())
     if done.stopped is not None:
-        raise InferenceError(
-            f"{done.stopped.rstrip('.')}; finished calls are kept, run the same command again."
-        )
+        raise InferenceError(f"{done.stopped.rstrip('.')}; finished calls are kept, run the same command again.")
 
 
 def _write_rows(options: Options, kind: Kind) -> Path:
@@ -183,8 +170,6 @@ def _write_rows(options: Options, kind: Kind) -> Path:
         raise OutputError("SDPO rows have no lines for Together; leave --format out.")
     out = options.out.resolve()
     rows = options.rows or out.with_name(f"{out.name}_{kind}")
-    report = write_training_rows(
-        options.out, kind, rows, options.bucket, options.format, options.licence
-    )
+    report = write_training_rows(options.out, kind, rows, options.bucket, options.format, options.licence)
     typer.echo(summarize(report, rows))
     return rows

@@ -23,8 +23,7 @@ class Options(RolloutOptions):
     """Options of `evaluate`."""
 
     suite: Path = argument(
-        "JSON file of a task suite, or its folder; or a folder of imported rollouts, whose tasks "
-        "are compared."
+        "JSON file of a task suite, or its folder; or a folder of imported rollouts, whose tasks are compared."
     )
     out: Path = option("Folder to write; an earlier output is replaced.")
     baseline: Path | None = option("Folder of the baseline's rollouts.", default=None)
@@ -47,15 +46,11 @@ def run(options: Options) -> None:
     if model is not None:
         made = out.resolve().parent / f"{out.resolve().name}_rollouts"
         tell = print_as("evaluate")
-        evaluate_models(
-            options, made, out, tell, print_rollout(tell), baseline, options.baseline_model
-        )
+        evaluate_models(options, made, out, tell, print_rollout(tell), baseline, options.baseline_model)
     elif baseline is not None:
         compare_rollouts(options.suite, baseline, options.tuned, out)
     else:
-        raise SourceError(
-            "There is nothing to evaluate; give --model, or --baseline with a folder of rollouts."
-        )
+        raise SourceError("There is nothing to evaluate; give --model, or --baseline with a folder of rollouts.")
     print_table(out / "report.md")
     typer.echo(f"\nreport.json, report.md and report.svg are in {out}")
 

@@ -37,16 +37,10 @@ class Options(PushResult, FilterOptions, SourceOptions):
     """Options of `filter`."""
 
     out: Path = option("Folder to write; an earlier output is replaced.")
-    workers: int = option(
-        "Processes that read shards; the rows do not depend on it.", default=1, minimum=1
-    )
-    engine: EngineName = option(
-        "Read shards on this machine (`local`) or on a cluster (`ray`).", default="local"
-    )
+    workers: int = option("Processes that read shards; the rows do not depend on it.", default=1, minimum=1)
+    engine: EngineName = option("Read shards on this machine (`local`) or on a cluster (`ray`).", default="local")
     shard: str | None = option("Write part I of N, as I/N: every Nth shard.", default=None)
-    merge: bool = option(
-        "Merge the parts that --shard wrote, given as the sources in any order.", default=False
-    )
+    merge: bool = option("Merge the parts that --shard wrote, given as the sources in any order.", default=False)
 
 
 def run(options: Options) -> None:
@@ -79,15 +73,11 @@ def _run_part(options: Options, given_part: str) -> None:
     found = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", given_part)
     number, parts = (int(found[1]), int(found[2])) if found else (0, 0)
     if not 1 <= number <= parts:
-        raise typer.BadParameter(
-            f"`{given_part}` is not a shard; expected I/N, for example 2/3", param_hint="--shard"
-        )
+        raise typer.BadParameter(f"`{given_part}` is not a shard; expected I/N, for example 2/3", param_hint="--shard")
     if options.merge or options.push:
         raise OutputError("--shard writes a part; --merge and --push are for all parts together.")
     if given := changed(options, "output"):
-        raise OutputError(
-            f"{', '.join(given)} is decided on all parts together; use it with --merge instead."
-        )
+        raise OutputError(f"{', '.join(given)} is decided on all parts together; use it with --merge instead.")
     part = run_part(
         options.open_sessions(options.out),
         options.out,
@@ -97,10 +87,7 @@ def _run_part(options: Options, given_part: str) -> None:
         engine=options.engine,
     )
     typer.echo(count_table(part["sessions"], part["rows"], part["dropped"]))
-    typer.echo(
-        f"part {part['part']} of {part['parts']} is in {options.out}; "
-        "merge all parts with `filter --merge`"
-    )
+    typer.echo(f"part {part['part']} of {part['parts']} is in {options.out}; merge all parts with `filter --merge`")
 
 
 def summarize(report: Json, out: Path) -> str:

@@ -174,14 +174,10 @@ def write_dpo_lines(folder: Path, path: Path, report: Json) -> Json:
     Raises EmptySelection when there is none.
     """
     if not report["rows"]:
-        raise EmptySelection(
-            f"{explain_empty(report, ADVICE)} The rejects are in {folder}; `{path}` is not written."
-        )
+        raise EmptySelection(f"{explain_empty(report, ADVICE)} The rejects are in {folder}; `{path}` is not written.")
     files = sorted((folder / "data").glob("train-*.parquet"))
     rows = (row for file in files for row in read_rows(file))
     counts = dict(write_lines(rows, make_dpo_line, path))
     if not counts.get("written"):
-        raise EmptySelection(
-            f"None of {report['rows']} pairs can be a JSON line ({counts}); they are in {folder}."
-        )
+        raise EmptySelection(f"None of {report['rows']} pairs can be a JSON line ({counts}); they are in {folder}.")
     return counts

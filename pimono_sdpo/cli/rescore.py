@@ -21,22 +21,18 @@ class Options:
     """Options of `rescore`."""
 
     source: str = argument(
-        "Parquet, JSONL or a saved dataset with `verifier_spec` and `completion` (text or "
-        "messages), or `completions`."
+        "Parquet, JSONL or a saved dataset with `verifier_spec` and `completion` (text or messages), or `completions`."
     )
     out: Path = option("Folder to write; an earlier output is replaced.")
     gate: list[str] = option(
-        "Verifier that must pass, such as `tool_calls`, or your own as module:name; may be "
-        "repeated.",
+        "Verifier that must pass, such as `tool_calls`, or your own as module:name; may be repeated.",
         default_factory=list,
     )
     grade: list[str] = option(
         "Verifier that is graded, with its weight, such as `syntax=0.5`; may be repeated.",
         default_factory=list,
     )
-    workers: int | None = option(
-        "Threads that score.", default=None, minimum=1, shown="the number of CPUs"
-    )
+    workers: int | None = option("Threads that score.", default=None, minimum=1, shown="the number of CPUs")
 
 
 def run(options: Options) -> None:

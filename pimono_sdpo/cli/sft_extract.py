@@ -52,9 +52,7 @@ def write_sft_lines(options: Options) -> dict[str, int]:
         output.parent.mkdir(parents=True, exist_ok=True)
         folder = TemporaryDirectory(prefix=".sft-extract-", dir=output.parent)
     except OSError as error:
-        raise OutputError(
-            f"Cannot write `{output}` ({error.strerror}); choose another folder."
-        ) from error
+        raise OutputError(f"Cannot write `{output}` ({error.strerror}); choose another folder.") from error
     with folder:
         made = Path(folder.name) / "steps"
         given = steps.Options(

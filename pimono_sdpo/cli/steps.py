@@ -124,9 +124,7 @@ def find_passing(rollouts: Rollouts) -> dict[str, Passing]:
     return dict(found)
 
 
-def _rollout_parts(
-    rollouts: Rollouts, passing: dict[str, Passing], stages: list[Stage], made_by: Json
-) -> list[Part]:
+def _rollout_parts(rollouts: Rollouts, passing: dict[str, Passing], stages: list[Stage], made_by: Json) -> list[Part]:
     parts = []
     # The rows of a file depend on the runs of the same tasks in other files.
     known = hashlib.sha256(repr(sorted(passing.items())).encode()).hexdigest()

@@ -22,8 +22,7 @@ class Options:
     """Options of `suite build`."""
 
     source: str = argument(
-        "A QuixBugs checkout, a file of HumanEvalFix lines, a folder of Harbor tasks, or the word "
-        "`samples`."
+        "A QuixBugs checkout, a file of HumanEvalFix lines, a folder of Harbor tasks, or the word `samples`."
     )
     out: Path = option("Folder to write; an earlier suite is replaced.")
     hide_tests: bool = option("Hide the test files from agents.", default=False)

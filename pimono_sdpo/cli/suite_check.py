@@ -20,8 +20,7 @@ class Options:
 
     suite: Path = argument("JSON file of the test suite.")
     rows: Path = argument(
-        "Rows that `steps` or `pairs` made: parquet, JSON lines, a saved dataset, or a folder of "
-        "them."
+        "Rows that `steps` or `pairs` made: parquet, JSON lines, a saved dataset, or a folder of them."
     )
 
 

@@ -42,6 +42,4 @@ def run(options: Options) -> None:
     )
     if divided.left_out:
         names = ", ".join(task["task_id"] for task in divided.left_out)
-        typer.echo(
-            f"in neither, because they have no tests and their group is for testing: {names}"
-        )
+        typer.echo(f"in neither, because they have no tests and their group is for testing: {names}")

@@ -29,9 +29,7 @@ METHODS = Literal["sdpo", "rft", "grpo", "sft", "dpo"]
 class Options:
     """Options of `train`."""
 
-    rows: list[str] = argument(
-        "Folder of rows, or Hub dataset id; then any options of the job.", passes_options=True
-    )
+    rows: list[str] = argument("Folder of rows, or Hub dataset id; then any options of the job.", passes_options=True)
     method: METHODS = option(
         "Learn from the teacher's distribution (sdpo), from the successful rollouts (rft), from "
         "the reward beside its group's mean (grpo), from recorded answers (sft) or from pairs of "
@@ -39,8 +37,7 @@ class Options:
         default="sdpo",
     )
     on: str = option(
-        "Where to train: here, or hf:FLAVOR for a machine of Hugging Face Jobs, such as "
-        "hf:a10g-large.",
+        "Where to train: here, or hf:FLAVOR for a machine of Hugging Face Jobs, such as hf:a10g-large.",
         default="here",
     )
     wheel: Path | None = option(

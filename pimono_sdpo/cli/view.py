@@ -54,9 +54,7 @@ class Options:
         default="",
         shown="none, only with --labels",
     )
-    out: Path | None = option(
-        "HTML file to write.", default=None, shown="NAME.html in the current folder"
-    )
+    out: Path | None = option("HTML file to write.", default=None, shown="NAME.html in the current folder")
     traces: list[str] = option(
         "The traces that were filtered, if they have moved; `claude`, `codex`, `pi` or `all` as "
         "for `filter`; may be repeated.",
@@ -71,14 +69,10 @@ class Options:
     )
     review: bool = option("Write a page to judge a random sample of rows on.", default=False)
     seed: int = option("Seed of the sample.", default=0)
-    labels: Path | None = option(
-        "Print the shares of a CSV that the page of --review saved, and stop.", default=None
-    )
+    labels: Path | None = option("Print the shares of a CSV that the page of --review saved, and stop.", default=None)
     open: bool | None = option("Show the page in a browser.", default=None, shown="on a terminal")
     card: bool = option("Check the card by the rules of the Hub, and stop.", default=False)
-    write_card: bool = option(
-        "Write the card of a finished folder again, check it, and stop.", default=False
-    )
+    write_card: bool = option("Write the card of a finished folder again, check it, and stop.", default=False)
 
 
 def run(options: Options) -> None:
@@ -210,9 +204,7 @@ def _open_traces(traces: list[str], report: Json, folder: Path) -> Source | None
     return None
 
 
-def _find_around(
-    source: Source | None, rows: list[Json], report: Json, whole: bool = False
-) -> dict[Key, Json]:
+def _find_around(source: Source | None, rows: list[Json], report: Json, whole: bool = False) -> dict[Key, Json]:
     """Read the traces of the chosen rows again, one session in memory at a time.
 
     With `whole`, all that happened in a request is listed.
@@ -235,9 +227,7 @@ def _find_around(
                 name = redact_text(_file(row["source"]), "")[0][:MAX_CHARS]
                 if name not in files and row["session_id"] not in sessions:
                     continue
-                for record in show_event_windows(
-                    row, options["unit"], options["history_chars"], whole, recorder
-                ):
+                for record in show_event_windows(row, options["unit"], options["history_chars"], whole, recorder):
                     # A dataset's commit may have moved on; its files keep their names.
                     recorded = files.get(_file(record["source"]), record["source"])
                     key = recorded, record["session_id"], record["episode"]
@@ -258,8 +248,7 @@ def _read(path: Path, writer: str, of_run: bool = False) -> Json:
         raise SourceError(f"`{path}` is not as {writer} writes it; run it again.")
     if "stage" in content and not of_run:
         raise SourceError(
-            f"`{path}` is the report of `{content['stage']}`; `view` shows rows of `filter` and "
-            "trainings."
+            f"`{path}` is the report of `{content['stage']}`; `view` shows rows of `filter` and trainings."
         )
     return content
 

@@ -272,8 +272,7 @@ def decide(
                 )
         elif not rest.mean - WITHOUT * rest.error > PARITY:
             reasons.append(
-                f"without {name} the score is {rest.mean:.1f}, within {WITHOUT:g} standard errors "
-                f"of {PARITY:g}"
+                f"without {name} the score is {rest.mean:.1f}, within {WITHOUT:g} standard errors of {PARITY:g}"
             )
     # With fewer pairs nothing can be said about the judges' agreement.
     if pairs > 3 and np.tanh(np.arctanh(min(agreement, 0.999)) + 1.645 / np.sqrt(pairs - 3)) < 0:

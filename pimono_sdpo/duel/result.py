@@ -99,9 +99,7 @@ REPORTED = (
 )  # fmt: skip
 
 
-def score_duel(
-    folder: Path, settings: Settings, original: bool = False, licence: str | None = None
-) -> Json:
+def score_duel(folder: Path, settings: Settings, original: bool = False, licence: str | None = None) -> Json:
     """Score the judgments in `folder` and return the report.
 
     The verdict is by the registered rules. Where the settings have others, what they would say
@@ -112,14 +110,9 @@ def score_duel(
     opponent = settings.duel.opponent
     gate, panel = name_of(GATE, opponent), name_of(JUDGMENTS, opponent)
     if not any((folder / gate).glob("*.parquet")):
-        raise SourceError(
-            f"`{folder}` has no judgments against the {opponent}; run the stages before `score`."
-        )
+        raise SourceError(f"`{folder}` has no judgments against the {opponent}; run the stages before `score`.")
     if not is_current(folder, panel, ANSWERS):
-        raise SourceError(
-            f"`{folder}` has judgments of answers that have since been replaced; run the stage "
-            "`judge`."
-        )
+        raise SourceError(f"`{folder}` has judgments of answers that have since been replaced; run the stage `judge`.")
     plan = register_rules(folder, settings)
     verdicts = read_verdicts(folder, opponent)
     if not verdicts:
@@ -189,9 +182,7 @@ def score_duel(
             }
             report["aa_test"] = _score_equals(folder, plan, report["panel"]["buckets"])
         report["sha256"] = {
-            name: sha256(path)
-            for name in report["configs"]
-            for path in (finished / "data").glob(f"{name}-*.parquet")
+            name: sha256(path) for name in report["configs"] for path in (finished / "data").glob(f"{name}-*.parquet")
         }
         (finished / "report.md").write_text(render_duel_report(report, reported, singles))
         (finished / "README.md").write_text(render_duel_card(report))

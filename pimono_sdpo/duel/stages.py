@@ -106,9 +106,7 @@ def run_turns(source: str, records: str | None, options: Options, out: Path) -> 
             if before["request"] == request:
                 return before
             if any(out.glob("answers/*.parquet")) or any(out.glob("rules*.json")):
-                raise OutputError(
-                    f"`{out}` has a duel about turns drawn with other options; give another folder."
-                )
+                raise OutputError(f"`{out}` has a duel about turns drawn with other options; give another folder.")
         return draw_turns(source, records, options, out, request)
 
 
@@ -240,9 +238,7 @@ def run_duel(
         end_round(out)
 
 
-def run_gate(
-    out: Path, settings: Settings, max_cost: float | None
-) -> Iterator[tuple[str, Outcome | Json]]:
+def run_gate(out: Path, settings: Settings, max_cost: float | None) -> Iterator[tuple[str, Outcome | Json]]:
     """Ask players and judges look by look until there is a conclusion.
 
     A verdict is stored when it is made and not made again. A stage too many of whose calls failed
@@ -383,9 +379,7 @@ def run_judges(
         return _ask(inputs, folder, stage, JUDGMENT, [*options, single, complete], limit)
 
 
-def _open_players(
-    out: Path, settings: Settings, max_cost: float | None, equals: bool = False
-) -> AnswerStage:
+def _open_players(out: Path, settings: Settings, max_cost: float | None, equals: bool = False) -> AnswerStage:
     duel = settings.duel
     models = (duel.model, duel.find_challenger())
     files = _find_shards(out / RECORDS, "turns")

@@ -170,8 +170,7 @@ class Store:
             raise  # a bug of the caller
         except (sqlite3.Error, OSError) as error:
             raise InferenceError(
-                f"Cannot use the journal `{self.path}` ({error}); give another folder, or "
-                "free disk space."
+                f"Cannot use the journal `{self.path}` ({error}); give another folder, or free disk space."
             ) from error
 
 

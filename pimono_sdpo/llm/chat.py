@@ -98,9 +98,7 @@ def describe_error(error: Exception, endpoint: Endpoint) -> str:
         detail = error.body
         # The usual shapes of an error body.
         while isinstance(detail, dict):
-            detail = next(
-                (detail[name] for name in ("error", "message", "detail") if detail.get(name)), ""
-            )
+            detail = next((detail[name] for name in ("error", "message", "detail") if detail.get(name)), "")
         text = f"`{endpoint.name}` answered {error.status_code}: {_encodable(str(detail))}"
     elif isinstance(error, APITimeoutError):
         text = f"`{endpoint.name}` did not answer in time"
@@ -219,9 +217,7 @@ class Chat:
             try:
                 # `chat.completions.create` first looks through all messages for keys to rename,
                 # which takes twice the time of the call itself.
-                answer = await here.client.post(
-                    "/chat/completions", cast_to=ChatCompletion, body=request.body
-                )
+                answer = await here.client.post("/chat/completions", cast_to=ChatCompletion, body=request.body)
                 reply = replace(read_reply(answer), latency=time.monotonic() - started)
             except (OpenAIError, OSError, RecursionError, ValueError) as error:
                 return self._count_failure(error)
@@ -268,10 +264,7 @@ def open_chat(
 
     `max_cost` is in USD, for all calls of the journal. With `replay`, all answers come from it.
     """
-    if replay:
-        where = Endpoint("journal", "", NO_KEY)
-    else:
-        where = find_endpoint(section.provider, read_environment())
+    where = Endpoint("journal", "", NO_KEY) if replay else find_endpoint(section.provider, read_environment())
     book = Journal(journal)
     prices = settings.prices
     budget = None if max_cost is None else Budget(max_cost, models, prices, book)

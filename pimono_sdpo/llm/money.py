@@ -50,15 +50,12 @@ class Tally:
         scale = rows / max(done, 1)
         lines = [f"estimate for {rows:,} rows, from {done:,} that were run:"]
         lines += [
-            f"  {model}: {round((used.calls - used.failed) * scale):,} calls, "
-            f"{_describe(prices, model, used, scale)}"
+            f"  {model}: {round((used.calls - used.failed) * scale):,} calls, {_describe(prices, model, used, scale)}"
             for model, used in sorted(self.models.items())
         ]
         costs = [cost(prices, model, used) for model, used in self.models.items()]
         total = (
-            "no price is set for every model"
-            if None in costs
-            else format_dollars(sum(filter(None, costs)) * scale)
+            "no price is set for every model" if None in costs else format_dollars(sum(filter(None, costs)) * scale)
         )
         minutes = sum(used.seconds for used in self.models.values()) * scale / concurrency / 60
         lines.append(f"  in all: {total}, {minutes:,.0f} min at {concurrency} calls at once")
@@ -98,8 +95,7 @@ def need_prices(models: Sequence[str], prices: Mapping[str, Price]) -> None:
     for model in models:
         if model not in prices:
             raise InferenceError(
-                f'--max-cost needs the price of `{model}`; set [prices."{model}"] with '
-                "input and output in chain.toml."
+                f'--max-cost needs the price of `{model}`; set [prices."{model}"] with input and output in chain.toml.'
             )
 
 
@@ -111,9 +107,7 @@ class Budget:
     InferenceError when one of the models, or one of the journal's, has no price.
     """
 
-    def __init__(
-        self, most: float, models: Sequence[str], prices: Mapping[str, Price], journal: Journal
-    ) -> None:
+    def __init__(self, most: float, models: Sequence[str], prices: Mapping[str, Price], journal: Journal) -> None:
         used = journal.usage()
         need_prices([*models, *used], prices)
         self.most = most

@@ -49,9 +49,7 @@ def map_rows(
 
     # `map` takes coroutine functions, too, but after Ctrl-C it would go on waiting for the others.
     def make(batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
-        given = [
-            dict(zip(batch, values, strict=True)) for values in zip(*batch.values(), strict=True)
-        ]
+        given = [dict(zip(batch, values, strict=True)) for values in zip(*batch.values(), strict=True)]
         made = asyncio.run(ask_all(given))
         return {name: [row[name] for row in made] for name in features}
 
@@ -79,9 +77,7 @@ def map_rows(
 RowFunction = Callable[[Json], Awaitable[list[Json]]]
 
 
-def answers_of(
-    rows: Dataset, one: RowFunction, features: Features, in_flight: int, desc: str
-) -> list[Json]:
+def answers_of(rows: Dataset, one: RowFunction, features: Features, in_flight: int, desc: str) -> list[Json]:
     """Return all rows that `one` makes of these, in order."""
 
     async def wrapped(row: Json) -> Json:

@@ -171,9 +171,7 @@ def load_settings(config: Path | None = None, **given: Mapping[str, Any]) -> Set
         # Without the value, which may be a misplaced key of an account.
         first = error.errors(include_input=False, include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise InferenceError(
-            f"`{where}` of the settings is unknown or has a wrong value: {first['msg']}."
-        ) from error
+        raise InferenceError(f"`{where}` of the settings is unknown or has a wrong value: {first['msg']}.") from error
 
 
 def _update(tables: dict[str, Any], section: str, keys: Any) -> None:
@@ -246,9 +244,7 @@ def find_endpoint(provider: str, environment: Mapping[str, str]) -> Endpoint:
         except InvalidURL:
             url = URL("")
         if url.scheme not in ("http", "https") or not url.host:
-            raise InferenceError(
-                f"`{provider}` is not an http address; use one such as http://localhost:8000."
-            )
+            raise InferenceError(f"`{provider}` is not an http address; use one such as http://localhost:8000.")
         if key and url.scheme == "http" and url.host not in LOCAL_HOSTS:
             raise InferenceError(
                 f"{OWN_KEY_VARIABLE} would be sent to `{provider}` unencrypted; use an https "
@@ -267,8 +263,6 @@ def find_endpoint(provider: str, environment: Mapping[str, str]) -> Endpoint:
         key = key or get_token()
     if key is None:
         names = " or ".join(preset.key_variables)
-        raise InferenceError(
-            f"The provider `{provider}` needs a key; set {names} in the environment or in `.env`."
-        )
+        raise InferenceError(f"The provider `{provider}` needs a key; set {names} in the environment or in `.env`.")
     moved = environment.get(preset.url_variable)
     return Endpoint(provider, moved or preset.base_url, key)

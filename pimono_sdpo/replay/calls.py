@@ -98,9 +98,7 @@ def read_patch(given: dict[str, Any]) -> list[Patch]:
             if sign != "-":
                 hunk[1].append(text)
     return [
-        one._replace(text="\n".join([*(h.new for h in one.hunks), ""]))
-        if one.kind == "Add"
-        else one
+        one._replace(text="\n".join([*(h.new for h in one.hunks), ""])) if one.kind == "Add" else one
         for one in patches
     ]
 
@@ -177,9 +175,7 @@ def is_invalid(given: dict[str, Any]) -> bool:
 def apply_in_turn(given: dict[str, Any]) -> bool:
     """Return whether the edits of a call are applied one after the other."""
     several = given.get("edits")
-    return isinstance(several, list) and any(
-        isinstance(one, dict) and "oldText" not in one for one in several
-    )
+    return isinstance(several, list) and any(isinstance(one, dict) and "oldText" not in one for one in several)
 
 
 def parse_read(given: dict[str, Any], text: str, files: FileTools) -> Shown | None:
@@ -195,9 +191,7 @@ def parse_read(given: dict[str, Any], text: str, files: FileTools) -> Shown | No
         text, cut = text[: notice.start()], True
     if files.numbers_lines:
         numbered = list(map(_NUMBERED.fullmatch, _REMINDER.sub("", text).split("\n")))
-        lines = [
-            match[3] for at, match in enumerate(numbered) if match and int(match[1]) == first + at
-        ]
+        lines = [match[3] for at, match in enumerate(numbered) if match and int(match[1]) == first + at]
         if len(lines) < len(numbered):
             return None
     else:

@@ -169,9 +169,7 @@ _SAYS_FIXED = re.compile(
     r"|files were modified by this hook"
 )
 # Here `-w` names a package, or `--fix` is only proposed.
-_TELLS = re.compile(
-    r"\b(?:npm|pnpm) (?:run )?[\w:-]+ -w\s|(?:run|with|using) (?:the )?`[^`\n]*`|`--fix`"
-)
+_TELLS = re.compile(r"\b(?:npm|pnpm) (?:run )?[\w:-]+ -w\s|(?:run|with|using) (?:the )?`[^`\n]*`|`--fix`")
 _HIDDEN = re.compile(
     r"\$\([^)\n]*\b(?:sed\s+-\w*i|perl|tee|mv|cp|rm)\b|"
     r"`[^`\n]*\b(?:sed|perl|tee|mv|cp|rm|git|python3?|node)\b[^`\n]*`|\b(?:exec\s+)?[3-9]>(?!&)"
@@ -188,9 +186,7 @@ _FIXED = re.compile(
 _HOOKS = re.compile(r"\b(?:pre-commit|lint-staged|husky)\b")
 _CLEAN = re.compile(r"\bNo fixes applied\b|\b0 files reformatted\b")
 _INLINE = re.compile(r"<<|\s-(?:c|e)\b")
-_WRITES = re.compile(
-    r"open\(|[Ww]rite|unlink|rename|remove|rmtree|mkdir|copy|move|exec|spawn|system|subprocess|\$`"
-)
+_WRITES = re.compile(r"open\(|[Ww]rite|unlink|rename|remove|rmtree|mkdir|copy|move|exec|spawn|system|subprocess|\$`")
 # Python code that opens files by literal names, and writes to them.
 _OPENS = re.compile(r"(?<![\w.])open\(\s*(?:(?<!f)'([^'\n\\{]+)'|\"([^\"\n\\{]+)\")\s*[,)]")
 _OF_FILE = re.compile(r"\b\w+\.write(?:lines)?\(|(?<=\))\.write(?:lines)?\(")
@@ -219,9 +215,7 @@ def find_changes(command: str, output: str) -> Changes:
     changes = Changes()
     pipelines = parse_once(command)
     # Only the beginning of a longer one is parsed.
-    changes.anything = (
-        len(command) > MAX_CHARS or _runs_for_each(command) or bool(_HIDDEN.search(command))
-    )
+    changes.anything = len(command) > MAX_CHARS or _runs_for_each(command) or bool(_HIDDEN.search(command))
     for pipeline in pipelines:
         # A pipe or a redirection may hide parts of the output.
         is_shown = len(pipeline.stages) == 1 and not pipeline.stages[0].targets
@@ -229,23 +223,17 @@ def find_changes(command: str, output: str) -> Changes:
             changes.anything |= _is_script(stage)
             changes.anything |= stage.program in _WORDS["runners"] and _says_fixed(output)
             changes.names.update(stage.targets)
-            if stage.role == "runs" and _CHECKS.search(
-                " ".join((stage.program, *stage.arguments[:3]))
-            ):
+            if stage.role == "runs" and _CHECKS.search(" ".join((stage.program, *stage.arguments[:3]))):
                 changes.anything |= _may_format(stage, output if is_shown else None)
                 continue
-            is_alone = (
-                is_shown and len(pipelines) <= 2 and pipelines[0].stages[0].program in {"cd", "git"}
-            )
+            is_alone = is_shown and len(pipelines) <= 2 and pipelines[0].stages[0].program in {"cd", "git"}
             found = _find_stage_changes(stage, command, output, is_alone)
             changes.anything |= found is None
             changes.names |= found or set()
             changes.rewrites |= found is None and stage.program == "git"
     if changes.anything and not changes.rewrites:
         begin = command[:MAX_CHARS]
-        changes.rewrites = bool(
-            _REWRITES.search(begin) or _SAYS_FIXED.search(begin) or _says_fixed(output)
-        )
+        changes.rewrites = bool(_REWRITES.search(begin) or _SAYS_FIXED.search(begin) or _says_fixed(output))
     return changes
 
 

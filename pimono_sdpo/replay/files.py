@@ -284,9 +284,7 @@ class File:
         self.whole, self.pieces, self.hints, self.older, self.placed = None, [], [], [], {}
         self.held = None
 
-    def predict(
-        self, edits: Sequence[Edit], in_turn: bool = False, trusting: bool = False
-    ) -> Outcome | None:
+    def predict(self, edits: Sequence[Edit], in_turn: bool = False, trusting: bool = False) -> Outcome | None:
         """Predict how edits of the file end; None if what is known does not decide it.
 
         Each is looked up in the original file, or (`in_turn`) in what those before it left.
@@ -328,9 +326,7 @@ class File:
             return None if is_known else "not_found"
         # The text may be in a part that is not known, a short one in several.
         everything = (*self.texts, *self.hints, *self.older)
-        if any(_differs(old, piece) for piece in self.pieces) and not any(
-            old in text for text in everything
-        ):
+        if any(_differs(old, piece) for piece in self.pieces) and not any(old in text for text in everything):
             return "not_found"
         is_twice = sum(old in piece for piece in self.pieces) > 1
         if self.whole is None and (is_twice or not _is_distinctive(old, everything)):
@@ -383,9 +379,7 @@ class File:
             return False
         for text in (*self.texts, *self.hints, *self.older):
             spans = sorted(
-                (at, at + len(edit.old))
-                for edit in edits
-                if (at := text.find(normalise_line_ends(edit.old))) >= 0
+                (at, at + len(edit.old)) for edit in edits if (at := text.find(normalise_line_ends(edit.old))) >= 0
             )
             if any(start < stop for (_, stop), (start, _) in pairwise(spans)):
                 return True
@@ -412,9 +406,7 @@ class File:
                     run
                     for text in texts
                     for run in (
-                        [text]
-                        if is_found and old not in text
-                        else replace_in_piece(text, old, new, edit.everywhere)
+                        [text] if is_found and old not in text else replace_in_piece(text, old, new, edit.everywhere)
                     )
                 ]
                 for texts in (self.pieces, self.hints, self.older)

@@ -72,9 +72,7 @@ class Beginnings:
         # The paths of all files that were known to exist at the last request.
         self.nearest: list[str] = []
 
-    def known_at(
-        self, request: int, failure: int, first: str = "", chars: int = MAX_CHARS
-    ) -> list[Known]:
+    def known_at(self, request: int, failure: int, first: str = "", chars: int = MAX_CHARS) -> list[Known]:
         """Return the files at a request, by the indexes of the request and of what went wrong.
 
         They have at most so many `chars`; the file `first` comes before those that are nearer.
@@ -93,9 +91,7 @@ class Beginnings:
             else:
                 self._before.lose(event.tool_name, decode_arguments(event))
         self._at = max(self._at, request)
-        seen: dict[str, list[Showing]] = {
-            path: [] for path, file in self._before.files.items() if file.is_known
-        }
+        seen: dict[str, list[Showing]] = {path: [] for path, file in self._before.files.items() if file.is_known}
         seen |= self._look_ahead(request)
 
         wanted = self._before.absolute(first) if first else ""
@@ -133,9 +129,7 @@ class Beginnings:
             given = decode_arguments(event)
             path = _find_file(event, given)
             path = workspace.absolute(path) if path else ""
-            may_have_changed = (
-                path in changed or path.endswith(tails) or any(f"{tail}/" in path for tail in tails)
-            )
+            may_have_changed = path in changed or path.endswith(tails) or any(f"{tail}/" in path for tail in tails)
             has_worked = result and not result.is_error and not is_refusal(result.text)
             shows = event.tool_name != "write" and event.on_active_branch and bool(path)
             if result and shows and has_worked and not may_have_changed:

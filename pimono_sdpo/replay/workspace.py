@@ -63,9 +63,7 @@ REST_MINUTES = 30
 # A shorter line may occur in many places of a file.
 MIN_LINE = 12
 TRUNCATED = re.compile(r"\[(?:Showing|Truncated|Full output|Output truncated)[^\]]{0,300}\]\s*\Z")
-_CHANGED_BEHIND = re.compile(
-    r"Note: (/[^\n]{1,400}?) was modified, either by the user or by a lint"
-)
+_CHANGED_BEHIND = re.compile(r"Note: (/[^\n]{1,400}?) was modified, either by the user or by a lint")
 _PATCHED = re.compile(r"^\*\*\* (?:Add File|Update File|Delete File|Move to): (.+)$", re.MULTILINE)
 # Claude Code puts this where a session was resumed.
 _RESUMED = "No response requested."
@@ -429,9 +427,7 @@ def _count_minutes(start: str, stop: str) -> float:
 
 
 # The harness itself may write them.
-_OWN_SETTINGS = re.compile(
-    r"/\.(?:pi|claude|codex|omp|openclaw)/(?!.*workspace/).*\.json$|/heartbeat-state\.json$"
-)
+_OWN_SETTINGS = re.compile(r"/\.(?:pi|claude|codex|omp|openclaw)/(?!.*workspace/).*\.json$|/heartbeat-state\.json$")
 # Not everybody may write there.
 _SYSTEM = re.compile(r"/(?:usr|etc|opt|var|lib|bin|root/\.\w+)/")
 _SPLIT = re.compile(r"[\s'\"`;|&<>=,:()/\\@]+")
@@ -453,9 +449,7 @@ def _find_home(cwd: str) -> str:
 
 def load_workspace(state: dict[str, Any]) -> Workspace:
     """Load a workspace from JSON; raises KeyError or TypeError for anything else."""
-    files = {
-        path: File(known["whole"], list(known["pieces"])) for path, known in state["files"].items()
-    }
+    files = {path: File(known["whole"], list(known["pieces"])) for path, known in state["files"].items()}
     for path, known in state["files"].items():
         if known["stale"]:
             files[path].age()

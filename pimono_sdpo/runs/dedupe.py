@@ -96,8 +96,7 @@ def write_chosen(
     dropped: dict[str, Counter[str]] = {"dedupe": Counter(), "choose": Counter()}
     for number, files in enumerate(shards):
         found = database.execute(
-            "SELECT row, step, reason, detail FROM candidate"
-            " WHERE shard=? AND step IS NOT NULL ORDER BY row",
+            "SELECT row, step, reason, detail FROM candidate WHERE shard=? AND step IS NOT NULL ORDER BY row",
             (number,),
         )
         against: dict[int, Verdict] = {row: (step, *why) for row, step, *why in found}
@@ -106,9 +105,7 @@ def write_chosen(
         with ExitStack() as stack:
             schemas = {**dict.fromkeys(SPLITS, SDPO_ROW), REJECTS: REJECT}
             writers = {
-                name: stack.enter_context(
-                    pq.ParquetWriter(parts / name / files[ROWS].name, schema.arrow_schema)
-                )
+                name: stack.enter_context(pq.ParquetWriter(parts / name / files[ROWS].name, schema.arrow_schema))
                 for name, schema in schemas.items()
             }
             for table in read_tables(files[REJECTS], BATCH_ROWS):
@@ -162,9 +159,7 @@ def _add_shard(database: sqlite3.Connection, shard: int, files: Files, seed: int
             *(row["episode"], messages.tobytes()),
             *(np.array(minhash.digest(), np.uint32).tobytes(), "\n".join(sorted(words))),
         )
-        database.execute(
-            "INSERT INTO candidate VALUES (NULL,?,?,?,?,?,?,?,?,?,?,NULL,NULL,NULL)", values
-        )
+        database.execute("INSERT INTO candidate VALUES (NULL,?,?,?,?,?,?,?,?,?,?,NULL,NULL,NULL)", values)
 
 
 def _reject_duplicates(database: sqlite3.Connection) -> None:
@@ -237,8 +232,7 @@ def _ask_for_others(one: set[str], other: set[str]) -> bool:
 
 def _keep(database: sqlite3.Connection, number: int, messages: list[int], prompt: bytes) -> None:
     database.executemany(
-        "INSERT INTO message SELECT ?1, COUNT(*), ?2, ?3 FROM message WHERE print=?1"
-        " HAVING COUNT(*) < ?4",
+        "INSERT INTO message SELECT ?1, COUNT(*), ?2, ?3 FROM message WHERE print=?1 HAVING COUNT(*) < ?4",
         ((value, number, len(messages), PLACES) for value in messages),
     )
     database.executemany(

@@ -177,9 +177,7 @@ def run_parts(
     hidden = True if desc is None else None
     with (
         # What an earlier run finished does not count in the rate.
-        _Bar(
-            total=total, initial=total - todo, unit=unit, desc=desc, disable=hidden, miniters=1
-        ) as bar,
+        _Bar(total=total, initial=total - todo, unit=unit, desc=desc, disable=hidden, miniters=1) as bar,
         hide_bars() if desc is not None else nullcontext(),
     ):
         for outcome in run(jobs, bar.update) if jobs else ():
@@ -225,9 +223,7 @@ def _clear(folder: Path, parts: Sequence[Part], outputs: Mapping[str, Output]) -
             for path in set(folder.glob(kind.replace("{:05}", "*"))) - ours:
                 path.unlink()
     except OSError as error:
-        raise OutputError(
-            f"Cannot write `{folder}` ({error.strerror}); give another folder."
-        ) from error
+        raise OutputError(f"Cannot write `{folder}` ({error.strerror}); give another folder.") from error
 
 
 def finish_part(job: Job, progress: Callable[[int], object] = lambda _: None) -> Outcome:
@@ -260,9 +256,7 @@ def finish_part(job: Job, progress: Callable[[int], object] = lambda _: None) ->
     return Outcome(job, record)
 
 
-def _write(
-    job: Job, attempt: Path, paths: Mapping[str, str], progress: Callable[[int], object]
-) -> Json:
+def _write(job: Job, attempt: Path, paths: Mapping[str, str], progress: Callable[[int], object]) -> Json:
     """Write the tables of all pieces; return their counts, the first error, and rows by kind."""
     counts: Json = {}
     error: str | None = None
@@ -338,9 +332,7 @@ def run_here(
         yield finish_part(job, progress)
 
 
-def run_in_processes(
-    jobs: list[Job], progress: Callable[[int], object], workers: int
-) -> Iterator[Outcome]:
+def run_in_processes(jobs: list[Job], progress: Callable[[int], object], workers: int) -> Iterator[Outcome]:
     """Run jobs in new processes; `progress` is called after each part."""
     if min(workers, len(jobs)) < 2:
         yield from run_here(jobs, progress)

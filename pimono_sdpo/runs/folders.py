@@ -73,21 +73,15 @@ def lock(file: Path, out: Path) -> Iterator[None]:
         file.parent.mkdir(parents=True, exist_ok=True)
         held.acquire()
     except Timeout as error:
-        raise OutputError(
-            f"Another run is writing `{out}`; wait for it, or use another folder."
-        ) from error
+        raise OutputError(f"Another run is writing `{out}`; wait for it, or use another folder.") from error
     except OSError as error:
-        raise OutputError(
-            f"Cannot write `{out}` ({error.strerror}); use another folder."
-        ) from error
+        raise OutputError(f"Cannot write `{out}` ({error.strerror}); use another folder.") from error
     try:
         yield
     except OSError as error:
         if (trouble := disk_trouble(error)) is None:
             raise
-        raise OutputError(
-            f"`{out}` could not be written: {trouble}. Run the same command again to resume."
-        ) from error
+        raise OutputError(f"`{out}` could not be written: {trouble}. Run the same command again to resume.") from error
     finally:
         held.release()
 

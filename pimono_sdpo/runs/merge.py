@@ -35,17 +35,14 @@ class Whole:
         source = self.says["source"]
         kind: Kind = source["kind"]
         shards = tuple(
-            Shard(kind, one["path"], one["layout"], one["sessions"], one["bytes"])
-            for one in source["shards"]
+            Shard(kind, one["path"], one["layout"], one["sessions"], one["bytes"]) for one in source["shards"]
         )
         return Source(source["name"], kind, source["revision"], shards, self.says.get("upstream"))
 
 
 def says(part: tuple[int, int], source: Source, described: Sequence[Json], made_by: Json) -> Json:
     """What `part.json` holds but the counts; names in `source` are without secrets."""
-    shards = [
-        {**one, "path": shard.path} for one, shard in zip(described, source.shards, strict=True)
-    ]
+    shards = [{**one, "path": shard.path} for one, shard in zip(described, source.shards, strict=True)]
     named = {"name": source.name, "kind": source.kind, "revision": source.revision}
     return {
         "pimono_sdpo": __version__,
@@ -85,9 +82,7 @@ def gather(folders: Sequence[Path]) -> Whole:
     by_number: dict[int, tuple[Path, Json]] = {}
     for folder, part in parts:
         if difference := _find_difference(first, part):
-            raise SourceError(
-                f"`{folder}` and `{folders[0]}` come from different runs: the {difference}."
-            )
+            raise SourceError(f"`{folder}` and `{folders[0]}` come from different runs: the {difference}.")
         twin, _ = by_number.setdefault(part["part"], (folder, part))
         if by_number[part["part"]][1] is not part:
             raise SourceError(
@@ -120,9 +115,7 @@ def gather(folders: Sequence[Path]) -> Whole:
 def _open(folder: Path) -> Json:
     """Return what `part.json` says; `mark_of` has read it."""
     if not folder.is_dir() or mark_of(folder) != PART:
-        raise SourceError(
-            f"`{folder}` is not a part of a divided run; give folders that `filter --shard` wrote."
-        )
+        raise SourceError(f"`{folder}` is not a part of a divided run; give folders that `filter --shard` wrote.")
     content: Json = json.loads((folder / PART).read_bytes())
     return content
 

@@ -21,18 +21,14 @@ READ_ROWS = 64
 Json = dict[str, Any]
 
 
-def read_tables(
-    path: Path, rows: int = READ_ROWS, columns: Sequence[str] | None = None
-) -> Iterator[pa.Table]:
+def read_tables(path: Path, rows: int = READ_ROWS, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
     """Yield the rows of a file, so many at a time, with these columns or all."""
     with pq.ParquetFile(path) as parquet:
         for batch in parquet.iter_batches(rows, columns=columns and list(columns)):
             yield pa.Table.from_batches([batch])
 
 
-def read_rows(
-    files: Iterable[Path], columns: Sequence[str] | None = None, rows: int = READ_ROWS
-) -> Iterator[Json]:
+def read_rows(files: Iterable[Path], columns: Sequence[str] | None = None, rows: int = READ_ROWS) -> Iterator[Json]:
     """Yield the decoded rows of files, of which so many are in memory at a time."""
     for file in files:
         for table in read_tables(file, rows, columns):
@@ -56,8 +52,7 @@ def number_files(files: Iterable[Path], folder: Path, name: str) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     filled = [file for file in files if pq.read_metadata(file).num_rows]
     return [
-        file.replace(folder / f"{name}-{index:05}-of-{len(filled):05}.parquet")
-        for index, file in enumerate(filled)
+        file.replace(folder / f"{name}-{index:05}-of-{len(filled):05}.parquet") for index, file in enumerate(filled)
     ]
 
 
@@ -110,9 +105,7 @@ def join_parts(work: Path, parts: int, rows: Features, rejects: Features) -> tup
     }
 
 
-def _write_shards(
-    tables: Iterable[pa.Table], folder: Path, name: str, features: Features
-) -> tuple[int, list[str]]:
+def _write_shards(tables: Iterable[pa.Table], folder: Path, name: str, features: Features) -> tuple[int, list[str]]:
     """Write tables to files of about SHARD_BYTES; return how many rows, and the files' sha256."""
     folder.mkdir(parents=True, exist_ok=True)
     written: list[Path] = []

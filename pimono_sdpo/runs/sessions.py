@@ -61,9 +61,7 @@ def step_parts(
     return [_session_part(n, s, stages, options, runs[n]) for n, s in enumerate(shards)]
 
 
-def _session_part(
-    number: int, shard: Shard, stages: Sequence[Stage], options: Json, run: Any
-) -> Part:
+def _session_part(number: int, shard: Shard, stages: Sequence[Stage], options: Json, run: Any) -> Part:
     # Times only mean something on one machine.
     times = [path.stat().st_mtime_ns for _, path in _files(shard)]
     given = {"shard": describe(shard), "times": times}
@@ -124,9 +122,7 @@ def filter_shard(shard: Shard, stages: Sequence[Stage]) -> Iterator[Piece]:
     yield _count_unreadable(unreadable)
 
 
-def _cut_shard(
-    shard: Shard, stages: Sequence[Stage], rows: Features, rejects: Features
-) -> Iterator[Piece]:
+def _cut_shard(shard: Shard, stages: Sequence[Stage], rows: Features, rejects: Features) -> Iterator[Piece]:
     unreadable: Unreadable = {}
     for table in read_sessions(shard, unreadable):
         for few in slice_table(table):
@@ -154,9 +150,7 @@ def slice_table(table: pa.Table) -> Iterator[pa.Table]:
     yield from (table.slice(start, rows) for start in range(0, table.num_rows, rows))
 
 
-def rows_and_rejects(
-    table: pa.Table, stages: Sequence[Stage], rows: Features, rejects: Features, noun: str
-) -> Piece:
+def rows_and_rejects(table: pa.Table, stages: Sequence[Stage], rows: Features, rejects: Features, noun: str) -> Piece:
     """Run stages over a table; `counts` are its rows as `noun`, and the reasons of its rejects."""
     given = Features.from_arrow_schema(table.schema)
     done = run_on_table(table, Fused(tuple(stages), given, rejects))
@@ -200,9 +194,7 @@ def count_rows(done: pa.Table, given: int, stages: Sequence[Stage]) -> Json:
         taken[name] = {"in": before if number else given, "out": after}
         before = after
     tallies = {
-        name.removeprefix("tally_"): _tally(done[name])
-        for name in done.column_names
-        if name.startswith("tally_")
+        name.removeprefix("tally_"): _tally(done[name]) for name in done.column_names if name.startswith("tally_")
     }
     return {"stages": taken, "dropped": dropped, "columns": tallies}
 

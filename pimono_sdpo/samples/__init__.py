@@ -38,9 +38,7 @@ def write_samples(folder: Path) -> list[Path]:
     return written
 
 
-def write_export(
-    folder: Path, layout: ExportLayout, sessions: Iterable[Path], json_as_text: bool = False
-) -> Path:
+def write_export(folder: Path, layout: ExportLayout, sessions: Iterable[Path], json_as_text: bool = False) -> Path:
     """Write session files as one viewer-export shard; returns the parquet file.
 
     `json_as_text` stores JSON in plain string columns instead of the `arrow.json` extension.

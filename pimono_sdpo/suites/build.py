@@ -149,11 +149,7 @@ def _pytest_tests(root: Path, name: str, seconds: float) -> dict[str, Any]:
     helpers = [path for path in (root / TESTS).glob("*.py") if not path.name.startswith("test_")]
     wanted = [*helpers, root / TESTS / f"test_{name}.py", root / "conftest.py"]
     wanted.append(root / CASES / f"{name}.json")
-    files = {
-        path.relative_to(root).as_posix(): path.read_text()
-        for path in sorted(wanted)
-        if path.exists()
-    }
+    files = {path.relative_to(root).as_posix(): path.read_text() for path in sorted(wanted) if path.exists()}
     classes = [
         path.relative_to(root).as_posix()
         for path in sorted(helpers)
@@ -289,9 +285,7 @@ def record_tests(task: Task, python: Python) -> Task:
         except NotRecordable as reason:
             raise harbor.Refused(str(reason)) from reason
         # A comment changes the files and leaves the bug.
-        touched = {
-            path: f"# \n{text}" for path, text in spec["files"].items() if path[-3:] == ".py"
-        }
+        touched = {path: f"# \n{text}" for path, text in spec["files"].items() if path[-3:] == ".py"}
         buggy = changed_files(spec["files"], {**spec["files"], **touched})
         assert isinstance(buggy, Candidate)
         if verifier.verify_candidate(buggy, {**spec, "tests": made}, python).status == "passed":
@@ -326,9 +320,7 @@ def detect_kind(source: str) -> tuple[Kind, Path]:
     return "humanevalfix", found[0]
 
 
-def build_suite(
-    source: str, out: Path, hide_tests: bool = False
-) -> tuple[list[TaskRow], dict[str, str]]:
+def build_suite(source: str, out: Path, hide_tests: bool = False) -> tuple[list[TaskRow], dict[str, str]]:
     """Build the suite of a source under `out`, replacing an earlier one.
 
     Returns its tasks, and why others were left out. The same source gives the same bytes. Raises
@@ -352,9 +344,7 @@ def build_suite(
     return rows, left_out
 
 
-def _build(
-    source: str, kind: Kind, path: Path, work: Path, hide_tests: bool
-) -> tuple[list[TaskRow], dict[str, str]]:
+def _build(source: str, kind: Kind, path: Path, work: Path, hide_tests: bool) -> tuple[list[TaskRow], dict[str, str]]:
     readers = {"quixbugs": read_quixbugs, "humanevalfix": read_functions}
     rows: list[TaskRow] = []
     left_out: dict[str, str] = {}
@@ -382,9 +372,7 @@ def _build(
     return rows, left_out
 
 
-def _make_row(
-    task: Task, kind: Kind, checkout: Path, work: Path, group: str, hide_tests: bool
-) -> TaskRow:
+def _make_row(task: Task, kind: Kind, checkout: Path, work: Path, group: str, hide_tests: bool) -> TaskRow:
     metadata: dict[str, Any] = {"source": kind, "files": sorted(task.fixed)}
     diffs = (
         difflib.unified_diff(task.files[path].splitlines(), text.splitlines(), lineterm="")

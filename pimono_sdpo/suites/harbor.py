@@ -56,11 +56,7 @@ class Refused(Exception):
 
 def find_tasks(root: Path) -> list[Path]:
     """Return the folders of the tasks at or below a folder."""
-    return sorted(
-        path.parent
-        for path in root.rglob("task.toml")
-        if (path.parent / "instruction.md").is_file()
-    )
+    return sorted(path.parent for path in root.rglob("task.toml") if (path.parent / "instruction.md").is_file())
 
 
 def read_tasks(root: Path, out: Path) -> tuple[list[TaskRow], dict[str, str]]:
@@ -160,9 +156,7 @@ def _copy_files(environment: Path, repo: Path) -> str:
     return str(workdir)
 
 
-def _copy(
-    environment: Path, sources: list[str], workdir: PurePosixPath, target: str, repo: Path
-) -> None:
+def _copy(environment: Path, sources: list[str], workdir: PurePosixPath, target: str, repo: Path) -> None:
     """Copy as Docker does: the content of a folder, and a file to a name or into a folder."""
     inside = PurePosixPath(target)
     if not inside.is_relative_to(workdir) or ".." in inside.parts:

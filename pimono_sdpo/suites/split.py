@@ -123,14 +123,9 @@ def divide(
     """
     if not 0 < train < 1:
         raise OutputError(f"--train {train:g} is not between 0 and 1.")
-    groups = [
-        task["repo"] if group_by == "repo" else task["metadata"].get(group_by or "")
-        for task in tasks
-    ]
+    groups = [task["repo"] if group_by == "repo" else task["metadata"].get(group_by or "") for task in tasks]
     if group_by and all(group is None for group in groups):
-        raise SourceError(
-            f"No task has `{group_by}` in its metadata; use another field, or `repo`."
-        )
+        raise SourceError(f"No task has `{group_by}` in its metadata; use another field, or `repo`.")
     names = {
         task["task_id"]: task["task_id"] if group is None else str(group)
         for group, task in zip(groups, tasks, strict=True)
@@ -141,8 +136,7 @@ def divide(
     tested = Counter(name for name, task in named if has_tests(task))
     if len(tested) < 2:
         raise OutputError(
-            f"Cannot split: only {len(tested)} task group has tests. Use a larger suite or drop "
-            "--group-by."
+            f"Cannot split: only {len(tested)} task group has tests. Use a larger suite or drop --group-by."
         )
     for_training = _choose_groups(tested, train, method, seed)
     divided = Divided([], [], [])
@@ -206,8 +200,7 @@ def check_leakage(rows: Iterable[Mapping[str, Any]], test_suite: Suite) -> int:
         task = row.get("task_id")
         if not isinstance(task, str):
             raise SourceError(
-                f"Row {number + 1} has no `task_id`, so it cannot be checked against the test "
-                "suite; add the column."
+                f"Row {number + 1} has no `task_id`, so it cannot be checked against the test suite; add the column."
             )
         if row.get("split") != "test":
             number += 1

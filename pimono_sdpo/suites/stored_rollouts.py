@@ -79,11 +79,7 @@ def open_rollouts(source: str | Path) -> Rollouts | None:
 def read_rows_at(places: Sequence[tuple[Path, int]]) -> list[Json]:
     """Return the rows at these places; the last shards read stay in memory."""
     tables = (_read_shard(file).slice(number, 1) for file, number in places)
-    return [
-        row
-        for table in tables
-        for row in iterate_rows(table, Features.from_arrow_schema(table.schema))
-    ]
+    return [row for table in tables for row in iterate_rows(table, Features.from_arrow_schema(table.schema))]
 
 
 @lru_cache(maxsize=2)

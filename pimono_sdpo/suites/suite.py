@@ -79,9 +79,7 @@ def _list_starts(task: _Task) -> Iterator[_Task]:
     """Yield a task, and the task that it is from each of its other start states."""
     yield task
     for name, start in (task.starts or {}).items():
-        given = {
-            key: value for key, value in msgspec.structs.asdict(start).items() if value is not None
-        }
+        given = {key: value for key, value in msgspec.structs.asdict(start).items() if value is not None}
         metadata = {**(task.metadata or {}), START_OF: task.task_id}
         named = {"task_id": f"{task.task_id}+{name}", "metadata": metadata}
         yield msgspec.structs.replace(task, **given, **named)
@@ -212,9 +210,7 @@ def write_suite(
         text = json.dumps(content, indent=1, ensure_ascii=False)
         write_atomically(path, f"{text}\n".encode())
     except OSError as error:
-        raise OutputError(
-            f"Cannot write `{path}` ({error.strerror}); give another folder."
-        ) from error
+        raise OutputError(f"Cannot write `{path}` ({error.strerror}); give another folder.") from error
     return path
 
 
@@ -251,16 +247,14 @@ def read_paraphrases(path: Path, suite: Suite) -> dict[str, list[str]]:
             given = msgspec.json.decode(line, type=_Paraphrases)
             if given.task_id not in goals:
                 raise SourceError(
-                    f"{path}:{number} has the task `{given.task_id}`, which is not in the suite "
-                    f"`{suite.name}`."
+                    f"{path}:{number} has the task `{given.task_id}`, which is not in the suite `{suite.name}`."
                 )
             goals[given.task_id] += given.goals
     except FileNotFoundError as error:
         raise SourceError(f"`{path}` does not exist; give a file of paraphrases.") from error
     except (OSError, ValueError) as error:
         raise SourceError(
-            f"`{path}` cannot be read as paraphrases ({error}); each line needs `task_id` and a "
-            "list `goals`."
+            f"`{path}` cannot be read as paraphrases ({error}); each line needs `task_id` and a list `goals`."
         ) from error
     return {task_id: texts for task_id, texts in goals.items() if len(texts) > 1}
 

@@ -87,11 +87,7 @@ def retry_hub(connected: bool = True) -> Iterator[stamina.Attempt]:
         return True if wait is None else wait
 
     # With jitter: those who collided must not try again at the same moment.
-    return iter(
-        stamina.retry_context(
-            on=should_retry, attempts=None, timeout=PATIENCE, wait_initial=0.5, wait_max=60
-        )
-    )
+    return iter(stamina.retry_context(on=should_retry, attempts=None, timeout=PATIENCE, wait_initial=0.5, wait_max=60))
 
 
 def _read_wait(error: HfHubHTTPError) -> float | None:
@@ -142,10 +138,7 @@ def explain_refusal(api: HfApi, namespace: str, known: Callable[[], bool]) -> st
         return "the token is read-only; create one with write access and set HF_TOKEN"
     names = [account["name"], *(org["name"] for org in account.get("orgs", []))]
     if namespace.lower() not in [name.lower() for name in names] and not known():
-        return (
-            f"`{namespace}` is neither this account nor one of its organizations; use one of "
-            f"{', '.join(names)}"
-        )
+        return f"`{namespace}` is neither this account nor one of its organizations; use one of {', '.join(names)}"
     return None
 
 
@@ -173,8 +166,7 @@ def find_export(repo_id: str) -> tuple[str, dict[str, int], Json | None]:
         if not heads:
             return exports[0], files, None
         made, since = (
-            api.list_repo_commits(repo_id, repo_type="dataset", revision=commit)
-            for commit in (exports[0], heads[0])
+            api.list_repo_commits(repo_id, repo_type="dataset", revision=commit) for commit in (exports[0], heads[0])
         )
         card = api.dataset_info(repo_id, revision=heads[0]).card_data
     lag: Json = {"commit": heads[0], "licence": card.get("license") if card else None}
@@ -199,9 +191,7 @@ def _list_parquet(api: HfApi, repo_id: str, commit: str) -> dict[str, int]:
     tree = api.list_repo_tree(repo_id, recursive=True, revision=commit, repo_type="dataset")
     files = [entry for entry in tree if isinstance(entry, RepoFile)]
     return {
-        file.path: file.size
-        for file in sorted(files, key=lambda file: file.path)
-        if file.path.endswith(".parquet")
+        file.path: file.size for file in sorted(files, key=lambda file: file.path) if file.path.endswith(".parquet")
     }
 
 
@@ -272,8 +262,7 @@ def fetch_files(address: str, endings: tuple[str, ...]) -> Fetched:
     place = address.removeprefix("hf://").rstrip("/")
     if not re.match(r"(datasets|buckets)/[^/]+/[^/]+", place):
         raise SourceError(
-            f"`{address}` is not a source; use hf://datasets/ns/name[@rev]/path or "
-            "hf://buckets/ns/name/path."
+            f"`{address}` is not a source; use hf://datasets/ns/name[@rev]/path or hf://buckets/ns/name/path."
         )
     hub_files = HfFileSystem(use_listings_cache=False)
     with translate_errors(address):
@@ -287,10 +276,7 @@ def fetch_files(address: str, endings: tuple[str, ...]) -> Fetched:
             inside = []
         names = sorted(hub_files.resolve_path(one).path for one in inside if one.endswith(endings))
         if not names:
-            raise SourceError(
-                f"`{address}` holds no file with the ending {', '.join(endings)}; check the "
-                "address."
-            )
+            raise SourceError(f"`{address}` holds no file with the ending {', '.join(endings)}; check the address.")
         if place.startswith("buckets/"):
             name, revision = str(found.bucket_id), None
             root = Path(HF_HUB_CACHE) / "pimono-sdpo" / name
@@ -299,9 +285,7 @@ def fetch_files(address: str, endings: tuple[str, ...]) -> Fetched:
         else:
             name = str(found.repo_id)
             revision = HfApi().dataset_info(name, revision=found.revision).sha
-            kept = snapshot_download(
-                name, repo_type="dataset", revision=revision, allow_patterns=names
-            )
+            kept = snapshot_download(name, repo_type="dataset", revision=revision, allow_patterns=names)
             root = Path(kept)
     return Fetched(name, revision, root, [root / one for one in names])
 

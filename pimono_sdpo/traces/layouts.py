@@ -31,9 +31,7 @@ def detect_layout(schema: pa.Schema, where: str) -> Layout:
     """Detect the layout by its columns; raises SourceError naming the columns found."""
     for name in READ_COLUMNS:
         if schema.names.count(name) > 1:
-            raise SourceError(
-                f"`{where}` has {schema.names.count(name)} columns named `{name}`; leave one."
-            )
+            raise SourceError(f"`{where}` has {schema.names.count(name)} columns named `{name}`; leave one.")
     held = _trace_columns(schema)
     if not held and set(schema.names) >= ROLLOUT_COLUMNS:
         return "rollouts"
@@ -117,9 +115,7 @@ def unwrap_json(text: str) -> str:
 def _trace_columns(schema: pa.Schema) -> list[str]:
     """Return the columns that can hold traces; schema drift leaves some that hold only nulls."""
     return [
-        name
-        for name in ("traces", "trace")
-        if name in schema.names and not pa.types.is_null(schema.field(name).type)
+        name for name in ("traces", "trace") if name in schema.names and not pa.types.is_null(schema.field(name).type)
     ]
 
 

@@ -60,9 +60,7 @@ def read_objects(trace: bytes) -> Lines[Json]:
     return read_lines(trace, OBJECT, dict)
 
 
-def read_lines(
-    trace: bytes, decoder: msgspec.json.Decoder[T], build: Callable[[Json], T]
-) -> Lines[T]:
+def read_lines(trace: bytes, decoder: msgspec.json.Decoder[T], build: Callable[[Json], T]) -> Lines[T]:
     """Split UTF-8 at newlines and decode every line that can be decoded.
 
     If `decoder` refuses a line that is valid or can be repaired, `build` gets it as a dict.
@@ -86,9 +84,7 @@ def _split(trace: bytes) -> Iterator[memoryview]:
         yield whole[start:]
 
 
-def _read_each(
-    trace: bytes, decoder: msgspec.json.Decoder[T], build: Callable[[Json], T]
-) -> Lines[T]:
+def _read_each(trace: bytes, decoder: msgspec.json.Decoder[T], build: Callable[[Json], T]) -> Lines[T]:
     out: Lines[T] = Lines()
     for raw in _split(trace):
         try:
@@ -134,10 +130,7 @@ def _repair(line: str) -> tuple[list[Json], int]:
     cuts = pairwise([0, *wrong, len(line)])
     spans, objects = _decode_all("\\".join(line[start:stop] for start, stop in cuts))
     doubled = [place + number for number, place in enumerate(wrong)]
-    read = (
-        line[start - bisect_left(doubled, start) : stop - bisect_left(doubled, stop)]
-        for start, stop in spans
-    )
+    read = (line[start - bisect_left(doubled, start) : stop - bisect_left(doubled, stop)] for start, stop in spans)
     return objects, _count_bytes(line) - sum(map(_count_bytes, read))
 
 

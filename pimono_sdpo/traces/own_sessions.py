@@ -66,9 +66,7 @@ def find_own_sessions(word: str) -> tuple[Source, list[str]]:
             + " and ".join(map(str, there))
         )
     if not found:
-        raise SourceError(
-            f"There are no sessions in {', '.join(missing)}; give the folder that holds yours."
-        )
+        raise SourceError(f"There are no sessions in {', '.join(missing)}; give the folder that holds yours.")
     return Source(word, "jsonl", None, tuple(shards)), found
 
 
@@ -94,9 +92,7 @@ def find_project(file: Path) -> str:
         return ""
 
 
-def choose_sessions(
-    source: Source, project: str | None, since: str | None, exclude: Sequence[str]
-) -> Source:
+def choose_sessions(source: Source, project: str | None, since: str | None, exclude: Sequence[str]) -> Source:
     """Keep the session files that all of the options let through; raises SourceError.
 
     `project` is a part of the recorded working directory or of the path of the file, `since` a date
@@ -131,8 +127,7 @@ def choose_sessions(
         named = [flag for flag, value in given.items() if value]
         leaves, relax = ("leave", "one of them") if len(named) > 1 else ("leaves", "it")
         raise SourceError(
-            f"{' and '.join(named)} {leaves} none of the {total} sessions of `{source.name}`; "
-            f"relax {relax}."
+            f"{' and '.join(named)} {leaves} none of the {total} sessions of `{source.name}`; relax {relax}."
         )
     shards = [shard for root, files in roots.items() for shard in shard_sessions(files, root)]
     return replace(source, shards=tuple(shards))
@@ -145,6 +140,4 @@ def _read_date(text: str) -> float:
     try:
         return datetime.fromisoformat(text).astimezone().timestamp()
     except ValueError as error:
-        raise SourceError(
-            f"--since `{text}` is not a date; use one such as 2026-05-31, or 7d."
-        ) from error
+        raise SourceError(f"--since `{text}` is not a date; use one such as 2026-05-31, or 7d.") from error

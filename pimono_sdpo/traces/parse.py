@@ -139,9 +139,7 @@ def find_branches(events: Sequence[Event]) -> list[Branch]:
     return branches
 
 
-def _climb_to_branch(
-    start: str, parent_of: dict[str, str], active: dict[str, int], known: dict[str, str]
-) -> str:
+def _climb_to_branch(start: str, parent_of: dict[str, str], active: dict[str, int], known: dict[str, str]) -> str:
     """Climb from an event to the first one of its branch, visiting every event only once."""
     climbed: dict[str, None] = {}
     step = start

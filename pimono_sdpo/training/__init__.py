@@ -54,9 +54,7 @@ def seconds_of(limit: str) -> float:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", limit.strip())
     seconds = float(found[1]) * UNITS[found[2]] if found else 0.0
     if not seconds:
-        raise TrainingInputError(
-            f"`{limit}` is not a valid time limit; use a duration such as 90m or 3h."
-        )
+        raise TrainingInputError(f"`{limit}` is not a valid time limit; use a duration such as 90m or 3h.")
     return seconds
 
 
@@ -85,9 +83,7 @@ def find_recipe(name: str) -> Path:
         if path.is_file():
             return path
     known = ", ".join(sorted(path.stem for path in recipe_folder().glob("*.yaml")))
-    raise TrainingInputError(
-        f"There is no recipe `{name}`; give the path of a YAML file or one of {known}."
-    )
+    raise TrainingInputError(f"There is no recipe `{name}`; give the path of a YAML file or one of {known}.")
 
 
 def refuse_unknown(words: list[str], parser: ArgumentParser) -> None:

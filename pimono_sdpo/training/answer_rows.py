@@ -82,9 +82,7 @@ def fit_answers(
     if held_out is not None:
         evaluated = _fit(held_out, targets, tokenizer, max_length)[0].remove_columns(NOTES)
         if not len(evaluated):
-            raise TrainingInputError(
-                "No row of --eval_split fits into --max_length; raise it, or leave it out."
-            )
+            raise TrainingInputError("No row of --eval_split fits into --max_length; raise it, or leave it out.")
     notes = list(fitted[NOTES])
     counts: dict[str, Any] = {name: sum(note[name] for note in notes) for name in COUNTS}
     budgets = {"prompt": None, "sequence": max_length}
@@ -94,9 +92,7 @@ def fit_answers(
     return Fitted(bare, evaluated, len(rows), counts, lengths, budgets, left_out)
 
 
-def _fit(
-    rows: Dataset, targets: Sequence[str], tokenizer: Any, max_length: int | None
-) -> tuple[Dataset, list[Row]]:
+def _fit(rows: Dataset, targets: Sequence[str], tokenizer: Any, max_length: int | None) -> tuple[Dataset, list[Row]]:
     missing = [name for name in ("prompt", *targets) if name not in rows.column_names]
     if missing:
         raise TrainingInputError(
@@ -120,9 +116,7 @@ def _fit(
             fitted["tools"] = clean_tools(row.get("tools"), padded.get("tools", False))
             notes |= _measure(fitted, targets, tokenizer)
             if max_length is not None and notes["sequence"] > max_length:
-                raise LeftOut(
-                    "too_long", f"{notes['sequence']} tokens, over the {max_length} of max_length"
-                )
+                raise LeftOut("too_long", f"{notes['sequence']} tokens, over the {max_length} of max_length")
         except LeftOut as problem:
             notes["reason"], notes["detail"] = problem.args
         except (TemplateError, TypeError) as problem:
@@ -183,9 +177,7 @@ def _measure(row: Row, targets: Sequence[str], tokenizer: Any) -> Row:
 def _check_written(row: Row, name: str, tokenizer: Any) -> None:
     """Raise LeftOut when the chat template drops something that the row should teach."""
     turns = row["prompt"] + row[name]
-    text = tokenizer.apply_chat_template(
-        turns, tokenize=False, **{"tools": row["tools"], **row[TEMPLATE]}
-    )
+    text = tokenizer.apply_chat_template(turns, tokenize=False, **{"tools": row["tools"], **row[TEMPLATE]})
     # Templates drop the thoughts of earlier turns; what stands behind them must be there.
     contents = [turn["content"].rpartition("</think>")[2].strip() for turn in row[name]]
     contents += [turn["content"].strip() for turn in row["prompt"] if turn["role"] != "assistant"]
@@ -196,13 +188,9 @@ def _check_written(row: Row, name: str, tokenizer: Any) -> None:
         raise unreadable("calls tools, which the chat template leaves out")
 
 
-def encode(
-    row: Mapping[str, Any], turns: list[Row], tokenizer: Any, *, prompt: bool = False
-) -> list[int]:
+def encode(row: Mapping[str, Any], turns: list[Row], tokenizer: Any, *, prompt: bool = False) -> list[int]:
     """Return the token ids of some turns of a row."""
-    return templated_ids(
-        tokenizer, turns, prompt=prompt, **{"tools": row["tools"], **row[TEMPLATE]}
-    )
+    return templated_ids(tokenizer, turns, prompt=prompt, **{"tools": row["tools"], **row[TEMPLATE]})
 
 
 def common_length(first: Sequence[int], second: Sequence[int]) -> int:

@@ -60,12 +60,8 @@ class CommonArguments:
     mode: str = argument(MODE, default="train")
     dataset: str | None = argument("Rows to train on: a folder, or a Hub dataset id.")
     dataset_config: str | None = argument("Configuration of the dataset, such as steps.")
-    eval_split: str | None = argument(
-        "Split whose rows are scored before and after training, such as test."
-    )
-    flavor: str | None = argument(
-        "Flavor of HF Jobs to estimate memory and cost for; else this machine."
-    )
+    eval_split: str | None = argument("Split whose rows are scored before and after training, such as test.")
+    flavor: str | None = argument("Flavor of HF Jobs to estimate memory and cost for; else this machine.")
     time_limit: str | None = argument(
         "Stop and publish before this time is over, such as 3h; defaults to TIME_LIMIT and, in a "
         "job, to the default of HF Jobs."
@@ -84,18 +80,14 @@ class SFTArguments(CommonArguments):
     """What SFT adds: its rows hold the answers to learn from."""
 
     mode: Literal["preflight", "smoke", "train"] = argument(MODE, default="train")
-    test_suite: str | None = argument(
-        "Suite (JSON) whose tasks must not be among the rows to train on."
-    )
+    test_suite: str | None = argument("Suite (JSON) whose tasks must not be among the rows to train on.")
 
 
 @dataclass
 class DPOArguments(SFTArguments):
     """What DPO adds: it may start from an adapter."""
 
-    adapter: str | None = argument(
-        "Adapter to start from, a folder or a Hub id; it is also the reference model."
-    )
+    adapter: str | None = argument("Adapter to start from, a folder or a Hub id; it is also the reference model.")
 
 
 @dataclass
@@ -103,9 +95,7 @@ class SDPOArguments(CommonArguments):
     """What SDPO adds: where its rows come from, rewards, feedback, the preflight's rollouts."""
 
     mode: Literal["prepare", "preflight", "smoke", "train"] = argument(MODE, default="train")
-    source: str | None = argument(
-        "Traces to filter when there is no --dataset: a path or a Hub id."
-    )
+    source: str | None = argument("Traces to filter when there is no --dataset: a path or a Hub id.")
     unit: Unit = argument("What a row is made from (with --source).", default="session")
     min_score: float = argument("Drop rows that score less (with --source).", default=0.0)
     test_fraction: float = argument(
@@ -122,43 +112,31 @@ class SDPOArguments(CommonArguments):
         "function of your own as module:name, in the current folder or installed.",
         default="outcome",
     )
-    gate: list[str] = argument(
-        "Verifiers that must pass, as for `pimono-sdpo rescore`.", default=[]
-    )
-    grade: list[str] = argument(
-        "Verifiers that count, with weights such as syntax=0.5.", default=[]
-    )
+    gate: list[str] = argument("Verifiers that must pass, as for `pimono-sdpo rescore`.", default=[])
+    grade: list[str] = argument("Verifiers that count, with weights such as syntax=0.5.", default=[])
     tools: str | None = argument(
-        "Tools that the chat template declares to the model, such as pi or repo_agent; none by "
-        "default."
+        "Tools that the chat template declares to the model, such as pi or repo_agent; none by default."
     )
-    generations: int | None = argument(
-        "Train for this many completions, rounded up to whole steps."
-    )
+    generations: int | None = argument("Train for this many completions, rounded up to whole steps.")
     feedback: Mode | None = argument(
         "What the teacher of a failed completion reads: what the verifiers say about it, the "
         "row's context, both or nothing; defaults to both with verifiers, else trace."
     )
-    feedback_tokens: int = argument(
-        "Tokens of the verifiers' text; longer ones are cut.", default=256
-    )
+    feedback_tokens: int = argument("Tokens of the verifiers' text; longer ones are cut.", default=256)
     trace_template: str | None = argument(
         "Words around the row's context, with {feedback_raw}; TRL's feedback_template are those "
         "around the verifiers' text."
     )
     eval_generations: int = argument("Completions of each row of --eval_split.", default=4)
     preflight_rows: int = argument(
-        "Rows of which completions are sampled before the first step; with 0, --mode preflight "
-        "loads no weights.",
+        "Rows of which completions are sampled before the first step; with 0, --mode preflight loads no weights.",
         default=4,
     )
 
 
 # The least that these options can be.
 LEAST = {"seed": 0, "preflight_rows": 0}
-LEAST |= dict.fromkeys(
-    ("max_samples", "eval_generations", "generations", "feedback_tokens", "sample_at_once"), 1
-)
+LEAST |= dict.fromkeys(("max_samples", "eval_generations", "generations", "feedback_tokens", "sample_at_once"), 1)
 
 
 ABOUT = """\
@@ -181,9 +159,7 @@ class SentenceParser(TrlParser):  # type: ignore[misc] # TRL ships no types
 
     def error(self, message: str) -> NoReturn:
         """Raise what argparse found."""
-        raise TrainingInputError(
-            f"The arguments cannot be used ({' '.join(message.split())}); see --help."
-        )
+        raise TrainingInputError(f"The arguments cannot be used ({' '.join(message.split())}); see --help.")
 
     def set_defaults_with_config(self, **config: Any) -> list[str]:
         """Check a recipe against the choices of the command line, which argparse does not."""
@@ -222,8 +198,7 @@ def parse_job(
     except (ValueError, yaml.YAMLError) as error:
         # TRL checks its own arguments against each other and raises ValueError.
         raise TrainingInputError(
-            f"The arguments of `{recipe.name}` and the command line cannot be used: "
-            f"{' '.join(str(error).split())}"
+            f"The arguments of `{recipe.name}` and the command line cannot be used: {' '.join(str(error).split())}"
         ) from error
     refuse_unknown(unknown[-1], parser)
     _check_numbers(vars(job) | vars(args) | vars(model_args))
@@ -241,9 +216,7 @@ def parse_job(
     return job, args, model_args, recipe.name
 
 
-def open_parser(
-    options: type[CommonArguments], config: type, description: str | None = None
-) -> SentenceParser:
+def open_parser(options: type[CommonArguments], config: type, description: str | None = None) -> SentenceParser:
     """Return the parser of a job's options, TRL's and the model's."""
     return SentenceParser(
         (options, config, ModelConfig),

@@ -118,9 +118,7 @@ class ResumableTeacher(PEFTAdapterEMACallback):  # type: ignore[misc] # TRL ship
         super().__init__(**settings)
         self._initialize_teacher_adapter()
         model: Any = self.accelerator.unwrap_model(self.model)
-        set_peft_model_state_dict(
-            model, get_peft_model_state_dict(model), self.teacher_adapter_name
-        )
+        set_peft_model_state_dict(model, get_peft_model_state_dict(model), self.teacher_adapter_name)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Continue from the adapter in the model, into which a checkpoint has been read."""
@@ -132,9 +130,7 @@ class ResumableTeacher(PEFTAdapterEMACallback):  # type: ignore[misc] # TRL ship
 class ReplayedShuffles(TrainerCallback):  # type: ignore[misc] # transformers is untyped here
     """Draw the orders of the finished epochs again, so that the next one is right."""
 
-    def on_train_begin(
-        self, args: Any, state: Any, control: Any, train_dataloader: Any, **_: Any
-    ) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, train_dataloader: Any, **_: Any) -> None:
         """Advance the sampler's generator to where the checkpoint was written."""
         batches = train_dataloader.batch_sampler
         while isinstance(batches, BatchSamplerShard):

@@ -90,12 +90,9 @@ class GuardOptions:
     # The metric that `loss_spike` watches.
     WATCHED_LOSS: ClassVar[str] = "loss"
 
-    stop_on: str = argument(
-        f"Guards that end the training, by comma, or all: {', '.join(GUARDS)}.", default=""
-    )
+    stop_on: str = argument(f"Guards that end the training, by comma, or all: {', '.join(GUARDS)}.", default="")
     guard_window: int = argument(
-        "Logged values that a moving mean of the reward is taken of, and that must go wrong in a "
-        "row.",
+        "Logged values that a moving mean of the reward is taken of, and that must go wrong in a row.",
         default=10,
     )
 
@@ -105,8 +102,7 @@ class GuardOptions:
         unknown = self.stopping() - {*GUARDS}
         if unknown:
             raise ValueError(
-                f"--stop_on names {', '.join(sorted(unknown))}; give some of {', '.join(GUARDS)}, "
-                "or all."
+                f"--stop_on names {', '.join(sorted(unknown))}; give some of {', '.join(GUARDS)}, or all."
             )
         if self.guard_window < 1:
             raise ValueError(f"--guard_window is {self.guard_window}; give a number from 1.")

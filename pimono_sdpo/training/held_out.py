@@ -25,9 +25,7 @@ ByCluster = dict[str, list[float]]
 Scores = dict[str, ByCluster]
 
 
-def sample_rewards(
-    trainer: SDPOTrainer, rows: list[Row], prompt_ids: list[list[int]]
-) -> list[float]:
+def sample_rewards(trainer: SDPOTrainer, rows: list[Row], prompt_ids: list[list[int]]) -> list[float]:
     """Sample a completion of each prompt and return its weighted reward for its row.
 
     A reward of None counts as 0, as it does in TRL.
@@ -109,9 +107,7 @@ def group(pairs: list[tuple[str, Any]]) -> dict[str, list[Any]]:
 
 def score_rewards(rewards: ByCluster, threshold: float) -> Scores:
     """Return rewards and pass rates; a completion passes when its reward reaches the threshold."""
-    passed = {
-        name: [float(reward >= threshold) for reward in found] for name, found in rewards.items()
-    }
+    passed = {name: [float(reward >= threshold) for reward in found] for name, found in rewards.items()}
     return {"reward": rewards, "pass_rate": passed}
 
 
@@ -126,8 +122,7 @@ def compare(before: Scores, after: Scores, split: str) -> Json:
             "before": _interval(before[measure].values()),
             "after": _interval(scores.values()),
             "difference": _interval(
-                [new - old for old, new in zip(before[measure][name], scores[name], strict=True)]
-                for name in scores
+                [new - old for old, new in zip(before[measure][name], scores[name], strict=True)] for name in scores
             ),
         }
         for measure, scores in after.items()

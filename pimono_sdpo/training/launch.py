@@ -116,8 +116,7 @@ def _read_words(method: str, words: list[str]) -> Namespace:
         find_recipe(given.config)
         if given.config.endswith((".yaml", ".yml")) and not Path(given.config).is_file():
             raise TrainingInputError(
-                f"--config {given.config} is not a file here; the name of a recipe goes without "
-                ".yaml."
+                f"--config {given.config} is not a file here; the name of a recipe goes without .yaml."
             )
     for option in PATHS:
         value = getattr(given, option, None)
@@ -167,9 +166,7 @@ def find_package(wheel: Path | None, folder: Path) -> str:
         if url.scheme != "file" and wheel is None:
             return f"pimono-sdpo[train] @ {origin['url']}"
         if not file.is_file() or file.suffix != ".whl":
-            raise TrainingInputError(
-                f"The wheel `{file}` of this installation is gone; give one as --wheel FILE."
-            )
+            raise TrainingInputError(f"The wheel `{file}` of this installation is gone; give one as --wheel FILE.")
         shutil.copy(file, folder)
     (built,) = folder.glob("*.whl")
     return f"{MOUNT}/{built.name}[train]"
@@ -183,9 +180,7 @@ def _build(checkout: Path, folder: Path) -> None:
     done = subprocess.run([*command, str(checkout)], capture_output=True, text=True, check=False)
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-        raise TrainingInputError(
-            f"The wheel of `{checkout}` could not be built ({reason}); give one as --wheel FILE."
-        )
+        raise TrainingInputError(f"The wheel of `{checkout}` could not be built ({reason}); give one as --wheel FILE.")
 
 
 def read_lock() -> list[str]:
@@ -225,8 +220,7 @@ def _follow(api: HfApi, job: JobInfo) -> None:
                     end = api.wait_for_job(**named)
     except KeyboardInterrupt:
         raise PimonoError(
-            f"The job goes on: `hf jobs logs -f {where}` follows it, `hf jobs cancel {where}` ends "
-            "it."
+            f"The job goes on: `hf jobs logs -f {where}` follows it, `hf jobs cancel {where}` ends it."
         ) from None
     if end.status.stage != JobStage.COMPLETED:
         why = f" ({end.status.message})" if end.status.message else ""

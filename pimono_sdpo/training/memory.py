@@ -114,9 +114,7 @@ def read_config(model_args: ModelConfig, revision: str | None, trust_remote_code
         )
 
 
-def estimate_sdpo(
-    args: SDPOConfig, model_args: ModelConfig, config: Any, prompt_tokens: int
-) -> dict[str, int]:
+def estimate_sdpo(args: SDPOConfig, model_args: ModelConfig, config: Any, prompt_tokens: int) -> dict[str, int]:
     """Return the bytes at the peak of one process by what they are for, for a prompt budget.
 
     Attention that falls back from its fused kernel needs more, growing with the square of the
@@ -133,14 +131,10 @@ def estimate_sdpo(
     cached = sum(size * min(prompt_tokens + completion, most) for size, most in cache)
     return {
         "base weights": base,
-        "LoRA, its gradient, Adam, EMA teacher": (
-            4 * lora * (6 if args.teacher_model_kind == "ema" else 4)
-        ),
+        "LoRA, its gradient, Adam, EMA teacher": (4 * lora * (6 if args.teacher_model_kind == "ema" else 4)),
         "student": batch * (prompt_tokens + completion) * kept,
         "teacher": taught * forward,
-        "logits": LOGIT_COPIES * logits * width
-        + CHUNK_COPIES * 4 * min(logits, CHUNK_ELEMENTS)
-        + policy,
+        "logits": LOGIT_COPIES * logits * width + CHUNK_COPIES * 4 * min(logits, CHUNK_ELEMENTS) + policy,
         "generation cache": min(sampled, args.sample_at_once or sampled) * cached * width,
         "CUDA context": CONTEXT,
     }

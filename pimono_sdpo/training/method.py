@@ -90,9 +90,7 @@ class Method(ABC):
                 "token into the environment variable HF_TOKEN instead."
             )
         if args.push_to_hub and args.hub_model_id is None:
-            raise TrainingInputError(
-                "--push_to_hub needs a repository; give --hub_model_id or set HUB_MODEL_ID."
-            )
+            raise TrainingInputError("--push_to_hub needs a repository; give --hub_model_id or set HUB_MODEL_ID.")
         # The Trainer would push training_args.bin along; publish.py pushes the adapter.
         args.push_to_hub = False
         args.model_init_kwargs = args.model_init_kwargs or {}
@@ -124,9 +122,7 @@ class Method(ABC):
         """Check the base model and its LoRA arguments, and load the tokenizer."""
         self.revision = models.base_model_revision(self.model_args)
         models.lora_config(self.model_args)
-        self.tokenizer = models.load_tokenizer(
-            self.model_args, self.revision, self.args.trust_remote_code
-        )
+        self.tokenizer = models.load_tokenizer(self.model_args, self.revision, self.args.trust_remote_code)
 
     @abstractmethod
     def teaching(self) -> Json:
@@ -150,9 +146,7 @@ class Method(ABC):
         """Whether the preflight samples from the model, which must be loaded before it."""
         return False
 
-    def try_rollouts(
-        self, prepared: Prepared, hardware: Hardware
-    ) -> tuple[Json, list[str], int | None]:
+    def try_rollouts(self, prepared: Prepared, hardware: Hardware) -> tuple[Json, list[str], int | None]:
         """Return what samples show, reasons not to train, and the peak of the GPU's memory."""
         raise NotImplementedError
 
@@ -163,8 +157,7 @@ class Method(ABC):
     def translate_errors(self) -> AbstractContextManager[None]:
         """Turn what libraries raise about the model and its arguments into one sentence."""
         return models.translate_errors(
-            f"The model `{self.model_args.model_name_or_path}` cannot be trained with these "
-            "arguments",
+            f"The model `{self.model_args.model_name_or_path}` cannot be trained with these arguments",
             "check its files, --lora_target_modules and the other arguments",
         )
 

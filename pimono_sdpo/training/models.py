@@ -27,9 +27,7 @@ from pimono_sdpo.training.publish import WEIGHTS
 # The text layers alone: `all-linear` would also wrap the image and audio embedders, which get no
 # gradient here, and PEFT knows no default for this model type. Text layers go by `language_model`
 # in a multimodal checkpoint and by `model.layers` in one of text alone.
-TEXT_LINEARS = (
-    r"(?!.*(?:vision|audio)).*\.(q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj)"
-)
+TEXT_LINEARS = r"(?!.*(?:vision|audio)).*\.(q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj)"
 # Files that are missing, cut off or of other sizes, settings that contradict the model.
 FAULTS = (OSError, ValueError, RuntimeError, HTTPError, SafetensorError, re.error)
 # Parameters, below which one thread is faster than two.
@@ -103,9 +101,7 @@ def base_model_licence(model_args: ModelConfig, revision: str | None) -> str | N
     return licence
 
 
-def load_tokenizer(
-    model_args: ModelConfig, revision: str | None, trust_remote_code: bool = False
-) -> Any:
+def load_tokenizer(model_args: ModelConfig, revision: str | None, trust_remote_code: bool = False) -> Any:
     """Return the tokenizer alone: a multimodal processor pads, and SDPO attends to the padding."""
     what, advice = f"The tokenizer of `{model_args.model_name_or_path}`", "its tokenizer files"
     with translate_errors(f"{what} cannot be loaded", f"give a model with {advice}"):
@@ -125,9 +121,7 @@ def load_tokenizer(
 def end_ids(model_args: ModelConfig, revision: str | None) -> list[int]:
     """Return the ids that end a turn by the model's generation config, if it has one."""
     try:
-        config = GenerationConfig.from_pretrained(
-            model_args.model_name_or_path, revision=revision or "main"
-        )
+        config = GenerationConfig.from_pretrained(model_args.model_name_or_path, revision=revision or "main")
     except OSError:
         # Models without generation_config.json end at the tokenizer's own token.
         return []
@@ -171,12 +165,8 @@ def limit_threads(model: Any) -> None:
 def lora_config(model_args: ModelConfig) -> LoraConfig:
     """Return the LoRA configuration; without --lora_target_modules, all text layers."""
     if not model_args.use_peft:
-        raise TrainingInputError(
-            "This job trains a LoRA adapter and `use_peft` is off; set use_peft to true."
-        )
-    with translate_errors(
-        "The LoRA arguments cannot be used", "correct --lora_r and the other --lora_*"
-    ):
+        raise TrainingInputError("This job trains a LoRA adapter and `use_peft` is off; set use_peft to true.")
+    with translate_errors("The LoRA arguments cannot be used", "correct --lora_r and the other --lora_*"):
         config = get_peft_config(model_args)
     if config.target_modules is None:
         config.target_modules = TEXT_LINEARS

@@ -56,9 +56,7 @@ def read_written(path: Path) -> Json:
     """Return a report or run log that a card can be made from; raises OutputError."""
     content = read_object(path) or {}
     if "pimono_sdpo" not in content:
-        raise OutputError(
-            f"`{path}` is not as this project writes it; run the command that wrote it again."
-        )
+        raise OutputError(f"`{path}` is not as this project writes it; run the command that wrote it again.")
     return content
 
 
@@ -73,8 +71,7 @@ def check_output(folder: Path, overwrite: bool = False) -> None:
         )
     if (folder / RUN_FILE).exists() and not overwrite and not was_cut_short(folder):
         raise OutputError(
-            f"`{folder}` holds a finished run; give another --run-name or --output_dir, or "
-            "--overwrite to replace it."
+            f"`{folder}` holds a finished run; give another --run-name or --output_dir, or --overwrite to replace it."
         )
 
 

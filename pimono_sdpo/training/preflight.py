@@ -34,9 +34,7 @@ Json = dict[str, Any]
 USABLE = 0.94
 
 
-def preflight(
-    method: Method, fitted: Fitted, hardware: Hardware, prepared: Prepared | None = None
-) -> Json:
+def preflight(method: Method, fitted: Fitted, hardware: Hardware, prepared: Prepared | None = None) -> Json:
     """Return everything that is found before the first step, as JSON.
 
     `stops` are the reasons not to train. Without a prepared trainer nothing is sampled.
@@ -53,15 +51,13 @@ def preflight(
     stops = _too_little_memory(memory)
     if method.model_args.dtype == "bfloat16" and not hardware.bfloat16:
         stops.append(
-            f"{hardware.name} cannot compute in bfloat16; give --dtype float16, or a newer GPU "
-            "such as an A10G."
+            f"{hardware.name} cannot compute in bfloat16; give --dtype float16, or a newer GPU such as an A10G."
         )
     found: Json = {
         "rows": {"given": fitted.given, "used": len(fitted.rows), **fitted.counts},
         **method.check(fitted),
         "lengths": {
-            name: _summarise_lengths(lengths, fitted.budgets[name])
-            for name, lengths in fitted.lengths.items()
+            name: _summarise_lengths(lengths, fitted.budgets[name]) for name, lengths in fitted.lengths.items()
         },
         "memory": memory,
         "stops": stops,
@@ -75,9 +71,7 @@ def add_rollouts(found: Json, prepared: Prepared, hardware: Hardware) -> Json:
     try:
         sampled, stops, peak_bytes = prepared.method.try_rollouts(prepared, hardware)
     except torch.OutOfMemoryError as error:
-        raise TrainingInputError(
-            f"The GPU has not enough memory for a step; give {memory['lowered_by']}."
-        ) from error
+        raise TrainingInputError(f"The GPU has not enough memory for a step; give {memory['lowered_by']}.") from error
     if peak_bytes is not None:
         memory["measured_gib"] = round(peak_bytes / GIB, 2)
     others = [stop for stop in found["stops"] if stop not in _too_little_memory(found["memory"])]
@@ -302,10 +296,7 @@ def recommend(found: Json) -> str:
     gap, share = found["teacher_gap"], found["rollouts"]["success_share"]
     helps = gap is not None and not is_useless(gap)
     if share and helps:
-        return (
-            "rft with --num_iterations 4 (some succeed), or sdpo with one update a batch (feedback "
-            "helps)"
-        )
+        return "rft with --num_iterations 4 (some succeed), or sdpo with one update a batch (feedback helps)"
     if share:
         return "rft with --num_iterations 4: some completions succeed, and feedback adds nothing"
     return "sdpo: none succeeded, and feedback helps" if helps else "none: give easier rows"

@@ -125,9 +125,7 @@ def fit_rows(
         if note["detail"]
     ]
     if len(left_out) == len(notes):
-        raise TrainingInputError(
-            f"None of the {len(notes)} rows fits; the first needs {notes[0]['detail']}."
-        )
+        raise TrainingInputError(f"None of the {len(notes)} rows fits; the first needs {notes[0]['detail']}.")
     numbers = [index for index, note in enumerate(notes) if not note["detail"]]
     kept = [notes[index] for index in numbers]
     counts: dict[str, Any] = {name: sum(note[name] for note in kept) for name in COUNTS}
@@ -148,10 +146,7 @@ def _fit(
 ) -> Row:
     *earlier, (task, found) = [neutralise(turn["content"], special) for turn in row["prompt"]]
     context, in_context = neutralise(row["privileged_context"] or "", special)
-    before = [
-        {"role": turn["role"], "content": text}
-        for turn, (text, _) in zip(row["prompt"], earlier, strict=False)
-    ]
+    before = [{"role": turn["role"], "content": text} for turn, (text, _) in zip(row["prompt"], earlier, strict=False)]
     reserved = reprompt.reserved_tokens()
 
     def count(user_text: str) -> int:
@@ -187,9 +182,7 @@ def _fit(
     if count_reprompt(short_task, context) > reprompt_tokens:
         short_context = shorten_blocks(
             context, lambda text: count_reprompt(short_task, text) <= reprompt_tokens
-        ) or shorten_to_budget(
-            context, reprompt_tokens, lambda text: count_reprompt(short_task, text)
-        )
+        ) or shorten_to_budget(context, reprompt_tokens, lambda text: count_reprompt(short_task, text))
     if short_context is None:
         return left_out(
             f"{count_reprompt(short_task, TRIMMED)} tokens for the teacher's prompt without any "
@@ -235,10 +228,7 @@ def check_template(rows: Dataset, tokenizer: Any, template: Mapping[str, Any]) -
     special = special_tokens(tokenizer)
     for number, prompt in enumerate(rows["prompt"], 1):
         bare = [{**turn, "content": "x"} for turn in prompt]
-        text, frame = (
-            tokenizer.decode(templated_ids(tokenizer, turns, **template))
-            for turns in (prompt, bare)
-        )
+        text, frame = (tokenizer.decode(templated_ids(tokenizer, turns, **template)) for turns in (prompt, bare))
         # Compare decoded text, since some tokenizers normalise it.
         ids = tokenizer([turn["content"] for turn in prompt], add_special_tokens=False)["input_ids"]
         if any(tokenizer.decode(one).strip() not in text for one in ids):

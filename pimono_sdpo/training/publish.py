@@ -108,8 +108,7 @@ class HubCheckpoints(TrainerCallback):  # type: ignore[misc] # transformers is u
             self._sync(str(self.output), self.place, delete=True)
         except HUB_FAULTS as error:
             logger.warning(
-                "The checkpoint of step %d was not kept in the bucket `%s` (%s); the training "
-                "continues.",
+                "The checkpoint of step %d was not kept in the bucket `%s` (%s); the training continues.",
                 state.global_step,
                 self.bucket,
                 " ".join(str(error).split())[:200] or type(error).__name__,
@@ -128,9 +127,7 @@ class HubCheckpoints(TrainerCallback):  # type: ignore[misc] # transformers is u
             )
 
 
-def open_checkpoints(
-    bucket: str | None, args: Any, mode: str, overwrite: bool
-) -> HubCheckpoints | None:
+def open_checkpoints(bucket: str | None, args: Any, mode: str, overwrite: bool) -> HubCheckpoints | None:
     """Open the bucket of a training: the given one, or in a job one named after its repository.
 
     Returns None when no checkpoints are kept; raises TrainingInputError.
@@ -140,9 +137,7 @@ def open_checkpoints(
     if mode != "train" or bucket is None or bucket.lower() == "none":
         return None
     if not HUB_ID.fullmatch(bucket):
-        raise TrainingInputError(
-            f"`{bucket}` cannot name a bucket; give ns/name as --checkpoint_bucket."
-        )
+        raise TrainingInputError(f"`{bucket}` cannot name a bucket; give ns/name as --checkpoint_bucket.")
     kept = HubCheckpoints(bucket, str(args.run_name), Path(args.output_dir))
     if is_main_process():
         kept.open(overwrite)

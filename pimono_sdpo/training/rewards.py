@@ -35,8 +35,7 @@ Reward = Callable[..., list[float | None]]
 RewardFeedback = Callable[[], Sequence[str | None]]
 
 TRACE_TEMPLATE = (
-    "\nAnother agent has worked on this before. What its tools reported and its user corrected:"
-    "\n\n{feedback_raw}\n\n"
+    "\nAnother agent has worked on this before. What its tools reported and its user corrected:\n\n{feedback_raw}\n\n"
 )
 # TRL would put its own words around the feedback; the builder's text goes through unchanged.
 PASS_THROUGH = "{feedback_raw}"
@@ -75,11 +74,7 @@ class Feedback:
             (self.rollout_template, rollout, self.asks_reward),
             (self.trace_template, trace, self.mode in ("trace", "both")),
         )
-        return "".join(
-            template.format(feedback_raw=text)
-            for template, text, used in parts
-            if used and _says(text)
-        )
+        return "".join(template.format(feedback_raw=text) for template, text, used in parts if used and _says(text))
 
 
 class FeedbackBuilder(SuccessfulRolloutTeacherContextBuilder):  # type: ignore[misc] # untyped
@@ -103,9 +98,7 @@ class FeedbackBuilder(SuccessfulRolloutTeacherContextBuilder):  # type: ignore[m
         # TRL leaves the special tokens out of a demonstration, which are the syntax of tool calls:
         # for each of this batch as TRL words it, what the teacher reads instead.
         self.demonstrations: dict[str, str] = {}
-        self.count: Callable[[str], int] = lambda text: len(
-            tokenizer(text, add_special_tokens=False)["input_ids"]
-        )
+        self.count: Callable[[str], int] = lambda text: len(tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def build(
         self,
@@ -123,9 +116,7 @@ class FeedbackBuilder(SuccessfulRolloutTeacherContextBuilder):  # type: ignore[m
         own: Sequence[str | None] = [None] * len(prompts)
         if self.feedback.asks_reward and self.reward_feedback is not None:
             own = [
-                shorten_to_budget(
-                    neutralise(str(text), self.special)[0], self.feedback.tokens, self.count
-                )
+                shorten_to_budget(neutralise(str(text), self.special)[0], self.feedback.tokens, self.count)
                 if _says(text)
                 else None
                 for text in self.reward_feedback()
@@ -244,15 +235,12 @@ def scoring_of(
         reward = VerifierReward(rubric, tokenizer, end_ids, fallback=trace_grounding_reward)
         return Scoring(reward, reward.feedback, partial=MAX_PARTIAL)
     if gates or graded:
-        raise TrainingInputError(
-            "--gate and --grade name verifiers; give --reward verifiers, or leave them out."
-        )
+        raise TrainingInputError("--gate and --grade name verifiers; give --reward verifiers, or leave them out.")
     if ":" in name:
         return Scoring(OwnReward(name))
     if name != "trace_grounding":
         raise TrainingInputError(
-            f"--reward {name} is not outcome, verifiers or trace_grounding; give your own "
-            "as module:name."
+            f"--reward {name} is not outcome, verifiers or trace_grounding; give your own as module:name."
         )
     return Scoring(trace_grounding_reward)
 

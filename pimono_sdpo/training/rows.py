@@ -101,9 +101,7 @@ def filter_source(job: SDPOArguments, output: Path, seed: int) -> str:
     if not is_main_process() or (there and (resumes or job.source is None)):
         return str(folder)
     if job.source is None:
-        raise TrainingInputError(
-            "There is nothing to train on; give --dataset (rows) or --source (traces)."
-        )
+        raise TrainingInputError("There is nothing to train on; give --dataset (rows) or --source (traces).")
     options = FilterOptions(seed=seed, **{name: getattr(job, name) for name in FILTERED})
     report = run_filter(job.source, folder, options)
     say(f"{report['kept']} rows of {report['sessions']} sessions are in {folder}")

@@ -148,9 +148,7 @@ class Run:
             try:
                 if job.mode != "prepare":
                     self.limit = time_limit_of(job.time_limit)
-                    self.checkpoints = publish.open_checkpoints(
-                        job.checkpoint_bucket, args, job.mode, job.overwrite
-                    )
+                    self.checkpoints = publish.open_checkpoints(job.checkpoint_bucket, args, job.mode, job.overwrite)
                 yield
             except BaseException:
                 if self.destination is not None:
@@ -328,8 +326,7 @@ def check_same_start(folder: Path, start: Json) -> Json | None:
         )
     then = record["started_with"]
     other = [
-        f"{name} {shorten_line(str(then.get(name)), 60)}, now "
-        f"{shorten_line(str(start.get(name)), 60)}"
+        f"{name} {shorten_line(str(then.get(name)), 60)}, now {shorten_line(str(start.get(name)), 60)}"
         for name in sorted({*then, *start})
         if then.get(name) != start.get(name)
     ]
@@ -373,9 +370,7 @@ ARGUMENTS_OF_METHOD = {
     "sft": "max_length packing completion_only_loss assistant_only_loss loss_type".split(),
     "dpo": "max_length beta loss_type loss_weights label_smoothing".split(),
 }
-PACKAGES = (
-    "trl transformers peft bitsandbytes torch accelerate datasets huggingface_hub trackio".split()
-)
+PACKAGES = "trl transformers peft bitsandbytes torch accelerate datasets huggingface_hub trackio".split()
 
 
 def describe_run(prepared: Prepared) -> Json:
@@ -428,14 +423,8 @@ def describe_run(prepared: Prepared) -> Json:
         "finished_at": now(),
         "guards": guards,
         # The summary of the whole run comes last in the history and is `metrics` already.
-        "log_history": [
-            entry for entry in history if not {"train_runtime", "rollouts"} & entry.keys()
-        ],
-        "rollouts": [
-            {"step": entry["step"], **rollout}
-            for entry in history
-            for rollout in entry.get("rollouts", ())
-        ],
+        "log_history": [entry for entry in history if not {"train_runtime", "rollouts"} & entry.keys()],
+        "rollouts": [{"step": entry["step"], **rollout} for entry in history for rollout in entry.get("rollouts", ())],
         "adapter": {
             "trainable_parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
         },

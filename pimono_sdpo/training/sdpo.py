@@ -87,9 +87,7 @@ class SDPO(Method):
         args.chat_template_kwargs = {"enable_thinking": False, **(args.chat_template_kwargs or {})}
         if job.tools is not None:
             if job.tools not in DECLARED:
-                raise TrainingInputError(
-                    f"--tools is {job.tools}, and not one of {', '.join(DECLARED)}."
-                )
+                raise TrainingInputError(f"--tools is {job.tools}, and not one of {', '.join(DECLARED)}.")
             args.chat_template_kwargs["tools"] = definitions(job.tools)
 
     def find_rows(self) -> str:
@@ -111,9 +109,7 @@ class SDPO(Method):
         self.scoring = scoring_of(job.reward, job.gate, job.grade, self.tokenizer, ends)
         mode: Mode = job.feedback or ("trace" if self.scoring.feedback is None else "both")
         trace_template = TRACE_TEMPLATE if job.trace_template is None else job.trace_template
-        self.feedback = Feedback(
-            self.args.feedback_template, mode, trace_template, job.feedback_tokens
-        )
+        self.feedback = Feedback(self.args.feedback_template, mode, trace_template, job.feedback_tokens)
 
     def teaching(self) -> Json:
         """Return what decides the result beside TRL's arguments."""
@@ -153,8 +149,7 @@ class SDPO(Method):
             scored = [at for at in range(len(fitted.rows)) if at not in unscored]
             if not scored:
                 raise TrainingInputError(
-                    f"None of the {len(unscored)} rows names a concrete term in `reward_terms`; "
-                    "give --reward outcome."
+                    f"None of the {len(unscored)} rows names a concrete term in `reward_terms`; give --reward outcome."
                 )
             fitted = replace(fitted, rows=fitted.rows.select(scored))
         per_step = args.generation_batch_size // args.num_generations
@@ -192,9 +187,7 @@ class SDPO(Method):
         """Whether completions are sampled; vLLM samples whole groups, without weights so far."""
         return bool(self.job.preflight_rows and not self.args.use_vllm and self.job.mode != "smoke")
 
-    def try_rollouts(
-        self, prepared: Prepared, hardware: Hardware
-    ) -> tuple[Json, list[str], int | None]:
+    def try_rollouts(self, prepared: Prepared, hardware: Hardware) -> tuple[Json, list[str], int | None]:
         """Sample from the model, see preflight.py."""
         lengths = prepared.fitted.lengths["teacher_prompt"]
         longest = lengths.index(max(lengths))
@@ -212,9 +205,7 @@ class SDPO(Method):
             processing_class=self.tokenizer,
             peft_config=models.lora_config(self.model_args),
         )
-        trainer.teacher_context_builder = FeedbackBuilder(
-            trainer, self.feedback, self.scoring.feedback
-        )
+        trainer.teacher_context_builder = FeedbackBuilder(trainer, self.feedback, self.scoring.feedback)
         make_resumable(trainer)
         return trainer
 

@@ -81,9 +81,7 @@ class Supervised(Method):
             args.model_init_kwargs = None
             model = PeftModel.from_pretrained(base, str(adapter.folder), is_trainable=True)
             named = model.named_parameters()
-            weights = {
-                name: one.detach().float().clone() for name, one in named if one.requires_grad
-            }
+            weights = {name: one.detach().float().clone() for name, one in named if one.requires_grad}
         # The trainer reads messages, and takes every other column for data of its own.
         known = ["prompt", *self.TARGETS, "tools", TEMPLATE]
         evaluated = fitted.held_out if args.eval_strategy != "no" else None
@@ -139,9 +137,7 @@ class Supervised(Method):
         was_training = model.training
         model.eval()
         with torch.no_grad(), accelerator.autocast():
-            for number in range(
-                accelerator.process_index, len(held_out), accelerator.num_processes
-            ):
+            for number in range(accelerator.process_index, len(held_out), accelerator.num_processes):
                 row = held_out[number]
                 answers = [_score_answer(trainer, model, row, name) for name in self.TARGETS]
                 origin = next((str(row[name]) for name in ORIGINS if row.get(name)), None)
@@ -150,8 +146,7 @@ class Supervised(Method):
         by_task = group(found)
         names = next(iter(by_task.values()))[0]
         return {
-            name: {task: [measured[name] for measured in rows] for task, rows in by_task.items()}
-            for name in names
+            name: {task: [measured[name] for measured in rows] for task, rows in by_task.items()} for name in names
         }
 
     @abstractmethod
@@ -179,8 +174,7 @@ class SFT(Supervised):
             )
         if self.args.completion_only_loss is False:
             raise TrainingInputError(
-                "--completion_only_loss false would train the model to write tool results and "
-                "requests; leave it out."
+                "--completion_only_loss false would train the model to write tool results and requests; leave it out."
             )
 
     def measure(self, answers: list[tuple[float, float, int]]) -> dict[str, float]:
@@ -208,9 +202,7 @@ class DPO(Supervised):
         return {"log_ratio": ratio, "preferred": float(ratio > 0)}
 
 
-def _score_answer(
-    trainer: Any, model: Any, row: Mapping[str, Any], name: str
-) -> tuple[float, float, int]:
+def _score_answer(trainer: Any, model: Any, row: Mapping[str, Any], name: str) -> tuple[float, float, int]:
     """Return log-probability, tokens that are the likeliest ones, and tokens of one answer."""
     tokenizer = trainer.processing_class
     prompt = encode(row, row["prompt"], tokenizer, prompt=True)

@@ -45,9 +45,7 @@ def write_tiny_model(folder: Path, seed: int = 0) -> Path:
     Raises TrainingInputError for a seed that PyTorch does not take.
     """
     if not SEEDS[0] <= seed <= SEEDS[1]:
-        raise TrainingInputError(
-            f"The seed {seed} is out of range; give a number from {SEEDS[0]} to {SEEDS[1]}."
-        )
+        raise TrainingInputError(f"The seed {seed} is out of range; give a number from {SEEDS[0]} to {SEEDS[1]}.")
     import torch
 
     folder.mkdir(parents=True, exist_ok=True)

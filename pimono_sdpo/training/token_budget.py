@@ -25,9 +25,7 @@ def special_tokens(tokenizer: Any) -> tuple[str, ...]:
         for token in tokenizer.added_tokens_decoder.values()
         if token.special or (str(token).strip() and str(token) in template and len(str(token)) > 1)
     )
-    return tuple(
-        sorted({*added, *tokenizer.all_special_tokens}, key=lambda text: (-len(text), text))
-    )
+    return tuple(sorted({*added, *tokenizer.all_special_tokens}, key=lambda text: (-len(text), text)))
 
 
 def neutralise(text: str, special: tuple[str, ...]) -> tuple[str, int]:
@@ -55,9 +53,7 @@ def shorten_to_budget(text: str, budget: int, count: Callable[[str], int]) -> st
         return text
     if count(TRIMMED) > budget:
         return None
-    return cut_middle(
-        text, _most_that_fits(0, len(text), lambda keep: count(cut_middle(text, keep)) <= budget)
-    )
+    return cut_middle(text, _most_that_fits(0, len(text), lambda keep: count(cut_middle(text, keep)) <= budget))
 
 
 def _most_that_fits(fits: int, too_long: int, test: Callable[[int], bool]) -> int:
@@ -73,9 +69,7 @@ def quote_names(names: Sequence[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
 
 
-def templated_ids(
-    tokenizer: Any, turns: Sequence[Any], *, prompt: bool = True, **template: Any
-) -> list[int]:
+def templated_ids(tokenizer: Any, turns: Sequence[Any], *, prompt: bool = True, **template: Any) -> list[int]:
     """Return the ids of a templated conversation, with the generation prompt of a `prompt`."""
     encoded = tokenizer.apply_chat_template(
         turns, add_generation_prompt=prompt, tokenize=True, return_dict=True, **template
@@ -126,14 +120,8 @@ def split_blocks(text: str) -> list[tuple[str, str]]:
     if not starts or starts[0][0] != 0:
         return []
     ends = [begin for begin, _ in starts[1:]] + [len(text)]
-    return [
-        (text[begin:stop], text[stop:end].strip("\n"))
-        for (begin, stop), end in zip(starts, ends, strict=True)
-    ]
+    return [(text[begin:stop], text[stop:end].strip("\n")) for (begin, stop), end in zip(starts, ends, strict=True)]
 
 
 def _join(blocks: list[tuple[str, str]], limit: int) -> str:
-    return "\n\n".join(
-        header + (body if len(body) <= limit else cut_middle(body, limit))
-        for header, body in blocks
-    )
+    return "\n\n".join(header + (body if len(body) <= limit else cut_middle(body, limit)) for header, body in blocks)

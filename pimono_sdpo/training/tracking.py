@@ -41,9 +41,7 @@ ROLLOUTS = 8
 # What the run log keeps of them: so many of about so many steps, with texts of so many characters.
 KEPT_ROLLOUTS, KEPT_STEPS, KEPT_CHARS = 2, 12, 1000
 # Of the whole training, logged once at its end: no curves.
-ONCE = frozenset(
-    "train_runtime train_samples_per_second train_steps_per_second train_loss total_flos".split()
-)
+ONCE = frozenset("train_runtime train_samples_per_second train_steps_per_second train_loss total_flos".split())
 Json = dict[str, Any]
 
 

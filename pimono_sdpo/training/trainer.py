@@ -61,9 +61,7 @@ class DistillationTrainer(SDPOTrainer):  # type: ignore[misc] # TRL ships no typ
         scaled: Tensor = mean / self.current_gradient_accumulation_steps
         return scaled
 
-    def _generate_transformers(
-        self, prompt_ids: list[list[int]]
-    ) -> tuple[list[list[int]], list[list[int]]]:
+    def _generate_transformers(self, prompt_ids: list[list[int]]) -> tuple[list[list[int]], list[list[int]]]:
         """Sample `sample_at_once` completions after each other, whose caches fit into memory."""
         completion_ids: list[list[int]] = []
         size = self.args.sample_at_once or len(prompt_ids)
@@ -71,9 +69,7 @@ class DistillationTrainer(SDPOTrainer):  # type: ignore[misc] # TRL ships no typ
             completion_ids += super()._generate_transformers(prompt_ids[at : at + size])[1]
         return prompt_ids, completion_ids
 
-    def _forward_logits(
-        self, model: Any, input_ids: Tensor, attention_mask: Tensor, logits_to_keep: int
-    ) -> Tensor:
+    def _forward_logits(self, model: Any, input_ids: Tensor, attention_mask: Tensor, logits_to_keep: int) -> Tensor:
         """Return logits in the model's dtype, before the temperature, which rounds there."""
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "use_cache": False}
         if "logits_to_keep" in self.model_kwarg_keys:
@@ -161,17 +157,13 @@ class DistillationTrainer(SDPOTrainer):  # type: ignore[misc] # TRL ships no typ
         return losses, log_probs
 
     @torch.no_grad()
-    def _measure(
-        self, student: Tensor, teacher: Tensor, ids: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def _measure(self, student: Tensor, teacher: Tensor, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return of each token, over the whole vocabulary, what guards.py watches.
 
         The student's entropy, the divergence of student from teacher, and by how much the teacher
         likes the sampled token better (natural logarithms).
         """
-        ours, theirs = (
-            torch.log_softmax(one.float() / self.temperature, dim=-1) for one in (student, teacher)
-        )
+        ours, theirs = (torch.log_softmax(one.float() / self.temperature, dim=-1) for one in (student, teacher))
         chances, gap = ours.exp(), theirs.sub_(ours)
         entropy, divergence = -(chances * ours).sum(-1), -(chances * gap).sum(-1)
         return entropy, divergence, gap.gather(-1, ids.unsqueeze(-1)).squeeze(-1)

@@ -34,9 +34,7 @@ _REST_OF_WORD = lazy_pattern(rf"[^\s{_ASIAN_SIGNS}]*[^\W{_ASIAN_SIGNS}]")
 _PUNCTUATION = re.compile(r"\A\W+")
 _WORD = lazy_pattern(rf"[{_ASIAN_SIGNS}]+|[^\W\d_{_ASIAN_SIGNS}]+(?:'[a-z]+)?|[?!]")
 _ASCII_WORD = re.compile(r"[A-Za-z]+(?:'[a-z]+)?|[?!]")
-_OBJECTIONS = frozenset(
-    {"no", "stop", "forbid", "wrong", "rebuke", "still_broken", "broken", "undo", "you_failed"}
-)
+_OBJECTIONS = frozenset({"no", "stop", "forbid", "wrong", "rebuke", "still_broken", "broken", "undo", "you_failed"})
 _BAD = frozenset(
     {"no", "stop", "forbid", "wrong", "still_broken", "broken", "you_failed"}
     | {"negation", "complaint", "same_again", "too_much"}
@@ -48,9 +46,7 @@ _PASTED, _FAILURE, _QUESTION, _CLAIM, _AWAITED = (
 )
 _REPLIES = ("concedes", "explains", "fixes", "notices", "settles")
 _REPLY_FILTER = Prefilter([SITUATION[name] for name in _REPLIES])
-_EDITED_PATH = re.compile(
-    r'path"\s?:\s?"([^"\n]{1,400})"|\*\*\* (?:Update|Add) File: ([^\n"\\]{1,400})'
-)
+_EDITED_PATH = re.compile(r'path"\s?:\s?"([^"\n]{1,400})"|\*\*\* (?:Update|Add) File: ([^\n"\\]{1,400})')
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,9 +262,7 @@ def read_words(text: str) -> tuple[str, ...]:
     return tuple(words)
 
 
-def _find_situation(
-    turn: Turn, own: str, is_pasted: bool, words: Sequence[str], found: Set[str]
-) -> frozenset[str]:
+def _find_situation(turn: Turn, own: str, is_pasted: bool, words: Sequence[str], found: Set[str]) -> frozenset[str]:
     """Compare the message with what the agent did and said last, and the user said before."""
     length = len(own.split()) + (0 if own.isascii() else len(_ASIAN.findall(own)) // 2)
     is_bad = bool(_BAD & found)

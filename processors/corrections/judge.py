@@ -51,8 +51,7 @@ class Judge:
         endpoint = find_endpoint(self.provider, read_environment())
         chat = Chat(endpoint, Journal(caches / JOURNAL))
         requests = [
-            Request(self.model, write_question(turn), temperature=0.0, max_tokens=ANSWER_TOKENS)
-            for turn in turns
+            Request(self.model, write_question(turn), temperature=0.0, max_tokens=ANSWER_TOKENS) for turn in turns
         ]
         try:
             replies = await asyncio.gather(*map(chat.ask, requests))

@@ -33,14 +33,10 @@ Style = Literal["search", "read", "edit", "test", "run", "git", "submit", "other
 _FENCE = re.compile(r"^[ \t]*(```+)[ \t]*([\w+-]*)[ \t]*$", re.MULTILINE)
 _SHELL_TAGS = frozenset({"bash", "sh", "shell", "mswea_bash_command"})
 # Tool calls in a model's own tokens, some with full-width bars; this protocol has no such calls.
-_TOKENS = re.compile(
-    r"<\|[\w./-]{1,64}\|>|<\uff5c[\w\u2581]{1,64}\uff5c>|</?tool_call>|<function=|\[TOOL_CALLS\]"
-)
+_TOKENS = re.compile(r"<\|[\w./-]{1,64}\|>|<\uff5c[\w\u2581]{1,64}\uff5c>|</?tool_call>|<function=|\[TOOL_CALLS\]")
 _THINK_END = "</think>"
 _SUBMIT = ("COMPLETE_TASK_AND_SUBMIT", "MINI_SWE_AGENT_FINAL_OUTPUT")
-_TESTS = re.compile(
-    r"\b(?:pytest|py\.test|unittest|tox|nox|jest|vitest|mocha|rspec|phpunit|ctest)\b"
-)
+_TESTS = re.compile(r"\b(?:pytest|py\.test|unittest|tox|nox|jest|vitest|mocha|rspec|phpunit|ctest)\b")
 _TEST_VERBS = frozenset({"test", "t", "check"})
 _BUILDERS = frozenset("npm pnpm yarn bun go cargo make mvn gradle dotnet mix sbt".split())
 _SEARCHES = frozenset("grep rg egrep fgrep ag ack find fd ls tree locate".split())

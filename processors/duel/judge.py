@@ -178,9 +178,7 @@ class JudgeStage:
         if known is not None:
             return [self._row(answer, seat, known, (), known.reason) for seat in seats]
         if self.single:
-            return list(
-                await asyncio.gather(*(self._judge(answer, seat, ours, theirs) for seat in seats))
-            )
+            return list(await asyncio.gather(*(self._judge(answer, seat, ours, theirs) for seat in seats)))
         rows: list[Json] = []
         for seat in seats:
             rows.append(await self._judge(answer, seat, ours, theirs))
@@ -198,9 +196,7 @@ class JudgeStage:
         ]
         replies: list[Reply] = []
         while True:
-            request = Request(
-                judge, messages, temperature=0.0, seed=self.seed, max_tokens=self.panel.max_tokens
-            )
+            request = Request(judge, messages, temperature=0.0, seed=self.seed, max_tokens=self.panel.max_tokens)
             reply = await self.chat.ask(request)
             replies.append(reply)
             # A verdict in a reply that was cut off may be a draft.
@@ -223,8 +219,7 @@ class JudgeStage:
         columns = {"none": "", "reference": "assistant", "pr": "privileged_context"}
         column = columns[self.panel.context]
         conversation = "\n\n".join(
-            f"[{message['role']}]\n{shorten(message['content'], MESSAGE_CHARS)}"
-            for message in answer["messages"]
+            f"[{message['role']}]\n{shorten(message['content'], MESSAGE_CHARS)}" for message in answer["messages"]
         )
         parts = {
             "conversation": shorten(sanitize(conversation), HISTORY_CHARS),
@@ -239,9 +234,7 @@ class JudgeStage:
         name = "reference" if column == "assistant" else "solution"
         return prompt("compared", mark=mark, known_name=name, **parts)
 
-    def _row(
-        self, answer: Row, seat: Seat, read: Verdict | str, replies: Sequence[Reply], raw: str
-    ) -> Json:
+    def _row(self, answer: Row, seat: Seat, read: Verdict | str, replies: Sequence[Reply], raw: str) -> Json:
         judge, order = seat
         row = {
             "turn_id": answer["turn_id"],

@@ -150,9 +150,7 @@ def make_duels(
             "opponent": opponent,
             "score": score if judged else None,
             "metrics": metrics if judged else dict.fromkeys(DUEL_METRICS),
-            "per_judge": [
-                {"judge": name, "score": value} for name, value in per_judge if value == value
-            ],
+            "per_judge": [{"judge": name, "score": value} for name, value in per_judge if value == value],
             "n_votes": int(scores.votes[index]),
             "position_consistent": bool(scores.consistent[index]),
             "bucket": choose_bucket(score),

@@ -99,9 +99,7 @@ def read_excluded_ids(path: Path) -> frozenset[str]:
     return frozenset(filter(None, (line.partition("#")[0].strip() for line in lines)))
 
 
-def draw_turns(
-    source: str, records: str | None, options: Options, out: Path, request: str = ""
-) -> Json:
+def draw_turns(source: str, records: str | None, options: Options, out: Path, request: str = "") -> Json:
     """Write the turns and what is hidden from them under `out`; return the report.
 
     The report stores `request`, by which a later run knows these turns. Raises SourceError, and
@@ -169,9 +167,7 @@ def _select_from_trajectories(
     runs = order_runs(files, known, options.exclude, drops, options.seed)
     seen: set[bytes] = set()
     kept = start = 0
-    while kept < options.turns and (
-        draws := draw_runs(files, runs.slice(start, options.turns - kept), options.seed)
-    ):
+    while kept < options.turns and (draws := draw_runs(files, runs.slice(start, options.turns - kept), options.seed)):
         start += len(draws)
         for turn in draws:
             if isinstance(turn, str):
@@ -241,9 +237,7 @@ def draw_runs(files: ParquetFiles, runs: pl.DataFrame, seed: int) -> list[Json |
     return [drawn[place] for place in sorted(drawn)]
 
 
-def _read_rows(
-    parquet: pq.ParquetFile, wanted: Sequence[int]
-) -> Iterator[tuple[int, Mapping[str, Any]]]:
+def _read_rows(parquet: pq.ParquetFile, wanted: Sequence[int]) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """Yield the wanted rows of a file with their numbers; row groups are decoded in batches."""
     columns = [name for name in (*NEEDED, "repo") if name in parquet.schema_arrow.names]
     start = 0
@@ -326,9 +320,7 @@ def read_messages(recorded: object) -> list[Json]:
     return messages
 
 
-def _select_from_sessions(
-    source: str, options: Options, drops: Counter[str]
-) -> tuple[list[Json], list[Json]]:
+def _select_from_sessions(source: str, options: Options, drops: Counter[str]) -> tuple[list[Json], list[Json]]:
     """Take one turn of each session, then a second, until there are enough; a hash decides."""
     shards = open_source(source).shards
     sessions = sum(shard.sessions for shard in shards)
@@ -367,9 +359,7 @@ def _select_from_sessions(
     return kept, [records[key] for key in sorted(records)]
 
 
-def draw_from_session(
-    session: Mapping[str, Any], seed: int, most: int
-) -> tuple[list[Json], Json] | str:
+def draw_from_session(session: Mapping[str, Any], seed: int, most: int) -> tuple[list[Json], Json] | str:
     """Draw at most `most` turns of a session, and what is hidden; or return why there is none.
 
     Never raises on what the session holds.
@@ -432,9 +422,7 @@ def _render_events(trace: Trace, names: list[str] | None) -> Iterator[tuple[Json
             words = thought.text.strip() if thought else ""
             block = f"```json\n{event.tool_name} {cut(event.arguments)}\n```"
             # The form requires a thought, which many agents do not write down.
-            content = (
-                f"THOUGHT: {words or 'I take the next step.'}\n\n{_render_command(event) or block}"
-            )
+            content = f"THOUGHT: {words or 'I take the next step.'}\n\n{_render_command(event) or block}"
             yield {"role": "assistant", "content": content}, event
             thought = None
             continue

@@ -44,9 +44,7 @@ def dump_json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def select_context(
-    prompt: Sequence[Turn], goal: int, last: int | None, tool_chars: int | None
-) -> list[Turn]:
+def select_context(prompt: Sequence[Turn], goal: int, last: int | None, tool_chars: int | None) -> list[Turn]:
     """Keep the system's turn, the request at index `goal`, and the turns after it.
 
     With `last`, only that many turns of the assistant with their results are kept; results are
@@ -149,18 +147,14 @@ def render_target(action: Action, protocol: str) -> Turn:
     args = step["args"] if isinstance(step["args"], dict) else {}
     if step["kind"] == "final":
         return make_turn("assistant", dump_json({"type": "final", **args}))
-    return make_turn(
-        "assistant", dump_json({"type": "tool_call", "name": step["name"], "args": args})
-    )
+    return make_turn("assistant", dump_json({"type": "tool_call", "name": step["name"], "args": args}))
 
 
 # A call that is made this often in a row is a loop.
 REPEATS = 3
 
 
-def add_step(
-    steps: list[Json], at: int, name: str | None = None, args: Any = None, error: str | None = None
-) -> None:
+def add_step(steps: list[Json], at: int, name: str | None = None, args: Any = None, error: str | None = None) -> None:
     """Add the step of the turn at index `at`: a call, or without a name the final answer."""
     kind = "final"
     if name is not None:
@@ -254,10 +248,7 @@ def convert_to_json(run: Run, tools: Sequence[Json]) -> Run:
     """Return the run in the json protocol."""
     if run.protocol == "json":
         return run
-    known = [
-        {"name": tool["function"]["name"], "args": tool["function"].get("parameters")}
-        for tool in tools
-    ]
+    known = [{"name": tool["function"]["name"], "args": tool["function"].get("parameters")} for tool in tools]
     system = make_turn("system", PROMPTS["actions"].format(tools="\n".join(map(dump_json, known))))
     had = bool(run.turns) and run.turns[0]["role"] == "system"
     turns = [system, *map(_convert_turn, run.turns[had:])]

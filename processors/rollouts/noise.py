@@ -82,14 +82,10 @@ def find_noise(row: Row, passing: Passing, task: Row | None) -> Why | None:
     if not row["files_touched"]:
         return "no_change", "it changed no file"
     stray = find_stray_files(row, passing, task)
-    return (
-        find_leak(row, task) or next(iter(stray.values()), None) or _find_churn(row, passing, task)
-    )
+    return find_leak(row, task) or next(iter(stray.values()), None) or _find_churn(row, passing, task)
 
 
-def find_action_noise(
-    row: Row, actions: Sequence[Action], passing: Passing, task: Row | None
-) -> list[Why | None]:
+def find_action_noise(row: Row, actions: Sequence[Action], passing: Passing, task: Row | None) -> list[Why | None]:
     """Return for each action of a run why it must not be learned, None if it may.
 
     That holds for the writes that made the noise. Where no call can be recognized as such a write,
@@ -108,11 +104,7 @@ def find_action_noise(
             if is_made or not any(made):
                 found[at] = found[at] or why
     limit = _limit_lines(passing, task)
-    last = {
-        path: action.step["args"].get("content")
-        for path, action in zip(written, actions, strict=True)
-        if path
-    }
+    last = {path: action.step["args"].get("content") for path, action in zip(written, actions, strict=True) if path}
     for at, (path, action) in enumerate(zip(written, actions, strict=True)):
         # What a later write of the same file took back is not in the patch.
         lines = _count_changes(action.step["args"].get("content"), last[path]) if path else 0
@@ -180,14 +172,10 @@ def find_stray_files(row: Row, passing: Passing, task: Row | None) -> dict[str, 
     expected = (task["metadata"] or {}).get("files") if task else None
     if isinstance(expected, list) and expected:
         return {
-            path: ("wrong_file", f"`{path}` does not belong to the task")
-            for path in touched
-            if path not in expected
+            path: ("wrong_file", f"`{path}` does not belong to the task") for path in touched if path not in expected
         }
     itself = int(bool(row["tests_ok"]))
-    stray: dict[str, Why] = {
-        path: ("overwrites_tests", f"`{path}`") for path in touched if is_test(path)
-    }
+    stray: dict[str, Why] = {path: ("overwrites_tests", f"`{path}`") for path in touched if is_test(path)}
     others = passing.runs - itself
     for path in touched:
         changed = passing.paths[path] - itself

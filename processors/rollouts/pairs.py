@@ -63,9 +63,7 @@ Retest = Callable[[Row, str], tuple[bool | None, str]]
 class Rules:
     """How pairs are made of rollouts."""
 
-    target: Target = option(
-        "What a side of a pair of rollouts holds.", default="step", decides="row"
-    )
+    target: Target = option("What a side of a pair of rollouts holds.", default="step", decides="row")
     last_k: int = option("Actions that `truncated` keeps.", default=4, minimum=1, decides="row")
     min_gap: float = option(
         "Of `step`: by how much the better action must pass more often.",
@@ -76,12 +74,8 @@ class Rules:
     allow_efficiency_pairs: bool = option(
         "Also pair two runs that pass, by their steps.", default=False, decides="row"
     )
-    flaky_reruns: int = option(
-        "Times to test the winner's patch again.", default=2, minimum=0, decides="row"
-    )
-    with_outcome: bool = option(
-        "Put the output of the tests into the targets.", default=False, decides="row"
-    )
+    flaky_reruns: int = option("Times to test the winner's patch again.", default=2, minimum=0, decides="row")
+    with_outcome: bool = option("Put the output of the tests into the targets.", default=False, decides="row")
 
 
 @dataclass
@@ -174,9 +168,7 @@ def _comparable(rows: list[Json], rules: Rules) -> list[Json]:
     return judged if judged or not rules.allow_efficiency_pairs else rows
 
 
-def _pair_two(
-    case: Case, best: Json, worst: Json, rules: Rules, able: Sequence[Json], made: Made
-) -> Json | Why:
+def _pair_two(case: Case, best: Json, worst: Json, rules: Rules, able: Sequence[Json], made: Made) -> Json | Why:
     """Return the pair of two runs, or why there is none; testing is last because it costs most."""
     if score_run(best) == score_run(worst):
         return "no_contrast", "the scores are equal"
@@ -233,9 +225,7 @@ def _retest(case: Case, best: Json, worst: Json | None, rules: Rules, made: Made
     return None
 
 
-def _describe(
-    case: Case, target: str, best: Json | None, worst: Json | None, why: Why | None = None
-) -> Json:
+def _describe(case: Case, target: str, best: Json | None, worst: Json | None, why: Why | None = None) -> Json:
     """Return the columns of a pair that say where it is from, and why it was dropped."""
     one = best or worst or (case.rows[0] if case.rows else {})
     found: Json = {"target": target, "task_id": case.task_id, "split": case.split}
@@ -262,9 +252,7 @@ def _report(row: Row) -> Json | None:
     return content if isinstance(content, dict) else None
 
 
-def _render_prompt(
-    row: Row, target: Target, files: Mapping[str, str], paths: Sequence[str]
-) -> list[Turn] | None:
+def _render_prompt(row: Row, target: Target, files: Mapping[str, str], paths: Sequence[str]) -> list[Turn] | None:
     """Return the prompt of both sides; None when the files they change cannot be shown.
 
     `files` are the texts an agent may see, `paths` those that either run has changed.
@@ -276,9 +264,7 @@ def _render_prompt(
         return before
     goal = next((turn["content"] or "" for turn in before if turn["role"] == "user"), "")
     shown = [
-        f"The file `{path}`:\n\n{_fence(files[path])}"
-        if path in files
-        else f"There is no file `{path}` yet."
+        f"The file `{path}`:\n\n{_fence(files[path])}" if path in files else f"There is no file `{path}` yet."
         for path in paths
     ]
     if (paths and not files) or sum(map(len, shown)) > MAX_FILES_CHARS:
@@ -387,9 +373,7 @@ def pair_steps(case: Case, rules: Rules) -> Made:
     return made
 
 
-def _group(
-    runs: Sequence[tuple[Json, Run]], depth: int
-) -> list[tuple[int, list[tuple[Json, Run]]]]:
+def _group(runs: Sequence[tuple[Json, Run]], depth: int) -> list[tuple[int, list[tuple[Json, Run]]]]:
     """Group runs by their context before action number `depth`, in groups of two or more."""
     groups: dict[str, list[tuple[Json, Run]]] = {}
     for row, run in runs:
@@ -416,9 +400,7 @@ def _find_actions(group: Sequence[tuple[Json, Run]], depth: int) -> list[Taken]:
     return sorted(found, key=lambda one: (one.works, one.score), reverse=True)
 
 
-def _pair_actions(
-    case: Case, rules: Rules, taken: Sequence[Taken], run: Run, passing: Passing, made: Made
-) -> None:
+def _pair_actions(case: Case, rules: Rules, taken: Sequence[Taken], run: Run, passing: Passing, made: Made) -> None:
     noise = [(one, _find_step_noise(one, passing, case.task)) for one in taken if one.works]
     best = max((one for one, why in noise if not why), key=lambda one: one.score, default=None)
     barred = [(one, why) for one, why in noise if why]
@@ -460,8 +442,7 @@ def _find_step_noise(taken: Taken, passing: Passing, task: Row | None) -> Why | 
         # They cannot be chosen for their own sake; contrast decides.
         return None
     found = [
-        find_noise(row, passing, task)
-        or find_action_noise(row, run.actions, passing, task)[taken.depth]
+        find_noise(row, passing, task) or find_action_noise(row, run.actions, passing, task)[taken.depth]
         for row, run in zip(taken.rows, taken.runs, strict=True)
         if row["tests_ok"] == best
     ]

@@ -174,9 +174,7 @@ def build_stage(test_fraction: float = 0.0, recorder: Sequence[str] | None = ())
 Found = tuple[str, int, Turn, Turn, str | None]
 
 
-def pair_session(
-    row: Row, last: int, test_fraction: float, recorder: Sequence[str] | None
-) -> list[Json]:
+def pair_session(row: Row, last: int, test_fraction: float, recorder: Sequence[str] | None) -> list[Json]:
     """Return the pairs of one session."""
     trace = read_trace(row["trace"] or b"")
     names = identify(row["trace"], trace, recorder)
@@ -213,9 +211,7 @@ def _without_ids(turn: Turn) -> list[Any]:
     return [turn["content"], *(call["function"] for call in turn.get("tool_calls") or ())]
 
 
-def _find_fixed_edits(
-    trace: Trace, turns: Sequence[Turn], place: Mapping[int, int]
-) -> Iterator[Found]:
+def _find_fixed_edits(trace: Trace, turns: Sequence[Turn], place: Mapping[int, int]) -> Iterator[Found]:
     """Yield failed edits with those that fixed them, unless replay rules the latter out."""
     matched = match_results(trace.events)
     known = Workspace(trace.cwd, tools=find_harness(trace.harness).files)
@@ -272,9 +268,7 @@ def _find_branches(
         left = [trace.events[index] for index in branch.abandoned]
         other, _, _ = read_turns(trace, names, [*before, *left])
         begun = min((at for index, at in place.items() if index >= branch.kept), default=len(turns))
-        differs = (
-            at for at, (one, two) in enumerate(zip(turns, other, strict=False)) if one != two
-        )
+        differs = (at for at, (one, two) in enumerate(zip(turns, other, strict=False)) if one != two)
         shared = next(differs, min(len(turns), len(other)))
         kept, away = _find_answer(turns, begun), _find_answer(other, shared)
         if kept is not None and away is not None:

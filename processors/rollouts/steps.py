@@ -47,18 +47,12 @@ Json = dict[str, Any]
 class Rules:
     """How runs are cut into rows."""
 
-    require_success: bool = option(
-        "Keep only rollouts whose tests pass.", default=True, decides="row"
-    )
+    require_success: bool = option("Keep only rollouts whose tests pass.", default=True, decides="row")
     require_valid_tool_ok: bool = option(
         "Keep only calls that fit their tool and worked.", default=True, decides="row"
     )
-    good_recovery: bool = option(
-        "Keep only actions that corrected a failed one.", default=False, decides="row"
-    )
-    with_final: bool = option(
-        "Add a row for the answer that ends a run.", default=False, decides="row"
-    )
+    good_recovery: bool = option("Keep only actions that corrected a failed one.", default=False, decides="row")
+    with_final: bool = option("Add a row for the answer that ends a run.", default=False, decides="row")
     context_turns: int | None = option(
         "Show only the request and the last K results.",
         default=None,
@@ -69,9 +63,7 @@ class Rules:
     tool_chars: int | None = option(
         "Shorten each result to this number of characters.", default=None, minimum=40, decides="row"
     )
-    granularity: Granularity = option(
-        "One row per `step`, or per `trajectory`.", default="step", decides="row"
-    )
+    granularity: Granularity = option("One row per `step`, or per `trajectory`.", default="step", decides="row")
     tool_protocol: As = option(
         "Keep calls `as_recorded`, or rewrite them in the `json` protocol.",
         default="as_recorded",
@@ -91,9 +83,7 @@ def drop_run(row: Row, require_success: bool) -> str | None:
     return None
 
 
-def cut_steps(
-    row: Row, rules: Rules, passing: Mapping[str, Passing], tasks: Mapping[str, Row]
-) -> list[Json]:
+def cut_steps(row: Row, rules: Rules, passing: Mapping[str, Passing], tasks: Mapping[str, Row]) -> list[Json]:
     """Return a row per action, or one for the whole run.
 
     `passing` has the passing runs, and `tasks` the tasks of a suite, by the task's id.
@@ -127,9 +117,7 @@ def cut_steps(
     return made
 
 
-def _cut_trajectory(
-    row: Row, run: Run, checked: list[tuple[Action, Why | None]], chars: int | None
-) -> list[Json]:
+def _cut_trajectory(row: Row, run: Run, checked: list[tuple[Action, Why | None]], chars: int | None) -> list[Json]:
     """Return one row: the request, then everything up to the last action to learn."""
     looped = next((n for n, (a, _) in enumerate(checked) if a.step["kind"] == "loop"), len(checked))
     good = checked[:looped]
@@ -144,9 +132,7 @@ def _cut_trajectory(
     return [_make_row(row, run, last, shown[: goal + 1], shown[goal + 1 :], why)]
 
 
-def _make_row(
-    row: Row, run: Run, action: Action, prompt: list[Turn], completion: list[Turn], why: Why | None
-) -> Json:
+def _make_row(row: Row, run: Run, action: Action, prompt: list[Turn], completion: list[Turn], why: Why | None) -> Json:
     learned = [turn for turn in completion if turn["role"] == "assistant"]
     if why is None and PLACEHOLDER in dump_json(learned):
         why = "redacted", ""
@@ -164,9 +150,7 @@ def _make_row(
     }
 
 
-def _check(
-    actions: list[Action], at: int, loop: int, tools: list[Json], rules: Rules
-) -> Why | None:
+def _check(actions: list[Action], at: int, loop: int, tools: list[Json], rules: Rules) -> Why | None:
     """Return why an action should not be learned; `loop` is the first action in a loop."""
     if at >= loop:
         return ("loop" if at == loop else "after_loop"), ""

@@ -138,9 +138,7 @@ class Sandbox:
             }
             report = self._exchange(spec, stdin)
             if "refused" in report:
-                raise SandboxError(
-                    f"the sandbox `{self.backend}` did not start: {report['refused']}"
-                )
+                raise SandboxError(f"the sandbox `{self.backend}` did not start: {report['refused']}")
         stdout, stderr = (
             kept + (f"\n[... {seen - len(kept)} bytes cut]\n".encode() if seen > len(kept) else b"")
             for kept, seen in report["output"]
@@ -357,9 +355,7 @@ def _inside(name: str) -> str:
     """The name of a file of the work folder, or SandboxError."""
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in name:
-        raise SandboxError(
-            f"the file `{name}` would lie outside the work folder; name it relative to that folder"
-        )
+        raise SandboxError(f"the file `{name}` would lie outside the work folder; name it relative to that folder")
     return str(path)
 
 

@@ -56,9 +56,7 @@ def _known(name: str, known: Collection[str]) -> str | None:
     return ending[0] if name and len(ending) == 1 else None
 
 
-_NO_CODE = Refusal(
-    "no_patch", "The answer has no code; write the whole file in one ```python block."
-)
+_NO_CODE = Refusal("no_patch", "The answer has no code; write the whole file in one ```python block.")
 MAX_TIMES = 3  # a file may be drafted, not repeated to fill an answer
 LANGUAGES = ("", "python", "py", "python3")
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
@@ -105,9 +103,7 @@ def _blocks(text: str, spec: Mapping[str, Any]) -> list[Fenced] | Refusal:
     if cut or (not whole and (fences or spec.get("truncated"))):
         if not cut and not spec.get("truncated") and not fences[-1].open:
             return _NO_CODE
-        return Refusal(
-            "truncated", "The answer ends inside a block of code; write it shorter, to its end."
-        )
+        return Refusal("truncated", "The answer ends inside a block of code; write it shorter, to its end.")
     if whole:
         return whole
     return [Fenced("", "", tuple(lines), False)] if is_code("\n".join(lines)) else _NO_CODE
@@ -159,9 +155,7 @@ def _after_future(tree: ast.Module) -> int:
     """Return the line after the docstring and the imports from `__future__`."""
     at = 0
     for number, node in enumerate(tree.body):
-        if (number == 0 and _is_text(node)) or (
-            isinstance(node, ast.ImportFrom) and node.module == "__future__"
-        ):
+        if (number == 0 and _is_text(node)) or (isinstance(node, ast.ImportFrom) and node.module == "__future__"):
             at = node.end_lineno or 0
         else:
             break
@@ -170,9 +164,7 @@ def _after_future(tree: ast.Module) -> int:
 
 def _span(node: ast.stmt) -> tuple[int, int]:
     decorators = node.decorator_list if isinstance(node, Definition) else []
-    return min(
-        [node.lineno, *(one.lineno for one in decorators)]
-    ) - 1, node.end_lineno or node.lineno
+    return min([node.lineno, *(one.lineno for one in decorators)]) - 1, node.end_lineno or node.lineno
 
 
 def _is_text(node: ast.stmt) -> bool:
@@ -291,9 +283,7 @@ def _applied(completion: str, spec: Mapping[str, Any]) -> Candidate | Refusal:
         return edited(completion, spec)
     if answer == "code":
         return from_code(completion, spec)
-    raise BadSpec(
-        f"`answer` of the spec is {answer!r}; write 'any', 'patch', 'write', 'edit' or 'code'."
-    )
+    raise BadSpec(f"`answer` of the spec is {answer!r}; write 'any', 'patch', 'write', 'edit' or 'code'.")
 
 
 def _has_code(path: str, text: str) -> bool:
@@ -317,7 +307,6 @@ def _has_diff(completion: str) -> bool:
         elif part.open or not is_code(part.text):
             outside += part.lines
     return has_envelope("\n".join(outside)) or any(
-        line.startswith(("@@", "diff --git ", "--- a/"))
-        or (line.startswith("--- ") and after.startswith("+++ "))
+        line.startswith(("@@", "diff --git ", "--- a/")) or (line.startswith("--- ") and after.startswith("+++ "))
         for line, after in zip(outside, [*outside[1:], ""], strict=False)
     )

@@ -106,9 +106,7 @@ def refused_path(path: str, spec: Mapping[str, Any]) -> Refusal | None:
 
 def changed_files(before: Mapping[str, str], after: dict[str, str]) -> Candidate | Refusal:
     """Return the candidate, or a refusal when the files are what they were."""
-    changed = tuple(
-        path for path in sorted({*before, *after}) if before.get(path) != after.get(path)
-    )
+    changed = tuple(path for path in sorted({*before, *after}) if before.get(path) != after.get(path))
     if not changed:
         return Refusal(
             "nothing_changed",

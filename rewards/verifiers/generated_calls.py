@@ -67,11 +67,7 @@ def _calls_of_functions(
             modules[got[1]] = got[2]
         elif message["op"] == "getattr" and got[0] == "function" and asked[-1] in modules:
             functions[got[1]] = (modules[asked[-1]], message["refs"][1])
-        elif (
-            message["op"] == "call"
-            and asked[-1] in functions
-            and {row[0] for row in message["table"]} <= PLAIN_ROWS
-        ):
+        elif message["op"] == "call" and asked[-1] in functions and {row[0] for row in message["table"]} <= PLAIN_ROWS:
             decoder = Decoder(message["table"], lambda *_: None, {})
             _, args, kwargs = decoder.values(message["refs"])
             if _is_plain([args, kwargs]):

@@ -50,9 +50,7 @@ def last_write(completion: str, spec: Mapping[str, Any]) -> Candidate | Refusal:
         )
     written = sorted(writes(completion))
     if not written:
-        return Refusal(
-            "no_patch", "The answer writes no file; write it whole with one call of a write tool."
-        )
+        return Refusal("no_patch", "The answer writes no file; write it whole with one call of a write tool.")
     found = written[-1]
     times = sum(1 for write in written if write.path == found.path)
     if times > MAX_TIMES:

@@ -41,9 +41,7 @@ INVALID, UNRELATED, MISSING, BREAKS, OTHER, LOOKS = 0.1, 0.1, 0.1, 0.3, 0.4, 0.5
 ALIKE, SAME_WORDS = 0.5, 0.7
 _NO_WORD = re.compile(r"['\"\\]|\d?&?>>?\s*(?:&\d|/dev/null)")
 _WORD = re.compile(r"\w+|[^\w\s]")
-_LOOKERS = frozenset(
-    "ls find fd rg grep egrep tree cat head tail sed wc stat file awk less nl git bat".split()
-)
+_LOOKERS = frozenset("ls find fd rg grep egrep tree cat head tail sed wc stat file awk less nl git bat".split())
 _NAVIGATES = frozenset("cd pushd export set source true : echo printf sleep".split())
 # Programs of POSIX and the shell, which no machine with a shell lacks.
 _STANDARD = (
@@ -65,9 +63,7 @@ class Step:
             self.kind: str = self.goal["kind"]
             self.workspace: Workspace = load_workspace(spec["workspace"])
             self.references = [
-                Call(call["name"], call["args"])
-                for call in (spec["failed_call"], spec["resolved_call"])
-                if call
+                Call(call["name"], call["args"]) for call in (spec["failed_call"], spec["resolved_call"]) if call
             ]
             self.failed = self.references[0] if spec["failed_call"] else None
             self.paths = {self.absolute(path) for path in spec["paths"]}
@@ -124,9 +120,7 @@ def _verify_outcome(completion: str, spec: dict[str, Any]) -> VerifierResult:
     failed_call = {"name": recorded.get("tool", ""), "args": given} if recorded else None
     rest: dict[str, Any] = {"resolved_call": None, "paths": [], "programs": []}
     workspace = spec.get("workspace") or {"cwd": "", "files": {}}
-    step = Step(
-        {**spec, **rest, "workspace": workspace, "failed_call": failed_call, "goal": {"kind": ""}}
-    )
+    step = Step({**spec, **rest, "workspace": workspace, "failed_call": failed_call, "goal": {"kind": ""}})
     valid = tool_calls.verify(completion, {**spec, "call": "optional"})
     if valid.status != "passed":
         return valid if valid.score is None else _fail(valid.feedback, INVALID * valid.score)
@@ -217,9 +211,7 @@ def _path(call: Call, step: Step, completion: str) -> VerifierResult:
 def _folder(call: Call, step: Step, completion: str) -> VerifierResult:
     """Judge what is done where a folder was taken for a file."""
     below = [one for one in _paths(call, step) if step.absolute(one).startswith(f"{step.path}/")]
-    if call.name not in _CHANGES and any(
-        step.absolute(one) == step.path for one in _paths(call, step)
-    ):
+    if call.name not in _CHANGES and any(step.absolute(one) == step.path for one in _paths(call, step)):
         return _fail("It is a folder.", MISSING) if call.name == "read" else passed(NAME)
     if below and call.name not in _CHANGES:
         return passed(NAME) if all(map(step.exists, below)) else _unknown()
@@ -258,22 +250,13 @@ def _call(call: Call, step: Step, completion: str) -> VerifierResult:
     failed, *resolved = (one.arguments for one in step.references)
     if not resolved:
         return _unknown()
-    put_right = [
-        key for key in {**failed, **resolved[0]} if failed.get(key) != resolved[0].get(key)
-    ]
+    put_right = [key for key in {**failed, **resolved[0]} if failed.get(key) != resolved[0].get(key)]
     is_right = any(
-        _overlap(
-            *(Counter(_WORD.findall(str(one.get(key)))) for one in (call.arguments, resolved[0]))
-        )
-        >= ALIKE
+        _overlap(*(Counter(_WORD.findall(str(one.get(key)))) for one in (call.arguments, resolved[0]))) >= ALIKE
         and call.arguments.get(key) != failed.get(key)
         for key in put_right
     )
-    return (
-        passed(NAME)
-        if is_right
-        else _fail("The arguments that did not fit are there still.", UNRELATED)
-    )
+    return passed(NAME) if is_right else _fail("The arguments that did not fit are there still.", UNRELATED)
 
 
 JUDGES: dict[str, Callable[[Call, Step, str], VerifierResult]] = {
@@ -312,9 +295,7 @@ def _searches(call: Call, step: Step, name: str) -> str:
     finds = lists or call.name == "grep" or any(s.program in {"rg", "git"} for s in stages)
     given = [word for stage in stages if stage.program in _LOOKERS for word in stage.arguments]
     given += [value for value in call.arguments.values() if isinstance(value, str) and not stages]
-    if finds and any(
-        name in _words(word) and step.absolute(word) != step.path for word in given if name
-    ):
+    if finds and any(name in _words(word) and step.absolute(word) != step.path for word in given if name):
         return "by name"
     above = _parents(step.path)
     nearest = next((one for one in above if one in step.folders), "")
@@ -345,10 +326,7 @@ def _repeats(call: Call, before: Call, step: Step) -> bool:
     if call.name in _CHANGES:
         # Only replay knows whether other white space is what was missing.
         return bool(call.arguments == before.arguments)
-    kept = [
-        {key: value for key, value in one.arguments.items() if key in before.arguments}
-        for one in (call, before)
-    ]
+    kept = [{key: value for key, value in one.arguments.items() if key in before.arguments} for one in (call, before)]
     same_path = find_path(call.arguments) and (
         step.absolute(find_path(call.arguments)) == step.absolute(find_path(before.arguments))
     )

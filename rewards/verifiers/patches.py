@@ -101,9 +101,7 @@ def _is_diff(lines: Sequence[str], info: str) -> bool:
 
 
 _HEADER = re.compile(r"@@\s*-([0-9]{1,9})(?:,([0-9]{1,9}))?\s+\+[0-9]{1,9}(?:,([0-9]{1,9}))?")
-_GIT = re.compile(
-    r"index |old mode |new mode |new file mode |deleted file mode |similarity |dissim"
-)
+_GIT = re.compile(r"index |old mode |new mode |new file mode |deleted file mode |similarity |dissim")
 _SIGNATURE = re.compile(r"\d+\.\d+(\.\d+)*\S*$")
 _ESCAPED = re.compile(rb"\\([0-3][0-7]{2})")
 _TAGS = (" ", "+", "-")
@@ -391,9 +389,7 @@ def locate(hunk: Hunk, file: Looked, path: str) -> int:
     if hunk.fits() and hunk.start is not None and hunk.start - 1 in exact:
         return hunk.start - 1
     shown = " and ".join(str(place + 1) for place in alike[:3])
-    why = (
-        f"The lines of a hunk are in {path} {len(alike)} times, at lines {shown}; give more of it."
-    )
+    why = f"The lines of a hunk are in {path} {len(alike)} times, at lines {shown}; give more of it."
     raise _Refused("ambiguous", why)
 
 
@@ -438,8 +434,7 @@ def _indented(hunk: Hunk, old: Sequence[str], lines: Sequence[str], place: int, 
     if not pairs or not added:
         return place
     expanded = any(
-        all("\t" in theirs and theirs.expandtabs(width) == mine for mine, theirs in pairs)
-        for width in TAB_WIDTHS
+        all("\t" in theirs and theirs.expandtabs(width) == mine for mine, theirs in pairs) for width in TAB_WIDTHS
     )
     if expanded and all("\t" in _indent(line) or not _indent(line) for line in added):
         return place

@@ -167,9 +167,7 @@ def verify_pytest(files: Mapping[str, str], tests: PytestTests, python: Python) 
     Raises SandboxError when nothing could be run.
     """
     if not tests.passes:
-        raise BadSpec(
-            "Tests by pytest need `passes`: the node ids that pass with the reference, one or more."
-        )
+        raise BadSpec("Tests by pytest need `passes`: the node ids that pass with the reference, one or more.")
     ran, events = run_together(files, tests, python)
     outcomes = [_outcome(name, [e for e in events if e.get("id") == name]) for name in tests.passes]
     collected = [name for event in events for name in event.get("collected", ())]
@@ -191,9 +189,7 @@ def verify_pytest(files: Mapping[str, str], tests: PytestTests, python: Python) 
     return outcomes
 
 
-def run_together(
-    files: Mapping[str, str], tests: PytestTests, python: Python
-) -> tuple[Ran, Events]:
+def run_together(files: Mapping[str, str], tests: PytestTests, python: Python) -> tuple[Ran, Events]:
     """Run tests and answer in one process; return what became of it, and what pytest reported.
 
     Raises BadSpec without a file of tests, SandboxError when nothing could be run.

@@ -138,9 +138,7 @@ def _generated(files: Mapping[str, str], made: RecordedTests, python: Python) ->
     ]
 
 
-def replies_to_generated(
-    files: Mapping[str, str], tests: RecordedTests, python: Python
-) -> list[tuple[Any, Any]]:
+def replies_to_generated(files: Mapping[str, str], tests: RecordedTests, python: Python) -> list[tuple[Any, Any]]:
     """Return the answer's and the reference's reply to each generated call.
 
     Raises SandboxError when nothing could be run.
@@ -180,9 +178,7 @@ def _recorded(
     kept, reasons = [], {}
     for number, name in enumerate(collected, 1):
         why = end["why"].get(str(number))
-        if failed := [
-            e["text"] for e in events if e.get("id") == name and e["outcome"] == "failed"
-        ]:
+        if failed := [e["text"] for e in events if e.get("id") == name and e["outcome"] == "failed"]:
             reasons[name] = why or f"fails with the reference in another process: {failed[0]}"
         elif why:
             reasons[name] = why
@@ -242,9 +238,7 @@ def _labels_with(calls: Calls, kinds: Collection[str]) -> set[str]:
     }
 
 
-def verify_recorded(
-    files: Mapping[str, str], tests: RecordedTests, python: Python
-) -> list[Outcome]:
+def verify_recorded(files: Mapping[str, str], tests: RecordedTests, python: Python) -> list[Outcome]:
     """Hand the recorded calls to the files; one outcome for each test that must pass, in order.
 
     Raises SandboxError when nothing could be run.
@@ -335,15 +329,11 @@ class _Rules:
     def _admitted(self, message: Message, reply: Message, reference: Message) -> Message:
         if "raised" in reply:
             kind = _first_built_in(reply)
-            if issubclass(kind, UNFINISHED) and (
-                "raised" not in reference or _first_built_in(reference) is not kind
-            ):
+            if issubclass(kind, UNFINISHED) and ("raised" not in reference or _first_built_in(reference) is not kind):
                 return {"crash": f"{kind.__name__}: {reply['raised']}"}
             return reply
         if message["name"] not in self.objects:
-            reply["table"] = [
-                ["opaque", "object"] if row[0] in OBJECTS else row for row in reply["table"]
-            ]
+            reply["table"] = [["opaque", "object"] if row[0] in OBJECTS else row for row in reply["table"]]
         if message["op"] == "equal":
             reply = {"refs": [_is_equal(reply, reference)], "table": []}
         if message["name"] not in self.changes:
@@ -466,11 +456,7 @@ def _places(files: Mapping[str, str], tests: PytestTests) -> RecordedTests:
     roots = list(tests.roots) or ["", *source]
     shared = {PurePosixPath(path).stem: tests.files[path] for path in tests.shared}
     modules = {n: package for n, package in _modules_of(files, roots).items() if n not in shared}
-    above = {
-        str(parent / "__init__.py")
-        for path in tests.files
-        for parent in PurePosixPath(path).parents
-    }
+    above = {str(parent / "__init__.py") for path in tests.files for parent in PurePosixPath(path).parents}
     return RecordedTests(
         seconds=tests.seconds, files=tests.files, needs=tests.needs, roots=roots, sources=shared,
         modules=modules, packages=dict.fromkeys(sorted(above & files.keys()), ""),

@@ -149,9 +149,7 @@ def _describe(outcome: Outcome, path: str, edits: list[Edit], file: File) -> str
             "Please provide more context to make it unique."
         )
     text = file.whole or ""
-    missing = next(
-        (edit.old for edit in edits if normalise_line_ends(edit.old) not in text), edits[0].old
-    )
+    missing = next((edit.old for edit in edits if normalise_line_ends(edit.old) not in text), edits[0].old)
     near = _nearest(missing, text)
     hint = f" The nearest lines are:\n{near}" if near else ""
     return (

@@ -92,8 +92,7 @@ class VerifierReward:
             verifier_spec = [None] * len(completions)
         if verifier_spec is None:
             raise TrainingInputError(
-                "The rows have no column `verifier_spec`; give it to the rows or train with "
-                "another reward."
+                "The rows have no column `verifier_spec`; give it to the rows or train with another reward."
             )
         ids: Sequence[Sequence[int] | None] = completion_ids or [None] * len(completions)
         prepared = [
@@ -121,13 +120,9 @@ class VerifierReward:
         if self.tokenizer is None or ids is None:
             return text_of(completion, "assistant"), spec
         text, truncated = decode(ids, self.tokenizer, self.end_ids)
-        ends = [
-            token for token in self.tokenizer.get_added_vocab() if token and text.endswith(token)
-        ]
+        ends = [token for token in self.tokenizer.get_added_vocab() if token and text.endswith(token)]
         end = "" if truncated else max(ends, key=len, default="")
-        return text, json.dumps(
-            {**self._format(decoded), **decoded, "truncated": truncated, "end": end}
-        )
+        return text, json.dumps({**self._format(decoded), **decoded, "truncated": truncated, "end": end})
 
     def _format(self, spec: dict[str, Any]) -> dict[str, Any]:
         """Return the format that the model's own chat template writes, unless the row has one."""
@@ -146,13 +141,8 @@ class VerifierReward:
 
     def _verify_all(self, prepared: Sequence[tuple[str, str] | None]) -> list[RubricResult]:
         # A hash, since a cache of the texts would fill the memory.
-        keys = [
-            hashlib.sha256(json.dumps(pair).encode()).hexdigest() if pair else ""
-            for pair in prepared
-        ]
-        new = {
-            k: pair for k, pair in zip(keys, prepared, strict=True) if pair and k not in self._cache
-        }
+        keys = [hashlib.sha256(json.dumps(pair).encode()).hexdigest() if pair else "" for pair in prepared]
+        new = {k: pair for k, pair in zip(keys, prepared, strict=True) if pair and k not in self._cache}
         with ThreadPoolExecutor(self.workers) as pool:
             verdicts = pool.map(lambda pair: self._verify(*pair), new.values())
             fresh = dict(zip(new, verdicts, strict=True))
@@ -191,8 +181,7 @@ def _decoded(spec: str) -> dict[str, Any]:
         decoded = json.loads(spec)
     except (TypeError, ValueError, RecursionError) as problem:  # the rows are the user's
         raise TrainingInputError(
-            f"A `verifier_spec` is not JSON text ({problem}): {str(spec)[:80]!r}; write it with "
-            "json.dumps."
+            f"A `verifier_spec` is not JSON text ({problem}): {str(spec)[:80]!r}; write it with json.dumps."
         ) from problem
     if not isinstance(decoded, dict):
         raise TrainingInputError(
@@ -292,9 +281,7 @@ def table(findings: Sequence[Finding]) -> str:
     | 0 | empty | 1.0 | below 1.0 |
     """
     lines = [f"| {f.row} | {f.case} | {f.reward} | {f.wanted} |" for f in findings]
-    return "\n".join(
-        ["| row | case | reward | wanted |", "|---|---|---|---|", *lines] if lines else []
-    )
+    return "\n".join(["| row | case | reward | wanted |", "|---|---|---|---|", *lines] if lines else [])
 
 
 def _score(reward: Reward, row: Mapping[str, Any], completion: str) -> float | None:

@@ -62,9 +62,7 @@ def passed(name: str, **metrics: float) -> VerifierResult:
     return VerifierResult(name, "passed", 1.0, metrics=metrics)
 
 
-def failed(
-    name: str, category: str, feedback: str, score: float = 0.0, **metrics: float
-) -> VerifierResult:
+def failed(name: str, category: str, feedback: str, score: float = 0.0, **metrics: float) -> VerifierResult:
     """Something failed; partial credit stays below 1.0."""
     return VerifierResult(name, "failed", min(score, MAX_PARTIAL), category, feedback, metrics)
 
@@ -192,9 +190,7 @@ def _run(verifier: Verifier, completion: str, spec: dict[str, Any]) -> VerifierR
             )
         return error(name, why)
     if not isinstance(result, VerifierResult):
-        raise NotAVerifier(
-            f"`{name}` is not a verifier: it returns {type(result).__name__}, not VerifierResult."
-        )
+        raise NotAVerifier(f"`{name}` is not a verifier: it returns {type(result).__name__}, not VerifierResult.")
     return result
 
 

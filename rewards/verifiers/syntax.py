@@ -80,9 +80,7 @@ def verify_candidate(candidate: Candidate) -> VerifierResult:
         return passed(NAME, files=float(checked), errors=0.0)
     score = (checked - broken) / checked
     text = "\n".join(lines[:SHOWN])
-    return failed(
-        NAME, "build_lint_compile", text, score, files=float(checked), errors=float(errors)
-    )
+    return failed(NAME, "build_lint_compile", text, score, files=float(checked), errors=float(errors))
 
 
 def problems(path: str, text: str) -> list[Problem] | str:
@@ -124,9 +122,7 @@ _CHECKS: dict[str, Callable[[str], object]] = {
     **dict.fromkeys(("py", "pyi"), lambda text: compile(text, "<file>", "exec", dont_inherit=True)),
     "json": json.loads,
     "toml": tomllib.loads,
-    **dict.fromkeys(
-        ("yaml", "yml"), lambda text: list(yaml.compose_all(text, Loader=yaml.SafeLoader))
-    ),
+    **dict.fromkeys(("yaml", "yml"), lambda text: list(yaml.compose_all(text, Loader=yaml.SafeLoader))),
 }
 
 

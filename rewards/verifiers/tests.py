@@ -129,9 +129,7 @@ def check_tests(spec: Mapping[str, Any]) -> Tests:
         raise BadSpec(f"The `tests` of the spec cannot be run: {wrong}.") from wrong
     module = getattr(tests, "module", None)
     if module is not None and module not in spec["files"] and refused_path(module, spec):
-        raise BadSpec(
-            f"`module` of the tests is {module!r}, which is not a file and may not be created."
-        )
+        raise BadSpec(f"`module` of the tests is {module!r}, which is not a file and may not be created.")
     return tests
 
 
@@ -156,9 +154,7 @@ def verify(completion: str, spec: dict[str, Any], python: Python | None = None) 
         return error(NAME, str(trouble))
 
 
-def verify_candidate(
-    candidate: Candidate, spec: Mapping[str, Any], python: Python | None = None
-) -> VerifierResult:
+def verify_candidate(candidate: Candidate, spec: Mapping[str, Any], python: Python | None = None) -> VerifierResult:
     """Run the tests on a candidate, as `verify` does.
 
     Raises SandboxError when nothing could be run.
@@ -184,9 +180,7 @@ def verify_candidate(
             return verdict(pytest_tests.verify_pytest(files, tests, python))
 
 
-def _compared(
-    found: VerifierResult, files: Mapping[str, str], tests: RecordedTests, python: Python
-) -> VerifierResult:
+def _compared(found: VerifierResult, files: Mapping[str, str], tests: RecordedTests, python: Python) -> VerifierResult:
     """Lower the score of an answer that passes by the share of generated calls it differs in."""
     if found.status != "passed":
         return found
@@ -232,8 +226,7 @@ def _visible(candidate: Candidate, spec: Mapping[str, Any], tests: Tests) -> dic
     return {
         path: text
         for path, text in candidate.files.items()
-        if not matches(path, locked)
-        and (path in candidate.changed or path == module or matches(path, needs))
+        if not matches(path, locked) and (path in candidate.changed or path == module or matches(path, needs))
     }
 
 
@@ -243,11 +236,7 @@ _SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 def unwritable(candidate: Candidate, beside: Mapping[str, str]) -> str | None:
     """Say why the changed files cannot lie on a disk with those beside, None when they can."""
-    parents = {
-        str(parent)
-        for path in (*candidate.files, *beside)
-        for parent in PurePosixPath(path).parents
-    }
+    parents = {str(parent) for path in (*candidate.files, *beside) for parent in PurePosixPath(path).parents}
     for path in candidate.changed:
         if path not in candidate.files:
             continue
@@ -391,9 +380,7 @@ def same(value: Any, expected: Any, tolerance: float | None = None) -> bool:
             same(one, other, tolerance) for one, other in zip(value, expected, strict=True)
         )
     if type(value) is dict:
-        return value.keys() == expected.keys() and all(
-            same(value[key], expected[key], tolerance) for key in expected
-        )
+        return value.keys() == expected.keys() and all(same(value[key], expected[key], tolerance) for key in expected)
     return bool(value == expected)
 
 
@@ -404,9 +391,7 @@ def _close(value: float, expected: float, tolerance: float | None) -> bool:
         if tolerance is not None:
             return abs(value - expected) <= tolerance
         near = 0.0 if expected else ABSOLUTE
-        return type(expected) is float and math.isclose(
-            value, expected, rel_tol=RELATIVE, abs_tol=near
-        )
+        return type(expected) is float and math.isclose(value, expected, rel_tol=RELATIVE, abs_tol=near)
     except OverflowError:  # an integer that no float holds
         return False
 

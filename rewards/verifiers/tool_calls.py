@@ -76,9 +76,7 @@ def _read(completion: str, spec: dict[str, Any]) -> tuple[dict[str, Tool], list[
 
 def _formats(given: Any, named: Any) -> list[str]:
     if given is None:
-        return (
-            DEFAULT_FORMATS.get(named, FAMILIES_ONLY) if isinstance(named, str) else FAMILIES_ONLY
-        )
+        return DEFAULT_FORMATS.get(named, FAMILIES_ONLY) if isinstance(named, str) else FAMILIES_ONLY
     formats = [given] if isinstance(given, str) else list(given)
     if unknown := [name for name in formats if name not in EXAMPLES]:
         raise BadTools(f"format {unknown[0]!r} is not one of {', '.join(EXAMPLES)}")
@@ -113,9 +111,7 @@ def _without_calls(
     return _failed("malformed_output", text.strip(), 0.0, 0, False)
 
 
-def _verify_calls(
-    calls: Sequence[Call], tools: dict[str, Tool], generation: int | None
-) -> VerifierResult:
+def _verify_calls(calls: Sequence[Call], tools: dict[str, Tool], generation: int | None) -> VerifierResult:
     failures: list[str] = []
     score, strict = 1.0, True
     for call in calls:
@@ -136,9 +132,7 @@ def _verify_calls(
             )
     if not failures:
         return passed(NAME, calls=len(calls), strict=float(strict))
-    more = (
-        f"\n\n{len(failures) - MAX_SHOWN} more calls failed." if len(failures) > MAX_SHOWN else ""
-    )
+    more = f"\n\n{len(failures) - MAX_SHOWN} more calls failed." if len(failures) > MAX_SHOWN else ""
     text = "\n\n".join(failures[:MAX_SHOWN]) + more
     return _failed("tool_schema_validation", text, score, len(calls), strict)
 

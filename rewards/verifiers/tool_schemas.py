@@ -34,10 +34,7 @@ COERCING = frozenset(harness.name for harness in HARNESSES if harness.coerces)
 _BASH_BLOCK = describe_object("command", closed=True, command={"type": "string", "minLength": 1})
 # The schemas of each known set of tools, by the names of the tools.
 TOOL_SETS: dict[str, dict[str, tuple[Schema, ...]]] = {
-    **{
-        harness: {name: tool.schemas for name, tool in tools.items()}
-        for harness, tools in HARNESS_TOOLS.items()
-    },
+    **{harness: {name: tool.schemas for name, tool in tools.items()} for harness, tools in HARNESS_TOOLS.items()},
     "repo_agent": {name: (tool["parameters"],) for name, tool in AGENT_TOOLS.items()},
     "bash_block": {"bash": (_BASH_BLOCK,)},
 }

@@ -43,9 +43,7 @@ def write_suite(folder: Path) -> Path:
                 "seconds": 2,
             },
         }
-        tasks.append(
-            {"task_id": f"fix_{name}", "goal": f"Mend programs/{name}.py.", "verifier_spec": spec}
-        )
+        tasks.append({"task_id": f"fix_{name}", "goal": f"Mend programs/{name}.py.", "verifier_spec": spec})
     defaults = {"repo": "repo", "hide": ["answers"]}
     path = folder / "suite.json"
     path.write_text(json.dumps({"name": "three", "defaults": defaults, "tasks": tasks}))

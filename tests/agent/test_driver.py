@@ -84,9 +84,7 @@ def test_a_run_in_the_json_protocol(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert made.messages[1]["content"] == "GOAL:\nf() gives 1."
     assert made.messages[3]["content"] == f"[tool_result]\n{BUGGY.rstrip()}"
-    assert made.messages[5]["content"] == (
-        "[tool_result]\nwrote a.py (22 characters)\n\n[TESTS PASS]\n1 passed"
-    )
+    assert made.messages[5]["content"] == ("[tool_result]\nwrote a.py (22 characters)\n\n[TESTS PASS]\n1 passed")
     assert [made.messages[step["n_context"]]["content"] for step in made.steps] == [
         READ, WRITE, FINAL,
     ]  # fmt: skip
@@ -249,9 +247,7 @@ def test_trouble_of_the_endpoint_is_an_error_and_no_verdict(tmp_path: Path, at: 
 
 
 def test_trouble_of_the_sandbox_is_an_error_and_no_verdict(tmp_path: Path) -> None:
-    made = run(
-        tmp_path, [WRITE, FINAL], Rules(), judged=lambda text: TaskResult(None, "", "no backend")
-    )
+    made = run(tmp_path, [WRITE, FINAL], Rules(), judged=lambda text: TaskResult(None, "", "no backend"))
     assert (made.ended, made.tests_ok) == ("error", None)
     assert made.error == "tests could not be run: no backend"
     assert kinds(made) == ["tool_call"]

@@ -51,9 +51,7 @@ def refused(arguments: list[str]) -> str:
     return str(caught.value)
 
 
-def test_two_models_differ_as_they_should(
-    suite: Path, tmp_path: Path, chat_server: ChatServer
-) -> None:
+def test_two_models_differ_as_they_should(suite: Path, tmp_path: Path, chat_server: ChatServer) -> None:
     out = tmp_path / "report"
     said = told(given(suite, out, chat_server.url, "--baseline-model", "before"))
     assert "[evaluate] Model: before\n[evaluate] Loaded suite: own (4 tasks)" in said
@@ -82,9 +80,7 @@ def test_two_models_differ_as_they_should(
     assert len(chat_server.hits) == asked
 
 
-def test_one_model_alone_has_no_difference(
-    suite: Path, tmp_path: Path, chat_server: ChatServer
-) -> None:
+def test_one_model_alone_has_no_difference(suite: Path, tmp_path: Path, chat_server: ChatServer) -> None:
     alone = tmp_path / "alone"
     said = told(given(suite, alone, chat_server.url, "--limit", "2"))
     assert "| metric | model |" in said
@@ -177,9 +173,7 @@ def test_a_model_that_cannot_be_asked_leaves_the_report_as_it_was(
     assert len(chat_server.hits) == asked
 
 
-def test_eval_takes_the_flags_it_had_first(
-    own_suite: Path, tmp_path: Path, chat_server: ChatServer
-) -> None:
+def test_eval_takes_the_flags_it_had_first(own_suite: Path, tmp_path: Path, chat_server: ChatServer) -> None:
     chat_server.policy = models(KNOWS)
     suite = write_own(own_suite, tmp_path, NAMES[:2])
 

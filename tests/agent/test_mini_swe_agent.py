@@ -23,14 +23,10 @@ def policy(body: Json) -> Json:
         return tool_call("bash", command=f"ls answers; cat {path}\0")
     if turns == 1:
         fix = f"cat > {path} <<'EOF'\n{FIXED[name]}EOF\n" if seed % 2 == 0 else ""
-        return tool_call(
-            "bash", command=f"{fix}date +%N; mkdir new; printf 'a' > new/a.txt; printf '\\0' > b"
-        )
+        return tool_call("bash", command=f"{fix}date +%N; mkdir new; printf 'a' > new/a.txt; printf '\\0' > b")
     if turns == 2:
         is_last = name == "last"
-        return tool_call(
-            "bash", command="cat new/a.txt; rm -f programs/last.py" if is_last else "exit 3"
-        )
+        return tool_call("bash", command="cat new/a.txt; rm -f programs/last.py" if is_last else "exit 3")
     if turns == 3 and seed % 2 and "Tool call error" not in body["messages"][-1]["content"]:
         return {"content": "I am done."}
     return tool_call("bash", command=SUBMIT)

@@ -78,9 +78,7 @@ def refused(suite: Path, out: Path, server: ChatServer, *more: str) -> str:
     return str(failed.exception)
 
 
-def test_what_can_be_no_lines_is_refused_before_anything_is_asked(
-    tmp_path: Path, chat_server: ChatServer
-) -> None:
+def test_what_can_be_no_lines_is_refused_before_anything_is_asked(tmp_path: Path, chat_server: ChatServer) -> None:
     suite, out = write_suite(tmp_path), tmp_path / "dpo.jsonl"
     given = ["--suite", str(suite), "--out", str(out), "--target", "foo"]
     assert CliRunner().invoke(app, ["prefs", *given]).exit_code == 2
@@ -105,8 +103,7 @@ def test_sides_of_several_turns_are_one_answer_in_a_line(
     line = json.loads(out.read_text())
     assert check_dpo(line) is None
     chosen, rejected = (
-        json.loads(line[name][0]["content"])["trajectory"]
-        for name in ("preferred_output", "non_preferred_output")
+        json.loads(line[name][0]["content"])["trajectory"] for name in ("preferred_output", "non_preferred_output")
     )
     result = "user" if protocol == "json" else "tool"
     for side, text in ((chosen, "for y in x"), (rejected, "x = (")):
@@ -127,9 +124,7 @@ def test_no_pair_is_said_in_a_sentence(tmp_path: Path, chat_server: ChatServer) 
 
 
 @pytest.mark.parametrize("policy", ["on_write", "never"])
-def test_the_lines_may_be_written_among_the_traces(
-    policy: str, tmp_path: Path, chat_server: ChatServer
-) -> None:
+def test_the_lines_may_be_written_among_the_traces(policy: str, tmp_path: Path, chat_server: ChatServer) -> None:
     chat_server.policy = knows_some
     suite, traces = write_suite(tmp_path), tmp_path / "runs"
     where = ["--trace-dir", str(traces), "--out", str(traces / "_prefs.jsonl")]

@@ -59,11 +59,7 @@ def rows_of(out: Path) -> list[Json]:
 
 
 def files_of(out: Path) -> dict[str, bytes]:
-    return {
-        path.relative_to(out).as_posix(): path.read_bytes()
-        for path in sorted(out.rglob("*"))
-        if path.is_file()
-    }
+    return {path.relative_to(out).as_posix(): path.read_bytes() for path in sorted(out.rglob("*")) if path.is_file()}
 
 
 def test_rows_traces_and_console(tmp_path: Path, chat_server: ChatServer) -> None:
@@ -183,22 +179,16 @@ def test_busy_servers_and_garbage_are_tried_again(tmp_path: Path, chat_server: C
     chat_server.policy = knows_some
     suite, quiet, busied = write_suite(tmp_path), tmp_path / "quiet", tmp_path / "busied"
     roll(suite, quiet, chat_server.url, "--rollouts", "1")
-    chat_server.trouble = lambda body, before: (
-        [busy(429, retry_after=0), busy(503)][before] if before < 2 else None
-    )
+    chat_server.trouble = lambda body, before: [busy(429, retry_after=0), busy(503)][before] if before < 2 else None
     chat_server.seen.clear()
     roll(suite, busied, chat_server.url, "--rollouts", "1")
     assert files_of(quiet) == files_of(busied)
 
 
-def test_what_fails_is_an_error_and_is_repeated_by_the_next_run(
-    tmp_path: Path, chat_server: ChatServer
-) -> None:
+def test_what_fails_is_an_error_and_is_repeated_by_the_next_run(tmp_path: Path, chat_server: ChatServer) -> None:
     chat_server.policy = knows_some
     suite, out = write_suite(tmp_path), tmp_path / "out"
-    chat_server.trouble = lambda body, before: (
-        garbage() if about(body)[0] == "flat" and about(body)[2] == 1 else None
-    )
+    chat_server.trouble = lambda body, before: garbage() if about(body)[0] == "flat" and about(body)[2] == 1 else None
     said = roll(suite, out, chat_server.url, "--rollouts", "1")
     assert "fix_flat seed=42: ERROR (steps=1)" in said
     assert "[rollout] Rollouts: 3 (1 ERROR, 1 FAIL, 1 PASS)" in said
@@ -219,9 +209,7 @@ def test_a_run_in_which_everything_failed_says_so(tmp_path: Path, chat_server: C
     assert len(rows_of(out)) == 3
 
 
-def test_a_refused_key_is_one_sentence_and_loses_nothing(
-    tmp_path: Path, chat_server: ChatServer
-) -> None:
+def test_a_refused_key_is_one_sentence_and_loses_nothing(tmp_path: Path, chat_server: ChatServer) -> None:
     chat_server.policy = knows_some
     suite, out = write_suite(tmp_path), tmp_path / "out"
     chat_server.trouble = lambda body, before: busy(401) if about(body)[0] == "last" else None
@@ -243,9 +231,7 @@ def looks_in_a_shell(body: Json) -> Json:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("agent", "model"), [("repo-agent", knows_some), ("mini-swe-agent", looks_in_a_shell)]
-)
+@pytest.mark.parametrize(("agent", "model"), [("repo-agent", knows_some), ("mini-swe-agent", looks_in_a_shell)])
 def test_killed_anywhere_a_run_goes_on_without_a_repeated_call(
     agent: str, model: Policy, tmp_path: Path, chat_server: ChatServer
 ) -> None:
@@ -334,9 +320,7 @@ def test_an_estimate_spends_little_and_is_not_lost(tmp_path: Path, chat_server: 
     assert rows_of(out)[0]["cost"] > 0
 
 
-def test_a_limit_of_costs_stops_a_run_that_goes_on_later(
-    tmp_path: Path, chat_server: ChatServer
-) -> None:
+def test_a_limit_of_costs_stops_a_run_that_goes_on_later(tmp_path: Path, chat_server: ChatServer) -> None:
     chat_server.policy = knows_some
     suite, out = write_suite(tmp_path), tmp_path / "out"
     (tmp_path / "chain.toml").write_text('[prices."m"]\ninput = 100.0\noutput = 100.0\n')
@@ -391,9 +375,7 @@ def test_what_changes_in_the_repo_is_judged_anew(tmp_path: Path, chat_server: Ch
     assert verdicts.get(result_key({**task, "repo": str(tmp_path / "other")}, fixed)) is None
 
 
-def test_a_repo_outside_the_suite_s_folder_needs_a_flag(
-    tmp_path: Path, chat_server: ChatServer
-) -> None:
+def test_a_repo_outside_the_suite_s_folder_needs_a_flag(tmp_path: Path, chat_server: ChatServer) -> None:
     chat_server.policy = knows_some
     content = json.loads(write_suite(tmp_path).read_text())
     content["defaults"]["repo"] = "../repo"
@@ -412,9 +394,7 @@ def test_a_repo_outside_the_suite_s_folder_needs_a_flag(
     assert [row["tests_ok"] for row in rows_of(tmp_path / "out")] == [True, True, False]
 
 
-def test_paraphrases_take_turns_and_stay_on_the_side_of_their_task(
-    tmp_path: Path, chat_server: ChatServer
-) -> None:
+def test_paraphrases_take_turns_and_stay_on_the_side_of_their_task(tmp_path: Path, chat_server: ChatServer) -> None:
     chat_server.policy = knows_some
     suite, out = write_suite(tmp_path), tmp_path / "out"
     others = ["Fix programs/gcd.py, please.", "programs/gcd.py never ends. Why?"]
@@ -429,9 +409,7 @@ def test_paraphrases_take_turns_and_stay_on_the_side_of_their_task(
     for row, number in zip(rows, [0, 1, 2] * 2, strict=True):
         trace = (out / "traces" / f"{row['run_id']}.jsonl").read_text()
         assert f'"paraphrase": {number}' in trace
-    assert json.loads((out / "report.json").read_text())["paraphrases"] == {
-        "fix_gcd": [goal, *others]
-    }
+    assert json.loads((out / "report.json").read_text())["paraphrases"] == {"fix_gcd": [goal, *others]}
     # A held-out task holds out all of its wordings.
     content = json.loads(suite.read_text()) | {"split": "test"}
     content["tasks"] = content["tasks"][:1]
@@ -441,17 +419,13 @@ def test_paraphrases_take_turns_and_stay_on_the_side_of_their_task(
     assert "6 of 18 training rows" in str(result.exception)
 
 
-def test_a_model_writes_wordings_that_keep_what_the_goal_names(
-    tmp_path: Path, chat_server: ChatServer
-) -> None:
+def test_a_model_writes_wordings_that_keep_what_the_goal_names(tmp_path: Path, chat_server: ChatServer) -> None:
     def policy(body: Json) -> str | Json:
         system, goal = (said["content"] for said in body["messages"][:2])
         if not system.startswith("Rewrite"):
             return knows_some(body)
         answers = ["Please repair the program.", goal, f"<think>hm</think>I need this: {goal}"]
-        return (
-            answers[body["seed"]] if body["seed"] < 3 else f"{goal} Thanks, {body['seed']} times."
-        )
+        return answers[body["seed"]] if body["seed"] < 3 else f"{goal} Thanks, {body['seed']} times."
 
     chat_server.policy = policy
     suite, out = write_suite(tmp_path), tmp_path / "out"

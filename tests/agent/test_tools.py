@@ -36,9 +36,7 @@ def test_the_tools_are_those_the_verifiers_know() -> None:
 
 
 def test_what_the_tools_give(space: Workspace) -> None:
-    assert space.call("list_files", {"rel_dir": "."}).text == (
-        "README\nlatin\nlogo.bin\nsrc/a.py\nsrc/deep/b.py"
-    )
+    assert space.call("list_files", {"rel_dir": "."}).text == ("README\nlatin\nlogo.bin\nsrc/a.py\nsrc/deep/b.py")
     cut = space.call("list_files", {"rel_dir": "./src//", "max_files": 1}).text
     assert cut == "src/a.py\n[1 more files; name a folder below, or raise max_files]"
     assert space.call("read_file", {"rel_path": "src/a.py"}).text == "def f():\n    return 1\n"
@@ -114,9 +112,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("name", "args", "told"), REFUSED)
-def test_what_cannot_be_done_is_told(
-    space: Workspace, name: str, args: dict[str, Any], told: str
-) -> None:
+def test_what_cannot_be_done_is_told(space: Workspace, name: str, args: dict[str, Any], told: str) -> None:
     result = space.call(name, args)
     assert not result.ok
     assert told in result.text

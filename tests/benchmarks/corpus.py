@@ -89,9 +89,7 @@ def write_export(out: Path) -> None:
                 "file_path": pa.array([file.name for file in part]),
             }
         )
-        pq.write_table(
-            table, export / f"{shard:04}.parquet", compression="zstd", row_group_size=ROW_GROUP
-        )
+        pq.write_table(table, export / f"{shard:04}.parquet", compression="zstd", row_group_size=ROW_GROUP)
 
 
 def main() -> None:

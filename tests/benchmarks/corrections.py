@@ -83,9 +83,7 @@ def read_examples(labels_csv: Path, traces: Path) -> list[Example]:
     """
     rows = _read_rows(labels_csv)
     if not traces.is_dir():
-        raise SourceError(
-            f"`{traces}` is not a folder; give the one that the labels' files are relative to."
-        )
+        raise SourceError(f"`{traces}` is not a folder; give the one that the labels' files are relative to.")
     sessions = {name: _read_session(traces / name) for name in sorted({r["file"] for r in rows})}
     examples = [_read_example(row, sessions[row["file"]]) for row in rows]
     if all(example.turn is None for example in examples):
@@ -103,9 +101,7 @@ def _read_rows(labels_csv: Path) -> list[dict[str, str]]:
             rows = list(csv.DictReader(lines))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         why = error.strerror if isinstance(error, OSError) else error
-        raise SourceError(
-            f"The labels `{labels_csv}` cannot be read as CSV in UTF-8 ({why}); {_ADVICE}."
-        ) from error
+        raise SourceError(f"The labels `{labels_csv}` cannot be read as CSV in UTF-8 ({why}); {_ADVICE}.") from error
     if not rows:
         raise SourceError(f"`{labels_csv}` holds no labels; {_ADVICE}.")
     for number, row in enumerate(rows, 1):
@@ -244,16 +240,13 @@ def evaluate_corrections(examples: Sequence[Example], refit: bool = False) -> Re
     said = [chance >= model.threshold for chance in chances]
     return Report(
         groups={
-            "fitted without each person" if refit else "weights as shipped": [
-                measure("all", examples, said)
-            ],
+            "fitted without each person" if refit else "weights as shipped": [measure("all", examples, said)],
             "harness": _split(examples, said, [example.harness for example in examples]),
             "person": _split(examples, said, people),
             "label": _split(examples, said, [example.label for example in examples]),
             "rule": _split(examples, said, [_name_rule(example) for example in examples]),
             "other thresholds": [
-                measure(f"{limit:.2f}", examples, [chance >= limit for chance in chances])
-                for limit in THRESHOLDS
+                measure(f"{limit:.2f}", examples, [chance >= limit for chance in chances]) for limit in THRESHOLDS
             ],
             "baselines": [
                 measure(
@@ -271,10 +264,7 @@ def evaluate_corrections(examples: Sequence[Example], refit: bool = False) -> Re
 
 
 def _split(examples: Sequence[Example], said: Sequence[bool], names: Sequence[str]) -> list[Score]:
-    return [
-        measure(name, examples, said, [each == name for each in names])
-        for name in sorted(set(names))
-    ]
+    return [measure(name, examples, said, [each == name for each in names]) for name in sorted(set(names))]
 
 
 def _name_rule(example: Example) -> str:
@@ -321,9 +311,7 @@ def render(report: Report) -> str:
         ]
         lines.append("")
     if report.known:
-        lines.append(
-            f"{report.known} of the labels are of sessions that the shipped weights were fitted to."
-        )
+        lines.append(f"{report.known} of the labels are of sessions that the shipped weights were fitted to.")
     if report.unread:
         has, counts = ("has", "counts") if report.unread == 1 else ("have", "count")
         lines.append(

@@ -110,9 +110,7 @@ def lesson(tokenizer: Any, row: Any, chance: random.Random) -> tuple[list[int], 
     parts = FOLDERS if path.startswith(FOLDERS[0]) else ENDINGS
     path = path.replace(parts[0], chance.choices(parts, CHANCES)[0])
     text = json.dumps({"type": "tool_call", "name": "read", "args": {"path": path}})
-    prompt = tokenizer.apply_chat_template(
-        row["prompt"], add_generation_prompt=True, return_dict=True
-    )["input_ids"]
+    prompt = tokenizer.apply_chat_template(row["prompt"], add_generation_prompt=True, return_dict=True)["input_ids"]
     answer = tokenizer(text, add_special_tokens=False)["input_ids"]
     return list(prompt), [*answer, tokenizer.convert_tokens_to_ids("<turn|>")]
 

@@ -44,9 +44,7 @@ def fit(examples: Sequence[Example]) -> Model:
         x[row, [column[name] for name in described.situation]] = 1.0
     y: Array = np.array([float(example.positive) for example, _ in used])
     prior: Array = np.array([*(p for p, _ in cues.values()), INTERCEPT])
-    pull: Array = np.array(
-        [*(SITUATION_PULL if around else CUE_PULL for _, around in cues.values()), INTERCEPT_PULL]
-    )
+    pull: Array = np.array([*(SITUATION_PULL if around else CUE_PULL for _, around in cues.values()), INTERCEPT_PULL])
 
     def loss(weights: Array) -> tuple[float, Array]:
         z = x @ weights[:-1] + weights[-1]

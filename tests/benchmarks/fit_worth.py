@@ -33,8 +33,7 @@ def read_labels() -> tuple[Array, Array, list[str], list[str]]:
         rows = list(csv.DictReader(file))
     readers = [row["judged_by"] for row in rows]
     described = [
-        [1.0, *(float(row[name]) for name in LOG_ODDS), float(row["judged_by"] not in STRICT)]
-        for row in rows
+        [1.0, *(float(row[name]) for name in LOG_ODDS), float(row["judged_by"] not in STRICT)] for row in rows
     ]
     worth = [float(row["worth"] == "y") for row in rows]
     return np.array(described), np.array(worth), [row["repository"] for row in rows], readers
@@ -67,13 +66,9 @@ def main() -> None:
     for name in set(repositories):
         here = names == name
         likely[here] = predict(as_strict[here], fit(described[~here], worth[~here]))
-    for name, weight in zip(
-        ("intercept", *LOG_ODDS, "lenient"), fit(described, worth), strict=True
-    ):
+    for name, weight in zip(("intercept", *LOG_ODDS, "lenient"), fit(described, worth), strict=True):
         print(f"{name:20} {weight:6.2f}")
-    print(
-        f"{len(worth)} rows of {len(set(repositories))} repositories, {worth.mean():.0%} worth it"
-    )
+    print(f"{len(worth)} rows of {len(set(repositories))} repositories, {worth.mean():.0%} worth it")
     for threshold in (0.0, 0.5, 0.55, 0.6, 0.65, 0.7, 0.75):
         for who, chosen in (("all", strict | True), ("strict", strict)):
             kept = chosen & (likely >= threshold)

@@ -48,9 +48,7 @@ def loop_shard(shard: Shard, stages: Sequence[Stage]) -> Iterator[Piece]:
         yield Piece(tables, table.num_rows)
 
 
-def _run(
-    rows: Any, stage: Stage, rejects: list[Row], counts: Counter[tuple[str, str]]
-) -> Iterator[Row]:
+def _run(rows: Any, stage: Stage, rejects: list[Row], counts: Counter[tuple[str, str]]) -> Iterator[Row]:
     for row in rows:
         if isinstance(stage, Filter):
             reason = stage.fn(row)

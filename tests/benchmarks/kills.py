@@ -116,11 +116,7 @@ class Trial:
 
     def _compare(self, before: State) -> None:
         now = finished(self.work)
-        again = {
-            path.name
-            for path in now.files
-            if before.files.get(path, now.files[path]) != now.files[path]
-        }
+        again = {path.name for path in now.files if before.files.get(path, now.files[path]) != now.files[path]}
         if again:
             self.problems.append(f"done again: {sorted(again)}")
 

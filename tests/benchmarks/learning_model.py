@@ -122,9 +122,7 @@ def word_tokenizer(words: list[str]) -> Any:
     return fast
 
 
-def _teach(
-    model: Any, tokenizer: Any, lessons: list[tuple[str, str, str]], steps: int, rate: float
-) -> None:
+def _teach(model: Any, tokenizer: Any, lessons: list[tuple[str, str, str]], steps: int, rate: float) -> None:
     prompts = templated(tokenizer, [text for _, text, _ in lessons])
     answers = tokenizer([answer for *_, answer in lessons], add_special_tokens=False)["input_ids"]
     # Texts of one length together: a plain request has a fifth of the tokens of one with feedback.
@@ -136,9 +134,7 @@ def _teach(
     stages += [batches] * (steps - len(stages))
     chance = random.Random(1)
     optimizer = torch.optim.AdamW(model.parameters(), rate, betas=(0.9, 0.98), weight_decay=0.0)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, rate, total_steps=steps, pct_start=0.1
-    )
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=steps, pct_start=0.1)
     model.train()
     for stage in stages:
         batch = chance.choice(stage)
@@ -180,22 +176,16 @@ def sample(model: Any, tokenizer: Any, texts: list[str], seed: int = 0) -> list[
     prompts = prompts.to(model.device)
     with torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(seed)
-        ids = model.generate(
-            **prompts, max_new_tokens=ANSWER, do_sample=True, temperature=1.0, top_k=0, top_p=1.0
-        )
+        ids = model.generate(**prompts, max_new_tokens=ANSWER, do_sample=True, temperature=1.0, top_k=0, top_p=1.0)
     answers = ids[:, prompts["input_ids"].shape[1] :].tolist()
     return [tokenizer.decode([token for token in answer if token]) for answer in answers]
 
 
-def passes(
-    model: Any, tokenizer: Any, world: World, asked: list[Request], seed: int = 0
-) -> list[bool]:
+def passes(model: Any, tokenizer: Any, world: World, asked: list[Request], seed: int = 0) -> list[bool]:
     """Tell for each request whether its sampled answer is the right call."""
     judge = rubric()
     texts = sample(model, tokenizer, [request.words for request in asked], seed)
-    return [
-        judge(text, world.spec(request)).passed for text, request in zip(texts, asked, strict=True)
-    ]
+    return [judge(text, world.spec(request)).passed for text, request in zip(texts, asked, strict=True)]
 
 
 def knowledge(folder: Path) -> dict[str, float]:
@@ -211,11 +201,7 @@ def knowledge(folder: Path) -> dict[str, float]:
     lessons = [lesson(chance, held_out) for _ in range(600)]
     said = sample(model, tokenizer, [text for _, text, _ in lessons])
     for kind in sorted({kind for kind, *_ in lessons}):
-        right = [
-            answer == text
-            for (of, _, answer), text in zip(lessons, said, strict=True)
-            if of == kind
-        ]
+        right = [answer == text for (of, _, answer), text in zip(lessons, said, strict=True) if of == kind]
         found[f"told, {kind}"] = _mean(right)
     return found
 

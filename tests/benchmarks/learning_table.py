@@ -75,9 +75,7 @@ def _table(title: str, settings: dict[str, list[Json]]) -> list[str]:
         last = [list(run["passes"].values())[-1] for run in runs]
         mean, low, high = interval(last)
         each = " ".join(f"{np.mean(one):.2f}" for one in last)
-        lines.append(
-            f"| {_short(name)} | {before:.2f} | {mean:.2f} ({low:.2f}-{high:.2f}) | {each} |"
-        )
+        lines.append(f"| {_short(name)} | {before:.2f} | {mean:.2f} ({low:.2f}-{high:.2f}) | {each} |")
         if beside:
             cpu = np.mean([run["cpu_seconds"] for run in runs])
             lines[-1] += f" {_difference(runs, beside)} | {cpu:.0f} |"
@@ -86,14 +84,8 @@ def _table(title: str, settings: dict[str, list[Json]]) -> list[str]:
 
 def _difference(runs: list[Json], others: list[Json]) -> str:
     """Return the mean difference of the runs of each seed, with its 95 % t interval."""
-    passes = [
-        {run["seed"]: list(run["passes"].values())[-1] for run in one} for one in (runs, others)
-    ]
-    apart = [
-        np.mean(passes[0][seed]) - np.mean(passes[1][seed])
-        for seed in passes[0]
-        if seed in passes[1]
-    ]
+    passes = [{run["seed"]: list(run["passes"].values())[-1] for run in one} for one in (runs, others)]
+    apart = [np.mean(passes[0][seed]) - np.mean(passes[1][seed]) for seed in passes[0] if seed in passes[1]]
     if runs is others or len(apart) < 2:
         return ""
     low, high = ttest_1samp(apart, 0.0).confidence_interval()
@@ -116,9 +108,7 @@ def _draw(parts: dict[str, dict[str, list[Json]]], path: Path) -> None:
             steps = [int(step) for step in runs[0]["passes"]]
             each = np.array([[np.mean(p) for p in run["passes"].values()] for run in runs])
             (line,) = axes.plot(steps, each.mean(axis=0), marker="o", label=_short(name))
-            axes.fill_between(
-                steps, each.min(axis=0), each.max(axis=0), alpha=0.15, color=line.get_color()
-            )
+            axes.fill_between(steps, each.min(axis=0), each.max(axis=0), alpha=0.15, color=line.get_color())
         axes.set_title(TITLES[part])
         axes.set_xlabel("step")
         axes.spines[["top", "right"]].set_visible(False)

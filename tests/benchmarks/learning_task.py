@@ -148,9 +148,7 @@ def scoring(tokenizer: Any) -> Scoring:
     return Scoring(reward, reward.feedback, "verifier_spec")
 
 
-def rows(
-    world: World, asked: list[Request], hopeless: bool = False, misleading: bool = False
-) -> Dataset:
+def rows(world: World, asked: list[Request], hopeless: bool = False, misleading: bool = False) -> Dataset:
     """Return rows to train on; in the hopeless ones no call of the vocabulary is right.
 
     The context is what another agent's first call met with: mostly a name that is not offered.
@@ -164,9 +162,7 @@ def rows(
                 "prompt": [{"role": "user", "content": request.words}],
                 "privileged_context": failure(told, request, chance),
                 "reward_terms": [],
-                "verifier_spec": json.dumps(
-                    world.spec(request, "no_such_tool" if hopeless else None)
-                ),
+                "verifier_spec": json.dumps(world.spec(request, "no_such_tool" if hopeless else None)),
             }
             for request in asked
         ]
@@ -193,18 +189,13 @@ def failure(world: World, request: Request, chance: random.Random) -> str:
 def some_worlds(number: int) -> list[World]:
     """Return worlds drawn at random, each name and key as likely as another."""
     chance = random.Random(2)
-    return [
-        World(tuple(chance.randrange(4) for _ in INTENTS), chance.choice(KEYS))
-        for _ in range(number)
-    ]
+    return [World(tuple(chance.randrange(4) for _ in INTENTS), chance.choice(KEYS)) for _ in range(number)]
 
 
 WORLDS = some_worlds(100)
 
 
-def lesson(
-    chance: random.Random, asked: list[Request], kinds: Sequence[str] = KINDS
-) -> tuple[str, str, str]:
+def lesson(chance: random.Random, asked: list[Request], kinds: Sequence[str] = KINDS) -> tuple[str, str, str]:
     """Return kind, text of the user's turn and answer, to pre-train on.
 
     A quarter are plain requests, answered with the names a model uses unasked; the others are
@@ -227,14 +218,10 @@ def lesson(
             failure(world, request, chance) if kind != "trace" else None,
             failure(world, request, chance) if kind in ("trace", "both") else None,
         )
-    text = _template("reprompt_template").format(
-        prompt=request.words, solution=solution, feedback=told
-    )
+    text = _template("reprompt_template").format(prompt=request.words, solution=solution, feedback=told)
     known_name = solution or re.search(rf"\b{name}\b", told)
     known_key = solution or "must have required property" in told
-    right = call(
-        name if known_name else unasked, world.key if known_key else UNASKED_KEY, request.thing
-    )
+    right = call(name if known_name else unasked, world.key if known_key else UNASKED_KEY, request.thing)
     return kind, text, right
 
 

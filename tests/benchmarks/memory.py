@@ -74,9 +74,7 @@ def measure(kind: str, size: int, given: argparse.Namespace) -> Measured:
         report = json.loads((folder / "rows" / "report.json").read_text())
         cpu = usage.ru_utime + usage.ru_stime
         size_read = sum(report["bytes"][name] for name in ("parsed", "repaired", "skipped"))
-        return Measured(
-            size_read / 1e6, report["sessions"], report["kept"], usage.ru_maxrss / 1024, cpu
-        )
+        return Measured(size_read / 1e6, report["sessions"], report["kept"], usage.ru_maxrss / 1024, cpu)
 
 
 def line(name: str, one: Measured) -> list[str]:

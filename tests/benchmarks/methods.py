@@ -149,9 +149,7 @@ class Exam(TrainerCallback):  # type: ignore[misc] # transformers is untyped her
         return [sum(right[at : at + TIMES]) for at in range(0, len(right), TIMES)]
 
 
-def sweep(
-    results: dict[str, Json], world: str, arm: str, updates: int
-) -> tuple[list[Run], dict[float, float]]:
+def sweep(results: dict[str, Json], world: str, arm: str, updates: int) -> tuple[list[Run], dict[float, float]]:
     """Return the runs of a sweep, and its means by rate, best first; none while a run is missing."""
     rates, (low, high) = RATES[updates], BEGIN
     while True:
@@ -201,9 +199,7 @@ def tabulate(results: dict[str, Json], world: str) -> list[str]:
             _, means = sweep(results, world, arm, updates)
             shown = ", ".join(f"{rate:g}: {mean:.3f}" for rate, mean in sorted(means.items()))
             swept += [f"| {arm} | {updates} | {shown} |"] if means else []
-            files = [
-                Run(world, arm, updates, rate, seed).file for rate in [*means][:1] for seed in SEEDS
-            ]
+            files = [Run(world, arm, updates, rate, seed).file for rate in [*means][:1] for seed in SEEDS]
             finals[arm] = [results[file] for file in files if file in results]
         for arm, runs in finals.items():
             if not runs:
@@ -279,10 +275,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     results = load(folder)
     lines = [line for world in WORLDS for line in tabulate(results, world)]
     (out / "methods.md").write_text("\n".join(lines))
-    packed = [
-        {**run, **{at: "".join(map(str, run[at])) for at in ("before", "after")}}
-        for run in results.values()
-    ]
+    packed = [{**run, **{at: "".join(map(str, run[at])) for at in ("before", "after")}} for run in results.values()]
     write(out / "methods.json", packed)
 
 

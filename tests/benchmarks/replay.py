@@ -77,9 +77,7 @@ def table(name: str, traces: Sequence[Trace], reasons: Counter[str]) -> list[lis
     """Return a row for some sessions; none where nothing was edited."""
     begin = process_time()
     found = [
-        one
-        for trace in traces
-        for one in predictions(trace.events, trace.cwd, find_harness(trace.harness).files)
+        one for trace in traces for one in predictions(trace.events, trace.cwd, find_harness(trace.harness).files)
     ]
     seconds = process_time() - begin
     reasons.update(one.reason for one in found if one.reason)

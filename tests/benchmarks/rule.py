@@ -19,9 +19,7 @@ from processors.grade import WEIGHTS
 
 MIN_PROMPT = 16
 EXITED = "exited with code"
-_CORRECTION = re.compile(
-    r"\b(?:no|not|don't|wrong|broken|still|stop|undo|revert|instead|should)\b", re.IGNORECASE
-)
+_CORRECTION = re.compile(r"\b(?:no|not|don't|wrong|broken|still|stop|undo|revert|instead|should)\b", re.IGNORECASE)
 
 
 class Block(msgspec.Struct):
@@ -63,9 +61,7 @@ def keeps_typed(entries: list[Entry]) -> bool:
         if message.role == "user" and not asks:
             asks = len(_typed_text(message.content)) >= MIN_PROMPT
         elif message.role == "toolResult" and not fails:
-            fails = message.isError or (
-                message.toolName == "bash" and EXITED in _typed_text(message.content)
-            )
+            fails = message.isError or (message.toolName == "bash" and EXITED in _typed_text(message.content))
     return asks and fails
 
 

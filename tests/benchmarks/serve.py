@@ -53,9 +53,7 @@ def serving(model: Path) -> Iterator[str]:
     """Start the server; yields its address."""
     command = [sys.executable, "-m", "transformers.cli.transformers", "serve", str(model)]
     command += ["--port", str(PORT), "--device", "cpu"]
-    server = subprocess.Popen(
-        command, env={**os.environ, "HF_HUB_OFFLINE": "1"}, stderr=subprocess.DEVNULL
-    )
+    server = subprocess.Popen(command, env={**os.environ, "HF_HUB_OFFLINE": "1"}, stderr=subprocess.DEVNULL)
     try:
         while True:
             if server.poll() is not None:
@@ -101,9 +99,7 @@ def main() -> None:
         journaled = replace(plan, journal=out / f"{protocol}.calls.sqlite")
         again = out / f"{protocol}-again"
         run_rollouts(journaled, again, quiet, quiet, replay=True)
-        rows, repeated = (
-            list(load_dataset(str(one), split="train")) for one in (out / protocol, again)
-        )
+        rows, repeated = (list(load_dataset(str(one), split="train")) for one in (out / protocol, again))
         assert rows == repeated
     print("the journal alone gives the same rows")
 

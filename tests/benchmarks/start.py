@@ -46,9 +46,7 @@ def main() -> None:
             "`pimono-sdpo --help`": ["-m", "pimono_sdpo", "--help"],
             **{f"`filter`, {n} workers": [*command, str(n)] for n in (1, 2, 3)},
         }
-        turns = [
-            {name: measure(one) for name, one in commands.items()} for _ in range(given.repeat)
-        ]
+        turns = [{name: measure(one) for name, one in commands.items()} for _ in range(given.repeat)]
     for spent in turns:
         one, two, three = [spent[f"`filter`, {n} workers"] for n in (1, 2, 3)]
         spent |= {"the second worker": two - one, "the third worker": three - two}

@@ -49,9 +49,7 @@ def buggy_of(task: Task) -> str:
 
 def diff(task: Task) -> str:
     before, after, path = buggy_of(task), solution_of(task), path_of(task)
-    lines = difflib.unified_diff(
-        before.splitlines(), after.splitlines(), f"a/{path}", f"b/{path}", lineterm=""
-    )
+    lines = difflib.unified_diff(before.splitlines(), after.splitlines(), f"a/{path}", f"b/{path}", lineterm="")
     return "```diff\n" + "\n".join(lines) + "\n```\n"
 
 
@@ -72,9 +70,7 @@ def call(name: str, **arguments: object) -> str:
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
-def measure(
-    suite: str, tasks: Iterable[Task], judge: Judge, python: Python, forms: list[str]
-) -> bool:
+def measure(suite: str, tasks: Iterable[Task], judge: Judge, python: Python, forms: list[str]) -> bool:
     """Print the suite's line of the table, and every false verdict; whether there is none."""
     fixed = failed = hung = number = answers = 0
     took: list[float] = []
@@ -104,9 +100,7 @@ def measure(
             failed += form == "buggy" and result.status == "failed"
             hung += result.category == "timeout"
     seconds = f"{sorted(took)[len(took) // 2]:.2f} | {sum(took) / len(took):.2f}"
-    print(
-        f"{suite}: {number} of {whole} tasks, {recordable} by recorded calls, {kept} of them whole"
-    )
+    print(f"{suite}: {number} of {whole} tasks, {recordable} by recorded calls, {kept} of them whole")
     print(f"| {suite} | {fixed}/{answers} | {failed}/{number} | {hung} | {seconds} |")
     return (fixed, failed) == (answers, number)
 

@@ -105,9 +105,7 @@ def teach(model: Any, tokenizer: Any, lazy: float, steps: int, rate: float, dtyp
     device = model.device
     chance = random.Random(1)
     optimizer = torch.optim.AdamW(model.parameters(), rate, betas=(0.9, 0.98), weight_decay=0.1)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, rate, total_steps=steps, pct_start=0.1
-    )
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=steps, pct_start=0.1)
     model.train()
     batches: list[list[tuple[str, str]]] = []
     for step in range(steps):
@@ -157,12 +155,8 @@ def knowledge(folder: Path, size: Size, number: int = 400) -> dict[str, float]:
             texts = {
                 "again": [one.words for one in asked_again],
                 "with feedback": list(map(teachers_words, asked_again, heard)),
-                "with another task's feedback": list(
-                    map(teachers_words, asked_again, heard[1:] + heard[:1])
-                ),
-                "with a solution": [
-                    teachers_words(one, "", " ".join(one.program)) for one in asked_again
-                ],
+                "with another task's feedback": list(map(teachers_words, asked_again, heard[1:] + heard[:1])),
+                "with a solution": [teachers_words(one, "", " ".join(one.program)) for one in asked_again],
             }
             name = f"{side}, {length} operations"
             found[f"{name}: alone"] = 1 - len(failed) / number

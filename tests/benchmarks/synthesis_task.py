@@ -173,8 +173,7 @@ def right_program(completion: str, spec: dict[str, Any]) -> VerifierResult:
         got = run(program, tuple(given))
         if got != tuple(wanted):
             text = (
-                f"{' '.join(program)} gives {write(got)} for {write(tuple(given))} , "
-                f"right is {write(tuple(wanted))}"
+                f"{' '.join(program)} gives {write(got)} for {write(tuple(given))} , right is {write(tuple(wanted))}"
             )
             return failed("right_program", "test_or_assertion", text)
     return passed("right_program")
@@ -249,9 +248,7 @@ def teachers_words(task: Task, said: str, solution: str = "") -> str:
         solution = _template("solution_template").format(successful_previous_attempt=solution)
     if said:
         said = feedback("rollout").worded(said, None)
-    return _template("reprompt_template").format(
-        prompt=task.words, solution=solution, feedback=said
-    )
+    return _template("reprompt_template").format(prompt=task.words, solution=solution, feedback=said)
 
 
 def feedback(mode: Any) -> Feedback:

@@ -68,8 +68,7 @@ WRITERS: dict[str, Callable[[str, dict[str, Any]], str]] = {
     "glm4": lambda name, args: _glm(name, args) + "<|observation|>",
     "llama3": lambda name, args: json.dumps({"name": name, "parameters": args}) + "<|eot_id|>",
     "gpt_oss": lambda name, args: (
-        f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>"
-        f"{json.dumps(args)}<|call|>"
+        f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{json.dumps(args)}<|call|>"
     ),
     "json": lambda name, args: json.dumps({"type": "tool_call", "name": name, "args": args}),
 }
@@ -102,10 +101,7 @@ def main() -> None:
         times = [measure(partial(verify, spec=spec), some, options.repeat) for some in texts]
         rows.append([form, f"{passed} of {len(calls)}", *(f"{one:.0f}" for one in times)])
     tools = tools_of("pi")
-    alone = [
-        measure(lambda call: check(tools[call[0]], call[1]), some, options.repeat)
-        for some in (calls, broken)
-    ]
+    alone = [measure(lambda call: check(tools[call[0]], call[1]), some, options.repeat) for some in (calls, broken)]
     rows.append(["validation alone", "", *(f"{one:.0f}" for one in alone)])
     print_table([["format", "passed", "us a call", "us a call, invalid"], *rows])
 

@@ -22,8 +22,7 @@ from rewards.verifiers.rubric import VerifierResult
 
 PYTHON = "".join(f"def f{n}(x: int) -> int:\n    y = x + {n}\n    return y\n" for n in range(67))
 SCRIPT = "".join(
-    f"export function f{n}(x: number): number {{\n  const y = x + {n};\n  return y;\n}}\n"
-    for n in range(50)
+    f"export function f{n}(x: number): number {{\n  const y = x + {n};\n  return y;\n}}\n" for n in range(50)
 )
 BROKEN = {"a.py": "print(nowhere)\n", "a.ts": "const a = 1; a = ;\n"}
 Verify = Callable[[str, dict[str, Any]], VerifierResult]
@@ -32,14 +31,9 @@ Verify = Callable[[str, dict[str, Any]], VerifierResult]
 def speed(what: str, verify: Verify, path: str, spec: dict[str, Any], runs: int) -> None:
     """Print verifications per second, by one thread and by two."""
     text = spec["files"][path]
-    contents = [
-        text + f"// {n}\n".replace("//", "#" if path == "a.py" else "//") for n in range(runs)
-    ]
+    contents = [text + f"// {n}\n".replace("//", "#" if path == "a.py" else "//") for n in range(runs)]
     contents[1::2] = [content + BROKEN[path] for content in contents[1::2]]
-    calls = [
-        json.dumps({"name": "write", "arguments": {"path": path, "content": content}})
-        for content in contents
-    ]
+    calls = [json.dumps({"name": "write", "arguments": {"path": path, "content": content}}) for content in contents]
     rates = []
     for workers in (1, 2):
         verify(calls[0], spec)
@@ -70,9 +64,7 @@ def rescored(runs: int) -> None:
         for workers in (1, 2, 4):
             begun = time.perf_counter()
             out = Path(folder) / str(workers)
-            report = score_completions(
-                Options(source=str(stored), out=out, grade=["tests"], workers=workers)
-            )
+            report = score_completions(Options(source=str(stored), out=out, grade=["tests"], workers=workers))
             rates.append(runs / (time.perf_counter() - begun))
             assert report["passed"] == len(codes[::2]), report
             written.add((out / "data" / "scored-00000.parquet").read_bytes())

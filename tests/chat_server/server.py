@@ -53,9 +53,7 @@ class ChatServer:
     queued: list[tuple[Fault, Callable[[Json], bool]]] = field(default_factory=list)
     seen: Counter[str] = field(default_factory=Counter)
 
-    def fail_next(
-        self, fault: Fault, times: int = 1, when: Callable[[Json], bool] = lambda body: True
-    ) -> None:
+    def fail_next(self, fault: Fault, times: int = 1, when: Callable[[Json], bool] = lambda body: True) -> None:
         """Answer the next requests for which `when` holds with a fault."""
         self.queued += [(fault, when)] * times
 
@@ -125,9 +123,7 @@ def serve_chat(policy: Policy = echo) -> Iterator[ChatServer]:
     server = ChatServer(f"http://127.0.0.1:{listening.getsockname()[1]}/v1", policy)
     paths = ("/v1/chat/completions", "/v1/systemone")
     app = Starlette(routes=[Route(path, server.handle, methods=["POST"]) for path in paths])
-    config = uvicorn.Config(
-        app, lifespan="off", loop="asyncio", http="h11", ws="none", log_level="critical"
-    )
+    config = uvicorn.Config(app, lifespan="off", loop="asyncio", http="h11", ws="none", log_level="critical")
     config.timeout_graceful_shutdown = 1
     runner = uvicorn.Server(config)
     thread = Thread(target=runner.run, kwargs={"sockets": [listening]}, daemon=True)

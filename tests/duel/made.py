@@ -47,9 +47,7 @@ def answer(turn: int, tasks: int, **changed: Any) -> dict[str, Any]:
 def settings(**gate: Any) -> Settings:
     """Settings with the judges of these duels."""
     prices = {name: {"input": 1.0, "output": 2.0} for name in (*JUDGES, "lab/gen")}
-    return load_settings(
-        duel={"model": "lab/gen"}, judge={"models": JUDGES}, gate=gate, prices=prices
-    )
+    return load_settings(duel={"model": "lab/gen"}, judge={"models": JUDGES}, gate=gate, prices=prices)
 
 
 def judgment(turn: int, tasks: int, judge: str, order: int, panel: Panel) -> dict[str, Any]:
@@ -80,9 +78,7 @@ def write_stage(folder: Path, name: str, rows: list[dict[str, Any]], features: F
     pq.write_table(table, folder / name / f"{name}-00000.parquet")
 
 
-def write_duel(
-    folder: Path, turns: int, tasks: int, panel: Panel, repos: int = 1, **gate: Any
-) -> Settings:
+def write_duel(folder: Path, turns: int, tasks: int, panel: Panel, repos: int = 1, **gate: Any) -> Settings:
     """Write what the stages before the score do, and return the settings of the duel.
 
     The whole panel has read every turn; one further turn has no answer of the king.
@@ -91,9 +87,7 @@ def write_duel(
     last = {"drop_reason": "king_format", "king": None, "king_ok": False, "repo": "lab/tool0"}
     answers.append(answer(turns, turns + 1, **last))
     names = list(DUEL_TURN)
-    write_stage(
-        folder, "turns", [{name: row[name] for name in names} for row in answers], DUEL_TURN
-    )
+    write_stage(folder, "turns", [{name: row[name] for name in names} for row in answers], DUEL_TURN)
     (folder / "turns.json").write_text('{"request": "made"}\n')
     write_stage(folder, "answers", answers, ANSWER)
     given = settings(**gate)
@@ -114,9 +108,6 @@ def write_duel(
 def write_panel(folder: Path, name: str, turns: int, tasks: int, panel: Panel) -> None:
     """Write the judgments of every judge in both orders."""
     rows = [
-        judgment(turn, tasks, judge, order, panel)
-        for turn in range(turns)
-        for judge in JUDGES
-        for order in (0, 1)
+        judgment(turn, tasks, judge, order, panel) for turn in range(turns) for judge in JUDGES for order in (0, 1)
     ]
     write_stage(folder, name, rows, JUDGMENT)

@@ -37,6 +37,4 @@ def play(body: Json) -> str | Json:
         return "I think so.\n" + verdict(good["A"], good["B"])
     word = "carefully" if is_informed(body) else "quickly"
     last = len(body["messages"])
-    return step(
-        f"I look {word}, seed {body['seed']}, turn {last}", f"grep -rn row src | head -{last}"
-    )
+    return step(f"I look {word}, seed {body['seed']}, turn {last}", f"grep -rn row src | head -{last}")

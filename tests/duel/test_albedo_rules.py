@@ -59,9 +59,7 @@ def test_too_few_turns_read_by_all_judges_refuse() -> None:
     found = decide_by_original_rules(votes([[[1, NAN], [1, NAN]], [[1, NAN], [NAN, NAN]]] * 2), FEW)
     assert found["accepted"]
     strict = Duel(bootstrap_resamples=200, min_valid_turn_frac=0.51)
-    refused = decide_by_original_rules(
-        votes([[[1, NAN], [1, NAN]], [[1, NAN], [NAN, NAN]]] * 2), strict
-    )
+    refused = decide_by_original_rules(votes([[[1, NAN], [1, NAN]], [[1, NAN], [NAN, NAN]]] * 2), strict)
     assert refused["lcb"] is None
     assert not refused["accepted"]
 

@@ -136,7 +136,5 @@ def test_the_search_for_leaks_takes_linear_time() -> None:
 
 def test_a_leak_in_letters_of_another_form_is_a_leak(chat_server: ChatServer) -> None:
     wide = "".join(chr(ord(letter) + 0xFEE0) for letter in "flush_pending_rows")
-    chat_server.policy = lambda body: (
-        step(f"The fix is in {wide}", "ls") if is_informed(body) else play(body)
-    )
+    chat_server.policy = lambda body: step(f"The fix is in {wide}", "ls") if is_informed(body) else play(body)
     assert answer(chat_server)["leaked_terms"] == ["flush_pending_rows"]

@@ -86,9 +86,7 @@ def test_from_trajectories_to_rows(folder: Path, chat_server: ChatServer) -> Non
     assert rows[0]["prompt"][-1]["role"] == "user"
 
 
-def test_the_same_command_again_asks_nothing_and_changes_nothing(
-    folder: Path, chat_server: ChatServer
-) -> None:
+def test_the_same_command_again_asks_nothing_and_changes_nothing(folder: Path, chat_server: ChatServer) -> None:
     command = ("duel", "data", "--records", "prs.parquet", "--out", "one")
     said(*command)
     before = {path: path.read_bytes() for path in Path("one/result").rglob("*.*")}
@@ -111,9 +109,7 @@ def test_an_estimate_asks_a_few_and_stops(folder: Path, chat_server: ChatServer)
     assert "all stages" in said("duel", "--estimate")
 
 
-def test_an_estimate_asks_no_judge_before_the_rules_are_registered(
-    folder: Path, chat_server: ChatServer
-) -> None:
+def test_an_estimate_asks_no_judge_before_the_rules_are_registered(folder: Path, chat_server: ChatServer) -> None:
     registered = []
 
     def watch(body: Json) -> str | Json:
@@ -132,9 +128,7 @@ def test_an_estimate_asks_no_judge_before_the_rules_are_registered(
     assert files_of(folder / "duel/turns") == before
 
 
-def test_an_estimate_of_which_no_call_was_answered_says_why(
-    folder: Path, chat_server: ChatServer
-) -> None:
+def test_an_estimate_of_which_no_call_was_answered_says_why(folder: Path, chat_server: ChatServer) -> None:
     chat_server.trouble = lambda body, before: busy(503)
     with pytest.raises(InferenceError, match="503"):
         said("duel", "data", "--records", "prs.parquet", "--estimate")
@@ -179,9 +173,7 @@ def test_the_recorded_agent_is_another_opponent_with_judgments_of_its_own(
         said("duel", "--stage", "score")
 
 
-def test_thresholds_of_the_original_are_read_from_its_section(
-    folder: Path, chat_server: ChatServer
-) -> None:
+def test_thresholds_of_the_original_are_read_from_its_section(folder: Path, chat_server: ChatServer) -> None:
     config = Path("chain.toml")
     config.write_text(config.read_text().replace("turns = 12", "turns = 12\nwin_margin = 100.0"))
     said("duel", "data", "--records", "prs.parquet", "--rules", "original")
@@ -191,9 +183,7 @@ def test_thresholds_of_the_original_are_read_from_its_section(
     assert report["rules"]["win_margin"] == 2
 
 
-def test_a_challenger_that_is_not_accepted_costs_no_panel(
-    folder: Path, chat_server: ChatServer
-) -> None:
+def test_a_challenger_that_is_not_accepted_costs_no_panel(folder: Path, chat_server: ChatServer) -> None:
     chat_server.policy = lambda body: verdict(5, 5) if is_judge(body) else play(body)
     told = said("duel", "data", "--records", "prs.parquet")
     assert "not accepted at look" in told
@@ -215,18 +205,14 @@ def test_a_pair_never_prefers_an_answer_that_lost(folder: Path, chat_server: Cha
         write_training_rows(folder / "duel", "dpo", folder / "rows", ("defeat",))
 
 
-def test_rows_that_were_written_again_are_loaded_again(
-    folder: Path, chat_server: ChatServer
-) -> None:
+def test_rows_that_were_written_again_are_loaded_again(folder: Path, chat_server: ChatServer) -> None:
     for limit in ("6", "12"):
         said("duel", "data", "--records", "prs.parquet", "--limit", limit)
         said("duel", "--to", "sdpo", "--rows", "rows")
         assert len(load_dataset("rows", "sdpo", split="train")) == int(limit)
 
 
-def test_what_leaks_is_not_imitated_but_taught_with_its_context(
-    folder: Path, chat_server: ChatServer
-) -> None:
+def test_what_leaks_is_not_imitated_but_taught_with_its_context(folder: Path, chat_server: ChatServer) -> None:
     said("duel", "data", "--records", "prs.parquet")
     path = folder / "duel/result/data/final-00000-of-00001.parquet"
     table = pq.read_table(path)
@@ -251,9 +237,7 @@ def test_no_winner_is_one_sentence(folder: Path, chat_server: ChatServer) -> Non
     assert write_training_rows(folder / "duel", "sft", folder / "rows", ("defeat",))["rows"] == 12
 
 
-def test_a_judge_that_likes_the_first_answer_decides_nothing(
-    folder: Path, chat_server: ChatServer
-) -> None:
+def test_a_judge_that_likes_the_first_answer_decides_nothing(folder: Path, chat_server: ChatServer) -> None:
     chat_server.policy = lambda body: verdict(9, 1) if is_judge(body) else play(body)
     told = said("duel", "data", "--records", "prs.parquet", "--rules", "original")
     assert "\naccepted" not in told
@@ -271,7 +255,5 @@ def test_bad_input_is_one_sentence(folder: Path) -> None:
     with pytest.raises(SourceError, match="has no scored duel"):
         write_training_rows(folder / "duel", "sft", folder / "rows")
     Path("chain.toml").write_text("[gate]\nalpha = 2\n")
-    with pytest.raises(
-        InferenceError, match=r"`gate.alpha` of the settings is unknown or has a wrong value"
-    ):
+    with pytest.raises(InferenceError, match=r"`gate.alpha` of the settings is unknown or has a wrong value"):
         RUN.invoke(app, ["duel", "--stage", "score"], catch_exceptions=False)

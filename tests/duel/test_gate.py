@@ -28,9 +28,7 @@ def calls_of(scores: np.ndarray) -> Calls:
     return Calls(turns, turns % 3, turns // 3 % 2, np.asarray(scores, float))
 
 
-def look(
-    scores: np.ndarray, rules: Gate = RULES, repos: int | None = None, unanswered: int = 0
-) -> dict[str, Any]:
+def look(scores: np.ndarray, rules: Gate = RULES, repos: int | None = None, unanswered: int = 0) -> dict[str, Any]:
     """The verdict of the only look."""
     count = len(scores)
     clusters = [str(turn % repos if repos else turn) for turn in range(count)]

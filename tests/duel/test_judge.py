@@ -164,10 +164,7 @@ def test_what_needs_no_judge_is_not_paid_for(
     for row in rows:
         ours, theirs = row["scores_challenger"], row["scores_opponent"]
         won = {"challenger": 1, "opponent": -1, "tie": 0}[outcome]
-        assert all(
-            (ours[name] > theirs[name]) - (ours[name] < theirs[name]) == won
-            for name in DUEL_METRICS
-        )
+        assert all((ours[name] > theirs[name]) - (ours[name] < theirs[name]) == won for name in DUEL_METRICS)
         assert NO_JUDGE_ASKED in row["reason"]
         assert row["parsed"]
 
@@ -347,9 +344,7 @@ def test_a_panel_that_is_stopped_gives_the_bucket_of_the_whole_panel() -> None:
 
 
 def test_the_panel_stops_when_the_bucket_is_decided(chat_server: ChatServer) -> None:
-    chat_server.policy = lambda body: (
-        verdict(1, 9) if shown(body)["A"] == CHALLENGER else verdict(9, 1)
-    )
+    chat_server.policy = lambda body: verdict(1, 9) if shown(body)["A"] == CHALLENGER else verdict(9, 1)
     rows = judge(chat_server, answer(), judges=("judge-1", "judge-2", "judge-3"))
     assert len(rows) == len(chat_server.hits) == 4
 

@@ -67,9 +67,7 @@ def settings() -> Settings:
 
 
 def rows(folder: Path) -> list[Json]:
-    return [
-        row for path in sorted(folder.glob("*.parquet")) for row in pq.read_table(path).to_pylist()
-    ]
+    return [row for path in sorted(folder.glob("*.parquet")) for row in pq.read_table(path).to_pylist()]
 
 
 def outputs(folder: Path) -> dict[str, bytes]:
@@ -88,9 +86,7 @@ def journaled(duel: Path) -> set[str]:
 
 
 def body(asked: Json) -> str:
-    return json.dumps(
-        {k: v for k, v in asked.items() if k not in ("stream", "sample")}, sort_keys=True
-    )
+    return json.dumps({k: v for k, v in asked.items() if k not in ("stream", "sample")}, sort_keys=True)
 
 
 def test_all_stages(folder: Path, chat_server: ChatServer) -> None:
@@ -122,9 +118,7 @@ def test_all_stages(folder: Path, chat_server: ChatServer) -> None:
 
 
 @pytest.mark.slow
-def test_killed_at_random_points_no_call_that_was_finished_is_repeated(
-    folder: Path, chat_server: ChatServer
-) -> None:
+def test_killed_at_random_points_no_call_that_was_finished_is_repeated(folder: Path, chat_server: ChatServer) -> None:
     duel, whole = folder / "duel", folder / "whole"
     (whole / "turns").mkdir(parents=True)
     (whole / "prs").mkdir()
@@ -214,9 +208,7 @@ def test_a_limit_of_less_than_a_cent_is_named(folder: Path) -> None:
     assert (told.stopped or "").startswith("The limit of $0.0012 is reached ($0.00 spent)")
 
 
-def test_an_estimate_prices_all_stages_and_writes_nothing(
-    folder: Path, chat_server: ChatServer
-) -> None:
+def test_an_estimate_prices_all_stages_and_writes_nothing(folder: Path, chat_server: ChatServer) -> None:
     config = Path("chain.toml")
     prices = "".join(f"[prices.judge-{n}]\ninput = 1\noutput = 2\n" for n in (1, 2))
     config.write_text(config.read_text() + prices)
@@ -263,9 +255,7 @@ def test_the_gate_asks_look_by_look_and_stops(folder: Path, chat_server: ChatSer
     assert set(chat_server.answered().values()) == {1}
 
 
-def test_rules_are_registered_before_the_first_judge_is_called(
-    folder: Path, chat_server: ChatServer
-) -> None:
+def test_rules_are_registered_before_the_first_judge_is_called(folder: Path, chat_server: ChatServer) -> None:
     duel = folder / "duel"
     given = load_settings(gate={"min_clusters": 3})
     plan = register_rules(duel, given)
@@ -342,9 +332,7 @@ def test_one_judge_or_few_tasks_are_judged_in_one_look(folder: Path) -> None:
     assert few["score"] == 100
 
 
-def test_a_malformed_answer_is_asked_again_by_the_next_run(
-    folder: Path, chat_server: ChatServer
-) -> None:
+def test_a_malformed_answer_is_asked_again_by_the_next_run(folder: Path, chat_server: ChatServer) -> None:
     duel = folder / "duel"
     chat_server.policy = lambda asked: "no action" if "quickly" in str(play(asked)) else play(asked)
     first = run_answers(duel, settings())
@@ -439,6 +427,4 @@ def test_all_hostile_players_leave_a_run_whole(folder: Path, chat_server: ChatSe
     assert any(row["drop_reason"] for row in rows(duel / "answers"))
     told = run_judges(duel, settings())
     assert told.errors == 0
-    assert not any(
-        row["parsed"] for row in rows(duel / "judgments") if "no judge" not in (row["reason"] or "")
-    )
+    assert not any(row["parsed"] for row in rows(duel / "judgments") if "no judge" not in (row["reason"] or ""))

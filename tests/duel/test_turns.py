@@ -133,9 +133,7 @@ def test_tasks_are_drawn_uniformly_whatever_their_runs_and_their_place(tmp_path:
         ("", "4f1c-88", ""),
     ],
 )
-def test_a_repository_is_named_or_unknown(
-    tmp_path: Path, repo: object, instance: str, name: str
-) -> None:
+def test_a_repository_is_named_or_unknown(tmp_path: Path, repo: object, instance: str, name: str) -> None:
     (tmp_path / "data").mkdir()
     row = {**trajectory(instance), "repo": repo}
     pq.write_table(pa.Table.from_pylist([row]), tmp_path / "data" / "t.parquet")
@@ -164,8 +162,7 @@ def test_two_sessions_with_one_id_do_not_share_what_is_hidden(tmp_path: Path) ->
 def test_an_observation_is_cut_after_its_secrets_are_gone(tmp_path: Path) -> None:
     token = "123456789:AAF" + "x9Kd0" * 6 + "qT"
     seen = [
-        "a" * before + f"\n{token}\n" + "b" * 9000
-        for before in range(OBSERVATION // 2 - 70, OBSERVATION // 2 + 20, 9)
+        "a" * before + f"\n{token}\n" + "b" * 9000 for before in range(OBSERVATION // 2 - 70, OBSERVATION // 2 + 20, 9)
     ]
     entries = [HEADER, user("Fix the parser, it drops the last line of every file")]
     for at, text in enumerate(seen):
@@ -229,9 +226,7 @@ print(json.dumps(report))
 """
 
 
-def test_a_hub_dataset_gives_the_turns_of_its_files(
-    loopback_hub: LoopbackHub, tmp_path: Path
-) -> None:
+def test_a_hub_dataset_gives_the_turns_of_its_files(loopback_hub: LoopbackHub, tmp_path: Path) -> None:
     source = write_trajectories(tmp_path / "data")
     records = write_pull_requests(tmp_path / "prs" / "0000.parquet")
     shards = {path.name: path.read_bytes() for path in source.iterdir()}

@@ -19,9 +19,7 @@ def user(content: Any, **entry: Any) -> Entry:
 
 def answer(*content: Entry, name: str = "", stop: str | None = None, **entry: Any) -> Entry:
     message = {"role": "assistant", "content": list(content), "stop_reason": stop}
-    return envelope(
-        type="assistant", message={**message, **({"id": name} if name else {})}, **entry
-    )
+    return envelope(type="assistant", message={**message, **({"id": name} if name else {})}, **entry)
 
 
 def text(words: str) -> Entry:
@@ -116,9 +114,7 @@ def test_an_answer_in_several_lines_is_one_event_and_each_block_counts_once() ->
         ),
     ],
 )
-def test_results(
-    content: Any, error: bool, tool: str, seen: str | None, is_error: bool, code: int | None
-) -> None:
+def test_results(content: Any, error: bool, tool: str, seen: str | None, is_error: bool, code: int | None) -> None:
     event = one_result(content, error, tool)
     assert (event.is_error, event.exit_code) == (is_error, code)
     assert seen is None or event.text == seen
@@ -326,9 +322,7 @@ def test_a_compaction_and_a_lost_parent_do_not_hide_the_beginning() -> None:
 
 
 def test_the_first_versions_did_not_mark_a_compaction() -> None:
-    summary = (
-        "This session is being continued from a previous conversation that ran out of context."
-    )
+    summary = "This session is being continued from a previous conversation that ran out of context."
     read = claude_code.read(
         [
             user("Ask", uuid="a", parentUuid=None),

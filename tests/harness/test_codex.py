@@ -260,9 +260,7 @@ def test_bare_items_of_the_first_versions() -> None:
 
 def test_of_a_subagents_session_the_task_is_the_request() -> None:
     meta = envelope(type="session_meta", payload={"id": "s", "source": {"subagent": "review"}})
-    read = codex.read(
-        [meta, *typed("Review it"), says("assistant", "Ok"), says("user", "Go on"), *typed("No")]
-    )
+    read = codex.read([meta, *typed("Review it"), says("assistant", "Ok"), says("user", "Go on"), *typed("No")])
     assert texts(read, "user") == ["Review it"]
     assert all(step.on_active_branch for step in read)
 

@@ -79,9 +79,7 @@ def test_a_result_without_its_call_names_none() -> None:
 
 
 def test_a_cancelled_answer_is_aborted() -> None:
-    assert (
-        simple.read([says("assistant", "Well", stopReason="cancelled")])[0].stop_reason == "aborted"
-    )
+    assert simple.read([says("assistant", "Well", stopReason="cancelled")])[0].stop_reason == "aborted"
 
 
 def test_pi_entries_under_the_header_are_read_as_pis() -> None:

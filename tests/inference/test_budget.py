@@ -31,9 +31,7 @@ def run(server: ChatServer, journal: Path, most: float, count: int) -> tuple[Cha
     book = Journal(journal)
     budget = Budget(most, ["m"], PRICES, book)
     limits = Limits(concurrency=8)
-    chat = Chat(
-        Endpoint("test", server.url, "key"), book, prices=PRICES, limits=limits, budget=budget
-    )
+    chat = Chat(Endpoint("test", server.url, "key"), book, prices=PRICES, limits=limits, budget=budget)
 
     async def ask() -> list[Reply]:
         replies = await asyncio.gather(*map(chat.ask, questions(count)))
@@ -43,9 +41,7 @@ def run(server: ChatServer, journal: Path, most: float, count: int) -> tuple[Cha
     return chat, asyncio.run(ask())
 
 
-def test_the_limit_holds_and_a_higher_one_goes_on_without_repeating(
-    chat_server: ChatServer, tmp_path: Path
-) -> None:
+def test_the_limit_holds_and_a_higher_one_goes_on_without_repeating(chat_server: ChatServer, tmp_path: Path) -> None:
     journal = tmp_path / "calls.sqlite"
     most = REAL * 10.5
     chat, replies = run(chat_server, journal, most, 40)
@@ -89,9 +85,7 @@ def test_an_estimate_scales_what_was_used() -> None:
     ("price", "expected"),
     [(Price(1, 2), 0.0012), (Price(1, 2, cached=0), 0.0008), (Price(0, 0), 0.0), (None, None)],
 )
-def test_cached_tokens_are_a_part_of_the_prompt(
-    price: Price | None, expected: float | None
-) -> None:
+def test_cached_tokens_are_a_part_of_the_prompt(price: Price | None, expected: float | None) -> None:
     prices = {} if price is None else {"m": price}
     found = cost(prices, "m", Usage(prompt_tokens=1000, completion_tokens=100, cached_tokens=400))
     assert found == (None if expected is None else pytest.approx(expected))

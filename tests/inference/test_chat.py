@@ -92,9 +92,7 @@ def test_an_answer_has_text_calls_tokens_and_cost(chat_server: ChatServer) -> No
     ],
     ids=["429", "429 for an hour", "429 until a date", "503 soon", "502", "drop"],
 )
-def test_what_passes_is_tried_again(
-    chat_server: ChatServer, fault: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_passes_is_tried_again(chat_server: ChatServer, fault: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pimono_sdpo.llm.chat.LONGEST_WAIT", 0.05)
     chat_server.fail_next(fault, times=2)
     (reply,) = asked(chat_of(chat_server), question())
@@ -167,9 +165,7 @@ def test_the_journal_answers_without_the_server(chat_server: ChatServer, tmp_pat
     assert KEY not in journal.read_bytes().decode("utf-8", "replace")
 
 
-def test_equal_questions_are_paid_once_and_samples_are_not_equal(
-    chat_server: ChatServer, tmp_path: Path
-) -> None:
+def test_equal_questions_are_paid_once_and_samples_are_not_equal(chat_server: ChatServer, tmp_path: Path) -> None:
     chat = chat_of(chat_server, tmp_path / "calls.sqlite")
     asked(chat, question(), question(), question(sample=1), question(sample=1))
     assert len(chat_server.hits) == 2
@@ -184,9 +180,7 @@ def test_no_more_calls_at_once_than_allowed(chat_server: ChatServer) -> None:
 
 
 @pytest.mark.parametrize(("status", "most"), [(401, 4), (500, 12)])
-def test_an_endpoint_that_only_fails_is_left_alone(
-    chat_server: ChatServer, status: int, most: int
-) -> None:
+def test_an_endpoint_that_only_fails_is_left_alone(chat_server: ChatServer, status: int, most: int) -> None:
     chat_server.trouble = lambda body, before: busy(status)
     limits = Limits(concurrency=4, attempts=1, give_up=9)
     chat = chat_of(chat_server, limits=limits)

@@ -19,8 +19,7 @@ from pimono_sdpo.llm.settings import Limits, find_endpoint
 pytest.importorskip("fastapi", reason="`transformers serve` needs fastapi and openai")
 pytest.importorskip("openai", reason="`transformers serve` needs fastapi and openai")
 CHATML = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "<|im_start|>assistant\n"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
 )
 # One call at a time: the server's seeds are of the process.
 ONE = Limits(concurrency=1, attempts=1)
@@ -43,9 +42,7 @@ def write_model(folder: Path) -> Path:
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
     end = {"eos_token": "<|im_end|>", "pad_token": "<|im_end|>"}
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=bpe, additional_special_tokens=["<|im_start|>"], **end
-    )
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, additional_special_tokens=["<|im_start|>"], **end)
     tokenizer.chat_template = CHATML
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}

@@ -25,12 +25,9 @@ def test_the_environment_wins_then_dotenv_then_toml_then_defaults(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     Path("chain.toml").write_text(
-        '[duel]\nmodel = "toml"\nturns = 1\nseed = 1\nmax_tokens = 1\n'
-        '[prices."a/b.c"]\ninput = 1\noutput = 2.5\n'
+        '[duel]\nmodel = "toml"\nturns = 1\nseed = 1\nmax_tokens = 1\n[prices."a/b.c"]\ninput = 1\noutput = 2.5\n'
     )
-    Path(".env").write_text(
-        "CHUTES_API_KEY=k\nCHAIN_DUEL__MODEL=dotenv\nCHAIN_DUEL__TURNS=2\nCHAIN_DUEL__SEED=2\n"
-    )
+    Path(".env").write_text("CHUTES_API_KEY=k\nCHAIN_DUEL__MODEL=dotenv\nCHAIN_DUEL__TURNS=2\nCHAIN_DUEL__SEED=2\n")
     monkeypatch.setenv("CHAIN_DUEL__MODEL", "environment")
     monkeypatch.setenv("CHAIN_DUEL__TURNS", "3")
     settings = load_settings(duel={"model": "given", "seed": None})
@@ -113,9 +110,7 @@ def test_a_url_of_one_s_own_never_gets_the_hub_s_token(monkeypatch: pytest.Monke
     assert find_endpoint("https://llm.example/v1", {"LLM_API_KEY": "mine"}).key == "mine"
 
 
-@pytest.mark.parametrize(
-    "provider", ["opnai", "ftp://x/v1", "http://", "http://[::1", "https:///v1"]
-)
+@pytest.mark.parametrize("provider", ["opnai", "ftp://x/v1", "http://", "http://[::1", "https:///v1"])
 def test_what_is_no_provider_is_one_sentence(provider: str) -> None:
     with pytest.raises(InferenceError, match=r"^`[^\n]+\.$"):
         find_endpoint(provider, {})

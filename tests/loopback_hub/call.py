@@ -24,9 +24,7 @@ ACCOUNTS = {
     READ_TOKEN: Account(USER, "read", (ORG,)),
     OTHER_TOKEN: Account("other", "write"),
     EXPIRED_TOKEN: Account(USER, "expired", (ORG,)),
-    FINE_TOKEN: Account(
-        USER, "fineGrained", (ORG,), ((USER, "repo.content.read"), (ORG, "repo.write"))
-    ),
+    FINE_TOKEN: Account(USER, "fineGrained", (ORG,), ((USER, "repo.content.read"), (ORG, "repo.write"))),
 }
 
 # Paths are matched percent-encoded: decoded, refs%2Fconvert%2Fparquet and a folder look alike.

@@ -45,6 +45,4 @@ def run_python(
     if hub.forks is not None and not environment:
         return hub.forks(imported, xet).run(arguments, home, env)
     command = [sys.executable, *arguments]
-    return subprocess.run(
-        command, cwd=home, env=env, capture_output=True, text=True, check=False, timeout=600
-    )
+    return subprocess.run(command, cwd=home, env=env, capture_output=True, text=True, check=False, timeout=600)

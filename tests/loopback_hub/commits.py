@@ -101,9 +101,7 @@ def commit(call: Call) -> Response:
     return JSONResponse(answer)
 
 
-def apply(
-    repo: Repo, ref: str, changes: Changes, header: dict[str, str], onto: Commit | None
-) -> Commit:
+def apply(repo: Repo, ref: str, changes: Changes, header: dict[str, str], onto: Commit | None) -> Commit:
     try:
         return repo.commit(
             ref,

@@ -125,8 +125,7 @@ class Job:
         home = disk / "home"
         home.mkdir()
         environment = container(self, store, endpoint, home) | {
-            key: in_place(str(value), places)
-            for key, value in self.spec.get("environment", {}).items()
+            key: in_place(str(value), places) for key, value in self.spec.get("environment", {}).items()
         }
         command = [in_place(part, places) for part in without_cuda(self.spec["command"])]
         command += [in_place(part, places) for part in self.spec.get("arguments", [])]

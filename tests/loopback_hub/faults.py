@@ -41,6 +41,4 @@ def cut(answer: Response, after: int) -> Response:
     headers = {key: value for key, value in answer.headers.items() if key != "content-length"}
     # A body of the length it was to have is missed; one byte more is where there was none.
     length = max(len(body), after + 1)
-    return StreamingResponse(
-        first_bytes(), answer.status_code, headers | {"content-length": str(length)}
-    )
+    return StreamingResponse(first_bytes(), answer.status_code, headers | {"content-length": str(length)})

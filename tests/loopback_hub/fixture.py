@@ -44,9 +44,7 @@ def loopback_hub(
 
 
 @pytest.fixture
-def hub_with_apps(
-    loopback_hub: LoopbackHub, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[LoopbackHub]:
+def hub_with_apps(loopback_hub: LoopbackHub, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoopbackHub]:
     """A Hub whose Spaces run their apps."""
     loopback_hub.edge = Edge(loopback_hub.store, tmp_path_factory.mktemp("edge"))
     yield loopback_hub

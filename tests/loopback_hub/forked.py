@@ -37,9 +37,7 @@ class Forked:
             text=True,
         )
 
-    def run(
-        self, arguments: Sequence[str], cwd: Path, env: dict[str, str]
-    ) -> subprocess.CompletedProcess[str]:
+    def run(self, arguments: Sequence[str], cwd: Path, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         output = Path(self.folder.name) / "output"

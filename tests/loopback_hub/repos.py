@@ -21,10 +21,7 @@ def whoami(call: Call) -> Response:
     name = call.account.name
     token: dict[str, object] = {"displayName": "loopback", "role": call.role}
     if call.role == "fineGrained":
-        scopes = [
-            {"entity": {"name": entity}, "permissions": [right]}
-            for entity, right in call.account.scopes
-        ]
+        scopes = [{"entity": {"name": entity}, "permissions": [right]} for entity, right in call.account.scopes]
         token["fineGrained"] = {"scoped": scopes, "global": []}
     return JSONResponse(
         {
@@ -33,10 +30,7 @@ def whoami(call: Call) -> Response:
             "name": name,
             "fullname": name,
             "isPro": False,
-            "orgs": [
-                {"type": "org", "id": org, "name": org, "roleInOrg": "admin"}
-                for org in call.account.orgs
-            ],
+            "orgs": [{"type": "org", "id": org, "name": org, "roleInOrg": "admin"} for org in call.account.orgs],
             "auth": {"type": "access_token", "accessToken": token},
         }
     )

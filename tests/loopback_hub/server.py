@@ -102,9 +102,7 @@ class LoopbackHub:
     def repo(self, repo_id: str, repo_type: RepoType = "model") -> Repo:
         return self.store.repos[repo_type, repo_id]
 
-    def files(
-        self, repo_id: str, repo_type: RepoType = "model", revision: str = "main"
-    ) -> dict[str, bytes]:
+    def files(self, repo_id: str, repo_type: RepoType = "model", revision: str = "main") -> dict[str, bytes]:
         """Every file at a revision, .gitattributes included."""
         commit = self.repo(repo_id, repo_type).resolve(revision)
         assert commit is not None, f"{repo_id} has no revision {revision}"
@@ -120,13 +118,9 @@ class LoopbackHub:
     ) -> None:
         """Answer the next requests whose percent-encoded path holds `path_part` with `status`."""
         given = dict(headers or {})
-        self.faults += [
-            Fault(path_part, method, status=status, headers=given) for _ in range(times)
-        ]
+        self.faults += [Fault(path_part, method, status=status, headers=given) for _ in range(times)]
 
-    def drop_next(
-        self, path_part: str, after: int = 0, times: int = 1, method: str | None = None
-    ) -> None:
+    def drop_next(self, path_part: str, after: int = 0, times: int = 1, method: str | None = None) -> None:
         """Close the connection of the next such answers after so many bytes of their body."""
         self.faults += [Fault(path_part, method, cut_after=after) for _ in range(times)]
 
@@ -201,9 +195,7 @@ def loopback(listening: socket.socket | None = None) -> Iterator[LoopbackHub]:
     listening = listening or socket.create_server(("127.0.0.1", 0))
     hub = LoopbackHub(address(listening))
     app = Starlette(routes=[StarletteRoute("/{path:path}", hub.handle, methods=METHODS)])
-    config = uvicorn.Config(
-        app, lifespan="off", loop="asyncio", http="h11", ws="none", log_level="critical"
-    )
+    config = uvicorn.Config(app, lifespan="off", loop="asyncio", http="h11", ws="none", log_level="critical")
     # Uvicorn refreshes its Date once a second; `hf jobs logs` drops lines newer than that header.
     config.date_header = False
     config.timeout_graceful_shutdown = 1

@@ -228,16 +228,12 @@ class Edge:
                 await self.answer(host.removesuffix(DOMAIN), head, reader, writer)
         writer.close()
 
-    async def answer(
-        self, name: str, head: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
+    async def answer(self, name: str, head: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         space = next((s for s in self.store.spaces.values() if s.subdomain == name), None)
         token = HEAD.search(head)
         account = self.store.accounts.get(token[1].decode()) if token else None
         hidden = space is not None and space.repo.private
-        if space is None or (
-            hidden and (account is None or space.repo.namespace not in account.namespaces)
-        ):
+        if space is None or (hidden and (account is None or space.repo.namespace not in account.namespaces)):
             writer.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
         elif space.stage != "RUNNING":
             space.wake()

@@ -59,9 +59,7 @@ class Commit:
 
 def blob(data: bytes, *, lfs: bool) -> Blob:
     digest = sha256(data).hexdigest()
-    pointer = (
-        f"version https://git-lfs.github.com/spec/v1\noid sha256:{digest}\nsize {len(data)}\n"
-    ).encode()
+    pointer = (f"version https://git-lfs.github.com/spec/v1\noid sha256:{digest}\nsize {len(data)}\n").encode()
     return Blob(data, lfs, digest, git_oid(pointer if lfs else data), len(pointer))
 
 

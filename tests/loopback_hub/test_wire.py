@@ -30,9 +30,7 @@ def fetch(url: str, follow: bool = True, **headers: str) -> tuple[int, dict[str,
 
 @pytest.mark.parametrize("revision", ["refs%2Fpr%2F1", "refs/pr/1", "sha"])
 def test_revisions_and_ranges_on_the_wire(loopback_hub: LoopbackHub, revision: str) -> None:
-    sha = loopback_hub.seed(
-        "ns/name", "dataset", {"a b/c.bin": b"0123456789"}, revision="refs/pr/1"
-    )
+    sha = loopback_hub.seed("ns/name", "dataset", {"a b/c.bin": b"0123456789"}, revision="refs/pr/1")
     url = f"{loopback_hub.url}/datasets/ns/name/resolve/{revision.replace('sha', sha)}/a%20b/c.bin"
     status, headers, body = fetch(url)
     assert (status, body) == (200, b"0123456789")
@@ -76,9 +74,7 @@ def test_a_stale_parent_is_refused(loopback_hub: LoopbackHub) -> None:
     assert sorted(loopback_hub.files("me/m", revision=first)) == [".gitattributes", "a.txt"]
 
 
-def send(
-    method: str, url: str, body: object, token: str | None = "hf_loopback"
-) -> tuple[int, dict[str, str], bytes]:
+def send(method: str, url: str, body: object, token: str | None = "hf_loopback") -> tuple[int, dict[str, str], bytes]:
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     request = urllib.request.Request(url, data=data, headers=headers, method=method)
@@ -109,10 +105,7 @@ def test_parts_of_an_object_that_the_storage_refuses(loopback_hub: LoopbackHub) 
     assert send("PUT", parts[0], b"012", None)[0] == 400
     assert send("PUT", parts[0].partition("?")[0], b"0123", None)[0] == 403
     assert send("PUT", parts[0], b"0123")[0] == 400
-    sent = [
-        send("PUT", url, data, None)
-        for url, data in zip(parts, (b"0123", b"4567", b"89"), strict=True)
-    ]
+    sent = [send("PUT", url, data, None) for url, data in zip(parts, (b"0123", b"4567", b"89"), strict=True)]
     named = [{"partNumber": n, "etag": one[1]["etag"]} for n, one in enumerate(sent, 1)]
     for wrong in (named[:2], named[::-1], [{**named[0], "etag": '"x"'}, *named[1:]]):
         assert send("POST", upload["href"], {"oid": oid, "parts": wrong}, None)[0] == 400
@@ -140,9 +133,7 @@ def test_a_repository_needs_a_name_that_the_hub_takes(loopback_hub: LoopbackHub,
         ("s", "a.txt", b"a" * (10 * 2**20 + 1)),
     ],
 )
-def test_a_commit_that_the_hub_refuses(
-    loopback_hub: LoopbackHub, summary: str, path: str, data: bytes
-) -> None:
+def test_a_commit_that_the_hub_refuses(loopback_hub: LoopbackHub, summary: str, path: str, data: bytes) -> None:
     loopback_hub.seed("me/m", "model", {})
     file = {"path": path, "content": base64.b64encode(data).decode(), "encoding": "base64"}
     header = {"summary": summary, "description": ""}
@@ -162,9 +153,7 @@ def test_a_commit_that_the_hub_refuses(
         ({"timeout": "3h"}, 400),
     ],
 )
-def test_a_job_that_the_hub_refuses(
-    loopback_hub: LoopbackHub, change: dict[str, object], status: int
-) -> None:
+def test_a_job_that_the_hub_refuses(loopback_hub: LoopbackHub, change: dict[str, object], status: int) -> None:
     spec = {"command": ["true"], "flavor": "cpu-basic", "dockerImage": "uv", "environment": {}}
     changed = {key: value for key, value in (spec | change).items() if value is not None}
     body = json.dumps(changed).encode()

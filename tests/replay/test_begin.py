@@ -40,9 +40,7 @@ def known(*steps: list[Entry], failure: int = 0) -> list[Known]:
     back = read_trace(session(*steps))
     request = next(event.index for event in back.events if event.kind == "user")
     matched = match_results(back.events)
-    return Beginnings(back.events, matched, back.cwd, find_harness(back.harness).files).known_at(
-        request, failure
-    )
+    return Beginnings(back.events, matched, back.cwd, find_harness(back.harness).files).known_at(request, failure)
 
 
 A = Known("/home/ann/app/a.ts", True, [TEXT])
@@ -86,9 +84,7 @@ def test_a_row_carries_the_redacted_files_that_replay_judges_by(tmp_path: Path) 
     source = f"{TEXT}const home = '/home/ann/app/lib'\n"
     # A text that was not found is a slip alone; that the build fails after it is evidence.
     failed = [call("bash", command="npm run build"), result("bash", BROKEN, error=True)]
-    content = session(
-        read("/home/ann/app/a.ts"), read("b.ts", source), edit("a.ts", "gone", failed=True), failed
-    )
+    content = session(read("/home/ann/app/a.ts"), read("b.ts", source), edit("a.ts", "gone", failed=True), failed)
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "s.jsonl").write_text(content)
     run_filter(str(tmp_path / "in"), tmp_path / "out", FilterOptions(min_worth=0))

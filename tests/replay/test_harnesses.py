@@ -170,9 +170,7 @@ def test_two_reads_of_two_versions_are_not_joined() -> None:
         ("a\n“a”\n", "a", "multiple"),
     ],
 )
-def test_what_some_version_may_forgive_is_left_open(
-    whole: str, old: str, expected: Outcome | None
-) -> None:
+def test_what_some_version_may_forgive_is_left_open(whole: str, old: str, expected: Outcome | None) -> None:
     assert File(whole.replace("\r\n", "\n")).predict([Edit(old, "q")]) == expected
 
 
@@ -232,9 +230,7 @@ def test_a_malformed_edit_voids_the_call() -> None:
         ("npm run check -w @a/web 2>&1", "> npm run check -w @a/web\n", False, set()),
     ],
 )
-def test_what_more_commands_may_change(
-    command: str, output: str, anything: bool, names: set[str]
-) -> None:
+def test_what_more_commands_may_change(command: str, output: str, anything: bool, names: set[str]) -> None:
     changes = find_changes(command, output)
     assert (changes.anything, changes.names) == (anything, names)
 

@@ -31,9 +31,7 @@ def edit(path: str, old: str, new: str = "new", failed: bool = False) -> list[En
     ]
 
 
-def expected(
-    *steps: list[Entry], certain: bool = False, header: Entry = HEADER
-) -> list[str | None]:
+def expected(*steps: list[Entry], certain: bool = False, header: Entry = HEADER) -> list[str | None]:
     entries: list[Entry] = [header, user("Fix the parser")]
     for number, step in enumerate(steps):
         entries += [json.loads(json.dumps(entry).replace('"c1"', f'"c{number}"')) for entry in step]
@@ -185,23 +183,17 @@ def test_what_a_command_may_change(command: str, anything: bool, names: set[str]
 SOURCE = "import a\n\nlet total = count(items)\nlet y = x\n"
 
 
-def test_a_command_that_may_have_changed_a_file_leaves_it_undecided_until_it_is_seen_again() -> (
-    None
-):
+def test_a_command_that_may_have_changed_a_file_leaves_it_undecided_until_it_is_seen_again() -> None:
     begin, one = read("a.ts", SOURCE), edit("a.ts", "let total = count(items)", "let sum = 0")
     assert expected(begin, bash("python -m pytest -q", "1 passed"), one, certain=True) == ["ok"]
     assert expected(begin, bash("./run.sh", ""), one, certain=True) == [None]
     # What is shown again, or can be edited, is as it was, and so is the rest.
     again = edit("a.ts", "let y = x", "let y = z")
-    assert expected(begin, bash("./run.sh", ""), bash("cat a.ts", SOURCE), one, certain=True) == [
-        "ok"
-    ]
+    assert expected(begin, bash("./run.sh", ""), bash("cat a.ts", SOURCE), one, certain=True) == ["ok"]
     assert expected(begin, bash("./run.sh", ""), one, again, certain=True) == [None, "ok"]
     # A formatter has changed something.
     assert expected(begin, bash("prettier --write .", ""), one, again, certain=True) == [None, None]
-    assert expected(
-        begin, bash("npm run check", "> biome check --write .\nerror"), one, certain=True
-    ) == [None]
+    assert expected(begin, bash("npm run check", "> biome check --write .\nerror"), one, certain=True) == [None]
 
 
 def test_a_line_that_the_user_quotes_otherwise_was_changed_by_hand() -> None:

@@ -185,9 +185,7 @@ PLAIN_FOLDER = ["setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin"]
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
 @pytest.mark.parametrize("prefix", [[], PLAIN_FOLDER], ids=["tmpfs", "plain"])
-def test_a_caller_that_is_ended_takes_its_tree_and_folder_along(
-    tmp_path: Path, how: int, prefix: list[str]
-) -> None:
+def test_a_caller_that_is_ended_takes_its_tree_and_folder_along(tmp_path: Path, how: int, prefix: list[str]) -> None:
     if prefix and (os.geteuid() != 0 or not shutil.which(prefix[0])):
         pytest.skip("needs root and setpriv")
     path, folders = f"{tmp_path}/caller.py", tmp_path / "folders"

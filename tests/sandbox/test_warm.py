@@ -22,8 +22,7 @@ PROGRAMS = {
     "exit_text": "import sys; sys.exit('sorry')",
     "exit_nothing": "raise SystemExit",
     "exit_hook": "import atexit; atexit.register(print, 'bye'); print('hi')",
-    "thread": "import threading, time\n"
-    "threading.Thread(target=lambda: (time.sleep(.2), print('late'))).start()",
+    "thread": "import threading, time\nthreading.Thread(target=lambda: (time.sleep(.2), print('late'))).start()",
     "closed_output": "import sys; print('x', flush=True); sys.stdout.close()",
     "no_newline": "import sys; sys.stdout.write('x'); sys.stderr.write('y')",
     "environment": "import os; print(sorted(os.environ) , os.listdir())",

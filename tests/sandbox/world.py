@@ -53,9 +53,7 @@ class World:
         shm = Path("/dev/shm")
         checks = {
             "a file was planted": (self.folder / "planted").exists(),
-            "a daemon wrote": any(
-                path.exists() for path in (self.folder / "daemon", Path("/tmp", self.mark))
-            ),
+            "a daemon wrote": any(path.exists() for path in (self.folder / "daemon", Path("/tmp", self.mark))),
             "a folder was removed": not (self.folder / "other" / "kept").exists(),
             "a mode was changed": mine.stat().st_mode & 0o777 != 0o600,
             "a file was emptied": mine.stat().st_size == 0,
@@ -95,9 +93,7 @@ def a_world() -> Iterator[World]:
         mark = f"mark-{folder.name}"
         leak = stack.enter_context((folder / "token").open())
         os.set_inheritable(leak.fileno(), True)
-        victim = subprocess.Popen(
-            [sys.executable, "-c", "import time; time.sleep(600)"], env={"SECRET": "hunter2"}
-        )
+        victim = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], env={"SECRET": "hunter2"})
         stack.callback(victim.wait)
         stack.callback(victim.kill)
         unix, stream, datagram = socket.AF_UNIX, socket.SOCK_STREAM, socket.SOCK_DGRAM

@@ -126,9 +126,7 @@ def test_a_task_of_harbor_is_judged_by_its_own_tests(tmp_path: Path) -> None:
         ({"solve": "gcc -o total total.c\n"}, "fail after its own solution"),
     ],
 )
-def test_what_needs_an_image_is_refused_and_counted(
-    changes: dict[str, str], reason: str, tmp_path: Path
-) -> None:
+def test_what_needs_an_image_is_refused_and_counted(changes: dict[str, str], reason: str, tmp_path: Path) -> None:
     root = write_task(tmp_path / "tasks", "other", **changes)
     with pytest.raises(SourceError, match=f"None of the 1 tasks .*{reason}"):
         build_suite(str(root), tmp_path / "out")
@@ -136,6 +134,4 @@ def test_what_needs_an_image_is_refused_and_counted(
     rows, left_out = build_suite(str(root), tmp_path / "out")
     assert [row["task_id"] for row in rows] == ["good"]
     assert reason in left_out["other"]
-    assert [
-        one["task_id"] for one in json.loads((tmp_path / "out/suite.json").read_text())["tasks"]
-    ]
+    assert [one["task_id"] for one in json.loads((tmp_path / "out/suite.json").read_text())["tasks"]]

@@ -24,9 +24,7 @@ def encoded(files: dict[str, str]) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_the_fixed_program_passes_and_the_buggy_one_fails(
-    name: str, tasks: dict[str, TaskRow]
-) -> None:
+def test_the_fixed_program_passes_and_the_buggy_one_fails(name: str, tasks: dict[str, TaskRow]) -> None:
     task, program = tasks[name], PROGRAMS[name]
     buggy = run_tests(task, {})
     assert (buggy.ok, buggy.error) == (False, None), buggy

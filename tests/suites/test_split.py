@@ -38,9 +38,7 @@ TASKS = [task(f"fix_{n}") for n in range(40)]
 def test_the_threshold_is_the_original_rule() -> None:
     divided = divide(TASKS, 0.7)
     expected = [
-        one["task_id"]
-        for one in TASKS
-        if int(hashlib.md5(one["task_id"].encode()).hexdigest(), 16) % 100 < 70
+        one["task_id"] for one in TASKS if int(hashlib.md5(one["task_id"].encode()).hexdigest(), 16) % 100 < 70
     ]
     assert ids(divided.train) == expected
     assert ids(divided.test) == [name for name in ids(TASKS) if name not in expected]
@@ -68,9 +66,7 @@ def test_shuffle_depends_on_its_seed_alone() -> None:
     st.sampled_from(get_args(Method)),
     st.floats(0.2, 0.8),
 )
-def test_groups_are_never_divided_and_no_task_is_lost(
-    groups: list[int], method: Any, train: float
-) -> None:
+def test_groups_are_never_divided_and_no_task_is_lost(groups: list[int], method: Any, train: float) -> None:
     tasks = [task(f"t{n}", metadata={"group": group}) for n, group in enumerate(groups)]
     try:
         divided = divide(tasks, train, method, "group")
@@ -132,9 +128,7 @@ def test_split_writes_two_suites_and_checks_rows(tmp_path: Path) -> None:
     arguments = ["suite", "split", given, "--out", str(tmp_path / "out"), "--method", "rank"]
     shown = CliRunner().invoke(app, arguments)
     assert shown.output.startswith("28 tasks for training, 12 for testing are in "), shown.output
-    train, test = (
-        suite.load_suite(tmp_path / "out" / f"{side}.json") for side in ("train", "test")
-    )
+    train, test = (suite.load_suite(tmp_path / "out" / f"{side}.json") for side in ("train", "test"))
     assert (train.name, test.name, train.split, test.split) == (
         "all-train",
         "all-test",
@@ -165,21 +159,14 @@ def test_split_refuses_what_it_would_destroy(tmp_path: Path, capsys: Any) -> Non
         (moved.parent, "is the suite to be split"),
         (tmp_path / "out", "is not a suite"),
     ):
-        shown = CliRunner().invoke(
-            app, ["suite", "split", str(moved), "--out", str(out), "--method", "rank"]
-        )
+        shown = CliRunner().invoke(app, ["suite", "split", str(moved), "--out", str(out), "--method", "rank"])
         assert said in str(shown.exception)
     assert not (tmp_path / "out" / "train.json").exists()
     with pytest.raises(SystemExit) as end:
         run(lambda: app(["suite", "split", str(moved)], standalone_mode=True))
     assert end.value.code == 2
     assert "--out" in capsys.readouterr().err
-    assert (
-        CliRunner()
-        .invoke(app, ["suite", "split", str(moved), "--out", "x", "--method", "odd"])
-        .exit_code
-        == 2
-    )
+    assert CliRunner().invoke(app, ["suite", "split", str(moved), "--out", "x", "--method", "odd"]).exit_code == 2
 
 
 TEST = Suite("held", (task("a"), task("b")), Path("test.json"))
@@ -188,13 +175,9 @@ TEST = Suite("held", (task("a"), task("b")), Path("test.json"))
 def test_leakage_names_the_tasks() -> None:
     fine = [{"task_id": "c"}, {"task_id": "a", "split": "test"}, {"task_id": "c", "split": "train"}]
     assert check_leakage(fine, TEST) == 2
-    table = pa.Table.from_pylist(
-        fine, pa.schema([("task_id", pa.string()), ("split", pa.string())])
-    )
+    table = pa.Table.from_pylist(fine, pa.schema([("task_id", pa.string()), ("split", pa.string())]))
     assert check_leakage(Dataset(table), TEST) == 2
-    with pytest.raises(
-        Leakage, match=r"3 of 4 training rows .* `held`: `a` \(2\), `b` \(1\); drop"
-    ):
+    with pytest.raises(Leakage, match=r"3 of 4 training rows .* `held`: `a` \(2\), `b` \(1\); drop"):
         check_leakage([{"task_id": name} for name in "abca"], TEST)
     with pytest.raises(PimonoError, match="Row 1 has no `task_id`"):
         check_leakage(Dataset.from_list([{"prompt": "x"}]), TEST)

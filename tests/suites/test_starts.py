@@ -24,10 +24,7 @@ def write(folder: Path) -> Path:
         (folder / name).mkdir(parents=True)
         (folder / name / "add.py").write_text(text)
     starts = {"old": {"repo": "old", "verifier_spec": spec_of(texts["old"])}}
-    tasks = [
-        {"task_id": f"fix_{n}", "goal": "Add.", "verifier_spec": spec_of(texts["now"])}
-        for n in range(8)
-    ]
+    tasks = [{"task_id": f"fix_{n}", "goal": "Add.", "verifier_spec": spec_of(texts["now"])} for n in range(8)]
     listed = [{**task, "starts": starts} for task in tasks]
     suite = {"name": "adds", "defaults": {"repo": "now"}, "tasks": listed}
     (folder / "suite.json").write_text(json.dumps(suite))

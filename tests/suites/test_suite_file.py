@@ -54,15 +54,11 @@ def test_what_is_written_elsewhere_reads_the_same(tmp_path: Path) -> None:
     read = suite.load_suite(given(tmp_path, GOOD))
     path = suite.write_suite(tmp_path / "deep" / "er" / "train.json", "mine", read.tasks)
     assert suite.load_suite(path).tasks == read.tasks
-    again = suite.write_suite(
-        tmp_path / "deep" / "er" / "again.json", "mine", suite.load_suite(path).tasks
-    )
+    again = suite.write_suite(tmp_path / "deep" / "er" / "again.json", "mine", suite.load_suite(path).tasks)
     assert again.read_bytes() == path.read_bytes()
     assert '"repo": "../../code"' in path.read_text()
     one = suite.write_suite(tmp_path / "one.json", "m", read.tasks[:1], "what it is", "test")
-    assert [(task["suite"], task["split"]) for task in suite.load_suite(one).tasks] == [
-        ("m", "test")
-    ]
+    assert [(task["suite"], task["split"]) for task in suite.load_suite(one).tasks] == [("m", "test")]
     assert suite.load_suite(one).description == "what it is"
 
 

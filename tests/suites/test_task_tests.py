@@ -122,9 +122,7 @@ def test_what_is_removed_is_missing(repo: Path) -> None:
         ),
     ],
 )
-def test_what_is_no_fault_of_the_agent_is_an_error(
-    repo: Path, more: dict[str, Any], why: str
-) -> None:
+def test_what_is_no_fault_of_the_agent_is_an_error(repo: Path, more: dict[str, Any], why: str) -> None:
     task = task_of(repo, **more)
     ran = run_tests(task, left())
     assert ran.ok is None
@@ -170,9 +168,7 @@ def test_a_module_that_the_repo_had_may_be_mended(repo: Path) -> None:
     assert run_tests(task, left(types_py="x = 2\n")).ok is not None
 
 
-def test_whatever_a_test_run_raises_is_the_error_of_one_rollout(
-    repo: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_whatever_a_test_run_raises_is_the_error_of_one_rollout(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any, **__: Any) -> Any:
         raise SystemError("AST constructor recursion depth mismatch")
 

@@ -77,9 +77,7 @@ def test_short_rows_stay_as_they_are(tokenizer: Any, reprompt: Reprompt) -> None
     }
 
 
-def test_long_rows_keep_head_and_tail_and_use_the_budget(
-    tokenizer: Any, reprompt: Reprompt
-) -> None:
+def test_long_rows_keep_head_and_tail_and_use_the_budget(tokenizer: Any, reprompt: Reprompt) -> None:
     task = "HEAD of the task. " + "npm run build failed. " * 200 + " TAIL of the task"
     context = "HEAD diagnostic\n" + "Error: Cannot find module\n" * 300 + "TAIL of diagnostic"
     found = fit_rows(rows((task, context)), tokenizer, 128, 400, reprompt)
@@ -108,9 +106,7 @@ def test_control_tokens_in_a_trace_become_text(tokenizer: Any, reprompt: Repromp
     dataset = rows((task, context))
     found = fit_rows(dataset, tokenizer, 256, 512, reprompt)
     fitted, counts = found.rows, found.counts
-    special = set(tokenizer.all_special_ids) | set(
-        tokenizer.convert_tokens_to_ids(list(EXTRA_SPECIAL_TOKENS))
-    )
+    special = set(tokenizer.all_special_ids) | set(tokenizer.convert_tokens_to_ids(list(EXTRA_SPECIAL_TOKENS)))
     for column in (fitted[0]["prompt"][0]["content"], fitted[0]["privileged_context"]):
         ids = tokenizer(column, add_special_tokens=False)["input_ids"]
         assert not special & set(ids), column
@@ -146,9 +142,7 @@ def test_earlier_turns_give_way_to_the_request(tokenizer: Any, reprompt: Repromp
 
 def test_a_context_is_cut_block_by_block(tokenizer: Any, reprompt: Reprompt) -> None:
     blocks = [
-        "Tool/environment diagnostic 1 (test_or_assertion):\nHEAD one "
-        + "x failed " * 200
-        + "TAIL one",
+        "Tool/environment diagnostic 1 (test_or_assertion):\nHEAD one " + "x failed " * 200 + "TAIL one",
         "Tool/environment diagnostic 2 (command_error):\nHEAD two " + "boom " * 200 + "TAIL two",
         "Later user correction 1:\nno, not that file",
     ]
@@ -187,9 +181,7 @@ def test_a_budget_that_cannot_be_kept_is_named(
         fit_rows(dataset, tokenizer, prompt_tokens, reprompt_tokens, reprompt)
 
 
-def test_a_row_that_cannot_be_cut_to_a_budget_is_left_out_and_counted(
-    tokenizer: Any, reprompt: Reprompt
-) -> None:
+def test_a_row_that_cannot_be_cut_to_a_budget_is_left_out_and_counted(tokenizer: Any, reprompt: Reprompt) -> None:
     """The task of the second leaves no room for any context."""
     dataset = rows(("fix it", "boom"), ("a b c d " * 30, "boom " * 900), ("say hi", "bang"))
     found = fit_rows(dataset, tokenizer, 140, 200, reprompt)

@@ -114,9 +114,7 @@ def test_a_collapse_is_told_from_noise(completions: int, at_last: int) -> None:
     for seed in range(20):
         draw = random.Random(seed).random
         chances = [0.6 - 0.5 * min(max(step - 100, 0) / 20, 1) for step in range(250)]
-        found = raised(
-            [{REWARD: fmean(draw() < c for _ in range(completions))} for c in chances], 10
-        )
+        found = raised([{REWARD: fmean(draw() < c for _ in range(completions))} for c in chances], 10)
         assert 100 < next(step for step, guards in enumerate(found) if guards) < at_last
 
 

@@ -37,9 +37,7 @@ def test_steps_train(granularity: Granularity, tiny: str, tmp_path: Path) -> Non
             max_length=4096,
         )
     )
-    dataset = load_dataset(
-        str(tmp_path / "steps"), split="train", cache_dir=str(tmp_path / "cache")
-    )
+    dataset = load_dataset(str(tmp_path / "steps"), split="train", cache_dir=str(tmp_path / "cache"))
     config = SFTConfig(
         str(tmp_path / "out"),
         max_steps=2,
@@ -80,9 +78,7 @@ def test_pairs_train(protocol: str, tiny: str, tmp_path: Path) -> None:
             flaky_reruns=0,
         )
     )
-    dataset = load_dataset(
-        str(tmp_path / "pairs"), split="train", cache_dir=str(tmp_path / "cache")
-    )
+    dataset = load_dataset(str(tmp_path / "pairs"), split="train", cache_dir=str(tmp_path / "cache"))
     config = DPOConfig(
         str(tmp_path / "out"),
         max_steps=2,

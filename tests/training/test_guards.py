@@ -47,9 +47,7 @@ def ran(folder: Path, tiny: Path) -> tuple[Results, str]:
         ("reward_collapse", 10, True),
     ],
 )
-def test_each_guard_alerts_where_it_should(
-    ran: tuple[Results, str], guard: str, step: int, ends: bool
-) -> None:
+def test_each_guard_alerts_where_it_should(ran: tuple[Results, str], guard: str, step: int, ends: bool) -> None:
     result = ran[0][guard]
     (alert,) = (alert for alert in result["alerts"] if alert["guard"] == guard)
     assert alert["step"] == step
@@ -87,9 +85,7 @@ def test_the_best_adapter_outlives_its_checkpoint_and_is_gone_back_to(
     assert {path.name for path in (place / "best").iterdir()} == {*publish.WEIGHTS, "best.json"}
 
 
-def collapsing(
-    folder: Path, tiny: Path, stop: int | None = None, **changes: Any
-) -> tuple[Prepared, dict[str, Any]]:
+def collapsing(folder: Path, tiny: Path, stop: int | None = None, **changes: Any) -> tuple[Prepared, dict[str, Any]]:
     """The falling reward in this process, nothing sent to Trackio."""
     settings = guarded.SCENARIOS["reward_collapse"][1] | {"report_to": "none"} | changes
     args, model_args = arguments(folder, tiny, **settings)

@@ -26,9 +26,7 @@ def test_scores_are_by_session_and_the_same_twice(tmp_path: Path, tiny: Path) ->
     prepared = prepare(args, model_args, hand_made())
     rows = prepared.fitted.rows
     scores = held_out.score_rollouts(prepared.trainer, rows, 3)
-    assert {name: len(found) for name, found in scores.items()} == dict.fromkeys(
-        ("s0", "s1", "s2", "s3"), 3
-    )
+    assert {name: len(found) for name, found in scores.items()} == dict.fromkeys(("s0", "s1", "s2", "s3"), 3)
     assert any(0 < reward < 1 for found in scores.values() for reward in found)
     assert held_out.score_rollouts(prepared.trainer, rows, 3) == scores
     for unnamed in (rows.remove_columns("session_id"), rows.map(lambda _: {"session_id": None})):

@@ -52,9 +52,7 @@ def test_three_commands_from_the_wheel(loopback_hub: LoopbackHub, wheel: Path, h
 
     def run(words: str) -> str:
         command = [str(UV), "tool", "run", "--from", str(wheel), "pimono-sdpo", *words.split()]
-        done = subprocess.run(
-            command, cwd=home, env=env, capture_output=True, text=True, check=False
-        )
+        done = subprocess.run(command, cwd=home, env=env, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
         return done.stdout
 
@@ -63,15 +61,10 @@ def test_three_commands_from_the_wheel(loopback_hub: LoopbackHub, wheel: Path, h
         "def long_reward(prompts, completions, **_):\n"
         "    return [min(0.3, len(one[0]['content']) / 999) for one in completions]\n"
     )
-    said = run(
-        f"train rows --on hf:cpu-basic --time-limit 20m --max-steps 2 --reward mine:long_reward {TINY}"
-    )
+    said = run(f"train rows --on hf:cpu-basic --time-limit 20m --max-steps 2 --reward mine:long_reward {TINY}")
     first = said.index("leaves this machine: the rows in rows, with rejects, report and card")
     assert first < said.index("(private), 0 removed, in commit")
-    assert (
-        f"leaves this machine: mine.py, {wheel.name}, to the private bucket me/jobs-artifacts"
-        in said
-    )
+    assert f"leaves this machine: mine.py, {wheel.name}, to the private bucket me/jobs-artifacts" in said
     (job,) = loopback_hub.store.jobs.values()
     assert (job.spec["timeoutSeconds"], job.stage) == (1200, "COMPLETED")
     assert "trl==1.16.0" in job.spec["command"]
@@ -82,9 +75,7 @@ def test_three_commands_from_the_wheel(loopback_hub: LoopbackHub, wheel: Path, h
     assert loopback_hub.repo("me/rows", "dataset").private
 
 
-def test_the_launch_line_of_the_reference_card(
-    loopback_hub: LoopbackHub, wheel: Path, home: Path
-) -> None:
+def test_the_launch_line_of_the_reference_card(loopback_hub: LoopbackHub, wheel: Path, home: Path) -> None:
     """The environment names repository and Space; the Space sleeps, which costs no training."""
     line = f"""hf jobs uv run -v {wheel.parent}:/dist --with /dist/{wheel.name}[train]
         --flavor cpu-basic --timeout 20m --secrets HF_TOKEN -e TIME_LIMIT=20m
@@ -104,9 +95,7 @@ def test_the_launch_line_of_the_reference_card(
 
 def test_the_lock_is_of_a_machine_with_cuda_and_of_this_project() -> None:
     """`make lock` writes it; every exact pin of constraints.txt that it has is the same there."""
-    lock = dict(
-        re.findall(r"^([\w-]+)==(\S+)$", (ROOT / "jobs/requirements.txt").read_text(), re.M)
-    )
+    lock = dict(re.findall(r"^([\w-]+)==(\S+)$", (ROOT / "jobs/requirements.txt").read_text(), re.M))
     tested = re.findall(r"^([\w-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.M)
     for name, version in tested:
         name = name.replace("_", "-")

@@ -57,9 +57,7 @@ def test_unusable_rows_are_one_sentence(
         ({"use_peft": False}, "`use_peft` is off"),
     ],
 )
-def test_an_unusable_model_is_one_sentence(
-    tmp_path: Path, tiny: Path, changes: dict[str, Any], words: str
-) -> None:
+def test_an_unusable_model_is_one_sentence(tmp_path: Path, tiny: Path, changes: dict[str, Any], words: str) -> None:
     args, model_args = arguments(tmp_path, tiny)
     for name, value in changes.items():
         setattr(model_args, name, value)

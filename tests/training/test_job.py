@@ -18,9 +18,7 @@ from tests.training.setup import JOBS, PYTHONPATH, hand_made, job, parse, python
 
 
 @pytest.mark.slow
-def test_the_job_trains_logs_and_writes_its_card(
-    tiny: Path, filtered: Path, tmp_path: Path
-) -> None:
+def test_the_job_trains_logs_and_writes_its_card(tiny: Path, filtered: Path, tmp_path: Path) -> None:
     model = tmp_path / "build" / "tiny-gemma4"
     shutil.copytree(tiny, model)
     asked = ("--config", "tiny", "--run-name", "first", "--dataset", str(filtered))
@@ -141,18 +139,14 @@ def test_the_job_takes_all_from_the_hub_and_publishes_its_adapter(
         *("--config", "tiny", "--model_name_or_path", "me/model-of-a-test", "--max_steps", "1"),
         *("--dataset", "me/dataset-of-a-test", "--report_to", "none"),
     ]
-    refused = job(
-        *asked, cwd=tmp_path, **(online | {"HF_TOKEN": "hf_wrong"}), HUB_MODEL_ID="me/adapter"
-    )
+    refused = job(*asked, cwd=tmp_path, **(online | {"HF_TOKEN": "hf_wrong"}), HUB_MODEL_ID="me/adapter")
     assert refused.returncode == 2
     assert "could not be published as `me/adapter`" in refused.stderr
     assert not (tmp_path / "outputs").exists(), "found out before the training"
 
     done = job(*asked, "--run_name", "r1", cwd=tmp_path, **online, HUB_MODEL_ID="me/adapter")
     assert done.returncode == 0, done.stderr[-3000:]
-    leaves = (
-        "leaves this machine: the adapter, its card, run log and page, to the repository me/adapter"
-    )
+    leaves = "leaves this machine: the adapter, its card, run log and page, to the repository me/adapter"
     assert done.stdout.index(leaves) < done.stdout.index("step 1/")
     out = tmp_path / "outputs" / "r1"
     run = json.loads((out / "run.json").read_text())
@@ -220,9 +214,7 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(
     assert not any(tmp_path.rglob("*.json"))
 
 
-def test_the_recipes_are_the_reference_run_and_its_small_twin(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_recipes_are_the_reference_run_and_its_small_twin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HUB_MODEL_ID", "me/adapter")
     given, args, model_args, recipe = parse(["--mode", "train", "--run-name", "r1"])
@@ -315,9 +307,7 @@ def test_the_script_says_what_hf_jobs_needs() -> None:
     assert launch["timeout"] == launch["env"]["TIME_LIMIT"] == "3h"
 
 
-def test_verifiers_train_and_tell_the_teacher(
-    tmp_path: Path, tiny: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_verifiers_train_and_tell_the_teacher(tmp_path: Path, tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "rows").mkdir()
     spec = json.dumps({"tools": "pi"})
     rows = [{**row, "verifier_spec": spec if n else None} for n, row in enumerate(hand_made())]
@@ -371,9 +361,7 @@ def test_two_processes_train_one_adapter(tmp_path: Path, tiny: Path, filtered: P
     argv = ["--config", "tiny", "--report_to", "none", "--max_steps", "2", "--dataset"]
     argv += [str(filtered), "--model_name_or_path", str(tiny), "--output_dir", "out"]
     launched = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
-    done = python(
-        *launched, str(JOBS / "train_sdpo.py"), *argv, cwd=tmp_path, ACCELERATE_USE_CPU="true"
-    )
+    done = python(*launched, str(JOBS / "train_sdpo.py"), *argv, cwd=tmp_path, ACCELERATE_USE_CPU="true")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("the adapter and its card are in out/adapter") == 1
     assert done.stdout.count("teacher_gap") == 1

@@ -28,9 +28,7 @@ def rows(tmp_path: Path) -> Path:
     return tmp_path / "rows"
 
 
-def launch(
-    hub: LoopbackHub, home: Path, *words: str, token: str = "hf_loopback"
-) -> subprocess.CompletedProcess[str]:
+def launch(hub: LoopbackHub, home: Path, *words: str, token: str = "hf_loopback") -> subprocess.CompletedProcess[str]:
     command = ("-m", "pimono_sdpo", "train", "rows", *words)
     return run_python(hub, home, *command, token=token, xet=True, imported=TRAINING)
 
@@ -178,9 +176,7 @@ print(json.dumps(left))
 """
 
 
-def test_the_time_counts_from_the_jobs_start_by_the_hub(
-    loopback_hub: LoopbackHub, tmp_path: Path
-) -> None:
+def test_the_time_counts_from_the_jobs_start_by_the_hub(loopback_hub: LoopbackHub, tmp_path: Path) -> None:
     started = datetime.now(UTC) - timedelta(hours=1)
     spec = {"command": ["x"], "flavor": "cpu-basic"}
     job = Job("0" * 24, "me", spec, "RUNNING", started=started.strftime("%Y-%m-%dT%H:%M:%S.%fZ"))

@@ -61,9 +61,7 @@ def test_the_rivals_learn_from_the_same_rollouts(base: Path, method: str, update
     assert after >= before + 0.4
 
 
-def test_a_collapse_is_caught_and_the_best_adapter_is_what_remains(
-    base: Path, tmp_path: Path
-) -> None:
+def test_a_collapse_is_caught_and_the_best_adapter_is_what_remains(base: Path, tmp_path: Path) -> None:
     """A teacher that follows at once a student that learns too fast: it learns, then forgets."""
     asked, held_out = requests()
     args, model_args = arguments(

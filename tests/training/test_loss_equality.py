@@ -101,9 +101,7 @@ def settings(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> Any:
 def tensors(lengths: tuple[int, ...] = LENGTHS, inactive: tuple[int, ...] = ()) -> tuple[Any, ...]:
     """Logits of student and teacher, sampled tokens, mask of what counts, log S_old of the tokens."""
     generator = torch.Generator().manual_seed(0)
-    student, teacher = (
-        2 * torch.randn(len(lengths), TOKENS, VOCABULARY, generator=generator) for _ in range(2)
-    )
+    student, teacher = (2 * torch.randn(len(lengths), TOKENS, VOCABULARY, generator=generator) for _ in range(2))
     ids = torch.randint(VOCABULARY, (len(lengths), TOKENS), generator=generator)
     mask = (torch.arange(TOKENS) < torch.tensor(lengths)[:, None]).float()
     mask[list(inactive)] = 0
@@ -142,20 +140,15 @@ def published(student_logits: Tensor, teacher_logits: Tensor, ids: Tensor, args:
         student, teacher = (p.gather(-1, likeliest) for p in (student, teacher))
         rest = [1 - p.sum(-1, keepdim=True) for p in (student, teacher)]
         if args.distillation_add_tail:
-            student, teacher = (
-                torch.cat([p, tail], -1) for p, tail in zip((student, teacher), rest, strict=True)
-            )
+            student, teacher = (torch.cat([p, tail], -1) for p, tail in zip((student, teacher), rest, strict=True))
         else:
-            student, teacher = (
-                p / (1 - tail) for p, tail in zip((student, teacher), rest, strict=True)
-            )
+            student, teacher = (p / (1 - tail) for p, tail in zip((student, teacher), rest, strict=True))
     return divergence(student, teacher, args.distillation_alpha)
 
 
 def micro_batches_of_one(losses: Tensor, mask: Tensor) -> Tensor:
     means = [
-        (loss * row).sum() / row.sum() if row.any() else loss.sum() * 0
-        for loss, row in zip(losses, mask, strict=True)
+        (loss * row).sum() / row.sum() if row.any() else loss.sum() * 0 for loss, row in zip(losses, mask, strict=True)
     ]
     return torch.stack(means).mean()
 
@@ -195,9 +188,7 @@ def test_the_loss_is_the_published_formula(
     student.requires_grad_()
     formula = micro_batches_of_one(published(student, teacher, ids, trainer.args), mask)
     expected, expected_gradient = value_and_gradient(formula, student)
-    found, gradient = value_and_gradient(
-        trained_with(trainer, student, teacher, ids, mask), student
-    )
+    found, gradient = value_and_gradient(trained_with(trainer, student, teacher, ids, mask), student)
     assert found == pytest.approx(expected, rel=1e-5)
     assert expected_gradient.abs().max() > 1e-3
     assert torch.allclose(gradient, expected_gradient, rtol=1e-4, atol=1e-7)
@@ -218,9 +209,7 @@ def test_off_policy_every_token_is_weighted_by_its_clipped_ratio(
     weight = ratio.clamp(max=clip) if clip is not None else torch.ones_like(ratio)
     losses = weight * published(student, teacher, ids, trainer.args)
     expected, expected_gradient = value_and_gradient(micro_batches_of_one(losses, mask), student)
-    found, gradient = value_and_gradient(
-        trained_with(trainer, student, teacher, ids, mask, old), student
-    )
+    found, gradient = value_and_gradient(trained_with(trainer, student, teacher, ids, mask, old), student)
     assert found == pytest.approx(expected, rel=1e-5)
     assert torch.allclose(gradient, expected_gradient, rtol=1e-4, atol=1e-7)
 
@@ -298,16 +287,12 @@ def test_the_loss_of_a_bfloat16_model_is_computed_in_float32(
     logits = DistillationLogits(ids, mask, mask, student, teacher)
     loss = trainer._compute_self_distillation_loss(trainer.model, {}, logits)
     exact = student.detach().double().requires_grad_()
-    formula = published(
-        exact / trainer.temperature, teacher.double() / trainer.temperature, ids, trainer.args
-    ).mean()
+    formula = published(exact / trainer.temperature, teacher.double() / trainer.temperature, ids, trainer.args).mean()
     expected, expected_gradient = value_and_gradient(formula, exact)
     found, gradient = value_and_gradient(loss, student)
     assert loss.dtype is torch.float32
     assert found == pytest.approx(expected, rel=1e-3, abs=1e-7)
-    cosine = torch.nn.functional.cosine_similarity(
-        gradient.flatten(), expected_gradient.flatten(), dim=0
-    )
+    cosine = torch.nn.functional.cosine_similarity(gradient.flatten(), expected_gradient.flatten(), dim=0)
     assert cosine > 0.999
 
 
@@ -398,9 +383,7 @@ def completion_logits(model: Any, prompt: list[int], completion: list[int]) -> T
     return kept
 
 
-@pytest.mark.parametrize(
-    "objective", [{}, OBJECTIVES[5].values[0]], ids=["sampled token", "top 5, tail"]
-)
+@pytest.mark.parametrize("objective", [{}, OBJECTIVES[5].values[0]], ids=["sampled token", "top 5, tail"])
 def test_from_rollouts_to_the_loss_it_is_the_method(
     settings: Any, objective: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -416,9 +399,7 @@ def test_from_rollouts_to_the_loss_it_is_the_method(
 
     args, tokenizer = trainer.args, trainer.processing_class
     lengths = batch["completion_mask"].sum(1).tolist()
-    completions = [
-        ids[:length] for ids, length in zip(batch["completion_ids"].tolist(), lengths, strict=True)
-    ]
+    completions = [ids[:length] for ids, length in zip(batch["completion_ids"].tolist(), lengths, strict=True)]
     feedback = args.feedback_template.format(feedback_raw=told["privileged_context"])
     demonstration = args.solution_template.format(
         successful_previous_attempt=tokenizer.decode(completions[2], skip_special_tokens=True)
@@ -451,9 +432,7 @@ def test_from_rollouts_to_the_loss_it_is_the_method(
             teacher = completion_logits(model, turn(text), completion)
             model.set_adapter("default")
             assert not torch.allclose(student, teacher, atol=1e-3)
-            losses = published(
-                *(student[None] / 0.7, teacher[None] / 0.7, torch.tensor([completion]), args)
-            )
+            losses = published(*(student[None] / 0.7, teacher[None] / 0.7, torch.tensor([completion]), args))
             total += losses.mean().item() / len(tasks)
     assert batch["self_distillation_mask"].tolist() == [1, 1, 0, 1]
     assert found * trainer.current_gradient_accumulation_steps == pytest.approx(total, rel=1e-3)
@@ -468,9 +447,7 @@ def test_where_it_differs_a_larger_micro_batch_shrinks_with_what_has_no_feedback
     student.requires_grad_()
     formula = one_micro_batch(published(student, teacher, ids, trainer.args), mask)
     method, method_gradient = value_and_gradient(formula, student)
-    found, gradient = value_and_gradient(
-        trained_with(trainer, student, teacher, ids, mask), student
-    )
+    found, gradient = value_and_gradient(trained_with(trainer, student, teacher, ids, mask), student)
     assert found / method == pytest.approx(1 / ROWS, rel=1e-5)
     assert torch.allclose(gradient, method_gradient / ROWS, rtol=1e-4, atol=1e-8)
 
@@ -486,9 +463,7 @@ def test_where_it_differs_a_larger_micro_batch_gives_short_answers_more_weight(
     _, method_gradient = value_and_gradient(formula, student)
     _, gradient = value_and_gradient(trained_with(trainer, student, teacher, ids, mask), student)
     weights = [(gradient[row].norm() / method_gradient[row].norm()).item() for row in range(ROWS)]
-    assert weights == pytest.approx(
-        [sum(LENGTHS) / (ROWS * length) for length in LENGTHS], rel=1e-4
-    )
+    assert weights == pytest.approx([sum(LENGTHS) / (ROWS * length) for length in LENGTHS], rel=1e-4)
 
 
 def test_where_it_differs_a_long_teacher_prompt_loses_its_head(settings: Any) -> None:

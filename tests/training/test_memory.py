@@ -142,11 +142,7 @@ CONFIGS: dict[str, Callable[[], Any]] = {
     "Qwen/Qwen3-4B-Instruct-2507": lambda: config_qwen(2560, 9728, 36, 32),
     "Qwen/Qwen3-1.7B": lambda: config_qwen(2048, 6144, 28, 16),
 }
-ON_A_GPU = [
-    path.stem
-    for path in sorted(recipe_folder().glob("*.yaml"))
-    if not path.stem.startswith(("tiny", "demo"))
-]
+ON_A_GPU = [path.stem for path in sorted(recipe_folder().glob("*.yaml")) if not path.stem.startswith(("tiny", "demo"))]
 
 
 @pytest.mark.parametrize("recipe", ON_A_GPU)
@@ -161,9 +157,7 @@ def test_the_recipes_for_24_gb_fit_by_the_shapes_of_their_models(recipe: str) ->
         needed = estimate_sdpo(args, model_args, config, args.max_prompt_length)
     else:
         pairs = method is DPO
-        needed = estimate_supervised(
-            args, model_args, config, args.max_length, pairs=pairs, adapter=pairs
-        )
+        needed = estimate_supervised(args, model_args, config, args.max_length, pairs=pairs, adapter=pairs)
     assert model_args.dtype == "bfloat16"
     assert args.bf16 is False
     assert sum(needed.values()) / GIB < USABLE * 22.5

@@ -14,9 +14,7 @@ from tests.training.setup import hand_made, job, parse, python, script
 LOCAL = ("--config", "tiny", "--report_to", "none", "--run-name", "r1")
 
 
-def refused(
-    argv: tuple[str, ...], folder: Path, capsys: pytest.CaptureFixture[str], words: str
-) -> None:
+def refused(argv: tuple[str, ...], folder: Path, capsys: pytest.CaptureFixture[str], words: str) -> None:
     """Run the job in a folder; it must say the words in one sentence and leave no file behind."""
     before = sorted(folder.rglob("*"))
     assert script().main([*LOCAL, *argv]) == 2

@@ -19,9 +19,7 @@ Straight = tuple[Prepared, dict[str, float], SeenPrompts, ModelConfig]
 
 def linears(model: torch.nn.Module) -> set[str]:
     return {
-        name
-        for name, module in model.named_modules()
-        if isinstance(module, torch.nn.Linear) and "lora_" not in name
+        name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear) and "lora_" not in name
     }
 
 
@@ -34,22 +32,16 @@ def test_the_adapter_sits_on_every_layer_of_the_language_model_and_nowhere_else(
 ) -> None:
     model = straight[0].trainer.model
     text = {
-        name.removesuffix(".base_layer")
-        for name in linears(model)
-        if re.search(r"language_model\.layers\.", name)
+        name.removesuffix(".base_layer") for name in linears(model) if re.search(r"language_model\.layers\.", name)
     }
     others = linears(model.get_base_model()) - {
         name.removeprefix("base_model.model.") + ".base_layer" for name in text
     }
     assert wrapped(model) == text
     assert len(text) == 20
-    assert {name.split(".")[-1] for name in others} == {
-        *("lm_head", "patch_dense", "embedding_projection")
-    }
+    assert {name.split(".")[-1] for name in others} == {*("lm_head", "patch_dense", "embedding_projection")}
     trained = {name for name, value in model.named_parameters() if value.requires_grad}
-    assert trained == {
-        f"{name}.lora_{factor}.default.weight" for name in text for factor in ("A", "B")
-    }
+    assert trained == {f"{name}.lora_{factor}.default.weight" for name in text for factor in ("A", "B")}
 
 
 def test_layers_are_in_4_bits_and_embedding_and_head_are_not(straight: Straight) -> None:

@@ -49,9 +49,7 @@ def finished(folder: Path) -> Path:
     ],
 )
 @pytest.mark.parametrize("overwrite", [False, True])
-def test_what_no_run_has_left_is_refused_and_kept(
-    tmp_path: Path, name: str, overwrite: bool
-) -> None:
+def test_what_no_run_has_left_is_refused_and_kept(tmp_path: Path, name: str, overwrite: bool) -> None:
     mine = tmp_path / "mine" / name
     mine.parent.mkdir(parents=True)
     mine.write_text('{"a": 1}')
@@ -273,20 +271,14 @@ def test_overwriting_replaces_rows_and_run(
 
 
 def test_nothing_is_published_while_a_text_holds_a_secret(tmp_path: Path) -> None:
-    (tmp_path / "README.md").write_text(
-        "---\nlicense: mit\n---\n# An adapter\nDB_PASSWORD=" + "hunter2"
-    )
+    (tmp_path / "README.md").write_text("---\nlicense: mit\n---\n# An adapter\nDB_PASSWORD=" + "hunter2")
     (tmp_path / "run.json").write_text("{}")
     with pytest.raises(OutputError, match=r"README.md` still holds .*\(assigned_secret\)"):
-        publish.AdapterUpload(
-            repo_id="me/adapter", options=PushOptions(), folder=tmp_path
-        ).publish()
+        publish.AdapterUpload(repo_id="me/adapter", options=PushOptions(), folder=tmp_path).publish()
 
 
 def test_nothing_is_published_with_a_card_that_would_be_refused(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("---\nlicense: mine\n---\n# T\n![x](x.png)\n")
     with pytest.raises(OutputError, match="Nothing was published; fix it") as refused:
-        publish.AdapterUpload(
-            repo_id="me/adapter", options=PushOptions(), folder=tmp_path
-        ).publish()
+        publish.AdapterUpload(repo_id="me/adapter", options=PushOptions(), folder=tmp_path).publish()
     assert "`license` is `mine`" in str(refused.value)

@@ -83,9 +83,7 @@ class Listening:
         self.told, self.untold = told, untold
         self.calls = 0
 
-    def __call__(
-        self, prompts: list[Any], trainer_state: Any = None, **_: Any
-    ) -> list[float | None]:
+    def __call__(self, prompts: list[Any], trainer_state: Any = None, **_: Any) -> list[float | None]:
         # The probe asks three times: rollouts, fresh completions, completions of the teacher.
         # Trials of the reward come without a trainer.
         self.calls += trainer_state is not None
@@ -130,9 +128,7 @@ def test_the_gap_is_what_feedback_adds(
 
 
 def test_noise_around_a_gap_stops_no_training() -> None:
-    noisy = Probe(
-        [], [[0.0, 1.0], [1.0, 1.0], [0.0, 0.0]], [[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]], 1, 1, None
-    )
+    noisy = Probe([], [[0.0, 1.0], [1.0, 1.0], [0.0, 0.0]], [[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]], 1, 1, None)
     found = teacher_gap(noisy)
     assert found is not None
     assert found["gap"] <= 0.0
@@ -298,7 +294,5 @@ def test_a_recipe_starts_on_the_traces_of_one_repository(
 def test_a_method_is_recommended_from_the_rollouts(share: float, high: float, said: str) -> None:
     gap = {"gap": high, "interval_90": [high - 0.1, high]}
     assert said in recommend({"teacher_gap": gap, "rollouts": {"success_share": share}})
-    stops = stops_of(
-        {"teacher_gap": {**gap, "teacher": 0.0, "student": 0.0}, "rollouts": {}}, "grpo"
-    )
+    stops = stops_of({"teacher_gap": {**gap, "teacher": 0.0, "student": 0.0}, "rollouts": {}}, "grpo")
     assert stops == []

@@ -61,9 +61,7 @@ def done(
     return {method: folder / method for method in METHODS}
 
 
-def prepared(
-    method: str, folder: Path, tiny: Path, dataset: Dataset, adapter: Path | None = None
-) -> Prepared:
+def prepared(method: str, folder: Path, tiny: Path, dataset: Dataset, adapter: Path | None = None) -> Prepared:
     _, model_args = arguments(folder, tiny)
     kind: Any = {"sft": SFT, "dpo": DPO}[method]
     args = kind.CONFIG(
@@ -161,14 +159,10 @@ def test_a_killed_run_goes_on_to_the_same_adapter(
     assert "learning_rate 0.001, now 0.5" in capsys.readouterr().err
     assert job(given) == 0
     for name in publish.WEIGHTS[:1]:
-        first, second = (
-            load_file(out / "adapter" / name) for out in (done[method], tmp_path / "out")
-        )
+        first, second = (load_file(out / "adapter" / name) for out in (done[method], tmp_path / "out"))
         assert first.keys() == second.keys()
         assert all(torch.equal(first[key], second[key]) for key in first)
-    before, after = (
-        json.loads((out / "run.json").read_text()) for out in (done[method], tmp_path / "out")
-    )
+    before, after = (json.loads((out / "run.json").read_text()) for out in (done[method], tmp_path / "out"))
     assert after["resumed_at"] == [2]
     assert after["evaluation"] == before["evaluation"]
     assert after["log_history"] == before["log_history"]

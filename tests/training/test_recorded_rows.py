@@ -47,9 +47,7 @@ def test_templates_write_what_a_row_says_and_no_none(
     fitted = fit("sft", loaded, mine, None)
     assert fitted.left_out == []
     (kept,) = fitted.rows
-    text = mine.apply_chat_template(
-        kept["prompt"] + kept["completion"], tools=kept["tools"], tokenize=False
-    )
+    text = mine.apply_chat_template(kept["prompt"] + kept["completion"], tools=kept["tools"], tokenize=False)
     assert "tests/t1.py" in text.rpartition("src/f1.py")[2]
     assert "None" not in text
     assert "max_chars" not in text.rpartition("def f()")[2], "no argument that was not given"
@@ -75,9 +73,7 @@ def test_a_prompt_that_is_rendered_otherwise_is_counted(tokenizer: Any) -> None:
 def test_a_template_that_forgets_calls_loses_its_rows(tokenizer: Any) -> None:
     mine = AutoTokenizer.from_pretrained(tokenizer.name_or_path)
     mine.chat_template = (TEMPLATES / "llama3.jinja").read_text()
-    with pytest.raises(
-        TrainingInputError, match=r"None of the 5 rows .*unreadable 5; the first: c"
-    ):
+    with pytest.raises(TrainingInputError, match=r"None of the 5 rows .*unreadable 5; the first: c"):
         fit("sft", steps(), mine)
 
 
@@ -161,9 +157,7 @@ def test_answers_with_tool_output_are_counted(tokenizer: Any) -> None:
 
 
 def test_columns_that_are_missing_are_named(tokenizer: Any) -> None:
-    with pytest.raises(
-        TrainingInputError, match=r"lack the column.* `chosen`, `rejected` and have"
-    ):
+    with pytest.raises(TrainingInputError, match=r"lack the column.* `chosen`, `rejected` and have"):
         fit("dpo", steps(), tokenizer)
 
 

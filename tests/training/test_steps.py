@@ -38,9 +38,7 @@ def test_the_tiny_model_is_the_real_class_and_the_same_bytes(tiny: Path, tmp_pat
     for name in ("model.safetensors", "tokenizer.json", "config.json"):
         assert digest(again / name) == digest(tiny / name)
     assert digest(other / "model.safetensors") != digest(tiny / "model.safetensors")
-    with pytest.raises(
-        TrainingInputError, match="give a number from -9223372036854775808 to 18446"
-    ):
+    with pytest.raises(TrainingInputError, match="give a number from -9223372036854775808 to 18446"):
         write_tiny_model(tmp_path / "none", seed=2**64)
     assert not (tmp_path / "none").exists()
     tokenizer = AutoTokenizer.from_pretrained(tiny)
@@ -58,9 +56,7 @@ def test_the_tiny_model_is_the_real_class_and_the_same_bytes(tiny: Path, tmp_pat
     assert model.generation_config.eos_token_id == [1, 106, 50]
 
 
-def test_completions_are_sampled_so_many_at_once(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_completions_are_sampled_so_many_at_once(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     changes = {"max_steps": 1, "gradient_accumulation_steps": 6, "sample_at_once": 4}
     prepared = prepare(*arguments(tmp_path, tiny, **changes), hand_made())
     sizes: list[int] = []
@@ -112,9 +108,7 @@ def test_training_moves_the_adapter_and_nothing_is_cut(
     ("stop", "file"),
     [
         pytest.param(2, "optimizer.pt", id="first epoch"),
-        pytest.param(
-            5, "teacher/adapter_model.safetensors", id="second epoch", marks=pytest.mark.slow
-        ),
+        pytest.param(5, "teacher/adapter_model.safetensors", id="second epoch", marks=pytest.mark.slow),
     ],
 )
 def test_a_killed_run_goes_on_to_the_same_weights_past_a_damaged_checkpoint(

@@ -32,9 +32,7 @@ def products(trainer: Any, adapter: str) -> Products:
     """B A of every layer."""
     state = adapter_state(trainer, adapter)
     return {
-        name: state[name.replace("lora_A", "lora_B")] @ factor
-        for name, factor in state.items()
-        if "lora_A" in name
+        name: state[name.replace("lora_A", "lora_B")] @ factor for name, factor in state.items() if "lora_A" in name
     }
 
 
@@ -72,9 +70,7 @@ def averages(folder: Path, tiny: Path, filtered: Path) -> Averages:
     return seen
 
 
-def test_started_as_the_student_the_teacher_is_that_of_the_method(
-    tmp_path: Path, tiny: Path, filtered: Path
-) -> None:
+def test_started_as_the_student_the_teacher_is_that_of_the_method(tmp_path: Path, tiny: Path, filtered: Path) -> None:
     ours = averages(tmp_path, tiny, filtered)
     assert len(ours.errors) == STEPS
     assert ours.errors[0] < 1e-6, "after one step A has no past to average over"

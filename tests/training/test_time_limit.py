@@ -14,9 +14,7 @@ ARGUMENTS = ("--config", "tiny", "--max_steps", "3", "--report_to", "none", "--p
 
 @pytest.mark.parametrize("text", ["0h", "3 hours", "-3h", "h", "1e3"])
 def test_a_limit_that_is_none_is_one_sentence(text: str) -> None:
-    with pytest.raises(
-        TrainingInputError, match="is not a valid time limit; use a duration such as 90m or 3h"
-    ):
+    with pytest.raises(TrainingInputError, match="is not a valid time limit; use a duration such as 90m or 3h"):
         time_limit_of(text)
 
 

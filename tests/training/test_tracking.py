@@ -14,9 +14,7 @@ def config(folder: Path, **changes: Any) -> Any:
     return GuardedSFTConfig(output_dir=str(folder), **given)
 
 
-def test_in_a_space_a_run_gets_the_id_of_its_job(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_in_a_space_a_run_gets_the_id_of_its_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     args = config(tmp_path, trackio_space_id="me/space")
     monkeypatch.setenv("JOB_ID", "68b1f0aa11112222aaaabbbb")
     assert tracking.free_run_name(args) == "mine-2222aaaabbbb"

@@ -72,9 +72,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_without_a_space_nothing_is_lost_and_it_can_follow_later(
-    home: Path, loopback_hub: LoopbackHub
-) -> None:
+def test_without_a_space_nothing_is_lost_and_it_can_follow_later(home: Path, loopback_hub: LoopbackHub) -> None:
     # The Hub refuses whatever has to do with the Space, in a way that nobody tries again.
     loopback_hub.fail_next("trackio", 400, times=1000)
     found = run_client(loopback_hub, home, LOG)

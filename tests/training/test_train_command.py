@@ -21,9 +21,7 @@ def run_train(*words: str) -> tuple[int, str]:
     return code, f"{done.output}{done.exception}"
 
 
-@pytest.mark.parametrize(
-    "flags", [("--preflight-rows", "--report-to"), ("--preflight_rows", "--report_to")]
-)
+@pytest.mark.parametrize("flags", [("--preflight-rows", "--report-to"), ("--preflight_rows", "--report_to")])
 def test_rows_are_trained_on_with_any_option_of_the_job(
     flags: tuple[str, str], tmp_path: Path, tiny: Path, filtered: Path
 ) -> None:

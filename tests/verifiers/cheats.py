@@ -12,10 +12,7 @@ def f(xs):
     return low + [xs[0]] + high
 """
 CORRECT = SORTS.replace("x > xs[0]", "x >= xs[0]")
-CASES = [
-    {"args": [xs], "expected": sorted(xs)}
-    for xs in ([], [1, 2], [2, 1, 2], [5, 5, 5], [9, -1, 4, 4, 0])
-]
+CASES = [{"args": [xs], "expected": sorted(xs)} for xs in ([], [1, 2], [2, 1, 2], [5, 5, 5], [9, -1, 4, 4, 0])]
 TEST = """
 import pytest
 from work.main import f

@@ -24,9 +24,7 @@ def unified(edit: Edit, context: int = 3) -> str:
         parts = text.split("\n")
         return [part + "\n" for part in parts[:-1]] + ([parts[-1]] if parts[-1] else [])
 
-    out = difflib.unified_diff(
-        lines(edit.before), lines(edit.after), f"a/{edit.path}", f"b/{edit.path}", n=context
-    )
+    out = difflib.unified_diff(lines(edit.before), lines(edit.after), f"a/{edit.path}", f"b/{edit.path}", n=context)
     return "".join(line if line.endswith("\n") else f"{line}\n{NO_NEWLINE}\n" for line in out)
 
 
@@ -40,10 +38,7 @@ def _first_context_dropped(diff: str, rng: random.Random) -> str:
 
 
 def _context(diff: str, change: Callable[[str], str]) -> str:
-    return "".join(
-        " " + change(line[1:]) if line.startswith(" ") else line
-        for line in diff.splitlines(keepends=True)
-    )
+    return "".join(" " + change(line[1:]) if line.startswith(" ") else line for line in diff.splitlines(keepends=True))
 
 
 def _in_prose(diff: str, rng: random.Random) -> str:
@@ -58,18 +53,14 @@ MUTATIONS: dict[str, Callable[[str, random.Random], str]] = {
     ),
     "wrong_counts_fenced": lambda diff, rng: (
         "```diff\n"
-        + _headers(
-            diff, lambda m: f"@@ -{m[1]},{rng.randrange(1, 30)} +{m[3]},{rng.randrange(1, 30)} @@"
-        )
+        + _headers(diff, lambda m: f"@@ -{m[1]},{rng.randrange(1, 30)} +{m[3]},{rng.randrange(1, 30)} @@")
         + "```\n"
     ),
     "small_counts": lambda diff, rng: _headers(diff, lambda m: f"@@ -{m[1]},1 +{m[3]},1 @@"),
     "bare_header": lambda diff, rng: _headers(diff, lambda m: "@@ @@"),
     "bare_header_fenced": lambda diff, rng: f"```\n{_headers(diff, lambda m: '@@')}```",
     "no_prefix": lambda diff, rng: diff.replace("--- a/", "--- ").replace("+++ b/", "+++ "),
-    "context_tabs_to_spaces": lambda diff, rng: _context(
-        diff, lambda line: line.replace("\t", "    ")
-    ),
+    "context_tabs_to_spaces": lambda diff, rng: _context(diff, lambda line: line.replace("\t", "    ")),
     "trailing_spaces": lambda diff, rng: _context(diff, lambda line: line.rstrip() + "  \n"),
     "first_context_dropped_fenced": _first_context_dropped,
     "blank_context_stripped": lambda diff, rng: re.sub(r"^ $", "", diff, flags=re.MULTILINE),

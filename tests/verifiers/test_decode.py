@@ -23,9 +23,7 @@ def tokenizer(request: pytest.FixtureRequest) -> PreTrainedTokenizerFast:
     backend = Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))
     backend.pre_tokenizer = WhitespaceSplit()
     backend.decoder = Fuse()
-    made = PreTrainedTokenizerFast(
-        tokenizer_object=backend, eos_token="<eos>", pad_token=request.param
-    )
+    made = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<eos>", pad_token=request.param)
     made.add_special_tokens({"additional_special_tokens": SPECIAL})
     return made
 

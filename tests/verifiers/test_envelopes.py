@@ -29,16 +29,13 @@ FORMS = {
     "fenced": f"```\n{UPDATE}```\n",
     "hinted": f"```diff\n{UPDATE}```\n",
     "crlf": UPDATE.replace("\n", "\r\n"),
-    "in_a_list": "1. This:\n\n"
-    + "".join(f"   {line}\n" for line in f"```\n{UPDATE}```".split("\n")),
+    "in_a_list": "1. This:\n\n" + "".join(f"   {line}\n" for line in f"```\n{UPDATE}```".split("\n")),
     "shell": f"apply_patch <<'EOF'\n{UPDATE}EOF\n",
     "call": json.dumps({"name": "apply_patch", "arguments": {"input": UPDATE}}),
     "argv": json.dumps({"name": "apply_patch", "arguments": {"command": ["apply_patch", UPDATE]}}),
     "blank_lost_its_space": patch(f"*** Update File: m.py\n{IN_G}\n"),
     "unified": f"--- a/m.py\n+++ b/m.py\n{IN_G}",
-    "unified_with_numbers": f"--- a/m.py\n+++ b/m.py\n{IN_G}".replace(
-        "@@ def g(x):", "@@ def g(x): @@"
-    ),
+    "unified_with_numbers": f"--- a/m.py\n+++ b/m.py\n{IN_G}".replace("@@ def g(x):", "@@ def g(x): @@"),
 }
 
 

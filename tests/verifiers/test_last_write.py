@@ -15,9 +15,7 @@ FILES = {"src/a.py": "old\n", "src/b.py": "old\n"}
 
 
 def json_call(path: str, content: str) -> str:
-    return json.dumps(
-        {"type": "tool_call", "name": "write_file", "args": {"path": path, "content": content}}
-    )
+    return json.dumps({"type": "tool_call", "name": "write_file", "args": {"path": path, "content": content}})
 
 
 FORMS: dict[str, Callable[[str, str], str]] = {

@@ -26,9 +26,7 @@ def specs() -> dict[str, dict[str, Any]]:
         "harness": "", "session_id": "s", "source": "s.jsonl", "trace": SESSION.encode(),
         "bytes_not_utf8": 0,
     }  # fmt: skip
-    rows = run_pipeline(
-        Dataset.from_list([session], features=COLUMNS), pipeline("step", corrections=True)
-    )
+    rows = run_pipeline(Dataset.from_list([session], features=COLUMNS), pipeline("step", corrections=True))
     found: dict[str, dict[str, Any]] = {}
     for row in rows:
         spec = json.loads(row["verifier_spec"])
@@ -227,9 +225,7 @@ ROW = {
         (bash("cat other.json"), None),
     ],
 )
-def test_a_row_without_a_goal_is_judged_by_what_the_session_recorded(
-    call: Call, score: float | None
-) -> None:
+def test_a_row_without_a_goal_is_judged_by_what_the_session_recorded(call: Call, score: float | None) -> None:
     verdict = verify(write(call), ROW)
     assert verdict.score is None if score is None else verdict.score == pytest.approx(score)
 

@@ -144,9 +144,7 @@ def test_files_are_made_moved_and_deleted() -> None:
     assert refusal(made, {"src/b.py": "z\n"}).failure == "context_not_found"
     gone = "--- a/src/a.py\n+++ /dev/null\n@@ -1,2 +0,0 @@\n-one\n-two\n"
     assert files_after(gone, files) == {}
-    assert (
-        refusal(gone.replace("-two\n", ""), files, truncated=False).failure == "context_not_found"
-    )
+    assert refusal(gone.replace("-two\n", ""), files, truncated=False).failure == "context_not_found"
     moved = "diff --git a/src/a.py b/src/c.py\nsimilarity index 90%\nrename from src/a.py\nrename to src/c.py\n"
     assert files_after(moved, files, allowed=["src/*"]) == {"src/c.py": "one\ntwo\n"}
     changed = moved + "--- a/src/a.py\n+++ b/src/c.py\n@@ -1,2 +1,2 @@\n one\n-two\n+2\n"
@@ -180,9 +178,7 @@ def test_the_verdict() -> None:
     assert verify("", spec).category == "malformed_output"
 
 
-LINES = st.lists(
-    st.sampled_from(["a", "b", "\tc", "  d", "", "- e", "+ f", "x = 1", "```"]), max_size=25
-)
+LINES = st.lists(st.sampled_from(["a", "b", "\tc", "  d", "", "- e", "+ f", "x = 1", "```"]), max_size=25)
 
 
 @settings(deadline=None, max_examples=300)
@@ -257,9 +253,7 @@ def outcomes(
 
 @pytest.mark.parametrize("truncated", [None, False])
 @pytest.mark.parametrize("mutation", MUTATIONS)
-def test_recorded_edits_are_recovered(
-    recorded: list[Edit], mutation: str, truncated: bool | None
-) -> None:
+def test_recorded_edits_are_recovered(recorded: list[Edit], mutation: str, truncated: bool | None) -> None:
     counts = outcomes(recorded, MUTATIONS[mutation], truncated)
     assert len(recorded) >= 120
     assert counts["wrong"] == 0

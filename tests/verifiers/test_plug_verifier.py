@@ -46,9 +46,7 @@ def test_no_part_of_a_verifier_is_missing(verifier: VerifierDoc) -> None:
 
 
 def plug_in(folder: Path, source: str) -> Path:
-    project = copy_project(
-        folder, "docs/generate.py", "tests/plug.py", "tests/verifiers/test_plug_verifier.py"
-    )
+    project = copy_project(folder, "docs/generate.py", "tests/plug.py", "tests/verifiers/test_plug_verifier.py")
     (project / "rewards/verifiers/todo.py").write_text(source)
     return project
 
@@ -70,8 +68,6 @@ def test_a_plugged_verifier_scores_completions(tmp_path: Path) -> None:
 def test_what_a_plugged_verifier_leaves_out_is_named(tmp_path: Path) -> None:
     project = plug_in(tmp_path, TOY[TOY.index("from typing") :])
     options = ("--noconftest", "-p", "no:cacheprovider", "-k", "missing and todo")
-    failed = run_python(
-        project, "-m", "pytest", "-q", *options, "tests/verifiers/test_plug_verifier.py"
-    )
+    failed = run_python(project, "-m", "pytest", "-q", *options, "tests/verifiers/test_plug_verifier.py")
     assert failed.returncode == 1, failed.stdout
     assert "the docstring of todo lacks a first line; a paragraph `spec`" in failed.stdout

@@ -57,9 +57,7 @@ UNSCREENED = ["os_exit", "os_exit_in_function", "print_and_exit", "system_exit",
 
 
 @pytest.mark.parametrize("name", UNSCREENED)
-def test_forgery_comes_to_nothing_without_the_screen(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_forgery_comes_to_nothing_without_the_screen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pytest_tests, "refusal", lambda candidate, tests: None)
     result = verify(writing(cheats.CHEATS[name][1]), spec_of())
     assert result.status == "failed", result
@@ -149,9 +147,7 @@ def test_what_was_there_is_no_offence_and_what_is_allowed_neither() -> None:
 
 @pytest.mark.parametrize("path", ["work/types.py", "work/node.py", "code/main.py", "README.md"])
 def test_usual_files_are_not_refused(path: str) -> None:
-    assert (
-        refused_file(path, ["tests/test_main.py", "node.py"], ["work/main.py", "code/a.py"]) is None
-    )
+    assert refused_file(path, ["tests/test_main.py", "node.py"], ["work/main.py", "code/a.py"]) is None
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,7 @@ from rewards.verifiers.tool_schemas import tools_of
 
 TRACES = os.environ.get("PIMONO_TRACES", "")
 SAMPLES = Path(__file__).parents[2] / "pimono_sdpo" / "samples" / "sessions"
-REFUSED = re.compile(
-    r"(?:Validation failed for tool|Invalid arguments for tool|Tool \S+ not found)"
-)
+REFUSED = re.compile(r"(?:Validation failed for tool|Invalid arguments for tool|Tool \S+ not found)")
 WRITTEN = {
     "qwen3": lambda call: f"<tool_call>\n{json.dumps(call)}\n</tool_call>",
     "llama3": lambda call: json.dumps({"name": call["name"], "parameters": call["arguments"]}),

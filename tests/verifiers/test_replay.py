@@ -66,9 +66,7 @@ def edit(path: str, old: str, new: str = "new") -> tuple[str, dict[str, Any]]:
         ([], "skipped", "does not tell"),
     ],
 )
-def test_calls_are_judged_or_left_open(
-    calls: list[tuple[str, dict[str, Any]]], status: str, told: str
-) -> None:
+def test_calls_are_judged_or_left_open(calls: list[tuple[str, dict[str, Any]]], status: str, told: str) -> None:
     verdict = verify(called(*calls), spec())
     assert (verdict.status, told in verdict.feedback) == (status, True)
     if status == "failed":

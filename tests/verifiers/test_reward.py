@@ -34,9 +34,7 @@ def test_our_faults_get_the_mean_of_their_group() -> None:
     assert rewards_of("", "gate:failed", "gate:error") == [1.0, 0.0, 0.5]
     assert rewards_of("gate:error", "gate:failed") == [0.0, 0.0], "the mean of what was judged"
     assert rewards_of("", "tests:error", "gate:failed", "", prompts="aabb") == [1.0, 1.0, 0.0, 1.0]
-    other_spec = rewards_of(
-        "", "tests:error", "gate:failed", "", specs=["{}", "{}", '{"a":1}', '{"a":1}']
-    )
+    other_spec = rewards_of("", "tests:error", "gate:failed", "", specs=["{}", "{}", '{"a":1}', '{"a":1}'])
     assert other_spec == [1.0, 1.0, 0.0, 1.0]
 
 
@@ -70,9 +68,7 @@ def test_feedback_is_of_the_last_call() -> None:
     reward(["p"] * 3, ["", "tests:failed", "gate:error"], verifier_spec=[SPEC] * 3)
     assert reward.feedback() == [None, "tests failed", None]
     conversation = [{"role": "assistant", "content": "style:failed"}]
-    assert reward([[{"role": "user", "content": "p"}]], [conversation], verifier_spec=[SPEC]) != [
-        1.0
-    ]
+    assert reward([[{"role": "user", "content": "p"}]], [conversation], verifier_spec=[SPEC]) != [1.0]
     assert reward.feedback() == ["style failed"]
 
 
@@ -165,9 +161,7 @@ def test_in_trl_itself_an_error_moves_nothing(tiny: Path, tmp_path: Path, neutra
         values = turns(**given)
         if neutral:
             return values
-        return [
-            v if r.reward is not None else None for v, r in zip(values, turns.results, strict=True)
-        ]
+        return [v if r.reward is not None else None for v, r in zip(values, turns.results, strict=True)]
 
     rows = Dataset.from_list(
         [
@@ -213,9 +207,7 @@ def test_a_diff_that_ends_with_the_turn_applies_and_a_cut_one_does_not(tiny: Pat
     eos = tokenizer.convert_tokens_to_ids(["<eos>"])
     reward = VerifierReward(Rubric([patches.verify]), tokenizer)
     spec = json.dumps({"files": {"x": "a\n"}})
-    scored = reward(
-        ["p"] * 2, ["", ""], completion_ids=[ids, [*ids, *eos]], verifier_spec=[spec] * 2
-    )
+    scored = reward(["p"] * 2, ["", ""], completion_ids=[ids, [*ids, *eos]], verifier_spec=[spec] * 2)
     assert scored == [0.0, 1.0]
     (told, nothing) = reward.feedback()
     assert nothing is None

@@ -12,9 +12,7 @@ from hypothesis import strategies as st
 from rewards.verifiers.rubric import GATE_SHARE, MAX_PARTIAL, Rubric, VerifierResult
 from tests.verifiers.verdicts import GATE, RUBRIC, STYLE, TESTS
 
-WORD = st.sampled_from(
-    ["passed", "skipped", "error", "failed", "failed:0.5", "failed:1", "failed:7"]
-)
+WORD = st.sampled_from(["passed", "skipped", "error", "failed", "failed:0.5", "failed:1", "failed:7"])
 
 
 @pytest.mark.parametrize(
@@ -104,8 +102,7 @@ def test_a_verifier_of_the_users_own_that_raises_is_nobodys_fault_and_said_once(
         assert result.feedback() == ""
     said = [record.getMessage() for record in caplog.records]
     assert said == [
-        "Verifier `faulty` raised RuntimeError: no judge for one. "
-        "Those completions get a neutral reward; fix it."
+        "Verifier `faulty` raised RuntimeError: no judge for one. Those completions get a neutral reward; fix it."
     ]
 
 

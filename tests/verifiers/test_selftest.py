@@ -37,9 +37,7 @@ def rows(spec: dict[str, Any]) -> list[dict[str, Any]]:
     return [{**ROW, "verifier_spec": json.dumps(spec)}] * 2
 
 
-@pytest.mark.parametrize(
-    "gold", [DIFF, f"The loop adds one.\n\n```diff\n{DIFF}```\n", f"```diff\n{DIFF}```"]
-)
+@pytest.mark.parametrize("gold", [DIFF, f"The loop adds one.\n\n```diff\n{DIFF}```\n", f"```diff\n{DIFF}```"])
 def test_the_rubric_of_patches_is_sound(gold: str) -> None:
     reward = VerifierReward(Rubric([patches.verify], [(syntax.verify, 1.0)]))
     assert table(self_test(reward, rows(PATCH), [gold, gold])) == ""

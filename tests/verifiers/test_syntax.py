@@ -13,12 +13,9 @@ from rewards.verifiers.rubric import VerifierResult
 from rewards.verifiers.syntax import Problem, problems, verify, verify_candidate
 
 TREE_SITTER = all(
-    importlib.util.find_spec(name)
-    for name in ("tree_sitter", "tree_sitter_typescript", "tree_sitter_javascript")
+    importlib.util.find_spec(name) for name in ("tree_sitter", "tree_sitter_typescript", "tree_sitter_javascript")
 )
-needs_tree_sitter = pytest.mark.skipif(
-    not TREE_SITTER, reason="the extra `verify` is not installed"
-)
+needs_tree_sitter = pytest.mark.skipif(not TREE_SITTER, reason="the extra `verify` is not installed")
 
 GOOD = {
     "a.py": "def f(x: int) -> int:\n    return x\n",

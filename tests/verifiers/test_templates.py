@@ -62,9 +62,7 @@ def rendered(template: str, name: str, arguments: dict[str, Any]) -> str:
 
 @pytest.mark.parametrize(("name", "arguments"), CALLS)
 @pytest.mark.parametrize("model", FAMILY_OF)
-def test_what_a_template_renders_is_read_back(
-    model: str, name: str, arguments: dict[str, Any]
-) -> None:
+def test_what_a_template_renders_is_read_back(model: str, name: str, arguments: dict[str, Any]) -> None:
     text = rendered(getattr(chat_template_utils, f"{model}_chat_template"), name, arguments)
     types = [tool.typed() for tool in tools_of("pi").values()]
     (call,) = read_calls(text, [FAMILY_OF[model]], types).calls

@@ -54,17 +54,14 @@ def test_feedback_is_the_first_error_with_its_line() -> None:
     source = "def f(x):\n    if x > 1:\n        return [][x]\n    return 0\n"
     result = judged(source, [case(1, gives=9), case(2, gives=2), case(3, gives=3)])
     assert result.feedback == (
-        "0 of 3 tests pass. f(2) raises IndexError: list index out of range\n"
-        "  work/main.py:3: return [][x]"
+        "0 of 3 tests pass. f(2) raises IndexError: list index out of range\n  work/main.py:3: return [][x]"
     )
 
 
 def test_feedback_is_the_shortest_failing_cases_and_capped() -> None:
     cases = [case("x" * n, gives=n) for n in (9000, 3, 500, 1, 2)]
     result = judged("def f(x):\n    return x * 2\n", cases)
-    assert result.feedback.startswith(
-        "0 of 5 tests pass. f('x') gives 'xx', expected 1\nf('xx') gives"
-    )
+    assert result.feedback.startswith("0 of 5 tests pass. f('x') gives 'xx', expected 1\nf('xx') gives")
     assert "x" * 400 not in result.feedback
     assert len(judged("def f(x):\n    raise ValueError('y' * 10**6)\n", cases).feedback) <= 1200
 
@@ -89,9 +86,7 @@ OUT = "def g(x):\n    return x + 1\n"
 
 @pytest.mark.parametrize("root", ["", "src/"])
 @pytest.mark.parametrize("package", ["from .core import f\n", "", None])
-@pytest.mark.parametrize(
-    "line", ["from .util import g", "from pkg.util import g", "import pkg.util; g = pkg.util.g"]
-)
+@pytest.mark.parametrize("line", ["from .util import g", "from pkg.util import g", "import pkg.util; g = pkg.util.g"])
 def test_a_package_is_imported_as_python_would(root: str, package: str | None, line: str) -> None:
     files = {f"{root}pkg/core.py": f"{line}\n{IN}", f"{root}pkg/util.py": "def g(x): pass\n"}
     files |= {} if package is None else {f"{root}pkg/__init__.py": package}
@@ -152,9 +147,7 @@ def test_other_values_are_not_the_same(value: Any, expected: Any) -> None:
     assert not same(value, expected)
 
 
-@pytest.mark.parametrize(
-    "value", [1, 2.0, True, None, "a", [1, [2.5]], {"a": [None]}, math.inf, 10**400]
-)
+@pytest.mark.parametrize("value", [1, 2.0, True, None, "a", [1, [2.5]], {"a": [None]}, math.inf, 10**400])
 def test_equal_values_are_the_same(value: Any) -> None:
     assert same(value, value)
 
@@ -176,9 +169,7 @@ def test_no_tests_no_say_and_no_candidate_no_pass() -> None:
 
 
 def test_a_machine_without_sandbox_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "rewards.sandbox.available", lambda: {"bubblewrap": "taken", "landlock": "away"}
-    )
+    monkeypatch.setattr("rewards.sandbox.available", lambda: {"bubblewrap": "taken", "landlock": "away"})
     tests._warm.cache_clear()  # an interpreter that runs already would go on
     result = verify(writing("def f(x):\n    return x\n"), spec_of(PROGRAMS["sets"]))
     assert (result.status, result.score) == ("error", None)

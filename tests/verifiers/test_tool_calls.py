@@ -40,9 +40,7 @@ def qwen_xml(name: str, arguments: dict[str, Any]) -> str:
 
 
 def glm(name: str, arguments: dict[str, Any]) -> str:
-    body = "".join(
-        f"<arg_key>{k}</arg_key>\n<arg_value>{text(v)}</arg_value>\n" for k, v in arguments.items()
-    )
+    body = "".join(f"<arg_key>{k}</arg_key>\n<arg_value>{text(v)}</arg_value>\n" for k, v in arguments.items())
     return f"<tool_call>{name}\n{body}</tool_call>"
 
 
@@ -56,9 +54,7 @@ def gpt_oss(name: str, arguments: Any) -> str:
 
 
 def gpt_oss_rendered(name: str, arguments: Any) -> str:
-    return (
-        f" to=functions.{name}<|channel|>commentary json<|message|>{json.dumps(arguments)}<|call|>"
-    )
+    return f" to=functions.{name}<|channel|>commentary json<|message|>{json.dumps(arguments)}<|call|>"
 
 
 WRITERS = {
@@ -94,9 +90,7 @@ def test_every_format_is_read(name: str, write: Any, end: str, spec: dict[str, A
 
 @pytest.mark.parametrize(("name", "write", "end"), EVERY)
 def test_arguments_come_out_as_they_were_written(name: str, write: Any, end: str) -> None:
-    tools = [
-        {"function": {"name": "edit", "parameters": {"properties": {"edits": {"type": "array"}}}}}
-    ]
+    tools = [{"function": {"name": "edit", "parameters": {"properties": {"edits": {"type": "array"}}}}}]
     (call,) = read_calls(write("edit", EDIT) + end, [name], tools).calls
     assert (call.name, call.arguments) == ("edit", EDIT)
     spaced = {"path": "a", "content": "    indented\n\n  and more\n"}
@@ -399,12 +393,8 @@ ATTACKS = {
     "nested, llama": f'{{"name": "read", "parameters": {NESTED}',
     "deep, well formed": qwen("read", json.loads('{"path":' * 200 + "1" + "}" * 200)),
     "huge": qwen("write", {"path": "a", "content": "x" * MAX_CHARS}),
-    "huge number": '<tool_call>{"name": "read", "arguments": {"path": "a", "limit": 1'
-    + "0" * 4000
-    + "}}</tool_call>",
-    "huge digits": '<tool_call>{"name": "read", "arguments": {"path": "a", "limit": 1'
-    + "0" * 9000
-    + "}}</tool_call>",
+    "huge number": '<tool_call>{"name": "read", "arguments": {"path": "a", "limit": 1' + "0" * 4000 + "}}</tool_call>",
+    "huge digits": '<tool_call>{"name": "read", "arguments": {"path": "a", "limit": 1' + "0" * 9000 + "}}</tool_call>",
     "NaN": '<tool_call>{"name": "read", "arguments": {"path": "a", "limit": NaN}}</tool_call>',
     "infinity": '<tool_call>{"name": "read", "arguments": {"path": "a", "limit": 1e999}}</tool_call>',
     "duplicate name": '<tool_call>{"name": "read", "name": "rm", "arguments": {"path": "a"}}</tool_call>',
@@ -468,11 +458,7 @@ def test_no_text_makes_it_raise(text: str, spec: dict[str, Any]) -> None:
 
 
 JSON = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(),
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
     max_leaves=12,
 )

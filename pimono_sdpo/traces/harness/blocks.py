@@ -33,17 +33,12 @@ def find_repeats(texts: set[str], messages: set[str], long: int = 21) -> tuple[s
 _TEXT_BLOCKS = ("text", "input_text", "output_text")
 _WORDING = tomllib.loads(Path(__file__).with_name("wording.toml").read_text())
 _INSERTED, _STOPPED = (
-    {kind: "|".join(patterns) for kind, patterns in _WORDING[table].items()}
-    for table in ("inserted", "stopped")
+    {kind: "|".join(patterns) for kind, patterns in _WORDING[table].items()} for table in ("inserted", "stopped")
 )
-_TOOL_NAMES: dict[str, str] = {
-    name: ours for ours, others in _WORDING["tools"].items() for name in (ours, *others)
-}
+_TOOL_NAMES: dict[str, str] = {name: ours for ours, others in _WORDING["tools"].items() for name in (ours, *others)}
 _SHELLS = frozenset({"bash", "sh", "zsh", "dash"})
 _WRAPPED = re.compile(r"\s*(?:/\S{0,80}/)?(?:bash|sh|zsh|dash)\s+-\w{0,3}c\s")
-_OPENING_TAG = re.compile(
-    rf"(?:^|(?<=>))[ \t]*<({_INSERTED['tags']})\b[^<>\n]{{0,400}}>", re.MULTILINE
-)
+_OPENING_TAG = re.compile(rf"(?:^|(?<=>))[ \t]*<({_INSERTED['tags']})\b[^<>\n]{{0,400}}>", re.MULTILINE)
 _OPENING = re.compile(rf"\s*(?:{_INSERTED['openings']})")
 _INTERRUPTED = re.compile(rf"\s*(?:{_STOPPED['interrupted']})")
 _REFUSED = re.compile(

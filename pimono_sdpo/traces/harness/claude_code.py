@@ -79,11 +79,7 @@ def read(objects: list[Entry]) -> list[Event]:
 
     A file of a subagent alone is a session of its own, with the prompt of its first line.
     """
-    if all(
-        _is_sidechain(e) and e.get("agentId")
-        for e in objects
-        if to_text(e.get("type")) in {"user", "assistant"}
-    ):
+    if all(_is_sidechain(e) and e.get("agentId") for e in objects if to_text(e.get("type")) in {"user", "assistant"}):
         objects = [{**entry, "isSidechain": False} for entry in objects]
     active = _find_active(objects)
     state = _State()
@@ -180,10 +176,7 @@ def _find_parent(entry: Entry) -> str | None:
     is_compaction = (
         entry.get("subtype") == "compact_boundary"
         or entry.get("isCompactSummary") is True
-        or (
-            entry.get("type") == "user"
-            and blocks.join_text(_content_of(entry)).startswith(_CONTINUED)
-        )
+        or (entry.get("type") == "user" and blocks.join_text(_content_of(entry)).startswith(_CONTINUED))
     )
     return "" if is_compaction else None
 

@@ -68,9 +68,7 @@ def recognises(entry: Entry) -> bool:
     if kind == "message":
         found = {to_text(block.get("type")) for block in blocks.to_blocks(entry.get("content"))}
         return isinstance(entry.get("role"), str) and not found.isdisjoint(_ITEM_BLOCKS)
-    return entry.get("record_type") == "state" or (
-        kind == "reasoning" and isinstance(entry.get("summary"), list)
-    )
+    return entry.get("record_type") == "state" or (kind == "reasoning" and isinstance(entry.get("summary"), list))
 
 
 def read_header(objects: list[Entry]) -> tuple[str, str]:

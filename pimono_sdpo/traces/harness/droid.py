@@ -10,9 +10,7 @@ from pimono_sdpo.traces.harness.blocks import find_text, to_object, to_text
 
 _HEADER_KEYS = frozenset({"owner", "sessionTitle", "title", "cwd", "hostId", "session", "version"})
 _TOOL_BLOCKS = frozenset({"tool_use", "tool_result"})
-_OWN_FIELDS = frozenset(
-    {"openaiMessageId", "chatCompletionReasoningContent", "chatCompletionReasoningField"}
-)
+_OWN_FIELDS = frozenset({"openaiMessageId", "chatCompletionReasoningContent", "chatCompletionReasoningField"})
 _OWN_TOOLS = frozenset({"Execute", "ApplyPatch", "ExitSpecMode"})
 _OWN_ID = re.compile(r"(?:context-)?[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 # Pi writes some of these into every message, and its forks use Anthropic's blocks, too.

@@ -272,9 +272,7 @@ def _read_call(block: Block, stop: str) -> Event:
     return call
 
 
-def _build_result(
-    text: str, call_id: str | None, is_error: bool | None, code: int | None = None
-) -> Event:
+def _build_result(text: str, call_id: str | None, is_error: bool | None, code: int | None = None) -> Event:
     if code is None and "exited with" in (end := text[-200:]):
         match = _EXIT.search(end)
         code = int(match.group(1)) if match else None

@@ -264,9 +264,7 @@ def to_verdict(value: Any) -> bool | None:
     if isinstance(value, int | float):
         return value >= 1
     if isinstance(value, str):
-        return {"C": True, "I": False, "P": False, "N": False, "true": True, "false": False}.get(
-            value
-        )
+        return {"C": True, "I": False, "P": False, "N": False, "true": True, "false": False}.get(value)
     return None
 
 

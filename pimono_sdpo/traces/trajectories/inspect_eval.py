@@ -58,10 +58,7 @@ def _read_sample(sample: Any, model: str, run_id: str) -> Trajectory:
 def _read_message(message: Any) -> Message:
     content = message.content
     parts = content if isinstance(content, str) else [part.model_dump() for part in content]
-    calls = [
-        Call(call.id, call.function, call.arguments)
-        for call in getattr(message, "tool_calls", None) or ()
-    ]
+    calls = [Call(call.id, call.function, call.arguments) for call in getattr(message, "tool_calls", None) or ()]
     is_tool = message.role == "tool"
     return Message(
         ROLES[message.role],

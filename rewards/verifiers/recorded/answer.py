@@ -164,11 +164,7 @@ def _equal(one: Any, other: Any) -> list[Any]:
     That is, their public attributes that are numbers or texts.
     """
     held = [
-        {
-            name: item
-            for name, item in state_of(each).items()
-            if not name.startswith("_") and type(item) in ATOMS
-        }
+        {name: item for name, item in state_of(each).items() if not name.startswith("_") and type(item) in ATOMS}
         for each in (one, other)
     ]
     equal = bool(one == other)
@@ -181,10 +177,7 @@ def _equal(one: Any, other: Any) -> list[Any]:
 
 BUILT_IN = ("repr", "getattr", "setattr", "delattr", "isinstance", "issubclass")
 OPERATIONS: dict[str, Callable[..., Any]] = {
-    **{
-        name: getattr(operator, name, None) or getattr(builtins, name)
-        for name in (*BINARY, *OPERATORS, *BUILT_IN)
-    },
+    **{name: getattr(operator, name, None) or getattr(builtins, name) for name in (*BINARY, *OPERATORS, *BUILT_IN)},
     "import": importlib.import_module,
     "call": lambda function, args, kwargs: function(*args, **kwargs),
     "enter": lambda one: type(one).__enter__(one),

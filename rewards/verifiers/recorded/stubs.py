@@ -207,9 +207,7 @@ def _plain(kind: type) -> Any:
     return BaseException.__new__(kind) if issubclass(kind, BaseException) else object.__new__(kind)
 
 
-def _exception(
-    kind: type[BaseException], args: Any, state: dict[str, Any], text: str
-) -> BaseException:
+def _exception(kind: type[BaseException], args: Any, state: dict[str, Any], text: str) -> BaseException:
     made: BaseException
     if isinstance(kind, Class):
         made = _plain(kind)
@@ -261,9 +259,7 @@ class Class(Remote, type):
 
     def __new__(cls, name: str, bases: tuple[Any, ...], _: dict[str, Any]) -> "Class":
         """Refuse to derive a class from one of the answer."""
-        raise bases[0]._session.aborted(
-            f"the tests derive {name} from a class of the code under test"
-        )
+        raise bases[0]._session.aborted(f"the tests derive {name} from a class of the code under test")
 
     def __instancecheck__(self, value: Any) -> bool:
         if BaseException in type.mro(self) or not isinstance(type(value), Class):
@@ -392,9 +388,7 @@ class Live(Session):
         except (OSError, EOFError, ValueError):
             raise self.aborted("the code under test ended its process") from None
         if reply.get("raised") and reply["table"][:1] and "TooLarge" in reply["table"][0][2:3]:
-            raise self.aborted(
-                f"the code under test gives what cannot be recorded: {reply['raised']}"
-            )
+            raise self.aborted(f"the code under test gives what cannot be recorded: {reply['raised']}")
         self.calls.append([message, reply])
         return reply
 

@@ -59,11 +59,9 @@ MUTABLE: dict[str, type] = {
     "Counter": collections.Counter, "OrderedDict": collections.OrderedDict,
 }  # fmt: skip
 SINGLETONS = {"NotImplemented": NotImplemented, "Ellipsis": Ellipsis}
-TYPES = {
-    name: kind
-    for name, kind in vars(builtins).items()
-    if isinstance(kind, type) and kind.__name__ == name
-} | {"NoneType": type(None)}
+TYPES = {name: kind for name, kind in vars(builtins).items() if isinstance(kind, type) and kind.__name__ == name} | {
+    "NoneType": type(None)
+}
 LISTED: tuple[tuple[type, Any], ...] = (
     (list, list.__iter__), (collections.deque, collections.deque.__iter__),
     (set, set.__iter__), (frozenset, frozenset.__iter__),
@@ -156,9 +154,7 @@ class Encoded:
                 return ["singleton", name]
         if isinstance(value, type) and TYPES.get(value.__name__) is value:
             return ["type", value.__name__]
-        if not (self.flat or kind.__module__ in sys.stdlib_module_names) and (
-            row := self._own(value)
-        ):
+        if not (self.flat or kind.__module__ in sys.stdlib_module_names) and (row := self._own(value)):
             return row
         for name, (base, holds, _) in PLAIN.items():
             if isinstance(value, base):
@@ -198,9 +194,7 @@ class Encoded:
         """Return the row of what an own class derived from a list and the like."""
         kind = type(value)
         plain = kind in MUTABLE.values() or hasattr(kind, "_fields") or kind in TYPES.values()
-        return (
-            None if plain or isinstance(value, tuple(self.shared.values())) else self.export(value)
-        )
+        return None if plain or isinstance(value, tuple(self.shared.values())) else self.export(value)
 
     def _items(self, items: Iterable[Any], unordered: bool) -> list[Any]:
         listed = list(items)
