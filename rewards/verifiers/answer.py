@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from rewards.answers import Fenced, fenced, find_calls
 from rewards.verifiers.candidate import Candidate, Refusal, changed_files, files_of, refused_path
 from rewards.verifiers.last_write import PATHS, find_text, last_write, writes
-from rewards.verifiers.patches import HINTS, apply_patch, has_envelope, lines_of, without_delimiter
+from rewards.verifiers.patches import HINTS, apply_patch, has_diff, has_envelope, lines_of, without_delimiter
 from rewards.verifiers.rubric import BadSpec
 
 _TOKEN = re.compile(r"[\s:={}\"',]+")
@@ -306,7 +306,4 @@ def _has_diff(completion: str) -> bool:
             return True
         elif part.open or not is_code(part.text):
             outside += part.lines
-    return has_envelope("\n".join(outside)) or any(
-        line.startswith(("@@", "diff --git ", "--- a/")) or (line.startswith("--- ") and after.startswith("+++ "))
-        for line, after in zip(outside, [*outside[1:], ""], strict=False)
-    )
+    return has_envelope("\n".join(outside)) or has_diff(outside)
