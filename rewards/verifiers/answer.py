@@ -52,10 +52,8 @@ def candidate_of(completion: str, spec: Mapping[str, Any]) -> Candidate | Refusa
             *((edit.at, "edit") for edit in edits(completion)),
             *((one.at, "write") for one in writes(completion)),
         ]
-        if calls:
-            answer = max(calls)[1]
-        else:
-            answer = "patch" if _has_diff(completion) else "code"
+        otherwise = "patch" if not calls and _has_diff(completion) else "code"
+        answer = max(calls, default=(0, otherwise))[1]
     read = {"patch": apply_patch, "write": last_write, "edit": edited, "code": from_code}.get(answer)
     if read is None:
         raise BadSpec(f"`answer` of the spec is {answer!r}; write 'any', 'patch', 'write', 'edit' or 'code'.")
