@@ -156,7 +156,10 @@ def test_keep_says_why(row: dict[str, object], reason: str | None) -> None:
 
 def test_an_episode_must_be_worth_it() -> None:
     failed = failure(["test_or_assertion"], "boom", tool="bash", next="bash ls")
-    row: dict[str, Any] = {"problem": None, "prompt": "Move the fixtures to tests/data and adapt all tests that read them"}
+    row: dict[str, Any] = {
+        "problem": None,
+        "prompt": "Move the fixtures to tests/data and adapt all tests that read them",
+    }
     row |= {"findings": [failed]}
     assert keep(row, LEAST_WORTH) == "hardly_worth_it"
     assert keep(row) is None
