@@ -15,13 +15,14 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from rewards.sandbox import processes
 from rewards.verifiers import tests
 
 SORT = "def sort(xs):\n    return sorted(xs)\n"
-CASES = [{"args": [[3, 1, number]], "expected": sorted([3, 1, number])} for number in range(5)]
-SPEC = {
+CASES: list[dict[str, Any]] = [{"args": [[3, 1, number]], "expected": sorted([3, 1, number])} for number in range(5)]
+SPEC: dict[str, Any] = {
     "files": {"a.py": "def sort(xs): pass\n"},
     "answer": "any",
     "tests": {"kind": "value", "module": "a.py", "entry": "sort", "cases": CASES},
