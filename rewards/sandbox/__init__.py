@@ -9,7 +9,6 @@ holds, `run` refuses. For many short runs of Python, a `Server` starts one inter
 
 import fcntl
 import functools
-import itertools
 import os
 import secrets
 import shutil
@@ -29,8 +28,6 @@ from pimono_sdpo.errors import PimonoError
 from rewards.sandbox import folder, kernel, landlock, processes, seccomp, zygote
 
 MEBI = 1 << 20
-# Strongest first.
-BACKENDS = ("bubblewrap", "landlock")
 
 
 class SandboxError(PimonoError):
@@ -87,10 +84,15 @@ CLEAN = {"LANG": "C.UTF-8", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
 class Sandbox:
-    """Runs each command with a supervisor of its own, under a backend."""
+    """Runs each command with a supervisor of its own, under a backend or the strongest that holds here."""
 
-    def __init__(self, backend: str) -> None:
-        self.backend = backend
+    def __init__(self, backend: str = "auto") -> None:
+        self._wanted = backend
+
+    @functools.cached_property
+    def backend(self) -> str:
+        """The name of the backend; SandboxError when it does not hold."""
+        return choose(self._wanted)
 
     def run(
         self,
@@ -101,13 +103,11 @@ class Sandbox:
         limits: Limits = Limits(),
         collect: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
-        read: Sequence[str] = (),
     ) -> Ran:
         """Run a command in a fresh folder that holds `files`.
 
-        `collect` names files of that folder to bring back; `env` is added to a clean environment;
-        `read` are files and folders that may be read beside the system's, such as a tool's. Never
-        take them from a dataset.
+        `collect` names files of that folder to bring back; `env` is added to a clean environment. Never
+        take it from a dataset.
         A command that is not there exits with 127. Raises SandboxError when nothing could be run.
         """
         names = {_inside(name): content for name, content in (files or {}).items()}
@@ -119,7 +119,7 @@ class Sandbox:
             "limits": {name: getattr(limits, name) for name in Limits.__slots__}
             | {"wall_seconds": limits.wall_seconds or max(15, 5 * limits.cpu_seconds)},
         }
-        with self._lane(tuple(read), limits.disk) as lane:
+        with self._lane(limits.disk) as lane:
             # RLIMIT_NPROC counts every task of the uid. Without a uid of its own a run shares it with what
             # its user starts meanwhile, other runs included: it may then be refused a process that it
             # should have had, never get more.
@@ -138,9 +138,9 @@ class Sandbox:
         )  # fmt: skip
 
     @contextmanager
-    def _lane(self, read: tuple[str, ...], disk: int) -> Iterator["_Lane"]:
+    def _lane(self, disk: int) -> Iterator["_Lane"]:
         """A supervisor for one run."""
-        with closing(_Lane(self.backend, read, disk)) as lane:
+        with closing(_Lane(self.backend, disk)) as lane:
             yield lane
 
 
@@ -150,10 +150,9 @@ class _Lane:
     It is started under a backend, or by the warm interpreter at the other end of `control`.
     """
 
-    def __init__(self, backend: str, read: tuple[str, ...], disk: int, control: socket.socket | None = None) -> None:
+    def __init__(self, backend: str, disk: int, control: socket.socket | None = None) -> None:
         above = TMPFS if backend == "bubblewrap" else tempfile.gettempdir()
         self.folder = f"{above}/sandbox-{secrets.token_hex(8)}"
-        paths = (*readable(), *read)
         with ExitStack() as stack:
             self.uid = stack.enter_context(_own_uid())
             stack.callback(self._remove_folder)
@@ -163,17 +162,17 @@ class _Lane:
                 with theirs:
                     socket.send_fds(control, [b"."], [theirs.fileno()])
             else:
-                prefix = _bubblewrap(paths, disk, self.uid) if backend == "bubblewrap" else []
+                prefix = _bubblewrap(disk, self.uid) if backend == "bubblewrap" else []
                 self.connection = stack.enter_context(_started(prefix, "supervisor", "-IS"))
             stack.callback(self._end)
             self._ending = stack.pop_all()
         self._send(
             {
                 "folder": self.folder,
-                "tmpfs": "" if any(path.startswith(TMPFS) for path in (self.folder, *paths)) else TMPFS,
-                "read": paths,
+                "tmpfs": "" if any(path.startswith(TMPFS) for path in (self.folder, *readable())) else TMPFS,
+                "read": readable(),
                 "uid": self.uid,
-                "search": bool(self.uid) and needs_search((*paths, above)),
+                "search": bool(self.uid) and needs_search((*readable(), above)),
                 "filter": seccomp.program(own_uid=bool(self.uid)),
             }
         )
@@ -222,21 +221,7 @@ class _Lane:
                 socket.send_fds(self.connection, [b"."], descriptors)
 
 
-def run(
-    command: Sequence[str],
-    *,
-    files: Mapping[str, bytes | str] | None = None,
-    stdin: bytes = b"",
-    limits: Limits = Limits(),
-    collect: Sequence[str] = (),
-    env: Mapping[str, str] | None = None,
-    read: Sequence[str] = (),
-    backend: str = "auto",
-) -> Ran:
-    """Run a command as `Sandbox.run` does, under a backend or the strongest that holds here."""
-    return Sandbox(choose(backend)).run(
-        command, files=files, stdin=stdin, limits=limits, collect=collect, env=env, read=read
-    )
+run = Sandbox().run
 
 
 class Server(Sandbox):
@@ -253,32 +238,30 @@ class Server(Sandbox):
     """
 
     def __init__(self, imports: Sequence[str] = ()) -> None:
-        super().__init__(choose("landlock"))
-        self.imports = tuple(imports)
+        super().__init__("landlock")
+        _ = self.backend
         self._lock = threading.Lock()
         self._process = os.getpid()
-        self._idle: dict[tuple[str, ...], list[_Lane]] = {}
+        self._idle: list[_Lane] = []
         self._busy: set[_Lane] = set()
         self._started = _started([], "warm_server", "-I")
         self._control = self._started.__enter__()
         try:
-            zygote.send(self._control.fileno(), {"imports": self.imports})
-            missing = zygote.receive(self._control.fileno()).get("missing")
-        except (EOFError, BrokenPipeError, ConnectionResetError) as ended:
+            zygote.send(self._control.fileno(), {"imports": list(imports)})
+            if missing := zygote.receive(self._control.fileno()).get("missing"):
+                raise SandboxError(f"the warm sandbox could not import {missing}; install it")
+        except (SandboxError, EOFError, OSError) as trouble:
             self.close()
-            raise SandboxError("the warm sandbox ended before it was ready, see above") from ended
-        if missing:
-            self.close()
-            raise SandboxError(f"the warm sandbox could not import {missing}; install it")
+            why = "the warm sandbox ended before it was ready, see above"
+            raise trouble if isinstance(trouble, SandboxError) else SandboxError(why) from trouble
 
     @contextmanager
-    def _lane(self, read: tuple[str, ...], disk: int) -> Iterator[_Lane]:
+    def _lane(self, disk: int) -> Iterator[_Lane]:
         """A supervisor that no other thread uses now; kept for later runs unless this one fails."""
         with self._lock:
             if self._process != os.getpid():  # the lanes are those of the process that forked this one
-                self._process, self._idle, self._busy = os.getpid(), {}, set()
-            idle = self._idle.setdefault(read, [])
-            lane = idle.pop() if idle else _Lane(self.backend, read, disk, self._control)
+                self._process, self._idle, self._busy = os.getpid(), [], set()
+            lane = self._idle.pop() if self._idle else _Lane(self.backend, disk, self._control)
             self._busy.add(lane)
         try:
             yield lane
@@ -286,7 +269,7 @@ class Server(Sandbox):
             lane.close()
             raise
         else:
-            idle.append(lane)
+            self._idle.append(lane)
         finally:
             self._busy.discard(lane)
 
@@ -295,9 +278,8 @@ class Server(Sandbox):
         if self._process == os.getpid():  # not in a fork of the process that uses them
             for lane in list(self._busy):
                 lane.abandon()
-            for lane in itertools.chain.from_iterable(self._idle.values()):
-                lane.close()
-            self._idle.clear()
+            while self._idle:
+                self._idle.pop().close()
         self._started.__exit__(None, None, None)
 
     def __enter__(self) -> Self:
@@ -329,7 +311,7 @@ print("end")
 
 @functools.cache
 def available() -> dict[str, str]:
-    """Return why each backend does not hold here, "" when it does; tried once per process."""
+    """Return why each backend, the strongest first, does not hold here, "" when it does; tried once per process."""
     missing = missing_in_kernel()
     no_bubblewrap = "" if shutil.which("bwrap") else "`bwrap` is not installed"
     return {
@@ -341,13 +323,13 @@ def available() -> dict[str, str]:
 def choose(backend: str) -> str:
     """The backend of that name, or for `auto` the strongest that holds here; else SandboxError."""
     known = available()
-    if backend != "auto" and backend not in known:
+    if backend not in ("auto", *known):
         raise SandboxError(f"unknown sandbox `{backend}`; use auto or one of {', '.join(known)}")
-    wanted = BACKENDS if backend == "auto" else (backend,)
-    for name in wanted:
-        if not known[name]:
+    wanted = {backend: known[backend]} if backend in known else known
+    for name, why in wanted.items():
+        if not why:
             return name
-    why = "; ".join(f"{name}: {known[name]}" for name in wanted)
+    why = "; ".join(f"{name}: {why}" for name, why in wanted.items())
     raise SandboxError(f"no sandbox holds on this machine, so nothing was run ({why})")
 
 
@@ -377,8 +359,10 @@ def _broken(backend: str) -> str:
     with tempfile.NamedTemporaryFile() as secret:
         Path(secret.name).chmod(0o666)
         arguments = [secret.name, f"{secret.name}-written", str(os.getppid())]
+        tried = Sandbox()
+        tried.backend = backend  # not chosen among those that were tried
         try:
-            ran = Sandbox(backend).run([sys.executable, "-I", "-S", "-c", PROBE, *arguments])
+            ran = tried.run([sys.executable, "-I", "-S", "-c", PROBE, *arguments])
         except SandboxError as refusal:
             return str(refusal)
     *escapes, end = ran.stdout.decode().split("\n")[:-1] or [""]
@@ -459,7 +443,7 @@ def may_change_uid() -> bool:
     )
 
 
-def _bubblewrap(read: tuple[str, ...], disk: int, uid: int) -> list[str]:
+def _bubblewrap(disk: int, uid: int) -> list[str]:
     """Namespaces around the supervisor, which confines what it starts as it does without them."""
     arguments = [
         shutil.which("bwrap") or "bwrap", "--unshare-pid", "--unshare-net", "--unshare-ipc",
@@ -468,7 +452,7 @@ def _bubblewrap(read: tuple[str, ...], disk: int, uid: int) -> list[str]:
     ]  # fmt: skip
     for device in zygote.DEVICES:  # not `--dev`, which wants devices that small machines lack
         arguments += ["--dev-bind-try", device, device]
-    bound = [path for path in (*read, str(HERE)) if not path.startswith("/proc/")]
+    bound = [path for path in (*readable(), str(HERE)) if not path.startswith("/proc/")]
     # The folders on the way are bubblewrap's own, and closed to all but its user otherwise.
     on_the_way = {str(parent) for path in bound for parent in Path(path).parents} - {"/", *bound}
     for parent in sorted(on_the_way):
