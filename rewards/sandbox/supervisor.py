@@ -62,7 +62,7 @@ def execute(spec: dict[str, Any]) -> NoReturn:
 
 class _Supervisor:
     def __init__(self, setup: dict[str, Any], connection: int, start: Callable[[dict[str, Any]], NoReturn]) -> None:
-        self.setup, self.connection = setup, connection
+        self.setup, self.connection, self.socket = setup, connection, _socket.socket(fileno=connection)
         # In a tmpfs of its own where the machine allows it: the kernel bounds the disk then.
         self.tmpfs: tuple[int, int] | None = None
         if setup["tmpfs"]:
@@ -94,10 +94,8 @@ class _Supervisor:
 
     def run(self, spec: dict[str, Any]) -> dict[str, Any]:
         """Run one spec; return the report."""
-        itself = _socket.socket(fileno=os.dup(self.connection))
-        message, extra, _, _ = itself.recvmsg(1, _socket.CMSG_LEN(4))
-        itself.close()
-        if not message or not extra:
+        _, extra, _, _ = self.socket.recvmsg(1, _socket.CMSG_LEN(4))
+        if not extra:
             raise EOFError("the other side of the sandbox went away")
         given = int.from_bytes(extra[0][2][:4], sys.byteorder)
         self.limits = limits = spec["limits"]
