@@ -19,14 +19,7 @@ from datasets import Features, Value
 
 from pimono_sdpo import __version__
 from pimono_sdpo.errors import EmptySelection, OutputError, SourceError, TrainingInputError
-from pimono_sdpo.options import (
-    argument,
-    check_shares,
-    option,
-    options,
-    report_options,
-    resume_key,
-)
+from pimono_sdpo.options import argument, check_shares, option, options, report_options, resume_key
 from pimono_sdpo.report import describe_unreadable
 from pimono_sdpo.runs.engine import Output, Part, add_counts, run_parts
 from pimono_sdpo.runs.folders import only_run, publish_folder, require_disjoint
@@ -117,21 +110,14 @@ class RunRowsOptions(WriterOptions, SourceOptions):
         "Folder of rollouts, or recorded sessions in any form that `filter` takes, such as `claude`."
     )
     tokenizer: str | None = option(
-        "Model (folder or Hub id) whose tokenizer counts for --max-length.",
-        default=None,
-        decides="row",
+        "Model (folder or Hub id) whose tokenizer counts for --max-length.", default=None, decides="row"
     )
     max_length: int | None = option("Drop rows with more tokens, as too_long.", default=None, minimum=1, decides="row")
     test_fraction: float = option(
-        "Of sessions: share of repositories whose rows go to the test split.",
-        default=0.0,
-        share=True,
-        decides="row",
+        "Of sessions: share of repositories whose rows go to the test split.", default=0.0, share=True, decides="row"
     )
     keep_identity: bool = option(
-        "Of sessions: keep the user and host names of whoever recorded them.",
-        default=False,
-        decides="row",
+        "Of sessions: keep the user and host names of whoever recorded them.", default=False, decides="row"
     )
     test_suite: Path | None = option("Held-out suite: refuse to write training rows of its tasks.", default=None)
 

@@ -16,12 +16,7 @@ import pyarrow as pa
 
 from pimono_sdpo.agent.task_tests import open_tester
 from pimono_sdpo.cli.steps import finish
-from pimono_sdpo.dataset_writer import (
-    RunRowsOptions,
-    name_source,
-    open_runs,
-    write_dataset,
-)
+from pimono_sdpo.dataset_writer import RunRowsOptions, name_source, open_runs, write_dataset
 from pimono_sdpo.errors import OutputError, SourceError
 from pimono_sdpo.options import option, options
 from pimono_sdpo.push import PushResult
@@ -29,11 +24,7 @@ from pimono_sdpo.runs.engine import Part, Piece
 from pimono_sdpo.runs.sessions import rows_and_rejects, step_parts
 from pimono_sdpo.schema import DROPPED_PAIR, PAIR
 from pimono_sdpo.stage import Stage, table_of_rows
-from pimono_sdpo.suites.stored_rollouts import (
-    Rollouts,
-    describe_file,
-    read_rows_at,
-)
+from pimono_sdpo.suites.stored_rollouts import Rollouts, describe_file, read_rows_at
 from pimono_sdpo.suites.suite import files_of, load_suite
 from processors.rollouts import sessions
 from processors.rollouts.pairs import Case, Retest, Rules, pair_runs, pair_steps
@@ -126,12 +117,7 @@ def _task_parts(rollouts: Rollouts, options: Options, made_by: Json, retest: Ret
 
 
 def _pair_task(
-    rollouts: Rollouts,
-    task_id: str,
-    places: list[tuple[Path, int]],
-    rules: Rules,
-    stages: list[Stage],
-    retest: Retest,
+    rollouts: Rollouts, task_id: str, places: list[tuple[Path, int]], rules: Rules, stages: list[Stage], retest: Retest
 ) -> Iterator[Piece]:
     task = rollouts.tasks.get(task_id)
     shown = task and rules.target in {"patch", "last_write"} and Path(task["repo"]).is_dir()
