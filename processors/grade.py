@@ -57,13 +57,19 @@ def _find_terms(row: Row) -> list[str]:
     terms = terms or find_names(_cut(item["target"]) for item in own)
     # The folder or the stem of a file that is named, too, says nothing more.
     names = ((term, term.rpartition("/")[2]) for term in terms)
+    paths = [term for term in terms if "/" in term]
     parts = {
         part
         for term, name in names
         for part in (term.partition("/")[0], name.partition(".")[0], name.rpartition(".")[0])
         if part != term
     }
-    return [term for term in terms if term not in parts and not iskeyword(term)]
+    # Of one file below several folders, the shortest.
+    return [
+        term
+        for term in terms
+        if term not in parts and not iskeyword(term) and not any(term.endswith(f"/{other}") for other in paths)
+    ]
 
 
 def _cut(call: str) -> str:
