@@ -248,7 +248,9 @@ def _find_excuse(
     if categories <= _UNKNOWN | {"command_error"}:
         is_exit = _SAYS["exit_line"].fullmatch
         said = "\n".join(line for line in item["text"].split("\n") if not is_exit(line.strip()))
-        if len(_WORD.findall(said[:2000])) < _MIN_WORDS:
+        # One look without an answer says nothing; many of them say that something is broken.
+        is_series = repeats >= _MANY and not said.strip() and only_reads(item["target"])
+        if len(_WORD.findall(said[:2000])) < _MIN_WORDS and not is_series:
             return "no_information"
     said = item["text"][:_MESSAGE_CHARS]
     # What the same command lacked at first was not the agent's to give, such as leave.
