@@ -26,16 +26,16 @@ _REASONS = {
     "not_granted": "permission_not_granted",
 }
 LEAST_WORTH = 0.55
-INTERCEPT = -1.16
+INTERCEPT = -1.2
 # What each property of `describe` adds to the log-odds.
 LOG_ODDS = {
-    "own_faults": 1.19,
-    "own_code": 0.49,
-    "own_call": 0.76,
+    "own_faults": 1.24,
+    "own_code": 0.53,
+    "own_call": 0.78,
     "other_failures": 0.62,
     "correction": 0.48,
-    "changed_again": 0.91,
-    "short_request": -0.65,
+    "changed_again": 0.92,
+    "short_request": -0.57,
 }
 _SURE = 0.997
 _DIGITS = re.compile(r"\d+")

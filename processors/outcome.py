@@ -110,7 +110,8 @@ def describe_outcomes(
             following["resolved_at"], following["resolved_by"] = _find_resolution(item, after)
             following["excuse"] = _find_excuse(following, events, steps, after, alike[place])
         done.append(following)
-    slips = [item for item in done if item["excuse"] == "slip" and _is_careless(item)]
+    # No look, and no rule of the harness.
+    slips = [i for i in done if i["excuse"] == "slip" and not _is_look(i) and "policy_block" not in i["categories"]]
     for item in slips if len(slips) >= _MANY else ():
         item["excuse"] = ""
     return done
@@ -128,11 +129,6 @@ def _find_place(item: Finding) -> str:
         return item["tool"]
     is_search = only_reads(item["target"]) and not _is_look(item)
     return "looks" if is_search else item["target"]
-
-
-def _is_careless(item: Finding) -> bool:
-    """Check for a slip that many of make careless work: no look, and no rule of the harness."""
-    return not _is_look(item) and "policy_block" not in item["categories"]
 
 
 def _is_look(item: Finding) -> bool:

@@ -40,7 +40,8 @@ _INTERNAL = re.compile(
     r"\bnode:[\w/]{1,80}:\d|/lib/python3\.\d|/(?:site|dist)-packages/|<frozen |/rustc/"
     r"|/go/src/runtime/|(?:\bat|\u276f) [^\n]{0,200}node_modules[/\\]|^At line:\d"
     r"|\+ (?:CategoryInfo|FullyQualifiedErrorId)\b|^\s*requireStack: |\bPython[3.][\w.]{1,40}[/\\]+Lib[/\\]"
-    r"|\(<anonymous>\)|^\s*(?:at |\[\w{1,40}: )?(?:System|Microsoft|javax?|jdk|sun|org\.junit|kotlin)\.[\w.$`<>+|]{1,200}[(\[]"
+    r"|\(<anonymous>\)"
+    r"|^\s*(?:at |\[\w{1,40}: )?(?:System|Microsoft|javax?|jdk|sun|org\.junit|kotlin)\.[\w.$`<>+|]{1,200}[(\[]"
 )
 # The source lines that a traceback shows below a frame.
 _FRAME_SOURCE = re.compile(
@@ -67,7 +68,10 @@ _ECHO = re.compile(
 # What PowerShell adds to an error, cut where the line is full.
 _WRAPPED = re.compile(r"(?m)^ +\+ (?:CategoryInfo|FullyQualifiedErrorId)[^\n]*(?:\n {1,3}\w[^\n]*){0,3}")
 # The names of types and fields in the debug output of a struct or in JSON, and the lines that a patch lacks.
-_STRUCT = re.compile(r"(?<=[{,])\s?\"\w{1,64}\"\s?:| \[\".*|\b[A-Z]\w{0,64}(?:\(| \{)|(?:(?<=[{,] )|(?<=\{))[a-z_]{1,64}: (?:[A-Z]\w{0,64}\b)?")
+_STRUCT = re.compile(
+    r"(?<=[{,])\s?\"\w{1,64}\"\s?:| \[\".*|\b[A-Z]\w{0,64}(?:\(| \{)"
+    r"|(?:(?<=[{,] )|(?<=\{))[a-z_]{1,64}: (?:[A-Z]\w{0,64}\b)?"
+)
 _WORD_END = re.compile(r"[ \n]")
 _REDACTED = re.compile(r"\[REDACTED:\w{1,40}\]")
 # What a channel says of the sender of a message.
