@@ -54,14 +54,12 @@ def keep(row: Row, min_worth: float = 0.0) -> str | None:
         return next(reason for excuse, reason in _REASONS.items() if excuse in excuses)
     if not excuses:
         return "no_evidence"
-    is_poor = min_worth > 0 and estimate_worth(row) < min_worth
-    return "hardly_worth_it" if is_poor else None
+    return "hardly_worth_it" if min_worth > 0 and estimate_worth(row) < min_worth else None
 
 
 def estimate_worth(row: Row) -> float:
     """Return the probability that a row with evidence is worth training on."""
-    described = describe(row)
-    odds = INTERCEPT + sum(weight * described[name] for name, weight in LOG_ODDS.items())
+    odds = INTERCEPT + sum(LOG_ODDS[name] * value for name, value in describe(row).items())
     return 1 / (1 + math.exp(-odds))
 
 

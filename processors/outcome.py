@@ -80,8 +80,6 @@ def describe_outcomes(
     findings: Sequence[Finding], events: Sequence[Event], matched: Mapping[int, int], stop: int
 ) -> list[Finding]:
     """Fill in what followed each finding of one request, up to event `stop`."""
-    if not findings:
-        return []
     failed = {item["event_index"] for item in findings if item["kind"] == "failure"}
     steps = [
         Step(index, ends, event.tool_name, event.arguments, ends in failed)
@@ -110,7 +108,6 @@ def describe_outcomes(
             following["resolved_at"], following["resolved_by"] = _find_resolution(item, after)
             following["excuse"] = _find_excuse(following, events, steps, after, alike[place])
         done.append(following)
-    # No look, and no rule of the harness.
     slips = [i for i in done if i["excuse"] == "slip" and not _is_look(i) and "policy_block" not in i["categories"]]
     for item in slips if len(slips) >= _MANY else ():
         item["excuse"] = ""
