@@ -18,7 +18,7 @@ from pimono_sdpo.runs import folders
 from pimono_sdpo.runs.dedupe import choose_rows, write_chosen
 from pimono_sdpo.runs.engine import EngineName, add_counts, engine_of, run_parts
 from pimono_sdpo.runs.merge import Whole, describe_part, gather, write_part
-from pimono_sdpo.runs.sessions import OUTPUTS, files_of, filter_parts, list_unreadable
+from pimono_sdpo.runs.sessions import OUTPUTS, files_of, list_unreadable, session_parts
 from pimono_sdpo.schema import SplitBy, Unit
 from pimono_sdpo.stage import Stage
 from pimono_sdpo.traces.sources import Source, open_source
@@ -220,7 +220,7 @@ def _run_shards(
 ) -> dict[int, Json]:
     """Run the shards of these numbers, with a progress bar, and return their records."""
     shards = {index: opened.shards[index] for index in numbers}
-    parts = filter_parts(shards, options.stages(opened.recorder), resume_key(options))
+    parts = session_parts(shards, options.stages(opened.recorder), resume_key(options))
     return run_parts(parts, work, OUTPUTS, desc="filter", unit="session", engine=engine_of(engine, workers))
 
 

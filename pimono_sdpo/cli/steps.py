@@ -21,7 +21,7 @@ from pimono_sdpo.options import option, options
 from pimono_sdpo.push import PushResult, push_folder
 from pimono_sdpo.report import explain_empty
 from pimono_sdpo.runs.engine import Part, Piece
-from pimono_sdpo.runs.sessions import rows_and_rejects, slice_table, step_parts
+from pimono_sdpo.runs.sessions import rows_and_rejects, session_parts, slice_table
 from pimono_sdpo.schema import DROPPED_STEP, STEP
 from pimono_sdpo.stage import Filter, Stage
 from pimono_sdpo.suites.stored_rollouts import Rollouts, describe_file, read_rows, read_tables
@@ -82,7 +82,7 @@ def write_steps(options: Options) -> Json:
             *steps.build_stages(rules),
             *options.length_stages(),
         ]
-        parts = step_parts(runs.shards, stages, made_by, *table)
+        parts = session_parts(dict(enumerate(runs.shards)), stages, made_by, table)
     warnings = []
     if options.granularity == "trajectory":
         warnings.append(
