@@ -66,7 +66,6 @@ def write_pairs(options: Options) -> Json:
     be no pairs. Raises SourceError, OutputError or TrainingInputError, and Leakage for training
     pairs of tasks of `test_suite`.
     """
-    held_out = options.held_out()
     made_by, used = options.describe()
     runs = open_runs(options, options.out)
     warnings = []
@@ -88,17 +87,7 @@ def write_pairs(options: Options) -> Json:
         parts = session_parts(dict(enumerate(runs.shards)), stages, made_by, (PAIR, DROPPED_PAIR))
         for field in fields(Rules):
             used.pop(field.name, None)
-    return write_dataset(
-        parts,
-        (PAIR, DROPPED_PAIR),
-        options.out,
-        options,
-        stage="pairs",
-        source=name_source(runs),
-        used=used,
-        warnings=warnings,
-        held_out=held_out,
-    )
+    return write_dataset(parts, (PAIR, DROPPED_PAIR), options.out, options, "pairs", name_source(runs), used, warnings)
 
 
 def _task_parts(rollouts: Rollouts, options: Options, made_by: Json, retest: Retest) -> list[Part]:

@@ -66,7 +66,6 @@ def write_steps(options: Options) -> Json:
     Raises SourceError, OutputError or TrainingInputError, and Leakage for training rows of tasks
     of `test_suite`.
     """
-    held_out = options.held_out()
     rules = steps.Rules(**{one.name: getattr(options, one.name) for one in fields(steps.Rules)})
     made_by, used = options.describe()
     table = (STEP, DROPPED_STEP)
@@ -89,17 +88,7 @@ def write_steps(options: Options) -> Json:
             "a trajectory has results of tools between its actions: train on it with "
             "assistant_only_loss=True, which leaves them out of the loss"
         )
-    return write_dataset(
-        parts,
-        table,
-        options.out,
-        options,
-        stage="steps",
-        source=name_source(runs),
-        used=used,
-        warnings=warnings,
-        held_out=held_out,
-    )
+    return write_dataset(parts, table, options.out, options, "steps", name_source(runs), used, warnings)
 
 
 def find_passing(rollouts: Rollouts) -> dict[str, Passing]:
