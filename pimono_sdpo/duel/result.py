@@ -415,15 +415,8 @@ def write_training_rows(
         parts.append(Part(number, path.name, 1, given, {"kind": kind}, run, tuple(stages)))
     options: Json = {"buckets": " ".join(buckets)}
     name = folder.resolve().name
-    report = write_dataset(
-        parts,
-        TABLES[kind],
-        out,
-        WriterOptions(format=format, licence=licence),
-        stage=STAGES[kind],
-        source=("duel", name),
-        used=options,
-    )
+    writer = WriterOptions(format=format, licence=licence)
+    report = write_dataset(parts, TABLES[kind], out, writer, STAGES[kind], ("duel", name), options)
     if not report["rows"]:
         advice = "take another bucket with --bucket"
         if not any(result.glob("data/*.parquet")):
