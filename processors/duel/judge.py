@@ -300,8 +300,6 @@ def is_bucket_decided(judgments: Sequence[Row], judges: int, most: float = 100.0
             highs.append(read[0] / 2 + 50)
     if len(votes) < min(MIN_JUDGES, judges):
         return False
-    lows.sort()
-    highs.sort(reverse=True)
-    low = min(fmean([*votes, *lows[:more]]) for more in range(len(lows) + 1))
-    high = max(fmean([*votes, *highs[:more]]) for more in range(len(highs) + 1))
+    low = min(fmean([*votes, *sorted(lows)[:more]]) for more in range(len(lows) + 1))
+    high = max(fmean([*votes, *sorted(highs, reverse=True)[:more]]) for more in range(len(highs) + 1))
     return choose_bucket(min(low, most)) == choose_bucket(min(high, most))
