@@ -12,7 +12,7 @@ writes  OUT/data/train-*.parquet, OUT/rejects, report.json, README.md
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -26,17 +26,7 @@ from cards.render import render_duel_card, render_duel_report
 from pimono_sdpo import __version__
 from pimono_sdpo.dataset_writer import Format, WriterOptions, explain_empty, write_dataset
 from pimono_sdpo.duel.gate import OUTLYING, WITHOUT, decide_by_original_rules, krippendorff_alpha, mean_of, to_json
-from pimono_sdpo.duel.stages import (
-    ANSWERS,
-    EQUALS,
-    GATE,
-    GATE_COLUMNS,
-    JOURNAL,
-    JUDGMENTS,
-    Duel,
-    decide_look,
-    read_rows,
-)
+from pimono_sdpo.duel.stages import ANSWERS, EQUALS, GATE, JOURNAL, JUDGMENTS, VOTE_COLUMNS, Duel
 from pimono_sdpo.errors import EmptySelection, SourceError
 from pimono_sdpo.llm.calls import Journal
 from pimono_sdpo.llm.money import sum_costs
@@ -68,8 +58,6 @@ GROUP_ROWS = 256
 BUCKETS: tuple[Bucket, ...] = get_args(Bucket)
 # Answers whose lengths differ by less than this share count as equally long.
 SAME_LENGTH = 0.1
-# All but what a judge replied in full.
-PANEL_COLUMNS = ("turn_id", "judge", "order", "parsed", "reason", "scores_challenger", "scores_opponent")
 REPORTED = ("turn_id", "instance_id", "action_style", "score", "metrics", "bucket", "leaked_terms")
 
 
@@ -81,22 +69,18 @@ def score_duel(duel: Duel, original: bool = False, licence: str | None = None) -
     panel's judgments. Raises SourceError when there is nothing to score, OutputError when it cannot
     be written.
     """
-    folder, settings, panel = duel.folder, duel.settings, duel.find(JUDGMENTS)
-    opponent = settings.duel.opponent
+    folder, settings, opponent = duel.folder, duel.settings, duel.settings.duel.opponent
     if not any(duel.find(GATE).glob("*.parquet")):
         raise SourceError(f"`{folder}` has no judgments against the {opponent}; run the stages before `score`.")
-    if not duel.is_current(panel, ANSWERS):
+    if not duel.is_current(JUDGMENTS, ANSWERS):
         raise SourceError(f"`{folder}` has judgments of answers that have since been replaced; run the stage `judge`.")
     plan, verdicts = duel.register(), duel.read_verdicts()
     if not verdicts:
         raise SourceError(f"`{folder}` has not been looked at yet; run the stage `judge`.")
-    answers = list(read_rows(folder / ANSWERS, GATE_COLUMNS))
-    judgments = list(read_rows(duel.find(GATE), PANEL_COLUMNS))
-    clean = decide_look(plan, plan.rules, len(verdicts) - 1, answers, judgments, clean=True)
-    singles = _read_singles(folder, judgments, "king" if opponent == "king" else "assistant")
+    singles = _read_singles(duel, "king" if opponent == "king" else "assistant")
     scores = np.array([row["score"] for row in singles])
     lengths = [[row["lengths"][side] for row in singles] for side in (0, 1)]
-    read = list(read_rows(panel, PANEL_COLUMNS))
+    read = list(duel.read(JUDGMENTS, VOTE_COLUMNS))
     votes = collect_votes(plan.judges, read)
     complete = len(read) == len(votes.turns) * len(votes.judges) * 2
     if original and not (votes.turns and complete):
@@ -104,7 +88,8 @@ def score_duel(duel: Duel, original: bool = False, licence: str | None = None) -
             f"The original rules need every judgment of the panel, which `{folder}` does not have; "
             "run all stages with --rules original."
         )
-    dropped = Counter(row["drop_reason"] for row in answers if row["drop_reason"] is not None)
+    dropped = Counter(row["drop_reason"] for row in duel.read(ANSWERS, ("drop_reason",)))
+    del dropped[None]
     used = Journal(folder / JOURNAL).usage()
     report: Json = {
         "pimono_sdpo": __version__,
@@ -123,7 +108,7 @@ def score_duel(duel: Duel, original: bool = False, licence: str | None = None) -
         "length": summarize_lengths(scores, *lengths),
         "leaks": {
             "share": sum(row["leaked"] for row in singles) / max(len(singles), 1),
-            "score_without": clean["score"],
+            "score_without": duel.decide(plan, plan.rules, len(verdicts) - 1, clean=True)["score"],
         },
         "histogram": count_scores(scores),
         "panel": None,
@@ -132,7 +117,7 @@ def score_duel(duel: Duel, original: bool = False, licence: str | None = None) -
     }
     if settings.gate != plan.rules:
         for look in range(len(verdicts)):
-            other = decide_look(plan, settings.gate, look, answers, judgments)
+            other = duel.decide(plan, settings.gate, look)
             if other["conclusion"] != "open":
                 break
         rules = settings.gate.model_dump()
@@ -140,7 +125,7 @@ def score_duel(duel: Duel, original: bool = False, licence: str | None = None) -
 
     def make_rows() -> Iterator[Json]:
         asked = set(votes.turns)
-        judged = (row for row in read_rows(folder / ANSWERS) if row["turn_id"] in asked)
+        judged = (row for row in duel.read(ANSWERS) if row["turn_id"] in asked)
         return make_duels(judged, votes, collect_reasons(read), opponent)
 
     out = (folder / RESULT).resolve()
@@ -160,8 +145,8 @@ def score_duel(duel: Duel, original: bool = False, licence: str | None = None) -
                 "leaked": sum(bool(row["leaked_terms"]) for row in reported),
                 **summarize_panel(votes, Counter(row["judge"] for row in read), complete),
             }
-            equals = list(read_rows(folder / (EQUALS + JUDGMENTS), PANEL_COLUMNS))
-            if equals and duel.is_current(folder / (EQUALS + JUDGMENTS), EQUALS + ANSWERS):
+            equals = list(duel.read(EQUALS + JUDGMENTS, VOTE_COLUMNS))
+            if equals and duel.is_current(EQUALS + JUDGMENTS, EQUALS + ANSWERS):
                 chance = score_turns(collect_votes(plan.judges, equals)).turn
                 report["aa_test"] = explain_finals(chance, counts)
         report["sha256"] = {name: sha256(file) for name, file in files.items()}
@@ -172,10 +157,10 @@ def score_duel(duel: Duel, original: bool = False, licence: str | None = None) -
     return report
 
 
-def _read_singles(folder: Path, judgments: Iterable[Json], theirs: str) -> list[Json]:
+def _read_singles(duel: Duel, theirs: str) -> list[Json]:
     """Return the gate's turns: score (the mean of the calls), judges, lengths, leaks, action."""
     by_turn: dict[str, list[Json]] = {}
-    for row in judgments:
+    for row in duel.read(GATE, VOTE_COLUMNS):
         if row["parsed"]:
             by_turn.setdefault(row["turn_id"], []).append(row)
     columns = ("turn_id", "instance_id", "leaked_terms", "challenger", theirs)
@@ -189,7 +174,7 @@ def _read_singles(folder: Path, judgments: Iterable[Json], theirs: str) -> list[
             "lengths": (len(answer["challenger"]), len(answer[theirs])),
             "leaked": bool(answer["leaked_terms"]),
         }
-        for answer in read_rows(folder / ANSWERS, columns)
+        for answer in duel.read(ANSWERS, columns)
         if (calls := by_turn.get(answer["turn_id"]))
     ]
 

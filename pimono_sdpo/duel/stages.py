@@ -13,7 +13,7 @@ Against the recorded agent, `rules`, `looks`, `gate` and `judgments` end in `-re
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import chain
@@ -42,11 +42,12 @@ from processors.duel.scores import limit_score, score_judgment
 from processors.duel.turns import KEY, RECORDS, REPORT, TURNS, Options, draw_turns
 
 Json = dict[str, Any]
-JOURNAL, LOCK, ROUNDS = "calls.sqlite", ".lock", "rounds.json"
-ANSWERS, GATE, JUDGMENTS, LOOKED = "answers", "gate", "judgments", "looks"
+JOURNAL, LOCK, ROUNDS, RULES, LOOKED = "calls.sqlite", ".lock", "rounds.json", "rules.json", "looks.json"
+ANSWERS, GATE, JUDGMENTS = "answers", "gate", "judgments"
 # Before the names of folders of the duel of the king against itself.
 EQUALS = "aa-"
-GATE_COLUMNS = ("turn_id", "instance_id", "drop_reason", "leaked_terms")
+# All of a judgment but what the judge replied in full.
+VOTE_COLUMNS = ("turn_id", "judge", "order", "parsed", "reason", "scores_challenger", "scores_opponent")
 
 
 @dataclass(frozen=True)
@@ -109,10 +110,23 @@ class Duel:
     settings: Settings
     max_cost: float | None = None
 
-    def find(self, stage: str, suffix: str = "") -> Path:
-        """Return the folder of a stage of this opponent, or with a suffix the file."""
-        other = "" if self.settings.duel.opponent == "king" else "-reference"
-        return self.folder / f"{stage}{other}{suffix}"
+    def find(self, name: str) -> Path:
+        """Return the file or folder of a name, for this opponent if there are several."""
+        stem, dot, suffix = name.partition(".")
+        is_shared = self.settings.duel.opponent == "king" or name not in (RULES, LOOKED, GATE, JUDGMENTS)
+        return self.folder / (name if is_shared else f"{stem}-reference{dot}{suffix}")
+
+    def read(self, name: str, columns: Sequence[str] | None = None) -> Iterator[Json]:
+        """Yield the rows of a folder in the order of its shards; none when it is not there."""
+        return parquet.read_rows(sorted(self.find(name).glob("*.parquet")), columns)
+
+    def _read_json(self, name: str) -> Any:
+        path = self.find(name)
+        return json.loads(path.read_text()) if path.is_file() else None
+
+    def _write_json(self, name: str, found: object) -> None:
+        with lock(self.folder / LOCK, self.folder):
+            write_atomically(self.find(name), (json.dumps(found, indent=2) + "\n").encode())
 
     def register(self) -> Plan:
         """Return the plan of the gate; the first call stores it.
@@ -124,11 +138,11 @@ class Duel:
         judges = self.settings.judge.models
         if repeated := [name for name in judges if judges.count(name) > 1]:
             raise InferenceError(f"`{repeated[0]}` is named twice as a judge; name each judge once.")
-        path, by, first = self.find("rules", ".json"), self._describe(), self._find_first_turns()
+        path, by, first = self.find(RULES), self._describe(), self._find_first_turns()
         if not path.is_file():
             if any(self.find(GATE).glob("*.parquet")):
                 raise OutputError(f"`{path}` is gone, but there are judgments; restore it.")
-            self._write(path, self._make_plan(first) | by)
+            self._write_json(RULES, self._make_plan(first) | by)
         try:
             stored = json.loads(path.read_text())
             other = next((key for key, value in by.items() if stored[key] != value), None)
@@ -141,7 +155,7 @@ class Duel:
                 "first judge was called; give another folder."
             )
         digest = sha256(path)
-        if self._read_looks().get("registered", digest) != digest:
+        if (self._read_json(LOOKED) or {"registered": digest})["registered"] != digest:
             raise OutputError(f"`{path}` was changed after the first look; restore it.")
         tasks, repos = (tuple(values)[: looks[-1]] for values in (first, first.values()))
         return Plan(rules, tuple(looks), tasks, repos, judges, digest)
@@ -165,7 +179,7 @@ class Duel:
     def _find_first_turns(self) -> dict[str, str]:
         """Return tasks and their repositories, of the turns before the first repeated task."""
         first: dict[str, str] = {}
-        for row in parquet.read_rows(self._find_shards(TURNS), (KEY, "repo")):
+        for row in self.read(TURNS, (KEY, "repo")):
             if row[KEY] in first:
                 break
             first[row[KEY]] = row["repo"] or ""
@@ -188,14 +202,9 @@ class Duel:
             f"parity if the judge is {OUTLYING:g} standard errors above the others",
         }
 
-    def _read_looks(self) -> Json:
-        path = self.find(LOOKED, ".json")
-        found: Json = json.loads(path.read_text()) if path.is_file() else {}
-        return found
-
     def read_verdicts(self) -> list[Json]:
         """Return the verdicts of the looks that were taken, as `gate.decide` returns them."""
-        found: list[Json] = self._read_looks().get("verdicts", [])
+        found: list[Json] = (self._read_json(LOOKED) or {"verdicts": []})["verdicts"]
         return found
 
     def run(
@@ -252,14 +261,42 @@ class Duel:
     def take_look(self, plan: Plan) -> Json:
         """Decide by the registered rules after the next look, and store the verdict."""
         verdicts = self.read_verdicts()
-        answers, judgments = read_rows(self.folder / ANSWERS, GATE_COLUMNS), read_rows(self.find(GATE))
-        verdicts.append(decide_look(plan, plan.rules, len(verdicts), answers, judgments))
-        self._write(self.find(LOOKED, ".json"), {"registered": plan.sha256, "verdicts": verdicts})
+        verdicts.append(self.decide(plan, plan.rules, len(verdicts)))
+        self._write_json(LOOKED, {"registered": plan.sha256, "verdicts": verdicts})
         return verdicts[-1]
+
+    def decide(self, plan: Plan, rules: Gate, look: int, clean: bool = False) -> Json:
+        """Return the verdict on the judgments of the turns before a look, by these rules.
+
+        Answers with terms that only the pull request has count as ties at best; with `clean`, they
+        are left out.
+        """
+        unit = choose_unit(plan.repos, rules.cluster)
+        planned = (plan.repos if unit == "repo" else plan.tasks)[: plan.looks[look]]
+        turns: dict[str, tuple[int, float]] = {}
+        clusters, unanswered = [], 0
+        for cluster, row in zip(planned, self.read(ANSWERS, ("turn_id", "drop_reason", "leaked_terms")), strict=False):
+            if clean and row["leaked_terms"]:
+                continue
+            if row["drop_reason"] is not None:
+                unanswered += row["drop_reason"] != UNKNOWN
+                continue
+            turns[row["turn_id"]] = len(turns), limit_score(row)
+            clusters.append(cluster)
+        found = []
+        for row in self.read(GATE, VOTE_COLUMNS):
+            if row["parsed"] and row["turn_id"] in turns:
+                at, most = turns[row["turn_id"]]
+                score = min(score_judgment(row), most)
+                found.append((at, plan.judges.index(row["judge"]), row["order"], score))
+        table = np.array(found, float).reshape(-1, 4)
+        turn, judge, order = table[:, :3].astype(int).T
+        calls = Calls(turn, judge, order, table[:, 3])
+        return decide(calls, plan.judges, clusters, unit, plan.looks, look, rules, unanswered)
 
     def answer(self, limit: int | None = None, *, equals: bool = False) -> Outcome:
         """Ask king and challenger, or with `equals` the king twice; `limit` is a number of turns."""
-        return self._ask(TURNS, self.folder / (equals * EQUALS + ANSWERS), self._open_players(equals), ANSWER, limit)
+        return self._ask(TURNS, equals * EQUALS + ANSWERS, self._open_players(equals), ANSWER, limit)
 
     def judge(
         self, limit: int | None = None, *, single: bool = False, equals: bool = False, complete: bool = False
@@ -268,14 +305,14 @@ class Duel:
 
         With `complete`, the panel goes on where a bucket is decided.
         """
-        folder = self.folder / (EQUALS + JUDGMENTS) if equals else self.find(GATE if single else JUDGMENTS)
         stage = self._open_judges("king" if equals else self.settings.duel.opponent, single, complete)
-        return self._ask(equals * EQUALS + ANSWERS, folder, stage, JUDGMENT, limit, single, complete)
+        name = GATE if single else equals * EQUALS + JUDGMENTS
+        return self._ask(equals * EQUALS + ANSWERS, name, stage, JUDGMENT, limit, single, complete)
 
     def _open_players(self, equals: bool = False) -> AnswerStage:
         duel = self.settings.duel
-        shards = self._find_shards(TURNS) and sorted((self.folder / RECORDS).glob("*.parquet"))
-        records = {row[KEY]: row for row in parquet.read_rows(shards)}
+        self._find_shards(TURNS)
+        records = {row[KEY]: row for row in self.read(RECORDS)}
         chat = self._open_chat(duel, (duel.model, duel.find_challenger()))
         return AnswerStage(chat, duel, records, equals, self._read_round())
 
@@ -290,19 +327,19 @@ class Duel:
     def _ask(
         self,
         given: str,
-        out: Path,
+        name: str,
         stage: AnswerStage | JudgeStage,
         features: Features,
         limit: int | None,
         *options: object,
     ) -> Outcome:
-        """Write `out/NAME-NNNNN.parquet` for each input shard, with what a stage makes of its rows.
+        """Write DIR/NAME/NAME-NNNNN.parquet for each shard given, with what a stage makes of its rows.
 
         With `limit`, only the first rows of all are asked about; a finished shard with more rows
         stays as it is. One of which some rows have an error is written, too, and asked again by the
         next run: the journal answers what was answered before, so that only the rest is paid for.
         """
-        shards, chat, parts = self._find_shards(given), stage.chat, []
+        shards, out, chat, parts = self._find_shards(given), self.find(name), stage.chat, []
         # Both opponents share the answers.
         about = {**self._describe(), "opponent": None}
         made_by = {"made_by": json.dumps([source_hash(stage.run), about, options])}
@@ -331,29 +368,25 @@ class Duel:
             chat.stopped,
         )
 
-    def is_current(self, judgments: Path, answers: str) -> bool:
+    def is_current(self, judgments: str, answers: str) -> bool:
         """Whether shards of judgments were made of the answers that there are now."""
-        for path in sorted(judgments.glob("*.parquet")):
-            made = _read_origin(judgments, int(path.stem.rpartition("-")[2]))
-            before = self.folder / answers / path.name.replace(judgments.name, answers)
-            if made and not (before.is_file() and made["input"]["sha256"] == sha256(before)):
-                return False
-        return True
+        now = {path.stem.rpartition("-")[2]: sha256(path) for path in self.find(answers).glob("*.parquet")}
+        numbers = [path.stem.rpartition("-")[2] for path in self.find(judgments).glob("*.parquet")]
+        made = {number: _read_origin(self.find(judgments), int(number)) for number in numbers}
+        return all(one["input"]["sha256"] == now.get(number) for number, one in made.items() if one)
 
     def _read_round(self) -> int:
         """Return how many runs have drawn answers, this one included."""
-        path = self.folder / ROUNDS
-        return int(json.loads(path.read_text())) if path.is_file() else 1
+        return int(self._read_json(ROUNDS) or 1)
 
     def end_round(self) -> None:
         """Let the next run draw malformed answers again; a run that is resumed draws none anew.
 
         So a run that was stopped or killed draws what it would have drawn undisturbed.
         """
-        folders = (self.folder / name for name in (ANSWERS, EQUALS + ANSWERS))
-        rows = chain.from_iterable(read_rows(folder, ("error", "drop_reason")) for folder in folders)
+        rows = chain(*(self.read(name, ("error", "drop_reason")) for name in (ANSWERS, EQUALS + ANSWERS)))
         if any(row["error"] is not None and row["drop_reason"] != "error" for row in rows):
-            self._write(self.folder / ROUNDS, self._read_round() + 1)
+            self._write_json(ROUNDS, self._read_round() + 1)
 
     def estimate(self, turns: int) -> str:
         """Ask players and panel about so many turns, and return what each stage will cost about.
@@ -390,52 +423,11 @@ class Duel:
         return "\n".join([*lines, f"all stages: {whole}"])
 
     def _find_shards(self, name: str) -> list[Path]:
-        found = sorted((self.folder / name).glob("*.parquet"))
+        found = sorted(self.find(name).glob("*.parquet"))
         if not found or not (self.folder / REPORT).is_file():
             stage = name.removeprefix(EQUALS)
-            raise SourceError(f"`{self.folder / name}` is not complete; run the stage `{stage}` first.")
+            raise SourceError(f"`{self.find(name)}` is not complete; run the stage `{stage}` first.")
         return found
-
-    def _write(self, path: Path, found: object) -> None:
-        with lock(self.folder / LOCK, self.folder):
-            write_atomically(path, (json.dumps(found, indent=2) + "\n").encode())
-
-
-def read_rows(folder: Path, columns: Sequence[str] | None = None) -> Iterator[Json]:
-    """Return the rows of a folder in the order of its shards; none when it is not there."""
-    return parquet.read_rows(sorted(folder.glob("*.parquet")), columns)
-
-
-def decide_look(
-    plan: Plan, rules: Gate, look: int, answers: Iterable[Json], judgments: Iterable[Json], clean: bool = False
-) -> Json:
-    """Return the verdict on the judgments of the turns before a look.
-
-    Answers with terms that only the pull request has count as ties at best; with `clean`, they are
-    left out.
-    """
-    unit = choose_unit(plan.repos, rules.cluster)
-    planned = (plan.repos if unit == "repo" else plan.tasks)[: plan.looks[look]]
-    turns: dict[str, tuple[int, float]] = {}
-    clusters, unanswered = [], 0
-    for cluster, row in zip(planned, answers, strict=False):
-        if clean and row["leaked_terms"]:
-            continue
-        if row["drop_reason"] is not None:
-            unanswered += row["drop_reason"] != UNKNOWN
-            continue
-        turns[row["turn_id"]] = len(turns), limit_score(row)
-        clusters.append(cluster)
-    found = []
-    for row in judgments:
-        if row["parsed"] and row["turn_id"] in turns:
-            at, most = turns[row["turn_id"]]
-            score = min(score_judgment(row), most)
-            found.append((at, plan.judges.index(row["judge"]), row["order"], score))
-    table = np.array(found, float).reshape(-1, 4)
-    turn, judge, order = table[:, :3].astype(int).T
-    calls = Calls(turn, judge, order, table[:, 3])
-    return decide(calls, plan.judges, clusters, unit, plan.looks, look, rules, unanswered)
 
 
 def _read_origin(folder: Path, number: int) -> Json | None:
