@@ -233,8 +233,8 @@ def write_dataset(
         for record in records.values():
             add_counts(counts, record["counts"])
         dropped = counts.pop("dropped", {})
+        unreadable = list_unreadable(counts)
         counts.pop(UNREADABLE, None)
-        unreadable = list_unreadable(records.values())
         report: Json = {
             "pimono_sdpo": __version__,
             "stage": stage,
@@ -284,10 +284,3 @@ def summarize(report: Json, out: Path) -> str:
     lines += describe_unreadable(report)
     lines.append(f"rows, rejects, report.json and README.md are in {out}")
     return "\n".join(lines)
-
-
-def explain_empty(report: Json, advice: str) -> str:
-    """Say in one sentence that there are no rows, why, and what to do."""
-    reasons = ", ".join(f"{count} {name}" for name, count in report["drop_reasons"].items())
-    found = "; ".join([reasons or "nothing to make them from", *describe_unreadable(report)])
-    return f"`{report['source']}` gives no {report['stage']} ({found}); {advice}."

@@ -10,7 +10,6 @@ its name only: without the hash, an edited rule would silently reuse yesterday's
 
 import hashlib
 import marshal
-import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,11 +27,7 @@ from datasets import Dataset, Features, IterableDataset, Json, List, Value
 Row = Mapping[str, Any]
 AnyDataset = TypeVar("AnyDataset", Dataset, IterableDataset)
 OURS = ("pimono_sdpo", "processors", "rewards")
-# At any depth; a sentence that begins like one only adds a module.
-_IMPORT = re.compile(
-    rf"^[ ]*(?:from|import) ((?:{'|'.join(OURS)})\b[\w.]*)(?: import (\([^)]*\)|[^\n]*))?",
-    re.MULTILINE,
-)
+HASHED = (".py", ".toml", ".json")
 KEPT, STAGE, REASON = "kept", "stage", "drop_reason"
 BATCH_ROWS = 64
 TOGETHER = 16
@@ -313,19 +308,21 @@ def _text_for_json(kind: pa.DataType) -> pa.DataType:
 
 
 def source_hash(fn: Callable[..., Any]) -> str:
-    """Hash the source a function depends on, and the bound arguments of a `functools.partial`."""
+    """Hash the code a function depends on, and the bound arguments of a `functools.partial`."""
     fn = unwrap(fn)
     bound = repr((fn.args, sorted(fn.keywords.items()))) if isinstance(fn, partial) else ""
     return hashlib.sha256((code_hash(fn) + bound).encode()).hexdigest()
 
 
 def code_hash(fn: Callable[..., Any]) -> str:
-    """Hash the module of a function and what that imports from this project."""
-    function = _function(fn)
-    if getattr(sys.modules[function.__module__], "__file__", None) is None:
-        # Written in a notebook.
-        return hashlib.sha256(marshal.dumps(function.__code__)).hexdigest()
-    return _module_hash(module_of(fn))
+    """Hash this package, and the module of a function from elsewhere."""
+    function, package = _function(fn), _hash_package()
+    if function.__module__.partition(".")[0] in OURS:
+        return package
+    file = getattr(sys.modules[function.__module__], "__file__", None)
+    # Without a file, it was written in a notebook.
+    own = Path(file).read_bytes() if file else marshal.dumps(function.__code__)
+    return hashlib.sha256(package.encode() + own).hexdigest()
 
 
 def _function(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -334,44 +331,11 @@ def _function(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @cache
-def _module_hash(module_name: str) -> str:
-    """Hash a module and all it imports from this project, with the data files beside them."""
-    digests: dict[str, str] = {}
-    pending = [module_name]
-    while pending:
-        name = pending.pop()
-        if name not in digests and (path := _source_file(name)) is not None:
-            digests[name], imports = _read_module(path)
-            digests |= _hash_data(path.parent)
-            pending.extend(imports)
-    joined = "".join(f"{name}:{digest};" for name, digest in sorted(digests.items()))
-    return hashlib.sha256(joined.encode()).hexdigest()
-
-
-@cache
-def _source_file(name: str) -> Path | None:
-    """Return the file of a module, without importing it; None when the name is not a module."""
-    package, *rest = name.split(".")
-    if package not in OURS:
-        return Path(str(sys.modules[name].__file__))
-    found = find_spec(package)
-    assert found is not None
-    assert found.origin is not None
-    path = Path(found.origin).parent.joinpath(*rest)
-    return next(filter(Path.is_file, (path.with_suffix(".py"), path / "__init__.py")), None)
-
-
-@cache
-def _read_module(path: Path) -> tuple[str, tuple[str, ...]]:
-    """Return the hash of a source, and what may be modules of this project among its imports."""
-    source = path.read_bytes()
-    names: list[str] = []
-    for module, imported in _IMPORT.findall(source.decode()):
-        names += [module, *(f"{module}.{name}" for name in re.findall(r"\w+", imported))]
-    return hashlib.sha256(source).hexdigest(), tuple(names)
-
-
-@cache
-def _hash_data(folder: Path) -> dict[str, str]:
-    data = (*folder.glob("*.json"), *folder.glob("*.toml"))
-    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in data}
+def _hash_package() -> str:
+    """Hash every source and table of this package."""
+    digest = hashlib.sha256()
+    for name in OURS:
+        root = Path(str(getattr(find_spec(name), "origin", ""))).parent
+        for path in sorted(path for path in root.rglob("*.*") if path.suffix in HASHED):
+            digest.update(f"{path.relative_to(root.parent)}:{path.stat().st_size}:".encode() + path.read_bytes())
+    return digest.hexdigest()

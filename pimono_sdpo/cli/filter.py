@@ -20,7 +20,6 @@ from pimono_sdpo.errors import OutputError
 from pimono_sdpo.filtering import (
     FilterOptions,
     Json,
-    count_table,
     merge_parts,
     run_filter,
     run_part,
@@ -88,6 +87,14 @@ def _run_part(options: Options, given_part: str) -> None:
     )
     typer.echo(count_table(part["sessions"], part["rows"], part["dropped"]))
     typer.echo(f"part {part['part']} of {part['parts']} is in {options.out}; merge all parts with `filter --merge`")
+
+
+def count_table(sessions: int, kept: int, dropped: dict[str, int]) -> str:
+    """Align what went in, what came out and what was dropped."""
+    rows = {"sessions in": sessions, "rows kept": kept, "rows dropped": sum(dropped.values())}
+    rows |= {f"  {reason}": count for reason, count in dropped.items()}
+    name_width, width = max(map(len, rows)), max(len(str(count)) for count in rows.values())
+    return "\n".join(f"{name:<{name_width}}  {count:>{width}}" for name, count in rows.items())
 
 
 def summarize(report: Json, out: Path) -> str:

@@ -18,7 +18,6 @@ from pimono_sdpo.agent.task_tests import open_tester
 from pimono_sdpo.cli.steps import finish
 from pimono_sdpo.dataset_writer import (
     RunRowsOptions,
-    explain_empty,
     name_source,
     open_runs,
     write_dataset,
@@ -26,6 +25,7 @@ from pimono_sdpo.dataset_writer import (
 from pimono_sdpo.errors import EmptySelection, OutputError, SourceError
 from pimono_sdpo.options import option, options
 from pimono_sdpo.push import PushResult
+from pimono_sdpo.report import explain_empty
 from pimono_sdpo.runs.engine import Part, Piece
 from pimono_sdpo.runs.sessions import rows_and_rejects, step_parts
 from pimono_sdpo.schema import DROPPED_PAIR, PAIR

@@ -11,9 +11,9 @@ from typing import Literal
 import typer
 
 from pimono_sdpo.cli import steps
-from pimono_sdpo.dataset_writer import explain_empty
 from pimono_sdpo.errors import EmptySelection, OutputError
 from pimono_sdpo.options import option, options, same_option
+from pimono_sdpo.report import explain_empty
 from pimono_sdpo.suites.stored_rollouts import read_rows
 from processors.rollouts.together import make_sft_line, write_lines
 

@@ -17,7 +17,6 @@ import typer
 
 from pimono_sdpo.dataset_writer import (
     RunRowsOptions,
-    explain_empty,
     name_source,
     open_runs,
     summarize,
@@ -26,6 +25,7 @@ from pimono_sdpo.dataset_writer import (
 from pimono_sdpo.errors import EmptySelection
 from pimono_sdpo.options import option, options
 from pimono_sdpo.push import PushResult, push_folder
+from pimono_sdpo.report import explain_empty
 from pimono_sdpo.runs.engine import Part, Piece
 from pimono_sdpo.runs.sessions import rows_and_rejects, slice_table, step_parts
 from pimono_sdpo.schema import DROPPED_STEP, STEP

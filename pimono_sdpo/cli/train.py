@@ -45,13 +45,6 @@ class Options:
     )
 
 
-def list_passed_options(method: str) -> list[str]:
-    """List the options of the job of a method."""
-    from pimono_sdpo.training import read_options
-
-    return sorted("--" + name.replace("_", "-") for name in read_options(method))
-
-
 def run(options: Options) -> None:
     """Run the job of the method, here or elsewhere."""
     rows, *words = options.rows
@@ -67,8 +60,8 @@ def run(options: Options) -> None:
         raise TrainingInputError(f"--on is {options.on}; give here or hf:FLAVOR.")
     if find_spec("trl") is None:
         raise TrainingInputError(
-            'Training here needs `pip install "pimono-sdpo[train]"`, or for a tool of uv '
-            '`uv tool install "FILE.whl[train]"`; or give --on hf:FLAVOR.'
+            'Training here needs `pip install "pimono-sdpo[train]"`, or for a tool of uv or pipx `uv tool install '
+            '"FILE.whl[train]"` or `pipx install --force "FILE.whl[train]"`; or give --on hf:FLAVOR.'
         )
     from pimono_sdpo.training.run import run_job
 

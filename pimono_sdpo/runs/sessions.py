@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from datasets import Dataset, Features
 from datasets.table import InMemoryTable
 
-from pimono_sdpo.runs.engine import Output, Part, Piece, add_counts, code_of
+from pimono_sdpo.runs.engine import Output, Part, Piece, code_of
 from pimono_sdpo.schema import PRINT, REJECT, SDPO_ROW, SESSION
 from pimono_sdpo.stage import KEPT, REASON, STAGE, FlatMap, Fused, Stage, name_of
 from pimono_sdpo.traces.sources import Shard, Unreadable, read_sessions
@@ -136,12 +136,10 @@ def _count_unreadable(found: Unreadable) -> Piece:
     return Piece(units=len(found), counts={UNREADABLE: found} if found else {}, error=error)
 
 
-def list_unreadable(records: Iterable[Json]) -> dict[str, int]:
+def list_unreadable(counts: Json) -> dict[str, int]:
     """Return the session files that could not be read, each with the reason, and their sizes."""
-    found: Json = {}
-    for record in records:
-        add_counts(found, record["counts"].get(UNREADABLE, {}))
-    return {f"{name} ({why})": n for name in sorted(found) for why, n in found[name].items()}
+    found = sorted(counts.get(UNREADABLE, {}).items())
+    return {f"{name} ({why})": size for name, sizes in found for why, size in sizes.items()}
 
 
 def slice_table(table: pa.Table) -> Iterator[pa.Table]:
