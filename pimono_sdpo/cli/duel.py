@@ -142,7 +142,6 @@ def _load_settings(options: Options) -> Settings:
 
 
 def _print_progress(name: str, done: Outcome | Json) -> None:
-    """Print what a stage or a look gave; raises InferenceError when the stage was stopped."""
     if not isinstance(done, Outcome):
         typer.echo(describe_verdict(done))
         return

@@ -77,7 +77,6 @@ def read_reply(answer: "ChatCompletion") -> Reply:
 
 
 def _read_count(usage: object, name: str) -> int:
-    """Return a server's number of tokens, 0 when it is not valid."""
     value = getattr(usage, name, None)
     return value if isinstance(value, int) and 0 <= value < MOST_TOKENS else 0
 
@@ -135,8 +134,6 @@ class _Http(httpx2.AsyncClient):
 
 @dataclass(eq=False)
 class _Loop:
-    """The state of one event loop: the client, the slots, the requests in flight."""
-
     client: "AsyncOpenAI"
     slots: asyncio.Semaphore
     in_flight: dict[str, asyncio.Lock] = field(default_factory=dict)

@@ -40,13 +40,7 @@ from pimono_sdpo.schema import DUEL_TURN, PULL_REQUEST
 from pimono_sdpo.text import replace_surrogates, shorten
 from pimono_sdpo.traces.events import Event, decode_json
 from pimono_sdpo.traces.parse import Trace, read_trace
-from pimono_sdpo.traces.sources import (
-    ParquetFiles,
-    find_parquet_files,
-    open_source,
-    read_sessions,
-    translate_errors,
-)
+from pimono_sdpo.traces.sources import ParquetFiles, find_parquet_files, open_source, read_sessions, translate_errors
 from pimono_sdpo.traces.trajectories.base import join_text
 from processors.context import write_context
 from processors.duel.answers import classify_action
@@ -181,11 +175,7 @@ def _select_from_trajectories(
 
 
 def order_runs(
-    files: ParquetFiles,
-    known: Collection[str],
-    excluded: Collection[str],
-    drops: Counter[str],
-    seed: int,
+    files: ParquetFiles, known: Collection[str], excluded: Collection[str], drops: Counter[str], seed: int
 ) -> pl.DataFrame:
     """Return the runs of known tasks, as `file` and `row`, in the order in which they are drawn.
 
@@ -271,13 +261,11 @@ def _make_turn(messages: list[Json], at: int, instance: str, repo: str, number: 
 
 
 def _find_turns(messages: Sequence[Json]) -> list[int]:
-    """Return the indexes of the agent's answers to the user."""
     roles = [message["role"] for message in messages]
     return [at for at, pair in enumerate(pairwise(roles), start=1) if pair == ("user", "assistant")]
 
 
 def _select_readable(messages: Sequence[Json], places: Sequence[int]) -> list[int]:
-    """Return the places whose history is short enough to be read."""
     before = list(accumulate((len(message["content"]) for message in messages), initial=0))
     return [at for at in places if before[at] <= MAX_CHARS]
 
