@@ -50,10 +50,7 @@ class FilterOptions:
         decides="row",
     )
     test_fraction: float = option(
-        "Share of repositories whose rows go to the test split.",
-        default=0.0,
-        share=True,
-        decides="row",
+        "Share of repositories whose rows go to the test split.", default=0.0, share=True, decides="row"
     )
     split_by: SplitBy = option(
         "What stays on one side of the split: a `repository`, or a `session` for traces of one repository.",
@@ -61,15 +58,10 @@ class FilterOptions:
         decides="row",
     )
     history_chars: int = option(
-        "Characters of earlier turns to put in front of each request.",
-        default=0,
-        minimum=0,
-        decides="row",
+        "Characters of earlier turns to put in front of each request.", default=0, minimum=0, decides="row"
     )
     reference_terms: bool = option(
-        "Put the categories among the `reward_terms`, as the reference run did.",
-        default=False,
-        decides="row",
+        "Put the categories among the `reward_terms`, as the reference run did.", default=False, decides="row"
     )
     prompt_tokens: int = option(
         "Most tokens of the conversation before a `step`, counted as 4 characters each.",
@@ -81,9 +73,7 @@ class FilterOptions:
         "Show the teacher of a `step` the call that worked, too.", default=False, decides="row"
     )
     corrections: bool = option(
-        "Make a `step` of each correction by the user, too, which no verifier can judge.",
-        default=False,
-        decides="row",
+        "Make a `step` of each correction by the user, too, which no verifier can judge.", default=False, decides="row"
     )
     stage: list[str] = option(
         "Stage of your own, as module:name of a Map or a Filter in the current folder, run on each "
@@ -111,15 +101,9 @@ class FilterOptions:
     )
     max_samples: int | None = option("Keep the best N rows.", default=None, minimum=1, shown="all", decides="output")
     dedupe: bool = option(
-        "Keep one row of each story: of forks, snapshots and equal prompts.",
-        default=True,
-        decides="output",
+        "Keep one row of each story: of forks, snapshots and equal prompts.", default=True, decides="output"
     )
-    seed: int = option(
-        "Seed that decides among equal scores where --max-samples cuts.",
-        default=42,
-        decides="output",
-    )
+    seed: int = option("Seed that decides among equal scores where --max-samples cuts.", default=42, decides="output")
     licence: str | None = option(
         "SPDX id of the licence of the traces, for the card.",
         default=None,

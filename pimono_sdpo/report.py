@@ -48,12 +48,7 @@ def build_report(
     the session files that could not be read, and their bytes, if there are any.
     """
     stages = [
-        {
-            "stage": name,
-            "rows_in": rows["in"],
-            "rows_out": rows["out"],
-            "dropped": counts["dropped"].get(name, {}),
-        }
+        {"stage": name, "rows_in": rows["in"], "rows_out": rows["out"], "dropped": counts["dropped"].get(name, {})}
         for name, rows in counts.get("stages", {}).items()
     ]
     kept = stages[-1]["rows_out"] if stages else 0

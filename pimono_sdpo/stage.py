@@ -16,13 +16,12 @@ from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from importlib.util import find_spec
 from inspect import unwrap
-from itertools import islice
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pyarrow as pa
-from datasets import Dataset, Features, IterableDataset, Json, List, Value
+from datasets import Dataset, Features, IterableDataset, Value
 
 Row = Mapping[str, Any]
 AnyDataset = TypeVar("AnyDataset", Dataset, IterableDataset)
@@ -31,7 +30,6 @@ HASHED = (".py", ".toml", ".json")
 KEPT, STAGE, REASON = "kept", "stage", "drop_reason"
 BATCH_ROWS = 64
 TOGETHER = 16
-ENCODED_ROWS = 64
 
 
 class _Hashed:
@@ -267,29 +265,12 @@ def table_of_rows(rows: Iterable[Row], features: Features, schema: pa.Schema | N
 
     `schema` is that of the columns, for who has it already: making it takes milliseconds.
     """
-    schema = schema or features.arrow_schema
+    listed, schema = list(rows), schema or features.arrow_schema
+    if text_for_json(schema).equals(schema):
+        return pa.Table.from_pylist(listed, schema)
     # Arrow makes JSON of text, but not of dicts.
-    written = text_for_json(schema)
-    if written.equals(schema):
-        return pa.Table.from_pylist(list(rows), schema)
-    encoded = (_write_json(features, row) for row in rows)
-    batches = []
-    while few := list(islice(encoded, ENCODED_ROWS)):
-        batches.append(pa.RecordBatch.from_pylist(few, written))
-    return pa.Table.from_batches(batches, written).cast(schema)
-
-
-def _write_json(kind: Any, value: Any) -> Any:
-    """Return a value with its JSON as text; `Features.encode_example` decides by a list's first."""
-    if value is None:
-        return None
-    if isinstance(kind, Json):
-        return kind.encode_example(value)
-    if isinstance(kind, List):
-        return [_write_json(kind.feature, one) for one in value]
-    if isinstance(kind, Mapping):
-        return {name: _write_json(inner, value.get(name)) for name, inner in kind.items()}
-    return value
+    columns = {name: [row.get(name) for row in listed] for name in features}
+    return Dataset.from_dict(columns, features=features).data.table
 
 
 def text_for_json(schema: pa.Schema) -> pa.Schema:

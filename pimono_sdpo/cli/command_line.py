@@ -162,9 +162,7 @@ app = typer.Typer(cls=CommandGroup, no_args_is_help=True, **{**STYLE, "add_compl
 
 
 @app.callback(invoke_without_command=True)
-def front(
-    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
-) -> None:
+def front(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
     """Turn recorded sessions of coding agents, and rollouts, into training rows."""
     if version:
         typer.echo(__version__)

@@ -17,13 +17,7 @@ from pathlib import Path
 import typer
 
 from pimono_sdpo.errors import OutputError
-from pimono_sdpo.filtering import (
-    FilterOptions,
-    Json,
-    merge_parts,
-    run_filter,
-    run_part,
-)
+from pimono_sdpo.filtering import FilterOptions, Json, merge_parts, run_filter, run_part
 from pimono_sdpo.options import changed, option, options
 from pimono_sdpo.push import PushResult, push_folder
 from pimono_sdpo.report import describe_unreadable
@@ -54,11 +48,7 @@ def run(options: Options) -> None:
         report = merge_parts([Path(part) for part in options.source], options.out, options)
     else:
         report = run_filter(
-            options.open_sessions(options.out),
-            options.out,
-            options,
-            workers=options.workers,
-            engine=options.engine,
+            options.open_sessions(options.out), options.out, options, workers=options.workers, engine=options.engine
         )
     typer.echo(count_table(report["sessions"], report["kept"], report["drop_reasons"]))
     typer.echo(summarize(report, options.out))

@@ -37,8 +37,7 @@ class Options:
         default="sdpo",
     )
     on: str = option(
-        "Where to train: here, or hf:FLAVOR for a machine of Hugging Face Jobs, such as hf:a10g-large.",
-        default="here",
+        "Where to train: here, or hf:FLAVOR for a machine of Hugging Face Jobs, such as hf:a10g-large.", default="here"
     )
     wheel: Path | None = option(
         "Wheel of this package for the job; by default the one that is installed.", default=None

@@ -30,12 +30,7 @@ from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from datasets.utils import (
-    are_progress_bars_disabled,
-    disable_progress_bars,
-    enable_progress_bars,
-    logging,
-)
+from datasets.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars, logging
 from tqdm.auto import tqdm
 
 from pimono_sdpo.errors import EngineError, OutputError, ShardError, SourceError
@@ -111,10 +106,7 @@ class Part:
 
 def code_of(run: Callable[..., object], stages: Sequence[Stage]) -> Json:
     """Return the hashes of the code that reads a part, and of its stages."""
-    return {
-        "reader": code_hash(run),
-        "stages": [[name_of(stage), source_hash(stage.fn)] for stage in stages],
-    }
+    return {"reader": code_hash(run), "stages": [[name_of(stage), source_hash(stage.fn)] for stage in stages]}
 
 
 @dataclass(frozen=True)
@@ -308,9 +300,7 @@ def engine_of(name: EngineName, workers: int) -> Engine:
 
 
 def run_here(
-    jobs: list[Job],
-    progress: Callable[[int], object],
-    is_stopped: Callable[[], bool] = lambda: False,
+    jobs: list[Job], progress: Callable[[int], object], is_stopped: Callable[[], bool] = lambda: False
 ) -> Iterator[tuple[Job, Outcome]]:
     """Run one job after the other in this process."""
     for job in jobs:

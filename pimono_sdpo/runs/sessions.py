@@ -50,11 +50,7 @@ def filter_parts(shards: Mapping[int, Shard], stages: Sequence[Stage], options: 
 
 
 def step_parts(
-    shards: Sequence[Shard],
-    stages: Sequence[Stage],
-    options: Json,
-    rows: Features,
-    rejects: Features,
+    shards: Sequence[Shard], stages: Sequence[Stage], options: Json, rows: Features, rejects: Features
 ) -> list[Part]:
     """Return a part for each shard, with rows of `rows` and rejects of `rejects`."""
     runs = [partial(_cut_shard, shard, stages, rows, rejects) for shard in shards]
@@ -163,13 +159,7 @@ def run_on_table(table: pa.Table, fused: Fused) -> pa.Table:
     # A fingerprint that is given spares `datasets` from hashing every trace.
     dataset = Dataset(InMemoryTable(table), fingerprint="0" * 16)
     dataset.set_format("arrow")
-    done = fused.map(
-        dataset,
-        None,
-        keep_in_memory=True,
-        load_from_cache_file=False,
-        new_fingerprint="1" * 16,
-    )
+    done = fused.map(dataset, None, keep_in_memory=True, load_from_cache_file=False, new_fingerprint="1" * 16)
     return done.data.table
 
 
