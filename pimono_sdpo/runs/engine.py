@@ -172,8 +172,6 @@ def run_parts(
                 records[job.part.number] = outcome
                 bar.set_postfix(shards=f"{len(records)}/{len(parts)}")
     if failed:
-        if len(parts) == 1:
-            raise ShardError(f"{failed[min(failed)]}; the same command tries it again.")
         raise ShardError(
             f"{len(failed)} of {len(parts)} shards failed ({failed[min(failed)]}); finished ones "
             f"are kept in `{folder.name}`, and the same command repeats only what failed."
