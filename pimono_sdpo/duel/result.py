@@ -325,15 +325,8 @@ def write_training_rows(
     for number, path in enumerate(files):
         run = partial(_export, path, stages, kind)
         parts.append(Part(number, path.name, 1, {"file": sha256(path)}, {"kind": kind}, run, stages))
-    report = write_dataset(
-        parts,
-        TABLES[kind],
-        out,
-        WriterOptions(format=format, licence=licence),
-        stage=STAGES[kind],
-        source=("duel", folder.resolve().name),
-        used={"buckets": " ".join(buckets)},
-    )
+    writer, used = WriterOptions(format=format, licence=licence), {"buckets": " ".join(buckets)}
+    report = write_dataset(parts, TABLES[kind], out, writer, STAGES[kind], ("duel", folder.resolve().name), used)
     if not report["rows"]:
         advice = "take another bucket with --bucket"
         if not any(result.glob("data/*.parquet")):
