@@ -60,7 +60,7 @@ TRUNCATED = re.compile(r"\[(?:Showing|Truncated|Full output|Output truncated)[^\
 _PATCHED = re.compile(r"^\*\*\* (?:Add File|Update File|Delete File|Move to): (.+)$", re.MULTILINE)
 # Code in a message; the first MIN_LINE characters tell which lines it may be of.
 _QUOTED = re.compile(r"\"[^\"\n]{16,200}\"|`[^`\n]{16,200}`|'[^'\n]{16,200}'")
-_UNREAD = re.compile(r"has not been read yet|modified since read")
+_UNREAD = re.compile(r"has not been read yet|modified since read|unexpectedly modified")
 # A user who says that they changed something themselves, or pastes a diff of it.
 _CHANGED_BY_HAND = re.compile(
     r"(?i)\bI(?:'ve| have| just| already| manually){0,3} (?:changed|edited|fixed|updated|added"

@@ -29,6 +29,7 @@ _REMINDER, _REMINDER_END = "<system-reminder>", "</system-reminder>"
 _NOT_RUN = ("Sibling tool call errored", "Cancelled: parallel tool call")
 # Lines between the messages, which may be hung anywhere: a shell's, a memory, a command's output.
 _ASIDE = re.compile(r"\s*(?:<(?:bash-\w+|user-memory-input|local-command-\w+)>|#[^\n]*\Z)")
+_CONTINUED = "This session is being continued from a previous conversation"
 _BLOCK = keep_fields("type text id name input tool_use_id content is_error")
 _MESSAGE = keep_fields("id model stop_reason", content=str | list[_BLOCK | str] | None)  # type: ignore[valid-type]
 _DECODER = msgspec.json.Decoder(
@@ -171,7 +172,12 @@ def _find_parent(entry: Entry) -> str | None:
     parent = entry.get("parentUuid", "")
     if parent is not None:
         return to_text(parent)
-    is_compaction = entry.get("subtype") == "compact_boundary" or entry.get("isCompactSummary") is True
+    # The first versions did not mark the summary of a compaction.
+    is_compaction = (
+        entry.get("subtype") == "compact_boundary"
+        or entry.get("isCompactSummary") is True
+        or (entry.get("type") == "user" and blocks.join_text(_content_of(entry)).startswith(_CONTINUED))
+    )
     return "" if is_compaction else None
 
 
