@@ -30,7 +30,7 @@ from referencing.exceptions import Unresolvable
 from pimono_sdpo.text import shorten
 from rewards.verifiers.call_formats import EXAMPLES, Call, Reading, read_calls
 from rewards.verifiers.rubric import VerifierResult, error, failed, passed, skipped
-from rewards.verifiers.tool_schemas import DEFAULT_FORMATS, BadTools, Tool, check, tools_of
+from rewards.verifiers.tool_schemas import DEFAULT_FORMATS, BadTools, Checked, Tool, check, tools_of
 
 NAME = "tool_calls"
 UNKNOWN_TOOL = 0.2
@@ -94,20 +94,13 @@ def _without_calls(
 ) -> VerifierResult:
     form = f"Write it as {EXAMPLES[formats[0]]}." if len(formats) == 1 else ""
     if reading.cut or spec.get("truncated"):
-        why = f" ({reading.problem})" if reading.problem else ""
-        text = (
-            f"The message was cut off before its end{why}: it reached the longest length allowed. "
-            "Make one call, and a smaller one."
-        )
+        text = "The message was cut off before its end: it reached the longest length allowed. Make one smaller call."
     elif reading.problem:
         text = f"The tool call could not be parsed: {reading.problem}. {form}"
     elif spec.get("call") == "optional":
         return skipped(NAME, "The message makes no call, and needs none.")
     else:
-        text = (
-            "The message makes no tool call"
-            f"{'' if completion.strip() else ': it is empty'}. Call one of {_names(tools)}. {form}"
-        )
+        text = f"The message makes no tool call. Call one of {_names(tools)}. {form}"
     return _failed("malformed_output", text.strip(), 0.0, 0, False)
 
 
@@ -116,12 +109,10 @@ def _verify_calls(calls: Sequence[Call], tools: dict[str, Tool], generation: int
     score, strict = 1.0, True
     for call in calls:
         tool = tools.get(call.name)
+        checked = check(tool, call.arguments, generation) if tool else Checked(UNKNOWN_TOOL)
+        score, strict = min(score, checked.score), strict and checked.strict
         if tool is None:
             failures.append(f"Tool {call.name[:80]} not found. Available tools: {_names(tools)}")
-            score, strict = min(score, UNKNOWN_TOOL), False
-            continue
-        checked = check(tool, call.arguments, generation)
-        score, strict = min(score, checked.score), strict and checked.strict
         if checked.errors:
             # In Pi's words.
             errors = "\n".join(f"  - {line}" for line in checked.errors)
