@@ -275,12 +275,8 @@ def _read_json(text: str) -> Reading:
         return Reading(problem=_why(found), cut=_stops(found))
     if action.get("type") == "final":
         return Reading()
-    unknown = sorted(set(action) - {"type", "name", "args", "thought"})
-    if action.get("type") != "tool_call" or unknown:
-        what = f"the unknown key {unknown[0][:80]!r}" if unknown else "no type tool_call or final"
-        return Reading(problem=f"the object has {what}")
-    if "args" not in action:
-        return Reading(problem="the object has no args")
+    if action.get("type") != "tool_call" or not {"args"} <= set(action) <= {"type", "name", "args", "thought"}:
+        return Reading(problem="the keys of the object are not `type`, which is tool_call or final, `name` and `args`")
     return _calls([{"name": action.get("name"), "arguments": action["args"]}])
 
 
@@ -314,11 +310,10 @@ def _bare(text: str) -> str:
 
 def _stops(problem: BaseException) -> bool:
     """Whether JSON was fine until it stopped."""
-    if not isinstance(problem, json.JSONDecodeError):
-        cause = problem.__cause__
-        return cause is not None and _stops(cause)
-    rest = problem.doc[problem.pos :].strip()
-    return not rest or problem.msg.startswith("Unterminated string")
+    cause = problem.__cause__ or problem
+    if not isinstance(cause, json.JSONDecodeError):
+        return False
+    return cause.msg.startswith("Unterminated string") or not cause.doc[cause.pos :].strip()
 
 
 def _why(problem: BaseException) -> str:

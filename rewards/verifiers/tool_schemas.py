@@ -112,36 +112,33 @@ NO_OBJECT, MISSING, WRONG, EXTRA = 0.3, 0.4, 0.6, 0.8
 
 
 class Checked(NamedTuple):
-    """The score of arguments, whether they fit as they stand, and the errors when they do not."""
+    """The score of arguments, and the errors when they do not fit."""
 
     score: float
-    strict: bool = False
     errors: tuple[str, ...] = ()
 
 
-def check(tool: Tool, arguments: Any, generation: int | None = None) -> Checked:
-    """Check against the generation that fits best, or only against the given one (1 is first)."""
+def check(tool: Tool, arguments: Any) -> Checked:
+    """Check against the schema that fits best, the newest first."""
     if not isinstance(arguments, dict):
-        return Checked(NO_OBJECT, errors=("root: must be object",))
-    best = Checked(NO_OBJECT)
-    for number, validator in reversed(list(enumerate(tool.validators, 1))):
-        if generation in (None, number) or len(tool.validators) == 1:
-            checked = _check(validator, arguments)
-            if checked.errors and tool.lenient:
-                taken = coerce(_prepared(tool, arguments, number), tool.schemas[number - 1])
-                checked = _check(validator, taken)._replace(strict=False)
-            best = max(best, checked, key=lambda one: (one.score, one.strict, -len(one.errors)))
-    return best
+        return Checked(NO_OBJECT, ("root: must be object",))
+    found = []
+    for schema, validator in reversed([*zip(tool.schemas, tool.validators, strict=True)]):
+        checked = _check(validator, arguments)
+        if checked.errors and tool.lenient:
+            checked = _check(validator, coerce(_prepared(tool, arguments), schema))
+        found.append(checked)
+    return max(found, key=lambda one: (one.score, -len(one.errors)))
 
 
 def _check(validator: Draft202012Validator, arguments: Any) -> Checked:
     errors = list(islice(validator.iter_errors(arguments), MAX_LOOKED_AT))
     if not errors:
-        return Checked(1.0, strict=True)
+        return Checked(1.0)
     kinds = {str(error.validator) for error in errors}
     score = EXTRA if kinds == {"additionalProperties"} else WRONG
     lines = dict.fromkeys(line for error in errors for line in _lines(error))
-    return Checked(MISSING if "required" in kinds else score, errors=tuple(lines)[:MAX_ERRORS])
+    return Checked(MISSING if "required" in kinds else score, tuple(lines)[:MAX_ERRORS])
 
 
 def _lines(error: ValidationError) -> list[str]:
@@ -160,9 +157,9 @@ def _lines(error: ValidationError) -> list[str]:
     return [f"{where or 'root'}: {message}"]
 
 
-def _prepared(tool: Tool, arguments: dict[str, Any], generation: int) -> dict[str, Any]:
+def _prepared(tool: Tool, arguments: dict[str, Any]) -> dict[str, Any]:
     """Bring the edits of a call to a list, as Pi does: texts of JSON, and one edit alone."""
-    if tool.name != "edit" or generation < 2 or "edits" not in arguments:
+    if tool.name != "edit" or "edits" not in arguments:
         return arguments
     edits = arguments["edits"]
     with suppress(ValueError, RecursionError):  # stays the text that it is, which is an error
