@@ -14,7 +14,6 @@ have started. A run that is killed goes on behind its last finished slice.
 
 import inspect
 import json
-import math
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -68,18 +67,15 @@ def rubric_of(gates: Sequence[str], graded: Sequence[str]) -> Rubric:
 
     A graded one may carry its weight, `syntax=0.5`. Raises OutputError for anything else.
     """
-    if not gates and not graded:
-        raise OutputError("No verifier is named; give --gate or --grade, such as --gate tool_calls.")
-    weighed = []
-    for given in graded:
-        name, _, weight = given.partition("=")
-        number = 0.0
-        with suppress(ValueError):
-            number = float(weight or 1)
-        if not 0 < number < math.inf:
-            raise OutputError(f"The weight of `{given}` is not a positive number; give one such as 0.5.")
-        weighed.append((verifier_of(name), number))
-    return Rubric(tuple(map(verifier_of, gates)), tuple(weighed))
+    named = [given.partition("=") for given in graded]
+    try:
+        weighed = [(verifier_of(name), float(weight or 1)) for name, _, weight in named]
+        return Rubric(tuple(map(verifier_of, gates)), tuple(weighed))
+    except ValueError as found:
+        why = (
+            f"The rubric cannot be built ({found}); name verifiers such as tool_calls, or syntax=0.5 with its weight."
+        )
+        raise OutputError(why) from found
 
 
 def verifier_of(name: str) -> Verifier:
@@ -253,16 +249,13 @@ def open_completions(source: str) -> Dataset:
     there = found.column_names
     if not found.num_rows:
         raise EmptySelection(f"`{source}` has no rows; give stored completions.")
-    if ONE in there and SEVERAL in there:
-        raise SourceError(f"`{source}` has both `{ONE}` and `{SEVERAL}`; leave one of them out.")
-    if missing := [name for name in (SEVERAL if SEVERAL in there else ONE, SPEC) if name not in there]:
+    spec = found.features.get(SPEC)
+    is_text = isinstance(spec, Json) or getattr(spec, "dtype", "") in ("string", "large_string", "null")
+    if not is_text or (ONE in there) == (SEVERAL in there):
         raise SourceError(
-            f"`{source}` has the columns {', '.join(there)} but no `{missing[0]}`; give completions "
-            "with the spec of their rows."
+            f"`{source}` has the columns {', '.join(there)}; give `{ONE}` or `{SEVERAL}`, and `{SPEC}` as the text "
+            "that json.dumps makes of it."
         )
-    spec = found.features[SPEC]
-    if not isinstance(spec, Json) and getattr(spec, "dtype", "") not in ("string", "large_string", "null"):
-        raise SourceError(f"`{SPEC}` of `{source}` is not text; write each row's spec with json.dumps.")
     return found
 
 

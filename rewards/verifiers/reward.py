@@ -196,15 +196,12 @@ def self_test(
     rows: Sequence[Mapping[str, Any]],
     gold: Sequence[str] | None = None,
     threshold: float = 1.0,
-    may_win: Collection[str] = (),
 ) -> list[Finding]:
     """Return the cases that failed, none for a sound reward.
 
     `rows` are dataset rows with `prompt`; `gold` their right answers, when there are any, which
-    must score 1.0. `threshold` is the trainer's `success_reward_threshold`. `may_win` names cases
-    that are right by design: an answer that writes a file in a call may say anything after it,
-    which is `gold_and_garbage`. The reward is called with one case at a time, so that no case
-    depends on its neighbours.
+    must score 1.0. `threshold` is the trainer's `success_reward_threshold`. The reward is called with
+    one case at a time, so that no case depends on its neighbours.
     """
     findings: list[Finding] = []
     answers: Sequence[str | None] = gold or [None] * len(rows)
@@ -213,7 +210,7 @@ def self_test(
             findings.append(Finding(number, "gold", scored, "1.0"))
         for case, completion in attacks(row, answer):
             scored = _score(reward, row, completion)
-            if scored is not None and scored >= threshold and case not in may_win:
+            if scored is not None and scored >= threshold:
                 findings.append(Finding(number, case, scored, f"below {threshold}"))
     return findings
 

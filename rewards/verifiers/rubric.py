@@ -11,6 +11,7 @@ range  0 to 1, or None when nothing was judged
 
 import json
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -136,9 +137,9 @@ class Rubric:
 
     def __post_init__(self) -> None:
         if not self.gates and not self.graded:
-            raise ValueError("The rubric has no verifiers; give it gates or graded ones.")
-        if any(not weight > 0 for _, weight in self.graded):
-            raise ValueError("A graded verifier has a weight that is not positive; leave it out.")
+            raise ValueError("there are no verifiers")
+        if any(not 0 < weight < math.inf for _, weight in self.graded):
+            raise ValueError("a weight is not positive")
 
     def __call__(self, completion: str, spec: dict[str, Any]) -> RubricResult:
         """Verify one completion by the decoded spec of its row.
