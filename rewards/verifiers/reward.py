@@ -2,21 +2,14 @@
 
 columns  verifier_spec (JSON text, or null for a row without one) / range 0 to 1, never None
 
-TRL 1.16 sums rewards with `nansum`: SDPO turns a None into 0.0, a failure. A completion without a
-verdict (an `error` of ours, no spec, only skipped verifiers) gets a reward that moves nothing:
-
-- the mean of the completions of its group that have a verdict, the group being those of the same
-  prompt and spec in this call: its advantage is 0 and those of the others keep their signs;
-- in a group without any verdict, the mean of all others in the batch, at most MAX_PARTIAL so that
-  none counts as a success, or NEUTRAL if there are none: all advantages of the group are 0.
-
-The mean of a group in which all others passed is 1.0: SDPO may then show the completion without a
-verdict as a demonstration. Groups that are spread over processes are averaged per process.
-Train with `success_reward_threshold=1.0`: partial credit does not count as success.
+TRL sums rewards with `nansum`, so that SDPO takes a None for a failure. A completion without a verdict
+(an `error` of ours, no spec, only skipped verifiers) gets a reward that moves nothing: the mean of its
+group, which are the completions of the same prompt and spec in this call, or without any verdict there
+the mean of the batch, at most MAX_PARTIAL, or NEUTRAL. Groups that are spread over processes are
+averaged per process. Train with `success_reward_threshold=1.0`: partial credit is not success.
 
 `self_test` tries a reward on answers that must not win before anything is trained on it: empty
-answers, copies, lists of terms, refusals, spoilt and overlong right answers must score below the
-threshold, and right answers 1.0.
+answers, copies, lists of terms, refusals, spoilt and overlong right answers.
 """
 
 import hashlib
@@ -43,14 +36,11 @@ NO_VERDICT = RubricResult(None, ())
 class VerifierReward:
     """A picklable reward function; the cache and the last call stay behind when it is pickled.
 
-    With a `tokenizer` the text is decoded anew from `completion_ids`, since SDPO hands over text
-    without the special tokens that delimit tool calls; a call without ids, such as a self-test's,
-    is verified by its text. If there are ids, `spec["truncated"]` says whether the completion lacks
-    a token that ends the turn, and `spec["end"]` is that token, with which the text ends;
-    `format_of_model` says how calls are written unless the row does. `end_ids`
-    are ids that end a turn in addition to those that `rewards.verifiers.call_formats` knows, such
-    as `generation_config.eos_token_id`. What the rubric cannot judge gets the `fallback`'s
-    reward, at most MAX_PARTIAL: nothing has verified it.
+    With a `tokenizer` the text is decoded from `completion_ids`, since SDPO hands over text without
+    the special tokens that delimit tool calls. Then `spec["truncated"]` says whether the completion
+    lacks a token that ends the turn, `spec["end"]` is that token, and `format_of_model` says how calls
+    are written unless the row does. `end_ids` end a turn, too, as `generation_config.eos_token_id`.
+    What the rubric cannot judge gets the `fallback`'s reward, at most MAX_PARTIAL.
     """
 
     def __init__(

@@ -4,7 +4,7 @@ spec   tools: what may be called, as in `tool_schemas.tools_of`; without it the 
        harness: the harness to whose tools the names of a list belong (default: Pi)
        format: a name of EXAMPLES, or several families (default: that of the set of tools, else
        every family's); with the format of the model's own chat template no other counts
-       response_template: how transformers reads the messages of a model of no known family
+       response_template: the response template of the model's tokenizer; without `format` it alone counts
        call: "required" (default), or "optional" to skip completions without a call
        truncated: whether the completion stopped without its end token
 score  by the table, that of the worst call
