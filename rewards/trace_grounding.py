@@ -96,14 +96,14 @@ def _said(parts: Sequence["Sentence"], named: Named, terms: int) -> float:
     novel: set[str] = set()
     for part in parts:
         mine = named(part.text)
-        free = [word for word in part.own if not any(word.text in term or term in word.text for term in mine)]
-        own = {word.text for word in free}
+        free = [(word, new) for word, new in part.own if not any(word in term or term in word for term in mine)]
+        own = {word for word, _ in free}
         is_question = part.text.rstrip().endswith(("?", "\uff1f"))
         is_list = len(mine) > MAX_TERMS_PER_SENTENCE and len(own) < OWN_PER_TERM * len(mine)
-        is_own = len(own) >= MIN_OWN_WORDS and len(part.own) >= MIN_OWN_WORDS_SHARE * len(part.words)
+        is_own = len(own) >= MIN_OWN_WORDS and len(part.own) >= MIN_OWN_WORDS_SHARE * part.length
         if is_own and not is_question and not is_list:
             said[part.text.strip()] = mine, own
-            novel |= {word.text for word in free if word.novel}
+            novel |= {word for word, is_new in free if is_new}
     credited: set[str] = set()
     for text, (mine, own) in said.items():
         others = (other for key, (terms_of, other) in said.items() if key != text and terms_of)
@@ -209,14 +209,13 @@ def _code(text: str, named: Named, references: tuple[str, str]) -> Act:
     lines = [line for line in changed or text.split("\n") if line.strip()]
     if sum(map(bool, map(_STATEMENT.search, lines))) * 2 < max(len(lines), 1):
         return Act.NOTHING
-    found = [word for part in sentences("\n".join(lines), references) for word in part.words]
-    own = sum(word.own for word in found)
     body = "\n".join(lines).strip()
+    own, count = _count_own(body, references), len(words(body))
     is_data = body.startswith("{") and body.endswith("}") and '":' in body
     bare = body if is_data else _STRING.sub("''", body)
     is_thin = len(words(bare)) < MIN_NAMES or min(own, _count_own(bare, references)) < MIN_OWN
     is_list = any(len(named(line.lower())) > MAX_TERMS_AIMED for line in text.split("\n"))
-    if is_thin or is_list or own < MIN_OWN_SHARE * len(found):
+    if is_thin or is_list or own < MIN_OWN_SHARE * count:
         return Act.NOTHING
     return Act.AIMED if named(text.lower()) else Act.EDIT
 
@@ -240,23 +239,15 @@ _BULLET = re.compile(r"[ \t]*(?:[-*+\u2022]|\d{1,3}[.)])[ \t]")
 _CJK = re.compile(_SIGN)
 
 
-class Word(NamedTuple):
-    """A lower-cased word, and what of it is the answer's own.
+class Sentence(NamedTuple):
+    """A sentence or a line: its lower-cased text, how many words it has, and those not copied.
 
-    `own`: not part of a copied run; `novel`: no reference has the word at all.
+    With each of its own words stands whether no reference has the word at all.
     """
 
     text: str
-    own: bool
-    novel: bool
-
-
-class Sentence(NamedTuple):
-    """A sentence or a line: its lower-cased text, its words, and those that are not copied."""
-
-    text: str
-    words: list[Word]
-    own: list[Word]
+    length: int
+    own: list[tuple[str, bool]]
 
 
 def words(text: str) -> list[str]:
@@ -307,11 +298,13 @@ def sentences(text: str, references: Iterable[str]) -> list[Sentence]:
     ends = [(0, 0), *(match.span() for match in _SENTENCE_END.finditer(text)), (len(text), len(text))]
     for (_, begin), (end, _) in pairwise(ends):
         first, last = bisect_left(starts, begin), bisect_left(starts, end)
-        is_line = tuple(flow[first:last]) in whole
-        found = [
-            Word(flow[at], not (is_line or at in copied), flow[at] not in vocabulary) for at in range(first, last)
-        ]
-        out.append(Sentence(text[begin:end], found, [word for word in found if word.own]))
+        is_copy = tuple(flow[first:last]) in whole
+        own = (
+            []
+            if is_copy
+            else [(flow[at], flow[at] not in vocabulary) for at in range(first, last) if at not in copied]
+        )
+        out.append(Sentence(text[begin:end], last - first, own))
     return out
 
 
