@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from datasets import Dataset, Features
 from datasets.table import InMemoryTable
 
-from pimono_sdpo.runs.engine import Output, Part, Piece, add_counts, code_of
+from pimono_sdpo.runs.engine import Output, Part, Piece, code_of
 from pimono_sdpo.schema import PRINT, REJECT, SDPO_ROW, SESSION
 from pimono_sdpo.stage import KEPT, REASON, STAGE, FlatMap, Fused, Stage, name_of
 from pimono_sdpo.traces.sources import Shard, Unreadable, read_sessions
@@ -37,35 +37,26 @@ def files_of(folder: Path, index: int) -> dict[str, Path]:
     return {kind: folder / output.path.format(index) for kind, output in OUTPUTS.items()}
 
 
-def filter_parts(shards: Mapping[int, Shard], stages: Sequence[Stage], options: Json) -> list[Part]:
-    """Return a part for each shard; `shards` are known by their number in the source."""
+def session_parts(
+    shards: Mapping[int, Shard], stages: Sequence[Stage], options: Json, table: tuple[Features, Features] | None = None
+) -> list[Part]:
+    """Return a part for each shard; `shards` are known by their number in the source.
+
+    A part gives the rows, prints and rejects of the filter, or rows and rejects of the columns in `table`.
+    """
     parts = []
     for number, shard in shards.items():
         # A node of a cluster works in another folder than this process.
         files = tuple(file.absolute() for file in shard.files)
         absolute = replace(shard, files=files, root=shard.root.absolute())
         run = partial(filter_shard, absolute, tuple(stages))
-        parts.append(_session_part(number, shard, stages, options, run))
+        if table is not None:
+            run = partial(_cut_shard, absolute, tuple(stages), *table)
+        # Times only mean something on one machine.
+        times = [path.stat().st_mtime_ns for _, path in _files(shard)]
+        given = {"shard": describe(shard), "times": times}
+        parts.append(Part(number, shard.path, shard.sessions, given, options, run, tuple(stages)))
     return parts
-
-
-def step_parts(
-    shards: Sequence[Shard],
-    stages: Sequence[Stage],
-    options: Json,
-    rows: Features,
-    rejects: Features,
-) -> list[Part]:
-    """Return a part for each shard, with rows of `rows` and rejects of `rejects`."""
-    runs = [partial(_cut_shard, shard, stages, rows, rejects) for shard in shards]
-    return [_session_part(n, s, stages, options, runs[n]) for n, s in enumerate(shards)]
-
-
-def _session_part(number: int, shard: Shard, stages: Sequence[Stage], options: Json, run: Any) -> Part:
-    # Times only mean something on one machine.
-    times = [path.stat().st_mtime_ns for _, path in _files(shard)]
-    given = {"shard": describe(shard), "times": times}
-    return Part(number, shard.path, shard.sessions, given, options, run, tuple(stages))
 
 
 def made_by(stages: Sequence[Stage], options: Json) -> Json:
@@ -98,15 +89,13 @@ def filter_shard(shard: Shard, stages: Sequence[Stage]) -> Iterator[Piece]:
 
     `prints` holds the PRINT columns of `rows`, in the same order.
     """
-    order = {name_of(stage): number for number, stage in enumerate(stages)}
+    order = pa.array([name_of(stage) for stage in stages])
     fused = Fused(tuple(stages), SESSION, REJECTED)
     unreadable: Unreadable = {}
     for table in read_sessions(shard, unreadable):
         done = run_on_table(table, fused)
         kept, rejected = done.filter(done[KEPT]), done.filter(pc.invert(done[KEPT]))
-        stage_of = [order[name] for name in rejected[STAGE].to_pylist()]
-        by_stage = sorted(range(len(stage_of)), key=stage_of.__getitem__)
-        rejected = rejected.take(pa.array(by_stage, pa.int64()))
+        rejected = rejected.take(pc.sort_indices(pc.index_in(rejected[STAGE], order)))
         details = [
             row["harness"] if row["score"] is None else f"{row['harness']}, score {row['score']:g}"
             for row in rejected.select(["harness", "score"]).to_pylist()
@@ -136,12 +125,10 @@ def _count_unreadable(found: Unreadable) -> Piece:
     return Piece(units=len(found), counts={UNREADABLE: found} if found else {}, error=error)
 
 
-def list_unreadable(records: Iterable[Json]) -> dict[str, int]:
+def list_unreadable(counts: Json) -> dict[str, int]:
     """Return the session files that could not be read, each with the reason, and their sizes."""
-    found: Json = {}
-    for record in records:
-        add_counts(found, record["counts"].get(UNREADABLE, {}))
-    return {f"{name} ({why})": n for name in sorted(found) for why, n in found[name].items()}
+    found = sorted(counts.get(UNREADABLE, {}).items())
+    return {f"{name} ({why})": size for name, sizes in found for why, size in sizes.items()}
 
 
 def slice_table(table: pa.Table) -> Iterator[pa.Table]:
@@ -165,13 +152,7 @@ def run_on_table(table: pa.Table, fused: Fused) -> pa.Table:
     # A fingerprint that is given spares `datasets` from hashing every trace.
     dataset = Dataset(InMemoryTable(table), fingerprint="0" * 16)
     dataset.set_format("arrow")
-    done = fused.map(
-        dataset,
-        None,
-        keep_in_memory=True,
-        load_from_cache_file=False,
-        new_fingerprint="1" * 16,
-    )
+    done = fused.map(dataset, None, keep_in_memory=True, load_from_cache_file=False, new_fingerprint="1" * 16)
     return done.data.table
 
 

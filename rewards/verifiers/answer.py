@@ -12,6 +12,7 @@ pair or a list `edits` of pairs, in the formats of `rewards.answers`.
 """
 
 import ast
+import functools
 import re
 import threading
 from collections.abc import Collection, Iterator, Mapping
@@ -200,8 +201,9 @@ def _is_text(node: ast.stmt) -> bool:
 _ONE_PARSER = threading.Lock()
 
 
+@functools.lru_cache(maxsize=32)
 def parsed(source: str) -> ast.Module | None:
-    """Parse a program, None when it is none."""
+    """Parse a program, None when it is none; leave the tree as it is."""
     try:
         with _ONE_PARSER:
             return ast.parse(source)

@@ -71,7 +71,12 @@ NAME = "tests"
 SECONDS = 10.0
 OUTPUT = 8 << 20
 GENERATED_SHARE = 0.1
-IMPORTS = (*WORKERS, "rewards.verifiers.recorded.stubs", "ctypes", "runpy")
+# What answers often import, and what is cheap to fork: `threading` and pytest are not.
+PLAIN_IMPORTS = tuple(
+    "bisect collections copy ctypes dataclasses datetime decimal enum fractions functools heapq itertools "
+    "json math operator re string typing".split()
+)
+IMPORTS = (*WORKERS, "rewards.verifiers.recorded.stubs", *PLAIN_IMPORTS)
 
 
 class OutputCase(msgspec.Struct):
@@ -161,8 +166,9 @@ def verify_candidate(candidate: Candidate, spec: Mapping[str, Any], python: Pyth
     """
     tests = check_tests(spec)
     if python is None:
+        beside_pytest = isinstance(tests, RecordedTests | PytestTests)
         with _ONE_SERVER:
-            python = _warm()
+            python = _warm(IMPORTS if beside_pytest else (VALUE_WORKER, *PLAIN_IMPORTS))
     if why := unwritable(candidate, getattr(tests, "files", {})):
         return failed(NAME, "malformed_output", why)
     files = _visible(candidate, spec, tests)
@@ -199,8 +205,6 @@ def _compared(found: VerifierResult, files: Mapping[str, str], tests: RecordedTe
 
 def in_server(server: Server) -> Python:
     """Return what runs Python for many short runs in one warm interpreter, which has IMPORTS."""
-    if missing := {*WORKERS} - {*server.imports}:
-        raise ValueError(f"the server has not imported {', '.join(sorted(missing))}")
     return functools.partial(server.run, env=ENVIRONMENT)
 
 
@@ -208,8 +212,8 @@ _ONE_SERVER = threading.Lock()
 
 
 @functools.cache
-def _warm() -> Python:
-    server = Server(IMPORTS)
+def _warm(imports: tuple[str, ...]) -> Python:
+    server = Server(imports)
     atexit.register(server.close)
     return in_server(server)
 
@@ -271,14 +275,6 @@ def verdict(outcomes: Sequence[Outcome]) -> VerifierResult:
     return failed(NAME, category, text, good / max(len(outcomes), 1), **counts)
 
 
-RUN = """
-import pathlib, runpy, sys
-sys.path[:] = [str(pathlib.Path({0!r}).parent.resolve()), *(path for path in sys.path if path)]
-sys.argv = {1!r}
-runpy.run_path({0!r}, run_name="__main__")
-"""
-
-
 def verify_outputs(files: Mapping[str, str], tests: OutputTests, python: Python) -> list[Outcome]:
     """Run the cases on the files; one outcome each, in order.
 
@@ -288,8 +284,7 @@ def verify_outputs(files: Mapping[str, str], tests: OutputTests, python: Python)
     limits = Limits(cpu_seconds=tests.seconds, output=OUTPUT)
     outcomes: list[Outcome] = []
     for case in tests.cases:
-        program = RUN.format(tests.module, [tests.module, *case.args])
-        ran = python(["-c", program], files=files, stdin=case.stdin.encode(), limits=limits)
+        ran = python([tests.module, *case.args], files=files, stdin=case.stdin.encode(), limits=limits)
         outcomes.append(_output_outcome(case, ran, tests.tolerance))
         if outcomes[-1].kind == "timeout":
             break
