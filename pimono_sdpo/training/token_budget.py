@@ -64,11 +64,6 @@ def _most_that_fits(fits: int, too_long: int, test: Callable[[int], bool]) -> in
     return fits
 
 
-def quote_names(names: Sequence[str]) -> str:
-    """Return the names of columns for a message."""
-    return ", ".join(f"`{name}`" for name in names)
-
-
 def templated_ids(tokenizer: Any, turns: Sequence[Any], *, prompt: bool = True, **template: Any) -> list[int]:
     """Return the ids of a templated conversation, with the generation prompt of a `prompt`."""
     encoded = tokenizer.apply_chat_template(
