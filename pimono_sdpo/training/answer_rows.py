@@ -93,7 +93,7 @@ def _fit(rows: Dataset, targets: Sequence[str], tokenizer: Any, max_length: int 
 
     def fit(row: Row) -> Row:
         notes: Row = dict.fromkeys(COUNTS, 0)
-        fitted: Row = dict.fromkeys(("prompt", *targets), []) | {"tools": None, NOTES: notes}
+        fitted: Row = {name: [] for name in ("prompt", *targets)} | {"tools": None, NOTES: notes}
         fitted[TEMPLATE] = {**TEMPLATE_KWARGS, **(row.get(TEMPLATE) or {})}
         try:
             for name in ("prompt", *targets):

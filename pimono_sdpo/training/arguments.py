@@ -136,7 +136,9 @@ class SDPOArguments(CommonArguments):
 
 # The least that these options can be.
 LEAST = {"seed": 0, "preflight_rows": 0}
-LEAST |= dict.fromkeys(("max_samples", "eval_generations", "generations", "feedback_tokens", "sample_at_once"), 1)
+LEAST |= dict.fromkeys(
+    ("max_samples", "eval_generations", "generations", "feedback_tokens", "sample_at_once", "guard_window"), 1
+)
 
 
 ABOUT = """\

@@ -70,11 +70,10 @@ class Feedback:
 
     def worded(self, rollout: str | None, trace: str | None) -> str:
         """Return the text for a failed completion, "" when there is nothing to say."""
-        parts = (
-            (self.rollout_template, rollout, self.asks_reward),
-            (self.trace_template, trace, self.mode in ("trace", "both")),
-        )
-        return "".join(template.format(feedback_raw=text) for template, text, used in parts if used and _says(text))
+        text = self.rollout_template.format(feedback_raw=rollout) if self.asks_reward and _says(rollout) else ""
+        if self.mode in ("trace", "both") and _says(trace):
+            text += self.trace_template.format(feedback_raw=trace)
+        return text
 
 
 class FeedbackBuilder(SuccessfulRolloutTeacherContextBuilder):  # type: ignore[misc] # untyped
@@ -83,15 +82,9 @@ class FeedbackBuilder(SuccessfulRolloutTeacherContextBuilder):  # type: ignore[m
     Every process words the texts of its own completions, which TRL then gathers.
     """
 
-    def __init__(
-        self,
-        trainer: Any,
-        feedback: Feedback,
-        reward_feedback: RewardFeedback | None = None,
-    ) -> None:
+    def __init__(self, trainer: Any, feedback: Feedback, reward_feedback: RewardFeedback | None = None) -> None:
         super().__init__(trainer)
-        self.feedback = feedback
-        self.reward_feedback = reward_feedback
+        self.feedback, self.reward_feedback = feedback, reward_feedback
         tokenizer = trainer.processing_class
         self.special = special_tokens(tokenizer)
         self.ends = {tokenizer.pad_token, *tokenizer.convert_ids_to_tokens(trainer.eos_token_ids)}
@@ -111,36 +104,33 @@ class FeedbackBuilder(SuccessfulRolloutTeacherContextBuilder):  # type: ignore[m
         self_distillation_mask (completions).
 
         A completion that reaches the threshold gets no feedback, but may still be shown a success
-        of its group. Raises RuntimeError when the reward's texts are for other completions.
+        of its group. Raises ValueError when the reward's texts are for other completions.
         """
-        own: Sequence[str | None] = [None] * len(prompts)
+        trainer = self.trainer
+        own: list[str | None] = [None] * len(prompts)
         if self.feedback.asks_reward and self.reward_feedback is not None:
             own = [
-                shorten_to_budget(neutralise(str(text), self.special)[0], self.feedback.tokens, self.count)
-                if _says(text)
-                else None
+                self._shorten(str(text), self.feedback.tokens) if _says(text) else None
                 for text in self.reward_feedback()
             ]
-        if len(own) != len(prompts):
-            raise RuntimeError(f"{len(own)} texts of the reward for {len(prompts)} completions")
-        succeeded = (rewards >= self.trainer.args.success_reward_threshold).tolist()
-        traces = feedbacks if feedbacks is not None else [None] * len(prompts)
+        succeeded = (rewards >= trainer.args.success_reward_threshold).tolist()
         worded = [
             None if success else self.feedback.worded(text, trace)
-            for success, text, trace in zip(succeeded, own, traces, strict=True)
+            for success, text, trace in zip(succeeded, own, feedbacks or [None] * len(prompts), strict=True)
         ]
-        ids, tokenizer = output["completion_ids"], self.trainer.processing_class
+        ids, tokenizer = output["completion_ids"], trainer.processing_class
         texts = tokenizer.batch_decode(ids, skip_special_tokens=True)
-        demonstrations = [
-            (self._demonstration(text, syntax=False), self._demonstration(whole, syntax=True))
-            for text, whole in zip(texts, tokenizer.batch_decode(ids), strict=True)
-        ]
-        self.demonstrations = dict(gather_object(demonstrations))
-        if self.trainer.accelerator.is_main_process:
-            state, sampled = self.trainer.state, (prompts, texts, rewards.tolist(), worded)
-            keep_rollouts(state, *sampled)
-            if "trackio" in self.trainer.args.report_to:
-                log_rollouts(state.global_step + 1, *sampled)
+        pairs = zip(texts, tokenizer.batch_decode(ids), strict=True)
+        self.demonstrations = dict(
+            gather_object([(self._as_trl_does(text), self._with_syntax(whole)) for text, whole in pairs])
+        )
+        if trainer.accelerator.is_main_process:
+            names = ("prompt", "completion", "reward", "feedback")
+            sampled = zip(prompts, texts, rewards.tolist(), worded, strict=True)
+            rollouts = [dict(zip(names, one, strict=True)) for one in sampled]
+            keep_rollouts(trainer.state, rollouts)
+            if "trackio" in trainer.args.report_to:
+                log_rollouts(trainer.state.global_step + 1, rollouts)
         context: dict[str, torch.Tensor] = super().build(output, prompts, rewards, worded)
         spoken = [_says(text) and not success for success, text in zip(succeeded, own, strict=True)]
         for name, held in (("rollout_feedback_fraction", spoken), ("success_rate", succeeded)):
@@ -153,20 +143,23 @@ class FeedbackBuilder(SuccessfulRolloutTeacherContextBuilder):  # type: ignore[m
         text: str = super()._build_reprompt_text(prompt_text, demonstration, feedback_text)
         return text
 
-    def _demonstration(self, text: str, *, syntax: bool) -> str:
-        """Word a completion as TRL does, or with its special tokens in ordinary ones."""
-        if syntax:
-            for end in self.ends:
-                text = text.replace(end, "")
+    def _as_trl_does(self, text: str) -> str:
+        """Word a completion as a demonstration of TRL."""
         if self.trainer.args.remove_thinking_from_demonstration:
-            text = (THOUGHTS if syntax else THINK).sub("", text).strip()
-        if syntax:
-            # Completions can also spell a control token in ordinary ones.
-            neutral, _ = neutralise(text, self.special)
-            budget = TOKENS_READ_BACK * self.trainer.max_completion_length
-            text = shorten_to_budget(neutral, budget, self.count) or ""
-        worded: str = self.trainer.args.solution_template.format(successful_previous_attempt=text)
-        return worded
+            text = THINK.sub("", text).strip()
+        return str(self.trainer.args.solution_template.format(successful_previous_attempt=text))
+
+    def _with_syntax(self, text: str) -> str:
+        """Word a completion with its special tokens in ordinary ones; it can also spell one."""
+        for end in self.ends:
+            text = text.replace(end, "")
+        if self.trainer.args.remove_thinking_from_demonstration:
+            text = THOUGHTS.sub("", text).strip()
+        text = self._shorten(text, TOKENS_READ_BACK * self.trainer.max_completion_length) or ""
+        return str(self.trainer.args.solution_template.format(successful_previous_attempt=text))
+
+    def _shorten(self, text: str, tokens: int) -> str | None:
+        return shorten_to_budget(neutralise(text, self.special)[0], tokens, self.count)
 
 
 def _says(text: str | None) -> bool:

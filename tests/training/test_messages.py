@@ -40,6 +40,7 @@ def refused(argv: tuple[str, ...], folder: Path, capsys: pytest.CaptureFixture[s
         (("--max_steps", "-2"), "--max_steps is -2; give a number from 1, or -1"),
         (("--max_steps", "-1", "--num_train_epochs", "0"), "--num_train_epochs is 0"),
         (("--seed", "-1"), "--seed is -1; give a number from 0"),
+        (("--guard_window", "0"), "--guard_window is 0; give a number from 1"),
         (("--license", "my-own"), "does not know the licence `my-own`"),
         (("--run_name", "../../esc"), "The run name `../../esc`"),
         (("--run_name", "a/b"), "The run name `a/b`"),

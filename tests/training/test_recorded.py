@@ -16,7 +16,7 @@ from transformers import AutoTokenizer, TrainerCallback
 from cards.lint import lint_card
 from pimono_sdpo.cli import app
 from pimono_sdpo.training import publish, reload
-from pimono_sdpo.training.method import Prepared, run_steps
+from pimono_sdpo.training.method import Method
 from pimono_sdpo.training.supervised import DPO, SFT
 from tests.card_data import TOKENIZER
 from tests.training.recorded import asked, pair, pairs, step, steps, turn, written
@@ -61,7 +61,7 @@ def done(
     return {method: folder / method for method in METHODS}
 
 
-def prepared(method: str, folder: Path, tiny: Path, dataset: Dataset, adapter: Path | None = None) -> Prepared:
+def prepared(method: str, folder: Path, tiny: Path, dataset: Dataset, adapter: Path | None = None) -> Method:
     _, model_args = arguments(folder, tiny)
     kind: Any = {"sft": SFT, "dpo": DPO}[method]
     args = kind.CONFIG(
@@ -78,10 +78,10 @@ def prepared(method: str, folder: Path, tiny: Path, dataset: Dataset, adapter: P
         disable_tqdm=True,
     )
     job = kind.OPTIONS(**({} if adapter is None else {"adapter": str(adapter)}))
-    opened = kind(job, args, model_args)
-    opened.load_model()
-    made: Prepared = opened.build(opened.fit(dataset))
-    return made
+    made: Method = kind(job, args, model_args)
+    made.load_model()
+    made.fit(dataset)
+    return made.build()
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -222,7 +222,7 @@ def test_dpo_goes_on_from_the_adapter_of_sft(
             assert not parameter.requires_grad, name
     losses = Losses()
     made.trainer.add_callback(losses)
-    run_steps(made)
+    made.run_steps()
     assert losses.seen[0]["rewards/margins"] == 0, "the reference is the adapter itself"
     assert losses.seen[1]["rewards/margins"] != 0
     moved = dict(model.named_parameters())
