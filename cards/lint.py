@@ -32,17 +32,12 @@ def lint_card(text: str) -> list[str]:
     if match is None:
         return ["The card has no YAML front matter; start it with `---`."]
     try:
-        node = yaml.compose(match.group(1), Loader=yaml.SafeLoader)
         metadata = yaml.safe_load(match.group(1))
     except (yaml.YAMLError, ValueError) as error:
         # PyYAML raises ValueError for an impossible date.
         return [f"The front matter is not valid YAML: {' '.join(str(error).split())}."]
     if not isinstance(metadata, dict):
         return ["The front matter is not a mapping of names to values."]
-    # PyYAML keeps the last of several, the Hub refuses the card.
-    keys = [str(key.value) for key, _ in node.value]
-    twice = dict.fromkeys(key for key in keys if keys.count(key) > 1)
-    problems = [f"`{key}` occurs more than once in the front matter." for key in twice]
     lists = {
         key: value if isinstance(value, list) or key == "model-index" else [value] for key, value in metadata.items()
     }
@@ -53,7 +48,7 @@ def lint_card(text: str) -> list[str]:
     formats.checks("repository")(is_repo_id)
     formats.checks("tag")(_is_tag)
     validator = Draft202012Validator(_read_schema(), format_checker=formats)
-    problems += [_describe_error(error) for error in validator.iter_errors(lists)]
+    problems = [_describe_error(error) for error in validator.iter_errors(lists)]
     if not re.search(r"^# \S", _strip_code(text[match.end() :]), re.MULTILINE):
         problems.append("The card has no title.")
     return problems

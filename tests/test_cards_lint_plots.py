@@ -36,7 +36,6 @@ from tests.loopback_hub.card import problems as problems_on_the_hub
         ("---\ndatasets: ['a b']\n---\n# T\n", "`datasets` holds `a b`"),
         ("---\nlicense: mit\n---\ntext\n", "no title"),
         ("---\nlicense: [mit, mine]\n---\n# T\n", "`license` is `mine`"),
-        ("---\nlicense: mit\nlicense: gemma\n---\n# T\n", "`license` occurs more than once"),
         ("---\ndatasets: a--b/c\n---\n# T\n", "`datasets` holds `a--b/c`"),
         ("---\ndatasets: a/b.git\n---\n# T\n", "`datasets` holds `a/b.git`"),
         ("---\ndatasets: .a/b\n---\n# T\n", "`datasets` holds `.a/b`"),

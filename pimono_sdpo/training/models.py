@@ -207,10 +207,9 @@ def open_adapter(name: str, model_args: ModelConfig) -> Adapter:
             "that as --model_name_or_path."
         )
     model_args.use_peft = True
-    model_args.lora_r, model_args.lora_alpha = config["r"], config["lora_alpha"]
-    model_args.lora_dropout = config["lora_dropout"]
-    model_args.lora_target_modules = config["target_modules"]
-    model_args.use_rslora = bool(config.get("use_rslora"))
-    model_args.use_dora = bool(config.get("use_dora"))
+    for key in ("lora_alpha", "lora_dropout"):
+        setattr(model_args, key, config[key])
+    model_args.lora_r, model_args.lora_target_modules = config["r"], config["target_modules"]
+    model_args.use_rslora, model_args.use_dora = bool(config.get("use_rslora")), bool(config.get("use_dora"))
     weights = hashlib.sha256((folder / WEIGHTS[0]).read_bytes()).hexdigest()[:12]
     return Adapter(folder, f"{public_name(name)} ({weights})")

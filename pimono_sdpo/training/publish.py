@@ -27,14 +27,7 @@ from pimono_sdpo.push import HUB_ERRORS, Operation, PushOptions, Upload
 from pimono_sdpo.traces.hub import explain_error, explain_refusal, retry_hub
 from pimono_sdpo.traces.sources import HUB_ID
 from pimono_sdpo.training import is_main_process, say
-from pimono_sdpo.training.output import (
-    ADAPTER,
-    BEST,
-    DATA,
-    LAST_OF_CHECKPOINT,
-    LOCAL_FILE,
-    last_checkpoint,
-)
+from pimono_sdpo.training.output import ADAPTER, BEST, DATA, LAST_OF_CHECKPOINT, LOCAL_FILE, last_checkpoint
 from processors.secrets import find_secret_kinds
 
 logger = logging.getLogger(__name__)
@@ -67,7 +60,7 @@ class HubCheckpoints(TrainerCallback):  # type: ignore[misc] # transformers is u
                     f"The bucket `{self.bucket}` is public, and checkpoints can repeat private "
                     "text; make it private, or give another as --checkpoint_bucket."
                 )
-            if last_checkpoint(self.output) is not None or overwrite:
+            if overwrite or last_checkpoint(self.output) is not None:
                 return
             self._sync(self.place, str(self.output))
         except HUB_FAULTS as error:
@@ -76,8 +69,7 @@ class HubCheckpoints(TrainerCallback):  # type: ignore[misc] # transformers is u
                 f"Checkpoints cannot be kept in the bucket `{self.bucket}` ({reason}); or give "
                 "--checkpoint_bucket another one, or none to keep none."
             ) from error
-        checkpoint = last_checkpoint(self.output)
-        if checkpoint is not None:
+        if (checkpoint := last_checkpoint(self.output)) is not None:
             step = checkpoint.name.rpartition("-")[2]
             say(f"resumes from step {step}, which the bucket {self.bucket} has kept")
 
@@ -86,19 +78,13 @@ class HubCheckpoints(TrainerCallback):  # type: ignore[misc] # transformers is u
 
         After a kill in between, the checkpoint before is still there.
         """
-        parts = (([LOCAL_FILE], [""]), (KEPT, [f"*/{LAST_OF_CHECKPOINT}"]), (KEPT, [""]))
-        for number, (include, later) in enumerate(parts, 1):
+        # A pickle of all arguments is not needed to resume.
+        pickle = "*/training_args.bin"
+        whole: dict[str, Any] = {"include": KEPT, "exclude": [pickle]}
+        for part in ({"include": [LOCAL_FILE]}, whole | {"exclude": [pickle, f"*/{LAST_OF_CHECKPOINT}"]}, whole):
             for attempt in retry_hub():
                 with attempt:
-                    self.api.sync_bucket(
-                        source,
-                        target,
-                        include=include,
-                        # A pickle of all arguments, not needed to resume.
-                        exclude=[*later, "*/training_args.bin"],
-                        delete=delete and number == len(parts),
-                        quiet=True,
-                    )
+                    self.api.sync_bucket(source, target, **part, delete=delete and part is whole, quiet=True)
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Upload the checkpoint that was just written; a fault costs this one, not the training."""
@@ -120,10 +106,9 @@ class HubCheckpoints(TrainerCallback):  # type: ignore[misc] # transformers is u
             with TemporaryDirectory() as nothing:
                 self.api.sync_bucket(nothing, self.place, delete=True, quiet=True)
         except HUB_FAULTS as error:
+            fault = type(error).__name__
             logger.warning(
-                "The checkpoints in `%s` could not be removed (%s); remove them yourself.",
-                self.place,
-                type(error).__name__,
+                "The checkpoints in `%s` could not be removed (%s); remove them yourself.", self.place, fault
             )
 
 
@@ -191,9 +176,8 @@ class AdapterUpload(Upload):
                     problem = explain_refusal(api, namespace, lambda: api.repo_exists(self.repo_id))
                     if problem is None:
                         self.create()
-                        branch = {"repo_type": self.KIND, "branch": PROBE_BRANCH}
-                        api.create_branch(self.repo_id, exist_ok=True, **branch)
-                        api.delete_branch(self.repo_id, **branch)
+                        api.create_branch(self.repo_id, branch=PROBE_BRANCH, exist_ok=True)
+                        api.delete_branch(self.repo_id, branch=PROBE_BRANCH)
         except HFValidationError:
             problem = "that cannot name a repository; give ns/name"
         except HUB_ERRORS as error:
@@ -218,19 +202,14 @@ class AdapterUpload(Upload):
         """
         push = f"push the folder with `hf upload {self.repo_id} {self.folder}`"
         self.again = f"; the adapter is in `{self.folder}`: {push}"
-        problems = lint_file(self.folder / "README.md")
-        if problems:
-            raise OutputError(
-                f"The Hub may refuse `{self.folder / 'README.md'}`: {problems[0]} Nothing was "
-                f"published; fix it and {push}."
-            )
+        card = self.folder / "README.md"
+        if problems := lint_file(card):
+            raise OutputError(f"The Hub may refuse `{card}`: {problems[0]} Nothing was published; fix it and {push}.")
         for file in filter(Path.is_file, map(self.folder.joinpath, TEXTS)):
-            kinds = ", ".join(sorted(set(find_secret_kinds(file.read_text()))))
-            if kinds:
+            if kinds := ", ".join(sorted(set(find_secret_kinds(file.read_text())))):
                 raise OutputError(
-                    f"`{file}` still holds what looks like a secret ({kinds}), so nothing was "
-                    "published; remove it from the rows and train again, or from the file and "
-                    f"{push}."
+                    f"`{file}` still holds what looks like a secret ({kinds}), so nothing was published; "
+                    f"remove it from the rows and train again, or from the file and {push}."
                 )
         weights = sha256((self.folder / WEIGHTS[0]).read_bytes()).hexdigest()
         self.description = f"{WEIGHTS[0]} has the sha256 {weights}."
@@ -242,20 +221,17 @@ def open_destination(args: Any, mode: str) -> AdapterUpload | None:
 
     Raises TrainingInputError; warns a job whose adapter would be lost.
     """
+    if mode != "train":
+        return None
     if args.hub_model_id is None:
-        if "JOB_ID" in os.environ and mode == "train":
+        if "JOB_ID" in os.environ:
             logger.warning(
                 "This Hugging Face job keeps no files; without HUB_MODEL_ID the adapter is lost "
                 "when it ends, unless OUTPUT is on a volume."
             )
         return None
-    if mode != "train":
-        return None
-    upload = AdapterUpload(
-        repo_id=args.hub_model_id,
-        options=PushOptions(public=args.hub_private_repo is False),
-        folder=Path(args.output_dir) / ADAPTER,
-    )
+    options = PushOptions(public=args.hub_private_repo is False)
+    upload = AdapterUpload(repo_id=args.hub_model_id, options=options, folder=Path(args.output_dir) / ADAPTER)
     upload.open()
     args.hub_model_id = upload.repo_id
     return upload

@@ -99,7 +99,6 @@ def test_a_run_leaves_an_adapter_that_loads_and_a_card_that_says_what_it_was(
         "run.json",
         *TOKENIZER,
         *("training.html", "training.svg"),
-        "evaluation.svg",
     }
     assert reload.largest_difference(out) == 0
     card = (out / "adapter" / "README.md").read_text()
