@@ -54,7 +54,7 @@ def parser() -> argparse.ArgumentParser:
 def build_request(job: argparse.Namespace, file_id: str) -> Json:
     """Return the arguments of `fine_tuning.create`."""
     # SFT trains on turns of the assistant with the weight 1 alone.
-    of_method = {"train_on_inputs": False}
+    of_method: Json = {"train_on_inputs": False}
     if job.method == "dpo":
         of_method = {"dpo_beta": job.dpo_beta, "rpo_alpha": job.rpo_alpha}
     return {
@@ -112,14 +112,15 @@ def start(client: Any, job: argparse.Namespace) -> str:
     """
     uploaded = client.files.upload(file=str(job.dataset), purpose="fine-tune")
     arguments = build_request(job, uploaded.id)
-    of_method = {n: arguments[n] for n in ("dpo_beta", "rpo_alpha", "train_on_inputs") if n in arguments}
+    method: Json = {n: arguments[n] for n in ("dpo_beta", "rpo_alpha", "train_on_inputs") if n in arguments}
+    # Without it the price is that of LoRA.
+    full: Json = {} if job.lora else {"training_type": {"type": "Full"}}
     estimate = client.fine_tuning.estimate_price(
         training_file=uploaded.id,
         model=job.model,
         n_epochs=job.epochs,
-        training_method={"method": job.method, **of_method},
-        # Without it the price is that of LoRA.
-        **({} if job.lora else {"training_type": {"type": "Full"}}),
+        training_method=method | {"method": job.method},
+        **full,
     )
     price = estimate.estimated_total_price if estimate.estimation_available else None
     say("price: not known" if price is None else f"price: {price:.2f} dollars by Together's count")
