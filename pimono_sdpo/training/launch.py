@@ -16,7 +16,6 @@ from argparse import ArgumentError, ArgumentParser, Namespace
 from contextlib import suppress
 from hashlib import sha256
 from importlib.metadata import distribution
-from importlib.resources import files
 from os import environ
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -31,7 +30,7 @@ from pimono_sdpo.errors import OutputError, PimonoError, TrainingInputError
 from pimono_sdpo.own_code import list_own_files
 from pimono_sdpo.push import PushOptions, hub_errors, push_folder
 from pimono_sdpo.traces.hub import retry_hub
-from pimono_sdpo.training import find_recipe, read_options, refuse_unknown, say, seconds_of
+from pimono_sdpo.training import find_recipe, find_shipped, read_options, refuse_unknown, say, seconds_of
 
 # A reward or a verifier of the user's own, with a weight or without.
 OWN_CODE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]")
@@ -61,6 +60,8 @@ def launch(flavor: str, method: str, rows: str, words: list[str], wheel: Path | 
     adapter = given.hub_model_id or environ.get("HUB_MODEL_ID")
     adapter = adapter or f"{account}/{dataset.partition('/')[2]}-{method}"
     run_name = given.run_name or adapter.rpartition("/")[2]
+    lock = find_shipped("requirements.txt").read_text().splitlines()
+    pins = [line for line in lock if line and line[0] != "#"]
     with TemporaryDirectory() as place:
         requirement = find_package(wheel, Path(place))
         for name, file in list_own_files(filter(OWN_CODE.match, rest)).items():
@@ -86,7 +87,7 @@ def launch(flavor: str, method: str, rows: str, words: list[str], wheel: Path | 
                     *("train", dataset, "--method", method, "--hub_model_id", adapter),
                     *("--run_name", run_name, "--time_limit", limit, *rest),
                 ],
-                dependencies=[*read_lock(), requirement],
+                dependencies=[*pins, requirement],
                 env={
                     "PYTHONPATH": MOUNT,
                     **{name: environ[name] for name in ("TRACKIO_SPACE_ID",) if name in environ},
@@ -148,23 +149,22 @@ def find_package(wheel: Path | None, folder: Path) -> str:
     release. Raises TrainingInputError.
     """
     checkout = Path(__file__).parents[2]
-    text = distribution("pimono-sdpo").read_text("direct_url.json")
-    origin = json.loads(text or "{}")
+    origin = json.loads(distribution("pimono-sdpo").read_text("direct_url.json") or "{}")
     url = urlsplit(origin.get("url", ""))
     installed = Path(unquote(url.path))
-    if wheel is None and (checkout / "pyproject.toml").is_file():
-        _build(checkout, folder)
+    places = (checkout, installed) if url.scheme == "file" else (checkout,)
+    source = next((one for one in places if (one / "pyproject.toml").is_file()), None)
+    if wheel is None and source is not None:
+        _build(source, folder)
     elif wheel is None and not origin:
         return f"pimono-sdpo[train]=={__version__}"
     elif wheel is None and "vcs_info" in origin:
-        commit = origin["vcs_info"]["commit_id"]
-        return f"pimono-sdpo[train] @ {origin['vcs_info']['vcs']}+{origin['url']}@{commit}"
-    elif wheel is None and (installed / "pyproject.toml").is_file():
-        _build(installed, folder)
+        vcs = origin["vcs_info"]
+        return f"pimono-sdpo[train] @ {vcs['vcs']}+{origin['url']}@{vcs['commit_id']}"
+    elif wheel is None and url.scheme != "file":
+        return f"pimono-sdpo[train] @ {origin['url']}"
     else:
         file = wheel or installed
-        if url.scheme != "file" and wheel is None:
-            return f"pimono-sdpo[train] @ {origin['url']}"
         if not file.is_file() or file.suffix != ".whl":
             raise TrainingInputError(f"The wheel `{file}` of this installation is gone; give one as --wheel FILE.")
         shutil.copy(file, folder)
@@ -181,14 +181,6 @@ def _build(checkout: Path, folder: Path) -> None:
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
         raise TrainingInputError(f"The wheel of `{checkout}` could not be built ({reason}); give one as --wheel FILE.")
-
-
-def read_lock() -> list[str]:
-    """Return the pins of the packages of a job: packaged, or in a checkout."""
-    package = Path(str(files("pimono_sdpo")))
-    packaged = package / "requirements.txt"
-    lock = packaged if packaged.is_file() else package.parent / "jobs" / "requirements.txt"
-    return [line for line in lock.read_text().splitlines() if line and line[0] != "#"]
 
 
 def _upload(api: HfApi, place: Path, files: list[Path], bucket: str) -> Volume:

@@ -184,11 +184,10 @@ class Scoring:
         """Return the numbers of the rows without a reward, whatever the completion is."""
         if self.column is not None:
             return [at for at, value in enumerate(rows[self.column]) if not value]
-        columns = {name: list(rows[name]) for name in rows.column_names}
+        columns = {name: list(rows[name]) for name in rows.column_names} | {"prompts": list(rows["prompt"])}
+        del columns["prompt"]
         empty = [[{"role": "assistant", "content": ""}] for _ in range(len(rows))]
-        prompts = columns.pop("prompt")
-        rewards = self.reward(prompts=prompts, completions=empty, **columns)
-        return [at for at, reward in enumerate(rewards) if reward is None]
+        return [at for at, reward in enumerate(self.reward(completions=empty, **columns)) if reward is None]
 
     def check(self, threshold: float, weights: list[float] | None, columns: list[str]) -> None:
         """Raise TrainingInputError when no completion, or every one, would be a success."""
@@ -207,11 +206,7 @@ class Scoring:
 
 
 def scoring_of(
-    name: str,
-    gates: Sequence[str],
-    graded: Sequence[str],
-    tokenizer: Any,
-    end_ids: Collection[int] = (),
+    name: str, gates: Sequence[str], graded: Sequence[str], tokenizer: Any, end_ids: Collection[int] = ()
 ) -> Scoring:
     """Return `outcome`, `verifiers`, `trace_grounding` as `rubric_of` takes them, or `module:name`.
 
@@ -223,19 +218,19 @@ def scoring_of(
     if name == "verifiers":
         reward = VerifierReward(rubric_of(gates, graded), tokenizer, end_ids)
         return Scoring(reward, reward.feedback, "verifier_spec", MAX_PARTIAL)
-    if name == "outcome" and not gates and not graded:
+    if gates or graded:
+        raise TrainingInputError("--gate and --grade name verifiers; give --reward verifiers, or leave them out.")
+    if name == "outcome":
         rubric = rubric_of([], ["next_call"])
         reward = VerifierReward(rubric, tokenizer, end_ids, fallback=trace_grounding_reward)
         return Scoring(reward, reward.feedback, partial=MAX_PARTIAL)
-    if gates or graded:
-        raise TrainingInputError("--gate and --grade name verifiers; give --reward verifiers, or leave them out.")
+    if name == "trace_grounding":
+        return Scoring(trace_grounding_reward)
     if ":" in name:
         return Scoring(OwnReward(name))
-    if name != "trace_grounding":
-        raise TrainingInputError(
-            f"--reward {name} is not outcome, verifiers or trace_grounding; give your own as module:name."
-        )
-    return Scoring(trace_grounding_reward)
+    raise TrainingInputError(
+        f"--reward {name} is not outcome, verifiers or trace_grounding; give your own as module:name."
+    )
 
 
 def hash_own(names: Sequence[str]) -> dict[str, str]:
@@ -265,12 +260,10 @@ def refuse_unsound(scoring: Scoring, rows: Dataset, threshold: float) -> int:
 
     Raises TrainingInputError with a table of those that won.
     """
-    tried = rows.select(range(min(TRIED_ROWS, len(rows))))
-    findings = self_test(scoring.reward, list(tried), threshold=threshold)
-    if findings:
+    tried = list(rows.select(range(min(TRIED_ROWS, len(rows)))))
+    if findings := self_test(scoring.reward, tried, threshold=threshold):
         raise TrainingInputError(
             f"The reward can be won without solving the task ({len(findings)} of its trials on "
-            f"{len(tried)} rows); give another reward or a higher success_reward_threshold.\n"
-            f"{table(findings)}"
+            f"{len(tried)} rows); give another reward or a higher success_reward_threshold.\n{table(findings)}"
         )
     return len(tried)
