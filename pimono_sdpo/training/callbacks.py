@@ -2,15 +2,13 @@
 
 They keep what they need in the Trainer's state, which every checkpoint holds.
 
-The method's teacher starts as a copy of the student and averages all weights. TRL starts both LoRA
-factors at zero and averages each: after t steps at rate r the product has reached about
-(1 - (1 - r)^t)^2 of the student's instead of 1 - (1 - r)^t, 0.05 instead of 0.21 after 24 steps at
-0.01. As a copy of the student (its B is zero, so the teacher is still the base model), the average
-of the factors is that of the products except for how A moves meanwhile.
+TRL starts both LoRA factors of the teacher at zero and averages each: after t steps at rate r their
+product has reached about (1 - (1 - r)^t)^2 of the student's instead of 1 - (1 - r)^t. Here the
+teacher starts as a copy of the student (its B is zero, so it is still the base model), as in the
+method.
 
-TRL saves the teacher in every checkpoint, but cannot resume with it. The rows are shuffled by a
-generator that no checkpoint keeps. A job of Hugging Face Jobs is killed when its time is over and
-cannot ask for its own limit, so `--time_limit` or TIME_LIMIT states it.
+TRL saves the teacher in every checkpoint, but cannot resume with it, and no checkpoint keeps the
+generator that shuffles the rows.
 """
 
 import logging

@@ -1,9 +1,7 @@
 """Watch a training: alert when it stops learning, keep its best adapter, end it on request.
 
-reads self_distillation/{reward_mean, reprompt_sample_fraction, flat_group_fraction,
-distillation_loss}, completions/clipped_ratio and grad_norm, as TRL 1.16 logs them, and
-self_distillation/{entropy, kl, teacher_gap} of trainer.py
-writes alerts to Trackio and stderr, and OUTPUT/best
+reads metrics as TRL 1.16 and trainer.py log them / writes alerts to Trackio and stderr, and
+OUTPUT/best
 """
 
 import math

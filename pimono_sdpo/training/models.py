@@ -105,11 +105,8 @@ def load_tokenizer(model_args: ModelConfig, revision: str | None, trust_remote_c
     """Return the tokenizer alone: a multimodal processor pads, and SDPO attends to the padding."""
     what, advice = f"The tokenizer of `{model_args.model_name_or_path}`", "its tokenizer files"
     with translate_errors(f"{what} cannot be loaded", f"give a model with {advice}"):
-        tokenizer = AutoTokenizer.from_pretrained(
-            model_args.model_name_or_path,
-            revision=revision or "main",
-            trust_remote_code=trust_remote_code,
-        )
+        name, commit = model_args.model_name_or_path, revision or "main"
+        tokenizer = AutoTokenizer.from_pretrained(name, revision=commit, trust_remote_code=trust_remote_code)
     # Without its vocabulary, Transformers builds a tokenizer to which every text is unknown.
     if not {*tokenizer("a word", add_special_tokens=False)["input_ids"]} - {tokenizer.unk_token_id}:
         raise TrainingInputError(f"{what} has no vocabulary; give a model with {advice}.")

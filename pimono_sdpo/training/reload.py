@@ -3,7 +3,7 @@
     python -m pimono_sdpo.training.reload OUTPUT [--base FOLDER]
 
 The training process leaves the logits of one prompt in OUTPUT/probe.safetensors; here they are
-computed again from the adapter on disk. OUTPUT/run-local.json says where a local base model lies.
+computed again from the adapter on disk.
 """
 
 import argparse

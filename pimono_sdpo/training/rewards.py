@@ -1,10 +1,9 @@
 """The reward of a training by name, its trial before the first step, and feedback for the teacher.
 
-TRL has one text per row, `privileged_context`, and gives it to the teacher of every completion as
-"feedback from your unsuccessful earlier attempt", even for completions that succeeded, and although
-here it is about another agent's attempt. In the paper, feedback belongs to the completion that was
-just made and is empty when it succeeded (Reinforcement Learning via Self-Distillation,
-arXiv:2601.20802). `FeedbackBuilder` does that, with different words for each kind of text.
+TRL gives `privileged_context` to the teacher of every completion as "feedback from your
+unsuccessful earlier attempt", even where it succeeded. In the paper (Reinforcement Learning via
+Self-Distillation, arXiv:2601.20802), feedback belongs to the completion that was just made and is
+empty when it succeeded. `FeedbackBuilder` does that, with different words for each kind of text.
 """
 
 import json
