@@ -57,27 +57,22 @@ def launch(flavor: str, method: str, rows: str, words: list[str], wheel: Path | 
     account = _check_account_and_flavor(api, flavor)
     folder = Path(rows) if Path(rows).exists() else None
     dataset = f"{account}/{folder.resolve().name}" if folder else rows
-    adapter = given.hub_model_id or environ.get("HUB_MODEL_ID")
-    adapter = adapter or f"{account}/{dataset.partition('/')[2]}-{method}"
+    adapter = given.hub_model_id or environ.get("HUB_MODEL_ID") or f"{account}/{dataset.partition('/')[2]}-{method}"
     run_name = given.run_name or adapter.rpartition("/")[2]
     lock = find_shipped("requirements.txt").read_text().splitlines()
     pins = [line for line in lock if line and line[0] != "#"]
-    with TemporaryDirectory() as place:
-        requirement = find_package(wheel, Path(place))
+    space = {name: environ[name] for name in ("TRACKIO_SPACE_ID",) if name in environ}
+    with TemporaryDirectory() as temporary:
+        place = Path(temporary)
+        requirement = find_package(wheel, place)
         for name, file in list_own_files(filter(OWN_CODE.match, rest)).items():
-            (Path(place) / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(file, Path(place) / name)
-        shipped = sorted(path for path in Path(place).rglob("*") if path.is_file())
+            (place / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(file, place / name)
         say("stays here: the sessions from which the rows were made")
         if folder is not None:
             say(push_folder(folder, dataset, PushOptions(), only_private=True))
         with hub_errors("The job could not be submitted"):
-            volumes = []
-            if shipped:
-                bucket = f"{account}/jobs-artifacts"
-                names = ", ".join(path.name for path in shipped)
-                say(f"leaves this machine: {names}, to the private bucket {bucket}")
-                volumes.append(_upload(api, Path(place), shipped, bucket))
+            volumes = _upload(api, place, f"{account}/jobs-artifacts")
             named = "".join(f"{word}, " for word in rest if Path(word).is_file())
             say(f"leaves this machine: {named}the token, as a secret of the job")
             # Not tried again: an answer that was lost would make it two jobs.
@@ -88,10 +83,7 @@ def launch(flavor: str, method: str, rows: str, words: list[str], wheel: Path | 
                     *("--run_name", run_name, "--time_limit", limit, *rest),
                 ],
                 dependencies=[*pins, requirement],
-                env={
-                    "PYTHONPATH": MOUNT,
-                    **{name: environ[name] for name in ("TRACKIO_SPACE_ID",) if name in environ},
-                },
+                env={"PYTHONPATH": MOUNT, **space},
                 secrets={"HF_TOKEN": get_token()},
                 flavor=flavor,
                 timeout=limit,
@@ -183,8 +175,12 @@ def _build(checkout: Path, folder: Path) -> None:
         raise TrainingInputError(f"The wheel of `{checkout}` could not be built ({reason}); give one as --wheel FILE.")
 
 
-def _upload(api: HfApi, place: Path, files: list[Path], bucket: str) -> Volume:
-    """Put files into the private bucket of jobs; raises OutputError for a public one."""
+def _upload(api: HfApi, place: Path, bucket: str) -> list[Volume]:
+    """Put the files of a folder into the private bucket of jobs; raises OutputError for a public one."""
+    files = sorted(path for path in place.rglob("*") if path.is_file())
+    if not files:
+        return []
+    say(f"leaves this machine: {', '.join(path.name for path in files)}, to the private bucket {bucket}")
     digest = sha256(b"".join(sha256(path.read_bytes()).digest() for path in files)).hexdigest()
     folder = f"pimono-sdpo-{digest[:12]}"
     for attempt in retry_hub():
@@ -194,7 +190,7 @@ def _upload(api: HfApi, place: Path, files: list[Path], bucket: str) -> Volume:
                 raise OutputError(f"The bucket `{bucket}` is public; make it private.")
             add = [(path, f"{folder}/{path.relative_to(place).as_posix()}") for path in files]
             api.batch_bucket_files(bucket, add=list(add))
-    return Volume(type="bucket", source=bucket, mount_path=MOUNT, path=folder, read_only=True)
+    return [Volume(type="bucket", source=bucket, mount_path=MOUNT, path=folder, read_only=True)]
 
 
 def _follow(api: HfApi, job: JobInfo) -> None:

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import math
 import platform
 import shutil
 import sys
@@ -61,10 +60,8 @@ def train(
     """
     words: list[str] = []
     for name, value in options.items():
-        if isinstance(value, list | tuple):
-            words += [f"--{name}", *map(str, value)]
-        elif value is not None:
-            words += [f"--{name}", str(value)]
+        if value is not None:
+            words += [f"--{name}", *map(str, value if isinstance(value, list | tuple) else [value])]
     if isinstance(rows, str | Path):
         return run_job(method, ["--dataset", str(rows), *words])
     with TemporaryDirectory() as folder:
@@ -217,7 +214,8 @@ class Run:
         # With the chat template, so that the adapter can be used without the base's repository.
         self.method.tokenizer.save_pretrained(staging)
         write_probe(model, trainer.processing_class, self.folder)
-        log = _finite(log)
+        # JSON cannot hold NaN and infinity.
+        log = json.loads(json.dumps(log), parse_constant=lambda _: None)
         for problem in write_model_card(report, log, staging):
             warn(f"the Hub may refuse the model card: {problem}")
         output.finish(self.folder, report, log)
@@ -404,12 +402,3 @@ def _without_machine_path(word: str) -> str:
     path = Path(value)
     leaves = path.is_absolute() or ".." in path.parts or value.startswith("~")
     return f"{option}{equals}{path.name}" if leaves else word
-
-
-def _finite(value: Any) -> Any:
-    """Replace NaN and infinity, which JSON cannot hold, by null."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
