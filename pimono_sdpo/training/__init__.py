@@ -10,8 +10,6 @@ import re
 import sys
 import warnings
 from argparse import ArgumentParser
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import field
 from difflib import get_close_matches
 from importlib.resources import files
@@ -93,15 +91,6 @@ def refuse_unknown(words: list[str], parser: ArgumentParser) -> None:
         meant = get_close_matches(words[0], ["--config", *parser._option_string_actions], 1)
         advice = f", did you mean {meant[0]}? See --help." if meant else "; see --help."
         raise TrainingInputError(f"Unknown argument(s) {' '.join(words)}{advice}")
-
-
-@contextmanager
-def main_process_first() -> Iterator[None]:
-    """Let the main process do something before the others do the same."""
-    from accelerate import PartialState
-
-    with PartialState().main_process_first():
-        yield
 
 
 def quiet_libraries() -> None:

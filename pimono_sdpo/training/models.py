@@ -1,11 +1,9 @@
 """Check and load the base model, tokenizer, quantisation, LoRA layers and adapter of a run."""
 
-import hashlib
 import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -170,16 +168,8 @@ def lora_config(model_args: ModelConfig) -> LoraConfig:
     return config
 
 
-@dataclass(frozen=True)
-class Adapter:
-    """A LoRA adapter on this machine, and its name for a card with a hash of its weights."""
-
-    folder: Path
-    identity: str
-
-
-def open_adapter(name: str, model_args: ModelConfig) -> Adapter:
-    """Return the adapter, and set the LoRA arguments to its own, in place.
+def open_adapter(name: str, model_args: ModelConfig) -> Path:
+    """Return the folder of an adapter, and set the LoRA arguments to its own, in place.
 
     Raises TrainingInputError when it is missing, not a LoRA adapter, or for another base model.
     """
@@ -208,5 +198,4 @@ def open_adapter(name: str, model_args: ModelConfig) -> Adapter:
         setattr(model_args, key, config[key])
     model_args.lora_r, model_args.lora_target_modules = config["r"], config["target_modules"]
     model_args.use_rslora, model_args.use_dora = bool(config.get("use_rslora")), bool(config.get("use_dora"))
-    weights = hashlib.sha256((folder / WEIGHTS[0]).read_bytes()).hexdigest()[:12]
-    return Adapter(folder, f"{public_name(name)} ({weights})")
+    return folder

@@ -8,11 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from accelerate import PartialState
 from datasets import Dataset
 from trl import ModelConfig
 
 from pimono_sdpo.errors import TrainingInputError
-from pimono_sdpo.training import main_process_first, models, preflight, rows
+from pimono_sdpo.training import models, preflight, rows
 from pimono_sdpo.training.arguments import GuardedSDPOConfig, SDPOArguments
 from pimono_sdpo.training.callbacks import make_resumable
 from pimono_sdpo.training.held_out import Scores, score_rewards, score_rollouts
@@ -93,7 +94,7 @@ class SDPO(Method):
         """Return --dataset, or the folder of the rows that --source gives."""
         if self.job.dataset is not None and self.job.mode != "prepare":
             return str(self.job.dataset)
-        with main_process_first():
+        with PartialState().main_process_first():
             return rows.filter_source(self.job, Path(self.args.output_dir), self.args.seed)
 
     def load_report(self, dataset: str) -> Json | None:

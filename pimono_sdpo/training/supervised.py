@@ -10,6 +10,7 @@ here.
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -26,6 +27,7 @@ from pimono_sdpo.training.arguments import DPOArguments, GuardedDPOConfig, Guard
 from pimono_sdpo.training.held_out import Scores, group
 from pimono_sdpo.training.memory import estimate_supervised, read_config
 from pimono_sdpo.training.method import Method
+from pimono_sdpo.training.publish import WEIGHTS
 
 Json = dict[str, Any]
 
@@ -37,7 +39,8 @@ class Supervised(Method):
     TARGETS: ClassVar[tuple[str, ...]]
     TRAINER: ClassVar[Any]
 
-    adapter: models.Adapter | None = None
+    # The folder of the adapter to start from.
+    adapter: Path | None = None
     test_tasks: int | None = None
 
     def load_rows(self, dataset: str) -> tuple[Dataset, Dataset | None]:
@@ -49,8 +52,12 @@ class Supervised(Method):
 
     def teaching(self) -> Json:
         """Return what decides the result beside TRL's arguments."""
+        adapter = None
+        if self.adapter is not None:
+            weights = sha256((self.adapter / WEIGHTS[0]).read_bytes()).hexdigest()
+            adapter = f"{models.public_name(self.job.adapter)} ({weights[:12]})"
         return {
-            "adapter": None if self.adapter is None else self.adapter.identity,
+            "adapter": adapter,
             "eval_split": self.job.eval_split,
             "test_tasks": self.test_tasks,
         }
@@ -67,7 +74,7 @@ class Supervised(Method):
         if adapter is not None:
             base = create_model_from_path(model, **args.model_init_kwargs)
             args.model_init_kwargs = None
-            model = PeftModel.from_pretrained(base, str(adapter.folder), is_trainable=True)
+            model = PeftModel.from_pretrained(base, str(adapter), is_trainable=True)
             named = model.named_parameters()
             weights = {name: one.detach().float().clone() for name, one in named if one.requires_grad}
         # The trainer reads messages, and takes every other column for data of its own.
