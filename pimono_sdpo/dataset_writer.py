@@ -9,6 +9,7 @@ writes  n_tokens (of the longer one of two), problem and detail
 
 import hashlib
 import json
+import shutil
 from collections.abc import Sequence
 from functools import cache, partial
 from pathlib import Path
@@ -17,24 +18,17 @@ from typing import Any, Literal
 from datasets import Features, Value
 
 from pimono_sdpo import __version__
-from pimono_sdpo.errors import OutputError, SourceError, TrainingInputError
-from pimono_sdpo.options import (
-    argument,
-    check_shares,
-    option,
-    options,
-    report_options,
-    resume_key,
-)
+from pimono_sdpo.errors import EmptySelection, OutputError, SourceError, TrainingInputError
+from pimono_sdpo.options import argument, check_shares, option, options, report_options, resume_key
 from pimono_sdpo.report import describe_unreadable
 from pimono_sdpo.runs.engine import Output, Part, add_counts, run_parts
 from pimono_sdpo.runs.folders import only_run, publish_folder, require_disjoint
-from pimono_sdpo.runs.parquet import SPLITS, join_parts
+from pimono_sdpo.runs.parquet import SPLITS, join_parts, read_rows
 from pimono_sdpo.runs.sessions import UNREADABLE, list_unreadable
 from pimono_sdpo.session_source import SourceOptions
 from pimono_sdpo.stage import Filter, Map, Row, Stage
 from pimono_sdpo.suites.split import check_leakage, read_task_ids
-from pimono_sdpo.suites.stored_rollouts import Rollouts, open_rollouts, read_rows
+from pimono_sdpo.suites.stored_rollouts import Rollouts, open_rollouts
 from pimono_sdpo.suites.suite import Suite, load_suite
 from pimono_sdpo.traces.sources import Source
 from processors.redact import redact_text
@@ -116,21 +110,14 @@ class RunRowsOptions(WriterOptions, SourceOptions):
         "Folder of rollouts, or recorded sessions in any form that `filter` takes, such as `claude`."
     )
     tokenizer: str | None = option(
-        "Model (folder or Hub id) whose tokenizer counts for --max-length.",
-        default=None,
-        decides="row",
+        "Model (folder or Hub id) whose tokenizer counts for --max-length.", default=None, decides="row"
     )
     max_length: int | None = option("Drop rows with more tokens, as too_long.", default=None, minimum=1, decides="row")
     test_fraction: float = option(
-        "Of sessions: share of repositories whose rows go to the test split.",
-        default=0.0,
-        share=True,
-        decides="row",
+        "Of sessions: share of repositories whose rows go to the test split.", default=0.0, share=True, decides="row"
     )
     keep_identity: bool = option(
-        "Of sessions: keep the user and host names of whoever recorded them.",
-        default=False,
-        decides="row",
+        "Of sessions: keep the user and host names of whoever recorded them.", default=False, decides="row"
     )
     test_suite: Path | None = option("Held-out suite: refuse to write training rows of its tasks.", default=None)
 
@@ -233,8 +220,8 @@ def write_dataset(
         for record in records.values():
             add_counts(counts, record["counts"])
         dropped = counts.pop("dropped", {})
+        unreadable = list_unreadable(counts)
         counts.pop(UNREADABLE, None)
-        unreadable = list_unreadable(records.values())
         report: Json = {
             "pimono_sdpo": __version__,
             "stage": stage,
@@ -261,12 +248,30 @@ def _export(finished: Path, stage: str) -> Json:
     counts: Json = {}
     for split in SPLITS:
         if files := sorted((finished / "data").glob(f"{split}-*.parquet")):
-            rows = (row for file in files for row in read_rows(file))
             line_of = make_sft_line if stage == "steps" else make_dpo_line
-            written = write_lines(rows, line_of, folder / f"{split}.jsonl")
+            written = write_lines(read_rows(files), line_of, folder / f"{split}.jsonl")
             counts[split] = dict(sorted(written.items()))
     if not any(folder.iterdir()):
         folder.rmdir()
+    return counts
+
+
+def copy_lines(folder: Path, path: Path, report: Json) -> Json:
+    """Copy the lines to train on to `path` and NAME_meta.jsonl; return their counts.
+
+    Raises EmptySelection when there is none.
+    """
+    counts: Json = report["together"].get("train", {})
+    if not counts.get("written"):
+        test = report["splits"].get("test", 0)
+        raise EmptySelection(
+            f"`{report['source']}` gives no line to train on: of {report['rows']} {report['stage']}, {test} are of "
+            f"tasks held out for testing, and of the others {counts or 'none is left'}."
+        )
+    for name, final in (("train", path), ("train_meta", path.with_name(f"{path.stem}_meta.jsonl"))):
+        temporary = final.with_name(f"{final.name}.tmp")
+        shutil.copyfile(folder / TOGETHER / f"{name}.jsonl", temporary)
+        temporary.replace(final)
     return counts
 
 
@@ -284,10 +289,3 @@ def summarize(report: Json, out: Path) -> str:
     lines += describe_unreadable(report)
     lines.append(f"rows, rejects, report.json and README.md are in {out}")
     return "\n".join(lines)
-
-
-def explain_empty(report: Json, advice: str) -> str:
-    """Say in one sentence that there are no rows, why, and what to do."""
-    reasons = ", ".join(f"{count} {name}" for name, count in report["drop_reasons"].items())
-    found = "; ".join([reasons or "nothing to make them from", *describe_unreadable(report)])
-    return f"`{report['source']}` gives no {report['stage']} ({found}); {advice}."

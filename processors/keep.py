@@ -26,16 +26,16 @@ _REASONS = {
     "not_granted": "permission_not_granted",
 }
 LEAST_WORTH = 0.55
-INTERCEPT = -1.16
+INTERCEPT = -1.2
 # What each property of `describe` adds to the log-odds.
 LOG_ODDS = {
-    "own_faults": 1.19,
-    "own_code": 0.49,
-    "own_call": 0.76,
+    "own_faults": 1.24,
+    "own_code": 0.53,
+    "own_call": 0.78,
     "other_failures": 0.62,
     "correction": 0.48,
-    "changed_again": 0.91,
-    "short_request": -0.65,
+    "changed_again": 0.92,
+    "short_request": -0.57,
 }
 _SURE = 0.997
 _DIGITS = re.compile(r"\d+")
@@ -54,14 +54,12 @@ def keep(row: Row, min_worth: float = 0.0) -> str | None:
         return next(reason for excuse, reason in _REASONS.items() if excuse in excuses)
     if not excuses:
         return "no_evidence"
-    is_poor = min_worth > 0 and estimate_worth(row) < min_worth
-    return "hardly_worth_it" if is_poor else None
+    return "hardly_worth_it" if min_worth > 0 and estimate_worth(row) < min_worth else None
 
 
 def estimate_worth(row: Row) -> float:
     """Return the probability that a row with evidence is worth training on."""
-    described = describe(row)
-    odds = INTERCEPT + sum(weight * described[name] for name, weight in LOG_ODDS.items())
+    odds = INTERCEPT + sum(LOG_ODDS[name] * value for name, value in describe(row).items())
     return 1 / (1 + math.exp(-odds))
 
 

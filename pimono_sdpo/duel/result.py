@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 from cards.plots import write_duel_plot
 from cards.render import render_duel_card, render_duel_report
 from pimono_sdpo import __version__
-from pimono_sdpo.dataset_writer import Format, WriterOptions, explain_empty, write_dataset
+from pimono_sdpo.dataset_writer import Format, WriterOptions, write_dataset
 from pimono_sdpo.duel.gate import (
     OUTLYING,
     WITHOUT,
@@ -55,6 +55,7 @@ from pimono_sdpo.errors import EmptySelection, SourceError
 from pimono_sdpo.llm.calls import Journal
 from pimono_sdpo.llm.money import cost
 from pimono_sdpo.llm.settings import Settings
+from pimono_sdpo.report import explain_empty
 from pimono_sdpo.runs.engine import Part, Piece, sha256
 from pimono_sdpo.runs.folders import (
     REPORT,
