@@ -12,14 +12,13 @@ from datasets.exceptions import DatasetsError
 from httpx2 import HTTPError
 from huggingface_hub import ModelCard, hf_hub_download, snapshot_download
 from huggingface_hub.errors import EntryNotFoundError, GatedRepoError
-from peft import LoraConfig
+from peft import LoraConfig, PeftConfig
 from safetensors import SafetensorError
 from transformers import AutoTokenizer, GenerationConfig
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
 from pimono_sdpo.errors import TrainingInputError
 from pimono_sdpo.traces.hub import explain_error
-from pimono_sdpo.training.output import read_object
 from pimono_sdpo.training.publish import WEIGHTS
 
 # The text layers alone: `all-linear` would also wrap the image and audio embedders, which get no
@@ -173,29 +172,22 @@ def open_adapter(name: str, model_args: ModelConfig) -> Path:
 
     Raises TrainingInputError when it is missing, not a LoRA adapter, or for another base model.
     """
-    folder = Path(name)
-    if not is_local(name):
-        with translate_errors(
-            f"The adapter `{name}` is neither a folder here nor can it be fetched from the Hub",
-            "check --adapter and the network, or set HF_TOKEN when it is private",
-        ):
-            folder = Path(snapshot_download(name, allow_patterns=list(WEIGHTS)))
-    config = read_object(folder / WEIGHTS[1])
-    if config is None or not (folder / WEIGHTS[0]).is_file() or config.get("peft_type") != "LORA":
+    with translate_errors(f"The adapter `{name}` cannot be opened", "give the folder or the Hub id of one"):
+        folder = Path(name) if is_local(name) else Path(snapshot_download(name, allow_patterns=list(WEIGHTS)))
+        config = PeftConfig.from_pretrained(str(folder))
+    if not isinstance(config, LoraConfig) or not (folder / WEIGHTS[0]).is_file():
         raise TrainingInputError(
-            f"`{name}` holds no {WEIGHTS[0]} with the {WEIGHTS[1]} of a LoRA adapter; give the "
-            "folder or the Hub id of one, such as OUTPUT/adapter of train_sft."
+            f"`{name}` is not a LoRA adapter with its {WEIGHTS[0]}; give the folder or the Hub id of one."
         )
-    base = public_name(str(config.get("base_model_name_or_path")))
-    given = public_name(str(model_args.model_name_or_path))
+    base, given = (public_name(str(one)) for one in (config.base_model_name_or_path, model_args.model_name_or_path))
     if base != given:
         raise TrainingInputError(
             f"The adapter `{name}` is for the base model `{base}`, and not for `{given}`; give "
             "that as --model_name_or_path."
         )
-    model_args.use_peft = True
-    for key in ("lora_alpha", "lora_dropout"):
-        setattr(model_args, key, config[key])
-    model_args.lora_r, model_args.lora_target_modules = config["r"], config["target_modules"]
-    model_args.use_rslora, model_args.use_dora = bool(config.get("use_rslora")), bool(config.get("use_dora"))
+    model_args.use_peft, model_args.lora_r = True, config.r
+    for key in ("lora_alpha", "lora_dropout", "use_rslora", "use_dora"):
+        setattr(model_args, key, getattr(config, key))
+    target = config.target_modules
+    model_args.lora_target_modules = sorted(target) if isinstance(target, set) else target
     return folder

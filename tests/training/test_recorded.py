@@ -243,7 +243,7 @@ def test_dpo_goes_on_from_the_adapter_of_sft(
     told = capsys.readouterr().err
     assert f"is for the base model `{tiny.name}`, and not for `other`" in told
     assert job(argv("dpo", rows, tiny, tmp_path / "b", "--adapter", str(rows["dpo"]))) == 2
-    assert "holds no adapter_model.safetensors" in capsys.readouterr().err
+    assert "cannot be opened (Can't find 'adapter_config.json'" in capsys.readouterr().err
 
 
 def test_the_preflight_tells_and_trains_nothing(
@@ -270,7 +270,7 @@ def test_the_preflight_tells_and_trains_nothing(
         ("sft", ("--hub_token", "hf_x"), "HF_TOKEN"),
         ("sft", ("--dataset_config", "pairs"), "BuilderConfig 'pairs' not found"),
         ("dpo", ("--loss_weights", "1.0"), "`loss_weights` must have the same length"),
-        ("dpo", ("--adapter", "./gone"), "holds no adapter_model.safetensors"),
+        ("dpo", ("--adapter", "./gone"), "The adapter `./gone` cannot be opened"),
     ],
 )
 def test_what_cannot_be_trained_with_is_one_sentence(
