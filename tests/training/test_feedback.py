@@ -198,8 +198,8 @@ def test_a_reward_that_speaks_of_other_completions_is_a_bug(tmp_path: Path, tiny
 @pytest.mark.parametrize(
     ("feedback", "words"),
     [
-        (Feedback("{raw}"), "feedback_template cannot be filled .it has raw.; put {feedback_raw}"),
-        (Feedback("nothing"), "feedback_template cannot be filled .it has no field"),
+        (Feedback("{raw}"), "feedback_template cannot be filled; put {feedback_raw} in it"),
+        (Feedback("nothing"), "feedback_template cannot be filled; put {feedback_raw} in it"),
         (Feedback("{feedback_raw}", trace_template="{"), "trace_template cannot be filled"),
     ],
 )
