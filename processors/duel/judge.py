@@ -6,16 +6,14 @@ writes  JUDGMENT: one row per call
 The gate asks one judge about each turn, and a second one about one turn in twelve; the panel asks
 every judge in both orders, and stops when no further vote can change the bucket of the turn.
 
-Two equal answers are a tie, and an answer that repeats itself over and over loses, without a judge.
-A judge whose reply cannot be read is asked once more; after that the judgment counts as not parsed,
-and its text is kept. Reading takes time linear in the reply.
+Two equal answers are a tie without a judge. A judge whose reply cannot be read is asked once more;
+after that the judgment counts as not parsed, and its text is kept.
 """
 
 import asyncio
 import hashlib
 import json
 import random
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -26,9 +24,9 @@ import msgspec
 from pimono_sdpo.llm.calls import Json, Reply, Request
 from pimono_sdpo.llm.chat import Chat
 from pimono_sdpo.llm.settings import Judge
-from pimono_sdpo.schema import DUEL_METRICS, Opponent
+from pimono_sdpo.schema import DUEL_METRICS, JUDGMENT, Opponent
 from pimono_sdpo.text import replace_surrogates, shorten
-from processors.duel.answers import is_looping, prompt, sanitize, strip_reasoning, sum_usage
+from processors.duel.answers import prompt, sanitize, strip_reasoning, sum_usage
 from processors.duel.scores import MIN_JUDGES, choose_bucket, limit_score, score_judgment
 from processors.duel.turns import SHARD_ROWS
 
@@ -53,22 +51,18 @@ class _Repeated(ValueError):
     """An object that has a key twice."""
 
 
-def _build_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    built = dict(pairs)
-    if len(built) < len(pairs):
+def _build_object(pairs: list[tuple[str, Any]]) -> Json:
+    if len(built := dict(pairs)) < len(pairs):
         raise _Repeated
     return built
 
 
 # Not strict: judges write line breaks into their reasons.
 _DECODER = json.JSONDecoder(strict=False, object_pairs_hook=_build_object)
-_OPENS = re.compile(r"\{")
 _SCORE = Annotated[float, msgspec.Meta(ge=0, le=HIGHEST, multiple_of=1)]
 _SCORES = msgspec.defstruct("Scores", [(name, _SCORE) for name in DUEL_METRICS])
-_REPLY = msgspec.defstruct(
-    "Reply",
-    [("A", _SCORES), ("B", _SCORES), ("verdict", Literal["a", "b", "tie"]), ("reason", str)],
-)
+_FIELDS = [("A", _SCORES), ("B", _SCORES), ("verdict", Literal["a", "b", "tie"]), ("reason", str)]
+_REPLY = msgspec.defstruct("Reply", _FIELDS)
 
 
 def read_verdict(text: str) -> Verdict | str:
@@ -80,21 +74,21 @@ def read_verdict(text: str) -> Verdict | str:
     'no JSON object with "A" and "B"'
     """
     text = strip_reasoning(text)
-    found: list[dict[str, Any]] = []
+    found: list[Json] = []
     end = 0
-    for number, brace in enumerate(_OPENS.finditer(text)):
-        if number == BRACES:
-            return "more braces than one JSON object has"
-        if brace.start() < end:
-            continue
+    for _ in range(BRACES):
+        if (start := text.find("{", end)) < 0:
+            break
         try:
-            read, end = _DECODER.raw_decode(text, brace.start())
+            read, end = _DECODER.raw_decode(text, start)
         except _Repeated:
             return "an object that has a key twice"
         except (ValueError, RecursionError):
-            continue
+            read, end = {}, start + 1
         if "A" in read or "B" in read:
             found.append(read)
+    else:
+        return "more braces than one JSON object has"
     if len(found) > 1:
         return "more than one JSON object"
     if not found or not {"A", "B"} <= set(found[0]):
@@ -174,9 +168,10 @@ class JudgeStage:
         seats = [(judge, order) for judge in judges for order in ORDERS]
         if self.single:
             seats = choose_seats(answer["turn_id"], judges, self.seed)
-        known = decide_without_judge(ours, theirs)
-        if known is not None:
-            return [self._row(answer, seat, known, (), known.reason) for seat in seats]
+        if ours.strip() == theirs.strip():
+            best = dict.fromkeys(DUEL_METRICS, float(HIGHEST))
+            tie = Verdict(best, best, "tie", f"both answers are the same; {NO_JUDGE_ASKED}")
+            return [self._row(answer, seat, tie, (), tie.reason) for seat in seats]
         if self.single:
             return list(await asyncio.gather(*(self._judge(answer, seat, ours, theirs) for seat in seats)))
         rows: list[Json] = []
@@ -237,15 +232,12 @@ class JudgeStage:
     def _row(self, answer: Row, seat: Seat, read: Verdict | str, replies: Sequence[Reply], raw: str) -> Json:
         judge, order = seat
         row = {
+            **dict.fromkeys(JUDGMENT),
             "turn_id": answer["turn_id"],
             "instance_id": answer["instance_id"],
             "judge": judge,
             "order": order,
             "opponent": self.opponent,
-            "scores_challenger": None,
-            "scores_opponent": None,
-            "verdict": None,
-            "reason": None,
             "parsed": not isinstance(read, str),
             "raw": shorten(raw, RAW_CHARS),
             "usage": sum_usage(replies),
@@ -253,28 +245,11 @@ class JudgeStage:
         }
         if isinstance(read, Verdict):
             # Order 0 shows the opponent first; what no judge decided has the challenger first.
-            sides = ("opponent", "challenger") if replies and order == 0 else SIDES
-            row |= {f"scores_{sides[0]}": read.first, f"scores_{sides[1]}": read.second}
-            row["verdict"] = "tie" if read.verdict == "tie" else sides[read.verdict == "B"]
-            row["reason"] = read.reason
+            first, second = SIDES if order else SIDES[::-1]
+            winner = {"A": first, "B": second, "tie": "tie"}[read.verdict]
+            row |= {f"scores_{first}": read.first, f"scores_{second}": read.second}
+            row |= {"verdict": winner, "reason": read.reason}
         return row
-
-
-def decide_without_judge(ours: str, theirs: str) -> Verdict | None:
-    """Decide when the answers are equal or one of them loops, the challenger first; else None."""
-    loops = is_looping(ours), is_looping(theirs)
-    if ours.strip() == theirs.strip():
-        won, reason = (1, 1), "both answers are the same"
-    elif all(loops):
-        won, reason = (0, 0), "both answers repeat themselves"
-    elif any(loops):
-        loser = SIDES[loops[1]]
-        won, reason = (int(loops[1]), int(loops[0])), f"the {loser}'s answer repeats itself"
-    else:
-        return None
-    scores = [dict.fromkeys(DUEL_METRICS, float(HIGHEST * side)) for side in won]
-    verdict: Side = "tie" if won[0] == won[1] else "A" if won[0] else "B"
-    return Verdict(scores[0], scores[1], verdict, f"{reason}; {NO_JUDGE_ASKED}")
 
 
 def is_bucket_decided(judgments: Sequence[Row], judges: int, most: float = 100.0) -> bool:
@@ -300,8 +275,6 @@ def is_bucket_decided(judgments: Sequence[Row], judges: int, most: float = 100.0
             highs.append(read[0] / 2 + 50)
     if len(votes) < min(MIN_JUDGES, judges):
         return False
-    lows.sort()
-    highs.sort(reverse=True)
-    low = min(fmean([*votes, *lows[:more]]) for more in range(len(lows) + 1))
-    high = max(fmean([*votes, *highs[:more]]) for more in range(len(highs) + 1))
+    low = min(fmean([*votes, *sorted(lows)[:more]]) for more in range(len(lows) + 1))
+    high = max(fmean([*votes, *sorted(highs, reverse=True)[:more]]) for more in range(len(highs) + 1))
     return choose_bucket(min(low, most)) == choose_bucket(min(high, most))
