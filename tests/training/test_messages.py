@@ -47,7 +47,7 @@ def refused(argv: tuple[str, ...], folder: Path, capsys: pytest.CaptureFixture[s
         (("--run_name", ".."), "The run name `..`"),
         (("--source", "./gone"), "does not exist"),
         (("--source", "./gone", "--mode", "prepare"), "does not exist"),
-        (("--source", "dull"), "The only session"),
+        (("--source", "dull"), "`dull` gives no rows"),
         (("--output_dir", "file", "--dataset", "x/y"), "Cannot write `file` ("),
         (("--output_dir", "file/below", "--dataset", "x/y"), "Cannot write `file/below` ("),
     ],
