@@ -343,8 +343,7 @@ def test_a_call_that_was_cut_off_is_no_last_answer(tmp_path: Path) -> None:
     run = nebius_row(0, 1)
     cut = call("bash", '{"command": "make"}', "d")
     run["trajectory"][-1] = {"role": "assistant", "content": "I make it.", "tool_calls": [cut]}
-    [row], report = read(write_nebius(tmp_path / "n", [run]), tmp_path / "out")
-    assert report["calls_without_a_result"] == 1
+    [row], _ = read(write_nebius(tmp_path / "n", [run]), tmp_path / "out")
     assert row["messages"][-1]["content"] == "I make it."
     assert [step["kind"] for step in row["steps"]] == ["tool_call", "tool_call"]
 
@@ -370,8 +369,7 @@ def test_the_action_that_submits_is_the_last_answer_of_swe_agent(tmp_path: Path)
     whole = json.loads(file.read_text())
     del whole["history"][-1]
     file.write_text(json.dumps(whole))
-    [row], report = read(file.parent, tmp_path / "out")
-    assert report["calls_without_a_result"] == 0
+    [row], _ = read(file.parent, tmp_path / "out")
     assert row["messages"][-1]["content"] == "Done.\n\nsubmit"
     assert row["steps"][-1]["kind"] == "final"
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from pimono_sdpo.agent.task_tests import open_tester
+from pimono_sdpo.agent.task_tests import Tester
 from pimono_sdpo.cli.steps import finish
 from pimono_sdpo.dataset_writer import (
     RunRowsOptions,
@@ -105,7 +105,7 @@ def write_pairs(options: Options) -> Json:
         )
     if options.with_outcome:
         warnings.append("the target holds the output of the tests, which gives the label away")
-    parts = _task_parts(runs, options, made_by, open_tester().retest)
+    parts = _task_parts(runs, options, made_by, Tester().retest)
     return write(parts, source=source, used=used, warnings=warnings)
 
 

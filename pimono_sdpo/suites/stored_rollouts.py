@@ -23,6 +23,8 @@ from pimono_sdpo.errors import SourceError
 from pimono_sdpo.runs import parquet
 from pimono_sdpo.stage import iterate_rows
 from pimono_sdpo.suites.suite import NAME, TaskRow, load_suite
+from pimono_sdpo.traces.rollout_sessions import COLUMNS as SESSION_COLUMNS
+from pimono_sdpo.traces.rollout_sessions import encode_session
 
 NEEDED = ("run_id", "task_id", "messages", "steps", "protocol", "tests_ok")
 ROLLOUTS = "rollouts"
@@ -114,3 +116,14 @@ def describe_file(file: Path) -> Json:
     """Return name, size and time of a file, by which a changed file is noticed."""
     stat = file.stat()
     return {"name": file.name, "bytes": stat.st_size, "time": stat.st_mtime_ns}
+
+
+def write_shards(files: Sequence[Path], finished: Path, split: str = "train", sessions: bool = False) -> None:
+    """Give the files of rollouts their names below `data`; with `sessions`, write each run below that folder."""
+    for number, file in enumerate(files):
+        parquet.link_or_copy(file, finished / "data" / f"{split}-{number:05}-of-{len(files):05}.parquet")
+        if sessions:
+            folder = finished / "sessions" / f"{number:05}"
+            folder.mkdir(parents=True)
+            for row in parquet.read_rows([file], SESSION_COLUMNS):
+                (folder / f"{row['run_id']}.jsonl").write_bytes(encode_session(row))

@@ -77,28 +77,39 @@ def render_target(run: Row, step: Row) -> Turn:
 
 # A call that is made this often in a row is a loop.
 REPEATS = 3
+MAX_ERROR = 200
 
 
-def add_step(steps: list[Json], at: int, name: str | None = None, args: Any = None, error: str | None = None) -> None:
-    """Add the step of the turn at index `at`: a call, or without a name the final answer."""
-    kind = "final"
-    if name is not None:
-        last = [(step["name"], step["args"]) for step in steps[1 - REPEATS :]]
-        is_loop = last == [(name, args)] * (REPEATS - 1)
-        kind = "parse_error" if not isinstance(args, dict) else "loop" if is_loop else "tool_call"
-    steps.append(
-        {
-            "index": len(steps),
-            "kind": kind,
-            "name": name,
-            "args": args,
-            "ok": error is None,
-            "error": error,
-            "n_context": at,
-            "tests_ok": None,
-            "malformed": None,
-        }
-    )
+def add_call(
+    turns: list[Turn], steps: list[Json], text: str, call_id: str, name: str, args: Any, result: str, failed: bool
+) -> None:
+    """Add a call and its result: two turns, and their step."""
+    loop = [(step["name"], step["args"]) for step in steps[1 - REPEATS :]] == [(name, args)] * (REPEATS - 1)
+    kind = "parse_error" if not isinstance(args, dict) else "loop" if loop else "tool_call"
+    steps.append(_make_step(len(steps), kind, len(turns), name, args, result[:MAX_ERROR] if failed else None))
+    call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": args}}
+    turns.append(make_turn("assistant", text, tool_calls=[call]))
+    turns.append(make_turn("tool", result, tool_call_id=call_id, name=name))
+
+
+def add_answer(turns: list[Turn], steps: list[Json], text: str) -> None:
+    """Add an answer without a call, and its step."""
+    steps.append(_make_step(len(steps), "final", len(turns)))
+    turns.append(make_turn("assistant", text))
+
+
+def _make_step(
+    index: int, kind: str, at: int, name: str | None = None, args: Any = None, error: str | None = None
+) -> Json:
+    step = {"index": index, "kind": kind, "name": name, "args": args, "ok": error is None, "error": error}
+    return {**step, "n_context": at, "tests_ok": None, "malformed": None}
+
+
+def count_steps(steps: Sequence[Json]) -> Json:
+    """Return the columns of a rollout that count its steps."""
+    kinds = [step["kind"] for step in steps]
+    counted = {"n_tool_calls": "tool_call", "parse_errors": "parse_error", "loop_detections": "loop"}
+    return {"n_steps": len(kinds), **{name: kinds.count(kind) for name, kind in counted.items()}}
 
 
 def has_worked(step: Row) -> bool:

@@ -25,12 +25,10 @@ from pimono_sdpo.traces.events import Event, decode_json
 from pimono_sdpo.traces.harness import find_harness
 from pimono_sdpo.traces.parse import Trace, find_branches, match_results, read_trace
 from processors.redact import identify, redact_text
-from processors.rollouts.conversation import add_step, dump_json, make_turn, select_context
+from processors.rollouts.conversation import Json, add_answer, add_call, dump_json, make_turn, select_context
 from processors.rollouts.steps import PLACEHOLDER, PROBLEM, RUN, drop_problems
 from processors.split import split
 
-Json = dict[str, Any]
-MAX_ERROR = 200
 EDITS = frozenset({"edit", "write", "multi_edit"})
 MOST_BETWEEN = 40
 LAST = 8
@@ -43,21 +41,8 @@ def read_session(row: Row, test_fraction: float, recorder: Sequence[str] | None)
     names = identify(row["trace"], trace, recorder)
     turns, steps, _ = read_turns(trace, names)
     about = _describe_session(row, trace, steps, test_fraction)
-    return [
-        {
-            **dict.fromkeys(RUN),
-            **about,
-            "run_id": about["task_id"],
-            "protocol": "native",
-            "messages": turns,
-            "steps": steps,
-            "files_touched": [],
-            "n_steps": len(steps),
-            "n_tool_calls": sum(step["kind"] != "final" for step in steps),
-            "loop_detections": sum(step["kind"] == "loop" for step in steps),
-            "error": trace.problem,
-        }
-    ]
+    run = {"run_id": about["task_id"], "protocol": "native", "messages": turns, "steps": steps, "error": trace.problem}
+    return [{**dict.fromkeys(RUN), **about, **run}]
 
 
 def _describe_session(row: Row, trace: Trace, steps: Sequence[Json], test_fraction: float) -> Json:
@@ -95,16 +80,12 @@ def read_turns(
             answer = _redact(result.text, trace.cwd, names)
             args = _redact(decode_json(event.arguments), trace.cwd, names)
             place[event.index], place[result.index] = len(turns), len(turns) + 1
-            error = answer[:MAX_ERROR] if result.is_error else None
-            add_step(steps, len(turns), event.tool_name, args, error)
             call_id = event.call_id or f"call_{event.index}"
-            function = {"name": event.tool_name, "arguments": args}
-            call = {"id": call_id, "type": "function", "function": function}
-            turns.append(make_turn("assistant", pending, tool_calls=[call]))
-            turns.append(make_turn("tool", answer, tool_call_id=call_id, name=event.tool_name))
+            add_call(turns, steps, pending, call_id, event.tool_name, args, answer, bool(result.is_error))
             pending = ""
         elif event.kind in {"user", "bash", "custom_message", "compaction"} and text.strip():
-            _add_text(turns, steps, pending)
+            if pending and turns:
+                add_answer(turns, steps, pending)
             pending = ""
             command = _redact(event.arguments, trace.cwd, names)
             shown = f"$ {command}\n{text}" if command else text
@@ -113,15 +94,9 @@ def read_turns(
                 place[event.index] -= 1
                 shown = f"{turns.pop()['content']}\n\n{shown}"
             turns.append(make_turn("user", shown))
-    _add_text(turns, steps, pending)
+    if pending and turns:
+        add_answer(turns, steps, pending)
     return turns, steps, place
-
-
-def _add_text(turns: list[Turn], steps: list[Json], text: str) -> None:
-    """Add a text of the assistant without a call, unless no request came before it."""
-    if text and turns:
-        add_step(steps, len(turns))
-        turns.append(make_turn("assistant", text))
 
 
 def infer_tools(steps: Sequence[Json], harness: str) -> list[Json]:
