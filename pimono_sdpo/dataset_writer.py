@@ -29,12 +29,12 @@ from pimono_sdpo.options import (
 from pimono_sdpo.report import describe_unreadable
 from pimono_sdpo.runs.engine import Output, Part, add_counts, run_parts
 from pimono_sdpo.runs.folders import only_run, publish_folder, require_disjoint
-from pimono_sdpo.runs.parquet import SPLITS, join_parts
+from pimono_sdpo.runs.parquet import SPLITS, join_parts, read_rows
 from pimono_sdpo.runs.sessions import UNREADABLE, list_unreadable
 from pimono_sdpo.session_source import SourceOptions
 from pimono_sdpo.stage import Filter, Map, Row, Stage
 from pimono_sdpo.suites.split import check_leakage, read_task_ids
-from pimono_sdpo.suites.stored_rollouts import Rollouts, open_rollouts, read_rows
+from pimono_sdpo.suites.stored_rollouts import Rollouts, open_rollouts
 from pimono_sdpo.suites.suite import Suite, load_suite
 from pimono_sdpo.traces.sources import Source
 from processors.redact import redact_text
@@ -261,9 +261,8 @@ def _export(finished: Path, stage: str) -> Json:
     counts: Json = {}
     for split in SPLITS:
         if files := sorted((finished / "data").glob(f"{split}-*.parquet")):
-            rows = (row for file in files for row in read_rows(file))
             line_of = make_sft_line if stage == "steps" else make_dpo_line
-            written = write_lines(rows, line_of, folder / f"{split}.jsonl")
+            written = write_lines(read_rows(files), line_of, folder / f"{split}.jsonl")
             counts[split] = dict(sorted(written.items()))
     if not any(folder.iterdir()):
         folder.rmdir()

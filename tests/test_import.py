@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 from pimono_sdpo.agent.imported_runs import ImportOptions, import_runs
 from pimono_sdpo.cli import app
 from pimono_sdpo.errors import EmptySelection, SourceError
-from pimono_sdpo.suites.stored_rollouts import open_rollouts, read_rows
+from pimono_sdpo.runs.parquet import read_rows
+from pimono_sdpo.suites.stored_rollouts import open_rollouts
 from pimono_sdpo.traces.rollout_sessions import encode_session
 from tests.rollout_data import FIXED, OTHER, final, rollout, write, write_folder
 from tests.rollout_data import read as read_file
@@ -151,7 +152,7 @@ def read(source: Path, out: Path) -> tuple[list[Json], Json]:
     report = import_runs(ImportOptions(source=str(source), out=out, sessions=True))
     rollouts = open_rollouts(out)
     assert rollouts is not None
-    return [row for file in rollouts.files for row in read_rows(file)], report
+    return [*read_rows(rollouts.files)], report
 
 
 def shape(row: Json) -> list[str]:

@@ -27,15 +27,11 @@ from pimono_sdpo.errors import EmptySelection, OutputError, SourceError
 from pimono_sdpo.options import option, options
 from pimono_sdpo.push import PushResult
 from pimono_sdpo.runs.engine import Part, Piece
+from pimono_sdpo.runs.parquet import read_rows
 from pimono_sdpo.runs.sessions import rows_and_rejects, step_parts
 from pimono_sdpo.schema import DROPPED_PAIR, PAIR
 from pimono_sdpo.stage import Stage, table_of_rows
-from pimono_sdpo.suites.stored_rollouts import (
-    Rollouts,
-    describe_file,
-    read_rows,
-    read_rows_at,
-)
+from pimono_sdpo.suites.stored_rollouts import Rollouts, describe_file, read_rows_at
 from pimono_sdpo.suites.suite import files_of, load_suite
 from processors.rollouts import sessions
 from processors.rollouts.pairs import Case, Retest, Rules, pair_runs, pair_steps
@@ -176,8 +172,7 @@ def write_dpo_lines(folder: Path, path: Path, report: Json) -> Json:
     if not report["rows"]:
         raise EmptySelection(f"{explain_empty(report, ADVICE)} The rejects are in {folder}; `{path}` is not written.")
     files = sorted((folder / "data").glob("train-*.parquet"))
-    rows = (row for file in files for row in read_rows(file))
-    counts = dict(write_lines(rows, make_dpo_line, path))
+    counts = dict(write_lines(read_rows(files), make_dpo_line, path))
     if not counts.get("written"):
         raise EmptySelection(f"None of {report['rows']} pairs can be a JSON line ({counts}); they are in {folder}.")
     return counts

@@ -14,7 +14,7 @@ from pimono_sdpo.cli import steps
 from pimono_sdpo.dataset_writer import explain_empty
 from pimono_sdpo.errors import EmptySelection, OutputError
 from pimono_sdpo.options import option, options, same_option
-from pimono_sdpo.suites.stored_rollouts import read_rows
+from pimono_sdpo.runs.parquet import read_rows
 from processors.rollouts.together import make_sft_line, write_lines
 
 
@@ -66,8 +66,7 @@ def write_sft_lines(options: Options) -> dict[str, int]:
         if not report["rows"]:
             raise EmptySelection(explain_empty(report, steps.advise(given)))
         files = sorted((made / "data").glob("train-*.parquet"))
-        rows = (row for file in files for row in read_rows(file))
-        counts = write_lines(rows, make_sft_line, output)
+        counts = write_lines(read_rows(files), make_sft_line, output)
         if not counts["written"]:
             raise EmptySelection(
                 f"`{report['source']}` gives no line to train on: of {report['rows']} steps, "
