@@ -24,7 +24,7 @@ from pimono_sdpo.stage import Filter, FlatMap, Row
 from pimono_sdpo.traces.events import Event, decode_json
 from pimono_sdpo.traces.harness import find_harness
 from pimono_sdpo.traces.parse import Trace, find_branches, match_results, read_trace
-from processors.redact import identify, redact_text
+from processors.redact import identify, redact_json, redact_text
 from processors.rollouts.conversation import Json, add_answer, add_call, dump_json, make_turn, select_context
 from processors.rollouts.steps import PLACEHOLDER, PROBLEM, RUN, drop_problems
 from processors.split import split
@@ -67,7 +67,7 @@ def read_turns(
     if events is None:
         events = [one for one in trace.events if one.on_active_branch and not one.is_subagent]
     for event in events:
-        text = _redact(event.text, trace.cwd, names)
+        text = redact_json(event.text, trace.cwd, names)
         if event.kind == "assistant":
             if event.stop_reason not in {"aborted", "error"} and text.strip():
                 pending = f"{pending}\n\n{text}" if pending else text
@@ -77,8 +77,8 @@ def read_turns(
             result = trace.events[matched[event.index]] if event.index in matched else None
             if result is None:
                 continue
-            answer = _redact(result.text, trace.cwd, names)
-            args = _redact(decode_json(event.arguments), trace.cwd, names)
+            answer = redact_json(result.text, trace.cwd, names)
+            args = redact_json(decode_json(event.arguments), trace.cwd, names)
             place[event.index], place[result.index] = len(turns), len(turns) + 1
             call_id = event.call_id or f"call_{event.index}"
             add_call(turns, steps, pending, call_id, event.tool_name, args, answer, bool(result.is_error))
@@ -87,7 +87,7 @@ def read_turns(
             if pending and turns:
                 add_answer(turns, steps, pending)
             pending = ""
-            command = _redact(event.arguments, trace.cwd, names)
+            command = redact_json(event.arguments, trace.cwd, names)
             shown = f"$ {command}\n{text}" if command else text
             place[event.index] = len(turns)
             if turns and turns[-1]["role"] == "user":
@@ -119,17 +119,6 @@ def infer_tools(steps: Sequence[Json], harness: str) -> list[Json]:
         about = {"name": name, "description": f"The tool `{name}` of {harness}."}
         tools.append({"type": "function", "function": {**about, "parameters": schema}})
     return tools
-
-
-def _redact(value: Any, cwd: str, names: Sequence[str] | None) -> Any:
-    """Redact a text, or all texts and keys of decoded JSON."""
-    if isinstance(value, str):
-        return redact_text(value, cwd, names)[0] if value else value
-    if isinstance(value, list):
-        return [_redact(one, cwd, names) for one in value]
-    if isinstance(value, dict):
-        return {_redact(k, cwd, names): _redact(one, cwd, names) for k, one in value.items()}
-    return value
 
 
 def build_stage(test_fraction: float = 0.0, recorder: Sequence[str] | None = ()) -> FlatMap:
